@@ -1,0 +1,90 @@
+"""Everything that hiddenscope raises.
+
+    Error
+    ├── SiteError       (LookupError)       an address that does not parse, or that the model has not
+    ├── LoadError       (ValueError)        a model cannot be had from where it was asked for
+    │   ├── UnknownModel    (LookupError)   no such model, folder or file
+    │   ├── Unreachable     (ConnectionError)   it would have to be fetched, and cannot be
+    │   ├── Unsafe                          it would run code of somebody else's: pickle, remote code, path tricks
+    │   └── Damaged                         a checksum, a header or a length that is not what it must be
+    ├── AnatomyError    (ValueError)        the states of this module cannot be proved; it says at which step
+    ├── ModuleError     (ValueError)        the module is in a condition in which its states cannot be watched
+    ├── TextError       (ValueError)        a text or a list of ids that the model cannot take
+    ├── StatesError     (ValueError)        states that do not fit together, or do not hold what is asked of them
+    ├── PassError       (RuntimeError)      a pass that went otherwise than the proof allows
+    ├── NotFinite       (ArithmeticError)   a NaN or an infinity, named by site and token
+    ├── TooLarge        (MemoryError)       more than the free memory
+    └── FileError       (OSError)           a file of ours that cannot be read or written
+
+Every error says three things: what was asked, what was found, what to do.
+
+>>> print(SiteError("No site 'layer.40' in gpt2", "it has layer.0 to layer.12", "Did you mean 'layer.4'?"))
+No site 'layer.40' in gpt2: it has layer.0 to layer.12. Did you mean 'layer.4'?
+"""
+
+
+class Error(Exception):
+    """The root of the tree: `except hiddenscope.errors.Error` catches all of ours and nothing else."""
+
+    def __init__(self, asked: str, found: str, do: str) -> None:
+        self.asked, self.found, self.do = asked, found, do
+        super().__init__(f"{asked}: {found.rstrip('.')}. {do}")
+
+    def __reduce__(self) -> tuple[type["Error"], tuple[str, str, str]]:
+        return type(self), (self.asked, self.found, self.do)
+
+
+class SiteError(Error, LookupError):
+    """An address that does not parse, or that the model has not."""
+
+
+class LoadError(Error, ValueError):
+    """A model cannot be had from where it was asked for."""
+
+
+class UnknownModel(LoadError, LookupError):
+    """No such model, folder or file."""
+
+
+class Unreachable(LoadError, ConnectionError):
+    """It would have to be fetched, and cannot be."""
+
+
+class Unsafe(LoadError):
+    """Loading it would run code of somebody else's."""
+
+
+class Damaged(LoadError):
+    """A checksum, a header or a length is not what it must be."""
+
+
+class AnatomyError(Error, ValueError):
+    """The states of this module cannot be proved; it says at which step."""
+
+
+class ModuleError(Error, ValueError):
+    """The module is in a condition in which its states cannot be watched."""
+
+
+class TextError(Error, ValueError):
+    """A text or a list of ids that the model cannot take."""
+
+
+class StatesError(Error, ValueError):
+    """States that do not fit together, or do not hold what is asked of them."""
+
+
+class PassError(Error, RuntimeError):
+    """A pass that went otherwise than the proof allows."""
+
+
+class NotFinite(Error, ArithmeticError):
+    """A NaN or an infinity, named by site and token."""
+
+
+class TooLarge(Error, MemoryError):
+    """More than the free memory."""
+
+
+class FileError(Error, OSError):
+    """A file of ours that cannot be read or written."""
