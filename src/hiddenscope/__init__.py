@@ -1,0 +1,86 @@
+"""A workbench for the hidden states of transformer models.
+
+    import hiddenscope as hs
+
+    model = hs.load()
+    states = model.capture("The capital of France is Paris.")
+    hs.anatomy(model)
+
+The names are imported when they are first used, so that `import hiddenscope` loads no torch.
+"""
+
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from hiddenscope import errors
+
+if TYPE_CHECKING:
+    from hiddenscope.analyses.anatomy import anatomy
+    from hiddenscope.model import Model, load
+    from hiddenscope.passes import Pass, record, recording
+    from hiddenscope.results import Result
+    from hiddenscope.sites import Site
+    from hiddenscope.states import Pair, Source, States, Tokens
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Model",
+    "Pair",
+    "Pass",
+    "Result",
+    "Site",
+    "Source",
+    "States",
+    "Tokens",
+    "__version__",
+    "anatomy",
+    "errors",
+    "load",
+    "record",
+    "recording",
+]
+
+_ROOMS = {
+    "Model": "model",
+    "Pair": "states",
+    "Pass": "passes",
+    "Result": "results",
+    "Site": "sites",
+    "Source": "states",
+    "States": "states",
+    "Tokens": "states",
+    "anatomy": "analyses.anatomy",
+    "load": "model",
+    "record": "passes",
+    "recording": "passes",
+}
+
+
+class _Public(ModuleType):
+    """This module, in which a public name is never taken by the room of the same name.
+
+    Importing `hiddenscope.anatomy` makes Python bind the room here as `anatomy`, where users expect the function.
+    """
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not (name in _ROOMS and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Public
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        if name not in _ROOMS:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(import_module(f"{__name__}.{_ROOMS[name]}"), name)
+        globals()[name] = value
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
