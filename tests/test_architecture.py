@@ -1,0 +1,193 @@
+"""The file list is the architecture: this reads the source and says where it breaks the rules of the house."""
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+HOUSE = ROOT / "src" / "hiddenscope"
+
+# From the roof to the ground. Rooms in one row do not know one another, except the values: they are made of each other.
+ROWS = [
+    {"cli", "testing"},
+    {"app"},
+    {"views"},
+    {"analyses"},
+    {"extract"},
+    {"store", "model"},
+    {"passes"},
+    {"anatomy"},
+    {"loading", "hooks"},
+    {"texts", "states", "sites", "results", "datasets"},
+    {"errors", "progress"},
+]
+VALUES = ROWS[-2]
+ROOF = ROWS[0] | ROWS[1]  # only these may use the public names, `import hiddenscope as hs`
+ROW_OF = {room: row for row, rooms in enumerate(ROWS) for room in rooms}
+NAMELESS = {"utils", "util", "helpers", "helper", "core", "common", "misc"}
+UNSAFE = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
+HOOK = re.compile(r"register_\w*hook")
+OWN_PATH = re.compile(r"""(?:^|[\s"'`(=:])/(?:home|root|work|opt|Users)/\w""")
+
+
+@dataclass(frozen=True)
+class Module:
+    """One file of the house, read."""
+
+    name: str
+    path: Path
+
+    @cached_property
+    def source(self) -> str:
+        return self.path.read_text("utf-8")
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        return ast.parse(self.source)
+
+    def imports(self, within: ast.AST) -> Iterator[tuple[ast.stmt, str]]:
+        """Every import of ours, with what it names: `model.Model`, or nothing for the package itself."""
+        place = ["hiddenscope", *self.name.split(".")]
+        package = place if self.path.name == "__init__.py" else place[:-1]
+        for node in ast.walk(within):
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                start = package[: len(package) - node.level + 1] if node.level else []
+                names = [".".join([*start, *filter(None, [node.module]), alias.name]) for alias in node.names]
+            else:
+                continue
+            yield from ((node, name.partition(".")[2]) for name in names if name.split(".")[0] == "hiddenscope")
+
+
+def violations(house: Path) -> list[str]:
+    """Every rule that a package breaks, as `module: what`."""
+    paths = sorted(set(house.rglob("*.py")) - {house / "__init__.py"})
+    names = [".".join(path.relative_to(house).with_suffix("").parts).removesuffix(".__init__") for path in paths]
+    modules = {name: Module(name, path) for name, path in zip(names, paths, strict=True)}
+    graph: dict[str, set[str]] = {name: set() for name in names}
+    for name, module in modules.items():
+        for _, end in module.imports(module.tree):
+            graph[name].add(end if end in modules else end.rpartition(".")[0])
+        graph[name].discard(name)
+    found = [f"{name}: {what}" for name, module in modules.items() for what in in_one_module(module)]
+    found += [f"{name}: {what}" for name, ends in graph.items() for end in sorted(ends) if (what := upward(name, end))]
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as cycle:
+        found.append(" -> ".join(reversed(cycle.args[1])) + ": a cycle")
+    return found
+
+
+def upward(name: str, end: str) -> str | None:
+    room, other = name.split(".")[0], end.split(".")[0]
+    if room not in ROW_OF:
+        return "a room that is not in the plan of the house"
+    if not other:
+        return None if room in ROOF else "takes a public name of the package, not the room it comes from"
+    if room == other:
+        return f"an analysis imports another: {end}" if room == "analyses" and name != "analyses" else None
+    down = ROW_OF[room] < ROW_OF.get(other, -1) or {room, other} <= VALUES or room == "testing"
+    return None if down else f"imports {end}, which is not below it"
+
+
+def in_one_module(module: Module) -> Iterator[str]:
+    if NAMELESS & set(module.name.split(".")):
+        yield "a name that says nothing"
+    if (length := module.source.count("\n")) > 600:
+        yield f"{length} lines, more than 600"
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            if (length := (node.end_lineno or 0) - node.lineno + 1) > 80:
+                yield f"{node.name} has {length} lines, more than 80"
+            for inner, _ in module.imports(node):
+                yield f"line {inner.lineno} imports a module of ours inside a function"
+        if module.name != "hooks" and touches_a_forward(node):
+            yield f"line {node.lineno} hooks or replaces a forward: only hooks.py may"
+        if what := runs_foreign_code(node):
+            yield f"line {node.lineno} uses {what}"
+
+
+def touches_a_forward(node: ast.AST) -> bool:
+    if isinstance(node, ast.Attribute):
+        return bool(HOOK.fullmatch(node.attr)) or (node.attr == "forward" and isinstance(node.ctx, ast.Store | ast.Del))
+    is_setattr = (
+        isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in {"setattr", "delattr"}
+    )
+    return is_setattr and any(isinstance(arg, ast.Constant) and arg.value == "forward" for arg in node.args)
+
+
+def runs_foreign_code(node: ast.AST) -> str | None:
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        names = [alias.name for alias in node.names] + [getattr(node, "module", None) or ""]
+        return next((name for name in names if name.split(".")[0] in UNSAFE), None)
+    if isinstance(node, ast.Call) and ast.unparse(node.func) in {"eval", "exec", "torch.load"}:
+        return ast.unparse(node.func)
+    return None
+
+
+def test_the_house_keeps_its_rules() -> None:
+    assert violations(HOUSE) == []
+
+
+@pytest.mark.parametrize(
+    ("module", "source", "what"),
+    [
+        ("passes", "from hiddenscope.model import Model", "passes: imports model, which is not below it"),
+        ("hooks", "import hiddenscope.loading", "hooks: imports loading, which is not below it"),
+        ("model", "import hiddenscope as hs", "model: takes a public name of the package"),
+        ("analyses.lens", "from hiddenscope.analyses.patch import patch", "analyses.lens: an analysis imports another"),
+        ("states", "from hiddenscope.results import Result", "a cycle"),
+        (
+            "model",
+            "def f():\n    from hiddenscope.passes import record",
+            "line 2 imports a module of ours inside a function",
+        ),
+        ("passes", "from .model import Model", "passes: imports model, which is not below it"),
+        ("analyses.lens", "from . import patch", "analyses.lens: an analysis imports another"),
+        ("passes", "def f(m):\n    m.register_forward_pre_hook(f)", "line 2 hooks or replaces a forward"),
+        ("passes", "def f(m):\n    m.forward = f", "line 2 hooks or replaces a forward"),
+        ("passes", "def f(m):\n    setattr(m, 'forward', f)", "line 2 hooks or replaces a forward"),
+        ("loading", "from pickle import loads", "line 1 uses pickle"),
+        ("loading", "import torch\nx = torch.load('x')", "line 2 uses torch.load"),
+        ("loading", "x = eval('1')", "line 1 uses eval"),
+        ("model", "def f():\n" + "    x = 1\n" * 80, "f has 81 lines"),
+        ("model", "x = 1\n" * 601, "601 lines"),
+        ("analyses.utils", "", "a name that says nothing"),
+        ("shed", "from hiddenscope.errors import Error", "a room that is not in the plan"),
+    ],
+)
+def test_a_broken_rule_is_found(tmp_path: Path, module: str, source: str, what: str) -> None:
+    plan = {"errors": "", "hooks": "", "loading": "", "passes": "", "model": "", "states": ""}
+    plan |= {"results": "from hiddenscope.states import States", "analyses.patch": "", "__init__": "", module: source}
+    for name, text in plan.items():
+        path = tmp_path.joinpath(*name.split(".")).with_suffix(".py")
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    found = violations(tmp_path)
+    assert len(found) == 1
+    assert what in found[0]
+
+
+def test_what_is_allowed_is_not_found(tmp_path: Path) -> None:
+    (tmp_path / "errors.py").write_text("")
+    (tmp_path / "cli.py").write_text(
+        "import hiddenscope as hs\nfrom hiddenscope import errors\n\n\nx = hs.load().eval()"
+    )
+    assert violations(tmp_path) == []
+
+
+def test_no_file_names_a_path_of_somebodys_machine() -> None:
+    kinds = {".py", ".md", ".toml", ".txt", ".cfg", ".js", ".json", ".html"}
+    folders = ("src", "tests", "bench", "docs", "examples")
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in kinds]
+    named = [
+        path for path in [*files, ROOT / "README.md", ROOT / "Makefile"] if OWN_PATH.search(path.read_text("utf-8"))
+    ]
+    assert named == []
