@@ -1,0 +1,355 @@
+"""Site: the address of a state, the patterns that choose several, and the names other tools give them.
+
+    layer.3          the state after three blocks (layer.0 is what enters the first)
+    layer.3.attn     inside the block that makes layer 3: attn, cross, mid, mlp
+    final            the last layer after the model's final norm
+    encoder.layer.3  the same with two stacks: encoder.*, decoder.*
+
+    layer.*          every layer               layer.3-7    some            layer.-1    the last
+    layer.3.*        every part of block 3     *.attn       one part of every block
+    *                everything                a,b          a list; a pattern without a stack matches both
+
+>>> gpt2 = [*(Site(k) for k in range(13)), Site(None)]
+>>> [str(site) for site in select("layer.3-5, hidden_states[12]", gpt2)]
+['layer.3', 'layer.4', 'layer.5', 'final']
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cached_property, total_ordering
+from typing import Literal
+
+from .errors import SiteError
+
+PARTS = ("attn", "cross", "mid", "mlp")
+STACKS = ("encoder", "decoder")
+MOST_LAYERS = 1_000_000
+
+_PART = "attn|cross|mid|mlp"
+_STACK = r"(?:(?P<stack>encoder|decoder)\.)?"
+_SITE = re.compile(rf"{_STACK}(?:final|layer\.(?P<layer>0|[1-9][0-9]{{0,5}})(?:\.(?P<part>{_PART}))?)")
+_NUMBER = r"-?[0-9]{1,6}"
+_PATTERN = re.compile(
+    rf"{_STACK}(?:(?P<final>final)|(?P<any>\*)(?:\.(?P<anywhere>{_PART}))?"
+    rf"|layer\.(?:(?P<all>\*)|(?P<low>{_NUMBER})(?:-(?P<high>{_NUMBER}))?)(?:\.(?P<part>\*|{_PART}))?)"
+)
+_HIDDEN = re.compile(rf"(?:(?P<stack>encoder|decoder)_)?hidden_states\[(?P<k>{_NUMBER})\]")
+_LENS = re.compile(r"(?P<stack>blocks|encoder|decoder)\.(?P<block>[0-9]{1,6})\.hook_(?P<hook>[a-z_]+)")
+_HOOKS = {"attn_out": "attn", "cross_attn_out": "cross", "resid_mid": "mid", "mlp_out": "mlp"}
+
+
+@total_ordering
+@dataclass(frozen=True)
+class Site:
+    """The address of one state; sites sort in the order of the forward pass.
+
+    >>> Site.parse("encoder.layer.3.mlp")
+    Site('encoder.layer.3.mlp')
+    >>> Site(2) < Site(3, "attn") < Site(3, "mid") < Site(3, "mlp") < Site(3) < Site(None)
+    True
+    """
+
+    layer: int | None
+    part: str = ""
+    stack: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.layer is None:
+            found = "final is one state and has no parts" if self.part else ""
+        elif isinstance(self.layer, bool) or not isinstance(self.layer, int):
+            found = "a layer is a whole number, or None for final"
+        elif not 0 <= self.layer < MOST_LAYERS:
+            found = f"layers are counted from 0, and no model has {MOST_LAYERS:,}"
+        elif self.layer == 0 and self.part:
+            found = "layer.0 is what enters the first block, so no block makes it"
+        else:
+            found = ""
+        if self.part not in ("", *PARTS):
+            found = f"the parts of a block are {', '.join(PARTS)}"
+        if self.stack not in (None, *STACKS):
+            found = f"a stack is {' or '.join(STACKS)}, or None where there is one only"
+        if found:
+            asked = f"No such site as layer {_shown(self.layer)}, part {_shown(self.part)}, stack {_shown(self.stack)}"
+            raise SiteError(asked, found, "Try Site(3), Site(3, 'mlp') or Site(None).")
+
+    @classmethod
+    def parse(cls, text: str) -> "Site":
+        """Read an address as `str(site)` prints it.
+
+        >>> Site.parse("layer.3").layer, Site.parse("decoder.final").layer
+        (3, None)
+        """
+        match = _SITE.fullmatch(str(text))
+        if match is None:
+            raise _unreadable(text)
+        layer = match["layer"]
+        return cls(None if layer is None else int(layer), match["part"] or "", match["stack"])
+
+    def __str__(self) -> str:
+        steps = (self.stack, "final" if self.layer is None else f"layer.{self.layer}", self.part)
+        return ".".join(step for step in steps if step)
+
+    def __repr__(self) -> str:
+        return f"Site({str(self)!r})"
+
+    def __lt__(self, other: object) -> bool:
+        return self._order < other._order if isinstance(other, Site) else NotImplemented
+
+    @property
+    def _order(self) -> tuple[int, int, int]:
+        stack = 0 if self.stack is None else 1 + STACKS.index(self.stack)
+        layer = MOST_LAYERS if self.layer is None else self.layer
+        return stack, layer, (*PARTS, "").index(self.part)
+
+
+def select(
+    patterns: str | Site | Iterable[str | Site],
+    sites: Sequence[Site],
+    *,
+    owner: str = "this model",
+    depth: int | None = None,
+    final: bool | None = None,
+) -> tuple[Site, ...]:
+    """The sites that the patterns choose among those there are, in the order of the pass, each once.
+
+    `layer.*,final` means every layer, and final where there is one; any other pattern must match something. `depth`
+    (how many blocks) and `final` (whether there is a final norm) are read off the sites; give them where the sites are
+    only some of the model's, for `layer.-1` and `hidden_states[k]` depend on them.
+
+    >>> bert = [Site(0), Site(1), Site(1, "attn"), Site(2), Site(2, "attn")]
+    >>> [str(site) for site in select("layer.*,final", bert)], [str(site) for site in select("*.attn", bert)]
+    (['layer.0', 'layer.1', 'layer.2'], ['layer.1.attn', 'layer.2.attn'])
+    >>> select("layer.20", [Site(k) for k in range(13)], owner="gpt2")
+    Traceback (most recent call last):
+    hiddenscope.errors.SiteError: No site 'layer.20' in gpt2: it has layer.0 to layer.12. Did you mean 'layer.2'?
+    """
+    house = _House(tuple(sorted(set(sites))), owner, depth, final)
+    wanted = list(_items(patterns))
+    every_layer = any(re.fullmatch(r"(?:\w+\.)?layer\.\*", item) for item in wanted)
+    chosen: set[Site] = set()
+    for item in wanted:
+        found = house.match(item)
+        if not found and not (every_layer and item.rpartition(".")[2] == "final" and _SITE.fullmatch(item)):
+            raise house.missing(item)
+        chosen |= found
+    return tuple(sorted(chosen))
+
+
+def from_alias(name: str, *, depth: int, final: bool) -> Site:
+    """The site that Hugging Face or TransformerLens calls `name`, in a stack of `depth` blocks.
+
+    `hidden_states[depth]` is `final` where the model has a final norm: the last entry is normed and the others are not.
+    TransformerLens' residuals are taken before a post-norm block's own norm, so in a model without a final norm only
+    its `hook_resid_pre` and `hook_normalized_resid_post` are states of ours.
+
+    >>> from_alias("hidden_states[5]", depth=12, final=True), from_alias("hidden_states[12]", depth=12, final=True)
+    (Site('layer.5'), Site('final'))
+    >>> from_alias("blocks.4.hook_resid_post", depth=12, final=True)
+    Site('layer.5')
+    """
+    if match := _HIDDEN.fullmatch(name):
+        k = int(match["k"])
+        k += depth + 1 if k < 0 else 0
+        if not 0 <= k <= depth:
+            raise SiteError(f"No {_shown(name)}", f"the tuple has {depth + 1} entries", f"Ask for 0 to {depth}.")
+        return Site(None if final and k == depth else k, stack=match["stack"])
+    if match := _LENS.fullmatch(name):
+        return _from_lens(name, match, depth, final)
+    if name == "ln_final.hook_normalized":
+        found = "TransformerLens records it before the norm's own weight, so it is not final"
+        raise SiteError(f"No site for {_shown(name)}", found, "Ask for 'final', or for the raw last layer, 'layer.-1'.")
+    raise _unreadable(name)
+
+
+def to_alias(site: Site, kind: Literal["hidden_states", "transformer_lens"], *, depth: int, final: bool) -> str | None:
+    """What Hugging Face or TransformerLens calls this site; None where it has no name for it.
+
+    >>> to_alias(Site(5), "transformer_lens", depth=12, final=True)
+    'blocks.4.hook_resid_post'
+    >>> print(to_alias(Site(12), "hidden_states", depth=12, final=True))  # Hugging Face overwrites the raw last layer
+    None
+    """
+    if (site.layer or 0) > depth or (site.layer is None and not final):
+        return None
+    if kind == "hidden_states":
+        if site.part or (final and site.layer == depth):
+            return None
+        k = depth if site.layer is None else site.layer
+        return f"{site.stack}_hidden_states[{k}]" if site.stack else f"hidden_states[{k}]"
+    if kind == "transformer_lens":
+        return _to_lens(site, final)
+    raise SiteError(
+        f"No names of the kind {_shown(kind)}", "there are two", "Ask for 'hidden_states' or 'transformer_lens'."
+    )
+
+
+def summarise(sites: Iterable[Site]) -> str:
+    """A short phrase for many sites.
+
+    >>> summarise([Site(0), Site(1, "attn"), Site(1), Site(2), Site(9), Site(None)])
+    'layer.0 to layer.2, layer.9 with attn inside and final'
+    """
+    ordered = sorted(set(sites))
+    phrases = [_summarise_stack([site for site in ordered if site.stack == stack]) for stack in (None, *STACKS)]
+    return "; ".join(phrase for phrase in phrases if phrase) or "no sites"
+
+
+def _summarise_stack(sites: list[Site]) -> str:
+    if not sites:
+        return ""
+    prefix = f"{sites[0].stack}." if sites[0].stack else ""
+    layers = ", ".join(_runs([site.layer for site in sites if site.layer is not None and not site.part], prefix))
+    parts = [part for part in PARTS if any(site.part == part for site in sites)]
+    if parts:
+        layers = f"{layers} with {', '.join(parts)} inside" if layers else f"{', '.join(parts)} of some blocks"
+    final = f"{prefix}final" if any(site.layer is None for site in sites) else ""
+    return " and ".join(phrase for phrase in (layers, final) if phrase)
+
+
+def _runs(layers: list[int], prefix: str) -> Iterator[str]:
+    start = 0
+    for end in range(1, len(layers) + 1):
+        if end == len(layers) or layers[end] != layers[end - 1] + 1:
+            first, last = f"{prefix}layer.{layers[start]}", f"{prefix}layer.{layers[end - 1]}"
+            yield first if end - start == 1 else f"{first} to {last}"
+            start = end
+
+
+@dataclass(frozen=True)
+class _House:
+    """The sites there are, and what it takes to read a pattern against them."""
+
+    sites: tuple[Site, ...]
+    owner: str
+    depth: int | None
+    final: bool | None
+
+    @cached_property
+    def depths(self) -> dict[str | None, int]:
+        depths: dict[str | None, int] = {}
+        for site in self.sites:
+            depths[site.stack] = self.depth or max(depths.get(site.stack, 0), site.layer or 0)
+        return depths
+
+    def match(self, item: str) -> set[Site]:
+        if pattern := _PATTERN.fullmatch(item):
+            layers = {stack: self._layers(pattern, stack) for stack in self.depths}
+            return {site for site in self.sites if _fits(site, pattern, layers[site.stack])}
+        if _HIDDEN.fullmatch(item) or _LENS.fullmatch(item) or item == "ln_final.hook_normalized":
+            return self._match_alias(item)
+        raise _unreadable(item, [str(site) for site in self.sites])
+
+    def missing(self, item: str) -> SiteError:
+        asked = f"No site {_shown(item)} in {self.owner}"
+        wants_final = _SITE.fullmatch(item) is not None and item.endswith("final")
+        if wants_final and self.final is not True and not any(site.layer is None for site in self.sites):
+            last = ", ".join(f"'{Site(depth, stack=stack)}'" for stack, depth in self.depths.items())
+            return SiteError(asked, f"it has no final norm; its last state is {last}", f"Ask for {last}.")
+        return SiteError(asked, f"it has {summarise(self.sites)}", _nearest(item, [str(site) for site in self.sites]))
+
+    def _layers(self, pattern: re.Match[str], stack: str | None) -> range:
+        if pattern["low"] is None:
+            return range(MOST_LAYERS)
+        ends = [int(end) for end in (pattern["low"], pattern["high"] or pattern["low"])]
+        low, high = (end + self.depths[stack] + 1 if end < 0 else end for end in ends)
+        if low > high:
+            asked = f"No sites {_shown(pattern[0])} in {self.owner}"
+            raise SiteError(asked, "the range runs backwards", "Write the lower layer first.")
+        return range(low, high + 1) if high <= max(self.depths.values()) else range(0)
+
+    def _match_alias(self, name: str) -> set[Site]:
+        found: set[Site] = set()
+        refusal: SiteError | None = None
+        for stack, depth in self.depths.items():
+            final = self.final
+            if final is None:
+                final = any(site.layer is None and site.stack == stack for site in self.sites)
+            try:
+                site = from_alias(name, depth=depth, final=final)
+            except SiteError as error:
+                refusal = error
+            else:
+                found |= {Site(site.layer, site.part, stack)} if site.stack in (None, stack) else set()
+        found &= set(self.sites)
+        if refusal and not found:
+            raise refusal
+        return found
+
+
+def _fits(site: Site, pattern: re.Match[str], layers: range) -> bool:
+    if pattern["stack"] not in (None, site.stack):
+        return False
+    if pattern["final"]:
+        return site.layer is None
+    if pattern["any"]:
+        return pattern["anywhere"] in (None, site.part)
+    part = pattern["part"] or ""
+    return site.layer in layers and (bool(site.part) if part == "*" else site.part == part)
+
+
+def _items(patterns: str | Site | Iterable[str | Site]) -> Iterator[str]:
+    listed = [patterns] if isinstance(patterns, str | Site) or not isinstance(patterns, Iterable) else list(patterns)
+    if not listed:
+        raise SiteError("No sites", "the list of patterns is empty", "Ask for 'layer.*' or 'final'.")
+    for pattern in listed:
+        if not isinstance(pattern, str | Site):
+            raise _unreadable(pattern)
+        yield from (item.strip(" \t\n") for item in str(pattern).split(","))
+
+
+def _from_lens(name: str, match: re.Match[str], depth: int, final: bool) -> Site:
+    block, hook = int(match["block"]), match["hook"]
+    stack = None if match["stack"] == "blocks" else match["stack"]
+    if block >= depth:
+        found = f"there are {depth} blocks, counted from 0"
+        raise SiteError(f"No block {block} for {_shown(name)}", found, f"Ask for 0 to {depth - 1}.")
+    if hook == "resid_pre":
+        return Site(block, stack=stack)
+    if hook == ("resid_post" if final else "normalized_resid_post"):
+        return Site(block + 1, stack=stack)
+    if not final and (hook == "resid_post" or hook in _HOOKS):
+        found = "in a model without a final norm TransformerLens takes it before the block's own norm"
+        raise SiteError(f"No site for {_shown(name)}", found, f"Ask for 'layer.{block + 1}', the block's output.")
+    if stack == "decoder" and hook in ("resid_mid", "resid_mid_cross"):
+        hook = "resid_mid" if hook == "resid_mid_cross" else ""
+    if hook not in _HOOKS:
+        raise _unreadable(name)
+    return Site(block + 1, _HOOKS[hook], stack)
+
+
+def _to_lens(site: Site, final: bool) -> str | None:
+    if site.layer is None or (site.part and not final):
+        return None
+    blocks = site.stack or "blocks"
+    if site.layer == 0:
+        return f"{blocks}.0.hook_resid_pre"
+    hooks = {part: hook for hook, part in _HOOKS.items()} | {"": "resid_post" if final else "normalized_resid_post"}
+    hook = "resid_mid_cross" if site.stack == "decoder" and site.part == "mid" else hooks[site.part]
+    return f"{blocks}.{site.layer - 1}.hook_{hook}"
+
+
+def _unreadable(asked: object, known: Sequence[str] = ()) -> SiteError:
+    if isinstance(asked, int):
+        return SiteError(f"No site {_shown(asked)}", "a site is a string", f"Did you mean 'layer.{_shown(asked)}'?")
+    if asked == "":
+        return SiteError("No site ''", "it is empty", "Ask for 'layer.3', 'layer.*' or 'final'.")
+    forms = known or ["layer.0", "layer.1", "layer.1.attn", "layer.*", "final"]
+    hint = _nearest(asked, forms) if isinstance(asked, str) else "Ask for 'layer.3', 'layer.*' or 'final'."
+    return SiteError(f"No site {_shown(asked)}", "a site reads like 'layer.3', 'layer.3.attn' or 'final'", hint)
+
+
+def _nearest(item: str, known: Sequence[str]) -> str:
+    bare = not item.startswith(STACKS)
+    forms = dict.fromkeys(form.partition(".")[2] if bare and form.startswith(STACKS) else form for form in known)
+    near = get_close_matches(item[:60].lower(), forms, n=1, cutoff=0.0)
+    return f"Did you mean '{near[0]}'?" if near else "Ask the model for its sites."
+
+
+def _shown(asked: object) -> str:
+    try:
+        text = repr(asked)
+    except ValueError:  # Python prints no int of more than 4,300 digits
+        text = "a very large number"
+    return text if len(text) <= 60 else f"{text[:40]}...{text[-10:]}"
