@@ -1,0 +1,324 @@
+"""The `hiddenscope` command: parse, call, print.
+
+Results go to stdout, progress and errors to stderr. A command exits with 0 when it did what was asked, 1 when it found
+drift, 2 when it could not do what was asked, and 130 when it was interrupted.
+"""
+
+import inspect
+import io
+import json
+import math
+import os
+import statistics
+import sys
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, get_type_hints
+
+import typer
+
+import hiddenscope as hs
+from hiddenscope import errors, progress
+from hiddenscope.loading import zoo
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+app = typer.Typer(
+    name="hiddenscope",
+    help="See, measure, store and change every hidden state of a transformer model.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,  # rich alone would double the time that --help takes
+    pretty_exceptions_enable=False,
+)
+
+
+@dataclass(frozen=True)
+class Shared:
+    """The options that every command takes; its fields are their names, types and defaults."""
+
+    model: Annotated[str | None, typer.Option(help="A zoo name, a Hugging Face id, a folder or a .gguf file.")] = None
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, mps, or auto to spread a large model.")] = None
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16, in place of the model's own.")] = None
+    out: Annotated[Path | None, typer.Option(help="Write here; the suffix chooses the format.")] = None
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
+    progress: Annotated[
+        bool | None, typer.Option("--progress/--quiet", help="Show progress on stderr, or nothing.")
+    ] = None
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False
+
+    def load(self) -> "hs.Model":
+        """The model that was asked for."""
+        return hs.load(self.model, device=self.device, dtype=self.dtype)
+
+
+def _command(function: Callable[..., None]) -> Callable[..., None]:
+    """Make a function a command of its own name; its first parameter, `shared`, becomes the shared options."""
+    _, *own = inspect.signature(function, eval_str=True).parameters.values()
+    hints = get_type_hints(Shared, include_extras=True)
+    options = [
+        inspect.Parameter(
+            field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=hints[field.name]
+        )
+        for field in fields(Shared)
+    ]
+
+    def run(**given: Any) -> None:
+        shared = Shared(**{field.name: given.pop(field.name) for field in fields(Shared)})
+        progress.show(shared.progress)
+        with _errors_in_words(shared.debug):
+            function(shared, **given)
+
+    run.__name__, run.__doc__ = function.__name__, function.__doc__
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in [*own, *options]}
+    run.__signature__ = inspect.Signature([*own, *options])  # type: ignore[attr-defined]
+    app.command()(run)
+    return function
+
+
+@contextmanager
+def _errors_in_words(debug: bool) -> Iterator[None]:
+    """Turn what goes wrong into one message on stderr and an exit code, or with `debug` let it through."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        _leave("Stopped.", 130)
+    except BrokenPipeError:  # whoever read our output has gone, as in `hiddenscope models | head -1`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
+    except errors.Error as error:
+        if debug:
+            raise
+        _leave(str(error), 2)
+    except (typer.Exit, typer.Abort):
+        raise
+    except Exception as error:
+        if debug:
+            raise
+        _leave(f"{type(error).__name__}: {error}\nThis was not foreseen: --debug shows where it happened.", 2)
+
+
+def _leave(message: str, code: int) -> NoReturn:
+    typer.echo(visible(message, keep="\n"), err=True)
+    sys.exit(code)
+
+
+def visible(text: str, *, keep: str = "") -> str:
+    r"""A text as it may reach a terminal: control, bidirectional and other unseen characters are written out.
+
+    >>> print(visible("a\x1b[31mb\u202ec"))
+    a\x1b[31mb\u202ec
+    """
+    return "".join(char if char in keep or _harmless(char) else _written_out(char) for char in text)
+
+
+def _harmless(char: str) -> bool:
+    return unicodedata.category(char) not in {"Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp"}
+
+
+def _written_out(char: str) -> str:
+    return char.encode("unicode_escape").decode("ascii")
+
+
+def _console() -> "Console":
+    from rich.console import Console
+
+    return Console(markup=False, emoji=False, highlight=False)
+
+
+def _table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, text_columns: int = 1) -> None:
+    """Print a table; the columns after the first `text_columns` hold numbers."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False)
+    for place, name in enumerate(columns):
+        table.add_column(Text(visible(name)), justify="left" if place < text_columns else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(visible(cell)) for cell in row))
+    _console().print(table)
+
+
+def _print_json(value: object) -> None:
+    typer.echo(json.dumps(value, indent=2))
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(hs.__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _hiddenscope(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
+    ] = False,
+) -> None:
+    pass
+
+
+@_command
+def demo(shared: Shared) -> None:
+    """Show a model's states at a glance.
+
+    Proves where they live, captures a sentence, and paints the size of every state: tokens across, layers up.
+    """
+    model = shared.load()
+    proof = hs.anatomy(model)
+    captured = model.capture(SENTENCE)
+    states = captured.encoder if isinstance(captured, hs.Pair) else captured
+    norms = states.values.float().norm(dim=-1).tolist()
+    sites, strings = [str(site) for site in states.sites], list(states.tokens.strings)
+    if shared.out:
+        captured.save(shared.out)
+    if shared.json:
+        _print_json({"text": SENTENCE, "sites": sites, "tokens": strings, "norms": norms})
+        return
+    typer.echo(visible(proof.summary(), keep="\n"))
+    typer.echo(f"\nThe size (norm) of every state of {SENTENCE!r}: tokens run across, layers run up.\n")
+    _print_grid(sites, strings, norms)
+    typer.echo(_what_is_seen(sites, strings, norms))
+    typer.echo(NEXT)
+
+
+SENTENCE = "The capital of France is Paris."
+
+NEXT = """
+Try next:
+  hiddenscope anatomy                                  the whole proof, layer by layer
+  hiddenscope capture "Your own text." --sites final   its states; --out states.safetensors keeps them
+  hiddenscope models                                   other models for a machine that reaches no model hub
+  python -c "import hiddenscope as hs; print(hs.load().capture('Your own text.'))"
+"""
+
+
+def _print_grid(sites: list[str], strings: list[str], norms: list[list[float]]) -> None:
+    """Tokens across and layers up; the shade is the logarithm of the number beside it."""
+    logs = [math.log(max(norm, 1e-9)) for row in norms for norm in row]
+    low, span = min(logs), (max(logs) - min(logs)) or 1.0
+
+    def cell(norm: float) -> str:
+        shade = " ░▒▓█"[round(4 * (math.log(max(norm, 1e-9)) - low) / span)]
+        return f"{shade} {norm:,.0f}" if norm >= 10 else f"{shade} {norm:.1f}"
+
+    rows = [[site, *map(cell, row)] for site, row in zip(sites, norms, strict=True)]
+    _table(["", *strings], reversed(rows))
+
+
+def _what_is_seen(sites: list[str], strings: list[str], norms: list[list[float]]) -> str:
+    """One plain sentence on the middle of the model, and one on its end."""
+    middle = len([site for site in sites if site != "final"]) // 2
+    first, others = norms[middle][0], norms[middle][1:]
+    seen = f"\nAt {sites[middle]} the first token, {visible(strings[0])!r}, has norm {first:,.0f}"
+    if others:
+        seen += f" and the others about {statistics.median(others):,.0f}"
+    if sites[-1] == "final":
+        seen += f"; the final norm takes the first from {norms[-2][0]:,.0f} to {norms[-1][0]:,.0f}"
+    return seen + "."
+
+
+@_command
+def anatomy(shared: Shared) -> None:
+    """Say where a model's states live, and prove it.
+
+    The table gives, for every layer, the largest difference from Hugging Face's own `hidden_states`.
+    """
+    result = hs.anatomy(shared.load())
+    if shared.out:
+        result.save(shared.out)
+    if shared.json:
+        _print_json(result.to_dict())
+        return
+    typer.echo(visible(result.summary(), keep="\n"))
+    columns = [name for name, column in result.data.data_vars.items() if column.dims == ("site",)]
+    table = zip(result.data["site"].values, *(result.data[name].values for name in columns), strict=True)
+    _table(["site", *map(str, columns)], ([_shown(cell) for cell in row] for row in table))
+
+
+def _shown(cell: object) -> str:
+    return f"{cell:.3g}" if isinstance(cell, float) else str(cell)
+
+
+@_command
+def capture(
+    shared: Shared,
+    texts: Annotated[list[str], typer.Argument(help="The texts; - reads one a line from stdin.")],
+    sites: Annotated[str, typer.Option(help="Which states: layer.3, layer.*, final, *.attn, a comma list.")] = (
+        "layer.*,final"
+    ),
+    generate: Annotated[int, typer.Option(help="Let the model continue by so many tokens, and capture those too.")] = 0,
+    truncate: Annotated[bool, typer.Option(help="Cut a text that is longer than the model's window.")] = False,
+) -> None:
+    """Capture the hidden states of texts.
+
+    Prints what was captured; --out states.safetensors keeps the values.
+    """
+    texts = [line for text in texts for line in ([text] if text != "-" else sys.stdin.read().splitlines())]
+    if generate and len(texts) != 1:
+        raise errors.TextError(f"--generate {generate}", f"there are {len(texts)} texts", "Give exactly one.")
+    model = shared.load()
+    captured: hs.States | hs.Pair
+    if generate:
+        captured = model.capture_generation(texts[0], max_new_tokens=generate, sites=sites)
+    else:
+        captured = model.capture(texts, sites, truncate=truncate)
+    if shared.out:
+        captured.save(shared.out)
+    if shared.json:
+        _print_json(_described(captured))
+    elif not shared.out:
+        typer.echo(visible(repr(captured), keep="\n"))
+
+
+def _described(captured: "hs.States | hs.Pair") -> dict[str, object]:
+    if isinstance(captured, hs.Pair):
+        return {"encoder": _described(captured.encoder), "decoder": _described(captured.decoder)}
+    tokens = captured.tokens
+    return {
+        "sites": [str(site) for site in captured.sites],
+        "shape": list(captured.values.shape),
+        "dtype": str(captured.values.dtype).removeprefix("torch."),
+        "tokens": {name: _plain(getattr(tokens, name)) for name in ("texts", "positions", "ids", "strings", "spans")},
+        "source": asdict(captured.source),
+    }
+
+
+def _plain(values: Any) -> object:
+    return values.tolist() if hasattr(values, "tolist") else list(values)
+
+
+@_command
+def models(shared: Shared) -> None:
+    """List the zoo: models that need no model hub.
+
+    They are real trained models that travel in wheels of a package index; what is cached is listed with its size.
+    """
+    rows = [row for row in zoo.listing() if shared.model in {None, row.name}]
+    if not rows:
+        names = ", ".join(row.name for row in zoo.listing())
+        raise errors.UnknownModel(f"No model {shared.model!r} in the zoo", f"it has {names}", "Name one of those.")
+    listing = [{**asdict(row), "path": str(row.path) if row.path else None} for row in rows]
+    if shared.out:
+        shared.out.write_text(json.dumps(listing, indent=2) + "\n", "utf-8")
+    if shared.json:
+        _print_json(listing)
+    elif not shared.out:
+        cells = ([row.name, row.description, row.licence, _size(row.bytes if row.cached else None)] for row in rows)
+        _table(["name", "what it is", "licence", "cached"], cells, text_columns=3)
+
+
+def _size(count: int | None) -> str:
+    return "no" if count is None else f"{count / 1e6:,.0f} MB"
+
+
+def main() -> None:
+    """Run the command line."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal that cannot show a token is no reason to fail
+    app()

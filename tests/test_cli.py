@@ -1,0 +1,132 @@
+"""The command line: it starts quickly, says what goes wrong in words, and hides nothing from the docs."""
+
+import json
+import runpy
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.main import get_command
+from typer.testing import CliRunner
+
+import hiddenscope as hs
+from hiddenscope import cli, errors
+
+runner = CliRunner()
+COMMANDS = get_command(cli.app).commands  # type: ignore[attr-defined]
+HEAVY = {"torch", "transformers", "numpy", "pandas", "xarray", "rich", "gguf", "safetensors"}
+
+
+@pytest.fixture(autouse=True)
+def _progress_as_it_was() -> Iterator[None]:
+    yield
+    cli.progress.show(None)
+
+
+def test_help_loads_nothing_heavy() -> None:
+    program = "import sys; from hiddenscope.cli import app; app(['--help'], standalone_mode=False); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert "Usage:" in done.stdout
+    assert not HEAVY & set(done.stdout.split())
+
+
+def test_version() -> None:
+    assert runner.invoke(cli.app, ["--version"]).output == hs.__version__ + "\n"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_takes_the_shared_options_and_says_what_each_does(name: str) -> None:
+    options = {option for parameter in COMMANDS[name].params for option in parameter.opts}
+    assert {"--model", "--device", "--dtype", "--out", "--json", "--progress", "--debug"} <= options
+    assert COMMANDS[name].help
+    assert all(parameter.help for parameter in COMMANDS[name].params if parameter.name != "help")
+
+
+def test_every_command_and_option_is_in_the_docs() -> None:
+    generate = runpy.run_path(str(Path(__file__).parent.parent / "docs" / "generate.py"))
+    assert generate["PAGE"].read_text("utf-8") == generate["page"](), "run `make docs`"
+
+
+def test_models_lists_the_zoo(tmp_path: Path) -> None:
+    table = runner.invoke(cli.app, ["models"])
+    assert table.exit_code == 0
+    assert "smollm2" in table.stdout
+    rows = json.loads(runner.invoke(cli.app, ["models", "--json"]).stdout)
+    assert rows[0]["name"] == "smollm2"
+    assert {"name", "description", "licence", "wheel", "cached", "bytes", "path"} <= set(rows[0])
+    runner.invoke(cli.app, ["models", "--model", "minilm", "--out", str(tmp_path / "models.json")])
+    assert [row["name"] for row in json.loads((tmp_path / "models.json").read_text())] == ["minilm"]
+
+
+def test_an_error_of_ours_is_one_message_without_a_traceback() -> None:
+    done = runner.invoke(cli.app, ["models", "--model", "no\x1b[31msuch"])
+    assert done.exit_code == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith(r"No model 'no\x1b[31msuch' in the zoo: it has smollm2")
+    assert "Traceback" not in done.stderr
+    with pytest.raises(errors.UnknownModel):
+        runner.invoke(cli.app, ["models", "--model", "nothing", "--debug"], catch_exceptions=False)
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "said"),
+    [
+        (KeyboardInterrupt(), 130, "Stopped."),
+        (errors.TextError("An empty text", "it has no tokens", "Give a text."), 2, "An empty text: it has no tokens."),
+        (ZeroDivisionError("by zero"), 2, "ZeroDivisionError: by zero"),
+    ],
+)
+def test_exit_codes(raised: BaseException, code: int, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise raised
+
+    monkeypatch.setattr(cli.zoo, "listing", fail)
+    done = runner.invoke(cli.app, ["models"])
+    assert (done.exit_code, done.stdout) == (code, "")
+    assert said in done.stderr
+
+
+@pytest.mark.parametrize(("flag", "choice"), [([], None), (["--quiet"], False), (["--progress"], True)])
+def test_progress_is_shown_as_asked(flag: list[str], choice: bool | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen: list[bool | None] = []
+    monkeypatch.setattr(cli.progress, "show", chosen.append)
+    runner.invoke(cli.app, ["models", *flag])
+    assert chosen == [choice]
+
+
+def test_wrong_usage_exits_with_2() -> None:
+    assert runner.invoke(cli.app, ["capture"]).exit_code == 2
+    assert runner.invoke(cli.app, ["nothing"]).exit_code == 2
+    assert runner.invoke(cli.app, ["capture", "a", "b", "--generate", "3"]).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("Paris", "Paris"),
+        (" größer 東京 🙂", " größer 東京 🙂"),
+        ("\x1b]0;title\x07", r"\x1b]0;title\x07"),
+        ("\x9b31m", r"\x9b31m"),
+        ("\u202eevil\u2066", r"\u202eevil\u2066"),
+        ("a\r\nb\tc", r"a\r\nb\tc"),
+        ("\u2028\u200b\ufeff", r"\u2028\u200b\ufeff"),
+        ("\ud800", r"\ud800"),
+        ("\U000e0041", r"\U000e0041"),
+        ("[red]x[/red]", "[red]x[/red]"),
+    ],
+)
+def test_what_reaches_a_terminal_is_visible(text: str, shown: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.visible(text) == shown
+    cli._table(["name", text], [["x", text]])
+    assert shown.strip() in capsys.readouterr().out
+
+
+def test_the_grid_runs_up(capsys: pytest.CaptureFixture[str]) -> None:
+    cli._print_grid(["layer.0", "layer.1", "final"], ["The", "[b]\x1b"], [[1.0, 2.0], [22_000.0, 200.0], [0.0, 3.0]])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[1:]] == ["final", "layer.1", "layer.0"]
+    assert "22,000" in lines[2]
+    assert "█" in lines[2]
+    assert r"[b]\x1b" in lines[0]
