@@ -1,0 +1,45 @@
+"""What the docs show runs, and what they link to is there."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import hiddenscope as hs
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+EXAMPLE = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
+
+
+def name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.fixture(scope="module")
+def _default_model() -> None:
+    try:
+        hs.load()
+    except hs.errors.Unreachable as error:
+        pytest.skip(f"the docs use the default model: {error}")
+
+
+@pytest.mark.real
+@pytest.mark.usefixtures("_default_model")
+@pytest.mark.parametrize("page", [page for page in PAGES if EXAMPLE.search(page.read_text("utf-8"))], ids=name)
+def test_the_examples_of_a_page_run_from_top_to_bottom(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = page.read_text("utf-8")
+    namespace: dict[str, object] = {"__name__": "example"}
+    for example in EXAMPLE.finditer(text):
+        above = text[: example.start(1)].count("\n")  # so that a traceback points at the line of the page
+        exec(compile("\n" * above + example[1], str(page), "exec"), namespace)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_links_lead_somewhere(page: Path) -> None:
+    missing = [link for link in LINK.findall(page.read_text("utf-8")) if not (page.parent / link).exists()]
+    assert missing == []
