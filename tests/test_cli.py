@@ -8,6 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from typer.main import get_command
 from typer.testing import CliRunner
 
@@ -15,6 +19,7 @@ import hiddenscope as hs
 from hiddenscope import cli, errors
 
 runner = CliRunner()
+TEXT = "The capital of France is Paris."
 COMMANDS = get_command(cli.app).commands  # type: ignore[attr-defined]
 HEAVY = {"torch", "transformers", "numpy", "pandas", "xarray", "rich", "gguf", "safetensors"}
 
@@ -130,3 +135,63 @@ def test_the_grid_runs_up(capsys: pytest.CaptureFixture[str]) -> None:
     assert "22,000" in lines[2]
     assert "█" in lines[2]
     assert r"[b]\x1b" in lines[0]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A tiny real model with a tokenizer of whole words, saved as Hugging Face saves it."""
+    path = tmp_path_factory.mktemp("tiny")
+    words = Tokenizer(
+        WordLevel({word: place for place, word in enumerate(["[UNK]", *TEXT.split()])}, unk_token="[UNK]")
+    )
+    words.pre_tokenizer = WhitespaceSplit()
+    PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]", pad_token="[UNK]").save_pretrained(path)
+    config = LlamaConfig(
+        vocab_size=16, hidden_size=16, intermediate_size=32, num_hidden_layers=3, num_attention_heads=2
+    )
+    LlamaForCausalLM(config).save_pretrained(path)
+    return str(path)
+
+
+def ask(*words: str, stdin: str | None = None) -> str:
+    done = runner.invoke(cli.app, [*words, "--quiet", "--device", "cpu", "--dtype", "float32"], input=stdin)
+    assert done.exit_code == 0, done.output
+    assert done.stderr == ""
+    return done.stdout
+
+
+def test_anatomy_prints_the_proof(folder: str, tmp_path: Path) -> None:
+    printed = ask("anatomy", "--model", folder, "--out", str(tmp_path / "proof.csv"))
+    assert [site for site in ("layer.0", "layer.1", "layer.2", "layer.3", "final") if site not in printed] == []
+    assert "layer.3" in (tmp_path / "proof.csv").read_text()
+    assert json.loads(ask("anatomy", "--model", folder, "--json"))["kind"] == "anatomy"
+
+
+def test_capture_prints_describes_and_keeps(folder: str, tmp_path: Path) -> None:
+    assert "layer.0" in ask("capture", TEXT, "--model", folder)
+    said = json.loads(ask("capture", TEXT, "The capital", "--model", folder, "--sites", "layer.1,final", "--json"))
+    assert (said["sites"], said["shape"]) == (["layer.1", "final"], [2, 8, 16])
+    assert said["tokens"]["text"] == [0] * 6 + [1] * 2
+    assert said["source"]["dtype"].endswith("float32")
+    out = tmp_path / "states.safetensors"
+    assert ask("capture", "-", "--model", folder, "--out", str(out), stdin=f"{TEXT}\nThe capital\n") == ""
+    assert hs.States.load(out).tokens.texts == (TEXT, "The capital")
+
+
+def test_capture_continues_a_text(folder: str) -> None:
+    said = json.loads(ask("capture", "The capital", "--model", folder, "--generate", "3", "--sites", "final", "--json"))
+    assert said["shape"][1] >= 4
+
+
+def test_a_wrong_site_is_told_in_words(folder: str) -> None:
+    done = runner.invoke(cli.app, ["capture", TEXT, "--model", folder, "--sites", "layer.9", "--quiet"])
+    assert done.exit_code == 2
+    assert done.stderr.startswith("No site 'layer.9'")
+
+
+def test_demo_shows_the_states(folder: str) -> None:
+    printed = ask("demo", "--model", folder)
+    assert printed.index("final ") < printed.index("Try next")
+    assert "At layer.2 the first token" in printed
+    norms = json.loads(ask("demo", "--model", folder, "--json"))["norms"]
+    assert (len(norms), len(norms[0])) == (5, 6)

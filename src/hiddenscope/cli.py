@@ -279,17 +279,15 @@ def _described(captured: "hs.States | hs.Pair") -> dict[str, object]:
     if isinstance(captured, hs.Pair):
         return {"encoder": _described(captured.encoder), "decoder": _described(captured.decoder)}
     tokens = captured.tokens
+    columns = {name: getattr(tokens, name).tolist() for name in ("text", "positions", "ids", "spans")}
     return {
         "sites": [str(site) for site in captured.sites],
         "shape": list(captured.values.shape),
         "dtype": str(captured.values.dtype).removeprefix("torch."),
-        "tokens": {name: _plain(getattr(tokens, name)) for name in ("texts", "positions", "ids", "strings", "spans")},
-        "source": asdict(captured.source),
+        "texts": tokens.texts,
+        "tokens": columns | {"strings": tokens.strings},
+        "source": captured.source.to_json(),
     }
-
-
-def _plain(values: Any) -> object:
-    return values.tolist() if hasattr(values, "tolist") else list(values)
 
 
 @_command
