@@ -250,7 +250,7 @@ PATTERN = st.one_of(
 
 
 @settings(deadline=None)
-@given(st.lists(PATTERN, min_size=1), st.randoms(use_true_random=False))
+@given(st.lists(PATTERN, min_size=1, max_size=4), st.randoms(use_true_random=False))
 def test_select_is_idempotent_and_blind_to_order(patterns: list[str], shuffler: random.Random) -> None:
     chosen = select(patterns, GPT2)
     assert select(chosen, GPT2) == chosen == select(",".join(patterns), GPT2)
@@ -269,7 +269,7 @@ def test_any_text_selects_or_raises_ours(text: str) -> None:
 
 
 @settings(deadline=None)
-@given(st.integers(1, 60), st.booleans(), STACKS, st.sampled_from(["hidden_states", "transformer_lens"]))
+@given(st.integers(1, 6), st.booleans(), STACKS, st.sampled_from(["hidden_states", "transformer_lens"]))
 def test_aliases_come_back(depth: int, final: bool, stack: str | None, kind: str) -> None:
     named = 0
     for site in stack_sites(depth, final=final, parts=PARTS, stack=stack):
@@ -315,5 +315,5 @@ def test_summaries() -> None:
 
 
 def test_importing_sites_loads_no_torch() -> None:
-    code = "import sys, hiddenscope.sites, hiddenscope.results; sys.exit(bool({'torch', 'xarray'} & set(sys.modules)))"
+    code = "import sys, hiddenscope.sites; sys.exit(bool({'torch', 'numpy', 'xarray'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

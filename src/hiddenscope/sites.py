@@ -21,7 +21,7 @@ from difflib import get_close_matches
 from functools import cached_property, total_ordering
 from typing import Literal
 
-from .errors import SiteError
+from hiddenscope.errors import SiteError
 
 PARTS = ("attn", "cross", "mid", "mlp")
 STACKS = ("encoder", "decoder")

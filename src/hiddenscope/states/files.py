@@ -1,0 +1,107 @@
+"""States on disk: one safetensors file, written whole or not at all, read back exactly."""
+
+import json
+import os
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from hiddenscope.errors import FileError, SiteError
+from hiddenscope.sites import Site
+from hiddenscope.states.source import Source
+from hiddenscope.states.tokens import Tokens
+
+_FORMAT = "hiddenscope.states/1"
+
+
+class Part(NamedTuple):
+    """What one stack's states are made of."""
+
+    sites: tuple[Site, ...]
+    values: torch.Tensor
+    tokens: Tokens
+    source: Source
+
+
+def _pack(strings: Sequence[str], name: str) -> dict[str, torch.Tensor]:
+    """Strings as bytes and ends: JSON would join two lone surrogates into one character, and headers are limited."""
+    coded = [string.encode("utf-8", "surrogatepass") for string in strings]
+    ends = torch.tensor([len(code) for code in coded], dtype=torch.int64).cumsum(0)
+    whole = torch.frombuffer(bytearray(b"".join(coded) + b"\0"), dtype=torch.uint8)[:-1]  # no buffer may be empty
+    return {name: whole.clone(), f"{name}.ends": ends}
+
+
+def _unpack(tensors: Mapping[str, torch.Tensor], name: str) -> tuple[str, ...]:
+    whole, ends = tensors[name].numpy().tobytes(), [0, *tensors[f"{name}.ends"].tolist()]
+    if ends[-1] != len(whole) or any(start > end for start, end in pairwise(ends)):
+        raise ValueError(f"the ends of {name} do not fit")
+    return tuple(whole[start:end].decode("utf-8", "surrogatepass") for start, end in pairwise(ends))
+
+
+def write(path: str | os.PathLike[str], parts: Mapping[str, Part]) -> None:
+    """Write the states of one stack (under "") or of several, each under the prefix of its tensors."""
+    tensors: dict[str, torch.Tensor] = {}
+    facts: dict[str, Any] = {}
+    for prefix, states in parts.items():
+        tokens = states.tokens
+        arrays = {"text": tokens.text, "positions": tokens.positions, "ids": tokens.ids, "spans": tokens.spans}
+        tensors[f"{prefix}values"] = states.values.detach().cpu().contiguous()
+        tensors |= {f"{prefix}{name}": torch.from_numpy(array.copy()) for name, array in arrays.items()}
+        tensors |= _pack(tokens.strings, f"{prefix}strings")
+        tensors |= {} if tokens.texts is None else _pack(tokens.texts, f"{prefix}texts")
+        sites = [str(site) for site in states.sites]
+        facts[prefix] = {"sites": sites, "count": tokens.count, "source": states.source.to_json()}
+    with _replacing(path) as fresh:
+        save_file(tensors, fresh, {"format": _FORMAT, "states": json.dumps(facts)})
+
+
+def read(path: str | os.PathLike[str]) -> dict[str, Part]:
+    """Read what `write` wrote."""
+    asked = f"Cannot read states from {os.fspath(path)}"
+    if not Path(path).is_file():
+        raise FileError(asked, "there is no such file", "Give the path of a file that .save() wrote.")
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = file.metadata() or {}
+            if header.get("format") != _FORMAT:
+                found = "it is a safetensors file of something else"
+                raise FileError(asked, found, "Give the path of a file that .save() wrote.")
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # it is no mapping
+        facts: dict[str, Any] = json.loads(header["states"])
+        return {prefix: _restore(tensors, prefix, said) for prefix, said in facts.items()}
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError, AttributeError, SiteError) as error:
+        if isinstance(error, FileError):
+            raise
+        raise FileError(asked, f"it is damaged or of another kind ({error})", "Save the states again.") from error
+
+
+def _restore(tensors: Mapping[str, torch.Tensor], prefix: str, said: Mapping[str, Any]) -> Part:
+    text, positions, ids, spans = (tensors[prefix + name].numpy() for name in ("text", "positions", "ids", "spans"))
+    texts = _unpack(tensors, f"{prefix}texts") if f"{prefix}texts" in tensors else None
+    strings = _unpack(tensors, f"{prefix}strings")
+    tokens = Tokens(texts, text, positions, ids, strings, spans, said["count"])
+    sites = tuple(Site.parse(site) for site in said["sites"])
+    return Part(sites, tensors[f"{prefix}values"], tokens, Source.from_json(said["source"]))
+
+
+@contextmanager
+def _replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """A fresh path beside this one, which takes its place when the body succeeds and is gone when it fails."""
+    target = Path(path)
+    fresh = target.with_name(f".{target.name[:100]}.{secrets.token_hex(4)}.part")
+    try:
+        yield fresh
+        os.replace(fresh, target)
+    except (OSError, SafetensorError) as error:
+        raise FileError(
+            f"Cannot write {target}", str(error), "Choose a folder that is there and can be written."
+        ) from error
+    finally:
+        fresh.unlink(missing_ok=True)

@@ -1,0 +1,369 @@
+"""States: the values, what can be done with them, and the protocol by which analyses read them."""
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+
+from hiddenscope.errors import FileError, NotFinite, SiteError, StatesError
+from hiddenscope.sites import Site, select, summarise
+from hiddenscope.states.files import Part, read, write
+from hiddenscope.states.source import Source
+from hiddenscope.states.tokens import Ints, Tokens, chosen_rows, plain, shown
+
+if TYPE_CHECKING:
+    import pandas
+    import xarray
+
+Pooling: TypeAlias = Literal["cls", "mean", "max", "last"]
+POOLINGS = ("cls", "mean", "max", "last")
+
+
+@runtime_checkable
+class Readable(Protocol):
+    """What an analysis reads states from: `States`, or anything larger than memory with the same three members."""
+
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        """The sites there are, in the order of the pass."""
+
+    @property
+    def tokens(self) -> Tokens:
+        """The rows there are."""
+
+    def blocks(self, site: str | Site) -> Iterator[torch.Tensor]:
+        """The rows of one site in order, `[some tokens, width]` at a time."""
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class States:
+    """Values `[site, token, width]` in the dtype they were computed in, with their sites, tokens and source.
+
+    >>> tokens = Tokens(("hi",), [0], [0], [7], ("hi",))
+    >>> States((Site(0), Site(1)), torch.tensor([[[1.0, 2.0]], [[3.0, 4.0]]]), tokens, Source("toy"))["layer.1"]
+    tensor([[3., 4.]])
+    """
+
+    sites: tuple[Site, ...]
+    values: torch.Tensor
+    tokens: Tokens
+    source: Source
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sites", tuple(self.sites))
+        shape = tuple(self.values.shape)
+        if len(shape) != 3 or shape[:2] != (len(self.sites), len(self.tokens)):
+            found = f"the values are {list(shape)}"
+            do = "Give values [site, token, width]."
+            raise StatesError(f"States of {len(self.sites)} sites and {len(self.tokens)} tokens", found, do)
+        if not self.values.is_floating_point():
+            raise StatesError("States of numbers", f"the values are {self.values.dtype}", "Give them in a float dtype.")
+        if not self.sites or list(self.sites) != sorted(set(self.sites)) or len({s.stack for s in self.sites}) > 1:
+            found = f"the sites are {summarise(self.sites)}"
+            raise StatesError("States of one stack", found, "Give sites of one stack, each once, in pass order.")
+
+    @property
+    def width(self) -> int:
+        """How many numbers a state has."""
+        return self.values.shape[2]
+
+    def __getitem__(self, site: str | Site) -> torch.Tensor:
+        return self.values[self._index(site)]
+
+    def __repr__(self) -> str:
+        dtype = str(self.values.dtype).removeprefix("torch.")
+        shape = f"{len(self.sites)} sites x {len(self.tokens)} tokens x {self.width}"
+        lines = [f"States of {plain(self.source.model)}, {dtype}: {shape}", f"  sites   {summarise(self.sites)}"]
+        texts = "1 text" if self.tokens.count == 1 else f"{self.tokens.count} texts"
+        return "\n".join([*lines, f"  tokens  {shown(self.tokens.strings)} ({texts})"])
+
+    def of(self, text: int) -> "States":
+        """The states of one text, sharing memory with these; -1 is the last."""
+        return replace(self, values=self.values[:, self.tokens.rows(text)], tokens=self.tokens.of(text))
+
+    def select(
+        self,
+        *,
+        sites: str | Site | Sequence[str | Site] | None = None,
+        tokens: ArrayLike | slice | None = None,
+    ) -> "States":
+        """Some sites (a pattern) and some tokens (a mask, a slice or numbers), both in the order they have here.
+
+        >>> tokens = Tokens(("hi you",), [0, 0], [0, 1], [7, 8], ("hi", " you"))
+        >>> states = States((Site(0), Site(1)), torch.zeros(2, 2, 4), tokens, Source("toy"))
+        >>> states.select(sites="layer.1", tokens=states.tokens.ids == 8).values.shape
+        torch.Size([1, 1, 4])
+        """
+        chosen, values, kept = self.sites, self.values, self.tokens
+        if sites is not None:
+            chosen = self._choose(sites)
+            values = _take(values, 0, np.array([self.sites.index(site) for site in chosen]))
+        if tokens is not None:
+            rows = chosen_rows(tokens, len(kept))
+            values, kept = _take(values, 1, rows), kept.select(rows)
+        return States(chosen, values, kept, self.source)
+
+    def pool(self, how: Pooling, site: str | Site | None = None) -> torch.Tensor:
+        """One row a text: `[text, width]` of one site, or `[site, text, width]` of all.
+
+        There is no padding to see. `cls`, `last` and `max` keep the dtype; `mean` adds up and answers in float32
+        (float64 stays), and a text pooled among others equals the text pooled alone bit for bit.
+
+        >>> tokens = Tokens(("a b", "c"), [0, 0, 1], [0, 1, 0], [5, 6, 7], ("a", " b", "c"))
+        >>> states = States((Site(0),), torch.tensor([[[1.0], [3.0], [5.0]]]), tokens, Source("toy"))
+        >>> states.pool("mean", "layer.0").tolist(), states.pool("last", "layer.0").tolist()
+        ([[2.0], [5.0]], [[3.0], [5.0]])
+        """
+        if how not in POOLINGS:
+            raise StatesError(f"No pooling {str(how)[:40]!r}", "there are four", f"Ask for {', '.join(POOLINGS)}.")
+        values = self.values if site is None else self.values[self._index(site)][None]
+        starts = self._starts(how)
+        if how in ("cls", "last"):
+            ends = starts if how == "cls" else starts + self.tokens.lengths - 1
+            pooled = values[:, torch.from_numpy(ends).to(values.device)]
+        else:
+            parts = torch.split(values, self.tokens.lengths.tolist(), dim=1)
+            wide = _wide(values.dtype)
+            rows = [part.mean(1, dtype=wide) if how == "mean" else part.amax(1) for part in parts]
+            pooled = torch.stack(rows, 1)
+        return pooled if site is None else pooled[0]
+
+    def mix(self, weights: Mapping[str | Site, float] | Sequence[float] | torch.Tensor) -> torch.Tensor:
+        """The sum of the sites, each times its weight, `[token, width]` in float32 (float64 stays).
+
+        A mapping may leave sites out; a sequence has one weight a site. A tensor of weights keeps its gradient.
+
+        >>> tokens = Tokens(("hi",), [0], [0], [7], ("hi",))
+        >>> states = States((Site(0), Site(1)), torch.tensor([[[1.0, 2.0]], [[3.0, 4.0]]]), tokens, Source("toy"))
+        >>> states.mix([0.5, 0.5]).tolist(), states.mix({"layer.1": 2.0}).tolist()
+        ([[2.0, 3.0]], [[6.0, 8.0]])
+        """
+        if isinstance(weights, Mapping):
+            listed = torch.zeros(len(self.sites), dtype=torch.float64)
+            for site, weight in weights.items():
+                listed[self._index(site)] += weight
+        else:
+            listed = torch.as_tensor(weights)
+        if listed.shape != (len(self.sites),) or not bool(listed.isfinite().all()):
+            found = f"the weights are {list(listed.shape)}" if listed.ndim != 1 else f"{len(listed)} weights were given"
+            raise StatesError(f"A mix of {len(self.sites)} sites", found, "Give one finite weight a site.")
+        wide = _wide(self.values.dtype)
+        mixed = torch.zeros(self.values.shape[1:], dtype=wide, device=self.values.device)
+        for weight, values in zip(listed.to(mixed), self.values, strict=True):
+            mixed = mixed + weight * values.to(wide)
+        return mixed
+
+    def padded(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The batch shape: values `[site, text, token, width]`, zero where the mask `[text, token]` is False.
+
+        >>> tokens = Tokens(("a b", "c"), [0, 0, 1], [0, 1, 0], [5, 6, 7], ("a", " b", "c"))
+        >>> values, mask = States((Site(0),), torch.ones(1, 3, 4), tokens, Source("toy")).padded()
+        >>> values.shape, mask.tolist()
+        (torch.Size([1, 2, 2, 4]), [[True, True], [True, False]])
+        """
+        lengths = torch.from_numpy(self.tokens.lengths).to(self.values.device)
+        longest = int(lengths.max()) if len(lengths) else 0
+        mask = torch.arange(longest, device=lengths.device) < lengths[:, None]
+        values = self.values.new_zeros(len(self.sites), len(lengths), longest, self.width)
+        values[:, mask] = self.values
+        return values, mask
+
+    def check_finite(self) -> None:
+        """Raise `NotFinite` naming the first site and token with a NaN or an infinity, if there is one."""
+        for site, values in zip(self.sites, self.values, strict=True):
+            wrong = ~values.isfinite()
+            if not bool(wrong.any()):
+                continue
+            row = int(wrong.any(1).nonzero()[0])
+            what = "a NaN" if bool(values[row].isnan().any()) else "an infinity"
+            where = f"{shown(self.tokens.strings[row : row + 1])} (text {self.tokens.text[row]}, "
+            where += f"position {self.tokens.positions[row]})"
+            many = f"{int(wrong.sum()):,} of its {wrong.numel():,} values are not finite"
+            do = "Look at the weights of the block that makes it, or load the model in a wider dtype."
+            raise NotFinite(f"States of {plain(self.source.model)}", f"{what} at {site}, token {where}: {many}", do)
+
+    def blocks(self, site: str | Site, rows: int = 65_536) -> Iterator[torch.Tensor]:
+        """The rows of one site in order, at most `rows` at a time: how `Readable` is read."""
+        return iter(torch.split(self[site], rows))
+
+    def to_numpy(self) -> NDArray[Any]:
+        """The values as numpy knows them: float32 and float64 as they are, narrower ones widened to float32 (exact)."""
+        values = self.values.detach().cpu()
+        array: NDArray[Any] = values.to(_wide(values.dtype)).numpy()
+        return array
+
+    def to_xarray(self) -> "xarray.DataArray":
+        """A DataArray with dims site, token, width and the coordinates site, text, position, id, string.
+
+        >>> tokens = Tokens(("hi",), [0], [0], [7], ("hi",))
+        >>> States((Site(0),), torch.zeros(1, 1, 2), tokens, Source("toy")).to_xarray().sel(site="layer.0").dims
+        ('token', 'width')
+        """
+        import xarray
+
+        coords = {
+            "site": [str(site) for site in self.sites],
+            "text": ("token", self.tokens.text),
+            "position": ("token", self.tokens.positions),
+            "id": ("token", self.tokens.ids),
+            "string": ("token", np.array([*self.tokens.strings, None], dtype=object)[:-1]),
+        }
+        attrs = {"source": json.dumps(self.source.to_json())}
+        return xarray.DataArray(self.to_numpy(), coords, ("site", "token", "width"), "states", attrs)
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """A frame with one row a token, indexed by text, position, id and string; its columns are (site, channel).
+
+        >>> tokens = Tokens(("hi",), [0], [0], [7], ("hi",))
+        >>> States((Site(0),), torch.zeros(1, 1, 2), tokens, Source("toy")).to_pandas()["layer.0"].shape
+        (1, 2)
+        """
+        import pandas
+
+        tokens, names = self.tokens, ["text", "position", "id", "string"]
+        strings = pandas.Index(list(tokens.strings), dtype=object)
+        index = pandas.MultiIndex.from_arrays([tokens.text, tokens.positions, tokens.ids, strings], names=names)
+        columns = pandas.MultiIndex.from_product([map(str, self.sites), range(self.width)], names=["site", "channel"])
+        return pandas.DataFrame(self.to_numpy().swapaxes(0, 1).reshape(len(tokens), -1), index, columns)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a safetensors file, in the native dtype, whole or not at all; `States.load` gives it back exactly."""
+        write(path, {"": self._part()})
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "States":
+        """Read what `save` wrote."""
+        parts = _read(path)
+        if "" not in parts:
+            raise FileError(f"No states of one stack in {path}", "it holds a pair", "Read it with Pair.load().")
+        return parts[""]
+
+    def _part(self) -> Part:
+        return Part(self.sites, self.values, self.tokens, self.source)
+
+    def _choose(self, patterns: str | Site | Sequence[str | Site]) -> tuple[Site, ...]:
+        owner = f"these states of {plain(self.source.model)}"
+        return select(patterns, self.sites, owner=owner, depth=self.source.depth, final=self.source.final)
+
+    def _index(self, site: str | Site) -> int:
+        chosen = self._choose(site)
+        if len(chosen) > 1:
+            asked = f"One site, {str(site)[:60]!r}"
+            raise SiteError(asked, f"it names {len(chosen)}", "Ask for one, or use .select(sites=...).")
+        return self.sites.index(chosen[0])
+
+    def _starts(self, how: str) -> Ints:
+        """The first row of every text, when there is something to pool in each."""
+        lengths = self.tokens.lengths
+        if not lengths.all() or not len(lengths):
+            found = f"text {int(np.argmin(lengths))} has no tokens here" if len(lengths) else "there are no texts"
+            raise StatesError(f"Pooling by {how}", found, "Pool before selecting tokens, or leave that text out.")
+        starts: Ints = np.cumsum(lengths) - lengths
+        if how == "cls":
+            asked, do = "Pooling by cls", "Pool by mean or last."
+            if self.source.cls is None:
+                raise StatesError(asked, f"the tokenizer of {plain(self.source.model)} has no such token", do)
+            wrong = np.flatnonzero(self.tokens.ids[starts] != self.source.cls)
+            if len(wrong):
+                string = shown(self.tokens.strings[starts[wrong[0]] : starts[wrong[0]] + 1])
+                raise StatesError(asked, f"text {wrong[0]} begins with {string}, which is not that token", do)
+        return starts
+
+
+@dataclass(frozen=True)
+class Pair:
+    """What capturing an encoder-decoder gives: the states of its two stacks, each with its own tokens.
+
+    >>> tokens = Tokens(("hi",), [0], [0], [7], ("hi",))
+    >>> sites = Site.parse("encoder.layer.0"), Site.parse("decoder.layer.0")
+    >>> stacks = [States((site,), torch.zeros(1, 1, 2), tokens, Source("t5")) for site in sites]
+    >>> Pair(*stacks)["decoder.layer.0"].shape
+    torch.Size([1, 2])
+    """
+
+    encoder: States
+    decoder: States
+
+    def __post_init__(self) -> None:
+        stacks = self.encoder.sites[0].stack, self.decoder.sites[0].stack
+        if stacks != ("encoder", "decoder"):
+            raise StatesError(
+                "A pair of an encoder and a decoder", f"the stacks are {stacks}", "Name each site's stack."
+            )
+
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        """The sites of both stacks."""
+        return self.encoder.sites + self.decoder.sites
+
+    def __getitem__(self, site: str | Site) -> torch.Tensor:
+        chosen = select(site, self.sites, owner=f"these states of {plain(self.encoder.source.model)}")
+        if len(chosen) > 1:
+            raise SiteError(
+                f"One site, {str(site)[:60]!r}", f"it names {len(chosen)}", "Name the stack: 'encoder.' ..."
+            )
+        return (self.encoder if chosen[0].stack == "encoder" else self.decoder)[chosen[0]]
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write both to one safetensors file; `Pair.load` gives them back exactly."""
+        write(path, {"encoder.": self.encoder._part(), "decoder.": self.decoder._part()})
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "Pair":
+        """Read what `save` wrote."""
+        parts = _read(path)
+        if "" in parts:
+            raise FileError(f"No pair of states in {path}", "it holds one stack", "Read it with States.load().")
+        return cls(parts["encoder."], parts["decoder."])
+
+
+def join(parts: Sequence[States]) -> States:
+    """The states of several captures as one, texts one after another; sites, dtype and source must agree.
+
+    >>> one = States((Site(0),), torch.zeros(1, 1, 2), Tokens(("hi",), [0], [0], [7], ("hi",)), Source("toy"))
+    >>> join([one, one]).tokens.count
+    2
+    """
+    if not parts:
+        raise StatesError("States joined", "there are none", "Give at least one.")
+    first = parts[0]
+    for part in parts[1:]:
+        mine = first.sites, first.width, first.values.dtype, first.source, first.tokens.texts is None
+        if (part.sites, part.width, part.values.dtype, part.source, part.tokens.texts is None) != mine:
+            found = "they differ in sites, width, dtype, source, or in having texts"
+            raise StatesError("States joined", found, "Join states that were captured alike.")
+    every = [part.tokens for part in parts]
+    offsets = np.cumsum([0, *(tokens.count for tokens in every)])
+    tokens = Tokens(
+        None if first.tokens.texts is None else tuple(text for tokens in every for text in tokens.texts or ()),
+        np.concatenate([tokens.text + offset for tokens, offset in zip(every, offsets, strict=False)]),
+        np.concatenate([tokens.positions for tokens in every]),
+        np.concatenate([tokens.ids for tokens in every]),
+        tuple(string for tokens in every for string in tokens.strings),
+        np.concatenate([tokens.spans for tokens in every]),
+        int(offsets[-1]),
+    )
+    return States(first.sites, torch.cat([part.values for part in parts], 1), tokens, first.source)
+
+
+def _read(path: str | os.PathLike[str]) -> dict[str, States]:
+    try:
+        return {prefix: States(*part) for prefix, part in read(path).items()}
+    except StatesError as error:
+        raise FileError(f"Cannot read states from {os.fspath(path)}", str(error), "Save the states again.") from error
+
+
+def _take(values: torch.Tensor, dim: int, indices: Ints) -> torch.Tensor:
+    """These slices of the values: shared where they are one run, else copied."""
+    if len(indices) and indices[-1] - indices[0] + 1 == len(indices):
+        return values.narrow(dim, int(indices[0]), len(indices))
+    return values.index_select(dim, torch.from_numpy(indices).to(values.device))
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
