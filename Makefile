@@ -16,6 +16,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "hiddenscope needs Python 3.11 or newer, and $(PYTHON) is not: name another, as in PYTHON=python3.12 make setup" >&2; exit 2; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@echo 'Installing everything in .venv: a few minutes, once.'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
