@@ -1,0 +1,243 @@
+"""A checked folder made into a module and a tokenizer, with no network and no code of somebody else's."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hiddenscope.errors import Damaged, LoadError, UnknownModel, Unsafe
+from hiddenscope.loading.folder import Folder
+from hiddenscope.loading.precision import choose_dtype, parse_dtype
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+    from transformers import PreTrainedTokenizerBase
+
+TASKS = {
+    "causal-lm": "AutoModelForCausalLM",
+    "masked-lm": "AutoModelForMaskedLM",
+    "seq2seq-lm": "AutoModelForSeq2SeqLM",
+    "text-encoder": "AutoModelForTextEncoding",
+    "base": "AutoModel",
+}
+_STORED = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A module with its tokenizer, where they came from, and every choice that was made for the user.
+
+    >>> import torch
+    >>> Loaded(torch.nn.Linear(2, 2), None, "Linear", None, ()).name
+    'Linear'
+    """
+
+    module: nn.Module
+    tokenizer: PreTrainedTokenizerBase | None
+    name: str
+    revision: str | None
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """How the user wants a checkpoint loaded; None leaves the choice to us."""
+
+    task: str | None = None
+    dtype: str | torch.dtype | None = None
+    device: str | torch.device | None = None
+    attention: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.task is not None and self.task not in TASKS:
+            raise LoadError(f"No task {self.task!r}", f"the tasks are {', '.join(TASKS)}", "Choose one of them.")
+        if self.attention is not None and "/" in self.attention:
+            raise Unsafe(
+                f"Cannot use attention {self.attention!r}",
+                "it is a kernel that would be fetched and run",
+                "Choose one that transformers has, such as 'sdpa' or 'eager'.",
+            )
+
+
+def load_folder(folder: Folder, wanted: Wanted) -> tuple[nn.Module, PreTrainedTokenizerBase | None, tuple[str, ...]]:
+    """Load a checked folder: the module in eval mode, its tokenizer if there is one, and the choices made."""
+    device = _choose_device(wanted.device)
+    dtype, dtype_note = _choose_dtype(folder, wanted, device)
+    options: dict[str, Any] = {"dtype": dtype}
+    if wanted.attention is not None:
+        options["attn_implementation"] = wanted.attention
+    if device is None:
+        options["device_map"] = "auto"
+    with quiet_transformers():
+        config = _load_config(folder)
+        loader, class_note = _choose_class(folder, config, wanted.task)
+        module, info = _from_pretrained(loader, folder, options)
+        tokenizer = load_tokenizer(folder) if folder.has_tokenizer else None
+    weights_note = _check_loaded(folder, module, info)
+    if device is not None:
+        module.to(device)
+    tokenizer_note = "" if tokenizer is not None else "No tokenizer came with it: give it lists of token ids."
+    notes = (dtype_note, class_note, weights_note, tokenizer_note)
+    return module.eval(), tokenizer, tuple(note for note in notes if note)
+
+
+def load_tokenizer(folder: Folder) -> PreTrainedTokenizerBase:
+    """The folder's tokenizer, from its own files alone."""
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            str(folder.path), local_files_only=True, trust_remote_code=False
+        )
+    except Exception as error:
+        if any(where.startswith("tokenizer_config.json") for where in folder.remote_code):
+            raise _remote_code(folder, "Load it yourself and pass the live (module, tokenizer).") from error
+        raise LoadError(f"Cannot load the tokenizer of {folder.path}", _first_line(error), _repair(error)) from error
+    return tokenizer
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Keep transformers' own bars and reports off stderr: what matters of them goes into notes and errors."""
+    from transformers.utils import logging as transformers_logging
+
+    logging: Any = transformers_logging
+
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def _choose_device(device: str | torch.device | None) -> torch.device | None:
+    """The one device to load on, or None for as many as accelerate finds."""
+    import torch
+
+    if device is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if str(device) != "auto":
+        try:
+            return torch.empty(0, device=device).device
+        except (RuntimeError, AssertionError) as error:
+            do = "Choose 'cpu', 'cuda' or 'auto'."
+            raise LoadError(f"Cannot load on device {str(device)!r}", _first_line(error), do) from error
+    if importlib.util.find_spec("accelerate") is None:
+        raise LoadError(
+            "Cannot spread the model over devices", "accelerate is not installed", "Run: pip install accelerate"
+        )
+    return None
+
+
+def _choose_dtype(folder: Folder, wanted: Wanted, device: torch.device | None) -> tuple[torch.dtype | str, str]:
+    import torch
+
+    if wanted.dtype is not None:
+        return parse_dtype(wanted.dtype), ""
+    if folder.dtype is None or "quantization_config" in folder.config:
+        return "auto", "The checkpoint is quantised: its own dtypes are kept."
+    stored = parse_dtype(_STORED[folder.dtype])
+    spread = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return choose_dtype(stored, device or spread)
+
+
+def _load_config(folder: Folder) -> Any:
+    from transformers import CONFIG_MAPPING, AutoConfig
+
+    model_type = folder.config.get("model_type")
+    native = model_type in CONFIG_MAPPING
+    if not native and not folder.remote_code:
+        raise UnknownModel(
+            f"Cannot load {folder.path}",
+            f"the installed transformers has no model type {str(model_type)[:60]!r}",
+            "A newer transformers may have it: pip install --upgrade transformers",
+        )
+    if not native:
+        raise _remote_code(folder, "Load it with transformers yourself and pass the live (module, tokenizer).")
+    try:
+        return AutoConfig.from_pretrained(str(folder.path), local_files_only=True, trust_remote_code=False)
+    except Exception as error:
+        raise Damaged(f"Cannot read the config of {folder.path}", _first_line(error), "Fetch it again.") from error
+
+
+def _choose_class(folder: Folder, config: Any, task: str | None) -> tuple[Any, str]:
+    import transformers
+
+    if folder.remote_code and task is None:
+        do = f"Name a task ({', '.join(TASKS)}) to use transformers' own {config.model_type} in its place."
+        raise _remote_code(folder, do)
+    if task is not None:
+        name = TASKS[task]
+        if task == "text-encoder" and type(config) not in transformers.MODEL_FOR_TEXT_ENCODING_MAPPING:
+            name = "AutoModel"
+        note = "The code that its auto_map names was not run: transformers' own class was used."
+        return getattr(transformers, name), note if folder.remote_code else ""
+    named = config.architectures or ()
+    for name in named:
+        found = getattr(transformers, name, None) if isinstance(name, str) and name.isidentifier() else None
+        if isinstance(found, type) and issubclass(found, transformers.PreTrainedModel):
+            return found, ""
+    note = (
+        f"transformers has no class {named[0]!r}, which the config names: the base model was loaded." if named else ""
+    )
+    return transformers.AutoModel, note
+
+
+def _from_pretrained(loader: Any, folder: Folder, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    try:
+        module, info = loader.from_pretrained(
+            str(folder.path),
+            use_safetensors=True,
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+            **options,
+        )
+    except Exception as error:
+        raise LoadError(f"Cannot load {folder.path}", _first_line(error), _repair(error)) from error
+    return module, info
+
+
+def _check_loaded(folder: Folder, module: Any, info: dict[str, Any]) -> str:
+    """Refuse a module with weights that no checkpoint gave: its states would be random numbers."""
+    missing = sorted(str(key) for key in info["missing_keys"])
+    # A base model's pooler comes after its states, and there is no head that reads it.
+    beside = [key for key in missing if "pooler" in key.split(".") and module.base_model is module]
+    lacking = [key for key in missing if key not in beside]
+    if lacking or info["mismatched_keys"]:
+        wrong = lacking or sorted(str(entry) for entry in info["mismatched_keys"])
+        raise Damaged(
+            f"Cannot load {folder.path} as {type(module).__name__}",
+            f"the checkpoint has no weights for {len(wrong)} of its parameters, such as {wrong[0]}",
+            "They would be random numbers. Fetch it again, or load a class it was saved from: task='base' has no head.",
+        )
+    if beside:
+        return "The checkpoint has no pooler: what the pooler returns is random; no state passes through it."
+    unused = sorted(str(key) for key in info["unexpected_keys"])
+    if unused:
+        return f"{len(unused)} weights of the checkpoint have no place in {type(module).__name__}, such as {unused[0]}."
+    return ""
+
+
+def _remote_code(folder: Folder, do: str) -> Unsafe:
+    found = f"{folder.remote_code[0]}, code that would be fetched and run"
+    return Unsafe(f"Cannot load {folder.path}", found, do)
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[0] if lines else type(error).__name__)[:300]
+
+
+def _repair(error: Exception) -> str:
+    if isinstance(error, ImportError):
+        return "Install what is missing."
+    return "Check the folder, or load it with transformers yourself and pass the live (module, tokenizer)."

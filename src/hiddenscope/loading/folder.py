@@ -1,0 +1,158 @@
+"""What a folder with a checkpoint holds, checked before anybody loads it.
+
+Weights are read from safetensors alone, and no code comes with them: a pickle, an `auto_map`, an attention kernel to be
+fetched from somewhere, a weight file outside the folder are refused here, by name.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hiddenscope.errors import Damaged, LoadError, UnknownModel, Unsafe
+from hiddenscope.loading.tensors import read_header
+
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".msgpack", ".h5")
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "merges.txt", "tekken.json")
+_LARGEST_JSON = 64 * 2**20
+_LARGEST_COUNT = 100_000
+_DEPTHS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "encoder_layers", "decoder_layers")
+_KERNELS = ("attn_implementation", "_attn_implementation", "experts_implementation", "_experts_implementation")
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A checkpoint that may be loaded: where it is, its config, its dtype by name, and whether a tokenizer is there."""
+
+    path: Path
+    config: dict[str, Any]
+    dtype: str | None
+    has_tokenizer: bool
+    remote_code: tuple[str, ...]
+
+
+def check_folder(path: Path) -> Folder:
+    """Check everything that can be checked before a library reads the folder."""
+    if not path.is_dir():
+        raise UnknownModel(f"No folder {path}", "there is nothing of that name", "Check the path.")
+    if not any(path.iterdir()):
+        raise Damaged(f"Cannot load {path}", "the folder is empty", "Save or fetch the model again.")
+    if (path / "adapter_config.json").exists():
+        raise LoadError(
+            f"Cannot load {path}",
+            "it holds an adapter (adapter_config.json), not a whole model",
+            "Merge it with PEFT's merge_and_unload(), or pass the live (module, tokenizer).",
+        )
+    config = _read_config(path)
+    dtype = _check_weights(path, config)
+    tokenizer = _read_json(path / "tokenizer_config.json") if (path / "tokenizer_config.json").exists() else {}
+    has_tokenizer = any((path / name).exists() for name in TOKENIZER_FILES) or any(path.glob("*.model"))
+    remote_code = (*_remote_code("config.json", config), *_remote_code("tokenizer_config.json", tokenizer))
+    return Folder(path, config, dtype, has_tokenizer, remote_code)
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    if not (path / "config.json").exists():
+        ggufs = sorted(file.name for file in path.glob("*.gguf"))
+        do = f"Load the file itself: {path / ggufs[0]}." if ggufs else "Point to the folder that save_pretrained wrote."
+        raise Damaged(f"Cannot load {path}", "it has no config.json", do)
+    config = _read_json(path / "config.json")
+    for key, value in _walk(config):
+        if key in _DEPTHS and isinstance(value, int) and not 0 <= value <= _LARGEST_COUNT:
+            raise Damaged(f"Cannot load {path}", f"its config says {key}={value}", "Fetch config.json again.")
+        if key in _KERNELS and isinstance(value, str) and "/" in value:
+            raise Unsafe(
+                f"Cannot load {path}",
+                f"its config asks for the kernel {value!r}, code that would be fetched and run",
+                f"Take {key} out of config.json.",
+            )
+    return config
+
+
+def _remote_code(name: str, content: dict[str, Any]) -> tuple[str, ...]:
+    maps = [value for key, value in _walk(content) if key == "auto_map" and value]
+    return tuple(f"{name} names {json.dumps(value)[:120]}" for value in maps)
+
+
+def _check_weights(path: Path, config: dict[str, Any]) -> str | None:
+    explicit = config.get("transformers_weights")
+    if explicit is not None and explicit not in (WEIGHTS, INDEX):
+        raise Unsafe(
+            f"Cannot load {path}",
+            f"its config sends the loader to {str(explicit)[:80]!r}",
+            f"Name the weights {WEIGHTS} and take transformers_weights out of config.json.",
+        )
+    if (path / ".metadata").exists():
+        raise _pickled(path, ".metadata, a distributed checkpoint,")
+    if (path / WEIGHTS).exists():
+        return _main_dtype([path / WEIGHTS])
+    if (path / INDEX).exists():
+        return _main_dtype(_shards(path))
+    pickles = sorted(file.name for file in path.iterdir() if file.suffix in PICKLES)
+    if pickles:
+        raise _pickled(path, pickles[0])
+    found = f"it has no {WEIGHTS} and no {INDEX}"
+    raise Damaged(f"Cannot load {path}", found, "Point to the folder that save_pretrained wrote.")
+
+
+def _shards(path: Path) -> list[Path]:
+    weight_map = _read_json(path / INDEX).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise Damaged(f"Cannot load {path}", f"{INDEX} has no weight_map", "Fetch that file again.")
+    names = sorted({str(name) for name in weight_map.values()})
+    for name in names:
+        if Path(name).name != name or "\\" in name or not name.endswith(".safetensors"):
+            found = f"{INDEX} sends the loader to {name[:80]!r}"
+            raise Unsafe(f"Cannot load {path}", found, "Only safetensors files beside the index are read.")
+        if not (path / name).exists():
+            raise Damaged(f"Cannot load {path}", f"{name} is missing", "Finish the download: it is one of the shards.")
+    for name in names:
+        absent = {key for key, shard in weight_map.items() if shard == name} - set(read_header(path / name).dtypes)
+        if absent:
+            found = f"{name} lacks {sorted(absent)[0]!r}, which the index promises"
+            raise Damaged(f"Cannot load {path}", found, "Fetch the shards and the index again.")
+    return [path / name for name in names]
+
+
+def _main_dtype(files: list[Path]) -> str | None:
+    """The floating dtype that most bytes of the checkpoint are in."""
+    totals: dict[str, int] = {}
+    for file in files:
+        header = read_header(file)
+        for name, dtype in header.dtypes.items():
+            totals[dtype] = totals.get(dtype, 0) + header.bytes[name]
+    floats = {dtype: total for dtype, total in totals.items() if dtype in ("F64", "F32", "F16", "BF16")}
+    return max(floats, key=lambda dtype: floats[dtype]) if floats else None
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        if path.stat().st_size > _LARGEST_JSON:
+            raise ValueError(f"{path.stat().st_size:,} bytes")
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise Damaged(f"Cannot read {path}", f"it is no JSON ({error})"[:200], "Fetch the file again.") from error
+    if not isinstance(content, dict):
+        raise Damaged(f"Cannot read {path}", "it is no JSON object", "Fetch the file again.")
+    return content
+
+
+def _walk(content: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(content, dict):
+        for key, value in content.items():
+            yield key, value
+            yield from _walk(value)
+    elif isinstance(content, list):
+        for value in content:
+            yield from _walk(value)
+
+
+def _pickled(path: Path, name: str) -> Unsafe:
+    return Unsafe(
+        f"Cannot load {path}",
+        f"its weights are in {name} and not in safetensors; unpickling can run code",
+        "If you trust it, convert it once: load it with transformers and call "
+        "module.save_pretrained(folder), which writes safetensors. Then load that folder.",
+    )

@@ -1,0 +1,242 @@
+"""A GGUF file: its header checked before any library believes it, its weights made into a safetensors folder.
+
+A GGUF header is a list of keys and values and a list of tensors, each with counts and lengths that the file itself
+gives. A count that the size of the file cannot hold ends here, before anybody allocates for it.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+import sys
+from contextlib import redirect_stderr
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from hiddenscope import progress
+from hiddenscope.errors import Damaged, LoadError
+from hiddenscope.loading.checkpoint import quiet_transformers
+
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_STRING, _ARRAY = 8, 9
+_SMALLEST_KEY = 8 + 4 + 1
+_SMALLEST_TENSOR = 8 + 4 + 8 + 4 + 8
+_LONGEST_NAME = 65_535
+_MOST_AXES = 8
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a GGUF file says of itself: its metadata (arrays as their lengths) and how many weights it holds."""
+
+    metadata: dict[str, Any]
+    tensors: int
+    elements: int
+
+
+def read_header(path: Path) -> Header:
+    """Read and check the header of a GGUF file."""
+    size = path.stat().st_size
+    if size < 24:
+        raise _damaged(path, f"it has {size} bytes, fewer than a GGUF header")
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        return _Reader(path, content).header()
+
+
+class _Reader:
+    """Walks through a header and never past the end of the file."""
+
+    def __init__(self, path: Path, content: mmap.mmap) -> None:
+        self.path, self.content, self.size, self.at = path, content, len(content), 0
+
+    def header(self) -> Header:
+        if self.content[:4] != b"GGUF":
+            raise _damaged(self.path, "it does not begin with 'GGUF'")
+        self.at = 4
+        version, tensors, keys = self.scalar("I"), self.scalar("Q"), self.scalar("Q")
+        if version not in (2, 3):
+            raise _damaged(self.path, f"it is of GGUF version {version}; versions 2 and 3, little-endian, are read")
+        self.expect(keys, _SMALLEST_KEY, "keys")
+        self.expect(tensors, _SMALLEST_TENSOR, "tensors")
+        metadata: dict[str, Any] = {}
+        for _ in range(keys):
+            key = self.string(_LONGEST_NAME)
+            if key in metadata:
+                raise _damaged(self.path, f"the key {key[:80]!r} is there twice")
+            metadata[key] = self.value(self.scalar("I"))
+        table = [self.tensor() for _ in range(tensors)]
+        self.check_data(table, metadata.get("general.alignment", 32))
+        if len({name for name, *_ in table}) != len(table):
+            raise _damaged(self.path, "two tensors have the same name")
+        return Header(metadata, tensors, sum(elements for _, elements, _, _ in table))
+
+    def scalar(self, code: str) -> Any:
+        width = struct.calcsize(f"<{code}")
+        self.expect(1, width, "values")
+        (value,) = struct.unpack_from(f"<{code}", self.content, self.at)
+        self.at += width
+        return value
+
+    def string(self, longest: int | None = None) -> str:
+        length = self.scalar("Q")
+        self.expect(length, 1, "characters")
+        if longest is not None and length > longest:
+            raise _damaged(self.path, f"it has a name of {length:,} characters")
+        begin, self.at = self.at, self.at + length
+        return self.content[begin : self.at].decode("utf-8", errors="replace")
+
+    def value(self, kind: int, depth: int = 0) -> Any:
+        """A scalar, a string, or the length of an array, of which only the extent is walked."""
+        if kind == _STRING:
+            return self.string()
+        if kind in _SCALARS:
+            return self.scalar(_SCALARS[kind])
+        if kind != _ARRAY or depth > 3:
+            raise _damaged(self.path, f"it has a value of the unknown type {kind}")
+        inner, count = self.scalar("I"), self.scalar("Q")
+        width = struct.calcsize(f"<{_SCALARS[inner]}") if inner in _SCALARS else 8
+        self.expect(count, width, "items in an array")
+        if inner in _SCALARS:
+            self.at += count * width
+        elif inner == _STRING:
+            self.skip_strings(count)
+        else:
+            for _ in range(count):
+                self.value(inner, depth + 1)
+        return count
+
+    def skip_strings(self, count: int) -> None:
+        length_of = struct.Struct("<Q").unpack_from
+        for _ in range(count):
+            self.expect(1, 8, "strings")
+            self.at += 8 + length_of(self.content, self.at)[0]
+        self.expect(0, 1, "strings")
+
+    def tensor(self) -> tuple[str, int, int, int]:
+        name, axes = self.string(_LONGEST_NAME), self.scalar("I")
+        if not 0 < axes <= _MOST_AXES:
+            raise _damaged(self.path, f"the tensor {name[:80]!r} has {axes:,} axes")
+        elements = prod(self.scalar("Q") for _ in range(axes))
+        return name, elements, self.scalar("I"), self.scalar("Q")
+
+    def check_data(self, table: list[tuple[str, int, int, int]], alignment: Any) -> None:
+        from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+
+        if not isinstance(alignment, int) or not 0 < alignment <= 2**20:
+            raise _damaged(self.path, f"its alignment is {alignment!r}")
+        begin = -(-self.at // alignment) * alignment
+        for name, elements, kind, offset in table:
+            if kind not in GGMLQuantizationType.__members__.values():
+                raise _damaged(self.path, f"the tensor {name[:80]!r} is of the unknown type {kind}")
+            per_block, width = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
+            if begin + offset + elements // per_block * width > self.size:
+                raise _damaged(self.path, f"the tensor {name[:80]!r} reaches past the end of the file")
+
+    def expect(self, count: int, width: int, what: str) -> None:
+        if self.at + count * width > self.size:
+            raise _damaged(self.path, f"it claims {count:,} {what} at byte {self.at:,} of {self.size:,}")
+
+
+def convert(path: Path, folder: Path) -> None:
+    """Write a GGUF file as a safetensors folder in float32, which holds every unpacked value exactly."""
+    header = read_header(path)
+    with progress.track(f"Converting {path.name}", total=3) as advance, quiet_transformers():
+        try:
+            tokenizer = read_tokenizer(path, header)
+            advance(1)
+            module = read_module(path, header)
+            advance(1)
+            module.save_pretrained(folder)
+            tokenizer.save_pretrained(folder)
+            advance(1)
+        except (KeyError, ValueError, NotImplementedError, ImportError, RuntimeError, TypeError, IndexError) as error:
+            if isinstance(error, LoadError):
+                raise
+            do = "Take a safetensors version of the model if there is one."
+            raise LoadError(f"Cannot convert {path.name}", str(error)[:300] or repr(error), do) from error
+
+
+def read_module(path: Path, header: Header) -> Any:
+    """The module that a checked GGUF file holds, unpacked to float32."""
+    import torch
+    import transformers
+
+    if int(header.metadata.get("split.count", 1)) > 1:
+        raise LoadError(f"Cannot convert {path.name}", "it is one part of several", "Join the parts into one file.")
+    where: dict[str, Any] = {"gguf_file": path.name, "local_files_only": True, "trust_remote_code": False}
+    config = transformers.AutoConfig.from_pretrained(str(path.parent), **where)
+    loader: Any = transformers.AutoModel
+    if type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
+        loader = transformers.AutoModelForCausalLM
+    elif type(config) in transformers.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING:
+        loader = transformers.AutoModelForSeq2SeqLM
+    unpacked = getattr(transformers, "GgufConfig", None)
+    if unpacked is not None:
+        # Otherwise newer versions may keep the blocks packed and fetch a kernel for them.
+        where["quantization_config"] = unpacked(dequantize=True)
+    with redirect_stderr(_WithoutBar(sys.stderr)):
+        module, info = loader.from_pretrained(str(path.parent), dtype=torch.float32, output_loading_info=True, **where)
+    if info["missing_keys"] or info["mismatched_keys"]:
+        lacking = sorted(map(str, info["missing_keys"] or info["mismatched_keys"]))
+        raise _damaged(path, f"it has no weights for {len(lacking)} parameters, such as {lacking[0]}")
+    return _unquantised(module)
+
+
+def read_tokenizer(path: Path, header: Header) -> Any:
+    """The tokenizer that a checked GGUF file holds, opening and closing a text as its metadata says."""
+    import transformers
+
+    tokenizer: Any = transformers.AutoTokenizer.from_pretrained(
+        str(path.parent), gguf_file=path.name, local_files_only=True, trust_remote_code=False
+    )
+    metadata = header.metadata
+    opens = metadata.get("tokenizer.ggml.add_bos_token", metadata.get("tokenizer.ggml.model") == "llama")
+    wanted = {"bos": bool(opens)}
+    if "tokenizer.ggml.add_eos_token" in metadata:
+        wanted["eos"] = bool(metadata["tokenizer.ggml.add_eos_token"])
+    for which, present in wanted.items():
+        if _adds(tokenizer, which) != present:
+            # The converted tokenizer forgets these, and a model that learnt with <bos> talks garbage without it.
+            setattr(tokenizer, f"add_{which}_token", present)
+        if _adds(tokenizer, which) != present:
+            raise _damaged(path, f"its tokenizer does not do what add_{which}_token={present} says")
+    length = next((value for key, value in metadata.items() if key.endswith(".context_length")), None)
+    if isinstance(length, int):
+        tokenizer.model_max_length = length
+    return tokenizer
+
+
+class _WithoutBar:
+    """A stderr without the one bar of transformers that no switch turns off; everything else passes."""
+
+    def __init__(self, stderr: Any) -> None:
+        self._stderr = stderr
+
+    def write(self, text: str) -> int:
+        return len(text) if "GGUF tensors" in text or not text.strip() else int(self._stderr.write(text))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stderr, name)
+
+
+def _adds(tokenizer: Any, which: str) -> bool:
+    ids = tokenizer("a")["input_ids"]
+    token = getattr(tokenizer, f"{which}_token_id")
+    return token is not None and ids[0 if which == "bos" else -1] == token
+
+
+def _unquantised(module: Any) -> Any:
+    """Drop what is left of the quantiser, which would refuse to save plain float32 weights."""
+    for name in ("hf_quantizer", "quantization_method"):
+        if hasattr(module, name):
+            delattr(module, name)
+    if hasattr(module.config, "quantization_config"):
+        del module.config.quantization_config
+    module.is_quantized = False
+    return module
+
+
+def _damaged(path: Path, found: str) -> Damaged:
+    return Damaged(f"Cannot read {path.name}", found, "Fetch the file again; it is cut short or was tampered with.")

