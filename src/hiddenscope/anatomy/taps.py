@@ -1,0 +1,75 @@
+"""Tap: the place in a module where one state passes, and how it lies there."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from hiddenscope import hooks
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a tensor holds a state: which axis is the text, which the token; all that is left is the width.
+
+    A block may work on more rows than there are tokens, filled up behind the text (`at_end=False`) or with rows of its
+    own before it (`at_end=True`). `flat` means that texts and tokens are one axis.
+
+    >>> import torch
+    >>> Layout(text=1, token=0).states(torch.zeros(7, 2, 64), tokens=7).shape
+    torch.Size([2, 7, 64])
+    """
+
+    text: int = 0
+    token: int = 1
+    at_end: bool = False
+    flat: bool = False
+
+    def states(self, tensor: Tensor, tokens: int) -> Tensor:
+        """The tensor as [text, token, width]: a view wherever that can be."""
+        if self.flat:
+            return tensor.reshape(-1, tokens, tensor.shape[-1])
+        if (self.text, self.token) != (0, 1):
+            tensor = tensor.movedim((self.text, self.token), (0, 1))
+        if tensor.ndim > 3:
+            tensor = tensor.flatten(2)
+        extra = tensor.shape[1] - tokens
+        return tensor[:, extra:] if self.at_end and extra else tensor[:, :tokens] if extra else tensor
+
+
+PLAIN = Layout()
+
+
+def layouts(tensor: Tensor, texts: int, tokens: int) -> Iterator[Layout]:
+    """Every way in which the tensor may hold one state for each of so many tokens of so many texts."""
+    shape = tensor.shape
+    if tensor.ndim == 2 and shape[0] == texts * tokens:
+        yield Layout(flat=True)
+    if tensor.ndim < 3:
+        return
+    for token in sorted(range(tensor.ndim), key=lambda axis: (shape[axis] != tokens, axis)):
+        for text in range(tensor.ndim):
+            if text == token or shape[text] != texts or shape[token] < tokens:
+                continue
+            yield Layout(text, token)
+            if shape[token] > tokens:
+                yield Layout(text, token, at_end=True)
+
+
+@dataclass(frozen=True)
+class Tap:
+    """One state's place: a module by its path, which of its calls in a pass, and the side it is read at."""
+
+    path: str
+    call: int
+    side: hooks.Side
+    layout: Layout = PLAIN
+
+    def read(self, *seen: Any) -> Tensor | None:
+        """The tensor that holds the state, from what a watcher of this side is called with."""
+        return hooks.state_in(*seen) if self.side == "input" else hooks.first_tensor(seen[0])
+
+    def __str__(self) -> str:
+        again = f" (call {self.call + 1})" if self.call else ""
+        return f"{self.side} of {self.path or 'the module'}{again}"

@@ -1,0 +1,133 @@
+"""The only file that registers a hook: watch a module's calls, stop a pass early, and leave nothing behind.
+
+A watcher is called with what went in and what came out of one call of a module. What it returns, if anything, takes
+the place of what it saw. Hooks are removed when the `with` ends, however it ends.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import copy
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+Side = Literal["input", "output"]
+
+
+@dataclass(frozen=True)
+class Watch:
+    """Watch one side of a module: `seen(args, kwargs)` before its forward, or `seen(output)` after it."""
+
+    module: nn.Module
+    side: Side
+    seen: Callable[..., Any]
+
+
+class Stopped(BaseException):
+    """Raised by a watcher when the pass has given all that was wanted; `run` catches it and nothing else may."""
+
+
+@contextmanager
+def watching(watches: Sequence[Watch]) -> Iterator[None]:
+    """Hold the watches while the body runs.
+
+    >>> linear, outputs = nn.Linear(2, 2), []
+    >>> with watching([Watch(linear, "output", outputs.append)]):
+    ...     _ = linear(torch.zeros(1, 2))
+    >>> len(outputs), len(linear._forward_hooks)
+    (1, 0)
+    """
+    handles = []
+    try:
+        for watch in watches:
+            handles.append(_register(watch))
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _register(watch: Watch) -> torch.utils.hooks.RemovableHandle:
+    if watch.side == "input":
+
+        def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            return watch.seen(args, kwargs)
+
+        return watch.module.register_forward_pre_hook(before, with_kwargs=True)
+
+    def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        return watch.seen(output)
+
+    return watch.module.register_forward_hook(after)
+
+
+def run(module: nn.Module, inputs: Mapping[str, Any]) -> Any:
+    """Call the module; None if a watcher stopped the pass."""
+    try:
+        return module(**inputs)
+    except Stopped:
+        return None
+
+
+@contextmanager
+def as_it_was(module: nn.Module) -> Iterator[None]:
+    """Give every module inside back the hooks it had: Hugging Face installs its own, for good, when asked for hidden states."""
+    flag = "_output_capturing_hooks_installed"
+    before = [(part, dict(part._forward_hooks), vars(part).get(flag)) for part in module.modules()]
+    try:
+        yield
+    finally:
+        for part, hooks, installed in before:
+            for key in [key for key in part._forward_hooks if key not in hooks]:
+                del part._forward_hooks[key]
+            if installed is None:
+                vars(part).pop(flag, None)
+
+
+def first_tensor(value: Any) -> Tensor | None:
+    """The first floating tensor in what a module was given or gave back, wherever it is nested."""
+    if isinstance(value, Tensor):
+        return value if value.is_floating_point() else None
+    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, tuple | list) else ()
+    for part in parts:
+        found = first_tensor(part)
+        if found is not None:
+            return found
+    return None
+
+
+def state_in(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
+    """The state that enters a block: its first argument, by place or by name."""
+    found = first_tensor(args)
+    if found is None:
+        found = first_tensor(kwargs.get("hidden_states"))
+    return first_tensor(kwargs) if found is None else found
+
+
+def with_first_tensor(value: Any, new: Tensor) -> Any:
+    """The same value with its first floating tensor exchanged; what was given is not changed.
+
+    >>> with_first_tensor((None, torch.zeros(1), "rest"), torch.ones(1))
+    (None, tensor([1.]), 'rest')
+    """
+    if isinstance(value, Tensor):
+        return new
+    if isinstance(value, Mapping):
+        changed = copy(value)
+        key = next(key for key, part in value.items() if first_tensor(part) is not None)
+        changed[key] = with_first_tensor(value[key], new)  # type: ignore[index]
+        return changed
+    at = next(i for i, part in enumerate(value) if first_tensor(part) is not None)
+    parts = [*value[:at], with_first_tensor(value[at], new), *value[at + 1 :]]
+    return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+
+
+def with_state_in(args: tuple[Any, ...], kwargs: dict[str, Any], new: Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The same arguments with the state that enters exchanged, wherever `state_in` finds it."""
+    if first_tensor(args) is not None:
+        return with_first_tensor(args, new), kwargs
+    name = "hidden_states" if first_tensor(kwargs.get("hidden_states")) is not None else None
+    name = name or next(name for name, value in kwargs.items() if first_tensor(value) is not None)
+    return args, {**kwargs, name: with_first_tensor(kwargs[name], new)}
