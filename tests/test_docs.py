@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import hiddenscope as hs
+from hiddenscope.loading import zoo
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -43,3 +44,8 @@ def test_the_examples_of_a_page_run_from_top_to_bottom(
 def test_links_lead_somewhere(page: Path) -> None:
     missing = [link for link in LINK.findall(page.read_text("utf-8")) if not (page.parent / link).exists()]
     assert missing == []
+
+
+def test_every_model_of_the_zoo_is_in_the_docs() -> None:
+    page = (ROOT / "docs" / "models.md").read_text("utf-8")
+    assert [row.name for row in zoo.listing() if not re.search(rf"`{row.name}` .*\| {row.licence} \|", page)] == []

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, get_type_hints
 
 import typer
@@ -232,11 +233,13 @@ def anatomy(shared: Shared) -> None:
     if shared.out:
         result.save(shared.out)
     if shared.json:
-        _print_json(result.to_dict())
+        with TemporaryDirectory() as folder:
+            result.save(Path(folder, "result.json"))
+            typer.echo(Path(folder, "result.json").read_text("utf-8"))
         return
     typer.echo(visible(result.summary(), keep="\n"))
     columns = [name for name, column in result.data.data_vars.items() if column.dims == ("site",)]
-    table = zip(result.data["site"].values, *(result.data[name].values for name in columns), strict=True)
+    table = zip(result.data["site"].values, *(result.data[name].values.tolist() for name in columns), strict=True)
     _table(["site", *map(str, columns)], ([_shown(cell) for cell in row] for row in table))
 
 
