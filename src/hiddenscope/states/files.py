@@ -75,6 +75,8 @@ def read(path: str | os.PathLike[str]) -> dict[str, Part]:
                 raise FileError(asked, found, "Give the path of a file that .save() wrote.")
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # it is no mapping
         facts: dict[str, Any] = json.loads(header["states"])
+        if set(facts) not in ({""}, {"encoder.", "decoder."}):
+            raise ValueError("it names no stacks")
         return {prefix: _restore(tensors, prefix, said) for prefix, said in facts.items()}
     except (SafetensorError, OSError, KeyError, TypeError, ValueError, AttributeError, SiteError) as error:
         if isinstance(error, FileError):

@@ -317,7 +317,7 @@ class Pair:
     def load(cls, path: str | os.PathLike[str]) -> "Pair":
         """Read what `save` wrote."""
         parts = _read(path)
-        if "" in parts:
+        if set(parts) != {"encoder.", "decoder."}:
             raise FileError(f"No pair of states in {path}", "it holds one stack", "Read it with States.load().")
         return cls(parts["encoder."], parts["decoder."])
 

@@ -1,0 +1,400 @@
+"""Result: what an analysis returns. Labelled arrays, the findings in words and numbers, and where they come from.
+
+>>> import xarray
+>>> norms = xarray.Dataset({"norm": ("site", [1.0, 2.5])}, {"site": ["layer.0", "layer.1"]})
+>>> print(Result("profile", norms, {"largest": 2.5, "at": "layer.1"}, {"model": "toy"}).summary())
+profile of toy
+  largest  2.5
+  at       layer.1
+"""
+
+import base64
+import csv
+import json
+import os
+import re
+import secrets
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+from hiddenscope.errors import Error, FileError, StatesError
+from hiddenscope.sites import Site
+
+if TYPE_CHECKING:
+    import numpy as np
+    import xarray
+
+Renderer: TypeAlias = Callable[["Result", Path], None]
+
+RENDERERS: dict[str, Renderer] = {}
+"""How to write a result to a file, by suffix; the views put `.html`, `.png`, `.svg` and `.pdf` here."""
+
+_FORMAT = "hiddenscope.result/1"
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_ESCAPED = re.compile(r"\\(\\|0|u[0-9a-f]{4})")
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+_NOTES = "hiddenscope_notes"  # the scalar variable of a netCDF file that holds what netCDF cannot
+_NOT_FINITE = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
+
+
+class Told(Protocol):
+    """What can say itself as JSON, as a `Source` of states can."""
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON takes it."""
+
+
+@dataclass(frozen=True, eq=False, repr=False, init=False)
+class Result:
+    """One type for every analysis: its `kind`, `data` (labelled arrays), `facts` (the findings) and `source`.
+
+    `facts` and `source` are kept as JSON keeps them: tuples become lists, numpy's numbers Python's, and a `Source` the
+    mapping that its `to_json()` gives; a `Site` is kept as its name.
+
+    >>> import xarray
+    >>> result = Result("profile", xarray.Dataset({"norm": ("site", [1.0, 2.5])}), {"largest": 2.5}, {"model": "toy"})
+    >>> result
+    Result(profile of toy: norm[site 2], 1 fact)
+    """
+
+    kind: str
+    data: "xarray.Dataset"
+    facts: Mapping[str, Any]
+    source: Mapping[str, Any]
+
+    def __init__(
+        self, kind: str, data: "xarray.Dataset", facts: Mapping[str, Any], source: Mapping[str, Any] | Told
+    ) -> None:
+        simple = {"facts": _simple(facts, "facts"), "source": _simple(source, "source")}
+        for name, value in {"kind": kind, "data": data, **simple}.items():
+            object.__setattr__(self, name, value)
+        _dtypes(data)
+        if any(index.nlevels > 1 for index in self.data.indexes.values()):
+            raise StatesError("A result's data", "an index has several levels", "Call .reset_index() on it first.")
+
+    def __repr__(self) -> str:
+        shapes = (f"{name}[{', '.join(f'{d} {n}' for d, n in v.sizes.items())}]" for name, v in self.data.items())
+        facts = "1 fact" if len(self.facts) == 1 else f"{len(self.facts)} facts"
+        return f"Result({', '.join([self._title, *shapes]).replace(', ', ': ', 1)}, {facts})"
+
+    def __str__(self) -> str:
+        return self.summary()
+
+    def summary(self) -> str:
+        """The facts as a person reads them, safe on a terminal."""
+        return "\n".join([self._title, *_lines(self.facts, "  ")])
+
+    def equals(self, other: "Result") -> bool:
+        """Whether everything is the same: kind, facts, source, and the data with its dtypes and attributes."""
+        mine, theirs = (json.dumps([r.kind, _tag(r.facts), _tag(r.source)], sort_keys=True) for r in (self, other))
+        return mine == theirs and _dtypes(self.data) == _dtypes(other.data) and self.data.identical(other.data)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a file, whole or not at all, in the format that the suffix names.
+
+        `.json` and `.nc` come back exactly with `Result.load`. `.csv` is one row a number, for other programs: text
+        that a spreadsheet would take for a formula gets a leading apostrophe.
+
+        >>> import tempfile, xarray
+        >>> result = Result("profile", xarray.Dataset({"norm": ("site", [1.0, 2.5])}), {"largest": 2.5}, {})
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     result.save(f"{folder}/norms.nc")
+        ...     Result.load(f"{folder}/norms.nc").equals(result)
+        True
+        """
+        writers = _WRITERS | RENDERERS
+        write = writers.get(Path(path).suffix.lower())
+        if write is None:
+            asked = f"Cannot save a result as {_safe(os.fspath(path))}"
+            raise FileError(
+                asked, f"the formats are {' '.join(sorted(writers))}", "Give the path one of these suffixes."
+            )
+        with _replacing(Path(path)) as fresh:
+            write(self, fresh)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "Result":
+        """Read what `save` wrote as `.json` or `.nc`."""
+        asked = f"Cannot read a result from {_safe(os.fspath(path))}"
+        read = _READERS.get(Path(path).suffix.lower())
+        if read is None or not Path(path).is_file():
+            found = "there is no such file" if read else "only .json and .nc can be read back"
+            raise FileError(asked, found, "Give the path of a file that .save() wrote.")
+        try:
+            return read(Path(path))
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, Error) as error:
+            found = f"it is damaged or of another kind ({_safe(str(error))[:200]})"
+            raise FileError(asked, found, "Save the result again.") from error
+
+    @property
+    def _title(self) -> str:
+        model = self.source.get("model")
+        return f"{_safe(self.kind)} of {_safe(model)}" if isinstance(model, str) else _safe(self.kind)
+
+
+def _lines(facts: Mapping[str, Any], indent: str) -> Iterator[str]:
+    wide = max((len(_safe(key)) for key, value in facts.items() if not isinstance(value, dict)), default=0)
+    for key, value in facts.items():
+        if isinstance(value, dict):
+            yield f"{indent}{_safe(key)}"
+            yield from _lines(value, indent + "  ")
+        else:
+            yield f"{indent}{_safe(key):<{wide}}  {_said(value)}"
+
+
+def _said(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join([*map(_said, value[:12]), *(["…"] if len(value) > 12 else [])]) or "none"
+    if isinstance(value, dict):
+        return "; ".join(f"{_safe(key)} {_said(inner)}" for key, inner in value.items())
+    return f"{value:.6g}" if isinstance(value, float) else _safe(str(value))
+
+
+def _safe(text: str) -> str:
+    """Text that is safe on a terminal: what cannot be printed is escaped."""
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+
+
+def _simple(value: Any, where: str) -> Any:
+    """The value as JSON's kinds: dict, list, str, int, float, bool, None."""
+    if isinstance(value, str | int | float) and hasattr(value, "item"):
+        return value.item()
+    if value is None or isinstance(value, str | int | float):
+        return value
+    if isinstance(value, Site):
+        return str(value)
+    if hasattr(value, "to_json"):
+        value = value.to_json()
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        return {str(key): _simple(inner, f"{where}.{key}") for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_simple(inner, where) for inner in value]
+    if hasattr(value, "tolist") and not isinstance(plain := value.tolist(), complex | bytes):
+        return _simple(plain, where)
+    found = f"{_safe(where)} holds {type(value).__name__}"
+    raise StatesError("A result's facts and source as JSON", found, "Give text, numbers, lists and mappings of them.")
+
+
+def _tag(value: Any) -> Any:
+    """The same for strict JSON: no bare NaN, and no lone surrogates, which JSON would join into one character."""
+    if isinstance(value, float) and str(value) in _NOT_FINITE:
+        return {"$float": _NOT_FINITE[str(value)]}
+    if isinstance(value, str) and _SURROGATE.search(value):
+        return {"$text": base64.b64encode(value.encode("utf-8", "surrogatepass")).decode()}
+    if isinstance(value, dict):
+        if any(key.startswith("$") or _SURROGATE.search(key) for key in value):
+            return {"$dict": [[_tag(key), _tag(inner)] for key, inner in value.items()]}
+        return {key: _tag(inner) for key, inner in value.items()}
+    return [_tag(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _untag(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_untag(inner) for inner in value]
+    if not isinstance(value, dict):
+        return value
+    if "$float" in value:
+        return float(value["$float"])
+    if "$text" in value:
+        return base64.b64decode(value["$text"]).decode("utf-8", "surrogatepass")
+    if "$dict" in value:
+        return {_untag(key): _untag(inner) for key, inner in value["$dict"]}
+    return {key: _untag(inner) for key, inner in value.items()}
+
+
+def _dtype(array: "np.ndarray[Any, Any]", name: str) -> str:
+    """The dtype's name, and `str` for every way of holding text."""
+    if array.dtype.kind in "biuf" and array.dtype.itemsize <= 8:
+        return str(array.dtype.name)
+    if array.dtype.kind in "UT" or (array.dtype.kind == "O" and all(isinstance(x, str) for x in array.flat)):
+        return "str"
+    found = f"{_safe(name)} is {array.dtype}"
+    raise StatesError(
+        "A result's data", found, "Give numbers of at most 64 bits, flags, or text ('' where it is missing)."
+    )
+
+
+def _dtypes(data: "xarray.Dataset") -> dict[str, str]:
+    return {str(name): _dtype(variable.to_numpy(), str(name)) for name, variable in data.variables.items()}
+
+
+def _notes(result: Result) -> dict[str, Any]:
+    """Everything of a result but its numbers."""
+    variables = {
+        str(name): {
+            "dims": list(variable.dims),
+            "shape": list(variable.shape),
+            "dtype": _dtype(variable.to_numpy(), str(name)),
+            "attrs": _tag(_simple(variable.attrs, f"{name}.attrs")),
+            "coordinate": name in result.data.coords,
+        }
+        for name, variable in result.data.variables.items()
+    }
+    said = {"kind": result.kind, "facts": _tag(result.facts), "source": _tag(result.source)}
+    attrs = _tag(_simple(result.data.attrs, "attrs"))
+    return {"format": _FORMAT, **said, "attrs": attrs, "variables": variables}
+
+
+def _restore(notes: dict[str, Any], arrays: Mapping[str, "np.ndarray[Any, Any]"]) -> Result:
+    import xarray
+
+    if notes["format"] != _FORMAT:
+        raise ValueError(f"its format is {notes['format']}")
+    variables = {
+        name: (said["dims"], arrays[name].reshape(said["shape"]), _untag(said["attrs"]))
+        for name, said in notes["variables"].items()
+    }
+    coords = {name: variables.pop(name) for name, said in notes["variables"].items() if said["coordinate"]}
+    data = xarray.Dataset(variables, coords, _untag(notes["attrs"]))
+    return Result(notes["kind"], data, _untag(notes["facts"]), _untag(notes["source"]))
+
+
+def _write_json(result: Result, path: Path) -> None:
+    notes = _notes(result)
+    for name, said in notes["variables"].items():
+        said["values"] = _listed(result.data[name].to_numpy(), said["dtype"])
+    path.write_text(json.dumps(notes, indent=1, allow_nan=False), "ascii")
+
+
+def _read_json(path: Path) -> Result:
+    import numpy as np
+
+    notes = json.loads(path.read_text("utf-8"))
+    arrays = {}
+    for name, said in notes["variables"].items():
+        flat = said["values"]
+        for _ in said["shape"][1:]:
+            flat = list(chain.from_iterable(flat))
+        flat = flat if said["shape"] else [flat]
+        if said["dtype"] == "str":
+            arrays[name] = _objects([_untag(value) for value in flat])
+        else:
+            arrays[name] = np.array([float(x) if isinstance(x, str) else x for x in flat], dtype=said["dtype"])
+    return _restore(notes, arrays)
+
+
+def _listed(array: "np.ndarray[Any, Any]", dtype: str) -> Any:
+    """Nested lists for JSON: the shortest numbers that come back exactly, and words for what is not finite."""
+    import numpy as np
+
+    if dtype == "str":
+        flat = [_tag(value) for value in array.flat]
+    elif array.dtype.kind == "f":
+        short = np.array([float(str(value)) for value in array.flat])  # 0.1, not 0.10000000149011612
+        exact = array.astype(np.float64).ravel()
+        kept = np.where(short.astype(array.dtype) == array.ravel(), short, exact).tolist()
+        flat = [_NOT_FINITE.get(str(value), value) for value in kept]
+    else:
+        return array.tolist()
+    return _objects(flat).reshape(array.shape).tolist()
+
+
+def _objects(values: list[Any]) -> "np.ndarray[Any, Any]":
+    import numpy as np
+
+    array = np.empty(len(values), dtype=object)
+    array[:] = values
+    return array
+
+
+def _write_netcdf(result: Result, path: Path) -> None:
+    notes = _notes(result)
+    data = result.data.drop_attrs().assign_attrs(kind=_escape(result.kind), format=_FORMAT)
+    for name, said in notes["variables"].items():
+        array = data[name].to_numpy()
+        if said["dtype"] == "str":
+            array = _objects([_escape(value) for value in array.flat]).reshape(array.shape)
+        elif said["dtype"] in ("float16", "bool"):
+            array = array.astype("float32" if said["dtype"] == "float16" else "uint8")
+        data[name] = (said["dims"], array)
+        plain = {key: value for key, value in said["attrs"].items() if isinstance(value, int | float)}
+        words = {key: _escape(value) for key, value in said["attrs"].items() if isinstance(value, str)}
+        data[name].attrs.update(plain | words)
+    data[_NOTES] = json.dumps(notes, allow_nan=False)
+    data.to_netcdf(path, engine="h5netcdf", encoding={name: {"_FillValue": None} for name in data.variables})
+
+
+def _read_netcdf(path: Path) -> Result:
+    import xarray
+
+    data = xarray.load_dataset(path, engine="h5netcdf", decode_cf=False)
+    notes = json.loads(data[_NOTES].item())
+    arrays = {}
+    for name, said in notes["variables"].items():
+        array = data[name].to_numpy()
+        if said["dtype"] == "str":
+            arrays[name] = _objects([_unescape(value) for value in array.flat])
+        else:
+            arrays[name] = array.astype(said["dtype"])
+    return _restore(notes, arrays)
+
+
+def _escape(text: str) -> str:
+    """Text for netCDF, which ends at a NUL and takes no lone surrogates."""
+    text = text.replace("\\", r"\\").replace("\0", r"\0")
+    return _SURROGATE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+def _unescape(text: str) -> str:
+    named = {"\\": "\\", "0": "\0"}
+    return _ESCAPED.sub(lambda match: named.get(match[1]) or chr(int(match[1][1:], 16)), text)
+
+
+def _write_csv(result: Result, path: Path) -> None:
+    data = result.data
+    dims = [str(dim) for dim in data.sizes]
+    extra = [str(name) for name in data.coords if name not in data.sizes and data[name].dims]
+    with path.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow([_cell(name) for name in (*dims, *extra, "variable", "value")])
+        for name, variable in data.data_vars.items():
+            columns = _columns(data, variable, dims, extra)
+            values = variable.to_numpy().flat
+            writer.writerows(
+                [*(_cell(cell) for cell in row), _cell(str(name)), _cell(value)]
+                for *row, value in zip(*columns, values, strict=True)
+            )
+
+
+def _columns(data: "xarray.Dataset", variable: "xarray.DataArray", dims: list[str], extra: list[str]) -> Iterator[Any]:
+    """For each label, what it is at every number of the variable; empty where it does not apply."""
+    import numpy as np
+
+    for name in (*dims, *extra):
+        label = data[name]
+        if set(label.dims) <= set(variable.dims):
+            others = [dim for dim in variable.dims if dim not in label.dims]
+            spread = label.expand_dims({dim: variable.sizes[dim] for dim in others}) if others else label
+            yield spread.transpose(*variable.dims).to_numpy().flat
+        else:
+            yield np.full(variable.size, "", dtype=object).flat
+
+
+def _cell(value: Any) -> Any:
+    """Text as text: a spreadsheet must not take it for a formula, nor stop at a NUL."""
+    if not isinstance(value, str):
+        return value
+    text = value.replace("\0", r"\x00")
+    return f"'{text}" if text.startswith(_FORMULA) else text
+
+
+@contextmanager
+def _replacing(target: Path) -> Iterator[Path]:
+    """A fresh path beside the target, which takes its place when the body succeeds and is gone when it fails."""
+    fresh = target.with_name(f".{target.stem[:100]}.{secrets.token_hex(4)}{target.suffix}")
+    try:
+        yield fresh
+        os.replace(fresh, target)
+    except OSError as error:
+        found = _safe(str(error))
+        raise FileError(f"Cannot write {_safe(str(target))}", found, "Choose a folder that can be written.") from error
+    finally:
+        fresh.unlink(missing_ok=True)
+
+
+_WRITERS: dict[str, Renderer] = {".json": _write_json, ".csv": _write_csv, ".nc": _write_netcdf}
+_READERS: dict[str, Callable[[Path], Result]] = {".json": _read_json, ".nc": _read_netcdf}

@@ -1,0 +1,263 @@
+"""Results: what an analysis returns, and the files it can be kept in."""
+
+import csv
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import xarray
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hiddenscope.errors import FileError, StatesError
+from hiddenscope.results import RENDERERS, Result
+from hiddenscope.sites import Site
+from hiddenscope.states import Source
+
+HOSTILE = ["", "\0", "a\0b", "\ud800", "\ud83d\ude00", "\U0001f600", "\\", "\\0", "\\N", "\\ud800", "=1+1", "-2", "+3"]
+HOSTILE += ["@x", "\tx", "\rx", "a,b", 'a"b', "a\nb", "</script>", "\u2028", "\u202e", " ", "x" * 100_000]
+
+
+def hostile_result() -> Result:
+    n = len(HOSTILE)
+    data = xarray.Dataset(
+        {
+            "norm": (("site", "token"), np.linspace(-1, 1, 2 * n, dtype="f4").reshape(2, n), {"units": "", "k": [1]}),
+            "word": (("site", "token"), np.array([HOSTILE, HOSTILE[::-1]], dtype=object)),
+            "rank": ("site", np.array([2**63 - 1, -(2**63)])),
+            "odd": ("site", np.array([math.nan, -math.inf])),
+            "half": ("site", np.array([0.1, -0.0], dtype=np.float16)),
+            "big": ("site", np.array([2**64 - 1, 0], dtype=np.uint64)),
+            "kept": ("token", np.arange(n) % 2 == 0),
+            "total": ((), 3.25),
+            "none": (("nothing", "site"), np.zeros((0, 2), dtype=np.int8)),
+        },
+        {"site": ["layer.0", "final"], "string": ("token", np.array(HOSTILE, dtype=object)), "model": "toy"},
+        {"title": "\ud800", "limits": [1, math.inf]},
+    )
+    facts = {"first": Site(3), "odd": [math.nan, -math.inf, -0.0], "words": HOSTILE, "$float": 1, "\ud800": None}
+    facts |= {"nested": {"deep": (np.float32(0.5), np.int64(3), np.bool_(True), np.arange(3))}, "big": 10**30}
+    return Result("compare", data, facts, Source("toy", versions={"torch": "2.13"}))
+
+
+@pytest.mark.parametrize("suffix", [".json", ".nc", ".NC"])
+def test_what_is_saved_comes_back(tmp_path: Path, suffix: str) -> None:
+    result = hostile_result()
+    path = tmp_path / f"x{suffix}"
+    result.save(path)
+    back = Result.load(path)
+    assert back.equals(result)
+    assert result.equals(back)
+    assert back.facts["words"] == HOSTILE
+    assert back.facts["$float"] == 1
+    assert back.data["word"].to_numpy().tolist() == [HOSTILE, HOSTILE[::-1]]
+    assert back.data["half"].dtype == np.float16
+    assert np.signbit(back.data["half"].to_numpy()[1])
+    assert back.data["kept"].dtype == bool
+    assert back.data.sel(site="final")["total"] == 3.25
+    assert set(back.data.coords) == {"site", "string", "model"}
+    assert Source.from_json(back.source) == Source("toy", versions={"torch": "2.13"})
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]
+    back.save(path)
+    assert Result.load(path).equals(result)
+
+
+def arrays(kind: str, elements: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.lists(elements, max_size=5).map(lambda values: np.array(values, dtype=kind))
+
+
+FLOATS = arrays("f2", st.floats(width=16)) | arrays("f4", st.floats(width=32)) | arrays("f8", st.floats())
+INTS = arrays("i1", st.integers(-128, 127)) | arrays("u8", st.integers(0, 2**64 - 1)) | arrays("?", st.booleans())
+WORDS = st.lists(st.text(st.characters()), max_size=5).map(lambda xs: np.array([*xs, None], dtype=object)[:-1])
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters()),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(st.characters()), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.one_of(FLOATS, INTS, WORDS), st.dictionaries(st.text(st.characters()), JSON, max_size=3))
+def test_anything_comes_back(tmp_path_factory: pytest.TempPathFactory, array: Any, facts: dict[str, Any]) -> None:
+    folder = tmp_path_factory.mktemp("results")
+    result = Result("any", xarray.Dataset({"x": ("token", array)}), facts, {})
+    for suffix in ("json", "nc"):
+        result.save(folder / f"x.{suffix}")
+        back = Result.load(folder / f"x.{suffix}")
+        assert back.equals(result)
+        if array.dtype.kind == "f":
+            assert np.array_equal(np.signbit(back.data["x"]), np.signbit(array))
+    result.save(folder / "x.csv")
+
+
+def test_json_is_strict_and_readable(tmp_path: Path) -> None:
+    hostile_result().save(tmp_path / "x.json")
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(constant)
+
+    said = json.loads((tmp_path / "x.json").read_text("ascii"), parse_constant=refuse)
+    assert said["kind"] == "compare"
+    assert said["variables"]["half"]["values"] == [0.1, -0.0]
+    assert said["variables"]["odd"]["values"] == ["NaN", "-Infinity"]
+
+
+def test_netcdf_opens_in_plain_xarray(tmp_path: Path) -> None:
+    data = xarray.Dataset({"norm": ("site", [1.0, math.nan], {"units": "m"})}, {"site": ["layer.0", "final"]})
+    Result("profile", data, {}, {}).save(tmp_path / "x.nc")
+    with xarray.open_dataset(tmp_path / "x.nc", engine="h5netcdf") as plain:
+        assert plain.sel(site="layer.0")["norm"] == 1.0
+        assert plain["norm"].attrs["units"] == "m"
+
+
+def test_large_facts_fit_in_netcdf(tmp_path: Path) -> None:
+    result = Result("any", xarray.Dataset(attrs={"long": "x" * 200_000}), {"long": "y" * 200_000}, {})
+    result.save(tmp_path / "x.nc")
+    assert Result.load(tmp_path / "x.nc").equals(result)
+
+
+def test_csv_is_long_and_quotes_text_only(tmp_path: Path) -> None:
+    data = xarray.Dataset(
+        {"x": (("site", "token"), [[-1.5, 2.0], [3.0, math.nan]]), "word": ("token", ["=1", "-ok"]), "total": -7},
+        {"site": ["layer.0", "layer.1"], "string": ("token", ["@a", "b"])},
+    )
+    Result("any", data, {}, {}).save(tmp_path / "x.csv")
+    with (tmp_path / "x.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.reader(file))
+    assert rows == [
+        ["site", "token", "string", "variable", "value"],
+        ["layer.0", "0", "'@a", "x", "-1.5"],
+        ["layer.0", "1", "b", "x", "2.0"],
+        ["layer.1", "0", "'@a", "x", "3.0"],
+        ["layer.1", "1", "b", "x", "nan"],
+        ["", "0", "'@a", "word", "'=1"],
+        ["", "1", "b", "word", "'-ok"],
+        ["", "", "", "total", "-7"],
+    ]
+
+
+def test_hostile_text_in_csv(tmp_path: Path) -> None:
+    hostile_result().save(tmp_path / "x.csv")
+    with (tmp_path / "x.csv").open(newline="", encoding="utf-8") as file:
+        csv.field_size_limit(1_000_000)
+        rows = list(csv.DictReader(file))
+    assert {len(row) for row in rows} == {6}
+    texts = [row["value"] for row in rows if row["variable"] == "word"]
+    assert len(texts) == 2 * len(HOSTILE)
+    assert not any(text.startswith(("=", "+", "-", "@", "\t", "\r")) or "\0" in text for text in texts)
+
+
+def test_a_suffix_that_nobody_writes(tmp_path: Path) -> None:
+    result = hostile_result()
+    for name in ("x.xlsx", "x", ".json", "x.pickle"):
+        with pytest.raises(FileError, match=r"the formats are .*\.csv .*\.json .*\.nc"):
+            result.save(tmp_path / name)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_renderer_is_found_in_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def draw(result: Result, path: Path) -> None:
+        assert path.suffix == ".html"
+        path.write_text(f"<p>{result.kind}</p>")
+
+    monkeypatch.setitem(RENDERERS, ".html", draw)
+    hostile_result().save(tmp_path / "x.html")
+    assert (tmp_path / "x.html").read_text() == "<p>compare</p>"
+
+    def fail(result: Result, path: Path) -> None:
+        path.write_text("half")
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(RENDERERS, ".html", fail)
+    with pytest.raises(KeyboardInterrupt):
+        hostile_result().save(tmp_path / "x.html")
+    assert (tmp_path / "x.html").read_text() == "<p>compare</p>"
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize("suffix", [".json", ".nc"])
+def test_files_that_are_not_ours(tmp_path: Path, suffix: str) -> None:
+    result = hostile_result()
+    result.save(tmp_path / f"x{suffix}")
+    whole = (tmp_path / f"x{suffix}").read_bytes()
+    damaged = [b"", b"{}", b"[]", b"null", b"[" * 100_000, b"\xff", whole[:-1], whole[: len(whole) // 2]]
+    for i, content in enumerate(damaged):
+        bad = tmp_path / f"bad{i}{suffix}"
+        bad.write_bytes(content)
+        if content != whole[:-1] or suffix == ".json":
+            with pytest.raises(FileError):
+                Result.load(bad)
+    for absent in (tmp_path / f"none{suffix}", tmp_path, tmp_path / "x.csv"):
+        with pytest.raises(FileError):
+            Result.load(absent)
+    with pytest.raises(FileError, match="Cannot write"):
+        result.save(tmp_path / "nowhere" / f"x{suffix}")
+
+
+def test_a_foreign_netcdf_file(tmp_path: Path) -> None:
+    xarray.Dataset({"x": ("site", [1.0])}).to_netcdf(tmp_path / "x.nc", engine="h5netcdf")
+    with pytest.raises(FileError):
+        Result.load(tmp_path / "x.nc")
+
+
+@pytest.mark.parametrize("wrong", [{"a": object()}, {1: 2}, {"a": 1j}, {"a": b"x"}, {"a": {1, 2}}, {"a": np.array(1j)}])
+def test_facts_are_json(wrong: dict[Any, Any]) -> None:
+    with pytest.raises(StatesError):
+        Result("any", xarray.Dataset(), wrong, {})
+
+
+def test_data_is_numbers_flags_and_text() -> None:
+    for wrong in (
+        np.array([1j]),
+        np.array(["2020-01-01"], dtype="datetime64[ns]"),
+        np.array([{}], dtype=object),
+        np.array(["a", None]),
+    ):
+        with pytest.raises(StatesError):
+            Result("any", xarray.Dataset({"x": ("site", wrong)}), {}, {})
+    stacked = xarray.Dataset({"x": (("a", "b"), [[1.0]])}, {"a": [1], "b": [2]}).stack(c=("a", "b"))
+    with pytest.raises(StatesError):
+        Result("any", stacked, {}, {})
+
+
+def test_equality_sees_everything() -> None:
+    data = xarray.Dataset({"x": ("site", np.array([1.0, math.nan]))}, {"site": ["a", "b"]})
+    result = Result("any", data, {"n": 1, "odd": math.nan}, {"model": "toy"})
+    assert result.equals(Result("any", data.copy(deep=True), {"odd": math.nan, "n": 1}, {"model": "toy"}))
+    others = [
+        Result("other", data, result.facts, result.source),
+        Result("any", data, {"n": 2, "odd": math.nan}, result.source),
+        Result("any", data, result.facts, {"model": "other"}),
+        Result("any", data + 1, result.facts, result.source),
+        Result("any", data.astype(np.float32), result.facts, result.source),
+        Result("any", data.assign_coords(site=["a", "c"]), result.facts, result.source),
+        Result("any", data.assign_attrs(k=1), result.facts, result.source),
+    ]
+    assert not any(result.equals(other) for other in others)
+
+
+def test_the_summary_is_readable_and_safe() -> None:
+    facts = {"first difference": "' France'", "at": 3, "share": 1 / 3, "by layer": [1, 2.5], "more": {"a": "\x1b[31m"}}
+    result = Result("compare", xarray.Dataset({"x": ("site", [1.0])}), facts, Source("toy"))
+    assert result.summary() == str(result)
+    assert result.summary().splitlines() == [
+        "compare of toy",
+        "  first difference  ' France'",
+        "  at                3",
+        "  share             0.333333",
+        "  by layer          1, 2.5",
+        "  more",
+        r"    a  \x1b[31m",
+    ]
+    assert repr(result) == "Result(compare of toy: x[site 1], 5 facts)"
+    assert all(line.isprintable() for line in hostile_result().summary().splitlines())
+
+
+def test_importing_results_loads_no_xarray() -> None:
+    code = "import sys, hiddenscope.results; sys.exit(bool({'torch', 'numpy', 'xarray'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
