@@ -22,6 +22,7 @@ $(STAMP): pyproject.toml constraints.txt
 
 demo: $(STAMP)   ## Load the default model, prove its anatomy, show its states.
 	@$(BIN)/hiddenscope demo
+	@echo 'The commands are in .venv/bin; this puts them on your path:  . .venv/bin/activate'
 
 test: $(STAMP)   ## Run the tests, the docstrings' examples and the docs' examples.
 	$(BIN)/python -m pytest
