@@ -151,7 +151,8 @@ def _said(value: Any) -> str:
         return ", ".join([*map(_said, value[:12]), *(["…"] if len(value) > 12 else [])]) or "none"
     if isinstance(value, dict):
         return "; ".join(f"{_safe(key)} {_said(inner)}" for key, inner in value.items())
-    return f"{value:.6g}" if isinstance(value, float) else _safe(str(value))
+    text = f"{value:.6g}" if isinstance(value, float) else str(value)
+    return _safe(text if len(text) <= 200 else text[:199] + "…")
 
 
 def _safe(text: str) -> str:
@@ -213,9 +214,7 @@ def _dtype(array: "np.ndarray[Any, Any]", name: str) -> str:
     if array.dtype.kind in "UT" or (array.dtype.kind == "O" and all(isinstance(x, str) for x in array.flat)):
         return "str"
     found = f"{_safe(name)} is {array.dtype}"
-    raise StatesError(
-        "A result's data", found, "Give numbers of at most 64 bits, flags, or text ('' where it is missing)."
-    )
+    raise StatesError("A result's data", found, "Give numbers of at most 64 bits, flags, or text ('' where missing).")
 
 
 def _dtypes(data: "xarray.Dataset") -> dict[str, str]:
@@ -311,9 +310,8 @@ def _write_netcdf(result: Result, path: Path) -> None:
         elif said["dtype"] in ("float16", "bool"):
             array = array.astype("float32" if said["dtype"] == "float16" else "uint8")
         data[name] = (said["dims"], array)
-        plain = {key: value for key, value in said["attrs"].items() if isinstance(value, int | float)}
-        words = {key: _escape(value) for key, value in said["attrs"].items() if isinstance(value, str)}
-        data[name].attrs.update(plain | words)
+        words = {key: said["attrs"][key] for key in ("units", "long_name") if key in said["attrs"]}
+        data[name].attrs.update({key: _escape(str(word)[:1_000]) for key, word in words.items()})
     data[_NOTES] = json.dumps(notes, allow_nan=False)
     data.to_netcdf(path, engine="h5netcdf", encoding={name: {"_FillValue": None} for name in data.variables})
 

@@ -286,7 +286,7 @@ def _fits(site: Site, pattern: re.Match[str], layers: range) -> bool:
     if pattern["any"]:
         return pattern["anywhere"] in (None, site.part)
     part = pattern["part"] or ""
-    return site.layer in layers and (bool(site.part) if part == "*" else site.part == part)
+    return site.layer is not None and site.layer in layers and (bool(site.part) if part == "*" else site.part == part)
 
 
 def _items(patterns: str | Site | Iterable[str | Site]) -> Iterator[str]:
