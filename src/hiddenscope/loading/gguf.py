@@ -142,6 +142,7 @@ class _Reader:
 def convert(path: Path, folder: Path) -> None:
     """Write a GGUF file as a safetensors folder in float32, which holds every unpacked value exactly."""
     header = read_header(path)
+    progress.note(f"Converting {path.name} to safetensors: this takes a while and is done once.")
     with progress.track(f"Converting {path.name}", total=3) as advance, quiet_transformers():
         try:
             tokenizer = read_tokenizer(path, header)

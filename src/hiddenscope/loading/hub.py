@@ -82,7 +82,7 @@ def _from_cache(name: str, revision: str | None, error: Exception) -> tuple[Path
     except Exception as absent:
         raise Unreachable(
             f"Cannot fetch {name!r}",
-            f"the hub cannot be reached ({type(error).__name__}: {error}"[:200] + ") and it is not in the local cache",
+            f"it cannot be had from the hub ({type(error).__name__}: {error}"[:200] + ") and is not in the local cache",
             "Check the network, or name a local folder, a .gguf file, or a zoo model (smollm2, gemma3-270m, minilm), "
             "which comes from a package index.",
         ) from absent

@@ -57,12 +57,13 @@ def continuation(module: Any, tokenizer: Any, prompt: str, count: int) -> str:
     """The likeliest next tokens, one after another, as text."""
     import torch
 
-    ids = torch.tensor([tokenizer(prompt)["input_ids"]])
-    start = ids.shape[1]
+    ids, past, written = torch.tensor([tokenizer(prompt)["input_ids"]]), None, []
     with torch.inference_mode():
         for _ in range(count):
-            ids = torch.cat([ids, module(input_ids=ids).logits[:, -1:].argmax(-1)], dim=1)
-    return str(tokenizer.decode(ids[0, start:]))
+            found = module(input_ids=ids, past_key_values=past, use_cache=True)
+            ids, past = found.logits[:, -1:].argmax(-1), found.past_key_values
+            written.append(int(ids))
+    return str(tokenizer.decode(written))
 
 
 def surprise(module: Any, tokenizer: Any, text: str) -> float:

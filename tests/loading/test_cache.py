@@ -1,0 +1,109 @@
+"""Folders that appear whole or not at all, whoever else is at work."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hiddenscope.errors import Damaged, FileError
+from hiddenscope.loading.cache import cache_folder, finished, settle, size_of
+
+SLOW = """
+import sys, time
+from pathlib import Path
+from hiddenscope.loading.cache import settle
+
+def build(part):
+    for number in range(20):
+        (part / f"{number}.bin").write_bytes(bytes([number]) * 1000)
+        print("busy", flush=True)
+        time.sleep(0.05)
+
+print(settle(Path(sys.argv[1]), build))
+"""
+
+
+def test_a_folder_is_built_once(tmp_path: Path) -> None:
+    built: list[Path] = []
+
+    def build(part: Path) -> None:
+        built.append(part)
+        (part / "sub").mkdir()
+        (part / "sub" / "x").write_bytes(b"abc")
+
+    place = tmp_path / "a" / "model"
+    assert settle(place, build) == settle(place, build) == place
+    assert len(built) == 1 and built[0].parent == place.parent and not built[0].exists()
+    assert finished(place) and size_of(place) >= 3
+
+
+@pytest.mark.parametrize("error", [ValueError("no"), KeyboardInterrupt(), SystemExit(1)])
+def test_nothing_is_left_after_an_exception_or_an_interrupt(tmp_path: Path, error: BaseException) -> None:
+    def build(part: Path) -> None:
+        (part / "half").write_bytes(b"abc")
+        raise error
+
+    with pytest.raises(type(error)):
+        settle(tmp_path / "model", build)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_two_processes_at_once_agree(tmp_path: Path) -> None:
+    place = tmp_path / "model"
+    command = [sys.executable, "-c", SLOW, str(place)]
+    two = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    said = [process.communicate(timeout=60)[0].splitlines() for process in two]
+    assert [process.returncode for process in two] == [0, 0]
+    assert [lines[-1] for lines in said] == [str(place)] * 2
+    assert all("busy" in lines for lines in said), "the two must have built at the same time"
+    assert [file.name for file in tmp_path.iterdir()] == ["model"] and finished(place)
+    assert all((place / f"{number}.bin").read_bytes() == bytes([number]) * 1000 for number in range(20))
+
+
+def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", SLOW, str(tmp_path / "model")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "busy\n"
+        process.send_signal(signal.SIGINT)
+        process.stdout.read()
+    assert process.returncode != 0 and list(tmp_path.iterdir()) == []
+
+
+def test_what_a_kill_left_goes_after_a_day(tmp_path: Path) -> None:
+    old, young = tmp_path / ".model.1-aa.part", tmp_path / ".model.2-bb.part"
+    for part in (old, young):
+        part.mkdir()
+        (part / "half").write_bytes(b"abc")
+    os.utime(old, (time.time() - 2 * 24 * 3600,) * 2)
+    settle(tmp_path / "model", lambda part: None)
+    assert not old.exists() and young.exists()
+
+
+def test_a_folder_that_was_changed_is_not_believed(tmp_path: Path) -> None:
+    place = settle(tmp_path / "model", lambda part: (part / "x").write_bytes(b"abc") and None)
+    (place / "x").write_bytes(b"ab")
+    with pytest.raises(Damaged, match="Remove that folder"):
+        finished(place)
+    (place / "x").unlink()
+    with pytest.raises(Damaged):
+        finished(place)
+    (place / "hiddenscope.json").write_text("[]")
+    with pytest.raises(Damaged):
+        settle(place, lambda part: None)
+
+
+def test_a_place_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FileError, match="HIDDENSCOPE_CACHE"):
+        settle(tmp_path / "file" / "model", lambda part: None)
+
+
+def test_the_cache_may_be_elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HIDDENSCOPE_CACHE", str(tmp_path))
+    assert cache_folder() == tmp_path
+    monkeypatch.delenv("HIDDENSCOPE_CACHE")
+    assert cache_folder().name == "hiddenscope" and cache_folder() != tmp_path

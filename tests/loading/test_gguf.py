@@ -1,0 +1,195 @@
+"""A GGUF file: its header is not believed, and its weights come out exactly."""
+
+import struct
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+from hiddenscope import progress
+from hiddenscope.errors import Damaged, LoadError
+from hiddenscope.loading import open_source
+from hiddenscope.loading.gguf import read_header
+
+from .conftest import tiny_llama
+
+PIECES = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a", "b", "▁a", "ab"]
+
+
+def interleaved(weight: torch.Tensor, heads: int) -> torch.Tensor:
+    """A query or key projection as llama.cpp keeps it: the two halves of each head's rotation interleaved."""
+    rows, width = weight.shape
+    return weight.reshape(heads, 2, rows // heads // 2, width).swapaxes(1, 2).reshape(rows, width)
+
+
+def write_gguf(path: Path, module: LlamaForCausalLM, bos: bool | None) -> None:
+    config, state = module.config, module.state_dict()
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_name("tiny")
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(PIECES)
+    writer.add_token_scores([-float(rank) for rank in range(len(PIECES))])
+    writer.add_token_types([2, 3, 3, *[6] * 256, *[1] * 5])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_unk_token_id(0)
+    if bos is not None:
+        writer.add_add_bos_token(bos)
+    names = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+    parts = {"self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v"}
+    parts |= {"self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up"}
+    parts |= {"mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"}
+    for layer in range(config.num_hidden_layers):
+        names |= {f"model.layers.{layer}.{ours}": f"blk.{layer}.{theirs}" for ours, theirs in parts.items()}
+    for ours, theirs in names.items():
+        weight = state[f"{ours}.weight"]
+        if theirs.endswith("attn_q"):
+            weight = interleaved(weight, config.num_attention_heads)
+        if theirs.endswith("attn_k"):
+            weight = interleaved(weight, config.num_key_value_heads)
+        writer.add_tensor(f"{theirs}.weight", weight.numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@pytest.fixture(scope="session")
+def tiny() -> LlamaForCausalLM:
+    return tiny_llama(vocab_size=len(PIECES))
+
+
+@pytest.fixture(scope="session")
+def saved_gguf(tmp_path_factory: pytest.TempPathFactory, tiny: LlamaForCausalLM) -> Path:
+    path = tmp_path_factory.mktemp("gguf") / "tiny.gguf"
+    write_gguf(path, tiny, bos=True)
+    return path
+
+
+@pytest.mark.parametrize("bos", [True, False, None])
+def test_a_gguf_gives_the_same_numbers_and_the_first_token_it_asks_for(
+    bos: bool | None,
+    tiny: LlamaForCausalLM,
+    tmp_path: Path,
+    own_cache: Path,
+    no_network: list[object],
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    path = tmp_path / "tiny.gguf"
+    write_gguf(path, tiny, bos)
+    first, again = open_source(path, device="cpu"), open_source(path, device="cpu")
+    assert no_network == [] and capfd.readouterr().err == ""
+    assert type(first.module) is LlamaForCausalLM and first.name == "tiny.gguf"
+    assert first.revision is not None and first.revision.startswith("sha256:")
+    ids = torch.tensor([[1, 5, 40, 262, 7]])
+    with torch.no_grad():
+        want = tiny(ids).logits
+        assert torch.equal(first.module(ids).logits, want) and torch.equal(again.module(ids).logits, want)
+    for tokenizer in (first.tokenizer, again.tokenizer):
+        assert tokenizer is not None and tokenizer.model_max_length == 64
+        # Without the key, llama.cpp opens a text of a sentencepiece vocabulary with <s>.
+        assert (tokenizer("ab")["input_ids"][0] == 1) is (bos is not False)
+    (place,) = (own_cache / "gguf").iterdir()
+    assert {file.name for file in place.iterdir()} >= {"model.safetensors", "config.json", "hiddenscope.json"}
+
+
+def test_conversion_shows_its_progress(saved_gguf: Path, own_cache: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    progress.show(True)
+    try:
+        open_source(saved_gguf)
+    finally:
+        progress.show(None)
+    shown = capfd.readouterr().err
+    assert "Converting" in shown and "de-quantizing" not in shown
+
+
+def test_the_header_is_read_as_the_library_reads_it(saved_gguf: Path) -> None:
+    ours, theirs = read_header(saved_gguf), gguf.GGUFReader(saved_gguf)
+    assert ours.tensors == len(theirs.tensors)
+    assert ours.elements == sum(int(tensor.n_elements) for tensor in theirs.tensors)
+    for key, value in ours.metadata.items():
+        want = theirs.fields[key].contents()
+        assert value == (len(want) if isinstance(want, list) else want)
+
+
+def test_every_cut_is_found(saved_gguf: Path, tmp_path: Path) -> None:
+    content = saved_gguf.read_bytes()
+    for length in [*range(200), *range(200, len(content), 997), len(content) - 64]:
+        path = tmp_path / "cut.gguf"
+        path.write_bytes(content[:length])
+        with pytest.raises(Damaged, match=r"cut\.gguf"):
+            read_header(path)
+
+
+def absurd() -> dict[str, bytes]:
+    text = struct.pack("<Q", 3) + b"key"
+    start = b"GGUF" + struct.pack("<I", 3)
+    one_key, one_tensor = struct.pack("<QQ", 0, 1), struct.pack("<QQ", 1, 0)
+    return {
+        "magic": b"GGML" + bytes(60),
+        "version": b"GGUF" + struct.pack("<I", 99) + bytes(60),
+        "big-endian": b"GGUF" + struct.pack(">I", 3) + bytes(60),
+        "tensors": start + struct.pack("<QQ", 2**60, 0) + bytes(60),
+        "keys": start + struct.pack("<QQ", 0, 2**60) + bytes(60),
+        "key length": start + one_key + struct.pack("<Q", 2**62) + bytes(60),
+        "string length": start + one_key + text + struct.pack("<IQ", 8, 2**62) + bytes(60),
+        "array length": start + one_key + text + struct.pack("<IIQ", 9, 4, 2**62) + bytes(60),
+        "array of strings": start + one_key + text + struct.pack("<IIQQ", 9, 8, 2, 2**62) + bytes(60),
+        "nested arrays": start + one_key + text + struct.pack("<I", 9) + struct.pack("<IQ", 9, 1) * 40,
+        "value type": start + one_key + text + struct.pack("<I", 77) + bytes(60),
+        "axes": start + one_tensor + text + struct.pack("<I", 2**31) + bytes(60),
+        "shape": start + one_tensor + text + struct.pack("<IQQIQ", 2, 2**62, 2**62, 0, 0) + bytes(60),
+        "type": start + one_tensor + text + struct.pack("<IQIQ", 1, 4, 9999, 0) + bytes(60),
+        "offset": start + one_tensor + text + struct.pack("<IQIQ", 1, 4, 0, 2**62) + bytes(60),
+        "twice": start + struct.pack("<QQ", 0, 2) + (text + struct.pack("<IB", 0, 1)) * 2 + bytes(60),
+        "alignment": start + one_key + struct.pack("<Q", 17) + b"general.alignment" + struct.pack("<II", 4, 0),
+    }
+
+
+ABSURD = absurd()
+
+
+@pytest.mark.parametrize("name", ABSURD)
+def test_an_absurd_header_is_damaged_before_anybody_allocates(name: str, tmp_path: Path, own_cache: Path) -> None:
+    (tmp_path / "absurd.gguf").write_bytes(ABSURD[name])
+    with pytest.raises(Damaged, match=r"absurd\.gguf"):
+        open_source(tmp_path / "absurd.gguf")
+    assert not own_cache.exists()
+
+
+def test_random_damage_never_ends_otherwise(saved_gguf: Path, tmp_path: Path) -> None:
+    content = bytearray(saved_gguf.read_bytes())
+    draw = np.random.default_rng(0)
+    for _ in range(300):
+        spoilt = bytearray(content)
+        spoilt[int(draw.integers(4, 2000))] = int(draw.integers(256))
+        (tmp_path / "spoilt.gguf").write_bytes(spoilt)
+        try:
+            read_header(tmp_path / "spoilt.gguf")
+        except Damaged:
+            continue
+
+
+def test_an_architecture_nobody_knows_leaves_no_cache(tmp_path: Path, own_cache: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "odd.gguf", "oddformer")
+    writer.add_tensor("x", np.zeros(32, dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(LoadError, match=r"odd\.gguf"):
+        open_source(tmp_path / "odd.gguf")
+    assert [file for file in own_cache.rglob("*") if file.is_file()] == []
+    assert list((own_cache / "gguf").iterdir()) == []
