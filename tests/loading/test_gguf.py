@@ -1,5 +1,6 @@
 """A GGUF file: its header is not believed, and its weights come out exactly."""
 
+import importlib.util
 import struct
 from pathlib import Path
 
@@ -180,6 +181,14 @@ def test_random_damage_never_ends_otherwise(saved_gguf: Path, tmp_path: Path) ->
             read_header(tmp_path / "spoilt.gguf")
         except Damaged:
             continue
+
+
+@pytest.mark.parametrize("library", ["gguf", "accelerate"])
+def test_what_is_missing_is_said(saved_gguf: Path, monkeypatch: pytest.MonkeyPatch, library: str) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == library else find(name, *a))
+    with pytest.raises(LoadError, match=f"pip install {library}"):
+        read_header(saved_gguf)
 
 
 def test_an_architecture_nobody_knows_leaves_no_cache(tmp_path: Path, own_cache: Path) -> None:

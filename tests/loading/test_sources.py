@@ -90,6 +90,7 @@ def test_a_file_is_no_model(tmp_path: Path) -> None:
         ({"dtype": "int8"}, "no floating-point dtype"),
         ({"dtype": "float33"}, "no floating-point dtype"),
         ({"device": "toaster"}, "toaster"),
+        ({"device": "meta"}, "no weights"),
         ({"revision": "main"}, "only a model on the hub"),
     ],
 )

