@@ -73,7 +73,7 @@ def run(module: nn.Module, inputs: Mapping[str, Any]) -> Any:
 
 @contextmanager
 def as_it_was(module: nn.Module) -> Iterator[None]:
-    """Give every module inside back the hooks it had: Hugging Face installs its own, for good, when asked for hidden states."""
+    """Give every part back the hooks it had: Hugging Face leaves its own behind when asked for hidden states."""
     flag = "_output_capturing_hooks_installed"
     before = [(part, dict(part._forward_hooks), vars(part).get(flag)) for part in module.modules()]
     try:

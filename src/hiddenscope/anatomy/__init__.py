@@ -1,12 +1,12 @@
 """Find the states of a module by its behaviour, and prove them.
 
-    inputs    what a module's forward is called with
-    trace     one pass with every call written down
-    chains    runs of calls, each fed by the one before: the blocks
-    proof     a chain held against Hugging Face's own report, bit for bit
-    branches  what attention and the MLP add inside a block
-    taps      the place where one state passes
-    findings  Anatomy: all of it in one value
+inputs    what a module's forward is called with
+trace     one pass with every call written down
+chains    runs of calls, each fed by the one before: the blocks
+proof     a chain held against Hugging Face's own report, bit for bit
+branches  what attention and the MLP add inside a block
+taps      the place where one state passes
+findings  Anatomy: all of it in one value
 """
 
 from hiddenscope.anatomy.find import find

@@ -9,6 +9,7 @@ one. The first branch must carry something from one token to another and the las
 attention and MLP here.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -69,7 +70,9 @@ def dissect(call: Call, before: Tap, trace: Trace, into: Tensor, layout: Layout)
     for first, second in bench.parallel():
         return Block(call.path, "parallel", {"attn": first.tap, "mid": before, "mlp": second.tap})
     if bench.single():
-        return Block(call.path, "single", refused="it adds the output of one part only, which is no pair of attention and MLP")
+        return Block(
+            call.path, "single", refused="it adds the output of one part only, which is no pair of attention and MLP"
+        )
     return Block(call.path, "other", refused="no outputs of its parts sum up to the state it gives back")
 
 
@@ -82,13 +85,18 @@ class _Bench:
         self.probe = torch.randn(into.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
         inner = [c for c in trace.calls if call.entered < c.entered and c.left < call.left]
         self.entry = self._see(Tap(call.path, call.number, "input"), into)
-        end = None if call.out is None else self._laid(call.out, into)
-        self.end = None if end is None else self._see(Tap(call.path, call.number, "output", end), end.states(call.out, trace.tokens))
+        self.end = self._end(call)
         self.outputs = self._unique(("output", c, c.out) for c in inner)
         self.values = self._unique(("input", c, c.into) for c in inner)
         known = {(seen.sign, seen.size) for seen in self.outputs}
         self.values = [*self.outputs, *(seen for seen in self.values if (seen.sign, seen.size) not in known)]
         self.norms = [pair for c in inner if (pair := self._norm(c, into)) is not None]
+
+    def _end(self, call: Call) -> _Seen | None:
+        layout = None if call.out is None else self._laid(call.out, self.entry.value)
+        if call.out is None or layout is None:
+            return None
+        return self._see(Tap(call.path, call.number, "output", layout), layout.states(call.out, self.trace.tokens))
 
     def sequences(self) -> Iterator[tuple[_Step, ...]]:
         """The ways to get from what entered to what came out, joining two or three branches one after another."""
@@ -174,46 +182,41 @@ class _Bench:
         )
 
 
-def mixes(module: nn.Module, inputs: Mapping[str, Any], disturbed: Tap, watched: Tap, tokens: int) -> bool:
-    """Whether a change of one tap at the first token reaches another tap at later tokens.
-
-    The pass is run twice, so that a tap that does not mix gives exactly the same both times.
-    """
-    plain, changed = (_watch(module, inputs, disturbed, watched, tokens, amount) for amount in (0.0, 1.0))
-    if plain is None or changed is None:
-        return True
-    scale = plain[:, 1:].float().abs().max().item()
-    eps = torch.finfo(plain.dtype).eps
-    return (plain[:, 1:].float() - changed[:, 1:].float()).abs().max().item() > 16 * eps * scale
+def mixes(module: nn.Module, inputs: Mapping[str, Any], disturbed: Tap, watched: Tap, plain: Tensor) -> bool:
+    """Whether a change of one tap at the first token reaches another, which gives `plain` without it, at later ones."""
+    changed = _disturbed(module, inputs, disturbed, watched, plain.shape[1])
+    scale = plain.abs().max().item()
+    return (plain[:, 1:] - changed[:, 1:]).abs().max().item() > 16 * torch.finfo(plain.dtype).eps * scale
 
 
-def _watch(
-    module: nn.Module, inputs: Mapping[str, Any], disturbed: Tap, watched: Tap, tokens: int, amount: float
-) -> Tensor | None:
+def _disturbed(module: nn.Module, inputs: Mapping[str, Any], disturbed: Tap, watched: Tap, tokens: int) -> Tensor:
+    """What one tap gives in a pass in which another is changed at the first token of every text."""
     kept: list[Tensor] = []
-    counts = {"disturbed": 0, "watched": 0}
+    counts: Counter[Tap] = Counter()
 
     def disturb(*seen: Any) -> Any:
-        counts["disturbed"] += 1
         tensor = disturbed.read(*seen)
-        if counts["disturbed"] - 1 != disturbed.call or tensor is None:
+        counts[disturbed] += 1
+        if counts[disturbed] - 1 != disturbed.call or tensor is None:
             return None
         new = tensor.clone()
         first = disturbed.layout.states(new, tokens)[:, 0]
-        first += amount * first.abs().mean() * torch.linspace(-1, 1, first.shape[-1], device=first.device).to(first.dtype)
-        return hooks.with_state_in(*seen, new) if disturbed.side == "input" else hooks.with_first_tensor(seen[0], new)
+        first += first.abs().mean() * torch.linspace(-1, 1, first.shape[-1], device=first.device).to(first.dtype)
+        if disturbed.side == "output":
+            return hooks.with_first_tensor(seen[0], new)
+        args, kwargs = seen
+        return hooks.with_state_in(args, kwargs, new)
 
     def keep(*seen: Any) -> None:
-        counts["watched"] += 1
         tensor = watched.read(*seen)
-        if counts["watched"] - 1 == watched.call and tensor is not None:
+        counts[watched] += 1
+        if counts[watched] - 1 == watched.call and tensor is not None:
             kept.append(watched.layout.states(tensor, tokens).detach().clone())
-            raise hooks.Stopped
 
     watches = [
         hooks.Watch(module.get_submodule(disturbed.path), disturbed.side, disturb),
         hooks.Watch(module.get_submodule(watched.path), watched.side, keep),
     ]
     with torch.no_grad(), hooks.watching(watches):
-        hooks.run(module, inputs)
-    return kept[0] if kept else None
+        module(**inputs)
+    return kept[0]

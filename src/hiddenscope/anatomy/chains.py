@@ -22,6 +22,7 @@ class Chain:
 
     @property
     def ended(self) -> int:
+        """When the last block was left."""
         return self.blocks[-1].left
 
 
@@ -98,7 +99,7 @@ def _by_landmarks(family: Landmarks, trace: Trace) -> Iterator[Chain]:
     prefix = next((path[: -len(family.enter)] for path in calls if path.endswith(family.enter)), None)
     if prefix is None:
         return
-    first, run = calls[prefix + family.enter], []
+    first, run = calls[prefix + family.enter], list[Call]()
     while (path := prefix + family.leave.format(len(run))) in calls:
         run.append(calls[path])
     values = [first.into, *(call.out for call in run)]

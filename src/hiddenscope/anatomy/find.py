@@ -19,7 +19,7 @@ from hiddenscope.errors import AnatomyError
 
 @dataclass(frozen=True)
 class Trial:
-    """The texts and tokens of a trial pass: the shapes differ between trials, so that no axis is mistaken for another."""
+    """The shape of a trial pass; trials differ in it, so that no axis is mistaken for another."""
 
     texts: int
     tokens: int
@@ -39,20 +39,19 @@ class _Run:
 
 
 def find(module: nn.Module, *, name: str = "") -> Anatomy:
-    """The anatomy of a module, proved on two trial passes of different shapes; AnatomyError says at which step it fails."""
+    """The anatomy of a module, proved on two trial passes of different shapes, or an AnatomyError that says why not."""
     name = name or type(module).__name__
     first, second = (_run(module, name, trial) for trial in TRIALS)
     for (_, proof), (_, again) in zip(first.found, second.found, strict=True):
         if not proof.agrees(again):
             raise _refusal(name, "texts of another length or number show its states elsewhere")
     stacks = []
-    for i, (chain, proof) in enumerate(first.found):
-        blocks = _blocks(module, chain, proof, first.traces[i], first.inputs)
-        again = _blocks(module, *second.found[i], second.traces[i], second.inputs)
-        kept = tuple(a if a == b else _unsettled(a) for a, b in zip(blocks, again, strict=True))
-        causal = not _sees_ahead(module, first.inputs, first.traces[i], proof, i)
+    for i, (_, proof) in enumerate(first.found):
+        pairs = zip(_dissected(module, first, i), _dissected(module, second, i), strict=True)
+        blocks = tuple(once if once == again else _unsettled(once) for once, again in pairs)
+        causal = not _sees_ahead(module, first, i)
         label = ("encoder", "decoder")[i] if len(first.found) > 1 else "decoder" if causal else "encoder"
-        stacks.append(Stack(label, proof, kept, causal))
+        stacks.append(Stack(label, proof, _rightly_named(module, first, i, blocks), causal))
     return Anatomy(tuple(stacks), _head(module, first), name)
 
 
@@ -65,8 +64,8 @@ def _run(module: nn.Module, name: str, trial: Trial) -> _Run:
     try:
         seen = trace(module, inputs)
     except Exception as error:
-        what = f"a trial pass over {trial.texts} texts of {trial.tokens} tokens stopped with {type(error).__name__}: {error}"
-        raise _refusal(name, what) from error
+        stopped = f"a trial pass over {trial.texts} texts of {trial.tokens} tokens stopped with"
+        raise _refusal(name, f"{stopped} {type(error).__name__}: {error}") from error
     traces = (seen, replace(seen, tokens=trial.targets)) if two else (seen,)
     found: list[tuple[Chain, Proof]] = []
     for part in traces:
@@ -95,39 +94,49 @@ def _refusal(name: str, found: str) -> AnatomyError:
     return AnatomyError(f"The states of {name} cannot be proved", found, do)
 
 
-def _blocks(
-    module: nn.Module, chain: Chain, proof: Proof, seen: Trace, inputs: Mapping[str, Any]
-) -> tuple[Block, ...]:
-    """The blocks of a chain with their parts, each new kind of block tried for what its branches do to tokens."""
+def _dissected(module: nn.Module, run: _Run, stack: int) -> tuple[Block, ...]:
+    """The blocks of a stack with the parts that were found in them."""
+    chain, proof = run.found[stack]
     if getattr(getattr(module, "config", None), "model_type", "") in FAMILIES:
-        return tuple(Block(call.path, "other", refused="this family's blocks are no modules of their own") for call in chain.blocks)
-    layout = proof.taps[0].layout
+        why = "this family's blocks are no modules of their own"
+        return tuple(Block(call.path, "other", refused=why) for call in chain.blocks)
+    seen, layout = run.traces[stack], proof.taps[0].layout
+    steps = zip(chain.blocks, proof.taps, chain.values, strict=False)
+    return tuple(dissect(call, tap, seen, layout.states(value, seen.tokens), layout) for call, tap, value in steps)
+
+
+def _rightly_named(module: nn.Module, run: _Run, stack: int, blocks: tuple[Block, ...]) -> tuple[Block, ...]:
+    """The blocks again, less the parts of those whose branches do not to tokens what attention and an MLP do.
+
+    One block of each build is tried, for a pass each time.
+    """
     tried: dict[tuple[str, ...], str] = {}
-    blocks = []
-    for call, before, value in zip(chain.blocks, proof.taps, chain.values, strict=False):
-        block = dissect(call, before, seen, layout.states(value, seen.tokens), layout)
-        if block.parts:
-            shape = _shape(module, block)
-            if shape not in tried:
-                tried[shape] = _misnamed(module, inputs, seen.tokens, replace(before, path=call.path, call=call.number, side="input"), block)
-            block = replace(block, parts={}, refused=tried[shape]) if tried[shape] else block
-        blocks.append(block)
-    return tuple(blocks)
+    named = []
+    for k, block in enumerate(blocks):
+        build = _build(module, block)
+        if block.parts and build not in tried:
+            tried[build] = _misnamed(module, run, stack, k, block)
+        why = tried.get(build, "")
+        named.append(Block(block.path, block.kind, refused=why) if why else block)
+    return tuple(named)
 
 
-def _shape(module: nn.Module, block: Block) -> tuple[str, ...]:
+def _build(module: nn.Module, block: Block) -> tuple[str, ...]:
     """What two blocks of the same build have in common."""
     inside = (f"{name}:{tap.path.removeprefix(block.path)}:{tap.side}" for name, tap in sorted(block.parts.items()))
     return (type(module.get_submodule(block.path)).__name__, block.kind, *inside)
 
 
-def _misnamed(module: nn.Module, inputs: Mapping[str, Any], tokens: int, entry: Tap, block: Block) -> str:
+def _misnamed(module: nn.Module, run: _Run, stack: int, k: int, block: Block) -> str:
     """Why the branches of a block may not be called attention and MLP; empty if they may."""
+    chain, proof = run.found[stack]
+    seen = run.traces[stack]
+    entry = Tap(chain.blocks[k].path, chain.blocks[k].number, "input", proof.taps[k].layout)
     attn, mlp = block.parts["attn"], block.parts["mlp"]
-    if not mixes(module, inputs, entry, attn, tokens):
+    if not mixes(module, run.inputs, entry, attn, _value(seen, attn)):
         return "its first branch carries nothing from token to token, as attention does"
     disturbed = entry if block.kind == "parallel" else attn
-    if block.kind != "parallel" and mixes(module, inputs, disturbed, mlp, tokens):
+    if mixes(module, run.inputs, disturbed, mlp, _value(seen, mlp)):
         return "its last branch carries something from token to token, as an MLP does not"
     return ""
 
@@ -136,23 +145,23 @@ def _unsettled(block: Block) -> Block:
     return Block(block.path, block.kind, refused="its parts are in other places for texts of another shape")
 
 
-def _sees_ahead(module: nn.Module, inputs: Mapping[str, Any], seen: Trace, proof: Proof, stack: int) -> bool:
+def _sees_ahead(module: nn.Module, run: _Run, stack: int) -> bool:
     """Whether the last token reaches the states of earlier ones."""
     name = "decoder_input_ids" if stack else "input_ids"
-    changed = inputs[name].clone()
+    changed = run.inputs[name].clone()
     changed[:, -1] = changed[:, 0].roll(1)
-    again = trace(module, {**inputs, name: changed})
-    last = proof.taps[-1]
-    before, after = (_value(run, last, seen.tokens) for run in (seen, again))
-    scale = before[:, :-1].abs().max().item()
-    return (before[:, :-1] - after[:, :-1]).abs().max().item() > 64 * torch.finfo(before.dtype).eps * scale
+    last = run.found[stack][1].taps[-1]
+    again = replace(trace(module, {**run.inputs, name: changed}), tokens=run.traces[stack].tokens)
+    before, after = _value(run.traces[stack], last)[:, :-1], _value(again, last)[:, :-1]
+    return (before - after).abs().max().item() > 64 * torch.finfo(before.dtype).eps * before.abs().max().item()
 
 
-def _value(seen: Trace, tap: Tap, tokens: int) -> Tensor:
+def _value(seen: Trace, tap: Tap) -> Tensor:
+    """The states that a tap showed in a trace."""
     call = next(call for call in seen.calls if call.path == tap.path and call.number == tap.call)
     tensor = call.into if tap.side == "input" else call.out
-    assert tensor is not None
-    return tap.layout.states(tensor, tokens)
+    assert tensor is not None, f"{tap} was found in a trace and so has a value there"
+    return tap.layout.states(tensor, seen.tokens)
 
 
 def _head(module: nn.Module, run: _Run) -> Head | None:
@@ -170,7 +179,7 @@ def _head(module: nn.Module, run: _Run) -> Head | None:
     if call is None:
         return None
     _, proof = run.found[-1]
-    last = _value(seen, proof.final or proof.taps[-1], seen.tokens)
+    last = _value(seen, proof.final or proof.taps[-1])
     return Head(path, same(call.into, last), bool(made), _tied(module, module.get_submodule(path)))
 
 

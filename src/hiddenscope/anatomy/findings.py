@@ -22,6 +22,7 @@ class Stack:
 
     @property
     def depth(self) -> int:
+        """How many blocks it has."""
         return self.proof.depth
 
     @property
@@ -41,7 +42,7 @@ class Stack:
 
 @dataclass(frozen=True)
 class Head:
-    """What makes the logits: whether it reads `final` as it is, whether it gives the logits as they are, and is tied."""
+    """What makes the logits: whether it reads `final` as it is, gives the logits as they are, and is tied."""
 
     path: str
     reads_final: bool
@@ -59,6 +60,7 @@ class Anatomy:
 
     @cached_property
     def taps(self) -> Mapping[Site, Tap]:
+        """Where each site's state passes."""
         two = len(self.stacks) > 1
         found = {site: tap for stack in self.stacks for site, tap in stack.taps(stack.name if two else None).items()}
         return dict(sorted(found.items()))
@@ -89,4 +91,5 @@ class Anatomy:
         if not refused or not any(part in error.asked for part in ("attn", "cross", "mid", "mlp")):
             return error
         block = next(iter(refused.values()))
-        return SiteError(error.asked, f"block {block.path} has no parts to show, for {block.refused}", "Ask for whole layers.")
+        found = f"block {block.path} has no parts to show, for {block.refused}"
+        return SiteError(error.asked, found, "Ask for whole layers.")

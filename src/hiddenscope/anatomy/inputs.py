@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, nn
 
 
-
-def arguments(module: nn.Module, ids: Tensor, mask: Tensor | None = None, targets: Tensor | None = None) -> dict[str, Any]:
+def arguments(
+    module: nn.Module, ids: Tensor, mask: Tensor | None = None, targets: Tensor | None = None
+) -> dict[str, Any]:
     """The keyword arguments for one pass over `ids` [text, token]; `targets` are an encoder-decoder's decoder ids."""
     named = accepts(module)
     given: dict[str, Any] = {"input_ids": ids}
@@ -38,7 +39,7 @@ def ordinary_ids(module: nn.Module) -> list[int]:
     reserved: set[int] = set()
     for part in configs:
         for name, value in vars(part).items() if part is not None else ():
-            if name.endswith("token_id") or name.endswith("token_index"):
+            if name.endswith(("token_id", "token_index")):
                 reserved.update(value if isinstance(value, list) else [value])
     size = vocabulary(module)
     start = min(100, size // 8)

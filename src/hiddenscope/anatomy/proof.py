@@ -1,13 +1,15 @@
 """Proof: a chain is a stack of the model when Hugging Face's own report of the same pass says so, bit for bit.
 
 The report is a check and never the source. It may leave the embeddings out (mamba), end on the raw last layer (CLIP) or
-on the normed one (most): so every entry has to be one of our states, in order, and every layer between the first and the
-last has to be one of the entries.
+on the normed one (most): so every entry has to be one of our states, in order, and every layer between the first and
+the last has to be one of the entries.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 
+import torch
 from torch import Tensor, nn
 
 from hiddenscope.anatomy.chains import Chain, same
@@ -33,11 +35,13 @@ class Proof:
     entries: tuple[int, ...]
     width: int
     final_width: int | None
+    dtype: torch.dtype
     differences: tuple[float, ...]
     raw_difference: float
 
     @property
     def depth(self) -> int:
+        """How many blocks there are."""
         return len(self.taps) - 1
 
     def agrees(self, other: "Proof") -> bool:
@@ -58,7 +62,7 @@ def prove(module: nn.Module, chain: Chain, trace: Trace) -> Proof:
     """Hold the chain against what the model reports, or raise Unproved with what did not fit."""
     for k, block in enumerate(chain.blocks):
         if same(chain.values[k], chain.values[k + 1]):
-            raise Unproved(f"block {k + 1} ({block.path}) gives back just what it was given, so nothing shows where its state is")
+            raise Unproved(f"block {k + 1} ({block.path}) changes nothing, so that nothing shows where its state is")
     reasons = []
     for report in trace.reports():
         for layout in layouts(chain.values[0], trace.texts, trace.tokens):
@@ -89,6 +93,7 @@ def _prove(module: nn.Module, chain: Chain, trace: Trace, report: Sequence[Tenso
         entries=matched,
         width=states[0].shape[-1],
         final_width=None if final is None else final[1].shape[-1],
+        dtype=reduce(torch.promote_types, {value.dtype for value in known}),
         differences=tuple((known[k] - entry).abs().max().item() for k, entry in zip(matched, entries, strict=True)),
         raw_difference=(states[-1] - last).abs().max().item() if comparable else float("nan"),
     )
@@ -104,7 +109,8 @@ def _entry(entry: Tensor, trace: Trace) -> Tensor:
     """An entry of the report as [text, token, width]; streams are laid side by side."""
     for layout in layouts(entry, trace.texts, trace.tokens):
         return layout.states(entry, trace.tokens)
-    raise Unproved(f"an entry of hidden_states has the shape {list(entry.shape)} for {trace.texts} texts of {trace.tokens} tokens")
+    shape = f"{list(entry.shape)} for {trace.texts} texts of {trace.tokens} tokens"
+    raise Unproved(f"an entry of its hidden_states has the shape {shape}")
 
 
 def _align(entries: Sequence[Tensor], known: Sequence[Tensor]) -> tuple[int, ...]:
@@ -114,14 +120,12 @@ def _align(entries: Sequence[Tensor], known: Sequence[Tensor]) -> tuple[int, ...
         start = matched[-1] + 1 if matched else 0
         k = next((k for k in range(start, len(known)) if same(known[k], entry)), None)
         if k is None:
-            raise Unproved(f"hidden_states[{j}] of {len(entries)} is none of the states of the {len(known) - 1} blocks found")
+            raise Unproved(f"hidden_states[{j}] of {len(entries)} is no state of the {len(known) - 1} blocks found")
         matched.append(k)
     return tuple(matched)
 
 
-def _way_out(
-    module: nn.Module, chain: Chain, ends: Sequence[Tensor], trace: Trace, layout: Layout
-) -> _Way | None:
+def _way_out(module: nn.Module, chain: Chain, ends: Sequence[Tensor], trace: Trace, layout: Layout) -> _Way | None:
     """The calls that lead from the last layer to the last hidden state; None if that is the last layer itself."""
     last = chain.values[-1]
     exact = [end for end in ends if end.ndim == 3 and end.shape[:2] == (trace.texts, trace.tokens)]
@@ -139,7 +143,7 @@ def _way_out(
         for call, _, out in steps:
             if out is not None and any(same(out, end) for end in exact):
                 return _Way((call,), out)
-    raise Unproved(f"no last hidden state of the model is layer.{len(chain.blocks)}, or comes from it through modules alone")
+    raise Unproved(f"its last hidden state is not layer.{len(chain.blocks)}, nor made from it by modules alone")
 
 
 def _is_small(module: nn.Module, call: Call) -> bool:
