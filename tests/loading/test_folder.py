@@ -211,6 +211,15 @@ def test_a_config_with_tricks_is_refused(llama: Path, entries: dict[str, object]
         open_source(llama)
 
 
+def test_tricks_are_found_however_deep(llama: Path) -> None:
+    deep: object = {"auto_map": {"AutoModel": "evil.Model"}}
+    for _ in range(200):
+        deep = {"sub": [deep]}
+    change(llama / "config.json", sub=deep)
+    with pytest.raises(Unsafe, match=r"evil\.Model"):
+        open_source(llama)
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", "[" * 100_000, "\udcff", '"x"'])
 def test_a_config_that_is_no_json_is_damaged(llama: Path, text: str) -> None:
     (llama / "config.json").write_bytes(text.encode("utf-8", "surrogateescape"))

@@ -70,15 +70,17 @@ def load_folder(folder: Folder, wanted: Wanted) -> tuple[nn.Module, PreTrainedTo
     options: dict[str, Any] = {"dtype": dtype}
     if wanted.attention is not None:
         options["attn_implementation"] = wanted.attention
-    if device is None:
-        options["device_map"] = "auto"
+    quantised = "quantization_config" in folder.config
+    if device is None or quantised:
+        # A quantised module is put in its place while it is loaded, and cannot be moved afterwards.
+        options["device_map"] = "auto" if device is None else {"": device}
     with quiet_transformers():
         config = _load_config(folder)
         loader, class_note = _choose_class(folder, config, wanted.task)
         module, info = _from_pretrained(loader, folder, options)
         tokenizer = load_tokenizer(folder) if folder.has_tokenizer else None
     weights_note = _check_loaded(folder, module, info)
-    if device is not None:
+    if device is not None and not quantised:
         module.to(device)
     tokenizer_note = "" if tokenizer is not None else "No tokenizer came with it: give it lists of token ids."
     notes = (dtype_note, class_note, weights_note, tokenizer_note)

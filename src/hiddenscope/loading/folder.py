@@ -140,13 +140,15 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _walk(content: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(content, dict):
-        for key, value in content.items():
-            yield key, value
-            yield from _walk(value)
-    elif isinstance(content, list):
-        for value in content:
-            yield from _walk(value)
+    """Every key with its value, however deep."""
+    todo = [content]
+    while todo:
+        current = todo.pop()
+        if isinstance(current, dict):
+            yield from current.items()
+            todo.extend(current.values())
+        elif isinstance(current, list):
+            todo.extend(current)
 
 
 def _pickled(path: Path, name: str) -> Unsafe:

@@ -110,7 +110,8 @@ def _download(wheels: tuple[Wheel, ...], to: Path) -> None:
         raise _unreachable(wheels, "this Python has no pip")
     work = to / "pip"
     work.mkdir()
-    command = [sys.executable, "-m", "pip", *_pip_arguments(wheels, str(to)), "--quiet", "--retries", "2"]
+    manners = ["--quiet", "--disable-pip-version-check", "--retries", "2"]
+    command = [sys.executable, "-m", "pip", *_pip_arguments(wheels, str(to)), *manners]
     # pip writes what it downloads into its temporary folder: ours, so that the bar can watch it grow.
     environment = {**os.environ, **dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(work)), "PIP_NO_INPUT": "1"}
     log = to / "pip.log"
