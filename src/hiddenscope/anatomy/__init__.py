@@ -11,7 +11,7 @@ findings  Anatomy: all of it in one value
 
 from hiddenscope.anatomy.find import find
 from hiddenscope.anatomy.findings import Anatomy, Head, Stack
-from hiddenscope.anatomy.inputs import accepts, arguments, vocabulary
+from hiddenscope.anatomy.inputs import accepts, arguments, probe, vocabulary
 from hiddenscope.anatomy.taps import Tap
 
-__all__ = ["Anatomy", "Head", "Stack", "Tap", "accepts", "arguments", "find", "vocabulary"]
+__all__ = ["Anatomy", "Head", "Stack", "Tap", "accepts", "arguments", "find", "probe", "vocabulary"]

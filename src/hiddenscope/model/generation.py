@@ -1,0 +1,111 @@
+"""Generation: the states of a text while the model writes it, with its cache on.
+
+Each token's state is kept once, in the pass that fed it in. `generate` gives some models other positions than a full
+pass does (RoBERTa-like decoders), so it is tried once on the model itself, and a model that fails is refused.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hiddenscope.anatomy import probe
+from hiddenscope.errors import Error, PassError, TextError
+from hiddenscope.model.batching import disagreement
+from hiddenscope.passes import Encoded, Recording, Subject, record, recording
+from hiddenscope.sites import Site
+from hiddenscope.states import Pair, States
+
+TRIAL_PROMPT, TRIAL_TOKENS = 6, 4
+ONE_TEXT = {"num_beams", "num_return_sequences", "num_beam_groups", "assistant_model", "prompt_lookup_num_tokens"}
+
+
+def generate(
+    model: Subject, prompt: Encoded, max_new_tokens: int, sites: Any, options: Mapping[str, Any]
+) -> States | Pair:
+    """Let the model continue a prompt, and give the states of every token it was fed.
+
+    One token more is generated than is kept, because the last token that `generate` chooses is never fed in; an
+    end-of-text token is not either, and so has no state.
+    """
+    refused = sorted(name for name in ONE_TEXT & options.keys() if options[name] not in (None, 1))
+    if refused:
+        found = f"{', '.join(refused)} runs several texts, or another model, in one pass"
+        raise PassError("States from inside generate", found, "Leave it out: one text is written, token by token.")
+    if max_new_tokens < 1:
+        raise TextError(f"{max_new_tokens} new tokens", "that is nothing to generate", "Ask for at least one.")
+    ids = torch.tensor([prompt.ids[0]], device=model.device)
+    with recording(model, sites) as recorded, torch.no_grad():
+        written = _written(model, ids, max_new_tokens + 1, options)
+    return _assembled(model, recorded, prompt, written, max_new_tokens)
+
+
+def check(model: Subject) -> str:
+    """Why the states from inside `generate` are not to be trusted in this model; empty if they are."""
+    prompt = Encoded(None, (tuple(probe(model.module, 1, TRIAL_PROMPT, seed=4)[0].tolist()),))
+    try:
+        made = generate(
+            model, prompt, TRIAL_TOKENS, "layer.*", {"do_sample": False, "min_new_tokens": TRIAL_TOKENS + 1}
+        )
+    except Error as error:
+        return str(error)
+    except Exception as error:
+        return f"its generate stopped with {type(error).__name__}: {error}"
+    parts = [made.encoder, made.decoder] if isinstance(made, Pair) else [made]
+    texts = [part.tokens.ids.tolist() for part in parts]
+    whole = record(model, [texts[0]], "layer.*", targets=[texts[1]] if len(texts) > 1 else None).states
+    wholes = [whole.encoder, whole.decoder] if isinstance(whole, Pair) else [whole]
+    worst = max(disagreement(full, part) for full, part in zip(wholes, parts, strict=True))
+    # A cache sums in another order than a full pass, token by token: more room than between two batches.
+    return (
+        ""
+        if worst <= ROOM
+        else f"its states inside generate are {worst:,.0f} times farther from a full pass than rounding may"
+    )
+
+
+ROOM = 16
+
+
+def _written(model: Subject, ids: Tensor, count: int, options: Mapping[str, Any]) -> list[int]:
+    """The ids that the model writes after a prompt."""
+    write: Any = getattr(model.module, "generate", None)
+    if write is None or not getattr(model.module, "can_generate", lambda: True)():
+        found = "it has no language-model head to generate with"
+        raise PassError(f"Generation with {model.anatomy.name}", found, "Load it with task='causal-lm'.")
+    given = {"pad_token_id": model.encoder.pad, "do_sample": False, "use_cache": True, **options}
+    output = write(ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, **given)
+    sequence: list[int] = getattr(output, "sequences", output)[0].tolist()
+    return sequence
+
+
+def _assembled(model: Subject, recorded: Recording, prompt: Encoded, written: Sequence[int], new: int) -> States | Pair:
+    """The states of every pass put end to end, as one text for each stack."""
+    stacks = dict.fromkeys(site.stack for seen in recorded.seen for site in seen.states)
+    texts = {stack: prompt.ids[0] if stack == "encoder" else tuple(written) for stack in stacks}
+    kept = {stack: _end_to_end(recorded, stack) for stack in stacks}
+    made = []
+    for stack, states in kept.items():
+        start = 1 if stack == "decoder" else len(prompt.ids[0])
+        most = len(texts[stack]) if stack == "encoder" else start + new
+        length = min(next(iter(states.values())).shape[0], most)
+        if any(len(value) < length for value in states.values()) or length < start:
+            raise PassError("States of each token", "generate fed some tokens not at all", "Use capture() on the text.")
+        sites = tuple(sorted(states))
+        tokens = model.encoder.tokens(Encoded(None, (texts[stack][:length],)))
+        values = torch.stack([states[site][:length] for site in sites])
+        made.append(States(sites, values, tokens, model.source(stack)))
+    for part in made:
+        part.check_finite()
+    return made[0] if len(made) == 1 else Pair(*made)
+
+
+def _end_to_end(recorded: Recording, stack: str | None) -> dict[Site, Tensor]:
+    """One text's states at each site of a stack, over all passes."""
+    parts: dict[Site, list[Tensor]] = {}
+    for seen in recorded.seen:
+        for site, values in seen.states.items():
+            if site.stack == stack:
+                parts.setdefault(site, []).append(values[0])
+    return {site: torch.cat(values) for site, values in parts.items()}

@@ -1,0 +1,128 @@
+"""Buffers: the memory in which states land, one row a token, as they come out of a pass.
+
+On a GPU the rows are gathered there and sent to page-locked host memory on a stream of their own, so that the pass goes
+on meanwhile.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from hiddenscope.errors import PassError, TooLarge
+
+SHARE_OF_FREE_MEMORY = 0.9
+MOST_PINNED = 16 * 2**30
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the tokens of one text of a batch go: its rows in the buffer."""
+
+    start: int
+    length: int
+
+
+class Buffer:
+    """Room for the values [site, token, width] of one stack.
+
+    >>> buffer = Buffer(sites=1, tokens=3, width=2, dtype=torch.float32)
+    >>> buffer.write(0, torch.ones(2, 2, 2), [Place(1, 2), Place(0, 1)])
+    >>> buffer.finish().sum().item()
+    6.0
+    """
+
+    def __init__(self, sites: int, tokens: int, width: int, dtype: torch.dtype, *, pinned: bool = False) -> None:
+        self._require(sites, tokens, width, dtype)
+        size = sites * tokens * width * dtype.itemsize
+        self.pinned = pinned and size <= MOST_PINNED
+        self.values = torch.empty(sites, tokens, width, dtype=dtype, pin_memory=self.pinned)
+        self._streams: dict[torch.device, torch.cuda.Stream] = {}
+
+    def write(self, site: int, states: Tensor, places: Sequence[Place]) -> None:
+        """Copy the real tokens of a batch [text, token, width] to their rows; what is behind a text's end is left out."""
+        states = states.detach()
+        self._fits(states)
+        if states.is_cuda:
+            self._send(site, states, places)
+            return
+        rows = self.values[site]
+        for text, place in enumerate(places):
+            rows[place.start : place.start + place.length].copy_(states[text, : place.length])
+
+    def finish(self) -> Tensor:
+        """The values, once everything that was sent has arrived."""
+        for stream in self._streams.values():
+            stream.synchronize()
+        return self.values
+
+    def _send(self, site: int, states: Tensor, places: Sequence[Place]) -> None:
+        """Gather on the pass's own stream, for a later block may write over its input; copy on another."""
+        stream = self._streams.setdefault(states.device, torch.cuda.Stream(states.device))
+        order = sorted(range(len(places)), key=lambda text: places[text].start)
+        gathered = torch.cat([states[text, : places[text].length] for text in order])
+        stream.wait_stream(torch.cuda.current_stream(states.device))
+        with torch.cuda.stream(stream):
+            read = 0
+            for start, length in _joined([places[text] for text in order]):
+                part = gathered[read : read + length]
+                self.values[site, start : start + length].copy_(part, non_blocking=self.pinned)
+                read += length
+        gathered.record_stream(stream)
+
+    def _fits(self, states: Tensor) -> None:
+        width, dtype = self.values.shape[2], self.values.dtype
+        if states.shape[2] != width:
+            found = f"a state has width {states.shape[2]} where {width} was proved"
+            raise PassError("States of one width", found, "Capture sites of different widths one after another.")
+        if not states.dtype.is_floating_point:
+            raise PassError(
+                "States as numbers", f"a state has dtype {states.dtype}", "Load the model in a float dtype."
+            )
+
+    @staticmethod
+    def _require(sites: int, tokens: int, width: int, dtype: torch.dtype) -> None:
+        size, free = sites * tokens * width * dtype.itemsize, free_memory()
+        if size > free * SHARE_OF_FREE_MEMORY:
+            asked = f"{sites} sites of {tokens:,} tokens, {width:,} wide in {str(dtype).removeprefix('torch.')}"
+            found = f"that is {size / 2**30:,.1f} GiB, and {free / 2**30:,.1f} GiB of memory are free"
+            do = "Ask for fewer sites, or capture the texts in parts and keep each on disk with `states.save(path)`."
+            raise TooLarge(asked, found, do)
+
+
+def _joined(places: Sequence[Place]) -> list[tuple[int, int]]:
+    """Places that follow one another as one run."""
+    runs: list[tuple[int, int]] = []
+    for place in places:
+        if runs and sum(runs[-1]) == place.start:
+            runs[-1] = (runs[-1][0], runs[-1][1] + place.length)
+        else:
+            runs.append((place.start, place.length))
+    return runs
+
+
+def free_memory() -> int:
+    """How many bytes of memory could be had without swapping, on this machine or in this container."""
+    limits = [_kernel_says_available(), *_container_leaves()]
+    return min(limit for limit in limits if limit is not None)
+
+
+def _kernel_says_available() -> int:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+    except (OSError, StopIteration):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _container_leaves() -> list[int]:
+    """What a memory limit of cgroup v2 leaves, if there is one."""
+    folder = Path("/sys/fs/cgroup")
+    try:
+        limit, used = (folder / name for name in ("memory.max", "memory.current"))
+        return [int(limit.read_text()) - int(used.read_text())]
+    except (OSError, ValueError):
+        return []

@@ -1,0 +1,185 @@
+"""Texts made into ids, and each token into what a reader knows it as."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from hiddenscope.errors import TextError
+from hiddenscope.states import Tokens
+
+Texts: TypeAlias = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Some texts as the model takes them: the ids of each, and the characters each id stands for, where that is known."""
+
+    texts: tuple[str, ...] | None
+    ids: tuple[tuple[int, ...], ...]
+    spans: tuple[tuple[tuple[int, int], ...], ...] | None = None
+
+    @property
+    def lengths(self) -> list[int]:
+        """How many tokens each text has."""
+        return [len(ids) for ids in self.ids]
+
+
+@dataclass
+class Encoder:
+    """A tokenizer and the limits of its model: it makes ids of texts, and refuses what the model cannot take.
+
+    `window` is the longest text in tokens, `vocabulary` the number of ids, `start` the id that opens a decoder's text,
+    `pad` the id that fills up the shorter texts of a batch.
+    """
+
+    tokenizer: Any
+    window: int | None
+    vocabulary: int
+    name: str = "this model"
+    start: int | None = None
+    pad: int = 0
+    _strings: dict[int, str] = field(default_factory=dict, repr=False)
+
+    def encode(self, texts: Texts, *, truncate: bool = False) -> Encoded:
+        """The ids of one text or many, given as strings or as lists of ids.
+
+        >>> Encoder(None, window=8, vocabulary=100).encode([[5, 6], [7]]).lengths
+        [2, 1]
+        """
+        if isinstance(texts, str):
+            texts = [texts]
+        given = [text if isinstance(text, str) else _plain(text) for text in texts]
+        if given and all(isinstance(text, int) for text in given):
+            given = [given]
+        if not given:
+            raise TextError("Texts for a pass", "there are none", "Give at least one.")
+        if all(isinstance(text, str) for text in given):
+            encoded = self._tokenized(tuple(map(str, given)), truncate)
+        else:
+            encoded = Encoded(None, tuple(tuple(ids) for ids in _only_ids(given)))
+        if truncate and self.window:
+            encoded = _cut(encoded, self.window)
+        for number, ids in enumerate(encoded.ids):
+            self._check(number, ids)
+        return encoded
+
+    def targets(self, texts: Texts | None, count: int) -> Encoded:
+        """What an encoder-decoder's decoder is given: its start token, then the text; or the start token alone."""
+        if texts is not None and not _are_strings(texts):
+            return self._as_many(self.encode(texts), count)
+        if self.start is None:
+            found = "its configuration names no decoder_start_token_id"
+            raise TextError(f"The decoder's texts for {self.name}", found, "Give `targets=` as lists of ids.")
+        if texts is None:
+            return Encoded(None, ((self.start,),) * count)
+        encoded = self.encode(texts)
+        shifted = tuple((self.start, *_without_end(self.tokenizer, ids)) for ids in encoded.ids)
+        return self._as_many(Encoded(encoded.texts, shifted), count)
+
+    def tokens(self, encoded: Encoded) -> Tokens:
+        """The tokens of encoded texts, one row each, text after text."""
+        lengths = encoded.lengths
+        flat = [i for ids in encoded.ids for i in ids]
+        spans = [span for row in encoded.spans for span in row] if encoded.spans else []
+        return Tokens(
+            encoded.texts,
+            text=np.repeat(np.arange(len(lengths)), lengths),
+            positions=np.concatenate([np.arange(n) for n in lengths]),
+            ids=np.array(flat, dtype=np.int64),
+            strings=tuple(self.string(i) for i in flat),
+            spans=np.array(spans, dtype=np.int64).reshape(-1, 2),
+            count=len(lengths),
+        )
+
+    def string(self, token: int) -> str:
+        """A token as a reader knows it: ` Paris`, not `ĠParis`; the id itself where there is no tokenizer."""
+        if token not in self._strings:
+            self._strings[token] = str(token) if self.tokenizer is None else _string(self.tokenizer, token)
+        return self._strings[token]
+
+    def _tokenized(self, texts: tuple[str, ...], truncate: bool) -> Encoded:
+        for number, text in enumerate(texts):
+            _readable(number, text)
+        if self.tokenizer is None:
+            found = f"{self.name} was loaded without a tokenizer"
+            raise TextError(
+                f"The text {texts[0][:40]!r}", found, "Give lists of token ids, or load it with a tokenizer."
+            )
+        fast = bool(self.tokenizer.is_fast)
+        cut = {"truncation": True, "max_length": self.window} if truncate and self.window else {}
+        made = self.tokenizer(
+            list(texts), return_offsets_mapping=fast, return_attention_mask=False, verbose=False, **cut
+        )
+        spans = tuple(tuple(map(_span, row)) for row in made["offset_mapping"]) if fast else None
+        return Encoded(texts, tuple(tuple(ids) for ids in made["input_ids"]), spans)
+
+    def _check(self, number: int, ids: Sequence[int]) -> None:
+        if not ids:
+            raise TextError(f"Text {number}", "it has no tokens", "Leave it out, or give it one.")
+        if self.window and len(ids) > self.window:
+            found = f"it has {len(ids):,} tokens and {self.name} takes {self.window:,}"
+            raise TextError(f"Text {number}", found, "Split it, or give truncate=True to keep the first tokens only.")
+        if min(ids) < 0 or max(ids) >= self.vocabulary:
+            wrong = next(i for i in ids if not 0 <= i < self.vocabulary)
+            found = f"id {wrong} is outside the vocabulary of {self.name}, 0 to {self.vocabulary - 1:,}"
+            raise TextError(f"Text {number}", found, "Use the tokenizer that belongs to the model.")
+
+    def _as_many(self, encoded: Encoded, count: int) -> Encoded:
+        if len(encoded.ids) == count:
+            return encoded
+        raise TextError(
+            f"{count} texts with targets", f"there are {len(encoded.ids)} targets", "Give one for each text."
+        )
+
+
+def _plain(ids: Any) -> Any:
+    """A tensor, an array or a range of ids as a list; anything else as it is."""
+    return ids.tolist() if hasattr(ids, "tolist") else list(ids) if isinstance(ids, tuple | range) else ids
+
+
+def _only_ids(given: list[Any]) -> list[list[int]]:
+    for number, ids in enumerate(given):
+        if not isinstance(ids, list) or not all(isinstance(i, int) and not isinstance(i, bool) for i in ids):
+            found = f"text {number} is {type(ids).__name__} and no list of whole numbers"
+            raise TextError("Texts as ids", found, "Give strings only, or lists of token ids only.")
+    return given
+
+
+def _are_strings(texts: Texts) -> bool:
+    return isinstance(texts, str) or (bool(texts) and all(isinstance(text, str) for text in texts))
+
+
+def _readable(number: int, text: str) -> None:
+    if not text.strip():
+        found = "there is nothing in it" if not text else "there is nothing in it but white space"
+        raise TextError(f"Text {number}", found, "Leave it out, or give the ids of its tokens.")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        found = (
+            f"the character at {error.start} is a lone surrogate ({text[error.start]!a}), which no tokenizer can read"
+        )
+        raise TextError(f"Text {number}", found, "Decode the text again, with errors='replace'.") from None
+
+
+def _cut(encoded: Encoded, window: int) -> Encoded:
+    spans = encoded.spans and tuple(row[:window] for row in encoded.spans)
+    return Encoded(encoded.texts, tuple(ids[:window] for ids in encoded.ids), spans)
+
+
+def _span(pair: tuple[int, int]) -> tuple[int, int]:
+    """A token that stands for no character has no span."""
+    return (-1, -1) if pair[0] == pair[1] else (int(pair[0]), int(pair[1]))
+
+
+def _without_end(tokenizer: Any, ids: Sequence[int]) -> Sequence[int]:
+    return ids[:-1] if ids and ids[-1] == tokenizer.eos_token_id else ids
+
+
+def _string(tokenizer: Any, token: int) -> str:
+    """One token decoded; a decoder that drops the space of a word's first token gets it back."""
+    text = str(tokenizer.decode([token], clean_up_tokenization_spaces=False))
+    piece = tokenizer.convert_ids_to_tokens(token)
+    return " " + text if isinstance(piece, str) and piece.startswith("▁") and not text.startswith(" ") else text

@@ -1,0 +1,138 @@
+"""Record: run a model and keep the states that are wanted.
+
+Hooks copy the rows of real tokens, never padding, straight into one buffer; the pass stops when the last wanted state
+has been seen, and the head runs only when logits are asked for.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hiddenscope import hooks
+from hiddenscope.anatomy import Tap
+from hiddenscope.errors import PassError
+from hiddenscope.passes.batch import Batch
+from hiddenscope.passes.encoder import Encoded, Texts
+from hiddenscope.passes.landing import Landing, Subject, landings, together
+from hiddenscope.passes.watcher import Watcher
+from hiddenscope.sites import Site
+from hiddenscope.states import Pair, States
+
+EVERYTHING = "layer.*,final"
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What one pass gave: states, logits [token, vocabulary] if asked for, and with `grad` the live tensors."""
+
+    states: States | Pair
+    logits: Tensor | None = None
+    live: Mapping[Site, Tensor] = field(default_factory=dict)
+
+
+def run(
+    subject: Subject, batch: Batch, texts: Sequence[int], landed: Mapping[str | None, Landing], *, logits: bool = False
+) -> Any:
+    """Make one pass over a batch, let its states land, and stop after the last of them unless logits are wanted.
+
+    `texts` are the numbers that the batch's texts have in the landings.
+    """
+    rows = {stack: {site: row for row, site in enumerate(landing.sites)} for stack, landing in landed.items()}
+    places = {stack: landing.places(texts) for stack, landing in landed.items()}
+
+    def keep(site: Site, tap: Tap, tensor: Tensor) -> None:
+        length = batch.tokens(site.stack).ids.shape[1]
+        stack = site.stack
+        landed[stack].buffer.write(rows[stack][site], tap.layout.states(tensor, length), places[stack])
+
+    watcher = Watcher(subject.anatomy, [site for landing in landed.values() for site in landing.sites], keep)
+    watcher.stops = not logits and not hooks.is_offloaded(subject.module)
+    with torch.no_grad(), hooks.watching(watcher.watches(subject.module)):
+        output = hooks.run(subject.module, batch.arguments(subject.module))
+    _all_seen(watcher, subject)
+    return output
+
+
+def record(
+    model: Subject,
+    batch: Texts,
+    sites: Any = EVERYTHING,
+    *,
+    targets: Texts | None = None,
+    logits: bool = False,
+    grad: bool = False,
+) -> Pass:
+    """Run the model once over a batch of texts and keep the states that are wanted.
+
+    With `logits` the head runs too. With `grad` the tensors themselves are kept in `live`, as the model made them, so
+    that gradients can flow.
+
+    >>> from hiddenscope.testing import tiny_model
+    >>> from hiddenscope.model import load
+    >>> record(load((tiny_model("llama"), None)), [[5, 6, 7]], "layer.1").states.values.shape
+    torch.Size([1, 3, 64])
+    """
+    wanted = model.anatomy.select(sites)
+    encoded, aims, filled = prepare(model, batch, targets)
+    if len(filled.lengths) > 1 and not model.batches and len(set(filled.lengths)) > 1:
+        found = "a text in a padded batch does not give what it gives alone, in this model"
+        raise PassError(f"One pass over {len(filled.lengths)} texts", found, "Record one at a time, or use capture().")
+    landed = landings(model, wanted, encoded, aims)
+    with model.lock:
+        if grad:
+            live, output = _live(model, filled, wanted)
+            for site, tensor in live.items():
+                landing, tap = landed[site.stack], model.anatomy.taps[site]
+                states = tap.layout.states(tensor, filled.tokens(site.stack).ids.shape[1])
+                landing.buffer.write(landing.sites.index(site), states, landing.places(range(len(filled.lengths))))
+        else:
+            live = {}
+            output = run(model, filled, range(len(filled.lengths)), landed, logits=logits)
+    return Pass(together(landed), _logits(output, filled, model) if logits else None, live)
+
+
+def prepare(model: Subject, texts: Texts, targets: Texts | None) -> tuple[Encoded, Encoded | None, Batch]:
+    """Texts, and a decoder's targets where there is one, encoded and filled up to one batch."""
+    encoded = model.encoder.encode(texts)
+    two = len(model.anatomy.stacks) > 1
+    if targets is not None and not two:
+        raise PassError("Targets for a decoder", f"{model.anatomy.name} has one stack", "Leave `targets` out.")
+    aims = model.encoder.targets(targets, len(encoded.ids)) if two else None
+    return encoded, aims, make_batch(model, encoded, aims, range(len(encoded.ids)))
+
+
+def make_batch(model: Subject, encoded: Encoded, targets: Encoded | None, texts: Sequence[int]) -> Batch:
+    """Some of the encoded texts as one batch."""
+    pad = model.encoder.pad
+    aims = None if targets is None else Batch.of([targets.ids[i] for i in texts], pad, model.device)
+    return Batch.of([encoded.ids[i] for i in texts], pad, model.device, aims)
+
+
+def _live(model: Subject, batch: Batch, sites: Sequence[Site]) -> tuple[dict[Site, Tensor], Any]:
+    """One pass with gradients on, its states kept as the tensors they are."""
+    kept: dict[Site, Tensor] = {}
+    watcher = Watcher(model.anatomy, sites, lambda site, tap, tensor: kept.__setitem__(site, tensor))
+    with torch.enable_grad(), hooks.watching(watcher.watches(model.module)):
+        output = hooks.run(model.module, batch.arguments(model.module))
+    _all_seen(watcher, model)
+    return kept, output
+
+
+def _all_seen(watcher: Watcher, model: Subject) -> None:
+    if watcher.missing:
+        site = min(watcher.missing)
+        found = f"the {model.anatomy.taps[site]} was not called in this pass"
+        raise PassError(f"The state at {site} of {model.anatomy.name}", found, "Load the model anew: it was changed.")
+
+
+def _logits(output: Any, batch: Batch, model: Subject) -> Tensor:
+    """The logits of real tokens, text after text."""
+    logits = getattr(output, "logits", None)
+    if not isinstance(logits, Tensor):
+        found = "it has no head that gives any"
+        raise PassError(f"Logits of {model.anatomy.name}", found, "Load it with task='causal-lm' or 'masked-lm'.")
+    lengths = (batch.targets or batch).lengths
+    return torch.cat([logits[text, :length] for text, length in enumerate(lengths)])
