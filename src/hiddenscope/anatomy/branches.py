@@ -9,7 +9,6 @@ one. The first branch must carry something from one token to another and the las
 attention and MLP here.
 """
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -184,39 +183,31 @@ class _Bench:
 
 def mixes(module: nn.Module, inputs: Mapping[str, Any], disturbed: Tap, watched: Tap, plain: Tensor) -> bool:
     """Whether a change of one tap at the first token reaches another, which gives `plain` without it, at later ones."""
-    changed = _disturbed(module, inputs, disturbed, watched, plain.shape[1])
+    changed = shown(module, inputs, watched, plain.shape[1], disturbed)
     scale = plain.abs().max().item()
     return (plain[:, 1:] - changed[:, 1:]).abs().max().item() > 16 * torch.finfo(plain.dtype).eps * scale
 
 
-def _disturbed(module: nn.Module, inputs: Mapping[str, Any], disturbed: Tap, watched: Tap, tokens: int) -> Tensor:
-    """What one tap gives in a pass in which another is changed at the first token of every text."""
+def shown(
+    module: nn.Module, inputs: Mapping[str, Any], watched: Tap, tokens: int, disturbed: Tap | None = None
+) -> Tensor:
+    """What one tap gives in a pass, in which another may be changed at the first token of every text."""
     kept: list[Tensor] = []
-    counts: Counter[Tap] = Counter()
+    stops = not hooks.is_offloaded(module)
 
-    def disturb(*seen: Any) -> Any:
-        tensor = disturbed.read(*seen)
-        counts[disturbed] += 1
-        if counts[disturbed] - 1 != disturbed.call or tensor is None:
-            return None
+    def keep(tensor: Tensor) -> None:
+        kept.append(watched.layout.states(tensor, tokens).detach().clone())
+        if stops:
+            raise hooks.Stopped
+
+    def disturb(tensor: Tensor) -> Tensor:
         new = tensor.clone()
-        first = disturbed.layout.states(new, tokens)[:, 0]
+        first = taps[-1].layout.states(new, tokens)[:, 0]
         first += first.abs().mean() * torch.linspace(-1, 1, first.shape[-1], device=first.device).to(first.dtype)
-        if disturbed.side == "output":
-            return hooks.with_first_tensor(seen[0], new)
-        args, kwargs = seen
-        return hooks.with_state_in(args, kwargs, new)
+        return new
 
-    def keep(*seen: Any) -> None:
-        tensor = watched.read(*seen)
-        counts[watched] += 1
-        if counts[watched] - 1 == watched.call and tensor is not None:
-            kept.append(watched.layout.states(tensor, tokens).detach().clone())
-
-    watches = [
-        hooks.Watch(module.get_submodule(disturbed.path), disturbed.side, disturb),
-        hooks.Watch(module.get_submodule(watched.path), watched.side, keep),
-    ]
+    taps = [watched] if disturbed is None else [watched, disturbed]
+    watches = [tap.watch(module, change) for tap, change in zip(taps, (keep, disturb), strict=False)]
     with torch.no_grad(), hooks.watching(watches):
-        module(**inputs)
+        hooks.run(module, inputs)
     return kept[0]

@@ -25,6 +25,10 @@ class Chain:
         """When the last block was left."""
         return self.blocks[-1].left
 
+    def within(self, other: "Chain") -> bool:
+        """Whether all of it was run inside one block of another."""
+        return any(block.entered < self.blocks[0].entered and self.ended < block.left for block in other.blocks)
+
 
 @dataclass(frozen=True)
 class Landmarks:

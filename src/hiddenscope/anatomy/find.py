@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hiddenscope.anatomy.branches import Block, dissect, mixes
+from hiddenscope.anatomy.branches import Block, dissect, mixes, shown
 from hiddenscope.anatomy.chains import FAMILIES, Chain, chains, same
 from hiddenscope.anatomy.findings import Anatomy, Head, Stack
 from hiddenscope.anatomy.inputs import accepts, arguments, probe
@@ -26,7 +26,7 @@ class Trial:
     targets: int
 
 
-TRIALS = (Trial(texts=3, tokens=9, targets=5), Trial(texts=5, tokens=6, targets=7))
+TRIALS = (Trial(texts=2, tokens=7, targets=4), Trial(texts=3, tokens=5, targets=6))
 
 
 @dataclass(frozen=True)
@@ -76,17 +76,31 @@ def _run(module: nn.Module, name: str, trial: Trial) -> _Run:
 
 def _first_proved(module: nn.Module, name: str, seen: Trace, taken: set[Tap]) -> tuple[Chain, Proof]:
     """The first chain that can be proved; the longest one's reason if none can."""
-    reasons = []
+    stacks = 2 if "decoder_input_ids" in accepts(module) else 1
+    tried: list[tuple[Chain, str]] = []
     for chain in chains(module, seen):
         if chain.taps[0] in taken:
             continue
         try:
             return chain, prove(module, chain, seen)
         except Unproved as reason:
-            reasons.append(str(reason))
+            tried.append((chain, str(reason)))
     if not seen.reports():
         raise _refusal(name, "it gives back no hidden_states to hold its states against")
-    raise _refusal(name, reasons[0] if reasons else "no list of blocks in it is run one after another")
+    raise _refusal(
+        name, _why_none(tried, stacks - len(taken)) if tried else "no list of blocks in it is run one after another"
+    )
+
+
+def _why_none(tried: list[tuple[Chain, str]], stacks: int) -> str:
+    """Why no chain is a stack: the longest one's reason, and, where more were run than there are stacks, which."""
+    _, reason = max(tried, key=lambda pair: len(pair[0].blocks))
+    apart = [chain for chain, _ in tried if not any(chain.within(other) for other, _ in tried)]
+    if len(apart) <= stacks:
+        return reason
+    lists = [chain.blocks[0].path.rpartition(".")[0] for chain in sorted(apart, key=lambda c: c.ended)]
+    where = ", ".join(dict.fromkeys(lists))
+    return f"it runs {len(apart)} chains of blocks ({where}) and none is a stack by itself: of the longest, {reason}"
 
 
 def _refusal(name: str, found: str) -> AnatomyError:
@@ -151,8 +165,8 @@ def _sees_ahead(module: nn.Module, run: _Run, stack: int) -> bool:
     changed = run.inputs[name].clone()
     changed[:, -1] = changed[:, 0].roll(1)
     last = run.found[stack][1].taps[-1]
-    again = replace(trace(module, {**run.inputs, name: changed}), tokens=run.traces[stack].tokens)
-    before, after = _value(run.traces[stack], last)[:, :-1], _value(again, last)[:, :-1]
+    before = _value(run.traces[stack], last)[:, :-1]
+    after = shown(module, {**run.inputs, name: changed}, last, run.traces[stack].tokens)[:, :-1]
     return (before - after).abs().max().item() > 64 * torch.finfo(before.dtype).eps * before.abs().max().item()
 
 

@@ -71,7 +71,7 @@ def prove(module: nn.Module, chain: Chain, trace: Trace) -> Proof:
             except Unproved as reason:
                 reasons.append(str(reason))
     where = f"{chain.blocks[0].path} to {chain.blocks[-1].path}"
-    raise Unproved(reasons[-1] if reasons else f"the states of {where} have no row for each token")
+    raise Unproved(reasons[0] if reasons else f"the states of {where} have no row for each token")
 
 
 def _prove(module: nn.Module, chain: Chain, trace: Trace, report: Sequence[Tensor], layout: Layout) -> Proof:
@@ -120,7 +120,7 @@ def _align(entries: Sequence[Tensor], known: Sequence[Tensor]) -> tuple[int, ...
         start = matched[-1] + 1 if matched else 0
         k = next((k for k in range(start, len(known)) if same(known[k], entry)), None)
         if k is None:
-            raise Unproved(f"hidden_states[{j}] of {len(entries)} is no state of the {len(known) - 1} blocks found")
+            raise Unproved(f"hidden_states[{j}] of {len(entries)} is no state of the blocks found")
         matched.append(k)
     return tuple(matched)
 
@@ -130,7 +130,9 @@ def _way_out(module: nn.Module, chain: Chain, ends: Sequence[Tensor], trace: Tra
     last = chain.values[-1]
     exact = [end for end in ends if end.ndim == 3 and end.shape[:2] == (trace.texts, trace.tokens)]
     if not exact:
-        raise Unproved(f"its last hidden state has not one row for each of {trace.tokens} tokens")
+        raise Unproved(
+            f"its last hidden state is {list(ends[0].shape)} for {trace.texts} texts of {trace.tokens} tokens"
+        )
     after = [call for call in trace.calls if call.entered > chain.ended and _is_small(module, call)]
     steps = [(call, _laid(call.into, trace, layout), _laid(call.out, trace, layout)) for call in after]
     for end in exact:
@@ -143,7 +145,9 @@ def _way_out(module: nn.Module, chain: Chain, ends: Sequence[Tensor], trace: Tra
         for call, _, out in steps:
             if out is not None and any(same(out, end) for end in exact):
                 return _Way((call,), out)
-    raise Unproved(f"its last hidden state is not layer.{len(chain.blocks)}, nor made from it by modules alone")
+    wide, ours = exact[0].shape[-1], last.shape[-1]
+    why = f": it is {wide} wide, and that {ours}" if wide != ours and layout.token < 2 else ""
+    raise Unproved(f"its last hidden state is not layer.{len(chain.blocks)}, nor made from it by modules alone{why}")
 
 
 def _is_small(module: nn.Module, call: Call) -> bool:

@@ -1,10 +1,11 @@
 """Tap: the place in a module where one state passes, and how it lies there."""
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from hiddenscope import hooks
 
@@ -69,6 +70,21 @@ class Tap:
     def read(self, *seen: Any) -> Tensor | None:
         """The tensor that holds the state, from what a watcher of this side is called with."""
         return hooks.state_in(*seen) if self.side == "input" else hooks.first_tensor(seen[0])
+
+    def watch(self, module: nn.Module, seen: Callable[[Tensor], Tensor | None]) -> hooks.Watch:
+        """A watch for one pass that shows the tensor here, and puts in its place what it is given back, if anything."""
+        calls = itertools.count()
+
+        def at(*what: Any) -> Any:
+            tensor = self.read(*what)
+            new = seen(tensor) if next(calls) == self.call and tensor is not None else None
+            if new is None:
+                return None
+            if self.side == "output":
+                return hooks.with_first_tensor(what[0], new)
+            return hooks.with_state_in(what[0], what[1], new)
+
+        return hooks.Watch(module.get_submodule(self.path), self.side, at)
 
     def __str__(self) -> str:
         again = f" (call {self.call + 1})" if self.call else ""

@@ -42,10 +42,10 @@ class Fingerprint:
         return ("sha256:" if whole else "sampled-sha256:") + digest.hexdigest()
 
 
-def _bytes(weight: Tensor, whole: bool) -> list[memoryview]:
+def _bytes(weight: Tensor, whole: bool) -> "list[memoryview[int]]":
     """The bytes of a weight, or its first and last ones; a weight that lies elsewhere (offloaded) has none here."""
     if weight.is_meta or weight.numel() == 0:
         return []
     flat = weight.detach().reshape(-1)
     parts = [flat] if whole else [flat[:SAMPLE], flat[-SAMPLE:]]
-    return [memoryview(part.cpu().contiguous().view(torch.uint8).numpy()) for part in parts]
+    return [part.cpu().contiguous().view(torch.uint8).numpy().data for part in parts]

@@ -43,7 +43,7 @@ class Buffer:
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
 
     def write(self, site: int, states: Tensor, places: Sequence[Place]) -> None:
-        """Copy the real tokens of a batch [text, token, width] to their rows; what is behind a text's end is left out."""
+        """Copy the real tokens of a batch [text, token, width] to their rows; what stands behind a text is left out."""
         states = states.detach()
         self._fits(states)
         if states.is_cuda:
@@ -61,7 +61,7 @@ class Buffer:
 
     def _send(self, site: int, states: Tensor, places: Sequence[Place]) -> None:
         """Gather on the pass's own stream, for a later block may write over its input; copy on another."""
-        stream = self._streams.setdefault(states.device, torch.cuda.Stream(states.device))
+        stream = self._streams.setdefault(states.device, torch.cuda.Stream(states.device))  # type: ignore[no-untyped-call]
         order = sorted(range(len(places)), key=lambda text: places[text].start)
         gathered = torch.cat([states[text, : places[text].length] for text in order])
         stream.wait_stream(torch.cuda.current_stream(states.device))
@@ -74,7 +74,7 @@ class Buffer:
         gathered.record_stream(stream)
 
     def _fits(self, states: Tensor) -> None:
-        width, dtype = self.values.shape[2], self.values.dtype
+        width = self.values.shape[2]
         if states.shape[2] != width:
             found = f"a state has width {states.shape[2]} where {width} was proved"
             raise PassError("States of one width", found, "Capture sites of different widths one after another.")
@@ -106,8 +106,7 @@ def _joined(places: Sequence[Place]) -> list[tuple[int, int]]:
 
 def free_memory() -> int:
     """How many bytes of memory could be had without swapping, on this machine or in this container."""
-    limits = [_kernel_says_available(), *_container_leaves()]
-    return min(limit for limit in limits if limit is not None)
+    return min([_kernel_says_available(), *_container_leaves()])
 
 
 def _kernel_says_available() -> int:

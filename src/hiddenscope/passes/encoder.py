@@ -14,7 +14,7 @@ Texts: TypeAlias = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
 
 @dataclass(frozen=True)
 class Encoded:
-    """Some texts as the model takes them: the ids of each, and the characters each id stands for, where that is known."""
+    """Some texts as the model takes them: the ids of each, and which characters each id stands for, if known."""
 
     texts: tuple[str, ...] | None
     ids: tuple[tuple[int, ...], ...]

@@ -31,11 +31,10 @@ class Seen:
         """The ids and the mask of the texts that a stack worked on in this pass; None where it was given none."""
         prefix = "decoder_" if stack == "decoder" else ""
         ids, mask = self.given.get(f"{prefix}input_ids"), self.given.get(f"{prefix}attention_mask")
-        embedded = self.given.get(f"{prefix}inputs_embeds")
-        length = None if ids is None and embedded is None else (ids if ids is not None else embedded).shape[1]
-        if not isinstance(mask, Tensor) or mask.ndim != 2 or length is None:
+        fed = ids if ids is not None else self.given.get(f"{prefix}inputs_embeds")
+        if fed is None or not isinstance(mask, Tensor) or mask.ndim != 2:
             return ids, None
-        return ids, mask[:, -length:]  # with a cache the mask covers the tokens of earlier passes too
+        return ids, mask[:, -fed.shape[1] :]  # with a cache the mask covers the tokens of earlier passes too
 
 
 class Recording:
