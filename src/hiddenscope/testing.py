@@ -6,6 +6,7 @@
 """
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from functools import cache, wraps
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 MOST_WEIGHTS = 5_000_000
 LAYERS = 3
 
-_DEPTHS = "num_hidden_layers n_layer n_layers num_layers num_decoder_layers encoder_layers decoder_layers".split()
+_DEPTH = re.compile(r"(n|num|num_hidden|num_decoder|encoder|decoder)_layers?")
 _SPECIAL = {"pad": "<pad>", "bos": "<bos>", "eos": "<eos>", "unk": "<unk>", "cls": "<cls>", "sep": "<sep>"}
 # Which pieces of text become one token, in the order in which they are joined; Ġ is how byte-level BPE writes a space.
 _MERGES = (
@@ -62,8 +63,10 @@ def families() -> dict[str, tuple[str, ...]]:
     return {family: tuple(row["classes"]) for family, row in _table().items()}
 
 
-def build(row: Mapping[str, Any], *, seed: int = 0) -> nn.Module:
+def build(row: Mapping[str, Any], *, seed: int = 0, most: int = MOST_WEIGHTS) -> nn.Module:
     """A tiny model from a row that names its `model_class`, its `config_class` and what its `config` is made with.
+
+    With more than `most` weights it is not tiny, and a ValueError.
 
     >>> config = {"vocab_size": 128, "n_positions": 64, "n_embd": 32, "n_layer": 2, "n_head": 2}
     >>> type(build({"model_class": "GPT2Model", "config_class": "GPT2Config", "config": config})).__name__
@@ -181,7 +184,7 @@ def _with_layers(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
     """The same configuration for another number of layers; a list with one entry a layer is gone through again."""
 
     def changed(name: str, value: Any) -> Any:
-        if name in _DEPTHS:
+        if _DEPTH.fullmatch(name):
             return layers
         if isinstance(value, list) and name.endswith("layer_types"):
             return [value[i % len(value)] for i in range(layers)]

@@ -1,0 +1,1 @@
+"""One question a file, one function a file; analyses never import one another."""

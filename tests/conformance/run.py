@@ -1,0 +1,220 @@
+"""Prove the anatomy of every text class of transformers that a tiny configuration is known of.
+
+python tests/conformance/run.py                    all of them, against the recorded count
+python tests/conformance/run.py --only GPT2Model   some, by class or by model type
+python tests/conformance/run.py --record           all, and record what came out
+"""
+
+import argparse
+import gzip
+import json
+import logging
+import multiprocessing
+import sys
+import time
+import traceback
+import warnings
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+RECORD = HERE / "recorded.json"
+WORKERS = 2
+MOST_WEIGHTS = 20_000_000
+BAR = {"pairs": 505, "types": 230}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of one class: proved, refused, wrong, crashed or missing; and why."""
+
+    name: str
+    model_type: str
+    tasks: tuple[str, ...]
+    verdict: str
+    reason: str = ""
+    kinds: tuple[str, ...] = ()
+    parts_refused: tuple[str, ...] = ()
+    seconds: float = field(default=0.0, compare=False)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Try them all and say what came of it; 1 if it is worse than what is recorded."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="classes or model types to try")
+    parser.add_argument("--record", action="store_true", help="record the counts and the refused classes")
+    given = parser.parse_args(arguments)
+    groups = [group for group in grouped(rows()) if not given.only or set(given.only) & set(_names(group))]
+    if not groups:
+        parser.error(f"no class and no model type is called {' or '.join(given.only)}")
+    outcomes = sorted(tried(groups), key=lambda outcome: (outcome.model_type, outcome.name))
+    print("\n".join(report(outcomes)))
+    if given.record:
+        RECORD.write_text(json.dumps(record(outcomes), indent=1) + "\n", "utf-8")
+    faults = list(worse(outcomes, json.loads(RECORD.read_text("utf-8")), whole=not given.only))
+    print("\n".join([*(f"worse than recorded: {fault}" for fault in faults), last_line(outcomes)]))
+    return 1 if faults else 0
+
+
+def rows() -> list[dict[str, Any]]:
+    with gzip.open(HERE / "tiny_configs.json.gz") as file:
+        return list(json.load(file))
+
+
+def grouped(all_rows: Iterable[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Rows that build the very same module, for different tasks, together."""
+    groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for row in all_rows:
+        groups[json.dumps([*_names([row]), row["config"]], sort_keys=True)].append(row)
+    return list(groups.values())
+
+
+def _names(group: list[dict[str, Any]]) -> tuple[str, str]:
+    return group[0]["model_class"], group[0]["model_type"]
+
+
+def tried(groups: list[list[dict[str, Any]]]) -> Iterator[Outcome]:
+    """Try every group, some at a time, with a word on stderr about how far it is."""
+    start = time.monotonic()
+    with multiprocessing.get_context("spawn").Pool(min(WORKERS, len(groups)), _prepare) as pool:
+        for done, outcome in enumerate(pool.imap_unordered(attempt, groups), 1):
+            said = f"{done} of {len(groups)} classes, {time.monotonic() - start:.0f} s"
+            if sys.stderr.isatty():
+                print(f"\r\033[K{said}", end="" if done < len(groups) else "\n", file=sys.stderr, flush=True)
+            elif done % 50 == 0 or done == len(groups):
+                print(said, file=sys.stderr, flush=True)
+            yield outcome
+
+
+def _prepare() -> None:
+    """Keep a worker to one core and quiet: what tiny random models are warned of is not news."""
+    import torch
+    import transformers
+
+    torch.set_num_threads(1)
+    warnings.filterwarnings("ignore")
+    transformers.logging.set_verbosity_error()
+    logging.disable(logging.WARNING)
+
+
+def attempt(group: list[dict[str, Any]]) -> Outcome:
+    """Build one class, prove it, and have the proof checked by the oracle."""
+    start = time.monotonic()
+    verdict, reason, kinds, refused = _attempt(group[0])
+    tasks = tuple(row["task"] for row in group)
+    return Outcome(*_names(group), tasks, verdict, reason, kinds, refused, time.monotonic() - start)
+
+
+def _attempt(row: dict[str, Any]) -> tuple[str, str, tuple[str, ...], tuple[str, ...]]:
+    from oracle import wrongs
+
+    from hiddenscope.anatomy import find
+    from hiddenscope.errors import AnatomyError, UnknownModel
+    from hiddenscope.testing import build
+
+    try:
+        module = build(row, most=MOST_WEIGHTS)
+        found = find(module)
+        wrong = wrongs(module, found)
+    except UnknownModel as error:
+        return "missing", str(error), (), ()
+    except AnatomyError as error:
+        return "refused", error.found, (), ()
+    except Exception as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        return "crashed", f"{type(error).__name__}: {error} at {Path(place.filename).name}:{place.lineno}", (), ()
+    refused = {block.refused for stack in found.stacks for block in stack.blocks if block.refused}
+    kinds = tuple(stack.kind for stack in found.stacks)
+    return "wrong" if wrong else "proved", "; ".join(wrong), kinds, tuple(sorted(refused))
+
+
+def report(outcomes: list[Outcome]) -> Iterator[str]:
+    """The tables: what is proved, what is not and why, and which blocks show no parts."""
+    by_task: dict[str, Counter[str]] = defaultdict(Counter)
+    for outcome in outcomes:
+        for task in outcome.tasks:
+            by_task[task][outcome.verdict] += 1
+    verdicts = [
+        v for v in ("proved", "refused", "wrong", "crashed", "missing") if any(v in c for c in by_task.values())
+    ]
+    yield from _table(["task", *verdicts], [[task, *(c[v] for v in verdicts)] for task, c in sorted(by_task.items())])
+    kinds = Counter(kind for outcome in outcomes for kind in outcome.kinds)
+    yield from _table(["kind of block", "stacks"], [list(pair) for pair in kinds.most_common()])
+    for verdict in ("refused", "wrong", "crashed", "missing"):
+        named = [[outcome.name, outcome.reason] for outcome in outcomes if outcome.verdict == verdict]
+        yield from _table([verdict, "reason"], named)
+    why: dict[str, set[str]] = defaultdict(set)
+    for outcome in outcomes:
+        for reason in outcome.parts_refused:
+            why[reason].add(outcome.model_type)
+    for reason, types in sorted(why.items(), key=lambda item: -len(item[1])):
+        yield f"no attn, mid, mlp in {len(types)} types, for {reason}:\n  {', '.join(sorted(types))}\n"
+    slow = sorted(outcomes, key=lambda outcome: -outcome.seconds)[:5]
+    yield "slowest: " + ", ".join(f"{outcome.name} {outcome.seconds:.1f} s" for outcome in slow)
+    if untried := _untried({outcome.name for outcome in outcomes}):
+        yield f"{len(untried)} classes have no tiny configuration here and were not tried: {', '.join(untried)}"
+
+
+def _table(head: Sequence[str], lines: Sequence[Sequence[Any]]) -> Iterator[str]:
+    if not lines:
+        return
+    cells = [list(map(str, line)) for line in (head, *lines)]
+    wide = [max(len(line[i]) for line in cells) for i in range(len(head) - 1)]
+    for line in cells:
+        yield "  ".join([*(cell.ljust(w) for cell, w in zip(line, wide, strict=False)), line[-1]]).rstrip()
+    yield ""
+
+
+def _untried(names: set[str]) -> list[str]:
+    """The language models that transformers knows of and that are not among the names."""
+    from transformers.models.auto import modeling_auto
+
+    if len(names) < BAR["types"]:
+        return []
+    kinds = ("CAUSAL_LM", "MASKED_LM", "SEQ_TO_SEQ_CAUSAL_LM", "TEXT_ENCODING")
+    mappings = [getattr(modeling_auto, f"MODEL_FOR_{kind}_MAPPING_NAMES", {}) for kind in kinds]
+    known = {name for mapping in mappings for name in mapping.values() if isinstance(name, str)}
+    return sorted(known - names)
+
+
+def counts(outcomes: Iterable[Outcome], verdict: str) -> tuple[int, int]:
+    """How many pairs of class and task have a verdict, and how many model types have it for all of their classes."""
+    pairs, types = 0, defaultdict(list)
+    for outcome in outcomes:
+        types[outcome.model_type].append(outcome.verdict == verdict)
+        pairs += len(outcome.tasks) if outcome.verdict == verdict else 0
+    return pairs, sum(all(each) for each in types.values())
+
+
+def record(outcomes: list[Outcome]) -> dict[str, Any]:
+    pairs, types = counts(outcomes, "proved")
+    refused = {outcome.name: outcome.reason for outcome in outcomes if outcome.verdict == "refused"}
+    return {"pairs": pairs, "types": types, "refused": refused}
+
+
+def worse(outcomes: list[Outcome], recorded: dict[str, Any], *, whole: bool) -> Iterator[str]:
+    """What is worse than it was recorded to be; the counts only if all was tried."""
+    for outcome in outcomes:
+        new = outcome.verdict == "refused" and outcome.name not in recorded["refused"]
+        if new or outcome.verdict in ("wrong", "crashed"):
+            yield f"{outcome.name} is {outcome.verdict}"
+    found, missing = counts(outcomes, "proved"), counts(outcomes, "missing")
+    for i, name in enumerate(("pairs", "types") if whole else ()):
+        if found[i] < recorded[name] - missing[i] or recorded[name] < BAR[name]:
+            yield f"{found[i]} {name} proved, and {recorded[name]} are recorded (the bar is {BAR[name]})"
+
+
+def last_line(outcomes: list[Outcome]) -> str:
+    verdicts = Counter(outcome.verdict for outcome in outcomes for _ in outcome.tasks)
+    pairs, types = counts(outcomes, "proved")
+    all_types = len({outcome.model_type for outcome in outcomes})
+    rest = ", ".join(f"{verdicts[verdict]} {verdict}" for verdict in ("crashed", "missing") if verdicts[verdict])
+    said = f"{pairs} of {verdicts.total()} pairs and {types} of {all_types} types proved"
+    return f"{said}, {verdicts['refused']} refused, {verdicts['wrong']} wrong" + (f", {rest}" if rest else "")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
