@@ -85,10 +85,8 @@ def build(row: Mapping[str, Any], *, seed: int = 0, most: int = MOST_WEIGHTS) ->
         torch.manual_seed(seed)
         module: nn.Module = model_class(config_class(**row["config"])).eval()
     weights = sum(weight.numel() for weight in module.parameters())
-    if weights >= MOST_WEIGHTS:
-        raise ValueError(
-            f"a tiny {names[1]} has under {MOST_WEIGHTS:,} weights, and this has {weights:,}: check config"
-        )
+    if weights > most:
+        raise ValueError(f"a tiny {names[1]} has at most {most:,} weights, and this has {weights:,}: check its config")
     _draw(module, torch.Generator().manual_seed(seed))
     return module
 

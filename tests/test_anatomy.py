@@ -1,0 +1,346 @@
+"""Laws of anatomy, on tiny real models: what is proved is so, and what is not so is refused."""
+
+import gzip
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hiddenscope as hs
+from hiddenscope.anatomy import Anatomy, Tap, arguments, find
+from hiddenscope.errors import AnatomyError, SiteError
+from hiddenscope.sites import Site
+from hiddenscope.testing import build, identity_block, misreport, nan_weight, tiny_model
+
+TEXTS, TOKENS, TARGETS = 2, 7, 4
+IDS = torch.arange(20, 20 + TEXTS * TOKENS).reshape(TEXTS, TOKENS)
+
+# torch says so once, on a processor without bfloat16 of its own.
+pytestmark = pytest.mark.filterwarnings("ignore:mkldnn_matmul failed:UserWarning")
+
+
+def watched(module: nn.Module, anatomy: Anatomy) -> tuple[Any, dict[str, Tensor]]:
+    """What a module gives back for IDS, and the state at every site, read with plain hooks."""
+    counts: Counter[Site] = Counter()
+    states: dict[str, Tensor] = {}
+    handles = []
+    two = len(anatomy.stacks) > 1
+    for site, tap in anatomy.taps.items():
+        tokens = TARGETS if site.stack == "decoder" else TOKENS
+
+        def note(*seen: Any, site: Site = site, tap: Tap = tap, tokens: int = tokens) -> None:
+            tensor = tap.read(*seen)
+            if counts[site] == tap.call and tensor is not None:
+                states[str(site)] = tap.layout.states(tensor, tokens).clone()
+            counts[site] += 1
+
+        part = module.get_submodule(tap.path)
+        if tap.side == "input":
+            hook = part.register_forward_pre_hook(lambda _, args, kwargs, n=note: n(args, kwargs), with_kwargs=True)
+        else:
+            hook = part.register_forward_hook(lambda _, args, output, n=note: n(output))
+        handles.append(hook)
+    inputs = arguments(module, IDS, targets=IDS[:, :TARGETS] if two else None)
+    with torch.no_grad():
+        output = module(**inputs, output_hidden_states=True)
+    for handle in handles:
+        handle.remove()
+    return output, states
+
+
+def same(a: Tensor, b: Tensor) -> bool:
+    return torch.equal(a, b)
+
+
+def near(a: Tensor, b: Tensor) -> bool:
+    return bool((a - b).abs().max() <= 16 * torch.finfo(a.dtype).eps * b.abs().max())
+
+
+WITH_FINAL = ["gpt2", "llama", "gemma3_text", "opt", "gpt_neox", "gptj", "falcon", "mixtral", "bloom", "qwen3"]
+WITHOUT_FINAL = ["bert", "roberta", "distilbert", "albert", "longformer", "xlnet", "xlm", "squeezebert"]
+
+
+IN_FLOAT32 = [(family, torch.float32) for family in (*WITH_FINAL, *WITHOUT_FINAL)]
+IN_BFLOAT16 = [(family, torch.bfloat16) for family in ("gpt2", "llama", "bert")]
+
+
+@pytest.mark.parametrize(("family", "dtype"), [*IN_FLOAT32, *IN_BFLOAT16])
+def test_layers_are_hidden_states_and_the_last_entry_is_final(family: str, dtype: torch.dtype) -> None:
+    module = tiny_model(family).to(dtype)
+    anatomy = find(module)
+    output, states = watched(module, anatomy)
+    entries, depth = output.hidden_states, anatomy.stacks[0].depth
+    assert depth == 3 and len(entries) == 4
+    assert anatomy.stacks[0].proof.dtype == dtype
+    assert all(same(states[f"layer.{k}"], entries[k]) for k in range(depth))
+    if family in WITH_FINAL:
+        assert same(states["final"], entries[-1])
+        assert not same(states["layer.3"], entries[-1])
+    else:
+        assert "final" not in states
+        assert same(states["layer.3"], entries[-1])
+
+
+@pytest.mark.parametrize(("family", "final"), [("t5", True), ("bart", False)])
+def test_an_encoder_decoder_has_two_stacks(family: str, final: bool) -> None:
+    module = tiny_model(family)
+    anatomy = find(module)
+    output, states = watched(module, anatomy)
+    assert [(stack.name, stack.causal) for stack in anatomy.stacks] == [("encoder", False), ("decoder", True)]
+    for stack in ("encoder", "decoder"):
+        entries = output[f"{stack}_hidden_states"]
+        assert all(same(states[f"{stack}.layer.{k}"], entries[k]) for k in range(3))
+        assert same(states[f"{stack}.final" if final else f"{stack}.layer.3"], entries[3])
+    assert same(states["encoder.final" if final else "encoder.layer.3"], output.encoder_last_hidden_state)
+    assert "decoder.layer.1.cross" in states and "encoder.layer.1.cross" not in states
+
+
+def test_a_module_that_is_entered_again_is_keyed_by_call() -> None:
+    taps = find(tiny_model("albert")).taps
+    inner = {taps[Site(k)].path for k in (1, 2, 3)}
+    assert len(inner) == 1
+    assert [taps[Site(k)].call for k in (1, 2, 3)] == [0, 1, 2]
+    assert str(taps[Site(2)]).endswith("(call 2)")
+
+
+def test_blocks_that_are_no_modules_are_found_by_landmarks() -> None:
+    assert [find(tiny_model("xlm")).taps[Site(k)].path for k in (1, 3)] == [
+        "transformer.layer_norm2.0",
+        "transformer.layer_norm2.2",
+    ]
+    taps = find(tiny_model("squeezebert")).taps
+    assert taps[Site(2)].path.endswith("encoder.layers.1.output")
+    assert (taps[Site(2)].layout.text, taps[Site(2)].layout.token) == (0, 2)
+
+
+def test_streams_lie_side_by_side_and_final_is_one_of_them_wide() -> None:
+    module = tiny_model("deepseek_v4")
+    anatomy = find(module)
+    output, states = watched(module, anatomy)
+    assert anatomy.width(Site(1)) == 4 * anatomy.width(Site(None)) == 256
+    assert same(states["layer.1"], output.hidden_states[1].flatten(2))
+    assert same(states["final"], output.hidden_states[-1])
+
+
+def test_a_transposed_stack_and_a_filled_up_one_give_a_row_for_each_token() -> None:
+    xlnet, longformer = find(tiny_model("xlnet")), find(tiny_model("longformer"))
+    assert xlnet.taps[Site(1)].layout.token == 0
+    for family, anatomy in (("xlnet", xlnet), ("longformer", longformer)):
+        _, states = watched(tiny_model(family), anatomy)
+        assert states["layer.2"].shape == (TEXTS, TOKENS, 64)
+
+
+def test_a_tuple_without_the_embeddings_is_read_for_what_it_is() -> None:
+    module = tiny_model("mamba")
+    anatomy = find(module)
+    output, states = watched(module, anatomy)
+    names = [str(anatomy.select(f"hidden_states[{k}]")[0]) for k in range(4)]
+    assert names == ["layer.1", "layer.2", "layer.3", "final"]
+    assert all(same(states[name], entry) for name, entry in zip(names, output.hidden_states, strict=True))
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "t5"])
+def test_pre_norm_parts_add_up(family: str) -> None:
+    module = tiny_model(family)
+    anatomy = find(module)
+    _, states = watched(module, anatomy)
+    for stack in anatomy.stacks:
+        prefix = f"{stack.name}." if len(anatomy.stacks) > 1 else ""
+        assert stack.kind == "pre-norm"
+        for k in (1, 2, 3):
+            layer = f"{prefix}layer.{k}"
+            added = states[f"{prefix}layer.{k - 1}"] + states[f"{layer}.attn"]
+            added = added + states[f"{layer}.cross"] if f"{layer}.cross" in states else added
+            assert near(added, states[f"{layer}.mid"])
+            assert near(states[f"{layer}.mid"] + states[f"{layer}.mlp"], states[layer])
+
+
+def test_post_norm_parts_add_up_under_the_norms() -> None:
+    module = tiny_model("bert", task="base")
+    anatomy = find(module)
+    _, states = watched(module, anatomy)
+    assert anatomy.stacks[0].kind == "post-norm"
+    for k in (1, 2, 3):
+        block = module.get_submodule(f"encoder.layer.{k - 1}")
+        mid = block.attention.output.LayerNorm(states[f"layer.{k - 1}"] + states[f"layer.{k}.attn"])  # type: ignore
+        assert near(mid, states[f"layer.{k}.mid"])
+        out = block.output.LayerNorm(states[f"layer.{k}.mid"] + states[f"layer.{k}.mlp"])  # type: ignore
+        assert near(out, states[f"layer.{k}"])
+
+
+@pytest.mark.parametrize("family", ["gptj", "gpt_neox", "falcon"])
+def test_parallel_parts_add_up_at_once(family: str) -> None:
+    module = tiny_model(family)
+    anatomy = find(module)
+    _, states = watched(module, anatomy)
+    assert anatomy.stacks[0].kind == "parallel"
+    for k in (1, 2, 3):
+        into, attn, mlp = states[f"layer.{k - 1}"], states[f"layer.{k}.attn"], states[f"layer.{k}.mlp"]
+        assert near(into + attn + mlp, states[f"layer.{k}"])
+        assert same(states[f"layer.{k}.mid"], into)
+
+
+@pytest.mark.parametrize(("family", "why"), [("mamba", "one part only"), ("xlm", "no modules of their own")])
+def test_refused_parts_say_why(family: str, why: str) -> None:
+    anatomy = find(tiny_model(family))
+    for asked in ("layer.2.attn", "*.mlp", ["layer.0", "layer.1.mid"]):
+        with pytest.raises(SiteError, match=why):
+            anatomy.select(asked)
+    with pytest.raises(SiteError, match=r"No site 'layer.2.cross' in GPT2LMHeadModel: it has layer.0 to layer.3"):
+        find(tiny_model("gpt2")).select("layer.2.cross")
+
+
+@pytest.mark.parametrize("block", [1, 2, 3])
+def test_an_identity_block_is_no_proof(block: int) -> None:
+    module = tiny_model("gpt2")
+    path = identity_block(module, block)
+    with pytest.raises(AnatomyError, match=rf"block {block} \({path}\) changes nothing"):
+        find(module)
+
+
+def swapped(states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return states[0], states[2], states[1], states[3]
+
+
+def moved(states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return (*states[:2], states[2].roll(1, dims=1), states[3])
+
+
+def nudged(states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return (*states[:3], states[3] * (1 + 2**-20))
+
+
+FAULTS: list[Callable[[tuple[Tensor, ...]], tuple[Tensor, ...]]] = [
+    swapped,
+    moved,
+    nudged,
+    lambda states: states[:2] + states[3:],
+    lambda states: (states[0], *states),
+]
+
+
+@pytest.mark.parametrize("family", ["gpt2", "bert", "t5"])
+@pytest.mark.parametrize("fault", FAULTS, ids=["swapped", "moved", "nudged", "one missing", "one twice"])
+def test_a_module_that_reports_other_states_is_refused(family: str, fault: Callable[..., Any]) -> None:
+    with pytest.raises(AnatomyError, match=r"hidden_states|last hidden state"):
+        find(misreport(tiny_model(family), fault))
+
+
+def test_a_module_without_a_report_is_refused() -> None:
+    class Bare(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.blocks = nn.Embedding(256, 8), nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 8)])
+
+        def forward(self, input_ids: Tensor, **_: Any) -> Tensor:
+            state: Tensor = self.embed(input_ids)
+            for block in self.blocks:
+                state = block(state)
+            return state
+
+    with pytest.raises(AnatomyError, match="no hidden_states"):
+        find(Bare())
+
+
+def test_a_model_of_several_chains_is_refused_by_their_names() -> None:
+    with pytest.raises(AnatomyError, match=r"3 chains of blocks \(initial_char_encoder.layer, encoder.layer, final"):
+        find(tiny_model("canine"))
+
+
+def test_nan_is_a_value_like_another_and_the_places_are_still_proved() -> None:
+    module = tiny_model("llama")
+    honest = find(module)
+    nan_weight(module, block=3)
+    assert find(module).taps.keys() <= honest.taps.keys()
+
+
+def all_hooks(module: nn.Module) -> list[Any]:
+    """Everything that hangs on a module: its hooks, Hugging Face's flag for its own, and replaced forwards."""
+    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_forward_hooks_with_kwargs")
+    flag = "_output_capturing_hooks_installed"
+    return [
+        (path, *(list(getattr(part, kind)) for kind in kinds), vars(part).get(flag), "forward" in vars(part))
+        for path, part in module.named_modules()
+    ]
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "t5", "bert"])
+def test_nothing_is_left_behind(family: str) -> None:
+    module = tiny_model(family)
+    before, weights = all_hooks(module), [weight.clone() for weight in module.parameters()]
+    find(module)
+    assert all_hooks(module) == before
+    assert all(torch.equal(a, b) for a, b in zip(weights, module.parameters(), strict=True))
+
+
+def test_hooks_of_somebody_else_stay() -> None:
+    module, calls = tiny_model("llama"), []
+    handle = module.model.layers[0].register_forward_hook(lambda *_: calls.append(1))  # type: ignore
+    module(IDS, output_hidden_states=True)
+    before = all_hooks(module)
+    find(module)
+    assert all_hooks(module) == before
+    handle.remove()
+    assert len(calls) > 1
+
+
+@pytest.mark.parametrize("error", [RuntimeError("torn"), KeyboardInterrupt()], ids=["error", "interrupt"])
+@pytest.mark.parametrize("pass_number", [1, 2, 3])
+def test_nothing_is_left_behind_when_a_pass_stops_in_the_middle(error: BaseException, pass_number: int) -> None:
+    module, passes = tiny_model("llama"), []
+
+    def tear(*_: Any) -> None:
+        passes.append(1)
+        if len(passes) == pass_number:
+            raise error
+
+    handle = module.model.layers[1].register_forward_hook(tear)  # type: ignore[union-attr, operator, index]
+    before = all_hooks(module)
+    with pytest.raises((AnatomyError, type(error))):
+        find(module)
+    assert all_hooks(module) == before
+    handle.remove()
+
+
+def test_every_claim_of_the_head_is_measured() -> None:
+    heads = {family: find(tiny_model(family)).head for family in ("gpt2", "llama", "bert", "t5")}
+    seen = {family: head and (head.reads_final, head.gives_logits, head.tied) for family, head in heads.items()}
+    assert seen == {
+        "gpt2": (True, True, True),
+        "llama": (True, True, False),
+        "bert": (False, True, True),
+        "t5": (False, True, True),
+    }
+    assert find(tiny_model("gpt2", task="base")).head is None
+
+
+def test_the_analysis_shows_the_proof() -> None:
+    model = hs.load((tiny_model("gpt2"), None))
+    result = hs.anatomy(model)
+    assert result.kind == "anatomy"
+    assert result.data["site"].values.tolist() == ["layer.0", "layer.1", "layer.2", "layer.3", "final"]
+    differences = result.data["difference"].values.tolist()
+    assert differences[:3] == [0, 0, 0] and differences[3] > 0 and differences[4] == 0
+    assert result.data["entry"].values.tolist()[-2:] == ["hidden_states[3]", "hidden_states[3]"]
+    assert result.data["module"].values.tolist()[1] == "output of transformer.h.0"
+    assert "pre-norm" in result.summary() and "transformer.ln_f" in result.summary()
+
+
+def test_the_analysis_of_two_stacks_and_of_an_unusual_tuple() -> None:
+    two = hs.anatomy(hs.load((tiny_model("t5"), None))).data
+    assert two["site"].values.tolist()[3:6] == ["encoder.layer.3", "encoder.final", "decoder.layer.0"]
+    assert two["entry"].values.tolist()[4:6] == ["encoder_hidden_states[3]", "decoder_hidden_states[0]"]
+    mamba = hs.anatomy(hs.load((tiny_model("mamba"), None))).data.sel(site="layer.0")
+    assert mamba["entry"].item() == "" and mamba["difference"].isnull().item()
+
+
+def test_the_table_of_families_and_the_conformance_data_agree() -> None:
+    with gzip.open(Path(__file__).parent / "conformance" / "tiny_configs.json.gz") as file:
+        row = next(row for row in json.load(file) if row["model_class"] == "GPT2LMHeadModel")
+    ours, theirs = tiny_model("gpt2"), build(row)
+    assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True))
