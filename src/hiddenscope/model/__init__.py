@@ -9,8 +9,8 @@ generation   the states of a text while it is written
 from __future__ import annotations
 
 import threading
-from functools import cached_property
-from importlib.metadata import version
+from functools import cache, cached_property
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedTokenizerBase
 
-LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors")
+LIBRARIES = ("hiddenscope", "torch", "transformers", "tokenizers", "safetensors")
 BUDGETS = {"cpu": 1024, "cuda": 16384}
 
 
@@ -188,8 +188,16 @@ def _encoder(model: Model) -> Encoder:
     return Encoder(model.tokenizer, limit, size, model.name, start, pad)
 
 
+@cache
 def _versions() -> dict[str, str]:
-    return {"hiddenscope": version("hiddenscope"), **{name: version(name) for name in LIBRARIES}}
+    """The versions of the libraries that decide numbers; one that runs from its sources has none."""
+    found = {}
+    for name in LIBRARIES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "not installed"
+    return found
 
 
 def _short(dtype: torch.dtype) -> str:
