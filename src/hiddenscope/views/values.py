@@ -1,0 +1,252 @@
+"""What a view draws, as plain values: a `Grid`, `Panels` or `Lines`. No view knows a model or an analysis.
+
+>>> norms = Measure("norm", [[1.0, 2.0], [3.0, float("nan")]])
+>>> Grid("Norms", ("layer.0", "layer.1"), ("The", " cat"), (norms,)).measures[0].values.shape
+(2, 2)
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, get_args
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from hiddenscope.errors import StatesError
+
+Floats: TypeAlias = NDArray[np.float32] | NDArray[np.float16]
+Meaning: TypeAlias = Literal["sequential", "diverging"]
+Scale: TypeAlias = Literal["linear", "log"]
+Style: TypeAlias = Literal["line", "dash", "bar"]
+Token: TypeAlias = str | None
+
+
+@dataclass(frozen=True, eq=False)
+class Measure:
+    """One named array of a grid: values `[site, token]`, NaN where a cell is missing.
+
+    `meaning` is "diverging" where zero is the middle. `scale` and `each_layer` are how it is first shown; `limits` fix
+    the ends of its colours. `influence` is `[site, token, source_site, source_token]` over the grid's own sites and
+    tokens: how much a cell is moved by every other. Without `values`, the grid rests on how much each cell sees in all.
+
+    >>> Measure("difference", [[0.0, 0.5]], unit="L2").values.tolist()
+    [[0.0, 0.5]]
+    """
+
+    name: str
+    values: Floats | None = None
+    unit: str = ""
+    meaning: Meaning = "sequential"
+    scale: Scale = "linear"
+    each_layer: bool = False
+    limits: tuple[float, float] | None = None
+    influence: Floats | None = None
+
+    def __post_init__(self) -> None:
+        _chosen(self, "meaning", Meaning)
+        _chosen(self, "scale", Scale)
+        if self.influence is not None:
+            _put(self, influence=floats(self.influence, f"{self.name}.influence", 4))
+        if self.values is not None:
+            _put(self, values=floats(self.values, self.name, 2))
+        elif self.influence is not None:
+            _put(self, values=np.nansum(self.influence.astype(np.float64), axis=(2, 3)).astype(np.float32))
+        else:
+            raise StatesError(f"The measure {self.name!r}", "it has no values", "Give values or an influence map.")
+        if self.limits is not None:
+            _put(self, limits=(float(self.limits[0]), float(self.limits[1])))
+
+    @property
+    def numbers(self) -> Floats:
+        """The values `[site, token]`, which are there once the measure is made."""
+        assert self.values is not None
+        return self.values
+
+
+@dataclass(frozen=True, eq=False)
+class Words:
+    """The best words of every cell: `chosen` `[site, token, rank]` counts into `words`, -1 where there is none.
+
+    >>> said = Words.of([[["Paris", "Rome"], ["Paris", ""]]], [[[0.9, 0.1], [1.0, 0.0]]])
+    >>> said.words, said.chosen.tolist()
+    (('Paris', 'Rome'), [[[0, 1], [0, -1]]])
+    """
+
+    words: tuple[str, ...]
+    chosen: NDArray[np.int32]
+    probabilities: Floats | None = None
+
+    def __post_init__(self) -> None:
+        chosen = np.asarray(self.chosen)
+        if chosen.ndim != 3 or chosen.dtype.kind not in "iu" or (chosen >= len(self.words)).any():
+            found = f"they are {chosen.dtype} {list(chosen.shape)} into {len(self.words)} words"
+            raise StatesError("The words of a grid", found, "Give whole numbers [site, token, rank].")
+        _put(self, words=tuple(self.words), chosen=np.maximum(chosen, -1).astype(np.int32))
+        if self.probabilities is not None:
+            _put(self, probabilities=floats(self.probabilities, "probabilities", 3))
+            _same(self.probabilities, chosen.shape, "The probabilities of words")
+
+    @classmethod
+    def of(cls, strings: ArrayLike, probabilities: ArrayLike | None = None) -> "Words":
+        """From the words themselves, `[site, token, rank]`, '' where there is none."""
+        given = np.asarray(strings, dtype=object)
+        places: dict[str, int] = {"": -1}
+        for word in given.flat:
+            places.setdefault(word, len(places) - 1)
+        chosen = np.array([places[word] for word in given.flat], dtype=np.int32).reshape(given.shape)
+        kept = None if probabilities is None else floats(probabilities, "probabilities", 3)
+        return cls(tuple(places)[1:], chosen, kept)
+
+
+@dataclass(frozen=True, eq=False)
+class Grid:
+    """Tokens across, layers up: the forward pass, unrolled.
+
+    `sites` run from the bottom up and `tokens` from the left, each as a reader knows it; None is a gap. `second` is a
+    second row of tokens, aligned with the first. `text_of` says which of `texts` a column belongs to, where there are
+    several side by side. An encoder-decoder puts both stacks in one grid; cells that it has not are NaN.
+    """
+
+    title: str
+    sites: tuple[str, ...]
+    tokens: tuple[Token, ...]
+    measures: tuple[Measure, ...]
+    words: Words | None = None
+    second: tuple[Token, ...] = ()
+    texts: tuple[str, ...] = ()
+    text_of: tuple[int, ...] = ()
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        _tuples(self, "sites", "tokens", "measures", "second", "texts", "text_of")
+        _put(self, sites=tuple(map(str, self.sites)), text_of=tuple(map(int, self.text_of)))
+        shape = len(self.sites), len(self.tokens)
+        if not self.measures or 0 in shape:
+            raise StatesError(f"The grid {self.title!r}", "it is empty", "Give sites, tokens and a measure.")
+        for measure in self.measures:
+            _same(measure.numbers, shape, f"The measure {measure.name!r}")
+            if measure.influence is not None:
+                _same(measure.influence, shape + shape, f"The influence of {measure.name!r}")
+        if self.words is not None:
+            _same(self.words.chosen, (*shape, self.words.chosen.shape[2]), "The words of a grid")
+        for name in ("second", "text_of"):
+            _one_each(name, getattr(self, name), len(self.tokens), "tokens")
+        if not all(0 <= text < max(len(self.texts), 1) for text in self.text_of):
+            raise StatesError("Columns of texts", "one names a text that is not there", "Count texts from 0.")
+
+
+@dataclass(frozen=True, eq=False)
+class Panels:
+    """One scatter a site: `points` `[panel, point, 2]`, the same points in every panel, NaN where one is missing.
+
+    `labels` and `texts` are one a point, or none at all. `captions` (scores, say) and `messages` ("all states are
+    equal", in place of a picture) are one a panel. `rows` names what a panel belongs to besides its site, a model say:
+    each run of equal names begins a new row.
+    """
+
+    title: str
+    sites: tuple[str, ...]
+    points: Floats
+    labels: tuple[str, ...] = ()
+    texts: tuple[str, ...] = ()
+    captions: tuple[str, ...] = ()
+    messages: tuple[str, ...] = ()
+    rows: tuple[str, ...] = ()
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        _put(self, points=floats(self.points, "points", 3), sites=tuple(map(str, self.sites)))
+        _tuples(self, "labels", "texts", "captions", "messages", "rows")
+        _same(self.points, (len(self.sites), self.points.shape[1], 2), "The points of panels")
+        for name in ("labels", "texts"):
+            _one_each(name, getattr(self, name), self.points.shape[1], "points")
+        for name in ("captions", "messages", "rows"):
+            _one_each(name, getattr(self, name), len(self.sites), "panels")
+
+
+@dataclass(frozen=True, eq=False)
+class Series:
+    """One line, dashed line or set of bars: `y` one a place, NaN in a gap, with a band from `low` to `high`.
+
+    >>> Series("silhouette", [0.1, 0.4], low=[0.0, 0.3], high=[0.2, 0.5], band="95% interval").style
+    'line'
+    """
+
+    name: str
+    y: Floats
+    low: Floats | None = None
+    high: Floats | None = None
+    band: str = ""
+    style: Style = "line"
+
+    def __post_init__(self) -> None:
+        _chosen(self, "style", Style)
+        _put(self, y=floats(self.y, self.name, 1))
+        if (self.low is None) != (self.high is None):
+            raise StatesError(f"The band of {self.name!r}", "it has one side only", "Give low and high.")
+        for name in ("low", "high"):
+            if (side := getattr(self, name)) is not None:
+                side = floats(side, f"{self.name}.{name}", 1)
+                _same(side, self.y.shape, f"The band of {self.name!r}")
+                _put(self, **{name: side})
+
+
+@dataclass(frozen=True, eq=False)
+class Lines:
+    """Series along the layers, or along whatever `x` names: a strength, a distance in tokens."""
+
+    title: str
+    x: tuple[str, ...]
+    series: tuple[Series, ...]
+    x_name: str = "site"
+    y_name: str = ""
+    unit: str = ""
+    scale: Scale = "linear"
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        _tuples(self, "x", "series")
+        _put(self, x=tuple(map(str, self.x)))
+        _chosen(self, "scale", Scale)
+        if not self.series or not self.x:
+            raise StatesError(f"The lines {self.title!r}", "there are none", "Give places and at least one series.")
+        for series in self.series:
+            _same(series.y, (len(self.x),), f"The series {series.name!r}")
+
+
+View: TypeAlias = Grid | Panels | Lines
+
+
+def floats(given: ArrayLike, name: str, dims: int) -> Floats:
+    """The numbers as they are packed: float16 stays, everything else becomes float32; never to be written to."""
+    array = np.asarray(given)
+    if array.dtype.kind not in "fiub" or array.ndim != dims:
+        found = f"{name} is {array.dtype} {list(array.shape)}"
+        raise StatesError("The numbers of a view", found, f"Give numbers in {dims} dimensions.")
+    kept = np.ascontiguousarray(array, dtype=array.dtype if array.dtype == np.float16 else np.float32).view()
+    kept.setflags(write=False)
+    return kept
+
+
+def _put(value: object, **fields: Any) -> None:
+    for name, field in fields.items():
+        object.__setattr__(value, name, field)
+
+
+def _tuples(value: object, *names: str) -> None:
+    _put(value, **{name: tuple(getattr(value, name)) for name in names})
+
+
+def _chosen(value: object, name: str, choices: Any) -> None:
+    if (given := getattr(value, name)) not in get_args(choices):
+        raise StatesError(f"{name} {given!r}", f"there are {', '.join(get_args(choices))}", "Choose one of these.")
+
+
+def _same(array: NDArray[Any], shape: tuple[int, ...], what: str) -> None:
+    if array.shape != shape:
+        raise StatesError(what, f"the shape is {list(array.shape)}", f"Give {list(shape)}.")
+
+
+def _one_each(name: str, given: Sequence[object], count: int, of: str) -> None:
+    if given and len(given) != count:
+        raise StatesError(f"{name} of {count} {of}", f"there are {len(given)}", f"Give {count}, or none at all.")
