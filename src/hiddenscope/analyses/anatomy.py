@@ -6,7 +6,7 @@ from typing import Any
 from hiddenscope.anatomy import Anatomy, Head, Stack
 from hiddenscope.model import Model
 from hiddenscope.results import Result
-from hiddenscope.sites import Site
+from hiddenscope.sites import PARTS, Site
 
 MEANING = {
     "pre-norm": "layer.k-1 + attn{cross} = mid; mid + mlp = layer.k",
@@ -87,14 +87,14 @@ def _stack(found: Anatomy, stack: Stack) -> dict[str, Any]:
 def _parts(stack: Stack) -> dict[str, Any]:
     """What attn, cross, mid and mlp mean in the blocks of a stack and where they are in the first that has them."""
     facts: dict[str, Any] = {}
-    shown = next((block for block in stack.blocks if block.parts), None)
+    number, shown = next(((k, block) for k, block in enumerate(stack.blocks, 1) if block.parts), (0, None))
     if shown is not None:
         cross = " + cross" if "cross" in shown.parts and shown.kind == "pre-norm" else ""
         meaning = MEANING[shown.kind].format(cross=cross)
         if "cross" in shown.parts and shown.kind == "post-norm":
             meaning = meaning.replace("norm(layer.k-1 + attn)", "norm(norm(layer.k-1 + attn) + cross)")
         facts["parts"] = meaning
-        facts |= {name: str(tap) for name, tap in shown.parts.items()}
+        facts |= {f"layer.{number}.{name}": str(shown.parts[name]) for name in PARTS if name in shown.parts}
     refused = [block for block in stack.blocks if block.refused]
     if refused:
         every = "every block" if len(refused) == stack.depth else f"{len(refused)} of {stack.depth} blocks"
