@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hiddenscope.anatomy.branches import Block, dissect, mixes, shown
+from hiddenscope import hooks
+from hiddenscope.anatomy.branches import Block, differs, dissect, mixes, shown
 from hiddenscope.anatomy.chains import FAMILIES, Chain, chains, same
 from hiddenscope.anatomy.findings import Anatomy, Head, Stack
 from hiddenscope.anatomy.inputs import accepts, arguments, probe
@@ -58,7 +59,7 @@ def find(module: nn.Module, *, name: str = "") -> Anatomy:
 def _run(module: nn.Module, name: str, trial: Trial) -> _Run:
     """Make one trial pass and prove every stack on it."""
     two = "decoder_input_ids" in accepts(module)
-    device = next(module.parameters()).device
+    device = hooks.input_device(module)
     targets = probe(module, trial.texts, trial.targets, seed=1).to(device) if two else None
     inputs = arguments(module, probe(module, trial.texts, trial.tokens).to(device), targets=targets)
     try:
@@ -160,14 +161,14 @@ def _unsettled(block: Block) -> Block:
 
 
 def _sees_ahead(module: nn.Module, run: _Run, stack: int) -> bool:
-    """Whether the last token reaches the states of earlier ones."""
+    """Whether other tokens behind it change the state of a text's first."""
     name = "decoder_input_ids" if stack else "input_ids"
-    changed = run.inputs[name].clone()
-    changed[:, -1] = changed[:, 0].roll(1)
-    last = run.found[stack][1].taps[-1]
-    before = _value(run.traces[stack], last)[:, :-1]
-    after = shown(module, {**run.inputs, name: changed}, last, run.traces[stack].tokens)[:, :-1]
-    return (before - after).abs().max().item() > 64 * torch.finfo(before.dtype).eps * before.abs().max().item()
+    ids = run.inputs[name]
+    others = probe(module, *ids.shape, seed=2).to(ids.device)
+    proof, tokens = run.found[stack][1], run.traces[stack].tokens
+    changed = {**run.inputs, name: torch.cat([ids[:, :1], others[:, 1:]], dim=1)}
+    after = shown(module, changed, proof.taps[-1], tokens)
+    return differs(_value(run.traces[stack], proof.taps[-1])[:, 0], after[:, 0], steps=proof.depth)
 
 
 def _value(seen: Trace, tap: Tap) -> Tensor:

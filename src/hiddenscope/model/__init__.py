@@ -1,6 +1,5 @@
 """Model: a loaded network with its tokenizer, whose states have been proved.
 
-condition    whether a module can be watched as it is now
 fingerprint  a hash by which its weights are known again
 batching     which texts go through together, and whether they may
 generation   the states of a text while it is written
@@ -8,6 +7,7 @@ generation   the states of a text while it is written
 
 from __future__ import annotations
 
+import math
 import threading
 from functools import cache, cached_property
 from importlib.metadata import PackageNotFoundError, version
@@ -16,15 +16,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from hiddenscope import progress
+from hiddenscope import hooks, progress
 from hiddenscope.anatomy import Anatomy, find, vocabulary
 from hiddenscope.errors import PassError
 from hiddenscope.loading import Loaded, open_source
 from hiddenscope.model import batching, generation
 from hiddenscope.model.batching import Batching
-from hiddenscope.model.condition import watchable
 from hiddenscope.model.fingerprint import Fingerprint
-from hiddenscope.passes import EVERYTHING, Encoder, Texts, landings, make_batch, run, together
+from hiddenscope.passes import EVERYTHING, Encoder, Texts, landings, make_batch, run, together, watchable
 from hiddenscope.states import Pair, Source, States
 
 if TYPE_CHECKING:
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 LIBRARIES = ("hiddenscope", "torch", "transformers", "tokenizers", "safetensors")
-BUDGETS = {"cpu": 1024, "cuda": 16384}
+BUDGETS = {"cpu": 1024, "cuda": 8192}
 
 
 def load(
@@ -76,7 +75,8 @@ class Model:
         self.anatomy: Anatomy = find(self.module, name=self.name)
         self.encoder = _encoder(self)
         self._fingerprint = Fingerprint(self.module)
-        self.batching: Batching = batching.check(self)
+        self.batching = Batching(False, math.inf, "not tried yet")
+        self.batching = batching.check(self)
 
     def __repr__(self) -> str:
         stacks = " and ".join(f"{stack.depth} layers" for stack in self.anatomy.stacks)
@@ -86,7 +86,7 @@ class Model:
     @property
     def device(self) -> torch.device:
         """Where its inputs go."""
-        return next(weight.device for weight in self.module.parameters() if not weight.is_meta)
+        return hooks.input_device(self.module)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -97,6 +97,11 @@ class Model:
     def batches(self) -> bool:
         """Whether a text in a padded batch gives what it gives alone."""
         return self.batching.padded
+
+    @property
+    def masks(self) -> bool:
+        """Whether texts of one length must carry a mask."""
+        return self.batching.masked
 
     def capture(
         self,

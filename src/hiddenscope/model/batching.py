@@ -10,9 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
-from hiddenscope.anatomy import probe
-from hiddenscope.errors import Error
-from hiddenscope.passes import Encoded, Subject, landings, make_batch, run, together
+from hiddenscope.anatomy import probe, shown
+from hiddenscope.passes import Batch, Encoded, Subject, landings, make_batch, run, together
 from hiddenscope.states import Pair, States
 
 LENGTHS = (3, 11)
@@ -26,12 +25,14 @@ ROOM, MOST, COPIES = 64, 0.05, 8
 class Batching:
     """Whether padded batches give each text what it gets alone, and how that was found.
 
-    `worst` is the largest difference that was seen, as a share of what rounding may make.
+    `worst` is the largest difference that was seen, as a share of what rounding may make. `masked` says whether texts
+    of one length must carry a mask although it hides nothing; without one a GPU need not wait for a look at it.
     """
 
     padded: bool
     worst: float
     why: str
+    masked: bool = True
 
 
 def plan(lengths: Sequence[int], budget: int, *, padded: bool = True) -> list[list[int]]:
@@ -59,11 +60,25 @@ def check(model: Subject) -> Batching:
     try:
         mixed = _captured(model, encoded, targets)
         worst = max(_off(model, mixed, encoded, targets, text) for text in range(len(LENGTHS)))
-    except (RuntimeError, ValueError, IndexError, Error) as error:
+    except Exception as error:
         return Batching(False, math.inf, f"a padded batch stopped with {type(error).__name__}: {error}")
+    masked = not _same_without_mask(model)
     if worst <= 1:
-        return Batching(True, worst, "texts padded on the right gave the same states as alone, within rounding")
-    return Batching(False, worst, f"texts in a padded batch came out {worst:,.0f} times farther off than rounding may")
+        return Batching(True, worst, "texts padded on the right gave the same states as alone, within rounding", masked)
+    why = f"texts in a padded batch came out {worst:,.0f} times farther off than rounding may"
+    return Batching(False, worst, why, masked)
+
+
+def _same_without_mask(model: Subject) -> bool:
+    """Whether a mask that hides nothing changes nothing, bit for bit, even where the text holds the padding token."""
+    texts = probe(model.module, 2, min(6, model.encoder.window or 6), seed=5)
+    texts[:, 1] = model.encoder.pad
+    targets = Batch.of([[1, 2], [3, 4]], 0, model.device) if len(model.anatomy.stacks) > 1 else None
+    batch = Batch.of(texts.tolist(), model.encoder.pad, model.device, targets)
+    tap = model.anatomy.stacks[0].proof.taps[-1]
+    given = [batch.arguments(model.module, masked=masked) for masked in (True, False)]
+    with_mask, without = (shown(model.module, inputs, tap, texts.shape[1]) for inputs in given)
+    return torch.equal(with_mask, without)
 
 
 def _off(model: Subject, mixed: Sequence[States], encoded: Encoded, targets: Encoded | None, text: int) -> float:
@@ -88,9 +103,9 @@ def disagreement(one: States, other: States, floor: States | None = None) -> flo
     worst = 0.0
     for row, site in enumerate(one.sites):
         depth = len(one.sites) if site.layer is None else site.layer
-        a, b = one.values[row].float(), other.values[row].float()
-        norm = a.norm(dim=-1).clamp_min(torch.finfo(torch.float32).tiny)
-        copies = (a - floor.values[row].float()).norm(dim=-1) / norm if floor is not None else torch.zeros_like(norm)
+        a, b = one.values[row].double(), other.values[row].double()
+        norm = a.norm(dim=-1).clamp_min(torch.finfo(torch.float64).tiny)
+        copies = (a - floor.values[row].double()).norm(dim=-1) / norm if floor is not None else torch.zeros_like(norm)
         allowed = (COPIES * copies).clamp_min(unit * math.sqrt(depth + 1))
         worst = max(worst, ((a - b).norm(dim=-1) / norm / allowed).max().item())
     return worst

@@ -13,6 +13,7 @@ class Fingerprint:
     """The hash of a module's weights, made when it is first asked for and again when they have changed.
 
     Every byte of up to 4 GiB of weights is hashed (`sha256:`); of more, the ends of each weight (`sampled-sha256:`).
+    Weights that accelerate keeps elsewhere are known by name and shape only (`partial-sha256:`).
 
     >>> a, b = nn.Linear(2, 2), nn.Linear(2, 2)
     >>> Fingerprint(a).value == Fingerprint(a).value, Fingerprint(a).value == Fingerprint(b).value
@@ -26,20 +27,30 @@ class Fingerprint:
     @property
     def value(self) -> str:
         """The hash of the weights as they are now."""
-        state = tuple((weight.data_ptr(), weight._version) for weight in self.module.parameters())
+        state = tuple((weight.data_ptr(), _version(weight)) for _, weight in self._weights())
         if self._known is None or self._known[0] != state:
             self._known = (state, self._hash())
         return self._known[1]
 
+    def _weights(self) -> list[tuple[str, Tensor]]:
+        """What the module learned: quantised modules keep some of it in buffers."""
+        return [*self.module.named_parameters(), *self.module.named_buffers()]
+
     def _hash(self) -> str:
-        weights = list(self.module.named_parameters())
+        weights = self._weights()
         whole = sum(weight.nbytes for _, weight in weights) <= WHOLE
         digest = hashlib.sha256()
         for name, weight in weights:
             digest.update(f"{name} {list(weight.shape)} {weight.dtype}".encode())
             for part in _bytes(weight, whole):
                 digest.update(part)
-        return ("sha256:" if whole else "sampled-sha256:") + digest.hexdigest()
+        partial = any(weight.is_meta for _, weight in weights)
+        return ("partial-" if partial else "" if whole else "sampled-") + "sha256:" + digest.hexdigest()
+
+
+def _version(weight: Tensor) -> int:
+    """How often a weight was written to; one made in inference mode does not count."""
+    return 0 if weight.is_inference() else weight._version
 
 
 def _bytes(weight: Tensor, whole: bool) -> "list[memoryview[int]]":

@@ -1,5 +1,6 @@
 """Passes: one run of a model, watched.
 
+condition  whether a module can be watched as it is now
 encoder    texts made into ids, and what the model cannot take refused
 batch      several texts filled up to one length
 watcher    sees each wanted state of a pass once
@@ -10,6 +11,7 @@ recording  keep the states of passes that somebody else runs
 """
 
 from hiddenscope.passes.batch import Batch
+from hiddenscope.passes.condition import watchable
 from hiddenscope.passes.encoder import Encoded, Encoder, Texts
 from hiddenscope.passes.landing import Landing, Subject, landings, together
 from hiddenscope.passes.record import EVERYTHING, Pass, make_batch, prepare, record, run
@@ -32,4 +34,5 @@ __all__ = [
     "recording",
     "run",
     "together",
+    "watchable",
 ]

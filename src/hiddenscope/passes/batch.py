@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -30,22 +31,32 @@ class Batch:
                 [8, 0, 0]])
         """
         lengths = tuple(map(len, ids))
-        filled = torch.full((len(ids), max(lengths)), pad, dtype=torch.long)
-        mask = torch.zeros_like(filled)
+        filled = np.full((len(ids), max(lengths)), pad, dtype=np.int64)
         for row, text in enumerate(ids):
-            filled[row, : len(text)] = torch.tensor(text)
-            mask[row, : len(text)] = 1
-        return cls(filled.to(device), mask.to(device), lengths, targets)
+            filled[row, : len(text)] = text
+        mask = np.arange(max(lengths)) < np.array(lengths)[:, None]
+        return cls(_to(device, filled), _to(device, mask.astype(np.int64)), lengths, targets)
 
-    def arguments(self, module: nn.Module) -> dict[str, Any]:
-        """What the module's forward is called with."""
-        if self.targets is None:
-            return arguments(module, self.ids, self.mask)
-        given = arguments(module, self.ids, self.mask, self.targets.ids)
-        if len(set(self.targets.lengths)) > 1:
+    @property
+    def padded(self) -> bool:
+        """Whether any text was filled up."""
+        return len(set(self.lengths)) > 1
+
+    def arguments(self, module: nn.Module, *, masked: bool = True) -> dict[str, Any]:
+        """What the module's forward is called with; `masked=False` leaves out a mask that would hide nothing."""
+        given = arguments(module, self.ids, self.mask, None if self.targets is None else self.targets.ids)
+        if not masked and not self.padded:
+            given.pop("attention_mask", None)
+        if self.targets is not None and self.targets.padded:
             given["decoder_attention_mask"] = self.targets.mask
         return given
 
     def tokens(self, stack: str | None) -> "Batch":
         """The texts that a stack works on."""
         return self.targets if stack == "decoder" and self.targets is not None else self
+
+
+def _to(device: torch.device, array: np.ndarray[Any, np.dtype[np.int64]]) -> Tensor:
+    """An array on a device; to a GPU it goes from page-locked memory, so that the pass before need not end first."""
+    tensor = torch.from_numpy(array)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)

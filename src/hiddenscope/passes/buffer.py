@@ -41,6 +41,7 @@ class Buffer:
         self.pinned = pinned and size <= MOST_PINNED
         self.values = torch.empty(sites, tokens, width, dtype=dtype, pin_memory=self.pinned)
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
+        self._sums: list[Tensor] = []
 
     def write(self, site: int, states: Tensor, places: Sequence[Place]) -> None:
         """Copy the real tokens of a batch [text, token, width] to their rows; what stands behind a text is left out."""
@@ -51,7 +52,9 @@ class Buffer:
             return
         rows = self.values[site]
         for text, place in enumerate(places):
-            rows[place.start : place.start + place.length].copy_(states[text, : place.length])
+            part = rows[place.start : place.start + place.length]
+            part.copy_(states[text, : place.length])
+            self._sums.append(part.sum(dtype=torch.float32))
 
     def finish(self) -> Tensor:
         """The values, once everything that was sent has arrived."""
@@ -59,18 +62,27 @@ class Buffer:
             stream.synchronize()
         return self.values
 
+    @property
+    def finite(self) -> bool:
+        """Whether no NaN and no infinity was written: either would show in the sums that were made on the way."""
+        return all(torch.isfinite(torch.stack([total.cpu() for total in self._sums])).tolist())
+
     def _send(self, site: int, states: Tensor, places: Sequence[Place]) -> None:
         """Gather on the pass's own stream, for a later block may write over its input; copy on another."""
-        stream = self._streams.setdefault(states.device, torch.cuda.Stream(states.device))  # type: ignore[no-untyped-call]
+        device = states.device
+        if device not in self._streams:
+            self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        stream = self._streams[device]
         order = sorted(range(len(places)), key=lambda text: places[text].start)
-        gathered = torch.cat([states[text, : places[text].length] for text in order])
-        stream.wait_stream(torch.cuda.current_stream(states.device))
+        gathered = _gathered(states, [places[text].length for text in order], order).to(self.values.dtype)
+        stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(stream):
             read = 0
             for start, length in _joined([places[text] for text in order]):
                 part = gathered[read : read + length]
                 self.values[site, start : start + length].copy_(part, non_blocking=self.pinned)
                 read += length
+            self._sums.append(gathered.sum(dtype=torch.float32))
         gathered.record_stream(stream)
 
     def _fits(self, states: Tensor) -> None:
@@ -91,6 +103,13 @@ class Buffer:
             found = f"that is {size / 2**30:,.1f} GiB, and {free / 2**30:,.1f} GiB of memory are free"
             do = "Ask for fewer sites, or capture the texts in parts and keep each on disk with `states.save(path)`."
             raise TooLarge(asked, found, do)
+
+
+def _gathered(states: Tensor, lengths: Sequence[int], order: Sequence[int]) -> Tensor:
+    """A copy of the real tokens of a batch, text after text in the given order."""
+    if lengths == [states.shape[1]] * len(states) and list(order) == list(range(len(states))):
+        return states.flatten(0, 1).clone()
+    return torch.cat([states[text, :length] for text, length in zip(order, lengths, strict=True)])
 
 
 def _joined(places: Sequence[Place]) -> list[tuple[int, int]]:

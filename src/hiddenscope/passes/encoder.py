@@ -141,7 +141,7 @@ def _plain(ids: Any) -> Any:
 
 def _only_ids(given: list[Any]) -> list[list[int]]:
     for number, ids in enumerate(given):
-        if not isinstance(ids, list) or not all(isinstance(i, int) and not isinstance(i, bool) for i in ids):
+        if not isinstance(ids, list) or not set(map(type, ids)) <= {int}:
             found = f"text {number} is {type(ids).__name__} and no list of whole numbers"
             raise TextError("Texts as ids", found, "Give strings only, or lists of token ids only.")
     return given

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Protocol
 
 import torch
@@ -14,7 +14,7 @@ from hiddenscope.errors import StatesError
 from hiddenscope.passes.buffer import Buffer, Place
 from hiddenscope.passes.encoder import Encoded, Encoder
 from hiddenscope.sites import Site
-from hiddenscope.states import Pair, Source, States, Tokens
+from hiddenscope.states import Pair, Source, States
 
 
 class Subject(Protocol):
@@ -31,42 +31,39 @@ class Subject(Protocol):
     @property
     def batches(self) -> bool: ...  # noqa: D102
     @property
+    def masks(self) -> bool: ...  # noqa: D102
+    @property
     def lock(self) -> AbstractContextManager[Any]: ...  # noqa: D102
     def source(self, stack: str | None) -> Source: ...  # noqa: D102
 
 
-@dataclass(frozen=True)
 class Landing:
-    """Where the states of one stack come together, over as many passes as it takes."""
+    """Where the states of one stack come together, over as many passes as it takes.
 
-    sites: tuple[Site, ...]
-    encoded: Encoded
-    tokens: Tokens
-    buffer: Buffer
-    source: Source
+    Its tokens and its source are made last, while a GPU may still be at work.
+    """
 
-    @classmethod
-    def of(cls, subject: Subject, sites: Sequence[Site], encoded: Encoded, dtype: torch.dtype | None) -> "Landing":
-        """Room for the states of encoded texts at sites of one stack."""
+    def __init__(self, subject: Subject, sites: Sequence[Site], encoded: Encoded, dtype: torch.dtype | None) -> None:
         widths = {subject.anatomy.width(site): site for site in sites}
         if len(widths) > 1:
             found = " and ".join(f"{site} is {width} wide" for width, site in widths.items())
             raise StatesError(f"States of {subject.anatomy.name}", found, "Capture them one after another.")
         proved = subject.anatomy.stack(sites[0]).proof.dtype
+        self.subject, self.sites, self.encoded = subject, tuple(sites), encoded
+        self._starts = list(accumulate(encoded.lengths, initial=0))
         pinned = subject.device.type == "cuda"
-        buffer = Buffer(len(sites), sum(encoded.lengths), next(iter(widths)), dtype or proved, pinned=pinned)
-        source = subject.source(sites[0].stack)
-        return cls(tuple(sites), encoded, subject.encoder.tokens(encoded), buffer, source)
+        self.buffer = Buffer(len(sites), self._starts[-1], next(iter(widths)), dtype or proved, pinned=pinned)
 
     def places(self, texts: Sequence[int]) -> list[Place]:
         """The rows of some of the texts."""
-        rows = [self.tokens.rows(text) for text in texts]
-        return [Place(row.start, row.stop - row.start) for row in rows]
+        return [Place(self._starts[text], self._starts[text + 1] - self._starts[text]) for text in texts]
 
     def states(self) -> States:
         """The states, once every pass has been made; a NaN or an infinity among them is an error."""
-        states = States(self.sites, self.buffer.finish(), self.tokens, self.source)
-        states.check_finite()
+        tokens, source = self.subject.encoder.tokens(self.encoded), self.subject.source(self.sites[0].stack)
+        states = States(self.sites, self.buffer.finish(), tokens, source)
+        if not self.buffer.finite:
+            states.check_finite()
         return states
 
 
@@ -78,7 +75,7 @@ def landings(
     for site in sites:
         by_stack[site.stack].append(site)
     texts = {"decoder": targets or encoded}
-    return {stack: Landing.of(subject, own, texts.get(stack or "", encoded), dtype) for stack, own in by_stack.items()}
+    return {stack: Landing(subject, own, texts.get(stack or "", encoded), dtype) for stack, own in by_stack.items()}
 
 
 def together(landed: Mapping[str | None, Landing]) -> States | Pair:

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from hiddenscope import hooks
 from hiddenscope.anatomy import Tap
-from hiddenscope.errors import PassError
+from hiddenscope.errors import NotFinite, PassError
 from hiddenscope.passes.batch import Batch
+from hiddenscope.passes.condition import watchable
 from hiddenscope.passes.encoder import Encoded, Texts
 from hiddenscope.passes.landing import Landing, Subject, landings, together
 from hiddenscope.passes.watcher import Watcher
@@ -34,24 +35,34 @@ class Pass:
 
 
 def run(
-    subject: Subject, batch: Batch, texts: Sequence[int], landed: Mapping[str | None, Landing], *, logits: bool = False
+    subject: Subject,
+    batch: Batch,
+    texts: Sequence[int],
+    landed: Mapping[str | None, Landing],
+    *,
+    logits: bool = False,
+    live: dict[Site, Tensor] | None = None,
 ) -> Any:
     """Make one pass over a batch, let its states land, and stop after the last of them unless logits are wanted.
 
-    `texts` are the numbers that the batch's texts have in the landings.
+    `texts` are the numbers that the batch's texts have in the landings. With `live` the pass is made with gradients on,
+    and the tensors that hold the states are put there.
     """
     rows = {stack: {site: row for row, site in enumerate(landing.sites)} for stack, landing in landed.items()}
     places = {stack: landing.places(texts) for stack, landing in landed.items()}
 
     def keep(site: Site, tap: Tap, tensor: Tensor) -> None:
+        if live is not None:  # where every weight is frozen, gradients begin at the first state that is kept
+            live[site] = tensor if tensor.requires_grad else tensor.requires_grad_()
         length = batch.tokens(site.stack).ids.shape[1]
         stack = site.stack
         landed[stack].buffer.write(rows[stack][site], tap.layout.states(tensor, length), places[stack])
 
     watcher = Watcher(subject.anatomy, [site for landing in landed.values() for site in landing.sites], keep)
     watcher.stops = not logits and not hooks.is_offloaded(subject.module)
-    with torch.no_grad(), hooks.watching(watcher.watches(subject.module)):
-        output = hooks.run(subject.module, batch.arguments(subject.module))
+    graded = live is not None
+    with torch.inference_mode(False), torch.set_grad_enabled(graded), hooks.watching(watcher.watches(subject.module)):
+        output = hooks.run(subject.module, batch.arguments(subject.module, masked=subject.masks))
     _all_seen(watcher, subject)
     return output
 
@@ -75,28 +86,23 @@ def record(
     >>> record(load((tiny_model("llama"), None)), [[5, 6, 7]], "layer.1").states.values.shape
     torch.Size([1, 3, 64])
     """
+    watchable(model.module)
     wanted = model.anatomy.select(sites)
     encoded, aims, filled = prepare(model, batch, targets)
-    if len(filled.lengths) > 1 and not model.batches and len(set(filled.lengths)) > 1:
+    if not model.batches and (filled.padded or (filled.targets is not None and filled.targets.padded)):
         found = "a text in a padded batch does not give what it gives alone, in this model"
         raise PassError(f"One pass over {len(filled.lengths)} texts", found, "Record one at a time, or use capture().")
     landed = landings(model, wanted, encoded, aims)
+    live: dict[Site, Tensor] | None = {} if grad else None
     with model.lock:
-        if grad:
-            live, output = _live(model, filled, wanted)
-            for site, tensor in live.items():
-                landing, tap = landed[site.stack], model.anatomy.taps[site]
-                states = tap.layout.states(tensor, filled.tokens(site.stack).ids.shape[1])
-                landing.buffer.write(landing.sites.index(site), states, landing.places(range(len(filled.lengths))))
-        else:
-            live = {}
-            output = run(model, filled, range(len(filled.lengths)), landed, logits=logits)
-    return Pass(together(landed), _logits(output, filled, model) if logits else None, live)
+        output = run(model, filled, range(len(filled.lengths)), landed, logits=logits, live=live)
+    return Pass(together(landed), _logits(output, filled, model) if logits else None, live or {})
 
 
 def prepare(model: Subject, texts: Texts, targets: Texts | None) -> tuple[Encoded, Encoded | None, Batch]:
     """Texts, and a decoder's targets where there is one, encoded and filled up to one batch."""
-    encoded = model.encoder.encode(texts)
+    with model.lock:  # a tokenizer serves one thread at a time
+        encoded = model.encoder.encode(texts)
     two = len(model.anatomy.stacks) > 1
     if targets is not None and not two:
         raise PassError("Targets for a decoder", f"{model.anatomy.name} has one stack", "Leave `targets` out.")
@@ -111,16 +117,6 @@ def make_batch(model: Subject, encoded: Encoded, targets: Encoded | None, texts:
     return Batch.of([encoded.ids[i] for i in texts], pad, model.device, aims)
 
 
-def _live(model: Subject, batch: Batch, sites: Sequence[Site]) -> tuple[dict[Site, Tensor], Any]:
-    """One pass with gradients on, its states kept as the tensors they are."""
-    kept: dict[Site, Tensor] = {}
-    watcher = Watcher(model.anatomy, sites, lambda site, tap, tensor: kept.__setitem__(site, tensor))
-    with torch.enable_grad(), hooks.watching(watcher.watches(model.module)):
-        output = hooks.run(model.module, batch.arguments(model.module))
-    _all_seen(watcher, model)
-    return kept, output
-
-
 def _all_seen(watcher: Watcher, model: Subject) -> None:
     if watcher.missing:
         site = min(watcher.missing)
@@ -131,8 +127,12 @@ def _all_seen(watcher: Watcher, model: Subject) -> None:
 def _logits(output: Any, batch: Batch, model: Subject) -> Tensor:
     """The logits of real tokens, text after text."""
     logits = getattr(output, "logits", None)
-    if not isinstance(logits, Tensor):
-        found = "it has no head that gives any"
-        raise PassError(f"Logits of {model.anatomy.name}", found, "Load it with task='causal-lm' or 'masked-lm'.")
-    lengths = (batch.targets or batch).lengths
-    return torch.cat([logits[text, :length] for text, length in enumerate(lengths)])
+    asked, fed = f"Logits of {model.anatomy.name}", batch.targets or batch
+    if not isinstance(logits, Tensor) or logits.shape[:-1] != fed.ids.shape:
+        none = not isinstance(logits, Tensor)
+        found = "it has no head that gives any" if none else f"its head gives {list(logits.shape)}, not one row a token"
+        raise PassError(asked, found, "Load it with task='causal-lm' or 'masked-lm'.")
+    rows = torch.cat([logits[text, :length] for text, length in enumerate(fed.lengths)])
+    if bool(rows.isnan().any()):
+        raise NotFinite(asked, "there is a NaN among them, and none in the states", "Look at the weights of the head.")
+    return rows

@@ -23,6 +23,11 @@ class Watcher:
         self._calls: Counter[tuple[str, hooks.Side]] = Counter()
         self._thread = threading.get_ident()
 
+    @property
+    def here(self) -> bool:
+        """Whether it is called in its own thread, and not in somebody else's pass over the same module."""
+        return threading.get_ident() == self._thread
+
     def begin(self) -> None:
         """A new pass: calls are counted from the first again."""
         self.missing = set(self.sites)
@@ -41,7 +46,7 @@ class Watcher:
 
     def _seen(self, place: tuple[str, hooks.Side], sites: Sequence[Site]) -> Callable[..., None]:
         def seen(*what: Any) -> None:
-            if threading.get_ident() != self._thread:  # somebody else's pass over the same module
+            if not self.here:
                 return
             call = self._calls[place]
             self._calls[place] += 1

@@ -14,7 +14,7 @@ def watchable(module: nn.Module) -> nn.Module:
     >>> watchable(nn.Linear(2, 2).eval())
     Linear(in_features=2, out_features=2, bias=True)
     """
-    inside = getattr(module, "_orig_mod", module)
+    inside: nn.Module = getattr(module, "_orig_mod", module)
     name = type(inside).__name__
     for wrong, found, do in _conditions(inside):
         if wrong:
@@ -28,6 +28,11 @@ def _conditions(module: nn.Module) -> list[tuple[bool, str, str]]:
     training = next((path for path, part in module.named_modules() if part.training), None)
     return [
         (
+            isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel),
+            f"{type(module).__name__} runs copies of it",
+            "Give the module inside: `module.module`.",
+        ),
+        (
             training is not None,
             f"it is in train() mode{f' at {training}' if training else ''}, where dropout makes its states random",
             "Call module.eval() first.",
@@ -36,11 +41,6 @@ def _conditions(module: nn.Module) -> list[tuple[bool, str, str]]:
             any(getattr(part, "_compiled_call_impl", None) is not None for part in parts),
             "it was compiled in place, and compiled code calls no hooks",
             "Give the module before `.compile()`, or wrap it with `torch.compile(module)` instead.",
-        ),
-        (
-            isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel),
-            f"{type(module).__name__} runs copies of it",
-            "Give the module inside: `module.module`.",
         ),
         (
             any(weight.is_meta for weight in module.parameters()) and not hooks.is_offloaded(module),
