@@ -86,6 +86,20 @@ def test_layers_are_hidden_states_and_the_last_entry_is_final(family: str, dtype
         assert same(states["layer.3"], entries[-1])
 
 
+@pytest.mark.parametrize("family", ["gpt2", "mixtral", "falcon", "bert", "cpmant", "bart"])
+def test_coarse_numbers_show_the_same_places_and_the_same_causality(family: str) -> None:
+    fine, coarse = find(tiny_model(family)), find(tiny_model(family).to(torch.bfloat16))
+    assert coarse.taps == fine.taps
+    assert [stack.causal for stack in coarse.stacks] == [stack.causal for stack in fine.stacks]
+    assert [stack.kind for stack in coarse.stacks] == [stack.kind for stack in fine.stacks]
+
+
+@pytest.mark.parametrize("layers", [1, 2, 6])
+@pytest.mark.parametrize("family", ["llama", "bert", "t5"])
+def test_a_stack_of_any_depth_is_proved(family: str, layers: int) -> None:
+    assert {stack.depth for stack in find(tiny_model(family, layers=layers)).stacks} == {layers}
+
+
 @pytest.mark.parametrize(("family", "final"), [("t5", True), ("bart", False)])
 def test_an_encoder_decoder_has_two_stacks(family: str, final: bool) -> None:
     module = tiny_model(family)
