@@ -425,3 +425,12 @@ def test_a_source_is_json_both_ways() -> None:
     for wrong in ({}, {"model": 3}, {"model": "toy", "surprise": 1}):
         with pytest.raises(StatesError):
             Source.from_json(wrong)
+
+
+def test_an_entry_of_hidden_states_is_the_site_it_was_proved_to_be():
+    mamba = Source("mamba", depth=2, final=True, reported=("layer.1", "layer.2", "final"))
+    tokens = Tokens(None, [0], [0], [5], ("a",))
+    values = torch.arange(4.0).reshape(4, 1, 1)
+    states = States((Site(0), Site(1), Site(2), Site(None)), values, tokens, mamba)
+    assert states["hidden_states[0]"].item() == states["layer.1"].item() == 1
+    assert states["hidden_states[-1]"].item() == states["final"].item()

@@ -15,7 +15,7 @@
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property, total_ordering
@@ -111,12 +111,14 @@ def select(
     owner: str = "this model",
     depth: int | None = None,
     final: bool | None = None,
+    reported: Mapping[str | None, Sequence[Site | None]] | None = None,
 ) -> tuple[Site, ...]:
     """The sites that the patterns choose among those there are, in the order of the pass, each once.
 
     `layer.*,final` means every layer, and final where there is one; any other pattern must match something. `depth`
     (how many blocks) and `final` (whether there is a final norm) are read off the sites; give them where the sites are
-    only some of the model's, for `layer.-1` and `hidden_states[k]` depend on them.
+    only some of the model's, for `layer.-1` and `hidden_states[k]` depend on them. `reported` says for each stack which
+    site every entry of `hidden_states` was proved to be, for models (mamba, CLIP) where it is not the usual one.
 
     >>> bert = [Site(0), Site(1), Site(1, "attn"), Site(2), Site(2, "attn")]
     >>> [str(site) for site in select("layer.*,final", bert)], [str(site) for site in select("*.attn", bert)]
@@ -125,7 +127,7 @@ def select(
     Traceback (most recent call last):
     hiddenscope.errors.SiteError: No site 'layer.20' in gpt2: it has layer.0 to layer.12. Did you mean 'layer.2'?
     """
-    house = _House(tuple(sorted(set(sites))), owner, depth, final)
+    house = _House(tuple(sorted(set(sites))), owner, depth, final, reported or {})
     wanted = list(_items(patterns))
     every_layer = any(re.fullmatch(r"(?:\w+\.)?layer\.\*", item) for item in wanted)
     chosen: set[Site] = set()
@@ -225,6 +227,7 @@ class _House:
     owner: str
     depth: int | None
     final: bool | None
+    reported: Mapping[str | None, Sequence[Site | None]]
 
     @cached_property
     def depths(self) -> dict[str | None, int]:
@@ -237,6 +240,8 @@ class _House:
         if pattern := _PATTERN.fullmatch(item):
             layers = {stack: self._layers(pattern, stack) for stack in self.depths}
             return {site for site in self.sites if _fits(site, pattern, layers[site.stack])}
+        if self.reported and (entry := _HIDDEN.fullmatch(item)):
+            return self._match_entry(entry)
         if _HIDDEN.fullmatch(item) or _LENS.fullmatch(item) or item == "ln_final.hook_normalized":
             return self._match_alias(item)
         raise _unreadable(item, [str(site) for site in self.sites])
@@ -258,6 +263,15 @@ class _House:
             asked = f"No sites {_shown(pattern[0])} in {self.owner}"
             raise SiteError(asked, "the range runs backwards", "Write the lower layer first.")
         return range(low, high + 1) if high <= max(self.depths.values()) else range(0)
+
+    def _match_entry(self, entry: re.Match[str]) -> set[Site]:
+        k = int(entry["k"])
+        stacks = [named for stack, named in self.reported.items() if entry["stack"] in (None, stack)]
+        found = [named[k] for named in stacks if -len(named) <= k < len(named)]
+        if None in found:
+            why = "it is what leaves the stack, and no state of a block or of a final norm"
+            raise SiteError(f"No site '{entry[0]}' in {self.owner}", why, "Ask for 'layer.-1', the raw last layer.")
+        return {site for site in found if site is not None} & set(self.sites)
 
     def _match_alias(self, name: str) -> set[Site]:
         found: set[Site] = set()

@@ -1,7 +1,7 @@
 """Anatomy: where the states of a module are, and what was shown to prove it."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -11,8 +11,6 @@ from hiddenscope.anatomy.proof import Proof
 from hiddenscope.anatomy.taps import Tap
 from hiddenscope.errors import SiteError
 from hiddenscope.sites import PARTS, Site, select
-
-_ENTRY = re.compile(r"(?:(encoder|decoder)_)?hidden_states\[(-?[0-9]{1,6})\]")
 
 
 @dataclass(frozen=True)
@@ -86,35 +84,20 @@ class Anatomy:
     def select(self, patterns: Any) -> tuple[Site, ...]:
         """The sites that patterns choose; a part that was refused says why."""
         try:
-            return select(self._without_entries(patterns), self.sites, owner=self.name)
+            return select(patterns, self.sites, owner=self.name, reported=self._entries)
         except SiteError as error:
             raise self._why_not(error) from None
+
+    @cached_property
+    def _entries(self) -> Mapping[str | None, tuple[Site | None, ...]]:
+        two = len(self.stacks) > 1
+        return {stack.name if two else None: self.reported(stack) for stack in self.stacks}
 
     def reported(self, stack: Stack) -> tuple[Site | None, ...]:
         """What each entry of Hugging Face's tuple is; None for one that left the stack otherwise than as a site."""
         name, proof = stack.name if len(self.stacks) > 1 else None, stack.proof
         left = Site(None, "", name) if proof.final is not None and proof.final.path == proof.exit[-1] else None
         return tuple(left if k > proof.depth else Site(k, "", name) for k in proof.entries)
-
-    def _without_entries(self, patterns: Any) -> Any:
-        """The patterns with each `hidden_states[k]` exchanged for the site that it was proved to be."""
-        if isinstance(patterns, str):
-            return _ENTRY.sub(self._entry, patterns)
-        if isinstance(patterns, Iterable):
-            return [_ENTRY.sub(self._entry, item) if isinstance(item, str) else item for item in patterns]
-        return patterns
-
-    def _entry(self, match: re.Match[str]) -> str:
-        stacks = [stack for stack in self.stacks if match[1] in (None, *([stack.name] if len(self.stacks) > 1 else []))]
-        sites = []
-        for stack in stacks:
-            reported, k = self.reported(stack), int(match[2])
-            if -len(reported) <= k < len(reported):
-                sites.append(reported[k])
-        if None in sites:
-            found = "it is what leaves the stack, and no state of a block or of a final norm"
-            raise SiteError(f"No site '{match[0]}' in {self.name}", found, "Ask for 'layer.-1', the raw last layer.")
-        return ",".join(map(str, sites)) or match[0]
 
     def _why_not(self, error: SiteError) -> SiteError:
         """The same refusal, with the reason of the block that was asked for, if it is refused its parts."""

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 LIBRARIES = ("hiddenscope", "torch", "transformers", "tokenizers", "safetensors")
+WINDOWS = ("max_position_embeddings", "max_seq_len", "max_encoder_position_embeddings", "max_target_positions")
 BUDGETS = {"cpu": 1024, "cuda": 8192}
 
 
@@ -122,12 +123,16 @@ class Model:
         >>> load((tiny_model("bert"), None)).capture([[5, 6], [7, 8, 9]], "layer.-1").tokens.lengths.tolist()
         [2, 3]
         """
+        watchable(self.module)
         wanted = self.anatomy.select(sites)
-        encoded = self.encoder.encode(texts, truncate=truncate)
+        if batch_tokens is not None and batch_tokens < 1:
+            raise PassError(f"Batches of {batch_tokens} tokens", "a text has at least one", "Give a larger number.")
+        with self.lock:  # a tokenizer serves one thread at a time
+            encoded = self.encoder.encode(texts, truncate=truncate)
         two = len(self.anatomy.stacks) > 1
         if targets is not None and not two:
             raise PassError("Targets for a decoder", f"{self.name} has one stack", "Leave `targets` out.")
-        aims = self.encoder.targets(targets, len(encoded.ids)) if two else None
+        aims = self.encoder.targets(targets, len(encoded.ids), truncate=truncate) if two else None
         landed = landings(self, wanted, encoded, aims, dtype)
         budget = batch_tokens or BUDGETS.get(self.device.type, BUDGETS["cpu"])
         lengths = (
@@ -146,6 +151,7 @@ class Model:
 
         `options` go to `generate`, such as `do_sample=True`. An end-of-text token is never fed in and has no state.
         """
+        watchable(self.module)
         with self.lock:
             if self._generation:
                 do = "Generate first, then capture the whole text with capture()."
@@ -171,6 +177,7 @@ class Model:
             depth=found.depth,
             final=found.proof.final is not None,
             cls=getattr(self.tokenizer, "cls_token_id", None),
+            reported=tuple("" if site is None else str(site) for site in self.anatomy.reported(found)),
         )
 
     @cached_property
@@ -183,14 +190,32 @@ def _encoder(model: Model) -> Encoder:
     """The encoder of a model's texts, with the limits its configuration gives."""
     config: Any = getattr(model.module, "config", None)
     text: Any = config.get_text_config() if hasattr(config, "get_text_config") else config
-    window = getattr(text, "max_position_embeddings", None)
-    start = getattr(config, "decoder_start_token_id", None)
+    starts = [getattr(part, "decoder_start_token_id", None) for part in (config, _generation_config(model.module))]
+    start = next((start for start in starts if isinstance(start, int)), None)
     pads = [getattr(model.tokenizer, "pad_token_id", None), getattr(text, "pad_token_id", None)]
     pads += [getattr(model.tokenizer, "eos_token_id", None)]
     size = vocabulary(model.module)
     pad = next((pad for pad in pads if isinstance(pad, int) and 0 <= pad < size), 0)
-    limit = window if isinstance(window, int) and window > 0 else None
-    return Encoder(model.tokenizer, limit, size, model.name, start, pad)
+    return Encoder(model.tokenizer, _window(model.module, text), size, model.name, start, pad)
+
+
+def _generation_config(module: nn.Module) -> Any:
+    return getattr(module, "generation_config", None)
+
+
+def _window(module: nn.Module, config: Any) -> int | None:
+    """The longest text in tokens: what the configuration says, less the places that a table of positions keeps free.
+
+    The RoBERTa family counts positions from the padding token's on, and ProphetNet looks one place ahead.
+    """
+    named = [getattr(config, name, None) for name in WINDOWS]
+    limits = [limit for limit in named if isinstance(limit, int) and limit > 0][:1]
+    ahead = "prophetnet" in str(getattr(config, "model_type", ""))
+    for path, part in module.named_modules():
+        table, free = getattr(part, "weight", None), getattr(part, "padding_idx", None)
+        if "position" in path.rpartition(".")[2] and isinstance(table, torch.Tensor) and isinstance(free, int):
+            limits.append(table.shape[0] - free - 1 - ahead)
+    return min(limits, default=None)
 
 
 @cache

@@ -13,7 +13,7 @@ class Source:
 
     `depth` and `final` (how many blocks the stack has, whether a final norm) let `layer.-1` and `hidden_states[k]` be
     read when only some sites were kept; None means that all were. `cls` is the id of the tokenizer's classification
-    token.
+    token, `reported` the site that each entry of Hugging Face's `hidden_states` was proved to be ("" for none).
 
     >>> Source.from_json(Source("gpt2", dtype="float32").to_json()) == Source("gpt2", dtype="float32")
     True
@@ -30,14 +30,16 @@ class Source:
     depth: int | None = None
     final: bool | None = None
     cls: int | None = None
+    reported: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "versions", dict(self.versions))
         object.__setattr__(self, "notes", tuple(self.notes))
+        object.__setattr__(self, "reported", tuple(self.reported))
 
     def to_json(self) -> dict[str, Any]:
         """As JSON takes it."""
-        return asdict(self) | {"notes": list(self.notes)}
+        return asdict(self) | {"notes": list(self.notes), "reported": list(self.reported)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:

@@ -248,7 +248,10 @@ class States:
 
     def _choose(self, patterns: str | Site | Sequence[str | Site]) -> tuple[Site, ...]:
         owner = f"these states of {plain(self.source.model)}"
-        return select(patterns, self.sites, owner=owner, depth=self.source.depth, final=self.source.final)
+        named = [Site.parse(name) if name else None for name in self.source.reported]
+        reported = {self.sites[0].stack: named} if named and self.sites else None
+        depth, final = self.source.depth, self.source.final
+        return select(patterns, self.sites, owner=owner, depth=depth, final=final, reported=reported)
 
     def _index(self, site: str | Site) -> int:
         chosen = self._choose(site)
