@@ -19,7 +19,8 @@ from hiddenscope import errors
 if TYPE_CHECKING:
     from hiddenscope.analyses.anatomy import anatomy
     from hiddenscope.model import Model, load
-    from hiddenscope.passes import Pass, record, recording
+    from hiddenscope.passes.record import Pass, record
+    from hiddenscope.passes.recording import recording
     from hiddenscope.results import Result
     from hiddenscope.sites import Site
     from hiddenscope.states import Pair, Source, States, Tokens

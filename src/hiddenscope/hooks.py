@@ -51,9 +51,9 @@ def watching(watches: Sequence[Watch]) -> Iterator[None]:
 
 def _register(watch: Watch) -> torch.utils.hooks.RemovableHandle:
     if watch.side == "input":
-
-        def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            return watch.seen(args, kwargs)
+        # torch gives no kwargs to a hook that is being put on or taken off while another thread calls the module.
+        def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
+            return None if kwargs is None else watch.seen(args, kwargs)
 
         return watch.module.register_forward_pre_hook(before, with_kwargs=True)
 
@@ -65,10 +65,25 @@ def _register(watch: Watch) -> torch.utils.hooks.RemovableHandle:
 
 def run(module: nn.Module, inputs: Mapping[str, Any]) -> Any:
     """Call the module; None if a watcher stopped the pass."""
+    with _attention_kept(module):
+        try:
+            return module(**inputs)
+        except Stopped:
+            return None
+
+
+@contextmanager
+def _attention_kept(module: nn.Module) -> Iterator[None]:
+    """BigBird turns its sparse attention off for good when it meets a short text: turn it on again."""
+    parts: list[Any] = [part for part in module.modules() if hasattr(type(part), "set_attention_type")]
+    before = [(part, part.attention_type, dict(part._modules)) for part in parts]
     try:
-        return module(**inputs)
-    except Stopped:
-        return None
+        yield
+    finally:
+        for part, kind, children in before:
+            part.attention_type = kind
+            part._modules.clear()
+            part._modules.update(children)
 
 
 @contextmanager
@@ -77,13 +92,35 @@ def as_it_was(module: nn.Module) -> Iterator[None]:
     flag = "_output_capturing_hooks_installed"
     before = [(part, dict(part._forward_hooks), vars(part).get(flag)) for part in module.modules()]
     try:
-        yield
+        with _attention_kept(module):
+            yield
     finally:
         for part, hooks, installed in before:
             for key in [key for key in part._forward_hooks if key not in hooks]:
                 del part._forward_hooks[key]
             if installed is None:
                 vars(part).pop(flag, None)
+
+
+def is_offloaded(module: nn.Module) -> bool:
+    """Whether accelerate moves weights in and out around each call, so that a pass must not be left half-way."""
+    return any(getattr(hook, "offload", False) for hook in _accelerate_hooks(module))
+
+
+def input_device(module: nn.Module) -> torch.device:
+    """Where a module's inputs go: where its first weight is, or, if all are offloaded, where they are brought to."""
+    for weight in module.parameters():
+        if not weight.is_meta:
+            return weight.device
+    devices = [getattr(hook, "execution_device", None) for hook in _accelerate_hooks(module)]
+    return next((torch.device(device) for device in devices if device is not None), torch.device("meta"))
+
+
+def _accelerate_hooks(module: nn.Module) -> Iterator[Any]:
+    """The hooks of accelerate's own making, which hang on a part one by one or several in a row."""
+    for part in module.modules():
+        hook = getattr(part, "_hf_hook", None)
+        yield from getattr(hook, "hooks", [hook])
 
 
 def first_tensor(value: Any) -> Tensor | None:

@@ -139,7 +139,7 @@ class Model:
             encoded.lengths if aims is None else [sum(pair) for pair in zip(encoded.lengths, aims.lengths, strict=True)]
         )
         with self.lock, progress.track("Capturing", total=sum(lengths)) as advance:
-            for numbers in batching.plan(lengths, budget, padded=self.batches):
+            for numbers in batching.plan(lengths, budget, padded=self.batches, turn=self.batching.turn):
                 run(self, make_batch(self, encoded, aims, numbers), numbers, landed)
                 advance(sum(lengths[number] for number in numbers))
         return together(landed)

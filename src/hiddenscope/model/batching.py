@@ -7,6 +7,7 @@ model that gives a text other states in a batch than alone is run text by text.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -27,16 +28,20 @@ class Batching:
 
     `worst` is the largest difference that was seen, as a share of what rounding may make. `masked` says whether texts
     of one length must carry a mask although it hides nothing; without one a GPU need not wait for a look at it.
+    `turn` is the length beyond which every text of a batch is computed otherwise, if there is one.
     """
 
     padded: bool
     worst: float
     why: str
     masked: bool = True
+    turn: int | None = None
 
 
-def plan(lengths: Sequence[int], budget: int, *, padded: bool = True) -> list[list[int]]:
+def plan(lengths: Sequence[int], budget: int, *, padded: bool = True, turn: int | None = None) -> list[list[int]]:
     """Batches of texts of about one length, each of at most `budget` tokens with its padding; the longest come first.
+
+    Texts of up to `turn` tokens and longer ones are kept apart.
 
     >>> plan([2, 9, 3, 8], budget=18)
     [[1, 3], [2, 0]]
@@ -45,7 +50,9 @@ def plan(lengths: Sequence[int], budget: int, *, padded: bool = True) -> list[li
     """
     batches: list[list[int]] = []
     for text in sorted(range(len(lengths)), key=lambda text: -lengths[text]):
-        if batches and padded and (len(batches[-1]) + 1) * lengths[batches[-1][0]] <= budget:
+        longest = lengths[batches[-1][0]] if batches else 0
+        fits = batches and (len(batches[-1]) + 1) * longest <= budget
+        if fits and padded and (turn is None or lengths[text] > turn or longest <= turn):
             batches[-1].append(text)
         else:
             batches.append([text])
@@ -63,10 +70,24 @@ def check(model: Subject) -> Batching:
     except Exception as error:
         return Batching(False, math.inf, f"a padded batch stopped with {type(error).__name__}: {error}")
     masked = not _same_without_mask(model)
+    config: Any = getattr(model.module, "config", None)
+    if getattr(config, "attention_type", None) == "block_sparse":  # BigBird
+        return Batching(False, worst, "its sparse attention depends on how long the longest text of a batch is", masked)
     if worst <= 1:
-        return Batching(True, worst, "texts padded on the right gave the same states as alone, within rounding", masked)
+        why = "texts padded on the right gave the same states as alone, within rounding"
+        return Batching(True, worst, why, masked, _turn(config))
     why = f"texts in a padded batch came out {worst:,.0f} times farther off than rounding may"
     return Batching(False, worst, why, masked)
+
+
+def _turn(config: Any) -> int | None:
+    """The length beyond which rotary positions are scaled (LongRoPE): one such text does it to its whole batch."""
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    rope = getattr(text, "rope_parameters", None) or {}
+    if rope.get("rope_type") != "longrope":
+        return None
+    known = rope.get("original_max_position_embeddings") or getattr(text, "original_max_position_embeddings", None)
+    return known if isinstance(known, int) else None
 
 
 def _same_without_mask(model: Subject) -> bool:

@@ -36,6 +36,10 @@ def generate(
         raise PassError("States from inside generate", found, "Leave it out: one text is written, token by token.")
     if max_new_tokens < 1:
         raise TextError(f"{max_new_tokens} new tokens", "that is nothing to generate", "Ask for at least one.")
+    length, window = len(prompt.ids[0]) + max_new_tokens, model.encoder.window
+    if window and length > window and len(model.anatomy.stacks) == 1:
+        found = f"with the prompt's that is {length:,}, and {model.anatomy.name} takes {window:,}"
+        raise TextError(f"{max_new_tokens:,} new tokens", found, "Ask for fewer, or give a shorter prompt.")
     ids = torch.tensor([prompt.ids[0]], device=model.device)
     with recording(model, sites) as recorded, torch.no_grad():
         written = _written(model, ids, max_new_tokens + 1, options)
@@ -51,13 +55,13 @@ def check(model: Subject) -> str:
         made = generate(
             model, prompt, TRIAL_TOKENS, "layer.*", {"do_sample": False, "min_new_tokens": TRIAL_TOKENS + 1}
         )
+        parts = [made.encoder, made.decoder] if isinstance(made, Pair) else [made]
+        texts = [part.tokens.ids.tolist() for part in parts]
+        whole = record(model, [texts[0]], "layer.*", targets=[texts[1]] if len(texts) > 1 else None).states
     except Error as error:
         return str(error)
     except Exception as error:
         return f"its generate stopped with {type(error).__name__}: {error}"
-    parts = [made.encoder, made.decoder] if isinstance(made, Pair) else [made]
-    texts = [part.tokens.ids.tolist() for part in parts]
-    whole = record(model, [texts[0]], "layer.*", targets=[texts[1]] if len(texts) > 1 else None).states
     wholes = [whole.encoder, whole.decoder] if isinstance(whole, Pair) else [whole]
     worst = max(disagreement(full, part) for full, part in zip(wholes, parts, strict=True))
     return (
@@ -73,7 +77,9 @@ def _written(model: Subject, ids: Tensor, count: int, options: Mapping[str, Any]
     if write is None or not getattr(model.module, "can_generate", lambda: True)():
         found = "it has no language-model head to generate with"
         raise PassError(f"Generation with {model.anatomy.name}", found, "Load it with task='causal-lm'.")
-    given = {"pad_token_id": model.encoder.pad, "do_sample": False, "use_cache": True, **options}
+    given = {"pad_token_id": model.encoder.pad, "use_cache": True, "num_beams": 1, "num_return_sequences": 1, **options}
+    if "generation_config" not in options:
+        given.setdefault("do_sample", False)
     output = write(ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, **given)
     sequence: list[int] = getattr(output, "sequences", output)[0].tolist()
     return sequence
@@ -86,7 +92,7 @@ def _assembled(model: Subject, recorded: Recording, prompt: Encoded, written: Se
     made = []
     for stack in stacks:
         start = 1 if stack == "decoder" else len(prompt.ids[0])
-        states = _end_to_end(recorded, stack, start)
+        states = _end_to_end(recorded, stack, start, texts[stack])
         most = len(texts[stack]) if stack == "encoder" else start + new
         length = min(next(iter(states.values())).shape[0], most)
         if any(len(value) < length for value in states.values()) or length < start:
@@ -100,13 +106,23 @@ def _assembled(model: Subject, recorded: Recording, prompt: Encoded, written: Se
     return made[0] if len(made) == 1 else Pair(*made)
 
 
-def _end_to_end(recorded: Recording, stack: str | None, start: int) -> dict[Site, Tensor]:
+def _end_to_end(recorded: Recording, stack: str | None, start: int, text: Sequence[int]) -> dict[Site, Tensor]:
     """One text's states at each site of a stack: `start` tokens of the first pass, and one of each that follows.
 
-    A model without a cache is fed the whole text each time, of which only the last token is new.
+    A model without a cache is fed the whole text each time, of which only the last token is new. What each pass was fed
+    must be what `generate` gave back in the end, or its states belong to something else.
     """
     parts: dict[Site, list[Tensor]] = {}
+    read = 0
     for seen in recorded.seen:
+        if not any(site.stack == stack for site in seen.states):
+            continue
+        new = 1 if read else start
+        ids, _ = seen.rows(stack)
+        if ids is None or ids[:, -new:].tolist() != [list(text[read : read + new])]:
+            found = "generate fed the model something else than the text that it gave back"
+            raise PassError("States of each token", found, "Leave the option out that makes it, or use capture().")
+        read += new
         for site, values in seen.states.items():
             if site.stack == stack:
                 known = parts.setdefault(site, [])

@@ -1,6 +1,6 @@
 """Texts made into ids, and each token into what a reader knows it as."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -50,6 +50,9 @@ class Encoder:
         """
         if isinstance(texts, str):
             texts = [texts]
+        if isinstance(texts, bytes | Mapping) or not isinstance(texts, Iterable):
+            found = f"it is {type(texts).__name__}"
+            raise TextError("Texts for a pass", found, "Give a string or a list of ids, or a list of either.")
         given = [text if isinstance(text, str) else _plain(text) for text in texts]
         if given and all(isinstance(text, int) for text in given):
             given = [given]
@@ -65,18 +68,27 @@ class Encoder:
             self._check(number, ids)
         return encoded
 
-    def targets(self, texts: Texts | None, count: int) -> Encoded:
-        """What an encoder-decoder's decoder is given: its start token, then the text; or the start token alone."""
-        if texts is not None and not _are_strings(texts):
-            return self._as_many(self.encode(texts), count)
+    def targets(self, texts: Texts | None, count: int, *, truncate: bool = False) -> Encoded:
+        """What an encoder-decoder's decoder is given: its start token, then the text; or the start token alone.
+
+        Targets that are lists of ids are given to it as they are.
+        """
+        encoded = None if texts is None else self._as_many(self.encode(texts, truncate=truncate), count)
+        if encoded is not None and encoded.texts is None:
+            return encoded
         if self.start is None:
             found = "its configuration names no decoder_start_token_id"
             raise TextError(f"The decoder's texts for {self.name}", found, "Give `targets=` as lists of ids.")
-        if texts is None:
+        if encoded is None:
             return Encoded(None, ((self.start,),) * count)
-        encoded = self.encode(texts)
-        shifted = tuple((self.start, *_without_end(self.tokenizer, ids)) for ids in encoded.ids)
-        return self._as_many(Encoded(encoded.texts, shifted), count)
+        ids = tuple((self.start, *_without_end(self.tokenizer, row)) for row in encoded.ids)
+        spans = tuple(((-1, -1), *row) for row in encoded.spans) if encoded.spans else None
+        spans = spans and tuple(row[: len(own)] for row, own in zip(spans, ids, strict=True))
+        shifted = Encoded(encoded.texts, ids, spans)
+        shifted = _cut(shifted, self.window) if truncate and self.window else shifted
+        for number, row in enumerate(shifted.ids):
+            self._check(number, row)
+        return shifted
 
     def tokens(self, encoded: Encoded) -> Tokens:
         """The tokens of encoded texts, one row each, text after text."""
@@ -94,9 +106,10 @@ class Encoder:
         )
 
     def string(self, token: int) -> str:
-        """A token as a reader knows it: ` Paris`, not `ĠParis`; the id itself where there is no tokenizer."""
+        """A token as a reader knows it: ` Paris`, not `ĠParis`; the id itself where it is nothing to a tokenizer."""
         if token not in self._strings:
-            self._strings[token] = str(token) if self.tokenizer is None else _string(self.tokenizer, token)
+            known = self.tokenizer is not None and token >= 0
+            self._strings[token] = _string(self.tokenizer, token) if known else str(token)
         return self._strings[token]
 
     def _tokenized(self, texts: tuple[str, ...], truncate: bool) -> Encoded:
@@ -107,7 +120,7 @@ class Encoder:
             raise TextError(
                 f"The text {texts[0][:40]!r}", found, "Give lists of token ids, or load it with a tokenizer."
             )
-        fast = bool(self.tokenizer.is_fast)
+        fast = bool(getattr(self.tokenizer, "is_fast", False))
         cut = {"truncation": True, "max_length": self.window} if truncate and self.window else {}
         made = self.tokenizer(
             list(texts), return_offsets_mapping=fast, return_attention_mask=False, verbose=False, **cut
@@ -145,10 +158,6 @@ def _only_ids(given: list[Any]) -> list[list[int]]:
             found = f"text {number} is {type(ids).__name__} and no list of whole numbers"
             raise TextError("Texts as ids", found, "Give strings only, or lists of token ids only.")
     return given
-
-
-def _are_strings(texts: Texts) -> bool:
-    return isinstance(texts, str) or (bool(texts) and all(isinstance(text, str) for text in texts))
 
 
 def _readable(number: int, text: str) -> None:

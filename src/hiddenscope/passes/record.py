@@ -129,9 +129,9 @@ def _logits(output: Any, batch: Batch, model: Subject) -> Tensor:
     logits = getattr(output, "logits", None)
     asked, fed = f"Logits of {model.anatomy.name}", batch.targets or batch
     if not isinstance(logits, Tensor) or logits.shape[:-1] != fed.ids.shape:
-        none = not isinstance(logits, Tensor)
-        found = "it has no head that gives any" if none else f"its head gives {list(logits.shape)}, not one row a token"
-        raise PassError(asked, found, "Load it with task='causal-lm' or 'masked-lm'.")
+        gives = f"its head gives {list(logits.shape)}, not one row a token" if isinstance(logits, Tensor) else ""
+        do = "Load it with task='causal-lm' or 'masked-lm'."
+        raise PassError(asked, gives or "it has no head that gives any", do)
     rows = torch.cat([logits[text, :length] for text, length in enumerate(fed.lengths)])
     if bool(rows.isnan().any()):
         raise NotFinite(asked, "there is a NaN among them, and none in the states", "Look at the weights of the head.")

@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from hiddenscope import hooks
 from hiddenscope.anatomy import Anatomy, Tap, find
-from hiddenscope.errors import PassError
+from hiddenscope.errors import ModuleError, PassError
 from hiddenscope.passes.encoder import Encoded, Encoder
 from hiddenscope.passes.landing import Subject
 from hiddenscope.passes.record import EVERYTHING
@@ -22,19 +23,26 @@ from hiddenscope.states import Pair, Source, States, join
 
 @dataclass(frozen=True)
 class Seen:
-    """One pass as it was seen: the ids and the mask it was given, and each state [text, token, width] it made."""
+    """One pass as it was seen: what was called and with what, and each state [text, token, width] that it made."""
 
+    root: nn.Module
     given: Mapping[str, Any]
     states: dict[Site, Tensor] = field(default_factory=dict)
+
+    def length(self, stack: str | None) -> int | None:
+        """How many tokens a stack worked on in this pass; None where it does not show."""
+        prefix = "decoder_" if stack == "decoder" else ""
+        fed = [self.given.get(f"{prefix}{name}") for name in ("input_ids", "inputs_embeds")]
+        return next((tensor.shape[1] for tensor in fed if isinstance(tensor, Tensor)), None)
 
     def rows(self, stack: str | None) -> tuple[Tensor | None, Tensor | None]:
         """The ids and the mask of the texts that a stack worked on in this pass; None where it was given none."""
         prefix = "decoder_" if stack == "decoder" else ""
         ids, mask = self.given.get(f"{prefix}input_ids"), self.given.get(f"{prefix}attention_mask")
-        fed = ids if ids is not None else self.given.get(f"{prefix}inputs_embeds")
-        if fed is None or not isinstance(mask, Tensor) or mask.ndim != 2:
+        length = self.length(stack)
+        if length is None or not isinstance(mask, Tensor) or mask.ndim != 2:
             return ids, None
-        return ids, mask[:, -fed.shape[1] :]  # with a cache the mask covers the tokens of earlier passes too
+        return ids, mask[:, -length:]  # with a cache the mask covers the tokens of earlier passes too
 
 
 class Recording:
@@ -55,10 +63,10 @@ class Recording:
         passes = self.passes
         if not passes:
             raise PassError("The recorded states", "no pass was run inside the `with`", "Call the module there.")
-        if isinstance(passes[0], Pair):
-            pairs = [one for one in passes if isinstance(one, Pair)]
-            return Pair(join([one.encoder for one in pairs]), join([one.decoder for one in pairs]))
-        return join([one for one in passes if isinstance(one, States)])
+        parts = [part for one in passes for part in ([one.encoder, one.decoder] if isinstance(one, Pair) else [one])]
+        stacks = dict.fromkeys(part.sites[0].stack for part in parts)
+        joined = [join([part for part in parts if part.sites[0].stack == stack]) for stack in stacks]
+        return joined[0] if len(joined) == 1 else Pair(*joined)
 
     def _states(self, seen: Seen) -> States | Pair:
         stacks = list(dict.fromkeys(site.stack for site in seen.states))
@@ -92,6 +100,9 @@ def recording(model: Subject | nn.Module, sites: Any = EVERYTHING) -> Iterator[R
     torch.Size([2, 3, 64])
     """
     if isinstance(model, nn.Module):
+        if hasattr(model, "_orig_mod"):
+            found = "it is compiled, and compiled code calls no hooks"
+            raise ModuleError("Recording the passes of a module", found, "Give and call the module inside.")
         anatomy, module = find(model), model
         recorded = Recording(anatomy, Encoder(None, None, 0), _Unknown(anatomy.name))
         lock: AbstractContextManager[Any] = nullcontext()
@@ -99,7 +110,7 @@ def recording(model: Subject | nn.Module, sites: Any = EVERYTHING) -> Iterator[R
         anatomy, module, lock = model.anatomy, model.module, model.lock
         stacks = {site.stack for site in anatomy.sites}
         recorded = Recording(anatomy, model.encoder, {stack: model.source(stack) for stack in stacks})
-    with lock, hooks.watching(_watches(recorded, module, anatomy.select(sites))):
+    with lock, hooks.watching(_Following(recorded, module, anatomy.select(sites)).watches()):
         yield recorded
 
 
@@ -113,21 +124,39 @@ class _Unknown(dict[str | None, Source]):
         return Source(self.name)
 
 
-def _watches(recorded: Recording, module: nn.Module, sites: Sequence[Site]) -> list[hooks.Watch]:
-    def keep(site: Site, tap: Tap, tensor: Tensor) -> None:
-        if not recorded.seen:  # an encoder that `generate` calls by itself, before the first pass of the whole
-            recorded.seen.append(Seen({}))
-        now = recorded.seen[-1]
-        ids, mask = now.rows(site.stack)
-        length = next((given.shape[1] for given in (ids, mask) if given is not None), None)
-        plain = tap.layout.states(tensor.detach(), length or tensor.shape[tap.layout.token])
-        now.states[site] = plain.to("cpu", copy=True)
+class _Following:
+    """Tells the passes apart: each is a call of the whole module, or of its encoder alone, as `generate` makes it."""
 
-    watcher = Watcher(recorded.anatomy, sites, keep)
-    names = list(inspect.signature(module.forward).parameters)
+    def __init__(self, recorded: Recording, module: nn.Module, sites: Sequence[Site]) -> None:
+        self.recorded, self.module = recorded, module
+        self.watcher = Watcher(recorded.anatomy, sites, self._keep)
+        self.now: Seen | None = None
 
-    def begin(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        watcher.begin()
-        recorded.seen.append(Seen({**dict(zip(names, args, strict=False)), **kwargs}))
+    def watches(self) -> list[hooks.Watch]:
+        """The watches to be held; a pass that ends in an error is not kept."""
+        roots = [self.module]
+        encoder: Any = getattr(self.module, "get_encoder", None)
+        if encoder is not None and len(self.recorded.anatomy.stacks) > 1:
+            roots.append(encoder())
+        begin = [hooks.Watch(root, "input", partial(self._begin, root)) for root in roots]
+        end = [hooks.Watch(root, "output", partial(self._end, root)) for root in roots]
+        return [*begin, *self.watcher.watches(self.module), *end]
 
-    return [hooks.Watch(module, "input", begin), *watcher.watches(module)]
+    def _begin(self, root: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        within = root is not self.module and self.now is not None and not self.now.states
+        if self.watcher.here and not within:
+            names = inspect.signature(root.forward).parameters
+            self.now = Seen(root, {**dict(zip(names, args, strict=False)), **kwargs})
+            self.watcher.begin()
+
+    def _keep(self, site: Site, tap: Tap, tensor: Tensor) -> None:
+        if self.now is None:
+            found = f"the {tap} was reached, and {type(self.module).__name__} itself was not called"
+            raise PassError(f"The state at {site} of a pass", found, "Call the whole module, or record the part.")
+        length = self.now.length(site.stack) or tensor.shape[tap.layout.token]
+        self.now.states[site] = tap.layout.states(tensor.detach(), length).to("cpu", copy=True)
+
+    def _end(self, root: nn.Module, output: Any) -> None:
+        if self.watcher.here and self.now is not None and self.now.root is root:
+            self.recorded.seen.append(self.now)
+            self.now = None
