@@ -1,0 +1,165 @@
+"""Views as one HTML document that needs nothing else: no network, no server, no other file.
+
+>>> from hiddenscope.views.values import Lines, Series
+>>> html = document([Lines("Norms", ("layer.0", "layer.1"), (Series("norm", [1.0, 2.5]),))], "A first look")
+>>> html.startswith("<!doctype html>"), "<h1>A first look</h1>" in html, "http://" in html.replace(XML_NAME, "")
+(True, True, False)
+"""
+
+import base64
+import hashlib
+import html
+import re
+import secrets
+from collections.abc import Iterator, Sequence
+from functools import cache
+from importlib.resources import files
+from itertools import groupby, zip_longest
+
+from hiddenscope.errors import StatesError
+from hiddenscope.views.payload import pack
+from hiddenscope.views.values import Grid, Lines, Panels, View
+
+XML_NAME = "http://www.w3.org/2000/svg"  # the name of a vocabulary, which nobody fetches
+
+_IMPORT = re.compile(r'^import \{([^}]*)\} from "\./(\w+\.js)";\n', re.MULTILINE)
+_OTHER_IMPORT = re.compile(
+    r"^(?:import|export \*|export \{|export default)\b|\bimport\((?!\"\./\w+\.js\"\)\.)", re.MULTILINE
+)
+_NAME = re.compile(r"^(?:export )?(?:async )?(?:function\*?|class|const|let) (\w+)", re.MULTILINE)
+_BIDI = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+_UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\ufffe\uffff]")
+
+
+def document(views: Sequence[View], title: str, prose: Sequence[str] = ()) -> str:
+    """A page with the views in order; `prose[i]` comes before view i, and one more may follow the last.
+
+    Prose is plain text: blank lines part paragraphs, a line that begins with `# ` is a heading, lines that begin with
+    `- ` are a list, and words between backticks are code. Nothing in it is markup.
+    """
+    if len(prose) > len(views) + 1:
+        found = f"there are {len(prose)} pieces of prose for {len(views)} views"
+        raise StatesError(f"The page {title!r}", found, "Give one a view, and at most one after the last.")
+    script, style = joined("main.js"), _static("style.css")
+    pieces = zip_longest(map(_prose, prose), (_place(view, i) for i, view in enumerate(views)), fillvalue="")
+    return "".join(
+        [
+            '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n',
+            f'<meta http-equiv="Content-Security-Policy" content="{policy(script, style)}">\n',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">\n',
+            '<meta name="color-scheme" content="light dark">\n<link rel="icon" href="data:,">\n',
+            f"<title>{plain(title)}</title>\n<style>{style}</style>\n</head>\n<body>\n<main>\n<h1>{plain(title)}</h1>\n",
+            *(f"{before}{place}" for before, place in pieces),
+            "<noscript><p>The pictures here are drawn by JavaScript, which is off.</p></noscript>\n</main>\n",
+            f'<script type="application/octet-stream" id="payload">{pack(views)}</script>\n',
+            f'<script type="module">{script}</script>\n</body>\n</html>\n',
+        ]
+    )
+
+
+def frame(page: str, height: int = 640) -> str:
+    """A document in a notebook's output: it may run its script and hand out files, and can reach nothing around it.
+
+    It tells its height to the script beside it; where scripts are off, `height` stays.
+
+    >>> 'sandbox="allow-scripts allow-downloads"' in frame("<!doctype html>")
+    True
+    """
+    name = f"hiddenscope-{secrets.token_hex(6)}"
+    return (
+        f'<iframe id="{name}" title="hiddenscope view" sandbox="allow-scripts allow-downloads" width="100%" '
+        f'height="{int(height)}" frameborder="0" srcdoc="{html.escape(page, quote=True)}"></iframe>\n'
+        f"<script>addEventListener('message', (event) => {{ const frame = document.getElementById('{name}'); "
+        "if (!frame || event.source !== frame.contentWindow || event.data?.hiddenscope !== 'height') return; "
+        "const height = Number(event.data.height); "
+        "if (height > 0 && height < 20000) frame.height = String(Math.ceil(height)); });</script>"
+    )
+
+
+def policy(script: str, style: str) -> str:
+    """What the page may do: run this very script, take this very style, show pictures it made itself; nothing else."""
+    return (
+        f"default-src 'none'; script-src '{digest(script)}'; style-src '{digest(style)}'; "
+        "img-src data: blob:; base-uri 'none'; form-action 'none'"
+    )
+
+
+def digest(text: str) -> str:
+    """The name of an inline text in a content security policy."""
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode('utf-8')).digest()).decode('ascii')}"
+
+
+@cache
+def joined(entry: str) -> str:
+    """The ES modules that an entry needs, in the order of their imports, as one script.
+
+    Modules import named things from their own folder only, and no two of them share a name at their top level: that is
+    all it takes, and it is checked.
+    """
+    texts: dict[str, str] = {}
+    _gather(entry, texts, ())
+    owners: dict[str, str] = {}
+    for module, text in texts.items():
+        for name in _NAME.findall(text):
+            if owners.setdefault(name, module) != module:
+                raise StatesError(f"{name} in {module}", f"{owners[name]} has it too", "Give one of them another name.")
+    return "".join(re.sub(r"^export ", "", text, flags=re.MULTILINE) for text in texts.values())
+
+
+def _gather(module: str, texts: dict[str, str], above: tuple[str, ...]) -> None:
+    if module in texts:
+        return
+    if module in above:
+        raise StatesError(f"{module} imports itself", " -> ".join([*above, module]), "Break the cycle.")
+    source = _static(module)
+    for _, other in _IMPORT.findall(source):
+        _gather(other, texts, (*above, module))
+    text = _IMPORT.sub("", source)
+    if other_way := _OTHER_IMPORT.search(text):
+        raise StatesError(f"{module} in a page", f"it has {other_way[0]!r}", "Import named things, on one line.")
+    texts[module] = text
+
+
+@cache
+def _static(name: str) -> str:
+    return (files("hiddenscope.views") / "static" / name).read_text("utf-8")
+
+
+def _place(view: View, place: int) -> str:
+    kind = {Grid: "grid", Panels: "panels", Lines: "lines"}[type(view)]
+    return f'<section data-view="{place}" class="{kind}"></section>\n'
+
+
+def _prose(text: str) -> str:
+    return f'<div class="prose">\n{"".join(_blocks(text))}</div>\n' if text.strip() else ""
+
+
+def _blocks(text: str) -> Iterator[str]:
+    for paragraph in re.split(r"\n\s*\n", text.strip()):
+        for kind, lines in groupby(
+            paragraph.splitlines(), key=lambda line: line[:2] if line[:2] in ("# ", "- ") else ""
+        ):
+            if kind == "# ":
+                yield from (f"<h2>{_inline(line[2:])}</h2>\n" for line in lines)
+            elif kind == "- ":
+                yield f"<ul>{''.join(f'<li>{_inline(line[2:])}</li>' for line in lines)}</ul>\n"
+            else:
+                yield f"<p>{_inline(' '.join(lines))}</p>\n"
+
+
+def _inline(text: str) -> str:
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", plain(text))
+
+
+def plain(text: str) -> str:
+    """Text for HTML: no markup, and nothing that cannot be seen or that turns the line around.
+
+    >>> plain("<b>" + chr(0x202E))
+    '&lt;b&gt;‹U+202E›'
+    """
+    seen = _UNSEEN.sub(_marked, _BIDI.sub(_marked, text))
+    return html.escape(seen, quote=True)
+
+
+def _marked(match: re.Match[str]) -> str:
+    return f"‹U+{ord(match[0]):04X}›"

@@ -1,0 +1,97 @@
+/**
+ * Colours. Lightness runs evenly along each map, so order is seen with any eyes; the diverging maps go from blue to
+ * orange. The first colour of a map is near the page's own, light or dark, so much stands out and little recedes.
+ */
+
+/** @type {Record<"sequential" | "diverging", Record<"light" | "dark", string[]>>} */
+const ANCHORS = {
+  sequential: {
+    light: ["#faf7e1", "#cce3bc", "#89d1b1", "#51b8ac", "#049daa", "#037ea0", "#005f97", "#133f87", "#1f206d"],
+    dark: ["#191d2f", "#243159", "#284886", "#136a98", "#148ba1", "#23aca6", "#5cca9f", "#abe18d", "#f8f085"],
+  },
+  diverging: {
+    light: ["#004b97", "#3274c4", "#74a0d8", "#b3cbea", "#f7f6f1", "#e6bfae", "#cf8a6b", "#b55320", "#803100"],
+    dark: ["#77c7fe", "#459cd4", "#3c7194", "#30495a", "#232321", "#56402e", "#8d6039", "#c78142", "#f8aa66"],
+  },
+};
+
+/** @type {Record<"light" | "dark", string[]>} */
+const CLASSES = {
+  light: ["#0072b2", "#d55e00", "#009e73", "#b8569a", "#c98a00", "#3ba3dd", "#7a6a00", "#6b6b6b"],
+  dark: ["#4ba3dc", "#f08343", "#2fc49a", "#d98cbf", "#e8b13d", "#8fd0f5", "#d6ca5a", "#a8a8a8"],
+};
+
+/** @type {Map<string, Uint8Array>} */
+const made = new Map();
+
+/**
+ * A map as 256 colours of three bytes.
+ * @param {"sequential" | "diverging"} meaning
+ * @param {boolean} dark
+ * @returns {Uint8Array}
+ */
+export function colourMap(meaning, dark) {
+  const name = `${meaning} ${dark}`;
+  const known = made.get(name);
+  if (known) return known;
+  const anchors = ANCHORS[meaning][dark ? "dark" : "light"].map(parts);
+  const map = new Uint8Array(768);
+  for (let i = 0; i < 256; i++) {
+    const place = (i / 255) * (anchors.length - 1);
+    const below = Math.min(Math.floor(place), anchors.length - 2);
+    for (let c = 0; c < 3; c++) {
+      map[3 * i + c] = Math.round(anchors[below][c] + (place - below) * (anchors[below + 1][c] - anchors[below][c]));
+    }
+  }
+  made.set(name, map);
+  return map;
+}
+
+/**
+ * Levels from 0 to 1 as pixels; NaN is clear.
+ * @param {Float32Array} levels
+ * @param {Uint8Array} map
+ * @returns {Uint8ClampedArray<ArrayBuffer>}
+ */
+export function painted(levels, map) {
+  const pixels = new Uint8ClampedArray(4 * levels.length);
+  for (let i = 0, to = 0; i < levels.length; i++, to += 4) {
+    const level = levels[i];
+    if (level !== level) continue;
+    const from = 3 * Math.round(255 * Math.min(1, Math.max(0, level)));
+    pixels[to] = map[from];
+    pixels[to + 1] = map[from + 1];
+    pixels[to + 2] = map[from + 2];
+    pixels[to + 3] = 255;
+  }
+  return pixels;
+}
+
+/**
+ * The colour of the n-th class or series; after eight they come round again.
+ * @param {number} n
+ * @param {boolean} dark
+ */
+export function classColour(n, dark) {
+  const colours = CLASSES[dark ? "dark" : "light"];
+  return colours[n % colours.length];
+}
+
+/**
+ * Red, green and blue of `#rrggbb`.
+ * @param {string} hex
+ */
+export function parts(hex) {
+  return [1, 3, 5].map((from) => parseInt(hex.slice(from, from + 2), 16));
+}
+
+/**
+ * Ink that can be read on a colour.
+ * @param {number} red
+ * @param {number} green
+ * @param {number} blue
+ */
+export function inkOn(red, green, blue) {
+  const [r, g, b] = [red, green, blue].map((part) => (part / 255) ** 2.2);
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.19 ? "#101318" : "#ffffff";
+}

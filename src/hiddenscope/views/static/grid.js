@@ -1,0 +1,308 @@
+/** The grid: tokens across, layers up. A cursor reads cells out; a pin keeps one; a map shows what a cell sees. */
+
+import { oncePerFrame, Surface, whenResized } from "./canvas.js";
+import { colourMap, painted } from "./colour.js";
+import { choice, element, list } from "./elements.js";
+import { Figure } from "./figure.js";
+import { cellAt, layoutOf } from "./gridlayout.js";
+import { gridHelp, gridReadout, gridRows } from "./gridwords.js";
+import { paintCells, paintCursor, paintMissing, paintSeams, paintSites, paintTokens, paintWords, windowOf } from "./gridpaint.js";
+import { readState, writeState } from "./hash.js";
+import { bothEnds, bothLevels, seeing, seenFrom } from "./influence.js";
+import { LEGEND, paintLegend, ticksOf } from "./legend.js";
+import { tickSaid } from "./numbers.js";
+import { canvasPen, lettering } from "./pen.js";
+import { endsOf, levelsOf } from "./scale.js";
+import { fitted } from "./canvas.js";
+import { shownText } from "./text.js";
+import { theme, whenThemeChanges } from "./theme.js";
+
+/** @typedef {import("./influence.js").Direction} Direction */
+
+export class GridView {
+  /**
+   * @param {HTMLElement} root
+   * @param {import("./payload.js").Grid} grid
+   * @param {number} place which view of the page it is
+   */
+  constructor(root, grid, place) {
+    this.grid = grid;
+    this.place = place;
+    this.cursor = -1;
+    this.pin = -1;
+    this.shown = 0;
+    this.log = false;
+    this.each = false;
+    /** @type {Direction} */
+    this.direction = "both";
+    this.theme = theme();
+    this.figure = new Figure(root, grid, gridHelp(grid), { picture: () => this.picture(), rows: () => gridRows(grid, this.pin) });
+    this.back = new Surface("back");
+    this.front = new Surface("front");
+    this.key = new Surface("legend");
+    this.layout = layoutOf(grid, 800, this.theme.font);
+    this.paint = oncePerFrame(() => this.paintFront(), root);
+    this.paintAll = oncePerFrame(() => { this.paintBack(); this.paintFront(); this.paintKey(); }, root);
+    this.build();
+    this.restore();
+    this.listen();
+  }
+
+  get measure() {
+    return this.grid.measures[this.shown];
+  }
+
+  get values() {
+    return /** @type {Float32Array} */ (this.measure.values.data);
+  }
+
+  /** The cell whose influence is shown: the pinned one, or the one under the cursor. */
+  get focus() {
+    return this.measure.influence ? (this.pin >= 0 ? this.pin : this.cursor) : -1;
+  }
+
+  /** @returns {import("./scale.js").Way} */
+  get way() {
+    const { meaning, limits } = this.measure;
+    return { meaning, log: this.log, each: this.each, limits: this.focus >= 0 ? null : limits };
+  }
+
+  build() {
+    const { controls, stage, keys } = this.figure;
+    const names = this.grid.measures.map((measure) => shownText(measure.name, 60));
+    this.measures = list("Measure", names, (shown) => this.change(() => this.choose(shown)));
+    this.scales = choice("Scale", { linear: "Linear", log: "Log" }, (scale) => this.change(() => { this.log = scale === "log"; }));
+    this.spans = choice("Colours", { all: "Overall", layer: "Per layer" }, (span) => this.change(() => { this.each = span === "layer"; }));
+    const directions = { both: "Both", sees: "What it sees", seen: "What sees it" };
+    this.directions = choice("A cell shows", directions, (to) => this.change(() => { this.direction = /** @type {Direction} */ (to); }));
+    if (names.length > 1) controls.append(this.measures.root);
+    controls.append(this.scales.root, this.spans.root);
+    if (this.grid.measures.some((measure) => measure.influence)) controls.append(this.directions.root);
+    this.frame = element("div", { class: "window", role: "img", "aria-label": `${shownText(this.grid.title, 200)}: a grid of ${this.grid.sites.length} sites and ${this.grid.tokens.length} tokens` }, [this.back.canvas, this.front.canvas]);
+    this.spacer = element("div", { class: "spacer" }, [this.frame]);
+    this.scroller = element("div", { class: "scroller" }, [this.spacer]);
+    stage.append(this.scroller);
+    keys.append(this.key.canvas);
+  }
+
+  listen() {
+    const { front, scroller, figure } = this;
+    front.canvas.addEventListener("pointermove", (event) => this.move(this.under(event)));
+    front.canvas.addEventListener("pointerleave", () => this.move(-1));
+    front.canvas.addEventListener("click", (event) => this.hold(this.under(event)));
+    scroller?.addEventListener("scroll", () => this.paintAll());
+    const { columns, rows } = { columns: this.grid.tokens.length, rows: this.grid.sites.length };
+    const step = (/** @type {number} */ right, /** @type {number} */ up) => () => {
+      const at = this.cursor >= 0 ? this.cursor : this.pin >= 0 ? this.pin : -1;
+      if (at < 0) return this.reveal(0);
+      const column = Math.min(columns - 1, Math.max(0, (at % columns) + right));
+      const row = Math.min(rows - 1, Math.max(0, Math.floor(at / columns) + up));
+      return this.reveal(row * columns + column);
+    };
+    figure.onKeys({
+      ArrowRight: step(1, 0), ArrowLeft: step(-1, 0), ArrowUp: step(0, 1), ArrowDown: step(0, -1),
+      Home: step(-columns, 0), End: step(columns, 0), PageUp: step(0, rows), PageDown: step(0, -rows),
+      Enter: () => this.hold(this.cursor), " ": () => this.hold(this.cursor), Escape: () => this.hold(-1),
+    });
+    whenResized(figure.stage, () => this.arrange());
+    whenThemeChanges(() => { this.theme = theme(); this.paintAll(); });
+  }
+
+  /** Take the state from the page's address. */
+  restore() {
+    const state = readState(this.place);
+    this.choose(Math.min(Number(state.measure) || 0, this.grid.measures.length - 1));
+    if (state.scale) this.log = state.scale === "log";
+    if (state.colours) this.each = state.colours === "layer";
+    this.direction = state.show === "sees" || state.show === "seen" ? state.show : "both";
+    const [site, token] = (state.pin ?? "").split("~");
+    const [row, column] = [this.grid.sites.indexOf(site), Number(token)];
+    this.pin = row >= 0 && column in this.grid.tokens ? row * this.grid.tokens.length + column : -1;
+    this.settle();
+  }
+
+  /** @param {number} shown */
+  choose(shown) {
+    this.shown = shown;
+    this.log = this.measure.scale === "log";
+    this.each = this.measure.each_layer;
+  }
+
+  /** @param {() => void} act */
+  change(act) {
+    act();
+    this.settle();
+    const { columns } = this.layout;
+    writeState(this.place, {
+      measure: this.shown ? String(this.shown) : "",
+      scale: this.log === (this.measure.scale === "log") ? "" : this.log ? "log" : "linear",
+      colours: this.each === this.measure.each_layer ? "" : this.each ? "layer" : "all",
+      show: this.direction === "both" ? "" : this.direction,
+      pin: this.pin < 0 ? "" : `${this.grid.sites[Math.floor(this.pin / columns)]}~${this.pin % columns}`,
+    });
+  }
+
+  settle() {
+    this.measures?.set(this.shown);
+    this.scales?.set(this.log ? "log" : "linear");
+    this.spans?.set(this.each ? "layer" : "all");
+    this.directions?.set(this.direction);
+    this.tell();
+    this.paintAll();
+  }
+
+  arrange() {
+    this.layout = layoutOf(this.grid, this.figure.stage.clientWidth, this.theme.font);
+    const width = Math.min(this.figure.stage.clientWidth, this.layout.width);
+    for (const surface of [this.back, this.front]) surface.resize(width, this.layout.height);
+    this.key.resize(LEGEND.width, LEGEND.height);
+    if (!this.spacer || !this.frame) return;
+    this.spacer.style.width = `${this.layout.width}px`;
+    this.frame.style.width = `${width}px`;
+    this.frame.style.height = `${this.layout.height}px`;
+    this.paintAll();
+  }
+
+  /** @param {PointerEvent | MouseEvent} event */
+  under(event) {
+    const shift = event.offsetX > this.layout.left ? (this.scroller?.scrollLeft ?? 0) : -Infinity;
+    return cellAt(this.layout, event.offsetX + shift, event.offsetY);
+  }
+
+  /** @param {number} cell */
+  move(cell) {
+    if (cell === this.cursor) return;
+    const map = this.focus;
+    this.cursor = cell;
+    this.tell();
+    this.paint();
+    if ((map < 0) !== (this.focus < 0)) this.paintKey();
+  }
+
+  /**
+   * Pin a cell; the same again, or none, unpins.
+   * @param {number} cell
+   */
+  hold(cell) {
+    this.change(() => { this.pin = cell === this.pin ? -1 : cell; });
+  }
+
+  /**
+   * Move the cursor to a cell and scroll it into view.
+   * @param {number} cell
+   */
+  reveal(cell) {
+    const { scroller, layout } = this;
+    if (scroller) {
+      const x = (cell % layout.columns) * layout.wide;
+      const room = scroller.clientWidth - layout.left;
+      if (x < scroller.scrollLeft) scroller.scrollLeft = x;
+      if (x + layout.wide > scroller.scrollLeft + room) scroller.scrollLeft = x + layout.wide - room + 10;
+    }
+    this.move(cell);
+  }
+
+  tell() {
+    this.figure.say(gridReadout(this.grid, this.shown, this.cursor, this.pin));
+  }
+
+  /** The colours of every cell, and the legend that explains them. */
+  pixels() {
+    const { focus, way, values, theme: now } = this;
+    const count = values.length, columns = this.grid.tokens.length;
+    if (focus < 0) return painted(levelsOf(values, columns, way), colourMap(way.meaning, now.dark));
+    const map = /** @type {Float32Array} */ (this.measure.influence?.data);
+    if (this.direction === "both") {
+      const levels = bothLevels(seenFrom(map, focus, count), seeing(map, focus, count), columns, way);
+      return painted(levels, colourMap("diverging", now.dark));
+    }
+    const slice = (this.direction === "sees" ? seenFrom : seeing)(map, focus, count);
+    return painted(levelsOf(slice, columns, way), colourMap(way.meaning, now.dark));
+  }
+
+  /** @returns {import("./legend.js").Legend} */
+  legend() {
+    const { focus, way, values, measure } = this;
+    const unit = measure.unit ? ` (${shownText(measure.unit, 40)})` : "";
+    const room = (/** @type {string} */ said) => fitted(said, lettering(this.theme.font, { size: 12 }), LEGEND.width - 4);
+    const name = room(`${shownText(measure.name, 60)}${unit}`);
+    if (focus < 0) return { map: colourMap(way.meaning, this.theme.dark), ticks: ticksOf(endsOf(values, way), way), name };
+    const map = /** @type {Float32Array} */ (measure.influence?.data);
+    const [sees, seen] = [seenFrom(map, focus, values.length), seeing(map, focus, values.length)];
+    if (this.direction !== "both" || way.meaning === "diverging") {
+      const ends = endsOf(this.direction === "seen" ? seen : sees, way);
+      return { map: colourMap(way.meaning, this.theme.dark), ticks: ticksOf(ends, way), name };
+    }
+    const ends = bothEnds(sees, seen, way);
+    const ticks = [{ at: 0, label: tickSaid(Number(ends.sees.high.toPrecision(3))) }, { at: 0.5, label: "0" }, { at: 1, label: tickSaid(Number(ends.seen.high.toPrecision(3))) }];
+    return { map: colourMap("diverging", this.theme.dark), ticks, name: room(`it sees ← ${shownText(measure.name, 60)} → sees it`) };
+  }
+
+  paintBack() {
+    const pen = canvasPen(this.back.clear(), this.theme.font);
+    const seen = this.window();
+    paintMissing(pen, this.layout, seen, this.values, this.theme);
+    paintTokens(pen, this.layout, seen, this.theme);
+    if (seen.shift > 0) this.back.context.clearRect(0, 0, this.layout.left, this.layout.height - this.layout.bottom);
+    paintSites(pen, this.layout, this.theme);
+  }
+
+  paintFront() {
+    const context = this.front.clear();
+    const pen = canvasPen(context, this.theme.font);
+    const seen = this.window();
+    this.paintPicture(pen, seen);
+    if (seen.shift > 0) context.clearRect(0, 0, this.layout.left, this.layout.height);
+    const { paper, ink, accent } = this.theme;
+    if (this.cursor >= 0) paintCursor(pen, this.layout, seen, this.cursor, { paper, ink });
+    if (this.pin >= 0) paintCursor(pen, this.layout, seen, this.pin, { paper, ink: accent });
+  }
+
+  /**
+   * @param {import("./pen.js").Pen} pen
+   * @param {import("./gridpaint.js").Window} seen
+   */
+  paintPicture(pen, seen) {
+    const pixels = this.pixels();
+    paintCells(pen, this.layout, seen, pixels, this.theme);
+    if (this.grid.words) paintWords(pen, this.layout, seen, this.grid.words, pixels, this.theme);
+    paintSeams(pen, this.layout, seen, this.grid.text_of, this.theme);
+  }
+
+  paintKey() {
+    const legend = this.legend();
+    paintLegend(canvasPen(this.key.clear(), this.theme.font), legend, 0, 0, this.theme);
+    this.key.canvas.setAttribute("role", "img");
+    this.key.canvas.setAttribute("aria-label", `Colours: ${legend.name}, ${legend.ticks.map((tick) => tick.label).join(", ")}`);
+  }
+
+  window() {
+    return windowOf(this.layout, this.scroller?.scrollLeft ?? 0, this.front.width);
+  }
+
+  /** The whole grid with its title and legend, to be saved. */
+  picture() {
+    const { layout } = this;
+    const whole = { shift: 0, first: 0, last: layout.columns };
+    const head = 40;
+    const width = Math.max(layout.width, LEGEND.width + 20) + 20;
+    const title = fitted(shownText(this.grid.title, 200), lettering(this.theme.font, { size: 16, bold: true }), width - 30);
+    return {
+      width,
+      height: head + layout.height + LEGEND.height + 16,
+      paint: (/** @type {import("./pen.js").Pen} */ pen) => {
+        pen.text(title, 12, 20, { fill: this.theme.ink, size: 16, bold: true });
+        const moved = { ...layout, top: layout.top + head };
+        const kept = this.layout;
+        this.layout = moved;
+        paintMissing(pen, moved, whole, this.values, this.theme);
+        this.paintPicture(pen, whole);
+        paintTokens(pen, moved, whole, this.theme);
+        paintSites(pen, moved, this.theme);
+        if (this.pin >= 0) paintCursor(pen, moved, whole, this.pin, { paper: this.theme.paper, ink: this.theme.accent });
+        this.layout = kept;
+        paintLegend(pen, this.legend(), layout.left, head + layout.height + 4, this.theme);
+      },
+    };
+  }
+}

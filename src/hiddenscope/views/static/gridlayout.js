@@ -1,0 +1,81 @@
+/**
+ * Where things lie in a grid, in CSS pixels.
+ *
+ * @typedef {{left: number, top: number, bottom: number, right: number, wide: number, high: number, rows: number,
+ *   columns: number, turned: boolean, width: number, height: number, sites: string[], tokens: string[],
+ *   second: string[]}} Layout
+ */
+
+import { widthOf } from "./canvas.js";
+import { lettering } from "./pen.js";
+import { shownToken } from "./text.js";
+
+export const SIZES = { site: 12, token: 12, word: 11.5 };
+const LONGEST_TOKEN = 18;
+
+/**
+ * @param {import("./payload.js").Grid} grid
+ * @param {number} room the width there is
+ * @param {string} font
+ * @returns {Layout}
+ */
+export function layoutOf(grid, room, font) {
+  const { sites } = grid;
+  const [tokens, second] = [grid.tokens, grid.second].map((row) => row.map((token) => shownToken(token, LONGEST_TOKEN)));
+  const widest = (/** @type {string[]} */ said, /** @type {number} */ size) =>
+    said.reduce((most, text) => Math.max(most, widthOf(text, lettering(font, { size }))), 0);
+  const left = Math.ceil(widest(sites, SIZES.site)) + 14;
+  const label = Math.ceil(widest([...tokens, ...second], SIZES.token));
+  const wide = cellWidth(grid, (room - left - 10) / tokens.length, label);
+  const turned = label > wide - 6;
+  const tall = turned ? Math.ceil(0.72 * label) + 18 : 26;
+  const right = turned && second.length ? Math.ceil(0.72 * label) : 10;
+  const [top, bottom] = [second.length ? tall : 6, tall];
+  const high = cellHeight(grid);
+  const width = left + wide * tokens.length + right;
+  const height = top + high * sites.length + bottom;
+  return { left, top, bottom, right, wide, high, rows: sites.length, columns: tokens.length, turned, width, height, sites, tokens, second };
+}
+
+/**
+ * As wide as fits, within reason; labels that nearly fit get the room they need.
+ * @param {import("./payload.js").Grid} grid
+ * @param {number} share
+ * @param {number} label
+ */
+function cellWidth(grid, share, label) {
+  if (grid.words) return Math.floor(Math.min(132, Math.max(74, share)));
+  const [least, most] = [18, 124];
+  const fitting = label + 8 <= most && label + 8 <= share * 1.02 ? label + 8 : least;
+  return Math.floor(Math.min(most, Math.max(least, fitting, share)));
+}
+
+/** @param {import("./payload.js").Grid} grid */
+function cellHeight(grid) {
+  if (grid.words) return 23;
+  if (grid.sites.length <= 14) return 26;
+  return grid.sites.length <= 48 ? 18 : 14;
+}
+
+/**
+ * The top left corner of a cell; `layer.0` is at the bottom.
+ * @param {Layout} layout
+ * @param {number} cell
+ */
+export function cornerOf(layout, cell) {
+  const row = Math.floor(cell / layout.columns);
+  return [layout.left + (cell % layout.columns) * layout.wide, layout.top + (layout.rows - 1 - row) * layout.high];
+}
+
+/**
+ * The cell at a place, or -1.
+ * @param {Layout} layout
+ * @param {number} x
+ * @param {number} y
+ */
+export function cellAt(layout, x, y) {
+  const column = Math.floor((x - layout.left) / layout.wide);
+  const row = layout.rows - 1 - Math.floor((y - layout.top) / layout.high);
+  const inside = column >= 0 && column < layout.columns && row >= 0 && row < layout.rows;
+  return inside ? row * layout.columns + column : -1;
+}

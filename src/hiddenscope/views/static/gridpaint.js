@@ -1,0 +1,183 @@
+/** Painting a grid with a pen: labels, cells, words, the cursor. `shift` is how far it is scrolled. */
+
+import { fitted } from "./canvas.js";
+import { inkOn } from "./colour.js";
+import { cornerOf, SIZES } from "./gridlayout.js";
+import { lettering } from "./pen.js";
+import { shownToken } from "./text.js";
+
+/**
+ * @typedef {{shift: number, first: number, last: number}} Window
+ * @typedef {import("./gridlayout.js").Layout} Layout
+ * @typedef {import("./theme.js").Theme} Theme
+ * @typedef {import("./pen.js").Pen} Pen
+ */
+
+/**
+ * The columns that can be seen.
+ * @param {Layout} layout
+ * @param {number} shift
+ * @param {number} width
+ * @returns {Window}
+ */
+export function windowOf(layout, shift, width) {
+  const first = Math.max(0, Math.floor(shift / layout.wide));
+  const last = Math.min(layout.columns, Math.ceil((shift + width - layout.left) / layout.wide));
+  return { shift, first, last };
+}
+
+/**
+ * @param {Pen} pen
+ * @param {Layout} layout
+ * @param {Window} seen
+ * @param {Theme} theme
+ */
+export function paintTokens(pen, layout, seen, theme) {
+  for (let column = seen.first; column < seen.last; column++) tokenLabel(pen, layout, seen, column, theme.ink);
+}
+
+/**
+ * @param {Pen} pen
+ * @param {Layout} layout
+ * @param {Window} seen
+ * @param {number} column
+ * @param {string} fill
+ */
+export function tokenLabel(pen, layout, seen, column, fill) {
+  const x = layout.left + (column + 0.5) * layout.wide - seen.shift;
+  if (x < layout.left) return;
+  const below = layout.top + layout.rows * layout.high;
+  const turn = layout.turned ? -45 : 0;
+  const [away, down] = layout.turned ? [4, 9] : [0, 15];
+  const how = { fill, size: SIZES.token, turn };
+  pen.text(layout.tokens[column], x + away, below + down, { ...how, anchor: turn ? "end" : "middle" });
+  if (!layout.second.length) return;
+  pen.text(layout.second[column], x - away / 2, layout.top - down + 1, { ...how, anchor: turn ? "start" : "middle" });
+}
+
+/**
+ * @param {Pen} pen
+ * @param {Layout} layout
+ * @param {Theme} theme
+ */
+export function paintSites(pen, layout, theme) {
+  for (let row = 0; row < layout.rows; row++) siteLabel(pen, layout, row, theme.muted);
+}
+
+/**
+ * @param {Pen} pen
+ * @param {Layout} layout
+ * @param {number} row
+ * @param {string} fill
+ */
+export function siteLabel(pen, layout, row, fill) {
+  const y = layout.top + (layout.rows - 0.5 - row) * layout.high;
+  pen.text(layout.sites[row], layout.left - 8, y, { fill, size: SIZES.site, anchor: "end" });
+}
+
+/**
+ * A stroke through every cell that has no value.
+ * @param {Pen} pen
+ * @param {Layout} layout
+ * @param {Window} seen
+ * @param {Float32Array} values
+ * @param {Theme} theme
+ */
+export function paintMissing(pen, layout, seen, values, theme) {
+  for (let cell = 0; cell < values.length; cell++) {
+    const column = cell % layout.columns;
+    if (values[cell] === values[cell] || column < seen.first || column >= seen.last) continue;
+    const [left, y] = cornerOf(layout, cell);
+    const x = left - seen.shift;
+    const reach = Math.min(layout.wide, layout.high) / 2 - 3;
+    const [middle, centre] = [x + layout.wide / 2, y + layout.high / 2];
+    pen.line([[middle - reach, centre + reach], [middle + reach, centre - reach]], theme.faint, 1);
+  }
+}
+
+/**
+ * @param {Pen} pen
+ * @param {Layout} layout
+ * @param {Window} seen
+ * @param {Uint8ClampedArray<ArrayBuffer>} pixels bottom row first
+ * @param {Theme} theme
+ */
+export function paintCells(pen, layout, seen, pixels, theme) {
+  const { wide, high, columns, rows } = layout;
+  const x = layout.left - seen.shift;
+  pen.cells(flipped(pixels, columns), { x, y: layout.top, width: wide, height: high, columns, first: seen.first, last: seen.last });
+  if (wide < 14) return;
+  const [start, end] = [x + seen.first * wide, (seen.last - seen.first) * wide];
+  for (let row = 1; row < rows; row++) pen.rect(start, layout.top + row * high - 0.5, end, 1, theme.paper);
+  for (let column = seen.first; column <= seen.last; column++) pen.rect(x + column * wide - 0.5, layout.top, 1, rows * high, theme.paper);
+}
+
+/**
+ * @param {Uint8ClampedArray<ArrayBuffer>} pixels
+ * @param {number} columns
+ */
+function flipped(pixels, columns) {
+  const out = new Uint8ClampedArray(pixels.length);
+  const line = 4 * columns;
+  for (let from = 0; from < pixels.length; from += line) out.set(pixels.subarray(from, from + line), pixels.length - from - line);
+  return out;
+}
+
+/**
+ * The first word of every cell.
+ * @param {Pen} pen
+ * @param {Layout} layout
+ * @param {Window} seen
+ * @param {import("./payload.js").Words} words
+ * @param {Uint8ClampedArray} pixels
+ * @param {Theme} theme
+ */
+export function paintWords(pen, layout, seen, words, pixels, theme) {
+  const font = lettering(theme.font, { size: SIZES.word });
+  const ranks = words.chosen.shape[2];
+  for (let cell = 0; cell < layout.rows * layout.columns; cell++) {
+    const column = cell % layout.columns;
+    const word = words.chosen.data[cell * ranks];
+    if (column < seen.first || column >= seen.last || !(word >= 0)) continue;
+    const [x, y] = cornerOf(layout, cell);
+    const clear = !pixels[4 * cell + 3];
+    const fill = clear ? theme.ink : inkOn(pixels[4 * cell], pixels[4 * cell + 1], pixels[4 * cell + 2]);
+    const said = fitted(shownToken(words.words[word], 30), font, layout.wide - 8);
+    pen.text(said, x - seen.shift + layout.wide / 2, y + layout.high / 2, { fill, size: SIZES.word, anchor: "middle" });
+  }
+}
+
+/**
+ * Where one text ends and the next begins.
+ * @param {Pen} pen
+ * @param {Layout} layout
+ * @param {Window} seen
+ * @param {number[]} textOf
+ * @param {Theme} theme
+ */
+export function paintSeams(pen, layout, seen, textOf, theme) {
+  for (let column = Math.max(1, seen.first); column < Math.min(seen.last, textOf.length); column++) {
+    if (textOf[column] === textOf[column - 1]) continue;
+    const x = layout.left + column * layout.wide - seen.shift;
+    pen.rect(x - 1.5, layout.top - 4, 3, layout.rows * layout.high + 8, theme.paper);
+    pen.rect(x - 0.5, layout.top - 4, 1, layout.rows * layout.high + 8, theme.ink);
+  }
+}
+
+/**
+ * A frame around a cell, with its site and token in the same colour.
+ * @param {Pen} pen
+ * @param {Layout} layout
+ * @param {Window} seen
+ * @param {number} cell
+ * @param {{paper: string, ink: string}} colours
+ */
+export function paintCursor(pen, layout, seen, cell, colours) {
+  const [left, y] = cornerOf(layout, cell);
+  const x = left - seen.shift;
+  siteLabel(pen, layout, Math.floor(cell / layout.columns), colours.ink);
+  if (x < layout.left - layout.wide / 2) return;
+  pen.outline(x - 1, y - 1, layout.wide + 2, layout.high + 2, colours.paper, 4);
+  pen.outline(x - 0.5, y - 0.5, layout.wide + 1, layout.high + 1, colours.ink, 2);
+  tokenLabel(pen, layout, seen, cell % layout.columns, colours.ink);
+}

@@ -1,0 +1,38 @@
+/** Deep links: what each view shows is kept after the `#` of the page's address, and read back from there. */
+
+/**
+ * @param {number} place which view of the page
+ * @returns {Record<string, string>}
+ */
+export function readState(place) {
+  /** @type {Record<string, string>} */
+  const state = {};
+  for (const [name, value] of new URLSearchParams(location.hash.slice(1))) {
+    const [owner, field] = name.split(".");
+    if (owner === String(place) && field) state[field] = value;
+  }
+  return state;
+}
+
+/**
+ * Fields that are empty are left out.
+ * @param {number} place
+ * @param {Record<string, string>} state
+ */
+export function writeState(place, state) {
+  const all = new URLSearchParams(location.hash.slice(1));
+  for (const name of [...all.keys()]) if (name.startsWith(`${place}.`)) all.delete(name);
+  for (const [field, value] of Object.entries(state)) if (value) all.set(`${place}.${field}`, value);
+  const hash = `#${all}`;
+  if (hash === location.hash || (hash === "#" && !location.hash)) return;
+  try {
+    history.replaceState(null, "", hash);
+  } catch {
+    // A frame in a notebook has no address to keep it in.
+  }
+}
+
+/** @param {() => void} act */
+export function whenLinked(act) {
+  addEventListener("hashchange", act);
+}

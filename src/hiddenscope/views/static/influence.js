@@ -1,0 +1,70 @@
+/**
+ * What a cell sees and what sees it: two slices of a map `[site, token, source_site, source_token]`.
+ *
+ * @typedef {"both" | "sees" | "seen"} Direction
+ */
+
+import { endsOf, levelsOf } from "./scale.js";
+
+/**
+ * How much every cell moves this one. The cell itself is left out: it would outshine the rest.
+ * @param {Float32Array} map
+ * @param {number} cell
+ * @param {number} count how many cells there are
+ */
+export function seenFrom(map, cell, count) {
+  const slice = map.slice(cell * count, (cell + 1) * count);
+  slice[cell] = NaN;
+  return slice;
+}
+
+/**
+ * How much this cell moves every other.
+ * @param {Float32Array} map
+ * @param {number} cell
+ * @param {number} count
+ */
+export function seeing(map, cell, count) {
+  const slice = new Float32Array(count);
+  for (let i = 0, from = cell; i < count; i++, from += count) slice[i] = map[from];
+  slice[cell] = NaN;
+  return slice;
+}
+
+/**
+ * Both at once: what it sees below one half, what sees it above, each against its own largest.
+ * @param {Float32Array} sees
+ * @param {Float32Array} seen
+ * @param {number} columns
+ * @param {import("./scale.js").Way} way
+ */
+export function bothLevels(sees, seen, columns, way) {
+  if (way.meaning === "diverging") return levelsOf(sees.map((value, i) => value || seen[i]), columns, way);
+  const below = levelsOf(sees, columns, way);
+  const above = levelsOf(seen, columns, way);
+  for (let i = 0; i < below.length; i++) below[i] = above[i] > below[i] ? 0.5 + above[i] / 2 : 0.5 - below[i] / 2;
+  return below;
+}
+
+/**
+ * The ends of both scales, for the legend.
+ * @param {Float32Array} sees
+ * @param {Float32Array} seen
+ * @param {import("./scale.js").Way} way
+ */
+export function bothEnds(sees, seen, way) {
+  return { sees: endsOf(sees, way), seen: endsOf(seen, way) };
+}
+
+/**
+ * Where the largest value lies, -1 where there is none but zeros.
+ * @param {Float32Array} values
+ */
+export function largest(values) {
+  let best = -1;
+  for (let i = 0; i < values.length; i++) {
+    const size = Math.abs(values[i]);
+    if (size > 0 && (best < 0 || size > Math.abs(values[best]))) best = i;
+  }
+  return best;
+}

@@ -1,0 +1,89 @@
+/** The key of a colour scale: a bar, its ticks, what it measures and in which unit. */
+
+import { linearTicks, logTicks, tickSaid } from "./numbers.js";
+import { widthOf } from "./canvas.js";
+import { lettering } from "./pen.js";
+import { placeOf } from "./scale.js";
+
+/**
+ * @typedef {{at: number, label: string}} Tick
+ * @typedef {{map: Uint8Array, ticks: Tick[], name: string}} Legend
+ */
+
+export const LEGEND = { width: 280, height: 46 };
+const STEPS = 64;
+const EDGE = 16;
+
+/**
+ * @param {import("./scale.js").Ends} ends
+ * @param {import("./scale.js").Way} way
+ * @returns {Tick[]}
+ */
+export function ticksOf(ends, way) {
+  if (way.each) return [{ at: 0, label: way.meaning === "diverging" ? "−most" : "least" }, { at: 1, label: "most of its layer" }];
+  if (ends.low === ends.high) return [{ at: way.meaning === "diverging" ? 0.5 : 0, label: tickSaid(ends.low) }];
+  if (way.meaning === "diverging" && way.log) {
+    const most = ends.high;
+    return [-1, -0.01, 0, 0.01, 1].map((part) => ({ at: placeOf(part * most, ends, way), label: tickSaid(Number((part * most).toPrecision(2))) }));
+  }
+  const values = way.log && ends.low > 0 ? logTicks(ends.low, ends.high, 4) : linearTicks(ends.low, ends.high, 4);
+  return values.map((value) => ({ at: placeOf(value, ends, way), label: tickSaid(value) }));
+}
+
+/**
+ * @param {import("./pen.js").Pen} pen
+ * @param {Legend} legend
+ * @param {number} x
+ * @param {number} y
+ * @param {import("./theme.js").Theme} theme
+ */
+export function paintLegend(pen, legend, x, y, theme) {
+  const width = LEGEND.width - 2 * EDGE;
+  const left = x + EDGE;
+  pen.text(legend.name, x, y + 8, { fill: theme.muted, size: 12 });
+  const pixels = new Uint8ClampedArray(4 * STEPS);
+  for (let i = 0; i < STEPS; i++) {
+    const from = 3 * Math.round((255 * i) / (STEPS - 1));
+    pixels.set([legend.map[from], legend.map[from + 1], legend.map[from + 2], 255], 4 * i);
+  }
+  pen.cells(pixels, { x: left, y: y + 18, width: width / STEPS, height: 10, columns: STEPS, first: 0, last: STEPS });
+  pen.outline(left - 0.5, y + 17.5, width + 1, 11, theme.faint, 1);
+  for (const tick of spaced(legend.ticks, width, theme.font)) {
+    const at = left + tick.at * width;
+    pen.line([[at, y + 28], [at, y + 32]], theme.muted, 1);
+    pen.text(tick.label, at, y + 39, { fill: theme.muted, size: 11, anchor: anchor(tick, width, theme.font) });
+  }
+}
+
+/**
+ * In the middle of its tick, where it does not run over the end.
+ * @param {Tick} tick
+ * @param {number} width
+ * @param {string} font
+ */
+function anchor(tick, width, font) {
+  const half = widthOf(tick.label, lettering(font, { size: 11 })) / 2;
+  if (tick.at * width + EDGE < half) return "start";
+  return (1 - tick.at) * width + EDGE < half ? "end" : "middle";
+}
+
+/**
+ * Those ticks whose labels do not touch.
+ * @param {Tick[]} ticks
+ * @param {number} width
+ * @param {string} font
+ */
+function spaced(ticks, width, font) {
+  /** @type {Tick[]} */
+  const kept = [];
+  let end = -Infinity;
+  for (const tick of [...ticks].sort((a, b) => a.at - b.at)) {
+    const wide = widthOf(tick.label, lettering(font, { size: 11 }));
+    const shift = { start: 0, middle: 0.5, end: 1 }[anchor(tick, width, font)];
+    const start = tick.at * width - shift * wide;
+    if (start < end + 8) continue;
+    kept.push(tick);
+    end = start + wide;
+  }
+  return kept;
+}

@@ -1,0 +1,191 @@
+/** Lines: series along the layers, with bands. */
+
+import { fitted, oncePerFrame, Surface, whenResized } from "./canvas.js";
+import { classColour } from "./colour.js";
+import { choice, key } from "./elements.js";
+import { Figure } from "./figure.js";
+import { exact } from "./gridwords.js";
+import { readState, writeState } from "./hash.js";
+import { acrossOf, chartOf, heightOf, paintAxes, paintSeries } from "./linespaint.js";
+import { said } from "./numbers.js";
+import { canvasPen, lettering } from "./pen.js";
+import { shownText } from "./text.js";
+import { theme, whenThemeChanges } from "./theme.js";
+
+export class LinesView {
+  /**
+   * @param {HTMLElement} root
+   * @param {import("./payload.js").Lines} lines
+   * @param {number} place
+   */
+  constructor(root, lines, place) {
+    this.lines = lines;
+    this.place = place;
+    this.cursor = -1;
+    this.log = lines.scale === "log";
+    /** @type {Set<number>} */
+    this.hidden = new Set();
+    this.theme = theme();
+    const help = "Left and right arrow keys move along it.";
+    this.figure = new Figure(root, lines, help, { picture: () => this.picture(), rows: () => linesRows(lines) });
+    this.surface = new Surface("front");
+    this.paint = oncePerFrame(() => this.draw(), root);
+    this.build();
+    this.restore();
+    this.listen();
+  }
+
+  build() {
+    const { controls, stage, keys } = this.figure;
+    this.scales = choice("Scale", { linear: "Linear", log: "Log" }, (scale) => this.change(() => { this.log = scale === "log"; }));
+    controls.append(this.scales.root);
+    this.surface.canvas.setAttribute("role", "img");
+    this.surface.canvas.setAttribute("aria-label", `${shownText(this.lines.title, 200)}: ${this.lines.series.length} series over ${this.lines.x.length} places`);
+    stage.append(this.surface.canvas);
+    this.keys = this.lines.series.map((series, i) => {
+      const band = series.band ? ` (band: ${shownText(series.band, 60)})` : "";
+      const made = key(`${shownText(series.name, 60)}${band}`, () => this.change(() => {
+        if (!this.hidden.delete(i)) this.hidden.add(i);
+      }));
+      made.swatch.classList.add(series.style);
+      return made;
+    });
+    keys.append(...this.keys.map((made) => made.root));
+  }
+
+  listen() {
+    const { canvas } = this.surface;
+    const last = this.lines.x.length - 1;
+    const at = (/** @type {PointerEvent} */ event) => {
+      const chart = this.chart(this.surface.width);
+      const share = (event.offsetX - chart.left) / (chart.width - chart.left - chart.right);
+      return share < 0 || share > 1 ? -1 : Math.min(last, Math.floor(share * (last + 1)));
+    };
+    canvas.addEventListener("pointermove", (event) => this.move(at(event)));
+    canvas.addEventListener("pointerleave", () => this.move(-1));
+    const step = (/** @type {number} */ by) => () => this.move(Math.min(last, Math.max(0, this.cursor + by)));
+    this.figure.onKeys({ ArrowRight: step(1), ArrowLeft: step(-1), Home: () => this.move(0), End: () => this.move(last), Escape: () => this.move(-1) });
+    whenResized(this.figure.stage, (width) => {
+      this.surface.resize(Math.min(width, 980), this.chart(Math.min(width, 980)).height);
+      this.paint();
+    });
+    whenThemeChanges(() => { this.theme = theme(); this.settle(); });
+  }
+
+  restore() {
+    const state = readState(this.place);
+    this.log = (state.scale ?? this.lines.scale) === "log";
+    this.hidden = new Set((state.hidden ?? "").split(".").filter(Boolean).map(Number));
+    this.settle();
+  }
+
+  /** @param {() => void} act */
+  change(act) {
+    act();
+    this.settle();
+    const scale = this.log ? "log" : "linear";
+    writeState(this.place, { scale: scale === this.lines.scale ? "" : scale, hidden: [...this.hidden].sort().join(".") });
+  }
+
+  settle() {
+    this.scales?.set(this.log ? "log" : "linear");
+    this.keys?.forEach((made, i) => {
+      made.root.setAttribute("aria-pressed", String(!this.hidden.has(i)));
+      made.swatch.style.setProperty("--colour", classColour(i, this.theme.dark));
+    });
+    this.tell();
+    this.paint();
+  }
+
+  /** @param {number} cursor */
+  move(cursor) {
+    if (cursor === this.cursor) return;
+    this.cursor = cursor;
+    this.tell();
+    this.paint();
+  }
+
+  drawn() {
+    const all = this.lines.series.map((series, i) => ({ series, colour: classColour(i, this.theme.dark) }));
+    return all.filter((_, i) => !this.hidden.has(i));
+  }
+
+  /** @param {number} width */
+  chart(width) {
+    return chartOf(this.lines, this.drawn(), width, this.log, this.theme.font);
+  }
+
+  tell() {
+    if (this.cursor < 0) return this.figure.say(["Point at a place, or use the arrow keys."]);
+    const unit = this.lines.unit ? ` ${shownText(this.lines.unit, 40)}` : "";
+    const pieces = this.drawn().flatMap(({ series }) => {
+      const [y, low, high] = [series.y, series.low, series.high].map((numbers) => numbers?.data[this.cursor] ?? NaN);
+      const band = Number.isNaN(low + high) ? "" : ` [${said(low)} to ${said(high)}]`;
+      return [`  ${shownText(series.name, 60)} `, { strong: Number.isNaN(y) ? "no value" : `${said(y)}${unit}` }, band];
+    });
+    return this.figure.say([{ strong: shownText(this.lines.x[this.cursor], 60) }, ...pieces]);
+  }
+
+  draw() {
+    const chart = this.chart(this.surface.width);
+    this.surface.resize(this.surface.width, chart.height);
+    const pen = canvasPen(this.surface.clear(), this.theme.font);
+    paintAxes(pen, this.lines, chart, this.theme);
+    if (this.cursor >= 0) {
+      const x = acrossOf(chart, this.cursor, this.lines.x.length);
+      pen.line([[x, chart.top], [x, chart.height - chart.bottom]], this.theme.muted, 1, [3, 3]);
+    }
+    paintSeries(pen, this.lines, chart, this.drawn());
+    if (this.cursor >= 0) this.marks(pen, chart);
+  }
+
+  /**
+   * @param {import("./pen.js").Pen} pen
+   * @param {import("./linespaint.js").Chart} chart
+   */
+  marks(pen, chart) {
+    const x = acrossOf(chart, this.cursor, this.lines.x.length);
+    for (const { series, colour } of this.drawn()) {
+      const value = series.y.data[this.cursor];
+      if (series.style === "bar" || !Number.isFinite(value) || (chart.log && value <= 0)) continue;
+      pen.dot(x, heightOf(chart, value), 5.5, this.theme.paper);
+      pen.dot(x, heightOf(chart, value), 4, colour);
+    }
+  }
+
+  picture() {
+    const drawn = this.drawn();
+    const [width, head] = [820, 40];
+    const chart = this.chart(width - 24);
+    const font = lettering(this.theme.font, { size: 16, bold: true });
+    return {
+      width,
+      height: head + chart.height + 22 * drawn.length + 12,
+      paint: (/** @type {import("./pen.js").Pen} */ pen) => {
+        const moved = { ...chart, top: chart.top + head, height: chart.height + head };
+        pen.text(fitted(shownText(this.lines.title, 200), font, width - 24), 12, 20, { fill: this.theme.ink, size: 16, bold: true });
+        paintAxes(pen, { ...this.lines, y_name: "", unit: "" }, moved, this.theme);
+        pen.text([this.lines.y_name, this.lines.unit && `(${this.lines.unit})`].filter(Boolean).map((part) => shownText(part, 80)).join(" "), 12, head + 11, { fill: this.theme.muted });
+        paintSeries(pen, this.lines, moved, drawn);
+        drawn.forEach(({ series, colour }, i) => {
+          const y = moved.height + 10 + 22 * i;
+          pen.line([[chart.left, y], [chart.left + 20, y]], colour, 3, series.style === "dash" ? [6, 4] : []);
+          const band = series.band ? ` (band: ${shownText(series.band, 60)})` : "";
+          pen.text(`${shownText(series.name, 60)}${band}`, chart.left + 28, y, { fill: this.theme.ink });
+        });
+      },
+    };
+  }
+}
+
+/**
+ * @param {import("./payload.js").Lines} lines
+ * @returns {Generator<import("./export.js").Cell[]>}
+ */
+function* linesRows(lines) {
+  yield [lines.x_name, ...lines.series.flatMap((series) => [series.name, ...(series.low ? [`${series.name}: low`, `${series.name}: high`] : [])])];
+  for (let place = 0; place < lines.x.length; place++) {
+    const numbers = lines.series.flatMap((series) => [series.y, ...(series.low && series.high ? [series.low, series.high] : [])]);
+    yield [lines.x[place], ...numbers.map((one) => exact(one.data[place]))];
+  }
+}

@@ -1,0 +1,195 @@
+/** Painting lines with a pen: axes, bands, bars, lines and the rule under the cursor. */
+
+import { widthOf } from "./canvas.js";
+import { linearTicks, logTicks, tickSaid } from "./numbers.js";
+import { lettering } from "./pen.js";
+import { shortSite, shownText } from "./text.js";
+
+/**
+ * @typedef {import("./payload.js").Lines} Lines
+ * @typedef {{left: number, top: number, right: number, bottom: number, width: number, height: number, low: number,
+ *   high: number, log: boolean, ticks: number[]}} Chart
+ * @typedef {{series: import("./payload.js").Series, colour: string}} Drawn
+ */
+
+const SMALL = 11;
+
+/**
+ * @param {Lines} lines
+ * @param {Drawn[]} drawn
+ * @param {number} width
+ * @param {boolean} log
+ * @param {string} font
+ * @returns {Chart}
+ */
+export function chartOf(lines, drawn, width, log, font) {
+  const { low, high, ticks } = rangeOf(drawn, log);
+  const widest = ticks.reduce((most, tick) => Math.max(most, widthOf(tickSaid(tick), lettering(font, { size: SMALL }))), 0);
+  const height = Math.round(Math.min(340, Math.max(220, width * 0.4)));
+  return { left: Math.ceil(widest) + 18, top: lines.y_name || lines.unit ? 30 : 12, right: 14, bottom: 46, width, height, low, high, log, ticks };
+}
+
+/**
+ * @param {Drawn[]} drawn
+ * @param {boolean} log
+ */
+function rangeOf(drawn, log) {
+  let low = Infinity, high = -Infinity;
+  for (const { series } of drawn) {
+    for (const numbers of [series.y, series.low, series.high]) {
+      for (const value of numbers?.data ?? []) {
+        if (!Number.isFinite(value) || (log && value <= 0)) continue;
+        low = Math.min(low, value);
+        high = Math.max(high, value);
+      }
+    }
+    if (series.style === "bar" && !log) [low, high] = [Math.min(low, 0), Math.max(high, 0)];
+  }
+  if (low > high) [low, high] = log ? [0.1, 1] : [0, 1];
+  if (log) return { low: low / 1.15, high: high * 1.15, ticks: logTicks(low / 1.15, high * 1.15, 6) };
+  if (low > 0 && low < 0.6 * high) low = 0;
+  const room = (high - low || Math.abs(high) || 1) * 0.06;
+  [low, high] = [low === 0 ? 0 : low - room, high === 0 ? 0 : high + room];
+  return { low, high, ticks: linearTicks(low, high, 5) };
+}
+
+/**
+ * @param {Chart} chart
+ * @param {number} value
+ */
+export function heightOf(chart, value) {
+  const span = chart.height - chart.top - chart.bottom;
+  const place = chart.log
+    ? (Math.log(value) - Math.log(chart.low)) / (Math.log(chart.high) - Math.log(chart.low))
+    : (value - chart.low) / (chart.high - chart.low);
+  return chart.height - chart.bottom - place * span;
+}
+
+/**
+ * @param {Chart} chart
+ * @param {number} place
+ * @param {number} count
+ */
+export function acrossOf(chart, place, count) {
+  return chart.left + ((place + 0.5) / count) * (chart.width - chart.left - chart.right);
+}
+
+/**
+ * @param {import("./pen.js").Pen} pen
+ * @param {Lines} lines
+ * @param {Chart} chart
+ * @param {import("./theme.js").Theme} theme
+ */
+export function paintAxes(pen, lines, chart, theme) {
+  const end = chart.width - chart.right;
+  for (const tick of chart.ticks) {
+    const y = Math.round(heightOf(chart, tick)) + 0.5;
+    pen.line([[chart.left, y], [end, y]], theme.faint, tick === 0 ? 1.5 : 1);
+    pen.text(tickSaid(tick), chart.left - 8, y, { fill: theme.muted, size: SMALL, anchor: "end" });
+  }
+  const named = [shownText(lines.y_name, 80), lines.unit ? `(${shownText(lines.unit, 40)})` : ""].filter(Boolean).join(" ");
+  if (named) pen.text(named, 2, 11, { fill: theme.muted, size: 12 });
+  const base = chart.height - chart.bottom;
+  for (const [place, label] of placesShown(lines.x, chart, theme.font)) {
+    const x = acrossOf(chart, place, lines.x.length);
+    pen.line([[x, base], [x, base + 4]], theme.muted, 1);
+    pen.text(label, x, base + 14, { fill: theme.muted, size: SMALL, anchor: "middle" });
+  }
+  const x = (chart.left + end) / 2;
+  pen.text(lines.x_name === "site" ? "layer" : shownText(lines.x_name, 80), x, base + 34, { fill: theme.muted, size: 12, anchor: "middle" });
+}
+
+/**
+ * As many labels as there is room for, the last among them.
+ * @param {string[]} x
+ * @param {Chart} chart
+ * @param {string} font
+ * @returns {[number, string][]}
+ */
+function placesShown(x, chart, font) {
+  const labels = x.map((place) => shownText(shortSite(place), 16));
+  const widest = labels.reduce((most, label) => Math.max(most, widthOf(label, lettering(font, { size: SMALL }))), 0);
+  const slot = (chart.width - chart.left - chart.right) / x.length;
+  const ordinary = labels.slice(0, -1).reduce((most, label) => Math.max(most, widthOf(label, lettering(font, { size: SMALL }))), 0);
+  const step = [1, 2, 4, 5, 10, 20, 50, 100, 200].find((size) => size * slot >= ordinary + 8) ?? x.length;
+  const kept = labels.map((_, place) => place).filter((place) => place % step === 0);
+  const last = x.length - 1;
+  const clear = kept.filter((place) => (last - place) * slot >= (widest + ordinary) / 2 + 6 || place === last);
+  return [...new Set([...clear, last])].map((place) => [place, labels[place]]);
+}
+
+/**
+ * @param {import("./pen.js").Pen} pen
+ * @param {Lines} lines
+ * @param {Chart} chart
+ * @param {Drawn[]} drawn
+ */
+export function paintSeries(pen, lines, chart, drawn) {
+  const count = lines.x.length;
+  const bars = drawn.filter(({ series }) => series.style === "bar");
+  const thick = Math.min(40, (0.76 * (chart.width - chart.left - chart.right)) / count / Math.max(1, bars.length));
+  for (const one of drawn) if (one.series.style !== "bar") paintBand(pen, chart, one, count);
+  bars.forEach((one, k) => paintBars(pen, chart, one, count, (k - (bars.length - 1) / 2) * thick, thick));
+  for (const one of drawn) {
+    if (one.series.style === "bar") continue;
+    const dash = one.series.style === "dash" ? [6, 4] : [];
+    for (const run of runsOf(chart, one.series.y.data, count)) {
+      if (run.length > 1) pen.line(run, one.colour, 2, dash);
+      if (count <= 60 || run.length === 1) for (const [x, y] of run) if (!dash.length) pen.dot(x, y, 2.5, one.colour);
+    }
+  }
+}
+
+/**
+ * @param {import("./pen.js").Pen} pen
+ * @param {Chart} chart
+ * @param {Drawn} one
+ * @param {number} count
+ */
+function paintBand(pen, chart, one, count) {
+  const { low, high } = one.series;
+  if (!low || !high) return;
+  const both = low.data.map((value, i) => value + 0 * high.data[i]);
+  for (const run of runsOf(chart, both, count)) {
+    const places = run.map(([, , place]) => place);
+    const top = places.map((place) => [acrossOf(chart, place, count), heightOf(chart, high.data[place])]);
+    pen.area([...top, ...run.map(([x, y]) => [x, y]).reverse()], one.colour, 0.16);
+  }
+}
+
+/**
+ * @param {import("./pen.js").Pen} pen
+ * @param {Chart} chart
+ * @param {Drawn} one
+ * @param {number} count
+ * @param {number} shift
+ * @param {number} thick
+ */
+function paintBars(pen, chart, one, count, shift, thick) {
+  const base = heightOf(chart, chart.log ? chart.low : 0);
+  const { y, low, high } = one.series;
+  for (const [across, top, place] of runsOf(chart, y.data, count).flat()) {
+    const x = across + shift;
+    pen.rect(x - thick / 2 + 0.5, Math.min(top, base), Math.max(1, thick - 1), Math.max(0.5, Math.abs(base - top)), one.colour);
+    if (!low || !high || !Number.isFinite(low.data[place] + high.data[place])) continue;
+    const ends = [low.data[place], high.data[place]].map((value) => heightOf(chart, Math.max(value, chart.low)));
+    pen.area([[x - 0.75, ends[0]], [x + 0.75, ends[0]], [x + 0.75, ends[1]], [x - 0.75, ends[1]]], "#000000", 0.55);
+  }
+}
+
+/**
+ * Points without a gap, as [x, y, place].
+ * @param {Chart} chart
+ * @param {ArrayLike<number>} values
+ * @param {number} count
+ */
+function runsOf(chart, values, count) {
+  /** @type {number[][][]} */
+  const runs = [[]];
+  for (let place = 0; place < count; place++) {
+    const value = values[place];
+    if (!Number.isFinite(value) || (chart.log && value <= 0)) runs.push([]);
+    else runs[runs.length - 1].push([acrossOf(chart, place, count), heightOf(chart, value), place]);
+  }
+  return runs.filter((run) => run.length);
+}
