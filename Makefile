@@ -5,7 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: help setup demo test check format conformance bench docs clean
+.PHONY: help setup demo browser test check scripts format conformance bench docs clean
 
 help:            ## Say what can be made.
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
@@ -24,13 +24,28 @@ demo: $(STAMP)   ## Load the default model, prove its anatomy, show its states.
 	@$(BIN)/hiddenscope demo
 	@echo 'The commands are in .venv/bin; this puts them on your path:  . .venv/bin/activate'
 
-test: $(STAMP)   ## Run the tests, the docstrings' examples and the docs' examples.
+browser:         ## Install the browser that the views are tested in, where that is possible.
+	@command -v chromium >/dev/null || command -v google-chrome >/dev/null || { \
+	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	    echo 'Installing Chromium for the tests of the views.'; \
+	    apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium >/dev/null || true; fi; \
+	  command -v chromium >/dev/null || echo 'There is no Chromium, and it cannot be installed here (that takes root and apt): the views are not tested in a browser.'; }
+
+test: $(STAMP) browser ## Run the tests, the docstrings' examples and the docs' examples.
 	$(BIN)/python -m pytest
 
-check: $(STAMP)  ## Check format, lint and types.
+check: $(STAMP) scripts ## Check format, lint and types.
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+scripts: node_modules/.package-lock.json ## Check the types of the pages' scripts.
+	node_modules/.bin/tsc --project tsconfig.json
+
+node_modules/.package-lock.json: package.json package-lock.json
+	@command -v npm >/dev/null || { echo 'The scripts are checked with TypeScript: install Node.js with npm.' >&2; exit 2; }
+	npm ci --silent --no-audit --no-fund
+	@touch $@
 
 format: $(STAMP) ## Format, and mend what lint can mend.
 	$(BIN)/ruff format .
@@ -47,4 +62,4 @@ docs: $(STAMP)   ## Write docs/cli.md anew, and run every example in the docs.
 	$(BIN)/python -m pytest tests/test_docs.py
 
 clean:           ## Remove .venv and what tools left behind (never the models' cache).
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	rm -rf .venv node_modules .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

@@ -13,16 +13,15 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from hiddenscope.views.colours import CLASSES as SERIES
+from hiddenscope.views.colours import DIVERGING, SEQUENTIAL
 from hiddenscope.views.values import Measure
 
 Array: TypeAlias = NDArray[np.float64]
 
 DECADES = 1e-6  # a log scale reaches this far below its top
-MAPS = {
-    "sequential": ["#faf7e1", "#cce3bc", "#89d1b1", "#51b8ac", "#049daa", "#037ea0", "#005f97", "#133f87", "#1f206d"],
-    "diverging": ["#004b97", "#3274c4", "#74a0d8", "#b3cbea", "#f7f6f1", "#e6bfae", "#cf8a6b", "#b55320", "#803100"],
-}
-CLASSES = ["#0072b2", "#d55e00", "#009e73", "#b8569a", "#c98a00", "#3ba3dd", "#7a6a00", "#6b6b6b"]
+MAPS = {"sequential": SEQUENTIAL["light"], "diverging": DIVERGING["light"]}
+CLASSES = SERIES["light"]
 INK, MUTED, FAINT, PAPER = "#14171c", "#5b6270", "#d5d9e0", "#ffffff"
 
 

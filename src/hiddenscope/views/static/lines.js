@@ -135,7 +135,7 @@ export class LinesView {
       const x = acrossOf(chart, this.cursor, this.lines.x.length);
       pen.line([[x, chart.top], [x, chart.height - chart.bottom]], this.theme.muted, 1, [3, 3]);
     }
-    paintSeries(pen, this.lines, chart, this.drawn());
+    paintSeries(pen, this.lines, chart, this.drawn(), this.theme.ink);
     if (this.cursor >= 0) this.marks(pen, chart);
   }
 
@@ -166,7 +166,7 @@ export class LinesView {
         pen.text(fitted(shownText(this.lines.title, 200), font, width - 24), 12, 20, { fill: this.theme.ink, size: 16, bold: true });
         paintAxes(pen, { ...this.lines, y_name: "", unit: "" }, moved, this.theme);
         pen.text([this.lines.y_name, this.lines.unit && `(${this.lines.unit})`].filter(Boolean).map((part) => shownText(part, 80)).join(" "), 12, head + 11, { fill: this.theme.muted });
-        paintSeries(pen, this.lines, moved, drawn);
+        paintSeries(pen, this.lines, moved, drawn, this.theme.ink);
         drawn.forEach(({ series, colour }, i) => {
           const y = moved.height + 10 + 22 * i;
           pen.line([[chart.left, y], [chart.left + 20, y]], colour, 3, series.style === "dash" ? [6, 4] : []);

@@ -123,13 +123,14 @@ function placesShown(x, chart, font) {
  * @param {Lines} lines
  * @param {Chart} chart
  * @param {Drawn[]} drawn
+ * @param {string} ink
  */
-export function paintSeries(pen, lines, chart, drawn) {
+export function paintSeries(pen, lines, chart, drawn, ink) {
   const count = lines.x.length;
   const bars = drawn.filter(({ series }) => series.style === "bar");
   const thick = Math.min(40, (0.76 * (chart.width - chart.left - chart.right)) / count / Math.max(1, bars.length));
   for (const one of drawn) if (one.series.style !== "bar") paintBand(pen, chart, one, count);
-  bars.forEach((one, k) => paintBars(pen, chart, one, count, (k - (bars.length - 1) / 2) * thick, thick));
+  bars.forEach((one, k) => paintBars(pen, chart, { ...one, ink }, count, [(k - (bars.length - 1) / 2) * thick, thick]));
   for (const one of drawn) {
     if (one.series.style === "bar") continue;
     const dash = one.series.style === "dash" ? [6, 4] : [];
@@ -160,12 +161,11 @@ function paintBand(pen, chart, one, count) {
 /**
  * @param {import("./pen.js").Pen} pen
  * @param {Chart} chart
- * @param {Drawn} one
+ * @param {Drawn & {ink: string}} one
  * @param {number} count
- * @param {number} shift
- * @param {number} thick
+ * @param {number[]} slot how far from the middle, and how thick
  */
-function paintBars(pen, chart, one, count, shift, thick) {
+function paintBars(pen, chart, one, count, [shift, thick]) {
   const base = heightOf(chart, chart.log ? chart.low : 0);
   const { y, low, high } = one.series;
   for (const [across, top, place] of runsOf(chart, y.data, count).flat()) {
@@ -173,7 +173,7 @@ function paintBars(pen, chart, one, count, shift, thick) {
     pen.rect(x - thick / 2 + 0.5, Math.min(top, base), Math.max(1, thick - 1), Math.max(0.5, Math.abs(base - top)), one.colour);
     if (!low || !high || !Number.isFinite(low.data[place] + high.data[place])) continue;
     const ends = [low.data[place], high.data[place]].map((value) => heightOf(chart, Math.max(value, chart.low)));
-    pen.area([[x - 0.75, ends[0]], [x + 0.75, ends[0]], [x + 0.75, ends[1]], [x - 0.75, ends[1]]], "#000000", 0.55);
+    pen.area([[x - 0.75, ends[0]], [x + 0.75, ends[0]], [x + 0.75, ends[1]], [x - 0.75, ends[1]]], one.ink, 0.7);
   }
 }
 
