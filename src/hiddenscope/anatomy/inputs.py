@@ -1,6 +1,7 @@
 """What a module's forward is called with: the arguments that it names, and no others."""
 
 import inspect
+from functools import cache
 from typing import Any
 
 import torch
@@ -24,9 +25,14 @@ def arguments(
     return given
 
 
-def accepts(module: nn.Module) -> set[str]:
+def accepts(module: nn.Module) -> frozenset[str]:
     """The names of the arguments that a module's forward takes."""
-    return set(inspect.signature(module.forward).parameters)
+    return _parameters(type(module))
+
+
+@cache
+def _parameters(kind: type[nn.Module]) -> frozenset[str]:
+    return frozenset(inspect.signature(kind.forward).parameters)
 
 
 def ordinary_ids(module: nn.Module) -> list[int]:

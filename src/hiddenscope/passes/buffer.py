@@ -7,6 +7,7 @@ on meanwhile.
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ class Buffer:
         self.pinned = pinned and size <= MOST_PINNED
         with torch.inference_mode(False):  # or nobody could train on them
             self.values = torch.empty(sites, tokens, width, dtype=dtype, pin_memory=self.pinned)
-        self._streams: dict[torch.device, torch.cuda.Stream] = {}
+        self._streams: set[torch.cuda.Stream] = set()
         self._sums: list[Tensor] = []
         self._kept_here: set[int] = set()
 
@@ -64,7 +65,7 @@ class Buffer:
 
     def finish(self) -> Tensor:
         """The values, once everything that was sent has arrived."""
-        for stream in self._streams.values():
+        for stream in self._streams:
             stream.synchronize()
         return self.values
 
@@ -76,20 +77,18 @@ class Buffer:
 
     def _send(self, site: int, states: Tensor, places: Sequence[Place]) -> None:
         """Gather on the pass's own stream, for a later block may write over its input; copy on another."""
-        device = states.device
-        if device not in self._streams:
-            self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        stream = self._streams[device]
+        stream = _side_stream(states.device)
+        self._streams.add(stream)
         order = sorted(range(len(places)), key=lambda text: places[text].start)
         gathered = _gathered(states, [places[text].length for text in order], order).to(self.values.dtype)
-        stream.wait_stream(torch.cuda.current_stream(device))
+        self._sums.append(gathered.sum(dtype=torch.float32))
+        stream.wait_stream(torch.cuda.current_stream(states.device))
         with torch.cuda.stream(stream):
             read = 0
             for start, length in _joined([places[text] for text in order]):
                 part = gathered[read : read + length]
                 self.values[site, start : start + length].copy_(part, non_blocking=self.pinned)
                 read += length
-            self._sums.append(gathered.sum(dtype=torch.float32))
         gathered.record_stream(stream)
 
     def _fits(self, states: Tensor) -> None:
@@ -118,6 +117,12 @@ def _without_threads(values: Tensor) -> Any:
     Numbers are taken as whole ones of their size, because numpy knows no bfloat16.
     """
     return values.view(_WHOLE[values.dtype.itemsize]).numpy()
+
+
+@cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    """The stream on which states leave a GPU: one for all buffers, since memory is kept by stream."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 def _gathered(states: Tensor, lengths: Sequence[int], order: Sequence[int]) -> Tensor:
