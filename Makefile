@@ -55,7 +55,7 @@ conformance: $(STAMP) ## Prove the anatomy of every text model that transformers
 	$(BIN)/python tests/conformance/run.py
 
 bench: $(STAMP)  ## Measure speed and memory against the bare forward pass.
-	$(BIN)/python -m bench
+	$(BIN)/python -m bench $(if $(PEERS),--peers)
 
 docs: $(STAMP)   ## Write docs/cli.md anew, and run every example in the docs.
 	$(BIN)/python docs/generate.py

@@ -1,0 +1,92 @@
+"""Run the rows, print the table, and write it to bench/results.json and docs/bench.md."""
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from bench import capture, depth, gpu, measure, peers, ragged, start
+from bench.measure import Row
+
+ROOT = Path(__file__).parent.parent
+RESULTS, PAGE = ROOT / "bench" / "results.json", ROOT / "docs" / "bench.md"
+HEAD = ("row", "what is compared", "CPU", "wall", "bar", "")
+INTRODUCTION = """\
+# What it costs
+
+Written by `make bench`; every number is a ratio of two ways run in turn in one process, the median over {repeats}
+rounds. CPU time counts all threads. The bar is held against CPU time, on a GPU against wall time; memory has one ratio,
+which stands under CPU. A bare pass is the module's own forward under `no_grad`, with nothing asked of it.
+
+Measured on {cpu}, {cores} cores, {threads} torch threads, Python {python}, torch {torch}, transformers {transformers}
+(load average {load} when it began).
+"""
+
+
+def main() -> None:
+    """Parse, measure, print, write."""
+    options = _options()
+    machine = measure.machine()
+    console = Console()
+    rows: list[Row] = []
+    for name, measured in _groups(options).items():
+        if not options.rows or name in options.rows:
+            console.print(f"[dim]{name} ...[/dim]")
+            rows += measured()
+    console.print(_table(rows))
+    if not options.rows:
+        facts = {"machine": machine, "repeats": options.repeats, "rows": [row.to_json() for row in rows]}
+        RESULTS.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+        PAGE.write_text(_page(rows, {**machine, "repeats": options.repeats}), encoding="utf-8")
+        console.print(f"Written: {RESULTS.relative_to(ROOT)}, {PAGE.relative_to(ROOT)}")
+
+
+def _options() -> Any:
+    parser = argparse.ArgumentParser(prog="python -m bench", description="Measure what hiddenscope costs.")
+    names = [*_groups(argparse.Namespace(repeats=0, full=False, peers=False))]
+    parser.add_argument("rows", nargs="*", choices=[[], *names], help="only these; nothing is written then")
+    parser.add_argument("--repeats", type=int, default=7, help="rounds, of which the median is taken")
+    parser.add_argument("--full", action="store_true", help=f"all {ragged.ALL:,} texts in the ragged row")
+    parser.add_argument("--peers", action="store_true", help="measure other libraries, in an environment of their own")
+    return parser.parse_args()
+
+
+def _groups(options: Any) -> dict[str, Callable[[], list[Row]]]:
+    few = max(1, options.repeats // 2)  # for rows that take long and vary little
+    return {
+        "start": lambda: start.rows(options.repeats),
+        "capture": lambda: capture.rows(options.repeats),
+        "depth": lambda: depth.rows(options.repeats),
+        "ragged": lambda: ragged.rows(few, full=options.full),
+        "gpu": lambda: gpu.rows(options.repeats),
+        "peers": lambda: peers.rows(options.repeats) if options.peers else peers.not_asked(),
+    }
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    bar = "" if row.bar is None else f"{'≥' if row.at_least else '≤'} {row.bar:g}"
+    return row.name, row.what, _number(row.cpu), _number(row.wall), bar, row.verdict
+
+
+def _number(ratio: float | None) -> str:
+    return "" if ratio is None else f"{ratio:.3f}" if ratio < 2 else f"{ratio:.2f}"
+
+
+def _table(rows: list[Row]) -> Table:
+    table = Table(*HEAD)
+    for row in rows:
+        table.add_row(*_cells(row), style="bold red" if row.met is False else None)
+    return table
+
+
+def _page(rows: list[Row], facts: dict[str, Any]) -> str:
+    lines = [INTRODUCTION.format(**facts), f"| {' | '.join(HEAD)} |", "|---" * len(HEAD) + "|"]
+    return "\n".join([*lines, *(f"| {' | '.join(_cells(row))} |" for row in rows)]) + "\n"
+
+
+if __name__ == "__main__":
+    main()

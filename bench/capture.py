@@ -1,0 +1,73 @@
+"""Capture every layer, against the bare forward pass of the same batch.
+
+Our capture stops before the head, so the bare pass it is held against is that of the base model, which has none.
+"""
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import torch
+
+import hiddenscope as hs
+from bench import measure
+from bench.measure import Row
+
+TEXTS, TOKENS = 8, 64
+BAR, MEMORY_BAR = 1.05, 1.1
+WHAT = f"smollm2, float32, {TEXTS} texts x {TOKENS} tokens, layer.0 to layer.30 and final"
+
+
+def batch(module: Any) -> dict[str, Any]:
+    """A batch without padding, the same each time."""
+    ids = torch.randint(100, module.config.vocab_size, (TEXTS, TOKENS), generator=torch.Generator().manual_seed(0))
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "use_cache": False}
+
+
+@torch.no_grad()
+def rows(repeats: int) -> list[Row]:
+    """Ours, Hugging Face's own way, and the whole model with its head, each for one bare pass of the base model."""
+    model = hs.load("smollm2", dtype="float32", device="cpu")
+    base, given = model.module.model, batch(model.module)
+    texts = given["input_ids"].tolist()
+    ways = {
+        "bare": lambda: base(**given),
+        "ours": lambda: model.capture(texts),
+        "theirs": lambda: base(**given, output_hidden_states=True),
+        "head": lambda: model.module(**given),
+    }
+    found = measure.ratios(measure.interleaved(ways, repeats), "bare")
+    ours, theirs, head = found["ours"], found["theirs"], found["head"]
+    return [
+        Row("capture", f"{WHAT}: capture / bare pass without the head", ours.cpu, ours.wall, BAR),
+        Row("capture", "the same / bare pass with the head", ours.cpu / head.cpu, ours.wall / head.wall),
+        Row("capture", "output_hidden_states=True / bare pass without the head", theirs.cpu, theirs.wall),
+        _memory(),
+    ]
+
+
+def _memory() -> Row:
+    """How much higher the peak of a process is with our capture than with the bare pass, for one byte of states."""
+    what = "peak memory of capture less that of the bare pass / size of the states"
+    if not sys.platform.startswith("linux"):
+        return Row("memory", what, skipped="the peak is read from /proc, which Linux has")
+    done = subprocess.run([sys.executable, "-m", "bench.capture"], capture_output=True, text=True, check=True)
+    found = json.loads(done.stdout.splitlines()[-1])
+    # Memory has no CPU time and no wall time: its one ratio stands in the first column.
+    return Row("memory", what, found["growth"] / found["states"], None, MEMORY_BAR)
+
+
+@torch.no_grad()
+def _measure_memory() -> dict[str, int]:
+    """In a process of its own: the peaks of a bare pass and of a capture, after each was run once."""
+    model = hs.load("smollm2", dtype="float32", device="cpu")
+    base, given = model.module.model, batch(model.module)
+    texts = given["input_ids"].tolist()
+    size = model.capture(texts).values.nbytes
+    bare = measure.peak(lambda: base(**given))
+    return {"states": size, "growth": measure.peak(lambda: model.capture(texts)) - bare}
+
+
+if __name__ == "__main__":
+    print(json.dumps(_measure_memory()))

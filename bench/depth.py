@@ -1,0 +1,28 @@
+"""Only layers up to k of L: the pass should cost k/L of a pass that wants them all."""
+
+import torch
+
+import hiddenscope as hs
+from bench import measure
+from bench.measure import Row
+
+DEPTHS = (5, 10, 15, 20, 25)
+TEXTS, TOKENS = 4, 64
+BAR = 1.1
+
+
+@torch.no_grad()
+def rows(repeats: int) -> list[Row]:
+    """One row a depth: time up to layer k, as a share of k/L of the time up to layer L."""
+    model = hs.load("smollm2", dtype="float32", device="cpu")
+    depth = model.anatomy.stacks[0].depth
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(100, model.module.config.vocab_size, (TEXTS, TOKENS), generator=generator).tolist()
+    ways = {str(k): lambda k=k: model.capture(ids, f"layer.{k}") for k in (*DEPTHS, depth)}
+    found = measure.ratios(measure.interleaved(ways, repeats), str(depth))
+    what = f"smollm2, float32, {TEXTS} texts x {TOKENS} tokens: capture of layer.{{k}} / {{k}}/{depth} of layer.{depth}"
+    made = []
+    for k in DEPTHS:
+        cost, share = found[str(k)], k / depth
+        made.append(Row("depth", what.format(k=k), cost.cpu / share, cost.wall / share, BAR))
+    return made

