@@ -1,6 +1,7 @@
 """What a module's forward is called with: the arguments that it names, and no others."""
 
 import inspect
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -27,12 +28,12 @@ def arguments(
 
 def accepts(module: nn.Module) -> frozenset[str]:
     """The names of the arguments that a module's forward takes."""
-    return _parameters(type(module))
+    return _parameters(type(module).forward)
 
 
 @cache
-def _parameters(kind: type[nn.Module]) -> frozenset[str]:
-    return frozenset(inspect.signature(kind.forward).parameters)
+def _parameters(forward: Callable[..., Any]) -> frozenset[str]:
+    return frozenset(inspect.signature(forward).parameters)
 
 
 def ordinary_ids(module: nn.Module) -> list[int]:
