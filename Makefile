@@ -62,4 +62,4 @@ docs: $(STAMP)   ## Write docs/cli.md anew, and run every example in the docs.
 	$(BIN)/python -m pytest tests/test_docs.py
 
 clean:           ## Remove .venv and what tools left behind (never the models' cache).
-	rm -rf .venv node_modules .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	rm -rf .venv .venv-peers node_modules .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

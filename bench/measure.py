@@ -65,7 +65,7 @@ def interleaved(
 ) -> dict[str, list[Cost]]:
     """Run each way in turn, round after round, so that a slow minute of the machine is shared by all of them.
 
-    Each way is run once before, unmeasured, unless `warm` is False. What a way returns is dropped when its time is known.
+    Each way is first run once unmeasured, unless `warm` is False. What a way returns is let go when its time is known.
     """
     for way in ways.values() if warm else ():
         way()
