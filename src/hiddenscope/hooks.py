@@ -64,10 +64,14 @@ def _register(watch: Watch) -> torch.utils.hooks.RemovableHandle:
 
 
 def run(module: nn.Module, inputs: Mapping[str, Any]) -> Any:
-    """Call the module; None if a watcher stopped the pass."""
+    """Call the module; None if a watcher stopped the pass.
+
+    It reports nothing that nobody asked for here, whatever its configuration says: to report, it would hang up hooks.
+    """
+    quiet = {"output_hidden_states": False, "return_dict": True}
     with _attention_kept(module):
         try:
-            return module(**inputs)
+            return module(**{**quiet, **inputs})
         except Stopped:
             return None
 

@@ -12,10 +12,10 @@ from hiddenscope.anatomy.branches import Block, differs, dissect, mixes, shown
 from hiddenscope.anatomy.chains import FAMILIES, Chain, chains, same
 from hiddenscope.anatomy.findings import Anatomy, Head, Stack
 from hiddenscope.anatomy.inputs import accepts, arguments, probe
-from hiddenscope.anatomy.proof import Proof, Unproved, prove
+from hiddenscope.anatomy.proof import Broken, Proof, Unproved, prove
 from hiddenscope.anatomy.taps import Tap
 from hiddenscope.anatomy.trace import Trace, trace
-from hiddenscope.errors import AnatomyError
+from hiddenscope.errors import AnatomyError, NotFinite
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,11 @@ def _first_proved(module: nn.Module, name: str, seen: Trace, taken: set[Tap]) ->
             continue
         try:
             return chain, prove(module, chain, seen)
+        except Broken as broken:
+            stack = "" if stacks == 1 else "decoder." if taken else "encoder."
+            found = f"a NaN at {stack}layer.{broken.layer}, in a trial pass"
+            do = "Look at the weights of the block that makes it, or load the model in a wider dtype."
+            raise NotFinite(f"States of {name}", found, do) from None
         except Unproved as reason:
             tried.append((chain, str(reason)))
     if not seen.reports():

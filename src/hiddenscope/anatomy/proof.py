@@ -25,6 +25,14 @@ class Unproved(Exception):
     """Why a chain is no stack of the model."""
 
 
+class Broken(Unproved):
+    """A chain in which nothing can be told apart, because a NaN comes up at `layer` and runs through the rest."""
+
+    def __init__(self, layer: int) -> None:
+        super().__init__(f"a NaN comes up at layer.{layer}")
+        self.layer = layer
+
+
 @dataclass(frozen=True)
 class Proof:
     """What was shown of one stack: where each state lies, and which of them each entry of Hugging Face's tuple is."""
@@ -62,6 +70,9 @@ def prove(module: nn.Module, chain: Chain, trace: Trace) -> Proof:
     """Hold the chain against what the model reports, or raise Unproved with what did not fit."""
     for k, block in enumerate(chain.blocks):
         if same(chain.values[k], chain.values[k + 1]):
+            broken = next((j for j, value in enumerate(chain.values) if bool(value.isnan().any())), None)
+            if broken is not None:
+                raise Broken(broken)
             raise Unproved(f"block {k + 1} ({block.path}) changes nothing, so that nothing shows where its state is")
     reasons = []
     for report in trace.reports():

@@ -45,7 +45,6 @@ class Batch:
     def arguments(self, module: nn.Module, *, masked: bool = True) -> dict[str, Any]:
         """What the module's forward is called with; `masked=False` leaves out a mask that would hide nothing."""
         given = arguments(module, self.ids, self.mask, None if self.targets is None else self.targets.ids)
-        given |= {"output_hidden_states": False, "return_dict": True}  # whatever the configuration says
         if not masked and not self.padded:
             given.pop("attention_mask", None)
         if self.targets is not None and self.targets.padded:

@@ -38,8 +38,10 @@ class Buffer:
     6.0
     """
 
-    def __init__(self, sites: int, tokens: int, width: int, dtype: torch.dtype, *, pinned: bool = False) -> None:
-        self._require(sites, tokens, width, dtype)
+    def __init__(
+        self, sites: int, tokens: int, width: int, dtype: torch.dtype, *, pinned: bool = False, beside: int = 0
+    ) -> None:
+        self._require(sites, tokens, width, dtype, beside)
         size = sites * tokens * width * dtype.itemsize
         self.pinned = pinned and size <= MOST_PINNED
         with torch.inference_mode(False):  # or nobody could train on them
@@ -102,8 +104,9 @@ class Buffer:
             )
 
     @staticmethod
-    def _require(sites: int, tokens: int, width: int, dtype: torch.dtype) -> None:
-        size, free = sites * tokens * width * dtype.itemsize, free_memory()
+    def _require(sites: int, tokens: int, width: int, dtype: torch.dtype, beside: int) -> None:
+        """Refuse what does not fit, `beside` so many bytes that are promised and not yet used."""
+        size, free = sites * tokens * width * dtype.itemsize, max(0, free_memory() - beside)
         if size > free * SHARE_OF_FREE_MEMORY:
             asked = f"{sites} sites of {tokens:,} tokens, {width:,} wide in {str(dtype).removeprefix('torch.')}"
             found = f"that is {size / 2**30:,.1f} GiB, and {free / 2**30:,.1f} GiB of memory are free"

@@ -43,7 +43,9 @@ class Landing:
     Its tokens and its source are made last, while a GPU may still be at work.
     """
 
-    def __init__(self, subject: Subject, sites: Sequence[Site], encoded: Encoded, dtype: torch.dtype | None) -> None:
+    def __init__(
+        self, subject: Subject, sites: Sequence[Site], encoded: Encoded, dtype: torch.dtype | None, beside: int = 0
+    ) -> None:
         widths = {subject.anatomy.width(site): site for site in sites}
         if len(widths) > 1:
             found = " and ".join(f"{site} is {width} wide" for width, site in widths.items())
@@ -52,7 +54,8 @@ class Landing:
         self.subject, self.sites, self.encoded = subject, tuple(sites), encoded
         self._starts = list(accumulate(encoded.lengths, initial=0))
         pinned = subject.device.type == "cuda"
-        self.buffer = Buffer(len(sites), self._starts[-1], next(iter(widths)), dtype or proved, pinned=pinned)
+        shape = len(sites), self._starts[-1], next(iter(widths))
+        self.buffer = Buffer(*shape, dtype or proved, pinned=pinned, beside=beside)
 
     def places(self, texts: Sequence[int]) -> list[Place]:
         """The rows of some of the texts."""
@@ -75,7 +78,11 @@ def landings(
     for site in sites:
         by_stack[site.stack].append(site)
     texts = {"decoder": targets or encoded}
-    return {stack: Landing(subject, own, texts.get(stack or "", encoded), dtype) for stack, own in by_stack.items()}
+    landed: dict[str | None, Landing] = {}
+    for stack, own in by_stack.items():
+        beside = sum(landing.buffer.values.nbytes for landing in landed.values())
+        landed[stack] = Landing(subject, own, texts.get(stack or "", encoded), dtype, beside)
+    return landed
 
 
 def together(landed: Mapping[str | None, Landing]) -> States | Pair:

@@ -94,9 +94,10 @@ def record(
         raise PassError(f"One pass over {len(filled.lengths)} texts", found, "Record one at a time, or use capture().")
     landed = landings(model, wanted, encoded, aims)
     live: dict[Site, Tensor] | None = {} if grad else None
-    with model.lock:
+    with model.lock, torch.inference_mode(False), torch.set_grad_enabled(grad):
         output = run(model, filled, range(len(filled.lengths)), landed, logits=logits, live=live)
-    return Pass(together(landed), _logits(output, filled, model) if logits else None, live or {})
+        states = together(landed)
+        return Pass(states, _logits(output, filled, model) if logits else None, live or {})
 
 
 def prepare(model: Subject, texts: Texts, targets: Texts | None) -> tuple[Encoded, Encoded | None, Batch]:

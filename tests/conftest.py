@@ -1,0 +1,71 @@
+"""Tiny models that are loaded once, real ones where they can be had, and a look at what hangs on a module."""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import hiddenscope as hs
+from hiddenscope.errors import Unreachable
+from hiddenscope.testing import tiny_model, tiny_tokenizer
+
+
+@cache
+def _tiny(family: str, task: str | None) -> hs.Model:
+    module = tiny_model(family, task=task)
+    if family == "t5":
+        module.config.decoder_start_token_id = 0  # type: ignore[union-attr]
+        module.generation_config.decoder_start_token_id = 0  # type: ignore[union-attr]
+    return hs.load((module, tiny_tokenizer(cls=family in ("bert", "albert"))))
+
+
+@pytest.fixture
+def tiny() -> Callable[..., hs.Model]:
+    """Tiny models by family, with a tokenizer; each is loaded once a session, so no test may change one."""
+    return lambda family, task=None: _tiny(family, task)
+
+
+def _real(name: str) -> hs.Model:
+    try:
+        return hs.load(name)
+    except Unreachable as error:
+        pytest.skip(f"{name} cannot be had here: {error}")
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> hs.Model:
+    return _real("smollm2")
+
+
+@pytest.fixture(scope="session")
+def minilm() -> hs.Model:
+    return _real("minilm")
+
+
+def _hanging(module: nn.Module) -> dict[str, Any]:
+    """What a pass could leave behind on each part: hooks, a replaced forward, a flag, another child, another weight."""
+    seen: dict[str, Any] = {}
+    for path, part in module.named_modules():
+        own = {
+            name: list(value) for name, value in vars(part).items() if name.endswith(("_hooks", "_hooks_with_kwargs"))
+        }
+        own |= {name: vars(part).get(name) for name in ("training", "forward", "_output_capturing_hooks_installed")}
+        own |= {f"child {name}": id(child) for name, child in part._modules.items()}
+        own |= {
+            f"weight {name}": (id(w), w.requires_grad, w.grad) for name, w in part._parameters.items() if w is not None
+        }
+        seen[path] = own
+    return seen
+
+
+@pytest.fixture
+def hanging() -> Callable[[nn.Module], dict[str, Any]]:
+    return _hanging
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _few_threads() -> None:
+    torch.set_num_threads(2)
