@@ -5,6 +5,7 @@
     model = hs.load()
     states = model.capture("The capital of France is Paris.")
     hs.anatomy(model)
+    hs.profile(model, "The capital of France is Paris.").show()
 
 The names are imported when they are first used, so that `import hiddenscope` loads no torch.
 """
@@ -18,12 +19,14 @@ from hiddenscope import errors
 
 if TYPE_CHECKING:
     from hiddenscope.analyses.anatomy import anatomy
+    from hiddenscope.analyses.profile import profile
     from hiddenscope.model import Model, load
     from hiddenscope.passes.record import Pass, record
     from hiddenscope.passes.recording import recording
     from hiddenscope.results import Result
     from hiddenscope.sites import Site
     from hiddenscope.states import Pair, Source, States, Tokens
+    from hiddenscope.views.story import story
 
 __version__ = "0.1.0"
 
@@ -40,8 +43,10 @@ __all__ = [
     "anatomy",
     "errors",
     "load",
+    "profile",
     "record",
     "recording",
+    "story",
 ]
 
 _ROOMS = {
@@ -55,8 +60,10 @@ _ROOMS = {
     "Tokens": "states",
     "anatomy": "analyses.anatomy",
     "load": "model",
+    "profile": "analyses.profile",
     "record": "passes",
     "recording": "passes",
+    "story": "views.story",
 }
 
 
@@ -78,6 +85,8 @@ if not TYPE_CHECKING:
     def __getattr__(name: str) -> object:
         if name not in _ROOMS:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        if name == "Result" or _ROOMS[name].startswith("analyses."):
+            import_module(f"{__name__}.views")  # so that a result finds its pages and figures
         value = getattr(import_module(f"{__name__}.{_ROOMS[name]}"), name)
         globals()[name] = value
         return value

@@ -9,7 +9,6 @@ import io
 import json
 import math
 import os
-import statistics
 import sys
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -165,62 +164,61 @@ def _hiddenscope(
 
 @_command
 def demo(shared: Shared) -> None:
-    """Show a model's states at a glance.
+    """Write a page that shows a model's states, and say where it lies.
 
-    Proves where they live, captures a sentence, and paints the size of every state: tokens across, layers up.
+    The page needs no network: it proves where the states live, and paints the size of every state of a sentence.
     """
+    page = shared.out or Path("hiddenscope-demo.html")
     model = shared.load()
-    proof = hs.anatomy(model)
-    captured = model.capture(SENTENCE)
-    states = captured.encoder if isinstance(captured, hs.Pair) else captured
-    norms = states.values.float().norm(dim=-1).tolist()
-    sites, strings = [str(site) for site in states.sites], list(states.tokens.strings)
-    if shared.out:
-        captured.save(shared.out)
+    proof, norms = hs.anatomy(model), hs.profile(model, SENTENCE)
+    hs.story([proof, norms], page, title=f"The hidden states of {model.name}", opening=OPENING, closing=CLOSING)
     if shared.json:
-        _print_json({"text": SENTENCE, "sites": sites, "tokens": strings, "norms": norms})
+        _print_json({"page": str(page), "text": SENTENCE, "anatomy": proof.facts, "profile": norms.facts})
         return
-    typer.echo(visible(proof.summary(), keep="\n"))
-    typer.echo(f"\nThe size (norm) of every state of {SENTENCE!r}: tokens run across, layers run up.\n")
-    _print_grid(sites, strings, norms)
-    typer.echo(_what_is_seen(sites, strings, norms))
-    typer.echo(NEXT)
+    typer.echo(visible(f"{proof.summary()}\n\n{norms.summary()}\n", keep="\n"))
+    _print_grid(norms)
+    typer.echo(f"\nThe whole story, to look at and to touch: {visible(str(page.resolve()))}\n{NEXT}")
 
 
 SENTENCE = "The capital of France is Paris."
 
-NEXT = """
-Try next:
-  hiddenscope anatomy                                  the whole proof, layer by layer
-  hiddenscope capture "Your own text." --sites final   its states; --out states.safetensors keeps them
-  hiddenscope models                                   other models for a machine that reaches no model hub
-  python -c "import hiddenscope as hs; print(hs.load().capture('Your own text.'))"
+OPENING = """
+A transformer turns every token into a vector and changes that vector block by block: its hidden states. This page shows
+those of one sentence, in a small real model. It needs no network, and everything in it was computed when it was made.
 """
 
+CLOSING = """
+# Go on
 
-def _print_grid(sites: list[str], strings: list[str], norms: list[list[float]]) -> None:
-    """Tokens across and layers up; the shade is the logarithm of the number beside it."""
-    logs = [math.log(max(norm, 1e-9)) for row in norms for norm in row]
+- `hiddenscope profile "Your own text." --out norms.html` makes such a page of your own text; `.pdf` makes a figure.
+- `hiddenscope anatomy --model gpt2` proves another model; a folder or a `.gguf` file will do too.
+- `hs.profile(hs.load(), "Your own text.").data` is an xarray Dataset, to go on with.
+"""
+
+NEXT = """
+Try next:
+  hiddenscope anatomy                                    the whole proof, layer by layer
+  hiddenscope profile "Your own text." --out norms.html  the same picture of your own text
+  hiddenscope capture "Your own text." --sites final     its states; --out states.safetensors keeps them
+  hiddenscope models                                     other models for a machine that reaches no model hub"""
+
+
+def _print_grid(profile: "hs.Result") -> None:
+    """Some layers of the grid, the first and the last two among them; the shade is the logarithm of the number."""
+    norm = profile.data["norm"]
+    logs = [math.log(max(value, 1e-9)) for value in norm.to_numpy().ravel().tolist() if math.isfinite(value)]
     low, span = min(logs), (max(logs) - min(logs)) or 1.0
 
-    def cell(norm: float) -> str:
-        shade = " ░▒▓█"[round(4 * (math.log(max(norm, 1e-9)) - low) / span)]
-        return f"{shade} {norm:,.0f}" if norm >= 10 else f"{shade} {norm:.1f}"
+    def cell(value: float) -> str:
+        if not math.isfinite(value):
+            return ""
+        shade = " ░▒▓█"[round(4 * (math.log(max(value, 1e-9)) - low) / span)]
+        return f"{shade} {value:,.0f}" if value >= 10 else f"{shade} {value:.1f}"
 
-    rows = [[site, *map(cell, row)] for site, row in zip(sites, norms, strict=True)]
-    _table(["", *strings], reversed(rows))
-
-
-def _what_is_seen(sites: list[str], strings: list[str], norms: list[list[float]]) -> str:
-    """One plain sentence on the middle of the model, and one on its end."""
-    middle = len([site for site in sites if site != "final"]) // 2
-    first, others = norms[middle][0], norms[middle][1:]
-    seen = f"\nAt {sites[middle]} the first token, {visible(strings[0])!r}, has norm {first:,.0f}"
-    if others:
-        seen += f" and the others about {statistics.median(others):,.0f}"
-    if sites[-1] == "final":
-        seen += f"; the final norm takes the first from {norms[-2][0]:,.0f} to {norms[-1][0]:,.0f}"
-    return seen + "."
+    rows = [[site, *map(cell, row)] for site, row in zip(norm["site"].values, norm.values.tolist(), strict=True)]
+    step = max(1, len(rows) // 8)
+    shown = [row for place, row in enumerate(rows) if place % step == 0 or place >= len(rows) - 2]
+    _table(["", *norm["string"].values.tolist()], reversed(shown))
 
 
 @_command
@@ -230,17 +228,23 @@ def anatomy(shared: Shared) -> None:
     The table gives, for every layer, the largest difference from Hugging Face's own `hidden_states`.
     """
     result = hs.anatomy(shared.load())
+    if _handed_out(result, shared):
+        return
+    typer.echo(visible(result.summary(), keep="\n"))
+    columns = [name for name, column in result.data.data_vars.items() if column.dims == ("site",)]
+    table = zip(result.data["site"].values, *(result.data[name].values.tolist() for name in columns), strict=True)
+    _table(["site", *map(str, columns)], ([_shown(cell) for cell in row] for row in table))
+
+
+def _handed_out(result: "hs.Result", shared: Shared) -> bool:
+    """Save a result where that was asked for, and print it as JSON where that was; whether it was printed."""
     if shared.out:
         result.save(shared.out)
     if shared.json:
         with TemporaryDirectory() as folder:
             result.save(Path(folder, "result.json"))
             typer.echo(Path(folder, "result.json").read_text("utf-8"))
-        return
-    typer.echo(visible(result.summary(), keep="\n"))
-    columns = [name for name, column in result.data.data_vars.items() if column.dims == ("site",)]
-    table = zip(result.data["site"].values, *(result.data[name].values.tolist() for name in columns), strict=True)
-    _table(["site", *map(str, columns)], ([_shown(cell) for cell in row] for row in table))
+    return shared.json
 
 
 def _shown(cell: object) -> str:
@@ -261,7 +265,7 @@ def capture(
 
     Prints what was captured; --out states.safetensors keeps the values.
     """
-    texts = [line for text in texts for line in ([text] if text != "-" else sys.stdin.read().splitlines())]
+    texts = _lines_of(texts)
     if generate and len(texts) != 1:
         raise errors.TextError(f"--generate {generate}", f"there are {len(texts)} texts", "Give exactly one.")
     model = shared.load()
@@ -291,6 +295,27 @@ def _described(captured: "hs.States | hs.Pair") -> dict[str, object]:
         "tokens": columns | {"strings": tokens.strings},
         "source": captured.source.to_json(),
     }
+
+
+@_command
+def profile(
+    shared: Shared,
+    texts: Annotated[list[str], typer.Argument(help="The texts; - reads one a line from stdin.")],
+    sites: Annotated[str, typer.Option(help="Which states: layer.3, layer.*, final, *.attn, a comma list.")] = (
+        "layer.*,final"
+    ),
+) -> None:
+    """Measure the size of every state.
+
+    Prints what the norms show; --out norms.html keeps the picture, --out norms.csv the numbers.
+    """
+    result = hs.profile(shared.load(), _lines_of(texts), sites=sites)
+    if not _handed_out(result, shared):
+        typer.echo(visible(result.summary(), keep="\n"))
+
+
+def _lines_of(texts: list[str]) -> list[str]:
+    return [line for text in texts for line in ([text] if text != "-" else sys.stdin.read().splitlines())]
 
 
 @_command

@@ -14,6 +14,8 @@ import json
 import os
 import re
 import secrets
+import tempfile
+import webbrowser
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,6 +34,9 @@ Renderer: TypeAlias = Callable[["Result", Path], None]
 
 RENDERERS: dict[str, Renderer] = {}
 """How to write a result to a file, by suffix; the views put `.html`, `.png`, `.svg` and `.pdf` here."""
+
+DISPLAYS: dict[str, Callable[["Result"], str]] = {}
+"""How to show a result in a notebook, by media type; the views put `text/html` and `image/png` (as base64) here."""
 
 _FORMAT = "hiddenscope.result/1"
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -79,14 +84,14 @@ class Result:
     def __repr__(self) -> str:
         shapes = (f"{name}[{', '.join(f'{d} {n}' for d, n in v.sizes.items())}]" for name, v in self.data.items())
         facts = "1 fact" if len(self.facts) == 1 else f"{len(self.facts)} facts"
-        return f"Result({', '.join([self._title, *shapes]).replace(', ', ': ', 1)}, {facts})"
+        return f"Result({', '.join([self.title, *shapes]).replace(', ', ': ', 1)}, {facts})"
 
     def __str__(self) -> str:
         return self.summary()
 
     def summary(self) -> str:
         """The facts as a person reads them, safe on a terminal."""
-        return "\n".join([self._title, *_lines(self.facts, "  ")])
+        return "\n".join([self.title, *_lines(self.facts, "  ")])
 
     def equals(self, other: "Result") -> bool:
         """Whether everything is the same: kind, facts, source, and the data with its dtypes and attributes."""
@@ -96,8 +101,9 @@ class Result:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a file, whole or not at all, in the format that the suffix names.
 
-        `.json` and `.nc` come back exactly with `Result.load`. `.csv` is one row a number, for other programs: text
-        that a spreadsheet would take for a formula gets a leading apostrophe.
+        `.html` is one page that works offline; `.png`, `.svg` and `.pdf` are figures for print. `.json` and `.nc` come
+        back exactly with `Result.load`. `.csv` is one row a number, for other programs: text that a spreadsheet would
+        take for a formula gets a leading apostrophe.
 
         >>> import tempfile, xarray
         >>> result = Result("profile", xarray.Dataset({"norm": ("site", [1.0, 2.5])}), {"largest": 2.5}, {})
@@ -113,7 +119,7 @@ class Result:
             raise FileError(
                 asked, f"the formats are {' '.join(sorted(writers))}", "Give the path one of these suffixes."
             )
-        with _replacing(Path(path)) as fresh:
+        with replacing(Path(path)) as fresh:
             write(self, fresh)
 
     @classmethod
@@ -130,8 +136,26 @@ class Result:
             found = f"it is damaged or of another kind ({_safe(str(error))[:200]})"
             raise FileError(asked, found, "Save the result again.") from error
 
+    def show(self) -> Path:
+        """Open the page in a browser; it stays where it was written, and that is returned."""
+        path = Path(tempfile.mkdtemp(prefix="hiddenscope-"), f"{re.sub('[^a-z0-9]+', '-', self.kind.lower())}.html")
+        self.save(path)
+        if not webbrowser.open(path.as_uri()):
+            raise FileError(f"Cannot show the {self.title}", "no browser could be started", f"Open {path} in one.")
+        return path
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        """What a notebook shows: the page, the figure where no script runs, the facts where there is only text."""
+        wanted = {kind for kind in DISPLAYS if (not include or kind in include) and kind not in (exclude or ())}
+        bundle = {"text/plain": self.summary()}
+        try:
+            return bundle | {kind: DISPLAYS[kind](self) for kind in sorted(wanted)}
+        except StatesError:  # there is nothing in it that could be drawn
+            return bundle
+
     @property
-    def _title(self) -> str:
+    def title(self) -> str:
+        """Its kind and its model, as one line that is safe on a terminal."""
         model = self.source.get("model")
         return f"{_safe(self.kind)} of {_safe(model)}" if isinstance(model, str) else _safe(self.kind)
 
@@ -381,7 +405,7 @@ def _cell(value: Any) -> Any:
 
 
 @contextmanager
-def _replacing(target: Path) -> Iterator[Path]:
+def replacing(target: Path) -> Iterator[Path]:
     """A fresh path beside the target, which takes its place when the body succeeds and is gone when it fails."""
     fresh = target.with_name(f".{target.stem[:100]}.{secrets.token_hex(4)}{target.suffix}")
     try:

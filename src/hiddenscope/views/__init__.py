@@ -1,6 +1,20 @@
 """Pictures of results: grid, panels and lines, drawn from one payload in every place that shows them."""
 
+from hiddenscope.views import render
 from hiddenscope.views.payload import pack, unpack
+from hiddenscope.views.pictures import pictures
 from hiddenscope.views.values import Grid, Lines, Measure, Panels, Series, View, Words
 
-__all__ = ["Grid", "Lines", "Measure", "Panels", "Series", "View", "Words", "pack", "unpack"]
+__all__ = [
+    "Grid",
+    "Lines",
+    "Measure",
+    "Panels",
+    "Series",
+    "View",
+    "Words",
+    "pack",
+    "pictures",
+    "render",
+    "unpack",
+]

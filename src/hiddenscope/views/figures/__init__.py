@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Any, Literal, TypeAlias
 
 from hiddenscope.views.figures.grid import plan_grid
-from hiddenscope.views.figures.lettering import Lettering
+from hiddenscope.views.figures.lettering import FAMILY, Lettering
 from hiddenscope.views.figures.lines import plan_lines
 from hiddenscope.views.figures.panels import plan_panels
 from hiddenscope.views.figures.pen import Lead, Pen, Plan
@@ -30,7 +30,7 @@ LOOK: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "hiddenscope",
     "pdf.fonttype": 42,
-    "path.simplify": False,
+    "font.sans-serif": [FAMILY],
 }
 UNDATED = {".png": {"Software": "hiddenscope"}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
 

@@ -93,7 +93,7 @@ def font(size: float, *, bold: bool = False) -> "FontProperties":
     """The fonts in one size."""
     from matplotlib.font_manager import FontProperties
 
-    return FontProperties(family=families(), size=size, weight="bold" if bold else "normal")
+    return FontProperties(family=[*families(), "sans-serif"], size=size, weight="bold" if bold else "normal")
 
 
 @lru_cache(maxsize=4)

@@ -58,9 +58,9 @@ class _Chart:
 
 def plan_lines(lines: Lines, lettering: Lettering) -> Plan:
     """Every series, with what its band is in the key."""
-    keys = _keys(lines, lettering)
+    rows = 1 + max((row for _, row, _, _ in _keys(lines, lettering)), default=-1)
     named = 14.0 if lines.y_name or lines.unit else 4.0
-    height = named + HEIGHT + 32 + ROW * (1 + max(row for _, row, _, _ in keys))
+    height = named + HEIGHT + 28 + ROW * rows
     return Plan(WIDTH, height, partial(_paint, lines, named))
 
 
@@ -71,7 +71,7 @@ def _paint(lines: Lines, named: float, pen: Pen, top: float) -> None:
     said = " ".join(pen.lettering.text(part, 80) for part in (lines.y_name, unit) if part)
     pen.text(said, 0, top + 5, Lead(MUTED, NAME))
     _paint_series(lines, chart, pen)
-    for (x, row, said, series), ink in zip(_keys(lines, pen.lettering), _inks(lines), strict=True):
+    for (x, row, said, series), ink in zip(_keys(lines, pen.lettering), _inks(lines), strict=False):
         y = chart.box.bottom + 38 + ROW * row
         dash = (3.0, 2.0) if series.style == "dash" else ()
         pen.line([(x, y), (x + 14, y)], ink, 5.0 if series.style == "bar" else 1.6, dash)
@@ -79,8 +79,10 @@ def _paint(lines: Lines, named: float, pen: Pen, top: float) -> None:
 
 
 def _keys(lines: Lines, lettering: Lettering) -> list[tuple[float, int, str, Series]]:
-    """For each series: where its key stands, in which row, and what it says."""
+    """For each series: where its key stands, in which row, and what it says; one that has said it all needs none."""
     found: list[tuple[float, int, str, Series]] = []
+    if [one.name for one in lines.series if not one.band] == [lines.y_name]:
+        return found
     x, row = 0.0, 0
     for series in lines.series:
         band = f" (band: {lettering.text(series.band, 60)})" if series.band else ""

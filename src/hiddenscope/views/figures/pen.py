@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -61,6 +62,7 @@ class Pen:
         from matplotlib.figure import Figure
 
         self.lettering = lettering
+        self.order = count()  # what is drawn later lies on top
         self.figure = Figure(figsize=(width / 72, height / 72), facecolor="white")
         self.axes: Any = self.figure.add_axes((0, 0, 1, 1))
         self.axes.set_axis_off()
@@ -83,13 +85,16 @@ class Pen:
             rotation=lead.turn,
             rotation_mode="anchor",
             parse_math=False,
+            zorder=next(self.order),
         )
 
     def line(self, points: Sequence[Point], ink: str, width: float = 0.6, dash: Sequence[float] = ()) -> None:
         """A line through some points."""
         x, y = zip(*points, strict=True)
         style: Any = (0, tuple(dash)) if dash else "solid"
-        self.axes.plot(x, y, color=ink, linewidth=width, linestyle=style, solid_capstyle="butt", zorder=2)
+        self.axes.plot(
+            x, y, color=ink, linewidth=width, linestyle=style, solid_capstyle="butt", zorder=next(self.order)
+        )
 
     def cells(self, box: Box, colours: NDArray[np.float64], *, seams: bool) -> None:
         """Coloured cells `[row, column, 4]` that fill a box, the first row on top."""
@@ -102,7 +107,7 @@ class Pen:
             linewidth=0.5 if seams else 0.05,
             antialiased=seams,
             rasterized=rows * columns > MOST_VECTORS,
-            zorder=1,
+            zorder=next(self.order),
         )
 
     def rect(self, box: Box, ink: str) -> None:
@@ -117,11 +122,11 @@ class Pen:
     def area(self, points: Sequence[Point], ink: str, cover: float = 1.0) -> None:
         """A filled shape."""
         x, y = zip(*points, strict=True)
-        self.axes.fill(x, y, facecolor=ink, alpha=cover, linewidth=0, zorder=1.5)
+        self.axes.fill(x, y, facecolor=ink, alpha=cover, linewidth=0, zorder=next(self.order))
 
     def dots(
         self, points: NDArray[np.floating[Any]], ink: Sequence[str] | str, radius: float, cover: float = 1
     ) -> None:
         """A dot at every place `[dot, 2]`."""
-        style = {"s": (2 * radius) ** 2, "c": ink, "alpha": cover, "linewidths": 0, "zorder": 3}
+        style = {"s": (2 * radius) ** 2, "c": ink, "alpha": cover, "linewidths": 0, "zorder": next(self.order)}
         self.axes.scatter(points[:, 0], points[:, 1], rasterized=len(points) > MOST_VECTORS, **style)

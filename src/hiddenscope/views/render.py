@@ -1,0 +1,65 @@
+"""Results as files and in notebooks: fills the tables in which `Result` looks for its pages and figures."""
+
+import base64
+import json
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from hiddenscope.results import DISPLAYS, RENDERERS, Result
+from hiddenscope.views.figures import Format, image
+from hiddenscope.views.page import document, frame
+from hiddenscope.views.pictures import pictures
+
+NOTEBOOK_DPI = 130
+HEIGHT = 620  # of a notebook's output, until the page has said how high it is
+MADE_BY = ("model", "revision", "weights", "dtype", "device", "attention", "versions")
+
+
+def page(result: Result) -> str:
+    """A result as one page: its pictures, its facts, and where it comes from."""
+    return document(pictures(result), result.title, ["", *[""] * (len(pictures(result)) - 1), _told(result)])
+
+
+def _told(result: Result) -> str:
+    parts = [("Facts", result.facts), ("Where it comes from", {key: result.source.get(key) for key in MADE_BY})]
+    return "\n\n".join(f"# {name}\n\n" + "\n".join(lines) for name, said in parts if (lines := list(_items(said))))
+
+
+def _items(said: Any, above: str = "") -> Iterator[str]:
+    for key, value in said.items():
+        if isinstance(value, dict) and value:
+            yield from _items(value, f"{above}{key}: ")
+        elif value not in (None, "", [], {}):
+            text = (
+                value
+                if isinstance(value, str)
+                else json.dumps(value)
+                if not isinstance(value, float)
+                else f"{value:,.6g}"
+            )
+            yield f"- {above}{key}: {text}".replace("\n", " ")[:1_000]
+
+
+def _save_page(result: Result, path: Path) -> None:
+    path.write_text(page(result), "utf-8")
+
+
+def _save_figure(suffix: Format, result: Result, path: Path) -> None:
+    path.write_bytes(image(pictures(result), suffix))
+
+
+def _framed(result: Result) -> str:
+    return frame(page(result), HEIGHT)
+
+
+def _figure(result: Result) -> str:
+    return base64.b64encode(image(pictures(result), ".png", dpi=NOTEBOOK_DPI)).decode("ascii")
+
+
+RENDERERS[".html"] = _save_page
+for _suffix in (".png", ".svg", ".pdf"):
+    RENDERERS[_suffix] = partial(_save_figure, _suffix)
+DISPLAYS["text/html"] = _framed
+DISPLAYS["image/png"] = _figure
