@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 
 LIBRARIES = ("hiddenscope", "torch", "transformers", "tokenizers", "safetensors")
 WINDOWS = ("max_position_embeddings", "max_seq_len", "max_encoder_position_embeddings", "max_target_positions")
-BUDGETS = {"cpu": 1024, "cuda": 8192}
+BUDGETS = {"cpu": 2048, "cuda": 8192}
+ANOTHER_BATCH = {"cpu": 64, "cuda": 2048}  # what one costs whatever is in it, in tokens; measured: docs/log.md
 
 
 def load(
@@ -134,12 +135,13 @@ class Model:
             raise PassError("Targets for a decoder", f"{self.name} has one stack", "Leave `targets` out.")
         aims = self.encoder.targets(targets, len(encoded.ids), truncate=truncate) if two else None
         landed = landings(self, wanted, encoded, aims, dtype)
-        budget = batch_tokens or BUDGETS.get(self.device.type, BUDGETS["cpu"])
+        kind = self.device.type if self.device.type in BUDGETS else "cpu"
+        budget, another = batch_tokens or BUDGETS[kind], ANOTHER_BATCH[kind]
         lengths = (
             encoded.lengths if aims is None else [sum(pair) for pair in zip(encoded.lengths, aims.lengths, strict=True)]
         )
         with self.lock, progress.track("Capturing", total=sum(lengths)) as advance:
-            for numbers in batching.plan(lengths, budget, padded=self.batches, turn=self.batching.turn):
+            for numbers in batching.plan(lengths, budget, padded=self.batches, turn=self.batching.turn, another=another):
                 run(self, make_batch(self, encoded, aims, numbers), numbers, landed)
                 advance(sum(lengths[number] for number in numbers))
         return together(landed)

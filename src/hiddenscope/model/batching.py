@@ -38,24 +38,32 @@ class Batching:
     turn: int | None = None
 
 
-def plan(lengths: Sequence[int], budget: int, *, padded: bool = True, turn: int | None = None) -> list[list[int]]:
+def plan(
+    lengths: Sequence[int], budget: int, *, padded: bool = True, turn: int | None = None, another: int = 64
+) -> list[list[int]]:
     """Batches of texts of about one length, each of at most `budget` tokens with its padding; the longest come first.
 
-    Texts of up to `turn` tokens and longer ones are kept apart.
+    Texts of up to `turn` tokens and longer ones are kept apart. A batch costs as much as `another` tokens, whatever is
+    in it, so none is filled up with more padding than that.
 
     >>> plan([2, 9, 3, 8], budget=18)
     [[1, 3], [2, 0]]
+    >>> plan([100, 100, 10, 10], budget=1000)
+    [[0, 1], [2, 3]]
     >>> plan([2, 9], budget=18, padded=False)
     [[1], [0]]
     """
     batches: list[list[int]] = []
+    padding = 0
     for text in sorted(range(len(lengths)), key=lambda text: -lengths[text]):
         longest = lengths[batches[-1][0]] if batches else 0
-        fits = batches and (len(batches[-1]) + 1) * longest <= budget
+        padding += longest - lengths[text]
+        fits = batches and (len(batches[-1]) + 1) * longest <= budget and padding <= another
         if fits and padded and (turn is None or lengths[text] > turn or longest <= turn):
             batches[-1].append(text)
         else:
             batches.append([text])
+            padding = 0
     return batches
 
 

@@ -1,6 +1,7 @@
 """Fingerprint: a hash by which the weights of a module are known again."""
 
 import hashlib
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +35,8 @@ class Fingerprint:
 
     def _weights(self) -> list[tuple[str, Tensor]]:
         """What the module learned: quantised modules keep some of it in buffers."""
-        return [*self.module.named_parameters(), *self.module.named_buffers()]
+        named = [*self.module.named_parameters(), *self.module.named_buffers()]
+        return [plain for name, weight in named for plain in _inside(name, weight)]
 
     def _hash(self) -> str:
         weights = self._weights()
@@ -46,6 +48,14 @@ class Fingerprint:
                 digest.update(part)
         partial = any(weight.is_meta for _, weight in weights)
         return ("partial-" if partial else "" if whole else "sampled-") + "sha256:" + digest.hexdigest()
+
+
+def _inside(name: str, weight: Any) -> list[tuple[str, Tensor]]:
+    """The plain tensors that a quantised one is made of; a plain one itself."""
+    if not hasattr(weight, "__tensor_flatten__"):
+        return [(name, weight)]
+    parts, _ = weight.__tensor_flatten__()
+    return [plain for part in parts for plain in _inside(f"{name}.{part}", getattr(weight, part))]
 
 
 def _version(weight: Tensor) -> int:
