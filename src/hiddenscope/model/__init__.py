@@ -34,7 +34,10 @@ if TYPE_CHECKING:
 LIBRARIES = ("hiddenscope", "torch", "transformers", "tokenizers", "safetensors")
 WINDOWS = ("max_position_embeddings", "max_seq_len", "max_encoder_position_embeddings", "max_target_positions")
 BUDGETS = {"cpu": 2048, "cuda": 8192}
-ANOTHER_BATCH = {"cpu": 64, "cuda": 2048}  # what one costs whatever is in it, in tokens; measured: docs/log.md
+ANOTHER_BATCH = {
+    "cpu": 64,
+    "cuda": 2048,
+}  # what one costs whatever is in it, in tokens: measured on a CPU, guessed on a GPU
 
 
 def load(
@@ -141,7 +144,9 @@ class Model:
             encoded.lengths if aims is None else [sum(pair) for pair in zip(encoded.lengths, aims.lengths, strict=True)]
         )
         with self.lock, progress.track("Capturing", total=sum(lengths)) as advance:
-            for numbers in batching.plan(lengths, budget, padded=self.batches, turn=self.batching.turn, another=another):
+            for numbers in batching.plan(
+                lengths, budget, padded=self.batches, turn=self.batching.turn, another=another
+            ):
                 run(self, make_batch(self, encoded, aims, numbers), numbers, landed)
                 advance(sum(lengths[number] for number in numbers))
         return together(landed)
