@@ -1,4 +1,4 @@
-"""Views to look at and to test: made of numbers like those that analyses find, and of strings that nobody should trust."""
+"""Views to look at and to test: numbers like those that analyses find, and strings that nobody should trust."""
 
 import numpy as np
 
@@ -63,9 +63,10 @@ def influence(depth: int, count: int) -> np.ndarray:
 
 
 def visibility(depth: int = 14, tokens: tuple[str, ...] = FRANCE) -> Grid:
-    measure = Measure("influence", influence(depth, len(tokens)), unit="", scale="log") if depth == 0 else None
-    measure = measure or Measure("influence", scale="log", influence=influence(depth, len(tokens)))
-    return Grid("What can a state see?", sites(depth - 2), tokens, (measure,), note="Influence of states on one another.")
+    measure = Measure("influence", scale="log", influence=influence(depth, len(tokens)))
+    return Grid(
+        "What can a state see?", sites(depth - 2), tokens, (measure,), note="Influence of states on one another."
+    )
 
 
 def comparison() -> Grid:
@@ -85,7 +86,9 @@ def panels(count: int = 3, points: int = 50) -> Panels:
     random = np.random.default_rng(5)
     label = np.arange(points) % 2
     apart = np.linspace(0, 4, count)[:, None, None] * np.where(label, 1.0, -1.0)[None, :, None] * np.array([0.5, 0.3])
-    places = np.cumsum(random.normal(size=(count, points, 2)) * 0.4, axis=0) + apart + random.normal(size=(1, points, 2))
+    places = (
+        np.cumsum(random.normal(size=(count, points, 2)) * 0.4, axis=0) + apart + random.normal(size=(1, points, 2))
+    )
     names = [f"layer.{k}" for k in range(count)]
     names[-1] = "final"
     messages = ["All states are equal here." if k == 0 else "" for k in range(count)]
@@ -121,7 +124,9 @@ def hostile() -> list[View]:
     values = np.arange(2.0 * len(HOSTILE)).reshape(2, -1)
     said = np.array([[[one] for one in HOSTILE]] * 2, dtype=object)
     evil = HOSTILE[0]
-    grid = Grid(evil, ("layer.0", "final"), HOSTILE, (Measure(evil, values, unit=evil),), words=Words.of(said), note=evil)
+    grid = Grid(
+        evil, ("layer.0", "final"), HOSTILE, (Measure(evil, values, unit=evil),), words=Words.of(said), note=evil
+    )
     points = np.random.default_rng(6).normal(size=(2, len(HOSTILE), 2))
     scatter = Panels(evil, ("layer.0", evil), points, HOSTILE, HOSTILE, (evil, evil), ("", evil), (evil, evil), evil)
     series = tuple(Series(name, [1.0, 2.0], [0.5, 1.0], [2.0, 3.0], name) for name in HOSTILE)

@@ -64,11 +64,11 @@ class Lettering:
     def wrapped(self, text: str, room: float, size: float) -> list[str]:
         """Words in lines that are at most so wide, in points."""
         lines: list[str] = []
-        for word in text.split(" "):
+        for word in filter(None, text.split(" ")):
             longer = f"{lines[-1]} {word}" if lines else word
             if lines and width_of(longer, size) <= room:
                 lines[-1] = longer
-            elif word:
+            else:
                 lines.append(self.fitted(word, room, size))
         return lines
 

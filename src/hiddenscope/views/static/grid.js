@@ -93,8 +93,9 @@ export class GridView {
     scroller?.addEventListener("scroll", () => this.paintAll());
     const { columns, rows } = { columns: this.grid.tokens.length, rows: this.grid.sites.length };
     const step = (/** @type {number} */ right, /** @type {number} */ up) => () => {
-      const at = this.cursor >= 0 ? this.cursor : this.pin >= 0 ? this.pin : -1;
-      if (at < 0) return this.reveal(0);
+      const known = this.cursor >= 0 ? this.cursor : this.pin;
+      if (known < 0 && Math.abs(right) + Math.abs(up) === 1) return this.reveal(0);
+      const at = Math.max(0, known);
       const column = Math.min(columns - 1, Math.max(0, (at % columns) + right));
       const row = Math.min(rows - 1, Math.max(0, Math.floor(at / columns) + up));
       return this.reveal(row * columns + column);
@@ -111,7 +112,7 @@ export class GridView {
   /** Take the state from the page's address. */
   restore() {
     const state = readState(this.place);
-    this.choose(Math.min(Number(state.measure) || 0, this.grid.measures.length - 1));
+    this.choose(state.measure in this.grid.measures ? Number(state.measure) : 0);
     if (state.scale) this.log = state.scale === "log";
     if (state.colours) this.each = state.colours === "layer";
     this.direction = state.show === "sees" || state.show === "seen" ? state.show : "both";

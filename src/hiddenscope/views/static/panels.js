@@ -188,6 +188,7 @@ export class PanelsView {
     const { drawing } = this;
     this.drawing = null;
     if (!drawing) return;
+    this.point = -1;
     this.front.canvas.releasePointerCapture(event.pointerId);
     const [xs, ys] = [0, 1].map((axis) => drawing.loop.map((corner) => corner[axis]));
     const drawn = Math.max(...xs) - Math.min(...xs) > 0.02 && Math.max(...ys) - Math.min(...ys) > 0.02;

@@ -1,0 +1,207 @@
+"""The grid in a browser: what is pointed at is read out, what is read out is what is painted."""
+
+import csv
+import io
+import struct
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from conftest import Opener, Shown
+from scenes import FRANCE, comparison, long, norms, visibility, words
+
+from hiddenscope.views import Grid, colours
+
+TOP, HIGH, LOW, RIGHT, WIDE = 6, 18, 26, 10, 124  # of a grid of 32 sites and 7 tokens in a wide window
+
+
+def place(shown: Shown, row: int, column: int, rows: int = 32) -> tuple[float, float]:
+    width = shown.canvas().evaluate("canvas => canvas.clientWidth")
+    high = HIGH if rows > 14 else LOW
+    return width - RIGHT - (len(FRANCE) - column - 0.5) * WIDE, TOP + (rows - row - 0.5) * high
+
+
+def shade(level: float, dark: bool = False) -> tuple[int, ...]:
+    anchors = [[int(c[k : k + 2], 16) for k in (1, 3, 5)] for c in colours.SEQUENTIAL["dark" if dark else "light"]]
+    at = round(255 * level) / 255 * (len(anchors) - 1)
+    return tuple(round(float(np.interp(at, range(len(anchors)), [a[c] for a in anchors]))) for c in range(3))
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_hovering_reads_out_the_cell_and_its_colour_is_its_value(show: Opener, dark: bool) -> None:
+    grid = norms()
+    values = grid.measures[0].numbers
+    shown = show([grid], color_scheme="dark" if dark else "light")
+    assert "Point at a cell" in shown.readout()
+    for row, column in [(0, 0), (31, 6), (12, 0), (20, 3)]:
+        x, y = place(shown, row, column)
+        shown.point(x, y)
+        said = shown.readout()
+        assert grid.sites[row] in said.split()
+        assert f"“{FRANCE[column].replace(' ', '␣')}” token {column}" in said
+        assert float(said.split("norm ")[1].split()[0].replace(",", "")) == pytest.approx(values[row, column], rel=1e-3)
+        low, high = np.log(values.min()), np.log(values.max())
+        expected = shade((np.log(values[row, column]) - low) / (high - low), dark)
+        assert shown.pixel(x, y)[:3] == pytest.approx(expected, abs=3)
+    shown.keep(f"grid-norms-{'dark' if dark else 'light'}")
+
+
+def test_arrow_keys_move_a_cursor_that_is_read_out(show: Opener) -> None:
+    shown = show([norms()])
+    shown.press("ArrowRight")
+    assert shown.readout().startswith("layer.0  “The”")
+    shown.press("ArrowUp", "ArrowUp", "ArrowRight", "ArrowRight", "ArrowLeft")
+    assert shown.readout().startswith("layer.2  “␣capital”")
+    shown.press("PageUp", "End")
+    assert shown.readout().startswith("final  “.”")
+    shown.press("PageDown", "Home", "ArrowLeft", "ArrowDown")
+    assert shown.readout().startswith("layer.0  “The”")
+    live = shown.view().locator("output.readout")
+    assert live.get_attribute("aria-live") == "polite"
+
+
+def test_a_click_pins_a_second_click_or_escape_unpins(show: Opener) -> None:
+    shown = show([norms()])
+    x, y = place(shown, 5, 2)
+    shown.point(x, y)
+    for undo in ("click", "Escape"):
+        shown.canvas().click(position={"x": x, "y": y})
+        assert "(pinned)" in shown.readout()
+        assert shown.fragment == "#0.pin=layer.5%7E2"
+        shown.canvas().click(position={"x": x, "y": y}) if undo == "click" else shown.press("Escape")
+        assert "(pinned)" not in shown.readout()
+        assert shown.fragment in ("", "#")
+
+
+def test_a_link_brings_back_what_was_shown(show: Opener) -> None:
+    shown = show([words()])
+    shown.view().locator("select").select_option("1")
+    shown.choose("Log")
+    shown.choose("Per layer")
+    shown.press("ArrowUp", "ArrowUp", "ArrowUp", "Enter")
+    assert "pinned" in shown.readout() and "entropy" in shown.readout()
+    again = show([words()], fragment=shown.fragment)
+    assert again.readout() == shown.readout()
+    checked = again.view().locator("input:checked").evaluate_all("inputs => inputs.map(input => input.value)")
+    assert checked == ["log", "layer"]
+    again.page.evaluate("location.hash = '#0.pin=layer.1~0&0.measure=99'")
+    again.until("document.querySelector('.readout').textContent.startsWith('layer.1')")
+
+
+def test_scales_change_the_colours(show: Opener) -> None:
+    shown = show([norms()])
+    x, y = place(shown, 31, 3)
+    first = shown.pixel(x, y)
+    shown.choose("Linear")
+    second = shown.pixel(x, y)
+    shown.choose("Per layer")
+    third = shown.pixel(x, y)
+    assert len({first, second, third}) == 3
+    assert third[:3] == pytest.approx(shade(float(np.ptp([0, norms().measures[0].numbers[31, 3]]) / 30)), abs=4)
+
+
+def test_a_map_shows_what_a_cell_sees_and_what_sees_it(show: Opener) -> None:
+    grid = visibility()
+    shown = show([grid])
+    x, y = place(shown, 6, 3, 14)
+    shown.point(x, y)
+    map_ = grid.measures[0].influence
+    assert map_ is not None
+    earlier, later = shown.pixel(*place(shown, 4, 1, 14)), shown.pixel(*place(shown, 9, 5, 14))
+    blank = shown.pixel(*place(shown, 9, 1, 14))
+    assert earlier[2] > earlier[0] + 20  # blue: it sees
+    assert later[0] > later[2] + 20  # orange: is seen by
+    assert abs(blank[0] - blank[2]) < 12  # neither
+    assert "sees most" in shown.readout() and "seen most by" in shown.readout()
+    shown.keep("grid-visibility-light")
+    shown.choose("What it sees")
+    shown.point(x, y)
+    assert shown.pixel(*place(shown, 9, 5, 14))[:3] == shown.pixel(*place(shown, 9, 1, 14))[:3]
+    shown.choose("What sees it")
+    shown.canvas().click(position={"x": x, "y": y})
+    shown.point(*place(shown, 9, 5, 14))
+    assert f"is moved by it by {map_[9, 5, 6, 3]:.3f}"[:24] in shown.readout()
+    assert "0.pin=layer.6%7E3" in shown.fragment and "0.show=seen" in shown.fragment
+    shown.point(2, 2)
+    table = list(csv.DictReader(io.StringIO(shown.save("CSV").decode("utf-8-sig"))))
+    cell = next(row for row in table if row["site"] == "layer.9" and row["position"] == "5")
+    assert float(cell["influence: sees pinned"]) == pytest.approx(float(map_[9, 5, 6, 3]), rel=1e-4)
+
+
+def test_words_are_in_the_cells_and_the_read_out_has_them_all(show: Opener) -> None:
+    shown = show([words()])
+    shown.press("ArrowRight")
+    assert shown.readout().count("0.") >= 4 and "says" in shown.readout()
+    shown.keep("grid-words-light")
+
+
+def test_gaps_are_no_values(show: Opener) -> None:
+    shown = show([comparison()])
+    shown.press("Home", "ArrowRight", "ArrowRight", "ArrowRight", "ArrowRight")
+    assert "no token against “␣Germany”" in shown.readout() and "no value" in shown.readout()
+    shown.keep("grid-comparison-light")
+    rows = list(csv.DictReader(io.StringIO(shown.save("CSV").decode("utf-8-sig"))))
+    assert rows[4]["distance (L2)"] == "" and rows[4]["second"] == " Germany"
+
+
+def test_a_long_text_scrolls_under_labels_that_stay(show: Opener) -> None:
+    shown = show([long()])
+    scroller = shown.view().locator(".scroller")
+    sizes = scroller.evaluate(
+        "box => [box.scrollWidth, box.clientWidth, document.documentElement.scrollWidth, innerWidth]"
+    )
+    assert sizes[0] > 9000 and sizes[2] <= sizes[3]
+    before = (
+        shown.view()
+        .locator("canvas.back")
+        .evaluate(
+            "canvas => canvas.getContext('2d').getImageData(0, 0, 60, 700).data.reduce((sum, byte) => sum + byte, 0)"
+        )
+    )
+    scroller.evaluate("box => { box.scrollLeft = 4000 }")
+    shown.settle()
+    after = (
+        shown.view()
+        .locator("canvas.back")
+        .evaluate(
+            "canvas => canvas.getContext('2d').getImageData(0, 0, 60, 700).data.reduce((sum, byte) => sum + byte, 0)"
+        )
+    )
+    assert before == after
+    shown.press("End")
+    assert "token 511" in shown.readout()
+    assert scroller.evaluate("box => box.scrollLeft") > 8000
+    shown.keep("grid-long-light")
+
+
+def test_the_saved_picture_drawing_and_numbers(show: Opener) -> None:
+    grid = norms()
+    shown = show([grid])
+    png = shown.save("PNG")
+    assert png[:8] == b"\x89PNG\r\n\x1a\n"
+    assert struct.unpack(">II", png[16:24])[0] > 1500
+    drawing = ElementTree.fromstring(shown.save("SVG"))
+    said = [node.text for node in drawing.iter("{http://www.w3.org/2000/svg}text")]
+    assert {"Norms", "layer.0", "final", "␣France", "norm (L2)"} <= set(said)
+    assert len(list(drawing.iter("{http://www.w3.org/2000/svg}rect"))) > 32 * 7
+    rows = list(csv.DictReader(io.StringIO(shown.save("CSV").decode("utf-8-sig"))))
+    back = np.array([np.float32(row["norm (L2)"]) for row in rows]).reshape(32, 7)[::-1]
+    assert np.array_equal(back, grid.measures[0].numbers)
+    assert rows[1]["token"] == " capital"
+
+
+def test_there_is_a_table_behind_it(show: Opener) -> None:
+    shown = show([norms()])
+    shown.view().locator("summary").click()
+    shown.settle()
+    assert shown.view().locator("tbody tr").count() == 32 * 7
+    assert shown.view().locator("tbody tr").first.inner_text().split()[:3] == ["final", "0", "The"]
+
+
+def test_a_narrow_screen_and_a_grid_of_one_cell(show: Opener) -> None:
+    one = Grid("One", ("final",), ("a",), (norms(2, ("a",)).measures[0].__class__("m", [[0.0]]),))
+    shown = show([one, norms(12), comparison()], width=390, device_scale_factor=2, prose=["A phone."])
+    assert shown.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    shown.press("ArrowUp")
+    assert "m 0" in shown.readout()
+    shown.keep("grid-narrow-light")

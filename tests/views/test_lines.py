@@ -1,0 +1,62 @@
+"""Lines in a browser."""
+
+import csv
+import io
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from conftest import Opener
+from scenes import lines
+
+from hiddenscope.views import Lines, Series
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_hovering_and_keys_read_out_every_series(show: Opener, dark: bool) -> None:
+    shown = show([lines()], color_scheme="dark" if dark else "light")
+    shown.press("ArrowRight", "ArrowRight", "ArrowRight")
+    assert (
+        shown.readout().startswith("layer.2  accuracy 0.51") and "shuffled labels 0.5 [0.42 to 0.58]" in shown.readout()
+    )
+    shown.press("End")
+    assert shown.readout().startswith("final  ")
+    shown.point(500, 150)
+    assert shown.readout().startswith("layer.15")
+    shown.keep(f"lines-{'dark' if dark else 'light'}")
+    shown.press("Home", *["ArrowRight"] * 10)
+    assert "selectivity no value" in shown.readout()
+
+
+def test_a_series_is_put_away_and_a_link_remembers(show: Opener) -> None:
+    shown = show([lines()])
+    shown.view().get_by_role("button", name="selectivity").click()
+    shown.choose("Log")
+    shown.press("ArrowRight")
+    assert "selectivity" not in shown.readout()
+    again = show([lines()], fragment=shown.fragment)
+    again.press("ArrowRight")
+    assert again.readout() == shown.readout()
+    assert again.view().get_by_role("button", name="selectivity").get_attribute("aria-pressed") == "false"
+
+
+def test_lines_are_saved(show: Opener) -> None:
+    shown = show([lines()])
+    rows = list(csv.DictReader(io.StringIO(shown.save("CSV").decode("utf-8-sig"))))
+    back = np.array([np.float32(row["accuracy"]) for row in rows])
+    assert np.array_equal(back, lines().series[0].y) and rows[10]["selectivity"] == ""
+    drawing = ElementTree.fromstring(shown.save("SVG"))
+    assert "accuracy (band: 95% interval)" in [node.text for node in drawing.iter("{http://www.w3.org/2000/svg}text")]
+    assert shown.save("PNG")[:4] == b"\x89PNG"
+
+
+def test_odd_numbers_are_drawn_or_left_out(show: Opener) -> None:
+    odd = [np.nan, np.inf, -np.inf, 0.0, -1e-30, 3e38]
+    series = tuple(Series(style, odd, odd, odd, style=style) for style in ("line", "dash", "bar"))
+    flat = Lines("Flat", ("0",), (Series("one", [2.0]),), x_name="strength")
+    shown = show([Lines("Odd", tuple("abcdef"), series, scale="log"), flat])
+    shown.choose("Linear")
+    shown.press("End")
+    assert "line 3e38" in shown.readout()
+    shown.press("ArrowRight", place=1)
+    assert shown.readout(1) == "0  one 2"
