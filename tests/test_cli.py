@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import xarray
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
@@ -129,7 +130,9 @@ def test_what_reaches_a_terminal_is_visible(text: str, shown: str, capsys: pytes
 
 
 def test_the_grid_runs_up(capsys: pytest.CaptureFixture[str]) -> None:
-    cli._print_grid(["layer.0", "layer.1", "final"], ["The", "[b]\x1b"], [[1.0, 2.0], [22_000.0, 200.0], [0.0, 3.0]])
+    coords = {"site": ["layer.0", "layer.1", "final"], "string": ("token", ["The", "[b]\x1b"])}
+    norm = (("site", "token"), [[1.0, 2.0], [22_000.0, 200.0], [0.0, 3.0]])
+    cli._print_grid(hs.Result("profile", xarray.Dataset({"norm": norm}, coords), {}, {}))
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[1:]] == ["final", "layer.1", "layer.0"]
     assert "22,000" in lines[2]
@@ -189,9 +192,30 @@ def test_a_wrong_site_is_told_in_words(folder: str) -> None:
     assert done.stderr.startswith("No site 'layer.9'")
 
 
-def test_demo_shows_the_states(folder: str) -> None:
+def test_profile_tells_and_keeps(folder: str, tmp_path: Path) -> None:
+    out = tmp_path / "norms.nc"
+    printed = ask("profile", TEXT, "--model", folder, "--out", str(out))
+    assert "middle layers" in printed
+    assert hs.Result.load(out).data["norm"].shape == (5, 6)
+    said = json.loads(ask("profile", "-", "--model", folder, "--sites", "final", "--json", stdin=f"{TEXT}\nThe\n"))
+    assert (said["kind"], said["variables"]["norm"]["shape"]) == ("profile", [1, 7])
+
+
+def test_demo_writes_a_page_and_says_where(folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     printed = ask("demo", "--model", folder)
+    page = tmp_path / "hiddenscope-demo.html"
+    assert str(page) in printed
     assert printed.index("final ") < printed.index("Try next")
-    assert "At layer.2 the first token" in printed
-    norms = json.loads(ask("demo", "--model", folder, "--json"))["norms"]
-    assert (len(norms), len(norms[0])) == (5, 6)
+    told = page.read_text("utf-8")
+    assert told.count("<section data-view=") == 3
+    first = hs.profile(hs.load(folder, device="cpu", dtype="float32"), TEXT).facts["norm"]["first token"]
+    assert f"a norm of about {first:,.0f}" in told
+    facts = json.loads(ask("demo", "--model", folder, "--json", "--out", str(tmp_path / "other.html")))
+    assert facts["profile"]["norm"]["first token"] == first
+    assert Path(facts["page"]).read_text("utf-8") == told
+
+
+def test_demo_is_a_page(folder: str, tmp_path: Path) -> None:
+    done = runner.invoke(cli.app, ["demo", "--model", folder, "--quiet", "--out", str(tmp_path / "x.safetensors")])
+    assert (done.exit_code, "it is a page" in done.stderr) == (2, True)

@@ -1,0 +1,236 @@
+"""Results as pages, figures and notebook outputs, and which views they are given."""
+
+import base64
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xarray
+
+import hiddenscope as hs
+from hiddenscope.errors import FileError, StatesError
+from hiddenscope.testing import tiny_model, tiny_tokenizer
+from hiddenscope.views import Grid, Lines, pictures
+from hiddenscope.views.page import frame
+from hiddenscope.views.render import page
+from hiddenscope.views.story import tell
+
+SITES = ["layer.0", "layer.1", "final"]
+STARTS = {".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF-", ".html": b"<!doctype html>"}
+
+
+def result(**variables: object) -> hs.Result:
+    coords = {"site": SITES, "string": ("token", ["The", "</script>"]), "text": ("token", [0, 0])}
+    data = xarray.Dataset(variables or {"norm": (("site", "token"), np.ones((3, 2)))}, coords)
+    return hs.Result("sizes", data, {"largest": 1.0, "where": {"site": "final"}, "text": "<b>"}, {"model": "toy"})
+
+
+@pytest.fixture(scope="module")
+def model() -> hs.Model:
+    return hs.load((tiny_model("gpt2"), tiny_tokenizer()))
+
+
+@pytest.mark.parametrize("suffix", STARTS)
+def test_a_result_is_saved_by_its_suffix(suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"picture{suffix.upper()}"
+    result().save(path)
+    assert path.read_bytes().startswith(STARTS[suffix])
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]
+
+
+def test_what_was_kept_can_be_drawn_in_another_process(tmp_path: Path) -> None:
+    result().save(tmp_path / "x.nc")
+    result().save(tmp_path / "here.svg")
+    program = "import hiddenscope as hs; hs.Result.load('x.nc').save('there.svg')"
+    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True)
+    assert (tmp_path / "there.svg").read_bytes() == (tmp_path / "here.svg").read_bytes()
+
+
+def test_an_analysis_brings_the_views_along() -> None:
+    program = (
+        "import hiddenscope as hs; hs.profile; from hiddenscope.results import RENDERERS; print(sorted(RENDERERS))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "['.html', '.pdf', '.png', '.svg']\n"
+
+
+def test_a_page_tells_the_facts_and_holds_no_markup_of_theirs() -> None:
+    told = page(result())
+    assert "<h1>sizes of toy</h1>" in told
+    assert "<li>where: site: final</li>" in told
+    assert "<li>text: &lt;b&gt;</li>" in told
+    assert told.count("</script>") == 2
+
+
+def test_a_notebook_gets_the_page_the_figure_and_the_text() -> None:
+    shown = result()
+    bundle = shown._repr_mimebundle_()
+    assert set(bundle) == {"text/html", "image/png", "text/plain"}
+    assert 'sandbox="allow-scripts allow-downloads"' in bundle["text/html"]
+    assert bundle["text/html"].split(">")[-2:] == frame(page(shown)).split(">")[-2:]
+    assert base64.b64decode(bundle["image/png"], validate=True).startswith(b"\x89PNG")
+    assert bundle["text/plain"] == shown.summary()
+    assert set(shown._repr_mimebundle_(include=["image/png"])) == {"image/png", "text/plain"}
+    assert set(shown._repr_mimebundle_(exclude=["text/html"])) == {"image/png", "text/plain"}
+
+
+SHOW = (
+    "import hiddenscope as hs, xarray; "
+    "print(hs.Result('Sizes, all', xarray.Dataset({'x': ('site', [1.0])}, {'site': ['layer.0']}), {}, {}).show())"
+)
+
+
+def test_show_opens_a_page_that_stays(tmp_path: Path) -> None:
+    browser, opened = tmp_path / "browser", tmp_path / "opened"
+    browser.write_text(f'#!/bin/sh\necho "$1" > {opened}\n')
+    browser.chmod(0o755)
+    given = os.environ | {"BROWSER": f"{browser} %s", "TMPDIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", SHOW], env=given, capture_output=True, text=True, check=True)
+    path = Path(done.stdout.strip())
+    assert (path.name, path.parent.parent) == ("sizes-all.html", tmp_path)
+    assert path.read_text("utf-8").startswith("<!doctype html>")
+    assert opened.read_text().strip() == path.as_uri()
+
+
+def test_show_says_where_the_page_is_when_there_is_no_browser(tmp_path: Path) -> None:
+    given = {name: value for name, value in os.environ.items() if name not in {"BROWSER", "DISPLAY", "WAYLAND_DISPLAY"}}
+    given |= {"PATH": str(tmp_path), "TMPDIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", SHOW], env=given, capture_output=True, text=True, check=False)
+    if done.returncode == 0:
+        pytest.skip("this system starts a browser that is not on the path")
+    assert "no browser could be started" in done.stderr
+    assert len(list(tmp_path.glob("*/sizes-all.html"))) == 1
+
+
+def test_variables_over_sites_and_tokens_are_measures_of_one_grid() -> None:
+    look = {"long_name": "difference", "units": "logits", "meaning": "diverging", "scale": "log"}
+    cells = np.arange(6.0).reshape(2, 3)
+    (grid,) = pictures(result(a=(("token", "site"), cells, look), b=(("site", "token"), cells.T > 2)))
+    assert isinstance(grid, Grid)
+    first, second = grid.measures
+    assert (first.name, first.unit, first.meaning, first.scale) == ("difference", "logits", "diverging", "log")
+    assert first.numbers.tolist() == cells.T.tolist()
+    assert (second.name, second.meaning, second.scale) == ("b", "sequential", "linear")
+    assert grid.sites == tuple(SITES)
+    assert grid.tokens == ("The", "</script>")
+    assert grid.title == "Difference, b of toy"
+
+
+def test_a_map_shows_what_a_cell_sees() -> None:
+    shown = result(influence=(("site", "token", "source_site", "source_token"), np.ones((3, 2, 3, 2))))
+    (grid,) = pictures(hs.Result("see", shown.data.assign_coords(source_site=SITES), {}, {}))
+    assert isinstance(grid, Grid)
+    assert grid.measures[0].influence is not None
+    with pytest.raises(StatesError, match="influence has site, token, source_site, source_token"):
+        pictures(hs.Result("see", shown.data.isel(source_site=[0]), {}, {}))
+
+
+def test_words_over_ranks_stand_in_the_cells() -> None:
+    words = np.full((3, 2, 2), " Paris", dtype=object)
+    (grid,) = pictures(
+        result(word=(("site", "token", "rank"), words), p=(("site", "token", "rank"), np.full((3, 2, 2), 0.25)))
+    )
+    assert isinstance(grid, Grid)
+    assert grid.words is not None
+    assert grid.words.words == (" Paris",)
+    assert grid.measures[0].limits == (0, 1)
+
+
+def test_series_share_axes_only_with_their_like() -> None:
+    shown = pictures(
+        result(
+            a=("site", [1.0, 2, 3], {"units": "L2"}),
+            b=("site", [1, 2, 3], {"units": "L2"}),
+            c=("site", [1.0, 2, 3]),
+            d=("strength", [1.0, 2]),
+            names=("site", ["x", "y", "z"]),
+        )
+    )
+    assert all(isinstance(view, Lines) for view in shown)
+    found = [(view.x_name, view.unit, [one.name for one in view.series]) for view in shown if isinstance(view, Lines)]
+    assert found == [("site", "", ["c"]), ("site", "L2", ["a", "b"]), ("strength", "", ["d"])]
+
+
+def test_long_texts_are_cut_and_it_is_said() -> None:
+    data = xarray.Dataset({"x": (("site", "token"), np.ones((1, 5_000)))}, {"site": ["final"]})
+    (grid,) = pictures(hs.Result("long", data, {}, {}))
+    assert isinstance(grid, Grid)
+    assert len(grid.tokens) == 4_096
+    assert grid.note == "The first 4,096 of 5,000 tokens."
+
+
+def test_what_cannot_be_drawn_is_said_and_still_printed(tmp_path: Path) -> None:
+    shown = hs.Result("cube", xarray.Dataset({"x": (("a", "b", "c"), np.ones((2, 2, 2)))}), {"n": 8}, {})
+    with pytest.raises(StatesError, match="A picture of the cube: x has a, b, c"):
+        shown.save(tmp_path / "x.png")
+    assert list(tmp_path.iterdir()) == []
+    assert shown._repr_mimebundle_() == {"text/plain": "cube\n  n  8"}
+
+
+def test_the_raw_last_layer_stands_out_of_the_anatomy(model: hs.Model) -> None:
+    (lines,) = pictures(hs.anatomy(model))
+    assert isinstance(lines, Lines)
+    proved, raw = lines.series
+    assert np.nansum(proved.y) == 0
+    assert np.isfinite(raw.y).nonzero()[0].tolist() == [lines.x.index("layer.3")]
+    assert "layer.3 is raw, and hidden_states[3] is normed" in lines.note
+    (bert,) = pictures(hs.anatomy(hs.load((tiny_model("bert"), None))))
+    assert isinstance(bert, Lines)
+    assert len(bert.series) == 1
+
+
+def test_a_profile_is_a_grid_and_lines(model: hs.Model) -> None:
+    texts = ["The cat sat.", "A dog in the house"]
+    grid, lines = pictures(hs.profile(model, texts))
+    assert isinstance(grid, Grid)
+    assert isinstance(lines, Lines)
+    assert grid.texts == tuple(texts)
+    assert sorted(set(grid.text_of)) == [0, 1]
+    assert [one.name for one in lines.series] == ["first token", "other tokens, median"]
+    assert lines.series[1].band == "middle half"
+    assert len(pictures(hs.profile(model.capture("The", "layer.*")))) == 2
+
+
+def test_two_stacks_stand_in_one_grid_and_their_lines_do_not_meet() -> None:
+    module = tiny_model("t5")
+    module.config.decoder_start_token_id = 0
+    grid, lines = pictures(hs.profile(hs.load((module, tiny_tokenizer())), "The cat sat."))
+    assert isinstance(grid, Grid)
+    assert isinstance(lines, Lines)
+    assert grid.texts[0] == "The cat sat."
+    assert len(set(grid.text_of)) == 2
+    for one in lines.series:
+        inside = [place.startswith(one.name.split()[0]) for place in lines.x]
+        assert np.isfinite(one.y).tolist() == inside
+
+
+def test_a_story_reads_its_numbers_off_the_results(model: hs.Model, tmp_path: Path) -> None:
+    proof, norms = hs.anatomy(model), hs.profile(model, "The cat sat.")
+    hs.story([proof, norms, result()], tmp_path / "story.html", opening="Once `upon` <a> time.", closing="- The end")
+    told = (tmp_path / "story.html").read_text("utf-8")
+    assert told.count("<section data-view=") == 4
+    assert "<p>Once <code>upon</code> &lt;a&gt; time.</p>" in told
+    assert "“The cat sat.”" in told
+    assert f"a norm of about {norms.facts['norm']['first token']:,.0f}" in told
+    assert "sees hardly anything else" not in told, "that holds where the first token is far larger"
+    assert told.index("Sizes of toy") < told.index("<li>The end</li>")
+    with pytest.raises(FileError, match="it is a page"):
+        hs.story([proof], tmp_path / "story.txt")
+    with pytest.raises(FileError, match="Cannot write"):
+        hs.story([proof], tmp_path / "nowhere" / "story.html")
+
+
+def test_a_large_first_token_is_remarked_on() -> None:
+    facts = {"middle layers": "layer.1", "first token": 300.0, "other tokens": 3.0, "times as large": 100.0}
+    drops = {"first token from layer.2 to final": [90.0, 4.0], "other tokens from layer.2 to final": [9.0, 5.0]}
+    coords = {"site": SITES, "string": ("token", ["a"])}
+    columns = {f"norm_{name}": ("site", [1.0, 1, 1]) for name in ("first", "median", "low", "high")}
+    data = xarray.Dataset({"norm": (("site", "token"), np.ones((3, 1))), **columns}, coords)
+    grid, lines = tell(hs.Result("profile", data, {"texts": 1, "norm": facts | drops}, {}))
+    assert "norm of about 300 and the others of about 3: 100.0 times as much" in grid.prose
+    assert "the first token from 90 to 4 and the other tokens from 9 to 5" in grid.prose
+    assert "sees hardly anything else" in lines.prose
+    assert "all are of one size again" in lines.prose
