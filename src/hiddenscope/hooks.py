@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
 from typing import Any, Literal
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -79,7 +80,7 @@ def run(module: nn.Module, inputs: Mapping[str, Any]) -> Any:
 @contextmanager
 def _attention_kept(module: nn.Module) -> Iterator[None]:
     """BigBird turns its sparse attention off for good when it meets a short text: turn it on again."""
-    parts: list[Any] = [part for part in module.modules() if hasattr(type(part), "set_attention_type")]
+    parts: list[Any] = [part for part in parts_of(module).values() if hasattr(type(part), "set_attention_type")]
     before = [(part, part.attention_type, dict(part._modules)) for part in parts]
     try:
         yield
@@ -122,9 +123,19 @@ def input_device(module: nn.Module) -> torch.device:
 
 def _accelerate_hooks(module: nn.Module) -> Iterator[Any]:
     """The hooks of accelerate's own making, which hang on a part one by one or several in a row."""
-    for part in module.modules():
-        hook = getattr(part, "_hf_hook", None)
+    for part in parts_of(module).values():
+        hook = vars(part).get("_hf_hook")
         yield from getattr(hook, "hooks", [hook])
+
+
+_PARTS: WeakKeyDictionary[nn.Module, dict[str, nn.Module]] = WeakKeyDictionary()
+
+
+def parts_of(module: nn.Module) -> Mapping[str, nn.Module]:
+    """Every part by its path, found once: a walk through a deep module takes longer than launching one of its blocks."""
+    if module not in _PARTS:
+        _PARTS[module] = {path: part for path, part in module.named_modules() if part is not module}
+    return {"": module, **_PARTS[module]}
 
 
 def first_tensor(value: Any) -> Tensor | None:

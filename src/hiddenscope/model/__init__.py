@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 LIBRARIES = ("hiddenscope", "torch", "transformers", "tokenizers", "safetensors")
 WINDOWS = ("max_position_embeddings", "max_seq_len", "max_encoder_position_embeddings", "max_target_positions")
-BUDGETS = {"cpu": 2048, "cuda": 8192}
+BUDGETS = {"cpu": 2048, "cuda": 16384}
 ANOTHER_BATCH = {
     "cpu": 64,
     "cuda": 2048,

@@ -75,7 +75,9 @@ class Buffer:
     def finite(self) -> bool:
         """Whether no NaN and no infinity was written: either would show in a sum. A GPU made its sums on the way."""
         sums = [*self._sums, *(self.values[site].sum(dtype=torch.float32) for site in self._kept_here)]
-        return all(torch.isfinite(torch.stack([total.cpu() for total in sums])).tolist())
+        devices = {total.device for total in sums}
+        together = [torch.stack([total for total in sums if total.device == device]) for device in devices]
+        return all(bool(torch.isfinite(totals).all()) for totals in together)
 
     def _send(self, site: int, states: Tensor, places: Sequence[Place]) -> None:
         """Gather on the pass's own stream, for a later block may write over its input; copy on another."""

@@ -24,8 +24,9 @@ def watchable(module: nn.Module) -> nn.Module:
 
 def _conditions(module: nn.Module) -> list[tuple[bool, str, str]]:
     """What may be wrong, with what it is and what to do about it."""
-    parts = list(module.modules())
-    training = next((path for path, part in module.named_modules() if part.training), None)
+    parts = hooks.parts_of(module)
+    weights = [weight for part in parts.values() for weight in part._parameters.values() if weight is not None]
+    training = next((path for path, part in parts.items() if part.training), None)
     return [
         (
             isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel),
@@ -38,14 +39,14 @@ def _conditions(module: nn.Module) -> list[tuple[bool, str, str]]:
             "Call module.eval() first.",
         ),
         (
-            any(getattr(part, "_compiled_call_impl", None) is not None for part in parts),
+            any(getattr(part, "_compiled_call_impl", None) is not None for part in parts.values()),
             "it was compiled in place, and compiled code calls no hooks",
             "Give the module before `.compile()`, or wrap it with `torch.compile(module)` instead.",
         ),
         (
-            any(weight.is_meta for weight in module.parameters()) and not hooks.is_offloaded(module),
+            any(weight.is_meta for weight in weights) and not hooks.is_offloaded(module),
             "it has weights on the meta device, which hold no numbers",
             "Load its weights first.",
         ),
-        (next(iter(module.parameters()), None) is None, "it has no weights", "Give a model."),
+        (not weights, "it has no weights", "Give a model."),
     ]
