@@ -132,7 +132,7 @@ _PARTS: WeakKeyDictionary[nn.Module, dict[str, nn.Module]] = WeakKeyDictionary()
 
 
 def parts_of(module: nn.Module) -> Mapping[str, nn.Module]:
-    """Every part by its path, found once: a walk through a deep module takes longer than launching one of its blocks."""
+    """Every part by its path, found once: a walk through a deep module takes longer than launching a block of it."""
     if module not in _PARTS:
         _PARTS[module] = {path: part for path, part in module.named_modules() if part is not module}
     return {"": module, **_PARTS[module]}
