@@ -20,7 +20,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
-demo: $(STAMP)   ## Load the default model, prove its anatomy, show its states.
+demo: $(STAMP)   ## Load the default model, and write a page that shows its states.
 	@$(BIN)/hiddenscope demo
 	@echo 'The commands are in .venv/bin; this puts them on your path:  . .venv/bin/activate'
 
@@ -57,8 +57,9 @@ conformance: $(STAMP) ## Prove the anatomy of every text model that transformers
 bench: $(STAMP)  ## Measure speed and memory against the bare forward pass.
 	$(BIN)/python -m bench $(if $(PEERS),--peers)
 
-docs: $(STAMP)   ## Write docs/cli.md anew, and run every example in the docs.
+docs: $(STAMP)   ## Write docs/cli.md and the pictures anew, and run every example in the docs.
 	$(BIN)/python docs/generate.py
+	$(BIN)/python docs/pictures.py
 	$(BIN)/python -m pytest tests/test_docs.py
 
 clean:           ## Remove .venv and what tools left behind (never the models' cache).

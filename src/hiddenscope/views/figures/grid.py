@@ -136,7 +136,8 @@ def paint_key(measure: Measure, pen: Pen, x: float, y: float) -> None:
     name = pen.lettering.fitted(f"{pen.lettering.text(measure.name, 60)}{unit}", LEGEND.width, SITE)
     pen.text(name, x, y + 4, Lead(MUTED, SITE))
     bar = Box(x, y + 11, LEGEND.width, 7)
-    pen.cells(bar, colours(np.linspace(0, 1, 64)[None], measure.meaning), seams=False)
+    inside = Box(bar.left + 0.3, bar.top + 0.3, bar.width - 0.6, bar.height - 0.6)
+    pen.cells(inside, colours(np.linspace(0, 1, 64)[None], measure.meaning), seams=False)
     pen.outline(bar)
     end = -math.inf
     for tick in sorted(ticks(measure)):
