@@ -12,13 +12,19 @@ from scenes import FRANCE, comparison, long, norms, visibility, words
 
 from hiddenscope.views import Grid, colours
 
-TOP, HIGH, LOW, RIGHT, WIDE = 6, 18, 26, 10, 124  # of a grid of 32 sites and 7 tokens in a wide window
+TOP, HIGH, LOW, RIGHT = 6, 18, 26, 10  # of a grid of 32 or 14 sites and 7 tokens in a wide window
+LEFT = """() => {
+  const context = document.createElement('canvas').getContext('2d');
+  context.font = `12px ${getComputedStyle(document.documentElement).getPropertyValue('--font')}`;
+  return Math.ceil(Math.max(...['layer.30', 'layer.12', 'final'].map((site) => context.measureText(site).width))) + 14;
+}"""
 
 
 def place(shown: Shown, row: int, column: int, rows: int = 32) -> tuple[float, float]:
+    left = shown.page.evaluate(LEFT)
     width = shown.canvas().evaluate("canvas => canvas.clientWidth")
     high = HIGH if rows > 14 else LOW
-    return width - RIGHT - (len(FRANCE) - column - 0.5) * WIDE, TOP + (rows - row - 0.5) * high
+    return left + (column + 0.5) * (width - RIGHT - left) / len(FRANCE), TOP + (rows - row - 0.5) * high
 
 
 def shade(level: float, dark: bool = False) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ import pytest
 from conftest import Opener, Shown
 from scenes import panels
 
-SIDE, TITLE, GAP = 320, 20, 16  # of three panels in a wide window
+SIDE, TITLE, GAP = 330, 20, 16  # of three panels in a wide window
 
 
 def places(panel: int, count: int = 3, points: int = 50) -> np.ndarray:

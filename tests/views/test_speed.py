@@ -61,10 +61,10 @@ def test_33_panels_of_10000_points(show: Opener) -> None:
     few = panels(33, 10_000)
     given = Panels(few.title, few.sites, few.points, few.labels, captions=few.captions)
     shown = show([given])
+    start = shown.page.evaluate("performance.now() - performance.getEntriesByType('navigation')[0].responseEnd")
     taken = times(
         shown, "document.querySelector('.key').click(); await frame(); document.querySelector('.key').click();"
     )
-    start = shown.page.evaluate("performance.now() - performance.getEntriesByType('navigation')[0].responseEnd")
     size = shown.path.stat().st_size
     print(f"\n33 x 10,000 points: drawn in {max(taken):.0f} ms, {start:.0f} ms after loading, {size / 1e6:.1f} MB")
     shown.keep("panels-33x10000-light")

@@ -35,12 +35,14 @@ def document(views: Sequence[View], title: str, prose: Sequence[str] = ()) -> st
     """A page with the views in order; `prose[i]` comes before view i, and one more may follow the last.
 
     Prose is plain text: blank lines part paragraphs, a line that begins with `# ` is a heading, lines that begin with
-    `- ` are a list, and words between backticks are code. Nothing in it is markup.
+    `- ` are a list, and words between backticks are code. Nothing in it is markup. Without a title the first view's
+    own is enough.
     """
     if len(prose) > len(views) + 1:
         found = f"there are {len(prose)} pieces of prose for {len(views)} views"
         raise StatesError(f"The page {title!r}", found, "Give one a view, and at most one after the last.")
     script, style = joined("main.js"), _static("style.css")
+    name = title or (views[0].title if views else "")
     pieces = zip_longest(map(_prose, prose), (_place(view, i) for i, view in enumerate(views)), fillvalue="")
     return "".join(
         [
@@ -48,7 +50,8 @@ def document(views: Sequence[View], title: str, prose: Sequence[str] = ()) -> st
             f'<meta http-equiv="Content-Security-Policy" content="{policy(script, style)}">\n',
             '<meta name="viewport" content="width=device-width, initial-scale=1">\n',
             '<meta name="color-scheme" content="light dark">\n<link rel="icon" href="data:,">\n',
-            f"<title>{plain(title)}</title>\n<style>{style}</style>\n</head>\n<body>\n<main>\n<h1>{plain(title)}</h1>\n",
+            f"<title>{plain(name)}</title>\n<style>{style}</style>\n</head>\n<body>\n",
+            f"<main>\n<h1>{plain(title)}</h1>\n" if title else "<main>\n",
             *(f"{before}{place}" for before, place in pieces),
             "<noscript><p>The pictures here are drawn by JavaScript, which is off.</p></noscript>\n</main>\n",
             f'<script type="application/octet-stream" id="payload">{pack(views)}</script>\n',

@@ -48,23 +48,32 @@ export function colourMap(meaning, dark) {
 }
 
 /**
- * Levels from 0 to 1 as pixels; NaN is clear.
+ * Levels from 0 to 1 as pixels; NaN is clear. A pixel is written whole, as one number.
  * @param {Float32Array} levels
  * @param {Uint8Array} map
  * @returns {Uint8ClampedArray<ArrayBuffer>}
  */
 export function painted(levels, map) {
-  const pixels = new Uint8ClampedArray(4 * levels.length);
-  for (let i = 0, to = 0; i < levels.length; i++, to += 4) {
+  const whole = wholePixels(map);
+  const pixels = new Uint32Array(levels.length);
+  for (let i = 0; i < levels.length; i++) {
     const level = levels[i];
-    if (level !== level) continue;
-    const from = 3 * Math.round(255 * Math.min(1, Math.max(0, level)));
-    pixels[to] = map[from];
-    pixels[to + 1] = map[from + 1];
-    pixels[to + 2] = map[from + 2];
-    pixels[to + 3] = 255;
+    if (level === level) pixels[i] = whole[level <= 0 ? 0 : level >= 1 ? 255 : (255 * level + 0.5) | 0];
   }
-  return pixels;
+  return new Uint8ClampedArray(pixels.buffer);
+}
+
+/** @type {WeakMap<Uint8Array, Uint32Array>} */
+const wholes = new WeakMap();
+
+/** @param {Uint8Array} map */
+function wholePixels(map) {
+  let whole = wholes.get(map);
+  if (!whole) {
+    whole = Uint32Array.from({ length: 256 }, (_, i) => (255 << 24) | (map[3 * i + 2] << 16) | (map[3 * i + 1] << 8) | map[3 * i]);
+    wholes.set(map, whole);
+  }
+  return whole;
 }
 
 /**

@@ -39,10 +39,7 @@ export class Figure {
    * @param {(string | {strong: string})[]} pieces
    */
   say(pieces) {
-    const nodes = pieces.map((piece) =>
-      typeof piece === "string" ? piece : element("strong", {}, [element("bdi", {}, [piece.strong])]),
-    );
-    this.readout.replaceChildren(...nodes);
+    this.readout.replaceChildren(...piecesShown(pieces));
   }
 
   /**
@@ -56,6 +53,14 @@ export class Figure {
       act(event);
     });
   }
+}
+
+/**
+ * Pieces of a sentence; each that stands out keeps its own direction of writing.
+ * @param {(string | {strong: string})[]} pieces
+ */
+export function piecesShown(pieces) {
+  return pieces.map((piece) => (typeof piece === "string" ? piece : element("strong", {}, [element("bdi", {}, [piece.strong])])));
 }
 
 /**

@@ -1,23 +1,21 @@
 /** The grid: tokens across, layers up. A cursor reads cells out; a pin keeps one; a map shows what a cell sees. */
 
-import { oncePerFrame, Surface, whenResized } from "./canvas.js";
-import { colourMap, painted } from "./colour.js";
+import { fitted, oncePerFrame, Surface, whenResized } from "./canvas.js";
 import { choice, element, list } from "./elements.js";
 import { Figure } from "./figure.js";
+import { cellLegend, cellPixels } from "./gridcolours.js";
 import { cellAt, layoutOf } from "./gridlayout.js";
 import { gridHelp, gridReadout, gridRows } from "./gridwords.js";
 import { paintCells, paintCursor, paintMissing, paintSeams, paintSites, paintTokens, paintWords, windowOf } from "./gridpaint.js";
 import { readState, writeState } from "./hash.js";
-import { bothEnds, bothLevels, seeing, seenFrom } from "./influence.js";
-import { LEGEND, paintLegend, ticksOf } from "./legend.js";
-import { tickSaid } from "./numbers.js";
+import { LEGEND, paintLegend } from "./legend.js";
 import { canvasPen, lettering } from "./pen.js";
-import { endsOf, levelsOf } from "./scale.js";
-import { fitted } from "./canvas.js";
 import { shownText } from "./text.js";
 import { theme, whenThemeChanges } from "./theme.js";
 
 /** @typedef {import("./influence.js").Direction} Direction */
+
+const KEY_RESTS = 60; // the legend of a map follows the cursor when it rests, in milliseconds
 
 export class GridView {
   /**
@@ -35,6 +33,7 @@ export class GridView {
     this.each = false;
     /** @type {Direction} */
     this.direction = "both";
+    this.resting = 0;
     this.theme = theme();
     this.figure = new Figure(root, grid, gridHelp(grid), { picture: () => this.picture(), rows: () => gridRows(grid, this.pin) });
     this.back = new Surface("back");
@@ -78,7 +77,8 @@ export class GridView {
     if (names.length > 1) controls.append(this.measures.root);
     controls.append(this.scales.root, this.spans.root);
     if (this.grid.measures.some((measure) => measure.influence)) controls.append(this.directions.root);
-    this.frame = element("div", { class: "window", role: "img", "aria-label": `${shownText(this.grid.title, 200)}: a grid of ${this.grid.sites.length} sites and ${this.grid.tokens.length} tokens` }, [this.back.canvas, this.front.canvas]);
+    const said = `${shownText(this.grid.title, 200)}: ${this.grid.sites.length} sites, ${this.grid.tokens.length} tokens`;
+    this.frame = element("div", { class: "window", role: "img", "aria-label": said }, [this.back.canvas, this.front.canvas]);
     this.spacer = element("div", { class: "spacer" }, [this.frame]);
     this.scroller = element("div", { class: "scroller" }, [this.spacer]);
     stage.append(this.scroller);
@@ -173,11 +173,12 @@ export class GridView {
   /** @param {number} cell */
   move(cell) {
     if (cell === this.cursor) return;
-    const map = this.focus;
     this.cursor = cell;
     this.tell();
     this.paint();
-    if ((map < 0) !== (this.focus < 0)) this.paintKey();
+    if (!this.measure.influence) return;
+    clearTimeout(this.resting);
+    this.resting = window.setTimeout(() => this.paintKey(), KEY_RESTS);
   }
 
   /**
@@ -207,36 +208,10 @@ export class GridView {
     this.figure.say(gridReadout(this.grid, this.shown, this.cursor, this.pin));
   }
 
-  /** The colours of every cell, and the legend that explains them. */
-  pixels() {
-    const { focus, way, values, theme: now } = this;
-    const count = values.length, columns = this.grid.tokens.length;
-    if (focus < 0) return painted(levelsOf(values, columns, way), colourMap(way.meaning, now.dark));
-    const map = /** @type {Float32Array} */ (this.measure.influence?.data);
-    if (this.direction === "both") {
-      const levels = bothLevels(seenFrom(map, focus, count), seeing(map, focus, count), columns, way);
-      return painted(levels, colourMap("diverging", now.dark));
-    }
-    const slice = (this.direction === "sees" ? seenFrom : seeing)(map, focus, count);
-    return painted(levelsOf(slice, columns, way), colourMap(way.meaning, now.dark));
-  }
-
-  /** @returns {import("./legend.js").Legend} */
-  legend() {
-    const { focus, way, values, measure } = this;
-    const unit = measure.unit ? ` (${shownText(measure.unit, 40)})` : "";
-    const room = (/** @type {string} */ said) => fitted(said, lettering(this.theme.font, { size: 12 }), LEGEND.width - 4);
-    const name = room(`${shownText(measure.name, 60)}${unit}`);
-    if (focus < 0) return { map: colourMap(way.meaning, this.theme.dark), ticks: ticksOf(endsOf(values, way), way), name };
-    const map = /** @type {Float32Array} */ (measure.influence?.data);
-    const [sees, seen] = [seenFrom(map, focus, values.length), seeing(map, focus, values.length)];
-    if (this.direction !== "both" || way.meaning === "diverging") {
-      const ends = endsOf(this.direction === "seen" ? seen : sees, way);
-      return { map: colourMap(way.meaning, this.theme.dark), ticks: ticksOf(ends, way), name };
-    }
-    const ends = bothEnds(sees, seen, way);
-    const ticks = [{ at: 0, label: tickSaid(Number(ends.sees.high.toPrecision(3))) }, { at: 0.5, label: "0" }, { at: 1, label: tickSaid(Number(ends.seen.high.toPrecision(3))) }];
-    return { map: colourMap("diverging", this.theme.dark), ticks, name: room(`it sees ← ${shownText(measure.name, 60)} → sees it`) };
+  /** What decides the colours now. */
+  get colouring() {
+    const { measure, focus, direction, way } = this;
+    return { measure, focus, direction, way, columns: this.grid.tokens.length };
   }
 
   paintBack() {
@@ -264,14 +239,14 @@ export class GridView {
    * @param {import("./gridpaint.js").Window} seen
    */
   paintPicture(pen, seen) {
-    const pixels = this.pixels();
+    const pixels = cellPixels(this.colouring, this.theme.dark);
     paintCells(pen, this.layout, seen, pixels, this.theme);
     if (this.grid.words) paintWords(pen, this.layout, seen, this.grid.words, pixels, this.theme);
     paintSeams(pen, this.layout, seen, this.grid.text_of, this.theme);
   }
 
   paintKey() {
-    const legend = this.legend();
+    const legend = cellLegend(this.colouring, this.theme);
     paintLegend(canvasPen(this.key.clear(), this.theme.font), legend, 0, 0, this.theme);
     this.key.canvas.setAttribute("role", "img");
     this.key.canvas.setAttribute("aria-label", `Colours: ${legend.name}, ${legend.ticks.map((tick) => tick.label).join(", ")}`);
@@ -302,7 +277,7 @@ export class GridView {
         paintSites(pen, moved, this.theme);
         if (this.pin >= 0) paintCursor(pen, moved, whole, this.pin, { paper: this.theme.paper, ink: this.theme.accent });
         this.layout = kept;
-        paintLegend(pen, this.legend(), layout.left, head + layout.height + 4, this.theme);
+        paintLegend(pen, cellLegend(this.colouring, this.theme), layout.left, head + layout.height + 4, this.theme);
       },
     };
   }

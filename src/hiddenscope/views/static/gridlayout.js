@@ -44,8 +44,8 @@ export function layoutOf(grid, room, font) {
  * @param {number} label
  */
 function cellWidth(grid, share, label) {
-  if (grid.words) return Math.floor(Math.min(132, Math.max(74, share)));
-  const [least, most] = [18, 124];
+  if (grid.words) return Math.floor(Math.min(136, Math.max(74, share)));
+  const [least, most] = [18, 136];
   const fitting = label + 8 <= most && label + 8 <= share * 1.02 ? label + 8 : least;
   return Math.floor(Math.min(most, Math.max(least, fitting, share)));
 }

@@ -59,7 +59,8 @@ function influenceWords(grid, measure, cell, pin) {
   const map = /** @type {Float32Array} */ (measure.influence?.data);
   const count = grid.sites.length * grid.tokens.length;
   if (pin >= 0 && cell !== pin) {
-    return ["; moves the pinned cell by ", { strong: said(map[pin * count + cell]) }, ", is moved by it by ", { strong: said(map[cell * count + pin]) }];
+    const [moves, moved] = [said(map[pin * count + cell]), said(map[cell * count + pin])];
+    return ["; moves the pinned cell by ", { strong: moves }, ", is moved by it by ", { strong: moved }];
   }
   const [sees, seen] = [seenFrom(map, cell, count), seeing(map, cell, count)];
   return [...farthest(grid, "; sees most ", sees), ...farthest(grid, "; seen most by ", seen)];

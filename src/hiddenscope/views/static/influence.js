@@ -25,10 +25,30 @@ export function seenFrom(map, cell, count) {
  * @param {number} count
  */
 export function seeing(map, cell, count) {
+  if (map.length <= MOST_TURNED) return seenFrom(turnedOver(map, count), cell, count);
   const slice = new Float32Array(count);
   for (let i = 0, from = cell; i < count; i++, from += count) slice[i] = map[from];
   slice[cell] = NaN;
   return slice;
+}
+
+const MOST_TURNED = 1 << 22;
+/** @type {WeakMap<Float32Array, Float32Array>} */
+const turned = new WeakMap();
+
+/**
+ * The map with targets and sources exchanged, kept: numbers that lie together are read many times faster.
+ * @param {Float32Array} map
+ * @param {number} count
+ */
+function turnedOver(map, count) {
+  let over = turned.get(map);
+  if (!over) {
+    over = new Float32Array(map.length);
+    for (let i = 0; i < count; i++) for (let j = 0; j < count; j++) over[j * count + i] = map[i * count + j];
+    turned.set(map, over);
+  }
+  return over;
 }
 
 /**

@@ -26,7 +26,7 @@ export function ticksOf(ends, way) {
     const most = ends.high;
     return [-1, -0.01, 0, 0.01, 1].map((part) => ({ at: placeOf(part * most, ends, way), label: tickSaid(Number((part * most).toPrecision(2))) }));
   }
-  const values = way.log && ends.low > 0 ? logTicks(ends.low, ends.high, 4) : linearTicks(ends.low, ends.high, 4);
+  const values = way.log && ends.low > 0 ? logTicks(ends.low, ends.high, 6) : linearTicks(ends.low, ends.high, 4);
   return values.map((value) => ({ at: placeOf(value, ends, way), label: tickSaid(value) }));
 }
 

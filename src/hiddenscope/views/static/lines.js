@@ -6,7 +6,7 @@ import { choice, key } from "./elements.js";
 import { Figure } from "./figure.js";
 import { exact } from "./gridwords.js";
 import { readState, writeState } from "./hash.js";
-import { acrossOf, chartOf, heightOf, paintAxes, paintSeries } from "./linespaint.js";
+import { acrossOf, axisName, chartOf, heightOf, paintAxes, paintSeries } from "./linespaint.js";
 import { said } from "./numbers.js";
 import { canvasPen, lettering } from "./pen.js";
 import { shownText } from "./text.js";
@@ -40,7 +40,8 @@ export class LinesView {
     this.scales = choice("Scale", { linear: "Linear", log: "Log" }, (scale) => this.change(() => { this.log = scale === "log"; }));
     controls.append(this.scales.root);
     this.surface.canvas.setAttribute("role", "img");
-    this.surface.canvas.setAttribute("aria-label", `${shownText(this.lines.title, 200)}: ${this.lines.series.length} series over ${this.lines.x.length} places`);
+    const said = `${shownText(this.lines.title, 200)}: ${this.lines.series.length} series over ${this.lines.x.length} places`;
+    this.surface.canvas.setAttribute("aria-label", said);
     stage.append(this.surface.canvas);
     this.keys = this.lines.series.map((series, i) => {
       const band = series.band ? ` (band: ${shownText(series.band, 60)})` : "";
@@ -64,9 +65,10 @@ export class LinesView {
     canvas.addEventListener("pointermove", (event) => this.move(at(event)));
     canvas.addEventListener("pointerleave", () => this.move(-1));
     const step = (/** @type {number} */ by) => () => this.move(Math.min(last, Math.max(0, this.cursor + by)));
-    this.figure.onKeys({ ArrowRight: step(1), ArrowLeft: step(-1), Home: () => this.move(0), End: () => this.move(last), Escape: () => this.move(-1) });
+    const go = (/** @type {number} */ to) => () => this.move(to);
+    this.figure.onKeys({ ArrowRight: step(1), ArrowLeft: step(-1), Home: go(0), End: go(last), Escape: go(-1) });
     whenResized(this.figure.stage, (width) => {
-      this.surface.resize(Math.min(width, 980), this.chart(Math.min(width, 980)).height);
+      this.surface.resize(width, this.chart(width).height);
       this.paint();
     });
     whenThemeChanges(() => { this.theme = theme(); this.settle(); });
@@ -165,7 +167,7 @@ export class LinesView {
         const moved = { ...chart, top: chart.top + head, height: chart.height + head };
         pen.text(fitted(shownText(this.lines.title, 200), font, width - 24), 12, 20, { fill: this.theme.ink, size: 16, bold: true });
         paintAxes(pen, { ...this.lines, y_name: "", unit: "" }, moved, this.theme);
-        pen.text([this.lines.y_name, this.lines.unit && `(${this.lines.unit})`].filter(Boolean).map((part) => shownText(part, 80)).join(" "), 12, head + 11, { fill: this.theme.muted });
+        pen.text(axisName(this.lines), 12, head + 11, { fill: this.theme.muted });
         paintSeries(pen, this.lines, moved, drawn, this.theme.ink);
         drawn.forEach(({ series, colour }, i) => {
           const y = moved.height + 10 + 22 * i;

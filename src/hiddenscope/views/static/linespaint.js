@@ -87,7 +87,7 @@ export function paintAxes(pen, lines, chart, theme) {
     pen.line([[chart.left, y], [end, y]], theme.faint, tick === 0 ? 1.5 : 1);
     pen.text(tickSaid(tick), chart.left - 8, y, { fill: theme.muted, size: SMALL, anchor: "end" });
   }
-  const named = [shownText(lines.y_name, 80), lines.unit ? `(${shownText(lines.unit, 40)})` : ""].filter(Boolean).join(" ");
+  const named = axisName(lines);
   if (named) pen.text(named, 2, 11, { fill: theme.muted, size: 12 });
   const base = chart.height - chart.bottom;
   for (const [place, label] of placesShown(lines.x, chart, theme.font)) {
@@ -97,6 +97,14 @@ export function paintAxes(pen, lines, chart, theme) {
   }
   const x = (chart.left + end) / 2;
   pen.text(lines.x_name === "site" ? "layer" : shownText(lines.x_name, 80), x, base + 34, { fill: theme.muted, size: 12, anchor: "middle" });
+}
+
+/**
+ * What is measured, and in which unit.
+ * @param {Lines} lines
+ */
+export function axisName(lines) {
+  return [shownText(lines.y_name, 80), lines.unit ? `(${shownText(lines.unit, 40)})` : ""].filter(Boolean).join(" ");
 }
 
 /**

@@ -32,6 +32,7 @@ async function start() {
 /** A frame around the page is told how high it is. */
 function tellHeight() {
   if (parent === window) return;
+  document.documentElement.classList.add("framed");
   const tell = () => parent.postMessage({ hiddenscope: "height", height: document.documentElement.offsetHeight }, "*");
   new ResizeObserver(tell).observe(document.body);
   tell();

@@ -3,7 +3,7 @@
 import { fitted, oncePerFrame, Surface, whenResized } from "./canvas.js";
 import { classColour } from "./colour.js";
 import { choice, element, key } from "./elements.js";
-import { Figure } from "./figure.js";
+import { Figure, piecesShown } from "./figure.js";
 import { exact } from "./gridwords.js";
 import { readState, writeState } from "./hash.js";
 import { boxAt, layoutOne, layoutPanels, nearest, unitPoints } from "./panelslayout.js";
@@ -41,7 +41,8 @@ export class PanelsView {
     this.layout = layoutPanels(panels, 800, 0);
     this.paint = oncePerFrame(() => this.paintFront(), root);
     this.paintAll = oncePerFrame(() => { this.paintBack(); this.paintFront(); }, root);
-    this.player = new Player(panels.sites, () => this.change(() => { this.one = true; }), () => this.paintAll());
+    this.names = panels.sites.map((site, i) => (panels.rows[i] ? `${shownText(panels.rows[i], 40)} ${site}` : site));
+    this.player = new Player(this.names, () => this.change(() => { this.one = true; }), () => this.paintAll());
     this.build();
     this.restore();
     this.listen();
@@ -80,7 +81,7 @@ export class PanelsView {
 
   restore() {
     const state = readState(this.place);
-    const panel = this.panels.sites.indexOf(state.layer ?? "");
+    const panel = this.names.indexOf(state.layer ?? "");
     this.one = panel >= 0;
     this.player.set(Math.max(0, panel));
     this.picked.restore(state);
@@ -91,7 +92,7 @@ export class PanelsView {
   change(act) {
     act();
     this.settle();
-    writeState(this.place, { layer: this.one ? this.panels.sites[this.player.panel] : "", ...this.picked.state() });
+    writeState(this.place, { layer: this.one ? this.names[this.player.panel] : "", ...this.picked.state() });
   }
 
   settle() {
@@ -155,7 +156,7 @@ export class PanelsView {
   look(point, event) {
     if (this.hint) this.hint.hidden = point < 0 || !event;
     if (this.hint && event && point >= 0) {
-      this.hint.replaceChildren(...this.pointWords(point).map((piece) => (typeof piece === "string" ? piece : element("strong", {}, [piece.strong]))));
+      this.hint.replaceChildren(...piecesShown(this.pointWords(point)));
       const left = Math.min(event.offsetX + 14, Math.max(0, this.figure.stage.clientWidth - 330));
       this.hint.style.transform = `translate(${left}px, ${event.offsetY + 18}px)`;
     }
@@ -205,7 +206,8 @@ export class PanelsView {
   tell() {
     const chosen = this.picked.said();
     if (this.point >= 0) return this.figure.say(this.pointWords(this.point));
-    return this.figure.say([chosen ? shownText(chosen, 400) : "Point at a dot to read it; draw a loop around some, or press a label, to choose them in every panel."]);
+    const hint = "Point at a dot to read it; draw a loop around some, or press a label, to choose them in every panel.";
+    return this.figure.say([chosen ? shownText(chosen, 400) : hint]);
   }
 
   paintBack() {
@@ -220,7 +222,8 @@ export class PanelsView {
    * @param {boolean} sharp
    */
   paintPicture(pen, layout, ratio, sharp) {
-    const { sites, captions, messages } = this.panels;
+    const { captions, messages } = this.panels;
+    const names = layout.heads.length ? this.panels.sites : this.names;
     for (const head of layout.heads) pen.text(shownText(head.name, 80), head.x, head.y, { fill: this.theme.muted, size: 13, bold: true });
     for (const box of layout.boxes) {
       const message = messages[box.panel] ?? "";
@@ -228,7 +231,7 @@ export class PanelsView {
       if (dots && sharp) drawDots(pen, dots, box, this.theme);
       else if (dots) pen.image(stampDots(dots, box.size, ratio, this.theme), box.x, box.y, box.size, box.size);
       const current = !this.one && this.player.moved && box.panel === this.player.panel;
-      paintAround(pen, box, { site: sites[box.panel], caption: captions[box.panel] ?? "", message, current }, this.theme);
+      paintAround(pen, box, { site: names[box.panel], caption: captions[box.panel] ?? "", message, current }, this.theme);
     }
   }
 

@@ -24,7 +24,7 @@ export function layoutPanels(panels, room, lines) {
   const count = panels.sites.length;
   const least = count > 4 ? 150 : 220;
   const across = Math.max(1, Math.min(count, Math.floor((room + GAP) / (least + GAP))));
-  const size = Math.floor(Math.min(count > 4 ? 230 : 320, (room - GAP * (across - 1)) / across));
+  const size = Math.floor(Math.min(count > 4 ? 230 : 340, (room - GAP * (across - 1)) / across));
   const deep = TITLE + size + LINE * lines + GAP;
   /** @type {Layout} */
   const layout = { boxes: [], heads: [], width: across * (size + GAP) - GAP, height: 0 };

@@ -126,7 +126,8 @@ export function paintAround(pen, box, said, theme) {
   const message = wrapped(shownText(said.message, 200), box.size - 24, theme.font, 12);
   message.forEach((line, i) => {
     const y = box.y + box.size / 2 + (i - (message.length - 1) / 2) * 17;
-    pen.text(fitted(line, lettering(theme.font, { size: 12 }), box.size - 12), box.x + box.size / 2, y, { fill: theme.muted, size: 12, anchor: "middle" });
+    const short = fitted(line, lettering(theme.font, { size: 12 }), box.size - 12);
+    pen.text(short, box.x + box.size / 2, y, { fill: theme.muted, size: 12, anchor: "middle" });
   });
   wrapped(shownText(said.caption, 300), box.size, theme.font, CAPTION).forEach((line, i) => {
     const short = fitted(line, lettering(theme.font, { size: CAPTION }), box.size);

@@ -25,6 +25,7 @@ import { scratchCanvas } from "./canvas.js";
  */
 export function canvasPen(context, font) {
   context.textBaseline = "middle";
+  let written = "";
   const trace = (/** @type {number[][]} */ points) => {
     context.beginPath();
     for (const [x, y] of points) context.lineTo(x, y);
@@ -63,7 +64,11 @@ export function canvasPen(context, font) {
       context.fill();
       context.globalAlpha = 1;
     },
-    text: (said, x, y, how) => letter(context, font, said, x, y, how),
+    text: (said, x, y, how) => {
+      const wanted = lettering(font, how);
+      if (wanted !== written) context.font = written = wanted;
+      letter(context, said, x, y, how);
+    },
     cells: (pixels, where) => stretch(context, pixels, where),
     image: (picture, x, y, width, height) => context.drawImage(picture, x, y, width, height),
   };
@@ -71,14 +76,12 @@ export function canvasPen(context, font) {
 
 /**
  * @param {CanvasRenderingContext2D} context
- * @param {string} font
  * @param {string} said
  * @param {number} x
  * @param {number} y
  * @param {Lettering} how
  */
-function letter(context, font, said, x, y, how) {
-  context.font = lettering(font, how);
+function letter(context, said, x, y, how) {
   context.fillStyle = how.fill;
   context.textAlign = how.anchor === "middle" ? "center" : (how.anchor ?? "start");
   if (!how.turn) return context.fillText(said, x, y);
