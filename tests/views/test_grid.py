@@ -10,7 +10,7 @@ import pytest
 from conftest import Opener, Shown
 from scenes import FRANCE, comparison, long, norms, visibility, words
 
-from hiddenscope.views import Grid, colours
+from hiddenscope.views import Grid, Measure, colours
 
 TOP, HIGH, LOW, RIGHT = 6, 18, 26, 10  # of a grid of 32 or 14 sites and 7 tokens in a wide window
 LEFT = """() => {
@@ -134,6 +134,19 @@ def test_a_map_shows_what_a_cell_sees_and_what_sees_it(show: Opener) -> None:
     assert float(cell["influence: sees pinned"]) == pytest.approx(float(map_[9, 5, 6, 3]), rel=1e-4)
 
 
+def test_fixed_limits_can_be_seen_on_a_log_scale(show: Opener) -> None:
+    values = np.tile([1e-4, 1e-2, 1.0, 0.0, np.nan, np.inf, 1e-3], (14, 1))
+    grid = Grid("Chance", tuple(f"layer.{k}" for k in range(14)), FRANCE, (Measure("p", values, limits=(0, 1)),))
+    shown = show([grid])
+    assert shown.pixel(*place(shown, 5, 1, 14))[:3] == pytest.approx(shade(0.01), abs=3)
+    shown.choose("Log")
+    rare, some, sure, none = (shown.pixel(*place(shown, 5, column, 14)) for column in range(4))
+    assert sure[:3] == pytest.approx(shade(1.0), abs=3) and none[:3] == pytest.approx(shade(0.0), abs=3)
+    assert sum(none[:3]) > sum(rare[:3]) > sum(some[:3]) > sum(sure[:3])  # lighter is less
+    assert shown.pixel(*place(shown, 5, 4, 14))[3] == 0
+    assert shown.pixel(*place(shown, 5, 5, 14))[:3] == sure[:3]
+
+
 def test_words_are_in_the_cells_and_the_read_out_has_them_all(show: Opener) -> None:
     shown = show([words()])
     shown.press("ArrowRight")
@@ -205,7 +218,7 @@ def test_there_is_a_table_behind_it(show: Opener) -> None:
 
 
 def test_a_narrow_screen_and_a_grid_of_one_cell(show: Opener) -> None:
-    one = Grid("One", ("final",), ("a",), (norms(2, ("a",)).measures[0].__class__("m", [[0.0]]),))
+    one = Grid("One", ("final",), ("a",), (Measure("m", [[0.0]]),))
     shown = show([one, norms(12), comparison()], width=390, device_scale_factor=2, prose=["A phone."])
     assert shown.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     shown.press("ArrowUp")

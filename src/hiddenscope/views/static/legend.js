@@ -23,8 +23,8 @@ export function ticksOf(ends, way) {
   if (way.each) return [{ at: 0, label: way.meaning === "diverging" ? "−most" : "least" }, { at: 1, label: "most of its layer" }];
   if (ends.low === ends.high) return [{ at: way.meaning === "diverging" ? 0.5 : 0, label: tickSaid(ends.low) }];
   if (way.meaning === "diverging" && way.log) {
-    const most = ends.high;
-    return [-1, -0.01, 0, 0.01, 1].map((part) => ({ at: placeOf(part * most, ends, way), label: tickSaid(Number((part * most).toPrecision(2))) }));
+    const round = (/** @type {number} */ part) => Number((part * ends.high).toPrecision(2));
+    return [-1, -0.01, 0, 0.01, 1].map(round).map((value) => ({ at: placeOf(value, ends, way), label: tickSaid(value) }));
   }
   const values = way.log && ends.low > 0 ? logTicks(ends.low, ends.high, 6) : linearTicks(ends.low, ends.high, 4);
   return values.map((value) => ({ at: placeOf(value, ends, way), label: tickSaid(value) }));

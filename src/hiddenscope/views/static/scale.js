@@ -33,7 +33,8 @@ export function levelsOf(values, columns, way) {
  * @returns {Ends}
  */
 export function endsOf(values, way) {
-  if (way.limits) return { low: way.limits[0], high: way.limits[1] };
+  const belowLog = way.log && way.meaning === "sequential" && way.limits !== null && way.limits[0] <= 0;
+  if (way.limits && !belowLog) return { low: way.limits[0], high: way.limits[1] };
   let low = Infinity, high = -Infinity, least = Infinity, most = 0;
   for (let i = 0; i < values.length; i++) {
     const value = values[i];
@@ -45,9 +46,10 @@ export function endsOf(values, way) {
     if (size > 0 && size < least) least = size;
   }
   if (way.meaning === "diverging") return { low: -most, high: most };
+  if (way.limits) [low, high] = way.limits;
   if (low > high) return { low: 0, high: 1 };
   if (way.log && high > 0) {
-    const bottom = Math.max(least, high * DECADES);
+    const bottom = Math.max(Math.min(least, high), high * DECADES);
     return { low: low < bottom ? bottom * (bottom / high) ** STEP_FROM_ZERO : bottom, high };
   }
   return { low: Math.min(0, low), high: Math.max(0, high) };
