@@ -1,0 +1,79 @@
+"""What only a GPU shows: states that leave it on a stream of their own are the ones the pass made."""
+
+import pytest
+import torch
+
+import hiddenscope as hs
+from hiddenscope.errors import NotFinite
+from hiddenscope.testing import nan_weight, tiny_model
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA here")
+
+LENGTHS = (5, 31, 2, 17, 17, 9)
+
+
+def texts(lengths=LENGTHS):
+    generator = torch.Generator().manual_seed(7)
+    return [torch.randint(20, 100, (length,), generator=generator).tolist() for length in lengths]
+
+
+@pytest.fixture(params=[torch.float32, torch.bfloat16], ids=str)
+def model(request):
+    return hs.load((tiny_model("llama").to("cuda", request.param), None))
+
+
+def usual(model, ids):
+    with torch.no_grad():
+        output = model.module(torch.tensor([ids], device="cuda"), output_hidden_states=True, use_cache=False)
+    return [states[0].cpu() for states in output.hidden_states]
+
+
+def test_every_state_is_the_one_copied_after_the_pass(model):
+    (ids,) = texts((31,))
+    states = model.capture([ids])
+    expected = usual(model, ids)
+    for k, one in enumerate(expected[:-1]):
+        assert torch.equal(states[f"layer.{k}"], one)
+    assert torch.equal(states["final"], expected[-1])
+
+
+def test_many_passes_do_not_overtake_one_another(model):
+    given = texts([7] * 64)
+    one, many = model.capture(given, batch_tokens=7 * 64), model.capture(given, batch_tokens=7)
+    for text, ids in enumerate(given):
+        expected = torch.stack(usual(model, ids)[:-1])
+        assert torch.equal(many.of(text).select(sites="layer.0-2").values, expected)
+    tolerance = 1e-4 if model.dtype == torch.float32 else 0.1
+    assert torch.allclose(one.values.float(), many.values.float(), rtol=tolerance, atol=tolerance)
+
+
+def test_a_text_in_a_batch_is_the_text_alone_and_the_order_is_kept(model):
+    given = texts()
+    together = model.capture(given)
+    assert together.tokens.lengths.tolist() == list(LENGTHS)
+    tolerance = 1e-4 if model.dtype == torch.float32 else 0.1
+    for text, ids in enumerate(given):
+        alone = model.capture([ids])
+        assert torch.allclose(together.of(text).values.float(), alone.values.float(), rtol=tolerance, atol=tolerance)
+
+
+def test_another_dtype_is_made_before_the_states_leave(model):
+    (ids,) = texts((9,))
+    plain, half = model.capture([ids]), model.capture([ids], dtype=torch.float16)
+    assert half.values.dtype == torch.float16
+    assert torch.equal(half.values, plain.values.to(torch.float16))
+
+
+def test_a_nan_is_named_by_site(model):
+    nan_weight(model.module)
+    with pytest.raises(NotFinite, match="layer"):
+        model.capture(texts())
+
+
+def test_states_of_a_recording_and_of_generate_come_to_the_host(model):
+    (ids,) = texts((9,))
+    with hs.recording(model, "layer.*") as recorded:
+        model.module(torch.tensor([ids], device="cuda"))
+    assert torch.equal(recorded.states.values, model.capture([ids], "layer.*").values)
+    written = model.capture_generation([ids], max_new_tokens=4, sites="layer.*")
+    assert written.values.device.type == "cpu" and len(written.tokens) == 13
