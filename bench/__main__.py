@@ -19,7 +19,7 @@ INTRODUCTION = """\
 # What it costs
 
 Written by `make bench`; every number is a ratio of two ways run in turn in one process, the median over {repeats}
-rounds. CPU time counts all threads. The bar is held against CPU time, on a GPU against wall time; memory has one ratio,
+rounds ({few} for ragged texts, which take long). CPU time counts all threads. The bar is held against CPU time, on a GPU against wall time; memory has one ratio,
 which stands under CPU. A bare pass is the module's own forward under `no_grad`, with nothing asked of it.
 
 Measured on {cpu}, {cores} cores, {threads} torch threads, Python {python}, torch {torch}, transformers {transformers}
@@ -41,7 +41,7 @@ def main() -> None:
     if not options.rows:
         facts = {"machine": machine, "repeats": options.repeats, "rows": [row.to_json() for row in rows]}
         RESULTS.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
-        PAGE.write_text(_page(rows, {**machine, "repeats": options.repeats}), encoding="utf-8")
+        PAGE.write_text(_page(rows, {**machine, "repeats": options.repeats, "few": _few(options)}), encoding="utf-8")
         console.print(f"Written: {RESULTS.relative_to(ROOT)}, {PAGE.relative_to(ROOT)}")
 
 
@@ -56,15 +56,19 @@ def _options() -> Any:
 
 
 def _groups(options: Any) -> dict[str, Callable[[], list[Row]]]:
-    few = max(1, options.repeats // 2)  # for rows that take long and vary little
     return {
         "start": lambda: start.rows(options.repeats),
         "capture": lambda: capture.rows(options.repeats),
         "depth": lambda: depth.rows(options.repeats),
-        "ragged": lambda: ragged.rows(few, full=options.full),
+        "ragged": lambda: ragged.rows(_few(options), full=options.full),
         "gpu": lambda: gpu.rows(options.repeats),
         "peers": lambda: peers.rows(options.repeats) if options.peers else peers.not_asked(),
     }
+
+
+def _few(options: Any) -> int:
+    """Rounds for a row that takes long and varies little."""
+    return max(1, options.repeats // 2)
 
 
 def _cells(row: Row) -> tuple[str, ...]:
