@@ -19,8 +19,9 @@ INTRODUCTION = """\
 # What it costs
 
 Written by `make bench`; every number is a ratio of two ways run in turn in one process, the median over {repeats}
-rounds ({few} for ragged texts, which take long). CPU time counts all threads. The bar is held against CPU time, on a GPU against wall time; memory has one ratio,
-which stands under CPU. A bare pass is the module's own forward under `no_grad`, with nothing asked of it.
+rounds ({few} for ragged texts, which take long). CPU time counts all threads. The bar is held against CPU time, on a
+GPU against wall time; memory has one ratio, which stands under CPU. A bare pass is the module's own
+forward under `no_grad`, with nothing asked of it.
 
 Measured on {cpu}, {cores} cores, {threads} torch threads, Python {python}, torch {torch}, transformers {transformers}
 (load average {load} when it began).
