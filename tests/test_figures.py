@@ -162,7 +162,8 @@ def test_hostile_strings_are_drawn_as_text() -> None:
     for suffix in FORMATS:
         assert len(image(shown, suffix)) > 10_000
     found = "\n".join(texts(shown))
-    assert {"$x_1$", "</text><script>", "‹U+202E›evil‹U+2066›", "nul␀", "lone‹U+D83D›", "⇥TAB␍⏎"} <= set(
+    nul, end = Lettering().text("\0"), Lettering().text("\r")
+    assert {"$x_1$", "</text><script>", "‹U+202E›evil‹U+2066›", f"nul{nul}", "lone‹U+D83D›", f"⇥TAB{end}⏎"} <= set(
         found.split("\n")
     )
     assert "你好" in found, "whoever reads an SVG has fonts of their own"
@@ -177,6 +178,7 @@ def test_lettering() -> None:
     assert plain.token("x" * 50) == "x" * 17 + "…"
     assert plain.text("\u0301x") == "◌\u0301x"
     assert plain.text("\0") == ("␀" if drawable("␀") else "‹U+0000›")
+    assert Lettering(any_character=True).text("你\0") == f"你{plain.text(chr(0))}"
     assert plain.fitted("internationalisation", 40, 8).endswith("…")
     assert width_of(plain.fitted("internationalisation", 40, 8), 8) <= 40
     assert plain.fitted("x", 1, 8) == ""

@@ -167,14 +167,15 @@ def _lines(facts: Mapping[str, Any], indent: str) -> Iterator[str]:
             yield f"{indent}{_safe(key)}"
             yield from _lines(value, indent + "  ")
         else:
-            yield f"{indent}{_safe(key):<{wide}}  {_said(value)}"
+            yield f"{indent}{_safe(key):<{wide}}  {in_words(value)}"
 
 
-def _said(value: Any) -> str:
+def in_words(value: Any) -> str:
+    """A fact on one line, short and safe on a terminal."""
     if isinstance(value, list):
-        return ", ".join([*map(_said, value[:12]), *(["…"] if len(value) > 12 else [])]) or "none"
+        return ", ".join([*map(in_words, value[:12]), *(["…"] if len(value) > 12 else [])]) or "none"
     if isinstance(value, dict):
-        return "; ".join(f"{_safe(key)} {_said(inner)}" for key, inner in value.items())
+        return "; ".join(f"{_safe(key)} {in_words(inner)}" for key, inner in value.items())
     text = f"{value:.6g}" if isinstance(value, float) else str(value)
     return _safe(text if len(text) <= 200 else text[:199] + "…")
 

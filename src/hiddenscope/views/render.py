@@ -1,13 +1,12 @@
 """Results as files and in notebooks: fills the tables in which `Result` looks for its pages and figures."""
 
 import base64
-import json
-from collections.abc import Iterator
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hiddenscope.results import DISPLAYS, RENDERERS, Result
+from hiddenscope.results import DISPLAYS, RENDERERS, Result, in_words
 from hiddenscope.views.figures import Format, image
 from hiddenscope.views.page import document, frame
 from hiddenscope.views.pictures import pictures
@@ -19,27 +18,25 @@ MADE_BY = ("model", "revision", "weights", "dtype", "device", "attention", "vers
 
 def page(result: Result) -> str:
     """A result as one page: its pictures, its facts, and where it comes from."""
-    return document(pictures(result), result.title, ["", *[""] * (len(pictures(result)) - 1), _told(result)])
+    views = pictures(result)
+    title = f"{result.title[:1].upper()}{result.title[1:]}"
+    return document(views, title, [*[""] * len(views), _told(result)])
 
 
 def _told(result: Result) -> str:
-    parts = [("Facts", result.facts), ("Where it comes from", {key: result.source.get(key) for key in MADE_BY})]
-    return "\n\n".join(f"# {name}\n\n" + "\n".join(lines) for name, said in parts if (lines := list(_items(said))))
+    parts = {"Facts": result.facts, "Where it comes from": {key: result.source.get(key) for key in MADE_BY}}
+    return "\n\n".join(f"# {name}\n\n" + "\n".join(lines) for name, facts in parts.items() if (lines := _items(facts)))
 
 
-def _items(said: Any, above: str = "") -> Iterator[str]:
-    for key, value in said.items():
-        if isinstance(value, dict) and value:
-            yield from _items(value, f"{above}{key}: ")
+def _items(facts: Mapping[str, Any]) -> list[str]:
+    """One line a fact; facts of a stack are many, and stand one by one behind its name."""
+    found = []
+    for key, value in facts.items():
+        if isinstance(value, dict) and (len(value) > 5 or any(isinstance(inner, dict) for inner in value.values())):
+            found += [f"- {key}: {line.removeprefix('- ')}" for line in _items(value)]
         elif value not in (None, "", [], {}):
-            text = (
-                value
-                if isinstance(value, str)
-                else json.dumps(value)
-                if not isinstance(value, float)
-                else f"{value:,.6g}"
-            )
-            yield f"- {above}{key}: {text}".replace("\n", " ")[:1_000]
+            found.append(f"- {key}: {in_words(value)}".replace("\n", " "))
+    return found
 
 
 def _save_page(result: Result, path: Path) -> None:

@@ -34,10 +34,11 @@ def story(
     between backticks are code.
 
     >>> import tempfile, xarray
+    >>> from pathlib import Path
     >>> norms = Result("profile of sizes", xarray.Dataset({"norm": ("site", [1.0, 2.5])}, {"site": ["a", "b"]}), {}, {})
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     story([norms], f"{folder}/story.html", title="Two numbers")
-    ...     "<h1>Two numbers</h1>" in open(f"{folder}/story.html").read()
+    ...     "<h1>Two numbers</h1>" in Path(folder, "story.html").read_text()
     True
     """
     if Path(path).suffix.lower() != ".html":

@@ -7,6 +7,7 @@
 """
 
 import io
+import logging
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
@@ -54,12 +55,18 @@ def image(views: Sequence[View], suffix: Format, *, dpi: float = 220) -> bytes:
 
 @contextmanager
 def _matplotlib_as_it_comes() -> Iterator[None]:
-    """Nobody's settings but ours, and no complaint about characters that the reader of an SVG has and we have not."""
+    """Nobody's settings but ours, and no word on fonts: what one lacks has been seen to."""
     import matplotlib.style
 
+    fonts = logging.getLogger("matplotlib.font_manager")
     with _ALONE, matplotlib.style.context(["default", LOOK]), warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"Glyph \d+ .* missing from font")
-        yield
+        level = fonts.level
+        fonts.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            fonts.setLevel(level)
 
 
 def _drawn(views: Sequence[View], lettering: Lettering) -> Pen:

@@ -14,6 +14,7 @@ from hiddenscope.views.values import Grid, Measure
 
 SITE, TOKEN, WORD, KEY = 7.5, 7.5, 7.0, 7.0  # sizes of type
 PAGE = 470.0  # what a grid would like to fill
+LABEL = 100.0  # the longest label of a token
 LONGEST = 760.0  # beyond this a grid grows no further: its cells get thinner, and only some are labelled
 LEGEND = Box(0, 0, 190, 34)
 
@@ -43,13 +44,16 @@ def plan_grid(grid: Grid, lettering: Lettering) -> Plan:
 
 
 def _layout(grid: Grid, lettering: Lettering) -> _Layout:
-    tokens, second = (tuple(map(lettering.token, row)) for row in (grid.tokens, grid.second))
+    labels = (map(lettering.token, row) for row in (grid.tokens, grid.second))
+    tokens, second = (tuple(lettering.fitted(token, LABEL, TOKEN) for token in row) for row in labels)
     left = max(width_of(lettering.text(site, 40), SITE) for site in grid.sites) + 8
     label = max(width_of(token, TOKEN) for token in (*tokens, *second)) + 5
     wide = _cell_width(grid, (PAGE - left) / len(tokens), label)
     high = min(14.0 if grid.words or len(grid.sites) <= 14 else 11.0, max(LONGEST / len(grid.sites), 0.5))
     turn = 0.0 if label <= wide else 45.0 if wide >= 1.6 * TOKEN else 90.0
     tall = {0.0: 16.0, 45.0: 0.72 * label + 10, 90.0: label + 6}[turn]
+    if turn == 45:  # what hangs out to the left of its column
+        left = max(left, *(0.72 * width_of(token, TOKEN) - (k + 0.5) * wide for k, token in enumerate(tokens)))
     across = wide * len(tokens)
     beyond = 0.72 * label if turn == 45 and second else 0.0
     cells = Box(left, tall if second else 2, across, high * len(grid.sites))

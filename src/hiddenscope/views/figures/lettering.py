@@ -1,9 +1,9 @@
 """Words on paper: what cannot be seen is marked, what no font can draw is written out, what is long is cut.
 
->>> Lettering().token(" capital\\n"), Lettering().text("a\\u202eb"), Lettering().token("東")
-('␣capital⏎', 'a‹U+202E›b', '‹U+6771›')
->>> Lettering(any_character=True).token("東")
-'東'
+>>> Lettering().token(" capital\\n"), Lettering().text("a\\u202eb"), Lettering().token("𒀀")
+('␣capital⏎', 'a‹U+202E›b', '‹U+12000›')
+>>> Lettering(any_character=True).token("𒀀")
+'𒀀'
 """
 
 import re
@@ -73,11 +73,10 @@ class Lettering:
         return lines
 
     def _seen(self, char: str) -> str:
-        known = self.any_character or drawable(char)
         if unicodedata.category(char) not in UNSEEN and char not in BLANK:
-            return char if known else _code(char)
+            return char if self.any_character or drawable(char) else _code(char)
         picture = NAMED.get(char) or (chr(0x2400 + ord(char)) if ord(char) < 32 else "")
-        return picture if picture and (self.any_character or drawable(picture)) else _code(char)
+        return picture if picture and drawable(picture) else _code(char)
 
 
 @lru_cache(maxsize=1)

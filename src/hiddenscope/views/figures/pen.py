@@ -99,13 +99,14 @@ class Pen:
     def cells(self, box: Box, colours: NDArray[np.float64], *, seams: bool) -> None:
         """Coloured cells `[row, column, 4]` that fill a box, the first row on top."""
         rows, columns = colours.shape[:2]
+        overlap = min(0.4, box.width / columns / 4, box.height / rows / 4)  # or some viewers show the paper between
         self.axes.pcolormesh(
             np.linspace(box.left, box.right, columns + 1),
             np.linspace(box.top, box.bottom, rows + 1),
             colours,
             edgecolors="white" if seams else "face",
-            linewidth=0.5 if seams else 0.05,
-            antialiased=seams,
+            linewidth=0.5 if seams else overlap,
+            antialiased=True,
             rasterized=rows * columns > MOST_VECTORS,
             zorder=next(self.order),
         )
