@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import hiddenscope as hs
-from hiddenscope.errors import PassError, StatesError
+from hiddenscope.errors import PassError, StatesError, TextError
 from hiddenscope.model.batching import disagreement, plan
 from hiddenscope.states import Pair, States
 from hiddenscope.testing import build, tiny_model, tiny_tokenizer
@@ -31,9 +31,9 @@ NO_FINAL = {"bert", "albert", "roberta", "distilbert", "fnet", "longformer", "xl
 PAD_UNSAFE = ["ConvBertForMaskedLM", "FNetForMaskedLM", "MobileBertForMaskedLM", "NystromformerForMaskedLM"]
 PAD_UNSAFE += ["YosoForMaskedLM", "CpmAntForCausalLM"]
 TEXT = [7, 99, 23, 64, 31, 8, 120, 45, 77]
-LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=7)
+LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=5)
 # Fixtures here are functions without a state, so that a test may be run again with other examples.
-LAWFUL = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+LAWFUL = settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @cache
@@ -490,6 +490,15 @@ def test_a_window_is_as_long_as_the_positions_go() -> None:
         model = hs.load((build(conformance_row(name)), None))
         assert model.encoder.window == window
         assert model.capture(texts_of([window]), "layer.1").values.shape[1] == window  # type: ignore[union-attr]
+
+
+def test_a_decoder_may_have_a_window_of_its_own() -> None:
+    model = hs.load((build(conformance_row("LEDForConditionalGeneration")), None))
+    text, window = texts_of([200])[0], model.encoder.target_window or 0
+    assert 0 < window < (model.encoder.window or 0)
+    assert len(model.capture([text], "layer.1", targets=[text[:window]]).decoder.tokens) == min(200, window)  # type: ignore
+    with pytest.raises(TextError, match=f"takes {window:,}"):
+        model.capture([text], "layer.1", targets=[[5] * (window + 1)])
 
 
 def test_ids_may_be_given_in_many_shapes(tiny: Tiny) -> None:

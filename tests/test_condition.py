@@ -2,6 +2,7 @@
 
 import importlib.util
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ TEXTS = [TEXT, TEXT[:2], [50, 51, 52]]
 COMPILES = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 
 
+@cache
 def plain(family: str = "llama") -> Any:
     return hs.load((tiny_model(family), None)).capture(TEXTS)
 

@@ -203,7 +203,8 @@ def _encoder(model: Model) -> Encoder:
     pads += [getattr(model.tokenizer, "eos_token_id", None)]
     size = vocabulary(model.module)
     pad = next((pad for pad in pads if isinstance(pad, int) and 0 <= pad < size), 0)
-    return Encoder(model.tokenizer, _window(model.module, text), size, model.name, start, pad)
+    target_window = getattr(config, "max_decoder_position_embeddings", None)
+    return Encoder(model.tokenizer, _window(model.module, text), size, model.name, start, pad, target_window)
 
 
 def _generation_config(module: nn.Module) -> Any:

@@ -1,7 +1,7 @@
 """Texts made into ids, and each token into what a reader knows it as."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -31,7 +31,7 @@ class Encoder:
     """A tokenizer and the limits of its model: it makes ids of texts, and refuses what the model cannot take.
 
     `window` is the longest text in tokens, `vocabulary` the number of ids, `start` the id that opens a decoder's text,
-    `pad` the id that fills up the shorter texts of a batch.
+    `pad` the id that fills up the shorter texts of a batch, `target_window` a decoder's own window, if it has one.
     """
 
     tokenizer: Any
@@ -40,6 +40,7 @@ class Encoder:
     name: str = "this model"
     start: int | None = None
     pad: int = 0
+    target_window: int | None = None
     _strings: dict[int, str] = field(default_factory=dict, repr=False)
 
     def encode(self, texts: Texts, *, truncate: bool = False) -> Encoded:
@@ -73,7 +74,8 @@ class Encoder:
 
         Targets that are lists of ids are given to it as they are.
         """
-        encoded = None if texts is None else self._as_many(self.encode(texts, truncate=truncate), count)
+        own = replace(self, window=self.target_window or self.window)
+        encoded = None if texts is None else self._as_many(own.encode(texts, truncate=truncate), count)
         if encoded is not None and encoded.texts is None:
             return encoded
         if self.start is None:
@@ -85,9 +87,9 @@ class Encoder:
         spans = tuple(((-1, -1), *row) for row in encoded.spans) if encoded.spans else None
         spans = spans and tuple(row[: len(own)] for row, own in zip(spans, ids, strict=True))
         shifted = Encoded(encoded.texts, ids, spans)
-        shifted = _cut(shifted, self.window) if truncate and self.window else shifted
+        shifted = _cut(shifted, own.window) if truncate and own.window else shifted
         for number, row in enumerate(shifted.ids):
-            self._check(number, row)
+            own._check(number, row)
         return shifted
 
     def tokens(self, encoded: Encoded) -> Tokens:
