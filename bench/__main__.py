@@ -24,7 +24,7 @@ GPU against wall time; memory has one ratio, which stands under CPU. A bare pass
 forward under `no_grad`, with nothing asked of it.
 
 Measured on {cpu}, {cores} cores, {threads} torch threads, Python {python}, torch {torch}, transformers {transformers}
-(load average {load} when it began).
+(load average {load} when it began). Rows of a GPU were measured where there was one, by `python -m bench.gpu`.
 """
 
 
