@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from conftest import Opener, Shown
+from looking import Opener, Shown
 from scenes import FRANCE, comparison, long, norms, visibility, words
 
 from hiddenscope.views import Grid, Measure, colours

@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from conftest import Opener
+from looking import Opener
 from scenes import lines
 
 from hiddenscope.views import Lines, Series

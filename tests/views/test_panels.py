@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from conftest import Opener, Shown
+from looking import Opener, Shown
 from scenes import panels
 
 SIDE, TITLE, GAP = 330, 20, 16  # of three panels in a wide window

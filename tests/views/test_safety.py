@@ -5,7 +5,7 @@ import io
 from pathlib import Path
 from xml.etree import ElementTree
 
-from conftest import Opener
+from looking import Opener
 from playwright.sync_api import Browser
 from scenes import HOSTILE, hostile, norms, panels, visibility
 

@@ -3,7 +3,7 @@
 import statistics
 
 import numpy as np
-from conftest import Opener, Shown
+from looking import Opener, Shown
 from scenes import long, panels, visibility
 
 from hiddenscope.views import Panels

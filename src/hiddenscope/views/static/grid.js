@@ -34,6 +34,7 @@ export class GridView {
     /** @type {Direction} */
     this.direction = "both";
     this.resting = 0;
+    this.shift = 0; // how far it is scrolled: to ask for it while painting would lay out the page
     this.theme = theme();
     this.figure = new Figure(root, grid, gridHelp(grid), { picture: () => this.picture(), rows: () => gridRows(grid, this.pin) });
     this.back = new Surface("back");
@@ -90,7 +91,10 @@ export class GridView {
     front.canvas.addEventListener("pointermove", (event) => this.move(this.under(event)));
     front.canvas.addEventListener("pointerleave", () => this.move(-1));
     front.canvas.addEventListener("click", (event) => this.hold(this.under(event)));
-    scroller?.addEventListener("scroll", () => this.paintAll());
+    scroller?.addEventListener("scroll", () => {
+      this.shift = scroller.scrollLeft;
+      this.paintAll();
+    });
     const { columns, rows } = { columns: this.grid.tokens.length, rows: this.grid.sites.length };
     const step = (/** @type {number} */ right, /** @type {number} */ up) => () => {
       const known = this.cursor >= 0 ? this.cursor : this.pin;
@@ -161,12 +165,13 @@ export class GridView {
     this.spacer.style.width = `${this.layout.width}px`;
     this.frame.style.width = `${width}px`;
     this.frame.style.height = `${this.layout.height}px`;
+    this.shift = this.scroller?.scrollLeft ?? 0;
     this.paintAll();
   }
 
   /** @param {PointerEvent | MouseEvent} event */
   under(event) {
-    const shift = event.offsetX > this.layout.left ? (this.scroller?.scrollLeft ?? 0) : -Infinity;
+    const shift = event.offsetX > this.layout.left ? this.shift : -Infinity;
     return cellAt(this.layout, event.offsetX + shift, event.offsetY);
   }
 
@@ -253,7 +258,7 @@ export class GridView {
   }
 
   window() {
-    return windowOf(this.layout, this.scroller?.scrollLeft ?? 0, this.front.width);
+    return windowOf(this.layout, this.shift, this.front.width);
   }
 
   /** The whole grid with its title and legend, to be saved. */

@@ -107,9 +107,12 @@ export function paintCells(pen, layout, seen, pixels, theme) {
   const x = layout.left - seen.shift;
   pen.cells(flipped(pixels, columns), { x, y: layout.top, width: wide, height: high, columns, first: seen.first, last: seen.last });
   if (wide < 14) return;
-  const [start, end] = [x + seen.first * wide, (seen.last - seen.first) * wide];
-  for (let row = 1; row < rows; row++) pen.rect(start, layout.top + row * high - 0.5, end, 1, theme.paper);
-  for (let column = seen.first; column <= seen.last; column++) pen.rect(x + column * wide - 0.5, layout.top, 1, rows * high, theme.paper);
+  const [start, across, up] = [x + seen.first * wide, (seen.last - seen.first) * wide, rows * high];
+  /** @type {[number, number, number, number][]} */
+  const gaps = [];
+  for (let row = 1; row <= rows; row++) gaps.push([start, layout.top + row * high - 1, across, 1]);
+  for (let column = seen.first + 1; column <= seen.last; column++) gaps.push([x + column * wide - 1, layout.top, 1, up]);
+  pen.rects(gaps, theme.paper);
 }
 
 /**
@@ -177,7 +180,7 @@ export function paintCursor(pen, layout, seen, cell, colours) {
   const x = left - seen.shift;
   siteLabel(pen, layout, Math.floor(cell / layout.columns), colours.ink);
   if (x < layout.left - layout.wide / 2) return;
-  pen.outline(x - 1, y - 1, layout.wide + 2, layout.high + 2, colours.paper, 4);
-  pen.outline(x - 0.5, y - 0.5, layout.wide + 1, layout.high + 1, colours.ink, 2);
+  pen.outline(x - 1, y - 1, layout.wide + 1, layout.high + 1, colours.paper, 4);
+  pen.outline(x - 1, y - 1, layout.wide + 1, layout.high + 1, colours.ink, 2);
   tokenLabel(pen, layout, seen, cell % layout.columns, colours.ink);
 }

@@ -6,6 +6,7 @@
  * @typedef {{x: number, y: number, width: number, height: number, columns: number, first: number, last: number}} Cells
  * @typedef {{
  *   rect: (x: number, y: number, width: number, height: number, fill: string) => void,
+ *   rects: (boxes: [number, number, number, number][], fill: string) => void,
  *   outline: (x: number, y: number, width: number, height: number, stroke: string, thick: number) => void,
  *   line: (points: number[][], stroke: string, thick: number, dash?: number[]) => void,
  *   area: (points: number[][], fill: string, opacity: number) => void,
@@ -34,6 +35,10 @@ export function canvasPen(context, font) {
     rect: (x, y, width, height, fill) => {
       context.fillStyle = fill;
       context.fillRect(x, y, width, height);
+    },
+    rects: (boxes, fill) => {
+      context.fillStyle = fill;
+      for (const [x, y, width, height] of boxes) context.fillRect(x, y, width, height);
     },
     outline: (x, y, width, height, stroke, thick) => {
       context.strokeStyle = stroke;
@@ -130,11 +135,13 @@ export function svgPen(width, height, font) {
     out.push(inner ? `<${tag}${attributes}>${inner}</${tag}>` : `<${tag}${attributes}/>`);
   };
   const path = (/** @type {number[][]} */ points) => points.map(([x, y]) => `${short(x)},${short(y)}`).join(" ");
+  const box = (/** @type {number[]} */ [x, y, w, h]) => ({ x: short(x), y: short(y), width: short(w), height: short(h) });
   return {
     pen: {
-      rect: (x, y, w, h, fill) => put("rect", { x: short(x), y: short(y), width: short(w), height: short(h), fill }),
+      rect: (x, y, w, h, fill) => put("rect", { ...box([x, y, w, h]), fill }),
+      rects: (boxes, fill) => boxes.forEach((one) => put("rect", { ...box(one), fill })),
       outline: (x, y, w, h, stroke, thick) =>
-        put("rect", { x: short(x), y: short(y), width: short(w), height: short(h), fill: "none", stroke, "stroke-width": thick }),
+        put("rect", { ...box([x, y, w, h]), fill: "none", stroke, "stroke-width": thick }),
       line: (points, stroke, thick, dash = []) =>
         put("polyline", { points: path(points), fill: "none", stroke, "stroke-width": thick, "stroke-dasharray": dash.join(" ") || "none" }),
       area: (points, fill, opacity) => put("polygon", { points: path(points), fill, "fill-opacity": opacity }),
