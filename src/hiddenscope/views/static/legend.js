@@ -26,8 +26,18 @@ export function ticksOf(ends, way) {
     const round = (/** @type {number} */ part) => Number((part * ends.high).toPrecision(2));
     return [-1, -0.01, 0, 0.01, 1].map(round).map((value) => ({ at: placeOf(value, ends, way), label: tickSaid(value) }));
   }
-  const values = way.log && ends.low > 0 ? logTicks(ends.low, ends.high, 6) : linearTicks(ends.low, ends.high, 4);
+  const values = way.log && ends.low > 0 ? decades(ends) : linearTicks(ends.low, ends.high, 4);
   return values.map((value) => ({ at: placeOf(value, ends, way), label: tickSaid(value) }));
+}
+
+/**
+ * Powers of ten alone, where there are two or more.
+ * @param {import("./scale.js").Ends} ends
+ */
+function decades(ends) {
+  const all = logTicks(ends.low, ends.high, 6);
+  const powers = all.filter((value) => Math.abs(Math.log10(value) - Math.round(Math.log10(value))) < 1e-9);
+  return powers.length > 1 ? powers : all;
 }
 
 /**
