@@ -210,7 +210,7 @@ def test_demo_writes_a_page_and_says_where(folder: str, tmp_path: Path, monkeypa
     told = page.read_text("utf-8")
     assert told.count("<section data-view=") == 3
     first = hs.profile(hs.load(folder, device="cpu", dtype="float32"), TEXT).facts["norm"]["first token"]
-    assert f"a norm of about {first:,.0f}" in told
+    assert f"a median norm of about {first:,.0f}" in told
     facts = json.loads(ask("demo", "--model", folder, "--json", "--out", str(tmp_path / "other.html")))
     assert facts["profile"]["norm"]["first token"] == first
     assert Path(facts["page"]).read_text("utf-8") == told

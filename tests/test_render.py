@@ -214,7 +214,7 @@ def test_a_story_reads_its_numbers_off_the_results(model: hs.Model, tmp_path: Pa
     assert told.count("<section data-view=") == 4
     assert "<p>Once <code>upon</code> &lt;a&gt; time.</p>" in told
     assert "“The cat sat.”" in told
-    assert f"a norm of about {norms.facts['norm']['first token']:,.0f}" in told
+    assert f"a median norm of about {norms.facts['norm']['first token']:,.0f}" in told
     assert "sees hardly anything else" not in told, "that holds where the first token is far larger"
     assert told.index("Sizes of toy") < told.index("<li>The end</li>")
     with pytest.raises(FileError, match="it is a page"):
@@ -230,7 +230,7 @@ def test_a_large_first_token_is_remarked_on() -> None:
     columns = {f"norm_{name}": ("site", [1.0, 1, 1]) for name in ("first", "median", "low", "high")}
     data = xarray.Dataset({"norm": (("site", "token"), np.ones((3, 1))), **columns}, coords)
     grid, lines = tell(hs.Result("profile", data, {"texts": 1, "norm": facts | drops}, {}))
-    assert "norm of about 300 and the others of about 3: 100.0 times as much" in grid.prose
+    assert "median norm of about 300 and the others of about 3: 100.0 times as much" in grid.prose
     assert "the first token from 90 to 4 and the other tokens from 9 to 5" in grid.prose
     assert "sees hardly anything else" in lines.prose
     assert "all are of one size again" in lines.prose
