@@ -134,8 +134,8 @@ def _sentences(stack: str, facts: dict[str, Any]) -> Iterator[str]:
     if "times as large" in facts:
         first, others, times = (facts[name] for name in ("first token", "other tokens", "times as large"))
         yield (
-            f"Over the middle{whose} ({facts['middle layers']}) the first token has a median norm of about {first:,.0f} "
-            f"and the others of about {others:,.0f}: {times:,.1f} times as much."
+            f"Over the middle{whose} ({facts['middle layers']}) the first token has a median norm of about "
+            f"{first:,.0f} and the others of about {others:,.0f}: {times:,.1f} times as much."
         )
     if drops := _drops(facts):
         told = " and ".join(f"the {who} from {before:,.0f} to {after:,.0f}" for who, (before, after) in drops.items())
