@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import hiddenscope as hs
-from hiddenscope.errors import PassError, StatesError, TextError
+from hiddenscope.errors import PassError, SiteError, StatesError, TextError
 from hiddenscope.model.batching import disagreement, plan
 from hiddenscope.states import Pair, States
 from hiddenscope.testing import build, tiny_model, tiny_tokenizer
@@ -369,6 +369,17 @@ def test_recording_embeddings_that_are_no_tokens(tiny: Tiny, bare: bool) -> None
         model.module(inputs_embeds=model.module.get_input_embeddings()(torch.tensor([TEXT])))  # type: ignore
     assert torch.equal(rec.states.values, model.capture([TEXT]).values)  # type: ignore[union-attr]
     assert rec.states.tokens.ids.tolist() == [-1] * len(TEXT)
+
+
+@pytest.mark.parametrize("bare", [False, True])
+def test_recorded_states_count_from_the_end_of_the_model(tiny: Tiny, bare: bool) -> None:
+    model = tiny("llama")
+    with hs.recording(model.module if bare else model, "layer.0-2") as rec, torch.no_grad():
+        model.module(torch.tensor([[5, 6, 7]]))
+    assert torch.equal(rec.states["layer.-2"], rec.states["layer.2"])
+    for gone in ("layer.-1", "hidden_states[-1]"):  # neither of them is the deepest that was kept
+        with pytest.raises(SiteError):
+            rec.states[gone]
 
 
 def test_recording_generation_keeps_each_pass(tiny: Tiny) -> None:

@@ -1,6 +1,9 @@
 """States, their tokens and their source."""
 
 import json
+import os
+import re
+import stat
 import struct
 from pathlib import Path
 from typing import Any
@@ -344,6 +347,9 @@ def test_a_pair(tmp_path: Path) -> None:
     assert torch.equal(encoder["layer.1"], encoder.values[1])
     with pytest.raises(SiteError, match="it names 2"):
         pair["layer.1"]
+    with pytest.raises(SiteError, match="it names 4"):
+        pair["layer.0-1"]
+    assert repr(pair) == f"{encoder!r}\n{decoder!r}"
     with pytest.raises(StatesError):
         Pair(decoder, encoder)
     pair.save(tmp_path / "pair.safetensors")
@@ -355,6 +361,15 @@ def test_a_pair(tmp_path: Path) -> None:
     encoder.save(tmp_path / "one.safetensors")
     with pytest.raises(FileError, match="it holds one stack"):
         Pair.load(tmp_path / "one.safetensors")
+
+
+def test_a_pair_counts_from_the_end_of_the_model_not_of_what_was_kept() -> None:
+    some = "{0}.layer.0 {0}.layer.1"
+    kept = Pair(*(make_states([2], sites=some.format(name), depth=3, final=True) for name in ("encoder", "decoder")))
+    assert torch.equal(kept["decoder.layer.-3"], kept.decoder.values[1])
+    for gone in ("encoder.layer.-1", "encoder_hidden_states[-1]", "decoder.layer.7"):
+        with pytest.raises(SiteError, match=re.escape(f"No site '{gone}'")):
+            kept[gone]
 
 
 def test_files_that_are_not_ours(tmp_path: Path) -> None:
@@ -408,10 +423,26 @@ def test_a_failed_save_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest
         make_states([3]).save(tmp_path / "nowhere" / "x.safetensors")
 
 
+def test_a_saved_file_may_be_read_by_whom_the_umask_lets(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        make_states([3]).save(tmp_path / "x.safetensors")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "x.safetensors").stat().st_mode) == 0o640
+
+
+@pytest.mark.parametrize("name", ["x", "x.npz", "x.html"])
+def test_a_suffix_that_promises_another_format(tmp_path: Path, name: str) -> None:
+    with pytest.raises(FileError, match=r"states are kept as \.safetensors"):
+        make_states([3]).save(tmp_path / name)
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_repr_is_short_and_safe() -> None:
     states = States((Site(0),), torch.zeros(1, len(HOSTILE), 2), make_tokens([12], strings=HOSTILE), Source("t\x1boy"))
     said = repr(states)
-    assert "1 sites x 12 tokens x 2" in said
+    assert "1 site x 12 tokens x 2" in said
     assert all(line.isprintable() for line in said.splitlines())
     assert len(said) < 400
     assert repr(states.tokens).isprintable()

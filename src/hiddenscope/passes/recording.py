@@ -104,7 +104,7 @@ def recording(model: Subject | nn.Module, sites: Any = EVERYTHING) -> Iterator[R
             found = "it is compiled, and compiled code calls no hooks"
             raise ModuleError("Recording the passes of a module", found, "Give and call the module inside.")
         anatomy, module = find(model), model
-        recorded = Recording(anatomy, Encoder(None, None, 0), _Unknown(anatomy.name))
+        recorded = Recording(anatomy, Encoder(None, None, 0), _bare_sources(anatomy))
         lock: AbstractContextManager[Any] = nullcontext()
     else:
         anatomy, module, lock = model.anatomy, model.module, model.lock
@@ -114,14 +114,16 @@ def recording(model: Subject | nn.Module, sites: Any = EVERYTHING) -> Iterator[R
         yield recorded
 
 
-class _Unknown(dict[str | None, Source]):
-    """The source of a bare module's states: its class is all that is known."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __missing__(self, stack: str | None) -> Source:
-        return Source(self.name)
+def _bare_sources(anatomy: Anatomy) -> dict[str | None, Source]:
+    """Where the states of a bare module come from: its class, and what its proof says of each stack."""
+    sources: dict[str | None, Source] = {}
+    for stack in {site.stack for site in anatomy.sites}:
+        found = next(part for part in anatomy.stacks if stack in (None, part.name))
+        reported = tuple("" if site is None else str(site) for site in anatomy.reported(found))
+        dtype = str(found.proof.dtype).removeprefix("torch.")
+        final = found.proof.final is not None
+        sources[stack] = Source(anatomy.name, dtype=dtype, depth=found.depth, final=final, reported=reported)
+    return sources
 
 
 class _Following:

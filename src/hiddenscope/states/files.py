@@ -47,6 +47,9 @@ def _unpack(tensors: Mapping[str, torch.Tensor], name: str) -> tuple[str, ...]:
 
 def write(path: str | os.PathLike[str], parts: Mapping[str, Part]) -> None:
     """Write the states of one stack (under "") or of several, each under the prefix of its tensors."""
+    if Path(path).suffix.lower() != ".safetensors":
+        found = "states are kept as .safetensors"
+        raise FileError(f"Cannot save states as {os.fspath(path)}", found, "Give the path that suffix.")
     tensors: dict[str, torch.Tensor] = {}
     facts: dict[str, Any] = {}
     for prefix, states in parts.items():
@@ -99,11 +102,13 @@ def _replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     target = Path(path)
     fresh = target.with_name(f".{target.name[:100]}.{secrets.token_hex(4)}.part")
     try:
+        fresh.touch()  # with the rights that the umask gives; safetensors would leave it to its owner alone
+        rights = fresh.stat().st_mode
         yield fresh
+        fresh.chmod(rights)
         os.replace(fresh, target)
     except (OSError, SafetensorError) as error:
-        raise FileError(
-            f"Cannot write {target}", str(error), "Choose a folder that is there and can be written."
-        ) from error
+        found = getattr(error, "strerror", None) or str(error)  # the path in its text is not the one that was asked for
+        raise FileError(f"Cannot write {target}", found, "Choose a folder that is there and can be written.") from error
     finally:
         fresh.unlink(missing_ok=True)

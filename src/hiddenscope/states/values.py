@@ -77,9 +77,9 @@ class States:
 
     def __repr__(self) -> str:
         dtype = str(self.values.dtype).removeprefix("torch.")
-        shape = f"{len(self.sites)} sites x {len(self.tokens)} tokens x {self.width}"
+        shape = f"{_many(len(self.sites), 'site')} x {_many(len(self.tokens), 'token')} x {self.width}"
         lines = [f"States of {plain(self.source.model)}, {dtype}: {shape}", f"  sites   {summarise(self.sites)}"]
-        texts = "1 text" if self.tokens.count == 1 else f"{self.tokens.count} texts"
+        texts = _many(self.tokens.count, "text")
         return "\n".join([*lines, f"  tokens  {shown(self.tokens.strings)} ({texts})"])
 
     def of(self, text: int) -> "States":
@@ -278,7 +278,7 @@ class States:
         return starts
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Pair:
     """What capturing an encoder-decoder gives: the states of its two stacks, each with its own tokens.
 
@@ -304,13 +304,24 @@ class Pair:
         """The sites of both stacks."""
         return self.encoder.sites + self.decoder.sites
 
+    def __repr__(self) -> str:
+        return f"{self.encoder!r}\n{self.decoder!r}"
+
     def __getitem__(self, site: str | Site) -> torch.Tensor:
-        chosen = select(site, self.sites, owner=f"these states of {plain(self.encoder.source.model)}")
+        chosen: list[tuple[States, Site]] = []
+        refused: dict[str, SiteError] = {}
+        for stack, states in (("encoder", self.encoder), ("decoder", self.decoder)):
+            try:
+                chosen += [(states, found) for found in states._choose(site)]
+            except SiteError as error:
+                refused[stack] = error
+        if not chosen:
+            raise refused["decoder" if str(site).startswith("decoder") else "encoder"]
         if len(chosen) > 1:
-            raise SiteError(
-                f"One site, {str(site)[:60]!r}", f"it names {len(chosen)}", "Name the stack: 'encoder.' ..."
-            )
-        return (self.encoder if chosen[0].stack == "encoder" else self.decoder)[chosen[0]]
+            asked = f"One site, {str(site)[:60]!r}"
+            raise SiteError(asked, f"it names {len(chosen)}", "Name the stack: 'encoder.' ...")
+        states, found = chosen[0]
+        return states[found]
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write both to one safetensors file; `Pair.load` gives them back exactly."""
@@ -366,6 +377,10 @@ def _take(values: torch.Tensor, dim: int, indices: Ints) -> torch.Tensor:
     if len(indices) and indices[-1] - indices[0] + 1 == len(indices):
         return values.narrow(dim, int(indices[0]), len(indices))
     return values.index_select(dim, torch.from_numpy(indices).to(values.device))
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
