@@ -413,8 +413,9 @@ def replacing(target: Path) -> Iterator[Path]:
         yield fresh
         os.replace(fresh, target)
     except OSError as error:
-        found = _safe(str(error))
-        raise FileError(f"Cannot write {_safe(str(target))}", found, "Choose a folder that can be written.") from error
+        found = _safe(error.strerror or str(error))  # the path in its text is not the one that was asked for
+        do = "Choose a folder that is there and can be written."
+        raise FileError(f"Cannot write {_safe(str(target))}", found, do) from error
     finally:
         fresh.unlink(missing_ok=True)
 

@@ -49,7 +49,8 @@ class Landing:
         widths = {subject.anatomy.width(site): site for site in sites}
         if len(widths) > 1:
             found = " and ".join(f"{site} is {width} wide" for width, site in widths.items())
-            raise StatesError(f"States of {subject.anatomy.name}", found, "Capture them one after another.")
+            do = "Capture 'layer.*' and 'final' one after the other."
+            raise StatesError(f"States of {subject.anatomy.name}", found, do)
         proved = subject.anatomy.stack(sites[0]).proof.dtype
         self.subject, self.sites, self.encoded = subject, tuple(sites), encoded
         self._starts = list(accumulate(encoded.lengths, initial=0))
