@@ -11,7 +11,7 @@ import math
 import os
 import sys
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -23,6 +23,7 @@ import typer
 import hiddenscope as hs
 from hiddenscope import errors, progress
 from hiddenscope.loading import zoo
+from hiddenscope.results import replacing
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -124,20 +125,24 @@ def _written_out(char: str) -> str:
     return char.encode("unicode_escape").decode("ascii")
 
 
+WIDE = 400  # for a table that goes to a file or another program, where nothing is gained by folding it
+
+
 def _console() -> "Console":
     from rich.console import Console
 
-    return Console(markup=False, emoji=False, highlight=False)
+    width = None if sys.stdout.isatty() else WIDE
+    return Console(markup=False, emoji=False, highlight=False, width=width)
 
 
-def _table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, text_columns: int = 1) -> None:
-    """Print a table; the columns after the first `text_columns` hold numbers."""
+def _table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, text: Collection[int] = (0,)) -> None:
+    """Print a table; the columns at the places in `text` hold text, the others numbers."""
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False)
     for place, name in enumerate(columns):
-        table.add_column(Text(visible(name)), justify="left" if place < text_columns else "right", overflow="fold")
+        table.add_column(Text(visible(name)), justify="left" if place in text else "right", overflow="fold")
     for row in rows:
         table.add_row(*(Text(visible(cell)) for cell in row))
     _console().print(table)
@@ -233,7 +238,8 @@ def anatomy(shared: Shared) -> None:
     typer.echo(visible(result.summary(), keep="\n"))
     columns = [name for name, column in result.data.data_vars.items() if column.dims == ("site",)]
     table = zip(result.data["site"].values, *(result.data[name].values.tolist() for name in columns), strict=True)
-    _table(["site", *map(str, columns)], ([_shown(cell) for cell in row] for row in table))
+    text = [0, *(place for place, name in enumerate(columns, 1) if result.data[name].dtype.kind not in "iuf")]
+    _table(["site", *map(str, columns)], ([_shown(cell) for cell in row] for row in table), text=text)
 
 
 def _handed_out(result: "hs.Result", shared: Shared) -> bool:
@@ -315,7 +321,12 @@ def profile(
 
 
 def _lines_of(texts: list[str]) -> list[str]:
-    return [line for text in texts for line in ([text] if text != "-" else sys.stdin.read().splitlines())]
+    return [line for text in texts for line in ([text] if text != "-" else _lines(sys.stdin.read()))]
+
+
+def _lines(text: str) -> list[str]:
+    """The lines of a file; only a newline ends one, and not all that Unicode calls a line's end."""
+    return text.removesuffix("\n").split("\n") if text else []
 
 
 @_command
@@ -330,12 +341,17 @@ def models(shared: Shared) -> None:
         raise errors.UnknownModel(f"No model {shared.model!r} in the zoo", f"it has {names}", "Name one of those.")
     listing = [{**asdict(row), "path": str(row.path) if row.path else None} for row in rows]
     if shared.out:
-        shared.out.write_text(json.dumps(listing, indent=2) + "\n", "utf-8")
+        if shared.out.suffix.lower() != ".json":
+            raise errors.FileError(
+                f"Cannot save a list as {shared.out}", "it is JSON", "Give the path the suffix .json."
+            )
+        with replacing(shared.out) as fresh:
+            fresh.write_text(json.dumps(listing, indent=2) + "\n", "utf-8")
     if shared.json:
         _print_json(listing)
     elif not shared.out:
         cells = ([row.name, row.description, row.licence, _size(row.bytes if row.cached else None)] for row in rows)
-        _table(["name", "what it is", "licence", "cached"], cells, text_columns=3)
+        _table(["name", "what it is", "licence", "cached"], cells, text=range(3))
 
 
 def _size(count: int | None) -> str:
