@@ -12,8 +12,11 @@ DPI = 130  # sharp on a screen, and small
 
 def draw() -> dict[str, bytes]:
     """Every picture by its name."""
-    norms = hs.profile(hs.load(), "The capital of France is Paris.")
-    return {"norms.png": image(pictures(norms), ".png", dpi=DPI)}
+    model = hs.load()
+    norms = hs.profile(model, "The capital of France is Paris.")
+    difference = hs.compare(model, "The capital of France is Paris.", "The capital of Germany is Berlin.")
+    shown = {"norms.png": pictures(norms), "difference.png": pictures(difference)[:2]}
+    return {name: image(views, ".png", dpi=DPI) for name, views in shown.items()}
 
 
 if __name__ == "__main__":

@@ -224,6 +224,17 @@ def test_profile_tells_and_keeps(folder: str, tmp_path: Path) -> None:
     assert (said["kind"], said["variables"]["norm"]["shape"]) == ("profile", [1, 7])
 
 
+def test_compare_tells_and_keeps(folder: str, tmp_path: Path) -> None:
+    out = tmp_path / "difference.nc"
+    printed = ask("compare", TEXT, "The capital of Paris", "--model", folder, "--out", str(out))
+    assert "first at" in printed
+    assert hs.Result.load(out).data["l2"].shape == (5, 6)
+    said = json.loads(ask("compare", TEXT, "--other", folder, "--model", folder, "--sites", "final", "--json"))
+    assert said["variables"]["cka"]["shape"] == [1, 1]
+    done = runner.invoke(cli.app, ["compare", TEXT, "--model", folder, "--quiet"])
+    assert (done.exit_code, "no second text and no other model" in done.stderr) == (2, True)
+
+
 def test_demo_writes_a_page_and_says_where(folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     printed = ask("demo", "--model", folder)
@@ -231,7 +242,7 @@ def test_demo_writes_a_page_and_says_where(folder: str, tmp_path: Path, monkeypa
     assert str(page) in printed
     assert printed.index("final ") < printed.index("Try next")
     told = page.read_text("utf-8")
-    assert told.count("<section data-view=") == 3
+    assert told.count("<section data-view=") == 6
     first = hs.profile(hs.load(folder, device="cpu", dtype="float32"), TEXT).facts["norm"]["first token"]
     assert f"a median norm of about {first:,.0f}" in told
     facts = json.loads(ask("demo", "--model", folder, "--json", "--out", str(tmp_path / "other.html")))

@@ -19,6 +19,7 @@ from hiddenscope import errors
 
 if TYPE_CHECKING:
     from hiddenscope.analyses.anatomy import anatomy
+    from hiddenscope.analyses.compare import compare
     from hiddenscope.analyses.profile import profile
     from hiddenscope.model import Model, load
     from hiddenscope.passes.record import Pass, record
@@ -41,6 +42,7 @@ __all__ = [
     "Tokens",
     "__version__",
     "anatomy",
+    "compare",
     "errors",
     "load",
     "profile",
@@ -59,6 +61,7 @@ _ROOMS = {
     "States": "states",
     "Tokens": "states",
     "anatomy": "analyses.anatomy",
+    "compare": "analyses.compare",
     "load": "model",
     "profile": "analyses.profile",
     "record": "passes",

@@ -171,31 +171,38 @@ def _hiddenscope(
 def demo(shared: Shared) -> None:
     """Write a page that shows a model's states, and say where it lies.
 
-    The page needs no network: it proves where the states live, and paints the size of every state of a sentence.
+    The page needs no network: it proves where the states live, paints the size of every state of a sentence, and
+    compares that sentence with another.
     """
     page = shared.out or Path("hiddenscope-demo.html")
     model = shared.load()
-    proof, norms = hs.anatomy(model), hs.profile(model, SENTENCE)
-    hs.story([proof, norms], page, title=f"The hidden states of {model.name}", opening=OPENING, closing=CLOSING)
+    proof, norms, difference = hs.anatomy(model), hs.profile(model, SENTENCE), hs.compare(model, SENTENCE, ANOTHER)
+    results = [proof, norms, difference]
+    hs.story(results, page, title=f"The hidden states of {model.name}", opening=OPENING, closing=CLOSING)
     if shared.json:
-        _print_json({"page": str(page), "text": SENTENCE, "anatomy": proof.facts, "profile": norms.facts})
+        facts = {result.kind: result.facts for result in results}
+        _print_json({"page": str(page), "text": SENTENCE, "other text": ANOTHER, **facts})
         return
     typer.echo(visible(f"{proof.summary()}\n\n{norms.summary()}\n", keep="\n"))
     _print_grid(norms)
+    typer.echo(visible(f"\n{difference.summary()}", keep="\n"))
     typer.echo(f"\nThe whole story, to look at and to touch: {visible(str(page.resolve()))}\n{NEXT}")
 
 
 SENTENCE = "The capital of France is Paris."
+ANOTHER = "The capital of Germany is Berlin."
 
 OPENING = """
 A transformer turns every token into a vector and changes that vector block by block: its hidden states. This page shows
-those of one sentence, in a small real model. It needs no network, and everything in it was computed when it was made.
+those of one sentence, in a small real model, and how those of another sentence differ from them. It needs no network,
+and everything in it was computed when it was made.
 """
 
 CLOSING = """
 # Go on
 
 - `hiddenscope profile "Your own text." --out norms.html` makes such a page of your own text; `.pdf` makes a figure.
+- `hiddenscope compare "One text." "Another text." --out difference.html` shows where two texts of yours part.
 - `hiddenscope anatomy --model gpt2` proves another model; a folder or a `.gguf` file will do too.
 - `hs.profile(hs.load(), "Your own text.").data` is an xarray Dataset, to go on with.
 """
@@ -204,6 +211,7 @@ NEXT = """
 Try next:
   hiddenscope anatomy                                    the whole proof, layer by layer
   hiddenscope profile "Your own text." --out norms.html  the same picture of your own text
+  hiddenscope compare "One text." "Another text."        where, and by how much, their states differ
   hiddenscope capture "Your own text." --sites final     its states; --out states.safetensors keeps them
   hiddenscope models                                     other models for a machine that reaches no model hub"""
 
@@ -316,6 +324,27 @@ def profile(
     Prints what the norms show; --out norms.html keeps the picture, --out norms.csv the numbers.
     """
     result = hs.profile(shared.load(), _lines_of(texts), sites=sites)
+    if not _handed_out(result, shared):
+        typer.echo(visible(result.summary(), keep="\n"))
+
+
+@_command
+def compare(
+    shared: Shared,
+    a: Annotated[str, typer.Argument(help="A text.")],
+    b: Annotated[str | None, typer.Argument(help="The text that it is compared with.")] = None,
+    other: Annotated[str | None, typer.Option(help="Compare the one text in this model too, in place of two.")] = None,
+    sites: Annotated[str, typer.Option(help="Which states: layer.3, layer.*, final, *.attn, a comma list.")] = (
+        "layer.*,final"
+    ),
+) -> None:
+    """Compare two texts, or one text in two models.
+
+    Prints where they part and where the difference grows; --out difference.html keeps the picture, .csv the numbers.
+    """
+    model = shared.load()
+    second = hs.load(other, device=shared.device, dtype=shared.dtype) if other is not None else None
+    result = hs.compare(model, a, b, other=second, sites=sites)
     if not _handed_out(result, shared):
         typer.echo(visible(result.summary(), keep="\n"))
 

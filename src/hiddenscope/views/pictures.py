@@ -8,6 +8,7 @@
 """
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -186,4 +187,52 @@ def _profile(result: Result) -> Iterator[View]:
         yield Lines(title, _labels(result.data, "site"), tuple(shown), y_name="norm", unit="L2", scale="log")
 
 
-KINDS: dict[str, Callable[[Result], Iterator[View]]] = {"anatomy": _anatomy, "profile": _profile}
+def _compare(result: Result) -> Iterator[View]:
+    """Two rows of tokens around the differences; along the layers; every pair of sites where there are two models."""
+    title = _sides(result)
+    if "l2" in result.data:
+        grid = _grid(result, ["l2", "relative", "cosine", "mean", "deviation"], title)
+        if grid is not None:
+            data = result.data.isel(token=slice(len(grid.tokens)))
+            tokens, second = (_with_gaps(data, prefix) for prefix in ("", "other_"))
+            zeros = int((data["l2"].to_numpy() == 0).all(0).sum())
+            same = f"{zeros} of {len(tokens)} tokens are exactly the same at every site." if zeros else ""
+            gaps = "Hatched: a token that only one side has." if None in (*tokens, *second) else ""
+            note = " ".join(filter(None, [grid.note, same, gaps]))
+            yield replace(grid, tokens=tokens, second=second, note=note)
+        for measure, said, unit in (("l2", "difference", "L2"), ("relative", "relative difference", "")):
+            sides = {name: result.data[f"{measure}_{name}"].to_numpy() for name in ("median", "largest")}
+            series = tuple(Series(f"{name} of the tokens that differ", y) for name, y in sides.items())
+            sites, look = _labels(result.data, "site"), result.data[measure].attrs.get("scale", "linear")
+            if any(np.isfinite(one.y).any() for one in series):
+                along = f"The {said} along the layers of {result.source.get('model', 'the model')}"
+                yield Lines(along, sites, series, y_name=said, unit=unit, scale=look)
+    if "cka" in result.data:
+        measures = tuple(
+            Measure(str(result.data[name].attrs["long_name"]), result.data[name].to_numpy(), limits=(0, 1))
+            for name in ("cka", "cka_chance")
+        )
+        note = f"Across run the sites of {result.source.get('other', result.source).get('model', 'the other')}."
+        across = _labels(result.data, "source_site")
+        yield Grid(
+            f"How alike every pair of sites is: {title}", _labels(result.data, "site"), across, measures, note=note
+        )
+
+
+def _sides(result: Result) -> str:
+    """The two sides in a title: two models, two texts, or many."""
+    model, attrs = result.source.get("model", "one"), result.data.attrs
+    if "other" in result.source:
+        return f"{model} against {result.source['other'].get('model', 'the other')}"
+    texts = [attrs.get(name, []) for name in ("texts", "other_texts")]
+    if all(len(side) == 1 for side in texts) and len(texts[0][0] + texts[1][0]) <= 66 and texts[0] != texts[1]:
+        return f"“{texts[0][0]}” against “{texts[1][0]}”"
+    return f"The difference of {'two texts' if result.facts.get('texts', 1) == 1 else 'pairs of texts'} in {model}"
+
+
+def _with_gaps(data: "xarray.Dataset", prefix: str) -> tuple[str | None, ...]:
+    sides = (data[f"{prefix}{name}"].to_numpy().tolist() for name in ("string", "position"))
+    return tuple(None if position < 0 else string for string, position in zip(*sides, strict=True))
+
+
+KINDS: dict[str, Callable[[Result], Iterator[View]]] = {"anatomy": _anatomy, "compare": _compare, "profile": _profile}

@@ -147,4 +147,79 @@ def _drops(facts: dict[str, Any]) -> dict[str, list[float]]:
     return {key.partition(" from ")[0]: ends for key, ends in facts.items() if " from " in key}
 
 
-TELLERS: dict[str, Callable[[Result], Iterator[Section]]] = {"anatomy": _anatomy, "profile": _profile}
+def _compare(result: Result) -> Iterator[Section]:
+    shown = pictures(result)
+    texts = [result.data.attrs.get(name, []) for name in ("texts", "other_texts")]
+    models = [result.source.get("model"), result.source.get("other", {}).get("model")]
+    if models[1]:
+        sides = f"`{models[0]}` and `{models[1]}`"
+    else:
+        sides = " and ".join(f"“{side[0]}”" for side in texts) if [*map(len, texts)] == [1, 1] else "pairs of texts"
+    heading = "Two models, compared" if models[1] else "Two texts, compared"
+    maps = [view for view in shown if isinstance(view, Grid)]
+    lines = tuple(view for view in shown if isinstance(view, Lines))
+    parts = [
+        facts for name in ("difference", "encoder", "decoder") if isinstance(facts := result.facts.get(name), dict)
+    ]
+    told = " ".join(sentence for facts in parts for sentence in _differences(facts))
+    if parts:
+        how = f"The states of {sides}, token by token: one side stands below, the other above, and the colour is the "
+        how += "length of the difference of the two states, on a log scale. Other measures are a click away."
+        yield Section(heading, f"{how}\n\n{told}", (maps.pop(0),))
+    if lines:
+        ends = " ".join(sentence for facts in parts for sentence in _at_the_end(facts))
+        yield Section("The difference along the layers", f"{RELATIVE} {ends}".strip(), lines)
+    if maps:
+        yield Section("How alike every pair of sites is", _alike(result.facts["cka"]), tuple(maps))
+
+
+RELATIVE = (
+    "States grow from layer to layer, and their difference with them: so the second picture gives it as a share of the "
+    "mean of the two norms. Both are taken over the tokens that differ at all."
+)
+
+
+def _differences(facts: dict[str, Any]) -> Iterator[str]:
+    """Where two texts part, and where that shows most."""
+    first = facts["first at"]
+    if isinstance(first, str):
+        yield "They differ nowhere."
+        return
+    here, there = (token.strip() for token in first["token"])
+    yield f"They part at token {max(first['position'])}, “{here}” against “{there}”."
+    yield f"Exactly zero at every site: {facts['exactly zero at every site']}."
+    if jump := facts.get("largest jump between layers"):
+        low, high = jump["median"]
+        between = f"from `{jump['from']}` to `{jump['to']}`"
+        yield f"The difference jumps most {between}, where its median goes from {low:.3g} to {high:.3g}."
+
+
+def _at_the_end(facts: dict[str, Any]) -> Iterator[str]:
+    """What the final norm does to a difference, which whoever reads hidden_states takes for the last block's doing."""
+    ends = list(facts.get("median at the end", {}).items())
+    if len(ends) < 3:
+        return
+    (before, low), (raw, high), (final, normed) = ends[:3]
+    yield f"At the end the median is {low:.3g} at `{before}`, {high:.3g} at {raw} and {normed:.3g} at `{final}`."
+    if high > low > normed:
+        yield (
+            "Whoever reads Hugging Face's `hidden_states` goes from the first of these to the third, and sees the last "
+            "block pull the two together. It does not: it takes them farther apart, and all of the drop is the norm's."
+        )
+
+
+def _alike(facts: dict[str, Any]) -> str:
+    best = facts["most alike"]
+    told = (
+        f"Linear CKA over {facts['tokens']:,} tokens: 1 where two sites hold the same up to a rotation and a scale. "
+        f"Most alike are `{best['site']}` and `{best['source_site']}`, with {best['cka']:.2f}. The median of all pairs "
+        f"is {facts['median']:.2f}; tokens paired at random would give {facts['median by chance']:.2f}."
+    )
+    return f"{told} Mind: {facts['few tokens']}." if "few tokens" in facts else told
+
+
+TELLERS: dict[str, Callable[[Result], Iterator[Section]]] = {
+    "anatomy": _anatomy,
+    "compare": _compare,
+    "profile": _profile,
+}

@@ -1,0 +1,319 @@
+"""Compare: exact zeros for what is the same, held against xarray's arithmetic, an own CKA, and a real model."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+import hiddenscope as hs
+from hiddenscope.model.batching import Batching
+from hiddenscope.sites import Site
+from hiddenscope.testing import tiny_model, tiny_tokenizer
+from hiddenscope.views import pictures
+from hiddenscope.views.story import tell
+from hiddenscope.views.values import Grid, Lines
+
+ONE, TWO = "The cat sat on the mat.", "The cat sat in the hat."
+LONGER = "The cat and the dog sat in the garden of the house."
+MEASURES = ["l2", "relative", "cosine", "mean", "deviation"]
+Tiny = Callable[..., hs.Model]
+
+
+def other(family: str = "gpt2", seed: int = 1, **tokenizer: bool) -> hs.Model:
+    return hs.load((tiny_model(family, seed=seed), tiny_tokenizer(**tokenizer)))
+
+
+def states(values: torch.Tensor, ids: list[int] | None = None, model: str = "toy") -> hs.States:
+    ids = ids or list(range(values.shape[1]))
+    tokens = hs.Tokens(None, [0] * len(ids), range(len(ids)), ids, [f"t{k}" for k in ids])
+    return hs.States(tuple(Site(k) for k in range(len(values))), values, tokens, hs.Source(model))
+
+
+def cka(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:
+    """From its definition: HSIC with linear kernels, centred by the matrix H."""
+    n = len(x)
+    h = np.eye(n) - np.ones((n, n)) / n
+
+    def hsic(k: NDArray[np.float64], m: NDArray[np.float64]) -> float:
+        return float(np.trace(k @ h @ m @ h))
+
+    k, m = x @ x.T, y @ y.T
+    return hsic(k, m) / (hsic(k, k) * hsic(m, m)) ** 0.5
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "bert", "mamba", "t5", "fnet"])
+def test_a_text_and_itself_are_the_same(tiny: Tiny, family: str) -> None:
+    result = hs.compare(tiny(family), ONE, ONE)
+    for name in ("l2", "relative", "mean", "deviation"):
+        cells = result.data[name].values
+        assert (cells[np.isfinite(cells)] == 0).all()
+    cosine = result.data["cosine"].values
+    assert (cosine[np.isfinite(cosine)] == 1).all()
+    parts = [result.facts[name] for name in ("difference", "encoder", "decoder") if name in result.facts]
+    assert [part["first at"] for part in parts] == ["nowhere"] * len(parts)
+    assert pictures(result)
+    assert "They differ nowhere." in tell(result)[0].prose
+
+
+@pytest.mark.parametrize(("a", "b"), [(ONE, TWO), (ONE, LONGER)])
+def test_what_is_symmetric_is_symmetric(tiny: Tiny, a: str, b: str) -> None:
+    model = tiny("llama")
+    there, back = hs.compare(model, a, b).data, hs.compare(model, b, a).data
+    for name in ("l2", "relative", "cosine", "deviation"):
+        np.testing.assert_allclose(there[name], back[name], rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(there["mean"], -back["mean"], rtol=1e-4, atol=1e-6)
+    assert there["string"].values.tolist() == back["other_string"].values.tolist()
+
+
+def test_the_measures_are_those_of_xarray(tiny: Tiny) -> None:
+    model = tiny("gpt2")
+    both = hs.record(model, [ONE, TWO]).states
+    assert isinstance(both, hs.States)
+    x, y = (both.of(k).to_xarray().astype("float64").drop_vars(["text", "id", "string", "position"]) for k in (0, 1))
+    data = hs.compare(model, ONE, TWO).data
+    assert x.sizes == y.sizes, "texts of one length"
+    d, norms = y - x, [(side**2).sum("width") ** 0.5 for side in (x, y)]
+    expected = {
+        "l2": (d**2).sum("width") ** 0.5,
+        "relative": (d**2).sum("width") ** 0.5 / ((norms[0] + norms[1]) / 2),
+        "cosine": (x * y).sum("width") / (norms[0] * norms[1]),
+        "mean": d.mean("width"),
+        "deviation": d.std("width"),
+    }
+    for name in MEASURES:
+        assert data[name].dims == ("site", "token")
+        assert data[name].dtype == np.float32
+        np.testing.assert_allclose(data[name], expected[name], rtol=1e-5, atol=1e-7)
+    differ = (expected["l2"] > 0).any("site").values
+    np.testing.assert_allclose(data["l2_median"], np.median(expected["l2"].values[:, differ], 1), rtol=1e-5)
+    np.testing.assert_allclose(data["relative_largest"], expected["relative"].values.max(1), rtol=1e-5)
+    assert "mean of the two norms" in data["relative"].attrs["units"]
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "mamba", "gemma3_text"])
+def test_a_common_beginning_is_exactly_zero_however_long_the_rest(tiny: Tiny, family: str) -> None:
+    model = tiny(family)
+    result = hs.compare(model, "The cat and", LONGER * 2)
+    shared = len(model.tokenizer("The cat and").input_ids)
+    l2 = result.data["l2"].values
+    assert (l2[:, :shared] == 0).all()
+    assert np.isnan(l2[:, shared:]).all()
+    assert result.facts["tokens"] == {"compared": shared, "gaps": l2.shape[1] - shared}
+    assert result.facts["difference"]["first at"]["token"][0] == "(gap)"
+
+
+def test_insertions_are_gaps_and_the_last_of_what_is_replaced_stands_together() -> None:
+    result = hs.compare(hs.load((tiny_model("gpt2"), None)), [[5, 6, 7, 8]], [[5, 9, 10, 7, 11, 8]])
+    columns = [
+        *zip(result.data["position"].values.tolist(), result.data["other_position"].values.tolist(), strict=True)
+    ]
+    assert columns == [(0, 0), (-1, 1), (1, 2), (2, 3), (-1, 4), (3, 5)]
+    gaps = np.isnan(result.data["l2"].values)
+    assert (gaps == [[False, True, False, False, True, False]]).all()
+    grid, *_ = pictures(result)
+    assert isinstance(grid, Grid)
+    assert grid.tokens == ("5", None, "6", "7", None, "8")
+    assert grid.second == ("5", "9", "10", "7", "11", "8")
+    assert "Hatched" in grid.note
+
+
+def test_lists_are_compared_pair_by_pair(tiny: Tiny) -> None:
+    model = tiny("llama")
+    result = hs.compare(model, [ONE, LONGER], [TWO, ONE])
+    parts = [hs.compare(model, ONE, TWO), hs.compare(model, LONGER, ONE)]
+    for name in MEASURES:
+        np.testing.assert_array_equal(result.data[name], np.concatenate([part.data[name] for part in parts], axis=1))
+    assert result.facts["texts"] == 2
+    assert result.data.attrs["other_texts"] == [TWO, ONE]
+    assert hs.compare(model, [ONE, LONGER], [ONE, ONE]).facts["difference"]["first at"]["text"] == 1
+    mixed = hs.compare(model, ONE, model.tokenizer(TWO).input_ids)
+    np.testing.assert_array_equal(mixed.data["l2"], parts[0].data["l2"])
+
+
+def test_states_need_no_model(tiny: Tiny) -> None:
+    model = tiny("gpt2")
+    a, b = model.capture(ONE), model.capture(TWO)
+    assert isinstance(a, hs.States)
+    assert isinstance(b, hs.States)
+    np.testing.assert_allclose(hs.compare(a, b).data["l2"], hs.compare(model, ONE, TWO).data["l2"], atol=1e-4)
+    assert hs.compare(a, b, sites="layer.1,final").data["site"].values.tolist() == ["layer.1", "final"]
+    pair = tiny("t5").capture(ONE)
+    assert set(hs.compare(pair, pair).data["stack"].values) == {"encoder", "decoder"}
+    assert "cka" not in hs.compare(a, b).data
+
+
+def test_both_stacks_of_an_encoder_decoder(tiny: Tiny) -> None:
+    result = hs.compare(tiny("t5"), ONE, TWO)
+    stack = result.data["stack"].values
+    inside = np.array([[site.startswith(one) for one in stack] for site in result.data["site"].values])
+    assert (np.isfinite(result.data["l2"].values) == inside).all()
+    assert result.facts["decoder"]["first at"]["token"] == ["<pad>", "<pad>"]  # the same token, which sees other texts
+    assert len(tell(result)) == 2
+
+
+def test_a_model_that_is_not_to_be_batched_is_run_apart_and_says_its_floor() -> None:
+    model = other("llama", seed=0)
+    together = hs.compare(model, ONE, LONGER)
+    assert "rounding floor" not in together.facts
+    model.batching = Batching(False, 1e4, "texts in a padded batch came out otherwise")
+    apart = hs.compare(model, ONE, LONGER)
+    assert apart.facts["run"] == "apart: texts in a padded batch came out otherwise"
+    assert 0 <= apart.facts["rounding floor"]["relative"] < 1e-4
+    np.testing.assert_allclose(apart.data["l2"], together.data["l2"], atol=1e-4)
+    model.batching = Batching(True, 0.1, "", turn=20)
+    assert "positions are scaled" in hs.compare(model, ONE, LONGER).facts["run"]
+    assert "one batch" in hs.compare(model, ONE, TWO).facts["run"]
+
+
+def test_fnet_really_is_run_apart(tiny: Tiny) -> None:
+    assert "rounding floor" in hs.compare(tiny("fnet"), ONE, LONGER).facts
+
+
+def test_one_text_in_two_models(tiny: Tiny) -> None:
+    model, second = tiny("gpt2"), other("gpt2")
+    result = hs.compare(model, ONE, other=second)
+    assert (result.data["l2"].values > 0).all()
+    assert result.facts["difference"]["first at"]["site"] == "layer.0"
+    assert "other" in result.source
+    again = hs.compare(model, ONE, other=model)
+    assert (again.data["l2"].values == 0).all()
+    np.testing.assert_allclose(np.diag(again.data["cka"]), 1, rtol=1e-6)
+    np.testing.assert_allclose(again.data["cka"], again.data["cka"].values.T, rtol=1e-5)
+    shallow = hs.load((tiny_model("gpt2", layers=2), tiny_tokenizer()))
+    facts = hs.compare(model, ONE, other=shallow).facts["difference"]
+    assert facts["sites that one side lacks"] == "layer.3"
+
+
+def test_two_tokenizers_meet_where_their_tokens_end() -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = Tokenizer(models.WordLevel({word: k for k, word in enumerate(["[UNK]", *ONE.split()])}, unk_token="[UNK]"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    whole = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]", pad_token="[UNK]")  # type: ignore[no-untyped-call]
+    pieces, a = other("gpt2"), hs.load((tiny_model("gpt2"), whole))
+    result = hs.compare(a, ONE, other=pieces)
+    spans = [hs.record(model, ONE, "layer.0").states.tokens.spans for model in (a, pieces)]  # type: ignore[union-attr]
+    rows = [result.data[name].values for name in ("position", "other_position")]
+    both = (rows[0] >= 0) & (rows[1] >= 0)
+    assert both.sum() == len(ONE.split())
+    assert (spans[0][rows[0][both], 1] == spans[1][rows[1][both], 1]).all()
+    assert (np.isnan(result.data["l2"].values).any(0) == ~both).all()
+    with pytest.raises(hs.errors.StatesError, match="one id means"):
+        hs.compare(a.capture(ONE), pieces.capture(LONGER))
+
+
+def test_models_of_two_widths_are_compared_by_cka() -> None:
+    torch.manual_seed(0)
+    x, y = torch.randn(3, 80, 6), torch.randn(2, 80, 9)
+    y[1, :, :6] = x[2]
+    result = hs.compare(states(x), states(y, model="wider"))
+    expected = [[cka(a, b) for b in y.double().numpy()] for a in x.double().numpy()]
+    assert result.data["cka"].dims == ("site", "source_site")
+    np.testing.assert_allclose(result.data["cka"], expected, rtol=1e-5)
+    few = hs.compare(states(x[:, :5]), states(y[:, :5], model="wider"))
+    expected = [[cka(a, b) for b in y[:, :5].double().numpy()] for a in x[:, :5].double().numpy()]
+    np.testing.assert_allclose(few.data["cka"], expected, rtol=1e-5)
+    assert "few tokens" in few.facts["cka"]
+    assert "few tokens" not in result.facts["cka"]
+    assert result.facts["cka"]["most alike"]["site"] == "layer.2"
+    assert result.facts["cka"]["most alike"]["source_site"] == "layer.1"
+    assert "l2" not in result.data
+    (grid,) = pictures(result)
+    assert isinstance(grid, Grid)
+    assert grid.tokens == ("layer.0", "layer.1")
+    assert "Linear CKA over 80 tokens" in tell(result)[0].prose
+
+
+def test_cka_does_not_move_under_rotation_and_scaling_and_chance_is_the_mean_over_pairings() -> None:
+    torch.manual_seed(1)
+    x = torch.randn(2, 30, 8, dtype=torch.float64) + 3
+    turned = 7 * x @ torch.linalg.qr(torch.randn(8, 8, dtype=torch.float64))[0] + 5
+    plain, moved = (hs.compare(states(x), states(side, model="b")).data for side in (x, turned))
+    np.testing.assert_allclose(np.diag(plain["cka"]), 1, rtol=1e-6)
+    np.testing.assert_allclose(moved["cka"], plain["cka"], rtol=1e-5)
+    pairings = [cka(x[0].numpy(), x[1][torch.randperm(30)].numpy()) for _ in range(2000)]
+    assert plain["cka_chance"].values[0, 1] == pytest.approx(np.mean(pairings), rel=0.03)
+
+
+def test_facts_are_read_off_the_differences() -> None:
+    heights = [1.0, 2.0, 9.0, 4.0]
+    a = torch.zeros(4, 2, 3) + 1
+    b = a.clone()
+    b[:, 1, 0] += torch.tensor(heights)
+    facts = hs.compare(states(a), states(b)).facts["difference"]
+    assert facts["exactly zero at every site"] == "1 of 2 tokens"
+    assert facts["largest jump between layers"] == {"from": "layer.1", "to": "layer.2", "median": [2.0, 9.0]}
+    assert "median at the end" not in facts
+    sites = (Site(0), Site(1), Site(2), Site(None))
+    ends = hs.compare(*(hs.States(sites, side, states(a).tokens, hs.Source("toy")) for side in (a, b)))
+    told = ends.facts["difference"]["median at the end"]
+    assert told == {"layer.1": 2.0, "raw layer.2": 9.0, "final": 4.0}
+    b[1, 1, 0] = 1 + 6
+    ends = hs.compare(*(hs.States(sites, side, states(a).tokens, hs.Source("toy")) for side in (a, b)))
+    assert ends.facts["difference"]["median at the end"]["share of the drop that is the final norm"] == 1
+    assert "all of the drop is the norm's" in tell(ends)[1].prose
+
+
+def test_narrow_states_are_widened_once() -> None:
+    wide = torch.randn(2, 5, 64) * 300  # the squares of these do not fit in float16
+    result = hs.compare(states(wide.half()), states(-wide.half()))
+    np.testing.assert_allclose(result.data["l2"], 2 * wide.half().double().norm(dim=-1), rtol=1e-6)
+    np.testing.assert_allclose(result.data["relative"], 2, rtol=1e-6)
+    assert (result.data["cosine"].values == -1).all()
+    assert result.facts["computed in"] == "float64"
+    zeros = hs.compare(states(torch.zeros(1, 2, 4)), states(torch.zeros(1, 2, 4))).data
+    assert (zeros["relative"].values == 0).all()
+    assert np.isnan(zeros["cosine"].values).all()
+
+
+def test_what_cannot_be_compared_is_said(tiny: Tiny) -> None:
+    model, bare = tiny("gpt2"), hs.load((tiny_model("gpt2"), None))
+    text = hs.errors.TextError
+    for asked, error, match in [
+        (lambda: hs.compare(model, ONE), text, "no second text and no other model"),
+        (lambda: hs.compare(model, ONE, TWO, other=model), text, "a second text and another model"),
+        (lambda: hs.compare(model, ONE, ""), text, "there is nothing in it"),
+        (lambda: hs.compare(model, [ONE, TWO], [ONE]), text, "2 on one side and 1 on the other"),
+        (lambda: hs.compare(bare, ONE, TWO), text, "without a tokenizer"),
+        (lambda: hs.compare(model, ONE, TWO, sites="layer.9"), hs.errors.SiteError, "layer.9"),
+        (lambda: hs.compare(model, ONE, other=tiny("t5")), hs.errors.StatesError, "an encoder and a decoder"),
+        (lambda: hs.compare(model.capture(ONE), TWO), hs.errors.StatesError, "compared with states"),
+        (lambda: hs.compare(model, model.capture(ONE), TWO), hs.errors.StatesError, "need none"),
+        (lambda: hs.compare(model.capture(ONE), model.capture([ONE, TWO])), hs.errors.StatesError, "1 texts .* 2 of"),
+        (lambda: hs.compare(states(torch.ones(1, 2, 3)), states(torch.ones(1, 2, 4))), text, "it takes 3"),
+    ]:
+        with pytest.raises(error, match=match):
+            asked()
+    assert hs.compare(bare, [5, 6, 7], [5, 6, 8]).data["l2"].shape == (5, 3)
+
+
+def test_the_views_and_files_of_a_comparison(tiny: Tiny, tmp_path: object) -> None:
+    result = hs.compare(tiny("llama"), ONE, LONGER)
+    grid, length, share = pictures(result)
+    assert isinstance(grid, Grid)
+    assert isinstance(length, Lines)
+    assert isinstance(share, Lines)
+    assert [measure.scale for measure in grid.measures] == ["log", "linear", "linear", "linear", "log"]
+    assert (length.scale, share.scale) == ("log", "linear")
+    for suffix in (".json", ".nc"):
+        result.save(f"{tmp_path}/compared{suffix}")
+        assert hs.Result.load(f"{tmp_path}/compared{suffix}").equals(result)
+
+
+@pytest.mark.real
+def test_two_capitals_in_smollm2(smollm2: hs.Model) -> None:
+    result = hs.compare(smollm2, "The capital of France is Paris.", "The capital of Germany is Berlin.")
+    data, facts = result.data, result.facts["difference"]
+    assert (data["l2"].values[:, :3] == 0).all(), "the same three tokens, bit for bit"
+    assert (data["l2"].values[1:, 3:] > 0).all()
+    assert facts["first at"] == {"token": [" France", " Germany"], "position": [3, 3], "site": "layer.0"}
+    median = data["l2_median"].to_series()
+    assert median["layer.4"] < median["layer.16"] < median["layer.24"] < median["layer.30"], "a rise"
+    assert median["layer.24"] > 1.5 * median["layer.23"], "a late jump"
+    assert facts["largest jump between layers"]["to"] == "layer.30"
+    assert median["layer.30"] > 1.3 * median["layer.29"], "raw, the last block takes them farther apart"
+    assert median["final"] < 0.15 * median["layer.29"], "and hidden_states shows a drop"
+    assert facts["median at the end"]["share of the drop that is the final norm"] == 1
