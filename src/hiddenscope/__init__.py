@@ -22,8 +22,11 @@ if TYPE_CHECKING:
     from hiddenscope.analyses.compare import compare
     from hiddenscope.analyses.profile import profile
     from hiddenscope.model import Model, load
+    from hiddenscope.passes.changes import Add, Project, Replace, Scale
+    from hiddenscope.passes.edit import edit, editing
     from hiddenscope.passes.record import Pass, record
     from hiddenscope.passes.recording import recording
+    from hiddenscope.passes.resume import resume
     from hiddenscope.results import Result
     from hiddenscope.sites import Site
     from hiddenscope.states import Pair, Source, States, Tokens
@@ -32,10 +35,14 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Add",
     "Model",
     "Pair",
     "Pass",
+    "Project",
+    "Replace",
     "Result",
+    "Scale",
     "Site",
     "Source",
     "States",
@@ -43,29 +50,39 @@ __all__ = [
     "__version__",
     "anatomy",
     "compare",
+    "edit",
+    "editing",
     "errors",
     "load",
     "profile",
     "record",
     "recording",
+    "resume",
     "story",
 ]
 
 _ROOMS = {
+    "Add": "passes",
     "Model": "model",
     "Pair": "states",
     "Pass": "passes",
+    "Project": "passes",
+    "Replace": "passes",
     "Result": "results",
+    "Scale": "passes",
     "Site": "sites",
     "Source": "states",
     "States": "states",
     "Tokens": "states",
     "anatomy": "analyses.anatomy",
     "compare": "analyses.compare",
+    "edit": "passes",
+    "editing": "passes",
     "load": "model",
     "profile": "analyses.profile",
     "record": "passes",
     "recording": "passes",
+    "resume": "passes",
     "story": "views.story",
 }
 

@@ -1,9 +1,11 @@
-"""The only file that registers a hook: watch a module's calls, stop a pass early, and leave nothing behind.
+"""The only file that registers a hook or replaces a forward: watch, stop or skip, and leave nothing behind.
 
 A watcher is called with what went in and what came out of one call of a module. What it returns, if anything, takes
 the place of what it saw. Hooks are removed when the `with` ends, however it ends.
 """
 
+import itertools
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
@@ -48,6 +50,63 @@ def watching(watches: Sequence[Watch]) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+@contextmanager
+def skipping(skips: Mapping[nn.Module, Mapping[int, Any]]) -> Iterator[None]:
+    """Let some calls of modules give back the state that came in, while the body runs one pass in this thread.
+
+    For each module: the numbers of the calls to skip, each with an output of the form that such a call gives, in which
+    the state's place is taken by what came in.
+
+    >>> linear = nn.Linear(2, 2)
+    >>> with skipping({linear: {0: (torch.empty(0), None)}}):
+    ...     linear(torch.ones(1, 2))
+    (tensor([[1., 1.]]), None)
+    >>> "forward" in vars(linear)
+    False
+    """
+    thread, before = threading.get_ident(), {part: vars(part).get("forward") for part in skips}
+    try:
+        for part, outputs in skips.items():
+            part.forward = _skipped(part.forward, outputs, thread)
+        yield
+    finally:
+        for part, theirs in before.items():
+            vars(part).pop("forward", None)
+            if theirs is not None:
+                part.forward = theirs
+
+
+def _skipped(forward: Callable[..., Any], outputs: Mapping[int, Any], thread: int) -> Callable[..., Any]:
+    calls = itertools.count()
+
+    def skip(*args: Any, **kwargs: Any) -> Any:
+        call = next(calls) if threading.get_ident() == thread else -1
+        state = state_in(args, kwargs) if call in outputs else None
+        return forward(*args, **kwargs) if state is None else with_first_tensor(outputs[call], state)
+
+    return skip
+
+
+def form(output: Any) -> Any:
+    """What a call gave, emptied: its structure with the state's place kept, and nothing else of its content."""
+    state = first_tensor(output)
+
+    def emptied(value: Any) -> Any:
+        if state is not None and value is state:
+            return state.new_empty(0)
+        if isinstance(value, Mapping):
+            kept = copy(value)
+            for name in value:
+                kept[name] = emptied(value[name])  # type: ignore[index]
+            return kept
+        if isinstance(value, tuple | list):
+            parts = [emptied(part) for part in value]
+            return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+        return None
+
+    return emptied(output)
 
 
 def _register(watch: Watch) -> torch.utils.hooks.RemovableHandle:

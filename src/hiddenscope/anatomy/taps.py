@@ -38,6 +38,22 @@ class Layout:
         extra = tensor.shape[1] - tokens
         return tensor[:, extra:] if self.at_end and extra else tensor[:, :tokens] if extra else tensor
 
+    def with_states(self, tensor: Tensor, states: Tensor) -> Tensor:
+        """A new tensor that holds other states [text, token, width], and else what the given one holds.
+
+        >>> import torch
+        >>> Layout(text=1, token=0).with_states(torch.zeros(2, 1, 1), torch.tensor([[[5.0], [6.0]]])).flatten()
+        tensor([5., 6.])
+        """
+        if self.flat:
+            return states.reshape(tensor.shape).clone()
+        new = tensor.clone()
+        rows = new.movedim((self.text, self.token), (0, 1))
+        extra = rows.shape[1] - states.shape[1]
+        rows = rows[:, extra:] if self.at_end and extra else rows[:, : states.shape[1]]
+        rows.copy_(states.reshape(rows.shape))
+        return new
+
 
 PLAIN = Layout()
 
@@ -71,6 +87,12 @@ class Tap:
         """The tensor that holds the state, from what a watcher of this side is called with."""
         return hooks.state_in(*seen) if self.side == "input" else hooks.first_tensor(seen[0])
 
+    def written(self, new: Tensor, *seen: Any) -> Any:
+        """What a watcher of this side was called with, with another tensor in the place of the state's."""
+        if self.side == "output":
+            return hooks.with_first_tensor(seen[0], new)
+        return hooks.with_state_in(seen[0], seen[1], new)
+
     def watch(self, module: nn.Module, seen: Callable[[Tensor], Tensor | None]) -> hooks.Watch:
         """A watch for one pass that shows the tensor here, and puts in its place what it is given back, if anything."""
         calls = itertools.count()
@@ -78,11 +100,7 @@ class Tap:
         def at(*what: Any) -> Any:
             tensor = self.read(*what)
             new = seen(tensor) if next(calls) == self.call and tensor is not None else None
-            if new is None:
-                return None
-            if self.side == "output":
-                return hooks.with_first_tensor(what[0], new)
-            return hooks.with_state_in(what[0], what[1], new)
+            return None if new is None else self.written(new, *what)
 
         return hooks.Watch(module.get_submodule(self.path), self.side, at)
 

@@ -1,4 +1,4 @@
-"""Passes: one run of a model, watched.
+"""Passes: one run of a model, watched, changed, or entered in the middle.
 
 condition  whether a module can be watched as it is now
 encoder    texts made into ids, and what the model cannot take refused
@@ -8,31 +8,47 @@ buffer     the memory in which states land
 landing    where the states of a stack come together
 record     run a model and keep the states that are wanted
 recording  keep the states of passes that somebody else runs
+changes    what may be done to a state on its way, and at which tokens
+edit       run a model while states change, or change them in passes that somebody else runs
+resume     enter the pass at a layer and run only the rest
 """
 
 from hiddenscope.passes.batch import Batch
+from hiddenscope.passes.changes import Add, Change, Project, Replace, Scale
 from hiddenscope.passes.condition import watchable
+from hiddenscope.passes.edit import edit, editing
 from hiddenscope.passes.encoder import Encoded, Encoder, Texts
 from hiddenscope.passes.landing import Landing, Subject, landings, together
 from hiddenscope.passes.record import EVERYTHING, Pass, make_batch, prepare, record, run
 from hiddenscope.passes.recording import Recording, recording
+from hiddenscope.passes.resume import Skipping, resume, skipping
 
 __all__ = [
     "EVERYTHING",
+    "Add",
     "Batch",
+    "Change",
     "Encoded",
     "Encoder",
     "Landing",
     "Pass",
+    "Project",
     "Recording",
+    "Replace",
+    "Scale",
+    "Skipping",
     "Subject",
     "Texts",
+    "edit",
+    "editing",
     "landings",
     "make_batch",
     "prepare",
     "record",
     "recording",
+    "resume",
     "run",
+    "skipping",
     "together",
     "watchable",
 ]

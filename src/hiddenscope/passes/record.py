@@ -6,7 +6,7 @@ has been seen, and the head runs only when logits are asked for.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -23,15 +23,20 @@ from hiddenscope.sites import Site
 from hiddenscope.states import Pair, States
 
 EVERYTHING = "layer.*,final"
+Prepared: TypeAlias = tuple[Encoded, Encoded | None, Batch]
 
 
 @dataclass(frozen=True)
 class Pass:
-    """What one pass gave: states, logits [token, vocabulary] if asked for, and with `grad` the live tensors."""
+    """What one pass gave: states, logits [token, vocabulary] if asked for, and with `grad` the live tensors.
+
+    `notes` say what was done otherwise than usual.
+    """
 
     states: States | Pair
     logits: Tensor | None = None
     live: Mapping[Site, Tensor] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
 def run(
@@ -88,7 +93,12 @@ def record(
     """
     watchable(model.module)
     wanted = model.anatomy.select(sites)
-    encoded, aims, filled = prepare(model, batch, targets)
+    return make(model, prepare(model, batch, targets), wanted, logits=logits, grad=grad)
+
+
+def make(model: Subject, prepared: Prepared, wanted: Sequence[Site], *, logits: bool, grad: bool = False) -> Pass:
+    """Make the pass over one batch that was prepared, and keep the wanted sites."""
+    encoded, aims, filled = prepared
     if not model.batches and (filled.padded or (filled.targets is not None and filled.targets.padded)):
         found = "a text in a padded batch does not give what it gives alone, in this model"
         raise PassError(f"One pass over {len(filled.lengths)} texts", found, "Record one at a time, or use capture().")
@@ -100,7 +110,7 @@ def record(
         return Pass(states, _logits(output, filled, model) if logits else None, live or {})
 
 
-def prepare(model: Subject, texts: Texts, targets: Texts | None) -> tuple[Encoded, Encoded | None, Batch]:
+def prepare(model: Subject, texts: Texts, targets: Texts | None) -> Prepared:
     """Texts, and a decoder's targets where there is one, encoded and filled up to one batch."""
     with model.lock:  # a tokenizer serves one thread at a time
         encoded = model.encoder.encode(texts)

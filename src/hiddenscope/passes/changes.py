@@ -1,0 +1,255 @@
+"""Changes: what may be done to a state on its way, and at which tokens."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hiddenscope.errors import NotFinite, StatesError
+
+
+@dataclass(frozen=True)
+class Replace:
+    """Put values in a state's place: one number, one row `[width]`, or a row for each token `[token, width]`.
+
+    Rows stand text after text, as in `States`; `[text, token, width]` is taken too. `tokens` are positions in each
+    text: an int, several, a slice or a mask; negative ones count from the end.
+
+    >>> Replace([1.0, 2.0], tokens=-1).of(torch.zeros(2, 2))
+    tensor([[1., 2.],
+            [1., 2.]])
+    """
+
+    values: Any
+    tokens: Any = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "values", _numbers("Replace", self.values))
+
+    def of(self, rows: Tensor) -> Tensor:
+        """What becomes of the chosen rows [token, width]."""
+        return _like(self.values, rows).expand_as(rows)
+
+
+@dataclass(frozen=True)
+class Add:
+    """Add `scale` times a vector `[width]`, or a row for each token, to a state.
+
+    >>> Add([1.0, 2.0], scale=10).of(torch.zeros(1, 2))
+    tensor([[10., 20.]])
+    """
+
+    values: Any
+    tokens: Any = None
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "values", _numbers("Add", self.values))
+        object.__setattr__(self, "scale", _strength("Add", self.scale))
+
+    def of(self, rows: Tensor) -> Tensor:
+        """What becomes of the chosen rows [token, width]."""
+        return rows + _like(self.values * self.scale, rows)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Multiply a state by a number; 0 takes it away.
+
+    >>> Scale(0.5).of(torch.ones(1, 2))
+    tensor([[0.5000, 0.5000]])
+    """
+
+    factor: float
+    tokens: Any = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "factor", _strength("Scale", self.factor))
+
+    def of(self, rows: Tensor) -> Tensor:
+        """What becomes of the chosen rows [token, width]."""
+        return rows * self.factor
+
+
+@dataclass(frozen=True)
+class Project:
+    """Take the part of a state that lies along a direction `[width]` out of it.
+
+    >>> Project([0.0, 2.0]).of(torch.ones(1, 2))
+    tensor([[1., 0.]])
+    """
+
+    direction: Any
+    tokens: Any = None
+
+    def __post_init__(self) -> None:
+        direction = _numbers("Project", self.direction)
+        if direction.ndim != 1 or not bool(direction.any()):
+            found = "it is zero" if direction.ndim == 1 else f"it has the shape {list(direction.shape)}"
+            raise StatesError("A direction for Project", found, "Give one vector [width] that is not zero.")
+        object.__setattr__(self, "direction", direction)
+
+    @property
+    def values(self) -> Tensor:
+        """What must be as wide as the state."""
+        direction: Tensor = self.direction
+        return direction
+
+    def of(self, rows: Tensor) -> Tensor:
+        """What becomes of the chosen rows [token, width]; computed in at least float32."""
+        wide = torch.promote_types(rows.dtype, torch.float32)
+        direction = self.values.to(torch.float64).cpu()
+        direction = direction / direction.abs().max()  # so that no square of it is out of range
+        unit, states = (direction / direction.norm()).to(rows.device, wide), rows.to(wide)
+        along = (states * unit).sum(-1, keepdim=True)
+        projected: Tensor = states - along * unit
+        return projected.to(rows.dtype)
+
+
+Change: TypeAlias = Replace | Add | Scale | Project | Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where the tokens of one pass stand in their texts: positions [text, token], -1 for padding.
+
+    `lengths` are those of the texts so far, earlier passes with a cache included; None where they cannot be known.
+    `whole` says that every text is in this one pass, so that a position outside it is a mistake.
+    """
+
+    positions: Tensor
+    lengths: tuple[int, ...] | None
+    whole: bool = True
+
+    @classmethod
+    def of(cls, mask: Tensor, *, tokens: int | None = None, whole: bool = True) -> "Standing":
+        """By a mask over the texts so far, of which this pass has the last so many tokens.
+
+        >>> Standing.of(torch.tensor([[0, 1, 1]])).positions
+        tensor([[-1,  0,  1]])
+        """
+        real = mask.bool().cpu()
+        positions = (real.long().cumsum(1) - 1).masked_fill(~real, -1)
+        kept = positions if tokens is None else positions[:, positions.shape[1] - tokens :]
+        return cls(kept, tuple(real.sum(1).tolist()), whole)
+
+    def chosen(self, tokens: Any) -> tuple[Tensor, Tensor]:
+        """The places (text, token) in this pass of the chosen positions, text after text, in the order chosen."""
+        if tokens is None:
+            texts, columns = (self.positions >= 0).nonzero(as_tuple=True)
+            return texts, columns
+        if self.lengths is None:
+            found = "this pass goes on from a cache that does not say how many tokens it holds"
+            raise StatesError(f"The tokens {tokens!r}", found, "Leave `tokens` out: every token of a pass is changed.")
+        places: list[tuple[int, int]] = []
+        for text, length in enumerate(self.lengths):
+            column = {position: at for at, position in enumerate(self.positions[text].tolist()) if position >= 0}
+            wanted = _positions(tokens, text, length, len(self.lengths), strict=self.whole)
+            places += [(text, column[position]) for position in wanted if position in column]
+        both = torch.tensor(places, dtype=torch.long).reshape(-1, 2)
+        return both[:, 0], both[:, 1]
+
+
+def changed(change: Change, states: Tensor, standing: Standing, site: Any) -> Tensor:
+    """The states [text, token, width] after a change, in a new tensor; padding and what was not chosen stay."""
+    if standing.positions.shape != states.shape[:2]:
+        found = f"the pass holds {list(states.shape[:2])} and its texts {list(standing.positions.shape)}"
+        raise StatesError(f"A change at {site}, text by text and token by token", found, "Report this model.")
+    if not isinstance(change, Replace | Add | Scale | Project):
+        new = change(states.clone())
+        _fits_in(new, states, site)
+        real = (standing.positions >= 0).to(states.device)[..., None]
+        return torch.where(real, new.to(states), states)
+    places = tuple(place.to(states.device) for place in standing.chosen(change.tokens))
+    if not len(places[0]):
+        return states
+    check(change, len(places[0]), states.shape[-1], site)
+    return states.index_put(places, change.of(states[places]).to(states.dtype))
+
+
+def check(change: Change, rows: int, width: int, site: Any) -> None:
+    """Refuse values that do not fit so many rows of a width; `rows` of -1 stands for any number."""
+    values = getattr(change, "values", None)
+    if not isinstance(values, Tensor) or values.ndim == 0:
+        return
+    asked = f"{type(change).__name__} at {site} with values of the shape {list(values.shape)}"
+    if values.shape[-1] != width:
+        raise StatesError(asked, f"its states are {width} wide", f"Give rows of {width} numbers.")
+    given = values.shape[:-1].numel()
+    if values.ndim > 1 and rows not in (-1, given):
+        do = "Give one row for each, text after text, or one row for all."
+        raise StatesError(asked, f"{rows} tokens are to be changed", do)
+
+
+def _positions(tokens: Any, text: int, length: int, texts: int, *, strict: bool) -> list[int]:
+    """The chosen positions of one text, in the order chosen."""
+    if isinstance(tokens, slice):
+        return list(range(length))[tokens]
+    array = np.asarray(tokens.cpu() if isinstance(tokens, Tensor) else tokens)
+    if array.dtype == bool:
+        return _masked(array, text, length, texts)
+    if array.ndim > 1 or (array.dtype.kind not in "iu" and array.size):
+        found = f"they are {array.dtype} of the shape {list(array.shape)}"
+        raise StatesError("The tokens to change", found, "Give positions as whole numbers, a slice or a mask.")
+    places = [int(p) + length if p < 0 else int(p) for p in array.reshape(-1)]
+    wrong = [int(p) for p, place in zip(array.reshape(-1), places, strict=True) if not 0 <= place < length]
+    if strict and wrong:
+        found = f"text {text} has {length} tokens, 0 to {length - 1}"
+        raise StatesError(f"The token at {wrong[0]}", found, "Give positions that every text has.")
+    if len(set(places)) < len(places):
+        raise StatesError(f"The tokens {array.tolist()}", f"in text {text} one comes twice", "Name each once.")
+    return places
+
+
+def _masked(mask: "np.ndarray[Any, Any]", text: int, length: int, texts: int) -> list[int]:
+    """The positions that a mask [token] or [text, token] chooses in one text."""
+    row = mask[text] if mask.ndim == 2 and len(mask) == texts else mask
+    if row.ndim != 1 or len(row) < length or (mask.ndim == 1 and len(row) != length) or row[length:].any():
+        found = f"it has the shape {list(mask.shape)}, and text {text} has {length} tokens"
+        raise StatesError("A mask of the tokens to change", found, "Give one entry a token, or positions or a slice.")
+    return [int(place) for place in np.flatnonzero(row)]
+
+
+def _numbers(name: str, values: Any) -> Tensor:
+    """Values as a tensor of finite floating numbers; a copy, so that nobody changes them afterwards."""
+    asked = f"Values for {name}"
+    try:
+        tensor = values.detach().clone() if isinstance(values, Tensor) else torch.tensor(np.asarray(values))
+    except (TypeError, ValueError) as error:
+        raise StatesError(asked, f"they are no array ({error})", "Give a tensor.") from None
+    if tensor.ndim == 0 and not tensor.is_complex() and tensor.dtype != torch.bool:
+        tensor = tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+    if not tensor.is_floating_point():
+        raise StatesError(asked, f"their dtype is {tensor.dtype}", "Give floating numbers.")
+    if tensor.ndim > 3 or not tensor.numel():
+        raise StatesError(asked, f"their shape is {list(tensor.shape)}", "Give [width] or [token, width].")
+    if not bool(torch.isfinite(tensor).all()):
+        raise NotFinite(asked, "there is a NaN or an infinity among them", "Give finite numbers.")
+    return tensor
+
+
+def _strength(name: str, strength: Any) -> float:
+    try:
+        number = float(strength)
+    except (TypeError, ValueError):
+        raise StatesError(f"The strength {strength!r} of {name}", "it is no number", "Give one.") from None
+    if not np.isfinite(number):
+        raise NotFinite(f"The strength {number} of {name}", "it is not finite", "Give a finite number.")
+    return number
+
+
+def _like(values: Tensor, rows: Tensor) -> Tensor:
+    """Values on the device and in the dtype of the rows, one row for each or one for all."""
+    values = values.flatten(0, -2) if values.ndim > 2 else values
+    return values.to(rows.device, rows.dtype)
+
+
+def _fits_in(new: Any, states: Tensor, site: Any) -> None:
+    asked, do = f"A change of the states at {site} by a function", f"Give back a tensor {list(states.shape)}."
+    if not isinstance(new, Tensor):
+        raise StatesError(asked, f"it gave back {type(new).__name__}", do)
+    if new.shape != states.shape or not new.is_floating_point():
+        raise StatesError(asked, f"it gave back {new.dtype} of the shape {list(new.shape)}", do)
