@@ -116,7 +116,7 @@ def test_targets_that_are_texts_follow_the_start_token(tiny: Tiny) -> None:
 def test_streams_of_another_width_than_final_are_captured_apart() -> None:
     model = hs.load((tiny_model("deepseek_v4"), None))
     with pytest.raises(StatesError, match="layer.* is 256 wide and final is 64 wide"):
-        model.capture([TEXT])
+        model.capture([TEXT], "layer.3,final")
     output = report(tiny_model("deepseek_v4"), TEXT)
     layers, final = model.capture([TEXT], "layer.*"), model.capture([TEXT], "final")
     assert all(torch.equal(layers[f"layer.{k}"], output.hidden_states[k][0].flatten(1)) for k in range(3))
@@ -526,3 +526,11 @@ def test_a_tensor_of_states_is_nobody_elses(tiny: Tiny) -> None:
     kept: Tensor = first.values.clone()  # type: ignore[union-attr]
     model.capture([TEXT[::-1]])
     assert torch.equal(first.values, kept)  # type: ignore[union-attr]
+
+
+def test_a_final_of_another_width_is_left_out_by_default_and_said_so() -> None:
+    model = hs.load((tiny_model("deepseek_v4"), None))
+    states = model.capture([[5, 6, 7]])
+    assert [str(site) for site in states.sites] == ["layer.0", "layer.1", "layer.2", "layer.3"]
+    assert any("leaves final out" in note for note in states.source.notes)
+    assert model.capture([[5, 6, 7]], "final").width < states.width

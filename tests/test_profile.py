@@ -135,3 +135,12 @@ def test_the_first_token_of_smollm2_is_far_larger_and_final_is_not() -> None:
     assert facts["largest"]["token"] == "The"
     before, after = facts["first token from layer.30 to final"]
     assert before > 50 * after
+
+
+def test_a_text_beyond_the_window_is_cut_when_asked() -> None:
+    model = tiny("gpt2")
+    window = model.encoder.window
+    assert window
+    with pytest.raises(hs.errors.TextError, match="truncate=True"):
+        hs.profile(model, [[5] * (window + 1)])
+    assert hs.profile(model, [[5] * (window + 1)], truncate=True).data.sizes["token"] == window

@@ -72,6 +72,7 @@ def _command(function: Callable[..., None]) -> Callable[..., None]:
         shared = Shared(**{field.name: given.pop(field.name) for field in fields(Shared)})
         progress.show(shared.progress)
         with _errors_in_words(shared.debug):
+            _has_a_folder(shared.out)
             function(shared, **given)
 
     run.__name__, run.__doc__ = function.__name__, function.__doc__
@@ -94,13 +95,31 @@ def _errors_in_words(debug: bool) -> Iterator[None]:
     except errors.Error as error:
         if debug:
             raise
+        if _was_interrupted(error):
+            _leave("Stopped.", 130)
         _leave(str(error), 2)
     except (typer.Exit, typer.Abort):
         raise
     except Exception as error:
         if debug:
             raise
+        if _was_interrupted(error):
+            _leave("Stopped.", 130)
         _leave(f"{type(error).__name__}: {error}\nThis was not foreseen: --debug shows where it happened.", 2)
+
+
+def _was_interrupted(error: BaseException | None) -> bool:
+    """Whether Ctrl-C is behind an error: transformers makes one of an import that was broken off."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
+
+
+def _has_a_folder(out: Path | None) -> None:
+    """Say at once, and not after a long run, that there is no place to write to."""
+    if out is not None and not out.parent.is_dir():
+        found = f"there is no folder {str(out.parent)!r}"
+        raise errors.FileError(f"Cannot write {str(out)!r}", found, "Make it, or name another.")
 
 
 def _leave(message: str, code: int) -> NoReturn:
@@ -318,12 +337,13 @@ def profile(
     sites: Annotated[str, typer.Option(help="Which states: layer.3, layer.*, final, *.attn, a comma list.")] = (
         "layer.*,final"
     ),
+    truncate: Annotated[bool, typer.Option(help="Cut a text that is longer than the model's window.")] = False,
 ) -> None:
     """Measure the size of every state.
 
     Prints what the norms show; --out norms.html keeps the picture, --out norms.csv the numbers.
     """
-    result = hs.profile(shared.load(), _lines_of(texts), sites=sites)
+    result = hs.profile(shared.load(), _lines_of(texts), sites=sites, truncate=truncate)
     if not _handed_out(result, shared):
         typer.echo(visible(result.summary(), keep="\n"))
 

@@ -357,8 +357,8 @@ def _unreadable(asked: object, known: Sequence[str] = ()) -> SiteError:
 def _nearest(item: str, known: Sequence[str]) -> str:
     bare = not item.startswith(STACKS)
     forms = dict.fromkeys(form.partition(".")[2] if bare and form.startswith(STACKS) else form for form in known)
-    near = get_close_matches(item[:60].lower(), forms, n=1, cutoff=0.0)
-    return f"Did you mean '{near[0]}'?" if near else "Ask the model for its sites."
+    near = get_close_matches(item[:60].lower(), forms, n=1, cutoff=0.4)
+    return f"Did you mean '{near[0]}'?" if near else "Ask for one of those, or for 'layer.*'."
 
 
 def _shown(asked: object) -> str:

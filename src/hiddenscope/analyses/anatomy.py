@@ -110,7 +110,7 @@ def _proved(found: Anatomy, stack: Stack) -> str:
     raw = stack.proof.raw_difference
     if Site(stack.depth, "", stack.name if prefix else None) in reported or raw != raw:
         return same
-    return f"{same}; raw layer.{stack.depth} differs from the last by {raw:.3g}"
+    return f"{same}; raw layer.{stack.depth} differs from the last by {raw:,.4g}"
 
 
 def _head(head: Head) -> dict[str, Any]:

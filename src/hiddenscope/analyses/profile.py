@@ -28,7 +28,11 @@ LONG = {
 
 
 def profile(
-    source: Model | Readable | Pair, texts: Texts | None = None, *, sites: str | Site | list[str] = "layer.*,final"
+    source: Model | Readable | Pair,
+    texts: Texts | None = None,
+    *,
+    sites: str | Site | list[str] = "layer.*,final",
+    truncate: bool = False,
 ) -> Result:
     """The norm of every state by site and token, and along the sites that of first tokens against the others.
 
@@ -41,7 +45,7 @@ def profile(
     >>> dict(result.data["norm"].sizes), result.data["norm_median"].dims
     ({'site': 5, 'token': 3}, ('site',))
     """
-    captured = _states(source, texts, sites)
+    captured = _states(source, texts, sites, truncate)
     parts: list[Readable] = [captured.encoder, captured.decoder] if isinstance(captured, Pair) else [captured]
     chosen = [_chosen(part, sites) for part in parts]
     norms = [_norms(part, wanted) for part, wanted in zip(parts, chosen, strict=True)]
@@ -53,11 +57,11 @@ def profile(
     return Result("profile", data, facts, parts[0].source if isinstance(parts[0], States) else {})
 
 
-def _states(source: Model | Readable | Pair, texts: Texts | None, sites: Any) -> Readable | Pair:
+def _states(source: Model | Readable | Pair, texts: Texts | None, sites: Any, truncate: bool) -> Readable | Pair:
     if isinstance(source, Model):
         if texts is None:
             raise TextError(f"A profile of {source.name}", "there are no texts", "Give one or several, or give states.")
-        return source.capture(texts, sites)
+        return source.capture(texts, sites, truncate=truncate)
     if texts is not None:
         raise TextError("A profile of states", "texts were given too", "Leave them out, or give a model.")
     return source

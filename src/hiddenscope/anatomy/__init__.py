@@ -11,8 +11,20 @@ findings  Anatomy: all of it in one value
 
 from hiddenscope.anatomy.branches import shown
 from hiddenscope.anatomy.find import find
-from hiddenscope.anatomy.findings import Anatomy, Head, Stack
+from hiddenscope.anatomy.findings import EVERYTHING, Anatomy, Head, Stack
 from hiddenscope.anatomy.inputs import accepts, arguments, probe, vocabulary
 from hiddenscope.anatomy.taps import Tap
 
-__all__ = ["Anatomy", "Head", "Stack", "Tap", "accepts", "arguments", "find", "probe", "shown", "vocabulary"]
+__all__ = [
+    "EVERYTHING",
+    "Anatomy",
+    "Head",
+    "Stack",
+    "Tap",
+    "accepts",
+    "arguments",
+    "find",
+    "probe",
+    "shown",
+    "vocabulary",
+]

@@ -12,6 +12,8 @@ from hiddenscope.anatomy.taps import Tap
 from hiddenscope.errors import SiteError
 from hiddenscope.sites import PARTS, Site, select
 
+EVERYTHING = "layer.*,final"
+
 
 @dataclass(frozen=True)
 class Stack:
@@ -82,11 +84,17 @@ class Anatomy:
         return proof.final_width or proof.width if site.layer is None else proof.width
 
     def select(self, patterns: Any) -> tuple[Site, ...]:
-        """The sites that patterns choose; a part that was refused says why."""
+        """The sites that patterns choose; a part that was refused says why.
+
+        `layer.*,final` means `final` where there is one and it is as wide as the layers, so that they make one array.
+        """
         try:
-            return select(patterns, self.sites, owner=self.name, reported=self._entries)
+            chosen = select(patterns, self.sites, owner=self.name, reported=self._entries)
         except SiteError as error:
             raise self._why_not(error) from None
+        if patterns == EVERYTHING:
+            return tuple(site for site in chosen if self.width(site) == self.stack(site).proof.width)
+        return chosen
 
     @cached_property
     def _entries(self) -> Mapping[str | None, tuple[Site | None, ...]]:

@@ -133,7 +133,7 @@ def _choose_device(device: str | torch.device | None) -> torch.device | None:
                 raise RuntimeError("a module on meta has no weights")
             return found
         except (RuntimeError, AssertionError) as error:
-            do = "Choose 'cpu', 'cuda' or 'auto'."
+            do = "Choose 'cpu', or 'auto' for whatever there is."
             raise LoadError(f"Cannot load on device {str(device)!r}", _first_line(error), do) from error
     if importlib.util.find_spec("accelerate") is None:
         raise LoadError(

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from hiddenscope import hooks, progress
-from hiddenscope.anatomy import Anatomy, find, vocabulary
+from hiddenscope.anatomy import Anatomy, Stack, find, vocabulary
 from hiddenscope.errors import PassError
 from hiddenscope.loading import Loaded, open_source
 from hiddenscope.model import batching, generation
@@ -78,6 +78,7 @@ class Model:
         self.name, self.revision, self.notes = loaded.name, loaded.revision, loaded.notes
         self.lock = threading.RLock()
         self.anatomy: Anatomy = find(self.module, name=self.name)
+        self.notes += tuple(map(_of_another_width, (s for s in self.anatomy.stacks if _differs(s))))
         self.encoder = _encoder(self)
         self._fingerprint = Fingerprint(self.module)
         self.batching = Batching(False, math.inf, "not tried yet")
@@ -240,3 +241,12 @@ def _versions() -> dict[str, str]:
 
 def _short(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+def _differs(stack: Stack) -> bool:
+    return stack.proof.final_width not in (None, stack.proof.width)
+
+
+def _of_another_width(stack: Stack) -> str:
+    final, width = stack.proof.final_width, stack.proof.width
+    return f"Its final is {final} wide and its layers {width}: `layer.*,final` leaves final out; ask for it by itself."

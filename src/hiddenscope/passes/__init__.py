@@ -13,13 +13,14 @@ edit       run a model while states change, or change them in passes that somebo
 resume     enter the pass at a layer and run only the rest
 """
 
+from hiddenscope.anatomy import EVERYTHING
 from hiddenscope.passes.batch import Batch
 from hiddenscope.passes.changes import Add, Change, Project, Replace, Scale
 from hiddenscope.passes.condition import watchable
 from hiddenscope.passes.edit import edit, editing
 from hiddenscope.passes.encoder import Encoded, Encoder, Texts
 from hiddenscope.passes.landing import Landing, Subject, landings, together
-from hiddenscope.passes.record import EVERYTHING, Pass, make_batch, prepare, record, run
+from hiddenscope.passes.record import Pass, make_batch, prepare, record, run
 from hiddenscope.passes.recording import Recording, recording
 from hiddenscope.passes.resume import Skipping, resume, skipping
 

@@ -17,14 +17,14 @@ import torch
 from torch import Tensor, nn
 
 from hiddenscope import hooks
-from hiddenscope.anatomy import Anatomy, Tap, find
+from hiddenscope.anatomy import EVERYTHING, Anatomy, Tap, find
 from hiddenscope.errors import ModuleError, SiteError, StatesError
 from hiddenscope.passes.batch import Batch
 from hiddenscope.passes.changes import Add, Change, Project, Replace, Scale, Standing, changed, check
 from hiddenscope.passes.condition import watchable
 from hiddenscope.passes.encoder import Texts
 from hiddenscope.passes.landing import Subject
-from hiddenscope.passes.record import EVERYTHING, Pass, make, prepare
+from hiddenscope.passes.record import Pass, make, prepare
 from hiddenscope.sites import Site
 
 CACHES = ("past_key_values", "cache_params", "state", "mems")

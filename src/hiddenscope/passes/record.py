@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hiddenscope import hooks
-from hiddenscope.anatomy import Tap
+from hiddenscope.anatomy import EVERYTHING, Tap
 from hiddenscope.errors import NotFinite, PassError
 from hiddenscope.passes.batch import Batch
 from hiddenscope.passes.condition import watchable
@@ -22,7 +22,6 @@ from hiddenscope.passes.watcher import Watcher
 from hiddenscope.sites import Site
 from hiddenscope.states import Pair, States
 
-EVERYTHING = "layer.*,final"
 Prepared: TypeAlias = tuple[Encoded, Encoded | None, Batch]
 
 

@@ -11,11 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from hiddenscope import hooks
-from hiddenscope.anatomy import Anatomy, Tap, find
+from hiddenscope.anatomy import EVERYTHING, Anatomy, Tap, find
 from hiddenscope.errors import ModuleError, PassError
 from hiddenscope.passes.encoder import Encoded, Encoder
 from hiddenscope.passes.landing import Subject
-from hiddenscope.passes.record import EVERYTHING
 from hiddenscope.passes.watcher import Watcher
 from hiddenscope.sites import Site
 from hiddenscope.states import Pair, Source, States, join

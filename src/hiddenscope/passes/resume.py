@@ -16,14 +16,14 @@ import torch
 from torch import Tensor, nn
 
 from hiddenscope import hooks
-from hiddenscope.anatomy import Stack, accepts, probe
+from hiddenscope.anatomy import EVERYTHING, Stack, accepts, probe
 from hiddenscope.errors import PassError, SiteError, StatesError
 from hiddenscope.passes.changes import Replace, check
 from hiddenscope.passes.condition import watchable
 from hiddenscope.passes.edit import Editor, plan, standing
 from hiddenscope.passes.encoder import Encoded, Texts
 from hiddenscope.passes.landing import Subject
-from hiddenscope.passes.record import EVERYTHING, Pass, Prepared, make, make_batch, prepare
+from hiddenscope.passes.record import Pass, Prepared, make, make_batch, prepare
 from hiddenscope.sites import Site
 from hiddenscope.states import Pair, States
 

@@ -153,7 +153,12 @@ def _anatomy(result: Result) -> Iterator[View]:
     difference = result.data["difference"].to_numpy().astype(np.float64)
     raw = difference > 0
     note = "Zero means bit for bit the same."
-    series = [Series("the layer that was proved to be it", np.where(raw, np.nan, difference))]
+    stacks = np.array([site.rpartition("layer.")[0] or site.rpartition("final")[0] for site in sites])
+    series = [
+        Series(f"the {stack.replace('.', ' ')}layer that was proved to be it", np.where(here, difference, np.nan))
+        for stack in dict.fromkeys(stacks.tolist())
+        if (here := ~raw & (stacks == stack)).any()
+    ]
     if raw.any():
         named = [
             f"{site} is raw, and {entry} is normed" for site, entry, it in zip(sites, entries, raw, strict=True) if it
