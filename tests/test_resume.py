@@ -239,3 +239,11 @@ def test_the_form_of_an_output_keeps_nothing_of_it() -> None:
     emptied = hooks.form((state, {"bias": torch.ones(1), "state": state}, [object(), None]))
     assert emptied[0].numel() == 0 and emptied[2] == [None, None] and emptied[1]["bias"] is None
     assert hooks.form(None) is None
+
+
+def test_a_final_of_another_width_can_be_entered_at() -> None:
+    model = hs.load((tiny_model("deepseek_v4"), None))
+    full = hs.record(model, [[5, 6, 7]], "final", logits=True)
+    resumed = hs.resume(model, [[5, 6, 7]], "final", full.states["final"])
+    assert [str(site) for site in resumed.states.sites] == ["final"]
+    assert torch.equal(resumed.logits, full.logits)

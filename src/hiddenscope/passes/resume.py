@@ -113,20 +113,15 @@ def _one(model: Subject, site: str | Site) -> Site:
 
 def _above(model: Subject, entry: Site, sites: Any) -> tuple[Site, ...]:
     """The wanted sites, none of which may be below the entry."""
-    chosen = model.anatomy.select(EVERYTHING if sites is None else sites)
-    above = tuple(site for site in chosen if not site < entry)
-    if sites is None and model.anatomy.width(entry) == model.anatomy.stack(entry).proof.width:
-        above = _as_wide(model, above)
-    if sites is not None and len(above) < len(chosen):
-        below = next(site for site in chosen if site < entry)
+    if sites is None:
+        everything = {*model.anatomy.select(EVERYTHING), entry}
+        return tuple(sorted(site for site in everything if not site < entry))
+    chosen = model.anatomy.select(sites)
+    below = [site for site in chosen if site < entry]
+    if below:
         found = f"the pass is entered at {entry}, above it"
-        raise SiteError(f"The state at {below} of a resumed pass", found, f"Ask for {entry} or what comes after.")
-    return above
-
-
-def _as_wide(model: Subject, sites: Sequence[Site]) -> tuple[Site, ...]:
-    """Those that are as wide as the layers of their stack: one pass keeps states of one width."""
-    return tuple(site for site in sites if model.anatomy.width(site) == model.anatomy.stack(site).proof.width)
+        raise SiteError(f"The state at {below[0]} of a resumed pass", found, f"Ask for {entry} or what comes after.")
+    return chosen
 
 
 def _uncountable(model: Subject, wanted: Sequence[Site]) -> str:
@@ -226,7 +221,7 @@ def _forms(module: nn.Module, stack: Stack, forms: dict[int, Any]) -> list[hooks
 
 def _full(model: Subject, prepared: Prepared) -> Pass:
     """The full pass, with logits where there is a row of them for each token."""
-    wanted = _as_wide(model, model.anatomy.select(EVERYTHING))
+    wanted = model.anatomy.select(EVERYTHING)
     try:
         return make(model, prepared, wanted, logits=model.anatomy.head is not None)
     except PassError:
