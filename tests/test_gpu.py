@@ -77,3 +77,21 @@ def test_states_of_a_recording_and_of_generate_come_to_the_host(model):
     assert torch.equal(recorded.states.values, model.capture([ids], "layer.*").values)
     written = model.capture_generation([ids], max_new_tokens=4, sites="layer.*")
     assert written.values.device.type == "cpu" and len(written.tokens) == 13
+
+
+def test_a_resumed_pass_is_the_full_pass(model):
+    given = texts((9, 9))
+    full = hs.record(model, given, logits=True)
+    resumed = hs.resume(model, given, "layer.2", full.states["layer.2"])
+    assert not resumed.notes
+    assert torch.equal(resumed.logits, full.logits)
+    assert torch.equal(resumed.states["layer.3"], full.states["layer.3"])
+
+
+def test_an_edit_with_the_recorded_values_changes_nothing(model):
+    given = texts((9, 5))
+    full = hs.record(model, given, logits=True)
+    edited = hs.edit(model, given, {"layer.1": hs.Replace(full.states["layer.1"])}, logits=True)
+    assert torch.equal(edited.logits, full.logits)
+    changed = hs.edit(model, given, {"layer.1": hs.Scale(0.5)}, logits=True)
+    assert not torch.equal(changed.logits, full.logits)
