@@ -38,6 +38,11 @@ app = typer.Typer(
 )
 
 
+TextsArgument = Annotated[list[str], typer.Argument(help="The texts; - reads one a line from stdin.")]
+SitesOption = Annotated[str, typer.Option(help="Which states: layer.3, layer.*, final, *.attn, a comma list.")]
+TruncateOption = Annotated[bool, typer.Option(help="Cut a text that is longer than the model's window.")]
+
+
 @dataclass(frozen=True)
 class Shared:
     """The options that every command takes; its fields are their names, types and defaults."""
@@ -287,12 +292,10 @@ def _shown(cell: object) -> str:
 @_command
 def capture(
     shared: Shared,
-    texts: Annotated[list[str], typer.Argument(help="The texts; - reads one a line from stdin.")],
-    sites: Annotated[str, typer.Option(help="Which states: layer.3, layer.*, final, *.attn, a comma list.")] = (
-        "layer.*,final"
-    ),
+    texts: TextsArgument,
+    sites: SitesOption = "layer.*,final",
     generate: Annotated[int, typer.Option(help="Let the model continue by so many tokens, and capture those too.")] = 0,
-    truncate: Annotated[bool, typer.Option(help="Cut a text that is longer than the model's window.")] = False,
+    truncate: TruncateOption = False,
 ) -> None:
     """Capture the hidden states of texts.
 
@@ -333,11 +336,9 @@ def _described(captured: "hs.States | hs.Pair") -> dict[str, object]:
 @_command
 def profile(
     shared: Shared,
-    texts: Annotated[list[str], typer.Argument(help="The texts; - reads one a line from stdin.")],
-    sites: Annotated[str, typer.Option(help="Which states: layer.3, layer.*, final, *.attn, a comma list.")] = (
-        "layer.*,final"
-    ),
-    truncate: Annotated[bool, typer.Option(help="Cut a text that is longer than the model's window.")] = False,
+    texts: TextsArgument,
+    sites: SitesOption = "layer.*,final",
+    truncate: TruncateOption = False,
 ) -> None:
     """Measure the size of every state.
 
@@ -354,9 +355,7 @@ def compare(
     a: Annotated[str, typer.Argument(help="A text.")],
     b: Annotated[str | None, typer.Argument(help="The text that it is compared with.")] = None,
     other: Annotated[str | None, typer.Option(help="Compare the one text in this model too, in place of two.")] = None,
-    sites: Annotated[str, typer.Option(help="Which states: layer.3, layer.*, final, *.attn, a comma list.")] = (
-        "layer.*,final"
-    ),
+    sites: SitesOption = "layer.*,final",
 ) -> None:
     """Compare two texts, or one text in two models.
 
