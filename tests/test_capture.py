@@ -189,7 +189,14 @@ def test_texts_on_both_sides_of_a_turn_of_positions_are_kept_apart() -> None:
     states = model.capture(texts, batch_tokens=10_000)
     alone = [model.capture([text]) for text in texts]
     assert all(disagreement(one, states.of(number)) <= 1 for number, one in enumerate(alone))
-    mixed = hs.record(model, texts[:2]).states
+    with pytest.raises(PassError, match="longer than 16 tokens"):
+        hs.record(model, texts[:2])
+    ids, mask = torch.zeros(2, 40, dtype=torch.long), torch.zeros(2, 40, dtype=torch.long)
+    for row, text in enumerate(texts[:2]):
+        ids[row, : len(text)], mask[row, : len(text)] = torch.tensor(text), 1
+    with hs.recording(model) as recorded, torch.no_grad():
+        model.module(ids, attention_mask=mask)
+    mixed = recorded.states
     assert disagreement(alone[1], mixed.of(1)) > 100, "together they do differ"  # type: ignore[union-attr]
 
 

@@ -34,10 +34,8 @@ if TYPE_CHECKING:
 LIBRARIES = ("hiddenscope", "torch", "transformers", "tokenizers", "safetensors")
 WINDOWS = ("max_position_embeddings", "max_seq_len", "max_encoder_position_embeddings", "max_target_positions")
 BUDGETS = {"cpu": 2048, "cuda": 16384}
-ANOTHER_BATCH = {
-    "cpu": 64,
-    "cuda": 2048,
-}  # what one costs whatever is in it, in tokens: measured on a CPU, guessed on a GPU
+# What a batch costs whatever is in it, in tokens: measured on a CPU, guessed on a GPU.
+ANOTHER_BATCH = {"cpu": 64, "cuda": 2048}
 
 
 def load(
@@ -103,6 +101,11 @@ class Model:
     def batches(self) -> bool:
         """Whether a text in a padded batch gives what it gives alone."""
         return self.batching.padded
+
+    @property
+    def turn(self) -> int | None:
+        """The length beyond which every text of a batch is computed otherwise, if there is one."""
+        return self.batching.turn
 
     @property
     def masks(self) -> bool:

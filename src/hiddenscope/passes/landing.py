@@ -31,6 +31,8 @@ class Subject(Protocol):
     @property
     def batches(self) -> bool: ...  # noqa: D102
     @property
+    def turn(self) -> int | None: ...  # noqa: D102
+    @property
     def masks(self) -> bool: ...  # noqa: D102
     @property
     def lock(self) -> AbstractContextManager[Any]: ...  # noqa: D102

@@ -101,6 +101,9 @@ def make(model: Subject, prepared: Prepared, wanted: Sequence[Site], *, logits: 
     if not model.batches and (filled.padded or (filled.targets is not None and filled.targets.padded)):
         found = "a text in a padded batch does not give what it gives alone, in this model"
         raise PassError(f"One pass over {len(filled.lengths)} texts", found, "Record one at a time, or use capture().")
+    if model.turn is not None and min(filled.lengths) <= model.turn < max(filled.lengths):
+        found = f"this model computes every text otherwise once one is longer than {model.turn:,} tokens"
+        raise PassError("One pass over short and long texts", found, "Record them apart, or use capture().")
     landed = landings(model, wanted, encoded, aims)
     live: dict[Site, Tensor] | None = {} if grad else None
     with model.lock, torch.inference_mode(False), torch.set_grad_enabled(grad):
