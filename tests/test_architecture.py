@@ -19,7 +19,7 @@ ROWS = [
     {"app"},
     {"views"},
     {"analyses"},
-    {"extract"},
+    {"extract", "vectors"},
     {"store", "model"},
     {"passes"},
     {"anatomy"},
