@@ -217,6 +217,15 @@ class Lines:
 View: TypeAlias = Grid | Panels | Lines
 
 
+@dataclass(frozen=True)
+class Section:
+    """A title, a few paragraphs as `document` takes them, and the views that they are about."""
+
+    title: str
+    prose: str
+    views: tuple[View, ...]
+
+
 def floats(given: ArrayLike, name: str, dims: int) -> Floats:
     """The numbers as they are packed: float16 stays, everything else becomes float32; never to be written to."""
     array = np.asarray(given)

@@ -1,0 +1,112 @@
+"""From the variables of a result to a grid, lines and their parts: what every kind of picture is drawn with."""
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from hiddenscope.results import Result
+from hiddenscope.views.values import Grid, Lines, Measure, Series, Words
+
+if TYPE_CHECKING:
+    import xarray
+
+CELLS = ("site", "token")
+MAP = (*CELLS, "source_site", "source_token")
+RANKED = (*CELLS, "rank")
+MOST_TOKENS = 4_096
+
+
+def grid_of(result: Result, names: Sequence[Hashable], title: str = "") -> Grid | None:
+    """A grid of some variables over site and token, with the words of the result if it has any."""
+    data = result.data.isel(token=slice(MOST_TOKENS)) if "token" in result.data.sizes else result.data
+    words = words_of(data)
+    measures = [measure_of(name, data[name]) for name in names]
+    if words is not None and not measures and words.probabilities is not None:
+        measures = [Measure("probability", words.probabilities[:, :, 0], limits=(0, 1))]
+    if not measures:
+        return None
+    strings = data["string"].to_numpy().tolist() if "string" in data.coords else labels(data, "token")
+    texts, text_of = texts_of(data)
+    cut = len(strings) < result.data.sizes["token"]
+    return Grid(
+        title or title_of(result, names),
+        labels(data, "site"),
+        strings,
+        tuple(measures),
+        words=words,
+        texts=texts,
+        text_of=text_of if len(set(text_of)) > 1 else (),
+        note=f"The first {len(strings):,} of {result.data.sizes['token']:,} tokens." if cut else "",
+    )
+
+
+def measure_of(name: Hashable, variable: "xarray.DataArray") -> Measure:
+    """A variable over site and token as a measure of the grid, or one that also has sources as its influence."""
+    look = {key: variable.attrs[key] for key in ("meaning", "scale") if key in variable.attrs}
+    said, unit = str(variable.attrs.get("long_name", name)), str(variable.attrs.get("units", ""))
+    if len(variable.dims) == len(MAP):
+        return Measure(said, unit=unit, influence=variable.transpose(*MAP).to_numpy(), **look)
+    return Measure(said, variable.transpose(*CELLS).to_numpy(), unit, **look)
+
+
+def words_of(data: "xarray.Dataset") -> Words | None:
+    """Words over site, token and rank, with the first numbers that have the same dimensions."""
+    ranked = [v.transpose(*RANKED) for v in data.values() if set(v.dims) == set(RANKED)]
+    words = next((v for v in ranked if not numeric(v)), None)
+    shares = next((v for v in ranked if numeric(v)), None)
+    return None if words is None else Words.of(words.to_numpy(), None if shares is None else shares.to_numpy())
+
+
+def texts_of(data: "xarray.Dataset") -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """The texts that stand side by side, and which of them each token belongs to; a decoder's are its own."""
+    if "text" not in data.coords or data["text"].dims != ("token",):
+        return (), ()
+    stacks = data["stack"].to_numpy().tolist() if "stack" in data.coords else [""] * data.sizes["token"]
+    keys = list(zip(stacks, data["text"].to_numpy().tolist(), strict=True))
+    places = {key: place for place, key in enumerate(dict.fromkeys(keys))}
+    known: Mapping[str, Sequence[str]] = {"decoder": data.attrs.get("targets", ())}
+    named = [(known.get(stack, data.attrs.get("texts", ())), text) for stack, text in places]
+    said = [texts[text] if text < len(texts) else f"text {text}" for texts, text in named]
+    return tuple(said), tuple(places[key] for key in keys)
+
+
+def lines_of(result: Result, along: str, names: Sequence[Hashable], title: str = "") -> Lines:
+    """Some variables along one dimension, each a line."""
+    variables = [result.data[name] for name in names]
+    series = [
+        Series(str(v.attrs.get("long_name", name)), v.to_numpy()) for name, v in zip(names, variables, strict=True)
+    ]
+    attrs = variables[0].attrs
+    y_name = series[0].name if len(series) == 1 else ""
+    look: dict[str, Any] = {"unit": str(attrs.get("units", "")), "scale": attrs.get("scale", "linear")}
+    return Lines(title or title_of(result, names), labels(result.data, along), tuple(series), along, y_name, **look)
+
+
+def title_of(result: Result, names: Sequence[Hashable]) -> str:
+    """A title that names what is shown and the model."""
+    model = result.source.get("model")
+    said = ", ".join(str(result.data[name].attrs.get("long_name", name)) for name in names[:3]) or result.kind
+    said = said if len(names) <= 3 else f"{said} and {len(names) - 3} more"
+    return f"{said[:1].upper()}{said[1:]}{f' of {model}' if isinstance(model, str) else ''}"
+
+
+def labels(data: "xarray.Dataset", dim: str) -> tuple[str, ...]:
+    """The labels along a dimension."""
+    return tuple(map(str, data[dim].to_numpy().tolist()))
+
+
+def numeric(variable: "xarray.DataArray") -> bool:
+    """Whether a variable holds numbers, and any at all."""
+    return variable.dtype.kind in "biuf" and variable.size > 0
+
+
+def has(variable: "xarray.DataArray", dims: tuple[str, ...]) -> bool:
+    """Whether a variable holds numbers over just these dimensions."""
+    return set(variable.dims) == set(dims) and numeric(variable)
+
+
+def is_map(result: Result, variable: "xarray.DataArray") -> bool:
+    """Whether a variable says how much every cell of the grid is moved by every other."""
+    if not has(variable, MAP) or variable.sizes["token"] > MOST_TOKENS:
+        return False
+    sides = [(labels(result.data, dim), labels(result.data, f"source_{dim}")) for dim in CELLS]
+    return all(target == source for target, source in sides)
