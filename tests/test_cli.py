@@ -18,7 +18,10 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 import hiddenscope as hs
-from hiddenscope import cli, errors
+from hiddenscope import cli, errors, progress
+from hiddenscope.cli import command, terminal
+from hiddenscope.cli.demo import _print_grid
+from hiddenscope.loading import zoo
 
 runner = CliRunner()
 TEXT = "The capital of France is Paris."
@@ -29,7 +32,7 @@ HEAVY = {"torch", "transformers", "numpy", "pandas", "xarray", "rich", "gguf", "
 @pytest.fixture(autouse=True)
 def _progress_as_it_was() -> Iterator[None]:
     yield
-    cli.progress.show(None)
+    progress.show(None)
 
 
 def test_help_loads_nothing_heavy() -> None:
@@ -78,12 +81,12 @@ def test_a_list_that_cannot_be_written(tmp_path: Path, name: str, found: str) ->
 
 def test_only_a_newline_ends_a_line_of_stdin(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("a\u2028b\x0cc\n\nd\n"))
-    assert cli._lines_of(["-", "e"]) == ["a\u2028b\x0cc", "", "d", "e"]
-    assert cli._lines_of(["-"]) == []
+    assert terminal.lines_of(["-", "e"]) == ["a\u2028b\x0cc", "", "d", "e"]
+    assert terminal.lines_of(["-"]) == []
 
 
 def test_a_table_for_another_program_is_not_folded(capsys: pytest.CaptureFixture[str]) -> None:
-    cli._table(["site", "module", "n"], [["layer.0", "x" * 90, "1"], ["final", "y", "23"]], text=(0, 1))
+    terminal.table(["site", "module", "n"], [["layer.0", "x" * 90, "1"], ["final", "y", "23"]], text=(0, 1))
     lines = capsys.readouterr().out.splitlines()
     assert lines[1:] == [f"layer.0  {'x' * 90}   1", f"final    {'y':90}  23"]
 
@@ -110,7 +113,7 @@ def test_exit_codes(raised: BaseException, code: int, said: str, monkeypatch: py
     def fail() -> None:
         raise raised
 
-    monkeypatch.setattr(cli.zoo, "listing", fail)
+    monkeypatch.setattr(zoo, "listing", fail)
     done = runner.invoke(cli.app, ["models"])
     assert (done.exit_code, done.stdout) == (code, "")
     assert said in done.stderr
@@ -119,7 +122,7 @@ def test_exit_codes(raised: BaseException, code: int, said: str, monkeypatch: py
 @pytest.mark.parametrize(("flag", "choice"), [([], None), (["--quiet"], False), (["--progress"], True)])
 def test_progress_is_shown_as_asked(flag: list[str], choice: bool | None, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen: list[bool | None] = []
-    monkeypatch.setattr(cli.progress, "show", chosen.append)
+    monkeypatch.setattr(progress, "show", chosen.append)
     runner.invoke(cli.app, ["models", *flag])
     assert chosen == [choice]
 
@@ -146,15 +149,15 @@ def test_wrong_usage_exits_with_2() -> None:
     ],
 )
 def test_what_reaches_a_terminal_is_visible(text: str, shown: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.visible(text) == shown
-    cli._table(["name", text], [["x", text]])
+    assert terminal.visible(text) == shown
+    terminal.table(["name", text], [["x", text]])
     assert shown.strip() in capsys.readouterr().out
 
 
 def test_the_grid_runs_up(capsys: pytest.CaptureFixture[str]) -> None:
     coords = {"site": ["layer.0", "layer.1", "final"], "string": ("token", ["The", "[b]\x1b"])}
     norm = (("site", "token"), [[1.0, 2.0], [22_000.0, 200.0], [0.0, 3.0]])
-    cli._print_grid(hs.Result("profile", xarray.Dataset({"norm": norm}, coords), {}, {}))
+    _print_grid(hs.Result("profile", xarray.Dataset({"norm": norm}, coords), {}, {}))
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[1:]] == ["final", "layer.1", "layer.0"]
     assert "22,000" in lines[2]
@@ -262,6 +265,6 @@ def test_an_error_with_an_interrupt_behind_it_is_an_interrupt() -> None:
         except KeyboardInterrupt as interrupt:
             raise errors.LoadError("Cannot read it", "an import was broken off", "Try again.") from interrupt
 
-    with pytest.raises(SystemExit) as left, cli._errors_in_words(debug=False):
+    with pytest.raises(SystemExit) as left, command._errors_in_words(debug=False):
         broken_off()
     assert left.value.code == 130

@@ -1,0 +1,57 @@
+"""The `hiddenscope` command: parse, call, print. One module a command, the same word.
+
+Results go to stdout, progress and errors to stderr. A command exits with 0 when it did what was asked, 1 when it found
+drift, 2 when it could not do what was asked, and 130 when it was interrupted.
+"""
+
+import io
+import sys
+from typing import Annotated
+
+import typer
+
+import hiddenscope as hs
+from hiddenscope.cli import anatomy, capture, compare, demo, models, profile
+
+app = typer.Typer(
+    name="hiddenscope",
+    help="See, measure, store and change every hidden state of a transformer model.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,  # rich alone would double the time that --help takes
+    pretty_exceptions_enable=False,
+)
+
+COMMANDS = (
+    demo.demo,
+    anatomy.anatomy,
+    capture.capture,
+    profile.profile,
+    compare.compare,
+    models.models,
+)
+for _command in COMMANDS:
+    app.command()(_command)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(hs.__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _hiddenscope(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Run the command line."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal that cannot show a token is no reason to fail
+    app()

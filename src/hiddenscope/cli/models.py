@@ -1,0 +1,39 @@
+"""The zoo."""
+
+import json
+from dataclasses import asdict
+
+from hiddenscope import errors
+from hiddenscope.cli.command import Shared, command
+from hiddenscope.cli.terminal import print_json, table
+from hiddenscope.loading import zoo
+from hiddenscope.results import replacing
+
+
+@command
+def models(shared: Shared) -> None:
+    """List the zoo: models that need no model hub.
+
+    They are real trained models that travel in wheels of a package index; what is cached is listed with its size.
+    """
+    rows = [row for row in zoo.listing() if shared.model in {None, row.name}]
+    if not rows:
+        names = ", ".join(row.name for row in zoo.listing())
+        raise errors.UnknownModel(f"No model {shared.model!r} in the zoo", f"it has {names}", "Name one of those.")
+    listing = [{**asdict(row), "path": str(row.path) if row.path else None} for row in rows]
+    if shared.out:
+        if shared.out.suffix.lower() != ".json":
+            raise errors.FileError(
+                f"Cannot save a list as {shared.out}", "it is JSON", "Give the path the suffix .json."
+            )
+        with replacing(shared.out) as fresh:
+            fresh.write_text(json.dumps(listing, indent=2) + "\n", "utf-8")
+    if shared.json:
+        print_json(listing)
+    elif not shared.out:
+        cells = ([row.name, row.description, row.licence, _size(row.bytes if row.cached else None)] for row in rows)
+        table(["name", "what it is", "licence", "cached"], cells, text=range(3))
+
+
+def _size(count: int | None) -> str:
+    return "no" if count is None else f"{count / 1e6:,.0f} MB"
