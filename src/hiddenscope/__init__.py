@@ -20,7 +20,10 @@ from hiddenscope import errors
 if TYPE_CHECKING:
     from hiddenscope.analyses.anatomy import anatomy
     from hiddenscope.analyses.compare import compare
+    from hiddenscope.analyses.lens import lens
+    from hiddenscope.analyses.patch import patch
     from hiddenscope.analyses.profile import profile
+    from hiddenscope.analyses.steer import steer
     from hiddenscope.model import Model, load
     from hiddenscope.passes.changes import Add, Project, Replace, Scale
     from hiddenscope.passes.edit import edit, editing
@@ -53,11 +56,14 @@ __all__ = [
     "edit",
     "editing",
     "errors",
+    "lens",
     "load",
+    "patch",
     "profile",
     "record",
     "recording",
     "resume",
+    "steer",
     "story",
 ]
 
@@ -78,11 +84,14 @@ _ROOMS = {
     "compare": "analyses.compare",
     "edit": "passes",
     "editing": "passes",
+    "lens": "analyses.lens",
     "load": "model",
+    "patch": "analyses.patch",
     "profile": "analyses.profile",
     "record": "passes",
     "recording": "passes",
     "resume": "passes",
+    "steer": "analyses.steer",
     "story": "views.story",
 }
 

@@ -1,0 +1,134 @@
+"""Directions: along what the states of a model are changed, and how large that is."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hiddenscope.errors import NotFinite, SiteError, StatesError, TextError
+from hiddenscope.model import Model
+from hiddenscope.sites import Site, summarise
+from hiddenscope.states import Pair, States
+
+MOST_SITES = 10  # of a deep model, if no sites are asked for
+ROUNDING = 8  # units in the last place: two sets whose means are no farther apart than that are the same
+
+
+@dataclass(frozen=True)
+class Directions:
+    """A vector for each site (float64), the sites that are steered one at a time, and both in words."""
+
+    vectors: Mapping[Site, Tensor]
+    sites: tuple[Site, ...]
+    said: str
+    unit: str
+
+
+def directions(model: Model, along: Any, sites: Any, pool: str, *, upwards: bool) -> Directions:
+    """The directions at the chosen sites, and with `upwards` at those above them."""
+    if isinstance(along, Mapping):
+        given = {site: (name, one) for name, one in along.items() for site in model.anatomy.select(name)}
+        if not given:
+            raise SiteError("Directions by their sites", "there are none", "Give {site: vector}.")
+        chosen = tuple(sorted(given)) if sites is None else model.anatomy.select(sites)
+        if lacking := [site for site in chosen if site not in given]:
+            found = f"there are some for {summarise(given)}"
+            raise SiteError(f"A direction at {lacking[0]}", found, "Give one, or leave the site out.")
+        wanted = _with_those_above(tuple(given), chosen, upwards)
+        vectors = {site: _vector(model, given[site][1], site) for site in wanted}
+        return Directions(vectors, chosen, f"given, one for each of {len(given)} sites", _unit(given[wanted[0]][1]))
+    chosen = _spread(model) if sites is None else model.anatomy.select(sites)
+    wanted = _with_those_above(model.anatomy.sites, chosen, upwards)
+    if _are_texts(along):
+        vectors, said = _between(model, along, wanted, pool)
+        return Directions(vectors, chosen, said, "the difference of the two means")
+    vectors = {site: _vector(model, along, site) for site in wanted}
+    said = "the weights of a probe" if hasattr(along, "coef_") else "a vector that was given"
+    return Directions(vectors, chosen, said, _unit(along))
+
+
+def part_at(states: States | Pair, site: Site) -> States:
+    """The states of the stack that a site is in."""
+    if isinstance(states, Pair):
+        return states.encoder if site.stack == "encoder" else states.decoder
+    return states
+
+
+def _spread(model: Model) -> tuple[Site, ...]:
+    """Layers spread over the depth of the last stack; not the embeddings, which know one token and no text."""
+    stack, name = model.anatomy.stacks[-1], model.anatomy.sites[-1].stack
+    layers = np.linspace(1, stack.depth, min(MOST_SITES, stack.depth)).round().astype(int)
+    return tuple(Site(int(k), "", name) for k in dict.fromkeys(layers.tolist()))
+
+
+def _with_those_above(known: tuple[Site, ...], chosen: tuple[Site, ...], upwards: bool) -> tuple[Site, ...]:
+    return tuple(sorted({one for site in chosen for one in above(known, site, upwards)}))
+
+
+def above(known: tuple[Site, ...], site: Site, upwards: bool) -> tuple[Site, ...]:
+    """The site, and with `upwards` the same place in every layer above it.
+
+    >>> above((Site(1), Site(2, "mlp"), Site(2), Site(3), Site(None)), Site(2), True)
+    (Site('layer.2'), Site('layer.3'))
+    """
+    if not upwards or site.layer is None:
+        return (site,)
+    place = site.stack, site.part
+    return tuple(
+        one for one in known if (one.stack, one.part) == place and one.layer is not None and one.layer >= site.layer
+    )
+
+
+def _are_texts(along: Any) -> bool:
+    return isinstance(along, tuple | list) and len(along) == 2 and all(isinstance(s, str | list | tuple) for s in along)
+
+
+def _between(model: Model, along: Any, sites: tuple[Site, ...], pool: str) -> tuple[dict[Site, Tensor], str]:
+    """The mean of the first set of texts less that of the second, at every site."""
+    sets = []
+    for number, texts in enumerate(along):
+        if not len(texts):
+            raise TextError(f"A direction between two sets of texts, set {number}", "it is empty", "Give one at least.")
+        with model.lock:
+            sets.append([list(ids) for ids in model.encoder.encode(texts).ids])
+    if sorted(sets[0]) == sorted(sets[1]):
+        raise TextError("A direction between two sets of texts", "both are the same", "Give texts that differ.")
+    states = model.capture([*sets[0], *sets[1]], list(map(str, sites)))
+    first, vectors = len(sets[0]), {}
+    for site in sites:
+        rows = part_at(states, site).pool(pool, site).double().cpu()  # type: ignore[arg-type]
+        vector = rows[:first].mean(0) - rows[first:].mean(0)
+        floor = ROUNDING * torch.finfo(model.dtype).eps * float(rows.norm(dim=-1).mean())
+        if float(vector.norm()) <= floor:
+            found = f"pooled by {pool}, the states at {site} are the same in both, but for rounding"
+            raise StatesError("A direction between two sets of texts", found, "Take a higher layer, or other texts.")
+        vectors[site] = vector
+    where = {"last": "at the last token", "mean": "over all tokens"}.get(pool, f"pooled by {pool}")
+    return vectors, f"the mean of {first} texts less that of {len(sets[1])} others, {where}"
+
+
+def _unit(along: Any) -> str:
+    return "1 in the decision value of the probe" if hasattr(along, "coef_") else "the vector as it was given"
+
+
+def _vector(model: Model, along: Any, site: Site) -> Tensor:
+    """One vector [width]; of a probe the shortest step that raises its decision value by one."""
+    asked, fitted = f"A direction at {site} of {model.name}", hasattr(along, "coef_")
+    given = along.coef_ if fitted else along
+    try:
+        array = given.detach().cpu().double() if isinstance(given, Tensor) else torch.tensor(np.asarray(given, float))
+    except (TypeError, ValueError):
+        do = "Give two sets of texts, a vector [width], {site: vector} or a probe."
+        raise StatesError(asked, f"it is {type(along).__name__}", do) from None
+    vector = array[0] if array.ndim == 2 and len(array) == 1 else array
+    width = model.anatomy.width(site)
+    if tuple(vector.shape) != (width,):
+        raise StatesError(asked, f"it has the shape {list(array.shape)}", f"Give one vector of {width} numbers.")
+    if not bool(vector.isfinite().all()):
+        raise NotFinite(asked, "there is a NaN or an infinity in it", "Give finite numbers.")
+    if not bool(vector.any()):
+        raise StatesError(asked, "it is zero", "Give a vector that points somewhere.")
+    return vector / vector.square().sum() if fitted else vector

@@ -1,0 +1,375 @@
+"""Steer: what is added can be taken away, what is ablated is gone, and both held against passes run by hand."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import hiddenscope as hs
+from hiddenscope.errors import Error, NotFinite, PassError, SiteError, StatesError, TextError
+from hiddenscope.testing import tiny_model, tiny_tokenizer
+
+Tiny = Callable[..., hs.Model]
+PROMPTS = ["The cat sat on the", "A dog and a cat", "One of the ten"]
+SETS = (["The cat is here", "A cat ran"], ["The dog is there", "No dog ran off"])
+OTHERS = ["The rest of it was as good.", "On the other hand there is a point in it.", "So it is."]
+ANSWERS = [" t", "a"]
+
+
+def with_mask(family: str = "bert") -> hs.Model:
+    tokenizer = tiny_tokenizer(cls=True)
+    tokenizer.mask_token = "<unk>"
+    return hs.load((tiny_model(family), tokenizer))
+
+
+def steered(model: hs.Model, **options: Any) -> hs.Result:
+    given: dict[str, Any] = {"along": SETS, "answers": ANSWERS, "quality": OTHERS, "new_tokens": 0}
+    return hs.steer(model, PROMPTS, **{**given, **options})
+
+
+def by_hand(model: hs.Model, changes: Any, texts: list[str] = PROMPTS) -> list[torch.Tensor]:
+    """Log-probabilities [token, vocabulary] of each text alone, by hs.edit, in float64."""
+    found = []
+    for text in texts:
+        made = hs.edit(model, text, changes, logits=True) if changes else hs.record(model, text, logits=True)
+        assert made.logits is not None
+        found.append(made.logits.double().log_softmax(-1))
+    return found
+
+
+def perplexity(model: hs.Model, said: list[torch.Tensor], texts: list[str]) -> float:
+    """From its definition, one text at a time."""
+    losses = []
+    for rows, text in zip(said, texts, strict=True):
+        ids = model.encoder.encode(text).ids[0]
+        losses += [-float(rows[place, one]) for place, one in enumerate(ids[1:])]
+    return float(np.exp(np.mean(losses)))
+
+
+def difference(model: hs.Model, site: str, pool: str = "last") -> torch.Tensor:
+    first, second = (
+        torch.stack([model.capture(text, site).pool(pool, site)[0].double() for text in some])  # type: ignore[union-attr, arg-type]
+        for some in SETS
+    )
+    return first.mean(0) - second.mean(0)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "mamba"])
+@pytest.mark.parametrize("pool", ["last", "mean"])
+def test_added_as_by_hand(tiny: Tiny, family: str, pool: str) -> None:
+    model = tiny(family)
+    data = steered(model, strengths=[-3, 0.5], sites="layer.1,layer.2", pool=pool).data
+    assert data["probability"].dims == ("site", "strength", "text", "answer")
+    ids = [model.tokenizer(answer, add_special_tokens=False).input_ids[0] for answer in ANSWERS]
+    assert data["id"].values.tolist() == ids
+    for site in ("layer.1", "layer.2"):
+        vector = difference(model, site, pool)
+        for strength in (-3, 0.5):
+            here = data.sel(site=site, strength=strength)
+            changes = {site: hs.Add(vector, scale=strength)}
+            expected = [[float(said[-1, one].exp()) for one in ids] for said in by_hand(model, changes)]
+            np.testing.assert_allclose(here["probability"], expected, rtol=1e-4)
+            odds = np.log(np.array(expected) / (1 - np.array(expected)))
+            np.testing.assert_allclose(here["log_odds"], odds, rtol=1e-4, atol=1e-4)
+            hard = perplexity(model, by_hand(model, changes, OTHERS), OTHERS)
+            assert float(here["perplexity"]) == pytest.approx(hard, rel=1e-4)
+            assert float(here["perplexity_change"]) == pytest.approx(
+                hard / float(data["perplexity_before"]) - 1, abs=1e-5
+            )
+        norms = torch.cat([model.capture(text, site)[site] for text in PROMPTS]).double().norm(dim=-1)  # type: ignore[index]
+        assert float(data["size"].sel(site=site)) == pytest.approx(float(vector.norm() / norms.median()), rel=1e-4)
+    assert float(data["perplexity_before"]) == pytest.approx(perplexity(model, by_hand(model, {}, OTHERS), OTHERS))
+
+
+@pytest.mark.parametrize("sites", ["layer.2", "layer.2.attn", "layer.2.mlp", "layer.2.mid", "final"])
+def test_ablated_as_by_hand_at_any_site(tiny: Tiny, sites: str) -> None:
+    model = tiny("llama")
+    data = steered(model, how="ablate", sites=sites).data
+    changes = {sites: hs.Project(difference(model, sites))}
+    ids = data["id"].values.tolist()
+    expected = [[float(said[-1, one].exp()) for one in ids] for said in by_hand(model, changes)]
+    np.testing.assert_allclose(data["probability"][0, 0], expected, rtol=1e-4)
+    hard = perplexity(model, by_hand(model, changes, OTHERS), OTHERS)
+    assert float(data["perplexity"][0, 0]) == pytest.approx(hard, rel=1e-4)
+
+
+@pytest.mark.parametrize("how", ["add", "ablate"])
+def test_upwards_changes_every_layer_from_the_site_on(tiny: Tiny, how: Any) -> None:
+    model = tiny("gpt2")
+    strength = {} if how == "ablate" else {"strengths": [0.7, 2]}
+    data = steered(model, how=how, sites="layer.2", upwards=True, **strength).data
+    vectors = {site: difference(model, site) for site in ("layer.2", "layer.3")}
+    for row, number in enumerate(data["strength"].values):
+        made = {site: hs.Project(v) if how == "ablate" else hs.Add(v, scale=number) for site, v in vectors.items()}
+        ids = data["id"].values.tolist()
+        expected = [[float(said[-1, one].exp()) for one in ids] for said in by_hand(model, made)]
+        np.testing.assert_allclose(data["probability"][0, row], expected, rtol=1e-4)
+    one = steered(model, how=how, sites="layer.2", **strength).data
+    assert not np.allclose(data["probability"], one["probability"], rtol=1e-3)
+
+
+@pytest.mark.parametrize("family", ["llama", "t5"])
+def test_strength_0_changes_nothing_and_very_little_changes_very_little(tiny: Tiny, family: str) -> None:
+    data = steered(tiny(family), strengths=[0, 1e-12, 1], new_tokens=2).data
+    nothing = data.sel(strength=0)
+    for name in ("probability", "log_odds", "perplexity"):
+        assert (nothing[name] == data[f"{name}_before"]).all()
+        np.testing.assert_allclose(*np.broadcast_arrays(data[name].sel(strength=1e-12), nothing[name]), rtol=1e-4)
+        assert not np.allclose(data[name].sel(strength=1), nothing[name], rtol=1e-3)
+    assert (nothing["perplexity_change"] == 0).all()
+    at = nothing["written"].sel(site=data.attrs["written_at"])
+    assert (at == data["written_before"]).all()
+
+
+def test_a_vector_and_its_opposite_cancel(tiny: Tiny) -> None:
+    model = tiny("llama")
+    vector = torch.randn(64, generator=torch.Generator().manual_seed(0))
+    there = steered(model, along=vector, strengths=[2], sites="layer.2").data
+    back = steered(model, along=-vector, strengths=[-2], sites="layer.2").data
+    np.testing.assert_array_equal(there["probability"], back["probability"])
+    undone = hs.edit(model, PROMPTS, {"layer.2": lambda h: hs.Add(-vector).of(hs.Add(vector).of(h))}, logits=True)
+    plain = hs.record(model, PROMPTS, logits=True)
+    torch.testing.assert_close(undone.logits, plain.logits, rtol=1e-4, atol=1e-4)
+
+
+def test_the_scale_of_a_direction_counts_for_adding_and_not_for_ablation(tiny: Tiny) -> None:
+    model = tiny("gpt2")
+    vector = torch.randn(64, generator=torch.Generator().manual_seed(1))
+    small, large = (steered(model, along=v, how="ablate").data for v in (vector, -1e3 * vector))
+    np.testing.assert_allclose(small["probability"], large["probability"], rtol=1e-4)
+    np.testing.assert_allclose(large["size"] / small["size"], 1e3, rtol=1e-5)
+    once = steered(model, along=vector, strengths=[3]).data["probability"]
+    np.testing.assert_allclose(once, steered(model, along=3 * vector, strengths=[1]).data["probability"], rtol=1e-4)
+    twice = hs.edit(model, PROMPTS, {"layer.1": lambda h: hs.Project(vector).of(hs.Project(vector).of(h))}, logits=True)
+    single = hs.edit(model, PROMPTS, {"layer.1": hs.Project(vector)}, logits=True)
+    torch.testing.assert_close(twice.logits, single.logits, rtol=1e-4, atol=1e-4)
+
+
+def test_what_is_ablated_is_gone_from_the_states_and_stays_away_upwards(tiny: Tiny) -> None:
+    from hiddenscope.analyses.steer.running import Steering
+
+    model = tiny("llama")
+    vectors = {hs.Site(k): difference(model, f"layer.{k}") for k in (2, 3)}
+    before = hs.record(model, PROMPTS, "layer.2,layer.3").states
+    doing = Steering("ablate", vectors, (1.0,))
+    after = hs.edit(model, PROMPTS, doing.changes(len(PROMPTS), entry=True), "layer.2,layer.3").states
+    for site, vector in vectors.items():
+        unit = vector / vector.norm()
+        left, was = (float((states[site].double() @ unit).abs().max()) for states in (after, before))
+        assert left < 1e-5 < 1e-2 < was
+
+
+def test_directions_by_site_and_of_a_probe(tiny: Tiny) -> None:
+    model = tiny("llama")
+    vectors = {site: difference(model, site) for site in ("layer.1", "layer.3")}
+    by_texts = steered(model, sites="layer.1,layer.3", strengths=[1])
+    by_site = steered(model, along=vectors, strengths=[1])
+    np.testing.assert_allclose(by_site.data["probability"], by_texts.data["probability"], rtol=1e-4)
+    assert by_site.data["site"].values.tolist() == ["layer.1", "layer.3"]
+    assert "2 texts less that of 2" in by_texts.facts["direction"]
+    weights = np.random.default_rng(0).normal(size=(1, 64))
+    fitted = steered(model, along=SimpleNamespace(coef_=weights), sites="layer.2", strengths=[4])
+    step = torch.tensor(weights[0] / (weights**2).sum())
+    given = steered(model, along=step, sites="layer.2", strengths=[4])
+    np.testing.assert_allclose(fitted.data["probability"], given.data["probability"], rtol=1e-6)
+    moved = hs.edit(model, PROMPTS, {"layer.2": hs.Add(step, scale=4)}, "layer.2").states["layer.2"]
+    was = hs.record(model, PROMPTS, "layer.2").states["layer.2"]
+    np.testing.assert_allclose((moved - was).double().numpy() @ weights[0], 4, rtol=1e-3)
+    assert fitted.facts["strength 1"] == "1 in the decision value of the probe"
+
+
+def test_what_is_written_is_what_generate_writes_while_states_are_changed(tiny: Tiny) -> None:
+    model = tiny("llama")
+    prompts = [PROMPTS[0], PROMPTS[0][:-3] + "all", PROMPTS[1]]
+    result = hs.steer(model, prompts, along=SETS, answers=ANSWERS, quality=OTHERS, sites="layer.2", new_tokens=5)
+    vector = difference(model, "layer.2")
+    for place, prompt in enumerate(prompts):
+        ids = torch.tensor([model.encoder.encode(prompt).ids[0]])
+        for strength in (0, -2, 2):
+            with hs.editing(model, {"layer.2": hs.Add(vector, scale=strength)}):
+                made = model.module.generate(ids, max_new_tokens=5, do_sample=False, pad_token_id=0)  # type: ignore[operator]
+            text = model.tokenizer.decode(made[0, ids.shape[1] :]).partition("<eos>")[0]
+            here = result.data.isel(text=place)
+            assert here["written"].sel(site="layer.2", strength=strength).item() == text
+            assert strength or here["written_before"].item() == text
+    assert result.data["prompt"].values.tolist() == prompts
+
+
+def test_texts_are_written_at_the_best_site_only(tiny: Tiny) -> None:
+    data = steered(tiny("gpt2"), new_tokens=3).data
+    lines = (data["written"] != "").any(("strength", "text"))
+    assert data["site"].values[lines.values].tolist() in ([data.attrs["written_at"]], [])
+
+
+def test_a_masked_model_is_asked_at_its_mask_and_writes_nothing() -> None:
+    model = with_mask()
+    prompts = ["The <unk> sat on the mat", "A dog and a <unk>"]
+    result = hs.steer(model, prompts, along=SETS, answers=ANSWERS, quality=OTHERS, sites="layer.2", strengths=[1])
+    vector, ids = difference(model, "layer.2"), result.data["id"].values.tolist()
+    for place, prompt in enumerate(prompts):
+        row = model.encoder.encode(prompt).ids[0].index(3)
+        (said,) = by_hand(model, {"layer.2": hs.Add(vector)}, [prompt])
+        expected = [float(said[row, one].exp()) for one in ids]
+        np.testing.assert_allclose(result.data["probability"][0, 0, place], expected, rtol=1e-4)
+    assert "written" not in result.data
+    assert "masks" in result.facts["nothing is written"]
+    whole = [list(model.encoder.encode(text).ids[0]) for text in OTHERS]
+    losses = []
+    for number, ids in enumerate(whole):
+        hidden = range(1 + number, len(ids) - 1, 6)
+        shown = [3 if place in hidden else one for place, one in enumerate(ids)]
+        logits = hs.record(model, [shown], logits=True).logits
+        assert logits is not None
+        losses += [-float(logits[place].double().log_softmax(-1)[ids[place]]) for place in hidden]
+    assert float(result.data["perplexity_before"]) == pytest.approx(float(np.exp(np.mean(losses))))
+    with pytest.raises(TextError, match="0 mask tokens"):
+        hs.steer(model, ["No mask"], along=SETS, answers=ANSWERS, quality=OTHERS)
+    with pytest.raises(PassError, match="does not go on"):
+        hs.steer(model, prompts, along=SETS, answers=ANSWERS, quality=OTHERS, new_tokens=3)
+
+
+@pytest.mark.parametrize("site", ["encoder.layer.2", "decoder.layer.1"])
+def test_an_encoder_decoder_is_steered_in_either_stack(tiny: Tiny, site: str) -> None:
+    model = tiny("t5")
+    along = difference_of(model, site) if site.startswith("decoder") else SETS
+    result = steered(model, along=along, sites=site, strengths=[2], new_tokens=4)
+    vector = along if isinstance(along, torch.Tensor) else difference_of(model, site)
+    ids = result.data["id"].values.tolist()
+    for place, prompt in enumerate(PROMPTS):
+        made = hs.edit(model, prompt, {site: hs.Add(vector, scale=2)}, logits=True)
+        assert made.logits is not None
+        expected = made.logits[0].double().softmax(-1)[ids].numpy()
+        np.testing.assert_allclose(result.data["probability"][0, 0, place], expected, rtol=1e-4)
+    losses = []
+    for text in OTHERS:
+        whole = list(model.encoder.encode(text).ids[0])
+        half = len(whole) // 2
+        first, rest = whole[:half], whole[half:]
+        changes = {site: hs.Add(vector, scale=2)}
+        logits = hs.edit(model, [first], changes, targets=[[0, *rest[:-1]]], logits=True).logits
+        assert logits is not None
+        losses += [-float(row.double().log_softmax(-1)[one]) for row, one in zip(logits, rest, strict=True)]
+    assert float(result.data["perplexity"][0, 0]) == pytest.approx(float(np.exp(np.mean(losses))), rel=1e-4)
+    assert result.data["written"].dims == ("site", "strength", "text")
+
+
+def difference_of(model: hs.Model, site: str) -> torch.Tensor:
+    stack = site.partition(".")[0]
+    sets = [getattr(model.capture(some), stack).pool("last", site).double() for some in SETS]
+    return sets[0].mean(0) - sets[1].mean(0)  # type: ignore[no-any-return]
+
+
+def test_a_model_that_is_not_batched_gives_the_same() -> None:
+    from hiddenscope.model.batching import Batching
+
+    model = hs.load((tiny_model("llama"), tiny_tokenizer()))
+    together = steered(model).data
+    model.batching = Batching(False, 1e4, "texts in a padded batch came out otherwise")
+    apart = steered(model).data
+    for name in ("probability", "perplexity"):
+        np.testing.assert_allclose(apart[name], together[name], rtol=1e-4)
+
+
+def test_the_best_setting_is_the_largest_move_that_leaves_the_model_as_good(tiny: Tiny) -> None:
+    model = tiny("llama")
+    result = steered(model, strengths=[-0.5, -0.1, 0, 0.1, 0.5, 20])
+    data, best = result.data, result.facts["best"]
+    moves = (data["log_odds"] - data["log_odds_before"]).mean("text").isel(answer=0)
+    fine = np.abs(data["perplexity"] / data["perplexity_before"] - 1) <= 0.05
+    assert 0 < int(fine.sum()) < fine.size, "some settings must break the model, or nothing is shown"
+    here = data.sel(site=best["site"], strength=best["strength"])
+    assert abs(float(moves.sel(site=best["site"], strength=best["strength"]))) == float(np.abs(moves.where(fine)).max())
+    assert best["probability"][1] == pytest.approx(float(here["probability"].isel(answer=0).mean()))
+    assert best["times"] == pytest.approx(best["probability"][1] / best["probability"][0])
+    assert abs(best["perplexity change"]) <= 0.05
+    for answer, facts in result.facts["answers"].items():
+        within = (data["log_odds"] - data["log_odds_before"]).mean("text").sel(answer=answer).where(fine)
+        for name, extreme in (("lowest", within.min()), ("highest", within.max())):
+            at = within.sel(site=facts[name]["site"], strength=facts[name]["strength"])
+            assert float(at) == float(extreme)
+    broken = steered(model, strengths=[1e4])
+    assert str(broken.facts["best"]).startswith("none: ")
+    assert "lowest" not in broken.facts["answers"][" t"]
+
+
+def test_answers_that_are_not_given_are_the_models_own_first_choices(tiny: Tiny) -> None:
+    model = tiny("gpt2")
+    own = [int(said[-1].argmax()) for said in by_hand(model, {})]
+    result = steered(model, answers=None, sites="layer.1", strengths=[1])
+    assert result.data["id"].values.tolist() == list(dict.fromkeys(own))
+    by_id = steered(model, answers=own[0], sites="layer.1", strengths=1)
+    assert by_id.data["id"].values.tolist() == own[:1]
+
+
+def test_a_deep_model_is_steered_at_ten_layers_and_a_shallow_one_at_all(tiny: Tiny) -> None:
+    deep = hs.load((tiny_model("gpt2", layers=12), tiny_tokenizer()))
+    sites = steered(deep, how="ablate", new_tokens=0).data["site"].values.tolist()
+    assert (len(sites), sites[0], sites[-1]) == (10, "layer.1", "layer.12")
+    shallow = steered(tiny("gpt2"), how="ablate", new_tokens=0)
+    assert shallow.data["site"].values.tolist() == ["layer.1", "layer.2", "layer.3"]
+    assert "written" not in shallow.data
+
+
+@pytest.mark.parametrize("suffix", [".json", ".nc"])
+def test_a_result_comes_back_from_a_file(tiny: Tiny, tmp_path: Any, suffix: str) -> None:
+    result = steered(tiny("llama"), new_tokens=2)
+    result.save(tmp_path / f"steer{suffix}")
+    assert hs.Result.load(tmp_path / f"steer{suffix}").equals(result)
+
+
+WRONG: list[tuple[dict[str, Any], type[Error], str]] = [
+    ({"along": (SETS[0], SETS[0][::-1])}, TextError, "both are the same"),
+    ({"along": (["the cat"], ["a cat"]), "sites": "layer.0"}, StatesError, "the same in both, but for rounding"),
+    ({"along": ([], SETS[1])}, TextError, "set 0: it is empty"),
+    ({"along": torch.zeros(64)}, StatesError, "it is zero"),
+    ({"along": torch.ones(63)}, StatesError, "vector of 64 numbers"),
+    ({"along": torch.full((64,), float("nan"))}, NotFinite, "NaN"),
+    ({"along": "a direction"}, StatesError, "it is str"),
+    ({"along": {"layer.1": torch.ones(64)}, "sites": "layer.2"}, SiteError, "there are some for layer.1"),
+    ({"along": {}}, SiteError, "there are none"),
+    ({"strengths": [1, float("inf")]}, NotFinite, "one is not finite"),
+    ({"strengths": [float("nan")]}, NotFinite, "one is not finite"),
+    ({"strengths": [1, 1.0]}, StatesError, "one comes twice"),
+    ({"strengths": []}, StatesError, "there are none"),
+    ({"strengths": ["much"]}, StatesError, "they are no numbers"),
+    ({"how": "ablate", "strengths": [2]}, StatesError, "taken out whole"),
+    ({"how": "rotate"}, StatesError, "there are two ways"),
+    ({"sites": "layer.9"}, SiteError, "it has layer.0 to layer.3"),
+    ({"answers": [" the cat"]}, TextError, r"it is ' the' and ' c' and 'at'"),
+    ({"answers": [" t", " t"]}, TextError, "two of them are one token"),
+    ({"answers": []}, TextError, "there are none"),
+    ({"answers": ["é"]}, TextError, "LlamaForCausalLM"),
+    ({"answers": [999]}, TextError, "ids run from 0 to 127"),
+    ({"answers": [1.5]}, TextError, "it is float"),
+    ({"quality": [[7]]}, TextError, "nothing to foretell"),
+    ({"quality": []}, TextError, "there are none"),
+    ({"pool": "median"}, StatesError, "there are four"),
+    ({"new_tokens": 500}, TextError, "takes 128"),
+    ({"new_tokens": -1}, TextError, "nothing to write"),
+]
+
+
+@pytest.mark.parametrize(("options", "kind", "found"), WRONG, ids=[found for _, _, found in WRONG])
+def test_what_cannot_be_done_is_said(tiny: Tiny, options: dict[str, Any], kind: type[Error], found: str) -> None:
+    with pytest.raises(kind, match=found):
+        steered(tiny("llama"), **options)
+
+
+def test_models_that_say_nothing(tiny: Tiny) -> None:
+    with pytest.raises(PassError, match="it has no head"):
+        steered(tiny("gpt2", "base"))
+    with pytest.raises(PassError, match="has no mask token"):
+        steered(tiny("bert"))
+
+
+def test_nothing_is_left_on_the_module(tiny: Tiny, hanging: Callable[..., Any]) -> None:
+    model = tiny("llama")
+    steered(model)
+    before = hanging(model.module)
+    steered(model, upwards=True, new_tokens=2)
+    with pytest.raises(NotFinite):
+        steered(model, strengths=[1e38], along=torch.full((64,), 1e30))
+    assert hanging(model.module) == before
