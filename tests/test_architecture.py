@@ -24,7 +24,7 @@ ROWS = [
     {"passes"},
     {"anatomy"},
     {"loading", "hooks"},
-    {"texts", "states", "sites", "results", "datasets"},
+    {"texts", "states", "sites", "results", "datasets", "measures"},
     {"files"},
     {"errors", "progress"},
 ]

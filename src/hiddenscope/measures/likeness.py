@@ -1,0 +1,64 @@
+"""Likeness: how alike two sets of states of the same tokens are, whatever their widths, by linear CKA."""
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+Sites: TypeAlias = Tensor | Sequence[Tensor]
+
+FEWEST = 3  # centred, two tokens are one direction, and the CKA of anything with anything is 1
+WORTH_READING = 50
+AT_ONCE = 1 << 24  # products of tokens that are held together: 128 MiB of float64
+
+
+def linear_cka(x: Sites, y: Sites | None = None) -> tuple[Tensor, Tensor]:
+    """The linear CKA of every pair of sites, and what it would be on average over all pairings of the tokens.
+
+    `x` and `y` are `[site, token, width]`, or one `[token, width]` a site, over the same tokens, of any widths; without
+    `y` it is every pair of sites of `x`. Both answers are `[site of x, site of y]`, NaN where all states of a site are
+    equal. The products of tokens are made a few rows at a time, in float64: what it costs grows with their square.
+
+    >>> x = torch.randn(2, 40, 5, generator=torch.Generator().manual_seed(0))
+    >>> linear_cka(x)[0].diagonal().tolist(), round(linear_cka(x, 3 * x.flip(2) + 1)[0][1, 1].item(), 6)
+    ([1.0, 1.0], 1.0)
+    """
+    sides = [x] if y is None else [x, y]
+    tokens, device = len(x[0]), x[0].device
+    rows = max(1, AT_ONCE // max(1, tokens * sum(map(len, sides))))
+    means = [_means(side) for side in sides]
+    shared = torch.zeros(len(sides[0]), len(sides[-1]), dtype=torch.float64, device=device)
+    own = [torch.zeros(len(side), dtype=torch.float64, device=device) for side in sides]
+    traces = [torch.zeros_like(one) for one in own]
+    for start in range(0, tokens, rows):
+        products = [_products(side, mean, slice(start, start + rows)) for side, mean in zip(sides, means, strict=True)]
+        shared += products[0].flatten(1) @ products[-1].flatten(1).T
+        for place, product in enumerate(products):
+            own[place] += product.square().sum((1, 2))
+            traces[place] += product[:, :, start:].diagonal(dim1=1, dim2=2).sum(1)
+    if y is None:
+        own = [shared.diagonal()]  # so that a site with itself gives 1, exactly
+    scale = (own[0][:, None] * own[-1][None]).sqrt()
+    chance = traces[0][:, None] * traces[-1][None] / (tokens - 1) / scale
+    return _one_at_most(shared / scale), _one_at_most(chance)
+
+
+def _means(side: Sites) -> list[Tensor]:
+    """The mean of each site, counted from its first row: it is that row exactly, where all are equal."""
+    wide = ((rows[0].to(torch.float64), rows.to(torch.float64)) for rows in side)
+    return [origin + (rows - origin).mean(0) for origin, rows in wide]
+
+
+def _products(side: Sites, means: list[Tensor], some: slice) -> Tensor:
+    """Some rows of the products of tokens, centred, of every site: `[site, some tokens, token]`."""
+    made = []
+    for rows, mean in zip(side, means, strict=True):
+        centred = rows.to(torch.float64) - mean
+        made.append(centred[some] @ centred.T)
+    return torch.stack(made)
+
+
+def _one_at_most(values: Tensor) -> Tensor:
+    """Rounding may take a ratio past one by a few units of its last place."""
+    return values.clamp(0, 1)
