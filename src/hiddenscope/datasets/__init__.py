@@ -1,0 +1,5 @@
+"""Small datasets that come with the package, read by name: `hiddenscope.texts.read("cities-incomplete")`.
+
+cities-incomplete  50 sentences that stop just before the name of a city, Toronto or Montreal (column `label`)
+cities-complete    50 sentences about the one or the other, each ending in a full stop
+"""
