@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 import hiddenscope as hs
-from hiddenscope.cli import anatomy, capture, compare, demo, models, profile
+from hiddenscope.cli import anatomy, capture, compare, demo, lens, models, profile, steer
 
 app = typer.Typer(
     name="hiddenscope",
@@ -28,6 +28,8 @@ COMMANDS = (
     capture.capture,
     profile.profile,
     compare.compare,
+    lens.lens,
+    steer.steer,
     models.models,
 )
 for _command in COMMANDS:

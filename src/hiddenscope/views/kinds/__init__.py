@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from hiddenscope.results import Result
-from hiddenscope.views.kinds import anatomy, compare, profile
+from hiddenscope.views.kinds import anatomy, compare, lens, profile, steer
 from hiddenscope.views.values import Section, View
 
 
@@ -21,5 +21,7 @@ class Kind(NamedTuple):
 KINDS = {
     "anatomy": Kind(anatomy.pictures, anatomy.tell),
     "compare": Kind(compare.pictures, compare.tell),
+    "lens": Kind(lens.pictures, lens.tell),
     "profile": Kind(profile.pictures, profile.tell),
+    "steer": Kind(steer.pictures, steer.tell),
 }
