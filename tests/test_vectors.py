@@ -8,11 +8,10 @@ import pytest
 import torch
 
 import hiddenscope as hs
-from hiddenscope import vectors as room
 from hiddenscope.errors import NotFinite, StatesError, TextError, TooLarge
 from hiddenscope.sites import Site
 from hiddenscope.testing import tiny_model
-from hiddenscope.vectors import blocks, vectors
+from hiddenscope.vectors import blocks, capturing, pooling, vectors
 
 TEXTS = ["The cat sat on the mat.", "A dog", "There is nothing in the house and nothing in the garden.", "The end."] * 3
 LEAST = 6  # tokens in the shortest of them
@@ -121,15 +120,15 @@ def test_texts_are_pooled_across_the_borders_of_blocks(
 def test_only_some_texts_are_held_at_a_time(tiny: Callable[..., hs.Model], monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny("llama")
     whole = model.capture(TEXTS).pool("mean")
-    monkeypatch.setattr(room, "ROOM", 1)  # a batch at a time
+    monkeypatch.setattr(capturing, "ROOM", 1)  # a batch at a time
     held = []
-    landings = room.landings
-    monkeypatch.setattr(room, "landings", lambda *given: held.append(given[2].lengths) or landings(*given))
+    landings = capturing.landings
+    monkeypatch.setattr(capturing, "landings", lambda *given: held.append(given[2].lengths) or landings(*given))
     assert torch.equal(vectors(model, TEXTS, token="mean").values, whole)
     assert len(held) > 1
     assert max(map(sum, held)) < len(model.capture(TEXTS).tokens)
     assert sum(map(len, held)) == len(TEXTS)
-    monkeypatch.setattr(room, "PORTION", 5)  # other batches: the same within rounding, in the order given
+    monkeypatch.setattr(capturing, "PORTION", 5)  # other batches: the same within rounding, in the order given
     portions = vectors(model, TEXTS, token="mean")
     torch.testing.assert_close(portions.values, whole, rtol=1e-5, atol=1e-6)
     assert portions.texts == tuple(TEXTS)
@@ -224,7 +223,7 @@ def test_what_cannot_be_had_is_said(
 def test_a_bad_text_is_named_by_its_number_among_all(
     tiny: Callable[..., hs.Model], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(room, "PORTION", 5)
+    monkeypatch.setattr(capturing, "PORTION", 5)
     with pytest.raises(TextError, match="Text 7: there is nothing in it"):
         vectors(tiny("llama"), [*TEXTS[:7], "", "A dog"])
     with pytest.raises(TextError, match="text 6 has 2 tokens"):
@@ -251,7 +250,7 @@ def test_a_nan_in_a_model_is_named_by_text(monkeypatch: pytest.MonkeyPatch) -> N
     model = hs.load((module, None))
     with torch.no_grad():
         module.get_input_embeddings().weight[9] = float("nan")
-    monkeypatch.setattr(room, "PORTION", 2)
+    monkeypatch.setattr(capturing, "PORTION", 2)
     with pytest.raises(NotFinite, match=r"a NaN at layer\.0, text 3, position 1"):
         vectors(model, [[5, 6, 7], [5, 6], [8, 7], [7, 9, 5]], token="last")
 
@@ -267,7 +266,7 @@ def test_states_that_end_too_soon_or_too_late_are_refused(token: str) -> None:
 
 
 def test_more_than_the_memory_is_refused(tiny: Callable[..., hs.Model], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "free_memory", lambda: 1000)
+    monkeypatch.setattr(pooling, "free_memory", lambda: 1000)
     with pytest.raises(TooLarge, match="12 vectors at 5 sites"):
         vectors(tiny("llama"), TEXTS)
 
