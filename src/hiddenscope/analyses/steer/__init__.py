@@ -7,13 +7,12 @@ running     what it says, as it is or while its states are changed
 
 import math
 from collections.abc import Sequence
-from importlib.resources import files
 from typing import TYPE_CHECKING, Any, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hiddenscope import progress
+from hiddenscope import progress, texts
 from hiddenscope.analyses.steer.directions import Directions, above, directions, part_at
 from hiddenscope.analyses.steer.questions import (
     Answers,
@@ -90,25 +89,20 @@ def steer(
     check_head(model)
     chosen = _strengths(how, strengths)
     new = _new_tokens(model, new_tokens)
-    asked, texts = prompts_of(model, prompts)
+    asked, named = prompts_of(model, prompts)
     looked = answers_of(model, _own_choices(model, asked) if answers is None else answers)
     asked, _ = prompts_of(model, prompts, looked.ids)
     if new:
         check_room(model, asked, new)
-    others = plain_texts_of(model, _plain() if quality is None else quality)
+    others = plain_texts_of(model, texts.read("plain").texts if quality is None else quality)
     found = directions(model, along, sites, pool, upwards=upwards)
     run = _Run(model, how, chosen, upwards, found, [*asked, *others], len(asked))
-    data = run.measured(looked, texts)
+    data = run.measured(looked, named)
     best = _best(data, 0)
     if new:
         _write(run, data, asked, new, best)
     facts = _facts(run, data, looked, best, None if new else refuses_to_write(model))
     return Result("steer", data, facts, model.source(model.anatomy.sites[-1].stack))
-
-
-def _plain() -> list[str]:
-    """The plain sentences that ship with the package."""
-    return (files("hiddenscope") / "datasets" / "plain.txt").read_text("utf-8").splitlines()
 
 
 def _strengths(how: Any, strengths: Any) -> tuple[float, ...]:
@@ -173,7 +167,7 @@ class _Run:
         changed = above(tuple(self.found.vectors), site, self.upwards)
         return Steering(self.how, {one: self.found.vectors[one] for one in changed}, self.steps)
 
-    def measured(self, answers: Answers, texts: list[str]) -> "xarray.Dataset":
+    def measured(self, answers: Answers, prompts: list[str]) -> "xarray.Dataset":
         """Everything but the texts that are written."""
         sites = self.found.sites
         states = self._states([site for site in sites if not site.part])
@@ -186,7 +180,7 @@ class _Run:
                 said = iter(steered(self.model, self.asked, held, self.doing(site), advance) if self.steps else ())
                 after.append([next(said) if strength else before for strength in self.strengths])
         data = _data(sites, self.strengths, self.prompts, before, after)
-        data.coords.update({"prompt": ("text", _objects(texts)), "answer": _objects(list(answers.strings))})
+        data.coords.update({"prompt": ("text", _objects(prompts)), "answer": _objects(list(answers.strings))})
         data.coords["id"] = "answer", np.array(answers.ids)
         data["size"] = "site", self._sizes(states), dict(LOOKS["size"])
         return data
@@ -281,11 +275,11 @@ def _write(run: _Run, data: "xarray.Dataset", prompts: list[Question], new_token
     """The texts before and after, with every strength, at the site of the best setting."""
     place = (best or _best(data, 0, within=math.inf) or (0, 0))[0]
     (before,) = written(run.model, prompts, new_tokens, None)
-    texts = np.full((data.sizes["site"], len(run.strengths), len(prompts)), "", dtype=object)
+    after = np.full((data.sizes["site"], len(run.strengths), len(prompts)), "", dtype=object)
     steps = iter(written(run.model, prompts, new_tokens, run.doing(run.found.sites[place])) if run.steps else ())
     for row, strength in enumerate(run.strengths):
-        texts[place, row] = next(steps) if strength else before
-    data["written"] = ("site", "strength", "text"), texts, dict(LOOKS["written"])
+        after[place, row] = next(steps) if strength else before
+    data["written"] = ("site", "strength", "text"), after, dict(LOOKS["written"])
     look = {"long_name": f"{LOOKS['written']['long_name']}, before"}
     data["written_before"] = "text", _objects(before), look
     data.attrs["written_at"] = str(run.found.sites[place])
