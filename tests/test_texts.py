@@ -1,0 +1,311 @@
+"""Texts: the same rows from every kind of source, a number for every bad one, and a million in little memory."""
+
+import csv
+import gzip
+import io
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import hiddenscope as hs
+from hiddenscope.errors import FileError, TextError
+from hiddenscope.texts import Labelled, Row, read, rows, shipped
+
+TEXTS, LABELS = ("one, two", 'a "quoted" text', "ünï cödé"), ("x", "y", "x")
+
+
+def as_csv(separator: str = ",") -> str:
+    cells = [[text, label] for text, label in zip(TEXTS, LABELS, strict=True)]
+    lines = [separator.join('"' + cell.replace('"', '""') + '"' for cell in row) for row in [["text", "label"], *cells]]
+    return "\n".join(lines) + "\n"
+
+
+def as_jsonl() -> str:
+    pairs = zip(TEXTS, LABELS, strict=True)
+    return "".join(json.dumps({"n": 1, "text": text, "label": label}) + "\n" for text, label in pairs)
+
+
+def files(folder: Path) -> Iterator[Path]:
+    plain = {".csv": as_csv(), ".tsv": as_csv("\t"), ".jsonl": as_jsonl()}
+    for suffix, said in plain.items():
+        data = said.encode()
+        for packing, packed in {"": data, ".gz": gzip.compress(data), ".zst": zstandard.compress(data)}.items():
+            path = folder / f"some{suffix}{packing}"
+            path.write_bytes(packed)
+            yield path
+    frame().to_parquet(folder / "some.parquet")
+    yield folder / "some.parquet"
+
+
+def frame() -> pandas.DataFrame:
+    return pandas.DataFrame({"n": [1, 2, 3], "text": TEXTS, "label": LABELS})
+
+
+def hub(**columns: Any) -> Any:
+    import datasets
+
+    return datasets.Dataset.from_dict({"text": list(TEXTS), "label": list(LABELS), **columns})
+
+
+def test_every_source_gives_the_same_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sources: list[Any] = [*files(tmp_path), frame(), hub(), hub().to_iterable_dataset()]
+    sources += [
+        (TEXTS, LABELS),
+        (list(TEXTS), np.array(LABELS)),
+        json.loads(f"[{as_jsonl().strip().replace(chr(10), ',')}]"),
+    ]
+    for source in sources:
+        found = read(source)
+        assert (found.texts, found.labels) == (TEXTS, LABELS), source
+        assert [row.text for row in rows(source)] == list(TEXTS)
+    for path in files(tmp_path):
+        with path.open("rb") as stream:
+            assert read(stream).texts == TEXTS
+            assert not stream.closed
+        assert read(str(path)).name == "some"
+    for name, said in (("-.csv", as_csv()), ("-.jsonl", as_jsonl())):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(said.encode())))
+        assert read(name) == Labelled(TEXTS, LABELS, "stdin")
+
+
+def test_a_gzip_that_is_open_already_is_not_unpacked_twice(tmp_path: Path) -> None:
+    path = next(path for path in files(tmp_path) if path.name == "some.jsonl.gz")
+    with gzip.open(path, "rb") as stream:
+        assert read(stream).texts == TEXTS
+    with gzip.open(path, "rt", encoding="utf-8") as text:
+        assert read(text, text="text").texts == TEXTS
+    mine = io.BytesIO(path.read_bytes())
+    assert read(mine, text="text").texts == TEXTS
+    assert not mine.closed
+
+
+def test_lines_of_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "lines.txt"
+    path.write_bytes("\ufefffirst\r\n\r\n  second \nthird".encode())
+    assert list(rows(path)) == [Row("first", None, 1), Row("  second ", None, 3), Row("third", None, 4)]
+    assert read(path) == Labelled(("first", "  second ", "third"), None, "lines")
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"one\ntwo\n")))
+    assert read("-").texts == ("one", "two")
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(as_jsonl().encode())))
+    assert read("-", label="label").labels == LABELS
+    assert read(["one", "two"]).labels is None
+    assert read(iter(["one"])).texts == ("one",)
+    assert read(pandas.Series(["one", "two"])).texts == ("one", "two")
+    assert read(("one", "two")).texts == ("one", "two")
+
+
+def test_two_frames_of_zstandard_are_read_to_the_end(tmp_path: Path) -> None:
+    path = tmp_path / "two.txt.zst"
+    path.write_bytes(zstandard.compress(b"one\n") + zstandard.compress(b"two\n"))
+    assert read(path).texts == ("one", "two")
+
+
+def test_a_quoted_text_of_several_lines_has_the_line_that_it_begins_on(tmp_path: Path) -> None:
+    path = tmp_path / "long.csv"
+    path.write_text('text,label\n"one\ntwo",x\n\nthree,y\n')
+    assert [(row.text, row.line) for row in rows(path)] == [("one\ntwo", 2), ("three", 5)]
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    st.lists(
+        st.tuples(st.text(st.characters(exclude_categories=["Cs"]), min_size=1), st.sampled_from("ab")), min_size=1
+    )
+)
+def test_what_was_written_comes_back(pairs: list[tuple[str, str]]) -> None:
+    texts, labels = zip(*pairs, strict=True)
+    lines = [json.dumps({"text": text, "label": label}) for text, label in pairs]
+    assert read(io.BytesIO("\n".join(lines).encode()), text="text") == Labelled(texts, labels, "the texts")
+    written = io.StringIO(newline="")
+    csv.writer(written).writerows([("text", "label"), *pairs])
+    assert read(_Named(written.getvalue().encode(), "some.csv")) == Labelled(texts, labels, "some")
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["id", "Sentence", "Class"], ("Sentence", "Class")),
+        (["text", "prompt", "label"], ("text", "label")),
+        (["review", "target"], ("review", "target")),
+        (["review"], ("review", None)),
+    ],
+)
+def test_columns_with_obvious_names_are_found(
+    tmp_path: Path, names: list[str], expected: tuple[str, str | None]
+) -> None:
+    path = tmp_path / "some.csv"
+    path.write_text(",".join(names) + "\n" + ",".join(f"the {name}" for name in names) + "\n")
+    found = read(path)
+    assert (found.texts, found.labels) == ((f"the {expected[0]}",), expected[1] and (f"the {expected[1]}",))
+
+
+@pytest.mark.parametrize(
+    ("header", "options", "what"),
+    [
+        ("a,b", {}, "it has 'a', 'b', and none is plainly the text. Name the one"),
+        ("prompt,content", {}, "'prompt', 'content' could each be the text"),
+        ("text,class,target", {}, "'class', 'target' could each be the label"),
+        (
+            "text,label",
+            {"text": "texts"},
+            "The column 'texts' of some.csv: it has 'text', 'label'. Did you mean 'text'?",
+        ),
+        ("text,label", {"label": "zzz"}, "Name one of these."),
+        ("text,text", {}, "two have the name 'text'"),
+        ("text,b", {"label": "text"}, "'text' would be both"),
+        ("The cat sat.", {}, "none is plainly the text"),
+    ],
+)
+def test_columns_that_are_not_obvious_are_asked_for(
+    tmp_path: Path, header: str, options: dict[str, str], what: str
+) -> None:
+    path = tmp_path / "some.csv"
+    path.write_text(f"{header}\n{','.join('x' for _ in header.split(','))}\n")
+    with pytest.raises(TextError, match="some.csv") as error:
+        read(path, **options)
+    assert what in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "what"),
+    [
+        ("a.jsonl", b'{"text": "x"}\n\n{"text": \n', "Line 3 of a.jsonl: it is no JSON"),
+        ("a.jsonl", b'{"text": "x"}\n{"texts": "y"}\n', "Line 2 of a.jsonl: it has no 'text', only 'texts'"),
+        ("a.jsonl", b'{"text": "x"}\n{"text": 5}\n', "Line 2 of a.jsonl: the text is of type int"),
+        ("a.jsonl", b'{"text": "x"}\n{"text": null}\n', "Line 2 of a.jsonl: the text is missing"),
+        ("a.jsonl", b'{"text": "x"}\n[1]\n', "Line 2 of a.jsonl: it is of type list, and not a row"),
+        ("a.jsonl", b'{"text": "x"}\n{"text": "\\ud800"}\n', "Line 2 of a.jsonl: the text holds half of a character"),
+        ("a.jsonl", b'{"text": "x"}\n{"text": ""}\n', "Line 2 of a.jsonl: the text is empty"),
+        ("a.jsonl", b"[" * 100_000, "Line 1 of a.jsonl: it is no JSON"),
+        ("a.txt", b"x\n\xff\xfe\n", "Line 2 of a.txt: it is not UTF-8 (byte 1 of the line is 0xff)"),
+        ("a.csv", b"text,label\nx,1\n\xe4,2\n", "Line 3 of a.csv: it is not UTF-8"),
+        ("a.csv", b"text,label\nx,1\nx,2,3\n", "Line 3 of a.csv: it has 3 columns and the header 2 (text, label)"),
+        ("a.csv", b'text,label\nx,1\n"x,2\n', "Line 3 of a.csv: it cannot be read as ','-separated"),
+        ("a.csv", b"text,label\nx,1\n,2\n", "Line 3 of a.csv: the text is empty"),
+        ("a.csv", b"text,label\nx,1\ny,\n", "Labels of a: row 3 has none, like 0 more of 2"),
+        ("a.csv", b"", "Texts of a: there are none"),
+        ("a.csv", b"text,label\n", "Texts of a: there are none"),
+        ("a.txt.gz", gzip.compress(b"x\n" * 999)[:-9], "Texts of a.txt.gz: it cannot be unpacked to the end"),
+        ("a.txt.gz", gzip.compress(b"x\n" * 999)[:-8] + b"12345678", "Texts of a.txt.gz: it cannot be unpacked"),
+        ("a.txt.zst", zstandard.compress(b"x\n" * 999)[:9] + b"no", "Texts of a.txt.zst: it cannot be unpacked"),
+        ("a.parquet", b"nothing", "Texts of a.parquet: it is no whole parquet"),
+        ("a.xml", b"x", "Texts of "),
+    ],
+)
+def test_what_is_wrong_has_a_number(tmp_path: Path, name: str, data: bytes, what: str) -> None:
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises((TextError, FileError)) as error:
+        read(tmp_path / name)
+    assert what in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("source", "what"),
+    [
+        ("no/such.csv", "there is no such file"),
+        ("cities-incomplet", "Did you mean 'cities-incomplete'?"),
+        ("The cat sat on the mat.", "for a single text a list: [text]"),
+        ("-.xml", "no such format"),
+        (5, "of type int was given"),
+        (b"bytes", "of type bytes was given"),
+        ({"text": ["x"]}, "it is a mapping with 'text'"),
+        ([], "there are none"),
+        ([""], "Row 1 of the list: the text is empty"),
+        (["x", 5], "Row 2 of the list: the text is of type int"),
+        ([[1, 2]], "Row 1 of the list: it is of type list"),
+        ((["a", "b"], ["x"]), "there are 2 texts and 1 labels"),
+        ((["a"], 5), "Give two lists"),
+        ((["a", "b"], ["x", None]), "row 2 has none"),
+        ((["a", "b"], ["x", float("nan")]), "row 2 has none"),
+    ],
+)
+def test_what_is_no_source_is_said(source: Any, what: str) -> None:
+    with pytest.raises((TextError, FileError)) as error:
+        read(source)
+    assert what in str(error.value)
+    assert isinstance(error.value, hs.errors.Error)
+
+
+def test_splits_columns_and_folders_are_said(tmp_path: Path) -> None:
+    import datasets
+
+    with pytest.raises(TextError, match="the splits 'train'.*data\\['train'\\]"):
+        read(datasets.DatasetDict({"train": hub()}))
+    with pytest.raises(FileError, match="it is a folder"):
+        read(tmp_path)
+    with pytest.raises(TextError, match="it has no columns"):
+        read(["a"], text="text")
+    with pytest.raises(FileError, match="cannot be streamed"):
+        read(_Named(gzip.compress(b"x"), "a.parquet.gz"))
+
+
+class _Named(io.BytesIO):
+    def __init__(self, data: bytes, name: str) -> None:
+        super().__init__(data)
+        self.name = name
+
+
+def test_labels_that_have_names_are_given_by_them() -> None:
+    import datasets
+
+    data = hub(label=[0, 1, 0]).cast_column("label", datasets.ClassLabel(names=["no", "yes"]))
+    assert read(data).labels == ("no", "yes", "no")
+    assert read(hub(label=[0, 1, 0])).labels == (0, 1, 0)
+    assert read((TEXTS, np.array([1, 2, 3]))).labels == (1, 2, 3)
+
+
+class Endless(io.RawIOBase):
+    """The bytes that a generator makes, when they are asked for."""
+
+    def __init__(self, pieces: Iterator[bytes], name: str) -> None:
+        self.pieces, self.rest, self.name = pieces, b"", name
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self.rest and (piece := next(self.pieces, None)) is not None:
+            self.rest = piece
+        taken, self.rest = self.rest[: len(buffer)], self.rest[len(buffer) :]
+        buffer[: len(taken)] = taken
+        return len(taken)
+
+
+def test_a_million_rows_in_little_memory() -> None:
+    block = gzip.compress(b"a sentence of some length\n" * 1000)
+    before, most, count = sys.getallocatedblocks(), 0, 0
+    for row in rows(Endless((block for _ in range(1000)), "many.txt.gz")):
+        count += len(row.text) == 25
+        if count % 50_000 == 1:
+            most = max(most, sys.getallocatedblocks() - before)
+    assert count == 1_000_000
+    assert most < 10_000, "a row is two blocks, so a million kept would be millions"
+
+
+def test_the_cities_are_balanced() -> None:
+    assert {"cities-complete", "cities-incomplete"} <= set(shipped())
+    for name in ("cities-incomplete", "cities-complete"):
+        data = read(name)
+        assert data.name == name
+        assert data.labels is not None
+        assert Counter(data.labels) == {"Toronto": 25, "Montreal": 25}
+        assert len(set(data.texts)) == 50
+        ends = {
+            city: Counter(t.split()[-1] for t, y in zip(data.texts, data.labels, strict=True) if y == city)
+            for city in ("Toronto", "Montreal")
+        }
+        if name == "cities-incomplete":
+            assert ends["Toronto"] == ends["Montreal"]
+            assert not any(city in text for text in data.texts for city in ends)
+        else:
+            assert all(text.endswith(".") and city in text for text, city in zip(data.texts, data.labels, strict=True))
