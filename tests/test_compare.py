@@ -1,6 +1,7 @@
 """Compare: exact zeros for what is the same, held against xarray's arithmetic, an own CKA, and a real model."""
 
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -41,6 +42,12 @@ def cka(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:
 
     k, m = x @ x.T, y @ y.T
     return hsic(k, m) / (hsic(k, k) * hsic(m, m)) ** 0.5
+
+
+def cka_by_features(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:
+    """The same by products of channels, for many tokens."""
+    x, y = x - x.mean(0), y - y.mean(0)
+    return float(np.square(x.T @ y).sum() / np.linalg.norm(x.T @ x) / np.linalg.norm(y.T @ y))
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama", "bert", "mamba", "t5", "fnet"])
@@ -167,6 +174,117 @@ def test_a_model_that_is_not_to_be_batched_is_run_apart_and_says_its_floor() -> 
     assert "one batch" in hs.compare(model, ONE, TWO).facts["run"]
 
 
+def test_targets_are_the_decoders_texts(tiny: Tiny) -> None:
+    model = tiny("t5")
+    a, b = model.capture(ONE, targets="The dog"), model.capture(TWO, targets="The dog")
+    result = hs.compare(model, ONE, TWO, targets="The dog")
+    np.testing.assert_allclose(result.data["l2"], hs.compare(a, b).data["l2"], atol=1e-4)
+    assert result.data.attrs["targets"] == result.data.attrs["other_targets"] == ["The dog"]
+    own = hs.compare(model, ONE, ONE, targets="The dog", other_targets="The house")
+    stack, l2 = own.data["stack"].values, own.data["l2"].values
+    assert (l2[:, stack == "encoder"][np.isfinite(l2[:, stack == "encoder"])] == 0).all(), "the encoder reads the same"
+    decoder = l2[[site.startswith("decoder") for site in own.data["site"].values]][:, stack == "decoder"]
+    shared = own.data["id"].values[stack == "decoder"] == own.data["other_id"].values[stack == "decoder"]
+    before = int(np.argmin(shared))
+    assert before > 1
+    assert (decoder[:, :before] == 0).all(), "and so does the decoder, up to where its texts part"
+    assert (decoder[:, before] > 0).all()
+    assert own.data.attrs["other_targets"] == ["The house"]
+    both = hs.compare(model, ONE, other=model, targets="The dog", other_targets="The house")
+    assert both.facts["decoder"]["first at"] == own.facts["decoder"]["first at"]
+
+
+@pytest.mark.parametrize("truncate", [False, True])
+def test_a_text_beyond_the_window_is_cut_when_asked(tiny: Tiny, truncate: bool) -> None:
+    model = tiny("gpt2")
+    window = model.encoder.window
+    assert window
+    long, short = [5] * (window + 3), [5] * 4 + [6]
+    if not truncate:
+        with pytest.raises(hs.errors.TextError, match="truncate=True"):
+            hs.compare(model, [long], [short])
+        return
+    result = hs.compare(model, [long], [short], truncate=truncate)
+    assert (result.data["position"].values >= 0).sum() == window
+    assert (result.data["l2"].values[:, :4] == 0).all()
+    words = hs.compare(model, "The cat sat. " * window, "The cat sat.", truncate=truncate)
+    assert (words.data["position"].values >= 0).sum() == window
+    assert words.data.attrs["other_texts"] == ["The cat sat."]
+
+
+class Blocks:
+    """States that can be read in blocks and no other way; it counts how many rows are alive at once."""
+
+    def __init__(self, states: hs.States, rows: int) -> None:
+        self.sites, self.tokens, self._states, self._rows = states.sites, states.tokens, states, rows
+        self.alive = self.most = 0
+
+    def blocks(self, site: str | Site) -> Iterator[torch.Tensor]:
+        for block in self._states.blocks(site, self._rows):
+            fresh = block.clone()
+            self.alive += len(fresh)
+            self.most = max(self.most, self.alive)
+            weakref.finalize(fresh, self._gone, len(fresh))
+            yield fresh
+            del fresh
+
+    def _gone(self, rows: int) -> None:
+        self.alive -= rows
+
+
+@pytest.mark.parametrize("rows", [1, 4, 1000])
+def test_what_is_read_in_blocks_is_compared_as_states_are(tiny: Tiny, rows: int) -> None:
+    model = tiny("gpt2")
+    texts = [ONE, LONGER, TWO] * 4
+    a, b = model.capture(texts), model.capture(texts[::-1])
+    assert isinstance(a, hs.States) and isinstance(b, hs.States)
+    expected = hs.compare(a, b).data
+    for left, right in [(Blocks(a, rows), Blocks(b, rows)), (a, Blocks(b, rows)), (Blocks(a, rows), b)]:
+        result = hs.compare(left, right)
+        for name in MEASURES:
+            np.testing.assert_array_equal(result.data[name], expected[name])
+        assert result.data["string"].values.tolist() == expected["string"].values.tolist()
+        assert "cka" in result.data, "nobody says that both come from one model"
+        for side in (left, right):
+            if isinstance(side, Blocks):
+                block = min(rows, len(a.tokens))
+                assert side.most <= a.tokens.lengths.max() + (len(a.sites) + 2) * block, "a text, and a block a site"
+    some = hs.compare(Blocks(a, rows), Blocks(b, rows), sites="layer.1,final")
+    assert some.data["site"].values.tolist() == ["layer.1", "final"]
+    short = Blocks(a, rows)
+    short._states = a.select(tokens=slice(-1))
+    with pytest.raises(hs.errors.StatesError, match="fewer rows"):
+        hs.compare(short, b)
+
+
+def test_of_many_tokens_a_sample_decides_how_alike_sites_are() -> None:
+    torch.manual_seed(2)
+    x = torch.randn(2, 5000, 4)
+    y = x @ torch.randn(4, 7) + torch.randn(2, 5000, 7)
+
+    def cut(values: torch.Tensor, lengths: list[int]) -> hs.States:
+        text = np.repeat(np.arange(len(lengths)), lengths)
+        positions = np.concatenate([np.arange(n) for n in lengths])
+        tokens = hs.Tokens(None, text, positions, range(5000), [f"t{k}" for k in range(5000)])
+        return hs.States((Site(0), Site(1)), values, tokens, hs.Source(f"{values.shape[2]} wide"))
+
+    whole = hs.compare(cut(x, [5000]), cut(y, [5000]))
+    pieces = hs.compare(cut(x, [10] * 500), cut(y, [10] * 500))
+    assert whole.facts["cka"]["tokens"] == 1000
+    assert whole.facts["cka"]["sampled of"] == 5000
+    np.testing.assert_array_equal(whole.data["cka"], pieces.data["cka"])
+    every = [[cka_by_features(a, b) for b in y.double().numpy()] for a in x.double().numpy()]
+    np.testing.assert_allclose(whole.data["cka"], every, atol=0.05)
+
+
+def test_equal_states_have_no_likeness() -> None:
+    result = hs.compare(states(torch.full((2, 9, 3), 0.1)), states(torch.randn(1, 9, 4), model="wider"))
+    assert np.isnan(result.data["cka"].values).all()
+    assert "all states of a site are equal" in result.facts["cka"]["none"]
+    (section,) = tell(result)
+    assert "all states of a site are equal" in section.prose
+
+
 def test_fnet_really_is_run_apart(tiny: Tiny) -> None:
     assert "rounding floor" in hs.compare(tiny("fnet"), ONE, LONGER).facts
 
@@ -280,6 +398,12 @@ def test_what_cannot_be_compared_is_said(tiny: Tiny) -> None:
         (lambda: hs.compare(bare, ONE, TWO), text, "without a tokenizer"),
         (lambda: hs.compare(model, ONE, TWO, sites="layer.9"), hs.errors.SiteError, "layer.9"),
         (lambda: hs.compare(model, ONE, other=tiny("t5")), hs.errors.StatesError, "an encoder and a decoder"),
+        (lambda: hs.compare(model, ONE, TWO, targets=ONE), hs.errors.PassError, "has one stack"),
+        (
+            lambda: hs.compare(model.capture(ONE), model.capture(ONE), targets=ONE),
+            hs.errors.StatesError,
+            "nothing else",
+        ),
         (lambda: hs.compare(model.capture(ONE), TWO), hs.errors.StatesError, "compared with states"),
         (lambda: hs.compare(model, model.capture(ONE), TWO), hs.errors.StatesError, "need none"),
         (lambda: hs.compare(model.capture(ONE), model.capture([ONE, TWO])), hs.errors.StatesError, "1 texts .* 2 of"),

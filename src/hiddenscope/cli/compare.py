@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 import hiddenscope as hs
-from hiddenscope.cli.command import Shared, SitesOption, command, show
+from hiddenscope.cli.command import Shared, SitesOption, TruncateOption, command, show
 
 
 @command
@@ -15,6 +15,9 @@ def compare(
     b: Annotated[str | None, typer.Argument(help="The text that it is compared with.")] = None,
     other: Annotated[str | None, typer.Option(help="Compare the one text in this model too, in place of two.")] = None,
     sites: SitesOption = "layer.*,final",
+    target: Annotated[str | None, typer.Option(help="The text of an encoder-decoder's decoder.")] = None,
+    other_target: Annotated[str | None, typer.Option(help="The same for the second side, if it is another.")] = None,
+    truncate: TruncateOption = False,
 ) -> None:
     """Compare two texts, or one text in two models.
 
@@ -22,5 +25,6 @@ def compare(
     """
     model = shared.load()
     second = hs.load(other, device=shared.device, dtype=shared.dtype) if other is not None else None
-    result = hs.compare(model, a, b, other=second, sites=sites)
+    decoders = {"targets": target, "other_targets": other_target}
+    result = hs.compare(model, a, b, other=second, sites=sites, truncate=truncate, **decoders)
     show(result, shared)

@@ -125,6 +125,8 @@ def _at_the_end(facts: dict[str, Any]) -> Iterator[str]:
 
 
 def _alike(facts: dict[str, Any]) -> str:
+    if "none" in facts:
+        return f"Linear CKA over {facts['tokens']:,} tokens says nothing here: {facts['none']}."
     best = facts["most alike"]
     told = (
         f"Linear CKA over {facts['tokens']:,} tokens: 1 where two sites hold the same up to a rotation and a scale. "
