@@ -19,7 +19,7 @@ ROWS = [
     {"app"},
     {"views"},
     {"analyses"},
-    {"extract", "vectors"},
+    {"extract", "vectors", "linear"},
     {"store", "model"},
     {"passes"},
     {"anatomy"},
