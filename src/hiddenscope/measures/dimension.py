@@ -45,16 +45,26 @@ def two_nn(points: Tensor) -> float:
 
 
 def _two_nearest(points: Tensor) -> Tensor:
-    """The distances to the two nearest other points, `[point, 2]`: found by products, then taken by subtraction."""
+    """The distances to the two nearest other points, `[point, 2]`: found by products, then taken by subtraction.
+
+    Products round by as much as the squares of the largest points allow; a point whose candidates could have others
+    behind them within that is held against all points, by subtraction alone.
+    """
     points = points - points.mean(0)
     squares = points.square().sum(1)
+    rounding = (points.shape[1] + 4) * torch.finfo(torch.float64).eps * 4 * squares.max()
     found = []
     for start in range(0, len(points), ROWS):
         some = points[start : start + ROWS]
-        distances = squares - 2 * some @ points.T
         own = torch.arange(start, start + len(some), device=points.device)
+        distances = squares - 2 * some @ points.T + squares[own, None]
         distances[own - start, own] = torch.inf
-        near = distances.topk(CANDIDATES, largest=False).indices
-        exact = torch.linalg.vector_norm(points[near] - some[:, None], dim=-1)
-        found.append(exact.sort(dim=1).values[:, :2])
+        near = distances.topk(CANDIDATES, largest=False, sorted=True)
+        exact = torch.linalg.vector_norm(points[near.indices] - some[:, None], dim=-1).sort(dim=1).values[:, :2]
+        doubtful = near.values[:, -1] - rounding <= exact[:, 1].square()
+        for row in doubtful.nonzero()[:, 0].tolist():
+            every = torch.linalg.vector_norm(points - some[row], dim=1)
+            every[start + row] = torch.inf
+            exact[row] = every.topk(2, largest=False, sorted=True).values
+        found.append(exact)
     return torch.cat(found)

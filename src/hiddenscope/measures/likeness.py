@@ -10,7 +10,7 @@ Sites: TypeAlias = Tensor | Sequence[Tensor]
 
 FEWEST = 3  # centred, two tokens are one direction, and the CKA of anything with anything is 1
 WORTH_READING = 50
-AT_ONCE = 1 << 24  # products of tokens that are held together: 128 MiB of float64
+AT_ONCE = 1 << 22  # products of tokens that are held together: 32 MiB of float64
 
 
 def linear_cka(x: Sites, y: Sites | None = None) -> tuple[Tensor, Tensor]:
@@ -35,7 +35,7 @@ def linear_cka(x: Sites, y: Sites | None = None) -> tuple[Tensor, Tensor]:
         products = [_products(side, mean, slice(start, start + rows)) for side, mean in zip(sides, means, strict=True)]
         shared += products[0].flatten(1) @ products[-1].flatten(1).T
         for place, product in enumerate(products):
-            own[place] += product.square().sum((1, 2))
+            own[place] += torch.linalg.vector_norm(product, dim=(1, 2)).square()
             traces[place] += product[:, :, start:].diagonal(dim1=1, dim2=2).sum(1)
     if y is None:
         own = [shared.diagonal()]  # so that a site with itself gives 1, exactly
