@@ -162,6 +162,23 @@ def test_what_is_ablated_is_gone_from_the_states_and_stays_away_upwards(tiny: Ti
         assert left < 1e-5 < 1e-2 < was
 
 
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_the_first_token_is_spared(tiny: Tiny, family: str) -> None:
+    model = tiny(family)
+    given: dict[str, Any] = {"how": "ablate", "sites": "layer.2", "spare_first": True, "quality": PROMPTS}
+    result = steered(model, **given)
+    mean = torch.stack([model.capture(text)["layer.2"][0].double() for text in PROMPTS]).mean(0)
+    plain = difference(model, "layer.2")
+    vector = plain - (plain @ mean) / (mean @ mean) * mean
+    assert abs(float(vector @ mean)) < 1e-9 < 1e-3 < abs(float(plain @ mean))
+    said = by_hand(model, {"layer.2": hs.Project(vector)})
+    expected = [[float(rows[-1, one].exp()) for one in result.data["id"].values] for rows in said]
+    np.testing.assert_allclose(result.data["probability"][0, 0], expected, rtol=1e-4)
+    assert "first token" in result.facts["direction"]
+    with pytest.raises(StatesError, match="their own mean state"):
+        steered(model, **given, along=mean)
+
+
 def test_directions_by_site_and_of_a_probe(tiny: Tiny) -> None:
     model = tiny("llama")
     vectors = {site: difference(model, site) for site in ("layer.1", "layer.3")}

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hiddenscope import progress, texts
-from hiddenscope.analyses.steer.directions import Directions, above, directions, part_at
+from hiddenscope.analyses.steer.directions import Directions, above, directions, part_at, sparing
 from hiddenscope.analyses.steer.questions import (
     Answers,
     Question,
@@ -70,6 +70,7 @@ def steer(
     answers: Any = None,
     quality: Texts | None = None,
     pool: str = "last",
+    spare_first: bool = False,
     new_tokens: int | None = None,
 ) -> Result:
     """Change what the model says along a direction, and see what it says then, and how good it still is.
@@ -78,6 +79,7 @@ def steer(
     fitted probe, or either by site. It is added at every token, `strengths` times, or with `how="ablate"` taken out of
     every state; at one of `sites` at a time, or with `upwards` there and in every layer above. `answers` are the tokens
     to look at, the model's own first choices if not given. `quality` are texts that its perplexity is measured on.
+    `spare_first` takes the first token's state out of the direction: attention rests there, and it is easily broken.
 
     >>> import hiddenscope as hs
     >>> from hiddenscope.testing import tiny_model
@@ -96,6 +98,8 @@ def steer(
         check_room(model, asked, new)
     others = plain_texts_of(model, texts.read("plain").texts if quality is None else quality)
     found = directions(model, along, sites, pool, upwards=upwards)
+    if spare_first:
+        found = sparing(model, found, [question.ids for question in (*asked, *others)])
     run = _Run(model, how, chosen, upwards, found, [*asked, *others], len(asked))
     data = run.measured(looked, named)
     best = _best(data, 0)

@@ -1,7 +1,7 @@
 """Directions: along what the states of a model are changed, and how large that is."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -48,6 +48,25 @@ def directions(model: Model, along: Any, sites: Any, pool: str, *, upwards: bool
     vectors = {site: _vector(model, along, site) for site in wanted}
     said = "the weights of a probe" if hasattr(along, "coef_") else "a vector that was given"
     return Directions(vectors, chosen, said, _unit(along))
+
+
+def sparing(model: Model, found: Directions, texts: Sequence[Sequence[int]]) -> Directions:
+    """The same directions without what lies along the mean state of the texts' first tokens.
+
+    A causal model's first token sees no other, so that nothing but it need be run.
+    """
+    ids = [list(text[:1]) if model.anatomy.stacks[0].causal else list(text) for text in texts]
+    states = model.capture(ids, list(map(str, found.vectors)))
+    vectors = {}
+    for site, vector in found.vectors.items():
+        own = part_at(states, site)
+        first = own[site].double().cpu()[torch.from_numpy(own.tokens.positions == 0)].mean(0)
+        left = vector - (vector @ first) / (first @ first) * first
+        if float(left.norm()) <= 1e-6 * float(vector.norm()):
+            do = "Leave `spare_first` out, or give another direction."
+            raise StatesError(f"A direction at {site} that spares first tokens", "it is their own mean state", do)
+        vectors[site] = left
+    return replace(found, vectors=vectors, said=f"{found.said}, without what lies along the first token's state")
 
 
 def part_at(states: States | Pair, site: Site) -> States:
@@ -107,7 +126,7 @@ def _between(model: Model, along: Any, sites: tuple[Site, ...], pool: str) -> tu
             raise StatesError("A direction between two sets of texts", found, "Take a higher layer, or other texts.")
         vectors[site] = vector
     where = {"last": "at the last token", "mean": "over all tokens"}.get(pool, f"pooled by {pool}")
-    return vectors, f"the mean of {first} texts less that of {len(sets[1])} others, {where}"
+    return vectors, f"the mean of {first} texts less that of {len(sets[1])}, {where}"
 
 
 def _unit(along: Any) -> str:
