@@ -1,16 +1,24 @@
 """Steer: what is added can be taken away, what is ablated is gone, and both held against passes run by hand."""
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import hiddenscope as hs
+from hiddenscope.cli import app
 from hiddenscope.errors import Error, NotFinite, PassError, SiteError, StatesError, TextError
+from hiddenscope.results import in_words
 from hiddenscope.testing import tiny_model, tiny_tokenizer
+from hiddenscope.views import pictures
+from hiddenscope.views.story import tell
+from hiddenscope.views.values import Grid, Lines
 
 Tiny = Callable[..., hs.Model]
 PROMPTS = ["The cat sat on the", "A dog and a cat", "One of the ten"]
@@ -331,7 +339,7 @@ def test_a_deep_model_is_steered_at_ten_layers_and_a_shallow_one_at_all(tiny: Ti
 
 
 @pytest.mark.parametrize("suffix", [".json", ".nc"])
-def test_a_result_comes_back_from_a_file(tiny: Tiny, tmp_path: Any, suffix: str) -> None:
+def test_a_result_comes_back_from_a_file(tiny: Tiny, tmp_path: Path, suffix: str) -> None:
     result = steered(tiny("llama"), new_tokens=2)
     result.save(tmp_path / f"steer{suffix}")
     assert hs.Result.load(tmp_path / f"steer{suffix}").equals(result)
@@ -390,3 +398,61 @@ def test_nothing_is_left_on_the_module(tiny: Tiny, hanging: Callable[..., Any]) 
     with pytest.raises(NotFinite):
         steered(model, strengths=[1e38], along=torch.full((64,), 1e30))
     assert hanging(model.module) == before
+
+
+def test_it_is_shown_and_told(tiny: Tiny) -> None:
+    model = tiny("llama")
+    result = steered(model, strengths=[-0.5, 0, 0.5], new_tokens=3)
+    grid, *rest = pictures(result)
+    assert isinstance(grid, Grid)
+    assert grid.tokens == ("-0.5", "0", "+0.5")
+    assert grid.sites == ("layer.1", "layer.2", "layer.3")
+    moves = (result.data["log_odds"] - result.data["log_odds_before"]).mean("text")
+    np.testing.assert_allclose(grid.measures[0].numbers, moves[..., 0], rtol=1e-5, atol=1e-6)
+    assert [one.meaning for one in grid.measures] == ["diverging"] * 2 + ["sequential"] * 3
+    np.testing.assert_allclose(grid.measures[-1].numbers, 1 + result.data["perplexity_change"], rtol=1e-5)
+    assert [view.x_name for view in rest if isinstance(view, Lines)] == ["strength", "strength", "site", "site"]
+    best, sections = result.facts["best"], tell(result)
+    told = " ".join(section.prose for section in sections)
+    assert f"{best['perplexity change']:+.1%}" in told
+    here = result.data.sel(site=best["site"], strength=best["strength"])
+    assert all(in_words(text) in told for text in here["written"].values.tolist())
+    assert sum(len(section.views) for section in sections) == 5
+
+
+def test_ablation_is_shown_along_the_sites(tiny: Tiny) -> None:
+    result = steered(tiny("llama"), how="ablate")
+    views = pictures(result)
+    assert [type(view) for view in views] == [Lines, Lines]
+    assert isinstance(views[1], Lines)
+    np.testing.assert_allclose(views[1].series[0].y, result.data["perplexity"][:, 0], rtol=1e-6)
+    assert [section.title for section in tell(result)] == ["What the model says, steered"]
+    broken = steered(tiny("llama"), strengths=[1e4, 2e4])
+    assert "none" in tell(broken)[0].prose
+
+
+@pytest.fixture
+def folder(tiny: Tiny, tmp_path: Path) -> Path:
+    model = tiny("llama")
+    model.module.save_pretrained(tmp_path / "model")  # type: ignore[operator]
+    model.tokenizer.save_pretrained(tmp_path / "model")
+    return tmp_path
+
+
+def test_the_command_prints_what_moved_and_what_was_written(folder: Path) -> None:
+    (folder / "sets.csv").write_text("text,label\nThe cat is here,cat\nA cat ran,cat\nThe dog is there,dog\n")
+    (folder / "others.txt").write_text("\n".join(OTHERS))
+    shared = ["--model", str(folder / "model"), "--quality", str(folder / "others.txt"), "--new-tokens", "3"]
+    given = ["steer", PROMPTS[0], "--data", str(folder / "sets.csv"), "--toward", "cat", "--away", "dog"]
+    done = CliRunner().invoke(app, [*given, "--answer", " t", "--strengths", "-1,1", *shared])
+    assert done.exit_code == 0, done.stderr
+    assert "the mean of 2 texts less that of 1" in done.stdout
+    assert re.search(rf"{PROMPTS[0]} +before ", done.stdout)
+    texts = ["steer", PROMPTS[0], "--toward", "A cat", "--away", "A dog", "--ablate", "--upwards", "--sites", "layer.2"]
+    out = folder / "steer.json"
+    done = CliRunner().invoke(app, [*texts, "--spare-first", "--out", str(out), *shared])
+    assert done.exit_code == 0, done.stderr
+    assert hs.Result.load(out).facts["sites"] == "layer.2"
+    wrong = CliRunner().invoke(app, [*given[:-1], "cow", *shared])
+    assert wrong.exit_code == 2
+    assert "there are cat, dog" in wrong.stderr
