@@ -19,11 +19,15 @@ from hiddenscope import errors
 
 if TYPE_CHECKING:
     from hiddenscope.analyses.anatomy import anatomy
+    from hiddenscope.analyses.cluster import cluster
     from hiddenscope.analyses.compare import compare
+    from hiddenscope.analyses.embed import embed
     from hiddenscope.analyses.lens import lens
     from hiddenscope.analyses.patch import patch
     from hiddenscope.analyses.profile import profile
+    from hiddenscope.analyses.search import search
     from hiddenscope.analyses.steer import steer
+    from hiddenscope.analyses.visibility import visibility
     from hiddenscope.model import Model, load
     from hiddenscope.passes.changes import Add, Project, Replace, Scale
     from hiddenscope.passes.edit import edit, editing
@@ -52,9 +56,11 @@ __all__ = [
     "Tokens",
     "__version__",
     "anatomy",
+    "cluster",
     "compare",
     "edit",
     "editing",
+    "embed",
     "errors",
     "lens",
     "load",
@@ -63,8 +69,10 @@ __all__ = [
     "record",
     "recording",
     "resume",
+    "search",
     "steer",
     "story",
+    "visibility",
 ]
 
 _ROOMS = {
@@ -81,9 +89,11 @@ _ROOMS = {
     "States": "states",
     "Tokens": "states",
     "anatomy": "analyses.anatomy",
+    "cluster": "analyses.cluster",
     "compare": "analyses.compare",
     "edit": "passes",
     "editing": "passes",
+    "embed": "analyses.embed",
     "lens": "analyses.lens",
     "load": "model",
     "patch": "analyses.patch",
@@ -91,8 +101,10 @@ _ROOMS = {
     "record": "passes",
     "recording": "passes",
     "resume": "passes",
+    "search": "analyses.search",
     "steer": "analyses.steer",
     "story": "views.story",
+    "visibility": "analyses.visibility",
 }
 
 

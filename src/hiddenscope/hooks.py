@@ -1,4 +1,4 @@
-"""The only file that registers a hook or replaces a forward: watch, stop or skip, and leave nothing behind.
+"""The only file that registers a hook or replaces a forward: watch, stop, skip or join, and leave nothing behind.
 
 A watcher is called with what went in and what came out of one call of a module. What it returns, if anything, takes
 the place of what it saw. Hooks are removed when the `with` ends, however it ends.
@@ -66,10 +66,68 @@ def skipping(skips: Mapping[nn.Module, Mapping[int, Any]]) -> Iterator[None]:
     >>> "forward" in vars(linear)
     False
     """
-    thread, before = threading.get_ident(), {part: vars(part).get("forward") for part in skips}
+    thread = threading.get_ident()
+    with _replaced({part: _skipped(part.forward, outputs, thread) for part, outputs in skips.items()}):
+        yield
+
+
+@contextmanager
+def substituting(calls: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
+    """Let other functions be called in the place of modules' own forwards, while the body runs in this thread.
+
+    >>> linear, other = nn.Linear(2, 2), nn.Linear(2, 2)
+    >>> with substituting({linear: other.forward}):
+    ...     bool((linear(torch.ones(1, 2)) == other(torch.ones(1, 2))).all())
+    True
+    """
+    thread = threading.get_ident()
+
+    def instead(own: Callable[..., Any], other: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return (other if threading.get_ident() == thread else own)(*args, **kwargs)
+
+        return call
+
+    with _replaced({part: instead(part.forward, other) for part, other in calls.items()}):
+        yield
+
+
+@dataclass(frozen=True)
+class Join:
+    """What one call works on: the first `rows` of a batch of so many; `joined` come after them when it is done.
+
+    With no rows the call is skipped, and `form` is an output as it would give.
+    """
+
+    batch: int
+    rows: int
+    form: Any
+    joined: Tensor | None = None
+
+
+@contextmanager
+def joining(joins: Mapping[nn.Module, Mapping[int, Join]]) -> Iterator[None]:
+    """Let the rows of a batch enter one after another, while the body runs one pass in this thread.
+
+    For each module: the numbers of its calls, each with the rows that it works on and those that join them after it.
+
+    >>> linear = nn.Linear(2, 2)
+    >>> with joining({linear: {0: Join(3, 1, torch.empty(0), torch.ones(2, 2))}}):
+    ...     linear(torch.zeros(3, 2))[1:]
+    tensor([[1., 1.],
+            [1., 1.]], grad_fn=<SliceBackward0>)
+    """
+    thread = threading.get_ident()
+    with _replaced({part: _joined(part.forward, calls, thread) for part, calls in joins.items()}):
+        yield
+
+
+@contextmanager
+def _replaced(forwards: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
+    before = {part: vars(part).get("forward") for part in forwards}
     try:
-        for part, outputs in skips.items():
-            part.forward = _skipped(part.forward, outputs, thread)
+        for part, forward in forwards.items():
+            part.forward = forward
         yield
     finally:
         for part, theirs in before.items():
@@ -87,6 +145,34 @@ def _skipped(forward: Callable[..., Any], outputs: Mapping[int, Any], thread: in
         return forward(*args, **kwargs) if state is None else with_first_tensor(outputs[call], state)
 
     return skip
+
+
+def _joined(forward: Callable[..., Any], joins: Mapping[int, Join], thread: int) -> Callable[..., Any]:
+    calls = itertools.count()
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        join = joins.get(next(calls)) if threading.get_ident() == thread else None
+        if join is None:
+            return forward(*args, **kwargs)
+        args, kwargs = first_rows(args, join.batch, join.rows), first_rows(kwargs, join.batch, join.rows)
+        state = state_in(args, kwargs)
+        skip = not join.rows and state is not None
+        output = with_first_tensor(join.form, state[:0]) if skip else forward(*args, **kwargs)  # type: ignore[index]
+        made = first_tensor(output)
+        if join.joined is None or made is None:
+            return output
+        return with_first_tensor(output, torch.cat([made, join.joined.to(made)]))
+
+    return call
+
+
+def first_rows(value: Any, batch: int, rows: int) -> Any:
+    """The same value with every tensor of a whole batch cut to its first rows; one with a single axis is no batch."""
+    if isinstance(value, Tensor):
+        return value[:rows] if value.ndim > 1 and len(value) == batch else value
+    if type(value) is dict:
+        return {name: first_rows(part, batch, rows) for name, part in value.items()}
+    return type(value)(first_rows(part, batch, rows) for part in value) if type(value) in (tuple, list) else value
 
 
 def form(output: Any) -> Any:

@@ -11,9 +11,13 @@ recording  keep the states of passes that somebody else runs
 changes    what may be done to a state on its way, and at which tokens
 edit       run a model while states change, or change them in passes that somebody else runs
 resume     enter the pass at a layer and run only the rest
+caches     the keys and values of tokens that are the same in every row of a batch
+sweep      one text in many variants, each computed from its first exchanged state on
+align      which tokens of two texts stand in one column
 """
 
 from hiddenscope.anatomy import EVERYTHING
+from hiddenscope.passes.align import Columns, in_columns
 from hiddenscope.passes.batch import Batch
 from hiddenscope.passes.changes import Add, Change, Project, Replace, Scale
 from hiddenscope.passes.condition import watchable
@@ -29,6 +33,7 @@ __all__ = [
     "Add",
     "Batch",
     "Change",
+    "Columns",
     "Encoded",
     "Encoder",
     "Landing",
@@ -42,6 +47,7 @@ __all__ = [
     "Texts",
     "edit",
     "editing",
+    "in_columns",
     "landings",
     "make_batch",
     "prepare",

@@ -167,7 +167,7 @@ def _try(model: Subject, stack: str | None, padded: bool) -> Skipping:
     depths = sorted({1, own.depth // 4, own.depth // 2, 3 * own.depth // 4, own.depth} - {0})
     for cached in (False, True) if "use_cache" in accepts(model.module) else (False,):
         try:
-            with hooks.watching([_with_cache(model.module, cached), *_forms(model.module, own, forms)]):
+            with hooks.watching([with_cache(model.module, cached), *_forms(model.module, own, forms)]):
                 full = _full(model, prepared)
             shapes = tuple(forms[k] for k in sorted(forms))
             wrong = next((k for k in depths if not _same(model, prepared, full, Site(k, "", stack), shapes, cached)), 0)
@@ -183,7 +183,7 @@ def _same(model: Subject, prepared: Prepared, full: Pass, entry: Site, forms: Se
     """Whether a pass resumed with what the full pass had is the full pass, bit for bit."""
     values = Replace(_of(full.states, entry))
     wanted = _above(model, entry, None)
-    with hooks.watching([_with_cache(model.module, cached)]):
+    with hooks.watching([with_cache(model.module, cached)]):
         again = _enter(model, prepared, entry, values, wanted, logits=full.logits is not None, forms=forms)
     if full.logits is not None and not torch.equal(full.logits, again.logits):  # type: ignore[arg-type]
         return False
@@ -195,7 +195,9 @@ def _of(states: States | Pair, site: Site) -> Tensor:
     return own[site]
 
 
-def _with_cache(module: nn.Module, cached: bool) -> hooks.Watch:
+def with_cache(module: nn.Module, cached: bool) -> hooks.Watch:
+    """A watch that lets the module keep a cache, or leaves it as it is called."""
+
     def switch(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         return (args, {**kwargs, "use_cache": True}) if cached else None
 

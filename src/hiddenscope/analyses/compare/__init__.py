@@ -10,14 +10,13 @@ findings    what it shows
 from typing import TYPE_CHECKING, Any
 
 from hiddenscope import progress
-from hiddenscope.analyses.compare.alignment import Columns
 from hiddenscope.analyses.compare.cells import Piece, data_of, measured, pieces_of, put_along, stacks_of, texts_of
 from hiddenscope.analyses.compare.findings import counts, findings
 from hiddenscope.analyses.compare.likeness import Sample, put_cka
 from hiddenscope.analyses.compare.sides import Asked, Both, sides_of
 from hiddenscope.errors import StatesError
 from hiddenscope.model import Model
-from hiddenscope.passes import Texts
+from hiddenscope.passes import Columns, Texts
 from hiddenscope.results import Result
 from hiddenscope.states import Pair, Readable
 

@@ -1,16 +1,12 @@
 """Alignment: which tokens of two texts stand in one column, and which are gaps."""
 
 from collections import Counter
-from collections.abc import Sequence
-from difflib import SequenceMatcher
-from typing import Any, TypeAlias
 
 import numpy as np
 
 from hiddenscope.errors import StatesError, TextError
+from hiddenscope.passes import Columns, in_columns
 from hiddenscope.states import Tokens
-
-Columns: TypeAlias = list[tuple[int | None, int | None]]
 
 
 def aligned(a: Tokens, b: Tokens, *, spans: bool) -> Columns:
@@ -18,12 +14,12 @@ def aligned(a: Tokens, b: Tokens, *, spans: bool) -> Columns:
     same = np.array_equal(a.ids, b.ids) and a.strings == b.strings
     if same or not spans or a.texts is None or a.texts != b.texts:
         _one_vocabulary(a, b)
-        return _blocks(a.ids.tolist(), b.ids.tolist(), pair=True)
+        return in_columns(a.ids.tolist(), b.ids.tolist(), pair=True)
     ends = [_ends(tokens) for tokens in (a, b)]
     if any(all(end < 0 for end, _ in side) for side in ends):
         found = "the tokenizers differ and one does not say which characters its tokens stand for"
         raise TextError("One text in two models", found, "Use a fast tokenizer, or give ids.")
-    return _blocks(*ends, pair=False)
+    return in_columns(*ends, pair=False)
 
 
 def _one_vocabulary(a: Tokens, b: Tokens) -> None:
@@ -47,19 +43,3 @@ def _ends(tokens: Tokens) -> list[tuple[int, int]]:
         ends.append((end, seen[end] if end >= 0 else 0))
         seen[end] += 1
     return ends[::-1]
-
-
-def _blocks(a: Sequence[Any], b: Sequence[Any], *, pair: bool) -> Columns:
-    """Columns by difflib, the same whichever side is first.
-
-    Where some tokens take the place of others the last of each are paired: there a causal model has read all of them.
-    """
-    if list(b) < list(a):
-        return [(i, j) for j, i in _blocks(b, a, pair=pair)]
-    columns: Columns = []
-    for tag, start, end, begin, stop in SequenceMatcher(None, a, b, autojunk=False).get_opcodes():
-        both = min(end - start, stop - begin) if pair or tag == "equal" else 0
-        columns += [(row, None) for row in range(start, end - both)]
-        columns += [(None, row) for row in range(begin, stop - both)]
-        columns += zip(range(end - both, end), range(stop - both, stop), strict=True)
-    return columns

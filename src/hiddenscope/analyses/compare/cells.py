@@ -8,9 +8,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hiddenscope.analyses.compare.alignment import Columns, aligned
+from hiddenscope.analyses.compare.alignment import aligned
 from hiddenscope.analyses.compare.sides import ANYWHERE, Side, Sides
 from hiddenscope.errors import SiteError, StatesError
+from hiddenscope.passes import Columns
 from hiddenscope.sites import Site, summarise
 from hiddenscope.states import Pair, Source, States, Tokens
 

@@ -1,0 +1,146 @@
+"""Pairs: a clean and a corrupt text, how their tokens stand side by side, and where which answer is read."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hiddenscope.errors import TextError
+from hiddenscope.model import Model
+from hiddenscope.passes import Columns, Encoded, Texts, in_columns
+
+
+@dataclass(frozen=True)
+class TextPair:
+    """Two texts as ids, clean first; an encoder-decoder's decoder has one and the same text in both.
+
+    `columns` are the tokens that stand side by side, for each stack; `at` is the position of each text (or of the
+    decoder's) at which the answer is read.
+    """
+
+    ids: tuple[tuple[int, ...], tuple[int, ...]]
+    targets: tuple[int, ...] | None
+    columns: dict[str | None, Columns]
+    at: tuple[int, int]
+    answer: int
+    other: int
+
+
+def pairs(
+    model: Model, sides: Sequence[Texts], answers: Sequence[Any], targets: Texts | None, position: int | None
+) -> list[TextPair]:
+    """The pairs that were given; what cannot be patched is refused."""
+    with model.lock:  # a tokenizer serves one thread at a time
+        clean, corrupt = (model.encoder.encode(side) for side in sides)
+        count = len(clean.ids)
+        two = len(model.anatomy.stacks) > 1
+        if targets is not None and not two:
+            raise TextError("Targets for a decoder", f"{model.name} has one stack", "Leave `targets` out.")
+        aims = model.encoder.targets(targets, count) if two else None
+        if len(corrupt.ids) != count:
+            found = f"there are {count} clean and {len(corrupt.ids)} corrupt ones"
+            raise TextError("Pairs of texts", found, "Give as many of each.")
+        listed = [_listed(given, count, name) for given, name in zip(answers, ("answer", "other"), strict=True)]
+        made = [_pair(model, clean, corrupt, aims, number, [one[number] for one in listed], position)
+                for number in range(count)]  # fmt: skip
+    _alike(made)
+    return made
+
+
+def single(model: Model, answer: Any, encoded: Encoded | None, number: int) -> int:
+    """The one token that an answer is where it is read; `encoded` holds the text before it, None for a mask's place."""
+    if isinstance(answer, bool) or not isinstance(answer, str | int):
+        raise TextError("An answer", f"it is {type(answer).__name__}", "Give a string that is one token, or its id.")
+    size = model.encoder.vocabulary
+    if isinstance(answer, int):
+        if not 0 <= answer < size:
+            raise TextError(f"The answer {answer}", f"ids run from 0 to {size - 1:,}", "Give one of these.")
+        return answer
+    tokenizer: Any = model.tokenizer
+    if tokenizer is None:
+        raise TextError(f"The answer {answer!r}", f"{model.name} has no tokenizer", "Give the id of its token.")
+    before = encoded.texts[number] if encoded is not None and encoded.texts else ""
+    ids = _pieces(tokenizer, before + answer)
+    context = _pieces(tokenizer, before) if before else []
+    grown = ids[len(context) :] if ids[: len(context)] == context else []
+    if len(grown) == 1:
+        return int(grown[0])
+    pieces = grown or _pieces(tokenizer, answer)
+    said = " ".join(repr(model.encoder.string(piece)) for piece in pieces)
+    found = f"it is {len(pieces)} tokens here, {said}" if grown else "it grows together with the word before it"
+    spaced = "" if answer[:1].isspace() or not before else f" Did you mean {' ' + answer!r}?"
+    raise TextError(f"The answer {answer!r}", found, f"Give one that is a single token, or its id.{spaced}")
+
+
+def _pieces(tokenizer: Any, text: str) -> list[int]:
+    return [int(i) for i in tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]] if text else []
+
+
+def _listed(given: Any, count: int, name: str) -> list[Any]:
+    """One answer for each pair: the same for all, or as many as there are."""
+    listed = list(given) if isinstance(given, list | tuple) else [given] * count
+    if len(listed) != count:
+        found = f"there are {len(listed)} for {count} pairs"
+        raise TextError(f"The answers in {name}", found, "Give one for each pair, or one for all.")
+    return listed
+
+
+def _pair(
+    model: Model,
+    clean: Encoded,
+    corrupt: Encoded,
+    aims: Encoded | None,
+    number: int,
+    answers: Sequence[Any],
+    position: int | None,
+) -> TextPair:
+    ids = clean.ids[number], corrupt.ids[number]
+    fed = ids if aims is None else (aims.ids[number],) * 2
+    if min(len(side) for side in ids) < 2:
+        short = clean if len(ids[0]) < 2 else corrupt
+        named = repr(short.texts[number][:40]) if short.texts else f"pair {number}"
+        raise TextError(f"Patching {named}", "it has one token", "Give texts of two tokens or more.")
+    if ids[0] == ids[1]:
+        raise TextError("A clean and a corrupt text", "they are the same", "Give two that differ in what matters.")
+    masked = aims is None and not model.anatomy.stacks[-1].causal
+    context = None if masked else clean if aims is None else aims
+    answer, other = (single(model, one, context, number) for one in answers)
+    if answer == other:
+        found = f"both are {model.encoder.string(answer)!r}"
+        raise TextError("The answer and the other", found, "Give two different tokens.")
+    at = tuple(_place(model, side, position, masked=masked) for side in fed)
+    names = ("encoder", "decoder") if aims is not None else (None,)
+    columns = {name: in_columns(*(fed if name == "decoder" else ids)) for name in names}
+    return TextPair(ids, None if aims is None else aims.ids[number], columns, (at[0], at[1]), answer, other)
+
+
+def _place(model: Model, ids: Sequence[int], position: int | None, *, masked: bool) -> int:
+    """Where the answer is read: the last token, the mask, or the position that was given."""
+    if position is not None:
+        if not -len(ids) <= position < len(ids):
+            found = f"the text has {len(ids)} tokens"
+            raise TextError(f"The position {position}", found, f"Give 0 to {len(ids) - 1}, or -1 for the last.")
+        return position % len(ids)
+    if not masked:
+        return len(ids) - 1
+    mask = getattr(model.tokenizer, "mask_token_id", None)
+    places = [place for place, token in enumerate(ids) if token == mask]
+    if len(places) == 1:
+        return places[0]
+    token = getattr(model.tokenizer, "mask_token", None)
+    do = f"Put one {token} where the answer belongs, or give position=." if token else "Give position=."
+    raise TextError(f"The place of the answer in {model.name}, which fills masks", f"{len(places)} masks", do)
+
+
+def _alike(made: Sequence[TextPair]) -> None:
+    """Pairs are averaged column by column, so their columns must be the same."""
+    for number, pair in enumerate(made[1:], 1):
+        for stack, columns in pair.columns.items():
+            first = made[0].columns[stack]
+            if len(columns) != len(first) or [None in c for c in columns] != [None in c for c in first]:
+                found = f"the first has {len(first)} columns of tokens and pair {number} has {len(columns)}"
+                found = found if len(columns) != len(first) else f"pair {number} has its gaps elsewhere"
+                do = "Give pairs of one form, with as many tokens each, or patch them one by one."
+                raise TextError("Pairs that are averaged column by column", found, do)
+        if pair.at != made[0].at:
+            found = f"the first is read at {made[0].at[0]} and pair {number} at {pair.at[0]}"
+            raise TextError("Pairs that are averaged column by column", found, "Give pairs of one form.")
