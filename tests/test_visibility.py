@@ -1,0 +1,355 @@
+"""Visibility: Jacobians held against torch.func and finite differences, laws of the cone, and honest error bars."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hiddenscope as hs
+from hiddenscope.analyses.visibility import maps, measures
+from hiddenscope.passes import Batch, record
+from hiddenscope.passes.jacobian import tape
+from hiddenscope.sites import Site
+from hiddenscope.testing import tiny_model, tiny_tokenizer
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:mkldnn_matmul failed:UserWarning",  # on a CPU without bfloat16
+    "ignore:`torch.jit.script` is deprecated:DeprecationWarning",  # torch's own forward mode, when it is first used
+)
+IDS = [[5, 6, 7, 8]]
+LAYERS = 3
+Tiny = Callable[..., hs.Model]
+
+
+def double(family: str, attention: str = "eager") -> hs.Model:
+    module: Any = tiny_model(family).double()
+    module.set_attn_implementation(attention)
+    return hs.load((module, None))
+
+
+@pytest.fixture(scope="module")
+def gpt2() -> hs.Model:
+    return double("gpt2")
+
+
+@contextmanager
+def hooked(handles: list[Any]) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def above(module: Any, source: int, target: int | None) -> Callable[[Tensor], Tensor]:
+    """A tiny gpt2 as a function of what enters block `source`: the state after `target` blocks, or after its norm."""
+    blocks, kept = module.transformer.h, {}
+
+    def enter(part: nn.Module, args: Any) -> Any:
+        return (kept["x"][None], *args[1:])
+
+    def leave(part: nn.Module, args: Any, output: Any) -> None:
+        kept["y"] = (output[0] if isinstance(output, tuple) else output)[0]
+
+    def function(x: Tensor) -> Tensor:
+        kept["x"] = x
+        last = module.transformer.ln_f if target is None else blocks[target - 1]
+        first = blocks[source] if source < len(blocks) else module.transformer.ln_f
+        with hooked([first.register_forward_pre_hook(enter), last.register_forward_hook(leave)]):
+            module(torch.tensor(IDS), use_cache=False)
+        return kept["y"]
+
+    return function
+
+
+def jacrev(function: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:
+    found: Tensor = torch.func.jacrev(function)(at)
+    return found.detach()
+
+
+def state(model: hs.Model, site: str) -> Tensor:
+    return record(model, IDS, site).states[site]  # type: ignore[index]
+
+
+def test_frobenius_is_the_norm_of_the_jacobian_that_torch_func_gives(gpt2: hs.Model) -> None:
+    found = hs.visibility(gpt2, IDS, measure="frobenius").data["frobenius"]
+    for target in (1, 2, 3, None):
+        for source in range(LAYERS if target is None else target):
+            jacobian = jacrev(above(gpt2.module, source, target), state(gpt2, f"layer.{source}"))
+            expected = jacobian.norm(dim=(1, 3))  # type: ignore[arg-type]  # [token, width, source token, width]
+            name = "final" if target is None else f"layer.{target}"
+            np.testing.assert_allclose(found.sel(site=name, source_site=f"layer.{source}"), expected, rtol=1e-5)
+
+
+def test_l1_is_the_norm_of_the_gradient_of_a_scale_free_length(gpt2: hs.Model) -> None:
+    found = hs.visibility(gpt2, IDS).data["l1"]
+    for target, source in ((3, 0), (2, 1), (None, 2)):
+        function = above(gpt2.module, source, target)
+
+        def length(x: Tensor, function: Callable[[Tensor], Tensor] = function) -> Tensor:
+            h = function(x)
+            return h.abs().sum(-1) / h.norm(dim=-1)
+
+        gradient = jacrev(length, state(gpt2, f"layer.{source}"))  # [token, source token, width]
+        name = "final" if target is None else f"layer.{target}"
+        expected = gradient.abs().sum(-1)
+        np.testing.assert_allclose(found.sel(site=name, source_site=f"layer.{source}"), expected, rtol=1e-5, atol=1e-12)
+
+
+def test_relative_scales_by_the_norms_of_both_ends(gpt2: hs.Model) -> None:
+    frobenius = hs.visibility(gpt2, IDS, measure="frobenius").data["frobenius"].to_numpy()
+    relative = hs.visibility(gpt2, IDS, measure="relative").data["relative"].to_numpy()
+    norms = gpt2.capture(IDS).values.norm(dim=-1).numpy()
+    np.testing.assert_allclose(relative, frobenius * norms[None, None] / norms[:, :, None, None], rtol=1e-5)
+
+
+def test_logit_is_the_gradient_of_the_log_probability_of_what_follows(gpt2: hs.Model) -> None:
+    result = hs.visibility(gpt2, IDS, measure="logit")
+    with torch.no_grad():
+        answer = int(gpt2.module(torch.tensor(IDS)).logits[0, -1].argmax())
+    asked = torch.tensor([*IDS[0][1:], answer])
+    head: Any = gpt2.module.lm_head
+    for source in range(LAYERS):
+
+        def said(x: Tensor, source: int = source) -> Tensor:
+            return head(above(gpt2.module, source, None)(x)).log_softmax(-1).gather(-1, asked[:, None])[:, 0]
+
+        expected = jacrev(said, state(gpt2, f"layer.{source}")).norm(dim=-1)
+        np.testing.assert_allclose(result.data["logit"].sel(source_site=f"layer.{source}"), expected, rtol=1e-5)
+    assert result.data["logit"].dims == ("token", "source_site", "source_token")
+    assert result.facts["asked"] == ["6", "7", "8", str(answer)]
+    one = hs.visibility(gpt2, IDS, measure="logit", target=6).data["logit"]
+    np.testing.assert_allclose(one[0], result.data["logit"][0], rtol=1e-6)
+    assert not np.allclose(one[1], result.data["logit"][1])
+
+
+def one_tape(model: hs.Model, ids: list[list[int]] = IDS, sites: Any = "layer.*,final") -> Any:
+    return tape(model, Batch.of(ids, 0, model.device), model.anatomy.select(sites))
+
+
+def test_a_vector_taken_back_equals_a_vector_taken_forward(gpt2: hs.Model) -> None:
+    run, generator = one_tape(gpt2), torch.Generator().manual_seed(0)
+    back, forth = torch.randn(2, 1, 4, 64, generator=generator, dtype=torch.float64)
+    for target, source in ((3, 0), (3, 2), (2, 1)):
+        pulled = dict(run.pull({Site(target): back}))[Site(source)]
+        function = above(gpt2.module, source, target)
+        _, pushed = torch.func.jvp(function, (state(gpt2, f"layer.{source}"),), (forth[0],))
+        assert float((pulled[0] * forth[0]).sum()) == pytest.approx(float((back[0] * pushed.detach()).sum()), rel=1e-9)
+
+
+def test_gradients_are_finite_differences(gpt2: hs.Model) -> None:
+    run = one_tape(gpt2)
+    seed = torch.zeros(1, 4, 64, dtype=torch.float64)
+    seed[0, 3] = measures.scale_free(run.values(Site(3)))[3]
+    gradient = dict(run.pull({Site(3): seed}))[Site(1)][0]
+    direction = torch.randn(4, 64, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    sides = []
+    for step in (1e-5, -1e-5):
+        moved = hs.edit(gpt2, IDS, {"layer.1": hs.Add(direction, scale=step)}, "layer.3").states
+        h = moved["layer.3"][3]  # type: ignore[index]
+        sides.append(float(h.abs().sum() / h.norm()))
+    assert float((gradient * direction).sum()) == pytest.approx((sides[0] - sides[1]) / 2e-5, rel=1e-6)
+
+
+def test_the_gradient_of_a_scale_free_length_is_orthogonal_to_the_state(gpt2: hs.Model) -> None:
+    run = one_tape(gpt2)
+    for site in run.states:
+        h = run.values(site)
+        gradient = measures.scale_free(h)
+        assert ((gradient * h).sum(-1).abs() < 1e-12 * gradient.norm(dim=-1) * h.norm(dim=-1)).all()
+        assert (gradient.norm(dim=-1) > 0).all()
+
+
+def cone(sites: int, tokens: int) -> Any:
+    """What a causal state can see: itself, and at lower sites the tokens up to its own."""
+    low = np.tri(sites, sites, -1, dtype=bool)[:, None, :, None] & np.tri(tokens, tokens, dtype=bool)[None, :, None]
+    return low | (np.eye(sites, dtype=bool)[:, None, :, None] & np.eye(tokens, dtype=bool)[None, :, None])
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_outside_the_causal_cone_is_exactly_zero_whether_the_text_is_cut_or_not(
+    attention: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = double("llama", attention)
+    found = {}
+    for rows in (1, 64, 10**9):  # a token at a time, several, and the whole text for every target
+        monkeypatch.setitem(maps.ROWS, "cpu", rows)
+        found[rows] = hs.visibility(model, IDS, sites="layer.*").data["l1"].to_numpy()
+        assert (found[rows][~cone(4, 4)] == 0).all()
+        assert (found[rows][cone(4, 4)] > 0).all()
+    for rows in (1, 64):
+        np.testing.assert_allclose(found[rows], found[10**9], rtol=1e-6)
+
+
+def live(model: hs.Model, sites: Any, ids: list[list[int]], targets: Any = None) -> Any:
+    """The same products by an uncut pass, one backward pass for each pair of sites."""
+    done = record(model, ids, sites, targets=targets, grad=True)
+    taps = model.anatomy.taps
+
+    def product(target: Site, source: Site, vector: Tensor) -> Tensor:
+        tokens = [len((targets or ids)[0] if site.stack == "decoder" else ids[0]) for site in (target, source)]
+        output = taps[target].layout.states(done.live[target], tokens[0])
+        (found,) = torch.autograd.grad(
+            output, done.live[source], vector[None], retain_graph=True, allow_unused=True, materialize_grads=True
+        )
+        return taps[source].layout.states(found, tokens[1])[0]
+
+    return product
+
+
+@pytest.mark.parametrize("family", ["llama", "bert", "t5", "bart", "mamba"])
+def test_a_cut_pass_gives_what_an_uncut_one_gives_at_every_pair_of_sites(tiny: Tiny, family: str) -> None:
+    model = tiny(family)
+    two = len(model.anatomy.stacks) > 1
+    ids, targets = [[5, 6, 7, 8, 9]], [[3, 9, 4]] if two else None
+    sites = model.anatomy.select("*")
+    batch = Batch.of(ids, 0, model.device, Batch.of(targets, 0, model.device) if targets else None)
+    run, product = tape(model, batch, sites), live(model, sites, ids, targets)
+    generator = torch.Generator().manual_seed(0)
+    seeds = {site: torch.randn(1, *run.values(site).shape, generator=generator) for site in sites}
+    order = sorted(sites, reverse=True)
+    for source, found in run.pull(seeds):
+        assert len(found) == order.index(source) + 1
+        for target, row in zip(order, found, strict=False):
+            expected = product(target, source, seeds[target][0])
+            assert torch.allclose(row, expected, rtol=1e-3, atol=1e-4 * float(expected.abs().max()))
+
+
+def test_an_encoder_sees_all_of_a_text(tiny: Tiny) -> None:
+    found = hs.visibility(tiny("bert"), IDS).data["l1"].to_numpy()
+    low = np.tri(4, 4, -1, dtype=bool)[:, None, :, None] & np.ones((1, 4, 1, 4), dtype=bool)
+    assert (found[low] > 0).all()
+    assert (found[~(low | cone(4, 4))] == 0).all()
+
+
+@pytest.mark.parametrize("family", ["t5", "bart"])
+def test_a_decoder_sees_the_encoder_and_not_the_other_way(tiny: Tiny, family: str) -> None:
+    result = hs.visibility(tiny(family), IDS, targets=[[3, 9, 4]])
+    data = result.data["l1"]
+    assert data.shape[1] == 7
+    encoder, decoder = (
+        [str(site) for site in data["site"].values if str(site).startswith(stack)] for stack in ("encoder", "decoder")
+    )
+    there = np.isfinite(data.to_numpy())
+    inside = np.array([[str(site).startswith(one) for one in data["stack"].values] for site in data["site"].values])
+    assert (there == (inside[:, :, None, None] & inside)).all()
+    assert (data.sel(site=encoder, source_site=decoder).isel(token=slice(4), source_token=slice(4, None)) == 0).all()
+    cross = data.sel(source_site=encoder).isel(token=slice(4, None), source_token=slice(4))
+    assert (cross.sel(site="decoder.layer.0") == 0).all()
+    assert (cross.sel(site=decoder[1:]) > 0).all()
+    assert {"encoder", "decoder"} <= set(result.facts)
+    assert any(0 < share < 1 for name, share in result.facts.items() if "beside" in name)
+
+
+def test_error_bars_hold_the_exact_value(gpt2: hs.Model) -> None:
+    """Over 40 draws of 8 probes: 95% of all estimates within their bars, up to what chance makes of so many."""
+    exact = hs.visibility(gpt2, IDS, measure="frobenius", sites="layer.0,layer.2").data["frobenius"].to_numpy()
+    inside = exact > 0
+    held, wide = [], []
+    for seed in range(40):
+        data = hs.visibility(gpt2, IDS, measure="frobenius", sites="layer.0,layer.2", probes=8, seed=seed).data
+        value, half = (data[name].to_numpy()[inside] for name in ("frobenius", "frobenius_error"))
+        held.append((np.abs(value - exact[inside]) <= half + 1e-6 * exact[inside]).mean())
+        wide.append(np.median(half / value))
+        assert (data["frobenius"].to_numpy()[~inside] == 0).all()
+    assert np.mean(held) >= 0.95 - 2 * np.std(held) / len(held) ** 0.5
+    assert np.median(wide) < 0.3
+    many = hs.visibility(gpt2, IDS, measure="frobenius", sites="layer.0,layer.2", probes=32).data
+    np.testing.assert_allclose(many["frobenius"].to_numpy()[inside], exact[inside], rtol=0.3)
+
+
+def test_as_many_probes_as_the_states_are_wide_are_exact(gpt2: hs.Model) -> None:
+    exact = hs.visibility(gpt2, IDS, measure="frobenius")
+    assert "frobenius_error" not in exact.data
+    assert exact.equals(hs.visibility(gpt2, IDS, measure="frobenius", probes=64, seed=3))
+    drawn = hs.visibility(gpt2, IDS, measure="frobenius", probes=8, seed=3)
+    assert drawn.equals(hs.visibility(gpt2, IDS, measure="frobenius", probes=8, seed=3))
+    assert not drawn.equals(hs.visibility(gpt2, IDS, measure="frobenius", probes=8, seed=4))
+
+
+def test_many_texts_are_averaged_over_the_positions_that_all_have(tiny: Tiny) -> None:
+    model = tiny("llama")
+    texts = [[5, 6, 7, 8], [5, 9, 10], [5, 11, 7, 4, 3]]
+    result = hs.visibility(model, texts)
+    apart = [hs.visibility(model, [text[:3]]).data["l1"].to_numpy().astype(np.float64) for text in texts]
+    np.testing.assert_allclose(result.data["l1"], np.mean(apart, axis=0), rtol=1e-5)
+    assert result.facts["texts"] == 3
+    assert "first 3 tokens" in result.facts["cut"]
+    assert result.data["id"].values.tolist() == [5, -1, -1]
+    assert result.data["string"].values.tolist()[1:] == ["1", "2"]
+    with pytest.raises(hs.errors.TextError, match="3 to 5 tokens"):
+        hs.visibility(tiny("bert"), texts)
+
+
+def test_nothing_is_left_on_the_module_and_no_weight_gets_a_gradient(
+    tiny: Tiny, hanging: Callable[[nn.Module], Any]
+) -> None:
+    for family, frozen in (("gpt2", False), ("llama", True)):
+        module = tiny_model(family)
+        module.requires_grad_(not frozen)
+        model = hs.load((module, None))
+        before = hanging(module)
+        with torch.no_grad():
+            first = hs.visibility(model, IDS, sites="*")
+        assert hanging(module) == before
+        assert all(weight.grad is None and weight.requires_grad is not frozen for weight in module.parameters())
+        with torch.inference_mode():
+            assert hs.visibility(model, IDS, sites="*").equals(first)
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_narrow_states_come_out_near_wide_ones(attention: str) -> None:
+    module: Any = tiny_model("llama")
+    module.set_attn_implementation(attention)
+    wide = hs.visibility(hs.load((module, None)), IDS, measure="frobenius").data["frobenius"].to_numpy()
+    narrow = hs.visibility(hs.load((module.to(torch.bfloat16), None)), IDS, measure="frobenius").data["frobenius"]
+    np.testing.assert_allclose(narrow, wide, rtol=0.1, atol=0.02 * wide.max())
+
+
+def test_findings_are_read_off_the_map(gpt2: hs.Model) -> None:
+    result = hs.visibility(gpt2, IDS)
+    values = result.data["l1"].to_numpy().astype(np.float64)
+    seen = values[2, :, 1]
+    shares = [seen[t, t] / seen[t].sum() for t in (1, 2, 3)]
+    assert float(result.data["own_below"].sel(site="layer.2")) == pytest.approx(np.mean(shares), rel=1e-5)
+    top = values[-1, :, 0]
+    near, own = np.mean([top[2, 1], top[3, 2]]), np.mean([top[1, 1], top[2, 2], top[3, 3]])
+    assert float(result.data["decay_first"].sel(distance=1)) == pytest.approx(near / own, rel=1e-5)
+    assert float(result.data["reach"].sel(source_site="layer.0")) == pytest.approx(top.sum(-1).mean(), rel=1e-5)
+    assert float(result.data["own_below"].sel(site="final")) == 1
+    assert result.facts["on the token itself, of the site below"]["least"]["site"] != "final"
+
+
+def test_what_cannot_be_answered_is_said(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny("gpt2")
+    errors: Any = hs.errors
+    for wrong, error, match in (
+        ({"text": [[5]]}, errors.TextError, "no other to see"),
+        ({"sites": "layer.9"}, errors.SiteError, "layer.9"),
+        ({"measure": "l2"}, errors.StatesError, "there are four"),
+        ({"measure": "frobenius", "probes": 1}, errors.StatesError, "at least two"),
+        ({"measure": "l1", "probes": 8}, errors.StatesError, "one vector a target"),
+        ({"target": " the"}, errors.TextError, "asks for no token"),
+        ({"measure": "logit", "target": "nothing at all"}, errors.TextError, "to the tokenizer it is"),
+        ({"measure": "logit", "target": 10**6}, errors.TextError, "ids run from 0"),
+        ({"targets": IDS}, errors.PassError, "has one stack"),
+    ):
+        with pytest.raises(error, match=match):
+            hs.visibility(model, **{"text": IDS, **wrong})
+    with pytest.raises(errors.PassError, match="no head"):
+        hs.visibility(tiny("gpt2", "base"), IDS, measure="logit")
+    monkeypatch.setattr("hiddenscope.analyses.visibility.free_memory", lambda: 10_000)
+    with pytest.raises(errors.TooLarge, match="Choose fewer sites"):
+        hs.visibility(model, IDS)
+
+
+def test_a_state_that_is_zero_has_no_direction_and_is_named() -> None:
+    module: Any = tiny_model("llama")
+    with torch.no_grad():
+        module.model.embed_tokens.weight[6] = 0
+    with pytest.raises(hs.errors.NotFinite, match=r"layer\.0"):
+        hs.visibility(hs.load((module, tiny_tokenizer())), IDS)
