@@ -291,3 +291,27 @@ def test_a_pass_in_another_thread_is_not_changed(tiny: Tiny) -> None:
         thread.start()
         thread.join()
     assert torch.equal(seen[0], plain)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("family", ["gpt2", "bert", "t5"])
+def test_gradients_flow_through_what_was_changed(family: str, frozen: bool, hanging: Hanging) -> None:
+    module = tiny_model(family).double().requires_grad_(not frozen)
+    model = hs.load((module, None))
+    given = {"batch": [TEXTS[0]]} | ({"targets": [TARGETS[0]]} if len(model.anatomy.stacks) > 1 else {})
+    before = hanging(module)
+    site = model.anatomy.select("layer.1")[-1]
+    vector = torch.linspace(-1, 1, 64, dtype=torch.float64, requires_grad=True)
+    made = hs.edit(model, **given, changes={site: lambda states: states + vector}, sites=[site], logits=True, grad=True)
+    assert made.logits is not None
+    slope, back = torch.autograd.grad(made.logits[-1, 7], [vector, made.live[site]])
+    torch.testing.assert_close(back.sum((0, 1)), slope)
+    step, sides = torch.randn(64, dtype=torch.float64, generator=torch.Generator().manual_seed(1)), []
+    for way in (1e-4, -1e-4):
+        change = hs.Add(vector.detach() + way * step)
+        edited = hs.edit(model, **given, changes={site: change}, sites=[site], logits=True)
+        assert edited.live == {}
+        sides.append(float(edited.logits[-1, 7]))  # type: ignore[index]
+    room = 1e-3 if family == "t5" else 1e-5  # its norm computes in float32, whatever it is given
+    assert float(slope @ step) == pytest.approx((sides[0] - sides[1]) / 2e-4, rel=room, abs=room)
+    assert hanging(module) == before

@@ -247,3 +247,21 @@ def test_a_final_of_another_width_can_be_entered_at() -> None:
     resumed = hs.resume(model, [[5, 6, 7]], "final", full.states["final"])
     assert [str(site) for site in resumed.states.sites] == ["final"]
     assert torch.equal(resumed.logits, full.logits)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("family", ["gpt2", "cpmant"])
+def test_gradients_flow_back_to_where_the_pass_was_entered(family: str, frozen: bool) -> None:
+    module = tiny_model(family).requires_grad_(not frozen)
+    model = hs.load((module, None))
+    full = hs.record(model, [TEXTS[0]], "layer.2", logits=True, grad=True)
+    resumed = hs.resume(model, [TEXTS[0]], "layer.2", full.states["layer.2"], grad=True)
+    assert bool(resumed.notes) == (family == "cpmant")
+    slopes = [
+        torch.autograd.grad(made.logits[-1, 7], made.live[hs.Site(2)])[0]  # type: ignore[index]
+        for made in (full, resumed)
+    ]
+    torch.testing.assert_close(slopes[0], slopes[1])
+    assert slopes[0].abs().max() > 0
+    assert hs.resume(model, [TEXTS[0]], "layer.2", full.states["layer.2"]).live == {}
+    assert all(weight.grad is None for weight in module.parameters())

@@ -38,11 +38,13 @@ def edit(
     *,
     targets: Texts | None = None,
     logits: bool = False,
+    grad: bool = False,
 ) -> Pass:
     """Run the model once over a batch of texts while the states at some sites change; keep the states that are wanted.
 
     A change is `Replace`, `Add`, `Scale` or `Project`, or a function of the states [text, token, width]. The states
-    that are kept are those after the change. Padding is never changed, nor any tensor of the model's own.
+    that are kept are those after the change. Padding is never changed, nor any tensor of the model's own. With `grad`
+    the tensors themselves are in `live`, and gradients flow through them, and through a function to what it is made of.
 
     >>> from hiddenscope.testing import tiny_model
     >>> from hiddenscope.model import load
@@ -60,7 +62,7 @@ def edit(
         check(change, rows, model.anatomy.width(site), site)
     editor = Editor(model.anatomy, planned, lambda stack, tensor, tap: standings[stack])
     with model.lock, hooks.watching(editor.watches(model.module)):
-        return make(model, prepared, wanted, logits=logits)
+        return make(model, prepared, wanted, logits=logits, grad=grad)
 
 
 @contextmanager

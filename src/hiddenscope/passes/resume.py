@@ -47,12 +47,14 @@ def resume(
     *,
     targets: Texts | None = None,
     logits: bool = True,
+    grad: bool = False,
 ) -> Pass:
     """Enter the pass over a batch of texts at `layer.k` or `final` with given values, and run only what is above.
 
     `values` are the rows of every token, [token, width] as in `States` or [text, token, width]. The sites that are kept
     are the layers from there on and `final`, if no others are asked for. A model in which blocks cannot be skipped is
-    run whole, which `notes` of the pass say.
+    run whole, which `notes` of the pass say. With `grad` the tensors themselves are in `live`, that of the entry among
+    them, so that gradients can flow back to it.
 
     >>> from hiddenscope.passes import record
     >>> from hiddenscope.testing import tiny_model
@@ -74,7 +76,8 @@ def resume(
     with model.lock:
         skips = skipping(model, entry.stack, padded=_padded(prepared))
         why = skips.why_not or _uncountable(model, wanted)
-        made = _enter(model, prepared, entry, change, wanted, logits=logits, forms=() if why else skips.forms)
+        forms = () if why else skips.forms
+        made = _enter(model, prepared, entry, change, wanted, logits=logits, grad=grad, forms=forms)
     note = f"every block was run, and the values put in at {entry}, for {why}"
     return replace(made, notes=(note,)) if why else made
 
@@ -139,6 +142,7 @@ def _enter(
     *,
     logits: bool,
     forms: Sequence[Any],
+    grad: bool = False,
 ) -> Pass:
     """One pass with values in the place of a layer; the blocks below it are skipped if their forms are known."""
     where = standing(prepared[2], entry.stack)
@@ -146,7 +150,7 @@ def _enter(
     stack = model.anatomy.stack(entry)
     depth = stack.depth if entry.layer is None else entry.layer
     with _skipped(model.module, stack, forms[:depth]), hooks.watching(editor.watches(model.module)):
-        return make(model, prepared, wanted, logits=logits)
+        return make(model, prepared, wanted, logits=logits, grad=grad)
 
 
 def _skipped(module: nn.Module, stack: Stack, forms: Sequence[Any]) -> AbstractContextManager[None]:
