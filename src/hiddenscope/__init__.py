@@ -24,10 +24,12 @@ if TYPE_CHECKING:
     from hiddenscope.analyses.embed import embed
     from hiddenscope.analyses.lens import lens
     from hiddenscope.analyses.patch import patch
+    from hiddenscope.analyses.probe import probe
     from hiddenscope.analyses.profile import profile
     from hiddenscope.analyses.search import search
     from hiddenscope.analyses.steer import steer
     from hiddenscope.analyses.visibility import visibility
+    from hiddenscope.linear.probe import Probe
     from hiddenscope.model import Model, load
     from hiddenscope.passes.changes import Add, Project, Replace, Scale
     from hiddenscope.passes.edit import edit, editing
@@ -46,6 +48,7 @@ __all__ = [
     "Model",
     "Pair",
     "Pass",
+    "Probe",
     "Project",
     "Replace",
     "Result",
@@ -65,6 +68,7 @@ __all__ = [
     "lens",
     "load",
     "patch",
+    "probe",
     "profile",
     "record",
     "recording",
@@ -80,6 +84,7 @@ _ROOMS = {
     "Model": "model",
     "Pair": "states",
     "Pass": "passes",
+    "Probe": "linear.probe",
     "Project": "passes",
     "Replace": "passes",
     "Result": "results",
@@ -97,6 +102,7 @@ _ROOMS = {
     "lens": "analyses.lens",
     "load": "model",
     "patch": "analyses.patch",
+    "probe": "analyses.probe",
     "profile": "analyses.profile",
     "record": "passes",
     "recording": "passes",

@@ -3,6 +3,8 @@
 capturing  the vectors of a model's texts, pooled as they come
 reading    the vectors of states that are read block by block
 pooling    which rows of states make the vector of each text
+nearest    the nearest of any number of rows, exactly
+shelf      what is searched or clustered: of a model and texts, of states, or of an array
 sentences  what stands for a text, and how the vectors of texts spread: mean cosine, centring, whitening
 
 >>> from hiddenscope.model import load

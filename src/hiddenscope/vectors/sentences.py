@@ -103,7 +103,7 @@ class Adjustment:
 
 def unit(values: Tensor, what: str = "text") -> Tensor:
     """The rows at length one; a row of zeros has no direction and is refused."""
-    lengths = values.norm(dim=1, keepdim=True)
+    lengths: Tensor = values.norm(dim=1, keepdim=True)
     zero = (lengths[:, 0] == 0).nonzero()
     if len(zero):
         found = f"the vector of {what} {int(zero[0])} is zero, which points nowhere"

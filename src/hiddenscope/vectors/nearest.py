@@ -1,0 +1,144 @@
+"""The nearest of any number of rows, exactly, by blocked matrix products.
+
+The products are made in float32. What their rounding leaves in question is computed again in float64, row by row, so
+that equal rows get equal scores wherever they stand, and of equals the first comes first.
+
+>>> nearest = Nearest(torch.tensor([[0.0, 2.0, 1.0]]), k=2)
+>>> nearest.see(torch.eye(3))
+>>> nearest.numbers.tolist(), nearest.scores.round(2).tolist()
+([[1, 2]], [[0.89, 0.45]])
+"""
+
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hiddenscope.errors import NotFinite, StatesError
+
+Nearness: TypeAlias = Literal["cosine", "dot", "l2"]
+Floats: TypeAlias = NDArray[np.float64]
+
+NEARNESSES = ("cosine", "dot", "l2")
+ROUNDING = 2.0**-24  # of float32
+PAIRS = 4096  # of a row and a query that are computed again at a time
+TRIED = 64  # rows on which the products are held against float64
+
+
+class Nearest:
+    """The k rows nearest to each query, among those seen so far; `see` them in order, some at a time.
+
+    `numbers` and `scores` are `[query, rank]`, the nearest first. Scores are cosines, dot products or distances.
+    """
+
+    def __init__(self, queries: Tensor, k: int, nearness: Nearness = "cosine") -> None:
+        self.k, self.nearness, self.seen = k, nearness, 0
+        self._exact: Floats = queries.detach().cpu().double().numpy()
+        self._lengths = np.linalg.norm(self._exact, axis=1)
+        scale = self._lengths[:, None] if nearness == "cosine" else 1.0
+        self._narrow = torch.from_numpy((self._exact / scale).astype(np.float32))
+        self._share = (queries.shape[1] + 8) * ROUNDING  # what rounding may make of a sum of products
+        self._by_torch: bool | None = None
+        self.numbers = np.zeros((len(queries), 0), dtype=np.int64)
+        self._keys = np.zeros((len(queries), 0))  # larger is nearer
+
+    @property
+    def scores(self) -> Floats:
+        """How near each of them is."""
+        return np.sqrt(np.maximum(-self._keys, 0)) if self.nearness == "l2" else self._keys
+
+    def see(self, block: Tensor) -> None:
+        """Let these rows, `[row, width]`, take the places of what is less near."""
+        if block.ndim != 2 or block.shape[1] != self._exact.shape[1]:
+            found = f"the query is {self._exact.shape[1]} wide, and what is searched {block.shape[-1]}"
+            raise StatesError("A search", found, "Take both from the same model and site.")
+        keys, tolerance = self._near(block)
+        filled = self._keys.shape[1] == self.k
+        bar = self._keys[:, -1] - tolerance if filled else self._first_bar(keys, tolerance)
+        rows, queries = (keys >= torch.from_numpy(bar).float()).nonzero(as_tuple=True)
+        if len(rows):
+            self._take(block, rows.numpy(), queries.numpy())
+        self.seen += len(block)
+
+    def _near(self, block: Tensor) -> tuple[Tensor, Floats]:
+        """How near each row is to each query, `[row, query]` in float32, and what rounding may have made of that."""
+        narrow = block.detach().to("cpu", torch.float32)
+        keys = self._products(narrow)
+        lengths = torch.linalg.vector_norm(narrow, dim=1)
+        longest = float(lengths.max())
+        if self.nearness == "cosine":
+            zero = lengths == 0
+            if bool(zero.any()):
+                found = f"row {self.seen + int(zero.nonzero()[0])} is zero, or too small in float32 to point anywhere"
+                raise StatesError("Cosines", found, "Leave it out, or search by 'l2' or 'dot'.")
+            keys /= lengths[:, None]
+            tolerance = np.full(len(self._lengths), 2 * self._share)
+        elif self.nearness == "dot":
+            tolerance = self._share * longest * self._lengths
+        else:
+            keys = keys.mul_(2).sub_(lengths.square()[:, None]).sub_(torch.from_numpy(self._lengths**2).float())
+            tolerance = 2 * self._share * (longest + self._lengths) ** 2
+        if not bool(torch.isfinite(keys.sum())):
+            self._refuse(narrow, keys)
+        return keys, tolerance
+
+    def _products(self, narrow: Tensor) -> Tensor:
+        """Every row times every query; by numpy where torch was told to make products less exactly."""
+        if self._by_torch is None:
+            some = narrow[:TRIED]
+            off = (some @ self._narrow.T).double() - some.double() @ self._narrow.double().T
+            room = self._share * some.double().norm(dim=1)[:, None] * self._narrow.double().norm(dim=1)
+            self._by_torch = bool((off.abs() <= room).all())
+        if self._by_torch:
+            return narrow @ self._narrow.T
+        return torch.from_numpy(narrow.numpy() @ self._narrow.numpy().T)
+
+    def _refuse(self, narrow: Tensor, keys: Tensor) -> None:
+        """Name the first row with a NaN or an infinity, or whose numbers are too large to be multiplied."""
+        wrong = (~keys.isfinite()).any(1).nonzero()
+        if not len(wrong):
+            return  # the sum alone was too large
+        row = int(wrong[0])
+        found = f"row {self.seen + row} holds a NaN, an infinity, or numbers too large to be multiplied"
+        raise NotFinite("A search", found, "Leave it out, or look at where it comes from.")
+
+    def _first_bar(self, keys: Tensor, tolerance: Floats) -> Floats:
+        """What a row must reach to be among the k nearest of this block alone."""
+        if len(keys) <= self.k:
+            return np.full(len(tolerance), -np.inf)
+        least = keys.topk(self.k, dim=0).values[-1]
+        bar: Floats = least.double().numpy() - 2 * tolerance
+        return bar
+
+    def _take(self, block: Tensor, rows: NDArray[np.int64], queries: NDArray[np.int64]) -> None:
+        """Compute these pairs in float64, and keep the nearest."""
+        starts = range(0, len(rows), PAIRS)
+        parts = [self._again(block, rows[at : at + PAIRS], queries[at : at + PAIRS]) for at in starts]
+        keys = np.concatenate(parts)
+        order = np.argsort(queries, kind="stable")
+        ends = np.searchsorted(queries[order], np.arange(len(self.numbers) + 1))
+        size = min(self.k, self.seen + len(block))
+        if size > self._keys.shape[1]:  # then every query has rows to take
+            more = ((0, 0), (0, size - self._keys.shape[1]))
+            self.numbers, self._keys = np.pad(self.numbers, more), np.pad(self._keys, more, constant_values=-np.inf)
+        for query in np.unique(queries):
+            own = order[ends[query] : ends[query + 1]]
+            numbers = np.concatenate([self.numbers[query], rows[own] + self.seen])
+            near = np.concatenate([self._keys[query], keys[own]])
+            chosen = np.lexsort((numbers, -near))[:size]
+            self.numbers[query], self._keys[query] = numbers[chosen], near[chosen]
+
+    def _again(self, block: Tensor, rows: NDArray[np.int64], queries: NDArray[np.int64]) -> Floats:
+        """The keys of some pairs, each from its own row alone."""
+        values: Floats = block[torch.from_numpy(rows)].detach().cpu().double().numpy()
+        asked: Any = self._exact[queries]
+        if self.nearness == "l2":
+            distances: Floats = np.square(values - asked).sum(1)
+            return -distances
+        products: Floats = (values * asked).sum(1)
+        if self.nearness == "dot":
+            return products
+        cosines: Floats = products / (np.sqrt(np.square(values).sum(1)) * self._lengths[queries])
+        return cosines
