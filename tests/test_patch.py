@@ -1,17 +1,23 @@
 """Patch: exact zeros where nothing differs, all of the answer where everything does, and loops of one's own."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from typer.testing import CliRunner
 
 import hiddenscope as hs
 from hiddenscope.analyses.patch import donors
+from hiddenscope.cli import app
 from hiddenscope.errors import Error, ModuleError, PassError, SiteError, TextError
 from hiddenscope.testing import tiny_model, tiny_tokenizer
+from hiddenscope.views import pictures
+from hiddenscope.views.story import tell
+from hiddenscope.views.values import Grid, Lines
 
 Tiny = Callable[..., hs.Model]
 
@@ -392,3 +398,37 @@ def test_the_capital_moves_from_the_country_to_the_last_token(smollm2: hs.Model)
         hs.patch(smollm2, **{**given, "answer": " Königsberg"})
     spaceless = hs.patch(smollm2, **{**given, "answer": "Paris"}, method="attribution")
     assert "' Paris' is another token" in spaceless.facts["notes"][0]
+
+
+def test_its_pictures_and_its_story(tiny: Tiny, tmp_path: Path) -> None:
+    result = hs.patch(tiny("llama"), **GIVEN, method="both")
+    grid, lines = pictures(result)
+    assert isinstance(grid, Grid) and isinstance(lines, Lines)
+    assert [measure.name for measure in grid.measures][:2] == ["effect", "effect as the gradient estimates it"]
+    assert grid.measures[0].meaning == "diverging"
+    assert (grid.second[2], grid.tokens[2]) == tuple(tiny("llama").encoder.string(ids[2]) for ids in (CLEAN, CORRUPT))
+    assert [series.style for series in lines.series] == ["line", "dash"]
+    told = tell(result)
+    assert "carries half or more of it from `layer.0`" in told[0].prose
+    assert len(told) == 2
+    gaps, *_ = pictures(hs.patch(tiny("llama"), **{**GIVEN, "corrupt": [[*CORRUPT[:2], *CORRUPT[1:]]]}))
+    assert isinstance(gaps, Grid) and None in gaps.second and "Hatched" in gaps.note
+    result.save(tmp_path / "patch.json")
+    assert hs.Result.load(tmp_path / "patch.json").equals(result)
+    donor = hs.patch(tiny("llama"), donor=perturbed(1), data=answered(tiny("llama"), PROMPTS), window=1)
+    (windows,) = pictures(donor)
+    assert isinstance(windows, Lines) and windows.series[0].band == "95% interval"
+    assert "Alone the model answers 100% of 6 prompts rightly" in tell(donor)[0].prose
+
+
+def test_the_command(tmp_path: Path) -> None:
+    tiny_model("llama").save_pretrained(tmp_path / "tiny")  # type: ignore[operator]
+    tiny_tokenizer().save_pretrained(tmp_path / "tiny")
+    given = ["patch", "The cat", "The hat", "--answer", " a", "--other", " c", "--model", str(tmp_path / "tiny")]
+    done = CliRunner().invoke(app, [*given, "--method", "both", "--out", str(tmp_path / "patch.json"), "--quiet"])
+    assert done.exit_code == 0, done.output
+    result = hs.Result.load(tmp_path / "patch.json")
+    assert {"effect", "attribution"} <= set(result.data.data_vars)
+    done = CliRunner().invoke(app, [*given, "--window", "0"])
+    assert done.exit_code == 2
+    assert "window=0" in done.stderr

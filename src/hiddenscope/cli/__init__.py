@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 import hiddenscope as hs
-from hiddenscope.cli import anatomy, capture, compare, demo, lens, models, profile, steer
+from hiddenscope.cli import anatomy, capture, compare, demo, lens, models, patch, profile, steer, visibility
 
 app = typer.Typer(
     name="hiddenscope",
@@ -29,7 +29,9 @@ COMMANDS = (
     profile.profile,
     compare.compare,
     lens.lens,
+    patch.patch,
     steer.steer,
+    visibility.visibility,
     models.models,
 )
 for _command in COMMANDS:

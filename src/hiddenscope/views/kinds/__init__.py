@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from hiddenscope.results import Result
-from hiddenscope.views.kinds import anatomy, compare, lens, profile, steer
+from hiddenscope.views.kinds import anatomy, compare, lens, patch, profile, steer, visibility
 from hiddenscope.views.values import Section, View
 
 
@@ -22,6 +22,8 @@ KINDS = {
     "anatomy": Kind(anatomy.pictures, anatomy.tell),
     "compare": Kind(compare.pictures, compare.tell),
     "lens": Kind(lens.pictures, lens.tell),
+    "patch": Kind(patch.pictures, patch.tell),
     "profile": Kind(profile.pictures, profile.tell),
     "steer": Kind(steer.pictures, steer.tell),
+    "visibility": Kind(visibility.pictures, visibility.tell),
 }
