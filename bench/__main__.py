@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from bench import capture, depth, gpu, measure, peers, ragged, start
+from bench import capture, depth, gpu, lens, measure, peers, ragged, start, visibility
 from bench.measure import Row
 
 ROOT = Path(__file__).parent.parent
@@ -62,6 +62,8 @@ def _groups(options: Any) -> dict[str, Callable[[], list[Row]]]:
         "capture": lambda: capture.rows(options.repeats),
         "depth": lambda: depth.rows(options.repeats),
         "ragged": lambda: ragged.rows(_few(options), full=options.full),
+        "visibility": lambda: visibility.rows(options.repeats),
+        "lens": lambda: lens.rows(options.repeats),
         "gpu": lambda: gpu.rows(options.repeats),
         "peers": lambda: peers.rows(options.repeats) if options.peers else peers.not_asked(),
     }

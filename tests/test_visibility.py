@@ -2,19 +2,25 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from typer.testing import CliRunner
 
 import hiddenscope as hs
 from hiddenscope.analyses.visibility import maps, measures
+from hiddenscope.cli import app
 from hiddenscope.passes import Batch, record
 from hiddenscope.passes.jacobian import tape
 from hiddenscope.sites import Site
 from hiddenscope.testing import tiny_model, tiny_tokenizer
+from hiddenscope.views.kinds import visibility as visibility_kind
+from hiddenscope.views.pictures import pictures
+from hiddenscope.views.values import Grid, Lines
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:mkldnn_matmul failed:UserWarning",  # on a CPU without bfloat16
@@ -353,3 +359,58 @@ def test_a_state_that_is_zero_has_no_direction_and_is_named() -> None:
         module.model.embed_tokens.weight[6] = 0
     with pytest.raises(hs.errors.NotFinite, match=r"layer\.0"):
         hs.visibility(hs.load((module, tiny_tokenizer())), IDS)
+
+
+def folder(tmp_path: Path) -> Path:
+    module: Any = tiny_model("llama")
+    module.save_pretrained(tmp_path / "model")
+    tiny_tokenizer().save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+@pytest.mark.parametrize("measure", ["l1", "logit"])
+def test_the_pictures_hold_both_quadrants_of_every_state(tiny: Tiny, measure: Any) -> None:
+    for family, targets in (("llama", None), ("t5", [[3, 9, 4]])):
+        result = hs.visibility(tiny(family), IDS, measure=measure, targets=targets)
+        grid, *lines = pictures(result)
+        assert isinstance(grid, Grid)
+        influence = grid.measures[0].influence
+        assert influence is not None
+        if measure == "l1":
+            values = result.data["l1"].to_numpy()
+            same = np.eye(values.shape[0] * values.shape[1], dtype=bool).reshape(values.shape)
+            assert np.isnan(influence[same]).all()
+            np.testing.assert_array_equal(influence[~same], values[~same])
+            np.testing.assert_array_equal(grid.measures[0].numbers[:-1], values[-1, -1, :-1])
+        else:
+            seen = result.data["logit"].to_numpy()
+            np.testing.assert_array_equal(influence[-1, -len(seen) :], seen)
+            assert np.isnan(influence[:-1]).all()
+            np.testing.assert_array_equal(grid.measures[0].numbers, seen[-1])
+        assert lines
+        assert all(isinstance(view, Lines) for view in lines)
+        assert len(list(visibility_kind.tell(result))) == 2
+
+
+def test_the_command_prints_the_findings_and_keeps_the_map(tmp_path: Path) -> None:
+    made, out = folder(tmp_path), tmp_path / "map.nc"
+    options = ["--model", str(made), "--sites", "layer.*", "--quiet"]
+    done = CliRunner().invoke(app, ["visibility", "The cat sat", *options, "--out", str(out)])
+    assert done.exit_code == 0, done.output
+    assert "on the token itself" in done.output
+    kept = hs.Result.load(out)
+    assert kept.equals(hs.visibility(hs.load(str(made)), ["The cat sat"], sites="layer.*"))
+    wrong = CliRunner().invoke(app, ["visibility", "The cat sat", *options, "--measure", "l3"])
+    assert wrong.exit_code == 2
+    assert "there are four" in wrong.output
+
+
+@pytest.mark.real
+def test_smollm2_sees_mostly_its_own_token_one_layer_below_and_all_tokens_from_the_top(smollm2: hs.Model) -> None:
+    result = hs.visibility(smollm2, "The capital of France is Paris.", sites="layer.0,layer.10-11,layer.30,final")
+    data = result.data["l1"]
+    assert data.shape == (5, 7, 5, 7)
+    assert (data.to_numpy()[~cone(5, 7)] == 0).all()
+    assert float(result.data["own_below"].sel(site="layer.11")) == pytest.approx(0.648, abs=5e-3)
+    assert float(result.data["own_first"].sel(site="final")) == pytest.approx(0.211, abs=5e-3)
+    assert float(result.data["reach"].sel(source_site="layer.0")) == pytest.approx(426.5, rel=0.01)

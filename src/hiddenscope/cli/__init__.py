@@ -11,7 +11,21 @@ from typing import Annotated
 import typer
 
 import hiddenscope as hs
-from hiddenscope.cli import anatomy, capture, compare, demo, lens, models, patch, profile, steer, visibility
+from hiddenscope.cli import (
+    anatomy,
+    capture,
+    cluster,
+    compare,
+    demo,
+    embed,
+    lens,
+    models,
+    patch,
+    profile,
+    search,
+    steer,
+    visibility,
+)
 
 app = typer.Typer(
     name="hiddenscope",
@@ -32,6 +46,9 @@ COMMANDS = (
     patch.patch,
     steer.steer,
     visibility.visibility,
+    embed.embed,
+    search.search,
+    cluster.cluster,
     models.models,
 )
 for _command in COMMANDS:

@@ -29,9 +29,9 @@ def findings(data: "xarray.Dataset", axes: Axes, name: str, causal: Mapping[str 
         return _of_predictions(data, values, axes, causal)
     along = {share: np.full(len(axes.sites), np.nan) for share in SHARES}
     reach = np.full(len(axes.sites), np.nan)
-    decays = {decay: np.full((len(axes.lengths), max(axes.lengths.values())), np.nan) for decay in DECAYS}
+    decays: dict[str, dict[str | None, Numbers]] = {decay: {} for decay in DECAYS}
     facts: dict[str, Any] = {}
-    for number, stack in enumerate(axes.lengths):
+    for stack in axes.lengths:
         rows = [row for row, site in enumerate(axes.sites) if site.stack == stack]
         if not rows or axes.lengths[stack] < 2:
             continue
@@ -40,10 +40,10 @@ def findings(data: "xarray.Dataset", axes: Axes, name: str, causal: Mapping[str 
         shares = _shares(inside, causal[stack])
         for share, found in shares.items():
             along[share][rows] = found
-        reach[rows] = inside[-1].sum(-1).mean(0)
+        reach[rows[:-1]] = inside[-1, :, :-1].sum(-1).mean(0)
         lost = _decays(inside, causal[stack])
         for decay, found in lost.items():
-            decays[decay][number, : len(found)] = found
+            decays[decay][stack] = found
         said = _of_stack(names, inside, shares, lost, causal[stack])
         facts |= {stack: said} if stack else said
     for share, named in SHARES.items():
@@ -51,17 +51,20 @@ def findings(data: "xarray.Dataset", axes: Axes, name: str, causal: Mapping[str 
     units, scale = data[name].attrs["units"], {"scale": "log"}
     look = {"long_name": "what the last site sees of each, over all tokens", "units": units, **scale}
     data["reach"] = ("source_site", reach.astype(np.float32), look)
-    _put_decays(data, decays, axes)
+    _put_decays(data, decays)
     return facts | (_across(values, axes) if len(axes.lengths) > 1 else {})
 
 
-def _put_decays(data: "xarray.Dataset", decays: Mapping[str, Numbers], axes: Axes) -> None:
-    """One column a stack, as far as there are distances."""
+def _put_decays(data: "xarray.Dataset", decays: Mapping[str, Mapping[str | None, Numbers]]) -> None:
+    """One column a stack, as far as there are distances in any."""
+    farthest = max((len(column) for found in decays.values() for column in found.values()), default=0)
     for decay, found in decays.items():
-        for stack, column in zip(axes.lengths, found, strict=True):
+        for stack, column in found.items():
             if np.isfinite(column).any():
+                filled = np.full(farthest, np.nan, dtype=np.float32)
+                filled[: len(column)] = column
                 look = {"long_name": DECAYS[decay], "units": "share", "scale": "log"}
-                data[f"{decay}_{stack}" if stack else decay] = ("distance", column.astype(np.float32), look)
+                data[f"{decay}_{stack}" if stack else decay] = ("distance", filled, look)
     if "distance" in data.dims:
         data.coords["distance"] = np.arange(data.sizes["distance"])
 

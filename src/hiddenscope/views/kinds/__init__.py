@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from hiddenscope.results import Result
-from hiddenscope.views.kinds import anatomy, compare, lens, patch, profile, steer, visibility
+from hiddenscope.views.kinds import anatomy, cluster, compare, lens, patch, profile, search, steer, visibility
 from hiddenscope.views.values import Section, View
 
 
@@ -20,10 +20,12 @@ class Kind(NamedTuple):
 
 KINDS = {
     "anatomy": Kind(anatomy.pictures, anatomy.tell),
+    "cluster": Kind(cluster.pictures, cluster.tell),
     "compare": Kind(compare.pictures, compare.tell),
     "lens": Kind(lens.pictures, lens.tell),
     "patch": Kind(patch.pictures, patch.tell),
     "profile": Kind(profile.pictures, profile.tell),
+    "search": Kind(search.pictures, search.tell),
     "steer": Kind(steer.pictures, steer.tell),
     "visibility": Kind(visibility.pictures, visibility.tell),
 }
