@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from bench import capture, depth, gpu, lens, measure, peers, ragged, start, visibility
+from bench import capture, depth, gpu, lens, measure, patch, peers, ragged, start, visibility
 from bench.measure import Row
 
 ROOT = Path(__file__).parent.parent
@@ -65,6 +65,7 @@ def _groups(options: Any) -> dict[str, Callable[[], list[Row]]]:
         "visibility": lambda: visibility.rows(options.repeats),
         "lens": lambda: lens.rows(options.repeats),
         "gpu": lambda: gpu.rows(options.repeats),
+        "patch": lambda: patch.rows(_few(options), ask_peers=options.peers),
         "peers": lambda: peers.rows(options.repeats) if options.peers else peers.not_asked(),
     }
 

@@ -91,21 +91,28 @@ class Tail:
         """Rows of the entry, brought as near to the logits as costs little: to the head's product, if there is one."""
         return self._inputs(rows) if self.by_product else rows
 
-    def logits(self, ready: Tensor, out: Tensor | None = None) -> Tensor:
-        """The logits [row, word] of rows that were made ready, in `dtype`; into `out` where it is given."""
-        if not self.by_product:
-            return _into(self._passed(ready), out, self.dtype)
-        head = _head(self.model)
-        weight, bias = head.weight.detach().t(), None if head.bias is None else head.bias.detach()
-        if out is None or out.dtype != weight.dtype:
-            made = _into(ready @ weight if bias is None else torch.addmm(bias, ready, weight), out, self.dtype)
-        else:
-            made = torch.mm(ready, weight, out=out) if bias is None else torch.addmm(bias, ready, weight, out=out)
+    def logits(self, ready: Tensor, out: Tensor | None = None, room: Tensor | None = None) -> Tensor:
+        """The logits [row, word] of rows that were made ready, in `dtype`; into `out` where it is given.
+
+        `room` is memory of the same size that may be written over.
+        """
+        made = _into(self._product(ready, out, room) if self.by_product else self._passed(ready), out, self.dtype)
         if self.found.form == "scaled":
             made *= self.found.constant
         elif self.found.form == "soft-capped":
             made.div_(self.found.constant).tanh_().mul_(self.found.constant)
         return made
+
+    def _product(self, ready: Tensor, out: Tensor | None, room: Tensor | None) -> Tensor:
+        """The head's product. On a CPU it is made word by row, or a copy of the whole weight would be packed for it."""
+        head = _head(self.model)
+        weight, bias = head.weight.detach(), None if head.bias is None else head.bias.detach()
+        fits = out is not None and room is not None and out.dtype == weight.dtype and out.device.type == "cpu"
+        if not fits or room is None:
+            return ready @ weight.t() if bias is None else torch.addmm(bias, ready, weight.t())
+        standing = room.view(-1)[: len(weight) * len(ready)].view(len(weight), len(ready))
+        torch.mm(weight, ready.t(), out=standing)
+        return standing.t() if bias is None else standing.add_(bias[:, None]).t()
 
     def _inputs(self, rows: Tensor) -> Tensor:
         """What the head takes in for each row; the head itself is passed over."""

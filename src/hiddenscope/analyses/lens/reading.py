@@ -107,7 +107,8 @@ def _chunks(
     spans.sort(key=lambda span: not span[0] + span[1].start <= answer < span[0] + span[1].stop)
     for offset, own, tail, values in spans:
         some = values[own, tokens]
-        flat = tail.logits(some.flatten(0, 1), scratch.logits[: some.shape[0] * some.shape[1]])
+        count = some.shape[0] * some.shape[1]
+        flat = tail.logits(some.flatten(0, 1), scratch.logits[:count], scratch.other[:count])
         yield slice(offset + own.start, offset + own.stop), flat.view(*some.shape[:2], -1)
 
 
