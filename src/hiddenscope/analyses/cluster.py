@@ -26,7 +26,7 @@ Array: TypeAlias = NDArray[Any]
 Labels: TypeAlias = NDArray[np.int64]
 
 MOST = 10_000  # rows; what HDBSCAN costs grows with their square
-WIDE = 15  # directions that are kept: where there are more, all distances are alike
+WIDE, EACH = 15, 10  # directions that are kept, one for so many rows: in more, all distances are alike
 AGAIN, KEPT = 8, 0.8  # how often the clusters are made again, from which share of the rows
 TYPICAL, SHORT = 3, 100  # texts that are named for a cluster, and how much of each
 SEED = 0
@@ -44,9 +44,9 @@ def cluster(
     """The clusters of texts by HDBSCAN, with the texts most typical of each; what belongs to none is noise.
 
     `source` is a model with texts, states, or an array `[text, width]`. The vectors are centred, brought to length one
-    and taken along their 15 widest directions. A cluster has at least `smallest` texts. Its stability is how much of it
-    comes back, on average, when a fifth of the texts is left out. Of more than 10,000 rows, as many drawn at random are
-    clustered, and the facts say so.
+    and taken along their widest directions: one for every ten texts, at least 2 and at most 15. A cluster has at least
+    `smallest` texts. Its stability is how much of it comes back, on average, when a fifth of the texts is left out. Of
+    more than 10,000 rows, as many drawn at random are clustered, and the facts say so.
 
     >>> import hiddenscope as hs
     >>> points = np.repeat([[1.0, 0, 0], [0, 1.0, 0]], 20, axis=0) + np.random.default_rng(0).normal(0, 0.01, (40, 3))
@@ -111,7 +111,7 @@ def _spread(values: Tensor, unit: str) -> tuple[Array, Array]:
     directions = torch.where(lengths > LEAST_LEFT * scale, centred / lengths.clamp_min(LEAST_LEFT * scale), 0)
     again = directions - directions.mean(0)
     _, axes = torch.linalg.eigh(again.T @ again)
-    axes = axes.flip(1)[:, :WIDE]
+    axes = axes.flip(1)[:, : min(WIDE, max(2, len(values) // EACH))]
     signs = axes.gather(0, axes.abs().argmax(0, keepdim=True)).sign()  # or the picture could come out mirrored
     return directions.numpy(), (again @ (axes * signs)).numpy()
 

@@ -1,0 +1,85 @@
+"""A vector for every text."""
+
+import csv
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+import hiddenscope as hs
+from hiddenscope import errors
+from hiddenscope.cli.command import Shared, TruncateOption, command
+from hiddenscope.cli.terminal import lines_of, print_json
+from hiddenscope.files import replacing
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+FORMATS = (".npy", ".safetensors", ".csv")
+FilesArgument = Annotated[
+    list[str], typer.Argument(help="A file of texts (.txt .jsonl .csv .parquet), or the texts; - is stdin.")
+]
+SiteOption = Annotated[str | None, typer.Option(help="Which state: layer.3, final; the last if not given.")]
+PoolOption = Annotated[
+    str | None, typer.Option(help="mean, max, last, first, cls or a position; the mean if not given.")
+]
+
+
+@command
+def embed(
+    shared: Shared,
+    texts: FilesArgument,
+    site: SiteOption = None,
+    pool: PoolOption = None,
+    adjust: Annotated[str | None, typer.Option(help="centre or whiten the vectors.")] = None,
+    normalize: Annotated[bool, typer.Option(help="Bring every vector to length one.")] = True,
+    truncate: TruncateOption = False,
+) -> None:
+    """Make a vector of every text.
+
+    --out vectors.npy, .safetensors or .csv keeps them, one row a text in the order given.
+    """
+    if shared.out and shared.out.suffix.lower() not in FORMATS:
+        found = f"the formats are {' '.join(FORMATS)}"
+        raise errors.FileError(f"Cannot save vectors as {shared.out}", found, "Give the path one of these suffixes.")
+    vectors = hs.embed(
+        shared.load(),
+        texts_in(texts),
+        pool=position(pool),
+        site=site,
+        normalize=normalize,
+        adjust=adjust,  # type: ignore[arg-type]
+        truncate=truncate,
+    )
+    if shared.out:
+        _save(vectors, shared.out)
+    if shared.json:
+        print_json(vectors.tolist())
+    else:
+        kept = f" in {shared.out}" if shared.out else "; --out vectors.npy keeps them"
+        typer.echo(f"{len(vectors)} vectors, {vectors.shape[1]} wide{kept}")
+
+
+def texts_in(given: list[str]) -> Path | list[str]:
+    """The file that was named, or the texts themselves."""
+    return Path(given[0]) if len(given) == 1 and Path(given[0]).is_file() else lines_of(given)
+
+
+def position(pool: str | None) -> str | int | None:
+    """A number is a position."""
+    return int(pool) if pool is not None and pool.lstrip("-").isdecimal() else pool
+
+
+def _save(vectors: "NDArray[np.float32]", out: Path) -> None:
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    with replacing(out) as fresh:
+        if out.suffix.lower() == ".npy":
+            np.save(fresh, vectors)
+        elif out.suffix.lower() == ".safetensors":
+            save_file({"vectors": vectors}, fresh)
+        else:
+            with fresh.open("w", encoding="utf-8", newline="") as file:
+                csv.writer(file).writerows([f"{value:.9g}" for value in row] for row in vectors.tolist())
