@@ -12,6 +12,7 @@ import torch
 from typer.testing import CliRunner
 
 import hiddenscope as hs
+from hiddenscope import texts
 from hiddenscope.cli import app
 from hiddenscope.errors import Error, NotFinite, PassError, SiteError, StatesError, TextError
 from hiddenscope.results import in_words
@@ -25,6 +26,7 @@ PROMPTS = ["The cat sat on the", "A dog and a cat", "One of the ten"]
 SETS = (["The cat is here", "A cat ran"], ["The dog is there", "No dog ran off"])
 OTHERS = ["The rest of it was as good.", "On the other hand there is a point in it.", "So it is."]
 ANSWERS = [" t", "a"]
+CITIES = [" Montreal", " Toronto"]
 
 
 def with_mask(family: str = "bert") -> hs.Model:
@@ -38,20 +40,20 @@ def steered(model: hs.Model, **options: Any) -> hs.Result:
     return hs.steer(model, PROMPTS, **{**given, **options})
 
 
-def by_hand(model: hs.Model, changes: Any, texts: list[str] = PROMPTS) -> list[torch.Tensor]:
+def by_hand(model: hs.Model, changes: Any, some: list[str] = PROMPTS) -> list[torch.Tensor]:
     """Log-probabilities [token, vocabulary] of each text alone, by hs.edit, in float64."""
     found = []
-    for text in texts:
+    for text in some:
         made = hs.edit(model, text, changes, logits=True) if changes else hs.record(model, text, logits=True)
         assert made.logits is not None
         found.append(made.logits.double().log_softmax(-1))
     return found
 
 
-def perplexity(model: hs.Model, said: list[torch.Tensor], texts: list[str]) -> float:
+def perplexity(model: hs.Model, said: list[torch.Tensor], some: list[str]) -> float:
     """From its definition, one text at a time."""
     losses = []
-    for rows, text in zip(said, texts, strict=True):
+    for rows, text in zip(said, some, strict=True):
         ids = model.encoder.encode(text).ids[0]
         losses += [-float(rows[place, one]) for place, one in enumerate(ids[1:])]
     return float(np.exp(np.mean(losses)))
@@ -448,11 +450,62 @@ def test_the_command_prints_what_moved_and_what_was_written(folder: Path) -> Non
     assert done.exit_code == 0, done.stderr
     assert "the mean of 2 texts less that of 1" in done.stdout
     assert re.search(rf"{PROMPTS[0]} +before ", done.stdout)
-    texts = ["steer", PROMPTS[0], "--toward", "A cat", "--away", "A dog", "--ablate", "--upwards", "--sites", "layer.2"]
+    bare = ["steer", PROMPTS[0], "--toward", "A cat", "--away", "A dog", "--ablate", "--upwards", "--sites", "layer.2"]
     out = folder / "steer.json"
-    done = CliRunner().invoke(app, [*texts, "--spare-first", "--out", str(out), *shared])
+    done = CliRunner().invoke(app, [*bare, "--spare-first", "--out", str(out), *shared])
     assert done.exit_code == 0, done.stderr
     assert hs.Result.load(out).facts["sites"] == "layer.2"
     wrong = CliRunner().invoke(app, [*given[:-1], "cow", *shared])
     assert wrong.exit_code == 2
     assert "there are cat, dog" in wrong.stderr
+
+
+ELSEWHERE = [
+    "The capital of the state of Texas is",
+    "The Eiffel Tower stands in the city of",
+    "The Bruins play their home games in",
+    "The Yankees are a baseball team from",
+    "The University of Oxford is in the city of",
+    "The largest city of Bavaria is",
+    "Heathrow is the largest airport of",
+    "The largest city on Lake Michigan is",
+    "The British Museum is in",
+    "The Colosseum stands in the city of",
+]
+
+
+def cities(label: str) -> list[str]:
+    read = texts.read("cities-incomplete")
+    return [text for text, one in zip(read.texts, read.labels or (), strict=True) if one == label]
+
+
+@pytest.mark.real
+def test_montreal_is_unlearned_and_toronto_is_not(smollm2: hs.Model) -> None:
+    prompts = ["Ontario's provincial capital is the city of", "The Montreal Canadiens play their home games in"]
+    prompts += ["The largest city of Quebec is", "The Toronto Maple Leafs play their home games in"]
+    along = cities("Toronto"), cities("Montreal")
+    result = hs.steer(
+        smollm2, prompts, along=along, how="ablate", sites="layer.25", spare_first=True, answers=CITIES, new_tokens=0
+    )
+    here = result.data.isel(site=0, strength=0)
+    times = (here["probability"] / result.data["probability_before"]).transpose("text", "answer").values
+    assert (result.data["probability_before"].sel(answer=" Montreal") > 0.05).all(), (
+        "nothing can be unlearned otherwise"
+    )
+    assert (times[:, 0] < 0.1).all()
+    assert (times[:, 1] > 0.9).all()
+    assert abs(float(here["perplexity_change"])) < 0.05
+    assert result.facts["best"]["times"] < 0.1
+
+
+@pytest.mark.real
+def test_toronto_is_unlearned_and_no_longer_written(smollm2: hs.Model) -> None:
+    prompts = ["The biggest city in the province of Ontario is", "The Toronto Maple Leafs play their home games in"]
+    given: dict[str, Any] = {"along": (cities("Toronto"), ELSEWHERE), "quality": texts.read("plain").texts[:20]}
+    given |= {"how": "ablate", "sites": "layer.28", "spare_first": True, "answers": CITIES}
+    result = hs.steer(smollm2, prompts, **given, new_tokens=4)
+    data = result.data.isel(site=0, strength=0)
+    assert float(data["probability"].sel(answer=" Toronto").mean() / data["probability_before"][:, 1].mean()) < 0.05
+    assert abs(float(data["perplexity_change"])) < 0.05
+    assert all("Toronto" in text for text in data["written_before"].values)
+    assert not any("Toronto" in text for text in data["written"].values)
