@@ -23,9 +23,11 @@ if TYPE_CHECKING:
     from hiddenscope.analyses.compare import compare
     from hiddenscope.analyses.embed import embed
     from hiddenscope.analyses.lens import lens
+    from hiddenscope.analyses.lens.fitted import Lens
     from hiddenscope.analyses.patch import patch
     from hiddenscope.analyses.probe import probe
     from hiddenscope.analyses.profile import profile
+    from hiddenscope.analyses.project import project
     from hiddenscope.analyses.search import search
     from hiddenscope.analyses.steer import steer
     from hiddenscope.analyses.visibility import visibility
@@ -45,6 +47,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Add",
+    "Lens",
     "Model",
     "Pair",
     "Pass",
@@ -70,6 +73,7 @@ __all__ = [
     "patch",
     "probe",
     "profile",
+    "project",
     "record",
     "recording",
     "resume",
@@ -81,6 +85,7 @@ __all__ = [
 
 _ROOMS = {
     "Add": "passes",
+    "Lens": "analyses.lens.fitted",
     "Model": "model",
     "Pair": "states",
     "Pass": "passes",
@@ -104,6 +109,7 @@ _ROOMS = {
     "patch": "analyses.patch",
     "probe": "analyses.probe",
     "profile": "analyses.profile",
+    "project": "analyses.project",
     "record": "passes",
     "recording": "passes",
     "resume": "passes",

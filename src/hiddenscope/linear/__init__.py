@@ -9,7 +9,8 @@
 
 from hiddenscope.linear.folds import deal, drawn
 from hiddenscope.linear.logistic import logistic
+from hiddenscope.linear.probe import Probe
 from hiddenscope.linear.problems import Fitted, Learner, Problems, standardised
 from hiddenscope.linear.ridge import ridge
 
-__all__ = ["Fitted", "Learner", "Problems", "deal", "drawn", "logistic", "ridge", "standardised"]
+__all__ = ["Fitted", "Learner", "Probe", "Problems", "deal", "drawn", "logistic", "ridge", "standardised"]

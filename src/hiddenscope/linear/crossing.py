@@ -13,7 +13,7 @@ from hiddenscope.linear.problems import Fitted, Learner, Problems
 
 Ints = NDArray[np.int64]
 
-PENALTIES = (0.1, 1.0, 10.0, 100.0, 1_000.0, 10_000.0)
+PENALTIES = (1.0, 10.0, 100.0, 1_000.0, 10_000.0)
 MIDDLE = 100.0  # where folds are too few to choose
 
 
@@ -21,7 +21,7 @@ class Crossed(NamedTuple):
     """What the fits of one site came to.
 
     `scores` `[set of targets, row, output]` are those of the fit that did not see the row. `penalty` has one a fold,
-    and `lost` is what each penalty lost on inner folds, `[penalty, fold]`, a row on average. `whole` is fitted to all rows.
+    and `lost` is what each penalty lost a row on inner folds, `[penalty, fold]`. `whole` is fitted to all rows.
     """
 
     scores: Tensor

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import log_softmax, softplus
 
+from hiddenscope.linear.few import fit_few
 from hiddenscope.linear.minimise import minimise
 from hiddenscope.linear.problems import Fitted, Learner, Problems, moments, product
 
@@ -22,7 +23,9 @@ def logistic(classes: int, tolerance: float = 1e-4) -> Learner:
     The tolerance is of the largest number of the gradient of the mean loss, as scikit-learn's `tol` is.
     """
     outputs = 1 if classes == 2 else classes
-    return Learner(partial(_fit, outputs=outputs, tolerance=tolerance), losses, head, outputs)
+    typical = (classes - 1) / classes**2
+    fit = partial(_fit, outputs=outputs, typical=typical, tolerance=tolerance)
+    return Learner(fit, losses, head, outputs, typical)
 
 
 def losses(scores: Tensor, targets: Tensor) -> Tensor:
@@ -44,6 +47,9 @@ def head(scores: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tens
     return (losses(scores, targets) * weights).sum(0), slopes
 
 
+FEW = 2  # times as many channels as rows, from where on rows are what is solved for
+
+
 class _Columns(NamedTuple):
     """What belongs to some of the problems: mean and deviation `[width, 1, problem]`, targets and weights by row."""
 
@@ -57,9 +63,11 @@ class _Columns(NamedTuple):
         return self if len(which) == len(self.decay) else _Columns(*(part[..., which] for part in self))
 
 
-def _fit(states: Tensor, problems: Problems, outputs: int, tolerance: float) -> Fitted:
+def _fit(states: Tensor, problems: Problems, outputs: int, typical: float, tolerance: float) -> Fitted:
     """Coefficients for states that are standardised over all rows; each problem standardises them over its own."""
     rows, width = states.shape
+    if FEW * rows <= width:
+        return fit_few(states, problems, head, (outputs, typical), tolerance)
     counts = problems.counts.to(states)
     mean, deviation = (part[:, None] for part in moments(states, problems))
     weights = (problems.train / counts[:, None]).T.contiguous()
@@ -79,7 +87,6 @@ def _fit(states: Tensor, problems: Problems, outputs: int, tolerance: float) -> 
         return value, torch.cat([gradient, sums[None]]).view(-1, len(which))
 
     start = torch.zeros((width + 1) * outputs, len(problems), dtype=states.dtype)
-    typical = 0.25 if outputs == 1 else (outputs - 1) / outputs**2
     undo = curvature(states, problems.penalty, float(counts.mean()), typical, outputs)
     found = minimise(evaluate, start, undo, tolerance)
     place = found.place.view(width + 1, outputs, -1)

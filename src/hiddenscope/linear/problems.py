@@ -61,12 +61,16 @@ class Fitted(NamedTuple):
 
 
 class Learner(NamedTuple):
-    """A way to learn: how problems are fitted, and what each row loses (`[row, problem]`) under some scores."""
+    """A way to learn: how problems are fitted, and what each row loses (`[row, problem]`) under some scores.
+
+    `typical` is how much its loss is bent by a score, about.
+    """
 
     fit: Callable[[Tensor, Problems], Fitted]
     losses: Callable[[Tensor, Tensor], Tensor]
     head: "Head"
     outputs: int
+    typical: float
 
 
 Head: TypeAlias = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]

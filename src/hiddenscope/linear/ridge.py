@@ -15,7 +15,7 @@ from hiddenscope.linear.problems import TINY, Fitted, Learner, Problems, alike, 
 
 def ridge() -> Learner:
     """Ridge regression: the squared error, halved."""
-    return Learner(_fit, losses, head, 1)
+    return Learner(_fit, losses, head, 1, 1.0)
 
 
 def losses(scores: Tensor, targets: Tensor) -> Tensor:
