@@ -150,6 +150,15 @@ def test_only_what_a_variant_needs_is_run(tiny: Tiny) -> None:
     assert (swept.passes, swept.tokens) == (1, 6)
 
 
+def test_parts_of_a_shared_block_are_counted(tiny: Tiny) -> None:
+    model, site = tiny("albert"), hs.Site(3, "attn")
+    base, other, at = prepared(model, [site])
+    variants = every(base, other, [site])
+    expected = torch.stack([alone(model, base, variant, at) for variant in variants])
+    torch.testing.assert_close(sweep(model, base, variants, at).values, expected, rtol=1e-5, atol=1e-5)
+    assert not torch.allclose(expected, base.logits[at].expand_as(expected), atol=1e-3)
+
+
 def test_the_encoder_is_run_once(tiny: Tiny) -> None:
     model = tiny("bart")
     sites = [site for site in changeable(model) if site.stack == "decoder"]

@@ -9,7 +9,7 @@ model at hand, against passes made one at a time with every block run, and what 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import sqrt
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -62,16 +62,19 @@ class Ways:
 
 @dataclass(frozen=True, eq=False)
 class Base:
-    """One text's own pass, from which variants begin: its ids, its states, its logits [token, vocabulary]."""
+    """One text's own pass, from which variants begin: its ids, its states, its logits [token, vocabulary].
+
+    `text` is its number in the batch that it was run in, and `length` how many tokens that was filled up to.
+    """
 
     ids: tuple[int, ...]
     targets: tuple[int, ...] | None
     states: Mapping[Site, Tensor]
     logits: Tensor
     text: int
+    length: int
     cache: Any = None
     encoded: Tensor | None = None
-    given: Mapping[str, Any] = field(default_factory=dict)
 
     def fed(self, stack: str | None) -> tuple[int, ...]:
         """The ids that a stack works on."""
@@ -125,7 +128,7 @@ def sweep(
     True
     """
     ways = tried(model) if ways is None else ways
-    if ways.reuses and (why := unusable(base.cache, _answering(model).depth, _cached(base))):
+    if ways.reuses and (why := unusable(base.cache, _answering(model).depth, base.length)):
         ways = replace(ways, reuses=False, notes=(*ways.notes, f"keys and values were computed anew, for {why}"))
     rows: list[Tensor | None] = [None] * len(variants)
     passes = tokens = 0
@@ -137,7 +140,9 @@ def sweep(
                 raise NotFinite(f"Logits of {model.anatomy.name}", found, "Look at what was put in.")
             for number, row in zip(numbers, read(logits), strict=True):
                 rows[number] = row
-            passes, tokens = passes + 1, tokens + len(numbers) * (len(base.fed(_answer_stack(model))) - start)
+            encodes = base.targets is not None and variants[numbers[0]][0].site.stack == "encoder"
+            length = len(base.fed(_answer_stack(model))) - start + (len(base.ids) if encodes else 0)
+            passes, tokens = passes + 1, tokens + len(numbers) * length
             advance(len(numbers))
     values = torch.stack([row for row in rows if row is not None]) if rows else read(base.logits[:0])
     return Swept(values, passes, tokens, ways.notes)
@@ -193,7 +198,7 @@ def _try(model: Subject) -> Ways:
     if not joins:
         notes.append(f"every block was run, for {skips.why_not or 'its states do not lie text by text'}")
     causal = _answering(model).causal and "past_key_values" in accepts(model.module)
-    why = unusable(base.cache, _answering(model).depth, _cached(base)) if causal else "a token sees those after it"
+    why = unusable(base.cache, _answering(model).depth, base.length) if causal else "a token sees those after it"
     if not causal and _answering(model).causal:
         why = "it takes none"
     if why:
@@ -262,11 +267,6 @@ def _taps(model: Subject, stack: str | None) -> Sequence[Tap]:
     return own.proof.taps
 
 
-def _cached(base: Base) -> int:
-    """How many tokens, padding included, the pass that a text was in was made over."""
-    return int(base.given["length"])
-
-
 def _may_share(model: Subject, batch: Batch) -> bool:
     sides = [batch, *([batch.targets] if batch.targets else [])]
     if any(side.padded for side in sides) and not model.batches:
@@ -300,9 +300,9 @@ def _begin(
             own,
             logits[row, : fed.lengths[row]],
             row,
+            fed.ids.shape[1],
             getattr(output, "past_key_values", None),
             None if last is None else last[row : row + 1, :length],
-            {"length": fed.ids.shape[1]},
         )
 
 
@@ -342,17 +342,21 @@ def _pass(
     variants = [*variants, *[variants[-1]] * (rows - count)]
     entries = [_entry(variant) for variant in variants]
     depth = next(one for one in model.anatomy.stacks if stack in (None, one.name)).depth
-    joins = ways.joins and not skipping(model, stack).why_not
+    joins = ways.joins and not skipping(model, stack).why_not and not _counted(model, variants)
     working = [sum(entry < k for entry in entries) if joins else rows for k in range(1, depth + 1)]
     given = _arguments(model, base, rows, start, [max(1, many) for many in working], changed=stack)
     seen = length if stack == fed else len(base.ids)
-    editor = Editor(model.anatomy, _changes(variants, start if stack == fed else 0), _standing(seen))
+    changes, made = _changes(variants, start if stack == fed else 0)
+    editor = Editor(model.anatomy, changes, _standing(seen))
     watches = editor.watches(model.module)
     if ways.narrows:
         watches.append(_narrow(model, length, at - start))
     entering = _joining(model, base, stack, entries, start) if joins else nullcontext()
     with torch.inference_mode(False), torch.no_grad(), entering, hooks.watching(watches):
         logits = hooks.run(model.module, given).logits
+    if made != set(changes):
+        found = f"the state at {min(set(changes) - made)} was not reached in this pass"
+        raise PassError(f"A change in {model.anatomy.name}", found, "Report this model.")
     kept: Tensor = logits[:count, 0 if logits.shape[1] == 1 else at - start]
     return kept
 
@@ -377,25 +381,34 @@ def _arguments(
     return given
 
 
-def _changes(variants: Sequence[Sequence[Exchange]], start: int) -> dict[Site, Callable[[Tensor], Tensor]]:
-    """For each site, one change of all the rows that have one there."""
+def _counted(model: Subject, variants: Sequence[Sequence[Exchange]]) -> bool:
+    """Parts of a block that is called again and again are told by counting, and skipped calls would not be counted."""
+    return any(one.site.part and model.anatomy.taps[one.site].call for variant in variants for one in variant)
+
+
+def _changes(
+    variants: Sequence[Sequence[Exchange]], start: int
+) -> tuple[dict[Site, Callable[[Tensor], Tensor]], set[Site]]:
+    """For each site, one change of all the rows that have one there; and the sites where it was made, as they are."""
+    made: set[Site] = set()
     places: dict[Site, list[tuple[int, Exchange]]] = defaultdict(list)
     for row, variant in enumerate(variants):
         for one in variant:
             places[one.site].append((row, one))
 
-    def change(some: Sequence[tuple[int, Exchange]]) -> Callable[[Tensor], Tensor]:
+    def change(site: Site, some: Sequence[tuple[int, Exchange]]) -> Callable[[Tensor], Tensor]:
         texts = torch.tensor([row for row, one in some for _ in one.tokens])
         columns = torch.tensor([token - start for _, one in some for token in one.tokens])
         values = torch.cat([one.values for _, one in some])
 
         def put(states: Tensor) -> Tensor:
             states[texts, columns] = values.to(states)
+            made.add(site)
             return states
 
         return put
 
-    return {site: change(places[site]) for site in sorted(places)}
+    return {site: change(site, places[site]) for site in sorted(places)}, made
 
 
 def _standing(length: int) -> Callable[[str | None, Tensor, Tap], Standing]:

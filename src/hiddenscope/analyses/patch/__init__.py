@@ -41,7 +41,7 @@ def patch(
 
     The effect is the share of the logit difference between `answer` and `other` that comes back: 0 as in the corrupt
     run, 1 as in the clean one; with `direction="noise"` corrupt states go into the clean run, and it is the share that
-    is lost. `window` tokens are exchanged at a time, and `layers` in a row where whole layers are. Several pairs, as
+    is lost. `window` tokens are exchanged at a time, and `layers` in a row where whole layers are (0: none). Pairs, as
     lists, are averaged. What is exchanged is the state of a whole layer, or what `attn` or `mlp` add. With `donor=`
     and `data=[(prompt, answer), ...]` windows of so many blocks, or of states, come from another model of one shape.
 
@@ -71,7 +71,7 @@ def patch(
     plan = Plan(
         sites,
         _many("window", window),
-        _many("layers", layers or max(1, model.anatomy.stacks[-1].depth // 6)),
+        _many("layers", max(1, model.anatomy.stacks[-1].depth // 6) if layers is None else layers, least=0),
         direction == "denoise",
         method != "attribution",
         method != "exact",
@@ -104,9 +104,9 @@ def _one_of(name: str, given: Any, choices: tuple[str, ...]) -> None:
         raise TextError(f"{name}={given!r}", f"there are {', '.join(map(repr, choices))}", "Choose one of these.")
 
 
-def _many(name: str, given: Any) -> int:
-    if isinstance(given, bool) or not isinstance(given, int) or given < 1:
-        raise TextError(f"{name}={given!r}", "it is no number of one or more", "Give a whole number.")
+def _many(name: str, given: Any, *, least: int = 1) -> int:
+    if isinstance(given, bool) or not isinstance(given, int) or given < least:
+        raise TextError(f"{name}={given!r}", f"it is no whole number from {least} on", "Give one.")
     return given
 
 

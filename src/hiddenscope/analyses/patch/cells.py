@@ -149,7 +149,7 @@ class _Cells:
 
 def _exact(model: Model, cells: _Cells, reading: Reading, at: int, made: Patched, advance: Advance) -> None:
     """Every cell that holds another state, patched and read; a state put in its own place changes nothing."""
-    swaps = dict(_swaps(cells, at))
+    swaps = dict(_swaps(cells, at)) if cells.plan.layers else {}
     variants = [*cells.variants.values(), *swaps.values()]
     swept = _checked(model, cells, variants, at, reading, made, advance)
     measured = swept.values.cpu().numpy()
@@ -159,7 +159,7 @@ def _exact(model: Model, cells: _Cells, reading: Reading, at: int, made: Patched
         for number, cell in enumerate(cells.variants):
             found[cell] = measured[number, place]
         made.cells[name] = found
-    for name in ("swap", "swap_window"):
+    for name in ("swap", "swap_window") if swaps else ():
         made.along[name] = np.full(len(cells.plan.sites), np.nan)
     for number, (name, row) in enumerate(swaps, len(cells.variants)):
         made.along[name][row] = measured[number, 0]
