@@ -1,7 +1,7 @@
-"""Other libraries that capture states, each against the bare pass of the same weights, in an environment of their own.
+"""Other libraries that capture and patch states, against bare passes of the same weights, in their own environment.
 
 `python -m bench --peers` makes the environment, `.venv-peers`, the first time. Both libraries run the head, so their
-bare pass is that of the whole model.
+bare pass is that of the whole model. `ask` runs one of the measurements of this file there.
 """
 
 import json
@@ -28,19 +28,28 @@ def not_asked() -> list[Row]:
 
 def rows(repeats: int) -> list[Row]:
     """One row a library, or the reason why it could not be measured."""
+    found = ask("capture", repeats)
+    if isinstance(found, str):
+        return [Row("peers", f"{name}: {WHAT}", skipped=found) for name in PINNED]
+    return [Row("peers", f"{PINNED[name]}: {WHAT}", *found[name]) for name in PINNED]
+
+
+def ask(what: str, repeats: int, given: Any = None) -> Any:
+    """What a measurement gives in the other environment, as JSON brings it; why it could not be made, as a string."""
     from hiddenscope.loading import zoo  # this file is run in the other environment too, where there is none of ours
 
     why = _set_up()
     if why:
-        return [Row("peers", f"{name}: {WHAT}", skipped=why) for name in PINNED]
-    command = [str(PLACE / "bin" / "python"), "-m", "bench.peers", str(zoo.zoo_folder("smollm2")), str(repeats)]
+        return why
+    command = [str(PLACE / "bin" / "python"), "-m", "bench.peers", what, str(zoo.zoo_folder("smollm2")), str(repeats)]
     offline = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore"}
-    done = subprocess.run(command, cwd=ROOT, env=offline, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=ROOT, env=offline, capture_output=True, text=True, check=False, input=json.dumps(given)
+    )
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
-        return [Row("peers", f"{name}: {WHAT}", skipped=f"it stopped ({last[:120]})") for name in PINNED]
-    found = json.loads(done.stdout.splitlines()[-1])
-    return [Row("peers", f"{PINNED[name]}: {WHAT}", *found[name]) for name in PINNED]
+        return f"it stopped ({last[:120]})"
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def _set_up() -> str:
@@ -57,7 +66,7 @@ def _set_up() -> str:
     return ""
 
 
-def _measure(folder: str, repeats: int) -> dict[str, tuple[float, float]]:
+def _capture(folder: str, repeats: int, given: Any) -> dict[str, tuple[float, float]]:
     """In the other environment: the ratios of each library."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -79,10 +88,14 @@ def _measure(folder: str, repeats: int) -> dict[str, tuple[float, float]]:
 
 
 def _transformer_lens(folder: str, module: Any, tokenizer: Any, ids: Any) -> Any:
+    bridge = _bridge(folder, module, tokenizer)
+    return lambda: bridge.run_with_cache(ids, names_filter=lambda name: name.endswith("hook_resid_post"))
+
+
+def _bridge(folder: str, module: Any, tokenizer: Any) -> Any:
     from transformer_lens.model_bridge import TransformerBridge
 
-    bridge = TransformerBridge.boot_transformers(folder, hf_model=module, tokenizer=tokenizer, device="cpu")
-    return lambda: bridge.run_with_cache(ids, names_filter=lambda name: name.endswith("hook_resid_post"))
+    return TransformerBridge.boot_transformers(folder, hf_model=module, tokenizer=tokenizer, device="cpu")
 
 
 def _nnsight(module: Any, tokenizer: Any, ids: Any) -> Any:
@@ -100,5 +113,66 @@ def _nnsight(module: Any, tokenizer: Any, ids: Any) -> Any:
     return way
 
 
+def _patch(folder: str, repeats: int, given: Any) -> dict[str, Any]:
+    """In the other environment: TransformerLens's patching against a plain loop, and what both libraries find.
+
+    `given` are two texts as ids, two answers, and cells (layer, token), of which each is one pass.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    torch.set_grad_enabled(False)
+    bare, inner, bridged = (
+        AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True).eval()
+        for _ in range(3)
+    )
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    clean, corrupt = (torch.tensor([given[name]]) for name in ("clean", "corrupt"))
+    lens = _lens_patching(_bridge(folder, bridged, tokenizer), clean, corrupt, given)
+    ways = {"plain": lambda: [bare(input_ids=corrupt, use_cache=False) for _ in given["cells"]], "lens": lens}
+    found = measure.ratios(measure.interleaved(ways, repeats), "plain")["lens"]
+    traced = _nnsight_patching(inner, tokenizer, clean, corrupt, given)
+    return {"ratio": (found.cpu, found.wall), "TransformerLens": lens(), "nnsight": traced}
+
+
+def _lens_patching(bridge: Any, clean: Any, corrupt: Any, given: Any) -> Any:
+    """The logit difference of each cell by TransformerLens's own generic patching."""
+    import pandas
+    from transformer_lens import patching
+
+    _, cache = bridge.run_with_cache(clean, names_filter=lambda name: name.endswith("hook_resid_post"))
+    cells = pandas.DataFrame([(layer - 1, token) for layer, token in given["cells"]], columns=["layer", "pos"])
+
+    def metric(logits: Any) -> Any:
+        return logits[0, -1, given["answer"]] - logits[0, -1, given["other"]]
+
+    def way() -> list[float]:
+        found = patching.generic_activation_patch(
+            bridge, corrupt, cache, metric, patching.layer_pos_patch_setter, "resid_post", index_df=cells
+        )
+        differences: list[float] = found.tolist()
+        return differences
+
+    return way
+
+
+def _nnsight_patching(module: Any, tokenizer: Any, clean: Any, corrupt: Any, given: Any) -> list[float]:
+    """The logit difference of a few cells by nnsight."""
+    from nnsight import LanguageModel
+
+    model, found = LanguageModel(module, tokenizer=tokenizer), []
+    for layer, token in given["cells"][:: len(given["cells"]) // 3]:
+        place = layer - 1
+        with model.trace(clean, use_cache=False):
+            state = model.model.layers[place].output.save()
+        with model.trace(corrupt, use_cache=False):
+            model.model.layers[place].output[:, token] = state[:, token]
+            logits = model.lm_head.output.save()
+        found.append(float(logits[0, -1, given["answer"]] - logits[0, -1, given["other"]]))
+    return found
+
+
+MEASURED = {"capture": _capture, "patch": _patch}
+
 if __name__ == "__main__":
-    print(json.dumps(_measure(sys.argv[1], int(sys.argv[2]))))
+    print(json.dumps(MEASURED[sys.argv[1]](sys.argv[2], int(sys.argv[3]), json.load(sys.stdin))))
