@@ -223,6 +223,10 @@ def test_what_is_written_is_what_generate_writes_while_states_are_changed(tiny: 
             assert here["written"].sel(site="layer.2", strength=strength).item() == text
             assert strength or here["written_before"].item() == text
     assert result.data["prompt"].values.tolist() == prompts
+    told = result.facts["written"]
+    here = result.data.sel(site="layer.2", strength=told["strength"])
+    assert [told[prompt]["after"] for prompt in prompts] == here["written"].values.tolist()
+    assert [told[prompt]["before"] for prompt in prompts] == here["written_before"].values.tolist()
 
 
 def test_texts_are_written_at_the_best_site_only(tiny: Tiny) -> None:

@@ -47,6 +47,7 @@ Numbers: TypeAlias = NDArray[np.float64]
 
 STRENGTHS = (-2.0, -1.0, 0.0, 1.0, 2.0)
 NEW_TOKENS = 20
+TOLD = 12  # prompts whose texts are among the facts; all are in the data
 WITHIN = 0.05  # a change of the perplexity that leaves the model as good as it was
 LOOKS: dict[str, dict[str, str]] = {
     "probability": {"long_name": "probability of the answer"},
@@ -105,7 +106,7 @@ def steer(
     best = _best(data, 0)
     if new:
         _write(run, data, asked, new, best)
-    facts = _facts(run, data, looked, best, None if new else refuses_to_write(model))
+    facts = _facts(run, data, looked, best) | _texts(data, best, refuses_to_write(model))
     return Result("steer", data, facts, model.source(model.anatomy.sites[-1].stack))
 
 
@@ -289,9 +290,7 @@ def _write(run: _Run, data: "xarray.Dataset", prompts: list[Question], new_token
     data.attrs["written_at"] = str(run.found.sites[place])
 
 
-def _facts(
-    run: _Run, data: "xarray.Dataset", answers: Answers, best: Setting | None, silent: str | None
-) -> dict[str, Any]:
+def _facts(run: _Run, data: "xarray.Dataset", answers: Answers, best: Setting | None) -> dict[str, Any]:
     where = "at the site and every layer above it" if run.upwards else "at one site at a time"
     done = "added to the state of every token" if run.how == "add" else "taken out of the state of every token"
     facts: dict[str, Any] = {"direction": run.found.said, "how": f"{done}, {where}"}
@@ -311,7 +310,19 @@ def _facts(
     facts["answers"] = {name: _extremes(data, place) for place, name in enumerate(answers.strings)}
     why = skipping(run.model, run.found.sites[0].stack, padded=run.model.batches).why_not
     facts["run"] = f"every block, for {why}" if why else "from each site on, the blocks below skipped"
-    return facts | ({"nothing is written": silent} if silent else {})
+    return facts
+
+
+def _texts(data: "xarray.Dataset", best: Setting | None, silent: str) -> dict[str, Any]:
+    """The first prompts with what is written after them, as the model is and at the best setting, or the strongest."""
+    if "written" not in data:
+        return {"nothing is written": silent} if silent else {}
+    strength = -1 if best is None else best[1]
+    after = data["written"].sel(site=data.attrs["written_at"]).isel(strength=strength)
+    columns = (data["prompt"], data["written_before"], after)
+    rows = list(zip(*(column.to_numpy().tolist() for column in columns), strict=True))[:TOLD]
+    told = {prompt: {"before": before, "after": now} for prompt, before, now in rows}
+    return {"written": {"site": data.attrs["written_at"], "strength": float(after["strength"]), **told}}
 
 
 def _extremes(data: "xarray.Dataset", answer: int) -> dict[str, Any]:

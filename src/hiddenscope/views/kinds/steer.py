@@ -145,6 +145,7 @@ def _lines(data: "xarray.Dataset", along: str, places: Sequence[str], where: str
     both = (
         Series("perplexity on other texts", data["perplexity"].to_numpy()),
         Series("before", _level(before, places), style="dash"),
+        Series("5% more than before", _level(1.05 * before, places), style="dash"),
     )
     heights = data["perplexity"].to_numpy()
     far = float(heights.max()) > WIDE * before
