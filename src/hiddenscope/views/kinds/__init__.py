@@ -7,7 +7,19 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from hiddenscope.results import Result
-from hiddenscope.views.kinds import anatomy, cluster, compare, lens, patch, profile, search, steer, visibility
+from hiddenscope.views.kinds import (
+    anatomy,
+    cluster,
+    compare,
+    lens,
+    patch,
+    probe,
+    profile,
+    project,
+    search,
+    steer,
+    visibility,
+)
 from hiddenscope.views.values import Section, View
 
 
@@ -24,7 +36,9 @@ KINDS = {
     "compare": Kind(compare.pictures, compare.tell),
     "lens": Kind(lens.pictures, lens.tell),
     "patch": Kind(patch.pictures, patch.tell),
+    "probe": Kind(probe.pictures, probe.tell),
     "profile": Kind(profile.pictures, profile.tell),
+    "project": Kind(project.pictures, project.tell),
     "search": Kind(search.pictures, search.tell),
     "steer": Kind(steer.pictures, steer.tell),
     "visibility": Kind(visibility.pictures, visibility.tell),
