@@ -1,6 +1,9 @@
-"""Profile: the norm of every state, held against numpy's, and what it shows on a real model."""
+"""Profile: held against numpy and scipy, read from disk in blocks, and what it shows on a real model."""
 
-from collections.abc import Iterator
+import math
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,7 +12,11 @@ import torch
 import hiddenscope as hs
 from hiddenscope.sites import Site
 from hiddenscope.testing import tiny_model, tiny_tokenizer
+from hiddenscope.views import pictures
+from hiddenscope.views.story import tell
+from hiddenscope.views.values import Grid, Lines
 
+PROSE = Path(__file__).parent.parent.joinpath("LICENSE").read_text("utf-8")[1000:3400]
 TEXTS = ["The cat sat on the mat.", "A dog", "There is nothing in the house and nothing in the garden."]
 
 
@@ -55,16 +62,312 @@ def test_states_and_model_give_the_same() -> None:
     assert hs.profile(model, TEXTS, sites="*.attn").data["site"].values.tolist()[0] == "layer.1.attn"
 
 
-def test_anything_that_can_be_read_block_by_block_will_do() -> None:
+class Mapped:
+    """States on disk, each block a mapping of its own that is copied and closed; it counts the rows that are alive."""
+
+    def __init__(self, path: Path, sites: int, tokens: int, width: int, rows: int) -> None:
+        self.path, self.rows, self.shape = path, rows, (sites, tokens, width)
+        text = np.arange(tokens) // 50
+        strings = [f"t{k % 7}" for k in range(tokens)]
+        self.tokens = hs.Tokens(None, text, np.arange(tokens) % 50, np.arange(tokens) % 7, strings)
+        self.sites = tuple(Site(k) for k in range(sites))
+        self.alive = self.most = self.asked = 0
+
+    def blocks(self, site: str | Site) -> Iterator[torch.Tensor]:
+        place = self.sites.index(Site.parse(str(site)))
+        for start in range(0, self.shape[1], self.rows):
+            mapped = np.memmap(self.path, np.float32, "r", shape=self.shape)
+            block = torch.from_numpy(np.array(mapped[place, start : start + self.rows]))
+            del mapped
+            self.alive, self.asked = self.alive + len(block), self.asked + len(block)
+            self.most = max(self.most, self.alive)
+            weakref.finalize(block, self._gone, len(block))
+            yield block
+            del block
+
+    def _gone(self, rows: int) -> None:
+        self.alive -= rows
+
+
+def written(path: Path, sites: int, tokens: int, width: int, rows: int) -> Mapped:
+    """Layers that grow from one another, with first tokens far larger than the rest."""
+    torch.manual_seed(5)
+    values = torch.randn(tokens, width)
+    mapped = np.memmap(path, np.float32, "w+", shape=(sites, tokens, width))
+    for place in range(sites):
+        values = values + 0.5 * torch.randn(1, width) + 0.3 * values.roll(1, 1)
+        values[::50, 3] = 500.0
+        mapped[place] = values.numpy()
+    mapped.flush()
+    return Mapped(path, sites, tokens, width, rows)
+
+
+@pytest.mark.parametrize("rows", [1, 7, 64, 10_000])
+def test_a_source_on_disk_gives_what_states_give_bit_for_bit(tmp_path: Path, rows: int) -> None:
+    source = written(tmp_path / "states", 3, 300, 24, rows)
+    values = torch.from_numpy(np.array(np.memmap(source.path, np.float32, "r", shape=source.shape)))
+    expected = hs.profile(hs.States(source.sites, values, source.tokens, hs.Source("toy")), sample=100)
+    result = hs.profile(source, sample=100)
+    assert result.data.equals(expected.data)
+    assert result.facts == expected.facts
+    assert result.facts["cka"]["sampled tokens"] == 100
+
+
+def resident(which: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(which))
+
+
+def test_a_source_larger_than_what_is_held(tmp_path: Path) -> None:
+    source = written(tmp_path / "states", 6, 36_000, 256, rows=500)
+    hs.profile(written(tmp_path / "small", 2, 200, 256, rows=50))
+    marks = Path("/proc/self/clear_refs")
+    if marks.exists():
+        marks.write_text("5")  # the high-water mark starts again from here
+        before = resident("VmRSS")
+    result = hs.profile(source)
+    size = source.path.stat().st_size
+    if marks.exists():
+        assert resident("VmHWM") - before < size / 2, "221 MB are read, and never held together"
+    assert source.most * 256 <= 2 * (1 << 20) + 4 * 500 * 256, "the rows of two chunks, and a block or two on the way"
+    assert source.asked == (2 * 6 - 1) * 36_000, "each site by itself, and again below the next"
+    assert result.data.sizes["token"] == 36_000
+    assert result.data["channel"].values[0, 0] == 3
+
+
+def test_a_source_of_very_many_tokens_is_told_in_its_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    captured = tiny("llama").capture(TEXTS)
+    whole = hs.profile(captured)
+    monkeypatch.setattr("hiddenscope.analyses.profile.MOST_CELLS", 5 * 8)
+    cut = hs.profile(captured)
+    assert cut.data.sizes["token"] == 8
+    np.testing.assert_array_equal(cut.data["norm"], whole.data["norm"][:, :8])
+    for name in ("norm_median", "anisotropy", "effective_rank", "cka"):
+        np.testing.assert_array_equal(cut.data[name], whole.data[name])
+    assert cut.facts["token by token"].startswith(f"the first 8 of {len(captured.tokens)} tokens")
+    assert "token by token" not in whole.facts
+
+
+def test_blocks_that_do_not_fit_the_tokens_are_refused() -> None:
     captured = tiny("llama").capture(TEXTS)
 
     class Store:
         sites, tokens = captured.sites, captured.tokens
 
-        def blocks(self, site: str | Site) -> Iterator[torch.Tensor]:
-            return captured.blocks(site, rows=3)
+        def __init__(self, rows: Callable[[Site], slice]) -> None:
+            self.rows = rows
 
-    assert hs.profile(Store()).data.equals(hs.profile(captured).data)
+        def blocks(self, site: str | Site) -> Iterator[torch.Tensor]:
+            yield captured[site][self.rows(Site.parse(str(site)))]
+
+    for rows in (lambda site: slice(0, -1), lambda site: slice(0, 0), lambda site: slice(site.layer or 0, None)):
+        with pytest.raises(hs.errors.StatesError, match="as many rows as there are tokens"):
+            hs.profile(Store(rows))
+
+
+def test_each_state_is_what_numpy_and_scipy_say() -> None:
+    from scipy.stats import kurtosis
+
+    captured = tiny("llama").capture(TEXTS)
+    values = captured.to_numpy().astype(np.float64)
+    data = hs.profile(captured).data
+    expected = {"mean": values.mean(-1), "deviation": values.std(-1), "kurtosis": kurtosis(values, -1, fisher=False)}
+    first = captured.tokens.positions == 0
+    for name, numbers in expected.items():
+        np.testing.assert_allclose(data[name], numbers, rtol=1e-5, atol=1e-7)
+        np.testing.assert_allclose(data[f"{name}_first"], np.median(numbers[:, first], 1), rtol=1e-5, atol=1e-7)
+        np.testing.assert_allclose(data[f"{name}_median"], np.median(numbers[:, ~first], 1), rtol=1e-5, atol=1e-7)
+    layers = values[:-1]
+    added = np.linalg.norm(np.diff(layers, axis=0), axis=-1) / np.linalg.norm(layers[:-1], axis=-1)
+    np.testing.assert_allclose(data["added_median"][1:-1], np.median(added[:, ~first], 1), rtol=1e-5)
+    np.testing.assert_allclose(data["added_first"][1:-1], np.median(added[:, first], 1), rtol=1e-5)
+    assert np.isnan(data["added_median"].values[[0, -1]]).all(), (
+        "no block makes layer.0, and final is of another footing"
+    )
+
+
+def test_layers_together_are_what_their_definitions_say() -> None:
+    captured = tiny("llama").capture(TEXTS * 2)
+    values, first = captured.to_numpy().astype(np.float64)[:-1], captured.tokens.positions == 0
+    data = hs.profile(captured).data.isel(site=slice(-1))
+    for suffix, kept in (("", slice(None)), ("_others", ~first)):
+        for place, rows in enumerate(values[:, kept]):
+            unit = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+            cosines = (unit @ unit.T)[~np.eye(len(rows), dtype=bool)]
+            assert data[f"anisotropy{suffix}"].values[place] == pytest.approx(cosines.mean(), rel=1e-5)
+            shares = np.linalg.eigvalsh(np.cov(rows, rowvar=False)).clip(min=0)
+            shares = shares[shares > 1e-12] / shares.sum()
+            rank = np.exp(-(shares * np.log(shares)).sum())
+            assert data[f"effective_rank{suffix}"].values[place] == pytest.approx(rank, rel=1e-4)
+        centred = [rows - rows.mean(0) for rows in values[:, kept]]
+        cross = [[np.square(a.T @ b).sum() for b in centred] for a in centred]
+        alike = np.array(cross) / np.sqrt(np.outer(np.diag(cross), np.diag(cross)))
+        np.testing.assert_allclose(data[f"cka{suffix}"].values[:, :-1], alike, rtol=1e-5)
+    assert data["cka"].dims == ("site", "source_site")
+
+
+def test_a_first_token_that_is_far_larger_decides_what_all_share() -> None:
+    torch.manual_seed(0)
+    values = torch.randn(4, 400, 16)
+    positions = [k % 20 for k in range(400)]
+    values[:, ::20, 5] += 5000
+    data = hs.profile(states(values, positions)).data
+    assert (data["effective_rank"] < 1.01).all()
+    assert (data["effective_rank_others"] > 14).all()
+    assert (data["cka"] > 0.99).all(), "layers that have nothing in common but the first token"
+    upper = np.triu_indices(4, 1)
+    assert (data["cka_others"].values[upper] < 0.1).all()
+    assert (data["anisotropy_others"] < 0.02).all()
+    facts = hs.profile(states(values, positions)).facts
+    assert facts["effective rank of the middle layers"]["all tokens"] < 1.01
+    assert facts["largest channels"]["channels"] == [5]
+    assert facts["largest channels"]["at a first token"] == "4 of 4"
+    assert facts["largest channels"]["sites"] == "layer.0 to layer.3"
+
+
+def test_the_largest_channels_are_named_with_their_token() -> None:
+    torch.manual_seed(0)
+    values = torch.randn(2, 30, 8)
+    values[1, 12, 6], values[1, 20, 2] = -40.0, 30.0
+    data = hs.profile(states(values)).data.sel(site="layer.1")
+    assert data["channel"].values.tolist()[:2] == [6, 2]
+    assert data["channel_value"].values.tolist()[:2] == [-40, 30]
+    assert data["channel_string"].values.tolist()[:2] == ["t12", "t20"]
+    assert data["channel_position"].values.tolist()[:2] == [12, 20]
+    middle = np.median(np.abs(values[1].numpy()))
+    np.testing.assert_allclose(data["channel_times"][:2], [40 / middle, 30 / middle], rtol=1e-5)
+    third = values[1].abs().amax(0).sort().values[-3].item()
+    assert abs(data["channel_value"].values[2]) == pytest.approx(third, rel=1e-6)
+    narrow = hs.profile(states(values[..., :3])).data
+    assert narrow["channel"].values[0, 3:].tolist() == [-1, -1]
+    assert np.isnan(narrow["channel_times"].values[0, 3:]).all()
+    assert narrow["channel_string"].values[0, 3:].tolist() == ["", ""]
+
+
+def test_a_profile_stands_on_one_footing() -> None:
+    model = tiny("llama")
+    raw, mixed, normed = (hs.profile(model, TEXTS, footing=footing) for footing in ("raw", "mixed", "normed"))
+    assert raw.data["footing"].values.tolist() == ["raw"] * 4 + ["normed"]
+    assert np.isnan(raw.data["anisotropy"].values[-1])
+    assert np.isnan(raw.data["cka"].values[-1]).all()
+    assert np.isfinite(raw.data["norm"].values).all(), "what each state is by itself is told of final too"
+    assert np.isfinite(mixed.data["cka"].values).all()
+    assert np.isnan(mixed.data["added_median"].values[-1]), "the final norm is no block"
+    assert normed.data["site"].values.tolist() == ["layer.0", "layer.1", "layer.2", "layer.3"]
+    assert set(normed.data["footing"].values) == {"normed"}
+    captured = model.capture(TEXTS)
+    np.testing.assert_allclose(normed.data["norm"][-1], raw.data["norm"][-1], rtol=1e-6)
+    norm = model.module.model.norm
+    for site in ("layer.0", "layer.2"):
+        expected = norm(captured[site]).detach().norm(dim=-1)
+        np.testing.assert_allclose(normed.data["norm"].sel(site=site), expected, rtol=1e-5)
+    alone = hs.profile(model, TEXTS, sites="final")
+    assert np.isfinite(alone.data["anisotropy"].values).all(), "one site is one footing"
+    for asked, match in [
+        (lambda: hs.profile(captured, footing="normed"), "takes the model"),
+        (lambda: hs.profile(tiny("t5"), TEXTS, footing="normed"), "two stacks"),
+        (lambda: hs.profile(tiny("bert"), TEXTS, footing="normed"), "no final norm"),
+        (lambda: hs.profile(model, TEXTS, sites="*.attn", footing="normed"), "no whole layers"),
+        (lambda: hs.profile(model, TEXTS, footing="cooked"), "raw, normed, mixed"),
+        (lambda: hs.profile(model, TEXTS, sample=2), "3 tokens or more"),
+        (lambda: hs.profile(TEXTS), "it is list"),
+        (lambda: hs.profile(captured.select(tokens=[])), "no tokens"),
+    ]:
+        with pytest.raises(hs.errors.StatesError, match=match):
+            asked()
+
+
+@pytest.mark.parametrize("values", [torch.zeros(3, 30, 6), torch.full((3, 30, 6), 0.1), torch.zeros(3, 1, 6)])
+def test_states_without_a_spread_have_no_shape(values: torch.Tensor) -> None:
+    result = hs.profile(states(values))
+    for name in ("effective_rank", "effective_rank_others", "intrinsic_dimension", "intrinsic_dimension_others"):
+        assert np.isnan(result.data[name].values).all()
+    assert "cka" not in result.data
+    assert "cka" not in result.facts or "median of pairs" not in result.facts["cka"]
+    if values.shape[1] > 1:
+        expected = [1.0] * 3 if values.any() else [math.nan] * 3
+        np.testing.assert_allclose(result.data["anisotropy"], expected, rtol=1e-6)
+    assert pictures(result)
+    assert tell(result)
+
+
+def test_one_site_is_like_itself_and_parts_of_blocks_have_no_block_between_them() -> None:
+    model = tiny("llama")
+    one = hs.profile(model, TEXTS, sites="layer.2")
+    assert one.data["cka"].values.tolist() == [[1.0]]
+    assert "cka" not in one.facts
+    assert np.isnan(one.data["added_median"].values).all()
+    parts = hs.profile(model, TEXTS, sites="layer.1,layer.2.attn,layer.2,layer.2.mlp")
+    assert np.isnan(parts.data["added_median"].values).all()
+    assert np.isfinite(parts.data["cka"].values).all()
+    for result in (one, parts):
+        assert pictures(result)
+
+
+def test_what_is_not_finite_is_left_out_of_what_states_share() -> None:
+    torch.manual_seed(0)
+    values = torch.randn(3, 60, 5)
+    broken = values.clone()
+    broken[1, 7, 2], broken[2, 11] = torch.nan, torch.inf
+    data = hs.profile(states(broken)).data
+    kept = hs.profile(states(values).select(tokens=[k for k in range(60) if k not in (7, 11)])).data
+    np.testing.assert_allclose(data["cka"], kept["cka"], rtol=1e-6)
+    without = hs.profile(states(values).select(tokens=[k for k in range(60) if k != 7]))
+    for name in ("anisotropy", "effective_rank_others", "intrinsic_dimension", "channel_times"):
+        np.testing.assert_allclose(data[name][1], without.data[name][1], rtol=1e-6)
+
+
+def test_narrow_states_are_profiled_as_what_they_are() -> None:
+    narrow = (torch.randn(3, 80, 12) * 300).bfloat16()
+    result, wide = hs.profile(states(narrow)), hs.profile(states(narrow.double()))
+    assert result.data.equals(wide.data)
+    assert result.facts == wide.facts
+
+
+def test_a_profile_is_shown_and_told() -> None:
+    torch.manual_seed(0)
+    values = torch.randn(4, 400, 16).cumsum(0)
+    values[1:, ::20, 5] += 5000
+    result = hs.profile(states(values, [k % 20 for k in range(400)]))
+    grid, *lines, alike = pictures(result)
+    assert isinstance(grid, Grid)
+    assert [measure.name for measure in grid.measures][:2] == ["norm", "kurtosis over the width"]
+    assert isinstance(alike, Grid)
+    assert [measure.limits for measure in alike.measures] == [(0, 1)] * 3
+    assert all(isinstance(one, Lines) for one in lines)
+    assert [one.y_name for one in lines if isinstance(one, Lines)] == [
+        "norm",
+        "change over what it was given",
+        "kurtosis over the width",
+        "mean cosine",
+        "directions",
+    ]
+    prose = " ".join(section.prose for section in tell(result))
+    assert "Massive activations: channel 5 at layer.1 to layer.3" in prose
+    assert "First tokens decide how states spread" in prose
+    assert "Linear CKA over 400 tokens" in prose
+    assert "`final`" not in prose, "there is none"
+    few = hs.profile(states(values[:, :9]))
+    assert "few tokens" in few.facts
+    assert not any(isinstance(view, Grid) for view in pictures(few)[1:])
+    assert len(tell(few)) == 3
+
+
+@pytest.mark.parametrize("suffix", [".json", ".nc"])
+def test_a_profile_comes_back_from_a_file(suffix: str, tmp_path: Path) -> None:
+    result = hs.profile(tiny("t5"), TEXTS)
+    result.save(tmp_path / f"profile{suffix}")
+    assert hs.Result.load(tmp_path / f"profile{suffix}").equals(result)
+
+
+def test_targets_are_the_decoders_texts() -> None:
+    result = hs.profile(tiny("t5"), TEXTS, targets=["The dog", "A", "nothing"])
+    assert result.data.attrs["targets"] == ["The dog", "A", "nothing"]
+    cka = result.data["cka"].values
+    encoder = np.array([site.startswith("encoder") for site in result.data["site"].values])
+    assert np.isnan(cka[np.ix_(encoder, ~encoder)]).all(), "the tokens of two stacks are not the same"
+    assert result.facts["encoder"]["cka"]["sampled tokens"] != result.facts["decoder"]["cka"]["sampled tokens"]
+    assert "anisotropy of the middle layers" in result.facts["decoder"]
 
 
 def test_both_stacks_of_an_encoder_decoder() -> None:
@@ -134,6 +437,27 @@ def test_the_first_token_of_smollm2_is_far_larger_and_final_is_not() -> None:
     assert facts["largest"]["token"] == "The"
     before, after = facts["first token from layer.30 to final"]
     assert before > 50 * after
+
+
+@pytest.mark.real
+def test_the_layers_of_smollm2_with_and_without_their_first_tokens(smollm2: hs.Model) -> None:
+    texts = [PROSE[start : start + 400] for start in range(0, len(PROSE) - 399, 400)]
+    result = hs.profile(smollm2, texts)
+    data, facts = result.data, result.facts
+    massive = facts["largest channels"]
+    assert 507 in massive["channels"]
+    assert massive["largest"]["position"] == 0
+    assert massive["largest"]["times the median"] > 5000
+    middle = data.sel(site=[f"layer.{k}" for k in range(13, 24)])
+    assert (middle["effective_rank"] < 3).all(), "one token, and one direction"
+    assert (middle["effective_rank_others"] > 20).all()
+    assert (middle["kurtosis_first"] > 550).all()
+    assert (middle["added_first"] < 0.01).all(), "blocks leave the first token alone"
+    assert (middle["added_median"] > 0.15).all()
+    near = [data["cka_others"].sel(site=f"layer.{k}", source_site=f"layer.{k + 1}").item() for k in range(13, 23)]
+    assert min(near) > 0.9, "neighbouring layers are alike"
+    assert data["cka_others"].sel(site="layer.3", source_site="layer.30").item() < min(near)
+    assert "few tokens" not in facts
 
 
 def test_a_text_beyond_the_window_is_cut_when_asked() -> None:

@@ -79,7 +79,7 @@ class Cloud:
         else:
             rows = torch.cat(self._rows)
             rows = rows - rows.mean(0)
-            found = torch.linalg.eigvalsh(rows @ rows.T if len(rows) <= rows.shape[1] else rows.T @ rows)
+            found = torch.linalg.eigvalsh(_squared(rows.T if len(rows) <= rows.shape[1] else rows))
         return torch.clamp(found, min=0) / self.count
 
     def _settle(self) -> None:
@@ -88,7 +88,7 @@ class Cloud:
             rows, self._rows = torch.cat(self._rows), []
             mean = rows.mean(0)
             rows = rows - mean
-            self._take(len(rows), mean, rows.T @ rows)
+            self._take(len(rows), mean, _squared(rows))
 
     def _take(self, count: int, mean: Tensor, scatter: Tensor) -> None:
         """Join a mean and a scatter to those there are, without the cancellation that sums of squares suffer."""
@@ -99,3 +99,8 @@ class Cloud:
         apart, both = mean - self._mean, self._summed + count
         self._scatter = self._scatter + scatter + torch.outer(apart, apart) * (self._summed * count / both)
         self._mean, self._summed = self._mean + apart * (count / both), both
+
+
+def _squared(rows: Tensor) -> Tensor:
+    """The products of channels; numpy sees that a matrix meets itself and makes half of them, where torch makes all."""
+    return rows.T @ rows if rows.device.type != "cpu" else torch.from_numpy(rows.numpy().T @ rows.numpy())

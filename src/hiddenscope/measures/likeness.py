@@ -10,7 +10,7 @@ Sites: TypeAlias = Tensor | Sequence[Tensor]
 
 FEWEST = 3  # centred, two tokens are one direction, and the CKA of anything with anything is 1
 WORTH_READING = 50
-AT_ONCE = 1 << 22  # products of tokens that are held together: 32 MiB of float64
+AT_ONCE = 1 << 21  # products of tokens that are held together: 16 MiB of float64
 
 
 def linear_cka(x: Sites, y: Sites | None = None) -> tuple[Tensor, Tensor]:
@@ -52,11 +52,12 @@ def _means(side: Sites) -> list[Tensor]:
 
 def _products(side: Sites, means: list[Tensor], some: slice) -> Tensor:
     """Some rows of the products of tokens, centred, of every site: `[site, some tokens, token]`."""
-    made = []
-    for rows, mean in zip(side, means, strict=True):
+    count = len(range(*some.indices(len(side[0]))))
+    made = means[0].new_empty(len(side), count, len(side[0]))
+    for place, (rows, mean) in enumerate(zip(side, means, strict=True)):
         centred = rows.to(torch.float64) - mean
-        made.append(centred[some] @ centred.T)
-    return torch.stack(made)
+        torch.mm(centred[some], centred.T, out=made[place])
+    return made
 
 
 def _one_at_most(values: Tensor) -> Tensor:
