@@ -15,7 +15,9 @@ def draw() -> dict[str, bytes]:
     model = hs.load()
     norms = hs.profile(model, "The capital of France is Paris.")
     difference = hs.compare(model, "The capital of France is Paris.", "The capital of Germany is Berlin.")
-    shown = {"norms.png": pictures(norms), "difference.png": pictures(difference)[:2]}
+    pair = {"clean": "The capital of France is", "corrupt": "The capital of Germany is"}
+    patched = hs.patch(model, **pair, answer=" Paris", other=" Berlin")
+    shown = {"patch.png": pictures(patched), "norms.png": pictures(norms), "difference.png": pictures(difference)[:2]}
     return {name: image(views, ".png", dpi=DPI) for name, views in shown.items()}
 
 

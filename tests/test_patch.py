@@ -432,3 +432,18 @@ def test_the_command(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, [*given, "--window", "0"])
     assert done.exit_code == 2
     assert "window=0" in done.stderr
+
+
+@pytest.mark.real
+def test_a_donor_that_cannot_read_the_country(smollm2: hs.Model) -> None:
+    donor = hs.load("smollm2")
+    with torch.no_grad():
+        for block in donor.module.model.layers[22:25]:  # type: ignore[union-attr, index]
+            block.self_attn.o_proj.weight.zero_()  # type: ignore[union-attr, operator]
+    data = [("The capital of France is", " Paris"), ("The capital of Italy is", " Rome")]
+    result = hs.patch(smollm2, donor=donor, data=data, window=15)
+    assert result.facts["model alone"]["right"] == 1
+    assert result.facts["donor alone"]["right"] == 0
+    accuracy = result.data["accuracy"].values
+    assert (accuracy[:8] == 1).all(), "windows below block 23"
+    assert (accuracy[10:] == 0).all(), "windows that hold blocks 23 to 25 are the donor"

@@ -8,7 +8,7 @@ import numpy as np
 
 from hiddenscope.results import Result
 from hiddenscope.views.drawing import grid_of, labels
-from hiddenscope.views.values import Lines, Section, Series, View
+from hiddenscope.views.values import Lines, Section, Series, Style, View
 
 if TYPE_CHECKING:
     import xarray
@@ -47,14 +47,17 @@ def _with_gaps(data: "xarray.Dataset", prefix: str) -> tuple[str | None, ...]:
 
 def _swaps(result: Result) -> Lines:
     """Whole layers from the other run, one at a time and several in a row."""
-    data, series = result.data, []
-    for name, style in (("swap", "line"), ("swap_window", "dash")):
-        y, error = data[name].to_numpy(), data.get(f"{name}_error")
-        ends = (None, None) if error is None else (y - error.to_numpy(), y + error.to_numpy())
-        band = "" if error is None else "one standard error"
-        said = str(data[name].attrs["long_name"])
-        if np.isfinite(y).any():
-            series.append(Series(said, y, *ends, band=band, style=style))  # type: ignore[arg-type]
+    data = result.data
+    series = []
+    styles: dict[str, Style] = {"swap": "line", "swap_window": "dash"}
+    for name, style in styles.items():
+        y, error, said = data[name].to_numpy(), data.get(f"{name}_error"), str(data[name].attrs["long_name"])
+        if error is None:
+            series.append(Series(said, y, style=style))
+        else:
+            low, high = y - error.to_numpy(), y + error.to_numpy()
+            series.append(Series(said, y, low, high, band="one standard error", style=style))
+    series = [one for one in series if np.isfinite(one.y).any()]
     title = f"Whole layers from the other run, in {result.source.get('model', 'the model')}"
     return Lines(title, labels(data, "site"), tuple(series), y_name="effect", unit="share of the logit difference")
 
