@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO, TypeAlias
+from typing import Any, TypeAlias
 
 from hiddenscope import progress
 from hiddenscope.errors import FileError, TextError
@@ -298,8 +298,8 @@ def _csv(stream: Iterable[bytes | str], delimiter: str, place: _Place, columns: 
         begin = reader.line_num + 1
 
 
-def _parquet(stream: BinaryIO, place: _Place, columns: Columns) -> Iterator[Cells]:
-    if not (hasattr(stream, "seekable") and stream.seekable()) or type(stream) is gzip.GzipFile:
+def _parquet(stream: Any, place: _Place, columns: Columns) -> Iterator[Cells]:
+    if not (hasattr(stream, "seekable") and stream.seekable()) or isinstance(stream, gzip.GzipFile):
         do = "Give the .parquet itself, from disk: it is packed inside already."
         raise FileError(f"Texts of {place.name}", "parquet is read from its end and cannot be streamed", do)
     import pyarrow
