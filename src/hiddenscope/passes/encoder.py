@@ -114,6 +114,44 @@ class Encoder:
             self._strings[token] = _string(self.tokenizer, token) if known else str(token)
         return self._strings[token]
 
+    def one(self, token: Any, what: str = "target", *, before: str = "") -> int:
+        """The id of what must be a single token, given as a string or as an id; `before` is the text that it follows.
+
+        >>> Encoder(None, window=8, vocabulary=100).one(7)
+        7
+        """
+        asked = f"The {what} {str(token)[:40]!r}" if isinstance(token, str) else f"The {what} {token!r:.40}"
+        if isinstance(token, int) and not isinstance(token, bool):
+            if not 0 <= token < self.vocabulary:
+                raise TextError(asked, f"the ids of {self.name} are 0 to {self.vocabulary - 1:,}", "Give one of these.")
+            return token
+        if not isinstance(token, str) or self.tokenizer is None:
+            known = f"{self.name} was loaded without a tokenizer"
+            found = known if isinstance(token, str) else f"it is {type(token).__name__}"
+            raise TextError(asked, found, "Give the id of a token.")
+        ids = self._following(token, before)
+        if len(ids) == 1 and ids[0] != getattr(self.tokenizer, "unk_token_id", None):
+            return ids[0]
+        said = " ".join(repr(self.string(piece)) for piece in ids[:8])
+        several = f"to {self.name} it is {len(ids)} tokens: {said}" if len(ids) > 1 else f"{self.name} does not know it"
+        found = several if ids else "it grows together with the text before it" if before else "it is no token at all"
+        spaced = "" if token[:1].isspace() or not token else f" Did you mean {' ' + token!r}?"
+        raise TextError(asked, found, f"Give a single token, with the space before it where a word begins.{spaced}")
+
+    def _following(self, token: str, before: str) -> list[int]:
+        """The ids that a piece of text adds to the text before it; none where the two grow together."""
+        context, whole = ([] if not text else self._bare(text) for text in (before, before + token))
+        if whole[: len(context)] != context:
+            return []
+        ids = whole[len(context) :]
+        if not before and len(ids) != 1 and token.startswith(" "):  # some begin every text with a space of their own
+            bare = self._bare(token[1:])
+            ids = bare if len(bare) == 1 and self.string(bare[0]) == token else ids
+        return ids
+
+    def _bare(self, text: str) -> list[int]:
+        return [int(i) for i in self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]]
+
     def _tokenized(self, texts: tuple[str, ...], truncate: bool) -> Encoded:
         for number, text in enumerate(texts):
             _readable(number, text)
