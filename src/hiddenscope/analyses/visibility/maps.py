@@ -153,8 +153,8 @@ def _spans(model: Model, site: Site, length: int, vectors: int) -> list[tuple[in
     if not stack.causal or (model.turn is not None and length > model.turn):
         return [(0, length)]
     rows = ROWS.get(model.device.type, ROWS["cpu"])
-    step = min(length, max(1, round(rows / (vectors * length))))
-    return list(pairwise([*range(0, length, step), length]))
+    count = min(length, max(1, round(vectors * length**2 / rows)))
+    return list(pairwise(round(length * part / count) for part in range(count + 1)))
 
 
 def _chunks(
