@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,17 @@ from torch import nn
 
 import hiddenscope as hs
 from hiddenscope.analyses.lens import reading
-from hiddenscope.errors import NotFinite, PassError, SiteError, TextError
+from hiddenscope.analyses.lens.asked import Plan
+from hiddenscope.analyses.lens.jacobian import _jacobians
+from hiddenscope.analyses.lens.maps import Map
+from hiddenscope.analyses.lens.tuned import _Sums
+from hiddenscope.errors import FileError, NotFinite, PassError, SiteError, StatesError, TextError
 from hiddenscope.passes.tail import Tail
 from hiddenscope.sites import Site
 from hiddenscope.testing import build, tiny_model, tiny_tokenizer
+from hiddenscope.views import pictures
+from hiddenscope.views.story import tell
+from hiddenscope.views.values import Grid
 
 ONE, TWO = "The cat sat on the mat.", "The rest is in the cold water and the sand."
 Tiny = Callable[..., hs.Model]
@@ -214,7 +222,7 @@ def test_settled_is_the_first_layer_from_which_the_answer_stays() -> None:
 def test_groups_of_texts_are_read_one_after_another(tiny: Tiny, monkeypatch: Any) -> None:
     model = tiny("llama")
     expected = hs.lens(model, [ONE, TWO, ONE])
-    monkeypatch.setattr("hiddenscope.analyses.lens.TOKENS", 10)
+    monkeypatch.setattr("hiddenscope.analyses.lens.asked.TOKENS", 10)
     found = hs.lens(model, [ONE, TWO, ONE])
     np.testing.assert_allclose(found.data["probability"], expected.data["probability"], rtol=1e-4)
     assert found.data["text"].values.tolist() == expected.data["text"].values.tolist()
@@ -289,6 +297,256 @@ def test_a_nan_in_the_head_is_an_error() -> None:
 
 def test_the_parameters_are_those_of_the_docs() -> None:
     assert [*inspect.signature(hs.lens).parameters] == ["model", "text", "k", "target", "lens", "sites", "targets"]
+
+
+TEXTS = [
+    "The cat sat on the mat and the dog sat on the sand.",
+    "In the cold water the sand is on the land.",
+    "A word and another word are in the rest of the text.",
+    "It is the end of the week and the start of another.",
+    "The rest of the water is in the hat of the cat.",
+    "At the end the dog and the cat ran on the sand.",
+    "Then the cold wind on the water is for the rest.",
+    "One of the cats is in the car and the other is not.",
+    "The sand and the sea are the same as in the past.",
+    "An hour after that the rain on the land was cold.",
+]
+
+
+@pytest.fixture(scope="module")
+def tuned() -> tuple[hs.Model, hs.Lens]:
+    model = hs.load((tiny_model("llama", seed=3), tiny_tokenizer()))
+    return model, hs.Lens.fit(model, TEXTS)
+
+
+def test_a_tuned_lens_is_its_definition(tuned: tuple[hs.Model, hs.Lens]) -> None:
+    model: Any = tuned[0]
+    lens = tuned[1]
+    states = model.module(**model.tokenizer(ONE, return_tensors="pt"), output_hidden_states=True).hidden_states
+    found = hs.lens(model, ONE, lens=lens, k=3)
+    assert found.facts["lens"] == "tuned"
+    for layer, one in lens.maps.items():
+        a, b, h = one.matrix - torch.eye(64), one.bias, states[layer][0]
+        assert b is not None
+        best = model.module.lm_head(model.module.model.norm(h + h @ a.T + b)).softmax(-1).topk(3)
+        np.testing.assert_allclose(
+            found.data["probability"].sel(site=f"layer.{layer}"), best.values.detach(), rtol=1e-3
+        )
+
+
+def test_the_map_is_a_ridge_regression_towards_the_identity() -> None:
+    generator = np.random.default_rng(0)
+    x, y = generator.normal(size=(40, 6)), generator.normal(size=(40, 6))
+    rows = np.concatenate([x, np.ones((40, 1))], 1) * (6**0.5 / np.linalg.norm(y, axis=1, keepdims=True))
+    rest = (y - x) * (6**0.5 / np.linalg.norm(y, axis=1, keepdims=True))
+    sums = _Sums(Plan((Site(0), Site(1)), None, (), True))
+    tokens = hs.Tokens(None, [0] * 40, range(40), range(40), ["t"] * 40)
+    values = torch.from_numpy(np.stack([x, y]))
+    for half in (slice(0, 15), slice(15, 40)):
+        some = tokens.select(half)
+        sums.add(hs.States((Site(0), Site(1)), values[:, half], some, hs.Source("toy")))
+    for strength in (0.01, 1.0):
+        hold = np.diag(np.sqrt(strength * (rows**2).sum(0) * [1, 1, 1, 1, 1, 1, 1e-6]))
+        wide = np.concatenate([rows, hold]), np.concatenate([rest, np.zeros((7, 6))])
+        expected = np.linalg.lstsq(*wide, rcond=None)[0]
+        found = sums.maps(strength)[0]
+        assert found.bias is not None
+        np.testing.assert_allclose(found.matrix, expected[:-1].T + np.eye(6), atol=1e-5)
+        np.testing.assert_allclose(found.bias, expected[-1], atol=1e-5)
+
+
+def test_a_tuned_lens_is_never_worse_on_what_was_held_out(tuned: tuple[hs.Model, hs.Lens]) -> None:
+    model, lens = tuned
+    held = [TEXTS[4], TEXTS[9]]
+    plain, better = hs.lens(model, held).data["kl_mean"], hs.lens(model, held, lens=lens).data["kl_mean"]
+    assert (better.values <= plain.values + 1e-6).all()
+    assert (better.values[:2] < plain.values[:2] * 0.9).all(), "and it is worth something"
+    assert better.values[-1] == 0
+    np.testing.assert_allclose(list(lens.facts["KL before"].values()), plain, rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(list(lens.facts["KL after"].values()), better, rtol=1e-3, atol=1e-5)
+    assert lens.facts["held out"]["texts"] == 2
+
+
+def test_a_layer_that_no_map_makes_better_is_left_as_it_is(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny("gpt2")
+    monkeypatch.setattr("hiddenscope.analyses.lens.tuned._ridge", lambda *given: Map(-torch.eye(64)))
+    lens = hs.Lens.fit(model, TEXTS[:3])
+    assert lens.maps == {}
+    assert lens.facts["left as they are"] == "layer.0 to layer.2"
+    assert lens.facts["KL after"] == lens.facts["KL before"]
+    np.testing.assert_array_equal(hs.lens(model, ONE, lens=lens).data["kl"], hs.lens(model, ONE).data["kl"])
+
+
+@pytest.mark.parametrize(
+    ("family", "kind"), [("t5", "tuned"), ("t5", "jacobian"), ("bert", "tuned"), ("bart", "jacobian")]
+)
+def test_other_families_have_fitted_lenses(tiny: Tiny, family: str, kind: Any) -> None:
+    model = tiny(family)
+    texts = [[5, 6, 7], [8, 9]]
+    targets = texts if len(model.anatomy.stacks) > 1 else None
+    lens = hs.Lens.fit(model, texts, kind, targets=targets)
+    found = hs.lens(model, texts, lens=lens, targets=targets)
+    assert (found.data["kl"].values[-1] == 0).all()
+    assert found.facts["lens"] == kind
+
+
+def test_a_lens_is_kept_and_refused_for_another_model(
+    tuned: tuple[hs.Model, hs.Lens], tiny: Tiny, tmp_path: Path
+) -> None:
+    model, lens = tuned
+    path = tmp_path / "tuned.safetensors"
+    lens.save(path)
+    again = hs.Lens.load(path)
+    assert repr(again) == repr(lens)
+    assert again.facts == lens.facts
+    assert hs.lens(model, ONE, lens=path).equals(hs.lens(model, ONE, lens=lens))
+    assert hs.lens(model, ONE, lens=str(path)).equals(hs.lens(model, ONE, lens=again))
+    with pytest.raises(StatesError, match="fitted to the weights of LlamaForCausalLM, and these are others"):
+        hs.lens(tiny("llama"), ONE, lens=path)
+    with pytest.raises(FileError, match="kept as .safetensors"):
+        lens.save(tmp_path / "tuned.pt")
+    with pytest.raises(FileError, match="no such file"):
+        hs.lens(model, ONE, lens=tmp_path / "other.safetensors")
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(FileError, match="damaged"):
+        hs.Lens.load(path)
+    states = model.capture(ONE)
+    states.save(tmp_path / "states.safetensors")
+    with pytest.raises(FileError, match="something else"):
+        hs.Lens.load(tmp_path / "states.safetensors")
+
+
+@pytest.mark.parametrize("kind", ["tuned", "jacobian", "other", 5])
+def test_a_lens_that_was_not_fitted(tiny: Tiny, kind: Any) -> None:
+    said = {"other": "none of that name", 5: "it is int"}.get(kind, "has to be fitted first")
+    with pytest.raises(StatesError, match=said):
+        hs.lens(tiny("llama"), ONE, lens=kind)
+
+
+def test_fits_that_cannot_be(tiny: Tiny, tmp_path: Path) -> None:
+    with pytest.raises(TextError, match="some are held out to judge by"):
+        hs.Lens.fit(tiny("llama"), ONE)
+    with pytest.raises(StatesError, match="the kinds are tuned and jacobian"):
+        hs.Lens.fit(tiny("llama"), TEXTS, "other")  # type: ignore[arg-type]
+    with pytest.raises(StatesError, match="it is fitted at once"):
+        hs.Lens.fit(tiny("llama"), TEXTS, partial=tmp_path / "partial.safetensors")
+    with pytest.raises(PassError, match="it has no head"):
+        hs.Lens.fit(tiny("llama", "base"), TEXTS)
+
+
+def jacobian(module: Any, ids: list[int], k: int) -> torch.Tensor:
+    """From its definition, by torch.func: the last layer as a function of layer k, summed and averaged over tokens."""
+    kept: list[torch.Tensor] = []
+    blocks = module.model.layers
+    handle = blocks[-1].register_forward_hook(lambda part, given, output: kept.append(output))
+
+    def rest(states: torch.Tensor) -> torch.Tensor:
+        hook = blocks[k].register_forward_pre_hook(lambda part, given: (states[None], *given[1:]))
+        module(torch.tensor([ids]))
+        hook.remove()
+        return kept.pop()[0]
+
+    states = module(torch.tensor([ids]), output_hidden_states=True).hidden_states[k][0].detach()
+    kept.clear()
+    found = torch.func.jacrev(rest)(states)  # [token, width, source token, source width]
+    handle.remove()
+    return found.sum(0).mean(1).detach()
+
+
+def test_the_jacobian_lens_is_that_of_torch() -> None:
+    module: Any = tiny_model("llama")
+    model = hs.load((module, None))
+    own: Any = tiny_model("llama")
+    own.set_attn_implementation("eager")  # torch.func has no rule for the other
+    texts = [[5, 6, 7, 8], [9, 10, 11], [12, 13]]
+    lens = hs.Lens.fit(model, texts, "jacobian")
+    for k in range(3):
+        expected = torch.stack([jacobian(own, ids, k) for ids in texts]).mean(0)
+        assert lens.maps[k].bias is None
+        torch.testing.assert_close(lens.maps[k].matrix, expected, rtol=1e-4, atol=1e-5)
+    states = hs.record(model, [texts[0]], "layer.1").states
+    assert isinstance(states, hs.States)
+    seen = hs.resume(model, [texts[0]], "layer.3", states["layer.1"] @ lens.maps[1].matrix.T).logits
+    assert seen is not None
+    found = hs.lens(model, [texts[0]], lens=lens, k=1).data["probability"].sel(site="layer.1").values[:, 0]
+    np.testing.assert_allclose(found, seen.softmax(-1).amax(-1), rtol=1e-4)
+
+
+def test_an_interrupted_fit_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = hs.load((tiny_model("gpt2"), None))
+    texts = [[5, 6, 7], [8, 9], [10, 11, 12, 13]]
+    whole = hs.Lens.fit(model, texts, "jacobian")
+    partial, seen = tmp_path / "partial.safetensors", list[Any]()
+
+    def stops(model: hs.Model, text: Any, plan: Any) -> Any:
+        seen.append(text.texts[0])
+        if len(seen) == 2:
+            raise KeyboardInterrupt
+        return _jacobians(model, text, plan)
+
+    monkeypatch.setattr("hiddenscope.analyses.lens.jacobian._jacobians", stops)
+    with pytest.raises(KeyboardInterrupt):
+        hs.Lens.fit(model, texts, "jacobian", partial=partial)
+    again = hs.Lens.fit(model, texts, "jacobian", partial=partial)
+    assert seen == [texts[0], texts[1], texts[1], texts[2]]
+    for k, one in whole.maps.items():
+        assert torch.equal(one.matrix, again.maps[k].matrix)
+    with pytest.raises(FileError, match="begun with other texts"):
+        hs.Lens.fit(model, texts[:2], "jacobian", partial=partial)
+    with pytest.raises(FileError, match="begun with other weights"):
+        hs.Lens.fit(hs.load((tiny_model("gpt2", seed=5), None)), texts, "jacobian", partial=partial)
+
+
+def test_the_command_reads_and_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from typer.testing import CliRunner
+
+    from hiddenscope.cli import app
+
+    model = hs.load((tiny_model("llama"), tiny_tokenizer()))
+    monkeypatch.setattr("hiddenscope.load", lambda *given, **options: model)
+    run, path = CliRunner(), str(tmp_path / "tuned.safetensors")
+    done = run.invoke(app, ["lens", *TEXTS[:3], "--fit", "tuned", "--out", path])
+    assert done.exit_code == 0, done.output
+    assert hs.Lens.load(path).kind == "tuned"
+    done = run.invoke(app, ["lens", "The cat\x1b[31m", "-k", "2", "--lens", path, "--target", "next"])
+    assert done.exit_code == 0, done.output
+    assert "best words" in done.output
+    assert "layer.3" in done.output
+    assert "tuned" in done.output
+    assert "\x1b" not in done.output
+    done = run.invoke(app, ["lens", ONE, "--fit", "tuned"])
+    assert done.exit_code == 2
+
+
+def test_its_pictures_and_what_is_told(tiny: Tiny, tmp_path: Path) -> None:
+    result = hs.lens(tiny("llama"), ONE, target=20)
+    grid, *lines = pictures(result)
+    assert isinstance(grid, Grid)
+    assert [measure.name for measure in grid.measures][:3] == [
+        "probability of the best word",
+        "entropy",
+        "KL from the model's answer",
+    ]
+    assert grid.words is not None
+    assert grid.words.chosen.shape == (4, result.data.sizes["token"], 5)
+    assert len(lines) == 3
+    assert result.facts["last token"]["answer"].strip() in tell(result)[0].prose
+    for suffix in (".html", ".png", ".json", ".csv"):
+        result.save(tmp_path / f"lens{suffix}")
+    assert hs.Result.load(tmp_path / "lens.json").equals(result)
+
+
+@pytest.mark.parametrize("words", [["<script>alert(1)</script>", "\x1b[31m", "\u202e"], ["", "\u2028\ufffd", "a\0b"]])
+def test_words_are_hostile(tiny: Tiny, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = hs.load((tiny_model("llama"), tiny_tokenizer()))
+    monkeypatch.setattr(model.encoder, "_strings", {k: words[k % 3] for k in range(128)})
+    result = hs.lens(model, [[5, 6, 7]], target=7)
+    assert "" not in result.data["word"].values
+    for suffix in (".html", ".png", ".json", ".csv", ".nc"):
+        result.save(tmp_path / f"lens{suffix}")
+    assert "<script>alert(1)" not in (tmp_path / "lens.html").read_text("utf-8")
+    assert hs.Result.load(tmp_path / "lens.nc").equals(result)
+    assert "\x1b" not in result.summary()
 
 
 @pytest.mark.real

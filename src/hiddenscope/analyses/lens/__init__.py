@@ -1,29 +1,34 @@
 """What would each layer say, if it were the last?
 
+asked     which states of which texts a lens reads, and is fitted on
 reading   what logits say, a few rows at a time
 findings  what was read, as labelled arrays and as facts
+maps      what a lens makes of a state before the tail reads it
+tuned     the map that brings a layer nearest to the last
+jacobian  the mean derivative of the last layer
+fitted    a lens that was fitted, and its file
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import os
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hiddenscope import progress
+from hiddenscope.analyses.lens.asked import Asked, listed, plan_of, states_of
 from hiddenscope.analyses.lens.findings import Found, dataset, facts, following
+from hiddenscope.analyses.lens.fitted import Lens, lens_of
+from hiddenscope.analyses.lens.maps import carried
 from hiddenscope.analyses.lens.reading import Read, read
-from hiddenscope.errors import PassError, SiteError, TextError
+from hiddenscope.errors import PassError, TextError
 from hiddenscope.model import Model
-from hiddenscope.passes import Encoded, Texts
+from hiddenscope.passes import Texts
 from hiddenscope.passes.tail import Tail
 from hiddenscope.results import Result
-from hiddenscope.sites import Site
 from hiddenscope.states import States, Tokens, join
 
 NEXT = "next"
-TOKENS = 2_048  # of a group of texts whose states are held at one time
 
 
 def lens(
@@ -32,7 +37,7 @@ def lens(
     *,
     k: int = 5,
     target: str | int | None = None,
-    lens: str = "logit",
+    lens: str | os.PathLike[str] | Lens = "logit",
     sites: Any = "layer.*",
     targets: Texts | None = None,
 ) -> Result:
@@ -41,6 +46,8 @@ def lens(
     For each site and token the `k` best words with their probabilities, the entropy, and the KL divergence from the
     model's own answer to this one. `target` is one token, or "next" for the token that comes next in the text: its
     probability and its rank. Along the sites, how often the best word is the model's own, and the true next token.
+    `lens` is "logit", a lens that was fitted (`hs.Lens.fit`), which takes the states nearer to the last layer first,
+    or the path of one that was saved.
 
     >>> import hiddenscope as hs
     >>> from hiddenscope.testing import tiny_model
@@ -48,19 +55,21 @@ def lens(
     >>> dict(result.data["word"].sizes), float(result.data["kl"].sel(site="layer.3").max())
     ({'site': 4, 'token': 3, 'rank': 5}, 0.0)
     """
-    plan = _plan(model, sites)
+    plan = plan_of(model, sites)
+    fitted = lens_of(model, lens)
     tails = [Tail(model, plan.last), *([Tail(model, plan.final)] if plan.final else [])]
     _countable(k, tails[0].words, model)
     aim = _aim(model, target, plan.causal)
-    texts = _listed(model, text, targets)
+    texts = listed(model, text, targets)
     if aim == NEXT:
         _has_next(texts)
     reads: list[Read] = []
     captured: list[States] = []
     with progress.track("Reading", total=sum(texts.lengths) * len(plan.rows)) as advance:
         for some in texts.groups():
-            states = _states(model, texts, some, plan)
-            parts = [(tails[0], states.select(sites=list(plan.layers)).values)]
+            states = states_of(model, texts, some, plan)
+            layers = states.select(sites=list(plan.layers)).values
+            parts = [(tails[0], layers if fitted is None else carried(layers, plan.layers, fitted.maps))]
             parts += [(tails[1], states[plan.final][None])] if plan.final else []
             aims = _aims(aim, states.tokens)
             reads.append(read(parts, len(plan.layers) - 1, k=k, targets=aims, advance=advance))
@@ -69,70 +78,10 @@ def lens(
     with model.lock:
         name = None if aim is None else "the next token" if aim == NEXT else repr(model.encoder.string(int(aim)))
         data = dataset(found, model.encoder.string, name)
-    told = {"lens": "logit", "words": tails[0].words, "tail": tails[0].found.why}
+    told = {"lens": "logit" if fitted is None else fitted.kind, "words": tails[0].words, "tail": tails[0].found.why}
     return Result(
         "lens", data, told | facts(found, data, aim if isinstance(aim, int) else None, name), captured[0].source
     )
-
-
-@dataclass(frozen=True)
-class _Texts:
-    """Texts one by one, with the decoder's where there are any, and how many tokens the lens sees of each."""
-
-    texts: list[Any]
-    targets: list[Any] | None
-    lengths: list[int]
-
-    def groups(self) -> Iterator[slice]:
-        """Runs of texts of a few thousand tokens together."""
-        begin = held = 0
-        for end, length in enumerate(self.lengths):
-            if held and held + length > TOKENS:
-                yield slice(begin, end)
-                begin, held = end, 0
-            held += length
-        yield slice(begin, len(self.lengths))
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """Which states are read: whole layers of the stack that the head stands on, the last always, `final` if asked."""
-
-    layers: tuple[Site, ...]
-    final: Site | None
-    asked: tuple[Site, ...]
-    causal: bool
-
-    @property
-    def last(self) -> Site:
-        return self.layers[-1]
-
-    @property
-    def rows(self) -> tuple[Site, ...]:
-        return (*self.layers, *([self.final] if self.final else []))
-
-
-def _plan(model: Model, sites: Any) -> _Plan:
-    stack = model.anatomy.stacks[-1]
-    name = stack.name if len(model.anatomy.stacks) > 1 else None
-    chosen = model.anatomy.select(sites)
-    asked = tuple(site for site in chosen if site.stack == name)
-    inside = [site for site in asked if site.part]
-    if inside or not asked:
-        what = f"{inside[0]} is inside a block" if inside else f"the head reads the {name}, and these are elsewhere"
-        do = f"Ask for whole layers{f' of the {name}' if name else ''}, or `final`."
-        raise SiteError(f"A lens of {model.name} at {sites}", what, do)
-    last = Site(stack.depth, "", name)
-    final = next((site for site in asked if site.layer is None), None)
-    layers = sorted({*(site for site in asked if site.layer is not None), last})
-    return _Plan(tuple(layers), final, asked, stack.causal)
-
-
-def _states(model: Model, texts: _Texts, some: slice, plan: _Plan) -> States:
-    targets = None if texts.targets is None else texts.targets[some]
-    states = model.capture(texts.texts[some], list(plan.rows), targets=targets)
-    assert isinstance(states, States), "the sites are in one stack"
-    return states
 
 
 def _countable(k: Any, words: int, model: Model) -> None:
@@ -179,23 +128,7 @@ def _aims(aim: str | int | None, tokens: Tokens) -> NDArray[np.int64] | None:
     return following(tokens)
 
 
-def _listed(model: Model, text: Texts, targets: Texts | None) -> _Texts:
-    """The texts and the decoder's texts one by one: strings, or lists of ids."""
-    two = len(model.anatomy.stacks) > 1
-    if targets is not None and not two:
-        raise PassError("Targets for a decoder", f"{model.name} has one stack", "Leave `targets` out.")
-    with model.lock:
-        encoded = model.encoder.encode(text)
-        seen = model.encoder.targets(targets, len(encoded.ids)) if two else encoded
-        given = None if targets is None else model.encoder.encode(targets)
-    return _Texts(_items(encoded), None if given is None else _items(given), seen.lengths)
-
-
-def _items(encoded: Encoded) -> list[Any]:
-    return list(encoded.texts or map(list, encoded.ids))
-
-
-def _has_next(texts: _Texts) -> None:
+def _has_next(texts: Asked) -> None:
     short = next((number for number, length in enumerate(texts.lengths) if length < 2), None)
     if short is not None:
         raise TextError(f"Text {short}", "it has one token, and none comes next", "Give a longer one.")

@@ -1,0 +1,50 @@
+"""Files of lenses: tensors and a few words about them, as safetensors."""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from hiddenscope.errors import FileError
+from hiddenscope.files import write_tensors
+
+
+@dataclass(frozen=True, eq=False)
+class Kept:
+    """What such a file holds."""
+
+    tensors: Mapping[str, Tensor]
+    said: Mapping[str, Any]
+
+
+def write_kept(path: str | os.PathLike[str], form: str, kept: Kept) -> None:
+    """Write a file, whole or not at all."""
+    if Path(path).suffix.lower() != ".safetensors":
+        found = "a lens is kept as .safetensors"
+        raise FileError(f"Cannot save a lens as {os.fspath(path)!r}", found, "Give the path that suffix.")
+    write_tensors(path, kept.tensors, {"format": form, "lens": json.dumps(kept.said)})
+
+
+def read_kept(path: str | os.PathLike[str], form: str) -> Kept:
+    """Read what `write_kept` wrote."""
+    from safetensors import SafetensorError, safe_open
+
+    asked = f"Cannot read a lens from {os.fspath(path)!r}"
+    if not Path(path).is_file():
+        raise FileError(asked, "there is no such file", "Give the path of a file that .save() wrote.")
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = file.metadata() or {}
+            if header.get("format") != form:
+                found = "it is a safetensors file of something else"
+                raise FileError(asked, found, "Give the path of a file that .save() wrote.")
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # it is no mapping
+        return Kept(tensors, dict(json.loads(header["lens"])))
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+        if isinstance(error, FileError):
+            raise
+        raise FileError(asked, f"it is damaged or of another kind ({error})", "Fit the lens again.") from error

@@ -1,0 +1,133 @@
+"""Tuned: for each layer the affine map that brings its states nearest to the last layer's.
+
+The map is the ridge regression of the last layer on this one, held towards the identity. Every row is divided by the
+size of its last state, which the final norm takes away. How strongly it is held is chosen for each layer by the KL
+divergence on texts that are held out; where no map is better there than none, the layer has none.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hiddenscope import progress
+from hiddenscope.analyses.lens.asked import Asked, Plan, states_of
+from hiddenscope.analyses.lens.maps import Map, carried
+from hiddenscope.analyses.lens.reading import read
+from hiddenscope.errors import TextError
+from hiddenscope.model import Model
+from hiddenscope.passes.tail import Tail
+from hiddenscope.sites import summarise
+from hiddenscope.states import States
+
+STRENGTHS = (0.001, 0.01, 0.1, 1.0, 10.0)  # of the hold, as a share of each number's own size in the texts
+SHARE = 5  # one text of so many is held out
+MOST_HELD = 512  # tokens on which maps are judged: each costs a product with every word, for every strength
+
+
+def fit(model: Model, texts: Asked, plan: Plan) -> tuple[dict[int, Map], dict[str, Any]]:
+    """The map of every layer that is better with one, and what was found."""
+    held, kept = _parted(texts)
+    with progress.track("Fitting", total=sum(kept.lengths)) as advance:
+        sums = _Sums(plan)
+        for some in kept.groups():
+            sums.add(states_of(model, kept, some, plan))
+            advance(sum(kept.lengths[some]))
+    judged = _judged(model, held, plan)
+    tail = Tail(model, plan.last)
+    chosen: dict[int, Map] = {}
+    plain = _divergence(tail, judged, plan, {})
+    best = plain.copy()
+    with progress.track("Choosing", total=len(STRENGTHS)) as advance:
+        for strength in STRENGTHS:
+            maps = sums.maps(strength)
+            found = _divergence(tail, judged, plan, maps)
+            for place in np.flatnonzero(found[:-1] < best[:-1]):
+                chosen[plan.layers[place].layer or 0] = maps[plan.layers[place].layer or 0]
+            best = np.minimum(best, found)
+            advance(1)
+    left = [site for site in plan.layers[:-1] if site.layer not in chosen]
+    facts: dict[str, Any] = {
+        "texts": len(kept.texts),
+        "tokens": sum(kept.lengths),
+        "held out": {"texts": len(held.texts), "tokens judged": judged.shape[1]},
+        "KL before": {str(site): kl for site, kl in zip(plan.layers, plain.tolist(), strict=True)},
+        "KL after": {str(site): kl for site, kl in zip(plan.layers, best.tolist(), strict=True)},
+        "left as they are": summarise(left) if left else "none",
+    }
+    return chosen, facts
+
+
+def _parted(texts: Asked) -> tuple[Asked, Asked]:
+    """Some texts to judge by, and the others."""
+    count = len(texts.texts)
+    if count < 2:
+        found = "there is one, and some are held out to judge by"
+        raise TextError("Texts to fit a tuned lens on", found, "Give many: a few hundred, with some thousand tokens.")
+    held = [number for number in range(count) if number % SHARE == SHARE - 1] or [count - 1]
+    return texts.some(held), texts.some([number for number in range(count) if number not in set(held)])
+
+
+class _Sums:
+    """What the regressions of the last layer on every other need, added up over texts in float64."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.own: list[Tensor] = []
+        self.with_rest: list[Tensor] = []
+
+    def add(self, states: States) -> None:
+        values = states.values.double()
+        last = values[-1]
+        scale = last.shape[1] ** 0.5 / last.norm(dim=1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
+        for place, layer in enumerate(values[:-1]):
+            rows = torch.cat([layer, torch.ones(len(layer), 1, dtype=layer.dtype)], 1) * scale
+            own, rest = rows.T @ rows, rows.T @ ((last - layer) * scale)
+            if place == len(self.own):
+                self.own.append(own)
+                self.with_rest.append(rest)
+            else:
+                self.own[place] += own
+                self.with_rest[place] += rest
+
+    def maps(self, strength: float) -> dict[int, Map]:
+        """The maps, held towards the identity so strongly."""
+        return {
+            site.layer or 0: _ridge(own, rest, strength)
+            for site, own, rest in zip(self.plan.layers, self.own, self.with_rest, strict=False)
+        }
+
+
+def _ridge(own: Tensor, rest: Tensor, strength: float) -> Map:
+    """The map h + A h + b for which the rest is explained best."""
+    size = own.diagonal().clone()
+    size[-1] *= 1e-6  # the bias is free
+    held = own + torch.diag(strength * size + 1e-9 * own.diagonal().mean())
+    found = torch.linalg.solve(held, rest).T
+    matrix = found[:, :-1] + torch.eye(len(found), dtype=found.dtype)
+    return Map(matrix.float().contiguous(), found[:, -1].float().contiguous())
+
+
+def _judged(model: Model, held: Asked, plan: Plan) -> Tensor:
+    """The states of the held-out texts [site, token, width], as many as are worth their cost."""
+    return torch.cat(list(_few(model, held, plan)), 1)
+
+
+def _few(model: Model, held: Asked, plan: Plan) -> Iterator[Tensor]:
+    room = MOST_HELD
+    for some in held.groups():
+        values = states_of(model, held, some, plan).values[:, :room]
+        yield values
+        room -= values.shape[1]
+        if not room:
+            return
+
+
+def _divergence(tail: Tail, states: Tensor, plan: Plan, maps: Mapping[int, Map]) -> NDArray[np.float64]:
+    """The mean KL from the model's answer of each layer, through its map."""
+    values = carried(states, plan.layers, maps)
+    found: NDArray[np.float64] = read([(tail, values)], len(values) - 1, k=1).kl.mean(1, dtype=np.float64)
+    return found
