@@ -326,6 +326,20 @@ def test_the_best_setting_is_the_largest_move_that_leaves_the_model_as_good(tiny
     assert "lowest" not in broken.facts["answers"][" t"]
 
 
+@pytest.mark.parametrize(
+    ("family", "site", "how"),
+    [
+        ("llama", "layer.2", "from each site on, the blocks below skipped"),
+        ("llama", "layer.2.mlp", "whole, with the states at layer.2.mlp changed on their way"),
+        ("t5", "decoder.layer.2", "every block was run"),
+    ],
+)
+def test_the_facts_say_how_it_was_run(tiny: Tiny, family: str, site: str, how: str) -> None:
+    vector = torch.randn(tiny(family).anatomy.stacks[0].proof.width, generator=torch.Generator().manual_seed(0))
+    assert steered(tiny(family), sites=site, along=vector, strengths=1).facts["run"].startswith(how)
+    assert steered(tiny(family), sites=site, along=vector, strengths=0).facts["best"].startswith("none")
+
+
 def test_answers_that_are_not_given_are_the_models_own_first_choices(tiny: Tiny) -> None:
     model = tiny("gpt2")
     own = [int(said[-1].argmax()) for said in by_hand(model, {})]

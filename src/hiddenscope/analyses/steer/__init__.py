@@ -24,6 +24,7 @@ from hiddenscope.analyses.steer.questions import (
     prompts_of,
 )
 from hiddenscope.analyses.steer.running import (
+    SKIPPED,
     How,
     Said,
     Steering,
@@ -35,7 +36,7 @@ from hiddenscope.analyses.steer.running import (
 )
 from hiddenscope.errors import NotFinite, PassError, StatesError
 from hiddenscope.model import Model
-from hiddenscope.passes import Texts, record, skipping
+from hiddenscope.passes import Texts, record
 from hiddenscope.results import Result
 from hiddenscope.sites import Site, summarise
 from hiddenscope.states import Pair, States
@@ -165,6 +166,7 @@ class _Run:
     ) -> None:
         self.model, self.how, self.strengths, self.upwards = model, how, strengths, upwards
         self.found, self.asked, self.prompts = found, asked, prompts
+        self.ways: list[str] = []
         self.steps = tuple(one for one in strengths if one)  # strength 0 is the model as it is, and is not run again
 
     def doing(self, site: Site) -> Steering:
@@ -182,8 +184,12 @@ class _Run:
             after: list[list[Said]] = []
             for site in sites:
                 held = None if site.part else states
-                said = iter(steered(self.model, self.asked, held, self.doing(site), advance) if self.steps else ())
-                after.append([next(said) if strength else before for strength in self.strengths])
+                said: list[Said] = []
+                if self.steps:
+                    said, how = steered(self.model, self.asked, held, self.doing(site), advance)
+                    self.ways.append(how)
+                steps = iter(said)
+                after.append([next(steps) if strength else before for strength in self.strengths])
         data = _data(sites, self.strengths, self.prompts, before, after)
         data.coords.update({"prompt": ("text", _objects(prompts)), "answer": _objects(list(answers.strings))})
         data.coords["id"] = "answer", np.array(answers.ids)
@@ -308,8 +314,7 @@ def _facts(run: _Run, data: "xarray.Dataset", answers: Answers, best: Setting | 
     none = f"none: no setting moved {first!r} and the perplexity by at most {WITHIN:.0%}"
     facts["best"] = none if best is None else {"answer": first, **_setting(data, 0, best)}
     facts["answers"] = {name: _extremes(data, place) for place, name in enumerate(answers.strings)}
-    why = skipping(run.model, run.found.sites[0].stack, padded=run.model.batches).why_not
-    facts["run"] = f"every block, for {why}" if why else "from each site on, the blocks below skipped"
+    facts["run"] = next((how for how in run.ways if how != SKIPPED), SKIPPED)
     return facts
 
 

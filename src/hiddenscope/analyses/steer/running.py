@@ -22,6 +22,7 @@ from hiddenscope.states import Pair, States
 How: TypeAlias = Literal["add", "ablate"]
 Said: TypeAlias = list[NDArray[np.float64]]  # for each question the log-probabilities [row, target]
 Advance: TypeAlias = Callable[[float], None]
+SKIPPED = "from each site on, the blocks below skipped"
 MOST_LOGITS = 2**25  # numbers in one pass, 128 MiB of float32: the head makes a row of the vocabulary for each token
 
 
@@ -71,13 +72,14 @@ def as_it_is(model: Model, asked: Sequence[Question], advance: Advance) -> Said:
 
 def steered(
     model: Model, asked: Sequence[Question], states: States | Pair | None, doing: Steering, advance: Advance
-) -> list[Said]:
-    """What the model says with each strength.
+) -> tuple[list[Said], str]:
+    """What the model says with each strength, and how it was run.
 
     `states` are those of the questions' texts at the entry: the pass is entered there. Without them (inside a block) it
     is run whole.
     """
     last = model.anatomy.sites[-1]
+    notes: list[str] = [] if states is not None else [f"whole, with the states at {doing.entry} changed on their way"]
 
     def one_pass(ids: list[Any], aims: list[Any] | None, texts: list[int]) -> Pass:
         if states is None:
@@ -87,9 +89,12 @@ def steered(
         above = doing.changes(len(texts), entry=False)
         changed: AbstractContextManager[None] = editing(model, above) if above else nullcontext()
         with changed:
-            return resume(model, ids, doing.entry, doing.rows(rows), last, targets=aims)
+            made = resume(model, ids, doing.entry, doing.rows(rows), last, targets=aims)
+        notes.extend(made.notes)
+        return made
 
-    return _asked(model, asked, len(doing.strengths), one_pass, advance)
+    said = _asked(model, asked, len(doing.strengths), one_pass, advance)
+    return said, notes[0] if notes else SKIPPED
 
 
 def _asked(
