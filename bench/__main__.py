@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from bench import capture, depth, gpu, lens, measure, patch, peers, ragged, start, visibility
+from bench import capture, depth, embed, gpu, lens, measure, patch, peers, ragged, search, start, visibility
 from bench.measure import Row
 
 ROOT = Path(__file__).parent.parent
@@ -63,7 +63,9 @@ def _groups(options: Any) -> dict[str, Callable[[], list[Row]]]:
         "depth": lambda: depth.rows(options.repeats),
         "ragged": lambda: ragged.rows(_few(options), full=options.full),
         "visibility": lambda: visibility.rows(options.repeats),
-        "lens": lambda: lens.rows(options.repeats),
+        "lens": lambda: lens.rows(options.repeats, ask_peers=options.peers),
+        "embed": lambda: embed.rows(_few(options)),
+        "search": lambda: search.rows(_few(options)),
         "gpu": lambda: gpu.rows(options.repeats),
         "patch": lambda: patch.rows(_few(options), ask_peers=options.peers),
         "peers": lambda: peers.rows(options.repeats) if options.peers else peers.not_asked(),

@@ -23,6 +23,7 @@ Floats: TypeAlias = NDArray[np.float64]
 
 NEARNESSES = ("cosine", "dot", "l2")
 ROUNDING = 2.0**-24  # of float32
+LARGEST = 1e38  # that float32 holds, and a little room
 PAIRS = 4096  # of a row and a query that are computed again at a time
 TRIED = 64  # rows on which the products are held against float64
 
@@ -54,35 +55,46 @@ class Nearest:
         if block.ndim != 2 or block.shape[1] != self._exact.shape[1]:
             found = f"the query is {self._exact.shape[1]} wide, and what is searched {block.shape[-1]}"
             raise StatesError("A search", found, "Take both from the same model and site.")
-        keys, tolerance = self._near(block)
-        filled = self._keys.shape[1] == self.k
-        bar = self._keys[:, -1] - tolerance if filled else self._first_bar(keys, tolerance)
-        rows, queries = (keys >= torch.from_numpy(bar).float()).nonzero(as_tuple=True)
+        narrow = block.detach().to("cpu", torch.float32)
+        lengths = torch.linalg.vector_norm(narrow, dim=1)
+        longest = self._longest(lengths)
+        rows, queries = self._in_question(self._products(narrow), lengths, longest)
         if len(rows):
             self._take(block, rows.numpy(), queries.numpy())
         self.seen += len(block)
 
-    def _near(self, block: Tensor) -> tuple[Tensor, Floats]:
-        """How near each row is to each query, `[row, query]` in float32, and what rounding may have made of that."""
-        narrow = block.detach().to("cpu", torch.float32)
-        keys = self._products(narrow)
-        lengths = torch.linalg.vector_norm(narrow, dim=1)
+    def _longest(self, lengths: Tensor) -> float:
+        """The length of the longest row, when all can be multiplied."""
         longest = float(lengths.max())
+        if not longest * max(1.0, float(self._lengths.max()), longest) < LARGEST:
+            row = int((~(lengths < LARGEST**0.5)).nonzero()[0]) if not longest < LARGEST**0.5 else int(lengths.argmax())
+            found = f"row {self.seen + row} holds a NaN, an infinity, or numbers too large to be multiplied in float32"
+            raise NotFinite("A search", found, "Leave it out, or look at where it comes from.")
+        if self.nearness == "cosine" and not float(lengths.min()):
+            found = f"row {self.seen + int(lengths.argmin())} is zero, or too small in float32 to point anywhere"
+            raise StatesError("Cosines", found, "Leave it out, or search by 'l2' or 'dot'.")
+        return longest
+
+    def _in_question(self, products: Tensor, lengths: Tensor, longest: float) -> tuple[Tensor, Tensor]:
+        """The pairs of a row and a query that may be among the nearest, whatever rounding made of the products."""
         if self.nearness == "cosine":
-            zero = lengths == 0
-            if bool(zero.any()):
-                found = f"row {self.seen + int(zero.nonzero()[0])} is zero, or too small in float32 to point anywhere"
-                raise StatesError("Cosines", found, "Leave it out, or search by 'l2' or 'dot'.")
-            keys /= lengths[:, None]
             tolerance = np.full(len(self._lengths), 2 * self._share)
         elif self.nearness == "dot":
             tolerance = self._share * longest * self._lengths
         else:
-            keys = keys.mul_(2).sub_(lengths.square()[:, None]).sub_(torch.from_numpy(self._lengths**2).float())
             tolerance = 2 * self._share * (longest + self._lengths) ** 2
-        if not bool(torch.isfinite(keys.sum())):
-            self._refuse(narrow, keys)
-        return keys, tolerance
+            products.mul_(2).sub_(lengths.square()[:, None]).sub_(torch.from_numpy(self._lengths**2).float())
+        filled = self._keys.shape[1] == self.k
+        if self.nearness == "cosine" and not filled:
+            products /= lengths[:, None]
+        bar = self._keys[:, -1] - tolerance if filled else self._first_bar(products, tolerance)
+        if self.nearness == "cosine" and filled:
+            over = products.addr_(lengths, torch.from_numpy(bar).float(), alpha=-1)
+        else:
+            over = products.sub_(torch.from_numpy(bar).float())
+        rows = (over.amax(1) >= 0).nonzero()[:, 0]
+        pairs = (over[rows] >= 0).nonzero()
+        return rows[pairs[:, 0]], pairs[:, 1]
 
     def _products(self, narrow: Tensor) -> Tensor:
         """Every row times every query; by numpy where torch was told to make products less exactly."""
@@ -94,15 +106,6 @@ class Nearest:
         if self._by_torch:
             return narrow @ self._narrow.T
         return torch.from_numpy(narrow.numpy() @ self._narrow.numpy().T)
-
-    def _refuse(self, narrow: Tensor, keys: Tensor) -> None:
-        """Name the first row with a NaN or an infinity, or whose numbers are too large to be multiplied."""
-        wrong = (~keys.isfinite()).any(1).nonzero()
-        if not len(wrong):
-            return  # the sum alone was too large
-        row = int(wrong[0])
-        found = f"row {self.seen + row} holds a NaN, an infinity, or numbers too large to be multiplied"
-        raise NotFinite("A search", found, "Leave it out, or look at where it comes from.")
 
     def _first_bar(self, keys: Tensor, tolerance: Floats) -> Floats:
         """What a row must reach to be among the k nearest of this block alone."""

@@ -22,7 +22,7 @@ from hiddenscope.vectors.sentences import POOLED, last_site, texts_of
 
 Numbers: TypeAlias = NDArray[np.int64]
 
-ROWS = 16_384  # of an array that are read at a time
+ROWS, BYTES = 32_768, 2**26  # of an array that are read at a time, the fewer of both
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,8 @@ def _of_array(source: Any, texts: Any, site: Any, token: Token) -> Shelf:
     named = None if site is None else Site.parse(str(site))
 
     def read() -> Iterator[Tensor]:
-        return (_tensor(values[start : start + ROWS]) for start in range(0, len(values), ROWS))
+        some = max(1, min(ROWS, BYTES // (values.itemsize * values.shape[1])))
+        return (_tensor(values[start : start + some]) for start in range(0, len(values), some))
 
     return Shelf(len(values), read, lambda numbers: _tensor(values[numbers]), listed, None, named, token, {})
 

@@ -9,56 +9,71 @@ from hiddenscope.results import Result
 from hiddenscope.views.values import Grid, Lines, Measure, Section, Series, View, Words
 
 QUERIES, RANKS, CURVES = 40, 20, 8
-BESIDE = 4  # queries whose texts are read one below another, in columns
+APART = 4  # queries that get a picture each, in which a text has room
 SHORT = 60
-SPACE = "\N{NO-BREAK SPACE}"  # a plain one is drawn as a mark, as it should be in a token
 
 
 def pictures(result: Result) -> Iterator[View]:
     """The nearest of each query with their texts, and how nearness falls off along the ranks."""
     data = result.data.isel(query=slice(QUERIES), rank=slice(RANKS))
-    queries = _apart([_short(str(query)) for query in data["query"].to_numpy()])
-    ranks = tuple(map(str, data["rank"].to_numpy().tolist()))
+    queries = _apart([_short(query) for query in data["query"].to_numpy()])
     look = data["score"].attrs
-    said, unit = str(look["long_name"]), str(look.get("units", ""))
-    yield _grid(result, data, queries, Measure(said, data["score"].to_numpy(), unit))
-    if len(ranks) > 1:
-        curves = tuple(Series(*one) for one in zip(queries, data["score"].to_numpy()[:CURVES], strict=False))
-        many = f"The first {CURVES} queries." if len(queries) > CURVES else ""
-        yield Lines("How nearness falls off", ranks, curves, "rank", said, unit, note=many)
-
-
-def _grid(result: Result, data: Any, queries: tuple[str, ...], measure: Measure) -> Grid:
-    """A column a query while they are few, so that a text has room; a row a query where they are many."""
-    each = "position" in data
-    found = data["string"].to_numpy() if "string" in data else data["number"].to_numpy().astype(str)
-    texts = [[[str(text) if each else _short(str(text))] for text in row] for row in found]
-    words, values = np.array(texts, dtype=object), measure.numbers
+    measure = Measure(str(look["long_name"]), data["score"].to_numpy(), str(look.get("units", "")))
     ranks = tuple(map(str, data["rank"].to_numpy().tolist()))
-    rows, columns = queries, ranks
-    if len(queries) <= BESIDE:
-        rows, columns, words, values = ranks, queries, words.swapaxes(0, 1), values.T
     at = f", at {result.facts['site']} of {result.source['model']}" if "model" in result.source else ""
+    if len(queries) <= APART:
+        yield from (_one(data.isel(query=n), name, at, measure, n) for n, name in enumerate(queries))
+    else:
+        yield _all(result, data, queries, at, measure)
+    if len(ranks) > 1:
+        curves = tuple(Series(*one) for one in zip(queries, measure.numbers[:CURVES], strict=False))
+        many = f"The first {CURVES} queries." if len(queries) > CURVES else ""
+        yield Lines("How nearness falls off", ranks, curves, "rank", measure.name, measure.unit, note=many)
+
+
+def _one(data: Any, name: str, at: str, measure: Measure, query: int) -> Grid:
+    """One query: the texts one below another, the nearest on top."""
+    score = measure.numbers[query][::-1]
+    rows = [f"{text}  {rank}" for rank, text in zip(data["rank"].to_numpy(), _found(data), strict=True)]
+    words = Words.of([[[f"{value:.3g}"]] for value in score])
+    limits = (min(0.0, float(score.min())), max(float(score.max()), float(measure.numbers.max())))
+    column = Measure(measure.name, score[:, None], measure.unit, limits=limits if limits[0] < limits[1] else None)
+    return Grid(f"Nearest to “{name}”{at}", tuple(rows[::-1]), (measure.name,), (column,), words=words)
+
+
+def _all(result: Result, data: Any, queries: tuple[str, ...], at: str, measure: Measure) -> Grid:
+    """Many queries: one row each, the nearest on the left."""
+    ranks = tuple(map(str, data["rank"].to_numpy().tolist()))
+    words = np.array([[[text] for text in _found(data.isel(query=n))] for n in range(len(queries))], dtype=object)
     sizes = result.data.sizes
     cut = sizes["query"] > len(queries) or sizes["rank"] > len(ranks)
     return Grid(
-        f"The {'tokens' if each else 'texts'} nearest to each query{at}",
-        rows[::-1],
-        columns,
-        (Measure(measure.name, values[::-1], measure.unit),),
+        f"Nearest to each query{at}",
+        queries[::-1],
+        ranks,
+        (Measure(measure.name, measure.numbers[::-1], measure.unit),),
         words=Words.of(words[::-1]),
         note=f"{len(queries)} of {sizes['query']} queries, {len(ranks)} of {sizes['rank']} ranks." if cut else "",
     )
 
 
-def _short(text: str) -> str:
-    plain = " ".join(text.split())
-    return (plain if len(plain) <= SHORT else plain[: SHORT - 1] + "…").replace(" ", SPACE)
+def _found(data: Any) -> list[str]:
+    """What the nearest of one query are called: a text, a token with its place, or a number."""
+    if "position" in data:
+        places = zip(data["string"].to_numpy(), data["text"].to_numpy(), data["position"].to_numpy(), strict=True)
+        return [f"{string!r} at {position} of text {text}" for string, text, position in places]
+    names = data["string"].to_numpy() if "string" in data else [f"text {n}" for n in data["number"].to_numpy()]
+    return [_short(name) for name in names]
+
+
+def _short(text: Any) -> str:
+    plain = " ".join(str(text).split())
+    return plain if len(plain) <= SHORT else plain[: SHORT - 1] + "…"
 
 
 def _apart(names: list[str]) -> tuple[str, ...]:
     """Names that are all different: two queries may be the same."""
-    return tuple(f"{name}{SPACE}({n})" if names.count(name) > 1 else name for n, name in enumerate(names))
+    return tuple(f"{name} ({n})" if names.count(name) > 1 else name for n, name in enumerate(names))
 
 
 def tell(result: Result) -> Iterator[Section]:

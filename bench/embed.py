@@ -1,0 +1,41 @@
+"""Vectors of sentences: ours against sentence-transformers' own, on texts of many lengths."""
+
+import warnings
+from typing import Any
+
+import numpy as np
+
+import hiddenscope as hs
+from bench import measure, ragged
+from bench.measure import Row
+from hiddenscope.loading import zoo
+
+TEXTS, BAR = 192, 1.3
+
+
+def rows(repeats: int) -> list[Row]:
+    """How many times more texts a second our vectors take than sentence-transformers'."""
+    try:
+        theirs = _theirs()
+    except ImportError:
+        return [Row("embed", "minilm, against sentence-transformers", skipped="sentence-transformers is not installed")]
+    model = hs.load("minilm")
+    texts, kind = ragged._texts(model.tokenizer, TEXTS)
+    ours, other = hs.embed(model, texts), theirs(texts)
+    ways = {"ours": lambda: hs.embed(model, texts), "theirs": lambda: theirs(texts)}
+    found = measure.ratios(measure.interleaved(ways, repeats, warm=False), "ours")["theirs"]
+    what = f"minilm: {len(texts)} {kind} of {ragged.SHORTEST} to {ragged.LONGEST} tokens: texts a second of embed / of "
+    what += f"sentence-transformers in its own batches (largest difference {np.abs(ours - other).max():.0e})"
+    return [Row("embed", what, found.cpu, found.wall, BAR, at_least=True)]
+
+
+def _theirs() -> Any:
+    """The model that sentence-transformers makes of the same folder, with its own defaults."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from sentence_transformers import SentenceTransformer, models
+
+        reader = models.Transformer(str(zoo.zoo_folder("minilm")), max_seq_length=512)
+        modules = [reader, models.Pooling(384, pooling_mode="mean"), models.Normalize()]
+        made = SentenceTransformer(modules=modules, device="cpu")
+    return lambda texts: made.encode(texts, show_progress_bar=False)

@@ -1,0 +1,179 @@
+"""Embed: sentence-transformers makes the same vectors; centring and whitening do what they say."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import hiddenscope as hs
+from hiddenscope import cli, progress
+from hiddenscope.errors import FileError, StatesError, TextError
+from hiddenscope.loading import zoo
+from hiddenscope.vectors.sentences import Adjustment, mean_cosine
+
+TEXTS = ["The cat sat on the mat.", "A dog", "There is nothing in the house and nothing in the garden.", "The end."]
+RAGGED = [" ".join(["river", "stone", "a", "light", "over"][: n % 5 + 1] * (n % 7 + 1)) for n in range(37)]
+
+
+def test_it_is_the_mean_of_the_last_state_at_length_one(tiny: Callable[..., hs.Model]) -> None:
+    for family, last in (("bert", "layer.-1"), ("llama", "final")):
+        model = tiny(family)
+        pooled = model.capture(TEXTS).pool("mean", last)
+        made = hs.embed(model, TEXTS)
+        assert made.dtype == np.float32
+        np.testing.assert_allclose(made, pooled / pooled.norm(dim=1, keepdim=True), rtol=1e-6, atol=1e-7)
+        np.testing.assert_array_equal(hs.embed(model, TEXTS, normalize=False), pooled)
+
+
+def test_site_and_pool_may_be_chosen(tiny: Callable[..., hs.Model]) -> None:
+    model = tiny("bert")
+    states = model.capture(TEXTS)
+    for pool in ("cls", "max", "last"):
+        made = hs.embed(model, TEXTS, pool=pool, site="layer.1", normalize=False)
+        np.testing.assert_array_equal(made, states.pool(pool, "layer.1"))  # type: ignore[arg-type]
+    np.testing.assert_array_equal(
+        hs.embed(model, TEXTS, pool=1, site="layer.1", normalize=False)[1], states.of(1)["layer.1"][1]
+    )
+    model = tiny("t5")
+    pair = model.capture(TEXTS)
+    np.testing.assert_array_equal(hs.embed(model, TEXTS, normalize=False), pair.encoder.pool("mean", "encoder.final"))
+
+
+def test_texts_come_from_anywhere(tiny: Callable[..., hs.Model], tmp_path: Path) -> None:
+    import pandas
+
+    model, path = tiny("bert"), tmp_path / "texts.txt"
+    path.write_text("\n".join(TEXTS))
+    frame = pandas.DataFrame({"text": TEXTS, "label": [0, 1, 0, 1]})
+    expected = hs.embed(model, TEXTS)
+    for given in (path, frame, tuple(TEXTS)):
+        np.testing.assert_array_equal(hs.embed(model, given), expected)
+    assert hs.embed(model, "A dog").shape == (1, 64)
+    assert hs.embed(model, [[5, 6, 7]]).shape == (1, 64)
+
+
+def test_centred_vectors_have_mean_zero_and_whitened_ones_the_identity(tiny: Callable[..., hs.Model]) -> None:
+    model = tiny("llama")
+    generator = np.random.default_rng(0)
+    ids = [generator.integers(5, 90, generator.integers(3, 9)).tolist() for _ in range(120)]
+    centred = hs.embed(model, ids, adjust="centre", normalize=False)
+    np.testing.assert_allclose(centred.mean(0), 0, atol=1e-6)
+    raw = hs.embed(model, ids, normalize=False)
+    np.testing.assert_allclose(centred, raw - raw.mean(0), atol=1e-6)
+    white = hs.embed(model, ids, adjust="whiten", normalize=False)
+    np.testing.assert_allclose(np.cov(white.astype(np.float64).T), np.eye(64), atol=1e-4)
+    unit = hs.embed(model, ids, adjust="whiten")
+    np.testing.assert_allclose(np.linalg.norm(unit, axis=1), 1, rtol=1e-6)
+    held = hs.embed(model, ids[:3], adjust="centre", reference=ids, normalize=False)
+    np.testing.assert_allclose(held, raw[:3] - raw.mean(0), atol=1e-5)
+
+
+def test_whitening_is_that_of_the_covariance() -> None:
+    values = torch.randn(200, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) @ torch.diag(
+        torch.tensor([100.0, 10, 5, 1, 0.1, 0.01], dtype=torch.float64)
+    )
+    own, vectors = np.linalg.eigh(np.cov(values.T.numpy()))
+    root = vectors @ np.diag(own**-0.5) @ vectors.T  # the inverse root of the covariance, from its definition
+    expected = (values.numpy() - values.numpy().mean(0)) @ root
+    np.testing.assert_allclose(Adjustment.fit(values, "whiten").apply(values), expected, atol=1e-8)
+
+
+def test_the_mean_cosine_is_that_of_all_pairs() -> None:
+    values = torch.randn(9, 5, generator=torch.Generator().manual_seed(0)) + 1
+    unit = values.double() / values.double().norm(dim=1, keepdim=True)
+    pairs = [float(unit[a] @ unit[b]) for a in range(9) for b in range(9) if a != b]
+    assert mean_cosine(values) == pytest.approx(np.mean(pairs), abs=1e-12)
+
+
+def test_how_nearly_they_point_the_same_way_is_said(
+    tiny: Callable[..., hs.Model], capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = tiny("llama")
+    cosine = mean_cosine(model.capture(TEXTS).pool("mean", "final"))
+    progress.show(True)
+    try:
+        hs.embed(model, TEXTS)
+        said = capsys.readouterr().err
+        hs.embed(model, [[5, 6]] * 3)
+        same = capsys.readouterr().err
+        hs.embed(model, "A dog")
+        alone = capsys.readouterr().err
+    finally:
+        progress.show(None)
+    assert f"the mean cosine of two of the 4 texts is {cosine:.2f}" in said
+    assert "is 1.00; states that point so nearly the same way are no embeddings as they are" in same
+    assert "mean cosine" not in alone
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "said"),
+    [
+        (lambda m: hs.embed(m.capture(TEXTS), TEXTS), StatesError, "States makes no states of texts"),
+        (lambda m: hs.embed(m, []), TextError, "there are none"),
+        (lambda m: hs.embed(m, ["A dog", ""]), TextError, "Text 1: there is nothing in it"),
+        (lambda m: hs.embed(m, TEXTS, pool="each"), StatesError, "one a token"),
+        (lambda m: hs.embed(m, TEXTS, pool="median"), StatesError, "No token 'median'"),
+        (lambda m: hs.embed(m, TEXTS, site="layer.*"), StatesError, "it names 4"),
+        (lambda m: hs.embed(m, TEXTS, adjust="shrink"), StatesError, "No adjustment 'shrink'"),
+        (lambda m: hs.embed(m, TEXTS, reference=TEXTS), StatesError, "nothing is adjusted"),
+        (lambda m: hs.embed(m, "A dog", adjust="centre"), StatesError, "one text is its own mean"),
+        (lambda m: hs.embed(m, [[5, 6]] * 3, adjust="centre"), StatesError, "text 0 is the mean of all"),
+        (lambda m: hs.embed(m, TEXTS, adjust="whiten"), StatesError, "in 3 of 64 directions only"),
+        (lambda m: hs.embed(m, Path("nowhere.txt")), FileError, "nowhere.txt"),
+    ],
+)
+def test_what_cannot_be_embedded_is_said(
+    tiny: Callable[..., hs.Model], call: Callable[[hs.Model], Any], error: type[Exception], said: str
+) -> None:
+    with pytest.raises(error, match=said):
+        call(tiny("llama"))
+
+
+@pytest.mark.real
+@pytest.mark.filterwarnings("ignore")  # theirs
+def test_sentence_transformers_makes_the_same_vectors(minilm: hs.Model) -> None:
+    transformers = pytest.importorskip("sentence_transformers")
+    modules = pytest.importorskip("sentence_transformers.models")
+    reader = modules.Transformer(str(zoo.zoo_folder("minilm")), max_seq_length=512)
+    pooling = modules.Pooling(384, pooling_mode="mean")
+    theirs = transformers.SentenceTransformer(modules=[reader, pooling, modules.Normalize()], device="cpu")
+    texts = [*TEXTS, *RAGGED]
+    expected = theirs.encode(texts, show_progress_bar=False)
+    np.testing.assert_allclose(hs.embed(minilm, texts), expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.real
+def test_centring_spreads_what_a_causal_model_holds_together(smollm2: hs.Model) -> None:
+    cosines = [mean_cosine(torch.from_numpy(hs.embed(smollm2, TEXTS, adjust=adjust))) for adjust in (None, "centre")]  # type: ignore[arg-type]
+    assert cosines[0] > 0.5
+    assert cosines[1] < 0
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".safetensors", ".csv"])
+def test_the_command_keeps_the_vectors(
+    suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny: Callable[..., hs.Model]
+) -> None:
+    from safetensors.numpy import load_file
+
+    monkeypatch.setattr(
+        sys.modules["hiddenscope.cli.command"].hs, "load", lambda *given, **options: tiny("bert"), raising=False
+    )
+    out, texts = tmp_path / f"vectors{suffix}", tmp_path / "texts.txt"
+    texts.write_text("\n".join(TEXTS))
+    said = CliRunner().invoke(cli.app, ["embed", str(texts), "--out", str(out), "--pool", "-1"])
+    assert said.exit_code == 0, said.output
+    assert "4 vectors, 64 wide" in said.output
+    readers: dict[str, Callable[[Path], Any]] = {
+        ".npy": np.load,
+        ".safetensors": lambda path: load_file(path)["vectors"],
+        ".csv": lambda path: np.loadtxt(path, delimiter=",", dtype=np.float32),
+    }
+    np.testing.assert_array_equal(readers[suffix](out), hs.embed(tiny("bert"), TEXTS, pool="last"))
+    wrong = CliRunner().invoke(cli.app, ["embed", "A dog", "--out", str(tmp_path / "vectors.txt")])
+    assert wrong.exit_code == 2
+    assert "the formats are .npy .safetensors .csv" in wrong.output
