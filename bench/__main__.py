@@ -9,7 +9,22 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from bench import capture, depth, embed, gpu, lens, measure, patch, peers, ragged, search, start, visibility
+from bench import (
+    capture,
+    depth,
+    embed,
+    gpu,
+    lens,
+    measure,
+    patch,
+    peers,
+    probe,
+    project,
+    ragged,
+    search,
+    start,
+    visibility,
+)
 from bench.measure import Row
 
 ROOT = Path(__file__).parent.parent
@@ -66,6 +81,8 @@ def _groups(options: Any) -> dict[str, Callable[[], list[Row]]]:
         "lens": lambda: lens.rows(options.repeats, ask_peers=options.peers),
         "embed": lambda: embed.rows(_few(options)),
         "search": lambda: search.rows(_few(options)),
+        "probe": lambda: probe.rows(options.repeats),
+        "project": lambda: project.rows(options.repeats),
         "gpu": lambda: gpu.rows(options.repeats),
         "patch": lambda: patch.rows(_few(options), ask_peers=options.peers),
         "peers": lambda: peers.rows(options.repeats) if options.peers else peers.not_asked(),

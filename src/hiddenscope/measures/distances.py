@@ -9,7 +9,6 @@ from torch import Tensor
 AT_ONCE = 1 << 22  # distances that are computed or looked at together: 32 MiB of float64
 KEPT = 1 << 24  # distances that are kept when they have been computed: 128 MiB of float64
 FEW = 1 << 18  # distances for which float64 costs nothing worth saving
-STRIPE = 256
 CLOSE = 0.01  # of the squared norms: pairs nearer than this lose too many digits in float32
 TIE = {torch.float64: 1e-12, torch.float32: 1e-6}  # of the squared norms: the rounding of a product, with some room
 
@@ -31,8 +30,8 @@ class Distances:
         wide = rows.detach().cpu().double()
         self.rows = wide - wide.mean(0)
         self.norms = self.rows.square().sum(1)
-        self.groups = _groups(wide)
-        self.differ = len(wide) > 0 and int(self.groups.max()) + 1 == len(wide)
+        self.groups = _groups(rows.detach().cpu())
+        self.differ = self.distinct == len(wide)
         self.dtype = torch.float32 if FEW < len(wide) ** 2 <= KEPT else torch.float64
         if self.dtype == torch.float32 and not self._keeps_digits():
             self.dtype = torch.float64
@@ -43,9 +42,14 @@ class Distances:
         return len(self.rows)
 
     @property
+    def distinct(self) -> int:
+        """How many rows there are when equal ones count once."""
+        return int(self.groups.max()) + 1 if len(self) else 0
+
+    @property
     def alike(self) -> bool:
         """Whether all rows are equal."""
-        return bool((self.groups == self.groups[0]).all()) if len(self) else True
+        return self.distinct <= 1
 
     def blocks(self, at_once: int = AT_ONCE) -> Iterator[tuple[slice, Tensor]]:
         """Some rows at a time: which, and their distances `[some rows, row]`, not to be written to."""
@@ -55,27 +59,23 @@ class Distances:
             if len(self) ** 2 <= KEPT:
                 yield here, self._whole[here]
             else:
-                yield here, self._apart(self.rows, here, slice(None))
+                yield here, self._apart(self.rows[here] @ self.rows.T, here)
 
     @cached_property
     def _whole(self) -> Tensor:
-        """All distances, of which the half below the diagonal is copied from the other."""
-        whole, rows = torch.empty(len(self), len(self), dtype=self.dtype), self.rows.to(self.dtype)
-        for start in range(0, len(self), STRIPE):
-            here, onward = slice(start, min(start + STRIPE, len(self))), slice(start, None)
-            whole[here, onward] = self._apart(rows, here, onward)
-            whole[here.stop :, here] = whole[here, here.stop :].T
-        return whole
+        """All distances."""
+        rows = self.rows.to(self.dtype).numpy()
+        return self._apart(torch.from_numpy(rows @ rows.T), slice(0, len(self)))  # numpy computes half of it, torch all
 
-    def _apart(self, rows: Tensor, here: slice, there: slice) -> Tensor:
-        norms = self.norms.to(rows.dtype)
-        apart = torch.addmm(norms[None, there], rows[here], rows[there].T, alpha=-2)
-        apart.add_(norms[here, None]).clamp_min_(0).sqrt_()
+    def _apart(self, products: Tensor, here: slice) -> Tensor:
+        """The distances of some rows to all, made in the place of their products."""
+        norms = self.norms.to(products.dtype)
+        apart = products.mul_(-2).add_(norms).add_(norms[here, None]).clamp_min_(0).sqrt_()
         if self.differ:
             itself = torch.arange(here.stop - here.start)
-            apart[itself, itself + here.start - (there.start or 0)] = 0
+            apart[itself, itself + here.start] = 0
             return apart
-        return apart.masked_fill_(self.groups[here, None] == self.groups[None, there], 0)
+        return apart.masked_fill_(self.groups[here, None] == self.groups[None], 0)
 
     def _keeps_digits(self) -> bool:
         """Whether no two rows that differ are so near one another that float32 loses too much of their distance."""
@@ -120,5 +120,5 @@ def trustworthiness(apart: Distances, picture: Tensor, neighbours: int) -> float
 def _groups(rows: Tensor) -> Tensor:
     """The same number for rows that are equal, of which most are not."""
     numbers: dict[bytes, int] = {}
-    plain = (rows + 0.0).numpy()  # no negative zeros
+    plain = (rows + 0.0).contiguous().view(torch.uint8).numpy()  # no negative zeros
     return torch.tensor([numbers.setdefault(row.tobytes(), len(numbers)) for row in plain])

@@ -65,8 +65,8 @@ def silhouette(apart: Distances, codes: Tensor) -> float:
     0.8885448916408669
     """
     counts = torch.bincount(codes)
-    members = torch.nn.functional.one_hot(codes).double()
-    sums = torch.cat([block.double() @ members for _, block in apart.blocks()])
+    members = torch.nn.functional.one_hot(codes).to(apart.dtype)
+    sums = torch.cat([block @ members for _, block in apart.blocks()]).double()
     return float(_silhouettes(sums[:, None], codes[:, None, None], counts).mean())
 
 

@@ -156,7 +156,7 @@ def _panels(parts: Sequence[Part], cells: Sequence[Sequence[Cell]], plan: Plan, 
         before = beginnings.get(part.dataset)
         for points, scores in own:
             if points.alike:
-                panels[-1].append(Panel())
+                panels[-1].append(Panel(points.distinct))
                 continue
             shown, *others = next(made)
             before = aligned(shown, before if before is not None and before.shape == shown.shape else None)

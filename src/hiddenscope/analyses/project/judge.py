@@ -26,6 +26,7 @@ LOOKED_AT = 500  # points in which groups are looked for
 class Panel:
     """One site of one part: its picture (None if all states are equal) and the numbers beside it."""
 
+    distinct: int
     picture: Picture | None = None
     scores: Mapping[str, Score] = field(default_factory=dict)
     trust: float = np.nan
@@ -62,7 +63,7 @@ def judged(
     trust = trustworthiness(points, torch.from_numpy(first), near) if near > 0 and len(points) > 3 else np.nan
     spread = float(np.mean([disparity(first, other) for other in others])) if others else np.nan
     shown = silhouette(seen, classes.codes) if scores and classes is not None and not seen.alike else np.nan
-    return Panel(first, scores, trust, spread, shown, _doubt(points, first, shown, scores))
+    return Panel(points.distinct, first, scores, trust, spread, shown, _doubt(points, first, shown, scores))
 
 
 def _doubt(points: Distances, picture: Picture, shown: float, scores: Mapping[str, Score]) -> str:

@@ -26,6 +26,7 @@ SIDES = {
     "_high": ", reached by one in twenty shuffled labels",
 }
 PICTURE = {
+    "distinct": "how many states differ",
     "trust": "share of the picture's neighbours that are neighbours indeed (trustworthiness)",
     "spread": "how far pictures of other seeds differ, 0 to 1",
     "shown": "silhouette of the classes in the picture",

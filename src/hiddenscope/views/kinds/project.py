@@ -64,10 +64,9 @@ def _panel(data: "xarray.Dataset", row: tuple[str | None, str | None], site: int
     points = np.stack([here["x"].to_numpy(), here["y"].to_numpy()], axis=-1)
     if row[1] is not None:
         points = np.where((data["of"].to_numpy() == row[1])[:, None], points, np.nan)
-    empty = not np.isfinite(points).any()
-    others = np.stack([_row(data, row)["x"].to_numpy()])
-    if empty and not np.isfinite(others).any():
+    if np.isnan(here["distinct"].item()):
         return None
+    empty = not np.isfinite(points).any()
     return {
         "site": str(here["site"].item()),
         "points": points,

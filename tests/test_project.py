@@ -1,0 +1,374 @@
+"""Project: scores held against scikit-learn, laws of what must not move them, pictures that own up, and the cities."""
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.manifold import trustworthiness as oracle_trustworthiness
+from sklearn.metrics import calinski_harabasz_score, silhouette_score
+from sklearn.neighbors import NearestNeighbors
+from torch import Tensor
+
+import hiddenscope as hs
+from hiddenscope.analyses.project import crew as crews
+from hiddenscope.analyses.project.crew import Crew
+from hiddenscope.analyses.project.judge import judged, separations
+from hiddenscope.analyses.project.maps import aligned, disparity
+from hiddenscope.analyses.project.parts import Classes
+from hiddenscope.errors import Error, StatesError, TextError
+from hiddenscope.measures.distances import Distances, trustworthiness
+from hiddenscope.measures.separation import separation, shuffled, silhouette
+from hiddenscope.sites import Site
+from hiddenscope.views import pictures
+from hiddenscope.views.story import tell
+from hiddenscope.views.values import Lines, Panels
+
+Tiny = Callable[..., hs.Model]
+TEXTS = [
+    f"The {animal} {verb} the {thing}."
+    for animal in ("cat", "dog")
+    for verb in ("sees", "has")
+    for thing in ("mat", "hat", "bone")
+]
+LABELS = ["cat"] * 6 + ["dog"] * 6
+
+
+def points(
+    count: int = 60, width: int = 20, classes: int = 3, apart: float = 2.0, seed: int = 0
+) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    rows, codes = torch.randn(count, width, generator=generator), torch.arange(count) % classes
+    rows[torch.arange(count), codes] += apart
+    return rows, codes
+
+
+def states(values: Tensor, tokens_each: int = 1) -> hs.States:
+    count = values.shape[1]
+    text = [row // tokens_each for row in range(count)]
+    positions = [row % tokens_each for row in range(count)]
+    tokens = hs.Tokens(None, text, positions, list(range(count)), [f"t{k}" for k in range(count)])
+    return hs.States(tuple(Site(k) for k in range(len(values))), values, tokens, hs.Source("toy"))
+
+
+def scores(rows: Tensor, codes: Tensor, shuffles: int = 99, seed: int = 0) -> dict[str, Any]:
+    return dict(separation(Distances(rows), shuffled(codes, shuffles, seed)))
+
+
+@pytest.mark.parametrize(("count", "shift"), [(60, 0.0), (700, 0.0), (700, 1000.0)])
+def test_the_scores_are_those_of_scikit_learn(count: int, shift: float) -> None:
+    rows, codes = points(count)
+    codes[7] = 3  # alone in its class
+    rows, y = rows + shift, codes.numpy()
+    found = scores(rows, codes)
+    assert found["silhouette"].value == pytest.approx(silhouette_score(rows.double().numpy(), y), abs=1e-6)
+    assert found["silhouette"].value == pytest.approx(silhouette(Distances(rows), codes), abs=1e-6)
+    assert found["fisher"].value == pytest.approx(calinski_harabasz_score(rows.double().numpy(), y), rel=1e-6)
+    nearest = NearestNeighbors(n_neighbors=1).fit(rows.double().numpy()).kneighbors(return_distance=False)[:, 0]
+    assert found["neighbour"].value == pytest.approx(float((y[nearest] == y).mean()), abs=1e-12)
+    picture = rows[:, :2].contiguous()
+    oracle = oracle_trustworthiness(rows.double().numpy(), picture.double().numpy(), n_neighbors=9)
+    assert trustworthiness(Distances(rows), picture, 9) == pytest.approx(oracle, abs=1e-5)
+
+
+def test_distances_are_exact_where_it_matters() -> None:
+    rows, _ = points(700)
+    far = torch.cat([rows[:350] * 1e-3, rows[350:] * 1e-3 + 50])  # in float32 products these would lose their digits
+    apart = Distances(far)
+    assert apart.dtype == torch.float64
+    assert Distances(rows).dtype == torch.float32
+    for some in (rows, far):
+        whole = torch.cat([block for _, block in Distances(some).blocks()]).double()
+        exact = torch.cdist(some.double(), some.double(), compute_mode="donot_use_mm_for_euclid_dist")
+        torch.testing.assert_close(whole, exact, rtol=2e-5, atol=1e-9)
+    twice = torch.cat([rows[:3], rows[:3]])
+    whole = torch.cat([block for _, block in Distances(twice).blocks()])
+    assert (whole[:3, 3:].diagonal() == 0).all()
+    assert (whole > 0).sum() == 24
+
+
+def test_blocks_and_the_whole_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, codes = points(90)
+    whole, near = scores(rows, codes), Distances(rows).nearest(5)
+    monkeypatch.setattr("hiddenscope.measures.distances.KEPT", 0)
+    monkeypatch.setattr("hiddenscope.measures.distances.AT_ONCE", 200)
+    monkeypatch.setattr("hiddenscope.measures.separation.TOGETHER", 3000)
+    pieces = scores(rows, codes)
+    for name, score in whole.items():
+        assert pieces[name].value == pytest.approx(score.value, abs=1e-9)
+        assert pieces[name].p == score.p
+    assert torch.equal(Distances(rows).nearest(5)[0], near[0])
+    assert (near[0][:, 0] == torch.arange(90)).all()
+
+
+def test_what_must_not_move_a_score_does_not() -> None:
+    rows, codes = points()
+    order = torch.randperm(60, generator=torch.Generator().manual_seed(1))
+    turn = torch.linalg.qr(torch.randn(20, 20, generator=torch.Generator().manual_seed(2), dtype=torch.float64))[0]
+    base = scores(rows, codes)
+    for other in (
+        scores(rows[order], codes[order]),
+        scores(rows.double() @ turn * 7 + 3, codes),
+        scores(rows, (codes + 1) % 3),
+    ):
+        for name, score in base.items():
+            assert other[name].value == pytest.approx(score.value, abs=1e-6)
+            assert (other[name].p <= 0.05) == (score.p <= 0.05)
+
+
+def test_shuffled_labels_are_at_chance() -> None:
+    rows, codes = points(40, apart=0.0)
+    apart, found = Distances(rows), []
+    for seed in range(120):
+        own = codes[torch.randperm(40, generator=torch.Generator().manual_seed(seed))]
+        found.append([score.p for score in separation(apart, shuffled(own, 49, seed)).values()])
+    p = np.array(found)
+    assert ((p > 0.4) & (p < 0.6)).mean(0).max() < 0.5
+    assert np.abs(p.mean(0) - 0.5).max() < 0.1
+    assert (p <= 0.1).mean(0).max() < 0.2
+    assert (p <= 0.5).mean(0).min() > 0.3
+    assert max(score.p for score in scores(*points(apart=4.0)).values()) == 0.01
+
+
+def test_of_neighbours_that_are_equally_near_each_counts_its_share() -> None:
+    rows = torch.tensor([[0.0], [0.0], [0.0], [9.0]])
+    found = scores(rows, torch.tensor([0, 0, 1, 1]))
+    assert found["neighbour"].value == pytest.approx((0.5 + 0.5 + 0.0 + 1 / 3) / 4)
+    assert found["within"].value == pytest.approx((9 / 2) / (27 / 6))
+
+
+def test_pictures_are_turned_towards_one_another() -> None:
+    picture = points(30, 2, 2)[0].numpy()
+    turned = picture @ np.array([[0.0, 1.0], [1.0, 0.0]], dtype=np.float32) + 5  # mirrored and shifted
+    np.testing.assert_allclose(aligned(turned, picture), picture - picture.mean(0), atol=1e-5)
+    assert disparity(picture, turned * 3) == pytest.approx(0, abs=1e-3)
+    assert disparity(picture, points(30, 2, 2, seed=5)[0].numpy()) > 0.5
+    rows, _ = points(30)
+    turn = torch.linalg.qr(torch.randn(20, 20, generator=torch.Generator().manual_seed(2)))[0]
+    layers = hs.project(states(torch.stack([rows, rows @ turn, -rows])), method="pca").data
+    for layer in (1, 2):
+        np.testing.assert_allclose(layers["x"][layer], layers["x"][0], atol=1e-3)
+        np.testing.assert_allclose(layers["y"][layer], layers["y"][0], atol=1e-3)
+
+
+def test_a_picture_owns_up_to_what_is_not_there() -> None:
+    rows, codes = points(60, 200, 2, apart=0.0)
+    apart, classes = Distances(rows), Classes(("a", "b"), codes)
+    found = separations(apart, shuffled(codes, 99, 0))
+    lying = torch.randn(60, 2, generator=torch.Generator().manual_seed(1)).numpy()
+    lying[:, 0] += codes.numpy() * 20
+    assert "classes look apart" in judged(apart, [lying], classes, found, 15).doubt
+    assert "2 groups can be seen" in judged(apart, [lying], None, {}, 15).doubt
+    honest = judged(apart, [rows[:, :2].numpy()], classes, found, 15)
+    assert honest.doubt == ""
+    real, codes = points(60, 20, 2, apart=30.0)
+    shown = real[:, :2].contiguous().numpy()
+    assert judged(Distances(real), [shown], Classes(("a", "b"), codes), scores(real, codes), 15).doubt == ""
+
+
+class Stored:
+    """States on disk, as a store would have them."""
+
+    def __init__(self, whole: hs.States) -> None:
+        self._whole, self.sites, self.tokens = whole, whole.sites, whole.tokens
+
+    def blocks(self, site: str | Site) -> Iterator[Tensor]:
+        yield from torch.split(self._whole[site], 2)
+
+
+def test_every_source_gives_the_same_points(tiny: Tiny) -> None:
+    model = tiny("llama")
+    base = hs.project(model, (TEXTS, LABELS), method="pca")
+    captured = model.capture(TEXTS)
+    assert isinstance(captured, hs.States)
+    for source in (captured, Stored(captured)):
+        found = hs.project(source, LABELS, method="pca")
+        for name in ("x", "y", "silhouette", "neighbour_p", "trust"):
+            np.testing.assert_allclose(found.data[name], base.data[name], rtol=1e-3, atol=1e-4)
+    assert base.data["x"].dims == ("site", "text")
+    assert base.data["label"].values.tolist() == LABELS
+    tokens = hs.project(captured, list(captured.tokens.strings), method="pca", sites="layer.1")
+    assert tokens.data["x"].sizes == {"site": 1, "token": len(captured.tokens)}
+    each = hs.project(model, (TEXTS, LABELS), method="pca", token="each", sites="layer.1")
+    assert each.data.sizes["token"] == len(captured.tokens)
+    pair = hs.project(tiny("t5"), (TEXTS, LABELS), method="pca", token="mean")
+    assert {site.split(".")[0] for site in pair.data["site"].values} == {"encoder"}
+    assert hs.project(captured, method="pca").facts.get("separation") is None
+
+
+def test_models_and_datasets_side_by_side(tiny: Tiny, tmp_path: Path) -> None:
+    models = [tiny("llama"), tiny("gpt2"), tiny("gpt2")]
+    some = {"all": (TEXTS, LABELS), "few": (TEXTS[2:10], LABELS[2:10])}
+    result = hs.project(models, some, method="pca")
+    assert result.data["silhouette"].dims == ("model", "dataset", "site")
+    assert result.data.sizes["text"] == 20
+    assert len(set(result.data["model"].values)) == 3
+    panels, *lines = pictures(result)
+    assert isinstance(panels, Panels)
+    assert len(set(panels.rows)) == 6
+    assert all(isinstance(one, Lines) for one in lines)
+    of_few = [k for k, row in enumerate(panels.rows) if row.endswith("few")]
+    assert np.isnan(panels.points[of_few][:, :12]).all()
+    assert np.isfinite(panels.points[of_few[1]][12:]).all()
+    assert len(tell(result)) == 2
+    result.save(tmp_path / "panels.svg")
+    alone = hs.project(models[0], (TEXTS[2:10], LABELS[2:10]), method="pca")
+    both = result.data.sel(model=result.data["model"][0], dataset="few")
+    np.testing.assert_allclose(alone.data["silhouette"], both["silhouette"], atol=1e-5)
+    with pytest.raises(StatesError, match="one token a text"):
+        hs.project([models[0], tiny("bert")], (TEXTS, LABELS), method="pca", token="each")
+
+
+def test_a_layer_whose_states_are_all_equal_says_so() -> None:
+    values = torch.stack([torch.ones(12, 8), points(12, 8)[0]])
+    result = hs.project(states(values), LABELS, method="pca")
+    assert result.facts["all states are equal at"] == "layer.0"
+    assert np.isnan(result.data["silhouette"].values[0])
+    panels = pictures(result)[0]
+    assert isinstance(panels, Panels)
+    assert panels.messages == ("All states are equal here", "")
+    assert "`layer.0`" in tell(result)[0].prose
+    every = hs.project(states(values[:1]), LABELS, method="pca")
+    assert pictures(every)
+
+
+def test_classes_of_one_and_one_class() -> None:
+    values = points(12, 8)[0][None]
+    alone = hs.project(states(values), ["x", *LABELS[1:]], method="pca")
+    assert alone.facts["alone in their class"] == ["x"]
+    assert np.isfinite(alone.data["silhouette"].values).all()
+    one = hs.project(states(values), ["x"] * 12, method="pca")
+    assert one.facts["separation"] == "there is one class only"
+    assert "silhouette" not in one.data
+    none = hs.project(states(values), method="pca")
+    panels = pictures(none)[0]
+    assert isinstance(panels, Panels)
+    assert panels.labels == ()
+    assert tell(none) and tell(one)
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        ({"method": "isomap"}, "No method 'isomap'"),
+        ({"data": ["a"] * 5}, "there are 5 labels for 12 texts"),
+        ({"data": [str(k) for k in range(12)]}, "all 12 labels are different"),
+        ({"data": ["a"] * 11 + [None]}, "one label is missing"),
+        ({"data": "cities-incomplete"}, "Give a list with one label a text"),
+        ({"neighbours": 1}, "a point is its own first"),
+        ({"seed": -1}, "no whole number from 0 on"),
+        ({"token": "second"}, "No token 'second'"),
+        ({"source": 5}, "Give a model, a list of models, or states"),
+        ({"source": []}, "Give a model, a list of models, or states"),
+        ({"sites": "layer.9"}, "layer.9"),
+    ],
+)
+def test_what_cannot_be_is_said(options: dict[str, Any], what: str) -> None:
+    given: dict[str, Any] = {"source": states(points(12, 8)[0][None]), "data": LABELS, "method": "pca", **options}
+    with pytest.raises(Error) as error:
+        hs.project(given.pop("source"), given.pop("data"), **given)
+    assert what in str(error.value)
+
+
+def test_states_that_are_not_finite_are_named() -> None:
+    values = points(12, 8)[0].repeat(2, 1, 1)
+    values[1, 3, 4] = torch.nan
+    with pytest.raises(Error, match=r"layer\.1"):
+        hs.project(states(values), LABELS, method="pca")
+    with pytest.raises(StatesError, match="there is one, and it takes 4"):
+        hs.project(states(values[:1, :1]), method="umap")
+    with pytest.raises(TextError, match="the text is empty"):
+        hs.project(hs.load((_module(), None)), (["a", ""], ["x", "x"]))
+
+
+def _module() -> Any:
+    from hiddenscope.testing import tiny_model
+
+    return tiny_model("gpt2")
+
+
+def test_pacmap_that_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pacmap", None)
+    with pytest.raises(StatesError, match=r"pip install 'hiddenscope\[pacmap\]'"):
+        hs.project(states(points(12, 8)[0][None]), LABELS, method="pacmap")
+
+
+@pytest.mark.parametrize("method", ["tsne", "pacmap"])
+def test_the_other_methods(method: Any) -> None:
+    values = points(30, 8, 2, apart=9.0)[0][None]
+    result = hs.project(states(values), ["a", "b"] * 15, method=method)
+    assert np.isfinite(result.data["x"].values).all()
+    assert result.data["shown"].values[0] > 0.3
+    assert result.data["spread"].values[0] < 0.9
+
+
+@pytest.fixture(scope="module")
+def three_layers() -> Tensor:
+    rows, _ = points(50, 30, 2, apart=6.0)
+    equal = torch.tensor([[1.0, 2.0], [3.0, 4.0]])[torch.arange(50) % 2].repeat(1, 15)  # two points only, 25 times each
+    return torch.stack([equal, rows, torch.ones(50, 30)])
+
+
+def test_umap_with_one_seed_is_one_picture(three_layers: Tensor) -> None:
+    labels, seen = ["a", "b"] * 25, []
+    once, again = (hs.project(states(three_layers), labels, first=seen.append) for _ in range(2))
+    assert once.equals(again)
+    assert [result.facts["method"] for result in seen] == ["pca", "pca"]
+    assert np.isfinite(once.data["x"].values[:2]).all()
+    assert once.data["shown"].values[1] > 0.5
+    assert once.data["trust"].values[1] > 0.75
+    assert 0 < once.data["spread"].values[1] < 1
+    other = hs.project(states(three_layers[1:2]), labels, seed=5)
+    assert not np.allclose(other.data["x"].values[0], once.data["x"].values[1])
+    few = hs.project(states(points(6, 8)[0][None]), ["a", "b"] * 3)
+    assert few.facts["neighbours"] == 5
+
+
+def test_processes_that_help_give_the_same_pictures(three_layers: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    apart = Distances(three_layers[1])
+    places, distances = apart.nearest(15)
+    start = three_layers[1, :, :2].numpy()
+    jobs = [(start, (places.numpy(), distances.float().numpy()), seed) for seed in range(6)]
+    monkeypatch.setattr(crews, "WORTH_A_PROCESS", 1)
+    done: list[float] = []
+    with Crew(1) as helped:
+        assert helped.helpers == 1
+        made = helped.pictures(jobs, done.append)
+    assert sum(done) == 6
+    with Crew(0) as alone:
+        assert alone.helpers == 0
+        for ours, theirs in zip(alone.pictures(jobs, done.append), made, strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+    with Crew(1) as left:
+        left._processes[0].kill()
+        Path(left._folder.name, "2.begun").touch()  # as if it had been in the middle of it
+        assert len(left.pictures(jobs[:3], done.append)) == 3
+
+
+def test_a_small_job_stays_in_one_process() -> None:
+    for count, helpers in ((31 * 50, 0), (31 * 2000, 1)):
+        crew = Crew(count)
+        assert min(crew.helpers, 1) == min(helpers, len(os.sched_getaffinity(0)) - 1)
+        crew._folder.cleanup()
+
+
+@pytest.mark.real
+def test_the_cities_in_a_real_model(smollm2: hs.Model) -> None:
+    some = {"incomplete": "cities-incomplete", "complete": "cities-complete"}
+    result = hs.project(smollm2, some, method="pca", sites="layer.0,layer.12,layer.24,layer.29,final")
+    incomplete, complete = result.facts["incomplete"], result.facts["complete"]
+    assert int(incomplete["label is the model's first choice"].split()[0]) >= 45
+    assert complete["all states are equal at"] == "layer.0"
+    data = result.data.sel(dataset="incomplete")
+    assert (data[["silhouette_p", "neighbour_p", "fisher_p"]].sel(site="layer.0").to_array() > 0.5).all()
+    assert data["fisher"].sel(site="layer.0").item() == pytest.approx(0, abs=1e-9)
+    for name in some:
+        late = result.data.sel(dataset=name, site="layer.29")
+        assert late["silhouette_p"].item() <= 0.005
+    assert "layer.0" not in incomplete["separation"]["apart at"]
+    assert result.facts["tightness"]["smollm2"]
+    assert len(tell(result)) == 2
