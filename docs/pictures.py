@@ -18,7 +18,11 @@ def draw() -> dict[str, bytes]:
     pair = {"clean": "The capital of France is", "corrupt": "The capital of Germany is"}
     patched = hs.patch(model, **pair, answer=" Paris", other=" Berlin")
     seen = hs.visibility(model, "The capital of France is Paris.")
-    shown = {"patch.png": pictures(patched), "norms.png": pictures(norms), "difference.png": pictures(difference)[:2]}
+    shown = {
+        "patch.png": pictures(patched),
+        "norms.png": pictures(norms)[:2],
+        "difference.png": pictures(difference)[:2],
+    }
     shown["visibility.png"] = pictures(seen)[:2]
     return {name: image(views, ".png", dpi=DPI) for name, views in shown.items()}
 
