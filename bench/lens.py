@@ -5,10 +5,11 @@ import subprocess
 import sys
 from typing import Any
 
+import numpy as np
 import torch
 
 import hiddenscope as hs
-from bench import measure
+from bench import measure, peers
 from bench.measure import Row
 from hiddenscope.analyses.lens.reading import read
 from hiddenscope.passes.tail import Tail
@@ -26,7 +27,7 @@ def _model() -> tuple[Any, list[list[int]]]:
 
 
 @torch.no_grad()
-def rows(repeats: int) -> list[Row]:
+def rows(repeats: int, *, ask_peers: bool = False) -> list[Row]:
     """Reading every layer of states that are there, the usual way to do it, and the whole analysis with its pass."""
     model, texts = _model()
     states = model.capture(texts, "layer.*").values
@@ -55,7 +56,27 @@ def rows(repeats: int) -> list[Row]:
         Row("lens", "norm, softmax and top-k a layer / bare products", way.cpu, way.wall),
         Row("lens", "hs.lens / the pass and the bare products", whole.cpu / (1 + one.cpu), whole.wall / (1 + one.wall)),
         _memory(),
+        *(_agreement() if ask_peers else []),
     ]
+
+
+def _agreement() -> list[Row]:
+    """How far the numbers of other libraries are from ours, on the same weights and text; at most 1e-4."""
+    model, texts = _model()
+    ids = texts[0][:12]
+    blocks = model.anatomy.stacks[0].depth
+    asked = peers.ask("lens", 1, {"ids": ids, "k": K, "blocks": blocks})
+    data = hs.lens(model, [ids], k=K, sites=f"layer.1-{blocks}").data
+    found = []
+    for name, pinned in peers.PINNED.items():
+        for measured in ("probability", "entropy"):
+            what = f"largest difference of the {measured} in {pinned}'s logit lens / 1e-4"
+            if isinstance(asked, str):
+                found.append(Row("lens", what, skipped=asked))
+                continue
+            ours, theirs = data[measured].to_numpy(), np.array(asked[name][measured])
+            found.append(Row("lens", what, float(np.abs(ours - theirs).max()) / 1e-4, None, 1.0))
+    return found
 
 
 def _memory() -> Row:

@@ -172,7 +172,46 @@ def _nnsight_patching(module: Any, tokenizer: Any, clean: Any, corrupt: Any, giv
     return found
 
 
-MEASURED = {"capture": _capture, "patch": _patch}
+def _lens(folder: str, repeats: int, given: Any) -> dict[str, Any]:
+    """In the other environment: the probabilities of the best words, and the entropy, after every block and token.
+
+    `given` is a text as ids; each library goes through its own norm and unembedding.
+    """
+    import torch
+    from transformer_lens.tools.analysis.logit_lens import logit_readout
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    torch.set_grad_enabled(False)
+    inner, bridged = (
+        AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True).eval()
+        for _ in range(2)
+    )
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    ids, k = torch.tensor([given["ids"]]), given["k"]
+    bridge = _bridge(folder, bridged, tokenizer)
+    _, cache = bridge.run_with_cache(ids, names_filter=lambda name: name.endswith("hook_resid_post"))
+    stream = torch.stack([cache[f"blocks.{block}.hook_resid_post"][0] for block in range(given["blocks"])])
+    read = logit_readout(bridge, stream, top_k=k, return_type="probs")
+    shares = torch.stack([one[0] for one in _nnsight_lens(inner, tokenizer, ids)]).double().softmax(-1)
+    entropy = torch.special.entr(shares).sum(-1)
+    return {
+        "TransformerLens": {"probability": read.values.tolist(), "entropy": read.entropy.tolist()},
+        "nnsight": {"probability": shares.topk(k).values.tolist(), "entropy": entropy.tolist()},
+    }
+
+
+def _nnsight_lens(module: Any, tokenizer: Any, ids: Any) -> list[Any]:
+    from nnsight import LanguageModel
+
+    model = LanguageModel(module, tokenizer=tokenizer)
+    kept: list[Any] = []
+    with model.trace(ids, use_cache=False):
+        for layer in model.model.layers:
+            kept.append(model.lm_head(model.model.norm(layer.output)).save())
+    return kept
+
+
+MEASURED = {"capture": _capture, "lens": _lens, "patch": _patch}
 
 if __name__ == "__main__":
     print(json.dumps(MEASURED[sys.argv[1]](sys.argv[2], int(sys.argv[3]), json.load(sys.stdin))))

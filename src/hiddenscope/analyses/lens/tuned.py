@@ -25,7 +25,7 @@ from hiddenscope.states import States
 
 STRENGTHS = (0.001, 0.01, 0.1, 1.0, 10.0)  # of the hold, as a share of each number's own size in the texts
 SHARE = 5  # one text of so many is held out
-MOST_HELD = 512  # tokens on which maps are judged: each costs a product with every word, for every strength
+MOST_HELD = 256  # tokens on which maps are judged: each costs a product with every word, for every strength
 
 
 def fit(model: Model, texts: Asked, plan: Plan) -> tuple[dict[int, Map], dict[str, Any]]:
