@@ -107,9 +107,10 @@ def test_l1_is_the_norm_of_the_gradient_of_a_scale_free_length(gpt2: hs.Model) -
 
 
 def test_relative_scales_by_the_norms_of_both_ends(gpt2: hs.Model) -> None:
-    frobenius = hs.visibility(gpt2, IDS, measure="frobenius").data["frobenius"].to_numpy()
-    relative = hs.visibility(gpt2, IDS, measure="relative").data["relative"].to_numpy()
-    norms = gpt2.capture(IDS).values.norm(dim=-1).numpy()
+    sites = "layer.0,layer.2-3"
+    frobenius = hs.visibility(gpt2, IDS, measure="frobenius", sites=sites).data["frobenius"].to_numpy()
+    relative = hs.visibility(gpt2, IDS, measure="relative", sites=sites).data["relative"].to_numpy()
+    norms = gpt2.capture(IDS, sites).values.norm(dim=-1).numpy()
     np.testing.assert_allclose(relative, frobenius * norms[None, None] / norms[:, :, None, None], rtol=1e-5)
 
 
@@ -159,6 +160,20 @@ def test_gradients_are_finite_differences(gpt2: hs.Model) -> None:
         h = moved["layer.3"][3]  # type: ignore[index]
         sides.append(float(h.abs().sum() / h.norm()))
     assert float((gradient * direction).sum()) == pytest.approx((sides[0] - sides[1]) / 2e-5, rel=1e-6)
+
+
+def test_a_state_that_is_written_over_later_keeps_its_own_gradient() -> None:
+    """Falcon adds what attention gives to what its MLP gave, in place."""
+    model, generator = hs.load((tiny_model("falcon").double(), None)), torch.Generator().manual_seed(0)
+    run = one_tape(model, sites="*")
+    for target, source in ((Site(2), Site(2, "mlp")), (Site(3), Site(1, "attn")), (Site(2, "mlp"), Site(1))):
+        vector, direction = torch.randn(2, 4, 64, generator=generator, dtype=torch.float64)
+        gradient = dict(run.pull({target: vector[None]}))[source][0]
+        sides = [
+            float((hs.edit(model, IDS, {source: hs.Add(direction, scale=step)}, target).states[target] * vector).sum())  # type: ignore[index]
+            for step in (1e-5, -1e-5)
+        ]
+        assert float((gradient * direction).sum()) == pytest.approx((sides[0] - sides[1]) / 2e-5, rel=1e-6)
 
 
 def test_the_gradient_of_a_scale_free_length_is_orthogonal_to_the_state(gpt2: hs.Model) -> None:
@@ -269,12 +284,14 @@ def test_error_bars_hold_the_exact_value(gpt2: hs.Model) -> None:
 
 
 def test_as_many_probes_as_the_states_are_wide_are_exact(gpt2: hs.Model) -> None:
-    exact = hs.visibility(gpt2, IDS, measure="frobenius")
+    def frobenius(**options: Any) -> hs.Result:
+        return hs.visibility(gpt2, IDS, measure="frobenius", sites="layer.0,layer.2", **options)
+
+    exact, drawn = frobenius(), frobenius(probes=8, seed=3)
     assert "frobenius_error" not in exact.data
-    assert exact.equals(hs.visibility(gpt2, IDS, measure="frobenius", probes=64, seed=3))
-    drawn = hs.visibility(gpt2, IDS, measure="frobenius", probes=8, seed=3)
-    assert drawn.equals(hs.visibility(gpt2, IDS, measure="frobenius", probes=8, seed=3))
-    assert not drawn.equals(hs.visibility(gpt2, IDS, measure="frobenius", probes=8, seed=4))
+    assert exact.equals(frobenius(probes=64, seed=3))
+    assert drawn.equals(frobenius(probes=8, seed=3))
+    assert not drawn.equals(frobenius(probes=8, seed=4))
 
 
 def test_many_texts_are_averaged_over_the_positions_that_all_have(tiny: Tiny) -> None:
@@ -311,8 +328,9 @@ def test_nothing_is_left_on_the_module_and_no_weight_gets_a_gradient(
 def test_narrow_states_come_out_near_wide_ones(attention: str) -> None:
     module: Any = tiny_model("llama")
     module.set_attn_implementation(attention)
-    wide = hs.visibility(hs.load((module, None)), IDS, measure="frobenius").data["frobenius"].to_numpy()
-    narrow = hs.visibility(hs.load((module.to(torch.bfloat16), None)), IDS, measure="frobenius").data["frobenius"]
+    few: Any = {"measure": "frobenius", "sites": "layer.0,layer.2"}
+    wide = hs.visibility(hs.load((module, None)), IDS, **few).data["frobenius"].to_numpy()
+    narrow = hs.visibility(hs.load((module.to(torch.bfloat16), None)), IDS, **few).data["frobenius"]
     np.testing.assert_allclose(narrow, wide, rtol=0.1, atol=0.02 * wide.max())
 
 

@@ -1,6 +1,6 @@
 """What a hidden state can see."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -23,14 +23,6 @@ def visibility(
 
     Prints how far back influence reaches; --out map.html keeps the map, which shows what a cell sees and what sees it.
     """
-    model = shared.load()
-    result = hs.visibility(
-        model,
-        lines_of(texts),
-        measure=measure,
-        sites=sites,
-        probes=probes,
-        target=target,
-        targets=targets,  # type: ignore[arg-type]
-    )
-    show(result, shared)
+    chosen: Any = measure  # what is not a measure is refused there
+    options: dict[str, Any] = {"sites": sites, "probes": probes, "target": target, "targets": targets}
+    show(hs.visibility(shared.load(), lines_of(texts), measure=chosen, **options), shared)

@@ -61,16 +61,20 @@ class Measure:
             return scale_free(states)[:, None]
         tokens, width = states.shape
         if not self.probes:
-            return torch.eye(width, dtype=states.dtype, device=states.device).expand(tokens, width, width)
-        drawn = torch.randn(tokens, self.probes, width, generator=generator, dtype=torch.float64)
-        drawn *= width**0.5 / drawn.norm(dim=-1, keepdim=True)  # on a sphere: exact where the Jacobian is a rotation
+            units: Tensor = torch.eye(width, dtype=states.dtype, device=states.device)
+            return units.expand(tokens, width, width)
+        drawn: Tensor = torch.randn(tokens, self.probes, width, generator=generator, dtype=torch.float64)
+        drawn *= width**0.5 / torch.linalg.vector_norm(
+            drawn, dim=-1, keepdim=True
+        )  # on a sphere: exact where the Jacobian is a rotation
         return drawn.to(dtype=states.dtype, device=states.device)
 
     def size(self, products: Tensor) -> Tensor:
         """What is added up over the vectors of a target: [vector, token] of products [vector, token, width]."""
         wide = torch.float64 if products.dtype == torch.float64 else torch.float32
         norms = torch.linalg.vector_norm(products, 1 if self.name == "l1" else 2, dim=-1, dtype=wide).double()
-        return norms if self.name == "l1" else norms.square()
+        sizes: Tensor = norms if self.name == "l1" else norms.square()
+        return sizes
 
     def values(self, sums: Numbers, squares: Numbers) -> tuple[Numbers, Numbers | None]:
         """The measure, and half of its 95% interval where it is estimated."""
