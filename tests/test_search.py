@@ -224,7 +224,7 @@ def test_a_query_of_another_model_is_refused(tiny: Callable[..., hs.Model]) -> N
 @pytest.mark.parametrize("queries", [1, 6])
 def test_it_is_shown_and_kept(tiny: Callable[..., hs.Model], queries: int, tmp_path: Path) -> None:
     found = hs.search(tiny("llama"), TEXTS[:queries], 3, texts=TEXTS)
-    for suffix in ("png", "html", "csv"):
+    for suffix in ("html", "csv"):
         found.save(tmp_path / f"found.{suffix}")
     assert (tmp_path / "found.html").stat().st_size > 10_000
     assert [type(view).__name__ for view in pictures(found)] == ["Grid", "Lines"]
