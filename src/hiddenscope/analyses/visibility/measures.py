@@ -64,9 +64,8 @@ class Measure:
             units: Tensor = torch.eye(width, dtype=states.dtype, device=states.device)
             return units.expand(tokens, width, width)
         drawn: Tensor = torch.randn(tokens, self.probes, width, generator=generator, dtype=torch.float64)
-        drawn *= width**0.5 / torch.linalg.vector_norm(
-            drawn, dim=-1, keepdim=True
-        )  # on a sphere: exact where the Jacobian is a rotation
+        lengths = torch.linalg.vector_norm(drawn, dim=-1, keepdim=True)
+        drawn *= width**0.5 / lengths  # on a sphere: exact where the Jacobian is a rotation
         return drawn.to(dtype=states.dtype, device=states.device)
 
     def size(self, products: Tensor) -> Tensor:
