@@ -77,8 +77,8 @@ def _predictions(result: Result) -> Grid:
     influence = np.full((sites, tokens, sites, tokens), np.nan, dtype=np.float32)
     influence[-1, tokens - predicted :] = seen
     asked = str(data["asked"].values[-1])
-    what = f"log-probability of {asked!r} after the last token" if asked else "last log-probability"
-    measure = Measure(f"influence on the {what}", seen[-1], "nats per L2", scale="log", influence=influence)
+    what = f"log p of {asked!r}" if asked else "log p of the next token"
+    measure = Measure(f"influence on the last {what}", seen[-1], "nats per L2", scale="log", influence=influence)
     note = "The top row stands for the predictions: point there to see what each of them sees."
     return _grid(result, "source_string", labels(data, "source_site"), measure, note)
 
