@@ -1,11 +1,13 @@
 """The first look: one page that tells the whole story."""
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 
 import typer
 
 import hiddenscope as hs
+from hiddenscope import errors, progress
 from hiddenscope.cli.command import Shared, command
 from hiddenscope.cli.terminal import print_json, table, visible
 
@@ -14,54 +16,77 @@ from hiddenscope.cli.terminal import print_json, table, visible
 def demo(shared: Shared) -> None:
     """Write a page that shows a model's states, and say where it lies.
 
-    The page needs no network: it proves where the states live, paints the size of every state of a sentence, and
-    compares that sentence with another.
+    The page needs no network: it proves where the states live, paints the size of every state of a sentence, compares
+    that sentence with another, and asks of every layer what it would say, what it sees, and what it does.
     """
     page = shared.out or Path("hiddenscope-demo.html")
     model = shared.load()
-    proof, norms, difference = hs.anatomy(model), hs.profile(model, SENTENCE), hs.compare(model, SENTENCE, ANOTHER)
-    results = [proof, norms, difference]
-    hs.story(results, page, title=f"The hidden states of {model.name}", opening=OPENING, closing=CLOSING)
+    results = {result.kind: result for result in _results(model)}
+    hs.story([*results.values()], page, title=f"The hidden states of {model.name}", opening=OPENING, closing=CLOSING)
     if shared.json:
-        facts = {result.kind: result.facts for result in results}
+        facts = {kind: result.facts for kind, result in results.items()}
         print_json({"page": str(page), "text": SENTENCE, "other text": ANOTHER, **facts})
         return
-    typer.echo(visible(f"{proof.summary()}\n\n{norms.summary()}\n", keep="\n"))
-    _print_grid(norms)
-    typer.echo(visible(f"\n{difference.summary()}", keep="\n"))
-    typer.echo(f"\nThe whole story, to look at and to touch: {visible(str(page.resolve()))}\n{NEXT}")
+    typer.echo(visible(f"{results['anatomy'].summary()}\n", keep="\n"))
+    _print_grid(results["profile"])
+    told = "".join(f"\n{results[kind].summary()}\n" for kind in SUMMARISED if kind in results)
+    typer.echo(visible(told, keep="\n"))
+    typer.echo(f"The whole story, to look at and to touch: {visible(str(page.resolve()))}\n{NEXT}")
+
+
+def _results(model: "hs.Model") -> Iterator["hs.Result"]:
+    """What the page tells, in its order; what needs a head that says the next word only of a model that has one."""
+    yield hs.anatomy(model)
+    yield hs.profile(model, SENTENCE)
+    yield hs.compare(model, SENTENCE, ANOTHER)
+    says = model.anatomy.head is not None and model.anatomy.stacks[-1].causal and len(model.anatomy.stacks) == 1
+    if says:
+        yield hs.lens(model, PROMPT)
+    yield hs.visibility(model, SENTENCE)
+    if says:
+        yield from _patched(model)
+    yield hs.project(model, {name: name for name in ("cities-incomplete", "cities-complete")})
+
+
+def _patched(model: "hs.Model") -> Iterator["hs.Result"]:
+    """The capitals patched, in a model that has each of them as one token."""
+    try:
+        yield hs.patch(model, clean=PROMPT, corrupt=OTHER_PROMPT, answer=" Paris", other=" Berlin")
+    except errors.TextError as error:
+        progress.note(f"The page has no patched states. {error}")
 
 
 SENTENCE = "The capital of France is Paris."
-
-
 ANOTHER = "The capital of Germany is Berlin."
-
+PROMPT, OTHER_PROMPT = "The capital of France is", "The capital of Germany is"
+SUMMARISED = ("compare", "lens", "patch")
 
 OPENING = """
 A transformer turns every token into a vector and changes that vector block by block: its hidden states. This page shows
-those of one sentence, in a small real model, and how those of another sentence differ from them. It needs no network,
-and everything in it was computed when it was made.
+those of one sentence, in a small real model: how large they are, how those of another sentence differ, what each layer
+would say if it were the last, what each state sees of the others, which of them decide the answer, and where two cities
+part. It needs no network, and everything in it was computed when it was made.
 """
-
 
 CLOSING = """
 # Go on
 
-- `hiddenscope profile "Your own text." --out norms.html` makes such a page of your own text; `.pdf` makes a figure.
+- `hiddenscope profile "Your own text." --out profile.html` makes such a page of your own text; `.pdf` makes a figure.
 - `hiddenscope compare "One text." "Another text." --out difference.html` shows where two texts of yours part.
+- `hiddenscope lens "Your own text" --out lens.html` asks every layer what it would say.
+- `hiddenscope project your.csv --out panels.html` draws labelled texts of yours, layer by layer.
 - `hiddenscope anatomy --model gpt2` proves another model; a folder or a `.gguf` file will do too.
 - `hs.profile(hs.load(), "Your own text.").data` is an xarray Dataset, to go on with.
 """
 
-
 NEXT = """
 Try next:
-  hiddenscope anatomy                                    the whole proof, layer by layer
-  hiddenscope profile "Your own text." --out norms.html  the same picture of your own text
-  hiddenscope compare "One text." "Another text."        where, and by how much, their states differ
-  hiddenscope capture "Your own text." --sites final     its states; --out states.safetensors keeps them
-  hiddenscope models                                     other models for a machine that reaches no model hub"""
+  hiddenscope anatomy                                      the whole proof, layer by layer
+  hiddenscope profile "Your own text." --out profile.html  the same picture of your own text
+  hiddenscope compare "One text." "Another text."          where, and by how much, their states differ
+  hiddenscope lens "Your own text"                         what every layer would say
+  hiddenscope capture "Your own text." --sites final       its states; --out states.safetensors keeps them
+  hiddenscope models                                       other models for a machine that reaches no model hub"""
 
 
 def _print_grid(profile: "hs.Result") -> None:

@@ -164,7 +164,7 @@ def _largest(facts: dict[str, Any]) -> Iterator[str]:
         yield (
             f"Massive activations: {'channel' if len(channels['channels']) == 1 else 'channels'} {numbers} at "
             f"{channels['sites']}, up to {top['times the median']:,.0f} times the median of all values "
-            f"(“{top['token'].strip()}”, position {top['position']}, `{top['site']}`)."
+            f"(“{top['token'].strip()}”, position {top['position']}, {top['site']})."
         )
 
 
