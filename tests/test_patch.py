@@ -123,6 +123,16 @@ def test_at_the_ends_noise_and_denoise_agree(tiny: Tiny) -> None:
     assert not np.allclose(there, back, atol=1e-2), "in between they are two questions"
 
 
+def test_the_answer_may_be_read_before_the_end(tiny: Tiny) -> None:
+    model = tiny("llama")
+    data = hs.patch(model, **GIVEN, position=3).data
+    cut = {**GIVEN, "clean": [CLEAN[:4]], "corrupt": [CORRUPT[:4]]}
+    expected = hs.patch(model, **cut).data
+    for name in ("effect", "probability", "kl"):
+        np.testing.assert_allclose(data[name].values[:, :4], expected[name].values, atol=1e-4)
+    np.testing.assert_allclose(data["effect"].values[:, 4:], 0, atol=1e-4)
+
+
 def test_windows_of_tokens(tiny: Tiny) -> None:
     model = tiny("llama")
     data = hs.patch(model, **GIVEN, window=2).data

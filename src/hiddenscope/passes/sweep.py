@@ -133,7 +133,7 @@ def sweep(
     rows: list[Tensor | None] = [None] * len(variants)
     passes = tokens = 0
     with model.lock:
-        for start, numbers in _batches(model, base, variants, ways):
+        for start, numbers in _batches(model, base, variants, at, ways):
             logits = _pass(model, base, [variants[number] for number in numbers], start, at, ways)
             if bool(logits.isnan().any()):
                 found = "there is a NaN among them"
@@ -307,14 +307,14 @@ def _begin(
 
 
 def _batches(
-    model: Subject, base: Base, variants: Sequence[Sequence[Exchange]], ways: Ways
+    model: Subject, base: Base, variants: Sequence[Sequence[Exchange]], at: int, ways: Ways
 ) -> Iterator[tuple[int, list[int]]]:
     """Which variants go together: those that begin at one token, the lowest layer first, up to so many tokens."""
     stack = _answer_stack(model)
     starts: dict[tuple[str | None, int], list[int]] = defaultdict(list)
     for number, variant in enumerate(variants):
         own = variant[0].site.stack
-        first = min(min(one.tokens) for one in variant)
+        first = min(at, *(min(one.tokens) for one in variant))
         starts[own, first if ways.reuses and own == stack else 0].append(number)
     budget = BUDGETS.get(model.device.type, BUDGETS["cpu"]) if ways.together else 1
     for (_, start), numbers in starts.items():

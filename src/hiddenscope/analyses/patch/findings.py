@@ -90,7 +90,8 @@ def facts_of(
     base, source = ("corrupt", "clean") if plan.denoise else ("clean", "corrupt")
     first = pairs[0]
     facts: dict[str, Any] = {"pairs": len(pairs), "patched": f"states of the {source} run in the {base} run"}
-    facts["answer"], facts["other"] = (model.encoder.string(one) for one in (first.answer, first.other))
+    for name in ("answer", "other"):
+        facts[name] = " /".join(dict.fromkeys(model.encoder.string(getattr(pair, name)) for pair in pairs))
     for name in made[0].runs:
         facts[name] = {
             side: float(np.mean([one.runs[name][k] for one in made])) for k, side in enumerate(("clean", "corrupt"))
