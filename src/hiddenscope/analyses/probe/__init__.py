@@ -143,7 +143,7 @@ def _setting(found: Given, aim: _Aim, seed: int) -> _Setting:
         raise StatesError(asked, "they are all of one text", "No text is both learnt from and tested on: give several.")
     folds = deal(kinds, found.groups, min(FOLDS, *texts, len(names)), seed)
     controls = max(1, min(MOST_CONTROLS, ROWS_OF_CONTROLS // len(groups)))
-    sets = [control(aim.targets, found.groups, found.types, seed + 1 + k) for k in range(controls)]
+    sets = [control(aim.targets, found.groups, folds, found.types, seed + 1 + k) for k in range(controls)]
     return _Setting(folds, groups.reshape(-1), torch.stack([aim.targets, *sets]), seed)
 
 
@@ -336,7 +336,7 @@ def _facts(
             "largest weight": float(mixed["weights"][top]),
             "at": found.vectors.sites[top],
         }
-    kind = "one drawn for each token's id" if found.types is not None else "the true ones, shuffled"
+    kind = "one drawn for each token's id" if found.types is not None else "the true ones, shuffled within folds"
     facts["control labels"] = f"{kind}, {len(setting.targets) - 1} times" if len(setting.targets) > 2 else kind
     return facts
 

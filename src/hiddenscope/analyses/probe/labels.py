@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hiddenscope.errors import NotFinite, StatesError, TextError
+from hiddenscope.errors import StatesError, TextError
 from hiddenscope.linear import drawn
 from hiddenscope.model import Model
 from hiddenscope.states import Pair, Readable, Tokens
@@ -53,7 +53,6 @@ def given(
             raise StatesError("A probe of states", found, "Leave text= and label= out, and give the labels.")
         made, labels, name = vectors(source, sites=sites, token=token), data, "the labels given"
         groups = _texts(_tokens(source, made))
-    finite(made, groups)
     if made.tokens is None:
         return Given(made, _listed(labels, made.values.shape[1], "text"), groups, None, name)
     return _each(made, labels, groups, name, task)
@@ -93,21 +92,6 @@ def _texts(tokens: Tokens) -> list[str]:
     if tokens.texts is not None:
         return list(tokens.texts)
     return [str(tokens.ids[tokens.rows(text)].tolist()) for text in range(tokens.count)]
-
-
-def finite(made: Vectors, groups: Sequence[str]) -> None:
-    """Refuse a NaN or an infinity, naming where it is."""
-    for site, values in zip(made.sites, made.values, strict=True):
-        whole = values.isfinite().all(1)
-        if not bool(whole.all()):
-            row = int((~whole).nonzero()[0])
-            if made.tokens is not None:
-                token = made.tokens
-                where = f"token {token.strings[row]!r} (text {token.text[row]}, position {token.positions[row]})"
-            else:
-                where = f"text {row} ({groups[row][:40]!r})"
-            do = "Look at the weights of the block that makes it, or leave that text out."
-            raise NotFinite("A probe of states", f"they are not finite at {site}, {where}", do)
 
 
 def _each(made: Vectors, labels: Any, groups: list[str], name: str, task: str) -> Given:
@@ -222,17 +206,20 @@ READY: Mapping[str, Callable[[Tokens, str], list[Any]]] = {
 }
 
 
-def control(targets: torch.Tensor, groups: Sequence[str], types: Ints | None, seed: int) -> torch.Tensor:
+def control(targets: torch.Tensor, groups: Sequence[str], folds: Ints, types: Ints | None, seed: int) -> torch.Tensor:
     """Targets that say nothing, as often as the true ones: shuffled among texts, or one drawn for each type of token.
 
-    They are the same for the same rows in another order.
+    Texts are shuffled within each fold, which so keeps its share of every class: otherwise a class that is rare in a
+    fold is frequent outside it, and what is learnt there is wrong more often than by chance. The same rows in another
+    order have the same control.
     """
     ranked = targets.sort().values
     if types is None:
-        order = sorted(range(len(groups)), key=lambda row: (groups[row], float(targets[row])))
-        mixed = np.random.default_rng(seed).permutation(len(order))
-        made = torch.empty_like(targets)
-        made[torch.tensor(order)] = targets[torch.tensor(order)][torch.from_numpy(mixed)]
+        random, made = np.random.default_rng(seed), torch.empty_like(targets)
+        for fold in range(int(folds.max()) + 1):
+            rows = np.flatnonzero(folds == fold).tolist()
+            order = torch.tensor(sorted(rows, key=lambda row: (groups[row], float(targets[row]))))
+            made[order] = targets[order][torch.from_numpy(random.permutation(len(rows)))]
         return made
     kinds, which = np.unique(types, return_inverse=True)
     places = [drawn(f"type {kind}", seed) * len(ranked) >> 64 for kind in kinds]

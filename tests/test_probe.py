@@ -1,0 +1,368 @@
+"""Probe: what is planted is found where it was planted, what is not there is not, and what is kept comes back."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import LogisticRegression, Ridge
+
+import hiddenscope as hs
+from hiddenscope.errors import FileError, NotFinite, SiteError, StatesError, TextError
+from hiddenscope.linear import Problems, logistic, ridge, standardised
+from hiddenscope.linear.certainty import of_errors, of_shares
+from hiddenscope.linear.mix import mix
+from hiddenscope.sites import Site
+from hiddenscope.views import pictures
+from hiddenscope.views.story import tell
+from hiddenscope.views.values import Lines
+
+Tiny = Callable[..., hs.Model]
+PLANTED = 2
+
+
+def states(values: torch.Tensor, lengths: Sequence[int] | None = None, ids: Sequence[int] | None = None) -> hs.States:
+    """States of texts, a token each unless their lengths are given."""
+    lengths = [1] * values.shape[1] if lengths is None else lengths
+    text = [k for k, length in enumerate(lengths) for _ in range(length)]
+    ids = list(range(len(text))) if ids is None else ids
+    texts = tuple(f"text {k}" for k in range(len(lengths)))
+    positions = [place for length in lengths for place in range(length)]
+    tokens = hs.Tokens(texts, text, positions, ids, [f"t{k}" for k in ids])
+    return hs.States(tuple(Site(k) for k in range(len(values))), values, tokens, hs.Source("toy"))
+
+
+def planted(rows: int = 80, width: int = 12, sites: int = 4, seed: int = 0) -> tuple[hs.States, list[str]]:
+    """Noise at every site, and a direction that tells the class at one of them."""
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.randn(sites, rows, width, generator=generator)
+    labels = torch.arange(rows) % 2
+    direction = torch.randn(width, generator=generator)
+    values[PLANTED] += 2.5 * (2 * labels[:, None] - 1) * direction / direction.norm()
+    return states(values), [["no", "yes"][label] for label in labels]
+
+
+@pytest.fixture(scope="module")
+def found() -> hs.Result:
+    return hs.probe(*planted())
+
+
+def test_a_planted_direction_is_found_where_it_was_planted(found: hs.Result) -> None:
+    assert found.kind == "probe"
+    assert found.facts["best"]["site"] == f"layer.{PLANTED}"
+    assert found.facts["best"]["accuracy"] > 0.9
+    assert found.facts["chance"]["sites above it"] == f"layer.{PLANTED}"
+    assert found.facts["mix"]["at"] == f"layer.{PLANTED}"
+    assert found.facts["mix"]["accuracy"] > 0.9
+    data = found.data
+    assert data["accuracy"].dims == ("site",)
+    assert data["accuracy_fold"].dims == data["penalty"].dims == ("site", "fold")
+    assert data["coef"].dims == ("site", "class", "width")
+    np.testing.assert_allclose(data["selectivity"], data["accuracy"] - data["control"])
+    np.testing.assert_allclose(data["mix_weight"].sum(), 1, rtol=1e-5)
+    assert (data["accuracy_low"] < data["accuracy"]).all() and (data["accuracy"] <= data["accuracy_high"]).all()
+    np.testing.assert_allclose(data["accuracy_fold"].mean("fold"), data["accuracy"], atol=0.02)
+    assert float(data["majority"]) == 0.5
+
+
+def test_what_says_nothing_is_at_chance() -> None:
+    values, labels = planted(rows=120)
+    shuffled = np.random.default_rng(0).permutation(labels).tolist()
+    result = hs.probe(values, shuffled)
+    bound = 4 * np.sqrt(0.25 / 120)  # four deviations of a fair coin
+    assert (np.abs(result.data["accuracy"] - 0.5) < bound).all()
+    assert (np.abs(result.data["control"] - 0.5) < bound).all()
+    assert result.facts["chance"]["sites above it"] == "none"
+    assert "No site is surely better" in tell(result)[0].prose
+
+
+def test_rows_in_another_order_score_the_same(found: hs.Result) -> None:
+    given, labels = planted()
+    order = np.random.default_rng(1).permutation(len(labels))
+    texts = tuple(f"text {k}" for k in order)
+    tokens = hs.Tokens(texts, range(80), [0] * 80, order, [f"t{k}" for k in order])
+    moved = hs.States(given.sites, given.values[:, order], tokens, given.source)
+    again = hs.probe(moved, [labels[k] for k in order])
+    for name in ("accuracy", "accuracy_fold", "control", "penalty", "mix_accuracy"):
+        np.testing.assert_allclose(again.data[name], found.data[name], atol=0.02)
+    np.testing.assert_allclose(again.data["coef"], found.data["coef"], atol=0.01)
+
+
+def test_another_seed_deals_other_folds_and_the_same_one_the_same(found: hs.Result) -> None:
+    assert hs.probe(*planted()).equals(found)
+    assert not np.array_equal(hs.probe(*planted(), seed=1).data["accuracy_fold"], found.data["accuracy_fold"])
+
+
+def test_numbers_are_regressed() -> None:
+    given, _ = planted(rows=60)
+    goal = (given.values[1] @ torch.arange(12.0) + 100).numpy()
+    result = hs.probe(given, goal, task="regress")
+    assert result.facts["best"]["site"] == "layer.1"
+    assert result.facts["best"]["r2"] > 0.99
+    assert result.facts["chance"]["sites above it"] == "layer.1"
+    assert result.data["coef"].dims == ("site", "width")
+    assert (result.data["control"] < 0.2).all()
+    probe = hs.Probe.of(result, "layer.1")
+    assert probe.score(given["layer.1"], goal) > 0.999
+    theirs = Ridge(float(result.data["penalty_whole"].sel(site="layer.1")))
+    own = given["layer.1"].double().numpy()
+    theirs.fit((own - own.mean(0)) / own.std(0), goal)
+    np.testing.assert_allclose(probe.coef_ * own.std(0), theirs.coef_, rtol=1e-4)
+    assert "R²" in next(view for view in pictures(result) if isinstance(view, Lines)).y_name
+    assert "better than guessing the mean" in tell(result)[0].prose
+
+
+def test_the_kept_probe_is_scikit_learns_in_the_states_own_space(found: hs.Result) -> None:
+    given, labels = planted()
+    probe = hs.Probe.of(found)
+    assert probe.site == f"layer.{PLANTED}"
+    own = given[probe.site].double().numpy()
+    scaled = (own - own.mean(0)) / own.std(0)
+    theirs = LogisticRegression(C=1 / probe.penalty, tol=1e-8).fit(scaled, labels)
+    np.testing.assert_allclose(probe.coef_ * own.std(0), theirs.coef_, atol=2e-3)
+    np.testing.assert_allclose(probe.decision_function(own), theirs.decision_function(scaled), atol=1e-2)
+    np.testing.assert_allclose(probe.predict_proba(own), theirs.predict_proba(scaled), atol=1e-2)
+    assert probe.score(given[probe.site], labels) == theirs.score(scaled, labels)
+    assert probe.classes_.tolist() == theirs.classes_.tolist() == ["no", "yes"]
+    assert probe.coef_.shape == theirs.coef_.shape and probe.intercept_.shape == theirs.intercept_.shape
+
+
+@pytest.mark.parametrize("kind", [2, 3, "regress"])
+def test_a_probe_that_was_saved_is_the_same(tmp_path: Path, kind: int | str) -> None:
+    own = planted()[0].values[0].numpy()
+    rng = np.random.default_rng(0)
+    labels = rng.normal(size=80) if kind == "regress" else rng.integers(0, int(kind), 80)
+    task: Any = "regress" if kind == "regress" else "classify"
+    probe = hs.Probe(task, penalty=2.0, site="layer.3").fit(own, labels)
+    probe.save(tmp_path / "p.safetensors")
+    again = hs.Probe.load(tmp_path / "p.safetensors")
+    assert (again.predict(own) == probe.predict(own)).all()
+    assert (again.decision_function(own) == probe.decision_function(own)).all()
+    assert repr(again) == repr(probe) and again.penalty == 2.0
+    assert again.predict(own).dtype == probe.predict(own).dtype
+    if kind == 3:
+        theirs = LogisticRegression(C=0.5, tol=1e-8).fit((own - own.mean(0)) / own.std(0), labels)
+        np.testing.assert_allclose(
+            probe.predict_proba(own), theirs.predict_proba((own - own.mean(0)) / own.std(0)), atol=1e-3
+        )
+
+
+def test_a_result_keeps_its_probes(tmp_path: Path, found: hs.Result) -> None:
+    for suffix in ("nc", "json"):
+        found.save(tmp_path / f"r.{suffix}")
+        again = hs.Result.load(tmp_path / f"r.{suffix}")
+        assert again.equals(found)
+        own = planted()[0].values[PLANTED]
+        assert (hs.Probe.of(again).decision_function(own) == hs.Probe.of(found).decision_function(own)).all()
+
+
+def test_what_is_no_probe_is_refused(tmp_path: Path, found: hs.Result) -> None:
+    with pytest.raises(FileError, match="no such file"):
+        hs.Probe.load(tmp_path / "none.safetensors")
+    planted()[0].save(tmp_path / "s.safetensors")
+    with pytest.raises(FileError, match="something else"):
+        hs.Probe.load(tmp_path / "s.safetensors")
+    (tmp_path / "torn.safetensors").write_bytes(b"torn")
+    with pytest.raises(FileError, match="damaged"):
+        hs.Probe.load(tmp_path / "torn.safetensors")
+    with pytest.raises(FileError, match="suffix"):
+        hs.Probe.of(found).save(tmp_path / "p.pickle")
+    with pytest.raises(SiteError, match="No site 'layer.40'"):
+        hs.Probe.of(found, "layer.40")
+    with pytest.raises(StatesError, match="not fitted"):
+        hs.Probe().predict([[1.0]])
+    with pytest.raises(StatesError, match="wide"):
+        hs.Probe.of(found).predict([[1.0]])
+
+
+def test_equal_states_are_at_chance_and_said_to_be() -> None:
+    given, labels = planted()
+    given.values[0] = 0.1
+    result = hs.probe(given, labels)
+    assert result.data["accuracy"].values[0] == 0.5
+    assert "layer.0" in result.facts["all states are equal"]
+    assert "All states are equal" in tell(result)[0].prose
+    result = hs.probe(states(torch.full((2, 80, 4), 3.3)), labels)
+    assert result.facts["chance"]["sites above it"] == "none"
+
+
+@pytest.mark.parametrize(
+    ("labels", "what"),
+    [
+        (["a"] * 80, "all of one class"),
+        (["a"] * 79 + ["b"], "'b' is found in one text only"),
+        (list(range(80)), "80 classes"),
+        (["a", "b"], "there are 2"),
+        (["a", None] * 40, "that of text 1 is missing"),
+        ([0.5, float("nan")] * 40, "that of text 1 is missing"),
+        ("yes", "the labels are str"),
+        (7, "the labels are int"),
+    ],
+)
+def test_labels_that_cannot_be_probed_are_refused(labels: Any, what: str) -> None:
+    with pytest.raises(StatesError, match=what):
+        hs.probe(planted()[0], labels)
+
+
+@pytest.mark.parametrize(
+    ("labels", "what"),
+    [(["a", "b"] * 40, "label 0 is 'a'"), ([1.0] * 80, "all 1"), ([np.inf] * 80, "no finite number")],
+)
+def test_numbers_that_cannot_be_regressed_are_refused(labels: Any, what: str) -> None:
+    with pytest.raises(StatesError, match=what):
+        hs.probe(planted()[0], labels, task="regress")
+
+
+def test_other_bad_input_is_refused(tiny: Tiny) -> None:
+    given, labels = planted()
+    with pytest.raises(StatesError, match="No task"):
+        hs.probe(given, labels, task="guess")  # type: ignore[arg-type]
+    with pytest.raises(StatesError, match="no columns"):
+        hs.probe(given, labels, label="class")
+    given.values[1, 7, 3] = torch.nan
+    with pytest.raises(NotFinite, match=r"layer\.1, text 7"):
+        hs.probe(given, labels)
+    with pytest.raises(NotFinite, match=r"layer\.1, text 7, position 0"):
+        hs.probe(given, labels, token="each")
+    model = tiny("llama")
+    with pytest.raises(TextError, match="empty"):
+        hs.probe(model, (["", "b"], [0, 1]))
+    with pytest.raises(TextError, match="no labels"):
+        hs.probe(model, ["one", "two"])
+    with pytest.raises(TextError, match="no label a token"):
+        hs.probe(model, "cities-complete", token="each")
+    with pytest.raises(StatesError, match="all of one text"):
+        hs.probe(model, (["The cat sat on the mat."], "position"), token="each", task="regress")
+    with pytest.raises(StatesError, match="text 0 has"):
+        hs.probe(model, (["The cat.", "The dog."], [["a"], ["b"]]), token="each")
+    with pytest.raises(StatesError, match="No ready label"):
+        hs.probe(model, (["The cat.", "The dog."], "colour"), token="each")
+
+
+def test_a_small_class_makes_few_folds() -> None:
+    given, _ = planted(rows=40)
+    result = hs.probe(given, ["a"] * 38 + ["b"] * 2)
+    assert result.facts["folds"] == 2
+    assert "100 everywhere" in result.facts["penalty"]
+    assert float(result.data["majority"]) == 0.95
+    assert hs.probe(given, ["a"] * 37 + ["b"] * 3).facts["folds"] == 3
+
+
+def test_a_text_that_comes_twice_is_not_both_learnt_and_tested() -> None:
+    """Noise, each row twice: whoever parts the twins finds all of them again."""
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randn(1, 40, 200, generator=generator).repeat(1, 2, 1)
+    labels = (torch.rand(40, generator=generator) < 0.5).repeat(2).long().tolist()
+    tokens = hs.Tokens([f"text {k % 40}" for k in range(80)], range(80), [0] * 80, range(80), ["t"] * 80)
+    together = hs.probe(hs.States((Site(0),), values, tokens, hs.Source("toy")), labels)
+    parted = hs.probe(states(values), labels)
+    assert float(parted.data["accuracy"][0]) > 0.75 > 0.7 > float(together.data["accuracy"][0])
+    assert together.facts["texts"] == 40 and together.facts["rows"] == 80
+
+
+def test_a_probe_of_token_types_is_not_selective() -> None:
+    """Hewitt and Liang: states that are the token and no more tell any label of it, a drawn one as well."""
+    rng = np.random.default_rng(0)
+    ids = rng.integers(0, 12, 400)
+    values = torch.eye(12)[torch.from_numpy(ids)][None] + 0.01 * torch.randn(1, 400, 12)
+    given = states(values, [8] * 50, ids.tolist())
+    result = hs.probe(given, [["x", "y", "z"][k % 3] for k in ids], token="each")
+    assert float(result.data["accuracy"][0]) == 1.0
+    assert float(result.data["control"][0]) > 0.95
+    assert abs(float(result.data["selectivity"][0])) < 0.05
+    assert result.facts["texts"] == 50 and result.facts["rows"] == 400
+
+
+def test_labels_of_tokens_are_flat_or_by_text() -> None:
+    given = states(torch.randn(2, 60, 5), [3] * 20, (list(range(6)) * 10))
+    flat = [str(k % 2) for k in range(60)]
+    nested = [flat[3 * k : 3 * k + 3] for k in range(20)]
+    assert hs.probe(given, flat, token="each").equals(hs.probe(given, nested, token="each"))
+
+
+@pytest.mark.parametrize("ready", ["position", "word-start", "previous-token"])
+def test_ready_labels_need_no_data(tiny: Tiny, ready: str) -> None:
+    result = hs.probe(tiny("gpt2"), ready, token="each", sites="layer.0")
+    assert result.facts["texts"] == 100
+    assert sum(result.facts["classes"].values()) == result.facts["rows"]
+    if ready == "position":  # the embeddings of gpt2 hold it as it is
+        assert {"0", "1", "2 to 3", "4 to 7"} <= set(result.facts["classes"])
+        assert result.facts["best"]["accuracy"] > 0.9
+    if ready == "previous-token":
+        assert result.facts["classes"]["(another)"] > 0
+        assert result.facts["left out"].startswith("100 of")
+    if ready == "word-start":
+        assert set(result.facts["classes"]) == {"begins a word", "goes on"}
+
+
+def test_position_is_a_number_too(tiny: Tiny) -> None:
+    texts = ["The cat sat on the mat.", "The dog sat in the garden of the house.", "A bird sang.", "It was late."] * 2
+    texts = [f"{text} {k}" for k, text in enumerate(texts)]
+    result = hs.probe(tiny("gpt2"), (texts, "position"), token="each", task="regress", sites="layer.0")
+    assert result.facts["best"]["r2"] > 0.6
+    assert "mix" not in result.facts
+
+
+def test_a_model_and_its_states_give_the_same(tiny: Tiny) -> None:
+    model = tiny("llama")
+    texts = [f"The {animal} sat {k}." for k in range(6) for animal in ("cat", "dog")]
+    labels = ["cat", "dog"] * 6
+    captured = model.capture(texts)
+    assert isinstance(captured, hs.States)
+    direct, read = hs.probe(model, (texts, labels), token="mean"), hs.probe(captured, labels, token="mean")
+    np.testing.assert_allclose(direct.data["accuracy"], read.data["accuracy"])
+    assert direct.facts["best"]["accuracy"] == 1.0
+    assert hs.probe(tiny("t5"), (texts, labels), sites="decoder.layer.*").data["site"].values[0] == "decoder.layer.0"
+
+
+def test_the_mix_is_that_of_its_definition() -> None:
+    """One site is a plain probe; of several, no small change of weights or coefficients is better."""
+    given, labels = planted(rows=60, sites=3)
+    own = torch.stack([standardised(site)[0] for site in given.values.double()])
+    targets = torch.tensor([int(one == "yes") for one in labels])[None]
+    every = Problems(torch.ones(1, 60, dtype=torch.bool), targets, torch.tensor([5.0], dtype=torch.float64))
+    for learner in (logistic(2, 1e-8), ridge()):
+        alone = mix(own[:1], every, learner, 1e-8)
+        torch.testing.assert_close(alone.scores, learner.fit(own[0], every).scores(own[0]), atol=1e-5, rtol=1e-5)
+        mixed = mix(own, every, learner, 1e-8)
+        torch.testing.assert_close(mixed.weights.sum(0), torch.ones(1, dtype=torch.float64))
+        at_weights = (mixed.weights[:, 0, None, None] * own).sum(0)
+        assert mixed.converged.all() and mixed.weights[PLANTED, 0] > 0.5
+        assert learner.losses(mixed.scores, targets.T).mean() < 0.25
+        assert at_weights.shape == own[0].shape
+
+
+def test_intervals_hold_what_they_say() -> None:
+    low, high = of_shares(np.array([True] * 8 + [False] * 2), np.arange(10))[1:3]
+    assert (round(low, 4), round(high, 4)) == (0.4902, 0.9433)  # Wilson's, as in the tables
+    sure = of_shares(np.ones(20, dtype=bool), np.arange(20))
+    assert sure.high == 1 and 0.8 < sure.low < 0.85
+    rng = np.random.default_rng(0)
+    groups = np.repeat(np.arange(20), 10)
+    alike = np.repeat(rng.random(20) < 0.6, 10)
+    one, ten = of_shares(alike, groups), of_shares(alike, np.arange(200))
+    assert one.low < ten.low < ten.high < one.high, "rows of one text that go together count for fewer"
+    held = 0
+    for seed in range(60):
+        right = np.repeat(np.random.default_rng(seed).random(30) < 0.7, 5)
+        interval = of_shares(right, np.repeat(np.arange(30), 5))
+        held += interval.low <= 0.7 <= interval.high
+    assert held >= 51
+    error = rng.random(50)
+    interval = of_errors(error, np.ones(50), np.arange(50), 10, 0)
+    assert interval.low_of_all < interval.low < interval.score < interval.high
+    assert interval.score == pytest.approx(1 - error.mean())
+
+
+@pytest.mark.real
+def test_which_city_comes_next_is_known_late(smollm2: hs.Model) -> None:
+    result = hs.probe(smollm2, "cities-incomplete", sites="layer.0,layer.12,layer.26,final")
+    accuracy = dict(zip(result.data["site"].values.tolist(), result.data["accuracy"].values.tolist(), strict=True))
+    assert accuracy["layer.26"] > 0.75 and accuracy["layer.0"] <= 0.55
+    assert "layer.26" in result.facts["chance"]["sites above it"]
+    assert result.facts["classes"] == {"Montreal": 25, "Toronto": 25}
+    lines, weights = pictures(result)
+    assert isinstance(lines, Lines) and isinstance(weights, Lines)
+    assert [series.name for series in lines.series] == ["probe", "control labels", "largest class", "mix of all sites"]
