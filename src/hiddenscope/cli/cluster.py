@@ -33,7 +33,7 @@ def cluster(
         _print(result)
 
 
-def _print(result: hs.Result) -> None:
+def _print(result: "hs.Result") -> None:
     facts = result.facts
     unit = "tokens" if "tokens" in facts else "texts"
     typer.echo(visible(f"{result.title}: {facts[unit]} {unit}, {facts['clusters']} clusters, {facts['noise']} in none"))

@@ -61,7 +61,7 @@ def opened(source: str) -> Any:
         raise errors.FileError(f"Cannot read vectors from {source}", str(error), "Give a .npy file.") from error
 
 
-def _print(result: hs.Result) -> None:
+def _print(result: "hs.Result") -> None:
     facts = result.facts
     typer.echo(visible(f"{result.title}: {facts['searched']}, by {facts['nearness']}"))
     named = "string" if "string" in result.data else "number"
