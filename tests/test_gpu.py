@@ -1,5 +1,6 @@
 """What only a GPU shows: states that leave it on a stream of their own are the ones the pass made."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -95,3 +96,44 @@ def test_an_edit_with_the_recorded_values_changes_nothing(model):
     assert torch.equal(edited.logits, full.logits)
     changed = hs.edit(model, given, {"layer.1": hs.Scale(0.5)}, logits=True)
     assert not torch.equal(changed.logits, full.logits)
+
+
+ANALYSES = {
+    "lens": (lambda model, a, b: hs.lens(model, [a], target=30), "entropy"),
+    "visibility": (lambda model, a, b: hs.visibility(model, [a], measure="frobenius"), "frobenius"),
+    "patch": (lambda model, a, b: hs.patch(model, clean=[a], corrupt=[b], answer=30, other=31), "effect"),
+    "steer": (
+        lambda model, a, b: hs.steer(
+            model, [a], along=([a], [b]), sites="layer.1,layer.2", answers=[30, 31], quality=[a, b], new_tokens=3
+        ),
+        "log_odds",
+    ),
+    "profile": (lambda model, a, b: hs.profile(model, [a, b]), "norm"),
+    "compare": (lambda model, a, b: hs.compare(model, [a], [b]), "l2"),
+}
+
+
+@pytest.mark.parametrize("name", ANALYSES)
+def test_an_analysis_gives_what_it_gives_on_a_cpu(name):
+    analyse, variable = ANALYSES[name]
+    a, b = texts((9, 9))
+    b = [*a[:4], *b[4:]]
+    here, there = (hs.load((tiny_model("llama").to(device), None)) for device in ("cuda", "cpu"))
+    found, expected = (analyse(model, a, b).data[variable].to_numpy() for model in (here, there))
+    assert found.shape == expected.shape
+    np.testing.assert_allclose(found, expected, rtol=2e-3, atol=2e-3, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", ANALYSES)
+def test_an_analysis_runs_in_bfloat16(name):
+    analyse, variable = ANALYSES[name]
+    a, b = texts((9, 9))
+    found = analyse(hs.load((tiny_model("llama").to("cuda", torch.bfloat16), None)), a, [*a[:4], *b[4:]])
+    assert found.data[variable].size
+
+
+def test_vectors_of_texts_give_what_they_give_on_a_cpu(model):
+    given = texts()
+    pooled = hs.embed(model, given, site="layer.3", pool="mean", normalize=False)
+    expected = model.capture(given).pool("mean", "layer.3").numpy()
+    np.testing.assert_allclose(pooled, expected, rtol=2e-2, atol=2e-2)

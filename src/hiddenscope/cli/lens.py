@@ -49,7 +49,7 @@ def _fit(shared: Shared, texts: list[str], kind: Any) -> None:
         typer.echo(visible(f"{fitted!r}, kept in {shared.out}"))
 
 
-def _print_last(result: hs.Result) -> None:
+def _print_last(result: "hs.Result") -> None:
     """What every layer says after the last token."""
     here = result.data.isel(token=-1)
     columns = (here[name].values.tolist() for name in ("site", "entropy", "kl", "word", "probability"))
