@@ -70,7 +70,7 @@ def test_models_lists_the_zoo(tmp_path: Path) -> None:
     assert [row["name"] for row in json.loads((tmp_path / "models.json").read_text())] == ["minilm"]
 
 
-@pytest.mark.parametrize(("name", "found"), [("nowhere/x.json", "there is no folder"), ("x.pdf", "it is JSON")])
+@pytest.mark.parametrize(("name", "found"), [("nowhere/x.json", "there is no folder"), ("x.pdf", "what is written here is .json")])
 def test_a_list_that_cannot_be_written(tmp_path: Path, name: str, found: str) -> None:
     done = runner.invoke(cli.app, ["models", "--out", str(tmp_path / name)])
     assert done.exit_code == 2
@@ -267,7 +267,7 @@ def test_demo_writes_a_page_and_says_where(folder: str, tmp_path: Path, monkeypa
 
 def test_demo_is_a_page(folder: str, tmp_path: Path) -> None:
     done = runner.invoke(cli.app, ["demo", "--model", folder, "--quiet", "--out", str(tmp_path / "x.safetensors")])
-    assert (done.exit_code, "it is a page" in done.stderr) == (2, True)
+    assert (done.exit_code, "what is written here is .html" in done.stderr) == (2, True)
 
 
 def test_an_error_with_an_interrupt_behind_it_is_an_interrupt() -> None:

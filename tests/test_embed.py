@@ -176,4 +176,4 @@ def test_the_command_keeps_the_vectors(
     np.testing.assert_array_equal(readers[suffix](out), hs.embed(tiny("bert"), TEXTS, pool="last"))
     wrong = CliRunner().invoke(cli.app, ["embed", "A dog", "--out", str(tmp_path / "vectors.txt")])
     assert wrong.exit_code == 2
-    assert "the formats are .npy .safetensors .csv" in wrong.output
+    assert "what is written here is .npy .safetensors .csv" in wrong.output

@@ -6,11 +6,12 @@ import typer
 
 import hiddenscope as hs
 from hiddenscope import errors
-from hiddenscope.cli.command import Shared, SitesOption, TextsArgument, TruncateOption, command
+from hiddenscope.cli.command import Shared, SitesOption, TextsArgument, TruncateOption, command, writes
 from hiddenscope.cli.terminal import lines_of, print_json, visible
 
 
 @command
+@writes(".safetensors")
 def capture(
     shared: Shared,
     texts: TextsArgument,

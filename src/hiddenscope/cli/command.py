@@ -3,7 +3,7 @@
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -15,6 +15,8 @@ import typer
 import hiddenscope as hs
 from hiddenscope import errors, progress
 from hiddenscope.cli.terminal import visible
+
+RESULTS = (".html", ".png", ".svg", ".pdf", ".json", ".csv", ".nc")
 
 TextsArgument = Annotated[list[str], typer.Argument(help="The texts; - reads one a line from stdin.")]
 SitesOption = Annotated[str, typer.Option(help="Which states: layer.3, layer.*, final, *.attn, a comma list.")]
@@ -55,13 +57,23 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
         shared = Shared(**{field.name: given.pop(field.name) for field in fields(Shared)})
         progress.show(shared.progress)
         with _errors_in_words(shared.debug):
-            _has_a_folder(shared.out)
+            _can_be_written(shared.out, getattr(function, "suffixes", RESULTS))
             function(shared, **given)
 
     run.__name__, run.__doc__ = function.__name__, function.__doc__
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in [*own, *options]}
     run.__signature__ = inspect.Signature([*own, *options])  # type: ignore[attr-defined]
     return run
+
+
+def writes(*suffixes: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Say what a command writes with --out, where that is something else than a result."""
+
+    def said(function: Callable[..., None]) -> Callable[..., None]:
+        function.suffixes = suffixes  # type: ignore[attr-defined]
+        return function
+
+    return said
 
 
 @contextmanager
@@ -97,11 +109,16 @@ def _was_interrupted(error: BaseException | None) -> bool:
     return error is not None
 
 
-def _has_a_folder(out: Path | None) -> None:
-    """Say at once, and not after a long run, that there is no place to write to."""
-    if out is not None and not out.parent.is_dir():
+def _can_be_written(out: Path | None, suffixes: Sequence[str]) -> None:
+    """Say at once, and not after a long run, that nothing can be written there."""
+    if out is None:
+        return
+    if not out.parent.is_dir():
         found = f"there is no folder {str(out.parent)!r}"
         raise errors.FileError(f"Cannot write {str(out)!r}", found, "Make it, or name another.")
+    if out.suffix.lower() not in suffixes:
+        found = f"what is written here is {' '.join(suffixes)}"
+        raise errors.FileError(f"Cannot write {str(out)!r}", found, "Give the path such a suffix.")
 
 
 def _leave(message: str, code: int) -> NoReturn:

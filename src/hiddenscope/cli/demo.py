@@ -8,11 +8,12 @@ import typer
 
 import hiddenscope as hs
 from hiddenscope import errors, progress
-from hiddenscope.cli.command import Shared, command
+from hiddenscope.cli.command import Shared, command, writes
 from hiddenscope.cli.terminal import print_json, table, visible
 
 
 @command
+@writes(".html")
 def demo(shared: Shared) -> None:
     """Write a page that shows a model's states, and say where it lies.
 

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import hiddenscope as hs
-from hiddenscope import errors
-from hiddenscope.cli.command import Shared, TruncateOption, command
+from hiddenscope.cli.command import Shared, TruncateOption, command, writes
 from hiddenscope.cli.terminal import lines_of, print_json
 from hiddenscope.files import replacing
 
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-FORMATS = (".npy", ".safetensors", ".csv")
 FilesArgument = Annotated[
     list[str], typer.Argument(help="A file of texts (.txt .jsonl .csv .parquet), or the texts; - is stdin.")
 ]
@@ -27,6 +25,7 @@ PoolOption = Annotated[
 
 
 @command
+@writes(".npy", ".safetensors", ".csv")
 def embed(
     shared: Shared,
     texts: FilesArgument,
@@ -40,9 +39,6 @@ def embed(
 
     --out vectors.npy, .safetensors or .csv keeps them, one row a text in the order given.
     """
-    if shared.out and shared.out.suffix.lower() not in FORMATS:
-        found = f"the formats are {' '.join(FORMATS)}"
-        raise errors.FileError(f"Cannot save vectors as {shared.out}", found, "Give the path one of these suffixes.")
     vectors = hs.embed(
         shared.load(),
         texts_in(texts),

@@ -6,11 +6,12 @@ import typer
 
 import hiddenscope as hs
 from hiddenscope import errors
-from hiddenscope.cli.command import Shared, SitesOption, TextsArgument, command, handed_out
+from hiddenscope.cli.command import RESULTS, Shared, SitesOption, TextsArgument, command, handed_out, writes
 from hiddenscope.cli.terminal import lines_of, print_json, table, visible
 
 
 @command
+@writes(*RESULTS, ".safetensors")
 def lens(
     shared: Shared,
     texts: TextsArgument,

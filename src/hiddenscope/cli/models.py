@@ -4,13 +4,14 @@ import json
 from dataclasses import asdict
 
 from hiddenscope import errors
-from hiddenscope.cli.command import Shared, command
+from hiddenscope.cli.command import Shared, command, writes
 from hiddenscope.cli.terminal import print_json, table
 from hiddenscope.files import replacing
 from hiddenscope.loading import zoo
 
 
 @command
+@writes(".json")
 def models(shared: Shared) -> None:
     """List the zoo: models that need no model hub.
 
@@ -22,10 +23,6 @@ def models(shared: Shared) -> None:
         raise errors.UnknownModel(f"No model {shared.model!r} in the zoo", f"it has {names}", "Name one of those.")
     listing = [{**asdict(row), "path": str(row.path) if row.path else None} for row in rows]
     if shared.out:
-        if shared.out.suffix.lower() != ".json":
-            raise errors.FileError(
-                f"Cannot save a list as {shared.out}", "it is JSON", "Give the path the suffix .json."
-            )
         with replacing(shared.out) as fresh:
             fresh.write_text(json.dumps(listing, indent=2) + "\n", "utf-8")
     if shared.json:
