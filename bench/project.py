@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -66,7 +67,8 @@ def _in_processes(repeats: int) -> list[Row]:
         """Wall time from when everybody is warm; CPU time would not see the other process."""
         with Crew(points) as crew:
             crew._thread.join()
-            time.sleep(40 if crew.helpers else 0)
+            while len([*Path(crew._folder.name).glob("*.warm")]) < crew.helpers:
+                time.sleep(0.1)
             begin = time.perf_counter()
             crew.pictures(jobs, lambda amount: None)
             return time.perf_counter() - begin

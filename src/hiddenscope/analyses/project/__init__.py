@@ -37,6 +37,7 @@ from hiddenscope.measures.separation import Score
 from hiddenscope.model import Model
 from hiddenscope.results import Result
 from hiddenscope.states import Pair, Readable, Source
+from hiddenscope.texts import Labelled
 from hiddenscope.vectors import Token
 
 Cell: TypeAlias = tuple[Distances, Mapping[str, Score]]
@@ -76,21 +77,29 @@ def project(
     _known(method, neighbours, seed)
     models = [source] if isinstance(source, Model) else _models(source)
     given = datasets(data, text, label) if models else {}
-    expected = sum(len(one.texts) for one in given.values()) * sum(len(m.anatomy.select(sites)) for m in models)
-    with Crew(expected) if method == "umap" else nullcontext() as crew:
+    with Crew(_expected(source, models, given, sites)) if method == "umap" else nullcontext() as crew:
         if models:
             parts = list(of_models(models, given, sites, token, truncate))
         else:
             parts = [of_states(source, data, sites, token)]  # type: ignore[arg-type]
         plan = Plan(method, _neighbours(parts, method, neighbours), _seeds(parts, method, seed))
-        asked = [(model, one) for model in models for one in given.values()] if token == "last" else []
         facts: dict[str, Any] = {"points": POINTS.get(str(token), f"token: {token}"), "seed": seed}
-        choices = [first_choices(model, one.texts, one.labels) for model, one in asked] or [None] * len(parts)
+        asked = [(model, one.labels) for model in models for one in given.values()] if token == "last" else []
+        choices = [first_choices(model, part, labels) for part, (model, labels) in zip(parts, asked, strict=False)]
+        choices = choices or [None] * len(parts)
         cells = _cells(parts, seed)
         at_once = Plan("pca", plan.neighbours, (seed,))
         if first is not None and method != "pca":
             first(_result(parts, _panels(parts, cells, at_once, None), at_once, choices, facts))
         return _result(parts, _panels(parts, cells, plan, crew), plan, choices, facts)
+
+
+def _expected(source: Any, models: list[Model], given: Mapping[str, Labelled], sites: Any) -> int:
+    """How many points there will be over all sites, before any state is captured."""
+    if models:
+        return sum(len(one.texts) for one in given.values()) * sum(len(m.anatomy.select(sites)) for m in models)
+    part = source.encoder if isinstance(source, Pair) else source
+    return int(part.tokens.count * len(part.sites))
 
 
 def _models(source: Any) -> list[Model]:

@@ -3,44 +3,51 @@
 from collections.abc import Sequence
 from typing import Any
 
-from hiddenscope import progress
+import torch
+from torch import Tensor
+
+from hiddenscope.analyses.project.parts import Part
+from hiddenscope.errors import PassError
 from hiddenscope.model import Model
-from hiddenscope.passes import record
-from hiddenscope.states import States
+from hiddenscope.passes.tail import Tail
+from hiddenscope.vectors import vectors
 
-AT_ONCE = 8
+AT_ONCE = 64
 
 
-def first_choices(model: Model, texts: Sequence[str], labels: Sequence[Any] | None) -> int | None:
+def first_choices(model: Model, part: Part, labels: Sequence[Any] | None) -> int | None:
     """How many texts the model would go on with their label; None if that cannot be asked.
 
-    It can be asked of a causal model with a head whose tokenizer has every label as one token.
+    It can be asked of a causal model with a head whose tokenizer has every label as one token. Of its last layer only
+    the last token of each text is needed, and the model's own tail makes logits of these.
     """
-    stacks = model.anatomy.stacks
-    if (
-        labels is None
-        or model.tokenizer is None
-        or model.anatomy.head is None
-        or len(stacks) > 1
-        or not stacks[0].causal
-    ):
+    anatomy = model.anatomy
+    if labels is None or part.texts is None or anatomy.head is None or len(anatomy.stacks) > 1:
         return None
     tokens = {said: _token(model, said) for said in dict.fromkeys(labels)}
-    if None in tokens.values():
+    if None in tokens.values() or not anatomy.stacks[0].causal:
         return None
-    together = AT_ONCE if model.batches and model.turn is None else 1
-    right = 0
-    with progress.track("Asking for the next word", total=len(texts)) as advance:
-        for start in range(0, len(texts), together):
-            some = range(start, min(start + together, len(texts)))
-            made = record(model, [texts[row] for row in some], "layer.-1", logits=True)
-            assert made.logits is not None
-            assert isinstance(made.states, States)
-            ends = made.states.tokens.lengths.cumsum() - 1
-            chosen = made.logits[ends].argmax(-1).tolist()
-            right += sum(chosen[k] == tokens[labels[row]] for k, row in enumerate(some))
-            advance(len(some))
-    return right
+    try:
+        (last,) = anatomy.select("layer.-1")
+        tail = Tail(model, last)
+        chosen = [token for rows in torch.split(_last(model, part, last), AT_ONCE) for token in _chosen(tail, rows)]
+    except PassError:  # a model that cannot be entered at its last layer
+        return None
+    return sum(token == tokens[label] for token, label in zip(chosen, labels, strict=True))
+
+
+def _last(model: Model, part: Part, last: Any) -> Tensor:
+    """The last layer at the last token of each text, as the model made it."""
+    if last in part.sites:
+        values = part.values[part.sites.index(last)]
+    else:
+        values = vectors(model, list(part.texts or ()), sites=last, token="last").values[0]
+    return values.to(model.device, model.dtype)
+
+
+def _chosen(tail: Tail, rows: Tensor) -> list[int]:
+    found: list[int] = tail.logits(tail.ready(rows)).argmax(-1).tolist()
+    return found
 
 
 def _token(model: Model, label: Any) -> int | None:

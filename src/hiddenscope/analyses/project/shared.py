@@ -65,6 +65,7 @@ def work(folder: Path) -> Iterator[int]:
 def help_with(folder: Path, whom: int) -> None:
     """What a process that helps does: get warm, wait until all is laid out, work, and go."""
     warm()
+    (folder / f"{os.getpid()}.warm").touch()
     while folder.is_dir() and not (folder / "ready").exists():
         time.sleep(0.05)
         if os.getppid() != whom:
