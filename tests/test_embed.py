@@ -160,8 +160,9 @@ def test_the_command_keeps_the_vectors(
 ) -> None:
     from safetensors.numpy import load_file
 
+    model = tiny("bert")
     monkeypatch.setattr(
-        sys.modules["hiddenscope.cli.command"].hs, "load", lambda *given, **options: tiny("bert"), raising=False
+        sys.modules["hiddenscope.cli.command"].hs, "load", lambda *given, **options: model, raising=False
     )
     out, texts = tmp_path / f"vectors{suffix}", tmp_path / "texts.txt"
     texts.write_text("\n".join(TEXTS))

@@ -253,7 +253,7 @@ def test_nothing_is_left_behind(tiny: Tiny, hanging: Callable[[nn.Module], Any])
 
 
 BAD: list[tuple[str, dict[str, Any], type[Exception], str]] = [
-    ("llama", {"target": " cats and"}, TextError, r"it is \d+ tokens: ' c' .* Give one token"),
+    ("llama", {"target": " cats and"}, TextError, r"it is \d+ tokens: ' c' .* Give a single token"),
     ("llama", {"target": ""}, TextError, "it is no token at all"),
     ("llama", {"target": 500}, TextError, "the ids of .* are 0 to 127"),
     ("bert", {"target": "next"}, TextError, "sees the whole text"),

@@ -92,34 +92,15 @@ def _countable(k: Any, words: int, model: Model) -> None:
 
 def _aim(model: Model, target: str | int | None, causal: bool) -> str | int | None:
     """The one token that is meant, or the next of each."""
-    if target is None or isinstance(target, int):
-        if isinstance(target, int) and not 0 <= target < model.encoder.vocabulary:
-            found = f"the ids of {model.name} are 0 to {model.encoder.vocabulary - 1:,}"
-            raise TextError(f"The target {target}", found, "Give one of these, or the token as text.")
-        return target
+    if target is None:
+        return None
     if target == NEXT:
         if not causal:
             found = f"{model.name} sees the whole text, and does not say what comes next"
             raise TextError("The next token as a target", found, "Give a token.")
         return NEXT
-    return _one_token(model, target)
-
-
-def _one_token(model: Model, target: str) -> int:
-    if model.tokenizer is None:
-        found = f"{model.name} was loaded without a tokenizer"
-        raise TextError(f"The target {target[:40]!r}", found, "Give the token's id.")
     with model.lock:
-        ids = model.tokenizer(target, add_special_tokens=False).input_ids
-        bare = model.tokenizer(target.lstrip(" "), add_special_tokens=False).input_ids
-        if len(ids) != 1 and len(bare) == 1 and model.encoder.string(bare[0]) == target:
-            ids = bare  # tokenizers that begin every text with a space of their own
-        pieces = [model.encoder.string(piece) for piece in ids]
-    if len(ids) != 1:
-        said = " ".join(map(repr, pieces)) or "none"
-        found = f"it is {len(ids)} tokens: {said}" if ids else "it is no token at all"
-        raise TextError(f"The target {target[:40]!r}", found, "Give one token, with the space before it if it has one.")
-    return int(ids[0])
+        return model.encoder.one(target)
 
 
 def _aims(aim: str | int | None, tokens: Tokens) -> NDArray[np.int64] | None:

@@ -78,28 +78,11 @@ def answers_of(model: Model, answers: Any) -> Answers:
     listed = [answers] if isinstance(answers, str | int) else list(answers)
     if not listed:
         raise TextError("Answers", "there are none", "Give one at least, or leave `answers` out.")
-    ids = tuple(_single(model, answer) for answer in listed)
+    with model.lock:
+        ids = tuple(model.encoder.one(answer, "answer") for answer in listed)
     if len(set(ids)) < len(ids):
         raise TextError(f"The answers {listed}", "two of them are one token", "Give each once.")
     return Answers(ids, tuple(map(model.encoder.string, ids)))
-
-
-def _single(model: Model, answer: Any) -> int:
-    asked = f"The answer {answer!r}"
-    if isinstance(answer, int) and not isinstance(answer, bool):
-        if not 0 <= answer < model.encoder.vocabulary:
-            raise TextError(asked, f"ids run from 0 to {model.encoder.vocabulary - 1:,}", "Give one of these.")
-        return answer
-    if not isinstance(answer, str) or model.tokenizer is None:
-        found = f"it is {type(answer).__name__}" if not isinstance(answer, str) else f"{model.name} has no tokenizer"
-        raise TextError(asked, found, "Give the id of a token.")
-    ids: list[int] = model.tokenizer(answer, add_special_tokens=False, verbose=False)["input_ids"]
-    if len(ids) != 1:
-        pieces = " and ".join(repr(model.encoder.string(one)) for one in ids) or "nothing"
-        raise TextError(asked, f"to {model.name} it is {pieces}", "Give a single token, with its space: ' Paris'.")
-    if ids[0] == getattr(model.tokenizer, "unk_token_id", None):
-        raise TextError(asked, f"the tokenizer of {model.name} does not know it", "Give another.")
-    return ids[0]
 
 
 def plain_texts_of(model: Model, texts: Texts) -> list[Question]:

@@ -77,7 +77,8 @@ def _asked(model: Model, stacks: Mapping[str | None, Encoded], target: str | int
     """
     name, predicted = list(stacks.items())[-1]
     if target is not None:
-        one = _one_token(model, target)
+        with model.lock:
+            one = model.encoder.one(target)
         return [(one,) * len(ids) for ids in predicted.ids]
     if not model.anatomy.stacks[-1].causal:
         return list(predicted.ids)
@@ -89,22 +90,3 @@ def _asked(model: Model, stacks: Mapping[str | None, Encoded], target: str | int
         assert logits is not None
         found.append((*ids[1:], int(logits[-1].argmax())))
     return found
-
-
-def _one_token(model: Model, target: str | int) -> int:
-    """The id of a target that is one token; of several, the error says which."""
-    if isinstance(target, str):
-        if model.tokenizer is None:
-            found = f"{model.name} was loaded without a tokenizer"
-            raise TextError(f"The target {target[:40]!r}", found, "Give the id of a token.")
-        with model.lock:
-            ids = model.tokenizer(target, add_special_tokens=False)["input_ids"]
-            pieces = ", ".join(repr(model.encoder.string(i)) for i in ids[:8]) or "no token"
-        if len(ids) != 1:
-            do = "Give one token, with the space before it where a word begins, or an id."
-            raise TextError(f"The target {target[:40]!r}", f"to the tokenizer it is {pieces}", do)
-        return int(ids[0])
-    if type(target) is not int or not 0 <= target < model.encoder.vocabulary:
-        found = f"ids run from 0 to {model.encoder.vocabulary - 1:,}"
-        raise TextError(f"The target {str(target)[:40]}", found, "Give a token, or its id.")
-    return target
