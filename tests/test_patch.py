@@ -265,7 +265,7 @@ def test_a_model_that_fills_masks_is_read_at_the_mask() -> None:
 
 
 def test_what_was_not_saved_is_told(tiny: Tiny) -> None:
-    assert "notes" not in hs.patch(tiny("llama"), **GIVEN).facts
+    assert "notes" not in hs.patch(hs.load((tiny_model("llama"), None)), **GIVEN).facts
     assert "keys and values were computed anew" in hs.patch(tiny("mamba"), **GIVEN).facts["notes"][0]
     assert "every block was run" in hs.patch(tiny("t5"), **GIVEN, targets=[[5, 9]]).facts["notes"][0]
     cost = hs.patch(tiny("llama"), **GIVEN).facts["cost"]
@@ -276,14 +276,14 @@ def test_what_was_not_saved_is_told(tiny: Tiny) -> None:
 CATS = {"clean": "the mat and a", "corrupt": "the hat and a"}
 FORMS: dict[str, Any] = {"clean": [CLEAN, CLEAN[1:]], "corrupt": [CORRUPT, CORRUPT[1:]]}
 BAD: dict[str, tuple[str, dict[str, Any], type[Error], str]] = {
-    "pieces": ("llama", {**CATS, "answer": " Paris", "other": " a"}, TextError, "tokens here"),
+    "pieces": ("llama", {**CATS, "answer": " Paris", "other": " a"}, TextError, "5 tokens: ' ' 'P'"),
     "space": ("llama", {**CATS, "answer": "nd", "other": " a"}, TextError, "Did you mean ' nd'?"),
     "equal": ("llama", {**GIVEN, "other": 60}, TextError, "both are"),
     "same texts": ("llama", {**GIVEN, "corrupt": [CLEAN]}, TextError, "they are the same"),
     "one token": ("llama", {**GIVEN, "clean": [[7]]}, TextError, "it has one token"),
     "counts": ("llama", {**GIVEN, "clean": [CLEAN, CLEAN]}, TextError, "2 clean and 1 corrupt"),
     "answers": ("llama", {**GIVEN, "answer": [60, 61]}, TextError, "2 for 1 pairs"),
-    "id": ("llama", {**GIVEN, "answer": 10**6}, TextError, "ids run from 0"),
+    "id": ("llama", {**GIVEN, "answer": 10**6}, TextError, "are 0 to 127"),
     "kind": ("llama", {**GIVEN, "answer": 1.5}, TextError, "it is float"),
     "missing": ("llama", {"clean": [CLEAN]}, TextError, "no corrupt and no answer"),
     "what": ("llama", {**GIVEN, "what": "cross"}, TextError, "'attn'"),
@@ -404,7 +404,7 @@ def test_the_capital_moves_from_the_country_to_the_last_token(smollm2: hs.Model)
     assert "notes" not in result.facts
     check = result.facts["largest effect computed again alone"]
     assert check["in the sweep"] == pytest.approx(check["alone"], abs=1e-4)
-    with pytest.raises(TextError, match="tokens here, ' K"):
+    with pytest.raises(TextError, match="tokens: ' K"):
         hs.patch(smollm2, **{**given, "answer": " Königsberg"})
     spaceless = hs.patch(smollm2, **{**given, "answer": "Paris"}, method="attribution")
     assert "' Paris' is another token" in spaceless.facts["notes"][0]

@@ -48,31 +48,8 @@ def pairs(
 
 def single(model: Model, answer: Any, encoded: Encoded | None, number: int) -> int:
     """The one token that an answer is where it is read; `encoded` holds the text before it, None for a mask's place."""
-    if isinstance(answer, bool) or not isinstance(answer, str | int):
-        raise TextError("An answer", f"it is {type(answer).__name__}", "Give a string that is one token, or its id.")
-    size = model.encoder.vocabulary
-    if isinstance(answer, int):
-        if not 0 <= answer < size:
-            raise TextError(f"The answer {answer}", f"ids run from 0 to {size - 1:,}", "Give one of these.")
-        return answer
-    tokenizer: Any = model.tokenizer
-    if tokenizer is None:
-        raise TextError(f"The answer {answer!r}", f"{model.name} has no tokenizer", "Give the id of its token.")
     before = encoded.texts[number] if encoded is not None and encoded.texts else ""
-    ids = _pieces(tokenizer, before + answer)
-    context = _pieces(tokenizer, before) if before else []
-    grown = ids[len(context) :] if ids[: len(context)] == context else []
-    if len(grown) == 1:
-        return int(grown[0])
-    pieces = grown or _pieces(tokenizer, answer)
-    said = " ".join(repr(model.encoder.string(piece)) for piece in pieces)
-    found = f"it is {len(pieces)} tokens here, {said}" if grown else "it grows together with the word before it"
-    spaced = "" if answer[:1].isspace() or not before else f" Did you mean {' ' + answer!r}?"
-    raise TextError(f"The answer {answer!r}", found, f"Give one that is a single token, or its id.{spaced}")
-
-
-def _pieces(tokenizer: Any, text: str) -> list[int]:
-    return [int(i) for i in tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]] if text else []
+    return model.encoder.one(answer, "answer", before=before)
 
 
 def _listed(given: Any, count: int, name: str) -> list[Any]:
