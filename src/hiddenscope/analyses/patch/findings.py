@@ -1,6 +1,6 @@
 """Findings: what pairs gave, averaged and labelled, and what it shows."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -120,21 +120,11 @@ def facts_of(
             facts["largest effect computed again alone"] = max(
                 checks, key=lambda c: abs(c["in the sweep"] - c["alone"])
             )
-    notes = [*_spaceless(model, first), *dict.fromkeys(note for one in made for note in one.notes)]
+    notes = [*first.notes, *dict.fromkeys(note for one in made for note in one.notes)]
     notes += [f"{summarise(left_out)} cannot be changed and is left out"] if left_out else []
     if any(None in column for some in first.columns.values() for column in some):
         notes.append("the texts have different lengths: tokens that only one has are gaps")
     return facts | ({"notes": notes} if notes else {})
-
-
-def _spaceless(model: Model, pair: TextPair) -> Iterator[str]:
-    """A word without a space before it is seldom what comes next; the tokenizer may know it with one."""
-    tokenizer: Any = model.tokenizer
-    for answer in (pair.answer, pair.other) if tokenizer is not None and model.anatomy.stacks[-1].causal else ():
-        string = model.encoder.string(answer)
-        spaced = tokenizer(f" {string}", add_special_tokens=False)["input_ids"] if string[:1].isalpha() else []
-        if len(spaced) == 1 and spaced[0] != answer:
-            yield f"{string!r} was asked for, and {' ' + string!r} is another token"
 
 
 def _token(data: "xarray.Dataset", column: int) -> str:

@@ -1,6 +1,6 @@
 """Pairs: a clean and a corrupt text, how their tokens stand side by side, and where which answer is read."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ class TextPair:
     at: tuple[int, int]
     answer: int
     other: int
+    notes: tuple[str, ...] = ()
 
 
 def pairs(
@@ -87,7 +88,18 @@ def _pair(
     at = tuple(_place(model, side, position, masked=masked) for side in fed)
     names = ("encoder", "decoder") if aims is not None else (None,)
     columns = {name: in_columns(*(fed if name == "decoder" else ids)) for name in names}
-    return TextPair(ids, None if aims is None else aims.ids[number], columns, (at[0], at[1]), answer, other)
+    notes = () if masked else tuple(_spaceless(model, answers))
+    return TextPair(ids, None if aims is None else aims.ids[number], columns, (at[0], at[1]), answer, other, notes)
+
+
+def _spaceless(model: Model, answers: Sequence[Any]) -> Iterator[str]:
+    """A word without a space before it is seldom what comes next; the tokenizer may know it with one."""
+    tokenizer: Any = model.tokenizer
+    for answer in answers:
+        if isinstance(answer, str) and answer[:1].isalpha():
+            spaced = tokenizer(f" {answer}", add_special_tokens=False, verbose=False)["input_ids"]
+            if len(spaced) == 1:
+                yield f"{answer!r} was asked for, and {' ' + answer!r} is another token"
 
 
 def _place(model: Model, ids: Sequence[int], position: int | None, *, masked: bool) -> int:
