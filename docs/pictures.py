@@ -3,31 +3,34 @@
 from pathlib import Path
 
 import hiddenscope as hs
-from hiddenscope.views import pictures
+from hiddenscope.views import View, pictures
 from hiddenscope.views.figures import image
 
 FOLDER = Path(__file__).with_name("pictures")
 DPI = 130  # sharp on a screen, and small
+SENTENCE, ANOTHER = "The capital of France is Paris.", "The capital of Germany is Berlin."
+PROMPTS = {"clean": "The capital of France is", "corrupt": "The capital of Germany is"}
+CITIES = {name: name for name in ("cities-incomplete", "cities-complete")}
+SOME = "layer.0,layer.8,layer.16,layer.24,layer.29,final"
 
 
-def draw() -> dict[str, bytes]:
-    """Every picture by its name."""
+def views() -> dict[str, tuple[View, ...]]:
+    """What each picture shows, by its name."""
     model = hs.load()
-    norms = hs.profile(model, "The capital of France is Paris.")
-    difference = hs.compare(model, "The capital of France is Paris.", "The capital of Germany is Berlin.")
-    pair = {"clean": "The capital of France is", "corrupt": "The capital of Germany is"}
-    patched = hs.patch(model, **pair, answer=" Paris", other=" Berlin")
-    seen = hs.visibility(model, "The capital of France is Paris.")
-    shown = {
-        "patch.png": pictures(patched),
-        "norms.png": pictures(norms)[:2],
-        "difference.png": pictures(difference)[:2],
+    along = pictures(hs.project(model, CITIES, method="pca"))
+    return {
+        "norms.png": pictures(hs.profile(model, SENTENCE))[:2],
+        "difference.png": pictures(hs.compare(model, SENTENCE, ANOTHER))[:2],
+        "lens.png": pictures(hs.lens(model, PROMPTS["clean"]))[:1],
+        "patch.png": pictures(hs.patch(model, **PROMPTS, answer=" Paris", other=" Berlin")),
+        "visibility.png": pictures(hs.visibility(model, SENTENCE))[:2],
+        "cities.png": (*pictures(hs.project(model, CITIES, sites=SOME))[:1], *along[1:2]),
+        "probe.png": pictures(hs.probe(model, "cities-incomplete"))[:1],
     }
-    shown["visibility.png"] = pictures(seen)[:2]
-    return {name: image(views, ".png", dpi=DPI) for name, views in shown.items()}
 
 
 if __name__ == "__main__":
-    for name, picture in draw().items():
+    for name, shown in views().items():
+        picture = image(shown, ".png", dpi=DPI)
         (FOLDER / name).write_bytes(picture)
         print(f"Wrote docs/pictures/{name}: {len(picture) / 1000:.0f} kB")

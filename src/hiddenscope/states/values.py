@@ -211,7 +211,10 @@ class States:
             "text": ("token", self.tokens.text),
             "position": ("token", self.tokens.positions),
             "id": ("token", self.tokens.ids),
-            "string": ("token", np.array([*self.tokens.strings, None], dtype=object)[:-1]),
+            # taken as it is: where pyarrow is installed, pandas would refuse half of a surrogate pair
+            "string": xarray.Variable(
+                "token", np.array([*self.tokens.strings, None], dtype=object)[:-1], fastpath=True
+            ),
         }
         attrs = {"source": json.dumps(self.source.to_json())}
         return xarray.DataArray(self.to_numpy(), coords, ("site", "token", "width"), "states", attrs)

@@ -164,7 +164,7 @@ def _one(result: Result) -> str:
 
 def _sentences(name: str, part: dict[str, Any]) -> Iterator[str]:
     of = f" of {name}" if name else ""
-    if choice := part.get("label is the model's first choice"):
+    if (choice := part.get("label is the model's first choice")) and not choice.startswith("0 "):
         yield f"For {choice}{of} the label is the very word that the model would go on with."
     if equal := part.get("all states are equal at"):
         yield f"At `{equal}` all states{of} are equal."
