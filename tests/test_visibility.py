@@ -283,6 +283,23 @@ def test_error_bars_hold_the_exact_value(gpt2: hs.Model) -> None:
     np.testing.assert_allclose(many["frobenius"].to_numpy()[inside], exact[inside], rtol=0.3)
 
 
+def test_error_bars_of_a_mean_hold_too_since_every_text_has_probes_of_its_own(gpt2: hs.Model) -> None:
+    """Eight times one text: what the mean is off by shrinks by the root of eight, as its bars do."""
+    few: Any = {"measure": "frobenius", "sites": "layer.0,layer.2"}
+    exact = hs.visibility(gpt2, IDS, **few).data["frobenius"].to_numpy()
+    inside = np.tri(2, 2, -1, dtype=bool)[:, None, :, None] & (exact > 0)
+    off: dict[int, list[Any]] = {1: [], 8: []}
+    held = []
+    for seed in range(8):
+        for count, found in off.items():
+            data = hs.visibility(gpt2, IDS * count, probes=8, seed=seed, **few).data
+            found.append((data["frobenius"].to_numpy() - exact)[inside])
+        held.append((np.abs(found[-1]) <= data["frobenius_error"].to_numpy()[inside]).mean())
+    one, mean = (np.sqrt(np.mean(np.square(found))) for found in off.values())
+    assert 0.25 < mean / one < 0.5, "0.35, if they are independent; 1, if they are the same"
+    assert np.mean(held) >= 0.95 - 2 * np.std(held) / len(held) ** 0.5
+
+
 def test_as_many_probes_as_the_states_are_wide_are_exact(gpt2: hs.Model) -> None:
     def frobenius(**options: Any) -> hs.Result:
         return hs.visibility(gpt2, IDS, measure="frobenius", sites="layer.0,layer.2", **options)

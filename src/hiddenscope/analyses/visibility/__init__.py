@@ -7,6 +7,7 @@ table     the labelled arrays
 findings  how far influence reaches, how it decays, how much stays on the token itself
 """
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -57,7 +58,8 @@ def visibility(
     subject = read(model, text, targets, target, logits=measure == "logit")
     axes = Axes(chosen, subject.lengths)
     _fits(axes, asked)
-    one = on_logits if measure == "logit" else influence
+    generator = torch.Generator().manual_seed(asked.seed)  # one for all texts, so that their probes differ
+    one = on_logits if measure == "logit" else partial(influence, generator=generator)
     total = len(subject.texts) * (subject.last_length if measure == "logit" else int(axes.there.sum()))
     with model.lock, torch.inference_mode(False), progress.track("Looking back", total=total) as advance:
         found = mean(one(model, each, axes, asked, advance) for each in subject.texts)

@@ -90,12 +90,20 @@ class Sums:
 
 
 def influence(
-    model: Model, text: Text, axes: Axes, measure: Measure, advance: Callable[[float], None]
+    model: Model,
+    text: Text,
+    axes: Axes,
+    measure: Measure,
+    advance: Callable[[float], None],
+    *,
+    generator: torch.Generator,
 ) -> tuple[Numbers, Numbers | None]:
-    """One text's map [site, token, source site, source token], and half the 95% interval where it is estimated."""
+    """One text's map [site, token, source site, source token], and half the 95% interval where it is estimated.
+
+    Texts that are averaged take their probes from one `generator`, one after another: so their errors are independent.
+    """
     sums = Sums(axes, len(axes.sites) * axes.tokens, squares=measure.probes > 0)
     norms = np.ones((len(axes.sites), axes.tokens))
-    generator = torch.Generator().manual_seed(measure.seed)
     for name, length in axes.lengths.items():
         sites = [site for site in axes.sites if site.stack == name]
         if not sites:

@@ -17,7 +17,7 @@ MAP = ("site", "token", "source_site", "source_token")
 
 
 def mean(maps: Iterable[tuple[Numbers, Numbers | None]]) -> tuple[Numbers, Numbers | None]:
-    """The mean over texts; the errors of estimates that were drawn apart shrink with their number."""
+    """The mean over texts; each has probes of its own, so the errors are independent and shrink with their number."""
     total: Numbers | None = None
     spread: Numbers | None = None
     count = 0
