@@ -13,6 +13,7 @@ from torch import nn
 import hiddenscope as hs
 from hiddenscope.analyses.lens import reading
 from hiddenscope.analyses.lens.asked import Plan
+from hiddenscope.analyses.lens.findings import _stays
 from hiddenscope.analyses.lens.jacobian import _jacobians
 from hiddenscope.analyses.lens.maps import Map
 from hiddenscope.analyses.lens.tuned import _Sums
@@ -211,12 +212,44 @@ def test_the_next_token_and_how_often_it_is_said(tiny: Tiny) -> None:
     assert "accuracy" not in hs.lens(tiny("bert"), ONE).data, "it sees the next token"
 
 
-def test_settled_is_the_first_layer_from_which_the_answer_stays() -> None:
-    from hiddenscope.analyses.lens.findings import _settled
-
+def test_settled_is_the_first_layer_from_which_the_answer_stays(tiny: Tiny) -> None:
     same = np.array([[True, False, False], [False, True, False], [True, True, False], [True, True, True]])
-    assert _settled(same).tolist() == [2, 1, 3]
-    assert _settled(same[:3]).tolist() == [2, 1, 3], "3 is past the last of three"
+    assert [row.tolist().index(True) for row in _stays(same).T] == [2, 1, 3]
+    result = hs.lens(tiny("gpt2"), [ONE, TWO])
+    words, settled = result.data["word_id"].values[:, :, 0], result.data["settled"].values
+    for token, layer in enumerate(settled):
+        assert (words[layer:, token] == words[-1, token]).all()
+        assert layer == 0 or words[layer - 1, token] != words[-1, token]
+    share = [(settled <= layer).mean() for layer in range(4)]
+    np.testing.assert_allclose(result.data["settled_share"], share, rtol=1e-6)
+
+
+def test_of_some_layers_no_more_is_said_than_is_known(tiny: Tiny) -> None:
+    """Whichever sites are read, the answer is the model's, and settled is what a reading of all layers says."""
+    model = tiny("gpt2")
+    whole = hs.lens(model, TWO)
+    settled, answer = whole.data["settled"].values, whole.facts["last token"]["answer"]
+    assert {2, 3} <= set(settled.tolist())
+    assert whole.data["word"].sel(site="layer.1").values[-1, 0] != answer
+    for sites in ("layer.0", "layer.1", "layer.0-1", "layer.2,final", "layer.1,final", "layer.1-2", "final"):
+        found = hs.lens(model, TWO, sites=sites)
+        last = found.facts["last token"]
+        assert (last["answer"], last["probability"]) == (answer, whole.facts["last token"]["probability"])
+        assert "known" in found.facts["settled"]
+        if sites in ("layer.0", "layer.1", "layer.0-1"):
+            assert found.facts["settled"].startswith("not known")
+            assert "settled" not in found.data
+            assert "settled_share" not in found.data
+            assert "settled from" not in last
+        assert len(tell(found)) == 2
+    two = hs.lens(model, TWO, sites="layer.2,final").data
+    assert two["settled"].values.tolist() == np.maximum(settled, 2).tolist()
+    assert two["settled_share"].values.tolist() == [float(whole.data["settled_share"].sel(site="layer.2")), 1]
+    gap = hs.lens(model, TWO, sites="layer.1,final").data
+    assert np.isnan(gap["settled_share"].values).tolist() == [True, False]
+    assert set(gap["settled"].values.tolist()) == {3}
+    some = hs.lens(model, TWO, sites="layer.1-2").data["settled"].values
+    assert some.tolist() == np.where(settled > 2, -1, np.maximum(settled, 1)).tolist()
 
 
 def test_groups_of_texts_are_read_one_after_another(tiny: Tiny, monkeypatch: Any) -> None:
@@ -355,16 +388,33 @@ def test_the_map_is_a_ridge_regression_towards_the_identity() -> None:
         np.testing.assert_allclose(found.bias, expected[-1], atol=1e-5)
 
 
-def test_a_tuned_lens_is_never_worse_on_what_was_held_out(tuned: tuple[hs.Model, hs.Lens]) -> None:
+def test_a_tuned_lens_is_judged_on_other_texts_than_it_is_chosen_by(tuned: tuple[hs.Model, hs.Lens]) -> None:
     model, lens = tuned
-    held = [TEXTS[4], TEXTS[9]]
+    held = TEXTS[9]
     plain, better = hs.lens(model, held).data["kl_mean"], hs.lens(model, held, lens=lens).data["kl_mean"]
     assert (better.values <= plain.values + 1e-6).all()
     assert (better.values[:2] < plain.values[:2] * 0.9).all(), "and it is worth something"
     assert better.values[-1] == 0
     np.testing.assert_allclose(list(lens.facts["KL before"].values()), plain, rtol=1e-3, atol=1e-5)
     np.testing.assert_allclose(list(lens.facts["KL after"].values()), better, rtol=1e-3, atol=1e-5)
-    assert lens.facts["held out"]["texts"] == 2
+    counts = [len(model.capture(TEXTS[number], "layer.0").tokens) for number in (4, 9)]
+    assert lens.facts["held out"] == {"texts": 2, "tokens chosen by": counts[0], "tokens judged": counts[1]}
+    one = hs.Lens.fit(model, TEXTS[:9])
+    assert "chosen by" in one.facts["held out"]["judged on"]
+    assert one.facts["held out"]["texts"] == 1
+
+
+def test_a_map_that_is_worse_on_the_texts_that_judge_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nine times one text and then one of other words: what fits the one is worse than nothing on the other."""
+    model = hs.load((tiny_model("llama", seed=3), None))
+    one, other = [5, 6, 7, 8, 9, 10], [90, 91, 92, 93, 94, 95, 96]
+    monkeypatch.setattr("hiddenscope.analyses.lens.tuned.STRENGTHS", (0.001,))
+    assert set(hs.Lens.fit(model, [one] * 10).maps) == {0, 1, 2}
+    lens = hs.Lens.fit(model, [*[one] * 9, other])
+    assert lens.facts["left as they are"] != "none"
+    plain, better = (hs.lens(model, [other], lens=each).data["kl_mean"].values for each in ("logit", lens))
+    assert (better <= plain).all()
+    np.testing.assert_allclose(list(lens.facts["KL after"].values()), better, rtol=1e-3, atol=1e-5)
 
 
 def test_a_layer_that_no_map_makes_better_is_left_as_it_is(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,10 +78,9 @@ def lens(
     with model.lock:
         name = None if aim is None else "the next token" if aim == NEXT else repr(model.encoder.string(int(aim)))
         data = dataset(found, model.encoder.string, name)
+        shown = facts(found, data, aim if isinstance(aim, int) else None, name, model.encoder.string)
     told = {"lens": "logit" if fitted is None else fitted.kind, "words": tails[0].words, "tail": tails[0].found.why}
-    return Result(
-        "lens", data, told | facts(found, data, aim if isinstance(aim, int) else None, name), captured[0].source
-    )
+    return Result("lens", data, told | shown, captured[0].source)
 
 
 def _countable(k: Any, words: int, model: Model) -> None:

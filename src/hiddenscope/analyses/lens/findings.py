@@ -35,12 +35,20 @@ LOOKS: dict[str, dict[str, str]] = {
 
 @dataclass(frozen=True)
 class Found:
-    """What was read of the asked sites, and of the model's own answer, `answer` (the best word of each token)."""
+    """What was read of the asked sites, and the model's own `answer` after each token, with its probability, `sure`.
+
+    `stays` [site, token]: from this site up the best word of every site that was read is the answer. `known` [site]: no
+    layer from there up was left out, so that the answer is settled where it stays.
+    """
 
     read: Read
     sites: tuple[Site, ...]
     tokens: Tokens
     answer: Ints
+    sure: Array
+    stays: NDArray[np.bool_]
+    known: NDArray[np.bool_]
+    depth: int
     causal: bool
 
     @classmethod
@@ -48,10 +56,27 @@ class Found:
         cls, reads: Sequence[Read], tokens: Tokens, rows: Sequence[Site], asked: tuple[Site, ...], *, causal: bool
     ) -> "Found":
         """Put together what was read of several groups of texts; `rows` may hold the last layer though nobody asked."""
-        columns = [np.concatenate([getattr(one, name.name) for one in reads], axis=1) for name in fields(Read)]
-        last = max(place for place, site in enumerate(rows) if site.layer is not None)
-        kept = [rows.index(site) for site in asked]
-        return cls(Read(*(column[kept] for column in columns)), asked, tokens, columns[0][last, :, 0], causal)
+        whole = Read(*(np.concatenate([getattr(one, name.name) for one in reads], axis=1) for name in fields(Read)))
+        layers = [site.layer for site in rows if site.layer is not None]
+        last, kept = len(layers) - 1, [rows.index(site) for site in asked]
+        answer = whole.words[last, :, 0]
+        known = [row > last or layers[-1] - layers[row] == last - row for row in kept]  # none is missing above
+        return cls(
+            Read(*(getattr(whole, name.name)[kept] for name in fields(Read))),
+            asked,
+            tokens,
+            answer,
+            whole.probability[last, :, 0],
+            _stays(whole.words[:, :, 0] == answer)[kept],
+            np.array(known),
+            layers[-1],
+            causal=causal,
+        )
+
+    @property
+    def numbers(self) -> Ints:
+        """The layer of each site; `final` is made of the last."""
+        return np.array([self.depth if site.layer is None else site.layer for site in self.sites], dtype=np.int64)
 
 
 def following(tokens: Tokens) -> Ints:
@@ -99,50 +124,59 @@ def dataset(found: Found, string: Callable[[int], str], target: str | None) -> "
 def _strings(words: Ints, string: Callable[[int], str]) -> "np.ndarray[Any, Any]":
     """The words as a reader knows them; an id that is nothing to the tokenizer is named as such."""
     known, where = np.unique(words, return_inverse=True)
-    said = np.array([*(string(int(word)) or f"(id {word})" for word in known), None], dtype=object)[:-1]
+    said = np.array([*(_word(int(word), string) for word in known), None], dtype=object)[:-1]
     return said[where.reshape(words.shape)]
 
 
+def _word(word: int, string: Callable[[int], str]) -> str:
+    return string(word) or f"(id {word})"
+
+
 def _along(found: Found) -> dict[str, tuple[str, Any]]:
-    """Along the sites, over all tokens; and for each token the layer from which its answer is settled."""
+    """Along the sites, over all tokens; and for each token the layer from which its answer is settled, if known."""
     best, nexts = found.read.words[:, :, 0], following(found.tokens)
-    same = best == found.answer
-    settled = _settled(same)
-    share = (settled[None] <= np.arange(len(found.sites))[:, None]).mean(1).astype(np.float32)
     columns: dict[str, tuple[str, Any]] = {
-        "agreement": ("site", same.mean(1).astype(np.float32)),
-        "settled_share": ("site", share),
+        "agreement": ("site", (best == found.answer).mean(1).astype(np.float32)),
         "kl_mean": ("site", found.read.kl.mean(1)),
     }
+    if found.known.any():
+        share = np.where(found.known, found.stays.mean(1), np.nan).astype(np.float32)
+        columns |= {"settled_share": ("site", share), "settled": ("token", _settled(found))}
     if found.causal and (nexts >= 0).any():
         true = best[:, nexts >= 0] == nexts[nexts >= 0]
         columns["accuracy"] = "site", true.mean(1).astype(np.float32)
-    numbers = np.array([_number(found.sites, place) for place in range(len(found.sites))] + [-1], dtype=np.int64)
-    return columns | {"settled": ("token", numbers[settled])}
+    return columns
 
 
-def _settled(same: NDArray[np.bool_]) -> Ints:
-    """The first site from which on all are the same, for each token; one past the last where the last is not."""
-    wrong = ~same[::-1]
-    place: Ints = len(same) - np.where(wrong.any(0), wrong.argmax(0), len(same))
-    return place
+def _stays(same: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Whether it is the same from here on, for each row."""
+    found: NDArray[np.bool_] = np.logical_and.accumulate(same[::-1])[::-1]
+    return found
 
 
-def _number(sites: Sequence[Site], place: int) -> int:
-    """The layer of a site; `final` is made of the last."""
-    site = sites[place]
-    return sites[place - 1].layer or 0 if site.layer is None and place else site.layer or 0
+def _settled(found: Found) -> Ints:
+    """The lowest layer among the sites from which on every layer was read and says the answer; -1 where none."""
+    settled = found.stays & found.known[:, None]
+    lowest: Ints = np.where(settled, found.numbers[:, None], found.depth + 1).min(0)
+    lowest[lowest > found.depth] = -1
+    return lowest
 
 
-def facts(found: Found, data: "xarray.Dataset", aim: int | None, target: str | None) -> dict[str, Any]:
+def facts(
+    found: Found, data: "xarray.Dataset", aim: int | None, target: str | None, string: Callable[[int], str]
+) -> dict[str, Any]:
     """What the lens shows, in words and numbers."""
     sites = [str(site) for site in found.sites]
     told: dict[str, Any] = {"texts": found.tokens.count, "tokens": len(found.tokens)}
     if found.tokens.count == 1:
-        told["last token"] = _at(data, sites, len(found.tokens) - 1)
-    share = data["settled_share"].to_numpy()
-    if (share >= 0.5).any():
-        told["half of the answers are settled from"] = sites[int(np.argmax(share >= 0.5))]
+        told["last token"] = _at_the_last(found, string)
+    if (half := found.known & (found.stays.mean(1) >= 0.5)).any():
+        told["half of the answers are settled from"] = sites[int(np.argmax(half))]
+    if not found.known.any():
+        told["settled"] = "not known: not every layer above these sites was read"
+    elif not found.known.all() or found.numbers.min() > 0:
+        lowest = sites[int(np.argmax(found.known))]
+        told["settled"] = f"known from {lowest} up: below it not every layer was read"
     if "accuracy" in data:
         accuracy = data["accuracy"].to_numpy()
         count = int((following(found.tokens) >= 0).sum())
@@ -154,14 +188,12 @@ def facts(found: Found, data: "xarray.Dataset", aim: int | None, target: str | N
     return told
 
 
-def _at(data: "xarray.Dataset", sites: list[str], token: int) -> dict[str, Any]:
-    """What is said after one token, and from where."""
-    here = data.isel(token=token)
-    layer = int(here["settled"])
-    word, share = here["word"].values[-1, 0], float(here["probability"].values[-1, 0])
-    said = {"token": str(here["string"].values), "answer": str(word), "probability": share}
-    at = next((site for site in sites if layer >= 0 and site.endswith(f"layer.{layer}")), None)
-    return said | ({"settled from": at} if at else {})
+def _at_the_last(found: Found, string: Callable[[int], str]) -> dict[str, Any]:
+    """What the model says after the last token, and from which site on that is settled, if it is known."""
+    word = _word(int(found.answer[-1]), string)
+    said = {"token": found.tokens.strings[-1], "answer": word, "probability": float(found.sure[-1])}
+    settled = found.stays[:, -1] & found.known
+    return said | ({"settled from": str(found.sites[int(np.argmax(settled))])} if settled.any() else {})
 
 
 def _aimed(found: Found, data: "xarray.Dataset", sites: list[str]) -> dict[str, Any]:

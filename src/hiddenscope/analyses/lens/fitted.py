@@ -51,8 +51,9 @@ class Lens:
         """Fit a lens to a model on texts; `facts` say what was found.
 
         "tuned" is the affine map that brings a layer nearest to the last, and is never worse than none on the texts
-        that are held out. "jacobian" is the mean derivative of the last layer; it takes long, and with `partial`, a
-        path, a fit that was interrupted goes on where it was.
+        it is judged on, which are neither those it is fitted on nor, from ten texts on, those it is chosen by.
+        "jacobian" is the mean derivative of the last layer; it takes long, and with `partial`, a path, a fit that was
+        interrupted goes on where it was.
         """
         if kind not in KINDS:
             raise StatesError(f"A {kind!r} lens", f"the kinds are {' and '.join(KINDS)}", "Ask for one of these.")

@@ -2,10 +2,11 @@
 
 The map is the ridge regression of the last layer on this one, held towards the identity. Every row is divided by the
 size of its last state, which the final norm takes away. How strongly it is held is chosen for each layer by the KL
-divergence on texts that are held out; where no map is better there than none, the layer has none.
+divergence on half of the texts that are held out, and what is chosen is judged on the other half; where no map is
+better on the one, or the chosen one is worse on the other, the layer has none.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,8 @@ from hiddenscope.states import States
 
 STRENGTHS = (0.001, 0.01, 0.1, 1.0, 10.0)  # of the hold, as a share of each number's own size in the texts
 SHARE = 5  # one text of so many is held out
-MOST_HELD = 256  # tokens on which maps are judged: each costs a product with every word, for every strength
+MOST_HELD = 256  # tokens by which maps are chosen, and judged: each costs a product with every word
+SAME = "the tokens that the maps were chosen by, for one text alone was held out: the KL after is optimistic"
 
 
 def fit(model: Model, texts: Asked, plan: Plan) -> tuple[dict[int, Map], dict[str, Any]]:
@@ -36,39 +38,56 @@ def fit(model: Model, texts: Asked, plan: Plan) -> tuple[dict[int, Map], dict[st
         for some in kept.groups():
             sums.add(states_of(model, kept, some, plan))
             advance(sum(kept.lengths[some]))
-    judged = _judged(model, held, plan)
+    halves = _halves(held)
+    choosing, judging = (_few(model, half, plan) for half in halves)
     tail = Tail(model, plan.last)
-    chosen: dict[int, Map] = {}
-    plain = _divergence(tail, judged, plan, {})
-    best = plain.copy()
-    with progress.track("Choosing", total=len(STRENGTHS)) as advance:
-        for strength in STRENGTHS:
-            maps = sums.maps(strength)
-            found = _divergence(tail, judged, plan, maps)
-            for place in np.flatnonzero(found[:-1] < best[:-1]):
-                chosen[plan.layers[place].layer or 0] = maps[plan.layers[place].layer or 0]
-            best = np.minimum(best, found)
-            advance(1)
+    chosen = _chosen(tail, choosing, plan, sums)
+    before, after = (_divergence(tail, judging, plan, maps) for maps in ({}, chosen))
+    for place in np.flatnonzero(after > before):
+        chosen.pop(plan.layers[place].layer or 0, None)
+    after = np.minimum(before, after)
     left = [site for site in plan.layers[:-1] if site.layer not in chosen]
+    counts = {"texts": len(held.texts), "tokens chosen by": choosing.shape[1], "tokens judged": judging.shape[1]}
     facts: dict[str, Any] = {
         "texts": len(kept.texts),
         "tokens": sum(kept.lengths),
-        "held out": {"texts": len(held.texts), "tokens judged": judged.shape[1]},
-        "KL before": {str(site): kl for site, kl in zip(plan.layers, plain.tolist(), strict=True)},
-        "KL after": {str(site): kl for site, kl in zip(plan.layers, best.tolist(), strict=True)},
+        "held out": counts | ({"judged on": SAME} if halves[0] is halves[1] else {}),
+        "KL before": {str(site): kl for site, kl in zip(plan.layers, before.tolist(), strict=True)},
+        "KL after": {str(site): kl for site, kl in zip(plan.layers, after.tolist(), strict=True)},
         "left as they are": summarise(left) if left else "none",
     }
     return chosen, facts
 
 
+def _chosen(tail: Tail, states: Tensor, plan: Plan, sums: "_Sums") -> dict[int, Map]:
+    """For every layer the best of the maps on some states, where one is better than none."""
+    chosen: dict[int, Map] = {}
+    best = _divergence(tail, states, plan, {})
+    with progress.track("Choosing", total=len(STRENGTHS)) as advance:
+        for strength in STRENGTHS:
+            maps = sums.maps(strength)
+            found = _divergence(tail, states, plan, maps)
+            for place in np.flatnonzero(found[:-1] < best[:-1]):
+                chosen[plan.layers[place].layer or 0] = maps[plan.layers[place].layer or 0]
+            best = np.minimum(best, found)
+            advance(1)
+    return chosen
+
+
 def _parted(texts: Asked) -> tuple[Asked, Asked]:
-    """Some texts to judge by, and the others."""
+    """Some texts to choose and judge by, and the others."""
     count = len(texts.texts)
     if count < 2:
         found = "there is one, and some are held out to judge by"
         raise TextError("Texts to fit a tuned lens on", found, "Give many: a few hundred, with some thousand tokens.")
     held = [number for number in range(count) if number % SHARE == SHARE - 1] or [count - 1]
     return texts.some(held), texts.some([number for number in range(count) if number not in set(held)])
+
+
+def _halves(held: Asked) -> tuple[Asked, Asked]:
+    """The texts to choose by, and those to judge by: the same where there is only one."""
+    count = len(held.texts)
+    return (held, held) if count == 1 else (held.some(range(0, count, 2)), held.some(range(1, count, 2)))
 
 
 class _Sums:
@@ -111,19 +130,16 @@ def _ridge(own: Tensor, rest: Tensor, strength: float) -> Map:
     return Map(matrix.float().contiguous(), found[:, -1].float().contiguous())
 
 
-def _judged(model: Model, held: Asked, plan: Plan) -> Tensor:
-    """The states of the held-out texts [site, token, width], as many as are worth their cost."""
-    return torch.cat(list(_few(model, held, plan)), 1)
-
-
-def _few(model: Model, held: Asked, plan: Plan) -> Iterator[Tensor]:
+def _few(model: Model, held: Asked, plan: Plan) -> Tensor:
+    """The states of held-out texts [site, token, width], as many as are worth their cost."""
+    found: list[Tensor] = []
     room = MOST_HELD
     for some in held.groups():
-        values = states_of(model, held, some, plan).values[:, :room]
-        yield values
-        room -= values.shape[1]
+        found.append(states_of(model, held, some, plan).values[:, :room])
+        room -= found[-1].shape[1]
         if not room:
-            return
+            break
+    return torch.cat(found, 1)
 
 
 def _divergence(tail: Tail, states: Tensor, plan: Plan, maps: Mapping[int, Map]) -> NDArray[np.float64]:
