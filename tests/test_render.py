@@ -2,6 +2,7 @@
 
 import base64
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -224,6 +225,34 @@ def test_a_story_reads_its_numbers_off_the_results(model: hs.Model, tmp_path: Pa
         hs.story([proof], tmp_path / "story.txt")
     with pytest.raises(FileError, match="Cannot write"):
         hs.story([proof], tmp_path / "nowhere" / "story.html")
+
+
+HOSTILE = "`x`\n\n# H\n\n- y"
+
+
+def hostile(kind: str, model: hs.Model) -> hs.Result:
+    """A result of texts and tokens that would be headings, lists and code."""
+    one, two = f"{HOSTILE} cat", f"{HOSTILE} dog"
+    if kind == "lens":
+        return hs.lens(model, one, target=int(hs.lens(model, one).data["word_id"].values[-1, -1, 0]))
+    if kind == "compare":
+        return hs.compare(model, one, two)
+    if kind == "patch":
+        return hs.patch(model, clean=one, corrupt=two, answer=7, other=9)
+    return hs.search(model, one, texts=[one, two], k=2)
+
+
+@pytest.mark.parametrize("kind", ["lens", "compare", "patch", "search"])
+def test_texts_and_tokens_in_a_story_stay_words(kind: str, tmp_path: Path) -> None:
+    model = hs.load((tiny_model("gpt2"), tiny_tokenizer()))
+    model.encoder._strings.update(dict.fromkeys(range(128), HOSTILE))
+    found = hostile(kind, model)
+    hs.story([found], tmp_path / "story.html")
+    told = re.findall(r'<div class="prose">(.*?)</div>', (tmp_path / "story.html").read_text("utf-8"), re.DOTALL)
+    assert sum(prose.count(r"“’x’\n\n# H\n\n- y") for prose in told) >= 2, "it is there, on one line"
+    assert re.findall("<h2>(.*?)</h2>", "".join(told)) == [section.title for section in tell(found)]
+    assert "<li>" not in "".join(told)
+    assert all(re.fullmatch(r"layer\.\d+|final", code) for code in re.findall("<code>(.*?)</code>", "".join(told)))
 
 
 def test_a_large_first_token_is_remarked_on() -> None:

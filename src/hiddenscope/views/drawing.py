@@ -3,7 +3,7 @@
 from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hiddenscope.results import Result
+from hiddenscope.results import Result, in_words
 from hiddenscope.views.values import Grid, Lines, Measure, Series, Words
 
 if TYPE_CHECKING:
@@ -87,6 +87,15 @@ def title_of(result: Result, names: Sequence[Hashable]) -> str:
     said = ", ".join(str(result.data[name].attrs.get("long_name", name)) for name in names[:3]) or result.kind
     said = said if len(names) <= 3 else f"{said} and {len(names) - 3} more"
     return f"{said[:1].upper()}{said[1:]}{f' of {model}' if isinstance(model, str) else ''}"
+
+
+def quoted(text: str) -> str:
+    """A token or a text in a line of prose: on one line, and with nothing in it that would be taken for code.
+
+    >>> quoted("`a`" + chr(10) + "- b")
+    '“’a’\\\\n- b”'
+    """
+    return f"“{in_words(text).replace('`', chr(0x2019))}”"
 
 
 def labels(data: "xarray.Dataset", dim: str) -> tuple[str, ...]:

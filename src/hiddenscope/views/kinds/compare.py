@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hiddenscope.results import Result
-from hiddenscope.views.drawing import grid_of, labels
+from hiddenscope.views.drawing import grid_of, labels, quoted
 from hiddenscope.views.values import Grid, Lines, Measure, Section, Series, View
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def tell(result: Result) -> Iterator[Section]:
     if models[1]:
         sides = f"`{models[0]}` and `{models[1]}`"
     else:
-        sides = " and ".join(f"“{side[0]}”" for side in texts) if [*map(len, texts)] == [1, 1] else "pairs of texts"
+        sides = " and ".join(quoted(side[0]) for side in texts) if [*map(len, texts)] == [1, 1] else "pairs of texts"
     heading = "Two models, compared" if models[1] else "Two texts, compared"
     maps = [view for view in shown if isinstance(view, Grid)]
     lines = tuple(view for view in shown if isinstance(view, Lines))
@@ -101,8 +101,8 @@ def _differences(facts: dict[str, Any]) -> Iterator[str]:
     if isinstance(first, str):
         yield "They differ nowhere."
         return
-    here, there = (token.strip() for token in first["token"])
-    yield f"They part at token {max(first['position'])}, “{here}” against “{there}”."
+    here, there = (quoted(token.strip() or token) for token in first["token"])
+    yield f"They part at token {max(first['position'])}, {here} against {there}."
     yield f"Exactly zero at every site: {facts['exactly zero at every site']}."
     if jump := facts.get("largest jump between layers"):
         low, high = jump["median"]

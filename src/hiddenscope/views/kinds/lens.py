@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from hiddenscope.results import Result
-from hiddenscope.views.drawing import grid_of, labels
+from hiddenscope.views.drawing import grid_of, labels, quoted
 from hiddenscope.views.values import Grid, Lines, Measure, Section, Series, View
 
 ALONG = ("agreement", "settled_share", "accuracy")
@@ -52,7 +52,7 @@ def tell(result: Result) -> Iterator[Section]:
     """What there is to see, in words."""
     shown = tuple(pictures(result))
     texts = result.data.attrs.get("texts", [])
-    text = f"“{texts[0]}”" if len(texts) == 1 else f"{result.facts['texts']} texts"
+    text = quoted(texts[0]) if len(texts) == 1 else f"{result.facts['texts']} texts"
     how = (
         f"Every state of {text} goes through the model's own last steps, as if its layer were the last. Each cell "
         "shows the word that would be said there, and the colour how probable it is; the entropy, and how far it is "
@@ -62,9 +62,10 @@ def tell(result: Result) -> Iterator[Section]:
     yield Section(
         "What each layer would say", f"{how}\n\n{told}", tuple(view for view in shown if isinstance(view, Grid))
     )
+    stays = "how often it stays so from there on, " if "settled_share" in result.data else ""
     along = (
-        "Along the layers: how often the best word is the one that the model says in the end, how often it stays so "
-        "from there on, and how often it is the word that really comes next. The second picture is the KL divergence "
+        f"Along the layers: how often the best word is the one that the model says in the end, {stays}"
+        "and how often it is the word that really comes next. The second picture is the KL divergence "
         "from the model's own answer, which is zero at the last layer."
     )
     yield Section("When the answer comes up", along, tuple(view for view in shown if isinstance(view, Lines)))
@@ -72,11 +73,13 @@ def tell(result: Result) -> Iterator[Section]:
 
 def _sentences(facts: Mapping[str, Any]) -> Iterator[str]:
     if last := facts.get("last token"):
-        said = f"After “{last['token'].strip()}” the model says “{last['answer'].strip()}”"
+        before, answer = (quoted(token.strip() or token) for token in (last["token"], last["answer"]))
+        said = f"After {before} the model says {answer}"
         from_where = f", and that is settled from `{last['settled from']}` on" if "settled from" in last else ""
         yield f"{said} with a probability of {last['probability']:.2f}{from_where}."
     if "half of the answers are settled from" in facts:
         yield f"Half of all answers are settled from `{facts['half of the answers are settled from']}` on."
     target = facts.get("target", {})
     if "first best at" in target:
-        yield f"{target['token']} is first the best word at `{target['first best at']}`."
+        word = target["token"][1:-1]  # it is given with its quotation marks
+        yield f"{quoted(word.strip() or word)} is first the best word at `{target['first best at']}`."

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hiddenscope.results import Result
-from hiddenscope.views.drawing import grid_of, labels
+from hiddenscope.views.drawing import grid_of, labels, quoted
 from hiddenscope.views.values import Lines, Section, Series, Style, View
 
 if TYPE_CHECKING:
@@ -82,10 +82,11 @@ def tell(result: Result) -> Iterator[Section]:
         yield Section("A donor's windows", " ".join(_donor(facts)), shown)
         return
     texts = [result.data.attrs.get(name, []) for name in ("texts", "other_texts")]
-    sides = " and ".join(f"“{side[0]}”" for side in texts) if [*map(len, texts)] == [1, 1] else "pairs of texts"
+    sides = " and ".join(quoted(side[0]) for side in texts) if [*map(len, texts)] == [1, 1] else "pairs of texts"
+    answer, other = (quoted(facts[name].strip() or facts[name]) for name in ("answer", "other"))
     runs = facts["logit difference"]
     opening = (
-        f"Two runs, {sides}. The first prefers “{facts['answer'].strip()}” to “{facts['other'].strip()}” by "
+        f"Two runs, {sides}. The first prefers {answer} to {other} by "
         f"{runs['clean']:.2f} in logits, the second by {runs['corrupt']:.2f}. In every cell the {facts['patched']} "
         "took the place of its own, one at a time; the colour is the share of that difference which came along."
     )
@@ -101,7 +102,8 @@ def _where(facts: Any) -> Iterator[str]:
     ):
         if "half or more" in facts.get(name, {}):
             low, high = facts[name]["half or more"]
-            yield f"{said}, “{facts[name]['token'].strip()}”, carries half or more of it from `{low}` to `{high}`."
+            token = quoted(facts[name]["token"].strip() or facts[name]["token"])
+            yield f"{said}, {token}, carries half or more of it from `{low}` to `{high}`."
     if "correlation" in facts.get("exact against estimate", {}):
         told = facts["exact against estimate"]
         yield f"The gradient's estimate goes with the exact effect at r = {told['correlation']:.2f}."

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from hiddenscope.results import Result
+from hiddenscope.views.drawing import quoted
 from hiddenscope.views.values import Grid, Lines, Measure, Section, Series, View, Words
 
 QUERIES, RANKS, CURVES = 40, 20, 8
@@ -80,7 +81,7 @@ def tell(result: Result) -> Iterator[Section]:
     """What there is to see, in words."""
     nearness = result.facts["nearness"]
     lines = [
-        f"Nearest to “{query}” is “{found['text']}”, at {nearness} {found[nearness]:.2f}."
+        f"Nearest to {quoted(query)} is {quoted(found['text'])}, at {nearness} {found[nearness]:.2f}."
         for query, found in result.facts["nearest"].items()
         if "text" in found
     ]

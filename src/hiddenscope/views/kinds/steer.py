@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hiddenscope.results import Result, in_words
-from hiddenscope.views.drawing import labels
+from hiddenscope.views.drawing import labels, quoted
 from hiddenscope.views.values import Grid, Lines, Measure, Section, Series, View
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def _best(facts: Any) -> str:
         return f"The best setting: {in_words(best)}."
     before, after = best["probability"]
     strength = f" with strength {best['strength']:g}" if "strength 1" in facts else ""
-    answer = _quoted(best["answer"].strip() or best["answer"])
+    answer = quoted(best["answer"].strip() or best["answer"])
     return (
         f"{answer} moves most at `{best['site']}`{strength}, among the settings that change the "
         f"perplexity by at most 5%: from {before:.2g} to {after:.2g}, {best['times']:.2g} times what it was, while the "
@@ -78,12 +78,7 @@ def _texts(result: Result) -> Iterator[str]:
     here = result.data.sel(site=site, strength=strength)
     columns = (here["prompt"], here["written_before"], here["written"])
     for prompt, before, after in zip(*(column.to_numpy().tolist() for column in columns), strict=True):
-        yield f"- {_quoted(prompt)} goes on {_quoted(before)}; then {_quoted(after)}"
-
-
-def _quoted(text: str) -> str:
-    """A token or a text in a line of prose: on one line, and with nothing in it that would be taken for code."""
-    return f"“{in_words(text).replace('`', chr(0x2019))}”"
+        yield f"- {quoted(prompt)} goes on {quoted(before)}; then {quoted(after)}"
 
 
 def _setting(result: Result) -> tuple[str, float]:
@@ -107,7 +102,7 @@ def _names(data: "xarray.Dataset") -> list[str]:
     """The answers, each without the space that its token begins with unless that is what tells two apart."""
     answers = labels(data, "answer")
     bare = [answer.strip() or answer for answer in answers]
-    return [_quoted(name) for name in (bare if len(set(bare)) == len(bare) else answers)]
+    return [quoted(name) for name in (bare if len(set(bare)) == len(bare) else answers)]
 
 
 def _strengths(data: "xarray.Dataset") -> tuple[str, ...]:
