@@ -57,6 +57,23 @@ def test_what_belongs_to_none_is_noise() -> None:
     assert nothing.facts["noise"] == int((nothing.data["cluster_of"] < 0).sum())
 
 
+def test_no_cluster_at_all_is_an_answer(tmp_path: Path) -> None:
+    even = np.concatenate([np.eye(12), -np.eye(12)])  # every direction as far from the others as any
+    found = hs.cluster(even, [f"text {n}" for n in range(24)], smallest=12)
+    assert (found.facts["clusters"], found.facts["noise"]) == (0, 24)
+    assert found.data["typical"].shape[0] == 0
+    assert found.summary()
+    found.save(tmp_path / "none.html")
+
+
+def test_clusters_with_fewer_than_are_typical() -> None:
+    points, _ = clouds([2, 3, 9], width=6)
+    found = hs.cluster(points, smallest=2)
+    sizes = found.data["size"].values
+    assert sizes.min() < found.data.sizes["rank"]
+    assert ((found.data["typical"].values >= 0).sum(1) == np.minimum(sizes, found.data.sizes["rank"])).all()
+
+
 def test_the_labels_are_those_of_hdbscan() -> None:
     from sklearn.cluster import HDBSCAN
     from sklearn.decomposition import PCA

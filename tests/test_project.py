@@ -372,3 +372,19 @@ def test_the_cities_in_a_real_model(smollm2: hs.Model) -> None:
     assert "layer.0" not in incomplete["separation"]["apart at"]
     assert result.facts["tightness"]["smollm2"]
     assert len(tell(result)) == 2
+
+
+def test_a_score_that_is_no_number_is_no_finding() -> None:
+    apart = Distances(torch.zeros(6, 2))
+    codes = torch.tensor([0, 0, 0, 1, 1, 1])
+    found = separation(apart, shuffled(codes, 19, seed=0))
+    assert all(np.isnan(one.p) or one.p == 1 for one in found.values())
+
+
+def test_one_row_far_away_leaves_the_neighbours_of_the_others() -> None:
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(600, 8, generator=generator)
+    rows[:300, 0] += 30
+    rows[-1] *= 3_000
+    codes = (torch.arange(600) >= 300).long()
+    assert separation(Distances(rows), shuffled(codes, 9, seed=0))["neighbour"].value > 0.98

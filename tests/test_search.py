@@ -257,3 +257,12 @@ def test_the_command_prints_what_is_nearest(minilm: hs.Model, tmp_path: Path) ->
     options = ["--texts", str(texts), "--json", "-k", "1", "--model", "minilm"]
     found = CliRunner().invoke(cli.app, ["search", str(vectors), "outer space", *options])
     assert "The probe entered orbit." in found.output
+
+
+def test_an_empty_block_is_nothing_to_see(rows: np.ndarray) -> None:
+    found, plain = (Nearest(torch.from_numpy(rows[:1]), 3) for _ in range(2))
+    for block in (rows[:0], rows, rows[:0]):
+        found.see(torch.from_numpy(block))
+    plain.see(torch.from_numpy(rows))
+    assert found.seen == len(rows)
+    assert (found.numbers == plain.numbers).all()

@@ -192,6 +192,7 @@ def test_columns_that_are_not_obvious_are_asked_for(
         ("a.csv", b"text,label\nx,1\nx,2,3\n", "Line 3 of a.csv: it has 3 columns and the header 2 (text, label)"),
         ("a.csv", b'text,label\nx,1\n"x,2\n', "Line 3 of a.csv: it cannot be read as ','-separated"),
         ("a.csv", b"text,label\nx,1\n,2\n", "Line 3 of a.csv: the text is empty"),
+        ("a.csv", b"text,label\nx,1\n  ,2\n", "Line 3 of a.csv: the text is empty"),
         ("a.csv", b"text,label\nx,1\ny,\n", "Labels of a: row 3 has none, like 0 more of 2"),
         ("a.csv", b"", "Texts of a: there are none"),
         ("a.csv", b"text,label\n", "Texts of a: there are none"),
@@ -309,3 +310,8 @@ def test_the_cities_are_balanced() -> None:
             assert not any(city in text for text in data.texts for city in ends)
         else:
             assert all(text.endswith(".") and city in text for text, city in zip(data.texts, data.labels, strict=True))
+
+
+def test_a_name_that_no_file_system_takes_is_no_file() -> None:
+    with pytest.raises(FileError, match="Give a path"):
+        read("a long text " * 500)

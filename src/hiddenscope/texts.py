@@ -143,6 +143,15 @@ def _name(source: Any) -> str:
     return name or "the texts"
 
 
+def is_file(path: str | os.PathLike[str]) -> bool:
+    """Whether there is such a file; a name that no file system takes is none.
+
+    >>> is_file("a" * 9_999)
+    False
+    """
+    return os.path.isfile(path)  # unlike Path's, this one never raises
+
+
 def _of_name(name: str, columns: Columns) -> Iterator[Row]:
     if name.partition(".")[0] == "-":
         kind = _format(name) or _without(columns)
@@ -153,7 +162,7 @@ def _of_name(name: str, columns: Columns) -> Iterator[Row]:
         )
     path = _shelved(name) or Path(name)
     kind = _format(path.name)
-    if not path.is_file():
+    if not is_file(path):
         raise _not_there(name, path)
     if not kind:
         raise FileError(
@@ -180,7 +189,7 @@ def _shelved(name: str) -> Path | None:
 
 def _not_there(name: str, path: Path) -> FileError:
     asked, names = f"Texts of {name[:80]!a}", shipped()
-    if path.is_dir():
+    if os.path.isdir(path):
         return FileError(asked, "it is a folder", "Give one file.")
     near = difflib.get_close_matches(name.lower(), names, 1, 0.6)
     if near:
@@ -445,7 +454,7 @@ def _checked(cells: Iterator[Cells], place: _Place) -> Iterator[Row]:
     for line, text, label in cells:
         if not isinstance(text, str):
             raise place.wrong(line, f"the text is {_kind(text)}", "Give a string.")
-        if not text:
+        if not text.strip():
             raise place.wrong(line, "the text is empty", "Leave the row out, or fill it.")
         if not text.isascii() and any("\ud800" <= char <= "\udfff" for char in text):
             raise place.wrong(line, "the text holds half of a character (a lone surrogate)", "Save it as UTF-8 again.")

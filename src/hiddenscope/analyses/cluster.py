@@ -184,8 +184,8 @@ def _data(
         ),
         "typical": (
             ("cluster", "rank"),
-            np.array([numbers[group.rows[:TYPICAL]] for group in groups]).reshape(len(groups), -1),
-            {"long_name": f"the {unit}s most like the others of the cluster"},
+            _typical(numbers, groups),
+            {"long_name": f"the {unit}s most like the others of the cluster, -1 where it has no more"},
         ),
     }
     coords: dict[str, Any] = {unit: numbers, "axis": ["first", "second"], "cluster": np.arange(len(groups))}
@@ -194,6 +194,15 @@ def _data(
         strings[:] = [shelf.strings[number] for number in numbers]
         coords["string"] = (unit, strings)
     return xarray.Dataset(columns, coords)
+
+
+def _typical(numbers: Labels, groups: Sequence[_Group]) -> Labels:
+    """The most typical rows of each cluster, of which some have fewer than others."""
+    found = np.full((len(groups), TYPICAL), -1, dtype=np.int64)
+    for place, group in enumerate(groups):
+        some = numbers[group.rows[:TYPICAL]]
+        found[place, : len(some)] = some
+    return found
 
 
 def _facts(shelf: Shelf, numbers: Labels, labels: Labels, groups: Sequence[_Group], least: int) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import hiddenscope as hs
 from hiddenscope.cli.command import Shared, TruncateOption, command, writes
 from hiddenscope.cli.terminal import lines_of, print_json
 from hiddenscope.files import replacing
+from hiddenscope.texts import is_file
 
 if TYPE_CHECKING:
     import numpy as np
@@ -59,7 +60,7 @@ def embed(
 
 def texts_in(given: list[str]) -> Path | list[str]:
     """The file that was named, or the texts themselves."""
-    return Path(given[0]) if len(given) == 1 and Path(given[0]).is_file() else lines_of(given)
+    return Path(given[0]) if len(given) == 1 and is_file(given[0]) else lines_of(given)
 
 
 def position(pool: str | None) -> str | int | None:

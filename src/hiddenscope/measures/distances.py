@@ -36,10 +36,13 @@ class Distances:
         if self.dtype == torch.float32 and not self._keeps_digits():
             self.dtype = torch.float64
             del self._whole
-        self.tie = TIE[self.dtype] * float(self.norms.max()) if len(wide) else 0.0
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    def tie(self, here: slice) -> Tensor:
+        """How far two squared distances may differ by rounding alone, `[some rows, row]`."""
+        return (TIE[self.dtype] * (self.norms[here, None] + self.norms)).to(self.dtype)
 
     @property
     def distinct(self) -> int:

@@ -50,7 +50,8 @@ def separation(apart: Distances, labels: Tensor) -> Mapping[str, Score]:
         chance, reached = null[row, 1:], null[row, 1:] * (-1 if name == "within" else 1)
         own = null[row, 0] * (-1 if name == "within" else 1)
         margin = 1e-5 * abs(own) + 1e-7  # shuffles that part the rows as the labels do reach what these give
-        p = (1 + int((reached >= own - margin).sum())) / (1 + len(chance))
+        p = (1 + int(((reached >= own - margin) | (reached == own)).sum())) / (1 + len(chance))
+        p = float("nan") if bool(own.isnan()) else p
         high = torch.quantile(chance, 0.05 if name == "within" else 0.95) if len(chance) else torch.tensor(torch.nan)
         found[name] = Score(
             float(exact[row, 0]), p, float(chance.median()) if len(chance) else float("nan"), float(high)
@@ -109,7 +110,7 @@ def _nearest(apart: Distances, here: slice, block: Tensor) -> Tensor:
     """For some rows, the others that are nearest, sharing 1 where several are."""
     squared = block.square()
     squared[torch.arange(len(block)), torch.arange(here.start, here.stop)] = torch.inf
-    near = squared <= squared.amin(1, keepdim=True) + apart.tie
+    near = squared <= squared.amin(1, keepdim=True) + apart.tie(here)
     return near / near.sum(1, keepdim=True)
 
 

@@ -131,6 +131,8 @@ class Encoder:
             raise TextError(asked, found, "Give the id of a token.")
         ids = self._following(token, before)
         if len(ids) == 1 and ids[0] != getattr(self.tokenizer, "unk_token_id", None):
+            if not token.startswith(" ") and (known := self.string(ids[0])).startswith(" "):
+                raise TextError(asked, f"to {self.name} it begins with a space", f"Give {known!r}, or an id.")
             return ids[0]
         said = " ".join(repr(self.string(piece)) for piece in ids[:8])
         several = f"to {self.name} it is {len(ids)} tokens: {said}" if len(ids) > 1 else f"{self.name} does not know it"

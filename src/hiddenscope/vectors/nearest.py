@@ -55,6 +55,8 @@ class Nearest:
         if block.ndim != 2 or block.shape[1] != self._exact.shape[1]:
             found = f"the query is {self._exact.shape[1]} wide, and what is searched {block.shape[-1]}"
             raise StatesError("A search", found, "Take both from the same model and site.")
+        if not len(block):
+            return
         narrow = block.detach().to("cpu", torch.float32)
         lengths = torch.linalg.vector_norm(narrow, dim=1)
         longest = self._longest(lengths)

@@ -20,20 +20,21 @@ from hiddenscope.states import Pair, Readable
 
 Adjust: TypeAlias = Literal["centre", "whiten"]
 
+FILES = (*reader.FORMATS, *reader.PACKINGS)
 POOLED = "mean"  # what sentence encoders are mostly trained with
 LEAST_SPREAD = 2.0**-20  # of the largest: below it, a direction's spread is the rounding of float32
 LEAST_LEFT = 1e-6  # of the mean: a vector that is left with less was the mean, and its direction is rounding
 
 
 def texts_of(given: Any) -> Any:
-    """Strings and ids as they are; a path, an open file, a frame or a Hugging Face dataset is read.
+    """Strings and ids as they are; a path of a file, an open file, a frame or a Hugging Face dataset is read.
 
     >>> texts_of(["a cat", "a dog"])
     ['a cat', 'a dog']
     """
-    tabular = isinstance(given, os.PathLike) or any(
-        hasattr(given, name) for name in ("read", "columns", "column_names")
-    )
+    named = isinstance(given, str) and given.lower().endswith(FILES) and reader.is_file(given)
+    tabular = named or isinstance(given, os.PathLike)
+    tabular = tabular or any(hasattr(given, name) for name in ("read", "columns", "column_names"))
     return list(reader.read(given).texts) if tabular else given
 
 

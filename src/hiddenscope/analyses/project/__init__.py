@@ -42,6 +42,7 @@ from hiddenscope.vectors import Token
 
 Cell: TypeAlias = tuple[Distances, Mapping[str, Score]]
 
+MOST = 50_000  # points of a panel
 FEW = 200  # points up to which pictures of two other seeds are made, and not of one
 POINTS = {"last": "the last token of each text", "each": "every token", "mean": "the mean over the tokens of each text"}
 
@@ -125,7 +126,10 @@ def _known(method: str, neighbours: int, seed: int) -> None:
 
 def _neighbours(parts: Sequence[Part], method: Method, neighbours: int) -> int:
     """As many as were asked for, and where there are fewer points, all of these."""
-    fewest = min(part.values.shape[1] for part in parts)
+    fewest, most = (pick(part.values.shape[1] for part in parts) for pick in (min, max))
+    if most > MOST:
+        found = f"there are {most:,}, and every pair of them is looked at"
+        raise StatesError(f"More than {MOST:,} points", found, "Give a sample of them.")
     if fewest < FEWEST[method]:
         found = f"there {'is one' if fewest == 1 else f'are {fewest}'}, and it takes {FEWEST[method]}"
         raise StatesError(f"Points for a picture by {method}", found, "Give more texts, or ask for pca.")

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from hiddenscope.analyses.project.parts import Part
-from hiddenscope.errors import PassError
+from hiddenscope.errors import PassError, TextError
 from hiddenscope.model import Model
 from hiddenscope.passes.tail import Tail
 from hiddenscope.vectors import vectors
@@ -41,7 +41,7 @@ def _last(model: Model, part: Part, last: Any) -> Tensor:
     if last in part.sites:
         values = part.values[part.sites.index(last)]
     else:
-        values = vectors(model, list(part.texts or ()), sites=last, token="last").values[0]
+        values = vectors(model, list(part.texts or ()), sites=last, token="last", truncate=True).values[0]
     return values.to(model.device, model.dtype)
 
 
@@ -54,6 +54,8 @@ def _token(model: Model, label: Any) -> int | None:
     """The one token that a label is after a space, as in the middle of a sentence."""
     if not isinstance(label, str) or not label.strip() or model.tokenizer is None:
         return None
-    said = label if label.startswith(" ") else f" {label}"
-    ids = model.tokenizer.encode(said, add_special_tokens=False)
-    return ids[0] if len(ids) == 1 else None
+    try:
+        with model.lock:
+            return model.encoder.one(label if label.startswith(" ") else f" {label}", "label")
+    except TextError:
+        return None
