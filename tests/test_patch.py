@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from typer.testing import CliRunner
 
 import hiddenscope as hs
 from hiddenscope.analyses.patch import donors
+from hiddenscope.analyses.patch.pairs import single
 from hiddenscope.cli import app
 from hiddenscope.errors import Error, ModuleError, PassError, SiteError, TextError
 from hiddenscope.testing import tiny_model, tiny_tokenizer
@@ -20,6 +22,7 @@ from hiddenscope.views.story import tell
 from hiddenscope.views.values import Grid, Lines
 
 Tiny = Callable[..., hs.Model]
+pytestmark = pytest.mark.filterwarnings("ignore:mkldnn_matmul failed:UserWarning")  # on a CPU without bfloat16
 
 CLEAN, CORRUPT = [7, 99, 23, 64, 31, 50], [7, 99, 45, 64, 31, 50]
 GIVEN: dict[str, Any] = {"clean": [CLEAN], "corrupt": [CORRUPT], "answer": 60, "other": 70}
@@ -133,6 +136,31 @@ def test_the_answer_may_be_read_before_the_end(tiny: Tiny) -> None:
     np.testing.assert_allclose(data["effect"].values[:, 4:], 0, atol=1e-4)
 
 
+@pytest.mark.parametrize("texts", [("the mat h", "the cat h"), ("the mat of h", "the mat on h")])
+def test_an_answer_is_one_token_after_the_text_up_to_where_it_is_read(tiny: Tiny, texts: tuple[str, str]) -> None:
+    model = tiny("llama")
+    given: dict[str, Any] = {"clean": texts[0], "corrupt": texts[1], "other": " a", "layers": 0}
+    e = model.tokenizer("e", add_special_tokens=False).input_ids
+    place = len(model.encoder.encode(texts[0]).ids[0]) - 3  # before the space and the h, with which it would be "he"
+    early = hs.patch(model, **given, answer="e", position=place).data
+    np.testing.assert_array_equal(early["effect"], hs.patch(model, **given, answer=e[0], position=place).data["effect"])
+    with pytest.raises(TextError, match="grows together with the text before it"):
+        hs.patch(model, **given, answer="e")
+
+
+@pytest.mark.parametrize("sides", [("the mat s", "the mat h"), ("the mat h", "the mat s")])
+def test_an_answer_is_the_same_token_after_both_texts(tiny: Tiny, sides: tuple[str, str]) -> None:
+    for answers in ({"answer": "e", "other": " a"}, {"answer": " a", "other": "e"}):
+        with pytest.raises(TextError, match="grows together"):
+            hs.patch(tiny("llama"), clean=sides[0], corrupt=sides[1], **answers)
+    encoder = SimpleNamespace(one=lambda answer, what, before: len(before))
+    model: Any = SimpleNamespace(encoder=encoder)
+    assert single(model, "x", ["ab", None, "cd"]) == 2
+    assert single(model, "x", [None]) == 0
+    with pytest.raises(TextError, match="token 2 after 'ab' and 3 after 'abc'"):
+        single(model, "x", ["ab", "abc"])
+
+
 def test_windows_of_tokens(tiny: Tiny) -> None:
     model = tiny("llama")
     data = hs.patch(model, **GIVEN, window=2).data
@@ -235,6 +263,23 @@ def test_texts_of_two_lengths_are_aligned(tiny: Tiny) -> None:
     np.testing.assert_allclose(effect[-1], [0, 0, np.nan, 0, 0, 0, 1], atol=1e-4)
 
 
+@pytest.mark.parametrize("corrupt", [[*CLEAN[:2], *CLEAN[3:]], CLEAN[:-1]])
+@pytest.mark.parametrize("window", [1, 2])
+def test_a_token_that_one_text_has_is_no_token_that_differs(tiny: Tiny, corrupt: list[int], window: int) -> None:
+    result = hs.patch(tiny("llama"), clean=[CLEAN], corrupt=[corrupt], answer=60, other=70, window=window)
+    assert "tokens that differ" not in result.facts
+    assert ("token of the answer" in result.facts) == (corrupt[-1] == CLEAN[-1])
+    told = [fact["largest"] for name, fact in result.facts.items() if name == "token of the answer"]
+    assert np.isfinite(told).all()
+
+
+def test_the_notes_of_all_pairs_are_told(tiny: Tiny) -> None:
+    given: dict[str, Any] = {"clean": ["the mat", "the mat"], "corrupt": ["the hat", "the hat"]}
+    notes = hs.patch(tiny("llama"), **given, answer=[30, "a"], other=[31, "t"], method="attribution").facts["notes"]
+    assert ["'a' was asked for" in note for note in notes] == [True, False]
+    assert ["'t' was asked for" in note for note in notes] == [False, True]
+
+
 def test_an_encoder_decoder_in_both_stacks(tiny: Tiny) -> None:
     model = tiny("bart")
     result = hs.patch(model, **GIVEN, targets=[[5, 9, 11]], method="both")
@@ -322,14 +367,45 @@ def test_runs_that_answer_alike() -> None:
         hs.patch(model, **GIVEN)
 
 
-def perturbed(block: int, seed: int = 3) -> hs.Model:
+def test_a_difference_within_rounding_is_no_difference() -> None:
+    module: Any = tiny_model("llama")
+    with torch.no_grad():
+        states = [module.model(torch.tensor([ids])).last_hidden_state[0, -1].double() for ids in (CLEAN, CORRUPT)]
+        logits = [module(torch.tensor([ids])).logits[0, -1].double() for ids in (CLEAN, CORRUPT)]
+        apart = states[0] - states[1]
+        for ulps, refused in ((64, True), (1024, False)):  # one unit in the last place of logits as large as these are
+            wanted = ulps * 2**-23 * float(torch.stack(logits).std())
+            module.lm_head.weight[70] = module.lm_head.weight[60] - (wanted * apart / (apart @ apart)).float()
+            model = hs.load((module, None))
+            logs = [module(torch.tensor([ids])).logits[0, -1].double() for ids in (CLEAN, CORRUPT)]
+            span = float((logs[0][60] - logs[0][70]) - (logs[1][60] - logs[1][70]))
+            assert abs(span) > 1e-6, "or nothing is shown"
+            if refused:
+                with pytest.raises(TextError, match="rounding may make"):
+                    hs.patch(model, **GIVEN)
+            else:
+                hs.patch(model, **GIVEN, layers=0)
+
+
+def test_a_difference_within_rounding_of_bfloat16() -> None:
+    model = hs.load((tiny_model("llama").bfloat16(), None))
+    runs = [hs.record(model, [ids], "layer.0", logits=True).logits[-1].double() for ids in (CLEAN, CORRUPT)]  # type: ignore[index]
+    apart = runs[0] - runs[1]
+    spans = (apart[60] - apart).abs()
+    least = int(torch.where(spans > 1e-3, spans, torch.inf).argmin())
+    with pytest.raises(TextError, match=r"rounding may make .* or use float32"):
+        hs.patch(model, **{**GIVEN, "other": least})
+    assert np.isfinite(hs.patch(model, **{**GIVEN, "other": int(spans.argmax())}).data["effect"]).all()
+
+
+def perturbed(block: int, seed: int = 3, dtype: torch.dtype = torch.float32, tokenizer: Any = None) -> hs.Model:
     """The tiny llama with one block drawn anew."""
     module: Any = tiny_model("llama")
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for weight in module.model.layers[block].parameters():
             weight.add_(torch.randn(weight.shape, generator=generator) * 0.5)
-    return hs.load((module, tiny_tokenizer()))
+    return hs.load((module.to(dtype), tokenizer or tiny_tokenizer()))
 
 
 def answered(model: hs.Model, prompts: list[list[int]]) -> list[tuple[list[int], int]]:
@@ -368,7 +444,8 @@ def test_a_donors_states(tiny: Tiny, what: Any) -> None:
 
 
 def test_what_a_donor_cannot_give(tiny: Tiny) -> None:
-    model, data = tiny("llama"), answered(tiny("llama"), PROMPTS[:2])
+    model, data, larger = tiny("llama"), answered(tiny("llama"), PROMPTS[:2]), tiny_tokenizer()
+    larger.add_tokens(["zebra"])
     for donor, given, kind, words in [
         (tiny("gpt2"), {}, ModuleError, "differ in shape"),
         (model, {}, ModuleError, "one and the same"),
@@ -376,10 +453,34 @@ def test_what_a_donor_cannot_give(tiny: Tiny) -> None:
         (perturbed(0), {"what": "cross"}, TextError, "'block'"),
         (perturbed(0), {"data": ["a"]}, TextError, "no list of pairs"),
         (perturbed(0), {"clean": [CLEAN]}, TextError, "given too"),
+        (perturbed(0), {"position": 1}, TextError, "given too"),
+        (perturbed(0), {"what": "layer", "window": 2}, TextError, "the last alone would count"),
+        (perturbed(0, dtype=torch.bfloat16), {}, ModuleError, "in torch.float32 and torch.bfloat16"),
+        (perturbed(0, tokenizer=larger), {}, ModuleError, "different vocabularies"),
+        (perturbed(0, tokenizer=tiny_tokenizer(bos=False)), {"data": [("The", " a")]}, TextError, "other tokens of it"),
     ]:
         with pytest.raises(kind) as caught:
             hs.patch(model, donor=donor, **{"data": data, **given})
         assert words in str(caught.value)
+
+
+def test_a_block_called_again_and_again_gives_its_states() -> None:
+    def looped(seed: int) -> hs.Model:
+        module: Any = tiny_model("gpt2", seed=seed)
+        module.transformer.h = nn.ModuleList([module.transformer.h[0]] * 3)
+        module.config.use_cache = False
+        return hs.load((module.eval(), None))
+
+    model, donor = looped(0), looped(1)
+    data = answered(model, PROMPTS[:3])
+    with pytest.raises(ModuleError, match="Use what='layer'"):
+        hs.patch(model, donor=donor, data=data)
+    result = hs.patch(model, donor=donor, data=data, what="layer")
+    right = []
+    for ids, answer in data:
+        change: dict[Any, Any] = {"layer.2": hs.Replace(hs.record(donor, [ids], "layer.2").states["layer.2"])}
+        right.append(int(hs.edit(model, [ids], change, "layer.0", logits=True).logits[-1].argmax()) == answer)  # type: ignore[index]
+    assert float(result.data["accuracy"].sel(site="layer.2")) == pytest.approx(np.mean(right))
 
 
 def test_wilson_covers_what_it_promises() -> None:
@@ -442,6 +543,27 @@ def test_the_command(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, [*given, "--window", "0"])
     assert done.exit_code == 2
     assert "window=0" in done.stderr
+
+
+def test_the_command_with_a_donor(tiny: Tiny, tmp_path: Path) -> None:
+    models = {"own": tiny("llama"), "donor": perturbed(1)}
+    for name, model in models.items():
+        model.module.save_pretrained(tmp_path / name)  # type: ignore[operator]
+        model.tokenizer.save_pretrained(tmp_path / name)
+    (tmp_path / "prompts.csv").write_text('text,label\nThe cat," a"\nThe hat," c"\n')
+    (tmp_path / "bare.txt").write_text("The cat\n")
+    given = ["patch", "--model", str(tmp_path / "own"), "--donor", str(tmp_path / "donor"), "--data"]
+    out = tmp_path / "patch.json"
+    done = CliRunner().invoke(app, [*given, str(tmp_path / "prompts.csv"), "--window", "2", "--out", str(out)])
+    assert done.exit_code == 0, done.output
+    data = [("The cat", " a"), ("The hat", " c")]
+    expected = hs.patch(models["own"], donor=models["donor"], data=data, window=2)
+    np.testing.assert_allclose(hs.Result.load(out).data["probability"], expected.data["probability"], rtol=1e-5)
+    for wrong, words in ((str(tmp_path / "bare.txt"), "they have no labels"), (str(out), "patch.json")):
+        done = CliRunner().invoke(app, [*given, wrong])
+        assert done.exit_code == 2 and words in done.stderr
+    done = CliRunner().invoke(app, ["patch", "The cat", "--model", str(tmp_path / "own")])
+    assert done.exit_code == 2 and "no corrupt and no answer" in done.stderr
 
 
 @pytest.mark.real

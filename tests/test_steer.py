@@ -208,6 +208,30 @@ def test_directions_by_site_and_of_a_probe(tiny: Tiny) -> None:
     assert fitted.facts["strength 1"] == "1 in the decision value of the probe"
 
 
+def test_a_fitted_probe_is_used_at_its_own_site(tiny: Tiny) -> None:
+    model = tiny("llama")
+    rows = model.capture([*SETS[0], *SETS[1]], "layer.2").pool("last", "layer.2")  # type: ignore[union-attr]
+    probe = hs.Probe(site="layer.2").fit(rows, ["cat", "cat", "dog", "dog"])
+    own = steered(model, along=probe, strengths=[2])
+    assert own.data["site"].values.tolist() == ["layer.2"]
+    assert own.facts["direction"] == "the weights of a probe"
+    step = probe.coef_[0] / (probe.coef_**2).sum()
+    by_vector = steered(model, along=step, sites="layer.2", strengths=[2])
+    np.testing.assert_allclose(own.data["probability"], by_vector.data["probability"], rtol=1e-6)
+    elsewhere = steered(model, along=probe, strengths=[2], sites="layer.1,layer.2")
+    assert elsewhere.data["site"].values.tolist() == ["layer.1", "layer.2"]
+    assert "fitted to the states at layer.2 and used at layer.1," in elsewhere.facts["direction"]
+    above = steered(model, along=probe, strengths=[2], upwards=True)
+    assert above.data["site"].values.tolist() == ["layer.2"]
+    assert "and used at layer.3," in above.facts["direction"]
+    named = steered(model, along={"layer.2": probe, "layer.3": probe}, strengths=[2])
+    assert "fitted to the states at layer.2 and used at layer.3," in named.facts["direction"]
+    homeless = steered(model, along=hs.Probe().fit(rows, [0, 0, 1, 1]), strengths=[2])
+    assert homeless.data.sizes["site"] == 3 and homeless.facts["direction"] == "the weights of a probe"
+    with pytest.raises(SiteError, match=r"layer\.9"):
+        steered(model, along=hs.Probe(site="layer.9").fit(rows, [0, 0, 1, 1]))
+
+
 def test_what_is_written_is_what_generate_writes_while_states_are_changed(tiny: Tiny) -> None:
     model = tiny("llama")
     prompts = [PROMPTS[0], PROMPTS[0][:-3] + "all", PROMPTS[1]]
@@ -225,8 +249,16 @@ def test_what_is_written_is_what_generate_writes_while_states_are_changed(tiny: 
     assert result.data["prompt"].values.tolist() == prompts
     told = result.facts["written"]
     here = result.data.sel(site="layer.2", strength=told["strength"])
-    assert [told[prompt]["after"] for prompt in prompts] == here["written"].values.tolist()
-    assert [told[prompt]["before"] for prompt in prompts] == here["written_before"].values.tolist()
+    for name, column in (("prompt", "prompt"), ("after", "written"), ("before", "written_before")):
+        assert [one[name] for one in told["texts"]] == here[column].values.tolist()
+
+
+def test_every_prompt_is_told_whatever_it_is(tiny: Tiny) -> None:
+    prompts = ["site", "strength", "a cat", "a cat"]
+    given: dict[str, Any] = {"along": SETS, "answers": ANSWERS, "quality": OTHERS, "sites": "layer.2"}
+    told = hs.steer(tiny("llama"), prompts, **given, new_tokens=2).facts["written"]
+    assert [one["prompt"] for one in told["texts"]] == prompts
+    assert told["site"] == "layer.2" and isinstance(told["strength"], float)
 
 
 def test_texts_are_written_at_the_best_site_only(tiny: Tiny) -> None:

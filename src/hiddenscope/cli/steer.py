@@ -25,7 +25,9 @@ def steer(
     sites: Annotated[str | None, typer.Option(help="Which states, one at a time; ten layers if not given.")] = None,
     quality: Annotated[str | None, typer.Option(help="Texts for the perplexity: a shipped name, or a file.")] = None,
     pool: Annotated[str, typer.Option(help="Which states of a text make its direction: last, mean or cls.")] = "last",
-    spare_first: Annotated[bool, typer.Option("--spare-first", help="Leave the first token's state as it is.")] = False,
+    spare_first: Annotated[
+        bool, typer.Option("--spare-first", help="Take the first tokens' mean state out of the direction.")
+    ] = False,
     new_tokens: Annotated[int | None, typer.Option(help="How many tokens are written; 0 for none.")] = None,
 ) -> None:
     """Change what the model says along the difference of two sets of texts.

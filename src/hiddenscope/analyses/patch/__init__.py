@@ -43,7 +43,8 @@ def patch(
     run, 1 as in the clean one; with `direction="noise"` corrupt states go into the clean run, and it is the share that
     is lost. `window` tokens are exchanged at a time, and `layers` in a row where whole layers are (0: none). Pairs, as
     lists, are averaged. What is exchanged is the state of a whole layer, or what `attn` or `mlp` add. With `donor=`
-    and `data=[(prompt, answer), ...]` windows of so many blocks, or of states, come from another model of one shape.
+    and `data=[(prompt, answer), ...]` windows of so many blocks, of what their branches add, or the states of one layer
+    at a time come from another model of one shape.
 
     >>> import hiddenscope as hs
     >>> from hiddenscope.testing import tiny_model
@@ -53,7 +54,7 @@ def patch(
     [0.0, 1.0, 0.0]
     """
     if donor is not None or data is not None:
-        _alone(clean, corrupt, answer, other)
+        _alone(clean, corrupt, answer, other, layers, targets, position)
         return donors.patch_from(model, donor, data, what=what or "block", window=window)
     given = {"clean": clean, "corrupt": corrupt, "answer": answer, "other": other}
     missing = [name for name, value in given.items() if value is None]
@@ -112,5 +113,5 @@ def _many(name: str, given: Any, *, least: int = 1) -> int:
 
 def _alone(*given: Any) -> None:
     if any(one is not None for one in given):
-        found = "clean, corrupt, answer or other were given too"
+        found = "clean, corrupt, answer, other, layers, targets or position were given too"
         raise TextError("Patching from a donor over data", found, "Leave them out, or leave donor and data out.")

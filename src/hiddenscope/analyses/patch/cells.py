@@ -52,15 +52,18 @@ class Patched:
 class Reading:
     """Reads the logits of the answer's position: the share of the difference between the runs, and more."""
 
-    def __init__(self, pair: TextPair, clean: Tensor, corrupt: Tensor, denoise: bool) -> None:
+    def __init__(self, pair: TextPair, clean: Tensor, corrupt: Tensor, denoise: bool, room: float) -> None:
         self.pair = pair
         self.logs = [torch.log_softmax(side.double(), -1) for side in (clean, corrupt)]
         own, from_ = (clean, corrupt)[::-1] if denoise else (clean, corrupt)
         self.start = float(self.difference(own.double()))
         self.span = float(self.difference(from_.double())) - self.start
-        if abs(self.span) <= 1e-6 * max(1.0, abs(self.start)):
-            found = f"both runs prefer the answer by {self.start:.6g} in logits"
-            raise TextError("The share of a difference between two runs", found, "Give texts that part the answers.")
+        least = max(_rounding(side, pair, room) for side in (clean, corrupt))
+        if abs(self.span) <= least:
+            found = f"both runs prefer the answer by {self.start:.6g} in logits, "
+            found += f"but for {abs(self.span):.2g}, and rounding may make {least:.2g}"
+            do = "Give texts that part the answers, or use float32."
+            raise TextError("The share of a difference between two runs", found, do)
 
     def difference(self, logits: Tensor) -> Tensor:
         """By how much the answer is preferred to the other."""
@@ -87,6 +90,17 @@ class Reading:
         }
 
 
+def _rounding(logits: Tensor, pair: TextPair, room: float) -> float:
+    """What rounding may make of the difference of two logits.
+
+    What a sweep allows for all logits is a share of their norm; of one it is that share of their spread, for what all
+    of them have in common is not in a difference. It is never less than the last place of the logits themselves.
+    """
+    wide = logits.double()
+    read = float(wide[[pair.answer, pair.other]].abs().max())
+    return max(room * float(wide.std(correction=0)) * 2**0.5, 2 * torch.finfo(logits.dtype).eps * read)
+
+
 def run(model: Model, pair: TextPair, plan: Plan, advance: Advance) -> Patched:
     """Patch one pair at every site and token."""
     texts = [list(side) for side in pair.ids]
@@ -94,7 +108,7 @@ def run(model: Model, pair: TextPair, plan: Plan, advance: Advance) -> Patched:
     clean, corrupt = begin(model, texts, plan.sites, targets=targets)
     own, source = (corrupt, clean) if plan.denoise else (clean, corrupt)
     at = pair.at[1 if plan.denoise else 0]
-    reading = Reading(pair, clean.logits[pair.at[0]], corrupt.logits[pair.at[1]], plan.denoise)
+    reading = Reading(pair, clean.logits[pair.at[0]], corrupt.logits[pair.at[1]], plan.denoise, room(model))
     cells = _Cells(pair, plan, own, source)
     made = Patched({}, {}, reading.runs, cells.changed)
     advance(cells.changed.size - len(cells.variants))

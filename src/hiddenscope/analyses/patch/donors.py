@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hiddenscope import hooks, progress
-from hiddenscope.analyses.patch.pairs import single
+from hiddenscope.analyses.patch.pairs import single, text_before
 from hiddenscope.errors import ModuleError, PassError, TextError
 from hiddenscope.model import Model
 from hiddenscope.passes import Replace, edit, record, resume, skipping
@@ -47,10 +47,16 @@ def patch_from(model: Model, donor: Model | None, data: Any, *, what: str, windo
     if what not in ("block", "layer", "attn", "mlp"):
         raise TextError(f"what={what!r}", "there are 'block', 'layer', 'attn' and 'mlp'", "Choose one of these.")
     _one_shape(model, donor)
+    _one_place(model, donor)
+    if what == "block":
+        _own_blocks(model, donor)
     depth = model.anatomy.stacks[0].depth
     if isinstance(window, bool) or not isinstance(window, int) or not 1 <= window <= depth:
         raise TextError(f"window={window!r}", f"{model.name} has {depth} blocks", f"Give 1 to {depth}.")
-    prompts = _prompts(model, data)
+    if what == "layer" and window > 1:
+        found = "the states of one layer make all that is above, so that of several the last alone would count"
+        raise TextError(f"window={window} of whole states", found, "Give window=1, or what='block'.")
+    prompts = _prompts(model, donor, data)
     skipping(model)  # tried now, while every block is the model's own
     starts = range(depth - window + 1)
     right, probability = (np.zeros((len(starts), len(prompts)), dtype=kind) for kind in (bool, float))
@@ -96,8 +102,8 @@ class _Sweep:
                 for k in range(start, start + self.window)
             }
             return _last(edit(self.model, self.ids, changes, "layer.0", logits=True).logits)
-        if self.what == "layer":  # all states of the last layer of the window make everything above
-            entry, values = Site(start + self.window), self.other[Site(start + self.window)]
+        if self.what == "layer":  # a window of one: all states of a layer make everything above
+            entry, values = Site(start + 1), self.other[Site(start + 1)]
             blocks: AbstractContextManager[None] = nullcontext()
         else:
             entry, values = Site(start), self.own[Site(start)]
@@ -134,20 +140,48 @@ def _one_shape(model: Model, donor: Model) -> None:
         wrong = next((name for name in {*shapes[0], *shapes[1]} if shapes[0].get(name) != shapes[1].get(name)), "")
         found = f"their weights differ in shape, at {wrong}" if wrong else "they are of different classes"
         raise ModuleError(asked, found, "Give a donor of the same shape: another checkpoint of one model.")
-    blocks = [block.path for block in model.anatomy.stacks[0].blocks]
-    if len(set(blocks)) < len(blocks):
-        raise ModuleError(asked, "its blocks are one module called again and again", "Use what='layer'.")
     if model.module is donor.module:
         raise ModuleError(asked, "they are one and the same module", "Load the donor by itself.")
 
 
-def _prompts(model: Model, data: Any) -> list[Prompt]:
+def _one_place(model: Model, donor: Model) -> None:
+    """Refuse a donor that computes elsewhere, in other numbers, or knows tokens by other ids."""
+    asked = f"Patching {model.name} from {donor.name}"
+    for name in ("dtype", "device"):
+        own, other = ({getattr(weight, name) for weight in one.module.parameters()} for one in (model, donor))
+        if own != other:
+            said = " and ".join(", ".join(sorted(map(str, some))) for some in (own, other))
+            raise ModuleError(asked, f"their weights are in {said}", f"Load both with the same {name}=.")
+    vocabularies = [one.tokenizer and one.tokenizer.get_vocab() for one in (model, donor)]
+    if all(vocabularies) and vocabularies[0] != vocabularies[1]:
+        raise ModuleError(asked, "their tokenizers have different vocabularies", "Give a donor of the same tokenizer.")
+
+
+def _own_blocks(model: Model, donor: Model) -> None:
+    """Refuse blocks that cannot be exchanged one by one."""
+    blocks = [block.path for block in model.anatomy.stacks[0].blocks]
+    if len(set(blocks)) < len(blocks):
+        asked = f"Blocks of {donor.name} in {model.name}"
+        raise ModuleError(asked, "its blocks are one module called again and again", "Use what='layer'.")
+
+
+def _prompts(model: Model, donor: Model, data: Any) -> list[Prompt]:
     listed = list(data) if isinstance(data, list | tuple) else []
     if not listed or not all(isinstance(row, list | tuple) and len(row) == 2 for row in listed):
         raise TextError("Data to be answered", "it is no list of pairs", "Give [(prompt, answer), ...].")
+    with donor.lock:  # one lock after the other: two threads may patch two models from one another
+        known = [isinstance(text, str) and donor.tokenizer and donor.encoder.encode(text).ids for text, _ in listed]
     with model.lock:
         rows = [(model.encoder.encode(text), answer) for text, answer in listed]
-        return [Prompt(encoded.ids[0], single(model, answer, encoded, 0)) for encoded, answer in rows]
+        for (text, _), (encoded, _), ids in zip(listed, rows, known, strict=True):
+            if ids and ids != encoded.ids:
+                found = f"{model.name} and {donor.name} make other tokens of it"
+                raise TextError(f"The prompt {text[:40]!r}", found, "Give a donor of the same tokenizer.")
+        befores = [text_before(encoded, 0, len(encoded.ids[0]) - 1) for encoded, _ in rows]
+        return [
+            Prompt(encoded.ids[0], single(model, answer, [before]))
+            for (encoded, answer), before in zip(rows, befores, strict=True)
+        ]
 
 
 def wilson(right: int, count: int) -> tuple[float, float]:

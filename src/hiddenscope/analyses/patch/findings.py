@@ -120,7 +120,8 @@ def facts_of(
             facts["largest effect computed again alone"] = max(
                 checks, key=lambda c: abs(c["in the sweep"] - c["alone"])
             )
-    notes = [*first.notes, *dict.fromkeys(note for one in made for note in one.notes)]
+    told = [*(note for pair in pairs for note in pair.notes), *(note for one in made for note in one.notes)]
+    notes = list(dict.fromkeys(told))
     notes += [f"{summarise(left_out)} cannot be changed and is left out"] if left_out else []
     if any(None in column for some in first.columns.values() for column in some):
         notes.append("the texts have different lengths: tokens that only one has are gaps")
@@ -145,9 +146,10 @@ def _largest(data: "xarray.Dataset", measure: str) -> dict[str, Any]:
 def _where(data: "xarray.Dataset", plan: Plan, pair: TextPair, measure: str) -> dict[str, Any]:
     """Up to which site the tokens that differ carry half of the answer, and from which on the token it is read at."""
     values, sites = data[measure].to_numpy(), [str(site) for site in plan.sites]
-    differ = np.flatnonzero((data["id"].values != data["other_id"].values) & (data["id"].values >= 0))
+    both = (data["id"].values >= 0) & (data["other_id"].values >= 0)  # a gap holds no state that could be exchanged
+    differ = np.flatnonzero((data["id"].values != data["other_id"].values) & both)
     stacks = data["stack"].values if "stack" in data.coords else np.full(data.sizes["token"], None)
-    answers = np.flatnonzero((data["position"].values == pair.at[0]) & (stacks != "encoder"))
+    answers = np.flatnonzero((data["position"].values == pair.at[0]) & (stacks != "encoder") & both)
     facts: dict[str, Any] = {}
     for name, columns in (("tokens that differ", differ), ("token of the answer", answers)):
         if not len(columns):

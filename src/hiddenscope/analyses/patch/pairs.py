@@ -47,10 +47,31 @@ def pairs(
     return made
 
 
-def single(model: Model, answer: Any, encoded: Encoded | None, number: int) -> int:
-    """The one token that an answer is where it is read; `encoded` holds the text before it, None for a mask's place."""
-    before = encoded.texts[number] if encoded is not None and encoded.texts else ""
-    return model.encoder.one(answer, "answer", before=before)
+def single(model: Model, answer: Any, befores: Sequence[str | None]) -> int:
+    """The one token that an answer is where it is read: after each of these texts the same; None where none is known.
+
+    >>> import hiddenscope as hs
+    >>> from hiddenscope.testing import tiny_model
+    >>> single(hs.load((tiny_model("llama"), None)), 7, [None])
+    7
+    """
+    known = list(dict.fromkeys(before for before in befores if before is not None)) or [""]
+    found = [model.encoder.one(answer, "answer", before=before) for before in known]
+    if len(set(found)) > 1:
+        said = " and ".join(f"{one} after {before[-40:]!r}" for one, before in zip(found, known, strict=True))
+        raise TextError(
+            f"The answer {str(answer)[:40]!r}", f"it is token {said}", "Give the id of the token that you mean."
+        )
+    return found[0]
+
+
+def text_before(encoded: Encoded, number: int, at: int) -> str | None:
+    """The text up to the end of the token at which an answer is read; None where that is not known."""
+    if not encoded.texts:
+        return None
+    if encoded.spans is None:  # a tokenizer that does not say which characters its tokens stand for
+        return encoded.texts[number] if at == len(encoded.ids[number]) - 1 else None
+    return encoded.texts[number][: max(0, *(end for _, end in encoded.spans[number][: at + 1]))]
 
 
 def _listed(given: Any, count: int, name: str) -> list[Any]:
@@ -80,12 +101,13 @@ def _pair(
     if ids[0] == ids[1]:
         raise TextError("A clean and a corrupt text", "they are the same", "Give two that differ in what matters.")
     masked = aims is None and not model.anatomy.stacks[-1].causal
-    context = None if masked else clean if aims is None else aims
-    answer, other = (single(model, one, context, number) for one in answers)
+    at = tuple(_place(model, side, position, masked=masked) for side in fed)
+    sides = () if masked else zip((clean, corrupt) if aims is None else (aims, aims), at, strict=True)
+    befores = [text_before(side, number, place) for side, place in sides]
+    answer, other = (single(model, one, befores) for one in answers)
     if answer == other:
         found = f"both are {model.encoder.string(answer)!r}"
         raise TextError("The answer and the other", found, "Give two different tokens.")
-    at = tuple(_place(model, side, position, masked=masked) for side in fed)
     names = ("encoder", "decoder") if aims is not None else (None,)
     columns = {name: in_columns(*(fed if name == "decoder" else ids)) for name in names}
     notes = () if masked else tuple(_spaceless(model, answers))

@@ -79,8 +79,9 @@ def steer(
 
     `along` is two sets of texts (the mean state of the first less that of the second, pooled by `pool`), a vector, a
     fitted probe, or either by site. It is added at every token, `strengths` times, or with `how="ablate"` taken out of
-    every state; at one of `sites` at a time, or with `upwards` there and in every layer above. `answers` are the tokens
-    to look at, the model's own first choices if not given. `quality` are texts that its perplexity is measured on.
+    every state; at one of `sites` at a time (a probe's own, if not given), or with `upwards` there and in every layer
+    above. `answers` are the tokens to look at, the model's own first choices if not given. `quality` are texts that its
+    perplexity is measured on.
     `spare_first` takes the first token's state out of the direction: attention rests there, and it is easily broken.
 
     >>> import hiddenscope as hs
@@ -326,8 +327,8 @@ def _texts(data: "xarray.Dataset", best: Setting | None, silent: str) -> dict[st
     after = data["written"].sel(site=data.attrs["written_at"]).isel(strength=strength)
     columns = (data["prompt"], data["written_before"], after)
     rows = list(zip(*(column.to_numpy().tolist() for column in columns), strict=True))[:TOLD]
-    told = {prompt: {"before": before, "after": now} for prompt, before, now in rows}
-    return {"written": {"site": data.attrs["written_at"], "strength": float(after["strength"]), **told}}
+    told = [{"prompt": prompt, "before": before, "after": now} for prompt, before, now in rows]
+    return {"written": {"site": data.attrs["written_at"], "strength": float(after["strength"]), "texts": told}}
 
 
 def _extremes(data: "xarray.Dataset", answer: int) -> dict[str, Any]:

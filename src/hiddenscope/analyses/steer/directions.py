@@ -39,15 +39,18 @@ def directions(model: Model, along: Any, sites: Any, pool: str, *, upwards: bool
             raise SiteError(f"A direction at {lacking[0]}", found, "Give one, or leave the site out.")
         wanted = _with_those_above(tuple(given), chosen, upwards)
         vectors = {site: _vector(model, given[site][1], site) for site in wanted}
-        return Directions(vectors, chosen, f"given, one for each of {len(given)} sites", _unit(given[wanted[0]][1]))
-    chosen = _spread(model) if sites is None else model.anatomy.select(sites)
+        said = f"given, one for each of {len(given)} sites{_elsewhere({site: given[site][1] for site in wanted})}"
+        return Directions(vectors, chosen, said, _unit(given[wanted[0]][1]))
+    own = _site_of(along)
+    asked = own or None if sites is None else sites
+    chosen = _spread(model) if asked is None else model.anatomy.select(asked)
     wanted = _with_those_above(model.anatomy.sites, chosen, upwards)
     if _are_texts(along):
         vectors, said = _between(model, along, wanted, pool)
         return Directions(vectors, chosen, said, "the difference of the two means")
     vectors = {site: _vector(model, along, site) for site in wanted}
     said = "the weights of a probe" if hasattr(along, "coef_") else "a vector that was given"
-    return Directions(vectors, chosen, said, _unit(along))
+    return Directions(vectors, chosen, f"{said}{_elsewhere(dict.fromkeys(wanted, along))}", _unit(along))
 
 
 def sparing(model: Model, found: Directions, texts: Sequence[Sequence[int]]) -> Directions:
@@ -127,6 +130,20 @@ def _between(model: Model, along: Any, sites: tuple[Site, ...], pool: str) -> tu
         vectors[site] = vector
     where = {"last": "at the last token", "mean": "over all tokens"}.get(pool, f"pooled by {pool}")
     return vectors, f"the mean of {first} texts less that of {len(sets[1])}, {where}"
+
+
+def _site_of(along: Any) -> str:
+    """The site whose states a probe was fitted to, if it is a probe that says so."""
+    return str(getattr(along, "site", "") or "") if hasattr(along, "coef_") else ""
+
+
+def _elsewhere(used: Mapping[Site, Any]) -> str:
+    """Words for probes that are used at other sites than their own; none where there are none."""
+    fitted = list(dict.fromkeys(own for site, one in used.items() if (own := _site_of(one)) and own != str(site)))
+    others = [site for site, one in used.items() if _site_of(one) and _site_of(one) != str(site)]
+    if not others:
+        return ""
+    return f", fitted to the states at {', '.join(fitted)} and used at {summarise(others)}, where nothing was fitted"
 
 
 def _unit(along: Any) -> str:
