@@ -11,7 +11,7 @@ DPI = 130  # sharp on a screen, and small
 SENTENCE, ANOTHER = "The capital of France is Paris.", "The capital of Germany is Berlin."
 PROMPTS = {"clean": "The capital of France is", "corrupt": "The capital of Germany is"}
 CITIES = {name: name for name in ("cities-incomplete", "cities-complete")}
-SOME = "layer.0,layer.8,layer.16,layer.24,layer.29,final"
+SOME = "layer.0,layer.8,layer.16,layer.24,layer.29"
 
 
 def views() -> dict[str, tuple[View, ...]]:

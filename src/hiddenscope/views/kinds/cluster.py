@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from hiddenscope.results import Result
+from hiddenscope.views.drawing import quoted
 from hiddenscope.views.values import Lines, Panels, Section, Series, View
 
 NAMED, SHORT, MOST = 8, 40, 5_000
@@ -69,6 +70,6 @@ def tell(result: Result) -> Iterator[Section]:
     said = [f"{many} {facts['clusters']}."]
     for number in range(min(facts["clusters"], NAMED)):
         own = facts[f"cluster {number}"]
-        typical = f", such as “{own['typical'][0]}”" if "typical" in own else ""
+        typical = f", such as {quoted(own['typical'][0])}" if "typical" in own else ""
         said.append(f"Cluster {number} has {own['size']}{typical}; {own['stability']:.0%} of it comes back each time.")
     yield Section("What belongs together", " ".join(said), tuple(pictures(result)))

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from hiddenscope.results import Result
-from hiddenscope.views.drawing import labels
+from hiddenscope.views.drawing import labels, quoted
 from hiddenscope.views.values import Lines, Section, Series, View
 
 
@@ -53,8 +53,9 @@ def _how(result: Result) -> str:
     name = (
         "the share of labels that it gets right" if _score(result) == "accuracy" else "R², 0 for the mean and 1 at best"
     )
+    what = quoted(str(facts["data"]))
     return (
-        f"A linear probe was trained on the states of every layer to tell {facts['data']}, and tested on texts that it "
+        f"A linear probe was trained on the states of every layer to tell {what}, and tested on texts that it "
         f"had not seen ({facts['rows']:,} rows of {facts['texts']:,} texts, in {facts['folds']} folds). The line is "
         f"{name}, the band its 95% interval. A probe with as many weights could learn by heart: so one is trained on "
         f"control labels too ({facts['control labels']}), and what counts is how much better it does on the true ones."

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from hiddenscope.results import Result
-from hiddenscope.views.drawing import grid_of, labels, title_of
+from hiddenscope.views.drawing import grid_of, labels, quoted, title_of
 from hiddenscope.views.values import Grid, Lines, Measure, Section, Series, View
 
 ANISOTROPY = {"anisotropy": "all tokens", "anisotropy_others": "without first tokens"}
@@ -103,7 +103,7 @@ def tell(result: Result) -> Iterator[Section]:
     shown = tuple(pictures(result))
     grids, lines = ([view for view in shown if isinstance(view, kind)] for kind in (Grid, Lines))
     texts = result.data.attrs.get("texts", [])
-    text = f"“{texts[0]}”" if len(texts) == 1 else f"{result.facts['texts']} texts"
+    text = quoted(texts[0]) if len(texts) == 1 else f"{result.facts['texts']} texts"
     yield Section(
         "The size of every state",
         f"These are all the states of {text}: tokens run across, layers run up, and the colour is the norm of the "
@@ -164,7 +164,7 @@ def _largest(facts: dict[str, Any]) -> Iterator[str]:
         yield (
             f"Massive activations: {'channel' if len(channels['channels']) == 1 else 'channels'} {numbers} at "
             f"{channels['sites']}, up to {top['times the median']:,.0f} times the median of all values "
-            f"(“{top['token'].strip()}”, position {top['position']}, {top['site']})."
+            f"({quoted(top['token'].strip())}, position {top['position']}, {top['site']})."
         )
 
 
