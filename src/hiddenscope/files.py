@@ -53,6 +53,25 @@ def write_tensors(path: str | os.PathLike[str], tensors: "Mapping[str, Tensor]",
             raise OSError(str(error)) from error
 
 
+def read_tensors(path: str | os.PathLike[str], what: str, form: str) -> "tuple[dict[str, Tensor], dict[str, str]]":
+    """The tensors and the header of a file that `write_tensors` wrote, when its header has this `format`."""
+    from safetensors import SafetensorError, safe_open
+
+    asked, do = f"Cannot read {what} from {_safe(os.fspath(path))}", "Give the path of a file that .save() wrote."
+    if not os.path.isfile(path):
+        raise FileError(asked, "there is no such file", do)
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = file.metadata() or {}
+            if header.get("format") != form:
+                raise FileError(asked, "it is a safetensors file of something else", do)
+            return {name: file.get_tensor(name) for name in file.keys()}, header  # noqa: SIM118  # it is no mapping
+    except (SafetensorError, OSError) as error:
+        if isinstance(error, FileError):
+            raise
+        raise FileError(asked, f"it is damaged or of another kind ({error})", "Save it again.") from error
+
+
 def _safe(text: str) -> str:
     """Text that is safe on a terminal: what cannot be printed is escaped."""
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)

@@ -8,11 +8,9 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 
 from hiddenscope.errors import FileError, SiteError, StatesError
-from hiddenscope.files import replacing
+from hiddenscope.files import read_tensors, write_tensors
 from hiddenscope.linear.logistic import logistic
 from hiddenscope.linear.problems import Problems, standardised
 from hiddenscope.linear.ridge import ridge
@@ -139,29 +137,21 @@ class Probe:
         said: dict[str, Any] = {"task": self.task, "penalty": self.penalty, "site": self.site}
         if self.task == "classify":
             said["classes"] = self.classes_.tolist()
-        arrays = {name: np.ascontiguousarray(getattr(self, f"{name}_")) for name in ("coef", "intercept")}
-        with replacing(Path(path)) as fresh:
-            save_file(arrays, fresh, {"format": _FORMAT, "probe": json.dumps(said)})
+        tensors = {name: torch.as_tensor(np.array(getattr(self, f"{name}_"))) for name in ("coef", "intercept")}
+        write_tensors(path, tensors, {"format": _FORMAT, "probe": json.dumps(said)})
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Probe":
         """Read what `save` wrote."""
-        asked, do = f"Cannot read a probe from {os.fspath(path)}", "Give the path of a file that .save() wrote."
-        if not Path(path).is_file():
-            raise FileError(asked, "there is no such file", do)
+        tensors, header = read_tensors(path, "a probe", _FORMAT)
         try:
-            with safe_open(path, framework="np") as file:
-                header = file.metadata() or {}
-                if header.get("format") != _FORMAT:
-                    raise FileError(asked, "it is a safetensors file of something else", do)
-                said: dict[str, Any] = json.loads(header["probe"])
-                probe = cls(said["task"], said["penalty"], said["site"])
-                probe.coef_, probe.intercept_ = file.get_tensor("coef"), file.get_tensor("intercept")
+            said: dict[str, Any] = json.loads(header["probe"])
+            probe = cls(said["task"], said["penalty"], said["site"])
+            probe.coef_, probe.intercept_ = tensors["coef"].numpy(), tensors["intercept"].numpy()
             if probe.task == "classify":
                 probe.classes_ = _array(said["classes"])
-        except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-            if isinstance(error, FileError):
-                raise
+        except (KeyError, TypeError, ValueError) as error:
+            asked = f"Cannot read a probe from {os.fspath(path)}"
             raise FileError(asked, f"it is damaged or of another kind ({error})", "Save it again.") from error
         return probe
 

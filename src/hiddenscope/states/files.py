@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from hiddenscope.errors import FileError, SiteError
-from hiddenscope.files import write_tensors
+from hiddenscope.files import read_tensors, write_tensors
 from hiddenscope.sites import Site
 from hiddenscope.states.source import Source
 from hiddenscope.states.tokens import Tokens
@@ -64,23 +63,14 @@ def write(path: str | os.PathLike[str], parts: Mapping[str, Part]) -> None:
 
 def read(path: str | os.PathLike[str]) -> dict[str, Part]:
     """Read what `write` wrote."""
-    asked = f"Cannot read states from {os.fspath(path)}"
-    if not Path(path).is_file():
-        raise FileError(asked, "there is no such file", "Give the path of a file that .save() wrote.")
+    tensors, header = read_tensors(path, "states", _FORMAT)
     try:
-        with safe_open(path, framework="pt") as file:
-            header = file.metadata() or {}
-            if header.get("format") != _FORMAT:
-                found = "it is a safetensors file of something else"
-                raise FileError(asked, found, "Give the path of a file that .save() wrote.")
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # it is no mapping
         facts: dict[str, Any] = json.loads(header["states"])
         if set(facts) not in ({""}, {"encoder.", "decoder."}):
             raise ValueError("it names no stacks")
         return {prefix: _restore(tensors, prefix, said) for prefix, said in facts.items()}
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError, AttributeError, SiteError) as error:
-        if isinstance(error, FileError):
-            raise
+    except (KeyError, TypeError, ValueError, AttributeError, SiteError) as error:
+        asked = f"Cannot read states from {os.fspath(path)}"
         raise FileError(asked, f"it is damaged or of another kind ({error})", "Save the states again.") from error
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from hiddenscope.errors import FileError
-from hiddenscope.files import write_tensors
+from hiddenscope.files import read_tensors, write_tensors
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,20 +31,9 @@ def write_kept(path: str | os.PathLike[str], form: str, kept: Kept) -> None:
 
 def read_kept(path: str | os.PathLike[str], form: str) -> Kept:
     """Read what `write_kept` wrote."""
-    from safetensors import SafetensorError, safe_open
-
-    asked = f"Cannot read a lens from {os.fspath(path)!r}"
-    if not Path(path).is_file():
-        raise FileError(asked, "there is no such file", "Give the path of a file that .save() wrote.")
+    tensors, header = read_tensors(path, "a lens", form)
     try:
-        with safe_open(path, framework="pt") as file:
-            header = file.metadata() or {}
-            if header.get("format") != form:
-                found = "it is a safetensors file of something else"
-                raise FileError(asked, found, "Give the path of a file that .save() wrote.")
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # it is no mapping
         return Kept(tensors, dict(json.loads(header["lens"])))
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-        if isinstance(error, FileError):
-            raise
+    except (KeyError, TypeError, ValueError) as error:
+        asked = f"Cannot read a lens from {os.fspath(path)!r}"
         raise FileError(asked, f"it is damaged or of another kind ({error})", "Fit the lens again.") from error
