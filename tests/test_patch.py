@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 import hiddenscope as hs
-from hiddenscope.analyses.patch import donors
 from hiddenscope.analyses.patch.pairs import single
 from hiddenscope.cli import app
 from hiddenscope.errors import Error, ModuleError, PassError, SiteError, TextError
+from hiddenscope.linear.certainty import wilson
 from hiddenscope.testing import tiny_model, tiny_tokenizer
 from hiddenscope.views import pictures
 from hiddenscope.views.story import tell
@@ -487,7 +487,7 @@ def test_wilson_covers_what_it_promises() -> None:
     generator = np.random.default_rng(0)
     for share in (0.1, 0.5, 0.9):
         counts = generator.binomial(40, share, 2000)
-        inside = [low <= share <= high for low, high in (donors.wilson(int(count), 40) for count in counts)]
+        inside = [low <= share <= high for low, high in (wilson(int(count) / 40, 40) for count in counts)]
         assert 0.92 < np.mean(inside) < 0.98
 
 

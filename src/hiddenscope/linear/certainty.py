@@ -37,8 +37,8 @@ def of_shares(right: NDArray[np.bool_], groups: Ints, together: int = 1) -> Inte
         sums = np.bincount(groups, right - share, minlength=number)
         spread = float((sums**2).sum()) / count**2 * number / max(1, number - 1)
         count = min(count, max(number, share * (1 - share) / spread)) if spread > 0 else float(number)
-    low, high = _wilson(share, count, _width(1))
-    return Interval(share, low, high, _wilson(share, count, _width(together))[0])
+    low, high = wilson(share, count)
+    return Interval(share, low, high, wilson(share, count, together)[0])
 
 
 def of_errors(error: Floats, base: Floats, groups: Ints, together: int, seed: int) -> Interval:
@@ -59,7 +59,13 @@ def _width(together: int) -> float:
     return NormalDist().inv_cdf(1 - (1 - LEVEL) / 2 / together)
 
 
-def _wilson(share: float, count: float, width: float) -> tuple[float, float]:
+def wilson(share: float, count: float, together: int = 1) -> tuple[float, float]:
+    """Wilson's 95% interval of a share of so many, when it is to be true of so many shares at once.
+
+    >>> [round(side, 3) for side in wilson(0.8, 10)]
+    [0.49, 0.943]
+    """
+    width = _width(together)
     square = width**2 / count
     middle = (share + square / 2) / (1 + square)
     half = width / (1 + square) * (share * (1 - share) / count + square / (4 * count)) ** 0.5

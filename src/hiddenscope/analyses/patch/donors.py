@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from math import sqrt
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from hiddenscope import hooks, progress
 from hiddenscope.analyses.patch.pairs import single, text_before
 from hiddenscope.errors import ModuleError, PassError, TextError
+from hiddenscope.linear.certainty import wilson
 from hiddenscope.model import Model
 from hiddenscope.passes import Replace, edit, record, resume, skipping
 from hiddenscope.results import Result
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 Flags: TypeAlias = NDArray[np.bool_]
 Floats: TypeAlias = NDArray[np.float64]
 
-Z = 1.959964  # of a normal distribution, 95% of which lies within
 DRAWS = 2_000
 
 
@@ -184,25 +183,13 @@ def _prompts(model: Model, donor: Model, data: Any) -> list[Prompt]:
         ]
 
 
-def wilson(right: int, count: int) -> tuple[float, float]:
-    """The Wilson interval of a share, 95%.
-
-    >>> [round(side, 3) for side in wilson(8, 10)]
-    [0.49, 0.943]
-    """
-    share, z = right / count, Z
-    middle = (share + z * z / (2 * count)) / (1 + z * z / count)
-    half = z * sqrt(share * (1 - share) / count + z * z / (4 * count * count)) / (1 + z * z / count)
-    return max(0.0, middle - half), min(1.0, middle + half)
-
-
 def _data(window: int, starts: range, right: Flags, probability: Floats) -> "xarray.Dataset":
     """Along the windows, each named by the first layer that it makes."""
     import xarray
 
     sites = [str(Site(start + 1)) for start in starts]
     ends = [str(Site(start + window)) for start in starts]
-    intervals = np.array([wilson(int(row.sum()), len(row)) for row in right])
+    intervals = np.array([wilson(float(row.mean()), len(row)) for row in right])
     looks = {"accuracy": "right answers", "accuracy_low": "lower end, 95%", "accuracy_high": "upper end, 95%"}
     values = {"accuracy": right.mean(1), "accuracy_low": intervals[:, 0], "accuracy_high": intervals[:, 1]}
     variables: dict[str, Any] = {
@@ -233,7 +220,7 @@ def _facts(what: str, window: int, starts: range, right: Flags, alone: dict[str,
 
 
 def _share(flags: Flags) -> dict[str, Any]:
-    return {"right": float(flags.mean()), "95% interval": list(wilson(int(flags.sum()), len(flags)))}
+    return {"right": float(flags.mean()), "95% interval": list(wilson(float(flags.mean()), len(flags)))}
 
 
 def _bootstrap(differences: Floats) -> dict[str, Any]:
