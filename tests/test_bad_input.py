@@ -27,7 +27,7 @@ def refused(
     handle.remove()
     error = caught.value
     assert isinstance(error, builtin)
-    assert error.asked and error.found and error.do and error.do.endswith((".", "?"))
+    assert error.problem and error.reason and error.remedy and error.remedy.endswith((".", "?"))
     assert all(word in str(error) for word in words), str(error)
     assert not passes or kind in (NotFinite, PassError)
     return error

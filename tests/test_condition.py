@@ -209,7 +209,7 @@ def test_more_than_the_free_memory_is_refused_before_any_pass(monkeypatch: pytes
     monkeypatch.setattr("hiddenscope.passes.buffer.free_memory", lambda: 2**20)
     with pytest.raises(TooLarge, match=r"5 sites of 1,200 tokens, 64 wide in float32: that is .* GiB") as caught:
         model.capture([[5] * 100] * 12)
-    assert isinstance(caught.value, MemoryError) and "disk" in caught.value.do and passes == []
+    assert isinstance(caught.value, MemoryError) and "disk" in caught.value.remedy and passes == []
     model.capture([[5] * 100], "layer.1")
     handle.remove()
     assert passes

@@ -16,7 +16,7 @@
     ├── TooLarge        (MemoryError)       more than the free memory
     └── FileError       (OSError)           a file of ours that cannot be read or written
 
-Every error says three things: what was asked, what was found, what to do.
+Every error says three things: the problem, the reason, the remedy.
 
 >>> print(SiteError("No site 'layer.40' in gpt2", "it has layer.0 to layer.12", "Did you mean 'layer.4'?"))
 No site 'layer.40' in gpt2: it has layer.0 to layer.12. Did you mean 'layer.4'?
@@ -26,12 +26,12 @@ No site 'layer.40' in gpt2: it has layer.0 to layer.12. Did you mean 'layer.4'?
 class Error(Exception):
     """The root of the tree: `except hiddenscope.errors.Error` catches all of ours and nothing else."""
 
-    def __init__(self, asked: str, found: str, do: str) -> None:
-        self.asked, self.found, self.do = asked, found, do
-        super().__init__(f"{asked}: {found.rstrip('.')}. {do}")
+    def __init__(self, problem: str, reason: str, remedy: str) -> None:
+        self.problem, self.reason, self.remedy = problem, reason, remedy
+        super().__init__(f"{problem}: {reason.rstrip('.')}. {remedy}")
 
     def __reduce__(self) -> tuple[type["Error"], tuple[str, str, str]]:
-        return type(self), (self.asked, self.found, self.do)
+        return type(self), (self.problem, self.reason, self.remedy)
 
 
 class SiteError(Error, LookupError):

@@ -33,9 +33,9 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
         fresh.chmod(rights)
         os.replace(fresh, target)
     except OSError as error:
-        found = _safe(error.strerror or str(error))  # the path in its text is not the one that was asked for
-        do = "Choose a folder that is there and can be written."
-        raise FileError(f"Cannot write {_safe(str(target))}", found, do) from error
+        reason = _safe(error.strerror or str(error))  # the path in its text is not the one that was asked for
+        remedy = "Choose a folder that is there and can be written."
+        raise FileError(f"Cannot write {_safe(str(target))}", reason, remedy) from error
     finally:
         fresh.unlink(missing_ok=True)
 
@@ -57,19 +57,19 @@ def read_tensors(path: str | os.PathLike[str], what: str, form: str) -> "tuple[d
     """The tensors and the header of a file that `write_tensors` wrote, when its header has this `format`."""
     from safetensors import SafetensorError, safe_open
 
-    asked, do = f"Cannot read {what} from {_safe(os.fspath(path))}", "Give the path of a file that .save() wrote."
+    problem, remedy = f"Cannot read {what} from {_safe(os.fspath(path))}", "Give the path of a file that .save() wrote."
     if not os.path.isfile(path):
-        raise FileError(asked, "there is no such file", do)
+        raise FileError(problem, "there is no such file", remedy)
     try:
         with safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
             if header.get("format") != form:
-                raise FileError(asked, "it is a safetensors file of something else", do)
+                raise FileError(problem, "it is a safetensors file of something else", remedy)
             return {name: file.get_tensor(name) for name in file.keys()}, header  # noqa: SIM118  # it is no mapping
     except (SafetensorError, OSError) as error:
         if isinstance(error, FileError):
             raise
-        raise FileError(asked, f"it is damaged or of another kind ({error})", "Save it again.") from error
+        raise FileError(problem, f"it is damaged or of another kind ({error})", "Save it again.") from error
 
 
 def _safe(text: str) -> str:

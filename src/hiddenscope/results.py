@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     import numpy as np
     import xarray
 
+Facts: TypeAlias = Mapping[str, Any]
+"""The findings of an analysis: snake_case keys that its page documents, and values as JSON keeps them."""
+
 Renderer: TypeAlias = Callable[["Result", Path], None]
 
 RENDERERS: dict[str, Renderer] = {}
@@ -67,12 +70,10 @@ class Result:
 
     kind: str
     data: "xarray.Dataset"
-    facts: Mapping[str, Any]
+    facts: Facts
     source: Mapping[str, Any]
 
-    def __init__(
-        self, kind: str, data: "xarray.Dataset", facts: Mapping[str, Any], source: Mapping[str, Any] | Told
-    ) -> None:
+    def __init__(self, kind: str, data: "xarray.Dataset", facts: Facts, source: Mapping[str, Any] | Told) -> None:
         simple = {"facts": _simple(facts, "facts"), "source": _simple(source, "source")}
         for name, value in {"kind": kind, "data": data, **simple}.items():
             object.__setattr__(self, name, value)
@@ -114,9 +115,9 @@ class Result:
         writers = _WRITERS | RENDERERS
         write = writers.get(Path(path).suffix.lower())
         if write is None:
-            asked = f"Cannot save a result as {_safe(os.fspath(path))}"
+            problem = f"Cannot save a result as {_safe(os.fspath(path))}"
             raise FileError(
-                asked, f"the formats are {' '.join(sorted(writers))}", "Give the path one of these suffixes."
+                problem, f"the formats are {' '.join(sorted(writers))}", "Give the path one of these suffixes."
             )
         with replacing(path) as fresh:
             write(self, fresh)
@@ -124,16 +125,16 @@ class Result:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Result":
         """Read what `save` wrote as `.json` or `.nc`."""
-        asked = f"Cannot read a result from {_safe(os.fspath(path))}"
+        problem = f"Cannot read a result from {_safe(os.fspath(path))}"
         read = _READERS.get(Path(path).suffix.lower())
         if read is None or not Path(path).is_file():
-            found = "there is no such file" if read else "only .json and .nc can be read back"
-            raise FileError(asked, found, "Give the path of a file that .save() wrote.")
+            reason = "there is no such file" if read else "only .json and .nc can be read back"
+            raise FileError(problem, reason, "Give the path of a file that .save() wrote.")
         try:
             return read(Path(path))
         except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, Error) as error:
-            found = f"it is damaged or of another kind ({_safe(str(error))[:200]})"
-            raise FileError(asked, found, "Save the result again.") from error
+            reason = f"it is damaged or of another kind ({_safe(str(error))[:200]})"
+            raise FileError(problem, reason, "Save the result again.") from error
 
     def show(self) -> Path:
         """Open the page in a browser; it stays where it was written, and that is returned."""
@@ -159,7 +160,7 @@ class Result:
         return f"{_safe(self.kind)} of {_safe(model)}" if isinstance(model, str) else _safe(self.kind)
 
 
-def _lines(facts: Mapping[str, Any], indent: str) -> Iterator[str]:
+def _lines(facts: Facts, indent: str) -> Iterator[str]:
     wide = max((len(_safe(key)) for key, value in facts.items() if not isinstance(value, dict)), default=0)
     for key, value in facts.items():
         if isinstance(value, dict):
@@ -200,8 +201,8 @@ def _simple(value: Any, where: str) -> Any:
         return [_simple(inner, where) for inner in value]
     if hasattr(value, "tolist") and not isinstance(plain := value.tolist(), complex | bytes):
         return _simple(plain, where)
-    found = f"{_safe(where)} holds {type(value).__name__}"
-    raise StatesError("A result's facts and source as JSON", found, "Give text, numbers, lists and mappings of them.")
+    reason = f"{_safe(where)} holds {type(value).__name__}"
+    raise StatesError("A result's facts and source as JSON", reason, "Give text, numbers, lists and mappings of them.")
 
 
 def _tag(value: Any) -> Any:
@@ -237,8 +238,8 @@ def _dtype(array: "np.ndarray[Any, Any]", name: str) -> str:
         return str(array.dtype.name)
     if array.dtype.kind in "UT" or (array.dtype.kind == "O" and all(isinstance(x, str) for x in array.flat)):
         return "str"
-    found = f"{_safe(name)} is {array.dtype}"
-    raise StatesError("A result's data", found, "Give numbers of at most 64 bits, flags, or text ('' where missing).")
+    reason = f"{_safe(name)} is {array.dtype}"
+    raise StatesError("A result's data", reason, "Give numbers of at most 64 bits, flags, or text ('' where missing).")
 
 
 def _dtypes(data: "xarray.Dataset") -> dict[str, str]:

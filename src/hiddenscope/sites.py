@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property, total_ordering
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from hiddenscope.errors import SiteError
 
@@ -71,8 +71,10 @@ class Site:
         if self.stack not in (None, *STACKS):
             found = f"a stack is {' or '.join(STACKS)}, or None where there is one only"
         if found:
-            asked = f"No such site as layer {_shown(self.layer)}, part {_shown(self.part)}, stack {_shown(self.stack)}"
-            raise SiteError(asked, found, "Try Site(3), Site(3, 'mlp') or Site(None).")
+            problem = (
+                f"No such site as layer {_shown(self.layer)}, part {_shown(self.part)}, stack {_shown(self.stack)}"
+            )
+            raise SiteError(problem, found, "Try Site(3), Site(3, 'mlp') or Site(None).")
 
     @classmethod
     def parse(cls, text: str) -> "Site":
@@ -104,8 +106,12 @@ class Site:
         return stack, layer, (*PARTS, "").index(self.part)
 
 
+SitePatterns: TypeAlias = str | Site | Iterable[str | Site]
+"""What chooses sites: a pattern such as `"layer.3-7,final"`, a Site, or several of either."""
+
+
 def select(
-    patterns: str | Site | Iterable[str | Site],
+    patterns: SitePatterns,
     sites: Sequence[Site],
     *,
     owner: str = "this model",
@@ -160,8 +166,10 @@ def from_alias(name: str, *, depth: int, final: bool) -> Site:
     if match := _LENS.fullmatch(name):
         return _from_lens(name, match, depth, final)
     if name == "ln_final.hook_normalized":
-        found = "TransformerLens records it before the norm's own weight, so it is not final"
-        raise SiteError(f"No site for {_shown(name)}", found, "Ask for 'final', or for the raw last layer, 'layer.-1'.")
+        reason = "TransformerLens records it before the norm's own weight, so it is not final"
+        raise SiteError(
+            f"No site for {_shown(name)}", reason, "Ask for 'final', or for the raw last layer, 'layer.-1'."
+        )
     raise _unreadable(name)
 
 
@@ -247,12 +255,12 @@ class _House:
         raise _unreadable(item, [str(site) for site in self.sites])
 
     def missing(self, item: str) -> SiteError:
-        asked = f"No site {_shown(item)} in {self.owner}"
+        problem = f"No site {_shown(item)} in {self.owner}"
         wants_final = _SITE.fullmatch(item) is not None and item.endswith("final")
         if wants_final and self.final is not True and not any(site.layer is None for site in self.sites):
             last = ", ".join(f"'{Site(depth, stack=stack)}'" for stack, depth in self.depths.items())
-            return SiteError(asked, f"it has no final norm; its last state is {last}", f"Ask for {last}.")
-        return SiteError(asked, f"it has {summarise(self.sites)}", _nearest(item, [str(site) for site in self.sites]))
+            return SiteError(problem, f"it has no final norm; its last state is {last}", f"Ask for {last}.")
+        return SiteError(problem, f"it has {summarise(self.sites)}", _nearest(item, [str(site) for site in self.sites]))
 
     def _layers(self, pattern: re.Match[str], stack: str | None) -> range:
         if pattern["low"] is None:
@@ -260,8 +268,8 @@ class _House:
         ends = [int(end) for end in (pattern["low"], pattern["high"] or pattern["low"])]
         low, high = (end + self.depths[stack] + 1 if end < 0 else end for end in ends)
         if low > high:
-            asked = f"No sites {_shown(pattern[0])} in {self.owner}"
-            raise SiteError(asked, "the range runs backwards", "Write the lower layer first.")
+            problem = f"No sites {_shown(pattern[0])} in {self.owner}"
+            raise SiteError(problem, "the range runs backwards", "Write the lower layer first.")
         return range(low, high + 1) if high <= max(self.depths.values()) else range(0)
 
     def _match_entry(self, entry: re.Match[str]) -> set[Site]:
@@ -317,15 +325,15 @@ def _from_lens(name: str, match: re.Match[str], depth: int, final: bool) -> Site
     block, hook = int(match["block"]), match["hook"]
     stack = None if match["stack"] == "blocks" else match["stack"]
     if block >= depth:
-        found = f"there are {depth} blocks, counted from 0"
-        raise SiteError(f"No block {block} for {_shown(name)}", found, f"Ask for 0 to {depth - 1}.")
+        reason = f"there are {depth} blocks, counted from 0"
+        raise SiteError(f"No block {block} for {_shown(name)}", reason, f"Ask for 0 to {depth - 1}.")
     if hook == "resid_pre":
         return Site(block, stack=stack)
     if hook == ("resid_post" if final else "normalized_resid_post"):
         return Site(block + 1, stack=stack)
     if not final and (hook == "resid_post" or hook in _HOOKS):
-        found = "in a model without a final norm TransformerLens takes it before the block's own norm"
-        raise SiteError(f"No site for {_shown(name)}", found, f"Ask for 'layer.{block + 1}', the block's output.")
+        reason = "in a model without a final norm TransformerLens takes it before the block's own norm"
+        raise SiteError(f"No site for {_shown(name)}", reason, f"Ask for 'layer.{block + 1}', the block's output.")
     if stack == "decoder" and hook in ("resid_mid", "resid_mid_cross"):
         hook = "resid_mid" if hook == "resid_mid_cross" else ""
     if hook not in _HOOKS:

@@ -44,8 +44,8 @@ def tiny_model(family: str, *, task: str | None = None, layers: int = LAYERS, se
     known = _table()
     if family not in known:
         near = get_close_matches(family, known, n=1)
-        do = f"Did you mean {near[0]!r}?" if near else "Build it from a configuration with build()."
-        raise UnknownModel(f"No tiny model {family!r}", f"there are {', '.join(known)}", do)
+        remedy = f"Did you mean {near[0]!r}?" if near else "Build it from a configuration with build()."
+        raise UnknownModel(f"No tiny model {family!r}", f"there are {', '.join(known)}", remedy)
     row = known[family]
     classes = row["classes"]
     if task is not None and task not in classes:
@@ -77,8 +77,8 @@ def build(row: Mapping[str, Any], *, seed: int = 0, most: int = MOST_WEIGHTS) ->
     names = row["config_class"], row["model_class"]
     missing = [name for name in names if not hasattr(transformers, name)]
     if missing:
-        found = f"transformers {transformers.__version__} has none"
-        raise UnknownModel(f"No {' and no '.join(missing)}", found, "Install a version that has.")
+        reason = f"transformers {transformers.__version__} has none"
+        raise UnknownModel(f"No {' and no '.join(missing)}", reason, "Install a version that has.")
     config_class, model_class = (getattr(transformers, name) for name in names)
     # Some parts keep what their own initialisation drew (buffers, hash tables), so torch's own generator counts too.
     with torch.random.fork_rng(devices=[]):

@@ -123,9 +123,9 @@ def read(source: Any, *, text: str | None = None, label: str | None = None) -> L
         raise TextError(f"Texts of {name}", "there are none", "Give at least one.")
     without = [row.line for row in found if row.label is None]
     if without and (label is not None or len(without) < len(found)):
-        asked = f"Labels of {name}"
+        problem = f"Labels of {name}"
         missing = f"row {without[0]:,} has none, like {len(without) - 1:,} more of {len(found):,}"
-        raise TextError(asked, missing, "Give every text a label, or none of them.")
+        raise TextError(problem, missing, "Give every text a label, or none of them.")
     labels = None if without else tuple(row.label for row in found)
     return Labelled(tuple(row.text for row in found), labels, name)
 
@@ -188,14 +188,16 @@ def _shelved(name: str) -> Path | None:
 
 
 def _not_there(name: str, path: Path) -> FileError:
-    asked, names = f"Texts of {name[:80]!a}", shipped()
+    problem, names = f"Texts of {name[:80]!a}", shipped()
     if os.path.isdir(path):
-        return FileError(asked, "it is a folder", "Give one file.")
+        return FileError(problem, "it is a folder", "Give one file.")
     near = difflib.get_close_matches(name.lower(), names, 1, 0.6)
     if near:
-        return FileError(asked, "no such file, and no dataset of that name comes with it", f"Did you mean {near[0]!r}?")
-    do = f"Give a path, one of {', '.join(names)}, or for a single text a list: [text]."
-    return FileError(asked, "there is no such file", do)
+        return FileError(
+            problem, "no such file, and no dataset of that name comes with it", f"Did you mean {near[0]!r}?"
+        )
+    remedy = f"Give a path, one of {', '.join(names)}, or for a single text a list: [text]."
+    return FileError(problem, "there is no such file", remedy)
 
 
 def _format(name: str) -> str:
@@ -250,8 +252,8 @@ def _unpacked(stream: Any, place: _Place) -> Iterator[Any]:
             yield peekable
     except Exception as error:
         if isinstance(error, EOFError | gzip.BadGzipFile | zlib.error) or type(error).__name__ == "ZstdError":
-            found = f"it cannot be unpacked to the end ({error})"
-            raise FileError(f"Texts of {place.name}", found, "Make or fetch the file again.") from error
+            reason = f"it cannot be unpacked to the end ({error})"
+            raise FileError(f"Texts of {place.name}", reason, "Make or fetch the file again.") from error
         raise
     finally:
         if wrapped is not None:
@@ -309,8 +311,8 @@ def _csv(stream: Iterable[bytes | str], delimiter: str, place: _Place, columns: 
 
 def _parquet(stream: Any, place: _Place, columns: Columns) -> Iterator[Cells]:
     if not (hasattr(stream, "seekable") and stream.seekable()) or isinstance(stream, gzip.GzipFile):
-        do = "Give the .parquet itself, from disk: it is packed inside already."
-        raise FileError(f"Texts of {place.name}", "parquet is read from its end and cannot be streamed", do)
+        remedy = "Give the .parquet itself, from disk: it is packed inside already."
+        raise FileError(f"Texts of {place.name}", "parquet is read from its end and cannot be streamed", remedy)
     import pyarrow
     from pyarrow import parquet
 
@@ -362,23 +364,23 @@ def _of_records(records: Iterator[tuple[int, Any]], columns: Columns, place: _Pl
 def _of_items(source: Any, columns: Columns, place: _Place) -> Iterator[Cells]:
     if isinstance(source, Mapping):
         splits = [str(name) for name, part in source.items() if hasattr(part, "column_names")]
-        found = f"it has the splits {_listed(splits)}" if splits else f"it is a mapping with {_listed(list(source))}"
-        do = f"Give one of them: data[{splits[0]!r}]." if splits else "Give (texts, labels), or a list of rows."
-        raise TextError("Texts of a mapping", found, do)
+        reason = f"it has the splits {_listed(splits)}" if splits else f"it is a mapping with {_listed(list(source))}"
+        remedy = f"Give one of them: data[{splits[0]!r}]." if splits else "Give (texts, labels), or a list of rows."
+        raise TextError("Texts of a mapping", reason, remedy)
     if not isinstance(source, Iterable) or isinstance(source, bytes):
-        do = "Give a path, a list of strings, (texts, labels), a frame or a Hugging Face dataset."
-        raise TextError("Texts", f"{_kind(source)} was given, in which there are none", do)
+        remedy = "Give a path, a list of strings, (texts, labels), a frame or a Hugging Face dataset."
+        raise TextError("Texts", f"{_kind(source)} was given, in which there are none", remedy)
     yield from _of_records(((number, item) for number, item in enumerate(source, 1)), columns, place)
 
 
 def _of_pair(texts: Any, labels: Any, columns: Columns, place: _Place) -> Iterator[Cells]:
     _no_columns(columns, place)
     if not (hasattr(texts, "__len__") and hasattr(labels, "__len__")):
-        found = f"{_kind(texts)} and {_kind(labels)} were given"
-        raise TextError("(texts, labels)", found, "Give two lists.")
+        reason = f"{_kind(texts)} and {_kind(labels)} were given"
+        raise TextError("(texts, labels)", reason, "Give two lists.")
     if len(texts) != len(labels):
-        found = f"there are {len(texts):,} texts and {len(labels):,} labels"
-        raise TextError("(texts, labels)", found, "Give one label a text.")
+        reason = f"there are {len(texts):,} texts and {len(labels):,} labels"
+        raise TextError("(texts, labels)", reason, "Give one label a text.")
     yield from zip(range(1, len(texts) + 1), texts, labels, strict=True)
 
 
@@ -421,15 +423,15 @@ def _chosen(
     for wanted in columns:
         if wanted is not None and wanted not in names:
             near = difflib.get_close_matches(wanted, names, 1)
-            do = f"Did you mean {near[0]!r}?" if near else "Name one of these."
-            raise TextError(f"The column {wanted!r} of {place.name}", f"it has {_listed(names)}", do)
+            remedy = f"Did you mean {near[0]!r}?" if near else "Name one of these."
+            raise TextError(f"The column {wanted!r} of {place.name}", f"it has {_listed(names)}", remedy)
     label = columns[1] or _obvious(names, LABEL_NAMES, asked, "label")
     text = columns[0] or _obvious(names, TEXT_NAMES, asked, "text")
     if text is None:
         others = [name for name in strings if name != label]
         if len(others) != 1 or (by_header and not re.fullmatch(r"[\w.-]+", others[0])):
-            found = f"it has {_listed(names)}, and none is plainly the text"
-            raise TextError(asked, found, 'Name the one that is: text="..." (and label="...").')
+            reason = f"it has {_listed(names)}, and none is plainly the text"
+            raise TextError(asked, reason, 'Name the one that is: text="..." (and label="...").')
         text = others[0]
     if text == label:
         raise TextError(asked, f"{text!r} would be both text and label", 'Name another: text="...", label="...".')

@@ -122,7 +122,7 @@ def _attempt(row: dict[str, Any]) -> tuple[str, str, tuple[str, ...], tuple[str,
     except UnknownModel as error:
         return "missing", str(error), (), ()
     except AnatomyError as error:
-        return "refused", error.found, (), ()
+        return "refused", error.reason, (), ()
     except Exception as error:
         place = traceback.extract_tb(error.__traceback__)[-1]
         return "crashed", f"{type(error).__name__}: {error} at {Path(place.filename).name}:{place.lineno}", (), ()

@@ -150,7 +150,7 @@ def real(name: str) -> Loaded:
     try:
         return open_source(name, device="cpu")
     except Unreachable as error:
-        pytest.skip(f"{name} is not cached and cannot be fetched: {error.found}")
+        pytest.skip(f"{name} is not cached and cannot be fetched: {error.reason}")
 
 
 @pytest.mark.real

@@ -57,8 +57,8 @@ def cluster(
     shelf = shelf_of(source, texts, site, POOLED if pool is None else pool, truncate)
     numbers = _drawn(shelf.count)
     if len(numbers) < 2 * least:
-        found = f"there are {len(numbers)}, and two clusters of {least} take {2 * least}"
-        raise TextError(f"Clusters of {shelf.unit}s", found, "Give more, or a smaller number as smallest=.")
+        reason = f"there are {len(numbers)}, and two clusters of {least} take {2 * least}"
+        raise TextError(f"Clusters of {shelf.unit}s", reason, "Give more, or a smaller number as smallest=.")
     directions, places = _spread(shelf.pick(numbers), shelf.unit)
     labels, strengths = _clustered(places, least)
     groups = _groups(directions, places, labels, least)
@@ -84,8 +84,8 @@ def _whole_number(smallest: Any) -> int:
     except TypeError:
         least = 0
     if least < 2 or isinstance(smallest, bool):
-        found = "a cluster has two texts at least"
-        raise StatesError(f"Clusters of {str(smallest)[:40]}", found, "Give a whole number from 2 up.")
+        reason = "a cluster has two texts at least"
+        raise StatesError(f"Clusters of {str(smallest)[:40]}", reason, "Give a whole number from 2 up.")
     return least
 
 
@@ -106,8 +106,8 @@ def _spread(values: Tensor, unit: str) -> tuple[Array, Array]:
     lengths = centred.norm(dim=1, keepdim=True)
     scale = float(wide.norm(dim=1).max())
     if float(lengths.max()) <= LEAST_LEFT * scale:
-        found = f"the vectors of all {len(values):,} {unit}s are the same"
-        raise StatesError("Clusters", found, "Give others, or ask for another site or token.")
+        reason = f"the vectors of all {len(values):,} {unit}s are the same"
+        raise StatesError("Clusters", reason, "Give others, or ask for another site or token.")
     directions = torch.where(lengths > LEAST_LEFT * scale, centred / lengths.clamp_min(LEAST_LEFT * scale), 0)
     again = directions - directions.mean(0)
     _, axes = torch.linalg.eigh(again.T @ again)

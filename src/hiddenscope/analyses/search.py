@@ -58,8 +58,8 @@ def search(
     """
     wanted = _whole_number(k)
     if nearness not in NEARNESSES:
-        do = f"Ask for {', '.join(NEARNESSES)}."
-        raise StatesError(f"No nearness {str(nearness)[:40]!r}", "there are three", do)
+        remedy = f"Ask for {', '.join(NEARNESSES)}."
+        raise StatesError(f"No nearness {str(nearness)[:40]!r}", "there are three", remedy)
     shelf = shelf_of(source, texts, site, POOLED if pool is None else pool, truncate)
     asker = model or (source if isinstance(source, Model) else None)
     asked, names = _queries(shelf, query, asker, nearness, truncate)
@@ -94,8 +94,8 @@ def _queries(
     except (TypeError, ValueError):
         rows = torch.zeros(0)
     if rows.ndim != 2 or not rows.numel():
-        found = f"{type(query).__name__} is neither texts nor vectors"
-        raise StatesError("A query", found, "Give a text, a list of texts, or vectors [query, width].")
+        reason = f"{type(query).__name__} is neither texts nor vectors"
+        raise StatesError("A query", reason, "Give a text, a list of texts, or vectors [query, width].")
     return rows, [f"query {number}" for number in range(len(rows))]
 
 
@@ -103,16 +103,16 @@ def _of_texts(shelf: Shelf, texts: list[str], model: Model | None, nearness: Nea
     if model is None:
         raise StatesError("A text as a query", "there is no model to read it", "Give model=, or give a vector.")
     if shelf.token == "each":
-        found = "one row a token is searched, and a text has several"
-        raise StatesError("A text as a query", found, "Give a vector: states['layer.3'][5], say.")
+        reason = "one row a token is searched, and a text has several"
+        raise StatesError("A text as a query", reason, "Give a vector: states['layer.3'][5], say.")
     if nearness != "cosine" and shelf.site is None:
-        found = "whether the rows of an array were scaled is not known"
-        raise StatesError(f"A text as a query by {nearness}", found, "Search by cosine, or give its vector.")
+        reason = "whether the rows of an array were scaled is not known"
+        raise StatesError(f"A text as a query by {nearness}", reason, "Search by cosine, or give its vector.")
     mine = model.source(shelf.site.stack if shelf.site else None)
     theirs = getattr(shelf.source, "weights", "")
     if theirs and mine.weights and theirs != mine.weights:
-        found = f"the states are of {shelf.source.model}, and {model.name} has other weights"
-        raise StatesError("A text as a query", found, "Give the model that made the states.")
+        reason = f"the states are of {shelf.source.model}, and {model.name} has other weights"
+        raise StatesError("A text as a query", reason, "Give the model that made the states.")
     place = shelf.site or last_site(model)
     return vectors(model, texts, sites=place, token=shelf.token, truncate=truncate).values[0]
 
@@ -123,8 +123,8 @@ def _checked(queries: Tensor, nearness: Nearness) -> Tensor:
         raise NotFinite("A query", f"query {int(wrong[0])} holds a NaN or an infinity", "Give finite numbers.")
     zero = (queries == 0).all(1).nonzero()
     if nearness == "cosine" and len(zero):
-        found = f"query {int(zero[0])} is a vector of zeros, which points nowhere"
-        raise StatesError("Cosines", found, "Give another, or search by 'l2' or 'dot'.")
+        reason = f"query {int(zero[0])} is a vector of zeros, which points nowhere"
+        raise StatesError("Cosines", reason, "Give another, or search by 'l2' or 'dot'.")
     return queries
 
 

@@ -87,8 +87,8 @@ def _first_proved(module: nn.Module, name: str, seen: Trace, taken: set[Tap]) ->
         except Broken as broken:
             stack = "" if stacks == 1 else "decoder." if taken else "encoder."
             found = f"a NaN at {stack}layer.{broken.layer}, in a trial pass"
-            do = "Look at the weights of the block that makes it, or load the model in a wider dtype."
-            raise NotFinite(f"States of {name}", found, do) from None
+            remedy = "Look at the weights of the block that makes it, or load the model in a wider dtype."
+            raise NotFinite(f"States of {name}", found, remedy) from None
         except Unproved as reason:
             tried.append((chain, str(reason)))
     if not seen.reports():
@@ -110,8 +110,8 @@ def _why_none(tried: list[tuple[Chain, str]], stacks: int) -> str:
 
 
 def _refusal(name: str, found: str) -> AnatomyError:
-    do = "hiddenscope shows only states that it can prove; nothing of this model can be captured."
-    return AnatomyError(f"The states of {name} cannot be proved", found, do)
+    remedy = "hiddenscope shows only states that it can prove; nothing of this model can be captured."
+    return AnatomyError(f"The states of {name} cannot be proved", found, remedy)
 
 
 def _dissected(module: nn.Module, run: _Run, stack: int) -> tuple[Block, ...]:

@@ -109,12 +109,12 @@ class Anatomy:
 
     def _why_not(self, error: SiteError) -> SiteError:
         """The same refusal, with the reason of the block that was asked for, if it is refused its parts."""
-        if not any(part in error.asked for part in PARTS):
+        if not any(part in error.problem for part in PARTS):
             return error
-        number = re.search(r"layer\.([0-9]+)\.", error.asked)
+        number = re.search(r"layer\.([0-9]+)\.", error.problem)
         blocks = [(k, block) for stack in self.stacks for k, block in enumerate(stack.blocks, 1) if block.refused]
         for k, block in blocks:
             if number is None or int(number[1]) == k:
-                found = f"block {k} ({block.path}) has no parts to show, for {block.refused}"
-                return SiteError(error.asked, found, "Ask for whole layers.")
+                reason = f"block {k} ({block.path}) has no parts to show, for {block.refused}"
+                return SiteError(error.problem, reason, "Ask for whole layers.")
         return error

@@ -114,11 +114,11 @@ def _can_be_written(out: Path | None, suffixes: Sequence[str]) -> None:
     if out is None:
         return
     if not out.parent.is_dir():
-        found = f"there is no folder {str(out.parent)!r}"
-        raise errors.FileError(f"Cannot write {str(out)!r}", found, "Make it, or name another.")
+        reason = f"there is no folder {str(out.parent)!r}"
+        raise errors.FileError(f"Cannot write {str(out)!r}", reason, "Make it, or name another.")
     if out.suffix.lower() not in suffixes:
-        found = f"what is written here is {' '.join(suffixes)}"
-        raise errors.FileError(f"Cannot write {str(out)!r}", found, "Give the path such a suffix.")
+        reason = f"what is written here is {' '.join(suffixes)}"
+        raise errors.FileError(f"Cannot write {str(out)!r}", reason, "Give the path such a suffix.")
 
 
 def _leave(message: str, code: int) -> NoReturn:

@@ -63,8 +63,8 @@ def _two_sets(data: str | None, toward: list[str], away: list[str]) -> tuple[lis
     labels = [str(label) for label in read.labels or ()]
     for label in (*toward, *away):
         if label not in labels:
-            found = f"there are {', '.join(sorted(set(labels))) or 'none'}"
-            raise TextError(f"The label {label!r} in {data}", found, "Give one of these.")
+            reason = f"there are {', '.join(sorted(set(labels))) or 'none'}"
+            raise TextError(f"The label {label!r} in {data}", reason, "Give one of these.")
     return tuple(  # type: ignore[return-value]
         [text for text, label in zip(read.texts, labels, strict=True) if label in wanted] for wanted in (toward, away)
     )

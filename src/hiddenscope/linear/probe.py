@@ -58,8 +58,8 @@ class Probe:
         else:
             learner, aims = ridge(), torch.from_numpy(np.asarray(labels, dtype=np.float64).reshape(-1))
         if len(aims) != len(rows):
-            found = f"there are {len(aims)} labels"
-            raise StatesError(f"A probe of {len(rows)} states", found, "Give one label a state.")
+            reason = f"there are {len(aims)} labels"
+            raise StatesError(f"A probe of {len(rows)} states", reason, "Give one label a state.")
         every = torch.ones(1, len(rows), dtype=torch.bool)
         fitted = learner.fit(own, Problems(every, aims[None], torch.tensor([self.penalty], dtype=torch.float64)))
         coef, intercept = unscaled(fitted.coef[..., 0], fitted.intercept[:, 0], mean, deviation)
@@ -77,8 +77,8 @@ class Probe:
             raise StatesError("A probe's scores", "it is not fitted", "Call .fit(states, labels), or load one.")
         rows = _rows(states)
         if rows.shape[1] != self.n_features_in_:
-            found = f"the states are {rows.shape[1]} wide"
-            raise StatesError(f"A probe of width {self.n_features_in_}", found, "Give states of the site it is of.")
+            reason = f"the states are {rows.shape[1]} wide"
+            raise StatesError(f"A probe of width {self.n_features_in_}", reason, "Give states of the site it is of.")
         scores: Floats = rows @ self.coef_.T + self.intercept_
         return scores[:, 0] if scores.ndim == 2 and scores.shape[1] == 1 else scores
 
@@ -115,8 +115,8 @@ class Probe:
         data, site = result.data, site or str(result.facts["best"]["site"])
         sites = data["site"].to_numpy().tolist()
         if site not in sites:
-            found = f"it has {sites[0]} to {sites[-1]}"
-            raise SiteError(f"No site {site[:60]!r} in this result", found, "Ask for one of these.")
+            reason = f"it has {sites[0]} to {sites[-1]}"
+            raise SiteError(f"No site {site[:60]!r} in this result", reason, "Ask for one of these.")
         own = data.sel(site=site)
         probe = cls("classify" if "class" in data.coords else "regress", float(own["penalty_whole"]), site)
         coef, intercept = (own[name].to_numpy().astype(np.float64) for name in ("coef", "intercept"))
@@ -130,8 +130,8 @@ class Probe:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a safetensors file, whole or not at all; `Probe.load` gives it back exactly."""
         if Path(path).suffix.lower() != ".safetensors":
-            found = "probes are kept as .safetensors"
-            raise FileError(f"Cannot save a probe as {os.fspath(path)}", found, "Give the path that suffix.")
+            reason = "probes are kept as .safetensors"
+            raise FileError(f"Cannot save a probe as {os.fspath(path)}", reason, "Give the path that suffix.")
         if not hasattr(self, "coef_"):
             raise StatesError("A probe to be saved", "it is not fitted", "Call .fit(states, labels) first.")
         said: dict[str, Any] = {"task": self.task, "penalty": self.penalty, "site": self.site}
@@ -151,8 +151,8 @@ class Probe:
             if probe.task == "classify":
                 probe.classes_ = _array(said["classes"])
         except (KeyError, TypeError, ValueError) as error:
-            asked = f"Cannot read a probe from {os.fspath(path)}"
-            raise FileError(asked, f"it is damaged or of another kind ({error})", "Save it again.") from error
+            problem = f"Cannot read a probe from {os.fspath(path)}"
+            raise FileError(problem, f"it is damaged or of another kind ({error})", "Save it again.") from error
         return probe
 
 

@@ -105,5 +105,5 @@ def _damaged(place: Path, found: str) -> Damaged:
 
 
 def _unwritable(place: Path, error: OSError) -> FileError:
-    do = "Make room there, or set HIDDENSCOPE_CACHE to a folder that can be written."
-    return FileError(f"Cannot write {place}", str(error)[:200], do)
+    remedy = "Make room there, or set HIDDENSCOPE_CACHE to a folder that can be written."
+    return FileError(f"Cannot write {place}", str(error)[:200], remedy)

@@ -133,8 +133,8 @@ def _choose_device(device: str | torch.device | None) -> torch.device | None:
                 raise RuntimeError("a module on meta has no weights")
             return found
         except (RuntimeError, AssertionError) as error:
-            do = "Choose 'cpu', or 'auto' for whatever there is."
-            raise LoadError(f"Cannot load on device {str(device)!r}", _first_line(error), do) from error
+            remedy = "Choose 'cpu', or 'auto' for whatever there is."
+            raise LoadError(f"Cannot load on device {str(device)!r}", _first_line(error), remedy) from error
     if importlib.util.find_spec("accelerate") is None:
         raise LoadError(
             "Cannot spread the model over devices", "accelerate is not installed", "Run: pip install accelerate"
@@ -233,8 +233,8 @@ def _check_loaded(folder: Folder, module: Any, info: dict[str, Any]) -> str:
 
 
 def _remote_code(folder: Folder, do: str) -> Unsafe:
-    found = f"{folder.remote_code[0]}, code that would be fetched and run"
-    return Unsafe(f"Cannot load {folder.path}", found, do)
+    reason = f"{folder.remote_code[0]}, code that would be fetched and run"
+    return Unsafe(f"Cannot load {folder.path}", reason, do)
 
 
 def _first_line(error: BaseException) -> str:

@@ -56,8 +56,10 @@ def check_folder(path: Path) -> Folder:
 def _read_config(path: Path) -> dict[str, Any]:
     if not (path / "config.json").exists():
         ggufs = sorted(file.name for file in path.glob("*.gguf"))
-        do = f"Load the file itself: {path / ggufs[0]}." if ggufs else "Point to the folder that save_pretrained wrote."
-        raise Damaged(f"Cannot load {path}", "it has no config.json", do)
+        remedy = (
+            f"Load the file itself: {path / ggufs[0]}." if ggufs else "Point to the folder that save_pretrained wrote."
+        )
+        raise Damaged(f"Cannot load {path}", "it has no config.json", remedy)
     config = _read_json(path / "config.json")
     for key, value in _walk(config):
         if key in _DEPTHS and isinstance(value, int) and not 0 <= value <= _LARGEST_COUNT:
@@ -93,8 +95,8 @@ def _check_weights(path: Path, config: dict[str, Any]) -> str | None:
     pickles = sorted(file.name for file in path.iterdir() if file.suffix in PICKLES)
     if pickles:
         raise _pickled(path, pickles[0])
-    found = f"it has no {WEIGHTS} and no {INDEX}"
-    raise Damaged(f"Cannot load {path}", found, "Point to the folder that save_pretrained wrote.")
+    reason = f"it has no {WEIGHTS} and no {INDEX}"
+    raise Damaged(f"Cannot load {path}", reason, "Point to the folder that save_pretrained wrote.")
 
 
 def _shards(path: Path) -> list[Path]:
@@ -104,15 +106,15 @@ def _shards(path: Path) -> list[Path]:
     names = sorted({str(name) for name in weight_map.values()})
     for name in names:
         if Path(name).name != name or "\\" in name or not name.endswith(".safetensors"):
-            found = f"{INDEX} sends the loader to {name[:80]!r}"
-            raise Unsafe(f"Cannot load {path}", found, "Only safetensors files beside the index are read.")
+            reason = f"{INDEX} sends the loader to {name[:80]!r}"
+            raise Unsafe(f"Cannot load {path}", reason, "Only safetensors files beside the index are read.")
         if not (path / name).exists():
             raise Damaged(f"Cannot load {path}", f"{name} is missing", "Finish the download: it is one of the shards.")
     for name in names:
         absent = {key for key, shard in weight_map.items() if shard == name} - set(read_header(path / name).dtypes)
         if absent:
-            found = f"{name} lacks {sorted(absent)[0]!r}, which the index promises"
-            raise Damaged(f"Cannot load {path}", found, "Fetch the shards and the index again.")
+            reason = f"{name} lacks {sorted(absent)[0]!r}, which the index promises"
+            raise Damaged(f"Cannot load {path}", reason, "Fetch the shards and the index again.")
     return [path / name for name in names]
 
 

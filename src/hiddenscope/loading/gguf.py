@@ -41,8 +41,8 @@ def read_header(path: Path) -> Header:
     """Read and check the header of a GGUF file."""
     for library in ("gguf", "accelerate"):
         if importlib.util.find_spec(library) is None:
-            do = f"Run: pip install {library}"
-            raise LoadError(f"Cannot read {path.name}", f"transformers needs {library} to read GGUF", do)
+            remedy = f"Run: pip install {library}"
+            raise LoadError(f"Cannot read {path.name}", f"transformers needs {library} to read GGUF", remedy)
     size = path.stat().st_size
     if size < 24:
         raise _damaged(path, f"it has {size} bytes, fewer than a GGUF header")
@@ -160,8 +160,8 @@ def convert(path: Path, folder: Path) -> None:
         except (OSError, LoadError):
             raise
         except Exception as error:
-            do = "Take a safetensors version of the model if there is one."
-            raise LoadError(f"Cannot convert {path.name}", str(error)[:300] or repr(error), do) from error
+            remedy = "Take a safetensors version of the model if there is one."
+            raise LoadError(f"Cannot convert {path.name}", str(error)[:300] or repr(error), remedy) from error
 
 
 def read_module(path: Path, header: Header) -> Any:

@@ -28,8 +28,8 @@ def check_id(name: str, revision: str | None) -> None:
         if tricky:
             raise Unsafe(f"Cannot load {name[:80]!r}", f"its {what} is a path in disguise", "Use owner/name.")
         if not pattern.fullmatch(text) or len(text) > 96:
-            found = f"there is no folder of that name, and it is no {what} on the hub, which would be owner/name"
-            raise UnknownModel(f"No model {name[:80]!r}", found, "Check the spelling.")
+            reason = f"there is no folder of that name, and it is no {what} on the hub, which would be owner/name"
+            raise UnknownModel(f"No model {name[:80]!r}", reason, "Check the spelling.")
 
 
 def hub_folder(name: str, revision: str | None) -> tuple[Path, str, str]:
@@ -42,8 +42,8 @@ def hub_folder(name: str, revision: str | None) -> tuple[Path, str, str]:
         info = HfApi().model_info(name, revision=revision, timeout=_SECONDS)
         folder = _download(name, info)
     except GatedRepoError as error:
-        do = "Accept its terms on the hub, log in with `hf auth login`, and try again."
-        raise Unreachable(f"Cannot fetch {name!r}", "its owner gives it only to those who ask", do) from error
+        remedy = "Accept its terms on the hub, log in with `hf auth login`, and try again."
+        raise Unreachable(f"Cannot fetch {name!r}", "its owner gives it only to those who ask", remedy) from error
     except (RepositoryNotFoundError, RevisionNotFoundError) as error:
         what = (
             "the hub has no such model" if isinstance(error, RepositoryNotFoundError) else f"no revision {revision!r}"
@@ -92,8 +92,8 @@ def _from_cache(name: str, revision: str | None, error: Exception) -> tuple[Path
 def _no_weights(name: str, files: list[str]) -> LoadError:
     pickles = [file for file in files if file.endswith(PICKLES)]
     if pickles:
-        found = f"its weights are in {pickles[0]} and not in safetensors; unpickling can run code"
-        do = "If you trust it, load it with transformers, save_pretrained() it to a folder, and load that folder."
-        return Unsafe(f"Cannot load {name!r}", found, do)
-    do = "Name the repository that holds the safetensors, or a local .gguf file."
-    return UnknownModel(f"Cannot load {name!r}", "the hub has no safetensors of it", do)
+        reason = f"its weights are in {pickles[0]} and not in safetensors; unpickling can run code"
+        remedy = "If you trust it, load it with transformers, save_pretrained() it to a folder, and load that folder."
+        return Unsafe(f"Cannot load {name!r}", reason, remedy)
+    remedy = "Name the repository that holds the safetensors, or a local .gguf file."
+    return UnknownModel(f"Cannot load {name!r}", "the hub has no safetensors of it", remedy)

@@ -71,17 +71,17 @@ def _live(source: Any, given: list[str]) -> Loaded:
     from torch import nn
     from transformers import PreTrainedTokenizerBase
 
-    asked = "Cannot take the live pair"
+    problem = "Cannot take the live pair"
     if not isinstance(source, tuple) or len(source) != 2 or not isinstance(source[0], nn.Module):
-        found = f"a {type(source).__name__} is no name, no path and no (module, tokenizer)"
-        raise LoadError(asked, found, "Pass (module, tokenizer), or (module, None).")
+        reason = f"a {type(source).__name__} is no name, no path and no (module, tokenizer)"
+        raise LoadError(problem, reason, "Pass (module, tokenizer), or (module, None).")
     module, tokenizer = source
     if tokenizer is not None and not isinstance(tokenizer, PreTrainedTokenizerBase):
-        found = f"its second part is a {type(tokenizer).__name__} and no tokenizer of transformers"
-        raise LoadError(asked, found, "Pass (module, tokenizer), or (module, None).")
+        reason = f"its second part is a {type(tokenizer).__name__} and no tokenizer of transformers"
+        raise LoadError(problem, reason, "Pass (module, tokenizer), or (module, None).")
     if given:
-        found = f"{', '.join(given)} would change your module, which is used as it is"
-        raise LoadError(asked, found, "Change it before you pass it.")
+        reason = f"{', '.join(given)} would change your module, which is used as it is"
+        raise LoadError(problem, reason, "Change it before you pass it.")
     return Loaded(module, tokenizer, type(module).__name__, None, ())
 
 
@@ -96,8 +96,11 @@ def _local_path(source: str | os.PathLike[str]) -> Path | None:
         return path
     if path.is_file():
         if path.suffix in PICKLES:
-            found, do = "it is a pickle, and unpickling can run code", "Save it as safetensors, and load the folder."
-            raise Unsafe(f"Cannot load {text}", found, do)
+            reason, remedy = (
+                "it is a pickle, and unpickling can run code",
+                "Save it as safetensors, and load the folder.",
+            )
+            raise Unsafe(f"Cannot load {text}", reason, remedy)
         raise UnknownModel(f"Cannot load {text}", "it is a file and not .gguf", f"Load its folder: {path.parent}.")
     if written_as_path or path.suffix.lower() == ".gguf":
         raise UnknownModel(f"No model at {text[:200]}", "there is no such folder or file", "Check the path.")
@@ -116,8 +119,10 @@ def _gguf_folder(path: Path) -> tuple[Path, str]:
         place.parent.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(place.parent).free
         if needed > free:
-            found = f"in float32 it takes {needed / 1e9:.1f} GB and {free / 1e9:.1f} GB are free in {place.parent}"
-            raise FileError(f"Cannot convert {path.name}", found, "Set HIDDENSCOPE_CACHE to a folder on a larger disk.")
+            reason = f"in float32 it takes {needed / 1e9:.1f} GB and {free / 1e9:.1f} GB are free in {place.parent}"
+            raise FileError(
+                f"Cannot convert {path.name}", reason, "Set HIDDENSCOPE_CACHE to a folder on a larger disk."
+            )
         settle(place, lambda part: convert(path, part))
     return place, digest
 
@@ -133,5 +138,5 @@ def _sha256(path: Path) -> str:
 
 def _no_revision(name: str, revision: str | None) -> None:
     if revision is not None:
-        found = "only a model on the hub has revisions"
-        raise LoadError(f"Cannot load revision {revision!r} of {name}", found, "Leave revision out.")
+        reason = "only a model on the hub has revisions"
+        raise LoadError(f"Cannot load revision {revision!r} of {name}", reason, "Leave revision out.")

@@ -165,8 +165,8 @@ class Model:
         watchable(self.module)
         with self.lock:
             if self._generation:
-                do = "Generate first, then capture the whole text with capture()."
-                raise PassError(f"States from inside generate of {self.name}", self._generation, do)
+                remedy = "Generate first, then capture the whole text with capture()."
+                raise PassError(f"States from inside generate of {self.name}", self._generation, remedy)
             encoded = self.encoder.encode(prompt)
             if len(encoded.ids) != 1:
                 raise PassError("States from inside generate", f"{len(encoded.ids)} prompts were given", "Give one.")

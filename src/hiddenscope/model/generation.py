@@ -32,14 +32,14 @@ def generate(
     """
     refused = sorted(name for name in ONE_TEXT & options.keys() if options[name] not in (None, 1))
     if refused:
-        found = f"{', '.join(refused)} runs several texts, or another model, in one pass"
-        raise PassError("States from inside generate", found, "Leave it out: one text is written, token by token.")
+        reason = f"{', '.join(refused)} runs several texts, or another model, in one pass"
+        raise PassError("States from inside generate", reason, "Leave it out: one text is written, token by token.")
     if max_new_tokens < 1:
         raise TextError(f"{max_new_tokens} new tokens", "that is nothing to generate", "Ask for at least one.")
     length, window = len(prompt.ids[0]) + max_new_tokens, model.encoder.window
     if window and length > window and len(model.anatomy.stacks) == 1:
-        found = f"with the prompt's that is {length:,}, and {model.anatomy.name} takes {window:,}"
-        raise TextError(f"{max_new_tokens:,} new tokens", found, "Ask for fewer, or give a shorter prompt.")
+        reason = f"with the prompt's that is {length:,}, and {model.anatomy.name} takes {window:,}"
+        raise TextError(f"{max_new_tokens:,} new tokens", reason, "Ask for fewer, or give a shorter prompt.")
     ids = torch.tensor([prompt.ids[0]], device=model.device)
     with recording(model, sites) as recorded, torch.no_grad():
         written = _written(model, ids, max_new_tokens + 1, options)
@@ -75,8 +75,8 @@ def _written(model: Subject, ids: Tensor, count: int, options: Mapping[str, Any]
     """The ids that the model writes after a prompt."""
     write: Any = getattr(model.module, "generate", None)
     if write is None or not getattr(model.module, "can_generate", lambda: True)():
-        found = "it has no language-model head to generate with"
-        raise PassError(f"Generation with {model.anatomy.name}", found, "Load it with task='causal-lm'.")
+        reason = "it has no language-model head to generate with"
+        raise PassError(f"Generation with {model.anatomy.name}", reason, "Load it with task='causal-lm'.")
     given = {"pad_token_id": model.encoder.pad, "use_cache": True, "num_beams": 1, "num_return_sequences": 1, **options}
     if "generation_config" not in options:
         given.setdefault("do_sample", False)
@@ -120,8 +120,8 @@ def _end_to_end(recorded: Recording, stack: str | None, start: int, text: Sequen
         new = 1 if read else start
         ids, _ = seen.rows(stack)
         if ids is None or ids[:, -new:].tolist() != [list(text[read : read + new])]:
-            found = "generate fed the model something else than the text that it gave back"
-            raise PassError("States of each token", found, "Leave the option out that makes it, or use capture().")
+            reason = "generate fed the model something else than the text that it gave back"
+            raise PassError("States of each token", reason, "Leave the option out that makes it, or use capture().")
         read += new
         for site, values in seen.states.items():
             if site.stack == stack:

@@ -98,8 +98,8 @@ class Buffer:
     def _fits(self, states: Tensor) -> None:
         width = self.values.shape[2]
         if states.shape[2] != width:
-            found = f"a state has width {states.shape[2]} where {width} was proved"
-            raise PassError("States of one width", found, "Capture sites of different widths one after another.")
+            reason = f"a state has width {states.shape[2]} where {width} was proved"
+            raise PassError("States of one width", reason, "Capture sites of different widths one after another.")
         if not states.dtype.is_floating_point:
             raise PassError(
                 "States as numbers", f"a state has dtype {states.dtype}", "Load the model in a float dtype."
@@ -110,10 +110,12 @@ class Buffer:
         """Refuse what does not fit, `beside` so many bytes that are promised and not yet used."""
         size, free = sites * tokens * width * dtype.itemsize, max(0, free_memory() - beside)
         if size > free * SHARE_OF_FREE_MEMORY:
-            asked = f"{sites} sites of {tokens:,} tokens, {width:,} wide in {str(dtype).removeprefix('torch.')}"
-            found = f"that is {size / 2**30:,.1f} GiB, and {free / 2**30:,.1f} GiB of memory are free"
-            do = "Ask for fewer sites, or capture the texts in parts and keep each on disk with `states.save(path)`."
-            raise TooLarge(asked, found, do)
+            problem = f"{sites} sites of {tokens:,} tokens, {width:,} wide in {str(dtype).removeprefix('torch.')}"
+            reason = f"that is {size / 2**30:,.1f} GiB, and {free / 2**30:,.1f} GiB of memory are free"
+            remedy = (
+                "Ask for fewer sites, or capture the texts in parts and keep each on disk with `states.save(path)`."
+            )
+            raise TooLarge(problem, reason, remedy)
 
 
 def _without_threads(values: Tensor) -> Any:

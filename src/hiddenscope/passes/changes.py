@@ -88,8 +88,8 @@ class Project:
     def __post_init__(self) -> None:
         direction = _numbers("Project", self.direction)
         if direction.ndim != 1 or not bool(direction.any()):
-            found = "it is zero" if direction.ndim == 1 else f"it has the shape {list(direction.shape)}"
-            raise StatesError("A direction for Project", found, "Give one vector [width] that is not zero.")
+            reason = "it is zero" if direction.ndim == 1 else f"it has the shape {list(direction.shape)}"
+            raise StatesError("A direction for Project", reason, "Give one vector [width] that is not zero.")
         object.__setattr__(self, "direction", direction)
 
     @property
@@ -142,8 +142,8 @@ class Standing:
             texts, columns = (self.positions >= 0).nonzero(as_tuple=True)
             return texts, columns
         if self.lengths is None:
-            found = "this pass goes on from a cache that does not say how many tokens it holds"
-            raise StatesError(f"The tokens {tokens!r}", found, "Leave `tokens` out: every token of a pass is changed.")
+            reason = "this pass goes on from a cache that does not say how many tokens it holds"
+            raise StatesError(f"The tokens {tokens!r}", reason, "Leave `tokens` out: every token of a pass is changed.")
         places: list[tuple[int, int]] = []
         for text, length in enumerate(self.lengths):
             column = {position: at for at, position in enumerate(self.positions[text].tolist()) if position >= 0}
@@ -156,8 +156,8 @@ class Standing:
 def changed(change: Change, states: Tensor, standing: Standing, site: Any) -> Tensor:
     """The states [text, token, width] after a change, in a new tensor; padding and what was not chosen stay."""
     if standing.positions.shape != states.shape[:2]:
-        found = f"the pass holds {list(states.shape[:2])} and its texts {list(standing.positions.shape)}"
-        raise StatesError(f"A change at {site}, text by text and token by token", found, "Report this model.")
+        reason = f"the pass holds {list(states.shape[:2])} and its texts {list(standing.positions.shape)}"
+        raise StatesError(f"A change at {site}, text by text and token by token", reason, "Report this model.")
     if not isinstance(change, Replace | Add | Scale | Project):
         new = change(states.clone())
         _fits_in(new, states, site)
@@ -175,13 +175,13 @@ def check(change: Change, rows: int, width: int, site: Any) -> None:
     values = getattr(change, "values", None)
     if not isinstance(values, Tensor) or values.ndim == 0:
         return
-    asked = f"{type(change).__name__} at {site} with values of the shape {list(values.shape)}"
+    problem = f"{type(change).__name__} at {site} with values of the shape {list(values.shape)}"
     if values.shape[-1] != width:
-        raise StatesError(asked, f"its states are {width} wide", f"Give rows of {width} numbers.")
+        raise StatesError(problem, f"its states are {width} wide", f"Give rows of {width} numbers.")
     given = values.shape[:-1].numel()
     if values.ndim > 1 and rows not in (-1, given):
-        do = "Give one row for each, text after text, or one row for all."
-        raise StatesError(asked, f"{rows} tokens are to be changed", do)
+        remedy = "Give one row for each, text after text, or one row for all."
+        raise StatesError(problem, f"{rows} tokens are to be changed", remedy)
 
 
 def _positions(tokens: Any, text: int, length: int, texts: int, *, strict: bool) -> list[int]:
@@ -192,13 +192,13 @@ def _positions(tokens: Any, text: int, length: int, texts: int, *, strict: bool)
     if array.dtype == bool:
         return _masked(array, text, length, texts)
     if array.ndim > 1 or (array.dtype.kind not in "iu" and array.size):
-        found = f"they are {array.dtype} of the shape {list(array.shape)}"
-        raise StatesError("The tokens to change", found, "Give positions as whole numbers, a slice or a mask.")
+        reason = f"they are {array.dtype} of the shape {list(array.shape)}"
+        raise StatesError("The tokens to change", reason, "Give positions as whole numbers, a slice or a mask.")
     places = [int(p) + length if p < 0 else int(p) for p in array.reshape(-1)]
     wrong = [int(p) for p, place in zip(array.reshape(-1), places, strict=True) if not 0 <= place < length]
     if strict and wrong:
-        found = f"text {text} has {length} tokens, 0 to {length - 1}"
-        raise StatesError(f"The token at {wrong[0]}", found, "Give positions that every text has.")
+        reason = f"text {text} has {length} tokens, 0 to {length - 1}"
+        raise StatesError(f"The token at {wrong[0]}", reason, "Give positions that every text has.")
     if len(set(places)) < len(places):
         raise StatesError(f"The tokens {array.tolist()}", f"in text {text} one comes twice", "Name each once.")
     return places
@@ -208,26 +208,26 @@ def _masked(mask: "np.ndarray[Any, Any]", text: int, length: int, texts: int) ->
     """The positions that a mask [token] or [text, token] chooses in one text."""
     row = mask[text] if mask.ndim == 2 and len(mask) == texts else mask
     if row.ndim != 1 or len(row) < length or (mask.ndim == 1 and len(row) != length) or row[length:].any():
-        found = f"it has the shape {list(mask.shape)}, and text {text} has {length} tokens"
-        raise StatesError("A mask of the tokens to change", found, "Give one entry a token, or positions or a slice.")
+        reason = f"it has the shape {list(mask.shape)}, and text {text} has {length} tokens"
+        raise StatesError("A mask of the tokens to change", reason, "Give one entry a token, or positions or a slice.")
     return [int(place) for place in np.flatnonzero(row)]
 
 
 def _numbers(name: str, values: Any) -> Tensor:
     """Values as a tensor of finite floating numbers; a copy, so that nobody changes them afterwards."""
-    asked = f"Values for {name}"
+    problem = f"Values for {name}"
     try:
         tensor = values.detach().clone() if isinstance(values, Tensor) else torch.tensor(np.asarray(values))
     except (TypeError, ValueError) as error:
-        raise StatesError(asked, f"they are no array ({error})", "Give a tensor.") from None
+        raise StatesError(problem, f"they are no array ({error})", "Give a tensor.") from None
     if tensor.ndim == 0 and not tensor.is_complex() and tensor.dtype != torch.bool:
         tensor = tensor.to(torch.promote_types(tensor.dtype, torch.float32))
     if not tensor.is_floating_point():
-        raise StatesError(asked, f"their dtype is {tensor.dtype}", "Give floating numbers.")
+        raise StatesError(problem, f"their dtype is {tensor.dtype}", "Give floating numbers.")
     if tensor.ndim > 3 or not tensor.numel():
-        raise StatesError(asked, f"their shape is {list(tensor.shape)}", "Give [width] or [token, width].")
+        raise StatesError(problem, f"their shape is {list(tensor.shape)}", "Give [width] or [token, width].")
     if not bool(torch.isfinite(tensor).all()):
-        raise NotFinite(asked, "there is a NaN or an infinity among them", "Give finite numbers.")
+        raise NotFinite(problem, "there is a NaN or an infinity among them", "Give finite numbers.")
     return tensor
 
 
@@ -248,8 +248,8 @@ def _like(values: Tensor, rows: Tensor) -> Tensor:
 
 
 def _fits_in(new: Any, states: Tensor, site: Any) -> None:
-    asked, do = f"A change of the states at {site} by a function", f"Give back a tensor {list(states.shape)}."
+    problem, remedy = f"A change of the states at {site} by a function", f"Give back a tensor {list(states.shape)}."
     if not isinstance(new, Tensor):
-        raise StatesError(asked, f"it gave back {type(new).__name__}", do)
+        raise StatesError(problem, f"it gave back {type(new).__name__}", remedy)
     if new.shape != states.shape or not new.is_floating_point():
-        raise StatesError(asked, f"it gave back {new.dtype} of the shape {list(new.shape)}", do)
+        raise StatesError(problem, f"it gave back {new.dtype} of the shape {list(new.shape)}", remedy)

@@ -16,9 +16,9 @@ def watchable(module: nn.Module) -> nn.Module:
     """
     inside: nn.Module = getattr(module, "_orig_mod", module)
     name = type(inside).__name__
-    for wrong, found, do in _conditions(inside):
+    for wrong, reason, remedy in _conditions(inside):
         if wrong:
-            raise ModuleError(f"Watching the states of {name}", found, do)
+            raise ModuleError(f"Watching the states of {name}", reason, remedy)
     return inside
 
 

@@ -83,8 +83,8 @@ def editing(model: Subject | nn.Module, changes: Mapping[str | Site, Change]) ->
     """
     if isinstance(model, nn.Module):
         if hasattr(model, "_orig_mod"):
-            found = "it is compiled, and compiled code calls no hooks"
-            raise ModuleError("Editing the passes of a module", found, "Give and call the module inside.")
+            reason = "it is compiled, and compiled code calls no hooks"
+            raise ModuleError("Editing the passes of a module", reason, "Give and call the module inside.")
         anatomy, module = find(model), model
         lock: AbstractContextManager[Any] = nullcontext()
     else:
@@ -99,14 +99,14 @@ def editing(model: Subject | nn.Module, changes: Mapping[str | Site, Change]) ->
 def plan(anatomy: Anatomy, changes: Any) -> dict[Site, Change]:
     """Each change by its site, in the order of the pass; what cannot be changed is refused."""
     if not isinstance(changes, Mapping) or not changes:
-        found = "there are none" if isinstance(changes, Mapping) else f"they are {type(changes).__name__}"
-        raise StatesError("Changes of states", found, "Give a dict: a site, and what becomes of its state.")
+        reason = "there are none" if isinstance(changes, Mapping) else f"they are {type(changes).__name__}"
+        raise StatesError("Changes of states", reason, "Give a dict: a site, and what becomes of its state.")
     planned: dict[Site, Change] = {}
     for pattern, change in changes.items():
         if isinstance(change, type) or not (isinstance(change, Replace | Add | Scale | Project) or callable(change)):
             kind = change.__name__ if isinstance(change, type) else type(change).__name__
-            do = "Give Replace(...), Add(...), Scale(...), Project(...) or a function."
-            raise StatesError(f"A change of {pattern}", f"it is {kind}", do)
+            remedy = "Give Replace(...), Add(...), Scale(...), Project(...) or a function."
+            raise StatesError(f"A change of {pattern}", f"it is {kind}", remedy)
         for site in anatomy.select(pattern):
             if site in planned:
                 raise StatesError(f"A change of {site}", "two were given", "Give one change for each site.")
@@ -124,11 +124,11 @@ def _changeable(anatomy: Anatomy, site: Site) -> None:
     """Refuse a site whose state goes on past the place where it is seen."""
     stack = anatomy.stack(site)
     enters = stack.proof.taps[0]
-    asked, do = f"A change of {site} of {anatomy.name}", "Change another site, such as the layer above."
+    problem, remedy = f"A change of {site} of {anatomy.name}", "Change another site, such as the layer above."
     if anatomy.taps[site] == enters and enters.path != stack.blocks[0].path:
-        raise SiteError(asked, f"it is seen only at the {enters}, and the stream goes past that", do)
+        raise SiteError(problem, f"it is seen only at the {enters}, and the stream goes past that", remedy)
     if site.part == "mid" and _at_a_norm(anatomy, site) and stack.blocks[_layer(site) - 1].kind != "pre-norm":
-        raise SiteError(asked, f"it is seen only at the {anatomy.taps[site]}, and the stream goes past that", do)
+        raise SiteError(problem, f"it is seen only at the {anatomy.taps[site]}, and the stream goes past that", remedy)
 
 
 def _layer(site: Site) -> int:

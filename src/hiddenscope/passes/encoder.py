@@ -52,8 +52,8 @@ class Encoder:
         if isinstance(texts, str):
             texts = [texts]
         if isinstance(texts, bytes | Mapping) or not isinstance(texts, Iterable):
-            found = f"it is {type(texts).__name__}"
-            raise TextError("Texts for a pass", found, "Give a string or a list of ids, or a list of either.")
+            reason = f"it is {type(texts).__name__}"
+            raise TextError("Texts for a pass", reason, "Give a string or a list of ids, or a list of either.")
         given = [text if isinstance(text, str) else _plain(text) for text in texts]
         if given and all(isinstance(text, int) for text in given):
             given = [given]
@@ -79,8 +79,8 @@ class Encoder:
         if encoded is not None and encoded.texts is None:
             return encoded
         if self.start is None:
-            found = "its configuration names no decoder_start_token_id"
-            raise TextError(f"The decoder's texts for {self.name}", found, "Give `targets=` as lists of ids.")
+            reason = "its configuration names no decoder_start_token_id"
+            raise TextError(f"The decoder's texts for {self.name}", reason, "Give `targets=` as lists of ids.")
         if encoded is None:
             return Encoded(None, ((self.start,),) * count)
         ids = tuple((self.start, *_without_end(self.tokenizer, row)) for row in encoded.ids)
@@ -120,25 +120,27 @@ class Encoder:
         >>> Encoder(None, window=8, vocabulary=100).one(7)
         7
         """
-        asked = f"The {what} {str(token)[:40]!r}" if isinstance(token, str) else f"The {what} {token!r:.40}"
+        problem = f"The {what} {str(token)[:40]!r}" if isinstance(token, str) else f"The {what} {token!r:.40}"
         if isinstance(token, int) and not isinstance(token, bool):
             if not 0 <= token < self.vocabulary:
-                raise TextError(asked, f"the ids of {self.name} are 0 to {self.vocabulary - 1:,}", "Give one of these.")
+                raise TextError(
+                    problem, f"the ids of {self.name} are 0 to {self.vocabulary - 1:,}", "Give one of these."
+                )
             return token
         if not isinstance(token, str) or self.tokenizer is None:
             known = f"{self.name} was loaded without a tokenizer"
-            found = known if isinstance(token, str) else f"it is {type(token).__name__}"
-            raise TextError(asked, found, "Give the id of a token.")
+            reason = known if isinstance(token, str) else f"it is {type(token).__name__}"
+            raise TextError(problem, reason, "Give the id of a token.")
         ids = self._following(token, before)
         if len(ids) == 1 and ids[0] != getattr(self.tokenizer, "unk_token_id", None):
             if not token.startswith(" ") and (known := self.string(ids[0])).startswith(" "):
-                raise TextError(asked, f"to {self.name} it begins with a space", f"Give {known!r}, or an id.")
+                raise TextError(problem, f"to {self.name} it begins with a space", f"Give {known!r}, or an id.")
             return ids[0]
         said = " ".join(repr(self.string(piece)) for piece in ids[:8])
         several = f"to {self.name} it is {len(ids)} tokens: {said}" if len(ids) > 1 else f"{self.name} does not know it"
-        found = several if ids else "it grows together with the text before it" if before else "it is no token at all"
+        reason = several if ids else "it grows together with the text before it" if before else "it is no token at all"
         spaced = "" if token[:1].isspace() or not token else f" Did you mean {' ' + token!r}?"
-        raise TextError(asked, found, f"Give a single token, with the space before it where a word begins.{spaced}")
+        raise TextError(problem, reason, f"Give a single token, with the space before it where a word begins.{spaced}")
 
     def _following(self, token: str, before: str) -> list[int]:
         """The ids that a piece of text adds to the text before it; none where the two grow together."""
@@ -158,9 +160,9 @@ class Encoder:
         for number, text in enumerate(texts):
             _readable(number, text)
         if self.tokenizer is None:
-            found = f"{self.name} was loaded without a tokenizer"
+            reason = f"{self.name} was loaded without a tokenizer"
             raise TextError(
-                f"The text {texts[0][:40]!r}", found, "Give lists of token ids, or load it with a tokenizer."
+                f"The text {texts[0][:40]!r}", reason, "Give lists of token ids, or load it with a tokenizer."
             )
         fast = bool(getattr(self.tokenizer, "is_fast", False))
         cut = {"truncation": True, "max_length": self.window} if truncate and self.window else {}
@@ -174,12 +176,12 @@ class Encoder:
         if not ids:
             raise TextError(f"Text {number}", "it has no tokens", "Leave it out, or give it one.")
         if self.window and len(ids) > self.window:
-            found = f"it has {len(ids):,} tokens and {self.name} takes {self.window:,}"
-            raise TextError(f"Text {number}", found, "Split it, or give truncate=True to keep the first tokens only.")
+            reason = f"it has {len(ids):,} tokens and {self.name} takes {self.window:,}"
+            raise TextError(f"Text {number}", reason, "Split it, or give truncate=True to keep the first tokens only.")
         if min(ids) < 0 or max(ids) >= self.vocabulary:
             wrong = next(i for i in ids if not 0 <= i < self.vocabulary)
-            found = f"id {wrong} is outside the vocabulary of {self.name}, 0 to {self.vocabulary - 1:,}"
-            raise TextError(f"Text {number}", found, "Use the tokenizer that belongs to the model.")
+            reason = f"id {wrong} is outside the vocabulary of {self.name}, 0 to {self.vocabulary - 1:,}"
+            raise TextError(f"Text {number}", reason, "Use the tokenizer that belongs to the model.")
 
     def _as_many(self, encoded: Encoded, count: int) -> Encoded:
         if len(encoded.ids) == count:
@@ -197,22 +199,22 @@ def _plain(ids: Any) -> Any:
 def _only_ids(given: list[Any]) -> list[list[int]]:
     for number, ids in enumerate(given):
         if not isinstance(ids, list) or not set(map(type, ids)) <= {int}:
-            found = f"text {number} is {type(ids).__name__} and no list of whole numbers"
-            raise TextError("Texts as ids", found, "Give strings only, or lists of token ids only.")
+            reason = f"text {number} is {type(ids).__name__} and no list of whole numbers"
+            raise TextError("Texts as ids", reason, "Give strings only, or lists of token ids only.")
     return given
 
 
 def _readable(number: int, text: str) -> None:
     if not text.strip():
-        found = "there is nothing in it" if not text else "there is nothing in it but white space"
-        raise TextError(f"Text {number}", found, "Leave it out, or give the ids of its tokens.")
+        reason = "there is nothing in it" if not text else "there is nothing in it but white space"
+        raise TextError(f"Text {number}", reason, "Leave it out, or give the ids of its tokens.")
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
-        found = (
+        reason = (
             f"the character at {error.start} is a lone surrogate ({text[error.start]!a}), which no tokenizer can read"
         )
-        raise TextError(f"Text {number}", found, "Decode the text again, with errors='replace'.") from None
+        raise TextError(f"Text {number}", reason, "Decode the text again, with errors='replace'.") from None
 
 
 def _cut(encoded: Encoded, window: int) -> Encoded:

@@ -143,8 +143,8 @@ def tape(model: Subject, batch: Batch, sites: Sequence[Site], *, logits: bool = 
     with model.lock, torch.inference_mode(False), torch.enable_grad(), hooks.watching(watches):
         output = hooks.run(model.module, batch.arguments(model.module, masked=model.masks))
     if missing:
-        found = f"the {model.anatomy.taps[min(missing)]} was not called in this pass"
-        raise PassError(f"The state at {min(missing)}", found, "Load the model anew: it was changed.")
+        reason = f"the {model.anatomy.taps[min(missing)]} was not called in this pass"
+        raise PassError(f"The state at {min(missing)}", reason, "Load the model anew: it was changed.")
     return Tape(kept, _logits(output, batch, model) if logits else None)
 
 
@@ -201,6 +201,6 @@ def _logits(output: Any, batch: Batch, model: Subject) -> Tensor:
     logits, fed = getattr(output, "logits", None), batch.targets or batch
     if not isinstance(logits, Tensor) or logits.shape[:-1] != fed.ids.shape:
         gives = f"its head gives {list(logits.shape)}, not one row a token" if isinstance(logits, Tensor) else ""
-        do = "Load it with task='causal-lm' or 'masked-lm'."
-        raise PassError(f"Logits of {model.anatomy.name}", gives or "it has no head that gives any", do)
+        remedy = "Load it with task='causal-lm' or 'masked-lm'."
+        raise PassError(f"Logits of {model.anatomy.name}", gives or "it has no head that gives any", remedy)
     return logits[0]

@@ -50,9 +50,9 @@ class Landing:
     ) -> None:
         widths = {subject.anatomy.width(site): site for site in sites}
         if len(widths) > 1:
-            found = " and ".join(f"{site} is {width} wide" for width, site in widths.items())
-            do = "Capture 'layer.*' and 'final' one after the other."
-            raise StatesError(f"States of {subject.anatomy.name}", found, do)
+            reason = " and ".join(f"{site} is {width} wide" for width, site in widths.items())
+            remedy = "Capture 'layer.*' and 'final' one after the other."
+            raise StatesError(f"States of {subject.anatomy.name}", reason, remedy)
         proved = subject.anatomy.stack(sites[0]).proof.dtype
         self.subject, self.sites, self.encoded = subject, tuple(sites), encoded
         self._starts = list(accumulate(encoded.lengths, initial=0))

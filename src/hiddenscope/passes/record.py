@@ -99,11 +99,11 @@ def make(model: Subject, prepared: Prepared, wanted: Sequence[Site], *, logits: 
     """Make the pass over one batch that was prepared, and keep the wanted sites."""
     encoded, aims, filled = prepared
     if not model.batches and (filled.padded or (filled.targets is not None and filled.targets.padded)):
-        found = "a text in a padded batch does not give what it gives alone, in this model"
-        raise PassError(f"One pass over {len(filled.lengths)} texts", found, "Record one at a time, or use capture().")
+        reason = "a text in a padded batch does not give what it gives alone, in this model"
+        raise PassError(f"One pass over {len(filled.lengths)} texts", reason, "Record one at a time, or use capture().")
     if model.turn is not None and min(filled.lengths) <= model.turn < max(filled.lengths):
-        found = f"this model computes every text otherwise once one is longer than {model.turn:,} tokens"
-        raise PassError("One pass over short and long texts", found, "Record them apart, or use capture().")
+        reason = f"this model computes every text otherwise once one is longer than {model.turn:,} tokens"
+        raise PassError("One pass over short and long texts", reason, "Record them apart, or use capture().")
     landed = landings(model, wanted, encoded, aims)
     live: dict[Site, Tensor] | None = {} if grad else None
     with model.lock, torch.inference_mode(False), torch.set_grad_enabled(grad):
@@ -133,19 +133,21 @@ def make_batch(model: Subject, encoded: Encoded, targets: Encoded | None, texts:
 def _all_seen(watcher: Watcher, model: Subject) -> None:
     if watcher.missing:
         site = min(watcher.missing)
-        found = f"the {model.anatomy.taps[site]} was not called in this pass"
-        raise PassError(f"The state at {site} of {model.anatomy.name}", found, "Load the model anew: it was changed.")
+        reason = f"the {model.anatomy.taps[site]} was not called in this pass"
+        raise PassError(f"The state at {site} of {model.anatomy.name}", reason, "Load the model anew: it was changed.")
 
 
 def _logits(output: Any, batch: Batch, model: Subject) -> Tensor:
     """The logits of real tokens, text after text."""
     logits = getattr(output, "logits", None)
-    asked, fed = f"Logits of {model.anatomy.name}", batch.targets or batch
+    problem, fed = f"Logits of {model.anatomy.name}", batch.targets or batch
     if not isinstance(logits, Tensor) or logits.shape[:-1] != fed.ids.shape:
         gives = f"its head gives {list(logits.shape)}, not one row a token" if isinstance(logits, Tensor) else ""
-        do = "Load it with task='causal-lm' or 'masked-lm'."
-        raise PassError(asked, gives or "it has no head that gives any", do)
+        remedy = "Load it with task='causal-lm' or 'masked-lm'."
+        raise PassError(problem, gives or "it has no head that gives any", remedy)
     rows = torch.cat([logits[text, :length] for text, length in enumerate(fed.lengths)])
     if bool(rows.isnan().any()):
-        raise NotFinite(asked, "there is a NaN among them, and none in the states", "Look at the weights of the head.")
+        raise NotFinite(
+            problem, "there is a NaN among them, and none in the states", "Look at the weights of the head."
+        )
     return rows

@@ -100,8 +100,8 @@ def recording(model: Subject | nn.Module, sites: Any = EVERYTHING) -> Iterator[R
     """
     if isinstance(model, nn.Module):
         if hasattr(model, "_orig_mod"):
-            found = "it is compiled, and compiled code calls no hooks"
-            raise ModuleError("Recording the passes of a module", found, "Give and call the module inside.")
+            reason = "it is compiled, and compiled code calls no hooks"
+            raise ModuleError("Recording the passes of a module", reason, "Give and call the module inside.")
         anatomy, module = find(model), model
         recorded = Recording(anatomy, Encoder(None, None, 0), _bare_sources(anatomy))
         lock: AbstractContextManager[Any] = nullcontext()
@@ -152,8 +152,8 @@ class _Following:
 
     def _keep(self, site: Site, tap: Tap, tensor: Tensor) -> None:
         if self.now is None:
-            found = f"the {tap} was reached, and {type(self.module).__name__} itself was not called"
-            raise PassError(f"The state at {site} of a pass", found, "Call the whole module, or record the part.")
+            reason = f"the {tap} was reached, and {type(self.module).__name__} itself was not called"
+            raise PassError(f"The state at {site} of a pass", reason, "Call the whole module, or record the part.")
         length = self.now.length(site.stack) or tensor.shape[tap.layout.token]
         self.now.states[site] = tap.layout.states(tensor.detach(), length).to("cpu", copy=True)
 

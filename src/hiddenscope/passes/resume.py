@@ -71,8 +71,8 @@ def resume(
     prepared = prepare(model, batch, targets)
     check(change, sum(prepared[2].tokens(entry.stack).lengths), model.anatomy.width(entry), entry)
     if change.values.ndim < 2:
-        found = f"they have the shape {list(change.values.shape)}"
-        raise StatesError(f"Values to enter {model.anatomy.name} with at {entry}", found, "Give a row for each token.")
+        reason = f"they have the shape {list(change.values.shape)}"
+        raise StatesError(f"Values to enter {model.anatomy.name} with at {entry}", reason, "Give a row for each token.")
     with model.lock:
         skips = skipping(model, entry.stack, padded=_padded(prepared))
         why = skips.why_not or _uncountable(model, wanted)
@@ -122,8 +122,8 @@ def _above(model: Subject, entry: Site, sites: Any) -> tuple[Site, ...]:
     chosen = model.anatomy.select(sites)
     below = [site for site in chosen if site < entry]
     if below:
-        found = f"the pass is entered at {entry}, above it"
-        raise SiteError(f"The state at {below[0]} of a resumed pass", found, f"Ask for {entry} or what comes after.")
+        reason = f"the pass is entered at {entry}, above it"
+        raise SiteError(f"The state at {below[0]} of a resumed pass", reason, f"Ask for {entry} or what comes after.")
     return chosen
 
 

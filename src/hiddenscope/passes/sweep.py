@@ -96,8 +96,8 @@ def begin(model: Subject, texts: Texts, sites: Sequence[Site], *, targets: Texts
     watchable(model.module)
     encoded, aims, batch = prepare(model, texts, targets)
     if aims is None and model.anatomy.head is None:
-        found = "it has no head that gives any"
-        raise PassError(f"Logits of {model.anatomy.name}", found, "Load it with task='causal-lm' or 'masked-lm'.")
+        reason = "it has no head that gives any"
+        raise PassError(f"Logits of {model.anatomy.name}", reason, "Load it with task='causal-lm' or 'masked-lm'.")
     wanted = tuple(sorted({*model.anatomy.select("layer.*"), *sites}))
     together = _may_share(model, batch)
     groups = [range(len(encoded.ids))] if together else [range(i, i + 1) for i in range(len(encoded.ids))]
@@ -136,8 +136,8 @@ def sweep(
         for start, numbers in _batches(model, base, variants, at, ways):
             logits = _pass(model, base, [variants[number] for number in numbers], start, at, ways)
             if bool(logits.isnan().any()):
-                found = "there is a NaN among them"
-                raise NotFinite(f"Logits of {model.anatomy.name}", found, "Look at what was put in.")
+                reason = "there is a NaN among them"
+                raise NotFinite(f"Logits of {model.anatomy.name}", reason, "Look at what was put in.")
             for number, row in zip(numbers, read(logits), strict=True):
                 rows[number] = row
             encodes = base.targets is not None and variants[numbers[0]][0].site.stack == "encoder"
@@ -288,8 +288,8 @@ def _begin(
     fed = batch.targets or batch
     logits = getattr(output, "logits", None)
     if not isinstance(logits, Tensor) or logits.shape[:-1] != fed.ids.shape:
-        found = "its head does not give one row a token" if isinstance(logits, Tensor) else "it has no head"
-        raise PassError(f"Logits of {model.anatomy.name}", found, "Load it with task='causal-lm' or 'masked-lm'.")
+        reason = "its head does not give one row a token" if isinstance(logits, Tensor) else "it has no head"
+        raise PassError(f"Logits of {model.anatomy.name}", reason, "Load it with task='causal-lm' or 'masked-lm'.")
     last = getattr(output, "encoder_last_hidden_state", None)
     for row in range(len(some.ids)):
         own = {site: states[site.stack].of(row)[site].to(model.device) for site in wanted}
@@ -355,8 +355,8 @@ def _pass(
     with torch.inference_mode(False), torch.no_grad(), entering, hooks.watching(watches):
         logits = hooks.run(model.module, given).logits
     if made != set(changes):
-        found = f"the state at {min(set(changes) - made)} was not reached in this pass"
-        raise PassError(f"A change in {model.anatomy.name}", found, "Report this model.")
+        reason = f"the state at {min(set(changes) - made)} was not reached in this pass"
+        raise PassError(f"A change in {model.anatomy.name}", reason, "Report this model.")
     kept: Tensor = logits[:count, 0 if logits.shape[1] == 1 else at - start]
     return kept
 

@@ -163,9 +163,9 @@ def _into(made: Tensor, out: Tensor | None, dtype: torch.dtype) -> Tensor:
 def _head(model: Subject) -> Any:
     head = model.anatomy.head
     if head is None:
-        found = "it has no head that gives any"
-        do = "Load it with task='causal-lm' or 'masked-lm'."
-        raise PassError(f"Logits of {model.anatomy.name}", found, do)
+        reason = "it has no head that gives any"
+        remedy = "Load it with task='causal-lm' or 'masked-lm'."
+        raise PassError(f"Logits of {model.anatomy.name}", reason, remedy)
     return model.module.get_submodule(head.path)
 
 
@@ -201,9 +201,9 @@ def _try(tail: Tail) -> Finding:
             why = f"the head cannot be passed over ({type(error).__name__})"
     tail.found = Finding(words, "", 0.0, why)
     if not _close(tail.logits(states[backwards]), logits[backwards]):
-        found = "its logits depend on more than each token's own state there"
-        do = "Use resume(), which keeps a text together."
-        raise PassError(f"The tail of {model.anatomy.name} above {tail.entry}", found, do)
+        reason = "its logits depend on more than each token's own state there"
+        remedy = "Use resume(), which keeps a text together."
+        raise PassError(f"The tail of {model.anatomy.name} above {tail.entry}", reason, remedy)
     return tail.found
 
 

@@ -45,8 +45,8 @@ def _unpack(tensors: Mapping[str, torch.Tensor], name: str) -> tuple[str, ...]:
 def write(path: str | os.PathLike[str], parts: Mapping[str, Part]) -> None:
     """Write the states of one stack (under "") or of several, each under the prefix of its tensors."""
     if Path(path).suffix.lower() != ".safetensors":
-        found = "states are kept as .safetensors"
-        raise FileError(f"Cannot save states as {os.fspath(path)}", found, "Give the path that suffix.")
+        reason = "states are kept as .safetensors"
+        raise FileError(f"Cannot save states as {os.fspath(path)}", reason, "Give the path that suffix.")
     tensors: dict[str, torch.Tensor] = {}
     facts: dict[str, Any] = {}
     for prefix, states in parts.items():
@@ -70,8 +70,8 @@ def read(path: str | os.PathLike[str]) -> dict[str, Part]:
             raise ValueError("it names no stacks")
         return {prefix: _restore(tensors, prefix, said) for prefix, said in facts.items()}
     except (KeyError, TypeError, ValueError, AttributeError, SiteError) as error:
-        asked = f"Cannot read states from {os.fspath(path)}"
-        raise FileError(asked, f"it is damaged or of another kind ({error})", "Save the states again.") from error
+        problem = f"Cannot read states from {os.fspath(path)}"
+        raise FileError(problem, f"it is damaged or of another kind ({error})", "Save the states again.") from error
 
 
 def _restore(tensors: Mapping[str, torch.Tensor], prefix: str, said: Mapping[str, Any]) -> Part:

@@ -46,6 +46,6 @@ class Source:
         """From what `to_json` gave."""
         known = {name.name for name in fields(cls)}
         if not isinstance(data.get("model"), str) or not set(data) <= known:
-            found = f"it has {', '.join(sorted(map(ascii, data)))[:200] or 'no fields'}"
-            raise StatesError("No source of states", found, f"Its fields are {', '.join(sorted(known))}.")
+            reason = f"it has {', '.join(sorted(map(ascii, data)))[:200] or 'no fields'}"
+            raise StatesError("No source of states", reason, f"Its fields are {', '.join(sorted(known))}.")
         return cls(**data)

@@ -46,8 +46,8 @@ class Tokens:
         if self.texts is not None and len(self.texts) != self.count:
             raise StatesError(f"Tokens of {self.count} texts", f"there are {len(self.texts)}", "Give one of them.")
         if len(self) and not (self.text[0] >= 0 and self.text[-1] < self.count and (np.diff(self.text) >= 0).all()):
-            found = f"the rows are not text after text, counted from 0 to {self.count - 1}"
-            raise StatesError("Tokens of several texts", found, "Put the rows of one text together, in order.")
+            reason = f"the rows are not text after text, counted from 0 to {self.count - 1}"
+            raise StatesError("Tokens of several texts", reason, "Put the rows of one text together, in order.")
 
     def __len__(self) -> int:
         return len(self.strings)
@@ -68,8 +68,8 @@ class Tokens:
         """
         index = operator.index(text)
         if not -self.count <= index < self.count:
-            found = f"there are {self.count}" if self.count else "there are none"
-            raise StatesError(f"No text {index}", found, f"Ask for 0 to {self.count - 1}, or -1 for the last.")
+            reason = f"there are {self.count}" if self.count else "there are none"
+            raise StatesError(f"No text {index}", reason, f"Ask for 0 to {self.count - 1}, or -1 for the last.")
         ends = np.searchsorted(self.text, [index % self.count, index % self.count + 1])
         return slice(int(ends[0]), int(ends[1]))
 
@@ -108,8 +108,8 @@ def shown(strings: Sequence[str], most: int = 8) -> str:
 def _ints(given: ArrayLike, name: str, *shape: int) -> Ints:
     array = np.asarray(given)
     if array.shape != shape or (array.size and array.dtype.kind not in "iu"):
-        found = f"{name} is {array.dtype} {list(array.shape)}"
-        raise StatesError(f"Tokens with {shape[0]} strings", found, f"Give whole numbers {list(shape)}.")
+        reason = f"{name} is {array.dtype} {list(array.shape)}"
+        raise StatesError(f"Tokens with {shape[0]} strings", reason, f"Give whole numbers {list(shape)}.")
     kept = array.astype(np.int64).view()
     kept.setflags(write=False)
     return kept
@@ -125,10 +125,10 @@ def chosen_rows(chosen: ArrayLike | slice, length: int) -> Ints:
         mask = numbers
     elif numbers.ndim == 1 and (numbers.dtype.kind in "iu" or not numbers.size):
         if numbers.size and not -length <= numbers.min() <= numbers.max() < length:
-            found = f"the numbers run from {numbers.min()} to {numbers.max()}"
-            raise StatesError(f"Some of {length} tokens", found, f"Ask for 0 to {length - 1}.")
+            reason = f"the numbers run from {numbers.min()} to {numbers.max()}"
+            raise StatesError(f"Some of {length} tokens", reason, f"Ask for 0 to {length - 1}.")
         mask[numbers.astype(np.int64)] = True
     else:
-        found = f"{numbers.dtype} {list(numbers.shape)} chooses none"
-        raise StatesError(f"Some of {length} tokens", found, "Give a mask with one flag a token, a slice or numbers.")
+        reason = f"{numbers.dtype} {list(numbers.shape)} chooses none"
+        raise StatesError(f"Some of {length} tokens", reason, "Give a mask with one flag a token, a slice or numbers.")
     return np.flatnonzero(mask)

@@ -58,14 +58,14 @@ class States:
         object.__setattr__(self, "sites", tuple(self.sites))
         shape = tuple(self.values.shape)
         if len(shape) != 3 or shape[:2] != (len(self.sites), len(self.tokens)):
-            found = f"the values are {list(shape)}"
-            do = "Give values [site, token, width]."
-            raise StatesError(f"States of {len(self.sites)} sites and {len(self.tokens)} tokens", found, do)
+            reason = f"the values are {list(shape)}"
+            remedy = "Give values [site, token, width]."
+            raise StatesError(f"States of {len(self.sites)} sites and {len(self.tokens)} tokens", reason, remedy)
         if not self.values.is_floating_point():
             raise StatesError("States of numbers", f"the values are {self.values.dtype}", "Give them in a float dtype.")
         if not self.sites or list(self.sites) != sorted(set(self.sites)) or len({s.stack for s in self.sites}) > 1:
-            found = f"the sites are {summarise(self.sites)}"
-            raise StatesError("States of one stack", found, "Give sites of one stack, each once, in pass order.")
+            reason = f"the sites are {summarise(self.sites)}"
+            raise StatesError("States of one stack", reason, "Give sites of one stack, each once, in pass order.")
 
     @property
     def width(self) -> int:
@@ -150,8 +150,10 @@ class States:
         else:
             listed = torch.as_tensor(weights)
         if listed.shape != (len(self.sites),) or not bool(listed.isfinite().all()):
-            found = f"the weights are {list(listed.shape)}" if listed.ndim != 1 else f"{len(listed)} weights were given"
-            raise StatesError(f"A mix of {len(self.sites)} sites", found, "Give one finite weight a site.")
+            reason = (
+                f"the weights are {list(listed.shape)}" if listed.ndim != 1 else f"{len(listed)} weights were given"
+            )
+            raise StatesError(f"A mix of {len(self.sites)} sites", reason, "Give one finite weight a site.")
         wide = _wide(self.values.dtype)
         mixed = torch.zeros(self.values.shape[1:], dtype=wide, device=self.values.device)
         for weight, values in zip(listed.to(mixed), self.values, strict=True):
@@ -184,8 +186,8 @@ class States:
             where = f"{shown(self.tokens.strings[row : row + 1])} (text {self.tokens.text[row]}, "
             where += f"position {self.tokens.positions[row]})"
             many = f"{int(wrong.sum()):,} of its {wrong.numel():,} values are not finite"
-            do = "Look at the weights of the block that makes it, or load the model in a wider dtype."
-            raise NotFinite(f"States of {plain(self.source.model)}", f"{what} at {site}, token {where}: {many}", do)
+            remedy = "Look at the weights of the block that makes it, or load the model in a wider dtype."
+            raise NotFinite(f"States of {plain(self.source.model)}", f"{what} at {site}, token {where}: {many}", remedy)
 
     def blocks(self, site: str | Site, rows: int = 65_536) -> Iterator[torch.Tensor]:
         """The rows of one site in order, at most `rows` at a time: how `Readable` is read."""
@@ -259,25 +261,25 @@ class States:
     def _index(self, site: str | Site) -> int:
         chosen = self._choose(site)
         if len(chosen) > 1:
-            asked = f"One site, {str(site)[:60]!r}"
-            raise SiteError(asked, f"it names {len(chosen)}", "Ask for one, or use .select(sites=...).")
+            problem = f"One site, {str(site)[:60]!r}"
+            raise SiteError(problem, f"it names {len(chosen)}", "Ask for one, or use .select(sites=...).")
         return self.sites.index(chosen[0])
 
     def _starts(self, how: str) -> Ints:
         """The first row of every text, when there is something to pool in each."""
         lengths = self.tokens.lengths
         if not lengths.all() or not len(lengths):
-            found = f"text {int(np.argmin(lengths))} has no tokens here" if len(lengths) else "there are no texts"
-            raise StatesError(f"Pooling by {how}", found, "Pool before selecting tokens, or leave that text out.")
+            reason = f"text {int(np.argmin(lengths))} has no tokens here" if len(lengths) else "there are no texts"
+            raise StatesError(f"Pooling by {how}", reason, "Pool before selecting tokens, or leave that text out.")
         starts: Ints = np.cumsum(lengths) - lengths
         if how == "cls":
-            asked, do = "Pooling by cls", "Pool by mean or last."
+            problem, remedy = "Pooling by cls", "Pool by mean or last."
             if self.source.cls is None:
-                raise StatesError(asked, f"the tokenizer of {plain(self.source.model)} has no such token", do)
+                raise StatesError(problem, f"the tokenizer of {plain(self.source.model)} has no such token", remedy)
             wrong = np.flatnonzero(self.tokens.ids[starts] != self.source.cls)
             if len(wrong):
                 string = shown(self.tokens.strings[starts[wrong[0]] : starts[wrong[0]] + 1])
-                raise StatesError(asked, f"text {wrong[0]} begins with {string}, which is not that token", do)
+                raise StatesError(problem, f"text {wrong[0]} begins with {string}, which is not that token", remedy)
         return starts
 
 
@@ -321,8 +323,8 @@ class Pair:
         if not chosen:
             raise refused["decoder" if str(site).startswith("decoder") else "encoder"]
         if len(chosen) > 1:
-            asked = f"One site, {str(site)[:60]!r}"
-            raise SiteError(asked, f"it names {len(chosen)}", "Name the stack: 'encoder.' ...")
+            problem = f"One site, {str(site)[:60]!r}"
+            raise SiteError(problem, f"it names {len(chosen)}", "Name the stack: 'encoder.' ...")
         states, found = chosen[0]
         return states[found]
 
@@ -352,8 +354,8 @@ def join(parts: Sequence[States]) -> States:
     for part in parts[1:]:
         mine = first.sites, first.width, first.values.dtype, first.source, first.tokens.texts is None
         if (part.sites, part.width, part.values.dtype, part.source, part.tokens.texts is None) != mine:
-            found = "they differ in sites, width, dtype, source, or in having texts"
-            raise StatesError("States joined", found, "Join states that were captured alike.")
+            reason = "they differ in sites, width, dtype, source, or in having texts"
+            raise StatesError("States joined", reason, "Join states that were captured alike.")
     every = [part.tokens for part in parts]
     offsets = np.cumsum([0, *(tokens.count for tokens in every)])
     tokens = Tokens(

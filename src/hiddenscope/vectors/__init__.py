@@ -138,14 +138,14 @@ def _known(token: Token) -> Token:
             return operator.index(token)  # type: ignore[arg-type]
     except TypeError:
         pass
-    do = f"Ask for {', '.join(TOKENS)}, or give a position."
-    raise StatesError(f"No token {str(token)[:40]!r}", "it stands for no text", do)
+    remedy = f"Ask for {', '.join(TOKENS)}, or give a position."
+    raise StatesError(f"No token {str(token)[:40]!r}", "it stands for no text", remedy)
 
 
 def _given(model: Model, texts: Texts | None) -> None:
     if texts is None:
-        found = "there are no texts"
-        raise TextError(f"Vectors of {model.name}", found, "Give one or several, or give states.")
+        reason = "there are no texts"
+        raise TextError(f"Vectors of {model.name}", reason, "Give one or several, or give states.")
 
 
 def _one(site: str | Site, wanted: Sequence[Site]) -> None:
@@ -161,8 +161,8 @@ def _readable(source: Any, texts: Texts | None, targets: Texts | None, sites: An
         return source.decoder if _stack(sites) == "decoder" else source.encoder
     if isinstance(source, Readable):
         return source
-    found = f"{type(source).__name__} is none of what they can be taken from"
-    raise StatesError("Vectors", found, "Give a model and texts, or states.")
+    reason = f"{type(source).__name__} is none of what they can be taken from"
+    raise StatesError("Vectors", reason, "Give a model and texts, or states.")
 
 
 def _states(captured: States | Pair) -> States:
@@ -192,6 +192,6 @@ def _stack(sites: Any) -> str | None:
     said = [str(item) for item in ([sites] if isinstance(sites, str | Site) else sites)]
     named = [stack for stack in STACKS if any(stack in item for item in said)]
     if len(named) > 1:
-        found = "the sites are of two stacks, whose tokens are not the same"
-        raise StatesError("Vectors of one stack", found, "Ask for those of the encoder or of the decoder.")
+        reason = "the sites are of two stacks, whose tokens are not the same"
+        raise StatesError("Vectors of one stack", reason, "Ask for those of the encoder or of the decoder.")
     return named[0] if named else None

@@ -56,8 +56,8 @@ def portions(
     if aims is not None and len(model.anatomy.stacks) < 2:
         raise TextError("Targets for a decoder", f"{model.name} has one stack", "Leave `targets` out.")
     if aims is not None and _count(aims) != _count(texts):
-        found = f"there are {_count(aims)} targets"
-        raise TextError(f"{_count(texts)} texts with targets", found, "Give one for each text.")
+        reason = f"there are {_count(aims)} targets"
+        raise TextError(f"{_count(texts)} texts with targets", reason, "Give one for each text.")
     for start in range(0, _count(texts), PORTION):
         encoded, aimed = _encoded(model, _slice(texts, start), _slice(aims, start), start, truncate)
         yield encoded, _vectors_of(model, encoded, aimed, (wanted, token), start)
@@ -78,9 +78,9 @@ def _encoded(model: Model, texts: Any, targets: Any, start: int, truncate: bool)
             aims = model.encoder.targets(targets, len(encoded.ids), truncate=truncate) if two else None
         return encoded, aims
     except TextError as error:
-        number = re.fullmatch(r"Text (\d+)", error.asked)
-        asked = f"Text {int(number[1]) + start}" if number else error.asked
-        raise TextError(asked, error.found, error.do) from None
+        number = re.fullmatch(r"Text (\d+)", error.problem)
+        problem = f"Text {int(number[1]) + start}" if number else error.problem
+        raise TextError(problem, error.reason, error.remedy) from None
 
 
 def _vectors_of(

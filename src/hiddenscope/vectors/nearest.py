@@ -53,8 +53,8 @@ class Nearest:
     def see(self, block: Tensor) -> None:
         """Let these rows, `[row, width]`, take the places of what is less near."""
         if block.ndim != 2 or block.shape[1] != self._exact.shape[1]:
-            found = f"the query is {self._exact.shape[1]} wide, and what is searched {block.shape[-1]}"
-            raise StatesError("A search", found, "Take both from the same model and site.")
+            reason = f"the query is {self._exact.shape[1]} wide, and what is searched {block.shape[-1]}"
+            raise StatesError("A search", reason, "Take both from the same model and site.")
         if not len(block):
             return
         narrow = block.detach().to("cpu", torch.float32)
@@ -70,11 +70,11 @@ class Nearest:
         longest = float(lengths.max())
         if not longest * max(1.0, float(self._lengths.max()), longest) < LARGEST:
             row = int((~(lengths < LARGEST**0.5)).nonzero()[0]) if not longest < LARGEST**0.5 else int(lengths.argmax())
-            found = f"row {self.seen + row} holds a NaN, an infinity, or numbers too large to be multiplied in float32"
-            raise NotFinite("A search", found, "Leave it out, or look at where it comes from.")
+            reason = f"row {self.seen + row} holds a NaN, an infinity, or numbers too large to be multiplied in float32"
+            raise NotFinite("A search", reason, "Leave it out, or look at where it comes from.")
         if self.nearness == "cosine" and not float(lengths.min()):
-            found = f"row {self.seen + int(lengths.argmin())} is zero, or too small in float32 to point anywhere"
-            raise StatesError("Cosines", found, "Leave it out, or search by 'l2' or 'dot'.")
+            reason = f"row {self.seen + int(lengths.argmin())} is zero, or too small in float32 to point anywhere"
+            raise StatesError("Cosines", reason, "Leave it out, or search by 'l2' or 'dot'.")
         return longest
 
     def _in_question(self, products: Tensor, lengths: Tensor, longest: float) -> tuple[Tensor, Tensor]:

@@ -26,9 +26,9 @@ class Rows:
             short = np.flatnonzero(self.lengths < (token + 1 if token >= 0 else -token))
             if len(short):
                 text = int(short[0])
-                found = f"text {text + first} has {self.lengths[text]} tokens"
-                do = "Ask for a position that every text has; -1 is the last token."
-                raise TextError(f"The token at position {token} of each text", found, do)
+                reason = f"text {text + first} has {self.lengths[text]} tokens"
+                remedy = "Ask for a position that every text has; -1 is the last token."
+                raise TextError(f"The token at position {token} of each text", reason, remedy)
 
     def within(self, texts: Any = slice(None)) -> Any:
         """The row in its text of the one token that stands for each of the texts; None where it is not one."""
@@ -52,26 +52,26 @@ class Rows:
 
 def begin_with_cls(source: Source | Mapping[str, Any] | None, ids: Any, first: int) -> None:
     """Refuse texts that do not begin with the tokenizer's classification token."""
-    cls, do = getattr(source, "cls", None), "Ask for mean or last."
+    cls, remedy = getattr(source, "cls", None), "Ask for mean or last."
     if cls is None:
-        raise StatesError("The token cls of each text", "its tokenizer has no such token", do)
+        raise StatesError("The token cls of each text", "its tokenizer has no such token", remedy)
     other = np.flatnonzero(np.asarray(ids) != cls)
     if len(other):
-        raise StatesError("The token cls of each text", f"text {other[0] + first} does not begin with it", do)
+        raise StatesError("The token cls of each text", f"text {other[0] + first} does not begin with it", remedy)
 
 
 def not_finite(row: Tensor, where: str) -> NotFinite:
     """The error that names a vector with a NaN or an infinity in it."""
     what = "a NaN" if bool(row.isnan().any()) else "an infinity"
-    do = "Look at the weights of the block that makes it, or load the model in a wider dtype."
-    return NotFinite("Vectors of states", f"{what} at {where}", do)
+    remedy = "Look at the weights of the block that makes it, or load the model in a wider dtype."
+    return NotFinite("Vectors of states", f"{what} at {where}", remedy)
 
 
 def room_for(sites: int, rows: int, like: Tensor) -> Tensor:
     """Memory for all vectors, refused where there is too little."""
     size, free = sites * rows * like.shape[-1] * like.dtype.itemsize, free_memory()
     if size > free * SHARE_OF_FREE_MEMORY:
-        asked = f"{rows:,} vectors at {sites} sites, {like.shape[-1]:,} wide"
-        found = f"that is {size / 2**30:,.1f} GiB, and {free / 2**30:,.1f} GiB of memory are free"
-        raise TooLarge(asked, found, "Ask for fewer sites or texts.")
+        problem = f"{rows:,} vectors at {sites} sites, {like.shape[-1]:,} wide"
+        reason = f"that is {size / 2**30:,.1f} GiB, and {free / 2**30:,.1f} GiB of memory are free"
+        raise TooLarge(problem, reason, "Ask for fewer sites or texts.")
     return torch.empty(sites, rows, like.shape[-1], dtype=like.dtype)

@@ -47,8 +47,8 @@ def _lengths(source: Readable, token: Token) -> Any:
     """How many tokens each text has, when the one that is asked for is there."""
     tokens, lengths = source.tokens, source.tokens.lengths
     if not lengths.all() or not len(lengths):
-        found = f"text {int(np.argmin(lengths))} has no tokens here" if len(lengths) else "there are no texts"
-        raise StatesError("Vectors of states", found, "Take them before selecting tokens, or leave that text out.")
+        reason = f"text {int(np.argmin(lengths))} has no tokens here" if len(lengths) else "there are no texts"
+        raise StatesError("Vectors of states", reason, "Take them before selecting tokens, or leave that text out.")
     starts = np.cumsum(lengths) - lengths
     if token == "cls":
         begin_with_cls(getattr(source, "source", None), tokens.ids[starts], 0)
@@ -56,8 +56,8 @@ def _lengths(source: Readable, token: Token) -> Any:
         rows = starts + Rows(lengths, token).within()
         asked = token if isinstance(token, int) else 0
         if asked >= 0 and (other := np.flatnonzero(tokens.positions[rows] != asked)).size:
-            found = f"text {other[0]} holds only some of its tokens"
-            raise StatesError(f"The token at position {asked} of each text", found, "Give whole texts.")
+            reason = f"text {other[0]} holds only some of its tokens"
+            raise StatesError(f"The token at position {asked} of each text", reason, "Give whole texts.")
     return lengths
 
 
@@ -74,8 +74,8 @@ def _widened(source: Readable, site: Site) -> Iterator[Tensor]:
 
 
 def _not_whole(site: Site, read: int, count: int) -> StatesError:
-    found = f"its blocks at {site} hold {read:,} rows, and it says that it has {count:,} tokens"
-    return StatesError("Vectors of states", found, "Give states that are whole.")
+    reason = f"its blocks at {site} hold {read:,} rows, and it says that it has {count:,} tokens"
+    return StatesError("Vectors of states", reason, "Give states that are whole.")
 
 
 def _picked(source: Readable, site: Site, rows: Rows) -> Iterator[Tensor]:

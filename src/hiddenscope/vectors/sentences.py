@@ -69,22 +69,22 @@ class Adjustment:
     def fit(cls, values: Tensor, how: Adjust) -> Self:
         """What makes these rows have mean zero and, for "whiten", the identity as their covariance."""
         if how not in ("centre", "whiten"):
-            found = "vectors are taken as they are, centred or whitened"
-            raise StatesError(f"No adjustment {str(how)[:40]!r}", found, "Give 'centre', 'whiten' or None.")
+            reason = "vectors are taken as they are, centred or whitened"
+            raise StatesError(f"No adjustment {str(how)[:40]!r}", reason, "Give 'centre', 'whiten' or None.")
         count, width = values.shape
         wide = values.double()
         mean = wide.mean(0)
         if count < 2:
-            found = "one text is its own mean, and nothing would be left of it"
-            raise StatesError(f"To {how} vectors", found, "Give more texts, or many others as `reference=`.")
+            reason = "one text is its own mean, and nothing would be left of it"
+            raise StatesError(f"To {how} vectors", reason, "Give more texts, or many others as `reference=`.")
         if how == "centre":
             return cls(mean, None)
         _, spread, directions = torch.linalg.svd((wide - mean) / (count - 1) ** 0.5, full_matrices=False)
         rank = int((spread > spread[0] * LEAST_SPREAD).sum())
         if rank < width:
-            found = f"they spread in {rank} of {width} directions only"
-            do = "Give more texts than the vectors are wide, or many others as `reference=`; or centre them."
-            raise StatesError(f"To whiten {count} vectors", found, do)
+            reason = f"they spread in {rank} of {width} directions only"
+            remedy = "Give more texts than the vectors are wide, or many others as `reference=`; or centre them."
+            raise StatesError(f"To whiten {count} vectors", reason, remedy)
         return cls(mean, directions.T @ (directions / spread[:, None]))  # of all whitenings, the one that turns nothing
 
     def apply(self, values: Tensor) -> Tensor:
@@ -97,9 +97,9 @@ class Adjustment:
         left = (values.double() - self.mean).norm(dim=1)
         lost = (left <= LEAST_LEFT * self.mean.norm()).nonzero()
         if len(lost):
-            found = f"text {int(lost[0])} is the mean of all, and nothing is left of it"
-            do = "Give texts that differ, or normalize=False."
-            raise StatesError("Centred vectors of length one", found, do)
+            reason = f"text {int(lost[0])} is the mean of all, and nothing is left of it"
+            remedy = "Give texts that differ, or normalize=False."
+            raise StatesError("Centred vectors of length one", reason, remedy)
 
 
 def unit(values: Tensor, what: str = "text") -> Tensor:
@@ -107,6 +107,6 @@ def unit(values: Tensor, what: str = "text") -> Tensor:
     lengths: Tensor = values.norm(dim=1, keepdim=True)
     zero = (lengths[:, 0] == 0).nonzero()
     if len(zero):
-        found = f"the vector of {what} {int(zero[0])} is zero, which points nowhere"
-        raise StatesError("Vectors of length one", found, "Leave it out, or take them as they are.")
+        reason = f"the vector of {what} {int(zero[0])} is zero, which points nowhere"
+        raise StatesError("Vectors of length one", reason, "Leave it out, or take them as they are.")
     return values / lengths

@@ -53,8 +53,8 @@ def shelf_of(source: Any, texts: Any = None, site: Any = None, token: Token = PO
     """A shelf of a model with texts, of states, or of an array `[text, width]` with texts or without."""
     if isinstance(source, Model):
         if texts is None:
-            found = "there are no texts"
-            raise TextError(f"Vectors of {source.name}", found, "Give texts=, or states in place of the model.")
+            reason = "there are no texts"
+            raise TextError(f"Vectors of {source.name}", reason, "Give texts=, or states in place of the model.")
         given = texts_of(texts)
         listed = [given] if isinstance(given, str) else list(given)
         if token != "each":
@@ -103,8 +103,8 @@ def _of_array(source: Any, texts: Any, site: Any, token: Token) -> Shelf:
     shaped = isinstance(values, Tensor | np.ndarray) and values.ndim == 2 and 0 not in values.shape
     if not shaped or not (values.is_floating_point() if isinstance(values, Tensor) else values.dtype.kind == "f"):
         shape = f"{values.dtype} {list(values.shape)}" if hasattr(values, "dtype") else type(source).__name__
-        do = "Give a model with texts=, states, or an array [text, width] of floats."
-        raise StatesError("Vectors", f"they are to come from {shape}", do)
+        remedy = "Give a model with texts=, states, or an array [text, width] of floats."
+        raise StatesError("Vectors", f"they are to come from {shape}", remedy)
     listed = None if texts is None else list(texts_of([texts] if isinstance(texts, str) else texts))
     if listed is not None and len(listed) != len(values):
         raise TextError(f"{len(values):,} vectors", f"there are {len(listed):,} texts", "Give one for each, or none.")

@@ -39,8 +39,8 @@ def document(views: Sequence[View], title: str, prose: Sequence[str] = ()) -> st
     own is enough.
     """
     if len(prose) > len(views) + 1:
-        found = f"there are {len(prose)} pieces of prose for {len(views)} views"
-        raise StatesError(f"The page {title!r}", found, "Give one a view, and at most one after the last.")
+        reason = f"there are {len(prose)} pieces of prose for {len(views)} views"
+        raise StatesError(f"The page {title!r}", reason, "Give one a view, and at most one after the last.")
     script, style = joined("main.js"), _static("style.css")
     name = title or (views[0].title if views else "")
     pieces = zip_longest(map(_prose, prose), (_place(view, i) for i, view in enumerate(views)), fillvalue="")

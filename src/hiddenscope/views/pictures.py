@@ -31,8 +31,8 @@ def pictures(result: Result) -> tuple[View, ...]:
     found = tuple((KINDS[result.kind].pictures if result.kind in KINDS else _by_dimensions)(result))
     if not found:
         found_dims = "; ".join(f"{name} has {', '.join(map(str, v.dims))}" for name, v in result.data.items())
-        do = "Draw its data with matplotlib, or save it as .csv, .json or .nc."
-        raise StatesError(f"A picture of the {result.title}", found_dims or "it has no data", do)
+        remedy = "Draw its data with matplotlib, or save it as .csv, .json or .nc."
+        raise StatesError(f"A picture of the {result.title}", found_dims or "it has no data", remedy)
     return found
 
 

@@ -79,8 +79,8 @@ class Words:
     def __post_init__(self) -> None:
         chosen = np.asarray(self.chosen)
         if chosen.ndim != 3 or chosen.dtype.kind not in "iu" or (chosen >= len(self.words)).any():
-            found = f"they are {chosen.dtype} {list(chosen.shape)} into {len(self.words)} words"
-            raise StatesError("The words of a grid", found, "Give whole numbers [site, token, rank].")
+            reason = f"they are {chosen.dtype} {list(chosen.shape)} into {len(self.words)} words"
+            raise StatesError("The words of a grid", reason, "Give whole numbers [site, token, rank].")
         _put(self, words=tuple(self.words), chosen=np.maximum(chosen, -1).astype(np.int32))
         if self.probabilities is not None:
             _put(self, probabilities=floats(self.probabilities, "probabilities", 3))
@@ -230,8 +230,8 @@ def floats(given: ArrayLike, name: str, dims: int) -> Floats:
     """The numbers as they are packed: float16 stays, everything else becomes float32; never to be written to."""
     array = np.asarray(given)
     if array.dtype.kind not in "fiub" or array.ndim != dims:
-        found = f"{name} is {array.dtype} {list(array.shape)}"
-        raise StatesError("The numbers of a view", found, f"Give numbers in {dims} dimensions.")
+        reason = f"{name} is {array.dtype} {list(array.shape)}"
+        raise StatesError("The numbers of a view", reason, f"Give numbers in {dims} dimensions.")
     kept = np.ascontiguousarray(array, dtype=array.dtype if array.dtype == np.float16 else np.float32).view()
     kept.setflags(write=False)
     return kept

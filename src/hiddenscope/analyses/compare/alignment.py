@@ -17,8 +17,8 @@ def aligned(a: Tokens, b: Tokens, *, spans: bool) -> Columns:
         return in_columns(a.ids.tolist(), b.ids.tolist(), pair=True)
     ends = [_ends(tokens) for tokens in (a, b)]
     if any(all(end < 0 for end, _ in side) for side in ends):
-        found = "the tokenizers differ and one does not say which characters its tokens stand for"
-        raise TextError("One text in two models", found, "Use a fast tokenizer, or give ids.")
+        reason = "the tokenizers differ and one does not say which characters its tokens stand for"
+        raise TextError("One text in two models", reason, "Use a fast tokenizer, or give ids.")
     return in_columns(*ends, pair=False)
 
 
@@ -31,8 +31,8 @@ def _one_vocabulary(a: Tokens, b: Tokens) -> None:
         if known.get(i, string) != string
     ]
     if wrong and a.texts is not None and b.texts is not None:
-        found = f"one id means {wrong[0][0]!r} in one and {wrong[0][1]!r} in the other"
-        raise StatesError("Different texts of two tokenizers", found, "Compare one text, or give states of one model.")
+        reason = f"one id means {wrong[0][0]!r} in one and {wrong[0][1]!r} in the other"
+        raise StatesError("Different texts of two tokenizers", reason, "Compare one text, or give states of one model.")
 
 
 def _ends(tokens: Tokens) -> list[tuple[int, int]]:

@@ -62,8 +62,8 @@ class Piece:
 def pieces_of(number: int, pair: Sides, sites: Any, *, spans: bool) -> Iterator[tuple[Piece, tuple[States, States]]]:
     """One text, stack by stack, with the states that it was measured on."""
     if type(pair[0]) is not type(pair[1]):
-        found = "one has an encoder and a decoder and the other one stack"
-        raise StatesError("A comparison of two models", found, "Compare models of one kind.")
+        reason = "one has an encoder and a decoder and the other one stack"
+        raise StatesError("A comparison of two models", reason, "Compare models of one kind.")
     for a, b in zip(*map(stacks_of, pair), strict=True):
         a, b = a.select(sites=sites), b.select(sites=sites)
         columns = aligned(a.tokens, b.tokens, spans=spans)
@@ -71,13 +71,13 @@ def pieces_of(number: int, pair: Sides, sites: Any, *, spans: bool) -> Iterator[
         measures = None
         if a.width == b.width:
             if not common:
-                found = f"they have {summarise(a.sites)} and {summarise(b.sites)}"
-                raise SiteError("Sites that both have", found, "Choose sites that are in both.")
+                reason = f"they have {summarise(a.sites)} and {summarise(b.sites)}"
+                raise SiteError("Sites that both have", reason, "Choose sites that are in both.")
             measures = measured(a, b, common, columns)
         elif isinstance(pair[0], Pair):
-            found = f"the {a.sites[0].stack}s are {a.width} and {b.width} wide"
-            do = "Compare one stack: compare(a.encoder, b.encoder)."
-            raise StatesError("Two encoder-decoders compared", found, do)
+            reason = f"the {a.sites[0].stack}s are {a.width} and {b.width} wide"
+            remedy = "Compare one stack: compare(a.encoder, b.encoder)."
+            raise StatesError("Two encoder-decoders compared", reason, remedy)
         sources = a.source, b.source
         yield Piece(number, (a.tokens, b.tokens), (a.sites, b.sites), sources, common, columns, measures), (a, b)
 

@@ -57,8 +57,8 @@ def put_cka(data: "xarray.Dataset", piece: Piece, sample: Sample, *, needed: boo
     """Put the CKA of every pair of sites into the data; what it shows."""
     if sample.seen < FEWEST:
         if needed:
-            found = f"{sample.seen} tokens are in both and it takes {FEWEST}; a few hundred make it worth reading"
-            raise TextError("Linear CKA of two models", found, "Give a longer text, or several.")
+            reason = f"{sample.seen} tokens are in both and it takes {FEWEST}; a few hundred make it worth reading"
+            raise TextError("Linear CKA of two models", reason, "Give a longer text, or several.")
         return {}
     x, y = sample.sides()
     found_cka, chance = (values.float().numpy() for values in linear_cka(x, y))

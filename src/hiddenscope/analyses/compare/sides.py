@@ -63,15 +63,15 @@ def sides_of(model: Model | Readable | Pair, asked: Asked) -> Both:
     aimed = asked.targets is not None or asked.other_targets is not None
     if not isinstance(model, Model):
         if not isinstance(asked.a, Pair | Readable) or asked.b is not None or asked.other is not None or aimed:
-            found = "states are compared with states, and with nothing else"
-            raise StatesError("A comparison of states", found, "Give compare(states, others).")
+            reason = "states are compared with states, and with nothing else"
+            raise StatesError("A comparison of states", reason, "Give compare(states, others).")
         return _given(model, asked.a, asked.sites)
     if isinstance(asked.a, Pair | Readable) or isinstance(asked.b, Pair | Readable):
-        found = "states were given with it, and need none"
-        raise StatesError(f"A comparison in {model.name}", found, "Give compare(states, others), or texts.")
+        reason = "states were given with it, and need none"
+        raise StatesError(f"A comparison in {model.name}", reason, "Give compare(states, others), or texts.")
     if (asked.b is None) == (asked.other is None):
-        found = "there is no second text and no other model" if asked.b is None else "a second text and another model"
-        raise TextError(f"A comparison in {model.name}", found, "Give b, or give other=.")
+        reason = "there is no second text and no other model" if asked.b is None else "a second text and another model"
+        raise TextError(f"A comparison in {model.name}", reason, "Give b, or give other=.")
     second = asked.targets if asked.other_targets is None else asked.other_targets
     if asked.other is not None:
         models = model, asked.other
@@ -98,8 +98,8 @@ def _encoded(model: Model, targets: Texts | None, texts: Texts, asked: Asked) ->
 def _in_one_model(model: Model, given: list[_Given], sites: Any) -> Both:
     counts = [len(side.texts.ids) for side in given]
     if counts[0] != counts[1]:
-        found = f"there are {counts[0]} on one side and {counts[1]} on the other"
-        raise TextError("Texts compared one by one", found, "Give as many on each side.")
+        reason = f"there are {counts[0]} on one side and {counts[1]} on the other"
+        raise TextError("Texts compared one by one", reason, "Give as many on each side.")
     if _may_share(model, given):
         return Both(_together(model, given, sites), counts[0], TOGETHER)
     why = model.batching.why if not model.batches else "one side of a pair is so long that its positions are scaled"
@@ -157,8 +157,8 @@ def _given(a: Any, b: Any, sites: Any) -> Both:
     tokens = [(side.encoder if isinstance(side, Pair) else side).tokens for side in (a, b)]
     counts, stacks = [some.count for some in tokens], [2 if isinstance(side, Pair) else 1 for side in (a, b)]
     if counts[0] != counts[1] or stacks[0] != stacks[1]:
-        found = f"there are {counts[0]} texts of {stacks[0]} stacks and {counts[1]} of {stacks[1]}"
-        raise StatesError("States compared text by text", found, "Give as many texts, in models of one kind.")
+        reason = f"there are {counts[0]} texts of {stacks[0]} stacks and {counts[1]} of {stacks[1]}"
+        raise StatesError("States compared text by text", reason, "Give as many texts, in models of one kind.")
     texts = zip(_text_by_text(a, sites), _text_by_text(b, sites), strict=True)
     return Both(texts, counts[0], "states as they were given")
 
@@ -175,8 +175,8 @@ def _text_by_text(side: Any, sites: Any) -> Iterator[Side]:
         tokens = side.tokens.of(number)
         rows = [reader.take(len(tokens)) for reader in readers]
         if len({one.shape for one in rows}) > 1:
-            found = "they are not all of one width"
-            raise StatesError(f"States at {len(chosen)} sites", found, "Choose sites of one width.")
+            reason = "they are not all of one width"
+            raise StatesError(f"States at {len(chosen)} sites", reason, "Choose sites of one width.")
         yield States(chosen, torch.stack(rows), tokens, known if isinstance(known, Source) else ANYWHERE)
 
 
@@ -193,8 +193,8 @@ class _Reader:
         while missing > 0:
             self._held = next(self._blocks, self._held[:0])
             if not len(self._held):
-                found = "its blocks have fewer rows than there are tokens"
-                raise StatesError(f"The states at {self.site}", found, "Give a source with one row a token.")
+                reason = "its blocks have fewer rows than there are tokens"
+                raise StatesError(f"The states at {self.site}", reason, "Give a source with one row a token.")
             parts.append(self._held[:missing])
             missing -= len(self._held)
         self._held = self._held[len(parts[-1]) :]

@@ -85,8 +85,8 @@ def lens(
 
 def _countable(k: Any, words: int, model: Model) -> None:
     if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= words:
-        found = f"{model.name} has {words:,} to choose from"
-        raise PassError(f"The {k!r} best words", found, f"Give a whole number from 1 to {words:,}.")
+        reason = f"{model.name} has {words:,} to choose from"
+        raise PassError(f"The {k!r} best words", reason, f"Give a whole number from 1 to {words:,}.")
 
 
 def _aim(model: Model, target: str | int | None, causal: bool) -> str | int | None:
@@ -95,8 +95,8 @@ def _aim(model: Model, target: str | int | None, causal: bool) -> str | int | No
         return None
     if target == NEXT:
         if not causal:
-            found = f"{model.name} sees the whole text, and does not say what comes next"
-            raise TextError("The next token as a target", found, "Give a token.")
+            reason = f"{model.name} sees the whole text, and does not say what comes next"
+            raise TextError("The next token as a target", reason, "Give a token.")
         return NEXT
     with model.lock:
         return model.encoder.one(target)

@@ -66,8 +66,8 @@ def plan_of(model: Model, sites: Any) -> Plan:
     inside = [site for site in asked if site.part]
     if inside or not asked:
         what = f"{inside[0]} is inside a block" if inside else f"the head reads the {name}, and these are elsewhere"
-        do = f"Ask for whole layers{f' of the {name}' if name else ''}, or `final`."
-        raise SiteError(f"A lens of {model.name} at {sites}", what, do)
+        remedy = f"Ask for whole layers{f' of the {name}' if name else ''}, or `final`."
+        raise SiteError(f"A lens of {model.name} at {sites}", what, remedy)
     last = Site(stack.depth, "", name)
     final = next((site for site in asked if site.layer is None), None)
     layers = sorted({*(site for site in asked if site.layer is not None), last})

@@ -24,8 +24,8 @@ class Kept:
 def write_kept(path: str | os.PathLike[str], form: str, kept: Kept) -> None:
     """Write a file, whole or not at all."""
     if Path(path).suffix.lower() != ".safetensors":
-        found = "a lens is kept as .safetensors"
-        raise FileError(f"Cannot save a lens as {os.fspath(path)!r}", found, "Give the path that suffix.")
+        reason = "a lens is kept as .safetensors"
+        raise FileError(f"Cannot save a lens as {os.fspath(path)!r}", reason, "Give the path that suffix.")
     write_tensors(path, kept.tensors, {"format": form, "lens": json.dumps(kept.said)})
 
 
@@ -35,5 +35,5 @@ def read_kept(path: str | os.PathLike[str], form: str) -> Kept:
     try:
         return Kept(tensors, dict(json.loads(header["lens"])))
     except (KeyError, TypeError, ValueError) as error:
-        asked = f"Cannot read a lens from {os.fspath(path)!r}"
-        raise FileError(asked, f"it is damaged or of another kind ({error})", "Fit the lens again.") from error
+        problem = f"Cannot read a lens from {os.fspath(path)!r}"
+        raise FileError(problem, f"it is damaged or of another kind ({error})", "Fit the lens again.") from error

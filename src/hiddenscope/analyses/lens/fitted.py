@@ -82,14 +82,14 @@ class Lens:
             said = [str(kept.said[name]) for name in ("kind", "model", "weights")]
             return cls(said[0], dict(sorted(maps.items())), said[1], said[2], dict(kept.said["facts"]))
         except (LookupError, TypeError, ValueError) as error:
-            found = f"it is damaged or of another kind ({error})"
-            raise FileError(f"Cannot read a lens from {os.fspath(path)!r}", found, "Fit the lens again.") from error
+            reason = f"it is damaged or of another kind ({error})"
+            raise FileError(f"Cannot read a lens from {os.fspath(path)!r}", reason, "Fit the lens again.") from error
 
     def check(self, model: Model) -> None:
         """Refuse a model that this lens was not fitted to."""
         if model.source(plan_of(model, "layer.*").last.stack).weights != self.weights:
-            found = f"it was fitted to the weights of {self.model}, and these are others"
-            raise StatesError(f"A {self.kind} lens for {model.name}", found, "Fit one to this model.")
+            reason = f"it was fitted to the weights of {self.model}, and these are others"
+            raise StatesError(f"A {self.kind} lens for {model.name}", reason, "Fit one to this model.")
 
 
 def lens_of(model: Model, given: Any) -> Lens | None:
@@ -97,11 +97,11 @@ def lens_of(model: Model, given: Any) -> Lens | None:
     if given == "logit":
         return None
     if isinstance(given, str) and given in KINDS:
-        do = f"Give lens=hs.Lens.fit(model, texts, {given!r}), or the path of one that was saved."
-        raise StatesError(f"The {given} lens of {model.name}", "it has to be fitted first", do)
+        remedy = f"Give lens=hs.Lens.fit(model, texts, {given!r}), or the path of one that was saved."
+        raise StatesError(f"The {given} lens of {model.name}", "it has to be fitted first", remedy)
     if isinstance(given, str) and not given.lower().endswith(".safetensors"):
-        do = "Give 'logit', a fitted lens, or the path of one (.safetensors)."
-        raise StatesError(f"The lens {given[:60]!r}", "there is none of that name", do)
+        remedy = "Give 'logit', a fitted lens, or the path of one (.safetensors)."
+        raise StatesError(f"The lens {given[:60]!r}", "there is none of that name", remedy)
     if not isinstance(given, Lens | str | os.PathLike):
         raise StatesError("A lens", f"it is {type(given).__name__}", "Give 'logit', a fitted lens, or a path.")
     lens = given if isinstance(given, Lens) else Lens.load(given)

@@ -75,8 +75,8 @@ class _Work:
     def _go_on(self, kept: Kept) -> None:
         for what, own in (("weights", self.weights), ("texts", self.digest)):
             if kept.said.get(what) != own:
-                found = f"it was begun with other {what}"
-                raise FileError(f"Going on from {os.fspath(self.partial or '')}", found, "Give another path.")
+                reason = f"it was begun with other {what}"
+                raise FileError(f"Going on from {os.fspath(self.partial or '')}", reason, "Give another path.")
         self.done = int(kept.said["done"])
         self.sums = {int(name.removeprefix("layer.")): total for name, total in kept.tensors.items()}
 

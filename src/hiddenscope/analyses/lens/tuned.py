@@ -78,8 +78,8 @@ def _parted(texts: Asked) -> tuple[Asked, Asked]:
     """Some texts to choose and judge by, and the others."""
     count = len(texts.texts)
     if count < 2:
-        found = "there is one, and some are held out to judge by"
-        raise TextError("Texts to fit a tuned lens on", found, "Give many: a few hundred, with some thousand tokens.")
+        reason = "there is one, and some are held out to judge by"
+        raise TextError("Texts to fit a tuned lens on", reason, "Give many: a few hundred, with some thousand tokens.")
     held = [number for number in range(count) if number % SHARE == SHARE - 1] or [count - 1]
     return texts.some(held), texts.some([number for number in range(count) if number not in set(held)])
 

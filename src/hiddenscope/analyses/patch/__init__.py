@@ -59,15 +59,15 @@ def patch(
     given = {"clean": clean, "corrupt": corrupt, "answer": answer, "other": other}
     missing = [name for name, value in given.items() if value is None]
     if missing:
-        do = "Give clean=, corrupt=, answer= and other=, or donor= and data=."
-        raise TextError(f"Patching {model.name}", f"there is no {' and no '.join(missing)}", do)
+        remedy = "Give clean=, corrupt=, answer= and other=, or donor= and data=."
+        raise TextError(f"Patching {model.name}", f"there is no {' and no '.join(missing)}", remedy)
     what = what or "layer"
     _one_of("what", what, tuple(PATTERNS))
     _one_of("direction", direction, ("denoise", "noise"))
     _one_of("method", method, ("exact", "attribution", "both"))
     if model.anatomy.head is None:
-        do = "Load it with task='causal-lm' or 'masked-lm'."
-        raise PassError(f"Patching {model.name}", "it has no head that gives logits", do)
+        remedy = "Load it with task='causal-lm' or 'masked-lm'."
+        raise PassError(f"Patching {model.name}", "it has no head that gives logits", remedy)
     sites, left_out = _sites(model, PATTERNS[what])
     plan = Plan(
         sites,
@@ -113,5 +113,5 @@ def _many(name: str, given: Any, *, least: int = 1) -> int:
 
 def _alone(*given: Any) -> None:
     if any(one is not None for one in given):
-        found = "clean, corrupt, answer, other, layers, targets or position were given too"
-        raise TextError("Patching from a donor over data", found, "Leave them out, or leave donor and data out.")
+        reason = "clean, corrupt, answer, other, layers, targets or position were given too"
+        raise TextError("Patching from a donor over data", reason, "Leave them out, or leave donor and data out.")

@@ -60,10 +60,10 @@ class Reading:
         self.span = float(self.difference(from_.double())) - self.start
         least = max(_rounding(side, pair, room) for side in (clean, corrupt))
         if abs(self.span) <= least:
-            found = f"both runs prefer the answer by {self.start:.6g} in logits, "
-            found += f"but for {abs(self.span):.2g}, and rounding may make {least:.2g}"
-            do = "Give texts that part the answers, or use float32."
-            raise TextError("The share of a difference between two runs", found, do)
+            reason = f"both runs prefer the answer by {self.start:.6g} in logits, "
+            reason += f"but for {abs(self.span):.2g}, and rounding may make {least:.2g}"
+            remedy = "Give texts that part the answers, or use float32."
+            raise TextError("The share of a difference between two runs", reason, remedy)
 
     def difference(self, logits: Tensor) -> Tensor:
         """By how much the answer is preferred to the other."""

@@ -41,8 +41,8 @@ def patch_from(model: Model, donor: Model | None, data: Any, *, what: str, windo
     """How often the model answers rightly while a window of its depth comes from a donor, for every window."""
     if donor is None or data is None:
         missing = "donor" if donor is None else "data"
-        do = "Give donor=another_model and data=[(prompt, answer), ...]."
-        raise TextError(f"Patching {model.name} from a donor", f"there is no {missing}", do)
+        remedy = "Give donor=another_model and data=[(prompt, answer), ...]."
+        raise TextError(f"Patching {model.name} from a donor", f"there is no {missing}", remedy)
     if what not in ("block", "layer", "attn", "mlp"):
         raise TextError(f"what={what!r}", "there are 'block', 'layer', 'attn' and 'mlp'", "Choose one of these.")
     _one_shape(model, donor)
@@ -53,8 +53,8 @@ def patch_from(model: Model, donor: Model | None, data: Any, *, what: str, windo
     if isinstance(window, bool) or not isinstance(window, int) or not 1 <= window <= depth:
         raise TextError(f"window={window!r}", f"{model.name} has {depth} blocks", f"Give 1 to {depth}.")
     if what == "layer" and window > 1:
-        found = "the states of one layer make all that is above, so that of several the last alone would count"
-        raise TextError(f"window={window} of whole states", found, "Give window=1, or what='block'.")
+        reason = "the states of one layer make all that is above, so that of several the last alone would count"
+        raise TextError(f"window={window} of whole states", reason, "Give window=1, or what='block'.")
     prompts = _prompts(model, donor, data)
     skipping(model)  # tried now, while every block is the model's own
     starts = range(depth - window + 1)
@@ -130,38 +130,40 @@ def _last(logits: Tensor | None) -> Tensor:
 
 
 def _one_shape(model: Model, donor: Model) -> None:
-    asked = f"Patching {model.name} from {donor.name}"
+    problem = f"Patching {model.name} from {donor.name}"
     if len(model.anatomy.stacks) > 1 or not model.anatomy.stacks[0].causal or model.anatomy.head is None:
-        do = "Load it with task='causal-lm'."
-        raise PassError(asked, "this needs one causal stack with a head that gives logits", do)
+        remedy = "Load it with task='causal-lm'."
+        raise PassError(problem, "this needs one causal stack with a head that gives logits", remedy)
     shapes = [{name: tuple(weight.shape) for name, weight in one.module.named_parameters()} for one in (model, donor)]
     if shapes[0] != shapes[1] or type(model.module) is not type(donor.module):
         wrong = next((name for name in {*shapes[0], *shapes[1]} if shapes[0].get(name) != shapes[1].get(name)), "")
-        found = f"their weights differ in shape, at {wrong}" if wrong else "they are of different classes"
-        raise ModuleError(asked, found, "Give a donor of the same shape: another checkpoint of one model.")
+        reason = f"their weights differ in shape, at {wrong}" if wrong else "they are of different classes"
+        raise ModuleError(problem, reason, "Give a donor of the same shape: another checkpoint of one model.")
     if model.module is donor.module:
-        raise ModuleError(asked, "they are one and the same module", "Load the donor by itself.")
+        raise ModuleError(problem, "they are one and the same module", "Load the donor by itself.")
 
 
 def _one_place(model: Model, donor: Model) -> None:
     """Refuse a donor that computes elsewhere, in other numbers, or knows tokens by other ids."""
-    asked = f"Patching {model.name} from {donor.name}"
+    problem = f"Patching {model.name} from {donor.name}"
     for name in ("dtype", "device"):
         own, other = ({getattr(weight, name) for weight in one.module.parameters()} for one in (model, donor))
         if own != other:
             said = " and ".join(", ".join(sorted(map(str, some))) for some in (own, other))
-            raise ModuleError(asked, f"their weights are in {said}", f"Load both with the same {name}=.")
+            raise ModuleError(problem, f"their weights are in {said}", f"Load both with the same {name}=.")
     vocabularies = [one.tokenizer and one.tokenizer.get_vocab() for one in (model, donor)]
     if all(vocabularies) and vocabularies[0] != vocabularies[1]:
-        raise ModuleError(asked, "their tokenizers have different vocabularies", "Give a donor of the same tokenizer.")
+        raise ModuleError(
+            problem, "their tokenizers have different vocabularies", "Give a donor of the same tokenizer."
+        )
 
 
 def _own_blocks(model: Model, donor: Model) -> None:
     """Refuse blocks that cannot be exchanged one by one."""
     blocks = [block.path for block in model.anatomy.stacks[0].blocks]
     if len(set(blocks)) < len(blocks):
-        asked = f"Blocks of {donor.name} in {model.name}"
-        raise ModuleError(asked, "its blocks are one module called again and again", "Use what='layer'.")
+        problem = f"Blocks of {donor.name} in {model.name}"
+        raise ModuleError(problem, "its blocks are one module called again and again", "Use what='layer'.")
 
 
 def _prompts(model: Model, donor: Model, data: Any) -> list[Prompt]:
@@ -174,8 +176,8 @@ def _prompts(model: Model, donor: Model, data: Any) -> list[Prompt]:
         rows = [(model.encoder.encode(text), answer) for text, answer in listed]
         for (text, _), (encoded, _), ids in zip(listed, rows, known, strict=True):
             if ids and ids != encoded.ids:
-                found = f"{model.name} and {donor.name} make other tokens of it"
-                raise TextError(f"The prompt {text[:40]!r}", found, "Give a donor of the same tokenizer.")
+                reason = f"{model.name} and {donor.name} make other tokens of it"
+                raise TextError(f"The prompt {text[:40]!r}", reason, "Give a donor of the same tokenizer.")
         befores = [text_before(encoded, 0, len(encoded.ids[0]) - 1) for encoded, _ in rows]
         return [
             Prompt(encoded.ids[0], single(model, answer, [before]))

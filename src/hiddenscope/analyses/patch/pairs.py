@@ -38,8 +38,8 @@ def pairs(
             raise TextError("Targets for a decoder", f"{model.name} has one stack", "Leave `targets` out.")
         aims = model.encoder.targets(targets, count) if two else None
         if len(corrupt.ids) != count:
-            found = f"there are {count} clean and {len(corrupt.ids)} corrupt ones"
-            raise TextError("Pairs of texts", found, "Give as many of each.")
+            reason = f"there are {count} clean and {len(corrupt.ids)} corrupt ones"
+            raise TextError("Pairs of texts", reason, "Give as many of each.")
         listed = [_listed(given, count, name) for given, name in zip(answers, ("answer", "other"), strict=True)]
         made = [_pair(model, clean, corrupt, aims, number, [one[number] for one in listed], position)
                 for number in range(count)]  # fmt: skip
@@ -78,8 +78,8 @@ def _listed(given: Any, count: int, name: str) -> list[Any]:
     """One answer for each pair: the same for all, or as many as there are."""
     listed = list(given) if isinstance(given, list | tuple) else [given] * count
     if len(listed) != count:
-        found = f"there are {len(listed)} for {count} pairs"
-        raise TextError(f"The answers in {name}", found, "Give one for each pair, or one for all.")
+        reason = f"there are {len(listed)} for {count} pairs"
+        raise TextError(f"The answers in {name}", reason, "Give one for each pair, or one for all.")
     return listed
 
 
@@ -106,8 +106,8 @@ def _pair(
     befores = [text_before(side, number, place) for side, place in sides]
     answer, other = (single(model, one, befores) for one in answers)
     if answer == other:
-        found = f"both are {model.encoder.string(answer)!r}"
-        raise TextError("The answer and the other", found, "Give two different tokens.")
+        reason = f"both are {model.encoder.string(answer)!r}"
+        raise TextError("The answer and the other", reason, "Give two different tokens.")
     names = ("encoder", "decoder") if aims is not None else (None,)
     columns = {name: in_columns(*(fed if name == "decoder" else ids)) for name in names}
     notes = () if masked else tuple(_spaceless(model, answers))
@@ -128,8 +128,8 @@ def _place(model: Model, ids: Sequence[int], position: int | None, *, masked: bo
     """Where the answer is read: the last token, the mask, or the position that was given."""
     if position is not None:
         if not -len(ids) <= position < len(ids):
-            found = f"the text has {len(ids)} tokens"
-            raise TextError(f"The position {position}", found, f"Give 0 to {len(ids) - 1}, or -1 for the last.")
+            reason = f"the text has {len(ids)} tokens"
+            raise TextError(f"The position {position}", reason, f"Give 0 to {len(ids) - 1}, or -1 for the last.")
         return position % len(ids)
     if not masked:
         return len(ids) - 1
@@ -138,8 +138,8 @@ def _place(model: Model, ids: Sequence[int], position: int | None, *, masked: bo
     if len(places) == 1:
         return places[0]
     token = getattr(model.tokenizer, "mask_token", None)
-    do = f"Put one {token} where the answer belongs, or give position=." if token else "Give position=."
-    raise TextError(f"The place of the answer in {model.name}, which fills masks", f"{len(places)} masks", do)
+    remedy = f"Put one {token} where the answer belongs, or give position=." if token else "Give position=."
+    raise TextError(f"The place of the answer in {model.name}, which fills masks", f"{len(places)} masks", remedy)
 
 
 def _alike(made: Sequence[TextPair]) -> None:
@@ -150,8 +150,8 @@ def _alike(made: Sequence[TextPair]) -> None:
             if len(columns) != len(first) or [None in c for c in columns] != [None in c for c in first]:
                 found = f"the first has {len(first)} columns of tokens and pair {number} has {len(columns)}"
                 found = found if len(columns) != len(first) else f"pair {number} has its gaps elsewhere"
-                do = "Give pairs of one form, with as many tokens each, or patch them one by one."
-                raise TextError("Pairs that are averaged column by column", found, do)
+                remedy = "Give pairs of one form, with as many tokens each, or patch them one by one."
+                raise TextError("Pairs that are averaged column by column", found, remedy)
         if pair.at != made[0].at:
             found = f"the first is read at {made[0].at[0]} and pair {number} at {pair.at[0]}"
             raise TextError("Pairs that are averaged column by column", found, "Give pairs of one form.")

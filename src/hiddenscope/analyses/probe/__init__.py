@@ -99,9 +99,9 @@ def _classes(found: Given) -> _Aim:
     whole = all(isinstance(one, int | np.integer) for one in found.labels)
     named = found.labels if whole else [str(one) for one in found.labels]
     classes, targets = np.unique(np.array(named, dtype=None if whole else object), return_inverse=True)
-    asked = f"A probe of {len(named):,} rows of {found.name}"
+    problem = f"A probe of {len(named):,} rows of {found.name}"
     if len(classes) < 2:
-        raise StatesError(asked, f"they are all of one class, {str(named[0])[:40]!r}", "Give labels of at least two.")
+        raise StatesError(problem, f"they are all of one class, {str(named[0])[:40]!r}", "Give labels of at least two.")
     texts = {one: set() for one in range(len(classes))}  # type: dict[int, set[str]]
     for one, group in zip(targets.tolist(), found.groups, strict=True):
         texts[one].add(group)
@@ -109,14 +109,14 @@ def _classes(found: Given) -> _Aim:
     if alone:
         if len(classes) > len(named) / 2:
             found_ = f"there are {len(classes):,} classes, and {len(alone):,} of them have one text only"
-            raise StatesError(asked, found_, 'Give fewer classes; for numbers ask for task="regress".')
+            raise StatesError(problem, found_, 'Give fewer classes; for numbers ask for task="regress".')
         found_ = f"the class {str(classes[alone[0]])[:40]!r} is found in one text only"
-        raise StatesError(asked, found_, "It cannot be both learnt and tested: give it more texts, or leave it out.")
+        raise StatesError(problem, found_, "It cannot be both learnt and tested: give it more texts, or leave it out.")
     return _Aim(torch.from_numpy(targets.reshape(-1)), logistic(len(classes)), classes)
 
 
 def _numbers(found: Given) -> _Aim:
-    asked = f"A regression of {len(found.labels):,} rows of {found.name}"
+    problem = f"A regression of {len(found.labels):,} rows of {found.name}"
     values = []
     for row, one in enumerate(found.labels):
         try:
@@ -125,11 +125,11 @@ def _numbers(found: Given) -> _Aim:
             value = np.nan
         if not np.isfinite(value):
             said = f"label {row} is {str(one)[:40]!r}, which is no finite number"
-            raise StatesError(asked, said, 'Give numbers, or ask for task="classify".')
+            raise StatesError(problem, said, 'Give numbers, or ask for task="classify".')
         values.append(value)
     targets = np.array(values)
     if np.ptp(targets) == 0:
-        raise StatesError(asked, f"they are all {targets[0]:g}", "Give numbers that differ.")
+        raise StatesError(problem, f"they are all {targets[0]:g}", "Give numbers that differ.")
     level, scale = float(targets.mean()), float(targets.std())
     return _Aim(torch.from_numpy((targets - level) / scale), ridge(), None, level, scale)
 
@@ -139,8 +139,10 @@ def _setting(found: Given, aim: _Aim, seed: int) -> _Setting:
     kinds = aim.targets.numpy() if aim.classes is not None else np.zeros(len(groups), dtype=np.int64)
     texts = [len(np.unique(groups[kinds == kind])) for kind in np.unique(kinds)]
     if len(names) < 2:
-        asked = f"A probe of {len(found.labels):,} rows of {found.name}"
-        raise StatesError(asked, "they are all of one text", "No text is both learnt from and tested on: give several.")
+        problem = f"A probe of {len(found.labels):,} rows of {found.name}"
+        raise StatesError(
+            problem, "they are all of one text", "No text is both learnt from and tested on: give several."
+        )
     folds = deal(kinds, found.groups, min(FOLDS, *texts, len(names)), seed)
     controls = max(1, min(MOST_CONTROLS, ROWS_OF_CONTROLS // len(groups)))
     sets = [control(aim.targets, found.groups, folds, found.types, seed + 1 + k) for k in range(controls)]

@@ -49,8 +49,8 @@ def given(
         groups = [str(one) for one in texts]
     else:
         if text is not None or label is not None:
-            found = "states have no columns"
-            raise StatesError("A probe of states", found, "Leave text= and label= out, and give the labels.")
+            reason = "states have no columns"
+            raise StatesError("A probe of states", reason, "Leave text= and label= out, and give the labels.")
         made, labels, name = vectors(source, sites=sites, token=token), data, "the labels given"
         groups = _texts(_tokens(source, made))
     if made.tokens is None:
@@ -70,14 +70,14 @@ def _dataset(data: Any, token: Token, text: str | None, label: str | None) -> tu
             texts = list(data[0])
             name = f"{data[1]} of tokens" if isinstance(data[1], str) else "the labels given"
             return (read(texts).texts if texts and isinstance(texts[0], str) else texts), data[1], name
-        do = f"Give (texts, labels), with a list of labels a text, or one of {', '.join(READY)}."
-        raise TextError("A probe of each token", "there is no label a token", do)
+        remedy = f"Give (texts, labels), with a list of labels a text, or one of {', '.join(READY)}."
+        raise TextError("A probe of each token", "there is no label a token", remedy)
     if isinstance(data, tuple) and len(data) == 2 and len(data[0]) and not isinstance(data[0][0], str):
         return list(data[0]), data[1], "the labels given"  # texts as ids, which no file holds
     found = read(data, text=text, label=label)
     if found.labels is None:
-        do = 'Name their column: label="...", or give (texts, labels).'
-        raise TextError(f"A probe of {found.name}", "its texts have no labels", do)
+        remedy = 'Name their column: label="...", or give (texts, labels).'
+        raise TextError(f"A probe of {found.name}", "its texts have no labels", remedy)
     return found.texts, found.labels, found.name
 
 
@@ -109,18 +109,18 @@ def _each(made: Vectors, labels: Any, groups: list[str], name: str, task: str) -
         lengths = [len(one) for one in listed]
         if lengths != tokens.lengths.tolist():
             wrong = next((k for k, (a, b) in enumerate(zip(lengths, tokens.lengths, strict=False)) if a != b), None)
-            found = f"there are {len(lengths)} lists for {tokens.count} texts"
+            reason = f"there are {len(lengths)} lists for {tokens.count} texts"
             if wrong is not None:
-                found = f"text {wrong} has {tokens.lengths[wrong]} tokens, and {lengths[wrong]} labels"
-            raise StatesError("A label a token", found, "Give a list a text, with one label a token of it.")
+                reason = f"text {wrong} has {tokens.lengths[wrong]} tokens, and {lengths[wrong]} labels"
+            raise StatesError("A label a token", reason, "Give a list a text, with one label a token of it.")
         listed = [one for some in listed for one in some]
     return Given(made, _listed(listed, len(tokens), "token"), own, tokens.ids, name)
 
 
 def _listed(labels: Any, rows: int, what: str) -> list[Any]:
     if isinstance(labels, str | bytes) or not hasattr(labels, "__len__"):
-        found = f"the labels are {type(labels).__name__}"
-        raise StatesError(f"Labels of {rows:,} {what}s", found, f"Give one a {what}, in a list or an array.")
+        reason = f"the labels are {type(labels).__name__}"
+        raise StatesError(f"Labels of {rows:,} {what}s", reason, f"Give one a {what}, in a list or an array.")
     listed = list(labels.tolist() if hasattr(labels, "tolist") else labels)
     if len(listed) != rows:
         raise StatesError(f"Labels of {rows:,} {what}s", f"there are {len(listed):,}", f"Give one a {what}.")
@@ -165,8 +165,8 @@ def position(tokens: Tokens, task: str) -> list[Any]:
 def word_start(tokens: Tokens, task: str) -> list[Any]:
     """Whether a token begins a word: it begins the text, holds white space first, or stands after white space."""
     if tokens.texts is None:
-        found = "only ids were given, and no texts to find words in"
-        raise StatesError("The starts of words", found, "Give texts.")
+        reason = "only ids were given, and no texts to find words in"
+        raise StatesError("The starts of words", reason, "Give texts.")
     made: list[Any] = []
     for text, (start, end) in zip(tokens.text, tokens.spans, strict=True):
         said = tokens.texts[text]

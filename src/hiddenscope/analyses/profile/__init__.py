@@ -47,8 +47,8 @@ def profile(
     ({'site': 5, 'token': 3}, ('site',))
     """
     if footing not in SAID or sample < FEWEST:
-        asked = f"A profile on the footing {footing!r} of {sample} sampled tokens"
-        raise StatesError(asked, f"footings are {', '.join(SAID)}", f"Choose one, and {FEWEST} tokens or more.")
+        problem = f"A profile on the footing {footing!r} of {sample} sampled tokens"
+        raise StatesError(problem, f"footings are {', '.join(SAID)}", f"Choose one, and {FEWEST} tokens or more.")
     captured = _states(source, texts, sites, targets, truncate)
     stacks: list[Readable] = [captured.encoder, captured.decoder] if isinstance(captured, Pair) else [captured]
     chosen = [_chosen(stack, sites) for stack in stacks]
@@ -72,8 +72,8 @@ def _states(source: Any, texts: Texts | None, sites: Any, targets: Texts | None,
     if texts is not None or targets is not None:
         raise TextError("A profile of states", "texts were given too", "Leave them out, or give a model.")
     if not isinstance(source, Pair | Readable):
-        found = f"it is {type(source).__name__}"
-        raise StatesError("A profile", found, "Give a model, states, or what has sites, tokens and blocks(site).")
+        reason = f"it is {type(source).__name__}"
+        raise StatesError("A profile", reason, "Give a model, states, or what has sites, tokens and blocks(site).")
     if not isinstance(source, Pair) and not len(source.tokens):
         raise StatesError("A profile of states", "there are no tokens", "Give one at least.")
     return source

@@ -27,12 +27,12 @@ def beside_others(sites: Sequence[Site], footing: str) -> frozenset[Site]:
 def footed(source: Any, captured: Any, sites: tuple[Site, ...]) -> tuple[Readable, tuple[Site, ...]]:
     """The layers of captured states, each taken through the model's own way out to `final`; which `layer.L` then is."""
     if not isinstance(source, Model) or not isinstance(captured, States):
-        found = "there are two stacks" if isinstance(source, Model) else "that takes the model, and states were given"
-        raise StatesError("A profile of normed layers", found, "Give a model of one stack and texts.")
+        reason = "there are two stacks" if isinstance(source, Model) else "that takes the model, and states were given"
+        raise StatesError("A profile of normed layers", reason, "Give a model of one stack and texts.")
     stack, layers = source.anatomy.stacks[0], tuple(site for site in sites if site.layer is not None and not site.part)
     if stack.proof.final is None or not layers:
-        found = "it has no final norm" if stack.proof.final is None else "no whole layers were chosen"
-        raise StatesError(f"A profile of normed layers of {source.name}", found, "Leave the footing raw.")
+        reason = "it has no final norm" if stack.proof.final is None else "no whole layers were chosen"
+        raise StatesError(f"A profile of normed layers of {source.name}", reason, "Leave the footing raw.")
     raw = captured.select(sites=list(layers))
     normed = [_normed(source, raw.of(text), stack.depth) for text in range(raw.tokens.count)]
     return States(layers, torch.cat(normed, 1), raw.tokens, raw.source), layers

@@ -108,8 +108,8 @@ def _in_step(source: Readable, site: Site, below: Site | None) -> Iterator[tuple
         yield start, chunk, beside
         start += len(chunk)
     if start != len(source.tokens):
-        found = f"its blocks do not have as many rows as there are tokens, {len(source.tokens):,}, or not of one width"
-        raise StatesError(f"The states at {site}", found, "Give a source with one row a token at every site.")
+        reason = f"its blocks do not have as many rows as there are tokens, {len(source.tokens):,}, or not of one width"
+        raise StatesError(f"The states at {site}", reason, "Give a source with one row a token at every site.")
 
 
 def _each(wide: Tensor) -> dict[str, Tensor]:

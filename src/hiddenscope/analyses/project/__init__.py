@@ -109,8 +109,8 @@ def _models(source: Any) -> list[Model]:
         return list(source)
     if isinstance(source, Readable | Pair):
         return []
-    found = f"{type(source).__name__} is none of what points can be taken from"
-    raise StatesError("Points", found, "Give a model, a list of models, or states.")
+    reason = f"{type(source).__name__} is none of what points can be taken from"
+    raise StatesError("Points", reason, "Give a model, a list of models, or states.")
 
 
 def _known(method: str, neighbours: int, seed: int) -> None:
@@ -128,11 +128,11 @@ def _neighbours(parts: Sequence[Part], method: Method, neighbours: int) -> int:
     """As many as were asked for, and where there are fewer points, all of these."""
     fewest, most = (pick(part.values.shape[1] for part in parts) for pick in (min, max))
     if most > MOST:
-        found = f"there are {most:,}, and every pair of them is looked at"
-        raise StatesError(f"More than {MOST:,} points", found, "Give a sample of them.")
+        reason = f"there are {most:,}, and every pair of them is looked at"
+        raise StatesError(f"More than {MOST:,} points", reason, "Give a sample of them.")
     if fewest < FEWEST[method]:
-        found = f"there {'is one' if fewest == 1 else f'are {fewest}'}, and it takes {FEWEST[method]}"
-        raise StatesError(f"Points for a picture by {method}", found, "Give more texts, or ask for pca.")
+        reason = f"there {'is one' if fewest == 1 else f'are {fewest}'}, and it takes {FEWEST[method]}"
+        raise StatesError(f"Points for a picture by {method}", reason, "Give more texts, or ask for pca.")
     return min(neighbours, fewest - 1)
 
 

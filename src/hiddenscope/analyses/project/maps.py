@@ -105,8 +105,8 @@ def installed_pacmap() -> Any:
             warnings.simplefilter("ignore")
             import pacmap
     except ImportError as error:
-        found = f"the package is not installed ({error})"
-        raise StatesError("A map by pacmap", found, "Run: pip install 'hiddenscope[pacmap]'.") from error
+        reason = f"the package is not installed ({error})"
+        raise StatesError("A map by pacmap", reason, "Run: pip install 'hiddenscope[pacmap]'.") from error
     return pacmap
 
 

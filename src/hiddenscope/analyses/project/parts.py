@@ -30,8 +30,8 @@ class Classes:
         names = tuple(dict.fromkeys(said))
         places = {name: place for place, name in enumerate(names)}
         if len(names) == len(said) > 1:
-            found = f"all {len(said):,} labels are different, so that no class has two points"
-            raise StatesError("Classes of points", found, "Give labels that several points share, or none.")
+            reason = f"all {len(said):,} labels are different, so that no class has two points"
+            raise StatesError("Classes of points", reason, "Give labels that several points share, or none.")
         return cls(names, torch.tensor([places[name] for name in said]))
 
     @property
@@ -113,8 +113,8 @@ def of_states(source: Readable | Pair, labels: Any, sites: Any, token: Token) ->
 
 def _listed(labels: Any) -> list[Any]:
     if isinstance(labels, str | bytes | Mapping) or not hasattr(labels, "__len__"):
-        found = f"{type(labels).__name__} was given"
-        raise StatesError("Labels of states", found, "Give a list with one label a text, or one a token.")
+        reason = f"{type(labels).__name__} was given"
+        raise StatesError("Labels of states", reason, "Give a list with one label a text, or one a token.")
     return list(labels)
 
 

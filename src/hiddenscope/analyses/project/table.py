@@ -70,8 +70,8 @@ def table(parts: Sequence[Part], panels: Sequence[Sequence[Panel]], method: Meth
 def _count(parts: Sequence[Part], dataset: str) -> int:
     counts = {part.model: part.values.shape[1] for part in parts if part.dataset == dataset}
     if len(set(counts.values())) > 1:
-        found = "; ".join(f"{model} makes {count:,} tokens" for model, count in counts.items())
-        raise StatesError("Points of several models", found, "Take one token a text, not each.")
+        reason = "; ".join(f"{model} makes {count:,} tokens" for model, count in counts.items())
+        raise StatesError("Points of several models", reason, "Take one token a text, not each.")
     return next(iter(counts.values()))
 
 

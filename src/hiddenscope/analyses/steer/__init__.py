@@ -117,8 +117,8 @@ def _strengths(how: Any, strengths: Any) -> tuple[float, ...]:
         raise StatesError(f"Steering by {str(how)[:40]!r}", "there are two ways", "Ask for 'add' or 'ablate'.")
     if how == "ablate":
         if strengths is not None:
-            found = "what lies along the direction is taken out whole"
-            raise StatesError("A strength of ablation", found, "Leave `strengths` out, or ask for how='add'.")
+            reason = "what lies along the direction is taken out whole"
+            raise StatesError("A strength of ablation", reason, "Leave `strengths` out, or ask for how='add'.")
         return (1.0,)
     given = STRENGTHS if strengths is None else [strengths] if np.ndim(strengths) == 0 else strengths
     try:
@@ -126,8 +126,8 @@ def _strengths(how: Any, strengths: Any) -> tuple[float, ...]:
     except (TypeError, ValueError):
         raise StatesError(f"The strengths {given!r}", "they are no numbers", "Give numbers, such as [-1, 1].") from None
     if not numbers or len(set(numbers)) < len(numbers):
-        found = "one comes twice" if numbers else "there are none"
-        raise StatesError(f"The strengths {list(numbers)}", found, "Give each once, and one at least.")
+        reason = "one comes twice" if numbers else "there are none"
+        raise StatesError(f"The strengths {list(numbers)}", reason, "Give each once, and one at least.")
     if not all(map(math.isfinite, numbers)):
         raise NotFinite(f"The strengths {list(numbers)}", "one is not finite", "Give finite numbers.")
     return tuple(sorted(numbers))

@@ -35,8 +35,8 @@ def directions(model: Model, along: Any, sites: Any, pool: str, *, upwards: bool
             raise SiteError("Directions by their sites", "there are none", "Give {site: vector}.")
         chosen = tuple(sorted(given)) if sites is None else model.anatomy.select(sites)
         if lacking := [site for site in chosen if site not in given]:
-            found = f"there are some for {summarise(given)}"
-            raise SiteError(f"A direction at {lacking[0]}", found, "Give one, or leave the site out.")
+            reason = f"there are some for {summarise(given)}"
+            raise SiteError(f"A direction at {lacking[0]}", reason, "Give one, or leave the site out.")
         wanted = _with_those_above(tuple(given), chosen, upwards)
         vectors = {site: _vector(model, given[site][1], site) for site in wanted}
         said = f"given, one for each of {len(given)} sites{_elsewhere({site: given[site][1] for site in wanted})}"
@@ -66,8 +66,8 @@ def sparing(model: Model, found: Directions, texts: Sequence[Sequence[int]]) -> 
         first = own[site].double().cpu()[torch.from_numpy(own.tokens.positions == 0)].mean(0)
         left = vector - (vector @ first) / (first @ first) * first
         if float(left.norm()) <= 1e-6 * float(vector.norm()):
-            do = "Leave `spare_first` out, or give another direction."
-            raise StatesError(f"A direction at {site} that spares first tokens", "it is their own mean state", do)
+            remedy = "Leave `spare_first` out, or give another direction."
+            raise StatesError(f"A direction at {site} that spares first tokens", "it is their own mean state", remedy)
         vectors[site] = left
     return replace(found, vectors=vectors, said=f"{found.said}, without what lies along the first token's state")
 
@@ -125,8 +125,8 @@ def _between(model: Model, along: Any, sites: tuple[Site, ...], pool: str) -> tu
         vector = rows[:first].mean(0) - rows[first:].mean(0)
         floor = ROUNDING * torch.finfo(model.dtype).eps * float(rows.norm(dim=-1).mean())
         if float(vector.norm()) <= floor:
-            found = f"pooled by {pool}, the states at {site} are the same in both, but for rounding"
-            raise StatesError("A direction between two sets of texts", found, "Take a higher layer, or other texts.")
+            reason = f"pooled by {pool}, the states at {site} are the same in both, but for rounding"
+            raise StatesError("A direction between two sets of texts", reason, "Take a higher layer, or other texts.")
         vectors[site] = vector
     where = {"last": "at the last token", "mean": "over all tokens"}.get(pool, f"pooled by {pool}")
     return vectors, f"the mean of {first} texts less that of {len(sets[1])}, {where}"
@@ -152,19 +152,19 @@ def _unit(along: Any) -> str:
 
 def _vector(model: Model, along: Any, site: Site) -> Tensor:
     """One vector [width]; of a probe the shortest step that raises its decision value by one."""
-    asked, fitted = f"A direction at {site} of {model.name}", hasattr(along, "coef_")
+    problem, fitted = f"A direction at {site} of {model.name}", hasattr(along, "coef_")
     given = along.coef_ if fitted else along
     try:
         array = given.detach().cpu().double() if isinstance(given, Tensor) else torch.tensor(np.asarray(given, float))
     except (TypeError, ValueError):
-        do = "Give two sets of texts, a vector [width], {site: vector} or a probe."
-        raise StatesError(asked, f"it is {type(along).__name__}", do) from None
+        remedy = "Give two sets of texts, a vector [width], {site: vector} or a probe."
+        raise StatesError(problem, f"it is {type(along).__name__}", remedy) from None
     vector = array[0] if array.ndim == 2 and len(array) == 1 else array
     width = model.anatomy.width(site)
     if tuple(vector.shape) != (width,):
-        raise StatesError(asked, f"it has the shape {list(array.shape)}", f"Give one vector of {width} numbers.")
+        raise StatesError(problem, f"it has the shape {list(array.shape)}", f"Give one vector of {width} numbers.")
     if not bool(vector.isfinite().all()):
-        raise NotFinite(asked, "there is a NaN or an infinity in it", "Give finite numbers.")
+        raise NotFinite(problem, "there is a NaN or an infinity in it", "Give finite numbers.")
     if not bool(vector.any()):
-        raise StatesError(asked, "it is zero", "Give a vector that points somewhere.")
+        raise StatesError(problem, "it is zero", "Give a vector that points somewhere.")
     return vector / vector.square().sum() if fitted else vector

@@ -37,11 +37,11 @@ def masked(model: Model) -> bool:
 def check_head(model: Model) -> None:
     """Refuse a model that gives no logits, or that hides tokens by a mask nobody knows."""
     if model.anatomy.head is None:
-        do = "Load it with task='causal-lm' or 'masked-lm'."
-        raise PassError(f"Steering what {model.name} says", "it has no head, and says nothing", do)
+        remedy = "Load it with task='causal-lm' or 'masked-lm'."
+        raise PassError(f"Steering what {model.name} says", "it has no head, and says nothing", remedy)
     if masked(model) and _mask(model) is None:
-        found = "it fills masks, and its tokenizer has no mask token"
-        raise PassError(f"Steering what {model.name} says", found, "Load it with the tokenizer that has one.")
+        reason = "it fills masks, and its tokenizer has no mask token"
+        raise PassError(f"Steering what {model.name} says", reason, "Load it with the tokenizer that has one.")
 
 
 def _mask(model: Model) -> int | None:
@@ -64,8 +64,8 @@ def prompts_of(model: Model, prompts: Texts, targets: tuple[int, ...] = ()) -> t
 def _masked_row(model: Model, number: int, ids: Sequence[int]) -> int:
     places = [place for place, one in enumerate(ids) if one == _mask(model)]
     if len(places) != 1:
-        found = f"it has {len(places)} mask tokens, and {model.name} is asked for one"
-        raise TextError(f"Prompt {number}", found, f"Put one {model.tokenizer.mask_token} where the answer goes.")  # type: ignore[union-attr]
+        reason = f"it has {len(places)} mask tokens, and {model.name} is asked for one"
+        raise TextError(f"Prompt {number}", reason, f"Put one {model.tokenizer.mask_token} where the answer goes.")  # type: ignore[union-attr]
     return places[0]
 
 
@@ -99,8 +99,8 @@ def plain_texts_of(model: Model, texts: Texts) -> list[Question]:
         ]
     for number, question in enumerate(asked):
         if not question.rows:
-            found = "it is one token long, and there is nothing to foretell"
-            raise TextError(f"Text {number} for the perplexity", found, "Give a longer one.")
+            reason = "it is one token long, and there is nothing to foretell"
+            raise TextError(f"Text {number} for the perplexity", reason, "Give a longer one.")
     return asked
 
 

@@ -148,8 +148,8 @@ def check_room(model: Model, prompts: Sequence[Question], new_tokens: int) -> No
         )
     longest, window = max(len(question.ids) for question in prompts), model.encoder.window
     if window and prompts[0].aim is None and longest + new_tokens > window:
-        found = f"with the longest prompt's that is {longest + new_tokens:,}, and {model.name} takes {window:,}"
-        raise TextError(f"{new_tokens:,} new tokens", found, "Ask for fewer, or give shorter prompts.")
+        reason = f"with the longest prompt's that is {longest + new_tokens:,}, and {model.name} takes {window:,}"
+        raise TextError(f"{new_tokens:,} new tokens", reason, "Ask for fewer, or give shorter prompts.")
 
 
 def written(model: Model, prompts: Sequence[Question], new_tokens: int, doing: Steering | None) -> list[list[str]]:

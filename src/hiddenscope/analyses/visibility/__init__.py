@@ -84,6 +84,6 @@ def _fits(axes: Axes, measure: Measure) -> None:
     size = targets * len(axes.sites) * axes.tokens * 8 * (6 if measure.probes else 3)
     free = free_memory()
     if size > SHARE_OF_FREE_MEMORY * free:
-        asked = f"A map of {len(axes.sites)} sites and {axes.tokens:,} tokens, each with each"
-        found = f"that takes {size / 2**30:,.1f} GiB, and {free / 2**30:,.1f} GiB of memory are free"
-        raise TooLarge(asked, found, "Choose fewer sites, such as sites='layer.0,layer.-1', or a shorter text.")
+        problem = f"A map of {len(axes.sites)} sites and {axes.tokens:,} tokens, each with each"
+        reason = f"that takes {size / 2**30:,.1f} GiB, and {free / 2**30:,.1f} GiB of memory are free"
+        raise TooLarge(problem, reason, "Choose fewer sites, such as sites='layer.0,layer.-1', or a shorter text.")

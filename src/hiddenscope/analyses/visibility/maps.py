@@ -201,5 +201,5 @@ def _finite(values: Numbers, axes: Axes) -> Numbers:
         return values
     place = np.argwhere(~np.isfinite(values))[0]
     source = f"{axes.sites[place[-2]]} at token {place[-1]}"
-    found = f"that of {source} is {values[tuple(place)]}"
-    raise NotFinite("The influence of every state", found, "Look at its states with profile(), or choose other sites.")
+    reason = f"that of {source} is {values[tuple(place)]}"
+    raise NotFinite("The influence of every state", reason, "Look at its states with profile(), or choose other sites.")

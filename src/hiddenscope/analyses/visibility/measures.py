@@ -41,14 +41,14 @@ class Measure:
             )
         if name in ("l1", "logit"):
             if probes is not None:
-                found = "it is exact with one vector a target"
-                raise StatesError(f"{probes} probes for {name}", found, "Leave `probes` out, or ask for frobenius.")
+                reason = "it is exact with one vector a target"
+                raise StatesError(f"{probes} probes for {name}", reason, "Leave `probes` out, or ask for frobenius.")
             return cls(name)
         if probes is None:
             probes = width if width <= WIDE else USUAL_PROBES
         if isinstance(probes, bool) or not isinstance(probes, int) or probes < 2:
-            found = "error bars need at least two"
-            raise StatesError(f"{str(probes)[:40]} probes", found, f"Give 2 to {width}, which is exact.")
+            reason = "error bars need at least two"
+            raise StatesError(f"{str(probes)[:40]} probes", reason, f"Give 2 to {width}, which is exact.")
         return cls(name, 0 if probes >= width else probes, seed)
 
     def count(self, width: int) -> int:

@@ -41,13 +41,13 @@ def read(model: Model, text: Texts, targets: Texts | None, target: str | int | N
     for name, some in stacks.items():
         shortest, longest = min(some.lengths), max(some.lengths)
         if shortest < longest and not causal[name]:
-            found = f"they have {shortest:,} to {longest:,} tokens, and a state here sees all of a text"
-            raise TextError("An average over texts", found, "Give texts of as many tokens.")
+            reason = f"they have {shortest:,} to {longest:,} tokens, and a state here sees all of a text"
+            raise TextError("An average over texts", reason, "Give texts of as many tokens.")
         if shortest < longest:
             notes["cut"] = f"every text to its first {shortest:,} tokens, which the shortest has"
     if sum(min(some.lengths) for some in stacks.values()) < 2:
-        found = "a text has one token, which has no other to see"
-        raise TextError("What the states of a text see", found, "Give longer texts.")
+        reason = "a text has one token, which has no other to see"
+        raise TextError("What the states of a text see", reason, "Give longer texts.")
     asked = _asked(model, stacks, target) if logits else [()] * len(encoded.ids)
     cut = {name: _cut(some) for name, some in stacks.items()}
     texts = [Text({name: some.ids[k] for name, some in cut.items()}, asked[k]) for k in range(len(encoded.ids))]
