@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import hiddenscope as hs
-from hiddenscope.views import View, pictures
+from hiddenscope.views import View, views_of
 from hiddenscope.views.figures import image
 
 FOLDER = Path(__file__).with_name("pictures")
@@ -17,15 +17,15 @@ SOME = "layer.0,layer.8,layer.16,layer.24,layer.29"
 def views() -> dict[str, tuple[View, ...]]:
     """What each picture shows, by its name."""
     model = hs.load()
-    along = pictures(hs.project(model, CITIES, method="pca"))
+    along = views_of(hs.project(model, CITIES, method="pca"))
     return {
-        "norms.png": pictures(hs.profile(model, SENTENCE))[:2],
-        "difference.png": pictures(hs.compare(model, SENTENCE, ANOTHER))[:2],
-        "lens.png": pictures(hs.lens(model, PROMPTS["clean"]))[:1],
-        "patch.png": pictures(hs.patch(model, **PROMPTS, answer=" Paris", other=" Berlin")),
-        "visibility.png": pictures(hs.visibility(model, SENTENCE))[:2],
-        "cities.png": (*pictures(hs.project(model, CITIES, sites=SOME))[:1], *along[1:2]),
-        "probe.png": pictures(hs.probe(model, "cities-incomplete"))[:1],
+        "norms.png": views_of(hs.profile(model, SENTENCE))[:2],
+        "difference.png": views_of(hs.compare(model, SENTENCE, ANOTHER))[:2],
+        "lens.png": views_of(hs.lens(model, PROMPTS["clean"]))[:1],
+        "patch.png": views_of(hs.patch(model, **PROMPTS, answer=" Paris", other=" Berlin")),
+        "visibility.png": views_of(hs.visibility(model, SENTENCE))[:2],
+        "cities.png": (*views_of(hs.project(model, CITIES, sites=SOME))[:1], *along[1:2]),
+        "probe.png": views_of(hs.probe(model, "cities-incomplete"))[:1],
     }
 
 

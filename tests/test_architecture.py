@@ -23,10 +23,11 @@ ROWS = [
     {"store", "model"},
     {"passes"},
     {"anatomy"},
+    {"trials"},
     {"loading", "hooks"},
     {"texts", "states", "sites", "results", "datasets", "measures"},
     {"files"},
-    {"errors", "progress"},
+    {"errors", "progress", "catalog"},
 ]
 VALUES = next(row for row in ROWS if "states" in row)
 ROOF = ROWS[0] | ROWS[1]  # only these may use the public names, `import hiddenscope as hs`

@@ -12,8 +12,7 @@ import hiddenscope as hs
 from hiddenscope.model.batching import Batching
 from hiddenscope.sites import Site
 from hiddenscope.testing import tiny_model, tiny_tokenizer
-from hiddenscope.views import pictures
-from hiddenscope.views.story import tell
+from hiddenscope.views import sections_of, views_of
 from hiddenscope.views.values import Grid, Lines
 
 ONE, TWO = "The cat sat on the mat.", "The cat sat in the hat."
@@ -60,8 +59,8 @@ def test_a_text_and_itself_are_the_same(tiny: Tiny, family: str) -> None:
     assert (cosine[np.isfinite(cosine)] == 1).all()
     parts = [result.facts[name] for name in ("difference", "encoder", "decoder") if name in result.facts]
     assert [part["first at"] for part in parts] == ["nowhere"] * len(parts)
-    assert pictures(result)
-    assert "They differ nowhere." in tell(result)[0].prose
+    assert views_of(result)
+    assert "They differ nowhere." in sections_of(result)[0].prose
 
 
 @pytest.mark.parametrize(("a", "b"), [(ONE, TWO), (ONE, LONGER)])
@@ -119,7 +118,7 @@ def test_insertions_are_gaps_and_the_last_of_what_is_replaced_stands_together() 
     assert columns == [(0, 0), (-1, 1), (1, 2), (2, 3), (-1, 4), (3, 5)]
     gaps = np.isnan(result.data["l2"].values)
     assert (gaps == [[False, True, False, False, True, False]]).all()
-    grid, *_ = pictures(result)
+    grid, *_ = views_of(result)
     assert isinstance(grid, Grid)
     assert grid.tokens == ("5", None, "6", "7", None, "8")
     assert grid.second == ("5", "9", "10", "7", "11", "8")
@@ -157,7 +156,7 @@ def test_both_stacks_of_an_encoder_decoder(tiny: Tiny) -> None:
     inside = np.array([[site.startswith(one) for one in stack] for site in result.data["site"].values])
     assert (np.isfinite(result.data["l2"].values) == inside).all()
     assert result.facts["decoder"]["first at"]["token"] == ["<pad>", "<pad>"]  # the same token, which sees other texts
-    assert len(tell(result)) == 2
+    assert len(sections_of(result)) == 2
 
 
 def test_a_model_that_is_not_to_be_batched_is_run_apart_and_says_its_floor() -> None:
@@ -281,7 +280,7 @@ def test_equal_states_have_no_likeness() -> None:
     result = hs.compare(states(torch.full((2, 9, 3), 0.1)), states(torch.randn(1, 9, 4), model="wider"))
     assert np.isnan(result.data["cka"].values).all()
     assert "all states of a site are equal" in result.facts["cka"]["none"]
-    (section,) = tell(result)
+    (section,) = sections_of(result)
     assert "all states of a site are equal" in section.prose
 
 
@@ -339,10 +338,10 @@ def test_models_of_two_widths_are_compared_by_cka() -> None:
     assert result.facts["cka"]["most alike"]["site"] == "layer.2"
     assert result.facts["cka"]["most alike"]["source_site"] == "layer.1"
     assert "l2" not in result.data
-    (grid,) = pictures(result)
+    (grid,) = views_of(result)
     assert isinstance(grid, Grid)
     assert grid.tokens == ("layer.0", "layer.1")
-    assert "Linear CKA over 80 tokens" in tell(result)[0].prose
+    assert "Linear CKA over 80 tokens" in sections_of(result)[0].prose
 
 
 def test_cka_does_not_move_under_rotation_and_scaling_and_chance_is_the_mean_over_pairings() -> None:
@@ -372,7 +371,7 @@ def test_facts_are_read_off_the_differences() -> None:
     b[1, 1, 0] = 1 + 6
     ends = hs.compare(*(hs.States(sites, side, states(a).tokens, hs.Source("toy")) for side in (a, b)))
     assert ends.facts["difference"]["median at the end"]["share of the drop that is the final norm"] == 1
-    assert "all of the drop is the norm's" in tell(ends)[1].prose
+    assert "all of the drop is the norm's" in sections_of(ends)[1].prose
 
 
 def test_narrow_states_are_widened_once() -> None:
@@ -416,7 +415,7 @@ def test_what_cannot_be_compared_is_said(tiny: Tiny) -> None:
 
 def test_the_views_and_files_of_a_comparison(tiny: Tiny, tmp_path: object) -> None:
     result = hs.compare(tiny("llama"), ONE, LONGER)
-    grid, length, share = pictures(result)
+    grid, length, share = views_of(result)
     assert isinstance(grid, Grid)
     assert isinstance(length, Lines)
     assert isinstance(share, Lines)

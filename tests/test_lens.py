@@ -21,8 +21,7 @@ from hiddenscope.errors import FileError, NotFinite, PassError, SiteError, State
 from hiddenscope.passes.tail import Tail
 from hiddenscope.sites import Site
 from hiddenscope.testing import build, tiny_model, tiny_tokenizer
-from hiddenscope.views import pictures
-from hiddenscope.views.story import tell
+from hiddenscope.views import sections_of, views_of
 from hiddenscope.views.values import Grid
 
 ONE, TWO = "The cat sat on the mat.", "The rest is in the cold water and the sand."
@@ -241,7 +240,7 @@ def test_of_some_layers_no_more_is_said_than_is_known(tiny: Tiny) -> None:
             assert "settled" not in found.data
             assert "settled_share" not in found.data
             assert "settled from" not in last
-        assert len(tell(found)) == 2
+        assert len(sections_of(found)) == 2
     two = hs.lens(model, TWO, sites="layer.2,final").data
     assert two["settled"].values.tolist() == np.maximum(settled, 2).tolist()
     assert two["settled_share"].values.tolist() == [float(whole.data["settled_share"].sel(site="layer.2")), 1]
@@ -570,7 +569,7 @@ def test_the_command_reads_and_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_its_pictures_and_what_is_told(tiny: Tiny, tmp_path: Path) -> None:
     result = hs.lens(tiny("llama"), ONE, target=20)
-    grid, *lines = pictures(result)
+    grid, *lines = views_of(result)
     assert isinstance(grid, Grid)
     assert [measure.name for measure in grid.measures][:3] == [
         "probability of the best word",
@@ -580,7 +579,7 @@ def test_its_pictures_and_what_is_told(tiny: Tiny, tmp_path: Path) -> None:
     assert grid.words is not None
     assert grid.words.chosen.shape == (4, result.data.sizes["token"], 5)
     assert len(lines) == 3
-    assert result.facts["last token"]["answer"].strip() in tell(result)[0].prose
+    assert result.facts["last token"]["answer"].strip() in sections_of(result)[0].prose
     for suffix in (".html", ".png", ".json", ".csv"):
         result.save(tmp_path / f"lens{suffix}")
     assert hs.Result.load(tmp_path / "lens.json").equals(result)

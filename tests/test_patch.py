@@ -17,8 +17,7 @@ from hiddenscope.cli import app
 from hiddenscope.errors import Error, ModuleError, PassError, SiteError, TextError
 from hiddenscope.linear.certainty import wilson
 from hiddenscope.testing import tiny_model, tiny_tokenizer
-from hiddenscope.views import pictures
-from hiddenscope.views.story import tell
+from hiddenscope.views import sections_of, views_of
 from hiddenscope.views.values import Grid, Lines
 
 Tiny = Callable[..., hs.Model]
@@ -513,23 +512,23 @@ def test_the_capital_moves_from_the_country_to_the_last_token(smollm2: hs.Model)
 
 def test_its_pictures_and_its_story(tiny: Tiny, tmp_path: Path) -> None:
     result = hs.patch(tiny("llama"), **GIVEN, method="both")
-    grid, lines = pictures(result)
+    grid, lines = views_of(result)
     assert isinstance(grid, Grid) and isinstance(lines, Lines)
     assert [measure.name for measure in grid.measures][:2] == ["effect", "effect as the gradient estimates it"]
     assert grid.measures[0].meaning == "diverging"
     assert (grid.second[2], grid.tokens[2]) == tuple(tiny("llama").encoder.string(ids[2]) for ids in (CLEAN, CORRUPT))
     assert [series.style for series in lines.series] == ["line", "dash"]
-    told = tell(result)
+    told = sections_of(result)
     assert "carries half or more of it from `layer.0`" in told[0].prose
     assert len(told) == 2
-    gaps, *_ = pictures(hs.patch(tiny("llama"), **{**GIVEN, "corrupt": [[*CORRUPT[:2], *CORRUPT[1:]]]}))
+    gaps, *_ = views_of(hs.patch(tiny("llama"), **{**GIVEN, "corrupt": [[*CORRUPT[:2], *CORRUPT[1:]]]}))
     assert isinstance(gaps, Grid) and None in gaps.second and "Hatched" in gaps.note
     result.save(tmp_path / "patch.json")
     assert hs.Result.load(tmp_path / "patch.json").equals(result)
     donor = hs.patch(tiny("llama"), donor=perturbed(1), data=answered(tiny("llama"), PROMPTS), window=1)
-    (windows,) = pictures(donor)
+    (windows,) = views_of(donor)
     assert isinstance(windows, Lines) and windows.series[0].band == "95% interval"
-    assert "Alone the model answers 100% of 6 prompts rightly" in tell(donor)[0].prose
+    assert "Alone the model answers 100% of 6 prompts rightly" in sections_of(donor)[0].prose
 
 
 def test_the_command(tmp_path: Path) -> None:

@@ -15,8 +15,7 @@ from hiddenscope.linear import Problems, logistic, ridge, standardised
 from hiddenscope.linear.certainty import of_errors, of_shares
 from hiddenscope.linear.mix import mix
 from hiddenscope.sites import Site
-from hiddenscope.views import pictures
-from hiddenscope.views.story import tell
+from hiddenscope.views import sections_of, views_of
 from hiddenscope.views.values import Lines
 
 Tiny = Callable[..., hs.Model]
@@ -75,7 +74,7 @@ def test_what_says_nothing_is_at_chance() -> None:
     assert (np.abs(result.data["accuracy"] - 0.5) < bound).all()
     assert (np.abs(result.data["control"] - 0.5) < bound).all()
     assert result.facts["chance"]["sites above it"] == "none"
-    assert "No site is surely better" in tell(result)[0].prose
+    assert "No site is surely better" in sections_of(result)[0].prose
 
 
 def test_rows_in_another_order_score_the_same(found: hs.Result) -> None:
@@ -110,8 +109,8 @@ def test_numbers_are_regressed() -> None:
     own = given["layer.1"].double().numpy()
     theirs.fit((own - own.mean(0)) / own.std(0), goal)
     np.testing.assert_allclose(probe.coef_ * own.std(0), theirs.coef_, rtol=1e-4)
-    assert "R²" in next(view for view in pictures(result) if isinstance(view, Lines)).y_name
-    assert "better than guessing the mean" in tell(result)[0].prose
+    assert "R²" in next(view for view in views_of(result) if isinstance(view, Lines)).y_name
+    assert "better than guessing the mean" in sections_of(result)[0].prose
 
 
 def test_the_kept_probe_is_scikit_learns_in_the_states_own_space(found: hs.Result) -> None:
@@ -183,7 +182,7 @@ def test_equal_states_are_at_chance_and_said_to_be() -> None:
     result = hs.probe(given, labels)
     assert result.data["accuracy"].values[0] == 0.5
     assert "layer.0" in result.facts["all states are equal"]
-    assert "All states are equal" in tell(result)[0].prose
+    assert "All states are equal" in sections_of(result)[0].prose
     result = hs.probe(states(torch.full((2, 80, 4), 3.3)), labels)
     assert result.facts["chance"]["sites above it"] == "none"
 
@@ -363,6 +362,6 @@ def test_which_city_comes_next_is_known_late(smollm2: hs.Model) -> None:
     assert accuracy["layer.26"] > 0.75 and accuracy["layer.0"] <= 0.55
     assert "layer.26" in result.facts["chance"]["sites above it"]
     assert result.facts["classes"] == {"Montreal": 25, "Toronto": 25}
-    lines, weights = pictures(result)
+    lines, weights = views_of(result)
     assert isinstance(lines, Lines) and isinstance(weights, Lines)
     assert [series.name for series in lines.series] == ["probe", "control labels", "largest class", "mix of all sites"]

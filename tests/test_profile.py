@@ -12,8 +12,7 @@ import torch
 import hiddenscope as hs
 from hiddenscope.sites import Site
 from hiddenscope.testing import tiny_model, tiny_tokenizer
-from hiddenscope.views import pictures
-from hiddenscope.views.story import tell
+from hiddenscope.views import sections_of, views_of
 from hiddenscope.views.values import Grid, Lines
 
 PROSE = Path(__file__).parent.parent.joinpath("LICENSE").read_text("utf-8")[1000:3400]
@@ -287,8 +286,8 @@ def test_states_without_a_spread_have_no_shape(values: torch.Tensor) -> None:
     if values.shape[1] > 1:
         expected = [1.0] * 3 if values.any() else [math.nan] * 3
         np.testing.assert_allclose(result.data["anisotropy"], expected, rtol=1e-6)
-    assert pictures(result)
-    assert tell(result)
+    assert views_of(result)
+    assert sections_of(result)
 
 
 def test_one_site_is_like_itself_and_parts_of_blocks_have_no_block_between_them() -> None:
@@ -301,7 +300,7 @@ def test_one_site_is_like_itself_and_parts_of_blocks_have_no_block_between_them(
     assert np.isnan(parts.data["added_median"].values).all()
     assert np.isfinite(parts.data["cka"].values).all()
     for result in (one, parts):
-        assert pictures(result)
+        assert views_of(result)
 
 
 def test_what_is_not_finite_is_left_out_of_what_states_share() -> None:
@@ -329,7 +328,7 @@ def test_a_profile_is_shown_and_told() -> None:
     values = torch.randn(4, 400, 16).cumsum(0)
     values[1:, ::20, 5] += 5000
     result = hs.profile(states(values, [k % 20 for k in range(400)]))
-    grid, *lines, alike = pictures(result)
+    grid, *lines, alike = views_of(result)
     assert isinstance(grid, Grid)
     assert [measure.name for measure in grid.measures][:2] == ["norm", "kurtosis over the width"]
     assert isinstance(alike, Grid)
@@ -342,15 +341,15 @@ def test_a_profile_is_shown_and_told() -> None:
         "mean cosine",
         "directions",
     ]
-    prose = " ".join(section.prose for section in tell(result))
+    prose = " ".join(section.prose for section in sections_of(result))
     assert "Massive activations: channel 5 at layer.1 to layer.3" in prose
     assert "First tokens decide how states spread" in prose
     assert "Linear CKA over 400 tokens" in prose
     assert "`final`" not in prose, "there is none"
     few = hs.profile(states(values[:, :9]))
     assert "few tokens" in few.facts
-    assert not any(isinstance(view, Grid) for view in pictures(few)[1:])
-    assert len(tell(few)) == 3
+    assert not any(isinstance(view, Grid) for view in views_of(few)[1:])
+    assert len(sections_of(few)) == 3
 
 
 @pytest.mark.parametrize("suffix", [".json", ".nc"])

@@ -24,8 +24,7 @@ from hiddenscope.errors import Error, StatesError, TextError
 from hiddenscope.measures.distances import Distances, trustworthiness
 from hiddenscope.measures.separation import separation, shuffled, silhouette
 from hiddenscope.sites import Site
-from hiddenscope.views import pictures
-from hiddenscope.views.story import tell
+from hiddenscope.views import sections_of, views_of
 from hiddenscope.views.values import Lines, Panels
 
 Tiny = Callable[..., hs.Model]
@@ -207,14 +206,14 @@ def test_models_and_datasets_side_by_side(tiny: Tiny, tmp_path: Path) -> None:
     assert result.data["silhouette"].dims == ("model", "dataset", "site")
     assert result.data.sizes["text"] == 20
     assert len(set(result.data["model"].values)) == 3
-    panels, *lines = pictures(result)
+    panels, *lines = views_of(result)
     assert isinstance(panels, Panels)
     assert len(set(panels.rows)) == 6
     assert all(isinstance(one, Lines) for one in lines)
     of_few = [k for k, row in enumerate(panels.rows) if row.endswith("few")]
     assert np.isnan(panels.points[of_few][:, :12]).all()
     assert np.isfinite(panels.points[of_few[1]][12:]).all()
-    assert len(tell(result)) == 2
+    assert len(sections_of(result)) == 2
     result.save(tmp_path / "panels.svg")
     alone = hs.project(models[0], (TEXTS[2:10], LABELS[2:10]), method="pca")
     both = result.data.sel(model=result.data["model"][0], dataset="few")
@@ -228,12 +227,12 @@ def test_a_layer_whose_states_are_all_equal_says_so() -> None:
     result = hs.project(states(values), LABELS, method="pca")
     assert result.facts["all states are equal at"] == "layer.0"
     assert np.isnan(result.data["silhouette"].values[0])
-    panels = pictures(result)[0]
+    panels = views_of(result)[0]
     assert isinstance(panels, Panels)
     assert panels.messages == ("All states are equal here", "")
-    assert "`layer.0`" in tell(result)[0].prose
+    assert "`layer.0`" in sections_of(result)[0].prose
     every = hs.project(states(values[:1]), LABELS, method="pca")
-    assert pictures(every)
+    assert views_of(every)
 
 
 def test_classes_of_one_and_one_class() -> None:
@@ -245,10 +244,10 @@ def test_classes_of_one_and_one_class() -> None:
     assert one.facts["separation"] == "there is one class only"
     assert "silhouette" not in one.data
     none = hs.project(states(values), method="pca")
-    panels = pictures(none)[0]
+    panels = views_of(none)[0]
     assert isinstance(panels, Panels)
     assert panels.labels == ()
-    assert tell(none) and tell(one)
+    assert sections_of(none) and sections_of(one)
 
 
 @pytest.mark.parametrize(
@@ -371,7 +370,7 @@ def test_the_cities_in_a_real_model(smollm2: hs.Model) -> None:
         assert late["silhouette_p"].item() <= 0.005
     assert "layer.0" not in incomplete["separation"]["apart at"]
     assert result.facts["tightness"]["smollm2"]
-    assert len(tell(result)) == 2
+    assert len(sections_of(result)) == 2
 
 
 def test_a_score_that_is_no_number_is_no_finding() -> None:

@@ -1,11 +1,21 @@
 """The public namespace is flat, whole and honest."""
 
+import ast
+import re
 import subprocess
 import sys
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
 import hiddenscope as hs
+from hiddenscope.catalog import ANALYSES, PUBLIC, Analysis
+from hiddenscope.cli import app
+from hiddenscope.views.kinds import KINDS
+
+ROOT = Path(__file__).parent.parent
 
 
 def run(program: str) -> str:
@@ -41,3 +51,36 @@ def test_anatomy_is_the_analysis_whatever_was_imported_before(steps: tuple[str, 
     same = "assert hs.anatomy.__module__ == 'hiddenscope.analyses.anatomy', hs.anatomy"
     first, second = steps
     run("; ".join(["import hiddenscope as hs", first, same, second, same, "import hiddenscope.anatomy", same]))
+
+
+def test_type_checkers_see_the_same_names() -> None:
+    tree = ast.parse(Path(hs.__file__).read_text("utf-8"))
+    imports = [node for block in tree.body if isinstance(block, ast.If) for node in block.body]
+    seen = {(node.module, alias.name) for node in imports if isinstance(node, ast.ImportFrom) for alias in node.names}
+    listed = {(f"hiddenscope.{module}", name) for name, module in PUBLIC.items()}
+    missing = [f"from {module} import {name} as {name}" for module, name in sorted(listed - seen)]
+    assert not missing, "add to hiddenscope/__init__.py:\n" + "\n".join(missing)
+    assert not seen - listed, f"not in catalog.py: {sorted(seen - listed)}"
+
+
+def by_word(analysis: Analysis) -> str:
+    return analysis.word
+
+
+@pytest.mark.parametrize("analysis", ANALYSES, ids=by_word)
+def test_an_analysis_is_one_word_everywhere(analysis: Analysis) -> None:
+    word = analysis.word
+    assert callable(getattr(hs, word))
+    assert word in get_command(app).commands  # type: ignore[attr-defined]
+    assert (find_spec(f"hiddenscope.cli.{word}") is not None) == analysis.own_command
+    assert (word in KINDS) == analysis.result
+    assert (ROOT / "docs" / f"{word}.md").is_file()
+    assert (ROOT / "tests" / f"test_{word}.py").is_file()
+
+
+@pytest.mark.parametrize("analysis", ANALYSES, ids=by_word)
+def test_the_docs_and_the_readme_name_every_analysis(analysis: Analysis) -> None:
+    index, readme = ((ROOT / page).read_text("utf-8") for page in ("docs/index.md", "README.md"))
+    assert f"| [{analysis.word}]({analysis.word}.md) | {analysis.question} |" in index
+    assert re.search(rf"\bhs\.{analysis.word}\b", readme)
+    assert f"](docs/{analysis.word}.md)" in readme

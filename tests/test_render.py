@@ -14,10 +14,9 @@ import xarray
 import hiddenscope as hs
 from hiddenscope.errors import FileError, StatesError
 from hiddenscope.testing import tiny_model, tiny_tokenizer
-from hiddenscope.views import Grid, Lines, pictures
+from hiddenscope.views import Grid, Lines, sections_of, views_of
 from hiddenscope.views.page import frame
 from hiddenscope.views.render import page
-from hiddenscope.views.story import tell
 
 SITES = ["layer.0", "layer.1", "final"]
 STARTS = {".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF-", ".html": b"<!doctype html>"}
@@ -109,7 +108,7 @@ def test_show_says_where_the_page_is_when_there_is_no_browser(tmp_path: Path) ->
 def test_variables_over_sites_and_tokens_are_measures_of_one_grid() -> None:
     look = {"long_name": "difference", "units": "logits", "meaning": "diverging", "scale": "log"}
     cells = np.arange(6.0).reshape(2, 3)
-    (grid,) = pictures(result(a=(("token", "site"), cells, look), b=(("site", "token"), cells.T > 2)))
+    (grid,) = views_of(result(a=(("token", "site"), cells, look), b=(("site", "token"), cells.T > 2)))
     assert isinstance(grid, Grid)
     first, second = grid.measures
     assert (first.name, first.unit, first.meaning, first.scale) == ("difference", "logits", "diverging", "log")
@@ -122,16 +121,16 @@ def test_variables_over_sites_and_tokens_are_measures_of_one_grid() -> None:
 
 def test_a_map_shows_what_a_cell_sees() -> None:
     shown = result(influence=(("site", "token", "source_site", "source_token"), np.ones((3, 2, 3, 2))))
-    (grid,) = pictures(hs.Result("see", shown.data.assign_coords(source_site=SITES), {}, {}))
+    (grid,) = views_of(hs.Result("see", shown.data.assign_coords(source_site=SITES), {}, {}))
     assert isinstance(grid, Grid)
     assert grid.measures[0].influence is not None
     with pytest.raises(StatesError, match="influence has site, token, source_site, source_token"):
-        pictures(hs.Result("see", shown.data.isel(source_site=[0]), {}, {}))
+        views_of(hs.Result("see", shown.data.isel(source_site=[0]), {}, {}))
 
 
 def test_words_over_ranks_stand_in_the_cells() -> None:
     words = np.full((3, 2, 2), " Paris", dtype=object)
-    (grid,) = pictures(
+    (grid,) = views_of(
         result(word=(("site", "token", "rank"), words), p=(("site", "token", "rank"), np.full((3, 2, 2), 0.25)))
     )
     assert isinstance(grid, Grid)
@@ -141,7 +140,7 @@ def test_words_over_ranks_stand_in_the_cells() -> None:
 
 
 def test_series_share_axes_only_with_their_like() -> None:
-    shown = pictures(
+    shown = views_of(
         result(
             a=("site", [1.0, 2, 3], {"units": "L2"}),
             b=("site", [1, 2, 3], {"units": "L2"}),
@@ -157,7 +156,7 @@ def test_series_share_axes_only_with_their_like() -> None:
 
 def test_long_texts_are_cut_and_it_is_said() -> None:
     data = xarray.Dataset({"x": (("site", "token"), np.ones((1, 5_000)))}, {"site": ["final"]})
-    (grid,) = pictures(hs.Result("long", data, {}, {}))
+    (grid,) = views_of(hs.Result("long", data, {}, {}))
     assert isinstance(grid, Grid)
     assert len(grid.tokens) == 4_096
     assert grid.note == "The first 4,096 of 5,000 tokens."
@@ -172,20 +171,20 @@ def test_what_cannot_be_drawn_is_said_and_still_printed(tmp_path: Path) -> None:
 
 
 def test_the_raw_last_layer_stands_out_of_the_anatomy(model: hs.Model) -> None:
-    (lines,) = pictures(hs.anatomy(model))
+    (lines,) = views_of(hs.anatomy(model))
     assert isinstance(lines, Lines)
     proved, raw = lines.series
     assert np.nansum(proved.y) == 0
     assert np.isfinite(raw.y).nonzero()[0].tolist() == [lines.x.index("layer.3")]
     assert "layer.3 is raw, and hidden_states[3] is normed" in lines.note
-    (bert,) = pictures(hs.anatomy(hs.load((tiny_model("bert"), None))))
+    (bert,) = views_of(hs.anatomy(hs.load((tiny_model("bert"), None))))
     assert isinstance(bert, Lines)
     assert len(bert.series) == 1
 
 
 def test_a_profile_is_a_grid_and_lines(model: hs.Model) -> None:
     texts = ["The cat sat.", "A dog in the house"]
-    grid, lines, *more = pictures(hs.profile(model, texts))
+    grid, lines, *more = views_of(hs.profile(model, texts))
     assert isinstance(grid, Grid)
     assert isinstance(lines, Lines)
     assert all(isinstance(one, Lines) for one in more), "too few tokens for a map of all pairs of layers"
@@ -193,13 +192,13 @@ def test_a_profile_is_a_grid_and_lines(model: hs.Model) -> None:
     assert sorted(set(grid.text_of)) == [0, 1]
     assert [one.name for one in lines.series] == ["first token", "other tokens, median"]
     assert lines.series[1].band == "middle half"
-    assert len(pictures(hs.profile(model.capture("The", "layer.*")))) >= 2
+    assert len(views_of(hs.profile(model.capture("The", "layer.*")))) >= 2
 
 
 def test_two_stacks_stand_in_one_grid_and_their_lines_do_not_meet() -> None:
     module = tiny_model("t5")
     module.config.decoder_start_token_id = 0
-    grid, lines, *more = pictures(hs.profile(hs.load((module, tiny_tokenizer())), "The cat sat."))
+    grid, lines, *more = views_of(hs.profile(hs.load((module, tiny_tokenizer())), "The cat sat."))
     assert isinstance(grid, Grid)
     assert isinstance(lines, Lines)
     assert grid.texts[0] == "The cat sat."
@@ -215,7 +214,7 @@ def test_a_story_reads_its_numbers_off_the_results(model: hs.Model, tmp_path: Pa
     proof, norms = hs.anatomy(model), hs.profile(model, "The cat sat.")
     hs.story([proof, norms, result()], tmp_path / "story.html", opening="Once `upon` <a> time.", closing="- The end")
     told = (tmp_path / "story.html").read_text("utf-8")
-    assert told.count("<section data-view=") == 1 + len(pictures(norms)) + 1
+    assert told.count("<section data-view=") == 1 + len(views_of(norms)) + 1
     assert "<p>Once <code>upon</code> &lt;a&gt; time.</p>" in told
     assert "“The cat sat.”" in told
     assert f"a median norm of about {norms.facts['norm']['first token']:,.0f}" in told
@@ -250,7 +249,7 @@ def test_texts_and_tokens_in_a_story_stay_words(kind: str, tmp_path: Path) -> No
     hs.story([found], tmp_path / "story.html")
     told = re.findall(r'<div class="prose">(.*?)</div>', (tmp_path / "story.html").read_text("utf-8"), re.DOTALL)
     assert sum(prose.count(r"“’x’\n\n# H\n\n- y") for prose in told) >= 2, "it is there, on one line"
-    assert re.findall("<h2>(.*?)</h2>", "".join(told)) == [section.title for section in tell(found)]
+    assert re.findall("<h2>(.*?)</h2>", "".join(told)) == [section.title for section in sections_of(found)]
     assert "<li>" not in "".join(told)
     assert all(re.fullmatch(r"layer\.\d+|final", code) for code in re.findall("<code>(.*?)</code>", "".join(told)))
 
@@ -261,7 +260,7 @@ def test_a_large_first_token_is_remarked_on() -> None:
     coords = {"site": SITES, "string": ("token", ["a"])}
     columns = {f"norm_{name}": ("site", [1.0, 1, 1]) for name in ("first", "median", "low", "high")}
     data = xarray.Dataset({"norm": (("site", "token"), np.ones((3, 1))), **columns}, coords)
-    grid, lines = tell(hs.Result("profile", data, {"texts": 1, "norm": facts | drops}, {}))
+    grid, lines = sections_of(hs.Result("profile", data, {"texts": 1, "norm": facts | drops}, {}))
     assert "median norm of about 300 and the others of about 3: 100.0 times as much" in grid.prose
     assert "the first token from 90 to 4 and the other tokens from 9 to 5" in grid.prose
     assert "sees hardly anything else" in lines.prose

@@ -14,7 +14,7 @@ from hiddenscope.errors import NotFinite, SiteError, StatesError, TextError
 from hiddenscope.sites import Site
 from hiddenscope.vectors import nearest, shelf
 from hiddenscope.vectors.nearest import Nearest
-from hiddenscope.views.kinds.search import pictures
+from hiddenscope.views.kinds.search import views
 
 TEXTS = ["The cat sat on the mat.", "A dog", "There is nothing in the house.", "The end.", "A dog", "Where is it?"]
 
@@ -227,8 +227,8 @@ def test_it_is_shown_and_kept(tiny: Callable[..., hs.Model], queries: int, tmp_p
     for suffix in ("html", "csv"):
         found.save(tmp_path / f"found.{suffix}")
     assert (tmp_path / "found.html").stat().st_size > 10_000
-    assert [type(view).__name__ for view in pictures(found)] == ["Grid", "Lines"]
-    assert next(pictures(found)).title.startswith("Nearest to")
+    assert [type(view).__name__ for view in views(found)] == ["Grid", "Lines"]
+    assert next(views(found)).title.startswith("Nearest to")
     found.save(tmp_path / "found.json")
     assert hs.Result.load(tmp_path / "found.json").equals(found)
     hs.search(ONE, ONE[:queries], 2).save(tmp_path / "numbers.png")

@@ -17,8 +17,7 @@ from hiddenscope.cli import app
 from hiddenscope.errors import Error, NotFinite, PassError, SiteError, StatesError, TextError
 from hiddenscope.results import in_words
 from hiddenscope.testing import tiny_model, tiny_tokenizer
-from hiddenscope.views import pictures
-from hiddenscope.views.story import tell
+from hiddenscope.views import sections_of, views_of
 from hiddenscope.views.values import Grid, Lines
 
 Tiny = Callable[..., hs.Model]
@@ -455,7 +454,7 @@ def test_nothing_is_left_on_the_module(tiny: Tiny, hanging: Callable[..., Any]) 
 def test_it_is_shown_and_told(tiny: Tiny) -> None:
     model = tiny("llama")
     result = steered(model, strengths=[-0.5, 0, 0.5], new_tokens=3)
-    grid, *rest = pictures(result)
+    grid, *rest = views_of(result)
     assert isinstance(grid, Grid)
     assert grid.tokens == ("-0.5", "0", "+0.5")
     assert grid.sites == ("layer.1", "layer.2", "layer.3")
@@ -464,7 +463,7 @@ def test_it_is_shown_and_told(tiny: Tiny) -> None:
     assert [one.meaning for one in grid.measures] == ["diverging"] * 2 + ["sequential"] * 3
     np.testing.assert_allclose(grid.measures[-1].numbers, 1 + result.data["perplexity_change"], rtol=1e-5)
     assert [view.x_name for view in rest if isinstance(view, Lines)] == ["strength", "strength", "site", "site"]
-    best, sections = result.facts["best"], tell(result)
+    best, sections = result.facts["best"], sections_of(result)
     told = " ".join(section.prose for section in sections)
     assert f"{best['perplexity change']:+.1%}" in told
     here = result.data.sel(site=best["site"], strength=best["strength"])
@@ -474,13 +473,13 @@ def test_it_is_shown_and_told(tiny: Tiny) -> None:
 
 def test_ablation_is_shown_along_the_sites(tiny: Tiny) -> None:
     result = steered(tiny("llama"), how="ablate")
-    views = pictures(result)
+    views = views_of(result)
     assert [type(view) for view in views] == [Lines, Lines]
     assert isinstance(views[1], Lines)
     np.testing.assert_allclose(views[1].series[0].y, result.data["perplexity"][:, 0], rtol=1e-6)
-    assert [section.title for section in tell(result)] == ["What the model says, steered"]
+    assert [section.title for section in sections_of(result)] == ["What the model says, steered"]
     broken = steered(tiny("llama"), strengths=[1e4, 2e4])
-    assert "none" in tell(broken)[0].prose
+    assert "none" in sections_of(broken)[0].prose
 
 
 @pytest.fixture

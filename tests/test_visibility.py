@@ -18,8 +18,8 @@ from hiddenscope.passes import Batch, record
 from hiddenscope.passes.jacobian import tape
 from hiddenscope.sites import Site
 from hiddenscope.testing import tiny_model, tiny_tokenizer
+from hiddenscope.views import views_of
 from hiddenscope.views.kinds import visibility as visibility_kind
-from hiddenscope.views.pictures import pictures
 from hiddenscope.views.values import Grid, Lines
 
 pytestmark = pytest.mark.filterwarnings(
@@ -407,7 +407,7 @@ def folder(tmp_path: Path) -> Path:
 def test_the_pictures_hold_both_quadrants_of_every_state(tiny: Tiny, measure: Any) -> None:
     for family, targets in (("llama", None), ("t5", [[3, 9, 4]])):
         result = hs.visibility(tiny(family), IDS, measure=measure, targets=targets)
-        grid, *lines = pictures(result)
+        grid, *lines = views_of(result)
         assert isinstance(grid, Grid)
         influence = grid.measures[0].influence
         assert influence is not None
@@ -424,7 +424,7 @@ def test_the_pictures_hold_both_quadrants_of_every_state(tiny: Tiny, measure: An
             np.testing.assert_array_equal(grid.measures[0].numbers, seen[-1])
         assert lines
         assert all(isinstance(view, Lines) for view in lines)
-        assert len(list(visibility_kind.tell(result))) == 2
+        assert len(list(visibility_kind.sections(result))) == 2
 
 
 def test_the_command_prints_the_findings_and_keeps_the_map(tmp_path: Path) -> None:

@@ -7,7 +7,8 @@
     hs.anatomy(model)
     hs.profile(model, "The capital of France is Paris.").show()
 
-The names are imported when they are first used, so that `import hiddenscope` loads no torch.
+The names come from the lists in `catalog`. Each is imported when it is first used, so that `import hiddenscope` loads
+no torch.
 """
 
 import sys
@@ -15,119 +16,57 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from hiddenscope import errors
+from hiddenscope import errors as errors
+from hiddenscope.catalog import ANALYSIS, PUBLIC
 
-if TYPE_CHECKING:
-    from hiddenscope.analyses.anatomy import anatomy
-    from hiddenscope.analyses.cluster import cluster
-    from hiddenscope.analyses.compare import compare
-    from hiddenscope.analyses.embed import embed
-    from hiddenscope.analyses.lens import lens
-    from hiddenscope.analyses.lens.fitted import Lens
-    from hiddenscope.analyses.patch import patch
-    from hiddenscope.analyses.probe import probe
-    from hiddenscope.analyses.profile import profile
-    from hiddenscope.analyses.project import project
-    from hiddenscope.analyses.search import search
-    from hiddenscope.analyses.steer import steer
-    from hiddenscope.analyses.visibility import visibility
-    from hiddenscope.linear.probe import Probe
-    from hiddenscope.model import Model, load
-    from hiddenscope.passes.changes import Add, Project, Replace, Scale
-    from hiddenscope.passes.edit import edit, editing
-    from hiddenscope.passes.record import Pass, record
-    from hiddenscope.passes.recording import recording
-    from hiddenscope.passes.resume import resume
-    from hiddenscope.results import Result
-    from hiddenscope.sites import Site
-    from hiddenscope.states import Pair, Source, States, Tokens
-    from hiddenscope.views.story import story
+if TYPE_CHECKING:  # the same names for type checkers; tests/test_public.py prints what is missing here
+    from hiddenscope.analyses.anatomy import anatomy as anatomy
+    from hiddenscope.analyses.cluster import cluster as cluster
+    from hiddenscope.analyses.compare import compare as compare
+    from hiddenscope.analyses.embed import embed as embed
+    from hiddenscope.analyses.lens import lens as lens
+    from hiddenscope.analyses.lens.fitted import Lens as Lens
+    from hiddenscope.analyses.patch import patch as patch
+    from hiddenscope.analyses.probe import probe as probe
+    from hiddenscope.analyses.profile import profile as profile
+    from hiddenscope.analyses.project import project as project
+    from hiddenscope.analyses.search import search as search
+    from hiddenscope.analyses.steer import steer as steer
+    from hiddenscope.analyses.visibility import visibility as visibility
+    from hiddenscope.linear.probe import Probe as Probe
+    from hiddenscope.model import Model as Model
+    from hiddenscope.model import load as load
+    from hiddenscope.passes.changes import Add as Add
+    from hiddenscope.passes.changes import Project as Project
+    from hiddenscope.passes.changes import Replace as Replace
+    from hiddenscope.passes.changes import Scale as Scale
+    from hiddenscope.passes.edit import edit as edit
+    from hiddenscope.passes.edit import editing as editing
+    from hiddenscope.passes.record import Pass as Pass
+    from hiddenscope.passes.record import record as record
+    from hiddenscope.passes.recording import recording as recording
+    from hiddenscope.passes.resume import resume as resume
+    from hiddenscope.results import Result as Result
+    from hiddenscope.sites import Site as Site
+    from hiddenscope.states import Pair as Pair
+    from hiddenscope.states import Source as Source
+    from hiddenscope.states import States as States
+    from hiddenscope.states import Tokens as Tokens
+    from hiddenscope.views.story import story as story
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "Add",
-    "Lens",
-    "Model",
-    "Pair",
-    "Pass",
-    "Probe",
-    "Project",
-    "Replace",
-    "Result",
-    "Scale",
-    "Site",
-    "Source",
-    "States",
-    "Tokens",
-    "__version__",
-    "anatomy",
-    "cluster",
-    "compare",
-    "edit",
-    "editing",
-    "embed",
-    "errors",
-    "lens",
-    "load",
-    "patch",
-    "probe",
-    "profile",
-    "project",
-    "record",
-    "recording",
-    "resume",
-    "search",
-    "steer",
-    "story",
-    "visibility",
-]
-
-_ROOMS = {
-    "Add": "passes",
-    "Lens": "analyses.lens.fitted",
-    "Model": "model",
-    "Pair": "states",
-    "Pass": "passes",
-    "Probe": "linear.probe",
-    "Project": "passes",
-    "Replace": "passes",
-    "Result": "results",
-    "Scale": "passes",
-    "Site": "sites",
-    "Source": "states",
-    "States": "states",
-    "Tokens": "states",
-    "anatomy": "analyses.anatomy",
-    "cluster": "analyses.cluster",
-    "compare": "analyses.compare",
-    "edit": "passes",
-    "editing": "passes",
-    "embed": "analyses.embed",
-    "lens": "analyses.lens",
-    "load": "model",
-    "patch": "analyses.patch",
-    "probe": "analyses.probe",
-    "profile": "analyses.profile",
-    "project": "analyses.project",
-    "record": "passes",
-    "recording": "passes",
-    "resume": "passes",
-    "search": "analyses.search",
-    "steer": "analyses.steer",
-    "story": "views.story",
-    "visibility": "analyses.visibility",
-}
+__all__ = sorted([*PUBLIC, "__version__", "errors"])
 
 
 class _Public(ModuleType):
-    """This module, in which a public name is never taken by the room of the same name.
+    """This module, in which a public name is never taken by the subpackage of the same name.
 
-    Importing `hiddenscope.anatomy` makes Python bind the room here as `anatomy`, where users expect the function.
+    Importing `hiddenscope.anatomy` makes Python bind the subpackage here as `anatomy`, where users expect the function.
     """
 
     def __setattr__(self, name: str, value: object) -> None:
-        if not (name in _ROOMS and isinstance(value, ModuleType)):
+        if not (name in PUBLIC and isinstance(value, ModuleType)):
             super().__setattr__(name, value)
 
 
@@ -136,14 +75,14 @@ sys.modules[__name__].__class__ = _Public
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
-        if name not in _ROOMS:
+        if name not in PUBLIC:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        if name == "Result" or _ROOMS[name].startswith("analyses."):
+        if name == "Result" or name in ANALYSIS:
             import_module(f"{__name__}.views")  # so that a result finds its pages and figures
-        value = getattr(import_module(f"{__name__}.{_ROOMS[name]}"), name)
+        value = getattr(import_module(f"{__name__}.{PUBLIC[name]}"), name)
         globals()[name] = value
         return value
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return __all__

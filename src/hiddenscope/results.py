@@ -2,8 +2,8 @@
 
 >>> import xarray
 >>> norms = xarray.Dataset({"norm": ("site", [1.0, 2.5])}, {"site": ["layer.0", "layer.1"]})
->>> print(Result("profile", norms, {"largest": 2.5, "at": "layer.1"}, {"model": "toy"}).summary())
-profile of toy
+>>> print(Result("sizes", norms, {"largest": 2.5, "at": "layer.1"}, {"model": "toy"}).summary())
+sizes of toy
   largest  2.5
   at       layer.1
 """
@@ -15,7 +15,7 @@ import os
 import re
 import tempfile
 import webbrowser
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -39,6 +39,9 @@ RENDERERS: dict[str, Renderer] = {}
 
 DISPLAYS: dict[str, Callable[["Result"], str]] = {}
 """How to show a result in a notebook, by media type; the views put `text/html` and `image/png` (as base64) here."""
+
+FINDINGS: dict[str, Callable[["Result"], Iterable[str]]] = {}
+"""What a person should read of a result, in plain sentences, by its kind; the views put their kinds here."""
 
 _FORMAT = "hiddenscope.result/1"
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -90,8 +93,10 @@ class Result:
         return self.summary()
 
     def summary(self) -> str:
-        """The facts as a person reads them, safe on a terminal."""
-        return "\n".join([self.title, *_lines(self.facts, "  ")])
+        """What a person should read: the findings in sentences, or else the facts line by line. Safe on a terminal."""
+        findings = FINDINGS.get(self.kind)
+        lines = _lines(self.facts, "  ") if findings is None else (f"  {_safe(line)}" for line in findings(self))
+        return "\n".join([self.title, *lines])
 
     def equals(self, other: "Result") -> bool:
         """Whether everything is the same: kind, facts, source, and the data with its dtypes and attributes."""

@@ -6,28 +6,14 @@ drift, 2 when it could not do what was asked, and 130 when it was interrupted.
 
 import io
 import sys
+from importlib import import_module
 from typing import Annotated
 
 import typer
 
 import hiddenscope as hs
-from hiddenscope.cli import (
-    anatomy,
-    capture,
-    cluster,
-    compare,
-    demo,
-    embed,
-    lens,
-    models,
-    patch,
-    probe,
-    profile,
-    project,
-    search,
-    steer,
-    visibility,
-)
+from hiddenscope.catalog import ANALYSES
+from hiddenscope.cli import capture, demo, models
 
 app = typer.Typer(
     name="hiddenscope",
@@ -40,19 +26,8 @@ app = typer.Typer(
 
 COMMANDS = (
     demo.demo,
-    anatomy.anatomy,
     capture.capture,
-    profile.profile,
-    project.project,
-    probe.probe,
-    compare.compare,
-    lens.lens,
-    patch.patch,
-    steer.steer,
-    visibility.visibility,
-    embed.embed,
-    search.search,
-    cluster.cluster,
+    *(getattr(import_module(f"{__name__}.{analysis.word}"), analysis.word) for analysis in ANALYSES),
     models.models,
 )
 for _command in COMMANDS:

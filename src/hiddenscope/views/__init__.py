@@ -1,8 +1,8 @@
 """Pictures of results: grid, panels and lines, drawn from one payload in every place that shows them."""
 
 from hiddenscope.views import render
+from hiddenscope.views.kinds import sections_of, views_of
 from hiddenscope.views.payload import pack, unpack
-from hiddenscope.views.pictures import pictures
 from hiddenscope.views.values import Grid, Lines, Measure, Panels, Series, View, Words
 
 __all__ = [
@@ -14,7 +14,8 @@ __all__ = [
     "View",
     "Words",
     "pack",
-    "pictures",
     "render",
+    "sections_of",
     "unpack",
+    "views_of",
 ]

@@ -6,10 +6,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hiddenscope.results import DISPLAYS, RENDERERS, Result, in_words
+from hiddenscope.results import DISPLAYS, FINDINGS, RENDERERS, Result, in_words
 from hiddenscope.views.figures import Format, image
+from hiddenscope.views.kinds import KINDS, views_of
 from hiddenscope.views.page import document, frame
-from hiddenscope.views.pictures import pictures
 
 NOTEBOOK_DPI = 130
 HEIGHT = 620  # of a notebook's output, until the page has said how high it is
@@ -17,15 +17,20 @@ MADE_BY = ("model", "revision", "weights", "dtype", "device", "attention", "vers
 
 
 def page(result: Result) -> str:
-    """A result as one page: its pictures, its facts, and where it comes from."""
-    views = pictures(result)
+    """A result as one page: its views, its findings, and where it comes from."""
+    views = views_of(result)
     title = f"{result.title[:1].upper()}{result.title[1:]}"
     return document(views, title, [*[""] * len(views), _told(result)])
 
 
 def _told(result: Result) -> str:
-    parts = {"Facts": result.facts, "Where it comes from": {key: result.source.get(key) for key in MADE_BY}}
-    return "\n\n".join(f"# {name}\n\n" + "\n".join(lines) for name, facts in parts.items() if (lines := _items(facts)))
+    findings = FINDINGS.get(result.kind)
+    parts = {
+        "Findings": [f"- {sentence}".replace("\n", " ") for sentence in findings(result)] if findings else [],
+        "Facts": [] if findings else _items(result.facts),
+        "Where it comes from": _items({key: result.source.get(key) for key in MADE_BY}),
+    }
+    return "\n\n".join(f"# {name}\n\n" + "\n".join(lines) for name, lines in parts.items() if lines)
 
 
 def _items(facts: Mapping[str, Any]) -> list[str]:
@@ -44,7 +49,7 @@ def _save_page(result: Result, path: Path) -> None:
 
 
 def _save_figure(suffix: Format, result: Result, path: Path) -> None:
-    path.write_bytes(image(pictures(result), suffix))
+    path.write_bytes(image(views_of(result), suffix))
 
 
 def _framed(result: Result) -> str:
@@ -52,11 +57,12 @@ def _framed(result: Result) -> str:
 
 
 def _figure(result: Result) -> str:
-    return base64.b64encode(image(pictures(result), ".png", dpi=NOTEBOOK_DPI)).decode("ascii")
+    return base64.b64encode(image(views_of(result), ".png", dpi=NOTEBOOK_DPI)).decode("ascii")
 
 
 RENDERERS[".html"] = _save_page
 for _suffix in (".png", ".svg", ".pdf"):
     RENDERERS[_suffix] = partial(_save_figure, _suffix)
+FINDINGS.update({word: kind.findings for word, kind in KINDS.items() if kind.findings})
 DISPLAYS["text/html"] = _framed
 DISPLAYS["image/png"] = _figure

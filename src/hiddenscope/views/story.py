@@ -10,10 +10,9 @@ from pathlib import Path
 from hiddenscope.errors import FileError
 from hiddenscope.files import replacing
 from hiddenscope.results import Result
-from hiddenscope.views.kinds import KINDS
+from hiddenscope.views.kinds import sections_of
 from hiddenscope.views.page import document
-from hiddenscope.views.pictures import pictures
-from hiddenscope.views.values import Section, View
+from hiddenscope.views.values import View
 
 
 def story(
@@ -43,13 +42,7 @@ def page(results: Sequence[Result], title: str, opening: str, closing: str) -> s
     """The page itself, as HTML."""
     prose: list[str] = []
     views: list[View] = []
-    for section in (section for result in results for section in tell(result)):
+    for section in (section for result in results for section in sections_of(result)):
         prose += [f"# {section.title}\n\n{section.prose}", *[""] * (len(section.views) - 1)]
         views += section.views
     return document(views, title, [f"{opening}\n\n{prose[0]}" if prose else opening, *prose[1:], closing])
-
-
-def tell(result: Result) -> list[Section]:
-    """The sections of one result; a kind that has nothing to tell shows its views and no more."""
-    told = KINDS[result.kind].tell if result.kind in KINDS else None
-    return list(told(result)) if told else [Section(result.title.capitalize(), "", pictures(result))]

@@ -1,45 +1,84 @@
-"""Kinds of results: one module for each, which says what it looks like and what there is to tell.
+"""Kinds of results: one module for each, which gives the views of a result, its findings and the sections of a page.
 
-`pictures` gives the views of a result, the one to look at first in front; `tell` gives the sections of a story.
+`kinds/<word>.py` has three functions of a result, of which the last two may be missing:
+
+views      the views of a result, the one to look at first in front
+findings   what a person should read, as plain sentences: on a terminal, in a notebook and on a page
+sections   the same as a story: parts of a page, each with a title, a few paragraphs and its views
+
+A result of any other kind is shown by the dimensions of its data.
+
+>>> import xarray
+>>> norms = xarray.Dataset({"norm": ("site", [1.0, 2.5])}, {"site": ["layer.0", "layer.1"]})
+>>> views_of(Result("sizes", norms, {}, {"model": "toy"}))[0].series[0].name
+'norm'
 """
 
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from itertools import groupby
+from typing import TYPE_CHECKING
 
+from hiddenscope.catalog import ANALYSES
+from hiddenscope.errors import StatesError
 from hiddenscope.results import Result
-from hiddenscope.views.kinds import (
-    anatomy,
-    cluster,
-    compare,
-    lens,
-    patch,
-    probe,
-    profile,
-    project,
-    search,
-    steer,
-    visibility,
-)
+from hiddenscope.views.drawing import CELLS, grid_of, has, is_map, lines_of, numeric
 from hiddenscope.views.values import Section, View
 
-
-class Kind(NamedTuple):
-    """How results of one kind are shown, and how they are told where there is more to say than their views show."""
-
-    pictures: Callable[[Result], Iterator[View]]
-    tell: Callable[[Result], Iterator[Section]] | None = None
+if TYPE_CHECKING:
+    import xarray
 
 
-KINDS = {
-    "anatomy": Kind(anatomy.pictures, anatomy.tell),
-    "cluster": Kind(cluster.pictures, cluster.tell),
-    "compare": Kind(compare.pictures, compare.tell),
-    "lens": Kind(lens.pictures, lens.tell),
-    "patch": Kind(patch.pictures, patch.tell),
-    "probe": Kind(probe.pictures, probe.tell),
-    "profile": Kind(profile.pictures, profile.tell),
-    "project": Kind(project.pictures, project.tell),
-    "search": Kind(search.pictures, search.tell),
-    "steer": Kind(steer.pictures, steer.tell),
-    "visibility": Kind(visibility.pictures, visibility.tell),
-}
+@dataclass(frozen=True)
+class Kind:
+    """How results of one kind are shown and described."""
+
+    views: Callable[[Result], Iterable[View]]
+    findings: Callable[[Result], Iterable[str]] | None = None
+    sections: Callable[[Result], Iterable[Section]] | None = None
+
+
+def _kind(word: str) -> Kind:
+    module = import_module(f"{__name__}.{word}")
+    return Kind(module.views, getattr(module, "findings", None), getattr(module, "sections", None))
+
+
+KINDS = {analysis.word: _kind(analysis.word) for analysis in ANALYSES if analysis.result}
+
+
+def views_of(result: Result) -> tuple[View, ...]:
+    """The views of a result, the one to look at first in front.
+
+    Where its kind is not in `KINDS`, the dimensions decide. A variable over site and token is a measure of the grid;
+    one that also has source_site and source_token shows which states influence a state; one over site alone is a line.
+    Names and looks are in the variable's attributes: `long_name`, `units`, `meaning` ("diverging" where zero is the
+    middle) and `scale` ("log").
+    """
+    views = tuple((KINDS[result.kind].views if result.kind in KINDS else _by_dimensions)(result))
+    if not views:
+        dimensions = "; ".join(f"{name} has {', '.join(map(str, v.dims))}" for name, v in result.data.items())
+        remedy = "Draw its data with matplotlib, or save it as .csv, .json or .nc."
+        raise StatesError(f"A picture of the {result.title}", dimensions or "it has no data", remedy)
+    return views
+
+
+def sections_of(result: Result) -> list[Section]:
+    """The sections of a result; a kind that has none shows its views and no more."""
+    sections = KINDS[result.kind].sections if result.kind in KINDS else None
+    return list(sections(result)) if sections else [Section(result.title.capitalize(), "", views_of(result))]
+
+
+def _by_dimensions(result: Result) -> Iterator[View]:
+    grid = grid_of(result, [name for name, v in result.data.items() if has(v, CELLS) or is_map(result, v)])
+    if grid is not None:
+        yield grid
+    flat = [(name, v) for name, v in result.data.items() if len(v.dims) == 1 and v.dims != ("token",) and numeric(v)]
+    for (along, _, _), variables in groupby(sorted(flat, key=_axis), key=_axis):
+        yield lines_of(result, str(along), [name for name, _ in variables])
+
+
+def _axis(named: "tuple[Hashable, xarray.DataArray]") -> tuple[str, str, str]:
+    """What two series must share to stand on one pair of axes."""
+    _, variable = named
+    return str(variable.dims[0]), str(variable.attrs.get("units", "")), str(variable.attrs.get("scale", "linear"))

@@ -9,7 +9,7 @@ from hiddenscope.views.drawing import labels
 from hiddenscope.views.values import Lines, Section, Series, View
 
 
-def pictures(result: Result) -> Iterator[View]:
+def views(result: Result) -> Iterator[View]:
     """Zero at every layer but the raw last one, which stands out."""
     sites, entries = labels(result.data, "site"), result.data["entry"].to_numpy().tolist()
     difference = result.data["difference"].to_numpy().astype(np.float64)
@@ -31,7 +31,7 @@ def pictures(result: Result) -> Iterator[View]:
     yield Lines(title, sites, tuple(series), y_name="largest difference from hidden_states", note=note)
 
 
-def tell(result: Result) -> Iterator[Section]:
+def sections(result: Result) -> Iterator[Section]:
     """What there is to see, in words."""
     model = result.source.get("model", "the model")
     stacks = {name: facts for name, facts in result.facts.items() if isinstance(facts, dict) and "blocks" in facts}
@@ -51,5 +51,5 @@ def tell(result: Result) -> Iterator[Section]:
         f"The vector after k blocks is called `layer.k`; `layer.0` is what enters the first block.{final}\n\n"
         "Names can be wrong, so these were checked on the model itself when it was loaded, against what Hugging Face "
         f"reports as `hidden_states`. They agree: {proofs}.{trap if normed else ''}",
-        tuple(pictures(result)),
+        tuple(views(result)),
     )

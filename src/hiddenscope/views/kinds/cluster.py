@@ -13,7 +13,7 @@ OTHERS = "other clusters"
 NOISE = "no cluster"
 
 
-def pictures(result: Result) -> Iterator[View]:
+def views(result: Result) -> Iterator[View]:
     """Every text at its place along the two widest directions, coloured by its cluster; size against stability."""
     data = result.data
     unit = "token" if "token" in data.sizes else "text"
@@ -62,7 +62,7 @@ def _names(result: Result) -> list[str]:
     return names
 
 
-def tell(result: Result) -> Iterator[Section]:
+def sections(result: Result) -> Iterator[Section]:
     """What there is to see, in words."""
     facts = result.facts
     unit = "token" if "token" in result.data.sizes else "text"
@@ -72,4 +72,4 @@ def tell(result: Result) -> Iterator[Section]:
         own = facts[f"cluster {number}"]
         typical = f", such as {quoted(own['typical'][0])}" if "typical" in own else ""
         said.append(f"Cluster {number} has {own['size']}{typical}; {own['stability']:.0%} of it comes back each time.")
-    yield Section("What belongs together", " ".join(said), tuple(pictures(result)))
+    yield Section("What belongs together", " ".join(said), tuple(views(result)))

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import xarray
 
 
-def pictures(result: Result) -> Iterator[View]:
+def views(result: Result) -> Iterator[View]:
     """Two rows of tokens around the differences; along the layers; every pair of sites where there are two models."""
     title = _sides(result)
     if "l2" in result.data:
@@ -62,9 +62,9 @@ def _with_gaps(data: "xarray.Dataset", prefix: str) -> tuple[str | None, ...]:
     return tuple(None if position < 0 else string for string, position in zip(*sides, strict=True))
 
 
-def tell(result: Result) -> Iterator[Section]:
+def sections(result: Result) -> Iterator[Section]:
     """What there is to see, in words."""
-    shown = tuple(pictures(result))
+    shown = tuple(views(result))
     texts = [result.data.attrs.get(name, []) for name in ("texts", "other_texts")]
     models = [result.source.get("model"), result.source.get("other", {}).get("model")]
     if models[1]:

@@ -12,7 +12,7 @@ ALONG = ("agreement", "settled_share", "accuracy")
 MEASURES = ("entropy", "kl", "target_probability", "target_rank")
 
 
-def pictures(result: Result) -> Iterator[View]:
+def views(result: Result) -> Iterator[View]:
     """Every cell with its best word; how often that is right along the layers; how far from the answer they are."""
     model = str(result.source.get("model", "the model"))
     title = f"What each layer of {model} would say{_lens(result)}"
@@ -48,9 +48,9 @@ def _lens(result: Result) -> str:
     return "" if kind == "logit" else f", by the {kind} lens"
 
 
-def tell(result: Result) -> Iterator[Section]:
+def sections(result: Result) -> Iterator[Section]:
     """What there is to see, in words."""
-    shown = tuple(pictures(result))
+    shown = tuple(views(result))
     texts = result.data.attrs.get("texts", [])
     text = quoted(texts[0]) if len(texts) == 1 else f"{result.facts['texts']} texts"
     how = (

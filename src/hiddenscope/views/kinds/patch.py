@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 CELLS = ("effect", "attribution", "probability", "kl", "effect_error")
 
 
-def pictures(result: Result) -> Iterator[View]:
+def views(result: Result) -> Iterator[View]:
     """Both texts above the effects of their states; whole layers along the depth; a donor's windows."""
     if "accuracy" in result.data:
         yield _windows(result)
@@ -75,9 +75,9 @@ def _windows(result: Result) -> Lines:
     return Lines(title, labels(data, "site"), tuple(series), y_name="right answers", unit="share", note=note)
 
 
-def tell(result: Result) -> Iterator[Section]:
+def sections(result: Result) -> Iterator[Section]:
     """What there is to see, in words."""
-    shown, facts = tuple(pictures(result)), result.facts
+    shown, facts = tuple(views(result)), result.facts
     if "accuracy" in result.data:
         yield Section("A donor's windows", " ".join(_donor(facts)), shown)
         return

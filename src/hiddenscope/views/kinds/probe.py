@@ -10,7 +10,7 @@ from hiddenscope.views.drawing import labels, quoted
 from hiddenscope.views.values import Lines, Section, Series, View
 
 
-def pictures(result: Result) -> Iterator[View]:
+def views(result: Result) -> Iterator[View]:
     """The score along the layers, between its control and the mix of all; then the weights of that mix."""
     data, score = result.data, _score(result)
     sites = labels(data, "site")
@@ -32,9 +32,9 @@ def pictures(result: Result) -> Iterator[View]:
         yield Lines("How much each site has in the mix of all", sites, (weight,), y_name="weight in the mix")
 
 
-def tell(result: Result) -> Iterator[Section]:
+def sections(result: Result) -> Iterator[Section]:
     """Where the label can be read, how sure that is, and what the mix adds."""
-    shown = tuple(pictures(result))
+    shown = tuple(views(result))
     yield Section("What can be read off each layer", f"{_how(result)}\n\n{_found(result)}", shown[:1])
     if len(shown) > 1:
         yield Section("All layers together", _mix(result), shown[1:])

@@ -17,7 +17,7 @@ SPREAD = {
 }
 
 
-def pictures(result: Result) -> Iterator[View]:
+def views(result: Result) -> Iterator[View]:
     """The grid of norms, their course along the layers, then what blocks add, how states spread, how alike layers are.
 
     What says little over few tokens is left out there: the facts say that they are few.
@@ -98,9 +98,9 @@ def _cka(result: Result) -> Grid:
     )
 
 
-def tell(result: Result) -> Iterator[Section]:
+def sections(result: Result) -> Iterator[Section]:
     """What there is to see, in words."""
-    shown = tuple(pictures(result))
+    shown = tuple(views(result))
     grids, lines = ([view for view in shown if isinstance(view, kind)] for kind in (Grid, Lines))
     texts = result.data.attrs.get("texts", [])
     text = quoted(texts[0]) if len(texts) == 1 else f"{result.facts['texts']} texts"

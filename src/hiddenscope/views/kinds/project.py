@@ -21,7 +21,7 @@ ALONG = {
 BY_CHANCE = 0.05
 
 
-def pictures(result: Result) -> Iterator[View]:
+def views(result: Result) -> Iterator[View]:
     """One panel a site, a row for every model and dataset; then the separation along the sites."""
     data = result.data
     rows = [(model, dataset) for model in _names(data, "model") for dataset in _names(data, "dataset")]
@@ -141,9 +141,9 @@ def _along(
     return Lines(title, labels(data, "site"), tuple(series), y_name=said)
 
 
-def tell(result: Result) -> Iterator[Section]:
+def sections(result: Result) -> Iterator[Section]:
     """What there is to see, in words."""
-    shown = tuple(pictures(result))
+    shown = tuple(views(result))
     method = METHODS.get(str(result.data.attrs.get("method")), "projection")
     opening = (
         f"One panel a layer, by {method}: every point is {_one(result)}, coloured by its class, and the panels are "

@@ -14,7 +14,7 @@ APART = 4  # queries that get a picture each, in which a text has room
 SHORT = 60
 
 
-def pictures(result: Result) -> Iterator[View]:
+def views(result: Result) -> Iterator[View]:
     """The nearest of each query with their texts, and how nearness falls off along the ranks."""
     data = result.data.isel(query=slice(QUERIES), rank=slice(RANKS))
     queries = _apart([_short(query) for query in data["query"].to_numpy()])
@@ -77,7 +77,7 @@ def _apart(names: list[str]) -> tuple[str, ...]:
     return tuple(f"{name} ({n})" if names.count(name) > 1 else name for n, name in enumerate(names))
 
 
-def tell(result: Result) -> Iterator[Section]:
+def sections(result: Result) -> Iterator[Section]:
     """What there is to see, in words."""
     nearness = result.facts["nearness"]
     lines = [
@@ -86,4 +86,4 @@ def tell(result: Result) -> Iterator[Section]:
         if "text" in found
     ]
     how = f"All {result.facts['searched']} were held against every query, none left out."
-    yield Section("What is nearest", " ".join([how, *lines]), tuple(pictures(result)))
+    yield Section("What is nearest", " ".join([how, *lines]), tuple(views(result)))

@@ -17,7 +17,7 @@ MOST_ANSWERS = 6
 WIDE = 3  # a perplexity that grows more than so many times is drawn on a log scale
 
 
-def pictures(result: Result) -> Iterator[View]:
+def views(result: Result) -> Iterator[View]:
     """Sites by strengths where there are several; then probabilities and the perplexity along both."""
     data = result.data.isel(answer=slice(MOST_ANSWERS))
     if data.sizes["strength"] > 1:
@@ -31,9 +31,9 @@ def pictures(result: Result) -> Iterator[View]:
         yield from _lines(data.sel(strength=strength), "site", labels(data, "site"), where)
 
 
-def tell(result: Result) -> Iterator[Section]:
+def sections(result: Result) -> Iterator[Section]:
     """What moved, at what cost, and the texts before and after."""
-    shown = tuple(pictures(result))
+    shown = tuple(views(result))
     facts, grids = result.facts, tuple(view for view in shown if isinstance(view, Grid))
     how = f"The direction is {facts['direction']}. It is {facts['how']}."
     unit = f" Strength 1 is {facts['strength 1']}." if _adds(result) else ""

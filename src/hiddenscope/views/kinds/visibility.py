@@ -14,7 +14,7 @@ SHARES = {"own_below": "of the site below", "own_first": "of the first site"}
 DECAYS = {"decay_below": "one site below", "decay_first": "from the first site to the last"}
 
 
-def pictures(result: Result) -> Iterator[View]:
+def views(result: Result) -> Iterator[View]:
     """The map, which shows both what a cell sees and what sees it; then shares along the layers, and distances."""
     name = next(name for name in MEASURES if name in result.data)
     yield _predictions(result) if name == "logit" else _states(result, name)
@@ -102,9 +102,9 @@ def _stacks(result: Result) -> dict[str, Mapping[str, Any]]:
     return named or {"": result.facts}
 
 
-def tell(result: Result) -> Iterator[Section]:
+def sections(result: Result) -> Iterator[Section]:
     """What there is to see, in words."""
-    shown = tuple(pictures(result))
+    shown = tuple(views(result))
     yield Section(
         "What a state can see",
         "Every state is made from those below it, at its own token and at those it can attend to. Point at a cell: "

@@ -1,0 +1,92 @@
+"""The one list of analyses, and the list of public names: this module imports nothing of ours.
+
+Everything that must know which analyses there are reads `ANALYSES`: the public names (`hiddenscope.__init__`), the
+commands (`cli`), the kinds of results (`views/kinds`), the index of the docs and the tests that hold them together.
+
+To add an analysis, write `analyses/<word>`, `views/kinds/<word>.py`, `docs/<word>.md` and `tests/test_<word>.py`, and
+add one line to `ANALYSES`. To add another public name, add one line to `NAMES`. The imports that type checkers read in
+`hiddenscope/__init__.py` follow these lists; a test prints the lines that are missing there.
+
+>>> ANALYSIS["lens"].question
+'What would each layer predict, if it were the last?'
+>>> PUBLIC["lens"], PUBLIC["Site"]
+('analyses.lens', 'sites')
+"""
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+Group: TypeAlias = Literal["describe", "explain", "change", "represent"]
+
+GROUPS: dict[Group, str] = {
+    "describe": "What the states of a model are",
+    "explain": "What the states hold and where it comes from",
+    "change": "What happens when states are changed",
+    "represent": "Texts as vectors",
+}
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """One analysis. Its word names the function, the command, the kind of result, the docs page and the tests.
+
+    `own_command` says that its command has a module of its own, `cli/<word>.py`; any other command is generated from
+    the function. `result` is False where the function returns something else than a `Result`.
+    """
+
+    word: str
+    question: str
+    group: Group
+    own_command: bool = True
+    result: bool = True
+
+    @property
+    def module(self) -> str:
+        """Where its function is, below `hiddenscope`."""
+        return f"analyses.{self.word}"
+
+
+ANALYSES = (
+    Analysis("anatomy", "Where do the states of this model live, and how is that known?", "describe"),
+    Analysis("profile", "How large is every state, how do states spread, and how alike are layers?", "describe"),
+    Analysis("compare", "Where, and by how much, do two texts or two models differ?", "describe"),
+    Analysis("project", "How do labelled texts lie in every layer, and are their classes apart?", "describe"),
+    Analysis("lens", "What would each layer predict, if it were the last?", "explain"),
+    Analysis("visibility", "Which states influence a state, and which does it influence?", "explain"),
+    Analysis("probe", "What can a linear probe read from the states of each layer?", "explain"),
+    Analysis("patch", "Which states carry an answer from one run to another?", "change"),
+    Analysis("steer", "Can a direction change what the model writes, and what does that cost?", "change"),
+    Analysis("embed", "Which vector stands for a text?", "represent", result=False),
+    Analysis("search", "Which texts are nearest to this one?", "represent"),
+    Analysis("cluster", "Which texts belong together?", "represent"),
+)
+
+ANALYSIS = {analysis.word: analysis for analysis in ANALYSES}
+
+NAMES = {
+    "Add": "passes.changes",
+    "Lens": "analyses.lens.fitted",
+    "Model": "model",
+    "Pair": "states",
+    "Pass": "passes.record",
+    "Probe": "linear.probe",
+    "Project": "passes.changes",
+    "Replace": "passes.changes",
+    "Result": "results",
+    "Scale": "passes.changes",
+    "Site": "sites",
+    "Source": "states",
+    "States": "states",
+    "Tokens": "states",
+    "edit": "passes.edit",
+    "editing": "passes.edit",
+    "load": "model",
+    "record": "passes.record",
+    "recording": "passes.recording",
+    "resume": "passes.resume",
+    "story": "views.story",
+}
+"""The public names that are no analysis, and the module of each."""
+
+PUBLIC = NAMES | {analysis.word: analysis.module for analysis in ANALYSES}
+"""Every public name, and the module that it is imported from when it is first used."""
