@@ -13,7 +13,8 @@ add one line to `ANALYSES`. To add another public name, add one line to `NAMES`.
 ('analyses.lens', 'sites')
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 Group: TypeAlias = Literal["describe", "explain", "change", "represent"]
@@ -27,18 +28,29 @@ GROUPS: dict[Group, str] = {
 
 
 @dataclass(frozen=True)
+class Option:
+    """How a generated command presents a parameter: its help, and where they differ its spellings and its default."""
+
+    help: str
+    spellings: tuple[str, ...] = ()
+    default: str | None = None
+
+
+@dataclass(frozen=True)
 class Analysis:
     """One analysis. Its word names the function, the command, the kind of result, the docs page and the tests.
 
-    `own_command` says that its command has a module of its own, `cli/<word>.py`; any other command is generated from
-    the function. `result` is False where the function returns something else than a `Result`.
+    Its command is generated from the function, with `options` for the parameters that `cli/generated.py` does not know;
+    with `own_command` it has a module of its own, `cli/<word>.py`. `result` is False where the function returns
+    something else than a `Result`.
     """
 
     word: str
     question: str
     group: Group
-    own_command: bool = True
+    own_command: bool = False
     result: bool = True
+    options: Mapping[str, Option] = field(default_factory=dict)
 
     @property
     def module(self) -> str:
@@ -48,17 +60,67 @@ class Analysis:
 
 ANALYSES = (
     Analysis("anatomy", "Where do the states of this model live, and how is that known?", "describe"),
-    Analysis("profile", "How large is every state, how do states spread, and how alike are layers?", "describe"),
-    Analysis("compare", "Where, and by how much, do two texts or two models differ?", "describe"),
-    Analysis("project", "How do labelled texts lie in every layer, and are their classes apart?", "describe"),
-    Analysis("lens", "What would each layer predict, if it were the last?", "explain"),
-    Analysis("visibility", "Which states influence a state, and which does it influence?", "explain"),
-    Analysis("probe", "What can a linear probe read from the states of each layer?", "explain"),
-    Analysis("patch", "Which states carry an answer from one run to another?", "change"),
-    Analysis("steer", "Can a direction change what the model writes, and what does that cost?", "change"),
-    Analysis("embed", "Which vector stands for a text?", "represent", result=False),
-    Analysis("search", "Which texts are nearest to this one?", "represent"),
-    Analysis("cluster", "Which texts belong together?", "represent"),
+    Analysis(
+        "profile",
+        "How large is every state, how do states spread, and how alike are layers?",
+        "describe",
+        options={
+            "footing": Option("raw: layers as they are, final beside them; normed: all through the norm; mixed."),
+            "sample": Option("At most so many tokens for neighbours and likeness."),
+        },
+    ),
+    Analysis(
+        "compare",
+        "Where, and by how much, do two texts or two models differ?",
+        "describe",
+        options={
+            "a": Option("A text."),
+            "b": Option("The text that it is compared with."),
+            "other": Option("Compare the one text in this model too, in place of two texts."),
+            "targets": Option("The text of an encoder-decoder's decoder.", ("--target", "--targets")),
+            "other_targets": Option(
+                "The same for the second side, if it differs.", ("--other-target", "--other-targets")
+            ),
+        },
+    ),
+    Analysis(
+        "project",
+        "How do labelled texts lie in every layer, and are their classes apart?",
+        "describe",
+        own_command=True,
+    ),
+    Analysis("lens", "What would each layer predict, if it were the last?", "explain", own_command=True),
+    Analysis(
+        "visibility",
+        "Which states influence a state, and which does it influence?",
+        "explain",
+        options={
+            "measure": Option("How influence is measured."),
+            "probes": Option("Random vectors that estimate a Frobenius norm."),
+            "target": Option("With logit: the token, in place of the true next one."),
+        },
+    ),
+    Analysis(
+        "probe",
+        "What can a linear probe read from the states of each layer?",
+        "explain",
+        options={
+            "data": Option(
+                "A shipped dataset, a file, - for stdin; or position, word-start, previous-token with --token each.",
+                default="cities-incomplete",
+            ),
+            "task": Option("Classes, or numbers."),
+            "text": Option("The column of the texts."),
+            "label": Option("The column of the labels, or a ready label of tokens."),
+        },
+    ),
+    Analysis("patch", "Which states carry an answer from one run to another?", "change", own_command=True),
+    Analysis(
+        "steer", "Can a direction change what the model writes, and what does that cost?", "change", own_command=True
+    ),
+    Analysis("embed", "Which vector stands for a text?", "represent", own_command=True, result=False),
+    Analysis("search", "Which texts are nearest to this one?", "represent", own_command=True),
+    Analysis("cluster", "Which texts belong together?", "represent", own_command=True),
 )
 
 ANALYSIS = {analysis.word: analysis for analysis in ANALYSES}

@@ -15,11 +15,11 @@ import os
 import re
 import tempfile
 import webbrowser
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from hiddenscope.errors import Error, FileError, StatesError
 from hiddenscope.files import replacing
@@ -43,12 +43,24 @@ DISPLAYS: dict[str, Callable[["Result"], str]] = {}
 FINDINGS: dict[str, Callable[["Result"], Iterable[str]]] = {}
 """What a person should read of a result, in plain sentences, by its kind; the views put their kinds here."""
 
+TABLES: dict[str, Callable[["Result"], Iterable["Table"]]] = {}
+"""What a terminal prints beneath the findings, by kind; the views put their kinds here."""
+
 _FORMAT = "hiddenscope.result/1"
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _ESCAPED = re.compile(r"\\(\\|0|u[0-9a-f]{4})")
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _NOTES = "hiddenscope_notes"  # the scalar variable of a netCDF file that holds what netCDF cannot
 _NOT_FINITE = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
+
+
+class Table(NamedTuple):
+    """Rows of strings for a terminal; the columns at the places in `text` hold text, the others numbers."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    text: Collection[int] = (0,)
+    title: str = ""
 
 
 class Told(Protocol):

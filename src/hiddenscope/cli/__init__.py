@@ -6,14 +6,16 @@ drift, 2 when it could not do what was asked, and 130 when it was interrupted.
 
 import io
 import sys
+from collections.abc import Callable
 from importlib import import_module
 from typing import Annotated
 
 import typer
 
 import hiddenscope as hs
-from hiddenscope.catalog import ANALYSES
+from hiddenscope.catalog import ANALYSES, Analysis
 from hiddenscope.cli import capture, demo, models
+from hiddenscope.cli.generated import generated
 
 app = typer.Typer(
     name="hiddenscope",
@@ -24,10 +26,18 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+
+def _command_of(analysis: Analysis) -> Callable[..., None]:
+    if not analysis.own_command:
+        return generated(analysis)
+    own: Callable[..., None] = getattr(import_module(f"{__name__}.{analysis.word}"), analysis.word)
+    return own
+
+
 COMMANDS = (
     demo.demo,
     capture.capture,
-    *(getattr(import_module(f"{__name__}.{analysis.word}"), analysis.word) for analysis in ANALYSES),
+    *map(_command_of, ANALYSES),
     models.models,
 )
 for _command in COMMANDS:

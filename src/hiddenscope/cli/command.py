@@ -14,7 +14,8 @@ import typer
 
 import hiddenscope as hs
 from hiddenscope import errors, progress
-from hiddenscope.cli.terminal import visible
+from hiddenscope.cli.terminal import table, visible
+from hiddenscope.results import TABLES
 
 RESULTS = (".html", ".png", ".svg", ".pdf", ".json", ".csv", ".nc")
 
@@ -141,3 +142,6 @@ def show(result: "hs.Result", shared: Shared) -> None:
     """Save a result where that was asked for, and print it: as JSON, or in words."""
     if not handed_out(result, shared):
         typer.echo(visible(result.summary(), keep="\n"))
+        for printed in TABLES[result.kind](result) if result.kind in TABLES else ():
+            typer.echo(f"\n{visible(printed.title)}" if printed.title else "")
+            table(printed.columns, printed.rows, text=printed.text)

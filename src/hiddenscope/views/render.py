@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hiddenscope.results import DISPLAYS, FINDINGS, RENDERERS, Result, in_words
+from hiddenscope.results import DISPLAYS, FINDINGS, RENDERERS, TABLES, Result, in_words
 from hiddenscope.views.figures import Format, image
 from hiddenscope.views.kinds import KINDS, views_of
 from hiddenscope.views.page import document, frame
@@ -64,5 +64,6 @@ RENDERERS[".html"] = _save_page
 for _suffix in (".png", ".svg", ".pdf"):
     RENDERERS[_suffix] = partial(_save_figure, _suffix)
 FINDINGS.update({word: kind.findings for word, kind in KINDS.items() if kind.findings})
+TABLES.update({word: kind.tables for word, kind in KINDS.items() if kind.tables})
 DISPLAYS["text/html"] = _framed
 DISPLAYS["image/png"] = _figure

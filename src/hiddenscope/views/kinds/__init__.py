@@ -1,10 +1,11 @@
 """Kinds of results: one module for each, which gives the views of a result, its findings and the sections of a page.
 
-`kinds/<word>.py` has three functions of a result, of which the last two may be missing:
+`kinds/<word>.py` has these functions of a result, of which only the first must be there:
 
 views      the views of a result, the one to look at first in front
 findings   what a person should read, as plain sentences: on a terminal, in a notebook and on a page
 sections   the same as a story: parts of a page, each with a title, a few paragraphs and its views
+tables     what a terminal prints beneath the findings
 
 A result of any other kind is shown by the dimensions of its data.
 
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from hiddenscope.catalog import ANALYSES
 from hiddenscope.errors import StatesError
-from hiddenscope.results import Result
+from hiddenscope.results import Result, Table
 from hiddenscope.views.drawing import CELLS, grid_of, has, is_map, lines_of, numeric
 from hiddenscope.views.values import Section, View
 
@@ -37,11 +38,12 @@ class Kind:
     views: Callable[[Result], Iterable[View]]
     findings: Callable[[Result], Iterable[str]] | None = None
     sections: Callable[[Result], Iterable[Section]] | None = None
+    tables: Callable[[Result], Iterable[Table]] | None = None
 
 
 def _kind(word: str) -> Kind:
     module = import_module(f"{__name__}.{word}")
-    return Kind(module.views, getattr(module, "findings", None), getattr(module, "sections", None))
+    return Kind(module.views, *(getattr(module, name, None) for name in ("findings", "sections", "tables")))
 
 
 KINDS = {analysis.word: _kind(analysis.word) for analysis in ANALYSES if analysis.result}

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from hiddenscope.results import Result
+from hiddenscope.results import Result, Table
 from hiddenscope.views.drawing import labels
 from hiddenscope.views.values import Lines, Section, Series, View
 
@@ -53,3 +53,15 @@ def sections(result: Result) -> Iterator[Section]:
         f"reports as `hidden_states`. They agree: {proofs}.{trap if normed else ''}",
         tuple(views(result)),
     )
+
+
+def tables(result: Result) -> Iterator[Table]:
+    """Every layer with the entry of `hidden_states` that it was compared with, and the largest difference."""
+    columns = [name for name, column in result.data.data_vars.items() if column.dims == ("site",)]
+    values = (result.data[name].to_numpy().tolist() for name in columns)
+    rows = [
+        [site, *(f"{cell:.3g}" if isinstance(cell, float) else str(cell) for cell in row)]
+        for site, *row in zip(labels(result.data, "site"), *values, strict=True)
+    ]
+    text = [0, *(place for place, name in enumerate(columns, 1) if result.data[name].dtype.kind not in "iuf")]
+    yield Table(["site", *map(str, columns)], rows, text)

@@ -1,0 +1,156 @@
+"""Commands that are generated from the signature of an analysis: they parse, call and print.
+
+The first parameter of an analysis is the model. Of the others, positional ones become arguments and keyword-only ones
+options; the type says how a word of the command line is read (`Texts`, a second `Model`, a number, one of a few words).
+Parameters that only a program can give, such as callbacks, are left out. Help is in the catalog, and here where several
+analyses share a parameter.
+
+Signatures are read from the source and not from the function, because importing an analysis imports torch, and
+`hiddenscope --help` should not take seconds.
+"""
+
+import ast
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+import hiddenscope as hs
+from hiddenscope.catalog import Analysis, Option
+from hiddenscope.cli.command import Shared, command, show
+from hiddenscope.cli.terminal import lines_of
+
+SHARED_HELP = {
+    "texts": "The texts; - reads one a line from stdin.",
+    "text": "The texts; - reads one a line from stdin.",
+    "sites": "Which states: layer.3, layer.*, final, *.attn, a comma list.",
+    "targets": "The text of an encoder-decoder's decoder.",
+    "truncate": "Cut a text that is longer than the model's window.",
+    "token": "What stands for a text: last, first, mean, max, cls, each.",
+    "seed": "The seed of everything that is random.",
+}
+ONLY_IN_PYTHON = {"Callable"}
+
+
+@dataclass(frozen=True)
+class _Parameter:
+    """One parameter of an analysis, as its source declares it."""
+
+    name: str
+    type: ast.expr
+    positional: bool
+    required: bool
+    default: Any = None
+
+    @property
+    def names(self) -> set[str]:
+        """The names that its type is made of."""
+        return {node.id for node in ast.walk(self.type) if isinstance(node, ast.Name)}
+
+
+def generated(analysis: Analysis) -> Callable[..., None]:
+    """The command of an analysis that needs no module of its own."""
+    module = f"hiddenscope.{analysis.module}"
+    _, *parameters = [one for one in _parameters(module, analysis.word) if not ONLY_IN_PYTHON & one.names]
+    texts = [one for one in parameters if one.positional and "Texts" in one.names]
+    many = texts[0].name if len(texts) == 1 else None  # a list of texts, if there is one place for texts only
+
+    def call(shared: Shared, **words: Any) -> None:
+        values = {one.name: _value(shared, one, words[one.name], many) for one in parameters}
+        show(getattr(hs, analysis.word)(shared.load(), **values), shared)
+
+    first = inspect.Parameter("shared", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=Shared)
+    call.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [first, *(_as_typer(one, analysis, module, many) for one in parameters)]
+    )
+    call.__name__ = analysis.word
+    call.__doc__ = (
+        f"{analysis.question}\n\nPrints the findings. --out {analysis.word}.html keeps the pictures, .csv the numbers."
+    )
+    return command(call)
+
+
+def _value(shared: Shared, parameter: _Parameter, word: Any, many: str | None) -> Any:
+    """What the analysis is given for a word of the command line."""
+    if parameter.name == many:
+        return lines_of(word)
+    if word is not None and "Model" in parameter.names:
+        return hs.load(word, device=shared.device, dtype=shared.dtype)
+    return word
+
+
+def _as_typer(parameter: _Parameter, analysis: Analysis, module: str, many: str | None) -> inspect.Parameter:
+    """A parameter as typer reads it."""
+    option = analysis.options.get(parameter.name, Option(SHARED_HELP.get(parameter.name, "")))
+    kind = list[str] if parameter.name == many else _kind(parameter, module)
+    default = option.default if option.default is not None else parameter.default
+    required = parameter.name == many or (parameter.required and option.default is None)
+    if default is None and not required:
+        kind = kind | None
+    if parameter.positional:
+        look: Any = typer.Argument(help=option.help)
+    else:
+        look = typer.Option(*option.spellings, help=option.help)
+    return inspect.Parameter(
+        parameter.name,
+        inspect.Parameter.KEYWORD_ONLY,
+        annotation=Annotated[kind, look],
+        default=inspect.Parameter.empty if required else default,
+    )
+
+
+def _kind(parameter: _Parameter, module: str) -> Any:
+    """The type of a word of the command line."""
+    if not {"Texts", "Model"} & parameter.names:
+        if words := tuple(_words(parameter.type, module)):
+            return Literal[words]
+        for plain in (bool, str, int, float):
+            if plain.__name__ in parameter.names:
+                return plain
+    return str
+
+
+def _words(type_: ast.expr, module: str) -> Iterator[str]:
+    """The words of a `Literal`, or of a name that stands for one here or in the module that it is imported from."""
+    for node in ast.walk(type_):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+        elif isinstance(node, ast.Name) and (alias := _alias(node.id, module)):
+            yield from _words(*alias)
+
+
+def _alias(name: str, module: str) -> tuple[ast.expr, str] | None:
+    for node in _source(module).body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id == name:
+            literal = node.value is not None and "Literal" in ast.unparse(node.value)
+            return (node.value, module) if literal and node.value is not None else None
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("hiddenscope."):
+            for imported in node.names:
+                if (imported.asname or imported.name) == name:
+                    return _alias(imported.name, node.module)
+    return None
+
+
+def _parameters(module: str, function: str) -> Iterator[_Parameter]:
+    """The parameters of a function, from its source."""
+    node = next(node for node in _source(module).body if isinstance(node, ast.FunctionDef) and node.name == function)
+    positional, named = node.args.args, node.args.kwonlyargs
+    defaults = [None] * (len(positional) - len(node.args.defaults)) + node.args.defaults + node.args.kw_defaults
+    for place, (argument, default) in enumerate(zip([*positional, *named], defaults, strict=True)):
+        type_ = argument.annotation or ast.Name("str")
+        if isinstance(type_, ast.Constant):  # a type in quotes
+            type_ = ast.parse(str(type_.value), mode="eval").body
+        value = None if default is None else ast.literal_eval(default)
+        yield _Parameter(argument.arg, type_, place < len(positional), default is None, value)
+
+
+@cache
+def _source(module: str) -> ast.Module:
+    """The source of a module of ours; `importlib` would import the packages that it is in."""
+    path = Path(__file__).parents[2].joinpath(*module.split("."))
+    path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    return ast.parse(path.read_text("utf-8"))
