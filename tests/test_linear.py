@@ -10,9 +10,9 @@ from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.model_selection import StratifiedKFold
 from sklearn.preprocessing import StandardScaler
 
-from hiddenscope.linear import Learner, Problems, deal, logistic, ridge, standardised
-from hiddenscope.linear.crossing import PENALTIES, crossed, inner_losses
-from hiddenscope.linear.minimise import minimise
+from hiddenscope.linear import Learner, Problems, assign_folds, cross_validate, logistic, ridge, standardised
+from hiddenscope.linear.crossvalidation import PENALTIES, inner_losses
+from hiddenscope.linear.logistic import minimise
 
 Floats = NDArray[np.float64]
 SHAPES = [(120, 24), (40, 90)]  # more rows than channels, and fewer
@@ -121,7 +121,7 @@ def test_a_channel_that_is_constant_where_it_is_learnt_has_no_say() -> None:
 def test_folds_have_the_proportions_of_scikit_learn(seed: int) -> None:
     rng = np.random.default_rng(seed)
     classes = rng.choice(3, size=83, p=[0.6, 0.3, 0.1])
-    folds = deal(classes, [f"text {k}" for k in range(83)], 5, seed)
+    folds = assign_folds(classes, [f"text {k}" for k in range(83)], 5, seed)
     theirs = StratifiedKFold(5, shuffle=True, random_state=seed).split(classes, classes)
     expected = np.array([np.bincount(classes[test], minlength=3) for _, test in theirs])
     found = np.array([np.bincount(classes[folds == fold], minlength=3) for fold in range(5)])
@@ -133,13 +133,13 @@ def test_folds_have_the_proportions_of_scikit_learn(seed: int) -> None:
 def test_a_row_goes_to_the_same_fold_wherever_it_stands_and_groups_stay_whole() -> None:
     rng = np.random.default_rng(3)
     classes, groups = rng.integers(0, 2, 200), [f"text {k}" for k in rng.integers(0, 30, 200)]
-    folds, order = deal(classes, groups, 5), rng.permutation(200)
-    moved = deal(classes[order], [groups[k] for k in order], 5)
+    folds, order = assign_folds(classes, groups, 5), rng.permutation(200)
+    moved = assign_folds(classes[order], [groups[k] for k in order], 5)
     assert (moved == folds[order]).all()
     assert all(len({fold for fold, own in zip(folds, groups, strict=True) if own == group}) == 1 for group in groups)
     shares = [classes[folds == fold].mean() for fold in range(5)]
     assert max(shares) - min(shares) < 0.2
-    assert (deal(classes, groups, 5, seed=1) != folds).any()
+    assert (assign_folds(classes, groups, 5, seed=1) != folds).any()
 
 
 @pytest.mark.parametrize("learner", [logistic(2), ridge()], ids=["logistic", "ridge"])
@@ -148,12 +148,12 @@ def test_a_row_is_predicted_without_its_fold_and_so_is_the_penalty_chosen(learne
     states, targets, _ = made(60, 12, 2)
     own, _, _ = standardised(torch.from_numpy(states))
     folds = np.arange(60) % 4
-    before = crossed(own, torch.from_numpy(targets)[None], folds, learner)
+    before = cross_validate(own, torch.from_numpy(targets)[None], folds, learner)
     other = np.where(folds == 2, 1 - targets, targets)
-    after = crossed(own, torch.from_numpy(other)[None], folds, learner)
+    after = cross_validate(own, torch.from_numpy(other)[None], folds, learner)
     rows = folds == 2
     assert after.penalty[2] == before.penalty[2]
-    torch.testing.assert_close(after.lost[:, 2], before.lost[:, 2])
+    torch.testing.assert_close(after.inner_loss[:, 2], before.inner_loss[:, 2])
     torch.testing.assert_close(after.scores[:, rows], before.scores[:, rows])
     assert not torch.allclose(after.scores[:, ~rows], before.scores[:, ~rows])
 
@@ -185,7 +185,7 @@ def test_what_needs_many_steps_comes_to_rest_and_says_so() -> None:
 
     start = torch.tensor([[-1.2, 1.0], [1.0, 1.0]], dtype=torch.float64)
     found = minimise(valley, start, lambda gradients, which: gradients.clone(), 1e-8)
-    torch.testing.assert_close(found.place, torch.ones(2, 2, dtype=torch.float64), atol=1e-6, rtol=0)
+    torch.testing.assert_close(found.point, torch.ones(2, 2, dtype=torch.float64), atol=1e-6, rtol=0)
     assert found.converged.all()
     assert found.steps.tolist()[1] == 0 < found.steps.tolist()[0] < 200
 
@@ -195,6 +195,6 @@ def test_two_folds_leave_nothing_to_choose_by() -> None:
     own, _, _ = standardised(torch.from_numpy(states))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = crossed(own, torch.from_numpy(targets)[None], np.arange(40) % 2, logistic(2))
-    assert found.lost.isnan().all()
+        found = cross_validate(own, torch.from_numpy(targets)[None], np.arange(40) % 2, logistic(2))
+    assert found.inner_loss.isnan().all()
     assert found.penalty.tolist() == [100.0, 100.0]

@@ -15,7 +15,7 @@ import hiddenscope as hs
 from hiddenscope.analyses.patch.pairs import single
 from hiddenscope.cli import app
 from hiddenscope.errors import Error, ModuleError, PassError, SiteError, TextError
-from hiddenscope.linear.certainty import wilson
+from hiddenscope.linear.intervals import wilson
 from hiddenscope.testing import tiny_model, tiny_tokenizer
 from hiddenscope.views import sections_of, views_of
 from hiddenscope.views.values import Grid, Lines

@@ -11,9 +11,8 @@ from sklearn.linear_model import LogisticRegression, Ridge
 
 import hiddenscope as hs
 from hiddenscope.errors import FileError, NotFinite, SiteError, StatesError, TextError
-from hiddenscope.linear import Problems, logistic, ridge, standardised
-from hiddenscope.linear.certainty import of_errors, of_shares
-from hiddenscope.linear.mix import mix
+from hiddenscope.linear import Problems, logistic, mix, ridge, standardised
+from hiddenscope.linear.intervals import accuracy_interval, r2_interval
 from hiddenscope.sites import Site
 from hiddenscope.views import sections_of, views_of
 from hiddenscope.views.values import Lines
@@ -334,24 +333,24 @@ def test_the_mix_is_that_of_its_definition() -> None:
 
 
 def test_intervals_hold_what_they_say() -> None:
-    low, high = of_shares(np.array([True] * 8 + [False] * 2), np.arange(10))[1:3]
+    low, high = accuracy_interval(np.array([True] * 8 + [False] * 2), np.arange(10))[1:3]
     assert (round(low, 4), round(high, 4)) == (0.4902, 0.9433)  # Wilson's, as in the tables
-    sure = of_shares(np.ones(20, dtype=bool), np.arange(20))
+    sure = accuracy_interval(np.ones(20, dtype=bool), np.arange(20))
     assert sure.high == 1 and 0.8 < sure.low < 0.85
     rng = np.random.default_rng(0)
     groups = np.repeat(np.arange(20), 10)
     alike = np.repeat(rng.random(20) < 0.6, 10)
-    one, ten = of_shares(alike, groups), of_shares(alike, np.arange(200))
+    one, ten = accuracy_interval(alike, groups), accuracy_interval(alike, np.arange(200))
     assert one.low < ten.low < ten.high < one.high, "rows of one text that go together count for fewer"
     held = 0
     for seed in range(60):
         right = np.repeat(np.random.default_rng(seed).random(30) < 0.7, 5)
-        interval = of_shares(right, np.repeat(np.arange(30), 5))
+        interval = accuracy_interval(right, np.repeat(np.arange(30), 5))
         held += interval.low <= 0.7 <= interval.high
     assert held >= 51
     error = rng.random(50)
-    interval = of_errors(error, np.ones(50), np.arange(50), 10, 0)
-    assert interval.low_of_all < interval.low < interval.score < interval.high
+    interval = r2_interval(error, np.ones(50), np.arange(50), 10, 0)
+    assert interval.joint_low < interval.low < interval.score < interval.high
     assert interval.score == pytest.approx(1 - error.mean())
 
 

@@ -1,4 +1,10 @@
-"""Linear: probes of states, many problems over the same states solved at once.
+"""Linear: regressions of states, many problems over the same states solved at once.
+
+problems         many fits of one set of states; ridge regression
+logistic         logistic regression, and a probe of a mix of sites
+crossvalidation  folds, nested cross-validation
+intervals        how uncertain a cross-validated score is
+probe            a fitted probe with scikit-learn's interface
 
 >>> import torch
 >>> problems = Problems(torch.ones(1, 4, dtype=torch.bool), torch.tensor([[0, 0, 1, 1]]), torch.ones(1))
@@ -7,10 +13,21 @@
 [False, False, True, True]
 """
 
-from hiddenscope.linear.folds import deal, drawn
-from hiddenscope.linear.logistic import logistic
+from hiddenscope.linear.crossvalidation import CrossValidated, assign_folds, cross_validate
+from hiddenscope.linear.logistic import logistic, mix
 from hiddenscope.linear.probe import Probe
-from hiddenscope.linear.problems import Fitted, Learner, Problems, standardised
-from hiddenscope.linear.ridge import ridge
+from hiddenscope.linear.problems import Fitted, Learner, Problems, ridge, standardised
 
-__all__ = ["Fitted", "Learner", "Probe", "Problems", "deal", "drawn", "logistic", "ridge", "standardised"]
+__all__ = [
+    "CrossValidated",
+    "Fitted",
+    "Learner",
+    "Probe",
+    "Problems",
+    "assign_folds",
+    "cross_validate",
+    "logistic",
+    "mix",
+    "ridge",
+    "standardised",
+]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from hiddenscope import hooks, progress
 from hiddenscope.analyses.patch.pairs import single, text_before
 from hiddenscope.errors import ModuleError, PassError, TextError
-from hiddenscope.linear.certainty import wilson
+from hiddenscope.linear.intervals import wilson
 from hiddenscope.model import Model
 from hiddenscope.passes import Replace, edit, record, resume, skipping
 from hiddenscope.results import Result

@@ -11,10 +11,19 @@ from numpy.typing import NDArray
 from hiddenscope import progress
 from hiddenscope.analyses.probe.labels import Given, Ints, control, given
 from hiddenscope.errors import StatesError
-from hiddenscope.linear import Learner, Problems, deal, logistic, ridge, standardised
-from hiddenscope.linear.certainty import Interval, of_errors, of_shares
-from hiddenscope.linear.crossing import MIDDLE, PENALTIES, Crossed, crossed
-from hiddenscope.linear.mix import mix
+from hiddenscope.linear import (
+    CrossValidated,
+    Learner,
+    Problems,
+    assign_folds,
+    cross_validate,
+    logistic,
+    mix,
+    ridge,
+    standardised,
+)
+from hiddenscope.linear.crossvalidation import MIDDLE, PENALTIES
+from hiddenscope.linear.intervals import Interval, accuracy_interval, r2_interval
 from hiddenscope.linear.probe import TASKS, Task, unscaled
 from hiddenscope.model import Model
 from hiddenscope.results import Result
@@ -143,7 +152,7 @@ def _setting(found: Given, aim: _Aim, seed: int) -> _Setting:
         raise StatesError(
             problem, "they are all of one text", "No text is both learnt from and tested on: give several."
         )
-    folds = deal(kinds, found.groups, min(FOLDS, *texts, len(names)), seed)
+    folds = assign_folds(kinds, found.groups, min(FOLDS, *texts, len(names)), seed)
     controls = max(1, min(MOST_CONTROLS, ROWS_OF_CONTROLS // len(groups)))
     sets = [control(aim.targets, found.groups, folds, found.types, seed + 1 + k) for k in range(controls)]
     return _Setting(folds, groups.reshape(-1), torch.stack([aim.targets, *sets]), seed)
@@ -151,7 +160,7 @@ def _setting(found: Given, aim: _Aim, seed: int) -> _Setting:
 
 def _probed(found: Given, aim: _Aim, setting: _Setting) -> tuple["xarray.Dataset", dict[str, Any]]:
     values, sites = found.vectors.values, found.vectors.sites
-    whole: list[Crossed] = []
+    whole: list[CrossValidated] = []
     columns: list[dict[str, Any]] = []
     own = torch.empty(values.shape, dtype=values.dtype)
     equal = []
@@ -160,7 +169,7 @@ def _probed(found: Given, aim: _Aim, setting: _Setting) -> tuple["xarray.Dataset
             own[place], mean, deviation = standardised(states)
             if not bool(own[place].any()):
                 equal.append(sites[place])
-            made = crossed(own[place], setting.targets, setting.folds, aim.learner)
+            made = cross_validate(own[place], setting.targets, setting.folds, aim.learner)
             whole.append(made._replace(scores=made.scores[:1]))
             columns.append(_column(made, mean, deviation, aim, setting, len(sites)))
             advance(1)
@@ -171,7 +180,7 @@ def _probed(found: Given, aim: _Aim, setting: _Setting) -> tuple["xarray.Dataset
 
 
 def _column(
-    made: Crossed, mean: torch.Tensor, deviation: torch.Tensor, aim: _Aim, setting: _Setting, together: int
+    made: CrossValidated, mean: torch.Tensor, deviation: torch.Tensor, aim: _Aim, setting: _Setting, together: int
 ) -> dict[str, Any]:
     """What goes into the result for one site."""
     scores = [_score(one, aim, setting, number, together) for number, one in enumerate(made.scores)]
@@ -195,9 +204,9 @@ def _column(
 def _score(scores: torch.Tensor, aim: _Aim, setting: _Setting, number: int, together: int) -> Interval:
     targets = setting.targets[number]
     if aim.classes is not None:
-        return of_shares((_predicted(scores) == targets).numpy(), setting.groups, together)
+        return accuracy_interval((_predicted(scores) == targets).numpy(), setting.groups, together)
     error, base = _errors(scores, targets, setting.folds)
-    return of_errors(error, base, setting.groups, together, setting.seed)
+    return r2_interval(error, base, setting.groups, together, setting.seed)
 
 
 def _by_fold(scores: torch.Tensor, aim: _Aim, setting: _Setting) -> NDArray[np.float64]:
@@ -222,9 +231,9 @@ def _errors(scores: torch.Tensor, targets: torch.Tensor, folds: Ints) -> tuple[N
     return (scores[:, 0].double().numpy() - true) ** 2, (means[folds] - true) ** 2
 
 
-def _mixed(own: torch.Tensor, whole: list[Crossed], aim: _Aim, setting: _Setting) -> dict[str, Any]:
+def _mixed(own: torch.Tensor, whole: list[CrossValidated], aim: _Aim, setting: _Setting) -> dict[str, Any]:
     """A mix of all sites, in the same folds, with the penalties of the site that does best on inner folds."""
-    lost = torch.stack([one.lost for one in whole])
+    lost = torch.stack([one.inner_loss for one in whole])
     grid = torch.tensor(PENALTIES, dtype=torch.float64)
     none = bool(lost.isnan().any())
     each = torch.full((setting.count,), MIDDLE, dtype=torch.float64) if none else grid[lost.amin(0).argmin(0)]
@@ -311,9 +320,7 @@ def _facts(
     best = int(data[score].to_numpy().argmax())
     own: Interval = columns[best]["interval"]
     chance = float(data["majority"]) if "majority" in data else 0.0
-    above = [
-        site for site, one in zip(found.vectors.sites, columns, strict=True) if one["interval"].low_of_all > chance
-    ]
+    above = [site for site, one in zip(found.vectors.sites, columns, strict=True) if one["interval"].joint_low > chance]
     facts |= {
         "folds": setting.count,
         "best": {
@@ -343,14 +350,14 @@ def _facts(
     return facts
 
 
-def _remarks(found: Given, equal: list[Any], whole: list[Crossed]) -> dict[str, Any]:
+def _remarks(found: Given, equal: list[Any], whole: list[CrossValidated]) -> dict[str, Any]:
     """What a reader has to know besides."""
     said: dict[str, Any] = {}
     if equal:
         said["all states are equal"] = f"at {summarise(equal)}, so that nothing can be read off them"
     if found.left_out:
         said["left out"] = found.left_out
-    if bool(whole[0].lost.isnan().any()):
+    if bool(whole[0].inner_loss.isnan().any()):
         said["penalty"] = f"{MIDDLE:g} everywhere: with two folds there are no inner ones to choose by"
     if not all(bool(one.whole.converged.all()) for one in whole):
         said["not converged"] = summarise(

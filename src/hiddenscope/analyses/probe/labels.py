@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from hiddenscope.errors import StatesError, TextError
-from hiddenscope.linear import drawn
+from hiddenscope.linear.crossvalidation import hashed
 from hiddenscope.model import Model
 from hiddenscope.states import Pair, Readable, Tokens
 from hiddenscope.texts import read
@@ -222,5 +222,5 @@ def control(targets: torch.Tensor, groups: Sequence[str], folds: Ints, types: In
             made[order] = targets[order][torch.from_numpy(random.permutation(len(rows)))]
         return made
     kinds, which = np.unique(types, return_inverse=True)
-    places = [drawn(f"type {kind}", seed) * len(ranked) >> 64 for kind in kinds]
+    places = [hashed(f"type {kind}", seed) * len(ranked) >> 64 for kind in kinds]
     return ranked[torch.tensor(places)[torch.from_numpy(which.reshape(-1))]]
