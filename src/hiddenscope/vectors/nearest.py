@@ -1,7 +1,10 @@
-"""The nearest of any number of rows, exactly, by blocked matrix products.
+"""The nearest rows to each query, exactly, by blocked matrix products.
 
-The products are made in float32. What their rounding leaves in question is computed again in float64, row by row, so
-that equal rows get equal scores wherever they stand, and of equals the first comes first.
+The products are computed in float32. Every pair of a row and a query that rounding leaves undecided is computed again
+in float64, each row by itself, so that equal rows get equal scores wherever they stand, and of equals the first wins.
+
+A piece of rows is small enough to stay in a core's cache from its norms over its products to their maximum, and the
+products are not kept. Only rows that may be among the nearest, a few in a thousand, are looked at again.
 
 >>> nearest = Nearest(torch.tensor([[0.0, 2.0, 1.0]]), k=2)
 >>> nearest.see(torch.eye(3))
@@ -9,7 +12,7 @@ that equal rows get equal scores wherever they stand, and of equals the first co
 ([[1, 2]], [[0.89, 0.45]])
 """
 
-from typing import Any, Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -20,129 +23,171 @@ from hiddenscope.errors import NotFinite, StatesError
 
 Nearness: TypeAlias = Literal["cosine", "dot", "l2"]
 Floats: TypeAlias = NDArray[np.float64]
+Ints: TypeAlias = NDArray[np.int64]
 
 NEARNESSES = ("cosine", "dot", "l2")
 ROUNDING = 2.0**-24  # of float32
-LARGEST = 1e38  # that float32 holds, and a little room
-PAIRS = 4096  # of a row and a query that are computed again at a time
-TRIED = 64  # rows on which the products are held against float64
+LARGEST = 1e38  # close to the largest float32
+PIECE = 2**20  # bytes of rows that are multiplied at a time: about what a core's cache holds
+FIRST = 1024  # rows that are ranked first; then at most as many at a time as were seen, so that the bar rises early
+PAIRS = 4096  # pairs of a row and a query that are computed again at a time
+
+
+class _Bar(NamedTuple):
+    """A row may be among the nearest to a query if `factor * row @ query + by_length * term + offset >= 0`.
+
+    The term is the length of the row, or for L2 its square. Rounding in float32 is allowed for: the sum is never below
+    zero for a row that reaches the bar in exact arithmetic.
+    """
+
+    factor: float
+    by_length: Tensor
+    offset: Tensor
 
 
 class Nearest:
-    """The k rows nearest to each query, among those seen so far; `see` them in order, some at a time.
+    """The k rows nearest to each query, among those seen so far; call `see` with rows in order, any number at a time.
 
-    `numbers` and `scores` are `[query, rank]`, the nearest first. Scores are cosines, dot products or distances.
+    `numbers` and `scores` are `[query, rank]`, the nearest first. Scores are cosines, dot products or L2 distances.
     """
 
     def __init__(self, queries: Tensor, k: int, nearness: Nearness = "cosine") -> None:
         self.k, self.nearness, self.seen = k, nearness, 0
-        self._exact: Floats = queries.detach().cpu().double().numpy()
-        self._lengths = np.linalg.norm(self._exact, axis=1)
+        self._queries: Floats = queries.detach().cpu().double().numpy()
+        self._lengths = np.linalg.norm(self._queries, axis=1)
         scale = self._lengths[:, None] if nearness == "cosine" else 1.0
-        self._narrow = torch.from_numpy((self._exact / scale).astype(np.float32))
-        self._share = (queries.shape[1] + 8) * ROUNDING  # what rounding may make of a sum of products
+        self._narrow = torch.from_numpy((self._queries / scale).astype(np.float32)).T
+        self._share = (queries.shape[1] + 8) * ROUNDING  # the rounding of a dot product, over the two lengths
         self._by_torch: bool | None = None
-        self.numbers = np.zeros((len(queries), 0), dtype=np.int64)
-        self._keys = np.zeros((len(queries), 0))  # larger is nearer
+        self.numbers: Ints = np.zeros((len(queries), 0), dtype=np.int64)
+        self._keys: Floats = np.zeros((len(queries), 0))  # larger is nearer
 
     @property
     def scores(self) -> Floats:
-        """How near each of them is."""
+        """The score of each of the nearest rows."""
         return np.sqrt(np.maximum(-self._keys, 0)) if self.nearness == "l2" else self._keys
 
     def see(self, block: Tensor) -> None:
-        """Let these rows, `[row, width]`, take the places of what is less near."""
-        if block.ndim != 2 or block.shape[1] != self._exact.shape[1]:
-            reason = f"the query is {self._exact.shape[1]} wide, and what is searched {block.shape[-1]}"
-            raise StatesError("A search", reason, "Take both from the same model and site.")
-        if not len(block):
-            return
-        narrow = block.detach().to("cpu", torch.float32)
-        lengths = torch.linalg.vector_norm(narrow, dim=1)
-        longest = self._longest(lengths)
-        rows, queries = self._in_question(self._products(narrow), lengths, longest)
-        if len(rows):
-            self._take(block, rows.numpy(), queries.numpy())
-        self.seen += len(block)
+        """Rank these rows, `[row, width]`, among those seen so far."""
+        if block.ndim != 2 or block.shape[1] != self._queries.shape[1]:
+            reason = f"the query is {self._queries.shape[1]} wide, and the rows are {block.shape[-1]} wide"
+            raise StatesError("Cannot search", reason, "Take both from the same model and site.")
+        rows = block.detach()
+        while len(rows):
+            count = max(FIRST, 4 * self.k, self.seen)
+            self._rank(rows[:count])
+            self.seen += len(rows[:count])
+            rows = rows[count:]
 
-    def _longest(self, lengths: Tensor) -> float:
-        """The length of the longest row, when all can be multiplied."""
+    def _rank(self, rows: Tensor) -> None:
+        """Compute again in float64 what may be among the nearest, and keep what is."""
+        if self._keys.shape[1] < self.k:
+            narrow = rows.to("cpu", torch.float32)
+            lengths = torch.linalg.vector_norm(narrow, dim=1)
+            self._check(lengths)
+            if len(rows) <= self.k:
+                queries = len(self._queries)
+                self._take(rows, np.repeat(np.arange(len(rows)), queries), np.tile(np.arange(queries), len(rows)))
+                return
+            bar, candidates = self._bar(self._kth(narrow, lengths)), torch.arange(len(rows))
+        else:
+            bar = self._bar(self._keys[:, -1])
+            largest, lengths = self._largest(rows, bar)
+            self._check(lengths)
+            candidates = (largest >= 0).nonzero()[:, 0]
+            narrow = rows[candidates].to("cpu", torch.float32)
+        sums = self._sums(narrow, lengths[candidates], bar, torch.empty(len(narrow), len(self._queries)))
+        pairs = (sums >= 0).nonzero()
+        self._take(rows, candidates[pairs[:, 0]].numpy(), pairs[:, 1].numpy())
+
+    def _largest(self, rows: Tensor, bar: _Bar) -> tuple[Tensor, Tensor]:
+        """The largest sum of each row over the queries, and the length of each row."""
+        largest, lengths = torch.empty(len(rows)), torch.empty(len(rows))
+        size = max(1, PIECE // (4 * rows.shape[1]))
+        sums = torch.empty(min(size, len(rows)), len(self._queries))
+        for start in range(0, len(rows), size):
+            here = slice(start, start + size)
+            piece, length = rows[here].to("cpu", torch.float32), lengths[here]
+            torch.linalg.vector_norm(piece, dim=1, out=length)
+            torch.amax(self._sums(piece, length, bar, sums[: len(length)]), 1, out=largest[here])
+        return largest, lengths
+
+    def _sums(self, rows: Tensor, lengths: Tensor, bar: _Bar, out: Tensor) -> Tensor:
+        """The sums of `_Bar` for every row and query."""
+        terms = lengths.square() if self.nearness == "l2" else lengths
+        torch.addr(bar.offset, terms, bar.by_length, out=out)
+        if self._by_torch is None:
+            self._by_torch = self._torch_is_exact(rows[:FIRST])
+        if self._by_torch:
+            return out.addmm_(rows, self._narrow, alpha=bar.factor)
+        return out.add_(torch.from_numpy(rows.numpy() @ self._narrow.numpy()), alpha=bar.factor)
+
+    def _torch_is_exact(self, rows: Tensor) -> bool:
+        """Whether torch's products are float32's: `torch.set_float32_matmul_precision` lets it use fewer digits."""
+        difference = (rows @ self._narrow).double() - rows.double() @ self._narrow.double()
+        allowed = self._share * rows.double().norm(dim=1)[:, None] * self._narrow.double().norm(dim=0)
+        return bool((difference.abs() <= allowed).all())
+
+    def _bar(self, keys: Floats) -> _Bar:
+        """What a row must reach to come before these keys, less what rounding may take away from it."""
+        if self.nearness == "cosine":
+            parts = 1.0, 2 * self._share - keys, np.zeros_like(keys)
+        elif self.nearness == "dot":
+            parts = 1.0, self._share * self._lengths, -keys
+        else:  # rounding is at most 2 * share * (|row| + |query|)², and so at most 4 * share * (|row|² + |query|²)
+            kept = 1 - 4 * self._share
+            parts = 2.0, np.full(len(keys), -kept), -keys - kept * self._lengths**2
+        return _Bar(parts[0], *(torch.from_numpy(part.astype(np.float32)) for part in parts[1:]))
+
+    def _kth(self, rows: Tensor, lengths: Tensor) -> Floats:
+        """A key that the k-th nearest of these rows reaches in any case."""
+        zeros, longest = torch.zeros(len(self._queries)), float(lengths.max())
+        products = self._sums(rows, lengths, _Bar(1.0, zeros, zeros), torch.empty(len(rows), len(zeros)))
+        if self.nearness == "cosine":
+            keys, rounding = products / lengths[:, None], np.full(len(self._lengths), 2 * self._share)
+        elif self.nearness == "dot":
+            keys, rounding = products, self._share * longest * self._lengths
+        else:
+            keys = 2 * products - lengths.square()[:, None] - torch.from_numpy(self._lengths**2).float()
+            rounding = 2 * self._share * (longest + self._lengths) ** 2
+        kth: Floats = keys.topk(self.k, dim=0).values[-1].double().numpy() - rounding
+        return kth
+
+    def _check(self, lengths: Tensor) -> None:
+        """Refuse rows that cannot be multiplied, and for cosines rows of zeros."""
         longest = float(lengths.max())
         if not longest * max(1.0, float(self._lengths.max()), longest) < LARGEST:
             row = int((~(lengths < LARGEST**0.5)).nonzero()[0]) if not longest < LARGEST**0.5 else int(lengths.argmax())
-            reason = f"row {self.seen + row} holds a NaN, an infinity, or numbers too large to be multiplied in float32"
-            raise NotFinite("A search", reason, "Leave it out, or look at where it comes from.")
+            reason = f"row {self.seen + row} has a NaN, an infinity, or numbers too large to multiply in float32"
+            raise NotFinite("Cannot search", reason, "Leave it out, or look at where it comes from.")
         if self.nearness == "cosine" and not float(lengths.min()):
-            reason = f"row {self.seen + int(lengths.argmin())} is zero, or too small in float32 to point anywhere"
-            raise StatesError("Cosines", reason, "Leave it out, or search by 'l2' or 'dot'.")
-        return longest
+            reason = f"row {self.seen + int(lengths.argmin())} is zero, or too small in float32 to have a direction"
+            raise StatesError("Cannot search by cosine", reason, "Leave it out, or search by 'l2' or 'dot'.")
 
-    def _in_question(self, products: Tensor, lengths: Tensor, longest: float) -> tuple[Tensor, Tensor]:
-        """The pairs of a row and a query that may be among the nearest, whatever rounding made of the products."""
-        if self.nearness == "cosine":
-            tolerance = np.full(len(self._lengths), 2 * self._share)
-        elif self.nearness == "dot":
-            tolerance = self._share * longest * self._lengths
-        else:
-            tolerance = 2 * self._share * (longest + self._lengths) ** 2
-            products.mul_(2).sub_(lengths.square()[:, None]).sub_(torch.from_numpy(self._lengths**2).float())
-        filled = self._keys.shape[1] == self.k
-        if self.nearness == "cosine" and not filled:
-            products /= lengths[:, None]
-        bar = self._keys[:, -1] - tolerance if filled else self._first_bar(products, tolerance)
-        if self.nearness == "cosine" and filled:
-            over = products.addr_(lengths, torch.from_numpy(bar).float(), alpha=-1)
-        else:
-            over = products.sub_(torch.from_numpy(bar).float())
-        rows = (over.amax(1) >= 0).nonzero()[:, 0]
-        pairs = (over[rows] >= 0).nonzero()
-        return rows[pairs[:, 0]], pairs[:, 1]
-
-    def _products(self, narrow: Tensor) -> Tensor:
-        """Every row times every query; by numpy where torch was told to make products less exactly."""
-        if self._by_torch is None:
-            some = narrow[:TRIED]
-            off = (some @ self._narrow.T).double() - some.double() @ self._narrow.double().T
-            room = self._share * some.double().norm(dim=1)[:, None] * self._narrow.double().norm(dim=1)
-            self._by_torch = bool((off.abs() <= room).all())
-        if self._by_torch:
-            return narrow @ self._narrow.T
-        return torch.from_numpy(narrow.numpy() @ self._narrow.numpy().T)
-
-    def _first_bar(self, keys: Tensor, tolerance: Floats) -> Floats:
-        """What a row must reach to be among the k nearest of this block alone."""
-        if len(keys) <= self.k:
-            return np.full(len(tolerance), -np.inf)
-        least = keys.topk(self.k, dim=0).values[-1]
-        bar: Floats = least.double().numpy() - 2 * tolerance
-        return bar
-
-    def _take(self, block: Tensor, rows: NDArray[np.int64], queries: NDArray[np.int64]) -> None:
+    def _take(self, rows: Tensor, chosen: Ints, queries: Ints) -> None:
         """Compute these pairs in float64, and keep the nearest."""
-        starts = range(0, len(rows), PAIRS)
-        parts = [self._again(block, rows[at : at + PAIRS], queries[at : at + PAIRS]) for at in starts]
-        keys = np.concatenate(parts)
-        order = np.argsort(queries, kind="stable")
-        ends = np.searchsorted(queries[order], np.arange(len(self.numbers) + 1))
-        size = min(self.k, self.seen + len(block))
-        if size > self._keys.shape[1]:  # then every query has rows to take
-            more = ((0, 0), (0, size - self._keys.shape[1]))
-            self.numbers, self._keys = np.pad(self.numbers, more), np.pad(self._keys, more, constant_values=-np.inf)
-        for query in np.unique(queries):
-            own = order[ends[query] : ends[query + 1]]
-            numbers = np.concatenate([self.numbers[query], rows[own] + self.seen])
-            near = np.concatenate([self._keys[query], keys[own]])
-            chosen = np.lexsort((numbers, -near))[:size]
-            self.numbers[query], self._keys[query] = numbers[chosen], near[chosen]
+        if not len(chosen):
+            return
+        starts = range(0, len(chosen), PAIRS)
+        keys = np.concatenate([self._exact(rows, chosen[at : at + PAIRS], queries[at : at + PAIRS]) for at in starts])
+        held, count = self._keys.shape[1], len(self._queries)
+        all_queries = np.concatenate([np.repeat(np.arange(count), held), queries])
+        all_numbers = np.concatenate([self.numbers.ravel(), chosen + self.seen])
+        all_keys = np.concatenate([self._keys.ravel(), keys])
+        order = np.lexsort((all_numbers, -all_keys, all_queries))
+        starts = np.searchsorted(all_queries[order], np.arange(count))
+        size = min(self.k, self.seen + len(rows))  # every query has as many: those held, or enough of these rows
+        best = order[starts[:, None] + np.arange(size)]
+        self.numbers, self._keys = all_numbers[best], all_keys[best]
 
-    def _again(self, block: Tensor, rows: NDArray[np.int64], queries: NDArray[np.int64]) -> Floats:
+    def _exact(self, rows: Tensor, chosen: Ints, queries: Ints) -> Floats:
         """The keys of some pairs, each from its own row alone."""
-        values: Floats = block[torch.from_numpy(rows)].detach().cpu().double().numpy()
-        asked: Any = self._exact[queries]
+        values: Floats = rows[torch.from_numpy(chosen)].cpu().double().numpy()
+        others: Floats = self._queries[queries]
         if self.nearness == "l2":
-            distances: Floats = np.square(values - asked).sum(1)
+            distances: Floats = np.square(values - others).sum(1)
             return -distances
-        products: Floats = (values * asked).sum(1)
+        products: Floats = (values * others).sum(1)
         if self.nearness == "dot":
             return products
         cosines: Floats = products / (np.sqrt(np.square(values).sum(1)) * self._lengths[queries])
