@@ -168,8 +168,8 @@ class Nearest:
         """Compute these pairs in float64, and keep the nearest."""
         if not len(chosen):
             return
-        starts = range(0, len(chosen), PAIRS)
-        keys = np.concatenate([self._exact(rows, chosen[at : at + PAIRS], queries[at : at + PAIRS]) for at in starts])
+        parts = [slice(start, start + PAIRS) for start in range(0, len(chosen), PAIRS)]
+        keys = np.concatenate([self._exact(rows, chosen[part], queries[part]) for part in parts])
         held, count = self._keys.shape[1], len(self._queries)
         all_queries = np.concatenate([np.repeat(np.arange(count), held), queries])
         all_numbers = np.concatenate([self.numbers.ravel(), chosen + self.seen])
