@@ -41,8 +41,7 @@ def rows(repeats: int, *, ask_peers: bool = False) -> list[Row]:
 
 
 def _patch(model: hs.Model, given: Any) -> hs.Result:
-    texts = {name: [given[name]] for name in ("clean", "corrupt")}
-    return hs.patch(model, **texts, answer=given["answer"], other=given["other"], layers=0)
+    return hs.patch(model, hs.Contrast(**given), layers=0)
 
 
 def _loop(model: hs.Model, clean: list[int], corrupt: list[int], cells: list[tuple[int, int]]) -> Any:
@@ -71,7 +70,7 @@ def _loop(model: hs.Model, clean: list[int], corrupt: list[int], cells: list[tup
 
 def _differs(result: hs.Result, asked: Any, cells: list[tuple[int, int]]) -> str:
     """Why the peers' numbers are not ours, cell by cell, as shares of the difference between the runs; or nothing."""
-    runs = result.facts["logit difference"]
+    runs = result.facts["logit_difference"]
     effect = result.data["effect"]
     for name in peers.PINNED:
         some = cells if name == "TransformerLens" else cells[:: len(cells) // 3]

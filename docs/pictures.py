@@ -9,7 +9,7 @@ from hiddenscope.views.figures import image
 FOLDER = Path(__file__).with_name("pictures")
 DPI = 130  # sharp on a screen, and small
 SENTENCE, ANOTHER = "The capital of France is Paris.", "The capital of Germany is Berlin."
-PROMPTS = {"clean": "The capital of France is", "corrupt": "The capital of Germany is"}
+CAPITALS = hs.Contrast("The capital of France is", "The capital of Germany is", " Paris", " Berlin")
 CITIES = {name: name for name in ("cities-incomplete", "cities-complete")}
 SOME = "layer.0,layer.8,layer.16,layer.24,layer.29"
 
@@ -21,8 +21,8 @@ def views() -> dict[str, tuple[View, ...]]:
     return {
         "norms.png": views_of(hs.profile(model, SENTENCE))[:2],
         "difference.png": views_of(hs.compare(model, SENTENCE, ANOTHER))[:2],
-        "lens.png": views_of(hs.lens(model, PROMPTS["clean"]))[:1],
-        "patch.png": views_of(hs.patch(model, **PROMPTS, answer=" Paris", other=" Berlin")),
+        "lens.png": views_of(hs.lens(model, CAPITALS.clean))[:1],
+        "patch.png": views_of(hs.patch(model, CAPITALS)),
         "visibility.png": views_of(hs.visibility(model, SENTENCE))[:2],
         "cities.png": (*views_of(hs.project(model, CITIES, sites=SOME))[:1], *along[1:2]),
         "probe.png": views_of(hs.probe(model, "cities-incomplete"))[:1],

@@ -29,7 +29,6 @@ NOT_YET = {
     "lens",
     "visibility",
     "probe",
-    "patch",
     "steer",
     "search",
     "cluster",
@@ -84,8 +83,14 @@ RUNS: dict[str, list[Callable[[], hs.Result]]] = {
         lambda: hs.probe(tiny("llama"), CLASSES[0], token="each", label="position"),
     ],
     "patch": [
-        lambda: hs.patch(tiny("llama"), clean=[[5, 6, 7]], corrupt=[[5, 9, 7]], answer=11, other=12),
-        lambda: hs.patch(tiny("llama"), clean=[[5, 6, 7]], corrupt=[[5, 9, 7]], answer=11, other=12, method="both"),
+        lambda: hs.patch(tiny("llama"), hs.Contrast([5, 6, 7], [5, 9, 7], 11, 12)),
+        lambda: hs.patch(tiny("llama"), [hs.Contrast([5, 6, 7], [5, 9, 7], 11, other) for other in (12, 13)]),
+        lambda: hs.patch(tiny("llama"), hs.Contrast([5, 6, 7], [5, 9, 7], 11, 12), method="both"),
+        lambda: hs.patch(tiny("llama"), hs.Contrast([5, 6, 7], [5, 9, 7], 11, 12), method="attribution"),
+    ],
+    "graft": [
+        lambda: hs.graft(tiny("llama"), tiny("llama", 1), [([5, 6, 7], 11), ([8, 9], 12)]),
+        lambda: hs.graft(tiny("llama"), tiny("llama", 1), [([5, 6, 7], 11)], sites="layer.*"),
     ],
     "steer": [
         lambda: hs.steer(

@@ -101,7 +101,7 @@ def test_an_edit_with_the_recorded_values_changes_nothing(model):
 ANALYSES = {
     "lens": (lambda model, a, b: hs.lens(model, [a], target=30), "entropy"),
     "visibility": (lambda model, a, b: hs.visibility(model, [a], measure="frobenius"), "frobenius"),
-    "patch": (lambda model, a, b: hs.patch(model, clean=[a], corrupt=[b], answer=30, other=31), "effect"),
+    "patch": (lambda model, a, b: hs.patch(model, hs.Contrast(a, b, 30, 31)), "effect"),
     "steer": (
         lambda model, a, b: hs.steer(
             model, [a], along=([a], [b]), sites="layer.1,layer.2", answers=[30, 31], quality=[a, b], new_tokens=3

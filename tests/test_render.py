@@ -237,7 +237,7 @@ def hostile(kind: str, model: hs.Model) -> hs.Result:
     if kind == "compare":
         return hs.compare(model, one, two)
     if kind == "patch":
-        return hs.patch(model, clean=one, corrupt=two, answer=7, other=9)
+        return hs.patch(model, hs.Contrast(one, two, 7, 9))
     return hs.search(model, one, texts=[one, two], k=2)
 
 

@@ -24,9 +24,11 @@ if TYPE_CHECKING:  # the same names for type checkers; tests/test_public.py prin
     from hiddenscope.analyses.cluster import cluster as cluster
     from hiddenscope.analyses.compare import compare as compare
     from hiddenscope.analyses.embed import embed as embed
+    from hiddenscope.analyses.graft import graft as graft
     from hiddenscope.analyses.lens import lens as lens
     from hiddenscope.analyses.lens.fitted import Lens as Lens
     from hiddenscope.analyses.patch import patch as patch
+    from hiddenscope.analyses.patch.contrast import Contrast as Contrast
     from hiddenscope.analyses.probe import probe as probe
     from hiddenscope.analyses.profile import profile as profile
     from hiddenscope.analyses.project import project as project

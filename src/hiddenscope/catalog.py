@@ -116,6 +116,17 @@ ANALYSES = (
     ),
     Analysis("patch", "Which states carry an answer from one run to another?", "change", own_command=True),
     Analysis(
+        "graft",
+        "What do the layers of another model of the same shape do in this one?",
+        "change",
+        options={
+            "donor": Option("A model of the same shape, from which layers are taken."),
+            "data": Option("Prompts, each labelled with its answer: a file, or a shipped dataset."),
+            "sites": Option("Take states in place of blocks: *.attn, *.mlp or layer.*."),
+            "layers": Option("How many layers in a row come from the donor."),
+        },
+    ),
+    Analysis(
         "steer", "Can a direction change what the model writes, and what does that cost?", "change", own_command=True
     ),
     Analysis("embed", "Which vector stands for a text?", "represent", own_command=True, result=False),
@@ -127,6 +138,7 @@ ANALYSIS = {analysis.word: analysis for analysis in ANALYSES}
 
 NAMES = {
     "Add": "passes.changes",
+    "Contrast": "analyses.patch.contrast",
     "Lens": "analyses.lens.fitted",
     "Model": "model",
     "Pair": "states",

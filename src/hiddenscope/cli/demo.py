@@ -52,7 +52,7 @@ def _results(model: "hs.Model") -> Iterator["hs.Result"]:
 def _patched(model: "hs.Model") -> Iterator["hs.Result"]:
     """The capitals patched, in a model that has each of them as one token."""
     try:
-        yield hs.patch(model, clean=PROMPT, corrupt=OTHER_PROMPT, answer=" Paris", other=" Berlin")
+        yield hs.patch(model, hs.Contrast(PROMPT, OTHER_PROMPT, " Paris", " Berlin"))
     except errors.TextError as error:
         progress.note(f"The page has no patched states. {error}")
 

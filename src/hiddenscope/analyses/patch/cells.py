@@ -1,23 +1,25 @@
-"""Cells: every (site, token) of one pair patched, exactly or by the gradient's estimate, and whole layers swapped."""
+"""Cells: every (site, token) of one contrast patched, exactly or by attribution, and whole layers patched."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hiddenscope.analyses.patch.pairs import TextPair
+from hiddenscope.analyses.patch.contrast import EncodedContrast
 from hiddenscope.errors import PassError, TextError
 from hiddenscope.model import Model
 from hiddenscope.passes import record
 from hiddenscope.passes.sweep import Base, Exchange, Swept, Ways, alone, begin, room, sweep
 from hiddenscope.sites import Site
 
+Into: TypeAlias = Literal["corrupt", "clean"]
 Floats: TypeAlias = NDArray[np.float64]
 Variant: TypeAlias = list[Exchange]
+Positions: TypeAlias = list[tuple[int, int]]
 Advance: TypeAlias = Callable[[float], None]
 
 MEASURES = ("effect", "probability", "kl")
@@ -25,231 +27,250 @@ MEASURES = ("effect", "probability", "kl")
 
 @dataclass(frozen=True)
 class Plan:
-    """What is patched: sites, tokens at a time, layers at a time, and which run the states come from."""
+    """What is patched: which sites, how many tokens and layers at a time, into which run, and by which methods."""
 
     sites: tuple[Site, ...]
     window: int
     layers: int
-    denoise: bool
+    into: Into
     exact: bool
-    estimate: bool
+    attribution: bool
 
 
 @dataclass
-class Patched:
-    """What one pair gave: arrays [site, column] by name, along the sites by name, and numbers of both runs."""
+class Effects:
+    """The effects of one contrast: arrays [site, column] and [site] by name, and numbers of the clean and corrupt run.
+
+    `exchanged` marks the cells whose states differ between the runs; `check` is the largest effect computed twice.
+    """
 
     cells: dict[str, Floats]
     along: dict[str, Floats]
     runs: dict[str, tuple[float, float]]
-    changed: NDArray[np.bool_]
+    exchanged: NDArray[np.bool_]
     passes: int = 0
     tokens: int = 0
     notes: list[str] = field(default_factory=list)
-    check: dict[str, Any] | None = None
+    check: dict[str, float] | None = None
 
 
-class Reading:
-    """Reads the logits of the answer's position: the share of the difference between the runs, and more."""
+class LogitMeasures:
+    """Measures of patched logits: the share of the logit difference, the answer's probability, KL from the clean run.
 
-    def __init__(self, pair: TextPair, clean: Tensor, corrupt: Tensor, denoise: bool, room: float) -> None:
-        self.pair = pair
-        self.logs = [torch.log_softmax(side.double(), -1) for side in (clean, corrupt)]
-        own, from_ = (clean, corrupt)[::-1] if denoise else (clean, corrupt)
-        self.start = float(self.difference(own.double()))
-        self.span = float(self.difference(from_.double())) - self.start
-        least = max(_rounding(side, pair, room) for side in (clean, corrupt))
+    `tolerance` is what rounding may make of logits, as a share of their norm.
+    """
+
+    def __init__(self, contrast: EncodedContrast, clean: Tensor, corrupt: Tensor, into: Into, tolerance: float) -> None:
+        self.answer, self.other = contrast.answer, contrast.other
+        self.logs = [torch.log_softmax(logits.double(), -1) for logits in (clean, corrupt)]
+        base, source = (corrupt, clean) if into == "corrupt" else (clean, corrupt)
+        self.start = float(self.difference(base.double()))
+        self.span = float(self.difference(source.double())) - self.start
+        least = max(self._rounding(logits, tolerance) for logits in (clean, corrupt))
         if abs(self.span) <= least:
-            reason = f"both runs prefer the answer by {self.start:.6g} in logits, "
-            reason += f"but for {abs(self.span):.2g}, and rounding may make {least:.2g}"
-            remedy = "Give texts that part the answers, or use float32."
-            raise TextError("The share of a difference between two runs", reason, remedy)
+            reason = f"both runs prefer the answer by {self.start:.6g} in logits, with a difference of "
+            reason += f"{abs(self.span):.2g} between them, and rounding alone may make {least:.2g}"
+            remedy = "Give prompts that tell the answers apart, or use float32."
+            raise TextError("The effect is a share of the difference between two runs", reason, remedy)
 
     def difference(self, logits: Tensor) -> Tensor:
-        """By how much the answer is preferred to the other."""
-        return logits[..., self.pair.answer] - logits[..., self.pair.other]
+        """The logit difference: the answer's logit less the other's."""
+        return logits[..., self.answer] - logits[..., self.other]
 
     def __call__(self, logits: Tensor) -> Tensor:
         """The measures [variant, measure] of logits [variant, vocabulary], in float64."""
         wide = logits.double()
         total = wide.logsumexp(-1)
-        share = (self.difference(wide) - self.start) / self.span
+        effect = (self.difference(wide) - self.start) / self.span
         clean = self.logs[0].exp()
         kl = (clean * self.logs[0]).sum() - (wide @ clean - total)  # sum p log p - sum p log q
-        probability = (wide[..., self.pair.answer] - total).exp()
-        return torch.stack([share, probability, kl.clamp_min(0)], -1)
+        probability = (wide[..., self.answer] - total).exp()
+        return torch.stack([effect, probability, kl.clamp_min(0)], -1)
 
     @property
     def runs(self) -> dict[str, tuple[float, float]]:
-        """The logit difference and the answer's probability of the clean and the corrupt run."""
-        probabilities = [float(logs[self.pair.answer].exp()) for logs in self.logs]
-        differences = [float(self.difference(logs)) for logs in self.logs]
+        """The logit difference and the answer's probability, each in the clean and in the corrupt run."""
+        clean, corrupt = self.logs
         return {
-            "logit difference": (differences[0], differences[1]),
-            "probability": (probabilities[0], probabilities[1]),
+            "logit_difference": (float(self.difference(clean)), float(self.difference(corrupt))),
+            "probability": (float(clean[self.answer].exp()), float(corrupt[self.answer].exp())),
         }
 
+    def _rounding(self, logits: Tensor, tolerance: float) -> float:
+        """What rounding may make of the difference of two logits.
 
-def _rounding(logits: Tensor, pair: TextPair, room: float) -> float:
-    """What rounding may make of the difference of two logits.
-
-    What a sweep allows for all logits is a share of their norm; of one it is that share of their spread, for what all
-    of them have in common is not in a difference. It is never less than the last place of the logits themselves.
-    """
-    wide = logits.double()
-    read = float(wide[[pair.answer, pair.other]].abs().max())
-    return max(room * float(wide.std(correction=0)) * 2**0.5, 2 * torch.finfo(logits.dtype).eps * read)
+        The tolerance is a share of the norm of all logits; for one logit it is that share of their spread, because
+        what all of them have in common cancels in a difference. It is at least the last place of the two logits.
+        """
+        wide = logits.double()
+        largest = float(wide[[self.answer, self.other]].abs().max())
+        return max(tolerance * float(wide.std(correction=0)) * 2**0.5, 2 * torch.finfo(logits.dtype).eps * largest)
 
 
-def run(model: Model, pair: TextPair, plan: Plan, advance: Advance) -> Patched:
-    """Patch one pair at every site and token."""
-    texts = [list(side) for side in pair.ids]
-    targets = None if pair.targets is None else [list(pair.targets)] * 2
-    clean, corrupt = begin(model, texts, plan.sites, targets=targets)
-    own, source = (corrupt, clean) if plan.denoise else (clean, corrupt)
-    at = pair.at[1 if plan.denoise else 0]
-    reading = Reading(pair, clean.logits[pair.at[0]], corrupt.logits[pair.at[1]], plan.denoise, room(model))
-    cells = _Cells(pair, plan, own, source)
-    made = Patched({}, {}, reading.runs, cells.changed)
-    advance(cells.changed.size - len(cells.variants))
+def patch_contrast(model: Model, contrast: EncodedContrast, plan: Plan, advance: Advance) -> Effects:
+    """Patch one contrast at every site and token."""
+    targets = None if contrast.targets is None else [list(contrast.targets)] * 2
+    clean, corrupt = begin(model, [list(ids) for ids in contrast.ids], plan.sites, targets=targets)
+    base, source = (corrupt, clean) if plan.into == "corrupt" else (clean, corrupt)
+    at = contrast.at[1 if plan.into == "corrupt" else 0]
+    logits = clean.logits[contrast.at[0]], corrupt.logits[contrast.at[1]]
+    measures = LogitMeasures(contrast, *logits, plan.into, room(model))
+    cells = Cells(contrast, plan, base, source, at)
+    effects = Effects({}, {}, measures.runs, cells.exchanged)
+    advance(cells.exchanged.size - len(cells.variants))
     if plan.exact:
-        _exact(model, cells, reading, at, made, advance)
-    if plan.estimate:
-        made.cells["attribution"] = _estimate(model, cells, reading, at)
-    return made
+        _exact(model, cells, measures, effects, advance)
+    if plan.attribution:
+        effects.cells["attribution"] = _attribution(model, cells, measures)
+    return effects
 
 
-class _Cells:
-    """The cells of one pair: which tokens of which run each exchanges."""
+class Cells:
+    """The cells of one contrast: which states of the source run take the place of which states of the base run."""
 
-    def __init__(self, pair: TextPair, plan: Plan, own: Base, source: Base) -> None:
-        self.pair, self.plan, self.own, self.source = pair, plan, own, source
-        self.stacks = list(pair.columns)
-        self.width = sum(len(columns) for columns in pair.columns.values())
-        self.changed = np.zeros((len(plan.sites), self.width), dtype=bool)
-        self.there = np.zeros_like(self.changed)
+    def __init__(self, contrast: EncodedContrast, plan: Plan, base: Base, source: Base, at: int) -> None:
+        self.columns, self.plan, self.base, self.source, self.at = contrast.columns, plan, base, source, at
+        starts, width = {}, 0
+        for stack, columns in contrast.columns.items():
+            starts[stack], width = width, width + len(columns)
+        self.paired = np.zeros((len(plan.sites), width), dtype=bool)
+        self.exchanged = np.zeros_like(self.paired)
         self.variants: dict[tuple[int, int], Variant] = {}
         for row, site in enumerate(plan.sites):
-            offset = sum(len(pair.columns[stack]) for stack in self.stacks[: self.stacks.index(site.stack)])
-            for column in range(len(pair.columns[site.stack])):
-                places = self.places(site.stack, range(column, column + plan.window))
-                if places:
-                    self.there[row, offset + column] = True
-                    if not self._same(site, places):
-                        self.changed[row, offset + column] = True
-                        self.variants[row, offset + column] = [self.exchange(site, places)]
+            differing = self._differing(site)
+            for column in range(len(contrast.columns[site.stack])):
+                positions = self.positions(site.stack, range(column, column + plan.window))
+                cell = row, starts[site.stack] + column
+                self.paired[cell] = bool(positions)
+                if any(here in differing for here, _ in positions):
+                    self.exchanged[cell] = True
+                    self.variants[cell] = [self.exchange(site, positions)]
 
-    def places(self, stack: str | None, columns: Sequence[int]) -> list[tuple[int, int]]:
-        """The positions (own, source) of the columns that have a token on both sides."""
-        every = self.pair.columns[stack]
-        both = [every[column] for column in columns if column < len(every)]
-        sides = (1, 0) if self.plan.denoise else (0, 1)
-        return [(c[sides[0]], c[sides[1]]) for c in both if None not in c]  # type: ignore[misc]
+    def positions(self, stack: str | None, columns: Sequence[int]) -> Positions:
+        """The positions (base, source) of the columns that have a token in both runs."""
+        known = [self.columns[stack][column] for column in columns if column < len(self.columns[stack])]
+        pairs = [(clean, corrupt) for clean, corrupt in known if clean is not None and corrupt is not None]
+        return [(corrupt, clean) for clean, corrupt in pairs] if self.plan.into == "corrupt" else pairs
 
-    def exchange(self, site: Site, places: Sequence[tuple[int, int]]) -> Exchange:
-        """The states of the source put in their places."""
-        rows = torch.tensor([there for _, there in places])
-        return Exchange(site, tuple(here for here, _ in places), self.source.states[site][rows])
+    def exchange(self, site: Site, positions: Positions) -> Exchange:
+        """The states of the source run, put into the base run."""
+        values = _rows(self.source.states[site], [there for _, there in positions])
+        return Exchange(site, tuple(here for here, _ in positions), values)
 
-    def hold(self, site: Site, places: Sequence[tuple[int, int]]) -> Exchange:
-        """The run's own states kept in their places, whatever happens below."""
-        here = tuple(here for here, _ in places)
-        return Exchange(site, here, self.own.states[site][torch.tensor(here)])
+    def keep(self, site: Site, positions: Positions) -> Exchange:
+        """The states of the base run, kept as they are whatever changes below."""
+        here = [here for here, _ in positions]
+        return Exchange(site, tuple(here), _rows(self.base.states[site], here))
 
-    def _same(self, site: Site, places: Sequence[tuple[int, int]]) -> bool:
-        here, there = (torch.tensor([pair[side] for pair in places]) for side in (0, 1))
-        return torch.equal(self.own.states[site][here], self.source.states[site][there])
+    def _differing(self, site: Site) -> set[int]:
+        """The positions of the base run whose states differ between the runs: a bit is enough."""
+        positions = self.positions(site.stack, range(len(self.columns[site.stack])))
+        base, source = (
+            _rows(run.states[site], [pair[side] for pair in positions])
+            for side, run in enumerate((self.base, self.source))
+        )
+        differs = (base != source).any(-1).tolist()
+        return {here for (here, _), one in zip(positions, differs, strict=True) if one}
 
 
-def _exact(model: Model, cells: _Cells, reading: Reading, at: int, made: Patched, advance: Advance) -> None:
-    """Every cell that holds another state, patched and read; a state put in its own place changes nothing."""
-    swaps = dict(_swaps(cells, at)) if cells.plan.layers else {}
+def _rows(states: Tensor, positions: Sequence[int]) -> Tensor:
+    """Some rows of the states; neighbours as a view, because an index would have to be sent to a GPU."""
+    start, stop = (positions[0], positions[-1] + 1) if positions else (0, 0)
+    return states[start:stop] if list(positions) == list(range(start, stop)) else states[torch.tensor(positions)]
+
+
+def _exact(model: Model, cells: Cells, measures: LogitMeasures, effects: Effects, advance: Advance) -> None:
+    """Patch every cell whose states differ; a state that is the same in both runs changes nothing."""
+    swaps = dict(_swaps(cells)) if cells.plan.layers else {}
     variants = [*cells.variants.values(), *swaps.values()]
-    swept = _checked(model, cells, variants, at, reading, made, advance)
-    measured = swept.values.cpu().numpy()
-    resting = reading(cells.own.logits[at])
+    swept = _checked_sweep(model, cells, variants, measures, effects, advance)
+    values = swept.values.cpu().numpy()
+    unpatched = measures(cells.base.logits[cells.at])
     for place, name in enumerate(MEASURES):
-        found = np.where(cells.there, 0.0 if name == "effect" else float(resting[place]), np.nan)
+        grid = np.where(cells.paired, 0.0 if name == "effect" else float(unpatched[place]), np.nan)
         for number, cell in enumerate(cells.variants):
-            found[cell] = measured[number, place]
-        made.cells[name] = found
+            grid[cell] = values[number, place]
+        effects.cells[name] = grid
     for name in ("swap", "swap_window") if swaps else ():
-        made.along[name] = np.full(len(cells.plan.sites), np.nan)
+        effects.along[name] = np.full(len(cells.plan.sites), np.nan)
     for number, (name, row) in enumerate(swaps, len(cells.variants)):
-        made.along[name][row] = measured[number, 0]
-    made.passes, made.tokens = made.passes + swept.passes, made.tokens + swept.tokens
-    made.notes += swept.notes
+        effects.along[name][row] = values[number, 0]
+    effects.passes += swept.passes
+    effects.tokens += swept.tokens
+    effects.notes += swept.notes
 
 
-def _checked(
+def _checked_sweep(
     model: Model,
-    cells: _Cells,
+    cells: Cells,
     variants: Sequence[Variant],
-    at: int,
-    reading: Reading,
-    made: Patched,
+    measures: LogitMeasures,
+    effects: Effects,
     advance: Advance,
 ) -> Swept:
-    """A sweep of which the cell that moves most is computed again alone, every block run; again without savings if off.
+    """Sweep the variants and compute the largest effect again, alone; if the two differ, sweep without shortcuts.
 
-    What is saved was tried on the model with a text of its own; this is the same trial on the text at hand.
+    What a sweep may skip was tried on the model with another text; this is the same trial on the text at hand.
     """
-    found = ""
+    reason = ""
     for ways in (None, Ways(together=False)):
-        swept = sweep(model, cells.own, variants, at, read=reading, ways=ways, advance=advance)
+        swept = sweep(model, cells.base, variants, cells.at, read=measures, ways=ways, advance=advance)
         if not cells.variants:
             return swept
         shares = swept.values[: len(cells.variants), 0]
-        most = int(shares.abs().argmax())
-        expected = alone(model, cells.own, variants[most], at).double()
-        again = float(reading(expected)[0])
-        told = float(shares[most])
-        if abs((told - again) * reading.span) <= room(model) * float(expected.norm()) * 2**0.5:
-            made.check = {"in the sweep": told, "alone": again}
+        largest = int(shares.abs().argmax())
+        logits = alone(model, cells.base, variants[largest], cells.at).double()
+        in_sweep, by_itself = float(shares[largest]), float(measures(logits)[0])
+        if abs((in_sweep - by_itself) * measures.span) <= room(model) * float(logits.norm()) * 2**0.5:
+            effects.check = {"sweep": in_sweep, "alone": by_itself}
             return swept
-        found = f"an effect is {told:.6g} in the sweep and {again:.6g} alone"
-        made.notes.append(f"computed one at a time, for in a batch {found}")
-    raise PassError(f"Patching {model.name}", found, "Use float32, or report this model.")
+        reason = f"an effect is {in_sweep:.6g} in a batch and {by_itself:.6g} alone"
+        effects.notes.append(f"every cell was computed alone, because {reason}")
+    raise PassError(f"Cannot patch {model.name}", reason, "Use float32, or report this model.")
 
 
-def _swaps(cells: _Cells, at: int) -> Iterator[tuple[tuple[str, int], Variant]]:
-    """Whole layers from the other run: at one site, and at several in a row.
+def _swaps(cells: Cells) -> Iterator[tuple[tuple[str, int], Variant]]:
+    """All tokens from the source run: at one site, and at several layers in a row.
 
-    Of whole layers the answer's own token is left as it is, for with it everything above would be the other run's. In
-    a window of layers the tokens take the other run's states there and their own again above.
+    Where the whole residual stream is exchanged, the token at which the answer is read is left out: with it, everything
+    above would be the source run's. In a window of layers the other tokens take the source run's states, and above the
+    window their own again.
     """
-    pair, plan = cells.pair, cells.plan
-    for row, site in enumerate(plan.sites):
-        places = cells.places(site.stack, range(len(pair.columns[site.stack])))
-        answers = site.stack != "encoder" and not site.part
-        others = [place for place in places if not answers or place[0] != at]
-        above = [one for one in plan.sites[row:] if one.stack == site.stack]
-        if not others:
+    for row, site in enumerate(cells.plan.sites):
+        stream, encoder = site.part in ("", "mid"), site.stack == "encoder"
+        positions = cells.positions(site.stack, range(len(cells.columns[site.stack])))
+        if stream and not encoder:
+            positions = [pair for pair in positions if pair[0] != cells.at]
+        if not positions:
             continue
-        yield ("swap", row), [cells.exchange(site, others)]
-        if len(above) < plan.layers or (site.stack == "encoder" and not site.part):
+        yield ("swap", row), [cells.exchange(site, positions)]
+        above = [one for one in cells.plan.sites[row:] if _place(one) == _place(site)]
+        if len(above) < cells.plan.layers or (stream and encoder):
             continue
-        taken = [cells.exchange(one, others) for one in above[: plan.layers]]
-        held = [cells.hold(one, others) for one in above[plan.layers :]] if not site.part else []
-        yield ("swap_window", row), [*taken, *held]
+        taken = [cells.exchange(one, positions) for one in above[: cells.plan.layers]]
+        kept = [cells.keep(one, positions) for one in above[cells.plan.layers :]] if stream else []
+        yield ("swap_window", row), [*taken, *kept]
 
 
-def _estimate(model: Model, cells: _Cells, reading: Reading, at: int) -> Floats:
-    """The gradient's estimate: what each exchange would do if the difference were linear in the state."""
-    own, plan = cells.own, cells.plan
-    aims = None if own.targets is None else [list(own.targets)]
-    made = record(model, [list(own.ids)], list(plan.sites), targets=aims, logits=True, grad=True)
-    assert made.logits is not None
-    live = [made.live[site] for site in plan.sites]
-    slopes = torch.autograd.grad(reading.difference(made.logits[at].double()), live, allow_unused=True)
-    found = np.where(cells.there, 0.0, np.nan)
-    for (row, column), variant in cells.variants.items():
-        slope: Tensor | None = slopes[row]
-        site, (one,) = plan.sites[row], variant
-        if slope is None:
+def _place(site: Site) -> tuple[str | None, str, bool]:
+    """What the sites of a window of layers have in common."""
+    return site.stack, site.part, site.layer is None
+
+
+def _attribution(model: Model, cells: Cells, measures: LogitMeasures) -> Floats:
+    """Attribution patching: the effect of each exchange if the logit difference were linear in the state."""
+    base, sites = cells.base, cells.plan.sites
+    targets = None if base.targets is None else [list(base.targets)]
+    run = record(model, [list(base.ids)], list(sites), targets=targets, logits=True, grad=True)
+    assert run.logits is not None
+    live = [run.live[site] for site in sites]
+    gradients = torch.autograd.grad(measures.difference(run.logits[cells.at].double()), live, allow_unused=True)
+    grid = np.where(cells.paired, 0.0, np.nan)
+    for (row, column), (exchange,) in cells.variants.items():
+        gradient: Tensor | None = gradients[row]
+        if gradient is None:
             continue
-        states = model.anatomy.taps[site].layout.states(slope, len(own.fed(site.stack)))[0]
-        here = torch.tensor(one.tokens)
-        step = one.values.double() - own.states[site][here].double()
-        found[row, column] = float((states[here].double() * step).sum()) / reading.span
-    return found
+        rows = model.anatomy.taps[sites[row]].layout.states(gradient, len(base.fed(sites[row].stack)))[0]
+        step = exchange.values.double() - _rows(base.states[sites[row]], exchange.tokens).double()
+        grid[row, column] = float((_rows(rows, exchange.tokens).double() * step).sum()) / measures.span
+    return grid

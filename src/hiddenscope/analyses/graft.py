@@ -1,0 +1,276 @@
+"""What does another model of the same shape break or mend? Its blocks or states, grafted into this one layer by layer.
+
+A window of blocks slides over the depth: inside it the donor computes, everywhere else the model itself does.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from itertools import product
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from hiddenscope import hooks, progress, texts
+from hiddenscope.errors import ModuleError, PassError, TextError
+from hiddenscope.linear.intervals import wilson
+from hiddenscope.model import Model
+from hiddenscope.passes import Replace, edit, record, resume, skipping
+from hiddenscope.passes.answers import text_before, token_after
+from hiddenscope.results import Facts, Result
+from hiddenscope.sites import Site, SitePatterns
+from hiddenscope.states import States
+
+if TYPE_CHECKING:
+    import xarray
+
+Flags: TypeAlias = NDArray[np.bool_]
+Floats: TypeAlias = NDArray[np.float64]
+
+FLIPS = 9_999  # random sign flips of the test, where not all of them can be tried
+MOST_EXACT = 12  # prompts for which all 4,096 sign flips are tried
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt as token ids, and the token that answers it."""
+
+    ids: tuple[int, ...]
+    answer: int
+
+
+def graft(model: Model, donor: Model, data: Any, *, sites: SitePatterns | None = None, layers: int = 1) -> Result:
+    """Graft blocks of a donor into a model, `layers` in a row, and count the right answers for every window of layers.
+
+    The donor is another model of the same shape, such as another checkpoint. `data` are prompts and their answers, each
+    a single token: `[(prompt, answer), ...]`, or labelled texts as `hs.read` takes them, the label being the answer.
+    With `sites` the donor's states are grafted in place of its blocks: what its branches add (`"*.attn"`, `"*.mlp"`),
+    or the states of one layer at a time (`"layer.*"`).
+
+    >>> import hiddenscope as hs
+    >>> from hiddenscope.testing import tiny_model
+    >>> model, donor = (hs.load((tiny_model("llama", seed=seed), None)) for seed in (0, 1))
+    >>> result = hs.graft(model, donor, [([5, 6, 7], 11), ([8, 9], 12)], layers=2)
+    >>> result.data["site"].values.tolist(), result.facts["prompts"]
+    (['layer.1', 'layer.2'], 2)
+    """
+    _check_shapes(model, donor)
+    _check_dtype_device_tokenizer(model, donor)
+    windows = _windows(model, donor, sites, layers)
+    prompts = _prompts(model, donor, data)
+    skipping(model)  # tried now, while every block is the model's own
+    right, probability = (np.zeros((len(windows), len(prompts)), dtype=kind) for kind in (bool, float))
+    alone = {"model": np.zeros(len(prompts), dtype=bool), "donor": np.zeros(len(prompts), dtype=bool)}
+    notes: dict[str, None] = {}
+    with progress.track("Grafting", total=len(windows) * len(prompts)) as advance:
+        for column, prompt in enumerate(prompts):
+            runs = _Runs(model, donor, prompt, windows, blocks=sites is None)
+            alone["model"][column], alone["donor"][column] = runs.right
+            for row, logits in enumerate(runs.grafted()):
+                right[row, column] = int(logits.argmax()) == prompt.answer
+                probability[row, column] = float(logits.double().softmax(-1)[prompt.answer])
+                advance(1)
+            notes |= dict.fromkeys(runs.notes)
+    facts = {
+        "donor": donor.name,
+        "prompts": len(prompts),
+        "grafted": "blocks" if sites is None else "states",
+        "layers": layers,
+        **_facts(windows, right, alone, model.anatomy.stacks[0].depth),
+        "notes": [*notes],
+    }
+    source = {**model.source(None).to_json(), "donor": donor.source(None).to_json()}
+    return Result("graft", _data(windows, right, probability), facts, source)
+
+
+def _check_shapes(model: Model, donor: Model) -> None:
+    problem = f"Cannot graft {donor.name} into {model.name}"
+    if len(model.anatomy.stacks) > 1 or not model.anatomy.stacks[0].causal or model.anatomy.head is None:
+        remedy = "Load it with task='causal-lm'."
+        raise PassError(problem, "this needs one causal stack and a head that gives logits", remedy)
+    shapes = [{name: tuple(weight.shape) for name, weight in one.module.named_parameters()} for one in (model, donor)]
+    if shapes[0] != shapes[1] or type(model.module) is not type(donor.module):
+        differing = sorted(name for name in {*shapes[0], *shapes[1]} if shapes[0].get(name) != shapes[1].get(name))
+        reason = f"their weights differ in shape, at {differing[0]}" if differing else "they are of different classes"
+        raise ModuleError(problem, reason, "Give a donor of the same shape, such as another checkpoint of the model.")
+    if model.module is donor.module:
+        raise ModuleError(problem, "they are one and the same module", "Load the donor by itself.")
+
+
+def _check_dtype_device_tokenizer(model: Model, donor: Model) -> None:
+    problem = f"Cannot graft {donor.name} into {model.name}"
+    for name in ("dtype", "device"):
+        mine, theirs = ({str(getattr(weight, name)) for weight in one.module.parameters()} for one in (model, donor))
+        if mine != theirs:
+            reason = f"their weights are in {', '.join(sorted(mine))} and {', '.join(sorted(theirs))}"
+            raise ModuleError(problem, reason, f"Load both with the same {name}=.")
+    vocabularies = [one.tokenizer and one.tokenizer.get_vocab() for one in (model, donor)]
+    if all(vocabularies) and vocabularies[0] != vocabularies[1]:
+        reason = "their tokenizers have different vocabularies"
+        raise ModuleError(problem, reason, "Give a donor with the same tokenizer.")
+
+
+def _windows(model: Model, donor: Model, sites: SitePatterns | None, layers: Any) -> list[tuple[Site, ...]]:
+    """The windows that slide over the depth, each as its sites; a block is named by the layer that it makes."""
+    if sites is None:
+        paths = [block.path for block in model.anatomy.stacks[0].blocks]
+        if len(set(paths)) < len(paths):
+            problem = f"Cannot graft blocks of {donor.name} into {model.name}"
+            reason = "its blocks are one module that is called repeatedly"
+            raise ModuleError(problem, reason, "Graft states: sites='layer.*'.")
+    depth = model.anatomy.stacks[0].depth
+    chosen = tuple(Site(k) for k in range(1, depth + 1)) if sites is None else model.anatomy.select(sites)
+    if isinstance(layers, bool) or not isinstance(layers, int) or not 1 <= layers <= len(chosen):
+        reason = f"got {layers!r}"
+        raise TextError(f"layers must be an integer from 1 to {len(chosen)}", reason, "Give another.")
+    if sites is not None and layers > 1 and any(site.part in ("", "mid") for site in chosen):
+        reason = "the states of one layer decide everything above, so that only the last of several would count"
+        raise TextError(f"layers={layers} with whole states", reason, "Give layers=1, or leave `sites` out.")
+    return [chosen[start : start + layers] for start in range(len(chosen) - layers + 1)]
+
+
+def _prompts(model: Model, donor: Model, data: Any) -> list[Prompt]:
+    """The prompts as both models take them."""
+    pairs = list(_pairs(data))
+    with donor.lock:  # one lock after the other: two threads may graft two models into one another
+        theirs = [isinstance(text, str) and donor.tokenizer and donor.encoder.encode(text).ids for text, _ in pairs]
+    prompts = []
+    with model.lock:
+        for (text, answer), ids in zip(pairs, theirs, strict=True):
+            encoded = model.encoder.encode(text)
+            if ids and ids != encoded.ids:
+                reason = f"{model.name} and {donor.name} tokenize it differently"
+                raise TextError(f"The prompt {text[:40]!r}", reason, "Give a donor with the same tokenizer.")
+            before = text_before(encoded, 0, len(encoded.ids[0]) - 1)
+            prompts.append(Prompt(encoded.ids[0], token_after(model.encoder, answer, [before])))
+    return prompts
+
+
+def _pairs(data: Any) -> Iterator[tuple[Any, Any]]:
+    """Prompts and their answers, from a list of pairs or from labelled texts."""
+    if isinstance(data, list) and data and all(isinstance(row, list | tuple) and len(row) == 2 for row in data):
+        yield from data
+        return
+    labelled = data if isinstance(data, texts.Labelled) else texts.read(data)
+    if labelled.labels is None:
+        remedy = "Label each prompt with its answer, or give [(prompt, answer), ...]."
+        raise TextError(f"The prompts of {labelled.name}", "they have no labels", remedy)
+    yield from zip(labelled.texts, labelled.labels, strict=True)
+
+
+class _Runs:
+    """One prompt in both models, and in the model with each window grafted."""
+
+    def __init__(
+        self, model: Model, donor: Model, prompt: Prompt, windows: Sequence[tuple[Site, ...]], *, blocks: bool
+    ) -> None:
+        self.model, self.donor, self.windows, self.blocks = model, donor, windows, blocks
+        self.ids = [list(prompt.ids)]
+        below = {Site(window[0].layer - 1) for window in windows if window[0].layer} if blocks else set()
+        chosen = sorted(below or {site for window in windows for site in window})
+        runs = [record(one, self.ids, chosen, logits=True) for one in (model, donor)]
+        self.right = [int(_last(run.logits).argmax()) == prompt.answer for run in runs]
+        states = runs[0 if blocks else 1].states
+        assert isinstance(states, States)
+        self.states = states  # of the model below each window of blocks, or else those of the donor
+        self.notes: tuple[str, ...] = ()
+
+    def grafted(self) -> Iterator[Tensor]:
+        """The logits of the last token with each window grafted."""
+        for window in self.windows:
+            entry = Site((window[0].layer or 0) - 1) if self.blocks else window[0]
+            if entry.part:
+                changes: dict[str | Site, Any] = {site: Replace(self.states[site]) for site in window}
+                yield _last(edit(self.model, self.ids, changes, entry, logits=True).logits)
+                continue
+            blocks: AbstractContextManager[None] = nullcontext()
+            if self.blocks:
+                blocks = hooks.substituting(_forwards(self.model, self.donor, window))
+            with blocks:
+                run = resume(self.model, self.ids, entry, self.states[entry], entry)
+            self.notes = run.notes
+            yield _last(run.logits)
+
+
+def _forwards(model: Model, donor: Model, window: Sequence[Site]) -> dict[nn.Module, Any]:
+    """The donor's forward for each of the model's blocks in a window."""
+    numbers = [site.layer - 1 for site in window if site.layer]
+    mine, theirs = ([one.anatomy.stacks[0].blocks[k].path for k in numbers] for one in (model, donor))
+    return {
+        model.module.get_submodule(path): donor.module.get_submodule(other).forward
+        for path, other in zip(mine, theirs, strict=True)
+    }
+
+
+def _last(logits: Tensor | None) -> Tensor:
+    assert logits is not None
+    return logits[-1]
+
+
+def _data(windows: Sequence[tuple[Site, ...]], right: Flags, probability: Floats) -> "xarray.Dataset":
+    """Along the windows, each named by its first site."""
+    import xarray
+
+    intervals = np.array([wilson(float(row.mean()), len(row)) for row in right])
+    values = {"accuracy": right.mean(1), "accuracy_low": intervals[:, 0], "accuracy_high": intervals[:, 1]}
+    names = {"accuracy": "right answers", "accuracy_low": "lower end, 95%", "accuracy_high": "upper end, 95%"}
+    variables: dict[str, Any] = {
+        name: ("site", values[name].astype(np.float32), {"long_name": long_name, "units": "share of the prompts"})
+        for name, long_name in names.items()
+    }
+    look = {"long_name": "mean probability of the answer"}
+    variables["probability"] = ("site", probability.mean(1).astype(np.float32), look)
+    first, last = ([str(window[end]) for window in windows] for end in (0, -1))
+    return xarray.Dataset(variables, {"site": first, "last_site": ("site", np.array([*last, None], dtype=object)[:-1])})
+
+
+def _facts(windows: Sequence[tuple[Site, ...]], right: Flags, alone: dict[str, Flags], depth: int) -> Facts:
+    """Both models alone, the lowest window, and windows in the middle third of the depth against those in the last."""
+    lowest = int(right.mean(1).argmin())
+    facts: dict[str, Any] = {f"{name}_alone": _accuracy(flags) for name, flags in alone.items()}
+    facts["lowest"] = {**_accuracy(right[lowest], len(windows)), **_ends([windows[lowest]])}
+    thirds = [3 * _centre(window, depth) // depth for window in windows]
+    middle, late = ([row for row, third in enumerate(thirds) if third == k] for k in (1, 2))
+    if middle and late:
+        parts = {"middle": right[middle].mean(0), "late": right[late].mean(0)}
+        for (name, values), rows in zip(parts.items(), (middle, late), strict=True):
+            facts[name] = {"accuracy": float(values.mean()), **_ends([windows[row] for row in rows])}
+        differences = parts["middle"] - parts["late"]
+        facts["middle_less_late"] = {"value": float(differences.mean()), "p": sign_flip_p(differences)}
+    return facts
+
+
+def _centre(window: tuple[Site, ...], depth: int) -> float:
+    """The depth in the middle of a window, in blocks from the bottom; the last block's own middle is depth - 1/2."""
+    first, last = (depth if site.layer is None else site.layer for site in (window[0], window[-1]))
+    return max(0.0, (first - 1 + last) / 2)
+
+
+def _ends(windows: Sequence[tuple[Site, ...]]) -> dict[str, str]:
+    return {"from": str(windows[0][0]), "to": str(windows[-1][-1])}
+
+
+def _accuracy(flags: Flags, shares: int = 1) -> dict[str, float]:
+    """The share of right answers with its 95% interval, jointly for so many shares."""
+    low, high = wilson(float(flags.mean()), len(flags), shares)
+    return {"accuracy": float(flags.mean()), "low": low, "high": high}
+
+
+def sign_flip_p(differences: Floats) -> float:
+    """How often a mean so far from zero comes up if each difference is as likely to have the other sign.
+
+    It is exact for few prompts, where a bootstrap interval is too narrow: of two prompts that agree it shows nothing.
+
+    >>> sign_flip_p(np.array([0.5, 0.5])), sign_flip_p(np.full(6, 0.5))
+    (0.5, 0.03125)
+    """
+    count = len(differences)
+    if count <= MOST_EXACT:
+        signs = np.array(list(product((1, -1), repeat=count)), dtype=float)
+    else:
+        drawn = np.random.default_rng(0).choice((1.0, -1.0), (FLIPS, count))
+        signs = np.concatenate([np.ones((1, count)), drawn])
+    sums = np.abs(signs @ differences)
+    return float((sums >= sums[0] * (1 - 1e-9)).mean())

@@ -1,0 +1,173 @@
+"""Contrast: a clean and a corrupt prompt, how their tokens align, and where which answers are read."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from hiddenscope.errors import TextError
+from hiddenscope.model import Model
+from hiddenscope.passes import Columns, Encoded, in_columns
+from hiddenscope.passes.answers import text_before, token_after
+
+Prompt: TypeAlias = str | Sequence[int]
+Answer: TypeAlias = str | int
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """Two prompts that differ in what matters, and the two answers that tell them apart.
+
+    The model continues `clean` with `answer` and `corrupt` with `other`. Prompts are strings or lists of token ids;
+    answers are single tokens, as strings (with the leading space: `" Paris"`) or ids. `targets` is what the decoder of
+    an encoder-decoder is given, the same in both runs. The answer is read at position `at`: the last one if not given,
+    or the mask token of a masked language model.
+
+    >>> Contrast("The capital of France is", "The capital of Germany is", " Paris", " Berlin").answer
+    ' Paris'
+    """
+
+    clean: Prompt
+    corrupt: Prompt
+    answer: Answer
+    other: Answer
+    targets: Prompt | None = None
+    at: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("clean", "corrupt", "targets"):
+            prompt = getattr(self, name)
+            if prompt is not None and not isinstance(prompt, str):
+                object.__setattr__(self, name, _ids(name, prompt))
+        if isinstance(self.clean, str) != isinstance(self.corrupt, str):
+            raise TextError("A contrast", "one prompt is a string and one is token ids", "Give two of the same kind.")
+        if self.clean == self.corrupt:
+            raise TextError("A contrast", "both prompts are the same", "Give two that differ in what matters.")
+        for name in ("answer", "other"):
+            answer = getattr(self, name)
+            if isinstance(answer, bool) or not isinstance(answer, str | int):
+                raise TextError(f"{name} must be one token", f"got {type(answer).__name__}", "Give a string or an id.")
+        if self.answer == self.other:
+            raise TextError("A contrast", f"both answers are {self.answer!r}", "Give two different tokens.")
+        if self.at is not None and (isinstance(self.at, bool) or not isinstance(self.at, int)):
+            raise TextError("at must be a position", f"got {self.at!r}", "Give an integer, -1 for the last token.")
+
+
+def _ids(name: str, prompt: Any) -> tuple[int, ...]:
+    listed = prompt.tolist() if hasattr(prompt, "tolist") else prompt
+    if not isinstance(listed, list | tuple) or not set(map(type, listed)) <= {int}:
+        reason = f"got {type(prompt).__name__}"
+        raise TextError(f"{name} must be one prompt", reason, "Give a string or a list of token ids.")
+    return tuple(listed)
+
+
+@dataclass(frozen=True)
+class EncodedContrast:
+    """A contrast as token ids, the clean prompt first.
+
+    `columns` pairs the positions of both prompts, for each stack (None in a model with one). `at` is the position of
+    each prompt, or of the decoder's, at which the answers are read.
+    """
+
+    ids: tuple[tuple[int, ...], tuple[int, ...]]
+    targets: tuple[int, ...] | None
+    columns: dict[str | None, Columns]
+    at: tuple[int, int]
+    answer: int
+    other: int
+    notes: tuple[str, ...] = ()
+
+
+def encode(model: Model, contrasts: Sequence[Contrast]) -> list[EncodedContrast]:
+    """The contrasts as the model takes them; what cannot be patched is refused."""
+    two = len(model.anatomy.stacks) > 1
+    given = [contrast.targets for contrast in contrasts if contrast.targets is not None]
+    if given and not two:
+        raise TextError("Targets for a decoder", f"{model.name} has one stack", "Leave `targets` out.")
+    if given and len(given) < len(contrasts):
+        reason = f"{len(given)} of {len(contrasts)} contrasts have them"
+        raise TextError("Targets for a decoder", reason, "Give them in every contrast or in none.")
+    with model.lock:  # a tokenizer serves one thread at a time
+        clean, corrupt = (
+            model.encoder.encode([getattr(contrast, side) for contrast in contrasts]) for side in ("clean", "corrupt")
+        )
+        targets = model.encoder.targets(given or None, len(contrasts)) if two else None  # type: ignore[arg-type]
+        encoded = [
+            _encoded(model, contrast, (clean, corrupt), targets, number) for number, contrast in enumerate(contrasts)
+        ]
+    _same_form(encoded)
+    return encoded
+
+
+def _encoded(
+    model: Model, contrast: Contrast, prompts: tuple[Encoded, Encoded], targets: Encoded | None, number: int
+) -> EncodedContrast:
+    ids = prompts[0].ids[number], prompts[1].ids[number]
+    for side, name in zip(ids, ("clean", "corrupt"), strict=True):
+        if len(side) < 2:
+            reason = f"the {name} prompt {str(getattr(contrast, name))[:40]!r} has one token"
+            raise TextError("A contrast", reason, "Give prompts of two tokens or more.")
+    if ids[0] == ids[1]:
+        reason = "both prompts have the same tokens"
+        raise TextError("A contrast", reason, "Give two that differ in what matters.")
+    answering = prompts if targets is None else (targets, targets)
+    masked = targets is None and not model.anatomy.stacks[-1].causal
+    at = [_position(model, side.ids[number], contrast.at, masked=masked) for side in answering]
+    befores = [] if masked else [text_before(side, number, place) for side, place in zip(answering, at, strict=True)]
+    answer, other = (token_after(model.encoder, one, befores) for one in (contrast.answer, contrast.other))
+    if answer == other:
+        reason = f"both answers are the token {model.encoder.string(answer)!r}"
+        raise TextError("A contrast", reason, "Give two different tokens.")
+    stacks = (None,) if targets is None else ("encoder", "decoder")
+    columns = {
+        stack: in_columns(*(side.ids[number] for side in (answering if stack == "decoder" else prompts)))
+        for stack in stacks
+    }
+    notes = () if masked else tuple(_without_space(model, contrast))
+    return EncodedContrast(
+        ids, None if targets is None else targets.ids[number], columns, (at[0], at[1]), answer, other, notes
+    )
+
+
+def _without_space(model: Model, contrast: Contrast) -> Iterator[str]:
+    """Notes on answers without a leading space that are also tokens with one, which are likelier to come next."""
+    tokenizer: Any = model.tokenizer
+    for answer in (contrast.answer, contrast.other):
+        if isinstance(answer, str) and answer[:1].isalpha():
+            spaced = tokenizer(f" {answer}", add_special_tokens=False, verbose=False)["input_ids"]
+            if len(spaced) == 1:
+                yield f"the answer {answer!r} has no leading space; {' ' + answer!r} is another token"
+
+
+def _position(model: Model, ids: Sequence[int], at: int | None, *, masked: bool) -> int:
+    """Where the answers are read: at the given position, the mask token, or the last one."""
+    if at is not None:
+        if not -len(ids) <= at < len(ids):
+            raise TextError(f"at must be a position of {len(ids)} tokens", f"got {at}", "Give -1 for the last token.")
+        return at % len(ids)
+    if not masked:
+        return len(ids) - 1
+    mask = getattr(model.tokenizer, "mask_token_id", None)
+    positions = [position for position, token in enumerate(ids) if token == mask]
+    if len(positions) == 1:
+        return positions[0]
+    token = getattr(model.tokenizer, "mask_token", None)
+    remedy = f"Put one {token} where the answer belongs, or give at=." if token else "Give at=."
+    problem = f"The position of the answer in {model.name}, a masked language model"
+    raise TextError(problem, f"the prompt has {len(positions)} mask tokens", remedy)
+
+
+def _same_form(contrasts: Sequence[EncodedContrast]) -> None:
+    """Refuse contrasts that cannot be averaged column by column."""
+    first, problem = contrasts[0], "Contrasts that are averaged column by column"
+    remedy = "Give contrasts of one form, with the same number of tokens, or patch them one by one."
+    for number, contrast in enumerate(contrasts[1:], 1):
+        for stack, columns in contrast.columns.items():
+            if len(columns) != len(first.columns[stack]):
+                counts = len(first.columns[stack]), len(columns)
+                reason = f"contrast 0 has {counts[0]} columns of tokens, contrast {number} has {counts[1]}"
+                raise TextError(problem, reason, remedy)
+            if [None in column for column in columns] != [None in column for column in first.columns[stack]]:
+                raise TextError(problem, f"contrast {number} has its gaps elsewhere than contrast 0", remedy)
+        if contrast.at != first.at:
+            reason = f"contrast 0 is read at position {first.at[0]}, contrast {number} at {contrast.at[0]}"
+            raise TextError(problem, reason, remedy)

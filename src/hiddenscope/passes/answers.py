@@ -1,0 +1,35 @@
+"""Answers: the single token that an answer is at the position where it is read.
+
+A tokenizer may merge an answer with the text before it, or split it elsewhere, so an answer is encoded together with
+that text.
+"""
+
+from collections.abc import Sequence
+
+from hiddenscope.errors import TextError
+from hiddenscope.passes.encoder import Encoded, Encoder
+
+
+def text_before(encoded: Encoded, number: int, at: int) -> str | None:
+    """The text up to the end of the token at one position; None where it is not known."""
+    if not encoded.texts:
+        return None
+    if encoded.spans is None:  # a slow tokenizer does not say which characters a token stands for
+        return encoded.texts[number] if at == len(encoded.ids[number]) - 1 else None
+    return encoded.texts[number][: max(0, *(end for _, end in encoded.spans[number][: at + 1]))]
+
+
+def token_after(encoder: Encoder, answer: str | int, befores: Sequence[str | None]) -> int:
+    """The id of an answer that follows each of these texts; it must be the same after all. None is an unknown text.
+
+    >>> token_after(Encoder(None, window=8, vocabulary=100), 7, [None])
+    7
+    """
+    known = list(dict.fromkeys(before for before in befores if before is not None)) or [""]
+    ids = [encoder.one(answer, "answer", before=before) for before in known]
+    if len(set(ids)) > 1:
+        reason = " and ".join(
+            f"it is token {one} after {before[-40:]!r}" for one, before in zip(ids, known, strict=True)
+        )
+        raise TextError(f"The answer {str(answer)[:40]!r}", reason, "Give the id of the token that you mean.")
+    return ids[0]

@@ -1,0 +1,71 @@
+"""How many answers stay right while layers come from a donor."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from hiddenscope.results import Facts, Result
+from hiddenscope.views.drawing import labels
+from hiddenscope.views.values import Lines, Section, Series, View
+
+LEVEL = 0.05  # a difference whose p is at most this is called one
+
+
+def views(result: Result) -> Iterator[View]:
+    """Right answers along the windows, between both models alone."""
+    data, facts = result.data, result.facts
+    low, high = (data[f"accuracy_{end}"].to_numpy() for end in ("low", "high"))
+    series = [Series("with layers of the donor", data["accuracy"].to_numpy(), low, high, band="95% interval")]
+    for name in ("model", "donor"):
+        level = np.full(data.sizes["site"], facts[f"{name}_alone"]["accuracy"])
+        series.append(Series(f"the {name} alone", level, style="dash"))
+    title = f"Right answers of {_model(result)} with {_grafted(facts)} of {facts['donor']}"
+    note = f"Windows are named by their first layer; {facts['prompts']} prompts."
+    yield Lines(title, labels(data, "site"), tuple(series), y_name="right answers", unit="share", note=note)
+
+
+def findings(result: Result) -> Iterator[str]:
+    """Both models alone, the window that loses most, and the middle of the depth against its end."""
+    facts = result.facts
+    mine, theirs = (facts[f"{name}_alone"]["accuracy"] for name in ("model", "donor"))
+    prompts = f"{facts['prompts']} prompts"
+    yield f"Alone, {_model(result)} answers {mine:.0%} of {prompts} right, {facts['donor']} {theirs:.0%}."
+    lowest = facts["lowest"]
+    yield (
+        f"With {_grafted(facts)} of the donor it is lowest for {_range(lowest)}: {lowest['accuracy']:.0%} (95% "
+        f"interval {lowest['low']:.0%} to {lowest['high']:.0%}, for all windows together)."
+    )
+    if "middle_less_late" in facts:
+        yield _comparison(facts)
+    yield from (f"Note: {note}." for note in facts["notes"])
+
+
+def sections(result: Result) -> Iterator[Section]:
+    """One section with everything."""
+    yield Section("Layers of a donor", " ".join(findings(result)), tuple(views(result)))
+
+
+def _comparison(facts: Facts) -> str:
+    middle, late, difference = facts["middle"], facts["late"], facts["middle_less_late"]
+    numbers = (
+        f"Windows centred in the middle third of the depth ({_range(middle)}) leave {middle['accuracy']:.0%} right, "
+        f"those centred in the last third ({_range(late)}) {late['accuracy']:.0%}"
+    )
+    test = f"sign-flip test over {facts['prompts']} prompts: p = {difference['p']:.2g}"
+    if difference["p"] > LEVEL:
+        return f"{numbers}; the difference is not significant ({test})."
+    return f"{numbers}: they differ by {difference['value']:+.0%} ({test})."
+
+
+def _model(result: Result) -> str:
+    return str(result.source.get("model", "the model"))
+
+
+def _grafted(facts: Facts) -> str:
+    many, unit = facts["layers"], "block" if facts["grafted"] == "blocks" else "layer"
+    states = "" if facts["grafted"] == "blocks" else "the states of "
+    return f"{states}{many} {unit}{'' if many == 1 else 's'}"
+
+
+def _range(ends: Facts) -> str:
+    return ends["from"] if ends["from"] == ends["to"] else f"{ends['from']} to {ends['to']}"
