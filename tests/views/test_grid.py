@@ -10,7 +10,8 @@ import pytest
 from looking import Opener, Shown
 from scenes import FRANCE, comparison, long, norms, visibility, words
 
-from hiddenscope.views import Grid, Measure, colours
+from hiddenscope.views import Grid, Measure
+from hiddenscope.views.figures import style
 
 TOP, HIGH, LOW, RIGHT = 6, 18, 26, 10  # of a grid of 32 or 14 sites and 7 tokens in a wide window
 LEFT = """() => {
@@ -28,7 +29,7 @@ def place(shown: Shown, row: int, column: int, rows: int = 32) -> tuple[float, f
 
 
 def shade(level: float, dark: bool = False) -> tuple[int, ...]:
-    anchors = [[int(c[k : k + 2], 16) for k in (1, 3, 5)] for c in colours.SEQUENTIAL["dark" if dark else "light"]]
+    anchors = [[int(c[k : k + 2], 16) for k in (1, 3, 5)] for c in style.SEQUENTIAL["dark" if dark else "light"]]
     at = round(255 * level) / 255 * (len(anchors) - 1)
     return tuple(round(float(np.interp(at, range(len(anchors)), [a[c] for a in anchors]))) for c in range(3))
 

@@ -11,7 +11,8 @@ import pytest
 from scenes import HOSTILE, hostile, lines, norms
 
 from hiddenscope.errors import StatesError
-from hiddenscope.views import colours, page, unpack
+from hiddenscope.views import page, unpack
+from hiddenscope.views.figures import style
 
 STATIC = Path(page.__file__).parent / "static"
 SCRIPTS = sorted(STATIC.glob("*.js"))
@@ -121,12 +122,12 @@ def test_scripts_make_no_markup_run_no_text_and_ask_no_network(script: Path) -> 
 
 def test_the_page_and_the_figures_have_one_set_of_colours() -> None:
     text = (STATIC / "colour.js").read_text("utf-8")
-    for table in (colours.SEQUENTIAL, colours.DIVERGING, colours.CLASSES):
+    for table in (style.SEQUENTIAL, style.DIVERGING, style.CLASSES):
         for shades in table.values():
             assert ", ".join(f'"{shade}"' for shade in shades) in text
 
 
-@pytest.mark.parametrize("table", [colours.SEQUENTIAL, colours.DIVERGING])
+@pytest.mark.parametrize("table", [style.SEQUENTIAL, style.DIVERGING])
 def test_lightness_runs_evenly(table: dict[str, tuple[str, ...]]) -> None:
     """Steps of CIE lightness are alike, and a diverging map is as light left as right: order is seen with any eyes."""
 
@@ -138,7 +139,7 @@ def test_lightness_runs_evenly(table: dict[str, tuple[str, ...]]) -> None:
 
     for shades in table.values():
         levels = [lightness(shade) for shade in shades]
-        if table is colours.DIVERGING:
+        if table is style.DIVERGING:
             assert all(abs(a - b) < 8 for a, b in zip(levels, levels[::-1], strict=True))
             levels = levels[4:]
         steps = [b - a for a, b in zip(levels, levels[1:], strict=False)]

@@ -1,155 +1,215 @@
 """The grid on paper: tokens across, layers up."""
 
 import math
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from itertools import pairwise
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
-from hiddenscope.views.figures.lettering import Lettering, width_of
-from hiddenscope.views.figures.pen import Box, Lead, Pen, Plan, Point
-from hiddenscope.views.figures.scale import FAINT, INK, MUTED, PAPER, Array, colours, ink_on, levels, ticks
+from hiddenscope.views.figures import style
+from hiddenscope.views.figures.sheet import Box, Sheet
+from hiddenscope.views.figures.style import Lettering, number, width_of
 from hiddenscope.views.values import Grid, Measure
 
-SITE, TOKEN, WORD, KEY = 7.5, 7.5, 7.0, 7.0  # sizes of type
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.colors import Normalize
+
+Array: TypeAlias = NDArray[np.float64]
+
 PAGE = 470.0  # what a grid would like to fill
-LABEL = 100.0  # the longest label of a token
+LONGEST_LABEL = 100.0  # of a token
 LONGEST = 760.0  # beyond this a grid grows no further: its cells get thinner, and only some are labelled
-LEGEND = Box(0, 0, 190, 34)
+LABEL_APART = 8.5
+MOST_VECTORS = 20_000  # with more cells than this a file is quicker to read as pixels
+DECADES = 1e-6  # a log scale reaches this far below its top
+BEND = 1e-4  # a log scale of differences is linear below this share of its top
 
 
-@dataclass(frozen=True)
-class _Layout:
-    """Where things lie, in points."""
+def draw_grid(grid: Grid, sheet: Sheet) -> None:
+    """The grid's first measure, with its words where it has some, and what the colours mean."""
+    from matplotlib.cm import ScalarMappable
 
-    cells: Box
-    wide: float
-    high: float
-    turn: float
-    tokens: tuple[str, ...]
-    second: tuple[str, ...]
-    width: float
-    height: float
-
-    def corner(self, row: int, column: int) -> Point:
-        """The upper left corner of a cell; `layer.0` is at the bottom."""
-        return self.cells.left + column * self.wide, self.cells.bottom - (row + 1) * self.high
-
-
-def plan_grid(grid: Grid, lettering: Lettering) -> Plan:
-    """The grid's first measure, with its words where it has some."""
-    layout = _layout(grid, lettering)
-    return Plan(layout.width, layout.height, partial(_paint, grid, layout))
+    measure = grid.measures[0]
+    tokens, second = (_labels(row, sheet.lettering) for row in (grid.tokens, grid.second))
+    label = max(width_of(token, style.LABEL) for token in (*tokens, *second)) + 5
+    wide, high = _cell_size(grid, label)
+    axes = sheet.axes(Box(0, 0, wide * len(tokens), high * len(grid.sites)))
+    axes.set(xlim=(0, len(tokens)), ylim=(0, len(grid.sites)))
+    painted = ScalarMappable(norm_of(measure), style.colormap(measure.meaning))
+    values = _shown(measure)
+    _paint_cells(axes, painted.to_rgba(values), wide, high)
+    if min(wide, high) > 6:
+        _strike_missing(axes, np.isnan(values), min(wide, high))
+    _write_words(axes, grid, painted.to_rgba(values), wide, sheet.lettering)
+    _part_texts(axes, grid)
+    _label_sites(axes, grid, high, sheet.lettering)
+    _label_tokens(axes, tokens, second, wide, label)
+    _draw_key(measure, painted, sheet, sheet.extent(axes).bottom + 18)
 
 
-def _layout(grid: Grid, lettering: Lettering) -> _Layout:
-    labels = (map(lettering.token, row) for row in (grid.tokens, grid.second))
-    tokens, second = (tuple(lettering.fitted(token, LABEL, TOKEN) for token in row) for row in labels)
-    left = max(width_of(lettering.text(site, 40), SITE) for site in grid.sites) + 8
-    label = max(width_of(token, TOKEN) for token in (*tokens, *second)) + 5
-    wide = _cell_width(grid, (PAGE - left) / len(tokens), label)
+def _labels(tokens: tuple[str | None, ...], lettering: Lettering) -> list[str]:
+    return [lettering.fitted(lettering.token(token), LONGEST_LABEL, style.LABEL) for token in tokens]
+
+
+def _cell_size(grid: Grid, label: float) -> tuple[float, float]:
+    """Cells as wide as the page allows, within reason; labels that nearly fit get the room they need."""
     high = min(14.0 if grid.words or len(grid.sites) <= 14 else 11.0, max(LONGEST / len(grid.sites), 0.5))
-    turn = 0.0 if label <= wide else 45.0 if wide >= 1.6 * TOKEN else 90.0
-    tall = {0.0: 16.0, 45.0: 0.72 * label + 10, 90.0: label + 6}[turn]
-    if turn == 45:  # what hangs out to the left of its column
-        left = max(left, *(0.72 * width_of(token, TOKEN) - (k + 0.5) * wide for k, token in enumerate(tokens)))
-    across = wide * len(tokens)
-    beyond = 0.72 * label if turn == 45 and second else 0.0
-    cells = Box(left, tall if second else 2, across, high * len(grid.sites))
-    width = max(left + across + beyond, left + LEGEND.width)
-    return _Layout(cells, wide, high, turn, tokens, second, width, cells.bottom + tall + LEGEND.height)
-
-
-def _cell_width(grid: Grid, share: float, label: float) -> float:
-    """As wide as fits, within reason; labels that nearly fit get the room they need."""
+    share = (PAGE - max(width_of(site[:40], style.LABEL) for site in grid.sites) - 8) / len(grid.tokens)
     if grid.words:
-        return min(80.0, max(44.0, share))
+        return min(80.0, max(44.0, share)), high
     least, most = min(9.5, LONGEST / len(grid.tokens)), 60.0
     fitting = label if label <= min(most, share * 1.02) else least
-    return min(most, max(least, fitting, share))
+    return min(most, max(least, fitting, share)), high
 
 
-def _paint(grid: Grid, layout: _Layout, pen: Pen, top: float) -> None:
-    cells = replace(layout.cells, top=layout.cells.top + top)
-    layout = replace(layout, cells=cells)
-    painted = colours(levels(grid.measures[0]), grid.measures[0].meaning)
-    pen.cells(cells, painted[::-1], seams=min(layout.wide, layout.high) >= 8)
-    _paint_missing(grid.measures[0], layout, pen)
-    _paint_words(grid, layout, painted, pen)
-    _paint_seams(grid, layout, pen)
-    _paint_sites(grid, layout, pen)
-    _paint_tokens(layout, pen)
-    paint_key(grid.measures[0], pen, cells.left, top + layout.height - LEGEND.height + 4)
+def norm_of(measure: Measure) -> "Normalize":
+    """The values at both ends of the colours, and whether they run evenly or by their logarithm.
+
+    A scale of amounts begins at zero, or on a log scale at the least amount there is; one of differences reaches as far
+    down as up.
+    """
+    from matplotlib.colors import FuncNorm, LogNorm, Normalize
+
+    if measure.each_layer:
+        return Normalize(0, 1)
+    low, high = ends(measure.numbers.astype(np.float64), measure)
+    if low == high:
+        low, high = (-1.0, 1.0) if measure.meaning == "diverging" else (low, low + 1)
+    elif measure.scale == "log" and measure.meaning == "diverging":
+        bend = max(-low, high) * BEND
+        functions = (
+            lambda value: np.sign(value) * np.log1p(np.abs(value) / bend),
+            lambda place: np.sign(place) * np.expm1(np.abs(place)) * bend,
+        )
+        return FuncNorm(functions, low, high, clip=True)
+    elif measure.scale == "log" and low > 0:
+        return LogNorm(low, high, clip=True)
+    return Normalize(low, high, clip=True)
 
 
-def _paint_sites(grid: Grid, layout: _Layout, pen: Pen) -> None:
-    for row in range(0, len(grid.sites), math.ceil(8.5 / layout.high)):
-        _, y = layout.corner(row, 0)
-        said = pen.lettering.text(grid.sites[row], 40)
-        pen.text(said, layout.cells.left - 5, y + layout.high / 2, Lead(MUTED, SITE, anchor="right"))
+def ends(values: Array, measure: Measure) -> tuple[float, float]:
+    """The least and the greatest value that colours can tell apart."""
+    if measure.limits is not None:
+        return measure.limits
+    finite = values[np.isfinite(values)]
+    sizes = np.abs(finite)
+    if measure.meaning == "diverging":
+        most = float(sizes.max(initial=0.0))
+        return -most, most
+    if not len(finite):
+        return 0.0, 1.0
+    low, high = float(finite.min()), float(finite.max())
+    if measure.scale == "log" and high > 0:
+        return max(float(sizes[sizes > 0].min()), high * DECADES), high
+    return min(0.0, low), max(0.0, high)
 
 
-def _paint_tokens(layout: _Layout, pen: Pen) -> None:
-    for column in range(0, len(layout.tokens), math.ceil(8.5 / layout.wide)):
-        x = layout.cells.left + (column + 0.5) * layout.wide
-        away, down = {0.0: (0.0, 8.0), 45.0: (3.0, 6.0), 90.0: (0.0, 4.0)}[layout.turn]
-        below = Lead(INK, TOKEN, anchor="right" if layout.turn else "center", turn=layout.turn)
-        pen.text(layout.tokens[column], x + away, layout.cells.bottom + down, below)
-        if layout.second:
-            above = Lead(INK, TOKEN, anchor="left" if layout.turn else "center", turn=layout.turn)
-            pen.text(layout.second[column], x - away / 2, layout.cells.top - down + 1, above)
+def _shown(measure: Measure) -> Array:
+    """The values to colour; where each layer has its own scale, their places on it."""
+    values = measure.numbers.astype(np.float64)
+    if not measure.each_layer:
+        return values
+    rows = [replace(measure, values=row[None], influence=None, each_layer=False, limits=None) for row in values]
+    return np.concatenate([np.ma.filled(norm_of(row)(row.numbers.astype(np.float64)), np.nan) for row in rows])
 
 
-def _paint_missing(measure: Measure, layout: _Layout, pen: Pen) -> None:
+def _paint_cells(axes: "Axes", colours: Array, wide: float, high: float) -> None:
+    seams = min(wide, high) >= 8
+    overlap = min(0.4, wide / 4, high / 4)  # or some viewers show the paper between two cells
+    axes.pcolormesh(
+        colours,
+        edgecolors="white" if seams else "face",
+        linewidth=0.5 if seams else overlap,
+        antialiased=True,
+        rasterized=colours.shape[0] * colours.shape[1] > MOST_VECTORS,
+    )
+
+
+def _strike_missing(axes: "Axes", missing: NDArray[np.bool_], side: float) -> None:
     """A stroke through every cell that has no value, while they are few enough to be looked at one by one."""
-    reach = min(layout.wide, layout.high) / 2 - 2
-    missing = np.argwhere(np.isnan(measure.numbers))
-    if reach < 1 or len(missing) > 2_000:
-        return
-    for row, column in missing:
-        left, top = layout.corner(int(row), int(column))
-        x, y = left + layout.wide / 2, top + layout.high / 2
-        pen.line([(x - reach, y + reach), (x + reach, y - reach)], FAINT)
+    if 0 < missing.sum() <= 2_000:
+        rows, columns = np.nonzero(missing)
+        stroke: Any = (2, 2, -45)  # matplotlib's marker of two arms, turned
+        axes.plot(
+            columns + 0.5, rows + 0.5, linestyle="", marker=stroke, markersize=side - 4, color=style.FAINT, mew=0.6
+        )
 
 
-def _paint_words(grid: Grid, layout: _Layout, painted: Array, pen: Pen) -> None:
-    """The first word of every cell."""
+def _write_words(axes: "Axes", grid: Grid, colours: Array, wide: float, lettering: Lettering) -> None:
+    """The first word of every cell, in an ink that can be read on its colour."""
     if grid.words is None:
         return
     for row, column in np.argwhere(grid.words.chosen[:, :, 0] >= 0):
-        word = pen.lettering.token(grid.words.words[grid.words.chosen[row, column, 0]], 30)
-        left, top = layout.corner(int(row), int(column))
-        said = pen.lettering.fitted(word, layout.wide - 5, WORD)
-        lead = Lead(ink_on(painted[row, column]), WORD, anchor="center")
-        pen.text(said, left + layout.wide / 2, top + layout.high / 2, lead)
+        word = lettering.token(grid.words.words[grid.words.chosen[row, column, 0]], 30)
+        light = float(colours[row, column, :3] @ [0.299, 0.587, 0.114]) > 140 / 255 or colours[row, column, 3] == 0
+        axes.text(
+            column + 0.5,
+            row + 0.5,
+            lettering.fitted(word, wide - 5, style.SMALL),
+            color=style.INK if light else style.PAPER,
+            size=style.SMALL,
+            ha="center",
+            va="center_baseline",
+            in_layout=False,
+        )
 
 
-def _paint_seams(grid: Grid, layout: _Layout, pen: Pen) -> None:
+def _part_texts(axes: "Axes", grid: Grid) -> None:
     """Where one text ends and the next begins."""
     for column, (before, after) in enumerate(pairwise(grid.text_of), 1):
         if before != after:
-            x = layout.cells.left + column * layout.wide
-            for ink, thick in ((PAPER, 2.4), (INK, 0.8)):
-                pen.line([(x, layout.cells.top - 2.5), (x, layout.cells.bottom + 2.5)], ink, thick)
+            axes.axvline(column, -0.02, 1.02, color=style.PAPER, linewidth=2.4, clip_on=False)
+            axes.axvline(column, -0.02, 1.02, color=style.INK, linewidth=0.8, clip_on=False)
 
 
-def paint_key(measure: Measure, pen: Pen, x: float, y: float) -> None:
+def _label_sites(axes: "Axes", grid: Grid, high: float, lettering: Lettering) -> None:
+    rows = range(0, len(grid.sites), math.ceil(LABEL_APART / high))
+    axes.set_yticks([row + 0.5 for row in rows], [lettering.text(grid.sites[row], 40) for row in rows])
+    axes.tick_params("y", length=0, pad=5, labelsize=style.LABEL)
+
+
+def _label_tokens(axes: "Axes", tokens: list[str], second: list[str], wide: float, label: float) -> None:
+    """The tokens below, and those of the other text above: level where they fit, and else turned."""
+    turn = 0 if label <= wide else 45 if wide >= 1.6 * style.LABEL else 90
+    columns = range(0, len(tokens), math.ceil(LABEL_APART / wide))
+    places = [column + 0.5 for column in columns]
+    below: dict[str, Any] = {"ha": "right", "va": "center"} if turn else {"ha": "center"}
+    above: dict[str, Any] = {"ha": "left", "va": "center"} if turn else {"ha": "center"}
+    turned: dict[str, Any] = {"rotation": turn, "rotation_mode": "anchor", "color": style.INK, "size": style.LABEL}
+    axes.set_xticks(places, [tokens[column] for column in columns], **turned, **below)
+    axes.tick_params("x", length=0, pad=4)
+    if second:
+        top = axes.secondary_xaxis("top")
+        top.set_xticks(places, [second[column] for column in columns], **turned, **above)
+        top.tick_params("x", length=0, pad=4)
+
+
+def _draw_key(measure: Measure, painted: Any, sheet: Sheet, top: float) -> None:
     """What the colours mean: a bar, its ticks, what it measures and in which unit."""
-    unit = f" ({pen.lettering.text(measure.unit, 40)})" if measure.unit else ""
-    name = pen.lettering.fitted(f"{pen.lettering.text(measure.name, 60)}{unit}", LEGEND.width, SITE)
-    pen.text(name, x, y + 4, Lead(MUTED, SITE))
-    bar = Box(x, y + 11, LEGEND.width, 7)
-    inside = Box(bar.left + 0.3, bar.top + 0.3, bar.width - 0.6, bar.height - 0.6)
-    pen.cells(inside, colours(np.linspace(0, 1, 64)[None], measure.meaning), seams=False)
-    pen.outline(bar)
-    end = -math.inf
-    for tick in sorted(ticks(measure)):
-        wide = width_of(tick.label, KEY)
-        start = min(max(tick.at * bar.width - wide / 2, 0), bar.width - wide)
-        if start < end + 5 or not 0 <= tick.at <= 1:
-            continue
-        end = start + wide
-        at = bar.left + tick.at * bar.width
-        pen.line([(at, bar.bottom), (at, bar.bottom + 2.5)], MUTED)
-        pen.text(tick.label, bar.left + start, bar.bottom + 8, Lead(MUTED, KEY))
+    axes = sheet.axes(Box(0, top, 190, 7))
+    bar = sheet.figure.colorbar(painted, cax=axes, orientation="horizontal", format=number)
+    assert bar.solids is not None
+    bar.solids.set_edgecolor("face")  # or some viewers show lines between the colours
+    bar.outline.set(edgecolor=style.FAINT, linewidth=0.6, visible=True)
+    bar.minorticks_off()
+    low, high = painted.norm.vmin, painted.norm.vmax
+    if measure.each_layer:
+        bar.set_ticks([0, 1], labels=["−most" if measure.meaning == "diverging" else "least", "most of its layer"])
+        least, most = bar.ax.get_xticklabels()
+        least.set_horizontalalignment("left")
+        most.set_horizontalalignment("right")
+    elif measure.scale == "log" and measure.meaning == "diverging" and high > 0:
+        bar.set_ticks([float(f"{part * high:.2g}") for part in (-1, -0.01, 0, 0.01, 1)])
+    elif measure.scale == "log" and low > 0:
+        bar.ax.xaxis.set_major_locator(style.log_ticks(low, high, 4))
+    else:
+        bar.ax.xaxis.set_major_locator(style.linear_ticks(4))
+    axes.tick_params("x", length=2.5, labelsize=style.SMALL)
+    lettering = sheet.lettering
+    unit = f" ({lettering.text(measure.unit, 40)})" if measure.unit else ""
+    axes.set_title(
+        lettering.fitted(f"{lettering.text(measure.name, 60)}{unit}", 190, style.LABEL), color=style.MUTED, pad=3
+    )

@@ -1,112 +1,53 @@
 """Lines on paper: series along the layers, with bands."""
 
-import math
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hiddenscope.views.figures.lettering import Lettering, width_of
-from hiddenscope.views.figures.pen import Box, Lead, Pen, Plan, Point
-from hiddenscope.views.figures.scale import CLASSES, FAINT, MUTED, linear_ticks, log_ticks, tick_said
+from hiddenscope.views.figures import style
+from hiddenscope.views.figures.sheet import Box, Sheet
+from hiddenscope.views.figures.style import Lettering, number, width_of
 from hiddenscope.views.values import Floats, Lines, Series
 
-SMALL, NAME = 7.0, 7.5
-WIDTH, HEIGHT = 470.0, 190.0
-ROW = 13.0  # of the key
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+
+Array: TypeAlias = NDArray[np.float64]
+
+WIDTH, HEIGHT = 440.0, 190.0
+DASH = (0, (3.0, 2.0))
 
 
-@dataclass(frozen=True)
-class _Chart:
-    """The rectangle that the series lie in, the values at its lower and upper edge, and the ticks between."""
-
-    box: Box
-    low: float
-    high: float
-    log: bool
-    ticks: tuple[float, ...]
-    count: int
-
-    def across(self, place: float) -> float:
-        return self.box.left + (place + 0.5) / self.count * self.box.width
-
-    def down(self, value: float) -> float:
-        if self.log:
-            share = math.log(value / self.low) / math.log(self.high / self.low)
-        else:
-            share = (value - self.low) / (self.high - self.low)
-        return self.box.bottom - share * self.box.height
-
-    def shows(self, value: float) -> bool:
-        return math.isfinite(value) and (value > 0 or not self.log)
-
-    def runs(self, values: Floats) -> Iterator[list[int]]:
-        """Places without a gap between them."""
-        run: list[int] = []
-        for place, value in enumerate(values.tolist()):
-            if self.shows(value):
-                run.append(place)
-            elif run:
-                yield run
-                run = []
-        if run:
-            yield run
-
-
-def plan_lines(lines: Lines, lettering: Lettering) -> Plan:
-    """Every series, with what its band is in the key."""
-    rows = 1 + max((row for _, row, _, _ in _keys(lines, lettering)), default=-1)
-    named = 14.0 if lines.y_name or lines.unit else 4.0
-    height = named + HEIGHT + 28 + ROW * rows
-    return Plan(WIDTH, height, partial(_paint, lines, named))
-
-
-def _paint(lines: Lines, named: float, pen: Pen, top: float) -> None:
-    chart = _chart(lines, top + named)
-    _paint_axes(lines, chart, pen)
+def draw_lines(lines: Lines, sheet: Sheet) -> None:
+    """Every series, with what its band is in the legend."""
+    axes = sheet.axes(Box(0, 0, WIDTH, HEIGHT))
+    low, high = _limits(lines)
+    axes.set(xlim=(-0.5, len(lines.x) - 0.5), yscale=lines.scale, ylim=(low, high))
+    axes.yaxis.set_major_locator(style.log_ticks(low, high, 6) if lines.scale == "log" else style.linear_ticks(6))
+    axes.yaxis.set_major_formatter(number)
+    axes.minorticks_off()
+    axes.grid(axis="y")
+    axes.tick_params("y", length=0)
+    axes.tick_params("x", length=2.5)
+    _label_places(axes, lines, sheet.lettering)
+    handles = _draw_series(axes, lines)
     unit = f"({lines.unit})" if lines.unit else ""
-    said = " ".join(pen.lettering.text(part, 80) for part in (lines.y_name, unit) if part)
-    pen.text(said, 0, top + 5, Lead(MUTED, NAME))
-    _paint_series(lines, chart, pen)
-    for (x, row, said, series), ink in zip(_keys(lines, pen.lettering), _inks(lines), strict=False):
-        y = chart.box.bottom + 38 + ROW * row
-        dash = (3.0, 2.0) if series.style == "dash" else ()
-        pen.line([(x, y), (x + 14, y)], ink, 5.0 if series.style == "bar" else 1.6, dash)
-        pen.text(said, x + 19, y, Lead(size=NAME))
+    name = " ".join(sheet.lettering.text(part, 80) for part in (lines.y_name, unit) if part)
+    axes.set_title(name, color=style.MUTED)
+    if [series.name for series in lines.series if not series.band] != [lines.y_name]:
+        sheet.legend(handles, _names(lines, sheet.lettering), Box(0, sheet.extent(axes).bottom + 8, WIDTH, 0))
 
 
-def _keys(lines: Lines, lettering: Lettering) -> list[tuple[float, int, str, Series]]:
-    """For each series: where its key stands, in which row, and what it says; one that has said it all needs none."""
-    found: list[tuple[float, int, str, Series]] = []
-    if [one.name for one in lines.series if not one.band] == [lines.y_name]:
-        return found
-    x, row = 0.0, 0
-    for series in lines.series:
-        band = f" (band: {lettering.text(series.band, 60)})" if series.band else ""
-        said = lettering.fitted(f"{lettering.text(series.name, 60)}{band}", WIDTH - 19, NAME)
-        wide = 19 + width_of(said, NAME)
-        if x and x + wide > WIDTH:
-            x, row = 0.0, row + 1
-        found.append((x, row, said, series))
-        x += wide + 16
-    return found
+def _names(lines: Lines, lettering: Lettering) -> list[str]:
+    bands = (f" (band: {lettering.text(series.band, 60)})" if series.band else "" for series in lines.series)
+    return [f"{lettering.text(series.name, 60)}{band}" for series, band in zip(lines.series, bands, strict=True)]
 
 
-def _inks(lines: Lines) -> list[str]:
-    return [CLASSES[place % len(CLASSES)] for place in range(len(lines.series))]
-
-
-def _chart(lines: Lines, top: float) -> _Chart:
-    low, high, ticks = _range(lines)
-    left = max(width_of(tick_said(tick), SMALL) for tick in ticks) + 9
-    box = Box(left, top, WIDTH - left - 4, HEIGHT)
-    return _Chart(box, low, high, lines.scale == "log", tuple(ticks), len(lines.x))
-
-
-def _range(lines: Lines) -> tuple[float, float, list[float]]:
+def _limits(lines: Lines) -> tuple[float, float]:
+    """The values at the lower and the upper edge: zero where it is near, and some room."""
     log = lines.scale == "log"
     sides = [side for one in lines.series for side in (one.y, one.low, one.high) if side is not None]
     values = np.concatenate(sides).astype(np.float64)
@@ -115,27 +56,18 @@ def _range(lines: Lines) -> tuple[float, float, list[float]]:
         values = np.append(values, 0.0)
     low, high = (float(values.min()), float(values.max())) if len(values) else (0.1 if log else 0.0, 1.0)
     if log:
-        return low / 1.15, high * 1.15, log_ticks(low / 1.15, high * 1.15, 6) or [low]
+        return low / 1.15, high * 1.15
     low = 0.0 if 0 < low < 0.6 * high else low
     room = ((high - low) or abs(high) or 1.0) * 0.06
     flat = low == high == 0
-    low, high = low if low == 0 else low - room, high if high == 0 and not flat else high + room
-    return low, high, linear_ticks(low, high, 5)
+    return low if low == 0 else low - room, high if high == 0 and not flat else high + room
 
 
-def _paint_axes(lines: Lines, chart: _Chart, pen: Pen) -> None:
-    box = chart.box
-    for tick in chart.ticks:
-        y = chart.down(tick)
-        pen.line([(box.left, y), (box.right, y)], FAINT, 0.9 if tick == 0 else 0.6)
-        pen.text(tick_said(tick), box.left - 5, y, Lead(MUTED, SMALL, anchor="right"))
-    labels = [pen.lettering.text(_short(place), 16) for place in lines.x]
-    for place in _labelled(labels, box.width / len(labels)):
-        x = chart.across(place)
-        pen.line([(x, box.bottom), (x, box.bottom + 2.5)], MUTED)
-        pen.text(labels[place], x, box.bottom + 9, Lead(MUTED, SMALL, anchor="center"))
-    along = "layer" if lines.x_name == "site" else pen.lettering.text(lines.x_name, 80)
-    pen.text(along, (box.left + box.right) / 2, box.bottom + 21, Lead(MUTED, NAME, anchor="center"))
+def _label_places(axes: "Axes", lines: Lines, lettering: Lettering) -> None:
+    labels = [lettering.text(_short(place), 16) for place in lines.x]
+    places = _labelled(labels, WIDTH / len(labels))
+    axes.set_xticks(places, [labels[place] for place in places])
+    axes.set_xlabel("layer" if lines.x_name == "site" else lettering.text(lines.x_name, 80))
 
 
 def _short(place: str) -> str:
@@ -145,57 +77,62 @@ def _short(place: str) -> str:
 
 def _labelled(labels: list[str], slot: float) -> list[int]:
     """As many places as there is room to label, the last among them."""
-    wide = max(width_of(label, SMALL) for label in labels)
-    ordinary = max((width_of(label, SMALL) for label in labels[:-1]), default=0.0)
+    widths = [width_of(label, style.SMALL) for label in labels]
+    ordinary = max(widths[:-1], default=0.0)
     step = next((size for size in (1, 2, 4, 5, 10, 20, 50, 100) if size * slot >= ordinary + 5), len(labels))
     last = len(labels) - 1
-    clear = [place for place in range(0, last, step) if (last - place) * slot >= (wide + ordinary) / 2 + 4]
+    clear = [place for place in range(0, last, step) if (last - place) * slot >= (max(widths) + ordinary) / 2 + 4]
     return [*clear, last]
 
 
-def _paint_series(lines: Lines, chart: _Chart, pen: Pen) -> None:
-    inked = list(zip(lines.series, _inks(lines), strict=True))
-    bars = [(series, ink) for series, ink in inked if series.style == "bar"]
-    thick = min(26.0, 0.76 * chart.box.width / chart.count / max(1, len(bars)))
-    for series, ink in inked:
+def _draw_series(axes: "Axes", lines: Lines) -> "list[Artist]":
+    """Bands first, then bars, then lines; the handles for the legend, in the order of the series."""
+    handles: dict[int, Artist] = {}
+    log = lines.scale == "log"
+    numbered = list(enumerate(lines.series))
+    bars = [(place, series) for place, series in numbered if series.style == "bar"]
+    thick = min(26.0 * len(lines.x) / WIDTH, 0.76 / max(1, len(bars)))
+    for place, series in numbered:
+        if series.style != "bar" and series.low is not None and series.high is not None:
+            low, high = _drawable(series.low, log), _drawable(series.high, log)
+            axes.fill_between(np.arange(len(low)), low, high, color=style.class_colour(place), alpha=0.16, linewidth=0)
+    for side, (place, series) in enumerate(bars):
+        x = np.arange(len(lines.x)) + (side - (len(bars) - 1) / 2) * thick
+        handles[place] = _draw_bars(axes, x, series, thick, style.class_colour(place), log)
+    for place, series in numbered:
         if series.style != "bar":
-            _paint_band(series, ink, chart, pen)
-    for place, (series, ink) in enumerate(bars):
-        _paint_bars(series, ink, chart, pen, ((place - (len(bars) - 1) / 2) * thick, thick))
-    for series, ink in inked:
-        if series.style != "bar":
-            _paint_line(series, ink, chart, pen)
+            handles[place] = _draw_line(axes, _drawable(series.y, log), series, style.class_colour(place))
+    return [handles[place] for place, _ in numbered]
 
 
-def _paint_line(series: Series, ink: str, chart: _Chart, pen: Pen) -> None:
-    dash = (3.0, 2.0) if series.style == "dash" else ()
-    for run in chart.runs(series.y):
-        points = _points(chart, run, series.y)
-        if len(run) > 1:
-            pen.line(points, ink, 1.4, dash)
-        if len(run) == 1 or (chart.count <= 60 and not dash):
-            pen.dots(np.array(points), ink, 1.7)
+def _drawable(values: Floats, log: bool) -> Array:
+    """The values, and NaN where there is nothing to draw."""
+    exact = values.astype(np.float64)
+    return np.where(np.isfinite(exact) & ((exact > 0) | (not log)), exact, np.nan)
 
 
-def _points(chart: _Chart, places: list[int], values: NDArray[np.floating]) -> list[Point]:
-    return [(chart.across(place), chart.down(float(values[place]))) for place in places]
+def _draw_line(axes: "Axes", y: Array, series: Series, colour: str) -> "Artist":
+    dashed = series.style == "dash"
+    there = np.isfinite(np.concatenate([[np.nan], y, [np.nan]]))
+    alone = there[1:-1] & ~there[:-2] & ~there[2:]
+    dotted = alone if dashed or len(y) > 60 else there[1:-1]  # a line of one point is a dot
+    (line,) = axes.plot(
+        np.arange(len(y)), y, color=colour, linestyle=DASH if dashed else "solid", marker="o" if dotted.any() else "",
+        markersize=3.4, markeredgewidth=0, markevery=np.flatnonzero(dotted).tolist(), zorder=3,
+    )  # fmt: skip
+    return line
 
 
-def _paint_band(series: Series, ink: str, chart: _Chart, pen: Pen) -> None:
-    if series.low is None or series.high is None:
-        return
-    for run in chart.runs(np.where(np.isfinite(series.high), series.low, np.nan)):
-        back = _points(chart, run[::-1], series.low)
-        pen.area([*_points(chart, run, series.high), *back], ink, 0.16)
+def _draw_bars(axes: "Axes", x: NDArray[np.floating], series: Series, thick: float, colour: str, log: bool) -> "Artist":
+    from matplotlib.patches import Patch
 
-
-def _paint_bars(series: Series, ink: str, chart: _Chart, pen: Pen, place: tuple[float, float]) -> None:
-    shift, thick = place
-    base = chart.down(chart.low if chart.log else 0.0)
-    for at in (at for run in chart.runs(series.y) for at in run):
-        x, y = chart.across(at) + shift, chart.down(float(series.y[at]))
-        pen.rect(Box(x - thick / 2 + 0.3, min(y, base), thick - 0.6, max(0.4, abs(base - y))), ink)
-        if series.low is not None and series.high is not None:
-            ends = [float(series.low[at]), float(series.high[at])]
-            if all(map(chart.shows, ends)):
-                pen.line([(x, chart.down(end)) for end in ends], "#000000", 0.9)
+    y = _drawable(series.y, log)
+    bottom = axes.get_ylim()[0] if log else 0.0
+    there = np.isfinite(y)
+    look: dict[str, Any] = {"color": colour, "edgecolor": colour, "linewidth": 0.4}  # an edge shows even a zero
+    axes.bar(x[there], y[there] - bottom, 0.92 * thick, bottom=bottom, zorder=2, **look)
+    if series.low is not None and series.high is not None:
+        low, high = _drawable(series.low, log), _drawable(series.high, log)
+        both = np.isfinite(low) & np.isfinite(high) & there
+        axes.vlines(x[both], low[both], high[both], color=style.INK, linewidth=0.9, zorder=4)
+    return Patch(facecolor=colour, linewidth=0)
