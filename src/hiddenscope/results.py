@@ -9,7 +9,6 @@ sizes of toy
 """
 
 import base64
-import csv
 import json
 import os
 import re
@@ -385,33 +384,27 @@ def _unescape(text: str) -> str:
 
 
 def _write_csv(result: Result, path: Path) -> None:
+    """One row for each number, with its labels; a label that does not apply is empty."""
+    import pandas
+
     data = result.data
-    dims = [str(dim) for dim in data.sizes]
-    extra = [str(name) for name in data.coords if name not in data.sizes and data[name].dims]
+    labels = [*map(str, data.sizes), *(str(name) for name in data.coords if name not in data.sizes and data[name].dims)]
     with path.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow([_cell(name) for name in (*dims, *extra, "variable", "value")])
+        head = pandas.DataFrame(columns=[_cell(name) for name in (*labels, "variable", "value")])
+        head.to_csv(file, index=False, lineterminator="\r\n")
         for name, variable in data.data_vars.items():
-            columns = _columns(data, variable, dims, extra)
-            values = variable.to_numpy().flat
-            writer.writerows(
-                [*(_cell(cell) for cell in row), _cell(str(name)), _cell(value)]
-                for *row, value in zip(*columns, values, strict=True)
-            )
+            cells = [*(_spread(data[label], variable) for label in labels), str(name), variable.to_numpy().ravel()]
+            frame = pandas.DataFrame(dict(enumerate(cells)), index=range(variable.size))
+            for column in frame.select_dtypes(exclude="number"):
+                frame[column] = frame[column].map(_cell)
+            frame.to_csv(file, index=False, header=False, na_rep="nan", lineterminator="\r\n")
 
 
-def _columns(data: "xarray.Dataset", variable: "xarray.DataArray", dims: list[str], extra: list[str]) -> Iterator[Any]:
-    """For each label, what it is at every number of the variable; empty where it does not apply."""
-    import numpy as np
-
-    for name in (*dims, *extra):
-        label = data[name]
-        if set(label.dims) <= set(variable.dims):
-            others = [dim for dim in variable.dims if dim not in label.dims]
-            spread = label.expand_dims({dim: variable.sizes[dim] for dim in others}) if others else label
-            yield spread.transpose(*variable.dims).to_numpy().flat
-        else:
-            yield np.full(variable.size, "", dtype=object).flat
+def _spread(label: "xarray.DataArray", variable: "xarray.DataArray") -> Any:
+    """What a label is at every number of a variable; empty where it does not apply."""
+    if not set(label.dims) <= set(variable.dims):
+        return ""
+    return label.broadcast_like(variable).transpose(*variable.dims).to_numpy().ravel()
 
 
 def _cell(value: Any) -> Any:
