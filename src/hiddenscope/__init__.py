@@ -54,7 +54,7 @@ if TYPE_CHECKING:  # the same names for type checkers; tests/test_public.py prin
     from hiddenscope.states import Source as Source
     from hiddenscope.states import States as States
     from hiddenscope.states import Tokens as Tokens
-    from hiddenscope.views.story import story as story
+    from hiddenscope.views.render import story as story
 
 __version__ = "0.1.0"
 

@@ -158,7 +158,7 @@ NAMES = {
     "record": "passes.record",
     "recording": "passes.recording",
     "resume": "passes.resume",
-    "story": "views.story",
+    "story": "views.render",
 }
 """The public names that are no analysis, and the module of each."""
 

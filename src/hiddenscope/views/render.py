@@ -1,47 +1,83 @@
-"""Results as files and in notebooks: fills the tables in which `Result` looks for its pages and figures."""
+"""Results as pages, figures and notebook outputs: fills the tables in which `Result` looks for them.
+
+page     one result: its views, its findings, and where it comes from
+story    several results on one page, each with a title, what to look at, and its views
+"""
 
 import base64
-from collections.abc import Mapping
+import os
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from hiddenscope.results import DISPLAYS, FINDINGS, RENDERERS, TABLES, Result, in_words
+from hiddenscope.errors import FileError
+from hiddenscope.files import replacing
+from hiddenscope.results import DISPLAYS, FINDINGS, RENDERERS, TABLES, Facts, Result, in_words
 from hiddenscope.views.figures import Format, image
-from hiddenscope.views.kinds import KINDS, views_of
+from hiddenscope.views.kinds import KINDS, sections_of, views_of
 from hiddenscope.views.page import document, frame
+from hiddenscope.views.values import View
 
 NOTEBOOK_DPI = 130
 HEIGHT = 620  # of a notebook's output, until the page has said how high it is
-MADE_BY = ("model", "revision", "weights", "dtype", "device", "attention", "versions")
+ORIGIN = ("model", "revision", "weights", "dtype", "device", "attention", "versions")
 
 
 def page(result: Result) -> str:
-    """A result as one page: its views, its findings, and where it comes from."""
+    """A result as one HTML page."""
     views = views_of(result)
     title = f"{result.title[:1].upper()}{result.title[1:]}"
-    return document(views, title, [*[""] * len(views), _told(result)])
+    return document(views, title, [*[""] * len(views), _closing(result)])
 
 
-def _told(result: Result) -> str:
+def story(
+    results: Sequence[Result], path: str | os.PathLike[str], *, title: str = "", opening: str = "", closing: str = ""
+) -> None:
+    """Write one offline page about several results in order, whole or not at all.
+
+    `opening` and `closing` are plain text: blank lines separate paragraphs, `# ` begins a heading, `- ` a list, and
+    words between backticks are code.
+
+    >>> import tempfile, xarray
+    >>> norms = Result("sizes", xarray.Dataset({"norm": ("site", [1.0, 2.5])}, {"site": ["a", "b"]}), {}, {})
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     story([norms], f"{folder}/story.html", title="Two numbers")
+    ...     "<h1>Two numbers</h1>" in Path(folder, "story.html").read_text()
+    True
+    """
+    if Path(path).suffix.lower() != ".html":
+        raise FileError(f"A story in {os.fspath(path)!r}", "it is a page", "Give the path the suffix .html.")
+    prose: list[str] = []
+    views: list[View] = []
+    for section in (section for result in results for section in sections_of(result)):
+        prose += [f"# {section.title}\n\n{section.prose}", *[""] * (len(section.views) - 1)]
+        views += section.views
+    title = title or ", ".join(result.title for result in results)
+    html = document(views, title, [f"{opening}\n\n{prose[0]}" if prose else opening, *prose[1:], closing])
+    with replacing(path) as fresh:
+        fresh.write_text(html, "utf-8")
+
+
+def _closing(result: Result) -> str:
+    """What stands beneath the views: the findings in sentences, or else the facts, and where they come from."""
     findings = FINDINGS.get(result.kind)
     parts = {
         "Findings": [f"- {sentence}".replace("\n", " ") for sentence in findings(result)] if findings else [],
         "Facts": [] if findings else _items(result.facts),
-        "Where it comes from": _items({key: result.source.get(key) for key in MADE_BY}),
+        "Where it comes from": _items({key: result.source.get(key) for key in ORIGIN}),
     }
     return "\n\n".join(f"# {name}\n\n" + "\n".join(lines) for name, lines in parts.items() if lines)
 
 
-def _items(facts: Mapping[str, Any]) -> list[str]:
-    """One line a fact; facts of a stack are many, and stand one by one behind its name."""
-    found = []
+def _items(facts: Facts) -> list[str]:
+    """One line for each fact; a large group of facts is listed fact by fact, each behind the group's name."""
+    lines = []
     for key, value in facts.items():
         if isinstance(value, dict) and (len(value) > 5 or any(isinstance(inner, dict) for inner in value.values())):
-            found += [f"- {key}: {line.removeprefix('- ')}" for line in _items(value)]
+            lines += [f"- {key}: {line.removeprefix('- ')}" for line in _items(value)]
         elif value not in (None, "", [], {}):
-            found.append(f"- {key}: {in_words(value)}".replace("\n", " "))
-    return found
+            lines.append(f"- {key}: {in_words(value)}".replace("\n", " "))
+    return lines
 
 
 def _save_page(result: Result, path: Path) -> None:
@@ -52,18 +88,17 @@ def _save_figure(suffix: Format, result: Result, path: Path) -> None:
     path.write_bytes(image(views_of(result), suffix))
 
 
-def _framed(result: Result) -> str:
+def _framed_page(result: Result) -> str:
     return frame(page(result), HEIGHT)
 
 
-def _figure(result: Result) -> str:
+def _encoded_figure(result: Result) -> str:
     return base64.b64encode(image(views_of(result), ".png", dpi=NOTEBOOK_DPI)).decode("ascii")
 
 
 RENDERERS[".html"] = _save_page
 for _suffix in (".png", ".svg", ".pdf"):
     RENDERERS[_suffix] = partial(_save_figure, _suffix)
+DISPLAYS.update({"text/html": _framed_page, "image/png": _encoded_figure})
 FINDINGS.update({word: kind.findings for word, kind in KINDS.items() if kind.findings})
 TABLES.update({word: kind.tables for word, kind in KINDS.items() if kind.tables})
-DISPLAYS["text/html"] = _framed
-DISPLAYS["image/png"] = _figure
