@@ -1,5 +1,6 @@
 """Tiny models that are loaded once, real ones where they can be had, and a look at what hangs on a module."""
 
+import os
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -68,4 +69,4 @@ def hanging() -> Callable[[nn.Module], dict[str, Any]]:
 
 @pytest.fixture(autouse=True, scope="session")
 def _few_threads() -> None:
-    torch.set_num_threads(2)
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 2)))

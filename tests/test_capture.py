@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 import hiddenscope as hs
 from hiddenscope.errors import PassError, SiteError, StatesError, TextError
-from hiddenscope.model.batching import disagreement, plan
+from hiddenscope.model.batching import disagreement
+from hiddenscope.passes.inputs import compose
 from hiddenscope.states import Pair, States
 from hiddenscope.testing import build, tiny_model, tiny_tokenizer
 
@@ -132,7 +133,7 @@ def test_a_text_in_a_batch_equals_the_text_alone(
     tiny: Tiny, family: str, lengths: list[int], budget: int, seed: int
 ) -> None:
     model, texts = tiny(family), texts_of(lengths, seed)
-    assert model.batches
+    assert model.batching.padded
     states = model.capture(texts, batch_tokens=budget)
     assert states.tokens.lengths.tolist() == lengths, "the order given is the order returned"
     assert states.tokens.ids.tolist() == [token for text in texts for token in text]
@@ -158,7 +159,7 @@ def test_a_pair_in_a_batch_equals_the_pair_alone(
 @pytest.mark.parametrize("name", PAD_UNSAFE)
 def test_a_model_that_padding_disturbs_is_run_text_by_text(name: str) -> None:
     model = hs.load((build(conformance_row(name)), None))
-    assert model.batches is False and "farther off than rounding may" in model.batching.why
+    assert model.batching.padded is False and "times the rounding tolerance" in model.batching.reason
     texts = texts_of([9, 3, 17, 9])
     states = model.capture(texts, "layer.*", batch_tokens=10_000)
     for number, text in enumerate(texts):
@@ -174,7 +175,7 @@ def test_sparse_attention_is_what_it_was_however_short_a_text_came_before() -> N
     module, (long, middle, short) = with_config("BigBirdForMaskedLM", **sizes), texts_of([61, 40, 3])
     model = hs.load((module, None))
     states = model.capture([short, long, middle, short])
-    assert not model.batches and module.bert.attention_type == "block_sparse"  # type: ignore[union-attr]
+    assert not model.batching.padded and module.bert.attention_type == "block_sparse"  # type: ignore[union-attr]
     for number, text in enumerate([short, long, middle]):
         entries = report(with_config("BigBirdForMaskedLM", **sizes), text).hidden_states
         assert all(torch.equal(states.of(number)[f"layer.{k}"], entries[k][0, : len(text)]) for k in range(4))
@@ -200,15 +201,15 @@ def test_texts_on_both_sides_of_a_turn_of_positions_are_kept_apart() -> None:
     assert disagreement(alone[1], mixed.of(1)) > 100, "together they do differ"  # type: ignore[union-attr]
 
 
-@given(lengths=st.lists(st.integers(1, 300), max_size=30), budget=st.integers(1, 2000), turn=st.integers(1, 300))
-def test_a_plan_holds_each_text_once_within_its_budget(lengths: list[int], budget: int, turn: int) -> None:
+@given(lengths=st.lists(st.integers(1, 300), max_size=30), budget=st.integers(1, 2000), switch=st.integers(1, 300))
+def test_a_plan_holds_each_text_once_within_its_budget(lengths: list[int], budget: int, switch: int) -> None:
     for padded in (True, False):
-        batches = plan(lengths, budget, padded=padded, turn=turn)
+        batches = compose(lengths, budget, padded=padded, rope_switch=switch)
         assert sorted(text for batch in batches for text in batch) == list(range(len(lengths)))
         for batch in batches:
             own = [lengths[text] for text in batch]
             assert len(own) == 1 or (padded and len(own) * max(own) <= budget)
-            assert max(own) <= turn or min(own) > turn
+            assert max(own) <= switch or min(own) > switch
 
 
 def test_padding_never_reaches_a_pooled_text(tiny: Tiny) -> None:
@@ -244,7 +245,7 @@ def test_a_dtype_that_is_asked_for_is_what_the_states_were_turned_into(tiny: Tin
 
 @pytest.mark.parametrize("budget", [0, -5])
 def test_a_budget_of_nothing_is_refused(tiny: Tiny, budget: int) -> None:
-    with pytest.raises(PassError, match=f"Batches of {budget} tokens"):
+    with pytest.raises(PassError, match=f"batch_tokens must be at least 1, got {budget}"):
         tiny("gpt2").capture([TEXT], batch_tokens=budget)
 
 
@@ -506,14 +507,14 @@ def test_a_source_says_what_made_the_states(tiny: Tiny) -> None:
 def test_a_window_is_as_long_as_the_positions_go() -> None:
     for name, window in [("RobertaForMaskedLM", 127), ("ProphetNetForCausalLM", 126), ("MptForCausalLM", 128)]:
         model = hs.load((build(conformance_row(name)), None))
-        assert model.encoder.window == window
+        assert model.text_encoder.window == window
         assert model.capture(texts_of([window]), "layer.1").values.shape[1] == window  # type: ignore[union-attr]
 
 
 def test_a_decoder_may_have_a_window_of_its_own() -> None:
     model = hs.load((build(conformance_row("LEDForConditionalGeneration")), None))
-    text, window = texts_of([200])[0], model.encoder.target_window or 0
-    assert 0 < window < (model.encoder.window or 0)
+    text, window = texts_of([200])[0], model.text_encoder.target_window or 0
+    assert 0 < window < (model.text_encoder.window or 0)
     assert len(model.capture([text], "layer.1", targets=[text[:window]]).decoder.tokens) == min(200, window)  # type: ignore
     with pytest.raises(TextError, match=f"takes {window:,}"):
         model.capture([text], "layer.1", targets=[[5] * (window + 1)])

@@ -169,7 +169,7 @@ def test_a_module_in_another_dtype(family: str, dtype: torch.dtype) -> None:
     model = hs.load((tiny_model(family).to(dtype), None))
     states = model.capture(TEXTS)
     assert model.dtype == states.values.dtype == dtype  # type: ignore[union-attr]
-    assert model.batches, model.batching.why
+    assert model.batching.padded, model.batching.reason
     assert states.source.dtype == str(dtype).removeprefix("torch.")  # type: ignore[union-attr]
     with torch.no_grad():
         entries = tiny_model(family).to(dtype)(torch.tensor([TEXT]), output_hidden_states=True).hidden_states
@@ -206,7 +206,7 @@ def test_quantised_modules(library: str) -> None:
 def test_more_than_the_free_memory_is_refused_before_any_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     model, passes = hs.load((tiny_model("llama"), None)), []
     handle = model.module.register_forward_pre_hook(lambda *_: passes.append(1))
-    monkeypatch.setattr("hiddenscope.passes.buffer.free_memory", lambda: 2**20)
+    monkeypatch.setattr("hiddenscope.passes.buffers.free_memory", lambda: 2**20)
     with pytest.raises(TooLarge, match=r"5 sites of 1,200 tokens, 64 wide in float32: that is .* GiB") as caught:
         model.capture([[5] * 100] * 12)
     assert isinstance(caught.value, MemoryError) and "disk" in caught.value.remedy and passes == []
@@ -219,7 +219,7 @@ def test_two_stacks_share_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> No
     model = hs.load((tiny_model("bart"), None))
     texts = [[5] * 100] * 6
     size = 4 * 600 * 64 * 4
-    monkeypatch.setattr("hiddenscope.passes.buffer.free_memory", lambda: int(1.5 * size))
+    monkeypatch.setattr("hiddenscope.passes.buffers.free_memory", lambda: int(1.5 * size))
     model.capture(texts, "encoder.layer.*")
     with pytest.raises(TooLarge):
         model.capture(texts, targets=texts)

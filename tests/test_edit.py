@@ -24,8 +24,8 @@ OTHER = [12, 40, 66, 101, 90]
 
 def texts(model: hs.Model) -> dict[str, Any]:
     """A padded batch where the model takes one, with targets where it has a decoder of its own."""
-    count = 2 if model.batches else 1
-    return {"batch": TEXTS[:count]} | ({"targets": TARGETS[:count]} if len(model.anatomy.stacks) > 1 else {})
+    count = 2 if model.batching.padded else 1
+    return {"inputs": TEXTS[:count]} | ({"targets": TARGETS[:count]} if len(model.anatomy.stacks) > 1 else {})
 
 
 def of(states: hs.States | hs.Pair, site: hs.Site) -> Tensor:
@@ -298,7 +298,7 @@ def test_a_pass_in_another_thread_is_not_changed(tiny: Tiny) -> None:
 def test_gradients_flow_through_what_was_changed(family: str, frozen: bool, hanging: Hanging) -> None:
     module = tiny_model(family).double().requires_grad_(not frozen)
     model = hs.load((module, None))
-    given = {"batch": [TEXTS[0]]} | ({"targets": [TARGETS[0]]} if len(model.anatomy.stacks) > 1 else {})
+    given = {"inputs": [TEXTS[0]]} | ({"targets": [TARGETS[0]]} if len(model.anatomy.stacks) > 1 else {})
     before = hanging(module)
     site = model.anatomy.select("layer.1")[-1]
     vector = torch.linspace(-1, 1, 64, dtype=torch.float64, requires_grad=True)

@@ -50,8 +50,8 @@ def of(states: hs.States | hs.Pair, site: hs.Site) -> Tensor:
 def batches(model: hs.Model) -> list[dict[str, Any]]:
     """A text alone and, where the model takes one, a padded batch."""
     two = len(model.anatomy.stacks) > 1
-    counts = (1, 2) if model.batches else (1,)
-    return [{"batch": TEXTS[:n]} | ({"targets": TARGETS[:n]} if two else {}) for n in counts]
+    counts = (1, 2) if model.batching.padded else (1,)
+    return [{"inputs": TEXTS[:n]} | ({"targets": TARGETS[:n]} if two else {}) for n in counts]
 
 
 def check_every_layer(model: hs.Model) -> set[str]:
@@ -61,7 +61,7 @@ def check_every_layer(model: hs.Model) -> set[str]:
     for given in batches(model):
         full = hs.record(model, **given, sites=layers, logits=True)
         for site in layers:
-            again = hs.resume(model, given["batch"], site, of(full.states, site), targets=given.get("targets"))
+            again = hs.resume(model, given["inputs"], site, of(full.states, site), targets=given.get("targets"))
             assert torch.equal(again.logits, full.logits), site  # type: ignore[arg-type]
             above = [other for other in layers if not other < site]
             assert all(torch.equal(of(again.states, other), of(full.states, other)) for other in above), site
@@ -78,8 +78,8 @@ def test_the_recorded_values_give_the_full_pass_with_blocks_skipped(tiny: Tiny, 
 def test_where_skipping_would_be_wrong_every_block_is_run_and_it_is_said(tiny: Tiny, family: str) -> None:
     model = tiny(family)
     notes = check_every_layer(model)
-    assert notes and all("every block was run" in note for note in notes)
-    assert skipping(model, model.anatomy.sites[0].stack).why_not
+    assert notes and all("Every block was run" in note for note in notes)
+    assert skipping(model, model.anatomy.sites[0].stack).refused
 
 
 @pytest.mark.parametrize("name", FOUR)
@@ -87,20 +87,20 @@ def test_shared_keys_and_values(name: str) -> None:
     assert check_every_layer(conformance_model(name)) == set(), "nothing is shared in it"
     kinds = ["sliding_attention", "full_attention"] * 2
     notes = check_every_layer(conformance_model(name, num_kv_shared_layers=2, layer_types=kinds, **FOUR[name]))
-    assert notes and all("every block was run" in note for note in notes)
+    assert notes and all("Every block was run" in note for note in notes)
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_rwkv_whose_cache_a_skipped_block_would_not_fill() -> None:
     model = conformance_model("RwkvForCausalLM")
     notes = check_every_layer(model)
-    assert notes and all("every block was run" in note for note in notes)
+    assert notes and all("Every block was run" in note for note in notes)
 
 
 def test_experts_group_padding_too(tiny: Tiny) -> None:
     model = tiny("mixtral")
     check_every_layer(model)
-    assert not skipping(model).why_not
+    assert not skipping(model).refused
 
 
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # on a CPU without bfloat16
@@ -117,7 +117,7 @@ def test_final_runs_just_the_head(tiny: Tiny, family: str) -> None:
     model, given = tiny(family), batches(tiny(family))[-1]
     full = hs.record(model, **given, logits=True)
     site = model.anatomy.select("final")[-1]
-    again = hs.resume(model, given["batch"], "final", of(full.states, site), targets=given.get("targets"))
+    again = hs.resume(model, given["inputs"], "final", of(full.states, site), targets=given.get("targets"))
     assert torch.equal(again.logits, full.logits)  # type: ignore[arg-type]
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import hiddenscope as hs
 from hiddenscope import hooks
-from hiddenscope.passes.sweep import Base, Exchange, Ways, alone, begin, sweep, tried
+from hiddenscope.passes.sweep import Base, Exchange, Shortcuts, alone, begin, shortcuts_of, sweep
 from hiddenscope.testing import tiny_model
 
 Tiny = Callable[..., hs.Model]
@@ -66,8 +66,8 @@ def test_it_is_the_loop_of_single_passes(tiny: Tiny, family: str, hanging: Hangi
     expected = torch.stack([alone(model, base, variant, at) for variant in variants])
     torch.testing.assert_close(swept.values, expected, rtol=1e-5, atol=1e-5)
     assert (swept.values - base.logits[at]).abs().max() > 0.01, "the states that were put in do something"
-    ways = tried(model)
-    assert (ways.joins, ways.reuses, ways.together) == (*SAVED[family], True)
+    ways = shortcuts_of(model)
+    assert (ways.joins, ways.reuses, ways.batched) == (*SAVED[family], True)
     assert bool(ways.notes) == (SAVED[family] != ALL)
     assert hanging(model.module) == before
 
@@ -108,15 +108,15 @@ def test_it_is_a_loop_with_hooks_of_ones_own(tiny: Tiny, family: str) -> None:
     torch.testing.assert_close(swept.values, torch.stack(expected), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("ways", [Ways(), Ways(joins=True), Ways(reuses=True), Ways(together=False)], ids=str)
-def test_each_way_gives_the_same(tiny: Tiny, ways: Ways) -> None:
+@pytest.mark.parametrize("ways", [Shortcuts(), Shortcuts(joins=True), Shortcuts(reuses=True), Shortcuts(batched=False)], ids=str)
+def test_each_way_gives_the_same(tiny: Tiny, ways: Shortcuts) -> None:
     model = tiny("llama")
     sites = changeable(model)
     base, other, at = prepared(model, sites)
     variants = every(base, other, sites)
     variants.append([Exchange(hs.Site(1), (1, 3), other.states[hs.Site(1)][1:3]),
                      Exchange(hs.Site(2, "mlp"), (0,), other.states[hs.Site(2, "mlp")][:1])])  # fmt: skip
-    one, two = sweep(model, base, variants, at), sweep(model, base, variants, at, ways=ways)
+    one, two = sweep(model, base, variants, at), sweep(model, base, variants, at, shortcuts=ways)
     torch.testing.assert_close(one.values, two.values, rtol=1e-5, atol=1e-5)
     assert one.tokens < two.tokens or ways.reuses
 
@@ -200,7 +200,7 @@ def test_in_another_dtype_and_kernel(kernel: str, dtype: torch.dtype) -> None:
     expected = torch.stack([alone(model, base, variant, at) for variant in variants])
     room = 1e-5 if dtype == torch.float32 else 0.1
     torch.testing.assert_close(swept.values, expected, rtol=room, atol=room)
-    assert tried(model).joins and tried(model).reuses
+    assert shortcuts_of(model).joins and shortcuts_of(model).reuses
 
 
 @pytest.mark.parametrize("error", [RuntimeError("torn"), KeyboardInterrupt()], ids=lambda e: type(e).__name__)

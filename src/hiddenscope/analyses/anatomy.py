@@ -42,7 +42,7 @@ def anatomy(model: Model) -> Result:
         "class": type(model.module).__name__,
         **{stack.name: _stack(found, stack) for stack in found.stacks},
         "head": "none" if found.head is None else _head(found.head),
-        "batching": model.batching.why,
+        "batching": model.batching.reason,
         "notes": list(model.notes),
     }
     return Result("anatomy", data, facts, model.source())

@@ -10,7 +10,7 @@ findings  Anatomy: all of it in one value
 """
 
 from hiddenscope.anatomy.branches import shown
-from hiddenscope.anatomy.find import find
+from hiddenscope.anatomy.find import find, still_holds
 from hiddenscope.anatomy.findings import EVERYTHING, Anatomy, Head, Stack
 from hiddenscope.anatomy.inputs import accepts, arguments, probe, vocabulary
 from hiddenscope.anatomy.taps import Tap
@@ -26,5 +26,6 @@ __all__ = [
     "find",
     "probe",
     "shown",
+    "still_holds",
     "vocabulary",
 ]

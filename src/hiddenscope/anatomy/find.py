@@ -56,6 +56,18 @@ def find(module: nn.Module, *, name: str = "") -> Anatomy:
     return Anatomy(tuple(stacks), _head(module, first), name)
 
 
+def still_holds(module: nn.Module, anatomy: Anatomy) -> bool:
+    """Whether an anatomy that was remembered is proved again on one batch."""
+    try:
+        run = _run(module, anatomy.name, TRIALS[0])
+    except (AnatomyError, NotFinite):
+        return False
+    proofs = [proof for _, proof in run.found]
+    return len(proofs) == len(anatomy.stacks) and all(
+        stack.proof.agrees(proof) for stack, proof in zip(anatomy.stacks, proofs, strict=True)
+    )
+
+
 def _run(module: nn.Module, name: str, trial: Trial) -> _Run:
     """Make one trial pass and prove every stack on it."""
     two = "decoder_input_ids" in accepts(module)

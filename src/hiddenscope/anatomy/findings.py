@@ -84,10 +84,12 @@ class Anatomy:
         return proof.final_width or proof.width if site.layer is None else proof.width
 
     def select(self, patterns: Any) -> tuple[Site, ...]:
-        """The sites that patterns choose; a part that was refused says why.
+        """The sites that patterns choose, none for `()`; a part that was refused says why.
 
         `layer.*,final` means `final` where there is one and it is as wide as the layers, so that they make one array.
         """
+        if isinstance(patterns, tuple | list) and not patterns:
+            return ()
         try:
             chosen = select(patterns, self.sites, owner=self.name, reported=self._entries)
         except SiteError as error:

@@ -17,7 +17,8 @@
 'Linear'
 """
 
+from hiddenscope.loading.cache import cache_folder
 from hiddenscope.loading.checkpoint import Loaded
 from hiddenscope.loading.sources import open_source
 
-__all__ = ["Loaded", "open_source"]
+__all__ = ["Loaded", "cache_folder", "open_source"]

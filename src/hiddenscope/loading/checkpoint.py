@@ -31,6 +31,8 @@ _STORED = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat
 class Loaded:
     """A module with its tokenizer, where they came from, and every choice that was made for the user.
 
+    `folder` holds the files they were read from; a live module has none.
+
     >>> import torch
     >>> Loaded(torch.nn.Linear(2, 2), None, "Linear", None, ()).name
     'Linear'
@@ -41,6 +43,7 @@ class Loaded:
     name: str
     revision: str | None
     notes: tuple[str, ...]
+    folder: Path | None = None
 
 
 @dataclass(frozen=True)

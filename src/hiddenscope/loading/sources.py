@@ -64,7 +64,7 @@ def open_source(
 
 def _load(path: Path, name: str, revision: str | None, wanted: Wanted, *notes: str) -> Loaded:
     module, tokenizer, chosen = load_folder(check_folder(path), wanted)
-    return Loaded(module, tokenizer, name, revision, (*(note for note in notes if note), *chosen))
+    return Loaded(module, tokenizer, name, revision, (*(note for note in notes if note), *chosen), path)
 
 
 def _live(source: Any, given: list[str]) -> Loaded:

@@ -1,15 +1,15 @@
 """Model: a loaded network with its tokenizer, whose states have been proved.
 
 fingerprint  a hash by which its weights are known again
-batching     which texts go through together, and whether they may
-generation   the states of a text while it is written
+batching     whether texts may go through in padded batches
+generation   the states of a text while it is generated
 """
 
 from __future__ import annotations
 
 import math
 import threading
-from functools import cache, cached_property
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
@@ -17,14 +17,28 @@ import torch
 from torch import nn
 
 from hiddenscope import hooks, progress
-from hiddenscope.anatomy import Anatomy, Stack, find, vocabulary
+from hiddenscope.anatomy import Anatomy, Stack, find, still_holds, vocabulary
 from hiddenscope.errors import PassError
-from hiddenscope.loading import Loaded, open_source
-from hiddenscope.model import batching, generation
-from hiddenscope.model.batching import Batching
+from hiddenscope.loading import Loaded, cache_folder, open_source
+from hiddenscope.model import generation
+from hiddenscope.model.batching import try_batching
 from hiddenscope.model.fingerprint import Fingerprint
-from hiddenscope.passes import EVERYTHING, Encoder, Texts, landings, make_batch, run, together, watchable
+from hiddenscope.passes import (
+    EVERYTHING,
+    Batching,
+    Inputs,
+    Keep,
+    TextEncoder,
+    Texts,
+    buffers_for,
+    check_targets,
+    recordable,
+    run,
+    states_in,
+)
+from hiddenscope.sites import SitePatterns
 from hiddenscope.states import Pair, Source, States
+from hiddenscope.trials import Memory, Trials, weights_identity
 
 if TYPE_CHECKING:
     import os
@@ -32,10 +46,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 LIBRARIES = ("hiddenscope", "torch", "transformers", "tokenizers", "safetensors")
+from hiddenscope.passes.inputs import BATCH_OVERHEAD as ANOTHER_BATCH  # noqa: E402  # old names
+from hiddenscope.passes.inputs import BATCH_TOKENS as BUDGETS  # noqa: E402, F401
 WINDOWS = ("max_position_embeddings", "max_seq_len", "max_encoder_position_embeddings", "max_target_positions")
-BUDGETS = {"cpu": 2048, "cuda": 16384}
-# What a batch costs whatever is in it, in tokens: measured on a CPU, guessed on a GPU.
-ANOTHER_BATCH = {"cpu": 64, "cuda": 2048}
 
 
 def load(
@@ -71,20 +84,44 @@ class Model:
     """
 
     def __init__(self, loaded: Loaded) -> None:
-        self.module: nn.Module = watchable(loaded.module)
+        self.module: nn.Module = recordable(loaded.module)
         self.tokenizer = loaded.tokenizer
         self.name, self.revision, self.notes = loaded.name, loaded.revision, loaded.notes
         self.lock = threading.RLock()
-        self.anatomy: Anatomy = find(self.module, name=self.name)
-        self.notes += tuple(map(_of_another_width, (s for s in self.anatomy.stacks if _differs(s))))
-        self.encoder = _encoder(self)
+        self.trials = Trials(self.module, _memory(loaded, self.module))
+        self._anatomy = self.trials.once("anatomy", lambda: find(self.module, name=self.name), form=Anatomy)
+        self.remembered = self.trials.recalled("anatomy")
+        self._unchecked = self.remembered
+        self.notes += tuple(map(_note_on_final, (stack for stack in self._anatomy.stacks if _final_differs(stack))))
+        self.text_encoder = _text_encoder(self)
         self._fingerprint = Fingerprint(self.module)
-        self.batching = Batching(False, math.inf, "not tried yet")
-        self.batching = batching.check(self)
+        self.batching = Batching(False, math.inf, "it has not been tried yet")
+        self.batching = self.trials.once("batching", lambda: try_batching(self), form=Batching)
+
+    @property
+    def anatomy(self) -> Anatomy:
+        """Where its states are, with the proof.
+
+        A proof that is `remembered` from an earlier load is made again on one batch before it is first used.
+        """
+        if self._unchecked:
+            with self.lock:
+                if self._unchecked:
+                    self._unchecked = False
+                    self._check_memory()
+        return self._anatomy
+
+    def _check_memory(self) -> None:
+        """Prove the remembered anatomy on one batch; if it does not hold, forget it and find it anew."""
+        if not still_holds(self.module, self._anatomy):
+            self.trials.forget()
+            self.remembered = False
+            self._anatomy = self.trials.once("anatomy", lambda: find(self.module, name=self.name), form=Anatomy)
+            self.batching = self.trials.once("batching", lambda: try_batching(self), form=Batching)
 
     def __repr__(self) -> str:
-        stacks = " and ".join(f"{stack.depth} layers" for stack in self.anatomy.stacks)
-        width = self.anatomy.stacks[0].proof.width
+        stacks = " and ".join(f"{stack.depth} layers" for stack in self._anatomy.stacks)
+        width = self._anatomy.stacks[0].proof.width
         return f"Model({self.name}: {stacks}, {width} wide, {_short(self.dtype)} on {self.device})"
 
     @property
@@ -95,86 +132,104 @@ class Model:
     @property
     def dtype(self) -> torch.dtype:
         """What its states are computed in."""
-        return self.anatomy.stacks[0].proof.dtype
+        return self._anatomy.stacks[0].proof.dtype
 
     @property
-    def batches(self) -> bool:
-        """Whether a text in a padded batch gives what it gives alone."""
+    def encoder(self) -> TextEncoder:  # noqa: D102  # old name
+        return self.text_encoder
+
+    @property
+    def batches(self) -> bool:  # noqa: D102  # old name
         return self.batching.padded
 
     @property
-    def turn(self) -> int | None:
-        """The length beyond which every text of a batch is computed otherwise, if there is one."""
-        return self.batching.turn
+    def turn(self) -> int | None:  # noqa: D102  # old name
+        return self.batching.rope_switch
 
     @property
-    def masks(self) -> bool:
-        """Whether texts of one length must carry a mask."""
+    def masks(self) -> bool:  # noqa: D102  # old name
         return self.batching.masked
+
+    def encode(
+        self, texts: Texts | Inputs, *, targets: Texts | Inputs | None = None, truncate: bool = False
+    ) -> Inputs:
+        """Texts as the model takes them: encoded once, for any number of passes. Inputs stay as they are.
+
+        In an encoder-decoder `targets` are its decoder's texts, the start token alone if not given.
+
+        >>> from hiddenscope.testing import tiny_model
+        >>> load((tiny_model("bert"), None)).encode([[5, 6], [7, 8, 9]]).lengths
+        [2, 3]
+        """
+        two = len(self._anatomy.stacks) > 1
+        if targets is not None and not two:
+            reason = f"{self.name} has one stack, and no decoder beside an encoder"
+            raise PassError("Cannot use targets", reason, "Leave `targets` out.")
+        with self.lock:  # a tokenizer serves one thread at a time
+            inputs = self.text_encoder.encode(texts, truncate=truncate)
+            if targets is not None:
+                targets = self.text_encoder.encode_targets(targets, len(inputs), truncate=truncate)
+            elif two and inputs.targets is None:
+                targets = self.text_encoder.start_tokens(len(inputs))
+        return inputs if targets is None else inputs.with_targets(targets)
 
     def capture(
         self,
-        texts: Texts,
-        sites: Any = EVERYTHING,
+        texts: Texts | Inputs,
+        sites: SitePatterns = EVERYTHING,
         *,
         targets: Texts | None = None,
         batch_tokens: int | None = None,
         dtype: torch.dtype | None = None,
         truncate: bool = False,
+        keep: Keep = "host",
     ) -> States | Pair:
         """The states of any number of texts, in the order given, one row for each token.
 
         Texts are batched by length, at most `batch_tokens` at a time. An encoder-decoder gives a Pair; `targets` are
-        its decoder's texts, the start token alone if not given.
+        its decoder's texts, the start token alone if not given. `keep="device"` leaves states where they are computed.
 
         >>> from hiddenscope.testing import tiny_model
         >>> load((tiny_model("bert"), None)).capture([[5, 6], [7, 8, 9]], "layer.-1").tokens.lengths.tolist()
         [2, 3]
         """
-        watchable(self.module)
-        wanted = self.anatomy.select(sites)
+        recordable(self.module)
+        chosen = self.anatomy.select(sites)
+        if not chosen:
+            raise PassError("No sites to capture", "the list is empty", "Name at least one, such as 'layer.*'.")
         if batch_tokens is not None and batch_tokens < 1:
-            raise PassError(f"Batches of {batch_tokens} tokens", "a text has at least one", "Give a larger number.")
-        with self.lock:  # a tokenizer serves one thread at a time
-            encoded = self.encoder.encode(texts, truncate=truncate)
-        two = len(self.anatomy.stacks) > 1
-        if targets is not None and not two:
-            raise PassError("Targets for a decoder", f"{self.name} has one stack", "Leave `targets` out.")
-        aims = self.encoder.targets(targets, len(encoded.ids), truncate=truncate) if two else None
-        landed = landings(self, wanted, encoded, aims, dtype)
-        kind = self.device.type if self.device.type in BUDGETS else "cpu"
-        budget, another = batch_tokens or BUDGETS[kind], ANOTHER_BATCH[kind]
-        lengths = (
-            encoded.lengths if aims is None else [sum(pair) for pair in zip(encoded.lengths, aims.lengths, strict=True)]
-        )
-        with self.lock, progress.track("Capturing", total=sum(lengths)) as advance:
-            for numbers in batching.plan(
-                lengths, budget, padded=self.batches, turn=self.batching.turn, another=another
-            ):
-                run(self, make_batch(self, encoded, aims, numbers), numbers, landed)
-                advance(sum(lengths[number] for number in numbers))
-        return together(landed)
+            raise PassError(f"batch_tokens must be at least 1, got {batch_tokens}", "a text has tokens", "Give more.")
+        inputs = self.encode(texts, targets=targets, truncate=truncate)
+        check_targets(self, inputs, chosen, logits=False)
+        buffers = buffers_for(self, chosen, inputs, dtype, keep)
+        costs = inputs.costs
+        with self.lock, progress.track("Capturing", total=sum(costs)) as advance:
+            for indices, batch in inputs.batches(self, batch_tokens=batch_tokens):
+                run(self, batch.pad(self), indices, buffers)
+                advance(sum(costs[index] for index in indices))
+        return states_in(buffers)
 
     def capture_generation(
-        self, prompt: Texts, *, max_new_tokens: int = 20, sites: Any = EVERYTHING, **options: Any
+        self, prompt: Texts | Inputs, *, max_new_tokens: int = 20, sites: SitePatterns = EVERYTHING, **options: Any
     ) -> States | Pair:
-        """The states of a prompt and of what the model writes after it, each token's once, with its cache on.
+        """The states of a prompt and of what the model generates after it, each token's once, with its cache on.
 
         `options` go to `generate`, such as `do_sample=True`. An end-of-text token is never fed in and has no state.
         """
-        watchable(self.module)
+        recordable(self.module)
         with self.lock:
-            if self._generation:
+            refused = self.trials.once("generation", lambda: generation.check(self))
+            if refused:
                 remedy = "Generate first, then capture the whole text with capture()."
-                raise PassError(f"States from inside generate of {self.name}", self._generation, remedy)
-            encoded = self.encoder.encode(prompt)
-            if len(encoded.ids) != 1:
-                raise PassError("States from inside generate", f"{len(encoded.ids)} prompts were given", "Give one.")
-            return generation.generate(self, encoded, max_new_tokens, sites, options)
+                raise PassError(f"Cannot record states inside generate of {self.name}", refused, remedy)
+            inputs = self.text_encoder.encode(prompt)
+            if len(inputs) != 1:
+                raise PassError("Cannot record states inside generate", f"got {len(inputs)} prompts", "Give one.")
+            return generation.generate(self, inputs, max_new_tokens, sites, options)
 
     def source(self, stack: str | None = None) -> Source:
         """Where the states of a stack come from, for their provenance."""
-        found = next(part for part in self.anatomy.stacks if stack in (None, part.name))
+        own = next(part for part in self._anatomy.stacks if stack in (None, part.name))
         config: Any = getattr(self.module, "config", None)
         return Source(
             self.name,
@@ -185,20 +240,28 @@ class Model:
             attention=str(getattr(config, "_attn_implementation", None) or "none"),
             versions=_versions(),
             notes=self.notes,
-            depth=found.depth,
-            final=found.proof.final is not None,
+            depth=own.depth,
+            final=own.proof.final is not None,
             cls=getattr(self.tokenizer, "cls_token_id", None),
-            reported=tuple("" if site is None else str(site) for site in self.anatomy.reported(found)),
+            reported=tuple("" if site is None else str(site) for site in self._anatomy.reported(own)),
         )
 
-    @cached_property
-    def _generation(self) -> str:
-        """Why states from inside `generate` are refused; empty if they are not."""
-        return generation.check(self)
+
+def _memory(loaded: Loaded, module: nn.Module) -> Memory | None:
+    """Where the trials of a model that was read from a folder are remembered; a live module has no such place."""
+    weights = None if loaded.folder is None else weights_identity(loaded.folder)
+    if weights is None:
+        return None
+    weight = next(module.parameters())
+    config: Any = getattr(module, "config", None)
+    kernel = getattr(config, "_attn_implementation", None)
+    place = weight.device.type, torch.cuda.get_device_name(weight.device) if weight.is_cuda else ""
+    identity = weights, type(module).__name__, weight.dtype, *place, kernel, sorted(_versions().items())
+    return Memory(cache_folder(), *identity)
 
 
-def _encoder(model: Model) -> Encoder:
-    """The encoder of a model's texts, with the limits its configuration gives."""
+def _text_encoder(model: Model) -> TextEncoder:
+    """The tokenizer of a model with the limits that its configuration gives."""
     config: Any = getattr(model.module, "config", None)
     text: Any = config.get_text_config() if hasattr(config, "get_text_config") else config
     starts = [getattr(part, "decoder_start_token_id", None) for part in (config, _generation_config(model.module))]
@@ -208,7 +271,7 @@ def _encoder(model: Model) -> Encoder:
     size = vocabulary(model.module)
     pad = next((pad for pad in pads if isinstance(pad, int) and 0 <= pad < size), 0)
     target_window = getattr(config, "max_decoder_position_embeddings", None)
-    return Encoder(model.tokenizer, _window(model.module, text), size, model.name, start, pad, target_window)
+    return TextEncoder(model.tokenizer, _window(model.module, text), size, model.name, start, pad, target_window)
 
 
 def _generation_config(module: nn.Module) -> Any:
@@ -246,10 +309,10 @@ def _short(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _differs(stack: Stack) -> bool:
+def _final_differs(stack: Stack) -> bool:
     return stack.proof.final_width not in (None, stack.proof.width)
 
 
-def _of_another_width(stack: Stack) -> str:
+def _note_on_final(stack: Stack) -> str:
     final, width = stack.proof.final_width, stack.proof.width
     return f"Its final is {final} wide and its layers {width}: `layer.*,final` leaves final out; ask for it by itself."

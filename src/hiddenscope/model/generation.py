@@ -13,17 +13,17 @@ from torch import Tensor
 from hiddenscope.anatomy import probe
 from hiddenscope.errors import Error, PassError, TextError
 from hiddenscope.model.batching import disagreement
-from hiddenscope.passes import Encoded, Recording, Subject, record, recording
-from hiddenscope.sites import Site
+from hiddenscope.passes import Inputs, ModelLike, Recording, record, recording
+from hiddenscope.sites import Site, SitePatterns
 from hiddenscope.states import Pair, States
 
 TRIAL_PROMPT, TRIAL_TOKENS = 6, 4
-CACHE_ROOM = 8  # a cache adds up in another order than a full pass does; wrong positions are thousands of times off
+CACHE_TOLERANCES = 8  # a cache adds up in another order than a full pass; wrong positions are thousands of times off
 ONE_TEXT = {"num_beams", "num_return_sequences", "num_beam_groups", "assistant_model", "prompt_lookup_num_tokens"}
 
 
 def generate(
-    model: Subject, prompt: Encoded, max_new_tokens: int, sites: Any, options: Mapping[str, Any]
+    model: ModelLike, prompt: Inputs, max_new_tokens: int, sites: SitePatterns, options: Mapping[str, Any]
 ) -> States | Pair:
     """Let the model continue a prompt, and give the states of every token it was fed.
 
@@ -36,7 +36,7 @@ def generate(
         raise PassError("States from inside generate", reason, "Leave it out: one text is written, token by token.")
     if max_new_tokens < 1:
         raise TextError(f"{max_new_tokens} new tokens", "that is nothing to generate", "Ask for at least one.")
-    length, window = len(prompt.ids[0]) + max_new_tokens, model.encoder.window
+    length, window = len(prompt.ids[0]) + max_new_tokens, model.text_encoder.window
     if window and length > window and len(model.anatomy.stacks) == 1:
         reason = f"with the prompt's that is {length:,}, and {model.anatomy.name} takes {window:,}"
         raise TextError(f"{max_new_tokens:,} new tokens", reason, "Ask for fewer, or give a shorter prompt.")
@@ -46,11 +46,11 @@ def generate(
     return _assembled(model, recorded, prompt, written, max_new_tokens)
 
 
-def check(model: Subject) -> str:
+def check(model: ModelLike) -> str:
     """Why the states from inside `generate` are not to be trusted in this model; empty if they are."""
     if not model.anatomy.stacks[-1].causal:
         return "it is not causal: each new token changes the states of the earlier ones"
-    prompt = Encoded(None, (tuple(probe(model.module, 1, TRIAL_PROMPT, seed=4)[0].tolist()),))
+    prompt = Inputs((tuple(probe(model.module, 1, TRIAL_PROMPT, seed=4)[0].tolist()),))
     try:
         made = generate(
             model, prompt, TRIAL_TOKENS, "layer.*", {"do_sample": False, "min_new_tokens": TRIAL_TOKENS + 1}
@@ -64,20 +64,17 @@ def check(model: Subject) -> str:
         return f"its generate stopped with {type(error).__name__}: {error}"
     wholes = [whole.encoder, whole.decoder] if isinstance(whole, Pair) else [whole]
     worst = max(disagreement(full, part) for full, part in zip(wholes, parts, strict=True))
-    return (
-        ""
-        if worst <= CACHE_ROOM
-        else f"its states there are {worst:,.0f} times farther from a full pass than rounding may"
-    )
+    return "" if worst <= CACHE_TOLERANCES else f"its states there are off by {worst:,.0f} times the rounding tolerance"
 
 
-def _written(model: Subject, ids: Tensor, count: int, options: Mapping[str, Any]) -> list[int]:
+def _written(model: ModelLike, ids: Tensor, count: int, options: Mapping[str, Any]) -> list[int]:
     """The ids that the model writes after a prompt."""
     write: Any = getattr(model.module, "generate", None)
     if write is None or not getattr(model.module, "can_generate", lambda: True)():
         reason = "it has no language-model head to generate with"
         raise PassError(f"Generation with {model.anatomy.name}", reason, "Load it with task='causal-lm'.")
-    given = {"pad_token_id": model.encoder.pad, "use_cache": True, "num_beams": 1, "num_return_sequences": 1, **options}
+    fixed = {"pad_token_id": model.text_encoder.pad, "use_cache": True, "num_beams": 1, "num_return_sequences": 1}
+    given = {**fixed, **options}
     if "generation_config" not in options:
         given.setdefault("do_sample", False)
     output = write(ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, **given)
@@ -85,7 +82,9 @@ def _written(model: Subject, ids: Tensor, count: int, options: Mapping[str, Any]
     return sequence
 
 
-def _assembled(model: Subject, recorded: Recording, prompt: Encoded, written: Sequence[int], new: int) -> States | Pair:
+def _assembled(
+    model: ModelLike, recorded: Recording, prompt: Inputs, written: Sequence[int], new: int
+) -> States | Pair:
     """The states of every pass put end to end, as one text for each stack."""
     stacks = dict.fromkeys(site.stack for seen in recorded.seen for site in seen.states)
     texts = {stack: prompt.ids[0] if stack == "encoder" else tuple(written) for stack in stacks}
@@ -98,7 +97,7 @@ def _assembled(model: Subject, recorded: Recording, prompt: Encoded, written: Se
         if any(len(value) < length for value in states.values()) or length < start:
             raise PassError("States of each token", "generate fed some tokens not at all", "Use capture() on the text.")
         sites = tuple(sorted(states))
-        tokens = model.encoder.tokens(Encoded(None, (texts[stack][:length],)))
+        tokens = model.text_encoder.tokens(Inputs((texts[stack][:length],)))
         values = torch.stack([states[site][:length] for site in sites])
         made.append(States(sites, values, tokens, model.source(stack)))
     for part in made:

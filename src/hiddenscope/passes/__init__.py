@@ -1,61 +1,64 @@
-"""Passes: one run of a model, watched, changed, or entered in the middle.
+"""Passes: one run of a model: recorded, edited, or resumed in the middle.
 
-condition  whether a module can be watched as it is now
-encoder    texts made into ids, and what the model cannot take refused
-batch      several texts filled up to one length
-watcher    sees each wanted state of a pass once
-buffer     the memory in which states land
-landing    where the states of a stack come together
-record     run a model and keep the states that are wanted
-recording  keep the states of passes that somebody else runs
-changes    what may be done to a state on its way, and at which tokens
-edit       run a model while states change, or change them in passes that somebody else runs
-resume     enter the pass at a layer and run only the rest
-caches     the keys and values of tokens that are the same in every row of a batch
-sweep      one text in many variants, each computed from its first exchanged state on
-align      which tokens of two texts stand in one column
+inputs        texts as a model takes them, encoded once, and their batches
+text_encoder  texts made into ids by a tokenizer, within the limits of the model
+protocol      what a pass needs of a model and of its module
+buffers       the memory that holds the states of a pass
+record        run a model and keep states
+recording     keep the states of passes that somebody else runs
+changes       what may be done to a state, and at which tokens
+edit          run a model while states change, or change them in passes that somebody else runs
+resume        enter the pass at a layer and run only the rest
+sweep         one text in many variants, each computed from its first exchanged state on
+jacobian      how the states of one text depend on those before them
+tail          what the model makes of its last layer, applied to any rows
+align         which tokens of two texts stand in one column
 """
 
 from hiddenscope.anatomy import EVERYTHING
 from hiddenscope.passes.align import Columns, in_columns
-from hiddenscope.passes.batch import Batch
+from hiddenscope.passes.buffers import Keep, StackBuffer, buffers_for, states_in
+from hiddenscope.passes.compat import Batch, Encoded, Landing, Subject, landings, make_batch, prepare, together, watchable
 from hiddenscope.passes.changes import Add, Change, Project, Replace, Scale
-from hiddenscope.passes.condition import watchable
 from hiddenscope.passes.edit import edit, editing
-from hiddenscope.passes.encoder import Encoded, Encoder, Texts
-from hiddenscope.passes.landing import Landing, Subject, landings, together
-from hiddenscope.passes.record import Pass, make_batch, prepare, record, run
+from hiddenscope.passes.inputs import Inputs, PaddedBatch, Texts
+from hiddenscope.passes.protocol import Batching, ModelLike, recordable
+from hiddenscope.passes.record import Pass, check_targets, record, run, token_logits
 from hiddenscope.passes.recording import Recording, recording
 from hiddenscope.passes.resume import Skipping, resume, skipping
+from hiddenscope.passes.text_encoder import TextEncoder
 
 __all__ = [
+    "Batch", "Encoded", "Landing", "Subject", "landings", "make_batch", "prepare", "together", "watchable",
     "EVERYTHING",
     "Add",
-    "Batch",
+    "Batching",
     "Change",
     "Columns",
-    "Encoded",
-    "Encoder",
-    "Landing",
+    "Inputs",
+    "Keep",
+    "ModelLike",
+    "PaddedBatch",
     "Pass",
     "Project",
     "Recording",
     "Replace",
     "Scale",
     "Skipping",
-    "Subject",
+    "StackBuffer",
+    "TextEncoder",
     "Texts",
+    "buffers_for",
+    "check_targets",
     "edit",
     "editing",
     "in_columns",
-    "landings",
-    "make_batch",
-    "prepare",
     "record",
+    "recordable",
     "recording",
     "resume",
     "run",
     "skipping",
-    "together",
-    "watchable",
+    "states_in",
+    "token_logits",
 ]

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hiddenscope.errors import NotFinite, StatesError
+from hiddenscope.passes.inputs import Inputs
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,7 @@ Change: TypeAlias = Replace | Add | Scale | Project | Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
-class Standing:
+class Positions:
     """Where the tokens of one pass stand in their texts: positions [text, token], -1 for padding.
 
     `lengths` are those of the texts so far, earlier passes with a cache included; None where they cannot be known.
@@ -125,10 +126,22 @@ class Standing:
     whole: bool = True
 
     @classmethod
-    def of(cls, mask: Tensor, *, tokens: int | None = None, whole: bool = True) -> "Standing":
+    def of(cls, inputs: Inputs) -> "Positions":
+        """Those of texts that are padded on the right and go through in one pass.
+
+        >>> Positions.of(Inputs(((5, 6), (7,)))).positions
+        tensor([[ 0,  1],
+                [ 0, -1]])
+        """
+        lengths = torch.tensor(inputs.lengths)[:, None]
+        columns = torch.arange(int(lengths.max())).expand(len(inputs), -1)
+        return cls(columns.masked_fill(columns >= lengths, -1), tuple(inputs.lengths))
+
+    @classmethod
+    def by_mask(cls, mask: Tensor, *, tokens: int | None = None, whole: bool = True) -> "Positions":
         """By a mask over the texts so far, of which this pass has the last so many tokens.
 
-        >>> Standing.of(torch.tensor([[0, 1, 1]])).positions
+        >>> Positions.by_mask(torch.tensor([[0, 1, 1]])).positions
         tensor([[-1,  0,  1]])
         """
         real = mask.bool().cpu()
@@ -153,17 +166,17 @@ class Standing:
         return both[:, 0], both[:, 1]
 
 
-def changed(change: Change, states: Tensor, standing: Standing, site: Any) -> Tensor:
+def changed(change: Change, states: Tensor, where: Positions, site: Any) -> Tensor:
     """The states [text, token, width] after a change, in a new tensor; padding and what was not chosen stay."""
-    if standing.positions.shape != states.shape[:2]:
-        reason = f"the pass holds {list(states.shape[:2])} and its texts {list(standing.positions.shape)}"
+    if where.positions.shape != states.shape[:2]:
+        reason = f"the pass holds {list(states.shape[:2])} and its texts {list(where.positions.shape)}"
         raise StatesError(f"A change at {site}, text by text and token by token", reason, "Report this model.")
     if not isinstance(change, Replace | Add | Scale | Project):
         new = change(states.clone())
         _fits_in(new, states, site)
-        real = (standing.positions >= 0).to(states.device)[..., None]
+        real = (where.positions >= 0).to(states.device)[..., None]
         return torch.where(real, new.to(states), states)
-    places = tuple(place.to(states.device) for place in standing.chosen(change.tokens))
+    places = tuple(place.to(states.device) for place in where.chosen(change.tokens))
     if not len(places[0]):
         return states
     check(change, len(places[0]), states.shape[-1], site)

@@ -19,22 +19,20 @@ from torch import Tensor, nn
 from hiddenscope import hooks
 from hiddenscope.anatomy import EVERYTHING, Anatomy, Tap, find
 from hiddenscope.errors import ModuleError, SiteError, StatesError
-from hiddenscope.passes.batch import Batch
-from hiddenscope.passes.changes import Add, Change, Project, Replace, Scale, Standing, changed, check
-from hiddenscope.passes.condition import watchable
-from hiddenscope.passes.encoder import Texts
-from hiddenscope.passes.landing import Subject
-from hiddenscope.passes.record import Pass, make, prepare
-from hiddenscope.sites import Site
+from hiddenscope.passes.changes import Add, Change, Positions, Project, Replace, Scale, changed, check
+from hiddenscope.passes.inputs import Inputs, Texts
+from hiddenscope.passes.protocol import ModelLike, recordable
+from hiddenscope.passes.record import Pass, make_pass
+from hiddenscope.sites import Site, SitePatterns
 
 CACHES = ("past_key_values", "cache_params", "state", "mems")
 
 
 def edit(
-    model: Subject,
-    batch: Texts,
+    model: ModelLike,
+    inputs: Texts | Inputs,
     changes: Mapping[str | Site, Change],
-    sites: Any = EVERYTHING,
+    sites: SitePatterns = EVERYTHING,
     *,
     targets: Texts | None = None,
     logits: bool = False,
@@ -52,21 +50,21 @@ def edit(
     >>> edit(model, [[5, 6, 7]], {"layer.1": Scale(0.0, tokens=1)}, "layer.1").states["layer.1"][1].abs().sum()
     tensor(0.)
     """
-    watchable(model.module)
+    recordable(model.module)
     planned = plan(model.anatomy, changes)
-    wanted = model.anatomy.select(sites)
-    prepared = prepare(model, batch, targets)
-    standings = {site.stack: standing(prepared[2], site.stack) for site in planned}
+    chosen = model.anatomy.select(sites)
+    encoded = model.encode(inputs, targets=targets)
+    positions = {site.stack: Positions.of(encoded.of(site.stack)) for site in planned}
     for site, change in planned.items():
-        rows = len(standings[site.stack].chosen(getattr(change, "tokens", None))[0])
+        rows = len(positions[site.stack].chosen(getattr(change, "tokens", None))[0])
         check(change, rows, model.anatomy.width(site), site)
-    editor = Editor(model.anatomy, planned, lambda stack, tensor, tap: standings[stack])
+    editor = Editor(model.anatomy, planned, lambda stack, tensor, tap: positions[stack])
     with model.lock, hooks.watching(editor.watches(model.module)):
-        return make(model, prepared, wanted, logits=logits, grad=grad)
+        return make_pass(model, encoded, chosen, logits=logits, grad=grad)
 
 
 @contextmanager
-def editing(model: Subject | nn.Module, changes: Mapping[str | Site, Change]) -> Iterator[None]:
+def editing(model: ModelLike | nn.Module, changes: Mapping[str | Site, Change]) -> Iterator[None]:
     """Change states in every pass that is run inside the `with`, whoever runs it, `generate` included.
 
     Positions count over the whole text so far: with a cache, a token is changed in the pass that it is fed in, and -1
@@ -115,11 +113,6 @@ def plan(anatomy: Anatomy, changes: Any) -> dict[Site, Change]:
     return dict(sorted(planned.items()))
 
 
-def standing(batch: Batch, stack: str | None) -> Standing:
-    """Where the tokens of a batch stand that a stack works on."""
-    return Standing.of(batch.tokens(stack).mask)
-
-
 def _changeable(anatomy: Anatomy, site: Site) -> None:
     """Refuse a site whose state goes on past the place where it is seen."""
     stack = anatomy.stack(site)
@@ -141,15 +134,15 @@ def _at_a_norm(anatomy: Anatomy, site: Site) -> bool:
     return anatomy.taps[site].side == "input" and block.kind != "parallel"
 
 
-Where = Callable[[str | None, Tensor, Tap], Standing]
+Where = Callable[[str | None, Tensor, Tap], Positions]
 
 
 @dataclass
-class _Turn:
+class _Calls:
     """Counts the calls of one watch in a pass."""
 
     stack: str | None
-    calls: int = 0
+    count: int = 0
 
 
 class Editor:
@@ -157,7 +150,7 @@ class Editor:
 
     def __init__(self, anatomy: Anatomy, planned: Mapping[Site, Change], where: Where) -> None:
         self.anatomy, self.planned, self.where = anatomy, planned, where
-        self._turns: list[_Turn] = []
+        self._calls: list[_Calls] = []
         self._stream: dict[Site, Tensor] = {}
         self._thread = threading.get_ident()
 
@@ -168,9 +161,9 @@ class Editor:
 
     def begin(self, stacks: Sequence[str | None]) -> None:
         """A new pass through some stacks: calls are counted from the first again."""
-        for turn in self._turns:
-            if turn.stack in stacks:
-                turn.calls = 0
+        for calls in self._calls:
+            if calls.stack in stacks:
+                calls.count = 0
 
     def watches(self, module: nn.Module) -> list[hooks.Watch]:
         """The watches to be held, in the order of the pass, so that a change sees what those before it made."""
@@ -212,14 +205,14 @@ class Editor:
         return tap.layout.with_states(tensor, torch.where(new == mid, branch, (new - stream).to(branch.dtype)))
 
     def _watch(self, module: nn.Module, site: Site, seen: Callable[[Tap, Tensor], Tensor | None]) -> hooks.Watch:
-        tap, turn = self.anatomy.taps[site], _Turn(site.stack)
-        self._turns.append(turn)
+        tap, calls = self.anatomy.taps[site], _Calls(site.stack)
+        self._calls.append(calls)
 
         def at(*what: Any) -> Any:
             if not self.here:
                 return None
-            turn.calls += 1
-            tensor = tap.read(*what) if turn.calls == tap.call + 1 else None
+            calls.count += 1
+            tensor = tap.read(*what) if calls.count == tap.call + 1 else None
             new = None if tensor is None else seen(tap, tensor)
             if new is None:
                 return None
@@ -254,7 +247,7 @@ class _Following:
             self.given |= dict.fromkeys(stacks, (given, past))
             self.editor.begin(stacks)
 
-    def _where(self, stack: str | None, tensor: Tensor, tap: Tap) -> Standing:
+    def _where(self, stack: str | None, tensor: Tensor, tap: Tap) -> Positions:
         """Where the tokens of this pass stand, by the mask and the cache that it was given."""
         given, past = self.given.get(stack, ({}, 0))
         prefix = "decoder_" if stack == "decoder" else ""
@@ -266,10 +259,10 @@ class _Following:
         mask = given.get(f"{prefix}attention_mask")
         if isinstance(mask, Tensor) and mask.ndim == 2 and mask.shape[1] >= tokens + (past or 0):
             if past is not None or mask.shape[1] > tokens:
-                return Standing.of(mask, tokens=tokens, whole=False)
-            return Standing(Standing.of(mask).positions, None, whole=False)
+                return Positions.by_mask(mask, tokens=tokens, whole=False)
+            return Positions(Positions.by_mask(mask).positions, None, whole=False)
         positions = (torch.arange(tokens) + (past or 0)).expand(texts, tokens)
-        return Standing(positions, None if past is None else (past + tokens,) * texts, whole=False)
+        return Positions(positions, None if past is None else (past + tokens,) * texts, whole=False)
 
 
 def _past(given: Mapping[str, Any]) -> int | None:

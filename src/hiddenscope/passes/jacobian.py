@@ -16,9 +16,9 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from hiddenscope import hooks
 from hiddenscope.anatomy import Anatomy, Tap
 from hiddenscope.errors import PassError
-from hiddenscope.passes.batch import Batch
-from hiddenscope.passes.condition import watchable
-from hiddenscope.passes.landing import Subject
+from hiddenscope.passes.inputs import Inputs, PaddedBatch, Texts
+from hiddenscope.passes.protocol import ModelLike, recordable
+from hiddenscope.passes.record import not_reached, token_logits
 from hiddenscope.sites import Site
 
 
@@ -105,28 +105,28 @@ def products(output: Tensor, ends: Sequence[Any], vectors: Tensor) -> tuple[Tens
     return tuple(None if some[0] is None else torch.stack(some) for some in columns)
 
 
-def tape(model: Subject, batch: Batch, sites: Sequence[Site], *, logits: bool = False) -> Tape:
-    """Run the model over a batch of one text and keep what gradients need, up to the last of the sites.
+def tape(model: ModelLike, inputs: Texts | Inputs | PaddedBatch, sites: Sequence[Site], *, logits: bool = False) -> Tape:
+    """Run the model over one text and keep what gradients need, up to the last of the sites.
 
     >>> from hiddenscope.testing import tiny_model
     >>> from hiddenscope.model import load
     >>> model = load((tiny_model("llama"), None))
-    >>> batch = Batch.of([[5, 6, 7]], 0, model.device)
-    >>> run = tape(model, batch, model.anatomy.select("layer.*"))
+    >>> run = tape(model, [[5, 6, 7]], model.anatomy.select("layer.*"))
     >>> found = dict(run.pull({Site(2): torch.ones(1, 3, 64)}))
     >>> [str(site) for site in found], found[Site(0)].shape
     (['layer.2', 'layer.1', 'layer.0'], torch.Size([1, 3, 64]))
     """
-    watchable(model.module)
+    recordable(model.module)
+    batch = inputs if isinstance(inputs, PaddedBatch) else model.encode(inputs).pad(model)
     if len(batch.lengths) != 1:
-        raise PassError("Gradients of a pass", f"there are {len(batch.lengths)} texts", "Give one at a time.")
+        raise PassError("Cannot take gradients of a pass", f"got {len(batch.lengths)} texts", "Give one at a time.")
     kept: dict[Site, State] = {}
     missing = set(sites)
     stops = not logits and not hooks.is_offloaded(model.module)
 
     def watch(site: Site) -> hooks.Watch:
         tap = model.anatomy.taps[site]
-        tokens = batch.tokens(site.stack).ids.shape[1]
+        tokens = batch.of_stack(site.stack).ids.shape[1]
 
         def seen(tensor: Tensor) -> Tensor | None:
             kept[site], new = (
@@ -141,11 +141,10 @@ def tape(model: Subject, batch: Batch, sites: Sequence[Site], *, logits: bool = 
 
     watches = [watch(site) for site in sorted(sites)]
     with model.lock, torch.inference_mode(False), torch.enable_grad(), hooks.watching(watches):
-        output = hooks.run(model.module, batch.arguments(model.module, masked=model.masks))
+        output = hooks.run(model.module, batch.arguments(model.module, masked=model.batching.masked))
     if missing:
-        reason = f"the {model.anatomy.taps[min(missing)]} was not called in this pass"
-        raise PassError(f"The state at {min(missing)}", reason, "Load the model anew: it was changed.")
-    return Tape(kept, _logits(output, batch, model) if logits else None)
+        raise not_reached(model.anatomy, min(missing))
+    return Tape(kept, token_logits(output, batch, model) if logits else None)
 
 
 def _cut(tap: Tap, tensor: Tensor, tokens: int) -> tuple[State, Tensor]:
@@ -194,13 +193,3 @@ def _add(met: dict[Site, Tensor], site: Site, new: Tensor, row: int) -> None:
         grown = _grown(old, max(len(old), row + len(new)), old[0]).clone()
         grown[row : row + len(new)] += new
         met[site] = grown
-
-
-def _logits(output: Any, batch: Batch, model: Subject) -> Tensor:
-    """The logits of the text's tokens."""
-    logits, fed = getattr(output, "logits", None), batch.targets or batch
-    if not isinstance(logits, Tensor) or logits.shape[:-1] != fed.ids.shape:
-        gives = f"its head gives {list(logits.shape)}, not one row a token" if isinstance(logits, Tensor) else ""
-        remedy = "Load it with task='causal-lm' or 'masked-lm'."
-        raise PassError(f"Logits of {model.anatomy.name}", gives or "it has no head that gives any", remedy)
-    return logits[0]

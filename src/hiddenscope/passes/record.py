@@ -1,153 +1,218 @@
-"""Record: run a model and keep the states that are wanted.
+"""Record: run a model once and keep the states that are asked for.
 
-Hooks copy the rows of real tokens, never padding, straight into one buffer; the pass stops when the last wanted state
-has been seen, and the head runs only when logits are asked for.
+Hooks copy the rows of real tokens, never padding, straight into one buffer. The pass stops after the deepest site that
+is asked for, and the head runs only when logits are.
 """
 
-from collections.abc import Mapping, Sequence
+from __future__ import annotations
+
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hiddenscope import hooks
-from hiddenscope.anatomy import EVERYTHING, Tap
+from hiddenscope.anatomy import EVERYTHING, Anatomy, Tap
 from hiddenscope.errors import NotFinite, PassError
-from hiddenscope.passes.batch import Batch
-from hiddenscope.passes.condition import watchable
-from hiddenscope.passes.encoder import Encoded, Texts
-from hiddenscope.passes.landing import Landing, Subject, landings, together
-from hiddenscope.passes.watcher import Watcher
-from hiddenscope.sites import Site
+from hiddenscope.passes.buffers import Buffers, Keep, buffers_for, states_in
+from hiddenscope.passes.inputs import Inputs, PaddedBatch, Texts
+from hiddenscope.passes.protocol import ModelLike, recordable
+from hiddenscope.sites import Site, SitePatterns
 from hiddenscope.states import Pair, States
-
-Prepared: TypeAlias = tuple[Encoded, Encoded | None, Batch]
 
 
 @dataclass(frozen=True)
 class Pass:
-    """What one pass gave: states, logits [token, vocabulary] if asked for, and with `grad` the live tensors.
+    """What one pass gave: its states, its logits [token, vocabulary] if asked for, and with `grad` the live tensors.
 
-    `notes` say what was done otherwise than usual.
+    `kept` is None for a pass without sites. `notes` say what was done otherwise than usual.
     """
 
-    states: States | Pair
+    kept: States | Pair | None
     logits: Tensor | None = None
     live: Mapping[Site, Tensor] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
-
-def run(
-    subject: Subject,
-    batch: Batch,
-    texts: Sequence[int],
-    landed: Mapping[str | None, Landing],
-    *,
-    logits: bool = False,
-    live: dict[Site, Tensor] | None = None,
-) -> Any:
-    """Make one pass over a batch, let its states land, and stop after the last of them unless logits are wanted.
-
-    `texts` are the numbers that the batch's texts have in the landings. With `live` the pass is made with gradients on,
-    and the tensors that hold the states are put there.
-    """
-    rows = {stack: {site: row for row, site in enumerate(landing.sites)} for stack, landing in landed.items()}
-    places = {stack: landing.places(texts) for stack, landing in landed.items()}
-
-    def keep(site: Site, tap: Tap, tensor: Tensor) -> None:
-        if live is not None:  # where every weight is frozen, gradients begin at the first state that is kept
-            live[site] = tensor if tensor.requires_grad else tensor.requires_grad_()
-        length = batch.tokens(site.stack).ids.shape[1]
-        stack = site.stack
-        landed[stack].buffer.write(rows[stack][site], tap.layout.states(tensor, length), places[stack])
-
-    watcher = Watcher(subject.anatomy, [site for landing in landed.values() for site in landing.sites], keep)
-    watcher.stops = not logits and not hooks.is_offloaded(subject.module)
-    graded = live is not None
-    with torch.inference_mode(False), torch.set_grad_enabled(graded), hooks.watching(watcher.watches(subject.module)):
-        output = hooks.run(subject.module, batch.arguments(subject.module, masked=subject.masks))
-    _all_seen(watcher, subject)
-    return output
+    @property
+    def states(self) -> States | Pair:
+        """The states that were kept."""
+        if self.kept is None:
+            raise PassError("No states", "the pass was made with sites=()", "Name the sites to keep.")
+        return self.kept
 
 
 def record(
-    model: Subject,
-    batch: Texts,
-    sites: Any = EVERYTHING,
+    model: ModelLike,
+    inputs: Texts | Inputs,
+    sites: SitePatterns = EVERYTHING,
     *,
     targets: Texts | None = None,
     logits: bool = False,
     grad: bool = False,
+    keep: Keep = "host",
 ) -> Pass:
-    """Run the model once over a batch of texts and keep the states that are wanted.
+    """Run the model once over a batch of texts and keep the states at the chosen sites.
 
-    With `logits` the head runs too. With `grad` the tensors themselves are kept in `live`, as the model made them, so
-    that gradients can flow.
+    `sites=()` keeps none, for the logits alone. With `logits` the head runs too. With `grad` the tensors themselves are
+    kept in `live`, as the model made them, so that gradients can flow. `keep="device"` leaves states where they were
+    computed.
 
     >>> from hiddenscope.testing import tiny_model
     >>> from hiddenscope.model import load
     >>> record(load((tiny_model("llama"), None)), [[5, 6, 7]], "layer.1").states.values.shape
     torch.Size([1, 3, 64])
     """
-    watchable(model.module)
-    wanted = model.anatomy.select(sites)
-    return make(model, prepare(model, batch, targets), wanted, logits=logits, grad=grad)
+    recordable(model.module)
+    chosen = model.anatomy.select(sites)
+    return make_pass(model, model.encode(inputs, targets=targets), chosen, logits=logits, grad=grad, keep=keep)
 
 
-def make(model: Subject, prepared: Prepared, wanted: Sequence[Site], *, logits: bool, grad: bool = False) -> Pass:
-    """Make the pass over one batch that was prepared, and keep the wanted sites."""
-    encoded, aims, filled = prepared
-    if not model.batches and (filled.padded or (filled.targets is not None and filled.targets.padded)):
-        reason = "a text in a padded batch does not give what it gives alone, in this model"
-        raise PassError(f"One pass over {len(filled.lengths)} texts", reason, "Record one at a time, or use capture().")
-    if model.turn is not None and min(filled.lengths) <= model.turn < max(filled.lengths):
-        reason = f"this model computes every text otherwise once one is longer than {model.turn:,} tokens"
-        raise PassError("One pass over short and long texts", reason, "Record them apart, or use capture().")
-    landed = landings(model, wanted, encoded, aims)
+def make_pass(
+    model: ModelLike,
+    inputs: Inputs,
+    sites: Sequence[Site],
+    *,
+    logits: bool = False,
+    grad: bool = False,
+    keep: Keep = "host",
+) -> Pass:
+    """Run encoded texts through the model as one batch and keep the states at some sites."""
+    check_targets(model, inputs, sites, logits=logits)
+    batch = inputs.pad(model)
+    _check_batch(model, batch)
+    buffers = buffers_for(model, sites, inputs, keep=keep)
     live: dict[Site, Tensor] | None = {} if grad else None
     with model.lock, torch.inference_mode(False), torch.set_grad_enabled(grad):
-        output = run(model, filled, range(len(filled.lengths)), landed, logits=logits, live=live)
-        states = together(landed)
-        return Pass(states, _logits(output, filled, model) if logits else None, live or {})
+        output = run(model, batch, range(len(inputs)), buffers, logits=logits, live=live)
+        states = states_in(buffers) if buffers else None
+        return Pass(states, token_logits(output, batch, model) if logits else None, live or {})
 
 
-def prepare(model: Subject, texts: Texts, targets: Texts | None) -> Prepared:
-    """Texts, and a decoder's targets where there is one, encoded and filled up to one batch."""
-    with model.lock:  # a tokenizer serves one thread at a time
-        encoded = model.encoder.encode(texts)
-    two = len(model.anatomy.stacks) > 1
-    if targets is not None and not two:
-        raise PassError("Targets for a decoder", f"{model.anatomy.name} has one stack", "Leave `targets` out.")
-    aims = model.encoder.targets(targets, len(encoded.ids)) if two else None
-    return encoded, aims, make_batch(model, encoded, aims, range(len(encoded.ids)))
+def run(
+    model: ModelLike,
+    batch: PaddedBatch,
+    texts: Sequence[int],
+    buffers: Buffers,
+    *,
+    logits: bool = False,
+    live: dict[Site, Tensor] | None = None,
+) -> Any:
+    """Run one batch, copy its states into the buffers, and stop after the last of them unless logits are asked for.
 
+    `texts` are the indices that the batch's texts have in the buffers. With `live` the pass is made with gradients on,
+    and the tensors that hold the states are put there.
+    """
+    places = {stack: buffer.places(texts) for stack, buffer in buffers.items()}
 
-def make_batch(model: Subject, encoded: Encoded, targets: Encoded | None, texts: Sequence[int]) -> Batch:
-    """Some of the encoded texts as one batch."""
-    pad = model.encoder.pad
-    aims = None if targets is None else Batch.of([targets.ids[i] for i in texts], pad, model.device)
-    return Batch.of([encoded.ids[i] for i in texts], pad, model.device, aims)
+    def keep(site: Site, tap: Tap, tensor: Tensor) -> None:
+        if live is not None:  # where every weight is frozen, gradients begin at the first state that is kept
+            live[site] = tensor if tensor.requires_grad else tensor.requires_grad_()
+        stack, length = site.stack, batch.of_stack(site.stack).ids.shape[1]
+        buffer = buffers[stack]
+        buffer.buffer.write(buffer.rows[site], tap.layout.states(tensor, length), places[stack])
 
-
-def _all_seen(watcher: Watcher, model: Subject) -> None:
+    sites = [site for buffer in buffers.values() for site in buffer.sites]
+    watcher = Watcher(model.anatomy, sites, keep)
+    watcher.stops = bool(sites) and not logits and not hooks.is_offloaded(model.module)
+    graded = live is not None
+    with torch.inference_mode(False), torch.set_grad_enabled(graded), hooks.watching(watcher.watches(model.module)):
+        output = hooks.run(model.module, batch.arguments(model.module, masked=model.batching.masked))
     if watcher.missing:
-        site = min(watcher.missing)
-        reason = f"the {model.anatomy.taps[site]} was not called in this pass"
-        raise PassError(f"The state at {site} of {model.anatomy.name}", reason, "Load the model anew: it was changed.")
+        raise not_reached(model.anatomy, min(watcher.missing))
+    return output
 
 
-def _logits(output: Any, batch: Batch, model: Subject) -> Tensor:
-    """The logits of real tokens, text after text."""
+def check_targets(model: ModelLike, inputs: Inputs, sites: Sequence[Site], *, logits: bool) -> None:
+    """Refuse a pass through a decoder that has been given no text."""
+    through_decoder = logits or not sites or any(site.stack != "encoder" for site in sites)
+    if len(model.anatomy.stacks) > 1 and inputs.targets is None and through_decoder:
+        model.text_encoder.required_start()
+
+
+def _check_batch(model: ModelLike, batch: PaddedBatch) -> None:
+    """Refuse a batch in which a text would get other states than alone."""
+    switch = model.batching.rope_switch
+    if not model.batching.padded and batch.padded:
+        reason = "in this model a text in a padded batch does not get the states that it gets alone"
+        remedy = "Record one text at a time, or use capture()."
+        raise PassError(f"Cannot run {len(batch.lengths)} texts of different lengths in one pass", reason, remedy)
+    if switch is not None and min(batch.lengths) <= switch < max(batch.lengths):
+        reason = f"this model computes every text of a batch otherwise once one is longer than {switch:,} tokens"
+        raise PassError("Cannot run short and long texts in one pass", reason, "Record them apart, or use capture().")
+
+
+def not_reached(anatomy: Anatomy, site: Site) -> PassError:
+    """The error for a site that a pass did not come by."""
+    reason = f"the {anatomy.taps[site]} was not called in this pass"
+    return PassError(f"No state at {site} of {anatomy.name}", reason, "Load the model again: it has been changed.")
+
+
+def token_logits(output: Any, batch: PaddedBatch, model: ModelLike) -> Tensor:
+    """The logits of real tokens [token, vocabulary], text after text."""
     logits = getattr(output, "logits", None)
-    problem, fed = f"Logits of {model.anatomy.name}", batch.targets or batch
-    if not isinstance(logits, Tensor) or logits.shape[:-1] != fed.ids.shape:
-        gives = f"its head gives {list(logits.shape)}, not one row a token" if isinstance(logits, Tensor) else ""
-        remedy = "Load it with task='causal-lm' or 'masked-lm'."
-        raise PassError(problem, gives or "it has no head that gives any", remedy)
-    rows = torch.cat([logits[text, :length] for text, length in enumerate(fed.lengths)])
+    problem, own = f"No logits of {model.anatomy.name}", batch.of_stack("decoder")
+    if not isinstance(logits, Tensor) or logits.shape[:-1] != own.ids.shape:
+        reason = "it has no language-model head"
+        if isinstance(logits, Tensor):
+            reason = f"its head gives {list(logits.shape)}, not one row per token"
+        raise PassError(problem, reason, "Load it with task='causal-lm' or 'masked-lm'.")
+    rows = torch.cat([logits[text, :length] for text, length in enumerate(own.lengths)])
     if bool(rows.isnan().any()):
-        raise NotFinite(
-            problem, "there is a NaN among them, and none in the states", "Look at the weights of the head."
-        )
+        reason = "the logits hold a NaN and the states none"
+        raise NotFinite(problem, reason, "Look at the weights of the head.")
     return rows
+
+
+class Watcher:
+    """Shows each chosen state once per pass, as `keep(site, tap, tensor)`, and knows which are still missing."""
+
+    def __init__(self, anatomy: Anatomy, sites: Sequence[Site], keep: Callable[[Site, Tap, Tensor], None]) -> None:
+        self.anatomy, self.sites, self.keep = anatomy, sites, keep
+        self.stops = False
+        self.missing = set(sites)
+        self._calls: Counter[tuple[str, hooks.Side]] = Counter()
+        self._thread = threading.get_ident()
+
+    @property
+    def here(self) -> bool:
+        """Whether it is called in its own thread, and not in somebody else's pass over the same module."""
+        return threading.get_ident() == self._thread
+
+    def begin(self) -> None:
+        """A new pass: calls are counted from the first again."""
+        self.missing = set(self.sites)
+        self._calls.clear()
+
+    def watches(self, module: nn.Module) -> list[hooks.Watch]:
+        """The hooks to hold while the model runs, one for each side of each module that shows a chosen state."""
+        places: dict[tuple[str, hooks.Side], list[Site]] = defaultdict(list)
+        for site in self.sites:
+            tap = self.anatomy.taps[site]
+            places[tap.path, tap.side].append(site)
+        return [
+            hooks.Watch(module.get_submodule(place[0]), place[1], self._seen(place, sites))
+            for place, sites in places.items()
+        ]
+
+    def _seen(self, place: tuple[str, hooks.Side], sites: Sequence[Site]) -> Callable[..., None]:
+        def seen(*arguments: Any) -> None:
+            if not self.here:
+                return
+            call = self._calls[place]
+            self._calls[place] += 1
+            for site in sites:
+                tap = self.anatomy.taps[site]
+                if tap.call == call:
+                    tensor = tap.read(*arguments)
+                    if tensor is None:
+                        raise PassError(f"No state at {site}", f"the {tap} holds no tensor", "Report this model.")
+                    self.keep(site, tap, tensor)
+                    self.missing.discard(site)
+            if self.stops and not self.missing:
+                raise hooks.Stopped
+
+        return seen

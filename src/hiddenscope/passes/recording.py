@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from hiddenscope import hooks
 from hiddenscope.anatomy import EVERYTHING, Anatomy, Tap, find
 from hiddenscope.errors import ModuleError, PassError
-from hiddenscope.passes.encoder import Encoded, Encoder
-from hiddenscope.passes.landing import Subject
-from hiddenscope.passes.watcher import Watcher
-from hiddenscope.sites import Site
+from hiddenscope.passes.inputs import Inputs
+from hiddenscope.passes.protocol import ModelLike
+from hiddenscope.passes.record import Watcher
+from hiddenscope.passes.text_encoder import TextEncoder
+from hiddenscope.sites import Site, SitePatterns
 from hiddenscope.states import Pair, Source, States, join
 
 
@@ -47,8 +48,8 @@ class Seen:
 class Recording:
     """What was seen so far: `passes`, one States (or Pair) for each pass, and `states`, all of them joined."""
 
-    def __init__(self, anatomy: Anatomy, encoder: Encoder, sources: Mapping[str | None, Source]) -> None:
-        self.anatomy, self.encoder, self.sources = anatomy, encoder, sources
+    def __init__(self, anatomy: Anatomy, text_encoder: TextEncoder, sources: Mapping[str | None, Source]) -> None:
+        self.anatomy, self.text_encoder, self.sources = anatomy, text_encoder, sources
         self.seen: list[Seen] = []
 
     @property
@@ -81,11 +82,11 @@ class Recording:
         known = torch.full(first.shape[:2], -1) if ids is None else ids.cpu()
         texts = tuple(tuple(row[keep].tolist()) for row, keep in zip(known, real, strict=True))
         values = torch.stack([seen.states[site][real] for site in sites])
-        return States(tuple(sites), values, self.encoder.tokens(Encoded(None, texts)), self.sources[stack])
+        return States(tuple(sites), values, self.text_encoder.tokens(Inputs(texts)), self.sources[stack])
 
 
 @contextmanager
-def recording(model: Subject | nn.Module, sites: Any = EVERYTHING) -> Iterator[Recording]:
+def recording(model: ModelLike | nn.Module, sites: SitePatterns = EVERYTHING) -> Iterator[Recording]:
     """Keep the states of every pass that is run inside the `with`, whoever runs it.
 
     `model` is a Model, or a module, whose states are then found and proved first.
@@ -103,12 +104,12 @@ def recording(model: Subject | nn.Module, sites: Any = EVERYTHING) -> Iterator[R
             reason = "it is compiled, and compiled code calls no hooks"
             raise ModuleError("Recording the passes of a module", reason, "Give and call the module inside.")
         anatomy, module = find(model), model
-        recorded = Recording(anatomy, Encoder(None, None, 0), _bare_sources(anatomy))
+        recorded = Recording(anatomy, TextEncoder(None, None, 0), _bare_sources(anatomy))
         lock: AbstractContextManager[Any] = nullcontext()
     else:
         anatomy, module, lock = model.anatomy, model.module, model.lock
         stacks = {site.stack for site in anatomy.sites}
-        recorded = Recording(anatomy, model.encoder, {stack: model.source(stack) for stack in stacks})
+        recorded = Recording(anatomy, model.text_encoder, {stack: model.source(stack) for stack in stacks})
     with lock, hooks.watching(_Following(recorded, module, anatomy.select(sites)).watches()):
         yield recorded
 

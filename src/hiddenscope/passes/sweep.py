@@ -1,40 +1,38 @@
 """Sweep: one text run in many variants, each with some states exchanged, and the logits of one token read off.
 
 Variants go through the model together. Each is computed only from its first exchanged state on: in depth it joins the
-batch at that layer, and where a token sees only those before it, the keys and values of the tokens before come from the
-text's own pass. An encoder that is not changed is run once. None of it is assumed: on first use it is tried on the
-model at hand, against passes made one at a time with every block run, and what fails is left out and said.
+batch at that layer, and where a token attends only to those before it, the keys and values of the tokens before come
+from the text's own pass. An encoder that is not changed is run once. None of these shortcuts is assumed: on first use
+each is tried on the model at hand, against passes made one at a time with every block run, and what fails is left out
+and noted.
 """
+
+from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from copy import copy
 from dataclasses import dataclass, replace
-from math import sqrt
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
-from hiddenscope import hooks
-from hiddenscope.anatomy import Tap, accepts, probe
+from hiddenscope import hooks, trials
+from hiddenscope.anatomy import Stack, Tap, accepts, probe
 from hiddenscope.errors import NotFinite, PassError
-from hiddenscope.passes.batch import Batch
-from hiddenscope.passes.caches import beginning, unusable
-from hiddenscope.passes.changes import Replace, Standing
-from hiddenscope.passes.condition import watchable
+from hiddenscope.passes.buffers import buffers_for
+from hiddenscope.passes.changes import Change, Positions, Replace
 from hiddenscope.passes.edit import Editor, edit, plan
-from hiddenscope.passes.encoder import Encoded, Texts
-from hiddenscope.passes.landing import Subject, landings
-from hiddenscope.passes.record import make_batch, prepare, run
+from hiddenscope.passes.inputs import BATCH_OVERHEAD, BATCH_TOKENS, Inputs, Texts
+from hiddenscope.passes.protocol import ModelLike, recordable
+from hiddenscope.passes.record import run
 from hiddenscope.passes.resume import skipping, with_cache
 from hiddenscope.sites import Site
 
-BUDGETS = {"cpu": 2048, "cuda": 16384}
-# What rounding may make of the logits in batches of other shapes, as a share of their norm: ROOM units in the last
-# place times the root of the depth, but never more than MOST of it.
-ROOM, MOST = 64, 0.05
+# The layers of Hugging Face's caches that hold every token's keys and values and nothing else.
+PLAIN_CACHE_LAYERS = ("DynamicLayer", "DynamicSlidingWindowLayer")
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,38 +45,48 @@ class Exchange:
 
 
 @dataclass(frozen=True)
-class Ways:
-    """What may be saved in a model, as it was tried: `joins` in depth, `reuses` keys and values, `narrows` the head.
+class Shortcuts:
+    """What a sweep of a model may leave out, as it was tried on the model.
 
-    `together` says whether variants go through in one batch at all; `notes` say why something may not be saved.
+    `joins`: blocks below a variant's first exchanged layer. `reuses`: the keys and values of tokens before it.
+    `narrows`: the head at other tokens. `batched`: passes one at a time. `notes` say why something may not be left out.
     """
 
     joins: bool = False
     reuses: bool = False
     narrows: bool = False
-    together: bool = True
+    batched: bool = True
     notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
 class Base:
-    """One text's own pass, from which variants begin: its ids, its states, its logits [token, vocabulary].
+    """One text's own pass, from which variants begin: its inputs, its states, its logits [token, vocabulary].
 
-    `text` is its number in the batch that it was run in, and `length` how many tokens that was filled up to.
+    `row` is its number in the batch that it was run in, and `padded_length` the length that was padded to.
     """
 
-    ids: tuple[int, ...]
-    targets: tuple[int, ...] | None
+    inputs: Inputs
     states: Mapping[Site, Tensor]
     logits: Tensor
-    text: int
-    length: int
+    row: int
+    padded_length: int
     cache: Any = None
-    encoded: Tensor | None = None
+    encoder_output: Tensor | None = None
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """The token ids of the text."""
+        return self.inputs.ids[0]
+
+    @property
+    def targets(self) -> tuple[int, ...] | None:
+        """The token ids of the decoder's text, in an encoder-decoder."""
+        return None if self.inputs.targets is None else self.inputs.targets.ids[0]
 
     def fed(self, stack: str | None) -> tuple[int, ...]:
         """The ids that a stack works on."""
-        return self.targets if stack == "decoder" and self.targets is not None else self.ids
+        return self.inputs.of(stack).ids[0]
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,32 +99,33 @@ class Swept:
     notes: tuple[str, ...]
 
 
-def begin(model: Subject, texts: Texts, sites: Sequence[Site], *, targets: Texts | None = None) -> list[Base]:
-    """The own passes of some texts, in one batch where that may be, with what a sweep needs of them."""
-    watchable(model.module)
-    encoded, aims, batch = prepare(model, texts, targets)
-    if aims is None and model.anatomy.head is None:
-        reason = "it has no head that gives any"
-        raise PassError(f"Logits of {model.anatomy.name}", reason, "Load it with task='causal-lm' or 'masked-lm'.")
-    wanted = tuple(sorted({*model.anatomy.select("layer.*"), *sites}))
-    together = _may_share(model, batch)
-    groups = [range(len(encoded.ids))] if together else [range(i, i + 1) for i in range(len(encoded.ids))]
-    return [base for some in groups for base in _begin(model, encoded, aims, wanted, some)]
+def begin(
+    model: ModelLike, texts: Texts | Inputs, sites: Sequence[Site], *, targets: Texts | Inputs | None = None
+) -> list[Base]:
+    """The own passes of some texts, in one batch where that is allowed, with what a sweep needs of them."""
+    recordable(model.module)
+    inputs = model.encode(texts, targets=targets)
+    if model.anatomy.head is None:
+        remedy = "Load it with task='causal-lm' or 'masked-lm'."
+        raise PassError(f"No logits of {model.anatomy.name}", "it has no language-model head", remedy)
+    kept = tuple(sorted({*model.anatomy.select("layer.*"), *sites}))
+    groups = [range(len(inputs))] if _may_share(model, inputs) else [range(i, i + 1) for i in range(len(inputs))]
+    return [base for group in groups for base in _own_passes(model, inputs.some(group), kept)]
 
 
 def sweep(
-    model: Subject,
+    model: ModelLike,
     base: Base,
     variants: Sequence[Sequence[Exchange]],
     at: int,
     *,
     read: Callable[[Tensor], Tensor] = lambda logits: logits,
-    ways: Ways | None = None,
+    shortcuts: Shortcuts | None = None,
     advance: Callable[[float], None] = lambda amount: None,
 ) -> Swept:
     """Run a text in many variants and read the logits [variant, vocabulary] of the token at one position.
 
-    `read` makes of some of them what is kept, so that never all are in memory.
+    `read` makes of the logits of a batch what is kept, so that never all are in memory.
 
     >>> from hiddenscope.testing import tiny_model
     >>> from hiddenscope.model import load
@@ -127,17 +136,18 @@ def sweep(
     >>> torch.allclose(swapped.values[0], other.logits[2], atol=1e-5)
     True
     """
-    ways = tried(model) if ways is None else ways
-    if ways.reuses and (why := unusable(base.cache, _answering(model).depth, base.length)):
-        ways = replace(ways, reuses=False, notes=(*ways.notes, f"keys and values were computed anew, for {why}"))
+    shortcuts = shortcuts_of(model) if shortcuts is None else shortcuts
+    if shortcuts.reuses and (why := _unusable(base.cache, _answering(model).depth, base.padded_length)):
+        note = f"Keys and values were computed anew, because {why}."
+        shortcuts = replace(shortcuts, reuses=False, notes=(*shortcuts.notes, note))
     rows: list[Tensor | None] = [None] * len(variants)
     passes = tokens = 0
     with model.lock:
-        for start, numbers in _batches(model, base, variants, at, ways):
-            logits = _pass(model, base, [variants[number] for number in numbers], start, at, ways)
+        for start, numbers in _batches(model, base, variants, at, shortcuts):
+            logits = _pass(model, base, [variants[number] for number in numbers], start, at, shortcuts)
             if bool(logits.isnan().any()):
                 reason = "there is a NaN among them"
-                raise NotFinite(f"Logits of {model.anatomy.name}", reason, "Look at what was put in.")
+                raise NotFinite(f"No logits of {model.anatomy.name}", reason, "Look at the values that were put in.")
             for number, row in zip(numbers, read(logits), strict=True):
                 rows[number] = row
             encodes = base.targets is not None and variants[numbers[0]][0].site.stack == "encoder"
@@ -145,97 +155,107 @@ def sweep(
             passes, tokens = passes + 1, tokens + len(numbers) * length
             advance(len(numbers))
     values = torch.stack([row for row in rows if row is not None]) if rows else read(base.logits[:0])
-    return Swept(values, passes, tokens, ways.notes)
+    return Swept(values, passes, tokens, shortcuts.notes)
 
 
-def alone(model: Subject, base: Base, variant: Sequence[Exchange], at: int) -> Tensor:
+def alone(model: ModelLike, base: Base, variant: Sequence[Exchange], at: int) -> Tensor:
     """The logits of one variant by itself, every block run: an edit, and what a sweep is held against."""
-    changes: dict[str | Site, Any] = {one.site: Replace(one.values, tokens=list(one.tokens)) for one in variant}
-    aims = None if base.targets is None else [list(base.targets)]
-    made = edit(model, [list(base.ids)], changes, [variant[0].site], targets=aims, logits=True)
-    assert made.logits is not None
-    return made.logits[at]
+    changes: dict[str | Site, Change] = {one.site: Replace(one.values, tokens=list(one.tokens)) for one in variant}
+    edited = edit(model, base.inputs, changes, (), logits=True)
+    assert edited.logits is not None
+    return edited.logits[at]
 
 
-def tried(model: Subject) -> Ways:
-    """What may be saved in a model, tried once on the model as it is."""
-    config: Any = getattr(model.module, "config", None)
-    key = (getattr(config, "_attn_implementation", None), model.device, model.anatomy.stacks[0].proof.dtype)
-    known = _TRIED.setdefault(model.module, {})
-    if key not in known:
-        with model.lock:
-            known[key] = _try(model)
-    return known[key]
+def shortcuts_of(model: ModelLike) -> Shortcuts:
+    """What may be left out in a model, tried once on the model as it is."""
+    with model.lock:
+        return model.trials.once("sweep", lambda: _try_shortcuts(model), form=Shortcuts)
 
 
-_TRIED: WeakKeyDictionary[nn.Module, dict[Any, Ways]] = WeakKeyDictionary()
+def room(model: ModelLike) -> float:  # old name
+    return logits_tolerance(model)
 
 
-def room(model: Subject) -> float:
-    """What rounding may make of logits in batches of other shapes, as a share of their norm."""
-    unit = min(ROOM * torch.finfo(model.anatomy.stacks[0].proof.dtype).eps, MOST)
-    return unit * sqrt(sum(stack.depth for stack in model.anatomy.stacks) + 1)
+Ways = Shortcuts
 
 
-def _try(model: Subject) -> Ways:
-    """Try each way of saving on a few variants of a short text, the most thrifty first."""
+def logits_tolerance(model: ModelLike) -> float:
+    """What rounding may change of logits in batches of other shapes, as a share of their norm."""
+    return trials.tolerance(model.dtype, sum(stack.depth for stack in model.anatomy.stacks))
+
+
+def _try_shortcuts(model: ModelLike) -> Shortcuts:
+    """Try the shortcuts on a few variants of a short text, those that leave out most first."""
     stack = _answer_stack(model)
-    limit = min(7, model.encoder.window or 7)
-    ids = probe(model.module, 4, limit, seed=9).tolist()
-    aims = [row[: min(5, limit)] for row in ids[2:]] if len(model.anatomy.stacks) > 1 else None
-    at = len(aims[0] if aims else ids[0]) - 1
-    sites = _some_sites(model)
-    base, other = begin(model, ids[:2], sites, targets=aims)
-    variants = []
-    for site in sites:
-        for token in (0, len(base.fed(site.stack)) // 2):
-            values = other.states[site][token : token + 1]
-            variants.append([Exchange(site, (token,), values)])
+    base, other = _trial_bases(model)
+    at = len(base.fed(stack)) - 1
+    variants = [
+        [Exchange(site, (token,), other.states[site][token : token + 1])]
+        for site in _some_sites(model)
+        for token in (0, len(base.fed(site.stack)) // 2)
+    ]
     expected = torch.stack([alone(model, base, variant, at) for variant in variants]).double()
     notes: list[str] = []
     skips = skipping(model, stack)
-    joins = not skips.why_not and all(tap.layout == Tap("", 0, "output").layout for tap in _taps(model, stack))
+    joins = not skips.refused and all(tap.layout == Tap("", 0, "output").layout for tap in _taps(model, stack))
     if not joins:
-        notes.append(f"every block was run, for {skips.why_not or 'its states do not lie text by text'}")
-    causal = _answering(model).causal and "past_key_values" in accepts(model.module)
-    why = unusable(base.cache, _answering(model).depth, base.length) if causal else "a token sees those after it"
-    if not causal and _answering(model).causal:
-        why = "it takes none"
-    if why:
-        notes.append(f"keys and values were computed anew, for {why}")
-    for ways in _attempts(joins, not why):
-        found = _how_far(model, base, variants, expected, at, ways)
-        if not found:
-            return replace(ways, notes=tuple(notes))
-        notes.append(f"{_named(ways)} left out, for {found}")
-    return Ways(together=False, notes=tuple(notes))
+        notes.append(f"Every block was run, because {skips.refused or 'its states do not lie text by text'}.")
+    if why := _why_not_reused(model, base):
+        notes.append(f"Keys and values were computed anew, because {why}.")
+    for shortcuts in _attempts(joins, not why):
+        failed = _failure(model, base, variants, expected, at, shortcuts)
+        if not failed:
+            return replace(shortcuts, notes=tuple(notes))
+        notes.append(f"{_name(shortcuts)} was left out: {failed}.")
+    return Shortcuts(batched=False, notes=tuple(notes))
 
 
-def _attempts(joins: bool, reuses: bool) -> Iterator[Ways]:
+def _trial_bases(model: ModelLike) -> list[Base]:
+    limit = min(7, model.text_encoder.window or 7)
+    ids = probe(model.module, 4, limit, seed=9).tolist()
+    targets = [row[: min(5, limit)] for row in ids[2:]] if len(model.anatomy.stacks) > 1 else None
+    return begin(model, ids[:2], _some_sites(model), targets=targets)
+
+
+def _why_not_reused(model: ModelLike, base: Base) -> str:
+    if not _answering(model).causal:
+        return "a token attends to those after it"
+    if "past_key_values" not in accepts(model.module):
+        return "its forward takes no past_key_values"
+    return _unusable(base.cache, _answering(model).depth, base.padded_length)
+
+
+def _attempts(joins: bool, reuses: bool) -> Iterator[Shortcuts]:
     for join, reuse in ((True, True), (True, False), (False, True), (False, False)):
         if (joins or not join) and (reuses or not reuse):
-            yield Ways(join, reuse, narrows=True)
-    yield Ways(narrows=False)
+            yield Shortcuts(join, reuse, narrows=True)
+    yield Shortcuts(narrows=False)
 
 
-def _named(ways: Ways) -> str:
-    saved = [("joining at a layer", ways.joins), ("reuse of keys and values", ways.reuses), ("a batch", True)]
-    return " with ".join(name for name, used in saved if used)
+def _name(shortcuts: Shortcuts) -> str:
+    used = [("joining at a layer", shortcuts.joins), ("reuse of keys and values", shortcuts.reuses), ("a batch", True)]
+    name = " with ".join(name for name, is_used in used if is_used)
+    return name[0].upper() + name[1:]
 
 
-def _how_far(
-    model: Subject, base: Base, variants: Sequence[Sequence[Exchange]], expected: Tensor, at: int, ways: Ways
+def _failure(
+    model: ModelLike,
+    base: Base,
+    variants: Sequence[Sequence[Exchange]],
+    expected: Tensor,
+    at: int,
+    shortcuts: Shortcuts,
 ) -> str:
-    """Why a way cannot be gone; empty if it gives what passes one at a time give, within rounding."""
+    """Why a shortcut cannot be taken; empty if it gives what passes one at a time give, within rounding."""
     try:
-        found = sweep(model, base, variants, at, ways=ways).values.double()
-        off = float(((found - expected).norm(dim=-1) / expected.norm(dim=-1)).max()) / room(model)
+        logits = sweep(model, base, variants, at, shortcuts=shortcuts).values.double()
+        worst = float(((logits - expected).norm(dim=-1) / expected.norm(dim=-1)).max()) / logits_tolerance(model)
     except Exception as error:
         return f"it stopped with {type(error).__name__}: {str(error)[:120]}"
-    return "" if off <= 1 else f"it came out {off:,.0f} times farther off than rounding may"
+    return "" if worst <= 1 else f"its logits were off by {worst:,.0f} times the rounding tolerance"
 
 
-def _some_sites(model: Subject) -> tuple[Site, ...]:
+def _some_sites(model: ModelLike) -> tuple[Site, ...]:
     """The first, the last and a middle layer of each stack, and what a middle block adds, where it can be seen."""
     found: list[Site] = []
     for stack in model.anatomy.stacks:
@@ -246,82 +266,99 @@ def _some_sites(model: Subject) -> tuple[Site, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def _may_change(model: Subject, site: Site) -> bool:
+def _may_change(model: ModelLike, site: Site) -> bool:
     try:
         return bool(plan(model.anatomy, {site: lambda states: states}))
     except LookupError:
         return False
 
 
-def _answering(model: Subject) -> Any:
+def _answering(model: ModelLike) -> Stack:
     """The stack whose last state makes the logits."""
     return model.anatomy.stacks[-1]
 
 
-def _answer_stack(model: Subject) -> str | None:
+def _answer_stack(model: ModelLike) -> str | None:
     return "decoder" if len(model.anatomy.stacks) > 1 else None
 
 
-def _taps(model: Subject, stack: str | None) -> Sequence[Tap]:
+def _taps(model: ModelLike, stack: str | None) -> Sequence[Tap]:
     own = next(one for one in model.anatomy.stacks if stack in (None, one.name))
     return own.proof.taps
 
 
-def _may_share(model: Subject, batch: Batch) -> bool:
-    sides = [batch, *([batch.targets] if batch.targets else [])]
-    if any(side.padded for side in sides) and not model.batches:
+def _may_share(model: ModelLike, inputs: Inputs) -> bool:
+    """Whether the texts may go through in one batch."""
+    switch = model.batching.rope_switch
+    if inputs.pad(model).padded and not model.batching.padded:
         return False
-    return model.turn is None or not min(batch.lengths) <= model.turn < max(batch.lengths)
+    return switch is None or not min(inputs.lengths) <= switch < max(inputs.lengths)
 
 
-def _begin(
-    model: Subject, encoded: Encoded, aims: Encoded | None, wanted: Sequence[Site], texts: range
-) -> Iterator[Base]:
-    """The own passes of some texts in one batch."""
-    some = Encoded(None, tuple(encoded.ids[i] for i in texts))
-    goals = None if aims is None else Encoded(None, tuple(aims.ids[i] for i in texts))
-    batch = make_batch(model, some, goals, range(len(some.ids)))
-    landed = landings(model, wanted, some, goals)
+def _own_passes(model: ModelLike, inputs: Inputs, sites: Sequence[Site]) -> Iterator[Base]:
+    """The own passes of some texts in one batch; their states stay on the device."""
+    batch = inputs.pad(model)
+    buffers = buffers_for(model, sites, inputs, keep="device")
     with model.lock, torch.no_grad(), hooks.watching([with_cache(model.module, "use_cache" in accepts(model.module))]):
-        output = run(model, batch, range(len(some.ids)), landed, logits=True)
-    states = {stack: landing.states() for stack, landing in landed.items()}
-    fed = batch.targets or batch
+        output = run(model, batch, range(len(inputs)), buffers, logits=True)
+    states = {stack: buffer.states() for stack, buffer in buffers.items()}
+    answering = batch.of_stack("decoder")
     logits = getattr(output, "logits", None)
-    if not isinstance(logits, Tensor) or logits.shape[:-1] != fed.ids.shape:
-        reason = "its head does not give one row a token" if isinstance(logits, Tensor) else "it has no head"
-        raise PassError(f"Logits of {model.anatomy.name}", reason, "Load it with task='causal-lm' or 'masked-lm'.")
-    last = getattr(output, "encoder_last_hidden_state", None)
-    for row in range(len(some.ids)):
-        own = {site: states[site.stack].of(row)[site].to(model.device) for site in wanted}
-        length = len(some.ids[row])
+    if not isinstance(logits, Tensor) or logits.shape[:-1] != answering.ids.shape:
+        reason = "its head does not give one row per token" if isinstance(logits, Tensor) else "it has no head"
+        remedy = "Load it with task='causal-lm' or 'masked-lm'."
+        raise PassError(f"No logits of {model.anatomy.name}", reason, remedy)
+    encoded = getattr(output, "encoder_last_hidden_state", None)
+    for row in range(len(inputs)):
         yield Base(
-            some.ids[row],
-            None if goals is None else goals.ids[row],
-            own,
-            logits[row, : fed.lengths[row]],
+            inputs.some([row]),
+            {site: states[site.stack].of(row)[site] for site in sites},
+            logits[row, : answering.lengths[row]],
             row,
-            fed.ids.shape[1],
+            answering.ids.shape[1],
             getattr(output, "past_key_values", None),
-            None if last is None else last[row : row + 1, :length],
+            None if encoded is None else encoded[row : row + 1, : len(inputs.ids[row])],
         )
 
 
 def _batches(
-    model: Subject, base: Base, variants: Sequence[Sequence[Exchange]], at: int, ways: Ways
+    model: ModelLike, base: Base, variants: Sequence[Sequence[Exchange]], at: int, shortcuts: Shortcuts
 ) -> Iterator[tuple[int, list[int]]]:
-    """Which variants go together: those that begin at one token, the lowest layer first, up to so many tokens."""
-    stack = _answer_stack(model)
+    """Which variants go together, and the first token that is computed: the lowest layer first, up to so many tokens.
+
+    Variants that begin at one token share the keys and values before it. Those that begin later join them where that
+    costs fewer tokens than another pass would.
+    """
+    kind = model.device.type if model.device.type in BATCH_TOKENS else "cpu"
     starts: dict[tuple[str | None, int], list[int]] = defaultdict(list)
     for number, variant in enumerate(variants):
-        own = variant[0].site.stack
+        stack = variant[0].site.stack
         first = min(at, *(min(one.tokens) for one in variant))
-        starts[own, first if ways.reuses and own == stack else 0].append(number)
-    budget = BUDGETS.get(model.device.type, BUDGETS["cpu"]) if ways.together else 1
-    for (_, start), numbers in starts.items():
+        reused = shortcuts.reuses and stack == _answer_stack(model)
+        starts[stack, first if reused else 0].append(number)
+    for start, numbers in _merged(starts, BATCH_OVERHEAD[kind]):
         numbers = sorted(numbers, key=lambda number: _entry(variants[number]))
         length = len(base.ids) + len(base.targets or ()) - start
-        many = max(1, budget // length)
+        many = max(1, BATCH_TOKENS[kind] // length) if shortcuts.batched else 1
         yield from ((start, numbers[i : i + many]) for i in range(0, len(numbers), many))
+
+
+def _merged(starts: Mapping[tuple[str | None, int], list[int]], overhead: int) -> Iterator[tuple[int, list[int]]]:
+    """Groups of variants of one stack, each computed from the first token at which one of them begins."""
+    stacks = dict.fromkeys(stack for stack, _ in starts)
+    for stack in stacks:
+        group: list[int] = []
+        begin_at = extra = 0
+        for start in sorted(first for own, first in starts if own == stack):
+            numbers = starts[stack, start]
+            extra += (start - begin_at) * len(numbers)
+            if group and extra <= overhead:
+                group += numbers
+                continue
+            if group:
+                yield begin_at, group
+            group, begin_at, extra = list(numbers), start, 0
+        yield begin_at, group
 
 
 def _entry(variant: Sequence[Exchange]) -> int:
@@ -331,25 +368,25 @@ def _entry(variant: Sequence[Exchange]) -> int:
 
 
 def _pass(
-    model: Subject, base: Base, variants: Sequence[Sequence[Exchange]], start: int, at: int, ways: Ways
+    model: ModelLike, base: Base, variants: Sequence[Sequence[Exchange]], start: int, at: int, shortcuts: Shortcuts
 ) -> Tensor:
     """One pass over variants in the order of their entries: the logits [variant, vocabulary] at one position."""
-    stack, fed = variants[0][0].site.stack, _answer_stack(model)
-    length, count = len(base.fed(fed)) - start, len(variants)
+    stack, answering = variants[0][0].site.stack, _answer_stack(model)
+    length, count = len(base.fed(answering)) - start, len(variants)
     rows = count
     while rows > 1 and rows in (length, length + start, len(base.ids)):  # so that no other axis looks like the texts
         rows += 1
     variants = [*variants, *[variants[-1]] * (rows - count)]
     entries = [_entry(variant) for variant in variants]
     depth = next(one for one in model.anatomy.stacks if stack in (None, one.name)).depth
-    joins = ways.joins and not skipping(model, stack).why_not and not _counted(model, variants)
+    joins = shortcuts.joins and not skipping(model, stack).refused and not _counted(model, variants)
     working = [sum(entry < k for entry in entries) if joins else rows for k in range(1, depth + 1)]
     given = _arguments(model, base, rows, start, [max(1, many) for many in working], changed=stack)
-    seen = length if stack == fed else len(base.ids)
-    changes, made = _changes(variants, start if stack == fed else 0)
-    editor = Editor(model.anatomy, changes, _standing(seen))
+    seen = length if stack == answering else len(base.ids)
+    changes, made = _changes(variants, start if stack == answering else 0, model.device)
+    editor = Editor(model.anatomy, changes, _every_token(seen))
     watches = editor.watches(model.module)
-    if ways.narrows:
+    if shortcuts.narrows:
         watches.append(_narrow(model, length, at - start))
     entering = _joining(model, base, stack, entries, start) if joins else nullcontext()
     with torch.inference_mode(False), torch.no_grad(), entering, hooks.watching(watches):
@@ -362,32 +399,34 @@ def _pass(
 
 
 def _arguments(
-    model: Subject, base: Base, rows: int, start: int, working: Sequence[int], changed: str | None
+    model: ModelLike, base: Base, rows: int, start: int, working: Sequence[int], changed: str | None
 ) -> dict[str, Any]:
     """What the module is called with: the tokens from `start` on, and what is known of those before."""
-    pad = model.encoder.pad
-    aims = None if base.targets is None else Batch.of([base.targets] * rows, pad, model.device)
-    given = Batch.of([base.ids] * rows, pad, model.device, aims).arguments(model.module, masked=model.masks)
+    given = _repeated(base.inputs, rows).pad(model).arguments(model.module, masked=model.batching.masked)
     if start:
-        name = "input_ids" if aims is None else "decoder_input_ids"
+        name = "input_ids" if base.targets is None else "decoder_input_ids"
         given[name] = given[name][:, start:]
-        given["past_key_values"] = beginning(base.cache, base.text, start, working, len(base.ids))
+        given["past_key_values"] = _beginning(base.cache, base.row, start, working, len(base.ids))
         given["use_cache"] = True
-    if base.encoded is not None and changed != "encoder" and "encoder_outputs" in accepts(model.module):
+    if base.encoder_output is not None and changed != "encoder" and "encoder_outputs" in accepts(model.module):
         from transformers.modeling_outputs import BaseModelOutput
 
-        state: Any = base.encoded.expand(rows, -1, -1)
+        state: Any = base.encoder_output.expand(rows, -1, -1)
         given["encoder_outputs"] = BaseModelOutput(last_hidden_state=state)
     return given
 
 
-def _counted(model: Subject, variants: Sequence[Sequence[Exchange]]) -> bool:
+def _repeated(inputs: Inputs, rows: int) -> Inputs:
+    return inputs.some([0] * rows)
+
+
+def _counted(model: ModelLike, variants: Sequence[Sequence[Exchange]]) -> bool:
     """Parts of a block that is called again and again are told by counting, and skipped calls would not be counted."""
     return any(one.site.part and model.anatomy.taps[one.site].call for variant in variants for one in variant)
 
 
 def _changes(
-    variants: Sequence[Sequence[Exchange]], start: int
+    variants: Sequence[Sequence[Exchange]], start: int, device: torch.device
 ) -> tuple[dict[Site, Callable[[Tensor], Tensor]], set[Site]]:
     """For each site, one change of all the rows that have one there; and the sites where it was made, as they are."""
     made: set[Site] = set()
@@ -397,12 +436,12 @@ def _changes(
             places[one.site].append((row, one))
 
     def change(site: Site, some: Sequence[tuple[int, Exchange]]) -> Callable[[Tensor], Tensor]:
-        texts = torch.tensor([row for row, one in some for _ in one.tokens])
-        columns = torch.tensor([token - start for _, one in some for token in one.tokens])
+        texts = torch.tensor([row for row, one in some for _ in one.tokens], device=device)
+        columns = torch.tensor([token - start for _, one in some for token in one.tokens], device=device)
         values = torch.cat([one.values for _, one in some])
 
         def put(states: Tensor) -> Tensor:
-            states[texts, columns] = values.to(states)
+            states[texts.to(states.device), columns.to(states.device)] = values.to(states)
             made.add(site)
             return states
 
@@ -411,18 +450,18 @@ def _changes(
     return {site: change(site, places[site]) for site in sorted(places)}, made
 
 
-def _standing(length: int) -> Callable[[str | None, Tensor, Tap], Standing]:
+def _every_token(length: int) -> Callable[[str | None, Tensor, Tap], Positions]:
     """Every row of a tensor is a variant, and every token is there."""
 
-    def where(stack: str | None, tensor: Tensor, tap: Tap) -> Standing:
+    def where(stack: str | None, tensor: Tensor, tap: Tap) -> Positions:
         rows = tensor.shape[0] // length if tap.layout.flat else tensor.shape[tap.layout.text]
-        return Standing(torch.zeros(rows, length, dtype=torch.long), None)
+        return Positions(torch.zeros(rows, length, dtype=torch.long), None)
 
     return where
 
 
 def _joining(
-    model: Subject, base: Base, stack: str | None, entries: Sequence[int], start: int
+    model: ModelLike, base: Base, stack: str | None, entries: Sequence[int], start: int
 ) -> AbstractContextManager[None]:
     """Let each row enter at its layer, with what the text's own pass has there."""
     forms = skipping(model, stack).forms
@@ -438,7 +477,7 @@ def _joining(
     return hooks.joining(joins)
 
 
-def _narrow(model: Subject, length: int, place: int) -> hooks.Watch:
+def _narrow(model: ModelLike, length: int, place: int) -> hooks.Watch:
     """Only the wanted token goes into the head, which makes a row as long as the vocabulary of each."""
     head = model.anatomy.head
     assert head is not None
@@ -450,3 +489,49 @@ def _narrow(model: Subject, length: int, place: int) -> hooks.Watch:
         return hooks.with_state_in(args, kwargs, state[:, place : place + 1])
 
     return hooks.Watch(model.module.get_submodule(head.path), "input", seen)
+
+
+def _unusable(cache: Any, blocks: int, tokens: int) -> str:
+    """Why the keys and values of a pass over so many tokens cannot be used again; empty if they can."""
+    if cache is None:
+        return "it gave no keys and values"
+    cache = getattr(cache, "self_attention_cache", cache)
+    layers = getattr(cache, "layers", None)
+    if not isinstance(layers, list) or len(layers) != blocks:
+        return f"its cache ({type(cache).__name__}) does not hold keys and values for each of its {blocks} blocks"
+    for layer in layers:
+        if type(layer).__name__ not in PLAIN_CACHE_LAYERS:
+            return f"its cache holds a {type(layer).__name__}, which is more than keys and values"
+        if not isinstance(layer.keys, Tensor) or layer.keys.ndim != 4 or layer.keys.shape[2] != tokens:
+            return "its cache does not hold every token: its attention looks back only so far"
+    return ""
+
+
+def _beginning(cache: Any, row: int, tokens: int, rows: Sequence[int], source: int) -> Any:
+    """The first tokens of one row of a cache, for so many rows in each block; the cache itself stays as it is.
+
+    `source` is the length of the encoder's text, where there is one: its keys and values are the same for all.
+    """
+    new = copy(cache)
+    if hasattr(cache, "self_attention_cache"):
+        new.self_attention_cache = _cut_cache(cache.self_attention_cache, row, tokens, rows)
+        new.cross_attention_cache = _cut_cache(cache.cross_attention_cache, row, source, rows)
+        new.is_updated = dict(cache.is_updated)
+        return new
+    return _cut_cache(cache, row, tokens, rows)
+
+
+def _cut_cache(cache: Any, row: int, tokens: int, rows: Sequence[int]) -> Any:
+    new = copy(cache)
+    new.layers = [_cut_layer(layer, row, tokens, many) for layer, many in zip(cache.layers, rows, strict=True)]
+    return new
+
+
+def _cut_layer(layer: Any, row: int, tokens: int, rows: int) -> Any:
+    new = copy(layer)
+    new.keys, new.values = (
+        side[row : row + 1, :, :tokens].expand(rows, -1, -1, -1) for side in (layer.keys, layer.values)
+    )
+    if hasattr(layer, "cumulative_length"):
+        new.cumulative_length = tokens
+    return new

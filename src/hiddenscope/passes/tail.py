@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import ceil
 from typing import Any, Literal
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +17,8 @@ from torch import Tensor, nn
 from hiddenscope import hooks
 from hiddenscope.anatomy import probe
 from hiddenscope.errors import PassError
-from hiddenscope.passes.landing import Subject
+from hiddenscope.passes.inputs import Inputs
+from hiddenscope.passes.protocol import ModelLike
 from hiddenscope.passes.record import record
 from hiddenscope.passes.resume import resume, skipping
 from hiddenscope.sites import Site
@@ -57,7 +57,7 @@ class Tail:
     True
     """
 
-    model: Subject
+    model: ModelLike
     entry: Site
     found: Finding = field(init=False)
 
@@ -126,15 +126,16 @@ class Tail:
 
     def _passed(self, rows: Tensor) -> Tensor:
         """The logits that passes entered with the rows give, in the model's dtype."""
-        window = self.model.encoder.target_window or self.model.encoder.window or LONGEST
+        window = self.model.text_encoder.target_window or self.model.text_encoder.window or LONGEST
         length = min(len(rows), LONGEST, window)
         texts = ceil(len(rows) / length)
         filled = torch.cat([rows, rows[:1].expand(texts * length - len(rows), -1)])
         ids = probe(self.model.module, 1, length).tolist() * texts
-        fed: dict[str, Any] = {"batch": ids}
+        fillers = tuple(map(tuple, ids))
+        inputs = Inputs(fillers)
         if len(self.model.anatomy.stacks) > 1:
-            fed = {"batch": [ids[0][:1]] * texts, "targets": ids}
-        logits = resume(self.model, fed.pop("batch"), self.entry, filled, self.entry, **fed).logits
+            inputs = Inputs(tuple(row[:1] for row in fillers), targets=Inputs(fillers))
+        logits = resume(self.model, inputs, self.entry, filled, ()).logits
         assert logits is not None, "they were asked for"
         return logits[: len(rows)]
 
@@ -160,7 +161,7 @@ def _into(made: Tensor, out: Tensor | None, dtype: torch.dtype) -> Tensor:
     return made.to(dtype) if out is None else out.copy_(made)
 
 
-def _head(model: Subject) -> Any:
+def _head(model: ModelLike) -> Any:
     head = model.anatomy.head
     if head is None:
         reason = "it has no head that gives any"
@@ -169,19 +170,10 @@ def _head(model: Subject) -> Any:
     return model.module.get_submodule(head.path)
 
 
-_SHOWN: WeakKeyDictionary[nn.Module, dict[Any, Finding]] = WeakKeyDictionary()
-
-
 def _shown(tail: Tail) -> Finding:
     """What the model shows of its tail, tried once on the model as it is."""
-    model = tail.model
-    config: Any = getattr(model.module, "config", None)
-    kernel = getattr(config, "_attn_implementation", None)
-    key = tail.entry, kernel, model.device, model.anatomy.stacks[0].proof.dtype, id(_head(model))
-    known = _SHOWN.setdefault(model.module, {})
-    if key not in known:
-        known[key] = _try(tail)
-    return known[key]
+    key = str(tail.entry), id(_head(tail.model))
+    return tail.model.trials.once("unembed", lambda: _try(tail), key=key)
 
 
 def _try(tail: Tail) -> Finding:
@@ -207,9 +199,9 @@ def _try(tail: Tail) -> Finding:
     return tail.found
 
 
-def _true(model: Subject, entry: Site) -> tuple[Tensor, Tensor]:
+def _true(model: ModelLike, entry: Site) -> tuple[Tensor, Tensor]:
     """The states at the entry and the logits of a pass over a trial text."""
-    length = min(TRIAL, model.encoder.window or TRIAL, model.encoder.target_window or TRIAL)
+    length = min(TRIAL, model.text_encoder.window or TRIAL, model.text_encoder.target_window or TRIAL)
     ids = probe(model.module, 1, length, seed=11).tolist()
     targets = ids if len(model.anatomy.stacks) > 1 else None
     made = record(model, ids, entry, targets=targets, logits=True)
@@ -218,7 +210,7 @@ def _true(model: Subject, entry: Site) -> tuple[Tensor, Tensor]:
     return made.states[entry], made.logits
 
 
-def _after_the_head(model: Subject) -> tuple[Form, float, str]:
+def _after_the_head(model: ModelLike) -> tuple[Form, float, str]:
     """What becomes of the head's products: numbers of every size are put in their place, and the logits looked at."""
     head = _head(model)
     weight = getattr(head, "weight", None)
@@ -256,7 +248,7 @@ def _form(given: Tensor, logits: Tensor, eps: float) -> tuple[Form, float, str]:
     return "", 0.0, "what becomes of the head's product is no function that is known here"
 
 
-def _last(model: Subject) -> Site:
+def _last(model: ModelLike) -> Site:
     stack = model.anatomy.stacks[-1]
     return Site(stack.depth, "", stack.name if len(model.anatomy.stacks) > 1 else None)
 

@@ -213,8 +213,8 @@ def _checked_sweep(
     What a sweep may skip was tried on the model with another text; this is the same trial on the text at hand.
     """
     reason = ""
-    for ways in (None, Ways(together=False)):
-        swept = sweep(model, cells.base, variants, cells.at, read=measures, ways=ways, advance=advance)
+    for ways in (None, Ways(batched=False)):
+        swept = sweep(model, cells.base, variants, cells.at, read=measures, shortcuts=ways, advance=advance)
         if not cells.variants:
             return swept
         shares = swept.values[: len(cells.variants), 0]

@@ -1,4 +1,4 @@
-"""Encoder: what must be a single token is one, or the error says what it is."""
+"""TextEncoder: what must be a single token is one, or the error says what it is."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from tokenizers.pre_tokenizers import Metaspace
 from transformers import PreTrainedTokenizerFast
 
 from hiddenscope.errors import TextError
-from hiddenscope.passes import Encoder
+from hiddenscope.passes import TextEncoder
 from hiddenscope.testing import tiny_tokenizer
 
 
@@ -22,16 +22,16 @@ def of_sentence_pieces() -> PreTrainedTokenizerFast:
 
 
 @pytest.fixture(scope="module")
-def bytes_() -> Encoder:
-    return Encoder(tiny_tokenizer(), window=None, vocabulary=128, name="toy")
+def bytes_() -> TextEncoder:
+    return TextEncoder(tiny_tokenizer(), window=None, vocabulary=128, name="toy")
 
 
-def test_a_token_is_itself_by_name_and_by_id(bytes_: Encoder) -> None:
+def test_a_token_is_itself_by_name_and_by_id(bytes_: TextEncoder) -> None:
     for token in (" the", "at", "a"):
-        found = bytes_.one(token)
+        found = bytes_.single(token)
         assert bytes_.string(found) == token
-        assert bytes_.one(found) == found
-        assert bytes_.one(token, before="the c") == found
+        assert bytes_.single(found) == found
+        assert bytes_.single(token, before="the c") == found
 
 
 @pytest.mark.parametrize(
@@ -39,31 +39,31 @@ def test_a_token_is_itself_by_name_and_by_id(bytes_: Encoder) -> None:
     [
         (" Paris", "", "it is 5 tokens: ' ' 'P' 'a' 'r' 'is'. Give a single token"),
         ("Paris", "the cat", "Did you mean ' Paris'?"),
-        ("t", "the ca", "grows together with the text before it"),
-        ("", "", "it is no token at all"),
+        ("t", "the ca", "merges with the text before it"),
+        ("", "", "it is empty"),
         (128, "", "ids of toy are 0 to 127"),
         (-1, "", "ids of toy are 0 to 127"),
         (True, "", "it is bool"),
         (1.5, "", "it is float"),
     ],
 )
-def test_what_is_no_single_token_is_said(bytes_: Encoder, token: Any, before: str, found: str) -> None:
+def test_what_is_no_single_token_is_said(bytes_: TextEncoder, token: Any, before: str, found: str) -> None:
     with pytest.raises(TextError) as caught:
-        bytes_.one(token, "answer", before=before)
+        bytes_.single(token, "answer", before=before)
     assert found in str(caught.value)
     assert str(caught.value).startswith("The answer ")
 
 
 def test_a_tokenizer_that_adds_a_space_is_not_taken_at_its_word() -> None:
-    encoder = Encoder(of_sentence_pieces(), window=None, vocabulary=4, name="toy")
-    assert encoder.one(" Paris") == 3
-    assert encoder.one(" Paris", before="cat") == 3
+    encoder = TextEncoder(of_sentence_pieces(), window=None, vocabulary=4, name="toy")
+    assert encoder.single(" Paris") == 3
+    assert encoder.single(" Paris", before="cat") == 3
     with pytest.raises(TextError, match="begins with a space"):
-        encoder.one("Paris")
-    with pytest.raises(TextError, match="does not know it"):
-        encoder.one(" Berlin")
+        encoder.single("Paris")
+    with pytest.raises(TextError, match="not in the vocabulary"):
+        encoder.single(" Berlin")
 
 
 def test_without_a_tokenizer_ids_are_wanted() -> None:
     with pytest.raises(TextError, match="loaded without a tokenizer"):
-        Encoder(None, window=None, vocabulary=9).one("a")
+        TextEncoder(None, window=None, vocabulary=9).one("a")

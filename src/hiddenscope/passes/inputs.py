@@ -1,0 +1,183 @@
+"""Inputs: texts as a model takes them, encoded once and handed down, and the batches in which they go through it.
+
+`model.encode` makes Inputs of strings or ids. Every pass takes them; what was encoded is never encoded again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from hiddenscope.anatomy import arguments
+
+if TYPE_CHECKING:
+    from hiddenscope.passes.protocol import ModelLike
+
+Texts: TypeAlias = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
+"""One text or many, each a string or a list of token ids."""
+
+BATCH_TOKENS = {"cpu": 2048, "cuda": 16384}
+# What a batch costs whatever is in it, counted in tokens: no batch is padded with more than that.
+BATCH_OVERHEAD = {"cpu": 64, "cuda": 2048}
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Some texts as token ids, with the character span of each token and the decoder's targets, where there are any.
+
+    >>> inputs = Inputs(((5, 6), (7, 8, 9)))
+    >>> inputs.lengths, inputs.some([1]).ids
+    ([2, 3], ((7, 8, 9),))
+    """
+
+    ids: tuple[tuple[int, ...], ...]
+    texts: tuple[str, ...] | None = None
+    spans: tuple[tuple[tuple[int, int], ...], ...] | None = None
+    targets: Inputs | None = None
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def lengths(self) -> list[int]:
+        """The number of tokens of each text."""
+        return [len(ids) for ids in self.ids]
+
+    @property
+    def costs(self) -> list[int]:
+        """The number of tokens that a pass computes for each text: its own and its targets'."""
+        if self.targets is None:
+            return self.lengths
+        return [sum(pair) for pair in zip(self.lengths, self.targets.lengths, strict=True)]
+
+    def some(self, indices: Sequence[int]) -> Inputs:
+        """Some of the texts, in the given order, with their targets."""
+        return Inputs(
+            tuple(self.ids[i] for i in indices),
+            None if self.texts is None else tuple(self.texts[i] for i in indices),
+            None if self.spans is None else tuple(self.spans[i] for i in indices),
+            None if self.targets is None else self.targets.some(indices),
+        )
+
+    def of(self, stack: str | None) -> Inputs:
+        """The texts that a stack works on: the targets for a decoder beside an encoder."""
+        return self.targets if stack == "decoder" and self.targets is not None else self
+
+    def with_targets(self, targets: Inputs | None) -> Inputs:
+        """The same texts with other targets."""
+        return replace(self, targets=targets)
+
+    def batches(self, model: ModelLike, *, batch_tokens: int | None = None) -> Iterator[tuple[list[int], Inputs]]:
+        """The texts in batches of about one length, the longest first: the indices of each batch, and its Inputs.
+
+        A batch has at most `batch_tokens` tokens with its padding. A model that gives a text other states in a padded
+        batch than alone (`model.batching`) gets one text at a time.
+        """
+        kind = model.device.type if model.device.type in BATCH_TOKENS else "cpu"
+        for indices in compose(
+            self.costs,
+            batch_tokens or BATCH_TOKENS[kind],
+            padded=model.batching.padded,
+            rope_switch=model.batching.rope_switch,
+            overhead=BATCH_OVERHEAD[kind],
+        ):
+            yield indices, self.some(indices)
+
+    def pad(self, model: ModelLike) -> PaddedBatch:
+        """All texts as one padded batch on the model's device."""
+        pad, device = model.text_encoder.pad, model.device
+        targets = None
+        if len(model.anatomy.stacks) > 1:
+            # Without targets the decoder gets one token per text, which a pass over the encoder alone never reaches.
+            targets = PaddedBatch.of(self.targets.ids if self.targets else [(pad,)] * len(self), pad, device)
+        return PaddedBatch.of(self.ids, pad, device, targets)
+
+
+def compose(
+    lengths: Sequence[int],
+    batch_tokens: int,
+    *,
+    padded: bool = True,
+    rope_switch: int | None = None,
+    overhead: int = 64,
+) -> list[list[int]]:
+    """Which texts go together: batches of about one length, of at most `batch_tokens` tokens, the longest texts first.
+
+    A batch costs as much as `overhead` tokens whatever is in it, so none gets more padding than that. Texts of up to
+    `rope_switch` tokens and longer ones stay apart.
+
+    >>> compose([2, 9, 3, 8], 18)
+    [[1, 3], [2, 0]]
+    >>> compose([100, 100, 10, 10], 1000)
+    [[0, 1], [2, 3]]
+    >>> compose([2, 9], 18, padded=False)
+    [[1], [0]]
+    """
+    batches: list[list[int]] = []
+    padding = 0
+    for text in sorted(range(len(lengths)), key=lambda text: -lengths[text]):
+        longest = lengths[batches[-1][0]] if batches else 0
+        padding += longest - lengths[text]
+        fits = batches and (len(batches[-1]) + 1) * longest <= batch_tokens and padding <= overhead
+        if fits and padded and (rope_switch is None or lengths[text] > rope_switch or longest <= rope_switch):
+            batches[-1].append(text)
+        else:
+            batches.append([text])
+            padding = 0
+    return batches
+
+
+@dataclass(frozen=True)
+class PaddedBatch:
+    """Texts as tensors, padded on the right to one length; `targets` are the decoder's, in an encoder-decoder."""
+
+    ids: Tensor
+    mask: Tensor
+    lengths: tuple[int, ...]
+    targets: PaddedBatch | None = None
+
+    @classmethod
+    def of(
+        cls, ids: Sequence[Sequence[int]], pad: int, device: torch.device, targets: PaddedBatch | None = None
+    ) -> PaddedBatch:
+        """A batch of texts given as ids.
+
+        >>> PaddedBatch.of([[5, 6, 7], [8]], pad=0, device=torch.device("cpu")).ids
+        tensor([[5, 6, 7],
+                [8, 0, 0]])
+        """
+        lengths = tuple(map(len, ids))
+        filled = np.full((len(ids), max(lengths)), pad, dtype=np.int64)
+        for row, text in enumerate(ids):
+            filled[row, : len(text)] = text
+        mask = np.arange(max(lengths)) < np.array(lengths)[:, None]
+        return cls(_to(device, filled), _to(device, mask.astype(np.int64)), lengths, targets)
+
+    @property
+    def padded(self) -> bool:
+        """Whether any text, or any target, is shorter than the longest."""
+        return len(set(self.lengths)) > 1 or (self.targets is not None and self.targets.padded)
+
+    def arguments(self, module: nn.Module, *, masked: bool = True) -> dict[str, Any]:
+        """The keyword arguments of the module's forward; `masked=False` leaves out a mask that would hide nothing."""
+        given = arguments(module, self.ids, self.mask, None if self.targets is None else self.targets.ids)
+        if not masked and len(set(self.lengths)) == 1:
+            given.pop("attention_mask", None)
+        if self.targets is not None and self.targets.padded:
+            given["decoder_attention_mask"] = self.targets.mask
+        return given
+
+    def of_stack(self, stack: str | None) -> PaddedBatch:
+        """The texts that a stack works on."""
+        return self.targets if stack == "decoder" and self.targets is not None else self
+
+
+def _to(device: torch.device, array: np.ndarray[Any, np.dtype[np.int64]]) -> Tensor:
+    """An array on a device. To a GPU it goes from page-locked memory, so that the pass before need not end first."""
+    tensor = torch.from_numpy(array)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)

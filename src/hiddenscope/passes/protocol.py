@@ -1,0 +1,106 @@
+"""What a pass needs of a model: the protocol that Model fulfils, and the condition that its module must be in."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import nn
+
+from hiddenscope import hooks
+from hiddenscope.anatomy import Anatomy
+from hiddenscope.errors import ModuleError
+from hiddenscope.states import Source
+from hiddenscope.trials import Trials
+
+if TYPE_CHECKING:
+    from hiddenscope.passes.inputs import Inputs, Texts
+    from hiddenscope.passes.text_encoder import TextEncoder
+
+
+@dataclass(frozen=True)
+class Batching:
+    """Whether padded batches give each text what it gets alone, as it was tried on the model.
+
+    `worst` is the largest difference that was seen, in units of the rounding tolerance. `masked` says whether texts of
+    one length need an attention mask although it hides nothing; without one a GPU need not wait for a look at it.
+    `rope_switch` is the length beyond which LongRoPE computes every text of a batch otherwise, if there is one.
+    """
+
+    padded: bool
+    worst: float
+    reason: str
+    masked: bool = True
+    rope_switch: int | None = None
+
+
+class ModelLike(Protocol):
+    """What a pass needs to know of a model."""
+
+    @property
+    def module(self) -> nn.Module: ...  # noqa: D102
+    @property
+    def anatomy(self) -> Anatomy: ...  # noqa: D102
+    @property
+    def text_encoder(self) -> TextEncoder: ...  # noqa: D102
+    @property
+    def device(self) -> torch.device: ...  # noqa: D102
+    @property
+    def dtype(self) -> torch.dtype: ...  # noqa: D102
+    @property
+    def batching(self) -> Batching: ...  # noqa: D102
+    @property
+    def trials(self) -> Trials: ...  # noqa: D102
+    @property
+    def lock(self) -> AbstractContextManager[Any]: ...  # noqa: D102
+    def encode(  # noqa: D102
+        self, texts: Texts | Inputs, *, targets: Texts | Inputs | None = None, truncate: bool = False
+    ) -> Inputs: ...
+    def source(self, stack: str | None) -> Source: ...  # noqa: D102
+
+
+def recordable(module: nn.Module) -> nn.Module:
+    """The module whose parts are really called, or a ModuleError that says why its states cannot be recorded.
+
+    `torch.compile` gives a wrapper around the module; the module inside is recorded, and runs uncompiled.
+
+    >>> recordable(nn.Linear(2, 2).eval())
+    Linear(in_features=2, out_features=2, bias=True)
+    """
+    inside: nn.Module = getattr(module, "_orig_mod", module)
+    for wrong, reason, remedy in _conditions(inside):
+        if wrong:
+            raise ModuleError(f"Cannot record the states of {type(inside).__name__}", reason, remedy)
+    return inside
+
+
+def _conditions(module: nn.Module) -> list[tuple[bool, str, str]]:
+    """What may be wrong with a module: whether it is, the reason, and the remedy."""
+    parts = hooks.parts_of(module)
+    weights = [weight for part in parts.values() for weight in part._parameters.values() if weight is not None]
+    training = next((path for path, part in parts.items() if part.training), None)
+    return [
+        (
+            isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel),
+            f"{type(module).__name__} runs copies of it",
+            "Give the module inside: `module.module`.",
+        ),
+        (
+            training is not None,
+            f"it is in train() mode{f' at {training}' if training else ''}, where dropout makes its states random",
+            "Call module.eval() first.",
+        ),
+        (
+            any(getattr(part, "_compiled_call_impl", None) is not None for part in parts.values()),
+            "it was compiled in place, and compiled code calls no hooks",
+            "Give the module before `.compile()`, or wrap it with `torch.compile(module)` instead.",
+        ),
+        (
+            any(weight.is_meta for weight in weights) and not hooks.is_offloaded(module),
+            "it has weights on the meta device, which hold no numbers",
+            "Load its weights first.",
+        ),
+        (not weights, "it has no weights", "Give a model."),
+    ]

@@ -1,0 +1,235 @@
+"""TextEncoder: texts made into ids by a model's tokenizer, within the limits of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hiddenscope.errors import TextError
+from hiddenscope.passes.inputs import Inputs, Texts
+from hiddenscope.states import Tokens
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+@dataclass
+class TextEncoder:
+    """A tokenizer and the limits of its model: it makes Inputs of texts, and refuses what the model cannot take.
+
+    `window` is the longest text in tokens, `vocabulary` the number of ids, `start` the id that opens a decoder's text,
+    `pad` the padding id, `target_window` the decoder's own window, if it has one.
+    """
+
+    tokenizer: PreTrainedTokenizerBase | Any | None
+    window: int | None
+    vocabulary: int
+    name: str = "this model"
+    start: int | None = None
+    pad: int = 0
+    target_window: int | None = None
+    _strings: dict[int, str] = field(default_factory=dict, repr=False)
+
+    def encode(self, texts: Texts | Inputs, *, truncate: bool = False) -> Inputs:
+        """The ids of one text or many, given as strings or as lists of ids.
+
+        >>> TextEncoder(None, window=8, vocabulary=100).encode([[5, 6], [7]]).lengths
+        [2, 1]
+        """
+        inputs = texts if isinstance(texts, Inputs) else self._encoded(texts, truncate)
+        if truncate and self.window:
+            inputs = _first(inputs, self.window)
+        for number, ids in enumerate(inputs.ids):
+            self._check(number, ids)
+        return inputs
+
+    def encode_targets(self, texts: Texts | Inputs, count: int, *, truncate: bool = False) -> Inputs:
+        """What the decoder of an encoder-decoder is given: its start token, then the text; ids as they are."""
+        own = replace(self, window=self.target_window or self.window)
+        targets = own.encode(texts, truncate=truncate)
+        if len(targets) != count:
+            problem = f"{count} texts with {len(targets)} targets"
+            raise TextError(problem, "the numbers differ", "Give one target for each text.")
+        if targets.texts is None or isinstance(texts, Inputs):
+            return targets
+        start = self.required_start()
+        ids = tuple((start, *_without_end(self.tokenizer, row)) for row in targets.ids)
+        spans = tuple(((-1, -1), *row) for row in targets.spans) if targets.spans else None
+        spans = spans and tuple(row[: len(own_ids)] for row, own_ids in zip(spans, ids, strict=True))
+        return own.encode(Inputs(ids, targets.texts, spans), truncate=truncate)
+
+    def one(self, *args: Any, **kwargs: Any) -> int:  # noqa: D102  # old name
+        return self.single(*args, **kwargs)
+
+    def targets(self, texts: Any, count: int, *, truncate: bool = False) -> Inputs:  # noqa: D102  # old name
+        if texts is None:
+            return Inputs(((self.required_start(),),) * count)
+        return self.encode_targets(texts, count, truncate=truncate)
+
+    def start_tokens(self, count: int) -> Inputs | None:
+        """Targets that are the decoder's start token alone; None where the configuration names none."""
+        return None if self.start is None else Inputs(((self.start,),) * count)
+
+    def required_start(self) -> int:
+        """The id that opens a decoder's text, or a TextError where the configuration names none."""
+        if self.start is None:
+            reason = "its configuration names no decoder_start_token_id"
+            raise TextError(f"No targets for the decoder of {self.name}", reason, "Give `targets=` as lists of ids.")
+        return self.start
+
+    def tokens(self, inputs: Inputs) -> Tokens:
+        """The tokens of encoded texts, one row each, text after text."""
+        lengths = inputs.lengths
+        flat = [i for ids in inputs.ids for i in ids]
+        spans = [span for row in inputs.spans for span in row] if inputs.spans else []
+        return Tokens(
+            inputs.texts,
+            text=np.repeat(np.arange(len(lengths)), lengths),
+            positions=np.concatenate([np.arange(n) for n in lengths]),
+            ids=np.array(flat, dtype=np.int64),
+            strings=tuple(self.string(i) for i in flat),
+            spans=np.array(spans, dtype=np.int64).reshape(-1, 2),
+            count=len(lengths),
+        )
+
+    def string(self, token: int) -> str:
+        """A token as a reader knows it: ` Paris`, not `ĠParis`; the id itself where the tokenizer has no string."""
+        if token not in self._strings:
+            known = self.tokenizer is not None and token >= 0
+            self._strings[token] = _string(self.tokenizer, token) if known else str(token)
+        return self._strings[token]
+
+    def single(self, token: str | int, name: str = "target", *, before: str = "") -> int:
+        """The id of what must be a single token, given as a string or as an id; `before` is the text that it follows.
+
+        >>> TextEncoder(None, window=8, vocabulary=100).single(7)
+        7
+        """
+        problem = f"The {name} {str(token)[:40]!r}" if isinstance(token, str) else f"The {name} {token!r:.40}"
+        if isinstance(token, int) and not isinstance(token, bool):
+            if not 0 <= token < self.vocabulary:
+                reason = f"the ids of {self.name} are 0 to {self.vocabulary - 1:,}"
+                raise TextError(problem, reason, "Give one of these.")
+            return token
+        if not isinstance(token, str) or self.tokenizer is None:
+            reason = f"{self.name} was loaded without a tokenizer"
+            reason = reason if isinstance(token, str) else f"it is {type(token).__name__}"
+            raise TextError(problem, reason, "Give the id of a token.")
+        ids = self._following(token, before)
+        if len(ids) == 1 and ids[0] != getattr(self.tokenizer, "unk_token_id", None):
+            if not token.startswith(" ") and (known := self.string(ids[0])).startswith(" "):
+                raise TextError(problem, f"in {self.name} it begins with a space", f"Give {known!r}, or an id.")
+            return ids[0]
+        pieces = " ".join(repr(self.string(piece)) for piece in ids[:8])
+        reason = f"in {self.name} it is {len(ids)} tokens: {pieces}"
+        if len(ids) == 1:
+            reason = f"it is not in the vocabulary of {self.name}"
+        elif not ids:
+            reason = "it merges with the text before it" if before else "it is empty"
+        spaced = "" if token[:1].isspace() or not token else f" Did you mean {' ' + token!r}?"
+        raise TextError(problem, reason, f"Give a single token, with the space before it where a word begins.{spaced}")
+
+    def _encoded(self, texts: Any, truncate: bool) -> Inputs:
+        if isinstance(texts, str):
+            texts = [texts]
+        if isinstance(texts, bytes | Mapping) or not isinstance(texts, Iterable):
+            remedy = "Give a string or a list of ids, or a list of either."
+            raise TextError("Cannot read the texts", f"got {type(texts).__name__}", remedy)
+        given = [text if isinstance(text, str) else _as_list(text) for text in texts]
+        if given and all(isinstance(text, int) for text in given):
+            given = [given]
+        if not given:
+            raise TextError("No texts", "the list is empty", "Give at least one text.")
+        if all(isinstance(text, str) for text in given):
+            return self._tokenized(tuple(map(str, given)), truncate)
+        return Inputs(tuple(tuple(ids) for ids in _only_ids(given)))
+
+    def _following(self, token: str, before: str) -> list[int]:
+        """The ids that a piece of text adds to the text before it; none where the tokenizer merges the two."""
+        context, whole = ([] if not text else self._bare(text) for text in (before, before + token))
+        if whole[: len(context)] != context:
+            return []
+        ids = whole[len(context) :]
+        if not before and len(ids) != 1 and token.startswith(" "):  # some tokenizers put a space before every text
+            bare = self._bare(token[1:])
+            ids = bare if len(bare) == 1 and self.string(bare[0]) == token else ids
+        return ids
+
+    def _bare(self, text: str) -> list[int]:
+        tokenizer: Any = self.tokenizer
+        return [int(i) for i in tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]]
+
+    def _tokenized(self, texts: tuple[str, ...], truncate: bool) -> Inputs:
+        for number, text in enumerate(texts):
+            _check_readable(number, text)
+        tokenizer: Any = self.tokenizer
+        if tokenizer is None:
+            reason = f"{self.name} was loaded without a tokenizer"
+            remedy = "Give lists of token ids, or load the model with a tokenizer."
+            raise TextError(f"Cannot encode the text {texts[0][:40]!r}", reason, remedy)
+        fast = bool(getattr(tokenizer, "is_fast", False))
+        limit = {"truncation": True, "max_length": self.window} if truncate and self.window else {}
+        encoding = tokenizer(
+            list(texts), return_offsets_mapping=fast, return_attention_mask=False, verbose=False, **limit
+        )
+        spans = tuple(tuple(map(_span, row)) for row in encoding["offset_mapping"]) if fast else None
+        return Inputs(tuple(tuple(ids) for ids in encoding["input_ids"]), texts, spans)
+
+    def _check(self, number: int, ids: Sequence[int]) -> None:
+        if not ids:
+            raise TextError(f"Text {number}", "it has no tokens", "Leave it out, or give it at least one token.")
+        if self.window and len(ids) > self.window:
+            reason = f"it has {len(ids):,} tokens and {self.name} takes at most {self.window:,}"
+            raise TextError(f"Text {number}", reason, "Split it, or give truncate=True to keep the first tokens only.")
+        if min(ids) < 0 or max(ids) >= self.vocabulary:
+            wrong = next(i for i in ids if not 0 <= i < self.vocabulary)
+            reason = f"id {wrong} is outside the vocabulary of {self.name}, 0 to {self.vocabulary - 1:,}"
+            raise TextError(f"Text {number}", reason, "Use the tokenizer that belongs to the model.")
+
+
+def _as_list(ids: Any) -> Any:
+    """A tensor, an array or a range of ids as a list; anything else as it is."""
+    return ids.tolist() if hasattr(ids, "tolist") else list(ids) if isinstance(ids, tuple | range) else ids
+
+
+def _only_ids(given: list[Any]) -> list[list[int]]:
+    for number, ids in enumerate(given):
+        if not isinstance(ids, list) or not set(map(type, ids)) <= {int}:
+            reason = f"text {number} is {type(ids).__name__}, not a list of integers"
+            raise TextError("Cannot read the texts as ids", reason, "Give strings only, or lists of token ids only.")
+    return given
+
+
+def _check_readable(number: int, text: str) -> None:
+    if not text.strip():
+        reason = "it is empty" if not text else "it is only white space"
+        raise TextError(f"Text {number}", reason, "Leave it out, or give the ids of its tokens.")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        reason = f"character {error.start} is a lone surrogate ({text[error.start]!a}), which no tokenizer can read"
+        raise TextError(f"Text {number}", reason, "Decode the text again, with errors='replace'.") from None
+
+
+def _first(inputs: Inputs, window: int) -> Inputs:
+    spans = inputs.spans and tuple(row[:window] for row in inputs.spans)
+    return Inputs(tuple(ids[:window] for ids in inputs.ids), inputs.texts, spans, inputs.targets)
+
+
+def _span(pair: tuple[int, int]) -> tuple[int, int]:
+    """A token that stands for no character has no span."""
+    return (-1, -1) if pair[0] == pair[1] else (int(pair[0]), int(pair[1]))
+
+
+def _without_end(tokenizer: Any, ids: Sequence[int]) -> Sequence[int]:
+    return ids[:-1] if ids and ids[-1] == tokenizer.eos_token_id else ids
+
+
+def _string(tokenizer: Any, token: int) -> str:
+    """One token decoded. Sentencepiece decoders drop the space of a text's first word, so it is given back."""
+    text = str(tokenizer.decode([token], clean_up_tokenization_spaces=False))
+    piece = tokenizer.convert_ids_to_tokens(token)
+    return " " + text if isinstance(piece, str) and piece.startswith("▁") and not text.startswith(" ") else text

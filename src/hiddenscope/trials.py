@@ -1,0 +1,239 @@
+"""Trials: whatever a model may or may not do is tried on it, once, and remembered.
+
+Padding a batch, skipping blocks, reusing keys and values, cutting the head: none of it is assumed. Each is tried on the
+model at hand and held against a plain pass within one rounding tolerance. The outcome is remembered in memory, and for a
+model that was loaded from a folder also on disk, under a key of everything that could change it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import types
+from collections.abc import Callable, Hashable, Mapping
+from math import sqrt
+from pathlib import Path
+from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+import torch
+from torch import Tensor, nn
+
+from hiddenscope.files import replacing
+
+Outcome = TypeVar("Outcome")
+
+# A sum of n numbers in another order differs by some units in the last place, and the differences of the blocks of a
+# residual stream add up like a random walk. A wrong mask or position is thousands of times farther off.
+ULPS = 64
+LARGEST = 0.05
+# Two runs of the same texts in another batch shape differ by rounding alone: a few times that is allowed too.
+TIMES_REPEATED = 8
+
+
+def tolerance(dtype: torch.dtype, depth: int) -> float:
+    """What rounding may change of a state after `depth` blocks, or of the logits, as a share of its norm.
+
+    >>> round(tolerance(torch.float32, 0) / torch.finfo(torch.float32).eps)
+    64
+    """
+    return min(ULPS * torch.finfo(dtype).eps, LARGEST) * sqrt(depth + 1)
+
+
+def disagreement(
+    states: Tensor, others: Tensor, depths: list[int], repeated: Tensor | None = None, dtype: torch.dtype | None = None
+) -> float:
+    """The largest difference between two computations of states [site, token, width], in units of the tolerance.
+
+    `repeated` are the first states once more, computed in a batch of another shape: they differ by rounding alone.
+
+    >>> disagreement(torch.ones(1, 2, 4), torch.ones(1, 2, 4), [3])
+    0.0
+    """
+    worst = 0.0
+    for row, depth in enumerate(depths):
+        one, other = states[row].double(), others[row].double()
+        norm = one.norm(dim=-1).clamp_min(torch.finfo(torch.float64).tiny)
+        allowed = torch.full_like(norm, tolerance(dtype or states.dtype, depth))
+        if repeated is not None:
+            allowed = allowed.maximum(TIMES_REPEATED * (one - repeated[row].double()).norm(dim=-1) / norm)
+        worst = max(worst, ((one - other).norm(dim=-1) / norm / allowed).max().item())
+    return worst
+
+
+class Trials:
+    """What was tried on one module, and what came out.
+
+    >>> trials = Trials(nn.Linear(2, 2))
+    >>> trials.once("answer", lambda: 42), trials.once("answer", lambda: 43)
+    (42, 42)
+    """
+
+    def __init__(self, module: nn.Module, memory: Memory | None = None) -> None:
+        self.module, self.memory = module, memory
+        self._outcomes: dict[Hashable, Any] = {}
+
+    def once(
+        self, name: str, attempt: Callable[[], Outcome], *, key: Hashable = (), form: type[Outcome] | None = None
+    ) -> Outcome:
+        """The outcome of an attempt, made once for the module as it is configured now.
+
+        An outcome that is a dataclass of plain values is remembered on disk too, if `form` names its class.
+        """
+        full_key = (name, key, self._configuration())
+        if full_key not in self._outcomes:
+            self._outcomes[full_key] = self._recalled_or_tried(name, key, attempt, form)
+        return cast(Outcome, self._outcomes[full_key])
+
+    def recalled(self, name: str) -> bool:
+        """Whether an outcome comes from an earlier process."""
+        return self.memory is not None and name in self.memory.recalled
+
+    def forget(self) -> None:
+        """Drop every outcome, on disk too, so that everything is tried again."""
+        self._outcomes.clear()
+        if self.memory is not None:
+            self.memory.forget()
+
+    def _recalled_or_tried(self, name: str, key: Hashable, attempt: Callable[[], Any], form: type | None) -> Any:
+        if self.memory is None or form is None:
+            return attempt()
+        title = name if key == () else f"{name} {key!r}"
+        recalled = self.memory.recall(title, form)
+        if recalled is None:
+            recalled = attempt()
+            self.memory.keep(title, recalled)
+        return recalled
+
+    def _configuration(self) -> Hashable:
+        """What may be changed on a loaded module and would change an outcome: its config, device and dtype."""
+        weight = next(self.module.parameters(), None)
+        place = None if weight is None else (weight.device, weight.dtype)
+        return place, _config_text(getattr(self.module, "config", None))
+
+
+def _config_text(config: Any) -> str:
+    """A configuration as text, nested ones included; the attention kernel is among its values."""
+    if config is None:
+        return ""
+    values = {name: value for name, value in vars(config).items() if name != "_name_or_path"}
+    nested = {name: _config_text(value) for name, value in values.items() if hasattr(value, "to_diff_dict")}
+    return repr({**values, **nested})
+
+
+class Memory:
+    """Outcomes on disk, in one JSON file for one key. A file that cannot be read counts as none."""
+
+    def __init__(self, folder: Path, *identity: object) -> None:
+        text = json.dumps([_own_code(), *map(str, identity)])
+        self.path = folder / "trials" / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
+        self.recalled: set[str] = set()
+        self._outcomes: dict[str, Any] = self._read()
+
+    def recall(self, title: str, form: type[Outcome]) -> Outcome | None:
+        """An outcome of this class that was kept under a title; None if there is none."""
+        if title not in self._outcomes:
+            return None
+        try:
+            outcome = cast(Outcome, _decoded(self._outcomes[title], form))
+        except (TypeError, ValueError, LookupError, AttributeError):
+            return None
+        self.recalled.add(title)
+        return outcome
+
+    def keep(self, title: str, outcome: Any) -> None:
+        """Keep an outcome, if it is of plain values and the folder can be written."""
+        try:
+            self._outcomes[title] = _encoded(outcome)
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with replacing(self.path) as fresh:
+                fresh.write_text(json.dumps(self._sealed(), allow_nan=True), "utf-8")
+        except (TypeError, OSError):  # a memory is a convenience: without it the trial is made again
+            self._outcomes.pop(title, None)
+
+    def forget(self) -> None:
+        """Drop everything that was kept under this key."""
+        self._outcomes.clear()
+        self.recalled.clear()
+        self.path.unlink(missing_ok=True)
+
+    def _sealed(self) -> dict[str, Any]:
+        body = json.dumps(self._outcomes, sort_keys=True)
+        return {"outcomes": self._outcomes, "sha256": hashlib.sha256(body.encode()).hexdigest()}
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            stored = json.loads(self.path.read_text("utf-8"))
+            outcomes: dict[str, Any] = stored["outcomes"]
+            body = json.dumps(outcomes, sort_keys=True)
+            intact = hashlib.sha256(body.encode()).hexdigest() == stored["sha256"]
+            return outcomes if intact else {}
+        except (OSError, ValueError, LookupError, TypeError):
+            return {}
+
+
+def weights_identity(folder: Path) -> str | None:
+    """What tells the weights of a folder from others without reading them: each file's name, size, inode and times."""
+    files = sorted(path for path in folder.iterdir() if path.suffix in (".safetensors", ".json"))
+    stats = [(path.name, path.stat()) for path in files]
+    if not any(name.endswith(".safetensors") for name, _ in stats):
+        return None
+    return repr([(name, stat.st_size, stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns) for name, stat in stats])
+
+
+def _own_code() -> str:
+    """Which version of our own code an outcome comes from: a newer one may try otherwise."""
+    stats = []
+    for entry in sorted(Path(__file__).parent.glob("**/*.py")):
+        stat = os.stat(entry)
+        stats.append((entry.name, stat.st_size, stat.st_mtime_ns))
+    return hashlib.sha256(repr(stats).encode()).hexdigest()
+
+
+def _encoded(value: Any) -> Any:
+    """A dataclass of plain values as JSON; an empty tensor stands for the place of a state in a block's output."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: _encoded(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, torch.dtype):
+        return str(value).removeprefix("torch.")
+    if isinstance(value, Tensor) and not value.numel():
+        return {"$": "state"}
+    if type(value) is tuple or type(value) is list:
+        return {"$": type(value).__name__, "items": [_encoded(item) for item in value]}
+    if isinstance(value, Mapping) and type(value) is dict and all(isinstance(key, str) for key in value):
+        return {"$": "dict", "items": {key: _encoded(item) for key, item in value.items()}}
+    if value is None or isinstance(value, str | int | float | bool):
+        return value
+    raise TypeError(f"{type(value).__name__} is not a plain value")
+
+
+def _decoded(value: Any, form: Any) -> Any:
+    """What `_encoded` made of a value of this type."""
+    origin = get_origin(form)
+    if origin in (Union, types.UnionType):
+        present = next(part for part in get_args(form) if part is not type(None))
+        return None if value is None else _decoded(value, present)
+    if dataclasses.is_dataclass(form) and isinstance(form, type):
+        hints = get_type_hints(form)
+        names = [field.name for field in dataclasses.fields(form)]
+        return form(**{name: _decoded(value[name], hints[name]) for name in names})
+    if form is torch.dtype:
+        return getattr(torch, value)
+    if isinstance(value, dict):
+        return _decoded_container(value, form)
+    if origin is Literal and value not in get_args(form):
+        raise ValueError(f"{value!r} is none of {get_args(form)}")
+    return value
+
+
+def _decoded_container(value: dict[str, Any], form: Any) -> Any:
+    inner = get_args(form)
+    if value["$"] == "state":
+        return torch.empty(0)
+    if value["$"] == "dict":
+        return {key: _decoded(item, inner[1] if len(inner) == 2 else Any) for key, item in value["items"].items()}
+    repeated = len(inner) == 1 or (len(inner) == 2 and inner[1] is Ellipsis)
+    forms = [inner[0]] * len(value["items"]) if repeated else inner or [Any] * len(value["items"])
+    items = [_decoded(item, part) for item, part in zip(value["items"], forms, strict=True)]
+    return tuple(items) if value["$"] == "tuple" else items
