@@ -516,7 +516,7 @@ def test_a_decoder_may_have_a_window_of_its_own() -> None:
     text, window = texts_of([200])[0], model.text_encoder.target_window or 0
     assert 0 < window < (model.text_encoder.window or 0)
     assert len(model.capture([text], "layer.1", targets=[text[:window]]).decoder.tokens) == min(200, window)  # type: ignore
-    with pytest.raises(TextError, match=f"takes {window:,}"):
+    with pytest.raises(TextError, match=f"takes at most {window:,}"):
         model.capture([text], "layer.1", targets=[[5] * (window + 1)])
 
 

@@ -108,7 +108,9 @@ def test_it_is_a_loop_with_hooks_of_ones_own(tiny: Tiny, family: str) -> None:
     torch.testing.assert_close(swept.values, torch.stack(expected), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("ways", [Shortcuts(), Shortcuts(joins=True), Shortcuts(reuses=True), Shortcuts(batched=False)], ids=str)
+@pytest.mark.parametrize(
+    "ways", [Shortcuts(), Shortcuts(joins=True), Shortcuts(reuses=True), Shortcuts(batched=False)], ids=str
+)
 def test_each_way_gives_the_same(tiny: Tiny, ways: Shortcuts) -> None:
     model = tiny("llama")
     sites = changeable(model)

@@ -13,6 +13,8 @@ from hiddenscope.loading.folder import Folder
 from hiddenscope.loading.precision import choose_dtype, parse_dtype
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import torch
     from torch import nn
     from transformers import PreTrainedTokenizerBase

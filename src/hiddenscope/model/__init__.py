@@ -46,8 +46,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 LIBRARIES = ("hiddenscope", "torch", "transformers", "tokenizers", "safetensors")
-from hiddenscope.passes.inputs import BATCH_OVERHEAD as ANOTHER_BATCH  # noqa: E402  # old names
+from hiddenscope.passes.inputs import BATCH_OVERHEAD as ANOTHER_BATCH  # noqa: E402, F401  # old names
 from hiddenscope.passes.inputs import BATCH_TOKENS as BUDGETS  # noqa: E402, F401
+
 WINDOWS = ("max_position_embeddings", "max_seq_len", "max_encoder_position_embeddings", "max_target_positions")
 
 
@@ -135,6 +136,16 @@ class Model:
         return self._anatomy.stacks[0].proof.dtype
 
     @property
+    def encoder_decoder(self) -> bool:
+        """Whether it has an encoder and a decoder beside it, whose texts are called targets."""
+        return len(self._anatomy.stacks) > 1
+
+    @property
+    def pad(self) -> int:
+        """The id that pads the shorter texts of a batch."""
+        return self.text_encoder.pad
+
+    @property
     def encoder(self) -> TextEncoder:  # noqa: D102  # old name
         return self.text_encoder
 
@@ -150,9 +161,7 @@ class Model:
     def masks(self) -> bool:  # noqa: D102  # old name
         return self.batching.masked
 
-    def encode(
-        self, texts: Texts | Inputs, *, targets: Texts | Inputs | None = None, truncate: bool = False
-    ) -> Inputs:
+    def encode(self, texts: Texts | Inputs, *, targets: Texts | Inputs | None = None, truncate: bool = False) -> Inputs:
         """Texts as the model takes them: encoded once, for any number of passes. Inputs stay as they are.
 
         In an encoder-decoder `targets` are its decoder's texts, the start token alone if not given.
@@ -161,15 +170,14 @@ class Model:
         >>> load((tiny_model("bert"), None)).encode([[5, 6], [7, 8, 9]]).lengths
         [2, 3]
         """
-        two = len(self._anatomy.stacks) > 1
-        if targets is not None and not two:
+        if targets is not None and not self.encoder_decoder:
             reason = f"{self.name} has one stack, and no decoder beside an encoder"
             raise PassError("Cannot use targets", reason, "Leave `targets` out.")
         with self.lock:  # a tokenizer serves one thread at a time
             inputs = self.text_encoder.encode(texts, truncate=truncate)
             if targets is not None:
                 targets = self.text_encoder.encode_targets(targets, len(inputs), truncate=truncate)
-            elif two and inputs.targets is None:
+            elif self.encoder_decoder and inputs.targets is None:
                 targets = self.text_encoder.start_tokens(len(inputs))
         return inputs if targets is None else inputs.with_targets(targets)
 

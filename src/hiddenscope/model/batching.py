@@ -17,14 +17,6 @@ from hiddenscope.passes import Batching, Inputs, ModelLike, PaddedBatch, Pass, b
 from hiddenscope.passes.resume import trial_texts
 from hiddenscope.states import Pair, States
 
-
-def plan(lengths: Any, budget: int, *, padded: bool = True, turn: Any = None, another: int = 64) -> Any:  # old name
-    """Old name."""
-    from hiddenscope.passes.inputs import compose
-
-    return compose(lengths, budget, padded=padded, rope_switch=turn, overhead=another)
-
-
 LENGTHS = (3, 11)
 TARGET_LENGTHS = (6, 2)
 
@@ -33,7 +25,7 @@ def try_batching(model: ModelLike) -> Batching:
     """Run texts of different lengths together and apart, and compare every state and logit of every token."""
     window = model.text_encoder.window or max(LENGTHS)
     inputs = trial_texts(model, [min(length, window) for length in LENGTHS], seed=2)
-    if len(model.anatomy.stacks) > 1:
+    if model.encoder_decoder:
         inputs = inputs.with_targets(trial_texts(model, TARGET_LENGTHS, seed=3))
     try:
         together = _one_batch(model, inputs)
@@ -64,9 +56,9 @@ def _rope_switch(config: Any) -> int | None:
 def _same_without_mask(model: ModelLike) -> bool:
     """Whether a mask that hides nothing changes nothing, bit for bit, even where the text holds the padding token."""
     texts = probe(model.module, 2, min(6, model.text_encoder.window or 6), seed=5)
-    texts[:, 1] = model.text_encoder.pad
-    targets = PaddedBatch.of([[1, 2], [3, 4]], 0, model.device) if len(model.anatomy.stacks) > 1 else None
-    batch = PaddedBatch.of(texts.tolist(), model.text_encoder.pad, model.device, targets)
+    texts[:, 1] = model.pad
+    targets = PaddedBatch.of([[1, 2], [3, 4]], 0, model.device) if model.encoder_decoder else None
+    batch = PaddedBatch.of(texts.tolist(), model.pad, model.device, targets)
     tap = model.anatomy.stacks[0].proof.taps[-1]
     given = [batch.arguments(model.module, masked=masked) for masked in (True, False)]
     with_mask, without = (shown(model.module, inputs, tap, texts.shape[1]) for inputs in given)

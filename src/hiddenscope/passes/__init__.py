@@ -18,25 +18,37 @@ align         which tokens of two texts stand in one column
 from hiddenscope.anatomy import EVERYTHING
 from hiddenscope.passes.align import Columns, in_columns
 from hiddenscope.passes.buffers import Keep, StackBuffer, buffers_for, states_in
-from hiddenscope.passes.compat import Batch, Encoded, Landing, Subject, landings, make_batch, prepare, together, watchable
 from hiddenscope.passes.changes import Add, Change, Project, Replace, Scale
+from hiddenscope.passes.compat import (
+    Batch,
+    Encoded,
+    Landing,
+    Subject,
+    landings,
+    make_batch,
+    prepare,
+    together,
+    watchable,
+)
 from hiddenscope.passes.edit import edit, editing
-from hiddenscope.passes.inputs import Inputs, PaddedBatch, Texts
-from hiddenscope.passes.protocol import Batching, ModelLike, recordable
+from hiddenscope.passes.inputs import Batching, Inputs, PaddedBatch, Texts
+from hiddenscope.passes.protocol import ModelLike, recordable
 from hiddenscope.passes.record import Pass, check_targets, record, run, token_logits
 from hiddenscope.passes.recording import Recording, recording
 from hiddenscope.passes.resume import Skipping, resume, skipping
 from hiddenscope.passes.text_encoder import TextEncoder
 
 __all__ = [
-    "Batch", "Encoded", "Landing", "Subject", "landings", "make_batch", "prepare", "together", "watchable",
     "EVERYTHING",
     "Add",
+    "Batch",
     "Batching",
     "Change",
     "Columns",
+    "Encoded",
     "Inputs",
     "Keep",
+    "Landing",
     "ModelLike",
     "PaddedBatch",
     "Pass",
@@ -46,6 +58,7 @@ __all__ = [
     "Scale",
     "Skipping",
     "StackBuffer",
+    "Subject",
     "TextEncoder",
     "Texts",
     "buffers_for",
@@ -53,6 +66,9 @@ __all__ = [
     "edit",
     "editing",
     "in_columns",
+    "landings",
+    "make_batch",
+    "prepare",
     "record",
     "recordable",
     "recording",
@@ -60,5 +76,7 @@ __all__ = [
     "run",
     "skipping",
     "states_in",
+    "together",
     "token_logits",
+    "watchable",
 ]

@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -15,15 +15,41 @@ from torch import Tensor, nn
 
 from hiddenscope.anatomy import arguments
 
-if TYPE_CHECKING:
-    from hiddenscope.passes.protocol import ModelLike
-
 Texts: TypeAlias = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
 """One text or many, each a string or a list of token ids."""
 
 BATCH_TOKENS = {"cpu": 2048, "cuda": 16384}
 # What a batch costs whatever is in it, counted in tokens: no batch is padded with more than that.
 BATCH_OVERHEAD = {"cpu": 64, "cuda": 2048}
+
+
+@dataclass(frozen=True)
+class Batching:
+    """Whether padded batches give each text what it gets alone, as it was tried on the model.
+
+    `worst` is the largest difference that was seen, in units of the rounding tolerance. `masked` says whether texts of
+    one length need an attention mask although it hides nothing; without one a GPU need not wait for a look at it.
+    `rope_switch` is the length beyond which LongRoPE computes every text of a batch otherwise, if there is one.
+    """
+
+    padded: bool
+    worst: float
+    reason: str
+    masked: bool = True
+    rope_switch: int | None = None
+
+
+class BatchModel(Protocol):
+    """What batches need to know of a model."""
+
+    @property
+    def device(self) -> torch.device: ...  # noqa: D102
+    @property
+    def batching(self) -> Batching: ...  # noqa: D102
+    @property
+    def pad(self) -> int: ...  # noqa: D102
+    @property
+    def encoder_decoder(self) -> bool: ...  # noqa: D102
 
 
 @dataclass(frozen=True)
@@ -70,9 +96,9 @@ class Inputs:
 
     def with_targets(self, targets: Inputs | None) -> Inputs:
         """The same texts with other targets."""
-        return replace(self, targets=targets)
+        return Inputs(self.ids, self.texts, self.spans, targets)
 
-    def batches(self, model: ModelLike, *, batch_tokens: int | None = None) -> Iterator[tuple[list[int], Inputs]]:
+    def batches(self, model: BatchModel, *, batch_tokens: int | None = None) -> Iterator[tuple[list[int], Inputs]]:
         """The texts in batches of about one length, the longest first: the indices of each batch, and its Inputs.
 
         A batch has at most `batch_tokens` tokens with its padding. A model that gives a text other states in a padded
@@ -88,11 +114,11 @@ class Inputs:
         ):
             yield indices, self.some(indices)
 
-    def pad(self, model: ModelLike) -> PaddedBatch:
+    def pad(self, model: BatchModel) -> PaddedBatch:
         """All texts as one padded batch on the model's device."""
-        pad, device = model.text_encoder.pad, model.device
+        pad, device = model.pad, model.device
         targets = None
-        if len(model.anatomy.stacks) > 1:
+        if model.encoder_decoder:
             # Without targets the decoder gets one token per text, which a pass over the encoder alone never reaches.
             targets = PaddedBatch.of(self.targets.ids if self.targets else [(pad,)] * len(self), pad, device)
         return PaddedBatch.of(self.ids, pad, device, targets)

@@ -105,7 +105,9 @@ def products(output: Tensor, ends: Sequence[Any], vectors: Tensor) -> tuple[Tens
     return tuple(None if some[0] is None else torch.stack(some) for some in columns)
 
 
-def tape(model: ModelLike, inputs: Texts | Inputs | PaddedBatch, sites: Sequence[Site], *, logits: bool = False) -> Tape:
+def tape(
+    model: ModelLike, inputs: Texts | Inputs | PaddedBatch, sites: Sequence[Site], *, logits: bool = False
+) -> Tape:
     """Run the model over one text and keep what gradients need, up to the last of the sites.
 
     >>> from hiddenscope.testing import tiny_model

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -12,31 +11,13 @@ from torch import nn
 from hiddenscope import hooks
 from hiddenscope.anatomy import Anatomy
 from hiddenscope.errors import ModuleError
+from hiddenscope.passes.inputs import BatchModel, Inputs, Texts
+from hiddenscope.passes.text_encoder import TextEncoder
 from hiddenscope.states import Source
 from hiddenscope.trials import Trials
 
-if TYPE_CHECKING:
-    from hiddenscope.passes.inputs import Inputs, Texts
-    from hiddenscope.passes.text_encoder import TextEncoder
 
-
-@dataclass(frozen=True)
-class Batching:
-    """Whether padded batches give each text what it gets alone, as it was tried on the model.
-
-    `worst` is the largest difference that was seen, in units of the rounding tolerance. `masked` says whether texts of
-    one length need an attention mask although it hides nothing; without one a GPU need not wait for a look at it.
-    `rope_switch` is the length beyond which LongRoPE computes every text of a batch otherwise, if there is one.
-    """
-
-    padded: bool
-    worst: float
-    reason: str
-    masked: bool = True
-    rope_switch: int | None = None
-
-
-class ModelLike(Protocol):
+class ModelLike(BatchModel, Protocol):
     """What a pass needs to know of a model."""
 
     @property
@@ -46,11 +27,7 @@ class ModelLike(Protocol):
     @property
     def text_encoder(self) -> TextEncoder: ...  # noqa: D102
     @property
-    def device(self) -> torch.device: ...  # noqa: D102
-    @property
     def dtype(self) -> torch.dtype: ...  # noqa: D102
-    @property
-    def batching(self) -> Batching: ...  # noqa: D102
     @property
     def trials(self) -> Trials: ...  # noqa: D102
     @property

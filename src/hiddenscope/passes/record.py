@@ -129,7 +129,7 @@ def run(
 def check_targets(model: ModelLike, inputs: Inputs, sites: Sequence[Site], *, logits: bool) -> None:
     """Refuse a pass through a decoder that has been given no text."""
     through_decoder = logits or not sites or any(site.stack != "encoder" for site in sites)
-    if len(model.anatomy.stacks) > 1 and inputs.targets is None and through_decoder:
+    if model.encoder_decoder and inputs.targets is None and through_decoder:
         model.text_encoder.required_start()
 
 

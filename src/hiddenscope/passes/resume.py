@@ -230,7 +230,7 @@ def _full_pass(model: ModelLike, inputs: Inputs) -> Pass:
 def _trial_inputs(model: ModelLike, padded: bool) -> Inputs:
     """Texts for a trial, of different lengths or of one."""
     inputs = trial_texts(model, LENGTHS if padded else LENGTHS[1:] * 2, seed=6)
-    if len(model.anatomy.stacks) == 1:
+    if not model.encoder_decoder:
         return inputs
     return inputs.with_targets(trial_texts(model, TARGET_LENGTHS if padded else TARGET_LENGTHS[1:] * 2, seed=7))
 

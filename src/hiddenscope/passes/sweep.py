@@ -172,7 +172,7 @@ def shortcuts_of(model: ModelLike) -> Shortcuts:
         return model.trials.once("sweep", lambda: _try_shortcuts(model), form=Shortcuts)
 
 
-def room(model: ModelLike) -> float:  # old name
+def room(model: ModelLike) -> float:  # noqa: D103  # old name
     return logits_tolerance(model)
 
 
@@ -213,7 +213,7 @@ def _try_shortcuts(model: ModelLike) -> Shortcuts:
 def _trial_bases(model: ModelLike) -> list[Base]:
     limit = min(7, model.text_encoder.window or 7)
     ids = probe(model.module, 4, limit, seed=9).tolist()
-    targets = [row[: min(5, limit)] for row in ids[2:]] if len(model.anatomy.stacks) > 1 else None
+    targets = [row[: min(5, limit)] for row in ids[2:]] if model.encoder_decoder else None
     return begin(model, ids[:2], _some_sites(model), targets=targets)
 
 
@@ -259,7 +259,7 @@ def _some_sites(model: ModelLike) -> tuple[Site, ...]:
     """The first, the last and a middle layer of each stack, and what a middle block adds, where it can be seen."""
     found: list[Site] = []
     for stack in model.anatomy.stacks:
-        name = stack.name if len(model.anatomy.stacks) > 1 else None
+        name = stack.name if model.encoder_decoder else None
         middle = (stack.depth + 1) // 2
         wanted = [Site(0, "", name), Site(middle, "attn", name), Site(middle, "", name), Site(stack.depth, "", name)]
         found += [site for site in wanted if site in model.anatomy.taps and _may_change(model, site)]
@@ -279,7 +279,7 @@ def _answering(model: ModelLike) -> Stack:
 
 
 def _answer_stack(model: ModelLike) -> str | None:
-    return "decoder" if len(model.anatomy.stacks) > 1 else None
+    return "decoder" if model.encoder_decoder else None
 
 
 def _taps(model: ModelLike, stack: str | None) -> Sequence[Tap]:

@@ -11,8 +11,8 @@ from torch import Tensor
 from hiddenscope import progress
 from hiddenscope.errors import TextError
 from hiddenscope.model import ANOTHER_BATCH, BUDGETS, Model
-from hiddenscope.model.batching import plan
 from hiddenscope.passes import Encoded, Landing, Texts, landings, make_batch, run
+from hiddenscope.passes.compat import plan
 from hiddenscope.sites import Site
 from hiddenscope.vectors.pooling import Rows, Token, begin_with_cls, not_finite, room_for
 
@@ -114,7 +114,7 @@ def _together(model: Model, lengths: list[int], sites: int) -> Iterator[list[lis
     some: list[list[int]] = []
     size = 0
     for batch in plan(
-        lengths, BUDGETS[kind], padded=model.batches, turn=model.batching.turn, another=ANOTHER_BATCH[kind]
+        lengths, BUDGETS[kind], padded=model.batches, turn=model.batching.rope_switch, another=ANOTHER_BATCH[kind]
     ):
         tokens = sum(lengths[number] for number in batch)
         if some and (size + tokens) * row > ROOM:

@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from hiddenscope.errors import NotFinite, StatesError, TextError, TooLarge
-from hiddenscope.passes.buffer import SHARE_OF_FREE_MEMORY, free_memory
+from hiddenscope.passes.buffers import SHARE_OF_FREE_MEMORY, free_memory
 from hiddenscope.states import Source
 
 Token: TypeAlias = str | int

@@ -9,7 +9,7 @@ import torch
 from hiddenscope.errors import PassError, StatesError, TextError
 from hiddenscope.model import Model
 from hiddenscope.passes import Encoded, Texts, make_batch, watchable
-from hiddenscope.passes.record import make
+from hiddenscope.passes.compat import make
 from hiddenscope.sites import Site, select
 from hiddenscope.states import Pair, Readable, Source, States
 
@@ -102,7 +102,7 @@ def _in_one_model(model: Model, given: list[_Given], sites: Any) -> Both:
         raise TextError("Texts compared one by one", reason, "Give as many on each side.")
     if _may_share(model, given):
         return Both(_together(model, given, sites), counts[0], TOGETHER)
-    why = model.batching.why if not model.batches else "one side of a pair is so long that its positions are scaled"
+    why = model.batching.reason if not model.batches else "one side of a pair is so long that its positions are scaled"
     one = given[0].one(0)
 
     def floor() -> tuple[Side, Side, str]:
@@ -117,7 +117,7 @@ def _in_one_model(model: Model, given: list[_Given], sites: Any) -> Both:
 
 def _may_share(model: Model, given: list[_Given]) -> bool:
     """Whether each text may go through the model with the one that it is compared with."""
-    turn = model.batching.turn
+    turn = model.batching.rope_switch
     if not model.batches or turn is None:
         return model.batches
     lengths = zip(*(side.texts.lengths for side in given), strict=True)

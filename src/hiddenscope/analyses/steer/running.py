@@ -14,8 +14,8 @@ from hiddenscope.analyses.steer.directions import part_at
 from hiddenscope.analyses.steer.questions import Question
 from hiddenscope.errors import TextError
 from hiddenscope.model import ANOTHER_BATCH, Model
-from hiddenscope.model.batching import plan
 from hiddenscope.passes import Add, Change, Pass, Project, edit, editing, record, resume
+from hiddenscope.passes.compat import plan
 from hiddenscope.sites import Site
 from hiddenscope.states import Pair, States
 

@@ -21,7 +21,7 @@ from hiddenscope.analyses.visibility.table import mean, table
 from hiddenscope.errors import TextError, TooLarge
 from hiddenscope.model import Model
 from hiddenscope.passes import Texts
-from hiddenscope.passes.buffer import SHARE_OF_FREE_MEMORY, free_memory
+from hiddenscope.passes.buffers import SHARE_OF_FREE_MEMORY, free_memory
 from hiddenscope.results import Result
 from hiddenscope.sites import summarise
 
