@@ -140,14 +140,14 @@ def test_an_answer_is_one_token_after_the_text_up_to_where_it_is_read(tiny: Tiny
     place = len(model.encoder.encode(texts[0]).ids[0]) - 3  # before the space and the h, with which it would be "he"
     early, by_id = (hs.patch(model, replace(contrast, answer=one, at=place), layers=0).data for one in ("e", e[0]))
     np.testing.assert_array_equal(early["effect"], by_id["effect"])
-    with pytest.raises(TextError, match="grows together with the text before it"):
+    with pytest.raises(TextError, match="merges with the text before it"):
         hs.patch(model, contrast)
 
 
 @pytest.mark.parametrize("sides", [("the mat s", "the mat h"), ("the mat h", "the mat s")])
 def test_an_answer_is_the_same_token_after_both_texts(tiny: Tiny, sides: tuple[str, str]) -> None:
     for answers in (("e", " a"), (" a", "e")):
-        with pytest.raises(TextError, match="grows together"):
+        with pytest.raises(TextError, match="merges"):
             hs.patch(tiny("llama"), hs.Contrast(*sides, *answers))
     encoder: Any = SimpleNamespace(one=lambda answer, what, before: len(before))
     assert token_after(encoder, "x", ["ab", None, "cd"]) == 2
@@ -308,7 +308,7 @@ def test_a_model_that_fills_masks_is_read_at_the_mask() -> None:
 
 def test_what_was_not_saved_is_told(tiny: Tiny) -> None:
     assert hs.patch(hs.load((tiny_model("llama"), None)), CONTRAST).facts["notes"] == []
-    assert "keys and values were computed anew" in hs.patch(tiny("mamba"), CONTRAST).facts["notes"][0]
+    assert "Keys and values were computed anew" in hs.patch(tiny("mamba"), CONTRAST).facts["notes"][0]
     assert "every block was run" in hs.patch(tiny("t5"), replace(CONTRAST, targets=[5, 9])).facts["notes"][0]
     cost = hs.patch(tiny("llama"), CONTRAST).facts["cost"]
     assert cost["cells"] == 1 + 3 * 4

@@ -7,10 +7,11 @@ that text.
 from collections.abc import Sequence
 
 from hiddenscope.errors import TextError
-from hiddenscope.passes.encoder import Encoded, Encoder
+from hiddenscope.passes.inputs import Inputs
+from hiddenscope.passes.text_encoder import TextEncoder
 
 
-def text_before(encoded: Encoded, number: int, at: int) -> str | None:
+def text_before(encoded: Inputs, number: int, at: int) -> str | None:
     """The text up to the end of the token at one position; None where it is not known."""
     if not encoded.texts:
         return None
@@ -19,14 +20,14 @@ def text_before(encoded: Encoded, number: int, at: int) -> str | None:
     return encoded.texts[number][: max(0, *(end for _, end in encoded.spans[number][: at + 1]))]
 
 
-def token_after(encoder: Encoder, answer: str | int, befores: Sequence[str | None]) -> int:
+def token_after(encoder: TextEncoder, answer: str | int, befores: Sequence[str | None]) -> int:
     """The id of an answer that follows each of these texts; it must be the same after all. None is an unknown text.
 
-    >>> token_after(Encoder(None, window=8, vocabulary=100), 7, [None])
+    >>> token_after(TextEncoder(None, window=8, vocabulary=100), 7, [None])
     7
     """
     known = list(dict.fromkeys(before for before in befores if before is not None)) or [""]
-    ids = [encoder.one(answer, "answer", before=before) for before in known]
+    ids = [encoder.single(answer, "answer", before=before) for before in known]
     if len(set(ids)) > 1:
         reason = " and ".join(
             f"it is token {one} after {before[-40:]!r}" for one, before in zip(ids, known, strict=True)
