@@ -24,9 +24,9 @@ ROWS = [
     {"passes"},
     {"anatomy"},
     {"trials"},
-    {"loading", "hooks"},
+    {"loading", "hooks", "weights"},
     {"texts", "states", "sites", "results", "datasets", "measures"},
-    {"files"},
+    {"files", "kernels"},
     {"errors", "progress", "catalog"},
 ]
 VALUES = next(row for row in ROWS if "states" in row)

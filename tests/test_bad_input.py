@@ -1,6 +1,8 @@
 """What a model cannot take is refused before it is run: an error of ours, of a builtin's kind, that says what to do."""
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from typing import Any
 
 import pytest
@@ -8,7 +10,9 @@ import torch
 
 import hiddenscope as hs
 from hiddenscope.errors import Error, NotFinite, PassError, SiteError, TextError
-from hiddenscope.testing import nan_weight, tiny_model, tiny_tokenizer
+from hiddenscope.kernels import finite_attention
+from hiddenscope.testing import tiny_model, tiny_tokenizer
+from hiddenscope.weights import check_finite
 
 Tiny = Callable[..., hs.Model]
 TEXT = [7, 99, 23, 64, 31]
@@ -163,49 +167,137 @@ def test_a_decoder_without_a_start_token(hanging: Any) -> None:
     assert model.capture([TEXT], targets=[[5]]).decoder.tokens.ids.tolist() == [5]  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize(("part", "site"), [("mlp.down_proj", "layer.2"), ("self_attn.q_proj", "layer.2")])
-def test_a_nan_in_the_weights_is_named_by_the_site_where_it_comes_up(part: str, site: str, hanging: Any) -> None:
+PLACES = {
+    "llama": ("model.layers.1.self_attn.q_proj.weight", "model.layers.2.mlp.down_proj.weight", "lm_head.weight"),
+    "gpt2": ("transformer.h.1.attn.c_attn.weight", "transformer.h.0.ln_1.bias", "transformer.wpe.weight"),
+    "bert": ("bert.encoder.layer.1.attention.self.key.weight", "bert.embeddings.word_embeddings.weight"),
+    "t5": ("encoder.block.0.layer.0.SelfAttention.q.weight", "decoder.block.1.layer.1.EncDecAttention.v.weight"),
+}
+
+
+@pytest.mark.parametrize(("family", "path"), [(family, path) for family in PLACES for path in PLACES[family]])
+@pytest.mark.parametrize(("value", "count"), [(torch.nan, "1 NaN"), (-torch.inf, "1 infinite value")])
+def test_a_weight_that_is_not_finite_is_named(family: str, path: str, value: float, count: str, hanging: Any) -> None:
+    module = tiny_model(family)
+    module.config.decoder_start_token_id = 0  # type: ignore[union-attr]
+    model = hs.load((module, None))
+    right = model.capture([TEXT], "layer.*")
+    weight = module.get_parameter(path)
+    with torch.no_grad():
+        weight.flatten()[3], kept = value, weight.flatten()[3].item()
+    ways = [
+        lambda: model.capture([TEXT, TEXT[:2]]),
+        lambda: model.capture([TEXT], "layer.0"),
+        lambda: hs.record(model, [TEXT], logits=family != "t5"),
+        lambda: hs.load((module, None)),
+    ]
+    for work in ways:
+        refused(work, NotFinite, ArithmeticError, f"{path} has {count}", model=model, hanging=hanging)
+    with pytest.raises(NotFinite, match=path), hs.recording(model):
+        pass
+    with torch.no_grad():
+        weight.flatten()[3] = kept
+    again = model.capture([TEXT], "layer.*")
+    assert all(torch.equal(again[site], right[site]) for site in right.sites), "mended, it works as before"
+
+
+def test_several_weights_that_are_not_finite_and_a_buffer() -> None:
+    module = tiny_model("llama")
+    with torch.no_grad():
+        for name in "qkvo":
+            module.get_parameter(f"model.layers.0.self_attn.{name}_proj.weight")[:2, :3] = torch.nan
+    with pytest.raises(NotFinite, match=r"q_proj.weight has 6 NaN; .*k_proj.* and 1 more weight is not finite"):
+        hs.load((module, None))
+    module = tiny_model("llama")
+    module.register_buffer("mask", torch.full((2, 2), -torch.inf))
+    assert hs.load((module, None)).capture([TEXT]).values.isfinite().all(), "a mask is made of infinities"
+    module.mask[0, 0] = torch.nan
+    with pytest.raises(NotFinite, match="mask has 1 NaN"):
+        hs.load((module, None))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_weights_that_are_large_and_finite_are_no_fault(dtype: torch.dtype) -> None:
+    linear = torch.nn.Linear(4, 4, dtype=dtype)
+    torch.nn.init.constant_(linear.weight, torch.finfo(dtype).max)
+    check_finite(linear)
+    linear.weight.data[2, 2] = torch.nan
+    linear.weight = torch.nn.Parameter(linear.weight.data)
+    with pytest.raises(NotFinite, match="weight has 1 NaN"):
+        check_finite(linear)
+
+
+@pytest.mark.parametrize(("part", "inside"), [("mlp.down_proj", "layer.2.mlp"), ("self_attn.o_proj", "layer.2.mid")])
+def test_numbers_that_overflow_are_named_by_the_site_where_they_come_up(part: str, inside: str, hanging: Any) -> None:
     module = tiny_model("llama")
     model = hs.load((module, tiny_tokenizer()))
     right = model.capture([TEXT], "layer.0-1").values
-    with torch.no_grad():
-        module.get_submodule(f"model.layers.1.{part}").weight[0, 0] = torch.nan  # type: ignore[index, operator]
-    words = ("a NaN", f"at {site}, token", "text 0, position 0", "weights of the block")
+    torch.nn.init.constant_(module.get_parameter(f"model.layers.1.{part}.weight"), 3e38)
+    words = ("at layer.2, token", "text 0, position 0", "weights of the block")
     for work in (lambda: model.capture([TEXT, TEXT[:2]]), lambda: hs.record(model, [TEXT], logits=True)):
         refused(work, NotFinite, ArithmeticError, *words, model=model, hanging=hanging)
-    again = lambda: hs.load((module, None)).capture([TEXT])  # noqa: E731
-    refused(again, NotFinite, ArithmeticError, f"a NaN at {site}", model=model, hanging=hanging)
     assert torch.equal(model.capture([TEXT], "layer.0-1").values, right), "what is computed before it is right"
-    with pytest.raises(NotFinite, match="layer.2.mid" if part.startswith("self") else "layer.2.mlp"):
+    with pytest.raises(NotFinite, match=inside):
         model.capture([TEXT], "layer.2.mid,layer.2.mlp,layer.2")
 
 
-def test_a_nan_in_the_last_block_in_one_embedding_and_in_the_head(hanging: Any) -> None:
-    module = tiny_model("llama")
-    nan_weight(module, block=3)
-    model = hs.load((module, None))
-    assert not model.batches and "NotFinite" in model.batching.why
-    refused(lambda: model.capture([TEXT]), NotFinite, ArithmeticError, "at layer.3", model=model, hanging=hanging)
+def test_a_nan_that_comes_up_in_an_embedding_in_the_head_and_in_a_decoder(hanging: Any) -> None:
     module = tiny_model("llama")
     model = hs.load((module, None))
-    with torch.no_grad():
-        module.model.embed_tokens.weight[99, 3] = torch.inf  # type: ignore[union-attr, index]
+    embeddings: Any = module.get_submodule("model.embed_tokens")
+    infinite = lambda _, given, states: states.masked_fill((given[0] == 99)[..., None], torch.inf)  # noqa: E731
+    handle = embeddings.register_forward_hook(infinite)
     words = ("an infinity at layer.0", "position 1")
     refused(lambda: model.capture([TEXT]), NotFinite, ArithmeticError, *words, model=model, hanging=hanging)
     assert model.capture([[5, 6]]).values.isfinite().all()
-    with torch.no_grad():
-        module.lm_head.weight[0, 0] = torch.nan  # type: ignore[union-attr, index]
+    handle.remove()
+    handle = module.get_submodule("lm_head").register_forward_hook(lambda *given: given[-1] * torch.nan)
     work = lambda: hs.record(model, [[5, 6]], logits=True)  # noqa: E731
     words = ("Logits of LlamaForCausalLM", "a NaN", "weights of the head")
     refused(work, NotFinite, ArithmeticError, *words, model=model, hanging=hanging)
-
-
-def test_a_nan_in_a_decoder_is_named_with_its_stack(hanging: Any) -> None:
+    handle.remove()
     module = tiny_model("bart")
     model = hs.load((module, None))
-    with torch.no_grad():
-        module.model.decoder.layers[1].fc1.weight[0, 0] = torch.nan  # type: ignore
+    module.get_submodule("model.decoder.layers.1.fc1").register_forward_hook(lambda *given: given[-1] * torch.nan)
     refused(lambda: model.capture([TEXT]), NotFinite, ArithmeticError, "decoder.layer.2", model=model, hanging=hanging)
-    with pytest.raises(NotFinite, match="a NaN at decoder.layer.2, in a trial pass"):
-        hs.load((module, None))
     assert model.capture([TEXT], "encoder.layer.*").values.isfinite().all()
+
+
+def recorded(model: hs.Model, ids: list[int]) -> Any:
+    with hs.recording(model, "layer.2") as recording:
+        model.module(torch.tensor([ids]))
+    return recording.states
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_what_attention_is_given_and_its_kernel_loses_is_found(dtype: torch.dtype) -> None:
+    module = tiny_model("llama").to(dtype)
+    model = hs.load((module, None))
+    attention = torch.nn.functional.scaled_dot_product_attention
+    for which, value, length in product(("q_proj", "k_proj"), (torch.nan, torch.inf), (1, 5, 40)):
+        texts = [[*range(7, 7 + length)], [5] * max(1, length - 3)]
+
+        def spoil(_: Any, __: Any, output: torch.Tensor, value: float = value) -> torch.Tensor:
+            return output.index_fill(1, torch.tensor(output.shape[1] - 1), value)
+
+        handle = module.get_submodule(f"model.layers.1.self_attn.{which}").register_forward_hook(spoil)
+        for work in (
+            lambda: model.capture(texts[:1]),  # noqa: B023
+            lambda: model.capture(texts),  # noqa: B023
+            lambda: recorded(model, texts[0]).check_finite(),  # noqa: B023
+        ):
+            with pytest.raises(NotFinite, match=r"at layer\.2|attention call 2 of [23] was given a NaN"):
+                work()
+            assert torch.nn.functional.scaled_dot_product_attention is attention
+        handle.remove()
+        model.capture(texts)
+
+
+def test_attention_of_other_threads_is_let_through() -> None:
+    spoilt = torch.ones(3, 1, 1, 5, 8)
+    spoilt[0, 0, 0, 0] = torch.nan
+    attention = torch.nn.functional.scaled_dot_product_attention
+    with ThreadPoolExecutor(1) as other, finite_attention():
+        inside = other.submit(lambda: torch.nn.functional.scaled_dot_product_attention(*spoilt)).result()
+    assert torch.equal(inside.isnan(), attention(*spoilt).isnan())
+    assert torch.nn.functional.scaled_dot_product_attention is attention

@@ -65,9 +65,13 @@ def test_another_dtype_is_made_before_the_states_leave(model):
     assert torch.equal(half.values, plain.values.to(torch.float16))
 
 
-def test_a_nan_is_named_by_site(model):
-    nan_weight(model.module)
-    with pytest.raises(NotFinite, match="layer"):
+def test_a_nan_in_a_weight_is_named_by_the_weight_and_one_that_comes_up_by_its_site(model):
+    handle = model.module.model.layers[1].register_forward_hook(lambda *given: given[-1] * torch.nan)
+    with pytest.raises(NotFinite, match=r"a NaN at layer\.2"):
+        model.capture(texts())
+    handle.remove()
+    path = nan_weight(model.module)
+    with pytest.raises(NotFinite, match=f"{path} has 1 NaN"):
         model.capture(texts())
 
 

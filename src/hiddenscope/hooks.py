@@ -7,7 +7,7 @@ the place of what it saw. Hooks are removed when the `with` ends, however it end
 import itertools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from copy import copy
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -15,6 +15,8 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+
+from hiddenscope import kernels
 
 Side = Literal["input", "output"]
 
@@ -209,13 +211,14 @@ def _register(watch: Watch) -> torch.utils.hooks.RemovableHandle:
     return watch.module.register_forward_hook(after)
 
 
-def run(module: nn.Module, inputs: Mapping[str, Any]) -> Any:
+def run(module: nn.Module, inputs: Mapping[str, Any], *, finite: bool = True) -> Any:
     """Call the module; None if a watcher stopped the pass.
 
     It reports nothing that nobody asked for here, whatever its configuration says: to report, it would hang up hooks.
+    With `finite` a NaN or an infinity that an attention kernel loses is an error.
     """
     quiet = {"output_hidden_states": False, "return_dict": True}
-    with _attention_kept(module):
+    with _attention_kept(module), kernels.finite_attention() if finite else nullcontext():
         try:
             return module(**{**quiet, **inputs})
         except Stopped:

@@ -223,5 +223,5 @@ def shown(
     taps = [watched] if disturbed is None else [watched, disturbed]
     watches = [tap.watch(module, change) for tap, change in zip(taps, (keep, disturb), strict=False)]
     with torch.no_grad(), hooks.watching(watches):
-        hooks.run(module, inputs)
+        hooks.run(module, inputs, finite=False)  # where a state lives does not depend on its numbers
     return kept[0]

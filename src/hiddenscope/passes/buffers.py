@@ -183,11 +183,19 @@ class StackBuffer:
 
     def states(self) -> States:
         """The states, once every pass has been made; a NaN or an infinity among them is an error."""
-        tokens, source = self.model.text_encoder.tokens(self.inputs), self.model.source(self.sites[0].stack)
-        states = States(self.sites, self.buffer.finish(), tokens, source)
+        states = self._states()
         if not self.buffer.finite:
             states.check_finite()
         return states
+
+    def check_finite(self, texts: Sequence[int]) -> None:
+        """Raise NotFinite if the states of some texts, whose passes have been made, are not finite."""
+        rows = [row for place in self.places(texts) for row in range(place.start, place.start + place.length)]
+        self._states().select(tokens=sorted(rows)).check_finite()
+
+    def _states(self) -> States:
+        tokens, source = self.model.text_encoder.tokens(self.inputs), self.model.source(self.sites[0].stack)
+        return States(self.sites, self.buffer.finish(), tokens, source)
 
 
 Buffers: TypeAlias = Mapping[str | None, StackBuffer]

@@ -15,6 +15,7 @@ from hiddenscope.passes.inputs import BatchModel, Inputs, Texts
 from hiddenscope.passes.text_encoder import TextEncoder
 from hiddenscope.states import Source
 from hiddenscope.trials import Trials
+from hiddenscope.weights import check_finite
 
 
 class ModelLike(BatchModel, Protocol):
@@ -41,7 +42,8 @@ class ModelLike(BatchModel, Protocol):
 def recordable(module: nn.Module) -> nn.Module:
     """The module whose parts are really called, or a ModuleError that says why its states cannot be recorded.
 
-    `torch.compile` gives a wrapper around the module; the module inside is recorded, and runs uncompiled.
+    A weight that is not finite is a NotFinite that names it. `torch.compile` gives a wrapper around the module; the
+    module inside is recorded, and runs uncompiled.
 
     >>> recordable(nn.Linear(2, 2).eval())
     Linear(in_features=2, out_features=2, bias=True)
@@ -50,6 +52,7 @@ def recordable(module: nn.Module) -> nn.Module:
     for wrong, reason, remedy in _conditions(inside):
         if wrong:
             raise ModuleError(f"Cannot record the states of {type(inside).__name__}", reason, remedy)
+    check_finite(inside)
     return inside
 
 

@@ -120,7 +120,12 @@ def run(
     watcher.stops = bool(sites) and not logits and not hooks.is_offloaded(model.module)
     graded = live is not None
     with torch.inference_mode(False), torch.set_grad_enabled(graded), hooks.watching(watcher.watches(model.module)):
-        output = hooks.run(model.module, batch.arguments(model.module, masked=model.batching.masked))
+        try:
+            output = hooks.run(model.module, batch.arguments(model.module, masked=model.batching.masked))
+        except NotFinite:  # what an attention kernel lost: where a state shows it too, its site tells more
+            for buffer in buffers.values():
+                buffer.check_finite(texts)
+            raise
     if watcher.missing:
         raise not_reached(model.anatomy, min(watcher.missing))
     return output

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hiddenscope import hooks
+from hiddenscope import hooks, kernels
 from hiddenscope.anatomy import EVERYTHING, Anatomy, Tap, find
 from hiddenscope.errors import ModuleError, PassError
 from hiddenscope.passes.inputs import Inputs
@@ -19,6 +19,7 @@ from hiddenscope.passes.record import Watcher
 from hiddenscope.passes.text_encoder import TextEncoder
 from hiddenscope.sites import Site, SitePatterns
 from hiddenscope.states import Pair, Source, States, join
+from hiddenscope.weights import check_finite
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,9 @@ def recording(model: ModelLike | nn.Module, sites: SitePatterns = EVERYTHING) ->
         anatomy, module, lock = model.anatomy, model.module, model.lock
         stacks = {site.stack for site in anatomy.sites}
         recorded = Recording(anatomy, model.text_encoder, {stack: model.source(stack) for stack in stacks})
-    with lock, hooks.watching(_Following(recorded, module, anatomy.select(sites)).watches()):
+    check_finite(module)
+    watches = _Following(recorded, module, anatomy.select(sites)).watches()
+    with lock, kernels.finite_attention(), hooks.watching(watches):
         yield recorded
 
 

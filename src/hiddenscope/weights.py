@@ -1,0 +1,148 @@
+"""The weights of a module: each by its name, whether any of them changed, and whether all of them are finite.
+
+A NaN in a weight need not show in the states: torch's CPU flash attention on x86-64 gives finite numbers for some rows
+whose scores are NaN (see `kernels.py`). So the weights themselves are read, when a model is loaded and again whenever
+one of them was changed.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary, ref
+
+import torch
+from torch import Tensor, nn
+
+from hiddenscope.errors import NotFinite
+
+SHOWN = 3
+
+
+class Weight(NamedTuple):
+    """A parameter or a buffer of a module, with its path."""
+
+    path: str
+    tensor: Tensor
+    is_buffer: bool
+
+
+def weights(module: nn.Module) -> Iterator[Weight]:
+    """Every parameter and buffer once, as plain tensors: a quantised weight is the tensors that it is made of.
+
+    >>> [weight.path for weight in weights(nn.Sequential(nn.Linear(2, 2)))]
+    ['0.weight', '0.bias']
+    """
+    for named, is_buffer in ((module.named_parameters(), False), (module.named_buffers(), True)):
+        for path, tensor in named:
+            yield from (Weight(*plain, is_buffer) for plain in _plain(path, tensor))
+
+
+class Stamps:
+    """By what it shows that a weight was exchanged or written to since; writing through `.data` does not show.
+
+    >>> linear = nn.Linear(2, 2)
+    >>> stamps = Stamps(linear)
+    >>> stamps.hold(linear)
+    True
+    >>> _ = nn.init.zeros_(linear.weight)
+    >>> stamps.hold(linear)
+    False
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._stamps = [(ref(tensor), _state(tensor)) for tensor in _tensors(module)]
+
+    def hold(self, module: nn.Module) -> bool:
+        """Whether every weight is the tensor it was, unchanged."""
+        tensors = _tensors(module)
+        return len(tensors) == len(self._stamps) and all(
+            known() is tensor and state == _state(tensor)
+            for (known, state), tensor in zip(self._stamps, tensors, strict=True)
+        )
+
+
+_FINITE: WeakKeyDictionary[nn.Module, Stamps] = WeakKeyDictionary()
+
+
+def check_finite(module: nn.Module) -> None:
+    """Raise NotFinite, naming the weights, if a parameter holds a NaN or an infinity, or a buffer a NaN.
+
+    Buffers may hold infinities, as causal masks do. Weights that were found finite are read again after a change only.
+
+    >>> linear = nn.Linear(2, 2)
+    >>> check_finite(linear)
+    >>> _ = nn.init.constant_(linear.bias, torch.nan)
+    >>> check_finite(linear)
+    Traceback (most recent call last):
+    hiddenscope.errors.NotFinite: Cannot use Linear: bias has 2 NaN. Repair that weight, or load the model again.
+    """
+    known = _FINITE.get(module)
+    if known is not None and known.hold(module):
+        return
+    stamps = Stamps(module)
+    counts = {weight.path: _count(weight) for weight in _suspects(weights(module))}
+    wrong = [f"{path} has {count}" for path, count in counts.items() if count]
+    if wrong:
+        hidden = len(wrong) - SHOWN
+        more = f"; and {hidden:,} more {'weight is' if hidden == 1 else 'weights are'} not finite" if hidden > 0 else ""
+        remedy = "Repair that weight, or load the model again."
+        raise NotFinite(f"Cannot use {type(module).__name__}", "; ".join(wrong[:SHOWN]) + more, remedy)
+    _FINITE[module] = stamps
+
+
+def _tensors(module: nn.Module) -> list[Tensor]:
+    """Every parameter and buffer. torch's own `parameters()` takes eight times as long, and this precedes each pass."""
+    tensors: list[Tensor] = []
+    parts, seen = [module], {id(module)}
+    for part in parts:
+        tensors += [tensor for tensor in part._parameters.values() if tensor is not None]
+        tensors += [tensor for tensor in part._buffers.values() if tensor is not None]
+        children = [child for child in part._modules.values() if child is not None and id(child) not in seen]
+        seen.update(map(id, children))
+        parts += children
+    return tensors
+
+
+def _state(tensor: Tensor) -> tuple[int, int]:
+    """Where a tensor's numbers lie, and how often they were written to; one made in inference mode does not count."""
+    return tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version
+
+
+def _suspects(found: Iterable[Weight]) -> list[Weight]:
+    """The weights whose sum is not finite.
+
+    Every NaN and infinity shows in a sum, which costs one read of the weights. A sum may also overflow by itself, so
+    these weights are then looked at more closely. Each sum is taken in the weight's own dtype (torch adds up in float32
+    within): a sum of bfloat16 to float32 takes 13 times as long on x86-64, `isfinite` 25 times.
+    """
+    sums: dict[torch.device, list[tuple[Weight, Tensor]]] = {}
+    for weight in found:
+        if weight.tensor.is_floating_point() and not weight.tensor.is_meta:
+            sums.setdefault(weight.tensor.device, []).append((weight, _addable(weight.tensor).sum().double()))
+    suspects: list[Weight] = []
+    for pairs in sums.values():  # one transfer a device, not one a weight
+        finite = torch.stack([total for _, total in pairs]).isfinite().tolist()
+        suspects += [weight for (weight, _), fine in zip(pairs, finite, strict=True) if not fine]
+    return suspects
+
+
+def _addable(tensor: Tensor) -> Tensor:
+    """The same numbers in a dtype that can be added up and compared, which float8 cannot."""
+    return tensor.detach().float() if tensor.dtype.itemsize == 1 else tensor.detach()
+
+
+def _count(weight: Weight) -> str:
+    """How many NaN and infinities a weight holds, in words; empty if it holds none that count."""
+    numbers = _addable(weight.tensor)
+    if numbers.numel() and all(bool(end.isfinite()) for end in torch.aminmax(numbers)):
+        return ""  # only the sum overflowed
+    nans, infinities = int(numbers.isnan().sum()), 0 if weight.is_buffer else int(numbers.isinf().sum())
+    infinite = f"{infinities:,} infinite {'value' if infinities == 1 else 'values'}"
+    return " and ".join([f"{nans:,} NaN"] * bool(nans) + [infinite] * bool(infinities))
+
+
+def _plain(path: str, tensor: Any) -> list[tuple[str, Tensor]]:
+    """The plain tensors that a quantised one is made of; a plain one itself."""
+    if not hasattr(tensor, "__tensor_flatten__"):
+        return [(path, tensor)]
+    parts, _ = tensor.__tensor_flatten__()
+    return [plain for part in parts for plain in _plain(f"{path}.{part}", getattr(tensor, part))]
