@@ -71,7 +71,7 @@ def test_decoders_that_generate_gives_other_positions_are_refused_with_the_reaso
     model = hs.load((build({**row, "model_class": "RobertaForCausalLM", "config": config}), None))
     with pytest.raises(PassError, match="times the rounding tolerance.*Generate first") as caught:
         model.capture_generation([PROMPT])
-    assert "RobertaForCausalLM" in caught.value.asked
+    assert "RobertaForCausalLM" in caught.value.problem
 
 
 @pytest.mark.parametrize(("family", "task"), [("bert", "masked-lm"), ("xlnet", "causal-lm")])

@@ -181,21 +181,18 @@ class StackBuffer:
         """The rows of some of the texts."""
         return [Place(self._starts[text], self._starts[text + 1] - self._starts[text]) for text in texts]
 
+    def is_finite(self, texts: Sequence[int]) -> bool:
+        """Whether the states of some texts, whose passes have been made, are finite."""
+        values = self.buffer.finish()
+        return all(bool(values[:, start : start + length].isfinite().all()) for start, length in self.places(texts))
+
     def states(self) -> States:
         """The states, once every pass has been made; a NaN or an infinity among them is an error."""
-        states = self._states()
+        tokens, source = self.model.text_encoder.tokens(self.inputs), self.model.source(self.sites[0].stack)
+        states = States(self.sites, self.buffer.finish(), tokens, source)
         if not self.buffer.finite:
             states.check_finite()
         return states
-
-    def check_finite(self, texts: Sequence[int]) -> None:
-        """Raise NotFinite if the states of some texts, whose passes have been made, are not finite."""
-        rows = [row for place in self.places(texts) for row in range(place.start, place.start + place.length)]
-        self._states().select(tokens=sorted(rows)).check_finite()
-
-    def _states(self) -> States:
-        tokens, source = self.model.text_encoder.tokens(self.inputs), self.model.source(self.sites[0].stack)
-        return States(self.sites, self.buffer.finish(), tokens, source)
 
 
 Buffers: TypeAlias = Mapping[str | None, StackBuffer]

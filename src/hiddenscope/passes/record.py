@@ -122,10 +122,10 @@ def run(
     with torch.inference_mode(False), torch.set_grad_enabled(graded), hooks.watching(watcher.watches(model.module)):
         try:
             output = hooks.run(model.module, batch.arguments(model.module, masked=model.batching.masked))
-        except NotFinite:  # what an attention kernel lost: where a state shows it too, its site tells more
-            for buffer in buffers.values():
-                buffer.check_finite(texts)
-            raise
+        except NotFinite:  # an attention kernel lost it
+            if all(buffer.is_finite(texts) for buffer in buffers.values()):
+                raise
+            output = None  # a state shows it too, and is named by its site when the states are put together
     if watcher.missing:
         raise not_reached(model.anatomy, min(watcher.missing))
     return output
