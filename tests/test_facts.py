@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,6 @@ NOT_YET = {
     "lens",
     "visibility",
     "probe",
-    "steer",
     "search",
     "cluster",
 }
@@ -94,7 +94,20 @@ RUNS: dict[str, list[Callable[[], hs.Result]]] = {
     ],
     "steer": [
         lambda: hs.steer(
-            tiny("llama"), [[5, 6, 7]], along=([[5, 6]], [[7, 8]]), answers=[3, 4], quality=[[9, 8, 7, 6]], new_tokens=2
+            tiny("llama"),
+            [[5, 6, 7]],
+            hs.Direction.between(tiny("llama"), [[5, 6]], [[7, 8]]),
+            answers=[3, 4],
+            quality=[[9, 8, 7, 6]],
+            new_tokens=2,
+        ),
+        lambda: hs.steer(
+            tiny("llama"),
+            [[5, 6, 7]],
+            hs.Direction.of(SimpleNamespace(coef_=np.ones((1, 64)), site="layer.1"), sites="layer.*"),
+            strengths="ablate",
+            quality=[[9, 8, 7, 6]],
+            new_tokens=0,
         ),
     ],
     "search": [

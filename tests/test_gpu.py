@@ -108,7 +108,12 @@ ANALYSES = {
     "patch": (lambda model, a, b: hs.patch(model, hs.Contrast(a, b, 30, 31)), "effect"),
     "steer": (
         lambda model, a, b: hs.steer(
-            model, [a], along=([a], [b]), sites="layer.1,layer.2", answers=[30, 31], quality=[a, b], new_tokens=3
+            model,
+            [a],
+            hs.Direction.between(model, [a], [b], sites="layer.1,layer.2"),
+            answers=[30, 31],
+            quality=[a, b],
+            new_tokens=3,
         ),
         "log_odds",
     ),

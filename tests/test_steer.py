@@ -34,9 +34,19 @@ def with_mask(family: str = "bert") -> hs.Model:
     return hs.load((tiny_model(family), tokenizer))
 
 
-def steered(model: hs.Model, **options: Any) -> hs.Result:
-    given: dict[str, Any] = {"along": SETS, "answers": ANSWERS, "quality": OTHERS, "new_tokens": 0}
-    return hs.steer(model, PROMPTS, **{**given, **options})
+def direction_of(model: hs.Model, along: Any = SETS, **options: Any) -> hs.Direction:
+    """Between two sets of texts, or a vector, a probe or several by site."""
+    if isinstance(along, tuple):
+        return hs.Direction.between(model, *along, **options)
+    return hs.Direction.of(along, **options)
+
+
+def steered(model: hs.Model, prompts: Any = PROMPTS, **options: Any) -> hs.Result:
+    where = {
+        name: options.pop(name) for name in ("along", "sites", "pool", "upwards", "spare_first") if name in options
+    }
+    given: dict[str, Any] = {"answers": ANSWERS, "quality": OTHERS, "new_tokens": 0}
+    return hs.steer(model, prompts, direction_of(model, **where), **{**given, **options})
 
 
 def by_hand(model: hs.Model, changes: Any, some: list[str] = PROMPTS) -> list[torch.Tensor]:
@@ -53,7 +63,7 @@ def perplexity(model: hs.Model, said: list[torch.Tensor], some: list[str]) -> fl
     """From its definition, one text at a time."""
     losses = []
     for rows, text in zip(said, some, strict=True):
-        ids = model.encoder.encode(text).ids[0]
+        ids = model.encode(text).ids[0]
         losses += [-float(rows[place, one]) for place, one in enumerate(ids[1:])]
     return float(np.exp(np.mean(losses)))
 
@@ -96,7 +106,7 @@ def test_added_as_by_hand(tiny: Tiny, family: str, pool: str) -> None:
 @pytest.mark.parametrize("sites", ["layer.2", "layer.2.attn", "layer.2.mlp", "layer.2.mid", "final"])
 def test_ablated_as_by_hand_at_any_site(tiny: Tiny, sites: str) -> None:
     model = tiny("llama")
-    data = steered(model, how="ablate", sites=sites).data
+    data = steered(model, strengths="ablate", sites=sites).data
     changes = {sites: hs.Project(difference(model, sites))}
     ids = data["id"].values.tolist()
     expected = [[float(said[-1, one].exp()) for one in ids] for said in by_hand(model, changes)]
@@ -105,18 +115,18 @@ def test_ablated_as_by_hand_at_any_site(tiny: Tiny, sites: str) -> None:
     assert float(data["perplexity"][0, 0]) == pytest.approx(hard, rel=1e-4)
 
 
-@pytest.mark.parametrize("how", ["add", "ablate"])
-def test_upwards_changes_every_layer_from_the_site_on(tiny: Tiny, how: Any) -> None:
+@pytest.mark.parametrize("strengths", [[0.7, 2], "ablate"], ids=str)
+def test_upwards_changes_every_layer_from_the_site_on(tiny: Tiny, strengths: Any) -> None:
     model = tiny("gpt2")
-    strength = {} if how == "ablate" else {"strengths": [0.7, 2]}
-    data = steered(model, how=how, sites="layer.2", upwards=True, **strength).data
+    data = steered(model, strengths=strengths, sites="layer.2", upwards=True).data
     vectors = {site: difference(model, site) for site in ("layer.2", "layer.3")}
     for row, number in enumerate(data["strength"].values):
-        made = {site: hs.Project(v) if how == "ablate" else hs.Add(v, scale=number) for site, v in vectors.items()}
+        ablates = strengths == "ablate"
+        made = {site: hs.Project(v) if ablates else hs.Add(v, scale=number) for site, v in vectors.items()}
         ids = data["id"].values.tolist()
         expected = [[float(said[-1, one].exp()) for one in ids] for said in by_hand(model, made)]
         np.testing.assert_allclose(data["probability"][0, row], expected, rtol=1e-4)
-    one = steered(model, how=how, sites="layer.2", **strength).data
+    one = steered(model, strengths=strengths, sites="layer.2").data
     assert not np.allclose(data["probability"], one["probability"], rtol=1e-3)
 
 
@@ -147,7 +157,7 @@ def test_a_vector_and_its_opposite_cancel(tiny: Tiny) -> None:
 def test_the_scale_of_a_direction_counts_for_adding_and_not_for_ablation(tiny: Tiny) -> None:
     model = tiny("gpt2")
     vector = torch.randn(64, generator=torch.Generator().manual_seed(1))
-    small, large = (steered(model, along=v, how="ablate").data for v in (vector, -1e3 * vector))
+    small, large = (steered(model, along=v, strengths="ablate").data for v in (vector, -1e3 * vector))
     np.testing.assert_allclose(small["probability"], large["probability"], rtol=1e-4)
     np.testing.assert_allclose(large["size"] / small["size"], 1e3, rtol=1e-5)
     once = steered(model, along=vector, strengths=[3]).data["probability"]
@@ -158,13 +168,13 @@ def test_the_scale_of_a_direction_counts_for_adding_and_not_for_ablation(tiny: T
 
 
 def test_what_is_ablated_is_gone_from_the_states_and_stays_away_upwards(tiny: Tiny) -> None:
-    from hiddenscope.analyses.steer.running import Steering
+    from hiddenscope.analyses.steer.logprobs import Intervention
 
     model = tiny("llama")
     vectors = {hs.Site(k): difference(model, f"layer.{k}") for k in (2, 3)}
     before = hs.record(model, PROMPTS, "layer.2,layer.3").states
-    doing = Steering("ablate", vectors, (1.0,))
-    after = hs.edit(model, PROMPTS, doing.changes(len(PROMPTS), entry=True), "layer.2,layer.3").states
+    intervention = Intervention("ablate", vectors, (1.0,))
+    after = hs.edit(model, PROMPTS, intervention.changes(len(PROMPTS), entry=True), "layer.2,layer.3").states
     for site, vector in vectors.items():
         unit = vector / vector.norm()
         left, was = (float((states[site].double() @ unit).abs().max()) for states in (after, before))
@@ -174,7 +184,7 @@ def test_what_is_ablated_is_gone_from_the_states_and_stays_away_upwards(tiny: Ti
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_the_first_token_is_spared(tiny: Tiny, family: str) -> None:
     model = tiny(family)
-    given: dict[str, Any] = {"how": "ablate", "sites": "layer.2", "spare_first": True, "quality": PROMPTS}
+    given: dict[str, Any] = {"strengths": "ablate", "sites": "layer.2", "spare_first": True, "quality": PROMPTS}
     result = steered(model, **given)
     mean = torch.stack([model.capture(text)["layer.2"][0].double() for text in PROMPTS]).mean(0)
     plain = difference(model, "layer.2")
@@ -183,8 +193,8 @@ def test_the_first_token_is_spared(tiny: Tiny, family: str) -> None:
     said = by_hand(model, {"layer.2": hs.Project(vector)})
     expected = [[float(rows[-1, one].exp()) for one in result.data["id"].values] for rows in said]
     np.testing.assert_allclose(result.data["probability"][0, 0], expected, rtol=1e-4)
-    assert "first token" in result.facts["direction"]
-    with pytest.raises(StatesError, match="their own mean state"):
+    assert result.facts["direction"]["spare_first"] and "first tokens" in result.summary()
+    with pytest.raises(StatesError, match="lies along the mean state of the first tokens"):
         steered(model, **given, along=mean)
 
 
@@ -195,7 +205,9 @@ def test_directions_by_site_and_of_a_probe(tiny: Tiny) -> None:
     by_site = steered(model, along=vectors, strengths=[1])
     np.testing.assert_allclose(by_site.data["probability"], by_texts.data["probability"], rtol=1e-4)
     assert by_site.data["site"].values.tolist() == ["layer.1", "layer.3"]
-    assert "2 texts less that of 2" in by_texts.facts["direction"]
+    direction = {"origin": "texts", "toward": 2, "away": 2, "pool": "last", "spare_first": False}
+    assert by_texts.facts["direction"] == direction
+    assert "the mean state of 2 texts less that of 2 texts, at the last token" in by_texts.summary()
     weights = np.random.default_rng(0).normal(size=(1, 64))
     fitted = steered(model, along=SimpleNamespace(coef_=weights), sites="layer.2", strengths=[4])
     step = torch.tensor(weights[0] / (weights**2).sum())
@@ -204,7 +216,7 @@ def test_directions_by_site_and_of_a_probe(tiny: Tiny) -> None:
     moved = hs.edit(model, PROMPTS, {"layer.2": hs.Add(step, scale=4)}, "layer.2").states["layer.2"]
     was = hs.record(model, PROMPTS, "layer.2").states["layer.2"]
     np.testing.assert_allclose((moved - was).double().numpy() @ weights[0], 4, rtol=1e-3)
-    assert fitted.facts["strength 1"] == "1 in the decision value of the probe"
+    assert "raises the decision value of the probe by 1" in fitted.summary()
 
 
 def test_a_fitted_probe_is_used_at_its_own_site(tiny: Tiny) -> None:
@@ -213,20 +225,21 @@ def test_a_fitted_probe_is_used_at_its_own_site(tiny: Tiny) -> None:
     probe = hs.Probe(site="layer.2").fit(rows, ["cat", "cat", "dog", "dog"])
     own = steered(model, along=probe, strengths=[2])
     assert own.data["site"].values.tolist() == ["layer.2"]
-    assert own.facts["direction"] == "the weights of a probe"
+    assert own.facts["direction"] | {"fitted_at": ["layer.2"], "used_elsewhere": []} == own.facts["direction"]
     step = probe.coef_[0] / (probe.coef_**2).sum()
     by_vector = steered(model, along=step, sites="layer.2", strengths=[2])
     np.testing.assert_allclose(own.data["probability"], by_vector.data["probability"], rtol=1e-6)
     elsewhere = steered(model, along=probe, strengths=[2], sites="layer.1,layer.2")
     assert elsewhere.data["site"].values.tolist() == ["layer.1", "layer.2"]
-    assert "fitted to the states at layer.2 and used at layer.1," in elsewhere.facts["direction"]
+    assert elsewhere.facts["direction"]["used_elsewhere"] == ["layer.1"]
+    assert "fitted at layer.2 and is used at layer.1 too, where nothing was fitted" in elsewhere.summary()
     above = steered(model, along=probe, strengths=[2], upwards=True)
     assert above.data["site"].values.tolist() == ["layer.2"]
-    assert "and used at layer.3," in above.facts["direction"]
+    assert above.facts["direction"]["used_elsewhere"] == ["layer.3"]
     named = steered(model, along={"layer.2": probe, "layer.3": probe}, strengths=[2])
-    assert "fitted to the states at layer.2 and used at layer.3," in named.facts["direction"]
+    assert named.facts["direction"]["used_elsewhere"] == ["layer.3"]
     homeless = steered(model, along=hs.Probe().fit(rows, [0, 0, 1, 1]), strengths=[2])
-    assert homeless.data.sizes["site"] == 3 and homeless.facts["direction"] == "the weights of a probe"
+    assert homeless.data.sizes["site"] == 3 and homeless.facts["direction"]["fitted_at"] == []
     with pytest.raises(SiteError, match=r"layer\.9"):
         steered(model, along=hs.Probe(site="layer.9").fit(rows, [0, 0, 1, 1]))
 
@@ -234,10 +247,10 @@ def test_a_fitted_probe_is_used_at_its_own_site(tiny: Tiny) -> None:
 def test_what_is_written_is_what_generate_writes_while_states_are_changed(tiny: Tiny) -> None:
     model = tiny("llama")
     prompts = [PROMPTS[0], PROMPTS[0][:-3] + "all", PROMPTS[1]]
-    result = hs.steer(model, prompts, along=SETS, answers=ANSWERS, quality=OTHERS, sites="layer.2", new_tokens=5)
+    result = steered(model, prompts, sites="layer.2", new_tokens=5)
     vector = difference(model, "layer.2")
     for place, prompt in enumerate(prompts):
-        ids = torch.tensor([model.encoder.encode(prompt).ids[0]])
+        ids = torch.tensor([model.encode(prompt).ids[0]])
         for strength in (0, -2, 2):
             with hs.editing(model, {"layer.2": hs.Add(vector, scale=strength)}):
                 made = model.module.generate(ids, max_new_tokens=5, do_sample=False, pad_token_id=0)  # type: ignore[operator]
@@ -254,8 +267,7 @@ def test_what_is_written_is_what_generate_writes_while_states_are_changed(tiny: 
 
 def test_every_prompt_is_told_whatever_it_is(tiny: Tiny) -> None:
     prompts = ["site", "strength", "a cat", "a cat"]
-    given: dict[str, Any] = {"along": SETS, "answers": ANSWERS, "quality": OTHERS, "sites": "layer.2"}
-    told = hs.steer(tiny("llama"), prompts, **given, new_tokens=2).facts["written"]
+    told = steered(tiny("llama"), prompts, sites="layer.2", new_tokens=2).facts["written"]
     assert [one["prompt"] for one in told["texts"]] == prompts
     assert told["site"] == "layer.2" and isinstance(told["strength"], float)
 
@@ -269,16 +281,16 @@ def test_texts_are_written_at_the_best_site_only(tiny: Tiny) -> None:
 def test_a_masked_model_is_asked_at_its_mask_and_writes_nothing() -> None:
     model = with_mask()
     prompts = ["The <unk> sat on the mat", "A dog and a <unk>"]
-    result = hs.steer(model, prompts, along=SETS, answers=ANSWERS, quality=OTHERS, sites="layer.2", strengths=[1])
+    result = steered(model, prompts, sites="layer.2", strengths=[1], new_tokens=None)
     vector, ids = difference(model, "layer.2"), result.data["id"].values.tolist()
     for place, prompt in enumerate(prompts):
-        row = model.encoder.encode(prompt).ids[0].index(3)
+        row = model.encode(prompt).ids[0].index(3)
         (said,) = by_hand(model, {"layer.2": hs.Add(vector)}, [prompt])
         expected = [float(said[row, one].exp()) for one in ids]
         np.testing.assert_allclose(result.data["probability"][0, 0, place], expected, rtol=1e-4)
     assert "written" not in result.data
-    assert "masks" in result.facts["nothing is written"]
-    whole = [list(model.encoder.encode(text).ids[0]) for text in OTHERS]
+    assert "masked language model" in result.facts["not_written"]
+    whole = [list(model.encode(text).ids[0]) for text in OTHERS]
     losses = []
     for number, ids in enumerate(whole):
         hidden = range(1 + number, len(ids) - 1, 6)
@@ -287,10 +299,10 @@ def test_a_masked_model_is_asked_at_its_mask_and_writes_nothing() -> None:
         assert logits is not None
         losses += [-float(logits[place].double().log_softmax(-1)[ids[place]]) for place in hidden]
     assert float(result.data["perplexity_before"]) == pytest.approx(float(np.exp(np.mean(losses))))
-    with pytest.raises(TextError, match="0 mask tokens"):
-        hs.steer(model, ["No mask"], along=SETS, answers=ANSWERS, quality=OTHERS)
-    with pytest.raises(PassError, match="does not go on"):
-        hs.steer(model, prompts, along=SETS, answers=ANSWERS, quality=OTHERS, new_tokens=3)
+    with pytest.raises(TextError, match="must have one mask token: it has 0"):
+        steered(model, ["No mask"])
+    with pytest.raises(PassError, match="does not continue a text"):
+        steered(model, prompts, new_tokens=3)
 
 
 @pytest.mark.parametrize("site", ["encoder.layer.2", "decoder.layer.1"])
@@ -307,7 +319,7 @@ def test_an_encoder_decoder_is_steered_in_either_stack(tiny: Tiny, site: str) ->
         np.testing.assert_allclose(result.data["probability"][0, 0, place], expected, rtol=1e-4)
     losses = []
     for text in OTHERS:
-        whole = list(model.encoder.encode(text).ids[0])
+        whole = list(model.encode(text).ids[0])
         half = len(whole) // 2
         first, rest = whole[:half], whole[half:]
         changes = {site: hs.Add(vector, scale=2)}
@@ -344,31 +356,33 @@ def test_the_best_setting_is_the_largest_move_that_leaves_the_model_as_good(tiny
     assert 0 < int(fine.sum()) < fine.size, "some settings must break the model, or nothing is shown"
     here = data.sel(site=best["site"], strength=best["strength"])
     assert abs(float(moves.sel(site=best["site"], strength=best["strength"]))) == float(np.abs(moves.where(fine)).max())
-    assert best["probability"][1] == pytest.approx(float(here["probability"].isel(answer=0).mean()))
-    assert best["times"] == pytest.approx(best["probability"][1] / best["probability"][0])
-    assert abs(best["perplexity change"]) <= 0.05
-    for answer, facts in result.facts["answers"].items():
-        within = (data["log_odds"] - data["log_odds_before"]).mean("text").sel(answer=answer).where(fine)
+    assert best["probability"] == pytest.approx(float(here["probability"].isel(answer=0).mean()))
+    assert best["ratio"] == pytest.approx(best["probability"] / best["probability_before"])
+    assert abs(best["perplexity_change"]) <= 0.05
+    for facts in result.facts["answers"]:
+        within = (data["log_odds"] - data["log_odds_before"]).mean("text").sel(answer=facts["answer"]).where(fine)
         for name, extreme in (("lowest", within.min()), ("highest", within.max())):
             at = within.sel(site=facts[name]["site"], strength=facts[name]["strength"])
             assert float(at) == float(extreme)
     broken = steered(model, strengths=[1e4])
-    assert str(broken.facts["best"]).startswith("none: ")
-    assert "lowest" not in broken.facts["answers"][" t"]
+    assert broken.facts["best"] is None
+    assert broken.facts["answers"][0]["lowest"] is None
+    assert "No setting moves “t”" in broken.summary()
 
 
 @pytest.mark.parametrize(
-    ("family", "site", "how"),
+    ("family", "site", "note"),
     [
-        ("llama", "layer.2", "from each site on, the blocks below skipped"),
-        ("llama", "layer.2.mlp", "whole, with the states at layer.2.mlp changed on their way"),
-        ("t5", "decoder.layer.2", "every block was run"),
+        ("llama", "layer.2", None),
+        ("llama", "layer.2.mlp", "The whole model was run for layer.2.mlp, which is inside a block"),
+        ("t5", "decoder.layer.2", "very block was run"),
     ],
 )
-def test_the_facts_say_how_it_was_run(tiny: Tiny, family: str, site: str, how: str) -> None:
+def test_the_notes_say_when_blocks_could_not_be_skipped(tiny: Tiny, family: str, site: str, note: str | None) -> None:
     vector = torch.randn(tiny(family).anatomy.stacks[0].proof.width, generator=torch.Generator().manual_seed(0))
-    assert steered(tiny(family), sites=site, along=vector, strengths=1).facts["run"].startswith(how)
-    assert steered(tiny(family), sites=site, along=vector, strengths=0).facts["best"].startswith("none")
+    notes = steered(tiny(family), sites=site, along=vector, strengths=1).facts["notes"]
+    assert (notes == []) if note is None else (note in notes[0])
+    assert steered(tiny(family), sites=site, along=vector, strengths=0).facts["best"] is None
 
 
 def test_answers_that_are_not_given_are_the_models_own_first_choices(tiny: Tiny) -> None:
@@ -382,9 +396,9 @@ def test_answers_that_are_not_given_are_the_models_own_first_choices(tiny: Tiny)
 
 def test_a_deep_model_is_steered_at_ten_layers_and_a_shallow_one_at_all(tiny: Tiny) -> None:
     deep = hs.load((tiny_model("gpt2", layers=12), tiny_tokenizer()))
-    sites = steered(deep, how="ablate", new_tokens=0).data["site"].values.tolist()
+    sites = steered(deep, strengths="ablate", new_tokens=0).data["site"].values.tolist()
     assert (len(sites), sites[0], sites[-1]) == (10, "layer.1", "layer.12")
-    shallow = steered(tiny("gpt2"), how="ablate", new_tokens=0)
+    shallow = steered(tiny("gpt2"), strengths="ablate", new_tokens=0)
     assert shallow.data["site"].values.tolist() == ["layer.1", "layer.2", "layer.3"]
     assert "written" not in shallow.data
 
@@ -398,34 +412,42 @@ def test_a_result_comes_back_from_a_file(tiny: Tiny, tmp_path: Path, suffix: str
 
 WRONG: list[tuple[dict[str, Any], type[Error], str]] = [
     ({"along": (SETS[0], SETS[0][::-1])}, TextError, "both are the same"),
-    ({"along": (["the cat"], ["a cat"]), "sites": "layer.0"}, StatesError, "the same in both, but for rounding"),
-    ({"along": ([], SETS[1])}, TextError, "set 0: it is empty"),
-    ({"along": torch.zeros(64)}, StatesError, "it is zero"),
-    ({"along": torch.ones(63)}, StatesError, "vector of 64 numbers"),
+    ({"along": (["the cat"], ["a cat"]), "sites": "layer.0"}, StatesError, "the same in both, within rounding"),
+    ({"along": ([], SETS[1])}, TextError, "toward is empty"),
+    ({"along": torch.zeros(64)}, StatesError, "must not be zero"),
+    ({"along": torch.ones(63)}, StatesError, "Give a vector of 64"),
+    ({"along": torch.ones(2, 64)}, StatesError, r"it has the shape \[2, 64\]"),
     ({"along": torch.full((64,), float("nan"))}, NotFinite, "NaN"),
-    ({"along": "a direction"}, StatesError, "it is str"),
-    ({"along": {"layer.1": torch.ones(64)}, "sites": "layer.2"}, SiteError, "there are some for layer.1"),
-    ({"along": {}}, SiteError, "there are none"),
+    ({"along": "a direction"}, StatesError, "got str"),
+    ({"along": {"layer.1": torch.ones(64)}, "sites": "layer.2"}, SiteError, "it has vectors for layer.1"),
+    ({"along": {}}, SiteError, "it is empty"),
     ({"strengths": [1, float("inf")]}, NotFinite, "one is not finite"),
     ({"strengths": [float("nan")]}, NotFinite, "one is not finite"),
     ({"strengths": [1, 1.0]}, StatesError, "one comes twice"),
     ({"strengths": []}, StatesError, "there are none"),
-    ({"strengths": ["much"]}, StatesError, "they are no numbers"),
-    ({"how": "ablate", "strengths": [2]}, StatesError, "taken out whole"),
-    ({"how": "rotate"}, StatesError, "there are two ways"),
+    ({"strengths": ["much"]}, StatesError, "strengths must be numbers"),
+    ({"strengths": "rotate"}, StatesError, "strengths must be numbers or 'ablate': got 'rotate'"),
     ({"sites": "layer.9"}, SiteError, "it has layer.0 to layer.3"),
     ({"answers": [" the cat"]}, TextError, r"it is 3 tokens: ' the' ' c' 'at'"),
-    ({"answers": [" t", " t"]}, TextError, "two of them are one token"),
-    ({"answers": []}, TextError, "there are none"),
+    ({"answers": [" t", " t"]}, TextError, "two of them are the same token"),
+    ({"answers": []}, TextError, "answers is empty"),
     ({"answers": ["é"]}, TextError, "LlamaForCausalLM"),
-    ({"answers": [999]}, TextError, "ids of .* are 0 to 127"),
-    ({"answers": [1.5]}, TextError, "it is float"),
-    ({"quality": [[7]]}, TextError, "nothing to foretell"),
-    ({"quality": []}, TextError, "there are none"),
+    ({"answers": [999]}, TextError, "0 to 127"),
+    ({"answers": [1.5]}, TextError, "float"),
+    ({"quality": [[7]]}, TextError, "nothing to predict"),
+    ({"quality": []}, TextError, "No texts"),
     ({"pool": "median"}, StatesError, "there are four"),
     ({"new_tokens": 500}, TextError, "takes 128"),
-    ({"new_tokens": -1}, TextError, "nothing to write"),
+    ({"new_tokens": -1}, TextError, "new_tokens must be an integer >= 0: got -1"),
 ]
+
+
+def test_a_direction_is_a_value_of_its_own(tiny: Tiny) -> None:
+    with pytest.raises(StatesError, match=r"direction must be a Direction: got tuple\. Give hs\.Direction\.between"):
+        hs.steer(tiny("llama"), PROMPTS, SETS)  # type: ignore[arg-type]
+    between = hs.Direction.between(tiny("llama"), *SETS, sites="layer.2")
+    assert set(between.vectors) == {"layer.2"}
+    torch.testing.assert_close(between.vectors["layer.2"], difference(tiny("llama"), "layer.2"))
 
 
 @pytest.mark.parametrize(("options", "kind", "found"), WRONG, ids=[found for _, _, found in WRONG])
@@ -435,10 +457,34 @@ def test_what_cannot_be_done_is_said(tiny: Tiny, options: dict[str, Any], kind: 
 
 
 def test_models_that_say_nothing(tiny: Tiny) -> None:
-    with pytest.raises(PassError, match="it has no head"):
+    with pytest.raises(PassError, match="it has no head that gives logits"):
         steered(tiny("gpt2", "base"))
     with pytest.raises(PassError, match="has no mask token"):
         steered(tiny("bert"))
+
+
+class Counting:
+    """A tokenizer that notes every call in which texts are encoded for a pass."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer, self.calls = tokenizer, []  # type: tuple[Any, list[list[str]]]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.tokenizer, name)
+
+    def __call__(self, texts: Any, **options: Any) -> Any:
+        if options.get("add_special_tokens", True):
+            self.calls.append([texts] if isinstance(texts, str) else list(texts))
+        return self.tokenizer(texts, **options)
+
+
+@pytest.mark.parametrize("spare_first", [False, True])
+def test_every_set_of_texts_is_encoded_once(spare_first: bool) -> None:
+    model = hs.load((tiny_model("llama"), tiny_tokenizer()))
+    steered(model, new_tokens=1)  # whatever is tried on the model has been tried
+    model.text_encoder.tokenizer = counting = Counting(model.tokenizer)
+    steered(model, answers=None, new_tokens=2, spare_first=spare_first)
+    assert counting.calls == [*map(list, SETS), PROMPTS, OTHERS]
 
 
 def test_nothing_is_left_on_the_module(tiny: Tiny, hanging: Callable[..., Any]) -> None:
@@ -465,21 +511,21 @@ def test_it_is_shown_and_told(tiny: Tiny) -> None:
     assert [view.x_name for view in rest if isinstance(view, Lines)] == ["strength", "strength", "site", "site"]
     best, sections = result.facts["best"], sections_of(result)
     told = " ".join(section.prose for section in sections)
-    assert f"{best['perplexity change']:+.1%}" in told
+    assert f"{best['perplexity_change']:+.1%}" in told
     here = result.data.sel(site=best["site"], strength=best["strength"])
     assert all(in_words(text) in told for text in here["written"].values.tolist())
     assert sum(len(section.views) for section in sections) == 5
 
 
 def test_ablation_is_shown_along_the_sites(tiny: Tiny) -> None:
-    result = steered(tiny("llama"), how="ablate")
+    result = steered(tiny("llama"), strengths="ablate")
     views = views_of(result)
     assert [type(view) for view in views] == [Lines, Lines]
     assert isinstance(views[1], Lines)
     np.testing.assert_allclose(views[1].series[0].y, result.data["perplexity"][:, 0], rtol=1e-6)
-    assert [section.title for section in sections_of(result)] == ["What the model says, steered"]
+    assert [section.title for section in sections_of(result)] == ["What the model answers, steered"]
     broken = steered(tiny("llama"), strengths=[1e4, 2e4])
-    assert "none" in sections_of(broken)[0].prose
+    assert "No setting moves" in sections_of(broken)[0].prose
 
 
 @pytest.fixture
@@ -497,13 +543,15 @@ def test_the_command_prints_what_moved_and_what_was_written(folder: Path) -> Non
     given = ["steer", PROMPTS[0], "--data", str(folder / "sets.csv"), "--toward", "cat", "--away", "dog"]
     done = CliRunner().invoke(app, [*given, "--answer", " t", "--strengths", "-1,1", *shared])
     assert done.exit_code == 0, done.stderr
-    assert "the mean of 2 texts less that of 1" in done.stdout
+    assert "the mean state of 2 texts less that of 1 text" in done.stdout
     assert re.search(rf"{PROMPTS[0]} +before ", done.stdout)
     bare = ["steer", PROMPTS[0], "--toward", "A cat", "--away", "A dog", "--ablate", "--upwards", "--sites", "layer.2"]
     out = folder / "steer.json"
     done = CliRunner().invoke(app, [*bare, "--spare-first", "--out", str(out), *shared])
     assert done.exit_code == 0, done.stderr
-    assert hs.Result.load(out).facts["sites"] == "layer.2"
+    assert hs.Result.load(out).facts["sites"] == ["layer.2"]
+    both = CliRunner().invoke(app, [*bare, "--strengths", "1", *shared])
+    assert both.exit_code == 2 and "--strengths and --ablate were both given" in both.stderr
     wrong = CliRunner().invoke(app, [*given[:-1], "cow", *shared])
     assert wrong.exit_code == 2
     assert "there are cat, dog" in wrong.stderr
@@ -532,10 +580,9 @@ def cities(label: str) -> list[str]:
 def test_montreal_is_unlearned_and_toronto_is_not(smollm2: hs.Model) -> None:
     prompts = ["Ontario's provincial capital is the city of", "The Montreal Canadiens play their home games in"]
     prompts += ["The largest city of Quebec is", "The Toronto Maple Leafs play their home games in"]
-    along = cities("Toronto"), cities("Montreal")
-    result = hs.steer(
-        smollm2, prompts, along=along, how="ablate", sites="layer.25", spare_first=True, answers=CITIES, new_tokens=0
-    )
+    sets = cities("Toronto"), cities("Montreal")
+    direction = hs.Direction.between(smollm2, *sets, sites="layer.25", spare_first=True)
+    result = hs.steer(smollm2, prompts, direction, strengths="ablate", answers=CITIES, new_tokens=0)
     here = result.data.isel(site=0, strength=0)
     times = (here["probability"] / result.data["probability_before"]).transpose("text", "answer").values
     assert (result.data["probability_before"].sel(answer=" Montreal") > 0.05).all(), (
@@ -544,15 +591,15 @@ def test_montreal_is_unlearned_and_toronto_is_not(smollm2: hs.Model) -> None:
     assert (times[:, 0] < 0.1).all()
     assert (times[:, 1] > 0.9).all()
     assert abs(float(here["perplexity_change"])) < 0.05
-    assert result.facts["best"]["times"] < 0.1
+    assert result.facts["best"]["ratio"] < 0.1
 
 
 @pytest.mark.real
 def test_toronto_is_unlearned_and_no_longer_written(smollm2: hs.Model) -> None:
     prompts = ["The biggest city in the province of Ontario is", "The Toronto Maple Leafs play their home games in"]
-    given: dict[str, Any] = {"along": (cities("Toronto"), ELSEWHERE), "quality": texts.read("plain").texts[:20]}
-    given |= {"how": "ablate", "sites": "layer.28", "spare_first": True, "answers": CITIES}
-    result = hs.steer(smollm2, prompts, **given, new_tokens=4)
+    direction = hs.Direction.between(smollm2, cities("Toronto"), ELSEWHERE, sites="layer.28", spare_first=True)
+    given: dict[str, Any] = {"quality": texts.read("plain").texts[:20], "strengths": "ablate", "answers": CITIES}
+    result = hs.steer(smollm2, prompts, direction, **given, new_tokens=4)
     data = result.data.isel(site=0, strength=0)
     assert float(data["probability"].sel(answer=" Toronto").mean() / data["probability_before"][:, 1].mean()) < 0.05
     assert abs(float(data["perplexity_change"])) < 0.05

@@ -34,6 +34,7 @@ if TYPE_CHECKING:  # the same names for type checkers; tests/test_public.py prin
     from hiddenscope.analyses.project import project as project
     from hiddenscope.analyses.search import search as search
     from hiddenscope.analyses.steer import steer as steer
+    from hiddenscope.analyses.steer.direction import Direction as Direction
     from hiddenscope.analyses.visibility import visibility as visibility
     from hiddenscope.linear.probe import Probe as Probe
     from hiddenscope.model import Model as Model

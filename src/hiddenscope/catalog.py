@@ -139,6 +139,7 @@ ANALYSIS = {analysis.word: analysis for analysis in ANALYSES}
 NAMES = {
     "Add": "passes.changes",
     "Contrast": "analyses.patch.contrast",
+    "Direction": "analyses.steer.direction",
     "Lens": "analyses.lens.fitted",
     "Model": "model",
     "Pair": "states",

@@ -5,7 +5,6 @@ A window of blocks slides over the depth: inside it the donor computes, everywhe
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -17,7 +16,7 @@ from hiddenscope import hooks, progress, texts
 from hiddenscope.errors import ModuleError, PassError, TextError
 from hiddenscope.linear.intervals import wilson
 from hiddenscope.model import Model
-from hiddenscope.passes import Replace, edit, record, resume, skipping
+from hiddenscope.passes import Inputs, Replace, edit, record, resume, skipping
 from hiddenscope.passes.answers import text_before, token_after
 from hiddenscope.results import Facts, Result
 from hiddenscope.sites import Site, SitePatterns
@@ -31,14 +30,6 @@ Floats: TypeAlias = NDArray[np.float64]
 
 FLIPS = 9_999  # random sign flips of the test, where not all of them can be tried
 MOST_EXACT = 12  # prompts for which all 4,096 sign flips are tried
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """A prompt as token ids, and the token that answers it."""
-
-    ids: tuple[int, ...]
-    answer: int
 
 
 def graft(model: Model, donor: Model, data: Any, *, sites: SitePatterns | None = None, layers: int = 1) -> Result:
@@ -59,18 +50,19 @@ def graft(model: Model, donor: Model, data: Any, *, sites: SitePatterns | None =
     _check_shapes(model, donor)
     _check_dtype_device_tokenizer(model, donor)
     windows = _windows(model, donor, sites, layers)
-    prompts = _prompts(model, donor, data)
+    prompts, answers = _prompts(model, donor, data)
     skipping(model)  # tried now, while every block is the model's own
     right, probability = (np.zeros((len(windows), len(prompts)), dtype=kind) for kind in (bool, float))
     alone = {"model": np.zeros(len(prompts), dtype=bool), "donor": np.zeros(len(prompts), dtype=bool)}
     notes: dict[str, None] = {}
     with progress.track("Grafting", total=len(windows) * len(prompts)) as advance:
-        for column, prompt in enumerate(prompts):
-            runs = _Runs(model, donor, prompt, windows, blocks=sites is None)
-            alone["model"][column], alone["donor"][column] = runs.right
+        for column, answer in enumerate(answers):
+            runs = _Runs(model, donor, prompts.some([column]), windows, blocks=sites is None)
+            for name, logits in runs.alone.items():
+                alone[name][column] = int(logits.argmax()) == answer
             for row, logits in enumerate(runs.grafted()):
-                right[row, column] = int(logits.argmax()) == prompt.answer
-                probability[row, column] = float(logits.double().softmax(-1)[prompt.answer])
+                right[row, column] = int(logits.argmax()) == answer
+                probability[row, column] = float(logits.double().softmax(-1)[answer])
                 advance(1)
             notes |= dict.fromkeys(runs.notes)
     facts = {
@@ -131,21 +123,24 @@ def _windows(model: Model, donor: Model, sites: SitePatterns | None, layers: Any
     return [chosen[start : start + layers] for start in range(len(chosen) - layers + 1)]
 
 
-def _prompts(model: Model, donor: Model, data: Any) -> list[Prompt]:
-    """The prompts as both models take them."""
+def _prompts(model: Model, donor: Model, data: Any) -> tuple[Inputs, list[int]]:
+    """The prompts as both models take them, and the token that answers each."""
     pairs = list(_pairs(data))
-    with donor.lock:  # one lock after the other: two threads may graft two models into one another
-        theirs = [isinstance(text, str) and donor.tokenizer and donor.encoder.encode(text).ids for text, _ in pairs]
-    prompts = []
-    with model.lock:
-        for (text, answer), ids in zip(pairs, theirs, strict=True):
-            encoded = model.encoder.encode(text)
-            if ids and ids != encoded.ids:
+    prompts = [prompt for prompt, _ in pairs]
+    inputs = model.encode(prompts)
+    if inputs.texts and donor.tokenizer:
+        theirs = donor.encode(prompts)
+        for text, ids, others in zip(inputs.texts, inputs.ids, theirs.ids, strict=True):
+            if ids != others:
                 reason = f"{model.name} and {donor.name} tokenize it differently"
                 raise TextError(f"The prompt {text[:40]!r}", reason, "Give a donor with the same tokenizer.")
-            before = text_before(encoded, 0, len(encoded.ids[0]) - 1)
-            prompts.append(Prompt(encoded.ids[0], token_after(model.encoder, answer, [before])))
-    return prompts
+    befores = [text_before(inputs, number, length - 1) for number, length in enumerate(inputs.lengths)]
+    with model.lock:  # a tokenizer serves one thread at a time
+        answers = [
+            token_after(model.text_encoder, answer, [before])
+            for (_, answer), before in zip(pairs, befores, strict=True)
+        ]
+    return inputs, answers
 
 
 def _pairs(data: Any) -> Iterator[tuple[Any, Any]]:
@@ -164,15 +159,18 @@ class _Runs:
     """One prompt in both models, and in the model with each window grafted."""
 
     def __init__(
-        self, model: Model, donor: Model, prompt: Prompt, windows: Sequence[tuple[Site, ...]], *, blocks: bool
+        self, model: Model, donor: Model, prompt: Inputs, windows: Sequence[tuple[Site, ...]], *, blocks: bool
     ) -> None:
-        self.model, self.donor, self.windows, self.blocks = model, donor, windows, blocks
-        self.ids = [list(prompt.ids)]
-        below = {Site(window[0].layer - 1) for window in windows if window[0].layer} if blocks else set()
-        chosen = sorted(below or {site for window in windows for site in window})
-        runs = [record(one, self.ids, chosen, logits=True) for one in (model, donor)]
-        self.right = [int(_last(run.logits).argmax()) == prompt.answer for run in runs]
-        states = runs[0 if blocks else 1].states
+        self.model, self.donor, self.prompt, self.windows, self.blocks = model, donor, prompt, windows, blocks
+        sites = {
+            "model": sorted({Site(window[0].layer - 1) for window in windows if window[0].layer}) if blocks else (),
+            "donor": () if blocks else sorted({site for window in windows for site in window}),
+        }
+        runs = {
+            name: record(one, prompt, sites[name], logits=True) for name, one in (("model", model), ("donor", donor))
+        }
+        self.alone = {name: _last(run.logits) for name, run in runs.items()}
+        states = runs["model" if blocks else "donor"].states
         assert isinstance(states, States)
         self.states = states  # of the model below each window of blocks, or else those of the donor
         self.notes: tuple[str, ...] = ()
@@ -183,13 +181,13 @@ class _Runs:
             entry = Site((window[0].layer or 0) - 1) if self.blocks else window[0]
             if entry.part:
                 changes: dict[str | Site, Any] = {site: Replace(self.states[site]) for site in window}
-                yield _last(edit(self.model, self.ids, changes, entry, logits=True).logits)
+                yield _last(edit(self.model, self.prompt, changes, (), logits=True).logits)
                 continue
             blocks: AbstractContextManager[None] = nullcontext()
             if self.blocks:
                 blocks = hooks.substituting(_forwards(self.model, self.donor, window))
             with blocks:
-                run = resume(self.model, self.ids, entry, self.states[entry], entry)
+                run = resume(self.model, self.prompt, entry, self.states[entry], ())
             self.notes = run.notes
             yield _last(run.logits)
 

@@ -13,6 +13,7 @@ sweep         one text in many variants, each computed from its first exchanged 
 jacobian      how the states of one text depend on those before them
 tail          what the model makes of its last layer, applied to any rows
 align         which tokens of two texts stand in one column
+answers       the single token that an answer is where it is read
 """
 
 from hiddenscope.anatomy import EVERYTHING

@@ -11,13 +11,13 @@ from hiddenscope.passes.inputs import Inputs
 from hiddenscope.passes.text_encoder import TextEncoder
 
 
-def text_before(encoded: Inputs, number: int, at: int) -> str | None:
+def text_before(inputs: Inputs, number: int, at: int) -> str | None:
     """The text up to the end of the token at one position; None where it is not known."""
-    if not encoded.texts:
+    if not inputs.texts:
         return None
-    if encoded.spans is None:  # a slow tokenizer does not say which characters a token stands for
-        return encoded.texts[number] if at == len(encoded.ids[number]) - 1 else None
-    return encoded.texts[number][: max(0, *(end for _, end in encoded.spans[number][: at + 1]))]
+    if inputs.spans is None:  # a slow tokenizer does not say which characters a token stands for
+        return inputs.texts[number] if at == len(inputs.ids[number]) - 1 else None
+    return inputs.texts[number][: max(0, *(end for _, end in inputs.spans[number][: at + 1]))]
 
 
 def token_after(encoder: TextEncoder, answer: str | int, befores: Sequence[str | None]) -> int:

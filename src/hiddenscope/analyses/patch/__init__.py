@@ -154,15 +154,15 @@ def _coords(model: Model, contrast: EncodedContrast) -> dict[str, Any]:
     columns = [(stack, column) for stack, pairs in contrast.columns.items() for column in pairs]
     coords: dict[str, Any] = {}
     for side, prefix in enumerate(("", "other_")):
-        tokens = {stack: contrast.targets if stack == "decoder" else contrast.ids[side] for stack in contrast.columns}
-        positions = [-1 if column[side] is None else column[side] for _, column in columns]
+        tokens = {stack: contrast.inputs.of(stack).ids[side] for stack in contrast.columns}
+        positions = [-1 if (position := column[side]) is None else position for _, column in columns]
         ids = [
-            -1 if position == -1 else (tokens[stack] or ())[position]  # type: ignore[index]
+            -1 if position == -1 else tokens[stack][position]
             for (stack, _), position in zip(columns, positions, strict=True)
         ]
         coords[f"{prefix}position"] = "token", np.array(positions)
         coords[f"{prefix}id"] = "token", np.array(ids)
-        coords[f"{prefix}string"] = "token", _objects(["" if i < 0 else model.encoder.string(i) for i in ids])
+        coords[f"{prefix}string"] = "token", _objects(["" if i < 0 else model.text_encoder.string(i) for i in ids])
     if len(contrast.columns) > 1:
         coords["stack"] = "token", _objects([str(stack) for stack, _ in columns])
     return coords
@@ -181,7 +181,7 @@ def _facts(
 ) -> Facts:
     measure = "effect" if plan.exact else "attribution"
     exchanged, finite = np.any([one.exchanged for one in effects], 0), np.isfinite(data[measure].to_numpy())
-    strings = [(model.encoder.string(one.answer), model.encoder.string(one.other)) for one in contrasts]
+    strings = [(model.text_encoder.string(one.answer), model.text_encoder.string(one.other)) for one in contrasts]
     facts: dict[str, Any] = {
         "contrasts": len(contrasts),
         "into": plan.into,
@@ -217,9 +217,9 @@ def _notes(contrasts: Sequence[EncodedContrast], effects: Sequence[Effects], lef
     notes = [note for contrast in contrasts for note in contrast.notes]
     notes += [note for one in effects for note in one.notes]
     if left_out:
-        notes.append(f"{summarise(left_out)} cannot be changed and was left out")
+        notes.append(f"{summarise(left_out)} cannot be changed and was left out.")
     if any(None in column for columns in contrasts[0].columns.values() for column in columns):
-        notes.append("the prompts have different lengths: tokens that only one of them has are gaps")
+        notes.append("The prompts have different lengths: tokens that only one of them has are gaps.")
     return list(dict.fromkeys(notes))
 
 

@@ -13,7 +13,7 @@ from hiddenscope.analyses.patch.contrast import EncodedContrast
 from hiddenscope.errors import PassError, TextError
 from hiddenscope.model import Model
 from hiddenscope.passes import record
-from hiddenscope.passes.sweep import Base, Exchange, Swept, Ways, alone, begin, room, sweep
+from hiddenscope.passes.sweep import Base, Exchange, Shortcuts, Swept, alone, begin, logits_tolerance, sweep
 from hiddenscope.sites import Site
 
 Into: TypeAlias = Literal["corrupt", "clean"]
@@ -109,12 +109,11 @@ class LogitMeasures:
 
 def patch_contrast(model: Model, contrast: EncodedContrast, plan: Plan, advance: Advance) -> Effects:
     """Patch one contrast at every site and token."""
-    targets = None if contrast.targets is None else [list(contrast.targets)] * 2
-    clean, corrupt = begin(model, [list(ids) for ids in contrast.ids], plan.sites, targets=targets)
+    clean, corrupt = begin(model, contrast.inputs, plan.sites)
     base, source = (corrupt, clean) if plan.into == "corrupt" else (clean, corrupt)
     at = contrast.at[1 if plan.into == "corrupt" else 0]
     logits = clean.logits[contrast.at[0]], corrupt.logits[contrast.at[1]]
-    measures = LogitMeasures(contrast, *logits, plan.into, room(model))
+    measures = LogitMeasures(contrast, *logits, plan.into, logits_tolerance(model))
     cells = Cells(contrast, plan, base, source, at)
     effects = Effects({}, {}, measures.runs, cells.exchanged)
     advance(cells.exchanged.size - len(cells.variants))
@@ -213,19 +212,19 @@ def _checked_sweep(
     What a sweep may skip was tried on the model with another text; this is the same trial on the text at hand.
     """
     reason = ""
-    for ways in (None, Ways(batched=False)):
-        swept = sweep(model, cells.base, variants, cells.at, read=measures, shortcuts=ways, advance=advance)
+    for shortcuts in (None, Shortcuts(batched=False)):
+        swept = sweep(model, cells.base, variants, cells.at, read=measures, shortcuts=shortcuts, advance=advance)
         if not cells.variants:
             return swept
         shares = swept.values[: len(cells.variants), 0]
         largest = int(shares.abs().argmax())
         logits = alone(model, cells.base, variants[largest], cells.at).double()
         in_sweep, by_itself = float(shares[largest]), float(measures(logits)[0])
-        if abs((in_sweep - by_itself) * measures.span) <= room(model) * float(logits.norm()) * 2**0.5:
+        if abs((in_sweep - by_itself) * measures.span) <= logits_tolerance(model) * float(logits.norm()) * 2**0.5:
             effects.check = {"sweep": in_sweep, "alone": by_itself}
             return swept
         reason = f"an effect is {in_sweep:.6g} in a batch and {by_itself:.6g} alone"
-        effects.notes.append(f"every cell was computed alone, because {reason}")
+        effects.notes.append(f"Every cell was computed alone, because {reason}.")
     raise PassError(f"Cannot patch {model.name}", reason, "Use float32, or report this model.")
 
 
@@ -260,8 +259,7 @@ def _place(site: Site) -> tuple[str | None, str, bool]:
 def _attribution(model: Model, cells: Cells, measures: LogitMeasures) -> Floats:
     """Attribution patching: the effect of each exchange if the logit difference were linear in the state."""
     base, sites = cells.base, cells.plan.sites
-    targets = None if base.targets is None else [list(base.targets)]
-    run = record(model, [list(base.ids)], list(sites), targets=targets, logits=True, grad=True)
+    run = record(model, base.inputs, sites, logits=True, grad=True)
     assert run.logits is not None
     live = [run.live[site] for site in sites]
     gradients = torch.autograd.grad(measures.difference(run.logits[cells.at].double()), live, allow_unused=True)

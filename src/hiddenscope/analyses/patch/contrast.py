@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 
 from hiddenscope.errors import TextError
 from hiddenscope.model import Model
-from hiddenscope.passes import Columns, Encoded, in_columns
+from hiddenscope.passes import Columns, Inputs, in_columns
 from hiddenscope.passes.answers import text_before, token_after
 
 Prompt: TypeAlias = str | Sequence[int]
@@ -62,14 +62,13 @@ def _ids(name: str, prompt: Any) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class EncodedContrast:
-    """A contrast as token ids, the clean prompt first.
+    """A contrast as the model takes it: its inputs are the clean and the corrupt prompt.
 
     `columns` pairs the positions of both prompts, for each stack (None in a model with one). `at` is the position of
-    each prompt, or of the decoder's, at which the answers are read.
+    each prompt, or of the decoder's targets, at which the answers are read.
     """
 
-    ids: tuple[tuple[int, ...], tuple[int, ...]]
-    targets: tuple[int, ...] | None
+    inputs: Inputs
     columns: dict[str | None, Columns]
     at: tuple[int, int]
     answer: int
@@ -79,53 +78,41 @@ class EncodedContrast:
 
 def encode(model: Model, contrasts: Sequence[Contrast]) -> list[EncodedContrast]:
     """The contrasts as the model takes them; what cannot be patched is refused."""
-    two = len(model.anatomy.stacks) > 1
-    given = [contrast.targets for contrast in contrasts if contrast.targets is not None]
-    if given and not two:
-        raise TextError("Targets for a decoder", f"{model.name} has one stack", "Leave `targets` out.")
-    if given and len(given) < len(contrasts):
-        reason = f"{len(given)} of {len(contrasts)} contrasts have them"
+    targets = [contrast.targets for contrast in contrasts if contrast.targets is not None]
+    if targets and len(targets) < len(contrasts):
+        reason = f"{len(targets)} of {len(contrasts)} contrasts have them"
         raise TextError("Targets for a decoder", reason, "Give them in every contrast or in none.")
-    with model.lock:  # a tokenizer serves one thread at a time
-        clean, corrupt = (
-            model.encoder.encode([getattr(contrast, side) for contrast in contrasts]) for side in ("clean", "corrupt")
-        )
-        targets = model.encoder.targets(given or None, len(contrasts)) if two else None  # type: ignore[arg-type]
-        encoded = [
-            _encoded(model, contrast, (clean, corrupt), targets, number) for number, contrast in enumerate(contrasts)
-        ]
+    prompts = [getattr(contrast, side) for contrast in contrasts for side in ("clean", "corrupt")]
+    inputs = model.encode(prompts, targets=[one for one in targets for _ in range(2)] or None)  # type: ignore[arg-type]
+    encoded = [
+        _encoded(model, contrast, inputs.some([2 * number, 2 * number + 1]))
+        for number, contrast in enumerate(contrasts)
+    ]
     _same_form(encoded)
     return encoded
 
 
-def _encoded(
-    model: Model, contrast: Contrast, prompts: tuple[Encoded, Encoded], targets: Encoded | None, number: int
-) -> EncodedContrast:
-    ids = prompts[0].ids[number], prompts[1].ids[number]
-    for side, name in zip(ids, ("clean", "corrupt"), strict=True):
-        if len(side) < 2:
+def _encoded(model: Model, contrast: Contrast, inputs: Inputs) -> EncodedContrast:
+    for length, name in zip(inputs.lengths, ("clean", "corrupt"), strict=True):
+        if length < 2:
             reason = f"the {name} prompt {str(getattr(contrast, name))[:40]!r} has one token"
             raise TextError("A contrast", reason, "Give prompts of two tokens or more.")
-    if ids[0] == ids[1]:
+    if inputs.ids[0] == inputs.ids[1]:
         reason = "both prompts have the same tokens"
         raise TextError("A contrast", reason, "Give two that differ in what matters.")
-    answering = prompts if targets is None else (targets, targets)
-    masked = targets is None and not model.anatomy.stacks[-1].causal
-    at = [_position(model, side.ids[number], contrast.at, masked=masked) for side in answering]
-    befores = [] if masked else [text_before(side, number, place) for side, place in zip(answering, at, strict=True)]
-    answer, other = (token_after(model.encoder, one, befores) for one in (contrast.answer, contrast.other))
+    stacks = (None,) if len(model.anatomy.stacks) == 1 else ("encoder", "decoder")
+    answering = inputs.of(stacks[-1])
+    masked = stacks == (None,) and not model.anatomy.stacks[-1].causal
+    at = [_position(model, ids, contrast.at, masked=masked) for ids in answering.ids]
+    befores = [] if masked else [text_before(answering, side, position) for side, position in enumerate(at)]
+    with model.lock:  # a tokenizer serves one thread at a time
+        answer, other = (token_after(model.text_encoder, one, befores) for one in (contrast.answer, contrast.other))
+        notes = () if masked else tuple(_without_space(model, contrast))
     if answer == other:
-        reason = f"both answers are the token {model.encoder.string(answer)!r}"
+        reason = f"both answers are the token {model.text_encoder.string(answer)!r}"
         raise TextError("A contrast", reason, "Give two different tokens.")
-    stacks = (None,) if targets is None else ("encoder", "decoder")
-    columns = {
-        stack: in_columns(*(side.ids[number] for side in (answering if stack == "decoder" else prompts)))
-        for stack in stacks
-    }
-    notes = () if masked else tuple(_without_space(model, contrast))
-    return EncodedContrast(
-        ids, None if targets is None else targets.ids[number], columns, (at[0], at[1]), answer, other, notes
-    )
+    columns = {stack: in_columns(*inputs.of(stack).ids) for stack in stacks}
+    return EncodedContrast(inputs, columns, (at[0], at[1]), answer, other, notes)
 
 
 def _without_space(model: Model, contrast: Contrast) -> Iterator[str]:
@@ -135,7 +122,7 @@ def _without_space(model: Model, contrast: Contrast) -> Iterator[str]:
         if isinstance(answer, str) and answer[:1].isalpha():
             spaced = tokenizer(f" {answer}", add_special_tokens=False, verbose=False)["input_ids"]
             if len(spaced) == 1:
-                yield f"the answer {answer!r} has no leading space; {' ' + answer!r} is another token"
+                yield f"The answer {answer!r} has no leading space; {' ' + answer!r} is another token."
 
 
 def _position(model: Model, ids: Sequence[int], at: int | None, *, masked: bool) -> int:

@@ -1,54 +1,59 @@
-"""Can what the model says be changed along a direction, and what does that cost?
+"""Can a direction change what the model writes, and what does that cost?
 
-directions  along what its states are changed
-questions   what is asked of it: answers to prompts, and every token of plain texts
-running     what it says, as it is or while its states are changed
+direction  along what the states are changed, and at which sites
+logprobs   what the model gives to answers and to plain texts, as it is or while its states are changed
 """
 
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias, get_args
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hiddenscope import progress, texts
-from hiddenscope.analyses.steer.directions import Directions, above, directions, part_at, sparing
-from hiddenscope.analyses.steer.questions import (
-    Answers,
-    Question,
-    answers_of,
-    check_head,
-    masked,
-    plain_texts_of,
-    prompts_of,
+from hiddenscope.analyses.steer.direction import (
+    Direction,
+    Steered,
+    in_model,
+    in_stack,
+    sites_above,
+    without_first_tokens,
 )
-from hiddenscope.analyses.steer.running import (
-    SKIPPED,
+from hiddenscope.analyses.steer.logprobs import (
+    MASKED,
+    Advance,
     How,
-    Said,
-    Steering,
-    as_it_is,
-    check_room,
-    refuses_to_write,
-    steered,
-    written,
+    Intervention,
+    LogProbs,
+    Reads,
+    cannot_generate,
+    check_head,
+    check_new_tokens,
+    generate,
+    log_probs,
+    masked_model,
+    prompt_reads,
+    quality_reads,
+    steered_log_probs,
 )
-from hiddenscope.errors import NotFinite, PassError, StatesError
+from hiddenscope.errors import NotFinite, PassError, StatesError, TextError
 from hiddenscope.model import Model
-from hiddenscope.passes import Texts, record
-from hiddenscope.results import Result
-from hiddenscope.sites import Site, summarise
+from hiddenscope.passes import Inputs, Texts, record
+from hiddenscope.results import Facts, Result
+from hiddenscope.sites import Site
 from hiddenscope.states import Pair, States
 
 if TYPE_CHECKING:
     import xarray
 
 Numbers: TypeAlias = NDArray[np.float64]
+Setting: TypeAlias = tuple[int, int]  # the places of a site and a strength in the data
+Answers: TypeAlias = str | int | Sequence[str | int]
 
 STRENGTHS = (-2.0, -1.0, 0.0, 1.0, 2.0)
 NEW_TOKENS = 20
-TOLD = 12  # prompts whose texts are among the facts; all are in the data
+MOST_TEXTS = 12  # prompts whose texts are among the facts; all are in the data
 WITHIN = 0.05  # a change of the perplexity that leaves the model as good as it was
 LOOKS: dict[str, dict[str, str]] = {
     "probability": {"long_name": "probability of the answer"},
@@ -62,183 +67,184 @@ LOOKS: dict[str, dict[str, str]] = {
 
 def steer(
     model: Model,
-    prompts: Texts,
+    prompts: Texts | Inputs,
+    direction: Direction,
     *,
-    along: Any,
-    how: How = "add",
-    strengths: Sequence[float] | float | None = None,
-    sites: Any = None,
-    upwards: bool = False,
-    answers: Any = None,
-    quality: Texts | None = None,
-    pool: str = "last",
-    spare_first: bool = False,
+    strengths: Sequence[float] | float | Literal["ablate"] = STRENGTHS,
+    answers: Answers | None = None,
+    quality: Texts | Inputs | None = None,
     new_tokens: int | None = None,
 ) -> Result:
-    """Change what the model says along a direction, and see what it says then, and how good it still is.
+    """Change the states of a model along a direction, and see what it answers and writes, and how good it still is.
 
-    `along` is two sets of texts (the mean state of the first less that of the second, pooled by `pool`), a vector, a
-    fitted probe, or either by site. It is added at every token, `strengths` times, or with `how="ablate"` taken out of
-    every state; at one of `sites` at a time (a probe's own, if not given), or with `upwards` there and in every layer
-    above. `answers` are the tokens to look at, the model's own first choices if not given. `quality` are texts that its
-    perplexity is measured on.
-    `spare_first` takes the first token's state out of the direction: attention rests there, and it is easily broken.
+    The direction is added to the state of every token, `strengths` times; with `strengths="ablate"` it is projected
+    out. `answers` are the tokens to look at, the model's most likely ones if not given. `quality` are the texts that
+    the perplexity is measured on, 40 plain sentences if not given. `new_tokens` are written after each prompt.
 
     >>> import hiddenscope as hs
     >>> from hiddenscope.testing import tiny_model
-    >>> model, others = hs.load((tiny_model("llama"), None)), [[9, 8, 7, 6]]
-    >>> result = hs.steer(model, [[5, 6, 7]], along=([[5, 6]], [[7, 8]]), answers=[3, 4], quality=others, new_tokens=2)
+    >>> model = hs.load((tiny_model("llama"), None))
+    >>> direction = hs.Direction.between(model, [[5, 6]], [[7, 8]])
+    >>> result = hs.steer(model, [[5, 6, 7]], direction, answers=[3, 4], quality=[[9, 8, 7, 6]], new_tokens=2)
     >>> dict(result.data["probability"].sizes)
     {'site': 3, 'strength': 5, 'text': 1, 'answer': 2}
     """
     check_head(model)
-    chosen = _strengths(how, strengths)
-    new = _new_tokens(model, new_tokens)
-    asked, named = prompts_of(model, prompts)
-    looked = answers_of(model, _own_choices(model, asked) if answers is None else answers)
-    asked, _ = prompts_of(model, prompts, looked.ids)
-    if new:
-        check_room(model, asked, new)
-    others = plain_texts_of(model, texts.read("plain").texts if quality is None else quality)
-    found = directions(model, along, sites, pool, upwards=upwards)
-    if spare_first:
-        found = sparing(model, found, [question.ids for question in (*asked, *others)])
-    run = _Run(model, how, chosen, upwards, found, [*asked, *others], len(asked))
-    data = run.measured(looked, named)
+    steered, (how, multiples) = in_model(direction, model), _strengths(strengths)
+    prompt_inputs = model.encode(prompts)
+    new_tokens = _new_tokens(model, prompt_inputs, new_tokens)
+    tokens = _answers(model, prompt_inputs, answers)
+    asked = prompt_reads(model, prompt_inputs, tuple(tokens))
+    plain = quality_reads(model, texts.read("plain").texts if quality is None else quality)
+    if direction.spare_first:
+        steered = without_first_tokens(model, steered, [*asked.inputs.ids, *plain.inputs.ids])
+    sweep = Sweep(model, steered, how, multiples, direction.upwards)
+    states = model.capture(prompt_inputs, steered.sites)
+    with progress.track("Steering", total=sweep.tokens(asked) + sweep.tokens(plain)) as advance:
+        on_prompts = sweep.measure(asked, states, advance)
+        on_quality = sweep.measure(plain, sweep.capture(plain), advance)
+    data = _data(sweep, on_prompts, on_quality)
+    strings = prompt_inputs.texts or [" ".join(map(model.text_encoder.string, ids)) for ids in prompt_inputs.ids]
+    data.coords.update({"prompt": ("text", _objects(strings)), "answer": _objects(list(tokens.values()))})
+    data.coords["id"] = "answer", np.array(list(tokens))
+    data["size"] = "site", _sizes(steered, states), dict(LOOKS["size"])
     best = _best(data, 0)
-    if new:
-        _write(run, data, asked, new, best)
-    facts = _facts(run, data, looked, best) | _texts(data, best, refuses_to_write(model))
+    if new_tokens:
+        _write(sweep, data, prompt_inputs, new_tokens, best)
+    facts = {
+        **_facts(sweep, data, plain, best),
+        **_written(data, best, cannot_generate(model)),
+        "notes": sweep.notes,
+    }
     return Result("steer", data, facts, model.source(model.anatomy.sites[-1].stack))
 
 
-def _strengths(how: Any, strengths: Any) -> tuple[float, ...]:
-    if how not in get_args(How):
-        raise StatesError(f"Steering by {str(how)[:40]!r}", "there are two ways", "Ask for 'add' or 'ablate'.")
-    if how == "ablate":
-        if strengths is not None:
-            reason = "what lies along the direction is taken out whole"
-            raise StatesError("A strength of ablation", reason, "Leave `strengths` out, or ask for how='add'.")
-        return (1.0,)
-    given = STRENGTHS if strengths is None else [strengths] if np.ndim(strengths) == 0 else strengths
+def _strengths(strengths: Any) -> tuple[How, tuple[float, ...]]:
+    """How states are changed, and the multiples of the direction; an ablation is written as strength 1."""
+    if isinstance(strengths, str):
+        if strengths != "ablate":
+            raise StatesError("strengths must be numbers or 'ablate'", f"got {strengths!r:.40}", "Give [-1, 1], say.")
+        return "ablate", (1.0,)
     try:
-        numbers = tuple(float(one) for one in given)
+        numbers = tuple(float(one) for one in ([strengths] if np.ndim(strengths) == 0 else strengths))
     except (TypeError, ValueError):
-        raise StatesError(f"The strengths {given!r}", "they are no numbers", "Give numbers, such as [-1, 1].") from None
+        raise StatesError("strengths must be numbers", f"got {strengths!r:.60}", "Give [-1, 1], say.") from None
     if not numbers or len(set(numbers)) < len(numbers):
         reason = "one comes twice" if numbers else "there are none"
-        raise StatesError(f"The strengths {list(numbers)}", reason, "Give each once, and one at least.")
+        raise StatesError(f"strengths are {list(numbers)}", reason, "Give at least one, and each once.")
     if not all(map(math.isfinite, numbers)):
-        raise NotFinite(f"The strengths {list(numbers)}", "one is not finite", "Give finite numbers.")
-    return tuple(sorted(numbers))
+        raise NotFinite(f"strengths are {list(numbers)}", "one is not finite", "Give finite numbers.")
+    return "add", tuple(sorted(numbers))
 
 
-def _new_tokens(model: Model, asked: int | None) -> int:
-    """How many tokens are written: those that were asked for, or some if the model writes at all."""
-    why_not = refuses_to_write(model)
-    if why_not and asked:
-        raise PassError(f"{asked} new tokens of {model.name}", why_not, "Leave `new_tokens` out.")
-    return 0 if why_not else NEW_TOKENS if asked is None else asked
+def _new_tokens(model: Model, prompts: Inputs, new_tokens: Any) -> int:
+    """How many tokens are written: as many as are asked for, or some if the model can continue a text."""
+    reason = cannot_generate(model)
+    if new_tokens is not None and (not isinstance(new_tokens, int) or new_tokens < 0):
+        raise TextError("new_tokens must be an integer >= 0", f"got {new_tokens!r}", "Give 0 to write nothing.")
+    if reason and new_tokens:
+        raise PassError(f"{model.name} cannot write {new_tokens} new tokens", reason, "Leave `new_tokens` out.")
+    count = 0 if reason else NEW_TOKENS if new_tokens is None else new_tokens
+    check_new_tokens(model, prompts, count)
+    return count
 
 
-def _own_choices(model: Model, asked: Sequence[Question]) -> list[int]:
-    """The most likely token of each prompt."""
-    found = []
-    for question in asked:
-        aim = None if question.aim is None else [list(question.aim)]
-        logits = record(model, [list(question.ids)], model.anatomy.sites[-1], targets=aim, logits=True).logits
+def _answers(model: Model, prompts: Inputs, answers: Any) -> dict[int, str]:
+    """The answers as single tokens, each with its string."""
+    if answers is None:
+        ids = _most_likely(model, prompts)
+    else:
+        listed = [answers] if isinstance(answers, str | int) else list(answers)
+        if not listed:
+            raise TextError("answers is empty", "there is nothing to look at", "Give one, or leave `answers` out.")
+        with model.lock:
+            ids = [model.text_encoder.single(answer, "answer") for answer in listed]
+        if len(set(ids)) < len(ids):
+            raise TextError(f"The answers {listed}", "two of them are the same token", "Give each once.")
+    return {token: model.text_encoder.string(token) for token in ids}
+
+
+def _most_likely(model: Model, prompts: Inputs) -> list[int]:
+    """The most likely next token of each prompt, each once."""
+    reads, tokens = prompt_reads(model, prompts, ()), []
+    for number, (position,) in enumerate(reads.positions):
+        logits = record(model, prompts.some([number]), (), logits=True).logits
         assert logits is not None
-        found.append(int(logits[question.rows[0]].argmax()))
-    return list(dict.fromkeys(found))
+        tokens.append(int(logits[position].argmax()))
+    return list(dict.fromkeys(tokens))
 
 
-class _Run:
-    """One sweep over sites and strengths; the first questions are the prompts, the others measure quality."""
+class Sweep:
+    """A direction added or ablated at one site after another, with every strength."""
 
-    def __init__(
-        self,
-        model: Model,
-        how: How,
-        strengths: tuple[float, ...],
-        upwards: bool,
-        found: Directions,
-        asked: list[Question],
-        prompts: int,
-    ) -> None:
-        self.model, self.how, self.strengths, self.upwards = model, how, strengths, upwards
-        self.found, self.asked, self.prompts = found, asked, prompts
-        self.ways: list[str] = []
+    def __init__(self, model: Model, steered: Steered, how: How, strengths: tuple[float, ...], upwards: bool) -> None:
+        self.model, self.steered, self.how, self.strengths, self.upwards = model, steered, how, strengths, upwards
         self.steps = tuple(one for one in strengths if one)  # strength 0 is the model as it is, and is not run again
+        self.notes: list[str] = []
 
-    def doing(self, site: Site) -> Steering:
-        """What is done when one site is steered."""
-        changed = above(tuple(self.found.vectors), site, self.upwards)
-        return Steering(self.how, {one: self.found.vectors[one] for one in changed}, self.steps)
+    def intervention(self, site: Site) -> Intervention:
+        """What is done to steer at one site."""
+        changed = sites_above(tuple(self.steered.vectors), site, self.upwards)
+        return Intervention(self.how, {one: self.steered.vectors[one] for one in changed}, self.steps)
 
-    def measured(self, answers: Answers, prompts: list[str]) -> "xarray.Dataset":
-        """Everything but the texts that are written."""
-        sites = self.found.sites
-        states = self._states([site for site in sites if not site.part])
-        tokens = sum(len(question.ids) + len(question.aim or ()) for question in self.asked)
-        with progress.track("Steering", total=tokens * (1 + len(sites) * len(self.steps))) as advance:
-            before = as_it_is(self.model, self.asked, advance)
-            after: list[list[Said]] = []
-            for site in sites:
-                held = None if site.part else states
-                said: list[Said] = []
-                if self.steps:
-                    said, how = steered(self.model, self.asked, held, self.doing(site), advance)
-                    self.ways.append(how)
-                steps = iter(said)
-                after.append([next(steps) if strength else before for strength in self.strengths])
-        data = _data(sites, self.strengths, self.prompts, before, after)
-        data.coords.update({"prompt": ("text", _objects(prompts)), "answer": _objects(list(answers.strings))})
-        data.coords["id"] = "answer", np.array(answers.ids)
-        data["size"] = "site", self._sizes(states), dict(LOOKS["size"])
-        return data
+    def tokens(self, reads: Reads) -> int:
+        """How many tokens go through the model to measure some texts."""
+        return sum(reads.inputs.costs) * (1 + len(self.steered.sites) * len(self.steps))
 
-    def _states(self, sites: list[Site]) -> States | Pair | None:
-        """The states of all questions where passes are entered."""
-        if not sites:
-            return None
-        aims = [list(question.aim) for question in self.asked if question.aim is not None] or None
-        ids = [list(question.ids) for question in self.asked]
-        return self.model.capture(ids, list(map(str, sites)), targets=aims)
+    def capture(self, reads: Reads) -> States | Pair | None:
+        """The states at the sites where passes are entered; inside a block they cannot be."""
+        whole = [site for site in self.steered.sites if not site.part]
+        return self.model.capture(reads.inputs, whole) if whole else None
 
-    def _sizes(self, states: States | Pair | None) -> Numbers:
-        """The norm of each direction over the median norm of the prompts' states."""
-        aims = [list(question.aim) for question in self.asked[: self.prompts] if question.aim is not None] or None
-        ids = [list(question.ids) for question in self.asked[: self.prompts]]
-        sizes = []
-        for site in self.found.sites:
-            whole = self.model.capture(ids, str(site), targets=aims) if site.part or states is None else states
-            own = part_at(whole, site)
-            rows = own[site][own.tokens.text < self.prompts].double()
-            sizes.append(float(self.found.vectors[site].norm()) / float(rows.norm(dim=-1).median()))
-        return np.array(sizes)
+    def measure(self, reads: Reads, states: States | Pair | None, advance: Advance) -> "Measured":
+        """The log-probabilities of some texts: as the model is, and by site and strength."""
+        before = log_probs(self.model, reads, advance)
+        after = []
+        for site in self.steered.sites:
+            values: Iterator[LogProbs] = iter(())
+            if self.steps:
+                steered, note = steered_log_probs(self.model, reads, states, self.intervention(site), advance)
+                values = iter(steered)
+                self.notes += [note] if note and note not in self.notes else []
+            after.append([next(values) if strength else before for strength in self.strengths])
+        return Measured(before, after)
 
 
-def _data(
-    sites: Sequence[Site], strengths: Sequence[float], prompts: int, before: Said, after: list[list[Said]]
-) -> "xarray.Dataset":
-    """Log-probabilities as they are read."""
+class Measured(NamedTuple):
+    """Log-probabilities of some texts before steering, and after by site and strength."""
+
+    before: LogProbs
+    after: list[list[LogProbs]]
+
+
+def _sizes(steered: Steered, states: States | Pair) -> Numbers:
+    """The norm of the direction over the median norm of the prompts' states, at each site."""
+    norms = [in_stack(states, site)[site].double().norm(dim=-1).median() for site in steered.sites]
+    return np.array(
+        [float(steered.vectors[site].norm() / norm) for site, norm in zip(steered.sites, norms, strict=True)]
+    )
+
+
+def _data(sweep: Sweep, on_prompts: Measured, on_quality: Measured) -> "xarray.Dataset":
+    """Probabilities, log-odds and perplexities by site and strength."""
     import xarray
 
     cells = ("site", "strength", "text", "answer")
-    said = np.array([[[one[0] for one in cell[:prompts]] for cell in row] for row in after])
-    perplexity = np.array([[_perplexity(cell[prompts:]) for cell in row] for row in after])
-    first = np.array([one[0] for one in before[:prompts]])
-    was = _perplexity(before[prompts:])
+    prompts = np.array([[[text[0] for text in cell] for cell in row] for row in on_prompts.after])
+    prompts_before = np.array([text[0] for text in on_prompts.before])
+    perplexity = np.array([[_perplexity(cell) for cell in row] for row in on_quality.after])
+    perplexity_before = _perplexity(on_quality.before)
     columns: dict[str, Any] = {
-        "probability": (cells, np.exp(said)),
-        "log_odds": (cells, _log_odds(said)),
+        "probability": (cells, np.exp(prompts)),
+        "log_odds": (cells, _log_odds(prompts)),
         "perplexity": (cells[:2], perplexity),
-        "perplexity_change": (cells[:2], perplexity / was - 1),
-        "probability_before": (cells[2:], np.exp(first)),
-        "log_odds_before": (cells[2:], _log_odds(first)),
-        "perplexity_before": ((), was),
+        "perplexity_change": (cells[:2], perplexity / perplexity_before - 1),
+        "probability_before": (cells[2:], np.exp(prompts_before)),
+        "log_odds_before": (cells[2:], _log_odds(prompts_before)),
+        "perplexity_before": ((), perplexity_before),
     }
-    data = xarray.Dataset(columns, {"site": [str(site) for site in sites], "strength": list(strengths)})
+    sites = [str(site) for site in sweep.steered.sites]
+    data = xarray.Dataset(columns, {"site": sites, "strength": list(sweep.strengths)})
     for name, variable in data.items():
         look = dict(LOOKS[str(name).removesuffix("_before")])
         look["long_name"] += ", before" if str(name).endswith("_before") else ""
@@ -246,24 +252,21 @@ def _data(
     return data
 
 
-def _log_odds(said: Numbers) -> Numbers:
-    """ln p/(1-p) of log-probabilities; where nothing is left for the others, the largest that float64 can tell."""
+def _log_odds(logs: Numbers) -> Numbers:
+    """ln p/(1-p) of log-probabilities; near p = 1, the largest that float64 can tell."""
     tiny = np.finfo(np.float64).eps
-    odds: Numbers = said - np.log(np.maximum(-np.expm1(said), tiny))
+    odds: Numbers = logs - np.log(np.maximum(-np.expm1(logs), tiny))
     return odds
 
 
-def _perplexity(said: Said) -> float:
+def _perplexity(values: LogProbs) -> float:
     """Over all tokens of all texts."""
     with np.errstate(over="ignore"):
-        return float(np.exp(-np.concatenate([one[:, 0] for one in said]).mean()))
+        return float(np.exp(-np.concatenate([text[:, 0] for text in values]).mean()))
 
 
-def _objects(strings: list[str]) -> NDArray[np.object_]:
+def _objects(strings: Sequence[str]) -> NDArray[np.object_]:
     return np.array([*strings, None], dtype=object)[:-1]
-
-
-Setting: TypeAlias = tuple[int, int]
 
 
 def _best(data: "xarray.Dataset", answer: int, *, within: float = WITHIN) -> Setting | None:
@@ -277,79 +280,83 @@ def _best(data: "xarray.Dataset", answer: int, *, within: float = WITHIN) -> Set
 
 
 def _moves(data: "xarray.Dataset") -> Numbers:
-    """The change of the log-odds `[site, strength, answer]`, on average over the prompts."""
+    """The change of the log-odds [site, strength, answer], on average over the prompts."""
     after, before = (data[name].mean("text").to_numpy() for name in ("log_odds", "log_odds_before"))
     moves: Numbers = after - before
     return moves
 
 
-def _write(run: _Run, data: "xarray.Dataset", prompts: list[Question], new_tokens: int, best: Setting | None) -> None:
+def _write(sweep: Sweep, data: "xarray.Dataset", prompts: Inputs, new_tokens: int, best: Setting | None) -> None:
     """The texts before and after, with every strength, at the site of the best setting."""
     place = (best or _best(data, 0, within=math.inf) or (0, 0))[0]
-    (before,) = written(run.model, prompts, new_tokens, None)
-    after = np.full((data.sizes["site"], len(run.strengths), len(prompts)), "", dtype=object)
-    steps = iter(written(run.model, prompts, new_tokens, run.doing(run.found.sites[place])) if run.steps else ())
-    for row, strength in enumerate(run.strengths):
+    site = sweep.steered.sites[place]
+    (before,) = generate(sweep.model, prompts, new_tokens, None)
+    after = np.full((data.sizes["site"], len(sweep.strengths), len(prompts)), "", dtype=object)
+    steps = iter(generate(sweep.model, prompts, new_tokens, sweep.intervention(site)) if sweep.steps else ())
+    for row, strength in enumerate(sweep.strengths):
         after[place, row] = next(steps) if strength else before
     data["written"] = ("site", "strength", "text"), after, dict(LOOKS["written"])
     look = {"long_name": f"{LOOKS['written']['long_name']}, before"}
     data["written_before"] = "text", _objects(before), look
-    data.attrs["written_at"] = str(run.found.sites[place])
+    data.attrs["written_at"] = str(site)
 
 
-def _facts(run: _Run, data: "xarray.Dataset", answers: Answers, best: Setting | None) -> dict[str, Any]:
-    where = "at the site and every layer above it" if run.upwards else "at one site at a time"
-    done = "added to the state of every token" if run.how == "add" else "taken out of the state of every token"
-    facts: dict[str, Any] = {"direction": run.found.said, "how": f"{done}, {where}"}
-    if run.how == "add":
-        facts["strength 1"] = run.found.unit
-    sizes = data["size"].to_numpy()
-    facts["size of the direction, of the states' norm"] = {"smallest": sizes.min(), "largest": sizes.max()}
-    facts["sites"] = summarise(run.found.sites)
-    tokens = sum(len(question.rows) for question in run.asked[run.prompts :])
-    plain: dict[str, Any] = {"texts": len(run.asked) - run.prompts, "tokens": tokens}
-    if masked(run.model):
-        plain["tokens hidden"] = f"every sixth, {tokens} in all"
-    facts |= {"prompts": run.prompts, "perplexity": plain | {"before": float(data["perplexity_before"])}}
-    first = answers.strings[0]
-    none = f"none: no setting moved {first!r} and the perplexity by at most {WITHIN:.0%}"
-    facts["best"] = none if best is None else {"answer": first, **_setting(data, 0, best)}
-    facts["answers"] = {name: _extremes(data, place) for place, name in enumerate(answers.strings)}
-    facts["run"] = next((how for how in run.ways if how != SKIPPED), SKIPPED)
-    return facts
+def _facts(sweep: Sweep, data: "xarray.Dataset", quality: Reads, best: Setting | None) -> dict[str, Any]:
+    sizes, strings = data["size"].to_numpy(), data["answer"].to_numpy().tolist()
+    return {
+        "direction": sweep.steered.facts,
+        "how": sweep.how,
+        "upwards": sweep.upwards,
+        "sites": [str(site) for site in sweep.steered.sites],
+        "size": {"smallest": float(sizes.min()), "largest": float(sizes.max())},
+        "prompts": data.sizes["text"],
+        "quality": {
+            "texts": len(quality.inputs),
+            "tokens": quality.count,
+            "masked_every": MASKED if masked_model(sweep.model) else None,
+            "perplexity": float(data["perplexity_before"]),
+            "within": WITHIN,
+        },
+        "best": None if best is None else _setting(data, 0, best),
+        "answers": [_extremes(data, place, string) for place, string in enumerate(strings)],
+    }
 
 
-def _texts(data: "xarray.Dataset", best: Setting | None, silent: str) -> dict[str, Any]:
-    """The first prompts with what is written after them, as the model is and at the best setting, or the strongest."""
+def _written(data: "xarray.Dataset", best: Setting | None, reason: str) -> Facts:
+    """The first prompts with what is written after them, before and at the best setting, or the strongest."""
     if "written" not in data:
-        return {"nothing is written": silent} if silent else {}
+        return {"written": None, "not_written": reason or None}
     strength = -1 if best is None else best[1]
     after = data["written"].sel(site=data.attrs["written_at"]).isel(strength=strength)
     columns = (data["prompt"], data["written_before"], after)
-    rows = list(zip(*(column.to_numpy().tolist() for column in columns), strict=True))[:TOLD]
-    told = [{"prompt": prompt, "before": before, "after": now} for prompt, before, now in rows]
-    return {"written": {"site": data.attrs["written_at"], "strength": float(after["strength"]), "texts": told}}
+    rows = list(zip(*(column.to_numpy().tolist() for column in columns), strict=True))[:MOST_TEXTS]
+    shown = [{"prompt": prompt, "before": before, "after": now} for prompt, before, now in rows]
+    return {"written": {"site": data.attrs["written_at"], "strength": float(after["strength"]), "texts": shown}}
 
 
-def _extremes(data: "xarray.Dataset", answer: int) -> dict[str, Any]:
+def _extremes(data: "xarray.Dataset", answer: int, string: str) -> Facts:
     """How low and how high an answer can be brought while the model stays as good."""
-    before = float(data["probability_before"][:, answer].mean())
-    facts: dict[str, Any] = {"before": before}
+    facts: dict[str, Any] = {"answer": string, "probability": float(data["probability_before"][:, answer].mean())}
     moves = _moves(data)[:, :, answer]
     allowed = np.abs(data["perplexity_change"].to_numpy()) <= WITHIN
     for name, sign in (("lowest", -1), ("highest", 1)):
         signed = np.where(allowed, sign * moves, 0)
-        if signed.max() > 0:
-            site, strength = np.unravel_index(np.argmax(signed), moves.shape)
-            facts[name] = _setting(data, answer, (int(site), int(strength)))
+        site, strength = np.unravel_index(np.argmax(signed), moves.shape)
+        facts[name] = _setting(data, answer, (int(site), int(strength))) if signed.max() > 0 else None
     return facts
 
 
-def _setting(data: "xarray.Dataset", answer: int, setting: Setting) -> dict[str, Any]:
+def _setting(data: "xarray.Dataset", answer: int, setting: Setting) -> Facts:
     """One setting, with what it does to an answer and to the perplexity."""
     here = data.isel(site=setting[0], strength=setting[1])
     before, after = (float(one.isel(answer=answer).mean()) for one in (data["probability_before"], here["probability"]))
-    facts = {"site": str(here["site"].item()), "strength": float(here["strength"])}
-    facts |= {"probability": [before, after], "times": after / before if before else math.nan}
-    facts["perplexity"] = [float(data["perplexity_before"]), float(here["perplexity"])]
-    return facts | {"perplexity change": float(here["perplexity_change"])}
+    return {
+        "answer": str(data["answer"].values[answer]),
+        "site": str(here["site"].item()),
+        "strength": float(here["strength"]),
+        "probability_before": before,
+        "probability": after,
+        "ratio": after / before if before else math.nan,
+        "perplexity": float(here["perplexity"]),
+        "perplexity_change": float(here["perplexity_change"]),
+    }

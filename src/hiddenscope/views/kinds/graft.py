@@ -37,7 +37,7 @@ def findings(result: Result) -> Iterator[str]:
     )
     if "middle_less_late" in facts:
         yield _comparison(facts)
-    yield from (f"Note: {note}." for note in facts["notes"])
+    yield from facts["notes"]
 
 
 def sections(result: Result) -> Iterator[Section]:

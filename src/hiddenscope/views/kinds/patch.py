@@ -45,7 +45,7 @@ def findings(result: Result) -> Iterator[str]:
         )
     cells = facts["cells"]
     yield f"{cells['equal']} of {cells['total']} cells are exactly zero: there the states of both runs are equal."
-    yield from (f"Note: {note}." for note in facts["notes"])
+    yield from facts["notes"]
 
 
 def sections(result: Result) -> Iterator[Section]:

@@ -1,20 +1,20 @@
-"""What a model says while it is steered, shown and told."""
+"""What a model answers and writes while it is steered."""
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hiddenscope.results import Result, in_words
+from hiddenscope.results import Facts, Result, Table
 from hiddenscope.views.drawing import labels, quoted
-from hiddenscope.views.values import Grid, Lines, Measure, Section, Series, View
+from hiddenscope.views.values import Grid, Lines, Measure, Scale, Section, Series, View
 
 if TYPE_CHECKING:
     import xarray
 
 MOST_ANSWERS = 6
-WIDE = 3  # a perplexity that grows more than so many times is drawn on a log scale
+LARGE = 3  # a perplexity that grows more than so many times is drawn on a log scale
 
 
 def views(result: Result) -> Iterator[View]:
@@ -27,45 +27,117 @@ def views(result: Result) -> Iterator[View]:
         where = f"at {site} of {_model(result)}"
         yield from _lines(data.sel(site=site), "strength", _strengths(data), where)
     if data.sizes["site"] > 1 or data.sizes["strength"] == 1:
-        where = f"along the sites of {_model(result)}" + (f", strength {strength:g}" if _adds(result) else ", ablated")
+        where = f"along the sites of {_model(result)}, {_change(result, strength)}"
         yield from _lines(data.sel(strength=strength), "site", labels(data, "site"), where)
 
 
+def findings(result: Result) -> Iterator[str]:
+    """What was changed, what moved, and at what cost."""
+    facts = result.facts
+    yield _direction(facts)
+    yield _quality(facts)
+    yield _best(facts)
+    for answer in facts["answers"]:
+        yield from _extremes(answer, facts)
+    if facts.get("not_written"):
+        yield f"Nothing is written: {facts['not_written']}."
+    yield from facts["notes"]
+
+
 def sections(result: Result) -> Iterator[Section]:
-    """What moved, at what cost, and the texts before and after."""
-    shown = tuple(views(result))
-    facts, grids = result.facts, tuple(view for view in shown if isinstance(view, Grid))
-    how = f"The direction is {facts['direction']}. It is {facts['how']}."
-    unit = f" Strength 1 is {facts['strength 1']}." if _adds(result) else ""
-    cost = (
-        "A direction that breaks everything is no edit, so beside what the model says stands its perplexity on "
-        f"{facts['perplexity']['texts']} other texts, with the states changed there in the same way; before it was "
-        f"{facts['perplexity']['before']:.1f}."
-    )
-    opening = f"{how}{unit}\n\n{cost}\n\n{_best(facts)}"
+    """What moved and at what cost, then the texts before and after."""
+    shown, facts = tuple(views(result)), result.facts
+    grids, lines = (tuple(view for view in shown if isinstance(view, kind)) for kind in (Grid, Lines))
+    opening = f"{_direction(facts)}\n\n{_quality(facts)} {_best(facts)}"
     texts = "\n".join(_texts(result))
-    lines = tuple(view for view in shown if isinstance(view, Lines))
     if grids:
-        yield Section("What the model says, steered", opening, grids)
-        yield Section(
-            "What it says and what it costs", texts or "Probabilities, and the perplexity beside them.", lines
-        )
+        yield Section("What the model answers, steered", opening, grids)
+        yield Section("What it answers and what it costs", texts or "Probabilities, and the perplexity.", lines)
     else:
-        yield Section("What the model says, steered", f"{opening}\n\n{texts}".strip(), lines)
+        yield Section("What the model answers, steered", f"{opening}\n\n{texts}".strip(), lines)
 
 
-def _best(facts: Any) -> str:
-    best = facts["best"]
-    if isinstance(best, str):
-        return f"The best setting: {in_words(best)}."
-    before, after = best["probability"]
-    strength = f" with strength {best['strength']:g}" if "strength 1" in facts else ""
-    answer = quoted(best["answer"].strip() or best["answer"])
+def tables(result: Result) -> Iterator[Table]:
+    """The texts after each prompt, with every strength."""
+    if "written" not in result.data:
+        return
+    site = result.data.attrs["written_at"]
+    here = result.data["written"].sel(site=site)
+    rows = []
+    for place, prompt in enumerate(result.data["prompt"].to_numpy().tolist()):
+        rows.append([prompt, "before", str(result.data["written_before"].values[place])])
+        for strength in here["strength"].values:
+            name = f"{strength:+g}" if result.facts["how"] == "add" else "ablated"
+            rows.append([prompt, name, str(here.sel(strength=strength).values[place])])
+    yield Table(["prompt", "strength", "text"], rows, (0, 2), f"Texts written after each prompt, steered at {site}:")
+
+
+def _direction(facts: Facts) -> str:
+    """Where the direction comes from, and how it is applied."""
+    direction = facts["direction"]
+    if direction["origin"] == "texts":
+        pooled = {"last": "at the last token", "mean": "averaged over the tokens"}.get(
+            direction["pool"], f"pooled by {direction['pool']}"
+        )
+        origin = (
+            f"The direction is the mean state of {_texts_of(direction['toward'])} less that of "
+            f"{_texts_of(direction['away'])}, {pooled}"
+        )
+        unit = "that difference"
+    elif direction["origin"] == "probe":
+        origin = "The direction is the weights of a probe"
+        if direction.get("used_elsewhere"):
+            fitted, used = (", ".join(direction[key]) for key in ("fitted_at", "used_elsewhere"))
+            origin += f" that was fitted at {fitted} and is used at {used} too, where nothing was fitted"
+        unit = "a step that raises the decision value of the probe by 1"
+    else:
+        origin, unit = "The direction is a given vector", "that vector"
+    spared = ", without what lies along the mean state of the first tokens" if direction["spare_first"] else ""
+    where = "at each site and in every layer above it" if facts["upwards"] else "at one site at a time"
+    change = f"added to the state of every token; strength 1 is {unit}"
+    return f"{origin}{spared}. {where.capitalize()} it is {change if facts['how'] == 'add' else 'projected out'}."
+
+
+def _texts_of(count: int) -> str:
+    return "1 text" if count == 1 else f"{count} texts"
+
+
+def _quality(facts: Facts) -> str:
+    quality = facts["quality"]
+    masked = f", of which every {quality['masked_every']}th token is masked" if quality["masked_every"] else ""
     return (
-        f"{answer} moves most at `{best['site']}`{strength}, among the settings that change the "
-        f"perplexity by at most 5%: from {before:.2g} to {after:.2g}, {best['times']:.2g} times what it was, while the "
-        f"perplexity changes by {best['perplexity change']:+.1%}."
+        f"The perplexity on {_texts_of(quality['texts'])}{masked}, measured with the same change, shows what it costs; "
+        f"unchanged it is {quality['perplexity']:.1f}."
     )
+
+
+def _best(facts: Facts) -> str:
+    within = f"{facts['quality']['within']:.0%}"
+    if facts["best"] is None:
+        answer = _name(facts["answers"][0]["answer"])
+        return f"No setting moves {answer} and changes the perplexity by at most {within}."
+    best = facts["best"]
+    strength = f" with strength {best['strength']:g}" if facts["how"] == "add" else ""
+    return (
+        f"Of the settings that change the perplexity by at most {within}, {best['site']}{strength} moves "
+        f"{_name(best['answer'])} most: {_moved(best)}."
+    )
+
+
+def _moved(setting: Facts) -> str:
+    return (
+        f"from a probability of {setting['probability_before']:.2g} to {setting['probability']:.2g} "
+        f"({setting['ratio']:.2g} times), perplexity {setting['perplexity_change']:+.1%}"
+    )
+
+
+def _extremes(answer: Facts, facts: Facts) -> Iterator[str]:
+    """How low and how high an answer can be brought."""
+    for name in ("lowest", "highest"):
+        setting = answer[name]
+        if setting:
+            strength = f", strength {setting['strength']:g}" if facts["how"] == "add" else ""
+            yield f"{_name(answer['answer'])} is {name} at {setting['site']}{strength}: {_moved(setting)}."
 
 
 def _texts(result: Result) -> Iterator[str]:
@@ -73,29 +145,32 @@ def _texts(result: Result) -> Iterator[str]:
     if "written" not in result.data:
         return
     site, strength = _setting(result)
-    named = f"with strength {strength:g}" if _adds(result) else "ablated"
-    yield f"What the model writes after each prompt, as it is and {named} at `{site}`:\n"
+    yield f"What the model writes after each prompt, unchanged and {_change(result, strength)} at {site}:\n"
     here = result.data.sel(site=site, strength=strength)
     columns = (here["prompt"], here["written_before"], here["written"])
     for prompt, before, after in zip(*(column.to_numpy().tolist() for column in columns), strict=True):
-        yield f"- {quoted(prompt)} goes on {quoted(before)}; then {quoted(after)}"
+        yield f"- {quoted(prompt)}: unchanged {quoted(before)}; steered {quoted(after)}"
 
 
 def _setting(result: Result) -> tuple[str, float]:
-    """The setting that is looked at: the best one; without one the site at which texts were written, if any were."""
+    """The setting that is shown: the best one; without one the site at which texts were written, if any were."""
     best = result.facts["best"]
-    if not isinstance(best, str):
+    if best is not None:
         return str(best["site"]), float(best["strength"])
     sites, strengths = labels(result.data, "site"), result.data["strength"].to_numpy().tolist()
     return str(result.data.attrs.get("written_at", sites[-1])), float(strengths[-1])
 
 
-def _adds(result: Result) -> bool:
-    return "strength 1" in result.facts
+def _change(result: Result, strength: float) -> str:
+    return f"with strength {strength:g}" if result.facts["how"] == "add" else "ablated"
 
 
 def _model(result: Result) -> str:
     return str(result.source.get("model", "the model"))
+
+
+def _name(answer: str) -> str:
+    return quoted(answer.strip() or answer)
 
 
 def _names(data: "xarray.Dataset") -> list[str]:
@@ -119,10 +194,10 @@ def _grid(result: Result, data: "xarray.Dataset") -> Grid:
         for place, name in enumerate(names)
     ]
     measures += [Measure(f"probability of {name}", shares[..., place]) for place, name in enumerate(names)]
-    worse = (data["perplexity"] / data["perplexity_before"]).to_numpy().astype(np.float32)
-    measures.append(Measure("perplexity, times what it was", worse, scale="log"))
-    many = "on average over the prompts; " if data.sizes["text"] > 1 else ""
-    note = f"Strengths run across, {many}strength 1 is {result.facts['strength 1']}."
+    ratio = (data["perplexity"] / data["perplexity_before"]).to_numpy().astype(np.float32)
+    measures.append(Measure("perplexity, times what it was", ratio, scale="log"))
+    average = ", averaged over the prompts" if data.sizes["text"] > 1 else ""
+    note = f"Strengths run across{average}."
     return Grid(f"Steering {_model(result)}", labels(data, "site"), _strengths(data), tuple(measures), note=note)
 
 
@@ -137,14 +212,13 @@ def _lines(data: "xarray.Dataset", along: str, places: Sequence[str], where: str
     title = f"Probability {where}"
     yield Lines(title, tuple(places), tuple(series), along, "probability", scale="log")
     before = float(data["perplexity_before"])
-    both = (
+    perplexities = (
         Series("perplexity on other texts", data["perplexity"].to_numpy()),
         Series("before", _level(before, places), style="dash"),
         Series("5% more than before", _level(1.05 * before, places), style="dash"),
     )
-    heights = data["perplexity"].to_numpy()
-    far = float(heights.max()) > WIDE * before
-    yield Lines(f"Perplexity {where}", tuple(places), both, along, "perplexity", scale="log" if far else "linear")
+    scale: Scale = "log" if float(data["perplexity"].max()) > LARGE * before else "linear"
+    yield Lines(f"Perplexity {where}", tuple(places), perplexities, along, "perplexity", scale=scale)
 
 
 def _level(height: float, places: Sequence[str]) -> NDArray[np.float32]:
