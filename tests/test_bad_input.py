@@ -38,31 +38,31 @@ def refused(
 
 
 TEXTS: dict[str, tuple[Any, str]] = {
-    "an empty text": ("", "there is nothing in it"),
+    "an empty text": ("", "it is empty"),
     "an empty text among others": (["the one", ""], "Text 1"),
-    "white space": (" \n\t\u3000", "nothing in it but white space"),
-    "a lone surrogate": ("the \ud800 one", "character at 4 is a lone surrogate"),
-    "too long": ("the cat " * 200, "takes 128"),
-    "100k characters": ("a" * 100_000, "takes 128"),
-    "too many ids": ([[5] * 129], "129 tokens and GPT2LMHeadModel takes 128"),
+    "white space": (" \n\t\u3000", "it is only white space"),
+    "a lone surrogate": ("the \ud800 one", "character 4 is a lone surrogate"),
+    "too long": ("the cat " * 200, "takes at most 128"),
+    "100k characters": ("a" * 100_000, "takes at most 128"),
+    "too many ids": ([[5] * 129], "129 tokens and GPT2LMHeadModel takes at most 128"),
     "a negative id": ([[5, -1]], "id -1 is outside the vocabulary of GPT2LMHeadModel, 0 to 127"),
     "an id too large": ([[5, 6], [128]], "Text 1: id 128"),
     "an absurd id": ([[2**70]], "outside the vocabulary"),
     "strings and ids": (["the one", [5, 6]], "strings only, or lists of token ids only"),
     "ids and strings": ([5, "the one"], "strings only, or lists of token ids only"),
-    "nothing": ([], "there are none"),
+    "nothing": ([], "the list is empty"),
     "no ids": ([[]], "it has no tokens"),
-    "flags": ([[True, False]], "no list of whole numbers"),
-    "flat flags": ([True, False], "no list of whole numbers"),
-    "fractions": ([[5.0, 6.5]], "no list of whole numbers"),
-    "a tensor of fractions": (torch.tensor([[5.0]]), "no list of whole numbers"),
-    "nested too deep": ([[[5, 6]]], "no list of whole numbers"),
-    "None": (None, "it is NoneType"),
-    "None among texts": ([None], "no list of whole numbers"),
-    "a number": (5, "it is int"),
-    "bytes": (b"the one", "it is bytes"),
+    "flags": ([[True, False]], "not a list of integers"),
+    "flat flags": ([True, False], "not a list of integers"),
+    "fractions": ([[5.0, 6.5]], "not a list of integers"),
+    "a tensor of fractions": (torch.tensor([[5.0]]), "not a list of integers"),
+    "nested too deep": ([[[5, 6]]], "not a list of integers"),
+    "None": (None, "got NoneType"),
+    "None among texts": ([None], "not a list of integers"),
+    "a number": (5, "got int"),
+    "bytes": (b"the one", "got bytes"),
     "bytes among texts": ([b"the one"], "text 0 is bytes"),
-    "what a tokenizer gives": ({"input_ids": [[5, 6]]}, "it is dict"),
+    "what a tokenizer gives": ({"input_ids": [[5, 6]]}, "got dict"),
 }
 
 
@@ -79,7 +79,7 @@ def test_a_text_that_is_too_long_is_said_to_be_how_long_and_may_be_cut(tiny: Tin
     model = tiny("bert")
     text = "the cat sat " * 40
     length = len(model.tokenizer(text, verbose=False).input_ids)
-    words = (f"{length:,} tokens", "takes 128", "truncate=True")
+    words = (f"{length:,} tokens", "takes at most 128", "truncate=True")
     refused(lambda: model.capture(text), TextError, ValueError, *words, model=model, hanging=hanging)
     states = model.capture([text, "on"], truncate=True)
     assert states.tokens.lengths.tolist()[0] == 128
@@ -118,7 +118,7 @@ def test_sites_that_a_model_has_not(tiny: Tiny, site: str, hanging: Any) -> None
 
 def test_logits_of_a_model_without_a_head(tiny: Tiny, hanging: Any) -> None:
     model = tiny("gpt2", "base")
-    words = ("Logits of GPT2Model", "no head", "task='causal-lm'")
+    words = ("No logits of GPT2Model", "no language-model head", "task='causal-lm'")
     work = lambda: hs.record(model, [TEXT], logits=True)  # noqa: E731
     refused(work, PassError, RuntimeError, *words, model=model, hanging=hanging)
 
@@ -129,7 +129,7 @@ def test_logits_that_are_no_row_a_token(hanging: Any) -> None:
     sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
     model = hs.load((BertForSequenceClassification(BertConfig(vocab_size=128, **sizes)).eval(), None))
     work = lambda: hs.record(model, [TEXT, TEXT], logits=True)  # noqa: E731
-    refused(work, PassError, RuntimeError, "[2, 2], not one row a token", model=model, hanging=hanging)
+    refused(work, PassError, RuntimeError, "[2, 2], not one row per token", model=model, hanging=hanging)
     assert model.capture([TEXT]).values.shape == (3, 5, 32)
 
 
@@ -141,12 +141,12 @@ def test_targets_that_do_not_fit(tiny: Tiny, hanging: Any) -> None:
     ):
         refused(work, PassError, RuntimeError, "one stack", model=one, hanging=hanging)
     cases: list[tuple[Any, str]] = [
-        ([TEXT, TEXT], "there are 2 targets"),
+        ([TEXT, TEXT], "1 texts with 2 targets"),
         ([[]], "no tokens"),
-        ([], "there are none"),
+        ([], "the list is empty"),
         ([[500]], "id 500"),
-        ([[5] * 129], "takes 128"),
-        ([["a", 5]], "whole numbers"),
+        ([[5] * 129], "takes at most 128"),
+        ([["a", 5]], "not a list of integers"),
     ]
     for targets, words in cases:
         for work in (
@@ -253,7 +253,7 @@ def test_a_nan_that_comes_up_in_an_embedding_in_the_head_and_in_a_decoder(hangin
     handle.remove()
     handle = module.get_submodule("lm_head").register_forward_hook(lambda *given: given[-1] * torch.nan)
     work = lambda: hs.record(model, [[5, 6]], logits=True)  # noqa: E731
-    words = ("Logits of LlamaForCausalLM", "a NaN", "weights of the head")
+    words = ("logits of LlamaForCausalLM", "a NaN", "weights of the head")
     refused(work, NotFinite, ArithmeticError, *words, model=model, hanging=hanging)
     handle.remove()
     module = tiny_model("bart")

@@ -64,7 +64,9 @@ def _loses(device: torch.device, dtype: torch.dtype, which: int, length: int, va
     q, k, v = given.double()
     causal = torch.ones(length, length, dtype=torch.bool).tril()
     scores = q @ k.mT if form == "every key" else (q @ k.mT).masked_fill(~causal, -torch.inf)
-    hopeless = ~(scores.softmax(-1) @ v).isfinite()
+    weights = scores.softmax(-1)
+    # A value that no weight falls on is rightly left out, though zero times NaN is NaN.
+    hopeless = ~weights.isfinite().all(-1, keepdim=True) | ((weights > 0).double() @ (~v.isfinite()).double() > 0)
     mask = causal.to(device) if form == "attn_mask" else None
     output = _attention(*given.to(device), attn_mask=mask, is_causal=form == "is_causal")
     return bool((output.cpu().isfinite() & hopeless).any())
