@@ -70,12 +70,14 @@ def test_models_lists_the_zoo(tmp_path: Path) -> None:
     assert [row["name"] for row in json.loads((tmp_path / "models.json").read_text())] == ["minilm"]
 
 
-@pytest.mark.parametrize(("name", "found"), [("nowhere/x.json", "there is no folder"), ("x.pdf", "what is written")])
+@pytest.mark.parametrize(
+    ("name", "found"), [("nowhere/x.json", "there is no folder"), ("x.pdf", "this command writes")]
+)
 def test_a_list_that_cannot_be_written(tmp_path: Path, name: str, found: str) -> None:
     done = runner.invoke(cli.app, ["models", "--out", str(tmp_path / name)])
     assert done.exit_code == 2
     assert found in done.stderr
-    assert "not foreseen" not in done.stderr
+    assert "unexpected" not in done.stderr
     assert not list(tmp_path.iterdir())
 
 
@@ -267,7 +269,7 @@ def test_demo_writes_a_page_and_says_where(folder: str, tmp_path: Path, monkeypa
 
 def test_demo_is_a_page(folder: str, tmp_path: Path) -> None:
     done = runner.invoke(cli.app, ["demo", "--model", folder, "--quiet", "--out", str(tmp_path / "x.safetensors")])
-    assert (done.exit_code, "what is written here is .html" in done.stderr) == (2, True)
+    assert (done.exit_code, "this command writes .html" in done.stderr) == (2, True)
 
 
 def test_an_error_with_an_interrupt_behind_it_is_an_interrupt() -> None:
@@ -277,6 +279,6 @@ def test_an_error_with_an_interrupt_behind_it_is_an_interrupt() -> None:
         except KeyboardInterrupt as interrupt:
             raise errors.LoadError("Cannot read it", "an import was broken off", "Try again.") from interrupt
 
-    with pytest.raises(SystemExit) as left, command._errors_in_words(debug=False):
+    with pytest.raises(SystemExit) as left, command._errors_as_messages(debug=False):
         broken_off()
     assert left.value.code == 130

@@ -1,4 +1,7 @@
-"""Result: what an analysis returns. Labelled arrays, the findings in words and numbers, and where they come from.
+"""Result: what an analysis returns. Labelled arrays, the findings as facts, and where they come from.
+
+The views fill four tables here when they are imported: how a result is written (`RENDERERS`), shown in a notebook
+(`DISPLAYS`), described in sentences (`FINDINGS`) and listed on a terminal (`TABLES`). So a result knows no view.
 
 >>> import xarray
 >>> norms = xarray.Dataset({"norm": ("site", [1.0, 2.5])}, {"site": ["layer.0", "layer.1"]})
@@ -14,11 +17,11 @@ import os
 import re
 import tempfile
 import webbrowser
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, NotRequired, Protocol, TypeAlias, TypedDict
 
 from hiddenscope.errors import Error, FileError, StatesError
 from hiddenscope.files import replacing
@@ -49,7 +52,7 @@ _FORMAT = "hiddenscope.result/1"
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _ESCAPED = re.compile(r"\\(\\|0|u[0-9a-f]{4})")
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
-_NOTES = "hiddenscope_notes"  # the scalar variable of a netCDF file that holds what netCDF cannot
+_HEADER = "hiddenscope_notes"  # the scalar variable of a netCDF file that holds what netCDF cannot
 _NOT_FINITE = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 
 
@@ -62,11 +65,33 @@ class Table(NamedTuple):
     title: str = ""
 
 
-class Told(Protocol):
-    """What can say itself as JSON, as a `Source` of states can."""
+class HasJson(Protocol):
+    """What has a form in JSON, as a `Source` of states has."""
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON takes it."""
+        """The value as JSON keeps it."""
+
+
+class _Variable(TypedDict):
+    """Everything of a variable but its numbers, as files keep it."""
+
+    dims: list[Hashable]
+    shape: list[int]
+    dtype: str
+    attrs: Any
+    coordinate: bool
+    values: NotRequired[Any]  # in JSON; netCDF has places of its own
+
+
+class _Header(TypedDict):
+    """Everything of a result but its numbers, as files keep it."""
+
+    format: str
+    kind: str
+    facts: Any
+    source: Any
+    attrs: Any
+    variables: dict[str, _Variable]
 
 
 @dataclass(frozen=True, eq=False, repr=False, init=False)
@@ -87,7 +112,7 @@ class Result:
     facts: Facts
     source: Mapping[str, Any]
 
-    def __init__(self, kind: str, data: "xarray.Dataset", facts: Facts, source: Mapping[str, Any] | Told) -> None:
+    def __init__(self, kind: str, data: "xarray.Dataset", facts: Facts, source: Mapping[str, Any] | HasJson) -> None:
         simple = {"facts": _simple(facts, "facts"), "source": _simple(source, "source")}
         for name, value in {"kind": kind, "data": data, **simple}.items():
             object.__setattr__(self, name, value)
@@ -161,11 +186,11 @@ class Result:
         return path
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        """What a notebook shows: the page, the figure where no script runs, the facts where there is only text."""
-        wanted = {kind for kind in DISPLAYS if (not include or kind in include) and kind not in (exclude or ())}
+        """What a notebook shows: the page, the figure where no script runs, the findings where there is only text."""
+        chosen = {kind for kind in DISPLAYS if (not include or kind in include) and kind not in (exclude or ())}
         bundle = {"text/plain": self.summary()}
         try:
-            return bundle | {kind: DISPLAYS[kind](self) for kind in sorted(wanted)}
+            return bundle | {kind: DISPLAYS[kind](self) for kind in sorted(chosen)}
         except StatesError:  # there is nothing in it that could be drawn
             return bundle
 
@@ -262,9 +287,9 @@ def _dtypes(data: "xarray.Dataset") -> dict[str, str]:
     return {str(name): _dtype(variable.to_numpy(), str(name)) for name, variable in data.variables.items()}
 
 
-def _notes(result: Result) -> dict[str, Any]:
+def _header(result: Result) -> _Header:
     """Everything of a result but its numbers."""
-    variables = {
+    variables: dict[str, _Variable] = {
         str(name): {
             "dims": list(variable.dims),
             "shape": list(variable.shape),
@@ -274,47 +299,52 @@ def _notes(result: Result) -> dict[str, Any]:
         }
         for name, variable in result.data.variables.items()
     }
-    said = {"kind": result.kind, "facts": _tag(result.facts), "source": _tag(result.source)}
-    attrs = _tag(_simple(result.data.attrs, "attrs"))
-    return {"format": _FORMAT, **said, "attrs": attrs, "variables": variables}
+    return {
+        "format": _FORMAT,
+        "kind": result.kind,
+        "facts": _tag(result.facts),
+        "source": _tag(result.source),
+        "attrs": _tag(_simple(result.data.attrs, "attrs")),
+        "variables": variables,
+    }
 
 
-def _restore(notes: dict[str, Any], arrays: Mapping[str, "np.ndarray[Any, Any]"]) -> Result:
+def _restore(header: _Header, arrays: Mapping[str, "np.ndarray[Any, Any]"]) -> Result:
     import xarray
 
-    if notes["format"] != _FORMAT:
-        raise ValueError(f"its format is {notes['format']}")
+    if header["format"] != _FORMAT:
+        raise ValueError(f"its format is {header['format']}")
     variables = {
-        name: (said["dims"], arrays[name].reshape(said["shape"]), _untag(said["attrs"]))
-        for name, said in notes["variables"].items()
+        name: (variable["dims"], arrays[name].reshape(variable["shape"]), _untag(variable["attrs"]))
+        for name, variable in header["variables"].items()
     }
-    coords = {name: variables.pop(name) for name, said in notes["variables"].items() if said["coordinate"]}
-    data = xarray.Dataset(variables, coords, _untag(notes["attrs"]))
-    return Result(notes["kind"], data, _untag(notes["facts"]), _untag(notes["source"]))
+    coords = {name: variables.pop(name) for name, variable in header["variables"].items() if variable["coordinate"]}
+    data = xarray.Dataset(variables, coords, _untag(header["attrs"]))
+    return Result(header["kind"], data, _untag(header["facts"]), _untag(header["source"]))
 
 
 def _write_json(result: Result, path: Path) -> None:
-    notes = _notes(result)
-    for name, said in notes["variables"].items():
-        said["values"] = _listed(result.data[name].to_numpy(), said["dtype"])
-    path.write_text(json.dumps(notes, indent=1, allow_nan=False), "ascii")
+    header = _header(result)
+    for name, variable in header["variables"].items():
+        variable["values"] = _listed(result.data[name].to_numpy(), variable["dtype"])
+    path.write_text(json.dumps(header, indent=1, allow_nan=False), "ascii")
 
 
 def _read_json(path: Path) -> Result:
     import numpy as np
 
-    notes = json.loads(path.read_text("utf-8"))
+    header = json.loads(path.read_text("utf-8"))
     arrays = {}
-    for name, said in notes["variables"].items():
-        flat = said["values"]
-        for _ in said["shape"][1:]:
+    for name, variable in header["variables"].items():
+        flat = variable["values"]
+        for _ in variable["shape"][1:]:
             flat = list(chain.from_iterable(flat))
-        flat = flat if said["shape"] else [flat]
-        if said["dtype"] == "str":
+        flat = flat if variable["shape"] else [flat]
+        if variable["dtype"] == "str":
             arrays[name] = _objects([_untag(value) for value in flat])
         else:
-            arrays[name] = np.array([float(x) if isinstance(x, str) else x for x in flat], dtype=said["dtype"])
-    return _restore(notes, arrays)
+            arrays[name] = np.array([float(x) if isinstance(x, str) else x for x in flat], dtype=variable["dtype"])
+    return _restore(header, arrays)
 
 
 def _listed(array: "np.ndarray[Any, Any]", dtype: str) -> Any:
@@ -342,18 +372,18 @@ def _objects(values: list[Any]) -> "np.ndarray[Any, Any]":
 
 
 def _write_netcdf(result: Result, path: Path) -> None:
-    notes = _notes(result)
+    header = _header(result)
     data = result.data.drop_attrs().assign_attrs(kind=_escape(result.kind), format=_FORMAT)
-    for name, said in notes["variables"].items():
+    for name, variable in header["variables"].items():
         array = data[name].to_numpy()
-        if said["dtype"] == "str":
+        if variable["dtype"] == "str":
             array = _objects([_escape(value) for value in array.flat]).reshape(array.shape)
-        elif said["dtype"] in ("float16", "bool"):
-            array = array.astype("float32" if said["dtype"] == "float16" else "uint8")
-        data[name] = (said["dims"], array)
-        words = {key: said["attrs"][key] for key in ("units", "long_name") if key in said["attrs"]}
+        elif variable["dtype"] in ("float16", "bool"):
+            array = array.astype("float32" if variable["dtype"] == "float16" else "uint8")
+        data[name] = (variable["dims"], array)
+        words = {key: variable["attrs"][key] for key in ("units", "long_name") if key in variable["attrs"]}
         data[name].attrs.update({key: _escape(str(word)[:1_000]) for key, word in words.items()})
-    data[_NOTES] = json.dumps(notes, allow_nan=False)
+    data[_HEADER] = json.dumps(header, allow_nan=False)
     data.to_netcdf(path, engine="h5netcdf", encoding={name: {"_FillValue": None} for name in data.variables})
 
 
@@ -361,15 +391,15 @@ def _read_netcdf(path: Path) -> Result:
     import xarray
 
     data = xarray.load_dataset(path, engine="h5netcdf", decode_cf=False)
-    notes = json.loads(data[_NOTES].item())
+    header = json.loads(data[_HEADER].item())
     arrays = {}
-    for name, said in notes["variables"].items():
+    for name, variable in header["variables"].items():
         array = data[name].to_numpy()
-        if said["dtype"] == "str":
+        if variable["dtype"] == "str":
             arrays[name] = _objects([_unescape(value) for value in array.flat])
         else:
-            arrays[name] = array.astype(said["dtype"])
-    return _restore(notes, arrays)
+            arrays[name] = array.astype(variable["dtype"])
+    return _restore(header, arrays)
 
 
 def _escape(text: str) -> str:

@@ -107,7 +107,7 @@ def test_scales_change_the_colours(show: Opener) -> None:
     assert third[:3] == pytest.approx(shade(float(np.ptp([0, norms().measures[0].numbers[31, 3]]) / 30)), abs=4)
 
 
-def test_a_map_shows_what_a_cell_sees_and_what_sees_it(show: Opener) -> None:
+def test_a_map_shows_what_influences_a_cell_and_what_it_influences(show: Opener) -> None:
     grid = visibility()
     shown = show([grid])
     x, y = place(shown, 6, 3, 14)
@@ -116,23 +116,23 @@ def test_a_map_shows_what_a_cell_sees_and_what_sees_it(show: Opener) -> None:
     assert map_ is not None
     earlier, later = shown.pixel(*place(shown, 4, 1, 14)), shown.pixel(*place(shown, 9, 5, 14))
     blank = shown.pixel(*place(shown, 9, 1, 14))
-    assert earlier[2] > earlier[0] + 20  # blue: it sees
-    assert later[0] > later[2] + 20  # orange: is seen by
+    assert earlier[2] > earlier[0] + 20  # blue: it influences the pinned cell
+    assert later[0] > later[2] + 20  # orange: the pinned cell influences it
     assert abs(blank[0] - blank[2]) < 12  # neither
-    assert "sees most" in shown.readout() and "seen most by" in shown.readout()
+    assert "influenced most by" in shown.readout() and "influences most" in shown.readout()
     shown.keep("grid-visibility-light")
-    shown.choose("What it sees")
+    shown.choose("What influences it")
     shown.point(x, y)
     assert shown.pixel(*place(shown, 9, 5, 14))[:3] == shown.pixel(*place(shown, 9, 1, 14))[:3]
-    shown.choose("What sees it")
+    shown.choose("What it influences")
     shown.canvas().click(position={"x": x, "y": y})
     shown.point(*place(shown, 9, 5, 14))
     assert f"is moved by it by {map_[9, 5, 6, 3]:.3f}"[:24] in shown.readout()
-    assert "0.pin=layer.6%7E3" in shown.fragment and "0.show=seen" in shown.fragment
+    assert "0.pin=layer.6%7E3" in shown.fragment and "0.show=targets" in shown.fragment
     shown.point(2, 2)
     table = list(csv.DictReader(io.StringIO(shown.save("CSV").decode("utf-8-sig"))))
     cell = next(row for row in table if row["site"] == "layer.9" and row["position"] == "5")
-    assert float(cell["influence: sees pinned"]) == pytest.approx(float(map_[9, 5, 6, 3]), rel=1e-4)
+    assert float(cell["influence: of the pinned cell"]) == pytest.approx(float(map_[9, 5, 6, 3]), rel=1e-4)
 
 
 def test_fixed_limits_can_be_seen_on_a_log_scale(show: Opener) -> None:

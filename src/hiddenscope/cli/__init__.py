@@ -1,7 +1,7 @@
-"""The `hiddenscope` command: parse, call, print. One module a command, the same word.
+"""The `hiddenscope` command: parse, call, print. Most commands are generated; the others have a module each.
 
-Results go to stdout, progress and errors to stderr. A command exits with 0 when it did what was asked, 1 when it found
-drift, 2 when it could not do what was asked, and 130 when it was interrupted.
+Results go to stdout, progress and errors to stderr. The exit code is 0 for success, 1 when `drift` finds drift, 2 for
+an error, and 130 when the command was interrupted.
 """
 
 import io
@@ -30,8 +30,8 @@ app = typer.Typer(
 def _command_of(analysis: Analysis) -> Callable[..., None]:
     if not analysis.own_command:
         return generated(analysis)
-    own: Callable[..., None] = getattr(import_module(f"{__name__}.{analysis.word}"), analysis.word)
-    return own
+    function: Callable[..., None] = getattr(import_module(f"{__name__}.{analysis.word}"), analysis.word)
+    return function
 
 
 COMMANDS = (
@@ -44,8 +44,8 @@ for _command in COMMANDS:
     app.command()(_command)
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(asked: bool) -> None:
+    if asked:
         typer.echo(hs.__version__)
         raise typer.Exit
 
@@ -53,7 +53,7 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def _hiddenscope(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     pass
@@ -63,5 +63,7 @@ def main() -> None:
     """Run the command line."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # a terminal that cannot show a token is no reason to fail
+            stream.reconfigure(
+                errors="backslashreplace"
+            )  # a terminal that cannot show a token must not stop the command
     app()

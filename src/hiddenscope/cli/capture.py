@@ -16,16 +16,16 @@ def capture(
     shared: Shared,
     texts: TextsArgument,
     sites: SitesOption = "layer.*,final",
-    generate: Annotated[int, typer.Option(help="Let the model continue by so many tokens, and capture those too.")] = 0,
+    generate: Annotated[int, typer.Option(help="Generate this many tokens after the text, and capture their states too.")] = 0,
     truncate: TruncateOption = False,
 ) -> None:
     """Capture the hidden states of texts.
 
-    Prints what was captured; --out states.safetensors keeps the values.
+    Prints the sites, the tokens and the shape. --out states.safetensors keeps the values.
     """
     texts = lines_of(texts)
     if generate and len(texts) != 1:
-        raise errors.TextError(f"--generate {generate}", f"there are {len(texts)} texts", "Give exactly one.")
+        raise errors.TextError("--generate takes one text", f"there are {len(texts)}", "Give exactly one.")
     model = shared.load()
     captured: hs.States | hs.Pair
     if generate:

@@ -1,4 +1,4 @@
-"""What every command has: the shared options, errors in words, and a result that is saved and printed."""
+"""What every command has: the shared options, errors as messages, and a result that is saved and printed."""
 
 import inspect
 import os
@@ -39,13 +39,13 @@ class Shared:
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False
 
     def load(self) -> "hs.Model":
-        """The model that was asked for."""
+        """The model that the options name."""
         return hs.load(self.model, device=self.device, dtype=self.dtype)
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
-    """A function as a command of its own name; its first parameter, `shared`, becomes the shared options."""
-    _, *own = inspect.signature(function, eval_str=True).parameters.values()
+    """A function as the command of the same name; its first parameter, `shared`, becomes the shared options."""
+    _, *parameters = inspect.signature(function, eval_str=True).parameters.values()
     hints = get_type_hints(Shared, include_extras=True)
     options = [
         inspect.Parameter(
@@ -54,32 +54,32 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
         for field in fields(Shared)
     ]
 
-    def run(**given: Any) -> None:
-        shared = Shared(**{field.name: given.pop(field.name) for field in fields(Shared)})
+    def run(**values: Any) -> None:
+        shared = Shared(**{field.name: values.pop(field.name) for field in fields(Shared)})
         progress.show(shared.progress)
-        with _errors_in_words(shared.debug):
-            _can_be_written(shared.out, getattr(function, "suffixes", RESULTS))
-            function(shared, **given)
+        with _errors_as_messages(shared.debug):
+            _check_writable(shared.out, getattr(function, "suffixes", RESULTS))
+            function(shared, **values)
 
     run.__name__, run.__doc__ = function.__name__, function.__doc__
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in [*own, *options]}
-    run.__signature__ = inspect.Signature([*own, *options])  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in [*parameters, *options]}
+    run.__signature__ = inspect.Signature([*parameters, *options])  # type: ignore[attr-defined]
     return run
 
 
 def writes(*suffixes: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Say what a command writes with --out, where that is something else than a result."""
+    """Declare the suffixes of --out, for a command that writes something else than a result."""
 
-    def said(function: Callable[..., None]) -> Callable[..., None]:
+    def declared(function: Callable[..., None]) -> Callable[..., None]:
         function.suffixes = suffixes  # type: ignore[attr-defined]
         return function
 
-    return said
+    return declared
 
 
 @contextmanager
-def _errors_in_words(debug: bool) -> Iterator[None]:
-    """Turn what goes wrong into one message on stderr and an exit code, or with `debug` let it through."""
+def _errors_as_messages(debug: bool) -> Iterator[None]:
+    """Turn an error into one message on stderr and an exit code, or with `debug` let it through."""
     try:
         yield
     except KeyboardInterrupt:
@@ -100,26 +100,26 @@ def _errors_in_words(debug: bool) -> Iterator[None]:
             raise
         if _was_interrupted(error):
             _leave("Stopped.", 130)
-        _leave(f"{type(error).__name__}: {error}\nThis was not foreseen: --debug shows where it happened.", 2)
+        _leave(f"{type(error).__name__}: {error}\nThis is unexpected: --debug shows where it happened.", 2)
 
 
 def _was_interrupted(error: BaseException | None) -> bool:
-    """Whether Ctrl-C is behind an error: transformers makes one of an import that was broken off."""
+    """Whether Ctrl-C is behind an error: transformers turns an interrupted import into an error of its own."""
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__cause__ or error.__context__
     return error is not None
 
 
-def _can_be_written(out: Path | None, suffixes: Sequence[str]) -> None:
-    """Say at once, and not after a long run, that nothing can be written there."""
+def _check_writable(out: Path | None, suffixes: Sequence[str]) -> None:
+    """Refuse a path that cannot be written at once, and not after a long run."""
     if out is None:
         return
     if not out.parent.is_dir():
         reason = f"there is no folder {str(out.parent)!r}"
-        raise errors.FileError(f"Cannot write {str(out)!r}", reason, "Make it, or name another.")
+        raise errors.FileError(f"Cannot write {str(out)!r}", reason, "Create it, or give another path.")
     if out.suffix.lower() not in suffixes:
-        reason = f"what is written here is {' '.join(suffixes)}"
-        raise errors.FileError(f"Cannot write {str(out)!r}", reason, "Give the path such a suffix.")
+        reason = f"this command writes {' '.join(suffixes)}"
+        raise errors.FileError(f"Cannot write {str(out)!r}", reason, "Give the path one of these suffixes.")
 
 
 def _leave(message: str, code: int) -> NoReturn:
@@ -128,7 +128,7 @@ def _leave(message: str, code: int) -> NoReturn:
 
 
 def handed_out(result: "hs.Result", shared: Shared) -> bool:
-    """Save a result where that was asked for, and print it as JSON where that was; whether it was printed."""
+    """Save a result with --out, and print it with --json; whether it was printed."""
     if shared.out:
         result.save(shared.out)
     if shared.json:
@@ -139,7 +139,7 @@ def handed_out(result: "hs.Result", shared: Shared) -> bool:
 
 
 def show(result: "hs.Result", shared: Shared) -> None:
-    """Save a result where that was asked for, and print it: as JSON, or in words."""
+    """Save a result with --out, and print it: as JSON, or its findings and tables."""
     if not handed_out(result, shared):
         typer.echo(visible(result.summary(), keep="\n"))
         for printed in TABLES[result.kind](result) if result.kind in TABLES else ():

@@ -1,4 +1,4 @@
-"""The first look: one page that tells the whole story."""
+"""A first look: one page that shows what the analyses say of one small model."""
 
 import math
 from collections.abc import Iterator
@@ -15,10 +15,11 @@ from hiddenscope.cli.terminal import print_json, table, visible
 @command
 @writes(".html")
 def demo(shared: Shared) -> None:
-    """Write a page that shows a model's states, and say where it lies.
+    """Write a page that shows a model's hidden states, and print where it is.
 
-    The page needs no network: it proves where the states live, paints the size of every state of a sentence, compares
-    that sentence with another, and asks of every layer what it would say, what it sees, and what it does.
+    The page needs no network. It proves where the states live, shows the norm of every state of a sentence, compares
+    that sentence with another, and shows what each layer would predict, which states influence a state, and which of
+    them carry the answer.
     """
     page = shared.out or Path("hiddenscope-demo.html")
     model = shared.load()
@@ -26,31 +27,31 @@ def demo(shared: Shared) -> None:
     hs.story([*results.values()], page, title=f"The hidden states of {model.name}", opening=OPENING, closing=CLOSING)
     if shared.json:
         facts = {kind: result.facts for kind, result in results.items()}
-        print_json({"page": str(page), "text": SENTENCE, "other text": ANOTHER, **facts})
+        print_json({"page": str(page), "text": SENTENCE, "other_text": ANOTHER, **facts})
         return
     typer.echo(visible(f"{results['anatomy'].summary()}\n", keep="\n"))
     _print_grid(results["profile"])
-    told = "".join(f"\n{results[kind].summary()}\n" for kind in SUMMARISED if kind in results)
-    typer.echo(visible(told, keep="\n"))
-    typer.echo(f"The whole story, to look at and to touch: {visible(str(page.resolve()))}\n{NEXT}")
+    summaries = "".join(f"\n{results[kind].summary()}\n" for kind in SUMMARISED if kind in results)
+    typer.echo(visible(summaries, keep="\n"))
+    typer.echo(f"The whole page, to open in a browser: {visible(str(page.resolve()))}\n{NEXT}")
 
 
 def _results(model: "hs.Model") -> Iterator["hs.Result"]:
-    """What the page tells, in its order; what needs a head that says the next word only of a model that has one."""
+    """The results on the page, in order; those that need next-token logits only for a model that has them."""
     yield hs.anatomy(model)
     yield hs.profile(model, SENTENCE)
     yield hs.compare(model, SENTENCE, ANOTHER)
-    says = model.anatomy.head is not None and model.anatomy.stacks[-1].causal and len(model.anatomy.stacks) == 1
-    if says:
+    predicts = model.anatomy.head is not None and model.anatomy.stacks[-1].causal and len(model.anatomy.stacks) == 1
+    if predicts:
         yield hs.lens(model, PROMPT)
     yield hs.visibility(model, SENTENCE)
-    if says:
+    if predicts:
         yield from _patched(model)
     yield hs.project(model, {name: name for name in ("cities-incomplete", "cities-complete")})
 
 
 def _patched(model: "hs.Model") -> Iterator["hs.Result"]:
-    """The capitals patched, in a model that has each of them as one token."""
+    """The capitals patched, in a model whose tokenizer has each of them as one token."""
     try:
         yield hs.patch(model, hs.Contrast(PROMPT, OTHER_PROMPT, " Paris", " Berlin"))
     except errors.TextError as error:
@@ -63,35 +64,36 @@ PROMPT, OTHER_PROMPT = "The capital of France is", "The capital of Germany is"
 SUMMARISED = ("compare", "lens", "patch")
 
 OPENING = """
-A transformer turns every token into a vector and changes that vector block by block: its hidden states. This page shows
-those of one sentence, in a small real model: how large they are, how those of another sentence differ, what each layer
-would say if it were the last, what each state sees of the others, which of them decide the answer, and where two cities
-part. It needs no network, and everything in it was computed when it was made.
+A transformer turns every token into a vector and changes that vector block by block. The vectors after each block are
+its hidden states. This page shows those of one sentence in a small real model: how large they are, how those of another
+sentence differ, what each layer would predict if it were the last, which states influence each other, which of them
+carry the answer, and from which layer on two cities can be told apart. The page needs no network: everything on it was
+computed when it was written.
 """
 
 CLOSING = """
 # Go on
 
-- `hiddenscope profile "Your own text." --out profile.html` makes such a page of your own text; `.pdf` makes a figure.
-- `hiddenscope compare "One text." "Another text." --out difference.html` shows where two texts of yours part.
-- `hiddenscope lens "Your own text" --out lens.html` asks every layer what it would say.
-- `hiddenscope project your.csv --out panels.html` draws labelled texts of yours, layer by layer.
-- `hiddenscope anatomy --model gpt2` proves another model; a folder or a `.gguf` file will do too.
-- `hs.profile(hs.load(), "Your own text.").data` is an xarray Dataset, to go on with.
+- `hiddenscope profile "Your own text." --out profile.html` writes such a page about your own text; `.pdf` is a figure.
+- `hiddenscope compare "One text." "Another text." --out difference.html` shows where two of your texts differ.
+- `hiddenscope lens "Your own text" --out lens.html` shows what every layer would predict.
+- `hiddenscope project your.csv --out panels.html` draws your labelled texts, layer by layer.
+- `hiddenscope anatomy --model gpt2` proves the anatomy of another model; a folder or a `.gguf` file will do too.
+- `hs.profile(hs.load(), "Your own text.").data` is an xarray Dataset to compute with.
 """
 
 NEXT = """
 Try next:
-  hiddenscope anatomy                                      the whole proof, layer by layer
+  hiddenscope anatomy                                      the proof, layer by layer
   hiddenscope profile "Your own text." --out profile.html  the same picture of your own text
   hiddenscope compare "One text." "Another text."          where, and by how much, their states differ
-  hiddenscope lens "Your own text"                         what every layer would say
+  hiddenscope lens "Your own text"                         what every layer would predict
   hiddenscope capture "Your own text." --sites final       its states; --out states.safetensors keeps them
-  hiddenscope models                                       other models for a machine that reaches no model hub"""
+  hiddenscope models                                       models that need no model hub"""
 
 
 def _print_grid(profile: "hs.Result") -> None:
-    """Some layers of the grid, the first and the last two among them; the shade is the logarithm of the number."""
+    """About ten layers of the grid, the first and the last two among them; the shade is the logarithm of the norm."""
     norm = profile.data["norm"]
     logs = [math.log(max(value, 1e-9)) for value in norm.to_numpy().ravel().tolist() if math.isfinite(value)]
     low, span = min(logs), (max(logs) - min(logs)) or 1.0

@@ -15,7 +15,7 @@ from hiddenscope.loading import zoo
 def models(shared: Shared) -> None:
     """List the zoo: models that need no model hub.
 
-    They are real trained models that travel in wheels of a package index; what is cached is listed with its size.
+    They are real trained models that come in wheels of a package index. Those in your cache are listed with their size.
     """
     rows = [row for row in zoo.listing() if shared.model in {None, row.name}]
     if not rows:

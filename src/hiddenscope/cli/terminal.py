@@ -1,4 +1,4 @@
-"""What reaches a terminal: text made visible, tables, JSON, and the lines of stdin."""
+"""What reaches a terminal: escaped text, tables and JSON; and the lines of stdin."""
 
 import json
 import sys
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-WIDE = 400  # for a table that goes to a file or another program, where nothing is gained by folding it
+WIDE = 400  # columns of a table that goes to a file or another program, so that no line is wrapped
 
 
 def visible(text: str, *, keep: str = "") -> str:
@@ -21,14 +21,14 @@ def visible(text: str, *, keep: str = "") -> str:
     >>> print(visible("a\x1b[31mb\u202ec"))
     a\x1b[31mb\u202ec
     """
-    return "".join(char if char in keep or _harmless(char) else _written_out(char) for char in text)
+    return "".join(char if char in keep or _harmless(char) else _escaped(char) for char in text)
 
 
 def _harmless(char: str) -> bool:
     return unicodedata.category(char) not in {"Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp"}
 
 
-def _written_out(char: str) -> str:
+def _escaped(char: str) -> str:
     return char.encode("unicode_escape").decode("ascii")
 
 
@@ -58,10 +58,10 @@ def print_json(value: object) -> None:
 
 
 def lines_of(texts: list[str]) -> list[str]:
-    """The texts that were given, where - stands for the lines of stdin."""
+    """The texts, where - stands for the lines of stdin."""
     return [line for text in texts for line in ([text] if text != "-" else _lines(sys.stdin.read()))]
 
 
 def _lines(text: str) -> list[str]:
-    """The lines of a file; only a newline ends one, and not all that Unicode calls a line's end."""
+    """The lines of a file; only a newline ends a line, not the other separators of Unicode."""
     return text.removesuffix("\n").split("\n") if text else []

@@ -1,4 +1,4 @@
-"""From the variables of a result to a grid, lines and their parts: what every kind of picture is drawn with."""
+"""From the variables of a result to a grid, to lines and to their parts; every kind of result uses these."""
 
 from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ MOST_TOKENS = 4_096
 
 
 def grid_of(result: Result, names: Sequence[Hashable], title: str = "") -> Grid | None:
-    """A grid of some variables over site and token, with the words of the result if it has any."""
+    """A grid of the named variables over site and token, with the words of the result if it has any."""
     data = result.data.isel(token=slice(MOST_TOKENS)) if "token" in result.data.sizes else result.data
     words = words_of(data)
     measures = [measure_of(name, data[name]) for name in names]
@@ -42,10 +42,10 @@ def grid_of(result: Result, names: Sequence[Hashable], title: str = "") -> Grid 
 def measure_of(name: Hashable, variable: "xarray.DataArray") -> Measure:
     """A variable over site and token as a measure of the grid, or one that also has sources as its influence."""
     look = {key: variable.attrs[key] for key in ("meaning", "scale") if key in variable.attrs}
-    said, unit = str(variable.attrs.get("long_name", name)), str(variable.attrs.get("units", ""))
+    long_name, unit = str(variable.attrs.get("long_name", name)), str(variable.attrs.get("units", ""))
     if len(variable.dims) == len(MAP):
-        return Measure(said, unit=unit, influence=variable.transpose(*MAP).to_numpy(), **look)
-    return Measure(said, variable.transpose(*CELLS).to_numpy(), unit, **look)
+        return Measure(long_name, unit=unit, influence=variable.transpose(*MAP).to_numpy(), **look)
+    return Measure(long_name, variable.transpose(*CELLS).to_numpy(), unit, **look)
 
 
 def words_of(data: "xarray.Dataset") -> Words | None:
@@ -57,7 +57,7 @@ def words_of(data: "xarray.Dataset") -> Words | None:
 
 
 def texts_of(data: "xarray.Dataset") -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """The texts that stand side by side, and which of them each token belongs to; a decoder's are its own."""
+    """The texts that stand side by side, and which of them each token belongs to; a decoder has texts of its own."""
     if "text" not in data.coords or data["text"].dims != ("token",):
         return (), ()
     stacks = data["stack"].to_numpy().tolist() if "stack" in data.coords else [""] * data.sizes["token"]
@@ -65,12 +65,12 @@ def texts_of(data: "xarray.Dataset") -> tuple[tuple[str, ...], tuple[int, ...]]:
     places = {key: place for place, key in enumerate(dict.fromkeys(keys))}
     known: Mapping[str, Sequence[str]] = {"decoder": data.attrs.get("targets", ())}
     named = [(known.get(stack, data.attrs.get("texts", ())), text) for stack, text in places]
-    said = [texts[text] if text < len(texts) else f"text {text}" for texts, text in named]
-    return tuple(said), tuple(places[key] for key in keys)
+    strings = [texts[text] if text < len(texts) else f"text {text}" for texts, text in named]
+    return tuple(strings), tuple(places[key] for key in keys)
 
 
 def lines_of(result: Result, along: str, names: Sequence[Hashable], title: str = "") -> Lines:
-    """Some variables along one dimension, each a line."""
+    """The named variables along one dimension, each a line."""
     variables = [result.data[name] for name in names]
     series = [
         Series(str(v.attrs.get("long_name", name)), v.to_numpy()) for name, v in zip(names, variables, strict=True)
@@ -84,13 +84,13 @@ def lines_of(result: Result, along: str, names: Sequence[Hashable], title: str =
 def title_of(result: Result, names: Sequence[Hashable]) -> str:
     """A title that names what is shown and the model."""
     model = result.source.get("model")
-    said = ", ".join(str(result.data[name].attrs.get("long_name", name)) for name in names[:3]) or result.kind
-    said = said if len(names) <= 3 else f"{said} and {len(names) - 3} more"
-    return f"{said[:1].upper()}{said[1:]}{f' of {model}' if isinstance(model, str) else ''}"
+    shown = ", ".join(str(result.data[name].attrs.get("long_name", name)) for name in names[:3]) or result.kind
+    shown = shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
+    return f"{shown[:1].upper()}{shown[1:]}{f' of {model}' if isinstance(model, str) else ''}"
 
 
 def quoted(text: str) -> str:
-    """A token or a text in a line of prose: on one line, and with nothing in it that would be taken for code.
+    """A token or a text as part of a sentence: on one line, and with nothing in it that would be taken for code.
 
     >>> quoted("`a`" + chr(10) + "- b")
     '“’a’\\\\n- b”'
@@ -114,7 +114,7 @@ def has(variable: "xarray.DataArray", dims: tuple[str, ...]) -> bool:
 
 
 def is_map(result: Result, variable: "xarray.DataArray") -> bool:
-    """Whether a variable says how much every cell of the grid is moved by every other."""
+    """Whether a variable holds the influence of every cell of the grid on every other."""
     if not has(variable, MAP) or variable.sizes["token"] > MOST_TOKENS:
         return False
     sides = [(labels(result.data, dim), labels(result.data, f"source_{dim}")) for dim in CELLS]

@@ -8,7 +8,7 @@
 Before gzip: the four bytes `HSV1`, the header's length as a little-endian uint32, the header (ASCII JSON), and the
 sections. The header's `views` are the fields of the values, each array in them a number into `arrays`, which give
 dtype, shape, offset (from the end of the header) and length. The bytes of a section lie in planes, all first bytes
-before all second bytes: neighbouring numbers have like exponents, so gzip finds more to save.
+before all second bytes: neighbouring numbers have similar exponents, so gzip saves more.
 """
 
 import base64
@@ -16,7 +16,7 @@ import gzip
 import json
 from collections.abc import Sequence
 from dataclasses import fields
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,17 +33,17 @@ INFLUENCE_BITS = 14  # of 23 in a float32's fraction: one part in 32,000, for a 
 def pack(views: Sequence[View]) -> str:
     """The views as base64 text: ASCII letters, digits, `+`, `/` and `=`, which are safe anywhere in HTML."""
     sections = _Sections()
-    header = {"views": [sections.fields(view) for view in views], "arrays": sections.said}
-    said = json.dumps(header, ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode("ascii")
-    raw = b"".join([MAGIC, len(said).to_bytes(4, "little"), said, *sections.planes])
+    header = {"views": [sections.fields(view) for view in views], "arrays": sections.records}
+    text = json.dumps(header, ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode("ascii")
+    raw = b"".join([MAGIC, len(text).to_bytes(4, "little"), text, *sections.planes])
     return base64.b64encode(gzip.compress(raw, compresslevel=9, mtime=0)).decode("ascii")
 
 
 def unpack(text: str) -> list[View]:
-    """What `pack` was given.
+    """The views that `pack` was given.
 
-    A number comes back as it was, but for an `influence`, which keeps four digits and a half; so does a string, but for
-    two lone surrogates that together make a character, which come back as that character.
+    Numbers come back exactly, except those of an `influence`, which keeps four digits and a half. Strings come back
+    exactly, except two lone surrogates that together make a character, which come back as that character.
     """
     try:
         raw = gzip.decompress(base64.b64decode(text, validate=True))
@@ -51,47 +51,55 @@ def unpack(text: str) -> list[View]:
             raise ValueError(f"it begins with {raw[:4]!r}")
         start = 8 + int.from_bytes(raw[4:8], "little")
         header = json.loads(raw[8:start])
-        arrays = [_array(said, raw[start:]) for said in header["arrays"]]
-        return [_made(view, arrays) for view in header["views"]]
+        arrays = [_array(record, raw[start:]) for record in header["arrays"]]
+        return [_restored(view, arrays) for view in header["views"]]
     except (ValueError, LookupError, TypeError, OSError, EOFError) as error:
         raise StatesError("A payload of views", f"it is damaged ({error})", "Make it again with pack().") from error
 
 
+class _Array(TypedDict):
+    """Where an array lies in the payload."""
+
+    dtype: str
+    shape: list[int]
+    offset: int
+    length: int
+
+
 class _Sections:
-    """The arrays met on the way, in order."""
+    """The arrays of the views, in the order in which they are met."""
 
     def __init__(self) -> None:
-        self.said: list[dict[str, Any]] = []
+        self.records: list[_Array] = []
         self.planes: list[bytes] = []
         self.end = 0
 
-    def fields(self, value: Any) -> dict[str, Any]:
-        said: dict[str, Any] = {"kind": type(value).__name__}
-        for field in fields(value):
-            given = getattr(value, field.name)
-            if field.name == "influence" and given is not None and given.dtype == np.float32:
-                given = rounded(given)
+    def fields(self, view: Any) -> dict[str, Any]:
+        record: dict[str, Any] = {"kind": type(view).__name__}
+        for field in fields(view):
+            value = getattr(view, field.name)
+            if field.name == "influence" and value is not None and value.dtype == np.float32:
+                value = rounded(value)
             if field.name == "labels":
-                said["classes"], given = _coded(given)
-            said[field.name] = self.one(given)
-        return said
+                record["classes"], value = _coded(value)
+            record[field.name] = self.value(value)
+        return record
 
-    def one(self, given: Any) -> Any:
-        if isinstance(given, np.ndarray):
-            return {"array": self.add(given)}
-        if isinstance(given, tuple):
-            return [self.one(inner) for inner in given]
-        return self.fields(given) if type(given).__name__ in KINDS else given
+    def value(self, value: Any) -> Any:
+        if isinstance(value, np.ndarray):
+            return {"array": self.add(value)}
+        if isinstance(value, tuple):
+            return [self.value(inner) for inner in value]
+        return self.fields(value) if type(value).__name__ in KINDS else value
 
     def add(self, array: NDArray[Any]) -> int:
         dtype = array.dtype.name
         plain = np.ascontiguousarray(array, dtype=DTYPES[dtype])
         planes = plain.reshape(-1).view(np.uint8).reshape(-1, plain.itemsize).T.tobytes()
-        said = {"dtype": dtype, "shape": list(array.shape), "offset": self.end, "length": len(planes)}
-        self.said.append(said)
+        self.records.append({"dtype": dtype, "shape": list(array.shape), "offset": self.end, "length": len(planes)})
         self.planes.append(planes)
         self.end += len(planes)
-        return len(self.said) - 1
+        return len(self.records) - 1
 
 
 def rounded(values: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -116,20 +124,20 @@ def _coded(labels: tuple[str, ...]) -> tuple[list[str], NDArray[Any] | tuple[()]
     return list(places), np.array([places[label] for label in labels], dtype=kind)
 
 
-def _array(said: dict[str, Any], sections: bytes) -> NDArray[Any]:
-    dtype = np.dtype(DTYPES[said["dtype"]])
-    planes = np.frombuffer(sections, np.uint8, said["length"], said["offset"]).reshape(dtype.itemsize, -1)
-    return np.ascontiguousarray(planes.T).view(dtype).reshape(said["shape"])
+def _array(record: _Array, sections: bytes) -> NDArray[Any]:
+    dtype = np.dtype(DTYPES[record["dtype"]])
+    planes = np.frombuffer(sections, np.uint8, record["length"], record["offset"]).reshape(dtype.itemsize, -1)
+    return np.ascontiguousarray(planes.T).view(dtype).reshape(record["shape"])
 
 
-def _made(said: Any, arrays: list[NDArray[Any]]) -> Any:
-    if isinstance(said, list):
-        return tuple(_made(inner, arrays) for inner in said)
-    if not isinstance(said, dict):
-        return said
-    if "array" in said:
-        return arrays[said["array"]]
-    inner = {name: _made(field, arrays) for name, field in said.items() if name not in ("kind", "classes")}
-    if said.get("classes"):
-        inner["labels"] = tuple(said["classes"][place] for place in inner["labels"])
-    return KINDS[said["kind"]](**inner)
+def _restored(value: Any, arrays: list[NDArray[Any]]) -> Any:
+    if isinstance(value, list):
+        return tuple(_restored(inner, arrays) for inner in value)
+    if not isinstance(value, dict):
+        return value
+    if "array" in value:
+        return arrays[value["array"]]
+    inner = {name: _restored(field, arrays) for name, field in value.items() if name not in ("kind", "classes")}
+    if value.get("classes"):
+        inner["labels"] = tuple(value["classes"][place] for place in inner["labels"])
+    return KINDS[value["kind"]](**inner)

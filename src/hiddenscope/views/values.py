@@ -1,4 +1,4 @@
-"""What a view draws, as plain values: a `Grid`, `Panels` or `Lines`. No view knows a model or an analysis.
+"""What a view shows, as plain values: a `Grid`, `Panels` or `Lines`. No view knows a model or an analysis.
 
 >>> norms = Measure("norm", [[1.0, 2.0], [3.0, float("nan")]])
 >>> Grid("Norms", ("layer.0", "layer.1"), ("The", " cat"), (norms,)).measures[0].values.shape
@@ -26,8 +26,8 @@ class Measure:
     """One named array of a grid: values `[site, token]`, NaN where a cell is missing.
 
     `meaning` is "diverging" where zero is the middle. `scale` and `each_layer` are how it is first shown; `limits` fix
-    the ends of its colours. `influence` is `[site, token, source_site, source_token]` over the grid's own sites and
-    tokens: how much a cell is moved by every other. Without `values`, the grid rests on how much each cell sees in all.
+    the ends of its colours. `influence` is `[site, token, source_site, source_token]` over the sites and tokens of the
+    grid: how much every other cell influences a cell. Without `values`, a cell's value is the sum of these.
 
     >>> Measure("difference", [[0.0, 0.5]], unit="L2").values.tolist()
     [[0.0, 0.5]]
@@ -58,17 +58,17 @@ class Measure:
 
     @property
     def numbers(self) -> Floats:
-        """The values `[site, token]`, which are there once the measure is made."""
+        """The values `[site, token]`; `__post_init__` sees to it that there are some."""
         assert self.values is not None
         return self.values
 
 
 @dataclass(frozen=True, eq=False)
 class Words:
-    """The best words of every cell: `chosen` `[site, token, rank]` counts into `words`, -1 where there is none.
+    """The top words of every cell: `chosen` `[site, token, rank]` indexes `words`, and is -1 where there is none.
 
-    >>> said = Words.of([[["Paris", "Rome"], ["Paris", ""]]], [[[0.9, 0.1], [1.0, 0.0]]])
-    >>> said.words, said.chosen.tolist()
+    >>> top = Words.of([[["Paris", "Rome"], ["Paris", ""]]], [[[0.9, 0.1], [1.0, 0.0]]])
+    >>> top.words, top.chosen.tolist()
     (('Paris', 'Rome'), [[[0, 1], [0, -1]]])
     """
 
@@ -89,11 +89,11 @@ class Words:
     @classmethod
     def of(cls, strings: ArrayLike, probabilities: ArrayLike | None = None) -> "Words":
         """From the words themselves, `[site, token, rank]`, '' where there is none."""
-        given = np.asarray(strings, dtype=object)
+        array = np.asarray(strings, dtype=object)
         places: dict[str, int] = {"": -1}
-        for word in given.flat:
+        for word in array.flat:
             places.setdefault(word, len(places) - 1)
-        chosen = np.array([places[word] for word in given.flat], dtype=np.int32).reshape(given.shape)
+        chosen = np.array([places[word] for word in array.flat], dtype=np.int32).reshape(array.shape)
         kept = None if probabilities is None else floats(probabilities, "probabilities", 3)
         return cls(tuple(places)[1:], chosen, kept)
 
@@ -104,7 +104,7 @@ class Grid:
 
     `sites` run from the bottom up and `tokens` from the left, each as a reader knows it; None is a gap. `second` is a
     second row of tokens, aligned with the first. `text_of` says which of `texts` a column belongs to, where there are
-    several side by side. An encoder-decoder puts both stacks in one grid; cells that it has not are NaN.
+    several side by side. An encoder-decoder puts both stacks in one grid; cells that do not exist are NaN.
     """
 
     title: str
@@ -137,11 +137,11 @@ class Grid:
 
 @dataclass(frozen=True, eq=False)
 class Panels:
-    """One scatter a site: `points` `[panel, point, 2]`, the same points in every panel, NaN where one is missing.
+    """One scatter for each site: `points` `[panel, point, 2]`, the same points in each, NaN where one is missing.
 
-    `labels` and `texts` are one a point, or none at all. `captions` (scores, say) and `messages` ("all states are
-    equal", in place of a picture) are one a panel. `rows` names what a panel belongs to besides its site, a model say:
-    each run of equal names begins a new row.
+    There is one of `labels` and `texts` for each point, or none at all. There is one of `captions` (scores, say) and
+    `messages` ("all states are equal", in place of a scatter) for each panel. `rows` names what a panel belongs to
+    besides its site, such as a model: each run of equal names begins a new row.
     """
 
     title: str
@@ -166,7 +166,7 @@ class Panels:
 
 @dataclass(frozen=True, eq=False)
 class Series:
-    """One line, dashed line or set of bars: `y` one a place, NaN in a gap, with a band from `low` to `high`.
+    """One line, dashed line or set of bars: one `y` for each place, NaN in a gap, with a band from `low` to `high`.
 
     >>> Series("silhouette", [0.1, 0.4], low=[0.0, 0.3], high=[0.2, 0.5], band="95% interval").style
     'line'
@@ -226,9 +226,9 @@ class Section:
     views: tuple[View, ...]
 
 
-def floats(given: ArrayLike, name: str, dims: int) -> Floats:
-    """The numbers as they are packed: float16 stays, everything else becomes float32; never to be written to."""
-    array = np.asarray(given)
+def floats(numbers: ArrayLike, name: str, dims: int) -> Floats:
+    """The numbers as they are packed, read-only: float16 stays, everything else becomes float32."""
+    array = np.asarray(numbers)
     if array.dtype.kind not in "fiub" or array.ndim != dims:
         reason = f"{name} is {array.dtype} {list(array.shape)}"
         raise StatesError("The numbers of a view", reason, f"Give numbers in {dims} dimensions.")
@@ -247,8 +247,9 @@ def _tuples(value: object, *names: str) -> None:
 
 
 def _chosen(value: object, name: str, choices: Any) -> None:
-    if (given := getattr(value, name)) not in get_args(choices):
-        raise StatesError(f"{name} {given!r}", f"there are {', '.join(get_args(choices))}", "Choose one of these.")
+    if (choice := getattr(value, name)) not in get_args(choices):
+        options = ", ".join(get_args(choices))
+        raise StatesError(f"{name} must be one of {options}", f"it is {choice!r}", "Choose one of these.")
 
 
 def _same(array: NDArray[Any], shape: tuple[int, ...], what: str) -> None:
@@ -256,6 +257,6 @@ def _same(array: NDArray[Any], shape: tuple[int, ...], what: str) -> None:
         raise StatesError(what, f"the shape is {list(array.shape)}", f"Give {list(shape)}.")
 
 
-def _one_each(name: str, given: Sequence[object], count: int, of: str) -> None:
-    if given and len(given) != count:
-        raise StatesError(f"{name} of {count} {of}", f"there are {len(given)}", f"Give {count}, or none at all.")
+def _one_each(name: str, values: Sequence[object], count: int, of: str) -> None:
+    if values and len(values) != count:
+        raise StatesError(f"{name} of {count} {of}", f"there are {len(values)}", f"Give {count}, or none.")

@@ -106,16 +106,16 @@ const widths = new Map();
 
 /**
  * How wide a text is.
- * @param {string} said
+ * @param {string} text
  * @param {string} font
  */
-export function widthOf(said, font) {
-  const name = `${font}\n${said}`;
+export function widthOf(text, font) {
+  const name = `${font}\n${text}`;
   let width = widths.get(name);
   if (width === undefined) {
     ruler ??= newContext(1, 1);
     ruler.font = font;
-    width = ruler.measureText(said).width;
+    width = ruler.measureText(text).width;
     if (widths.size > 20000) widths.clear();
     widths.set(name, width);
   }
@@ -124,13 +124,13 @@ export function widthOf(said, font) {
 
 /**
  * As much of a text as there is room for.
- * @param {string} said
+ * @param {string} text
  * @param {string} font
  * @param {number} room
  */
-export function fitted(said, font, room) {
-  if (widthOf(said, font) <= room) return said;
-  const letters = [...said];
+export function fitted(text, font, room) {
+  if (widthOf(text, font) <= room) return text;
+  const letters = [...text];
   let low = 0, high = letters.length;
   while (low < high) {
     const middle = (low + high + 1) >> 1;

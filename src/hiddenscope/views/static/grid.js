@@ -1,4 +1,4 @@
-/** The grid: tokens across, layers up. A cursor reads cells out; a pin keeps one; a map shows what a cell sees. */
+/** The grid: tokens across, layers up. A cursor reads cells out; a pin keeps one; a map shows which states influence a cell. */
 
 import { fitted, oncePerFrame, Surface, whenResized } from "./canvas.js";
 import { choice, element, list } from "./elements.js";
@@ -73,13 +73,13 @@ export class GridView {
     this.measures = list("Measure", names, (shown) => this.change(() => this.choose(shown)));
     this.scales = choice("Scale", { linear: "Linear", log: "Log" }, (scale) => this.change(() => { this.log = scale === "log"; }));
     this.spans = choice("Colours", { all: "Overall", layer: "Per layer" }, (span) => this.change(() => { this.each = span === "layer"; }));
-    const directions = { both: "Both", sees: "What it sees", seen: "What sees it" };
+    const directions = { both: "Both", sources: "What influences it", targets: "What it influences" };
     this.directions = choice("A cell shows", directions, (to) => this.change(() => { this.direction = /** @type {Direction} */ (to); }));
     if (names.length > 1) controls.append(this.measures.root);
     controls.append(this.scales.root, this.spans.root);
     if (this.grid.measures.some((measure) => measure.influence)) controls.append(this.directions.root);
-    const said = `${shownText(this.grid.title, 200)}: ${this.grid.sites.length} sites, ${this.grid.tokens.length} tokens`;
-    this.frame = element("div", { class: "window", role: "img", "aria-label": said }, [this.back.canvas, this.front.canvas]);
+    const summary = `${shownText(this.grid.title, 200)}: ${this.grid.sites.length} sites, ${this.grid.tokens.length} tokens`;
+    this.frame = element("div", { class: "window", role: "img", "aria-label": summary }, [this.back.canvas, this.front.canvas]);
     this.spacer = element("div", { class: "spacer" }, [this.frame]);
     this.scroller = element("div", { class: "scroller" }, [this.spacer]);
     stage.append(this.scroller);
@@ -119,7 +119,7 @@ export class GridView {
     this.choose(state.measure in this.grid.measures ? Number(state.measure) : 0);
     if (state.scale) this.log = state.scale === "log";
     if (state.colours) this.each = state.colours === "layer";
-    this.direction = state.show === "sees" || state.show === "seen" ? state.show : "both";
+    this.direction = state.show === "sources" || state.show === "targets" ? state.show : "both";
     const [site, token] = (state.pin ?? "").split("~");
     const [row, column] = [this.grid.sites.indexOf(site), Number(token)];
     this.pin = row >= 0 && column in this.grid.tokens ? row * this.grid.tokens.length + column : -1;
@@ -221,33 +221,33 @@ export class GridView {
 
   paintBack() {
     const pen = canvasPen(this.back.clear(), this.theme.font);
-    const seen = this.window();
-    paintMissing(pen, this.layout, seen, this.values, this.theme);
-    paintTokens(pen, this.layout, seen, this.theme);
-    if (seen.shift > 0) this.back.context.clearRect(0, 0, this.layout.left, this.layout.height - this.layout.bottom);
+    const visible = this.window();
+    paintMissing(pen, this.layout, visible, this.values, this.theme);
+    paintTokens(pen, this.layout, visible, this.theme);
+    if (visible.shift > 0) this.back.context.clearRect(0, 0, this.layout.left, this.layout.height - this.layout.bottom);
     paintSites(pen, this.layout, this.theme);
   }
 
   paintFront() {
     const context = this.front.clear();
     const pen = canvasPen(context, this.theme.font);
-    const seen = this.window();
-    this.paintPicture(pen, seen);
-    if (seen.shift > 0) context.clearRect(0, 0, this.layout.left, this.layout.height);
+    const visible = this.window();
+    this.paintPicture(pen, visible);
+    if (visible.shift > 0) context.clearRect(0, 0, this.layout.left, this.layout.height);
     const { paper, ink, accent } = this.theme;
-    if (this.cursor >= 0) paintCursor(pen, this.layout, seen, this.cursor, { paper, ink });
-    if (this.pin >= 0) paintCursor(pen, this.layout, seen, this.pin, { paper, ink: accent });
+    if (this.cursor >= 0) paintCursor(pen, this.layout, visible, this.cursor, { paper, ink });
+    if (this.pin >= 0) paintCursor(pen, this.layout, visible, this.pin, { paper, ink: accent });
   }
 
   /**
    * @param {import("./pen.js").Pen} pen
-   * @param {import("./gridpaint.js").Window} seen
+   * @param {import("./gridpaint.js").Window} visible
    */
-  paintPicture(pen, seen) {
+  paintPicture(pen, visible) {
     const pixels = cellPixels(this.colouring, this.theme.dark);
-    paintCells(pen, this.layout, seen, pixels, this.theme);
-    if (this.grid.words) paintWords(pen, this.layout, seen, this.grid.words, pixels, this.theme);
-    paintSeams(pen, this.layout, seen, this.grid.text_of, this.theme);
+    paintCells(pen, this.layout, visible, pixels, this.theme);
+    if (this.grid.words) paintWords(pen, this.layout, visible, this.grid.words, pixels, this.theme);
+    paintSeams(pen, this.layout, visible, this.grid.text_of, this.theme);
   }
 
   paintKey() {

@@ -1,6 +1,6 @@
 /**
- * The colours of a grid's cells, and the legend that explains them: a measure's values at rest, or what one cell sees and
- * what sees it.
+ * The colours of a grid's cells, and the legend that explains them: a measure's values at rest, or which
+ * states influence a cell and which it influences.
  *
  * @typedef {{measure: import("./payload.js").Measure, focus: number, direction: import("./influence.js").Direction,
  *   way: import("./scale.js").Way, columns: number}} Colouring
@@ -8,9 +8,9 @@
 
 import { fitted } from "./canvas.js";
 import { colourMap, painted } from "./colour.js";
-import { bothEnds, bothLevels, seeing, seenFrom } from "./influence.js";
+import { bothEnds, bothLevels, targetsOf, sourcesOf } from "./influence.js";
 import { LEGEND, ticksOf } from "./legend.js";
-import { tickSaid } from "./numbers.js";
+import { formatTick } from "./numbers.js";
 import { lettering } from "./pen.js";
 import { endsOf, levelsOf } from "./scale.js";
 import { shownText } from "./text.js";
@@ -22,7 +22,7 @@ import { shownText } from "./text.js";
 export function cellPixels(colouring, dark) {
   const { focus, direction, way, columns } = colouring;
   if (focus >= 0 && direction === "both") {
-    return painted(bothLevels(seesNow(colouring), seenNow(colouring), columns, way), colourMap("diverging", dark));
+    return painted(bothLevels(sourcesNow(colouring), targetsNow(colouring), columns, way), colourMap("diverging", dark));
   }
   return painted(levelsOf(valuesNow(colouring), columns, way), colourMap(way.meaning, dark));
 }
@@ -34,35 +34,35 @@ export function cellPixels(colouring, dark) {
  */
 export function cellLegend(colouring, theme) {
   const { measure, focus, direction, way } = colouring;
-  const fit = (/** @type {string} */ said) => fitted(said, lettering(theme.font, { size: 12 }), LEGEND.width - 4);
+  const fit = (/** @type {string} */ text) => fitted(text, lettering(theme.font, { size: 12 }), LEGEND.width - 4);
   const name = shownText(measure.name, 60);
   if (focus < 0 || direction !== "both" || way.meaning === "diverging") {
     const unit = measure.unit ? ` (${shownText(measure.unit, 40)})` : "";
     const ticks = ticksOf(endsOf(valuesNow(colouring), way), way);
     return { map: colourMap(way.meaning, theme.dark), ticks, name: fit(`${name}${unit}`) };
   }
-  const ends = bothEnds(seesNow(colouring), seenNow(colouring), way);
-  const short = (/** @type {number} */ value) => tickSaid(Number(value.toPrecision(3)));
+  const ends = bothEnds(sourcesNow(colouring), targetsNow(colouring), way);
+  const short = (/** @type {number} */ value) => formatTick(Number(value.toPrecision(3)));
   const ticks = [
-    { at: 0, label: way.each ? "most of its layer" : short(ends.sees.high) },
+    { at: 0, label: way.each ? "most of its layer" : short(ends.sources.high) },
     { at: 0.5, label: "0" },
-    { at: 1, label: way.each ? "most of its layer" : short(ends.seen.high) },
+    { at: 1, label: way.each ? "most of its layer" : short(ends.targets.high) },
   ];
-  return { map: colourMap("diverging", theme.dark), ticks, name: fit(`it sees ← ${name} → sees it`) };
+  return { map: colourMap("diverging", theme.dark), ticks, name: fit(`influences it ← ${name} → influenced by it`) };
 }
 
 /** @param {Colouring} colouring */
 function valuesNow(colouring) {
   if (colouring.focus < 0) return /** @type {Float32Array} */ (colouring.measure.values.data);
-  return colouring.direction === "seen" ? seenNow(colouring) : seesNow(colouring);
+  return colouring.direction === "targets" ? targetsNow(colouring) : sourcesNow(colouring);
 }
 
 /** @param {Colouring} colouring */
-function seesNow({ measure, focus }) {
-  return seenFrom(/** @type {Float32Array} */ (measure.influence?.data), focus, measure.values.data.length);
+function sourcesNow({ measure, focus }) {
+  return sourcesOf(/** @type {Float32Array} */ (measure.influence?.data), focus, measure.values.data.length);
 }
 
 /** @param {Colouring} colouring */
-function seenNow({ measure, focus }) {
-  return seeing(/** @type {Float32Array} */ (measure.influence?.data), focus, measure.values.data.length);
+function targetsNow({ measure, focus }) {
+  return targetsOf(/** @type {Float32Array} */ (measure.influence?.data), focus, measure.values.data.length);
 }

@@ -22,8 +22,8 @@ const LONGEST_TOKEN = 18;
 export function layoutOf(grid, room, font) {
   const { sites } = grid;
   const [tokens, second] = [grid.tokens, grid.second].map((row) => row.map((token) => shownToken(token, LONGEST_TOKEN)));
-  const widest = (/** @type {string[]} */ said, /** @type {number} */ size) =>
-    said.reduce((most, text) => Math.max(most, widthOf(text, lettering(font, { size }))), 0);
+  const widest = (/** @type {string[]} */ texts, /** @type {number} */ size) =>
+    texts.reduce((most, text) => Math.max(most, widthOf(text, lettering(font, { size }))), 0);
   const left = Math.ceil(widest(sites, SIZES.site)) + 14;
   const label = Math.ceil(widest([...tokens, ...second], SIZES.token));
   const wide = cellWidth(grid, (room - left - 10) / tokens.length, label);

@@ -29,22 +29,22 @@ export function windowOf(layout, shift, width) {
 /**
  * @param {Pen} pen
  * @param {Layout} layout
- * @param {Window} seen
+ * @param {Window} visible
  * @param {Theme} theme
  */
-export function paintTokens(pen, layout, seen, theme) {
-  for (let column = seen.first; column < seen.last; column++) tokenLabel(pen, layout, seen, column, theme.ink);
+export function paintTokens(pen, layout, visible, theme) {
+  for (let column = visible.first; column < visible.last; column++) tokenLabel(pen, layout, visible, column, theme.ink);
 }
 
 /**
  * @param {Pen} pen
  * @param {Layout} layout
- * @param {Window} seen
+ * @param {Window} visible
  * @param {number} column
  * @param {string} fill
  */
-export function tokenLabel(pen, layout, seen, column, fill) {
-  const x = layout.left + (column + 0.5) * layout.wide - seen.shift;
+export function tokenLabel(pen, layout, visible, column, fill) {
+  const x = layout.left + (column + 0.5) * layout.wide - visible.shift;
   if (x < layout.left) return;
   const below = layout.top + layout.rows * layout.high;
   const turn = layout.turned ? -45 : 0;
@@ -79,16 +79,16 @@ export function siteLabel(pen, layout, row, fill) {
  * A stroke through every cell that has no value.
  * @param {Pen} pen
  * @param {Layout} layout
- * @param {Window} seen
+ * @param {Window} visible
  * @param {Float32Array} values
  * @param {Theme} theme
  */
-export function paintMissing(pen, layout, seen, values, theme) {
+export function paintMissing(pen, layout, visible, values, theme) {
   for (let cell = 0; cell < values.length; cell++) {
     const column = cell % layout.columns;
-    if (values[cell] === values[cell] || column < seen.first || column >= seen.last) continue;
+    if (values[cell] === values[cell] || column < visible.first || column >= visible.last) continue;
     const [left, y] = cornerOf(layout, cell);
-    const x = left - seen.shift;
+    const x = left - visible.shift;
     const reach = Math.min(layout.wide, layout.high) / 2 - 3;
     const [middle, centre] = [x + layout.wide / 2, y + layout.high / 2];
     pen.line([[middle - reach, centre + reach], [middle + reach, centre - reach]], theme.faint, 1);
@@ -98,20 +98,20 @@ export function paintMissing(pen, layout, seen, values, theme) {
 /**
  * @param {Pen} pen
  * @param {Layout} layout
- * @param {Window} seen
+ * @param {Window} visible
  * @param {Uint8ClampedArray<ArrayBuffer>} pixels bottom row first
  * @param {Theme} theme
  */
-export function paintCells(pen, layout, seen, pixels, theme) {
+export function paintCells(pen, layout, visible, pixels, theme) {
   const { wide, high, columns, rows } = layout;
-  const x = layout.left - seen.shift;
-  pen.cells(flipped(pixels, columns), { x, y: layout.top, width: wide, height: high, columns, first: seen.first, last: seen.last });
+  const x = layout.left - visible.shift;
+  pen.cells(flipped(pixels, columns), { x, y: layout.top, width: wide, height: high, columns, first: visible.first, last: visible.last });
   if (wide < 14) return;
-  const [start, across, up] = [x + seen.first * wide, (seen.last - seen.first) * wide, rows * high];
+  const [start, across, up] = [x + visible.first * wide, (visible.last - visible.first) * wide, rows * high];
   /** @type {[number, number, number, number][]} */
   const gaps = [];
   for (let row = 1; row <= rows; row++) gaps.push([start, layout.top + row * high - 1, across, 1]);
-  for (let column = seen.first + 1; column <= seen.last; column++) gaps.push([x + column * wide - 1, layout.top, 1, up]);
+  for (let column = visible.first + 1; column <= visible.last; column++) gaps.push([x + column * wide - 1, layout.top, 1, up]);
   pen.rects(gaps, theme.paper);
 }
 
@@ -130,23 +130,23 @@ function flipped(pixels, columns) {
  * The first word of every cell.
  * @param {Pen} pen
  * @param {Layout} layout
- * @param {Window} seen
+ * @param {Window} visible
  * @param {import("./payload.js").Words} words
  * @param {Uint8ClampedArray} pixels
  * @param {Theme} theme
  */
-export function paintWords(pen, layout, seen, words, pixels, theme) {
+export function paintWords(pen, layout, visible, words, pixels, theme) {
   const font = lettering(theme.font, { size: SIZES.word });
   const ranks = words.chosen.shape[2];
   for (let cell = 0; cell < layout.rows * layout.columns; cell++) {
     const column = cell % layout.columns;
     const word = words.chosen.data[cell * ranks];
-    if (column < seen.first || column >= seen.last || !(word >= 0)) continue;
+    if (column < visible.first || column >= visible.last || !(word >= 0)) continue;
     const [x, y] = cornerOf(layout, cell);
     const clear = !pixels[4 * cell + 3];
     const fill = clear ? theme.ink : inkOn(pixels[4 * cell], pixels[4 * cell + 1], pixels[4 * cell + 2]);
-    const said = fitted(shownToken(words.words[word], 30), font, layout.wide - 8);
-    pen.text(said, x - seen.shift + layout.wide / 2, y + layout.high / 2, { fill, size: SIZES.word, anchor: "middle" });
+    const text = fitted(shownToken(words.words[word], 30), font, layout.wide - 8);
+    pen.text(text, x - visible.shift + layout.wide / 2, y + layout.high / 2, { fill, size: SIZES.word, anchor: "middle" });
   }
 }
 
@@ -154,14 +154,14 @@ export function paintWords(pen, layout, seen, words, pixels, theme) {
  * Where one text ends and the next begins.
  * @param {Pen} pen
  * @param {Layout} layout
- * @param {Window} seen
+ * @param {Window} visible
  * @param {number[]} textOf
  * @param {Theme} theme
  */
-export function paintSeams(pen, layout, seen, textOf, theme) {
-  for (let column = Math.max(1, seen.first); column < Math.min(seen.last, textOf.length); column++) {
+export function paintSeams(pen, layout, visible, textOf, theme) {
+  for (let column = Math.max(1, visible.first); column < Math.min(visible.last, textOf.length); column++) {
     if (textOf[column] === textOf[column - 1]) continue;
-    const x = layout.left + column * layout.wide - seen.shift;
+    const x = layout.left + column * layout.wide - visible.shift;
     pen.rect(x - 1.5, layout.top - 4, 3, layout.rows * layout.high + 8, theme.paper);
     pen.rect(x - 0.5, layout.top - 4, 1, layout.rows * layout.high + 8, theme.ink);
   }
@@ -171,16 +171,16 @@ export function paintSeams(pen, layout, seen, textOf, theme) {
  * A frame around a cell, with its site and token in the same colour.
  * @param {Pen} pen
  * @param {Layout} layout
- * @param {Window} seen
+ * @param {Window} visible
  * @param {number} cell
  * @param {{paper: string, ink: string}} colours
  */
-export function paintCursor(pen, layout, seen, cell, colours) {
+export function paintCursor(pen, layout, visible, cell, colours) {
   const [left, y] = cornerOf(layout, cell);
-  const x = left - seen.shift;
+  const x = left - visible.shift;
   siteLabel(pen, layout, Math.floor(cell / layout.columns), colours.ink);
   if (x < layout.left - layout.wide / 2) return;
   pen.outline(x - 1, y - 1, layout.wide + 1, layout.high + 1, colours.paper, 4);
   pen.outline(x - 1, y - 1, layout.wide + 1, layout.high + 1, colours.ink, 2);
-  tokenLabel(pen, layout, seen, cell % layout.columns, colours.ink);
+  tokenLabel(pen, layout, visible, cell % layout.columns, colours.ink);
 }

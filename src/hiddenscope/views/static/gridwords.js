@@ -1,7 +1,7 @@
 /** What a grid says in words: its read-out, its rows for CSV and table, and how its keys work. */
 
-import { largest, seeing, seenFrom } from "./influence.js";
-import { said } from "./numbers.js";
+import { largest, targetsOf, sourcesOf } from "./influence.js";
+import { formatNumber } from "./numbers.js";
 import { quoted, shownText, shownToken } from "./text.js";
 
 /**
@@ -26,9 +26,9 @@ export function gridHelp(grid) {
 export function gridReadout(grid, shown, cursor, pin) {
   const measure = grid.measures[shown];
   const cell = cursor >= 0 ? cursor : pin;
-  if (cell < 0) return [measure.influence ? "Point at a cell to see what it sees, and what sees it." : "Point at a cell, or use the arrow keys."];
+  if (cell < 0) return [measure.influence ? "Point at a cell to see which states influence it, and which it influences." : "Point at a cell, or use the arrow keys."];
   const value = measure.values.data[cell];
-  const number = Number.isNaN(value) ? "no value" : `${said(value)}${measure.unit ? ` ${shownText(measure.unit, 40)}` : ""}`;
+  const number = Number.isNaN(value) ? "no value" : `${formatNumber(value)}${measure.unit ? ` ${shownText(measure.unit, 40)}` : ""}`;
   const pieces = [...placeOfCell(grid, cell), `  ${shownText(measure.name, 60)} `, { strong: number }];
   if (pin >= 0 && cell === pin) pieces.push("  (pinned)");
   if (measure.influence) pieces.push(...influenceWords(grid, measure, cell, pin));
@@ -59,11 +59,11 @@ function influenceWords(grid, measure, cell, pin) {
   const map = /** @type {Float32Array} */ (measure.influence?.data);
   const count = grid.sites.length * grid.tokens.length;
   if (pin >= 0 && cell !== pin) {
-    const [moves, moved] = [said(map[pin * count + cell]), said(map[cell * count + pin])];
+    const [moves, moved] = [formatNumber(map[pin * count + cell]), formatNumber(map[cell * count + pin])];
     return ["; moves the pinned cell by ", { strong: moves }, ", is moved by it by ", { strong: moved }];
   }
-  const [sees, seen] = [seenFrom(map, cell, count), seeing(map, cell, count)];
-  return [...farthest(grid, "; sees most ", sees), ...farthest(grid, "; seen most by ", seen)];
+  const [sources, targets] = [sourcesOf(map, cell, count), targetsOf(map, cell, count)];
+  return [...farthest(grid, "; influenced most by ", sources), ...farthest(grid, "; influences most ", targets)];
 }
 
 /**
@@ -76,7 +76,7 @@ function farthest(grid, lead, values) {
   const best = largest(values);
   if (best < 0) return [];
   const token = quoted(grid.tokens[best % grid.tokens.length]);
-  return [lead, { strong: `${grid.sites[Math.floor(best / grid.tokens.length)]} ${token}` }, ` (${said(values[best])})`];
+  return [lead, { strong: `${grid.sites[Math.floor(best / grid.tokens.length)]} ${token}` }, ` (${formatNumber(values[best])})`];
 }
 
 /**
@@ -93,7 +93,7 @@ function topWords(grid, cell) {
   for (let rank = 0; rank < ranks; rank++) {
     const word = chosen.data[cell * ranks + rank];
     if (word < 0) continue;
-    const share = probabilities ? ` ${said(probabilities.data[cell * ranks + rank])}` : "";
+    const share = probabilities ? ` ${formatNumber(probabilities.data[cell * ranks + rank])}` : "";
     pieces.push(rank ? ", " : "  says ", { strong: shownToken(words[word], 40) }, share);
   }
   return pieces;
@@ -113,7 +113,7 @@ export function* gridRows(grid, pin) {
   const named = (/** @type {import("./payload.js").Measure} */ measure) => (measure.unit ? `${measure.name} (${measure.unit})` : measure.name);
   yield [
     "site", "position", "token", ...(grid.second.length ? ["second"] : []), ...(grid.text_of.length ? ["text"] : []),
-    ...grid.measures.map(named), ...mapped.flatMap((measure) => [`${measure.name}: pinned sees`, `${measure.name}: sees pinned`]),
+    ...grid.measures.map(named), ...mapped.flatMap((measure) => [`${measure.name}: on the pinned cell`, `${measure.name}: of the pinned cell`]),
     ...Array.from({ length: ranks }, (_, rank) => [`word ${rank + 1}`, `probability ${rank + 1}`]).flat(),
   ];
   for (let row = grid.sites.length - 1; row >= 0; row--) {

@@ -1,7 +1,7 @@
 /**
- * What a cell sees and what sees it: two slices of a map `[site, token, source_site, source_token]`.
+ * Which states influence a cell, and which it influences: two slices of a map `[site, token, source_site, source_token]`.
  *
- * @typedef {"both" | "sees" | "seen"} Direction
+ * @typedef {"both" | "sources" | "targets"} Direction
  */
 
 import { endsOf, levelsOf } from "./scale.js";
@@ -12,7 +12,7 @@ import { endsOf, levelsOf } from "./scale.js";
  * @param {number} cell
  * @param {number} count how many cells there are
  */
-export function seenFrom(map, cell, count) {
+export function sourcesOf(map, cell, count) {
   const slice = map.slice(cell * count, (cell + 1) * count);
   slice[cell] = NaN;
   return slice;
@@ -24,8 +24,8 @@ export function seenFrom(map, cell, count) {
  * @param {number} cell
  * @param {number} count
  */
-export function seeing(map, cell, count) {
-  if (map.length <= MOST_TURNED) return seenFrom(turnedOver(map, count), cell, count);
+export function targetsOf(map, cell, count) {
+  if (map.length <= MOST_TURNED) return sourcesOf(turnedOver(map, count), cell, count);
   const slice = new Float32Array(count);
   for (let i = 0, from = cell; i < count; i++, from += count) slice[i] = map[from];
   slice[cell] = NaN;
@@ -52,28 +52,28 @@ function turnedOver(map, count) {
 }
 
 /**
- * Both at once: what it sees below one half, what sees it above, each against its own largest.
- * @param {Float32Array} sees
- * @param {Float32Array} seen
+ * Both at once: what influences it below one half, what it influences above, each against its own largest.
+ * @param {Float32Array} sources
+ * @param {Float32Array} targets
  * @param {number} columns
  * @param {import("./scale.js").Way} way
  */
-export function bothLevels(sees, seen, columns, way) {
-  if (way.meaning === "diverging") return levelsOf(sees.map((value, i) => value || seen[i]), columns, way);
-  const below = levelsOf(sees, columns, way);
-  const above = levelsOf(seen, columns, way);
+export function bothLevels(sources, targets, columns, way) {
+  if (way.meaning === "diverging") return levelsOf(sources.map((value, i) => value || targets[i]), columns, way);
+  const below = levelsOf(sources, columns, way);
+  const above = levelsOf(targets, columns, way);
   for (let i = 0; i < below.length; i++) below[i] = above[i] > below[i] ? 0.5 + above[i] / 2 : 0.5 - below[i] / 2;
   return below;
 }
 
 /**
  * The ends of both scales, for the legend.
- * @param {Float32Array} sees
- * @param {Float32Array} seen
+ * @param {Float32Array} sources
+ * @param {Float32Array} targets
  * @param {import("./scale.js").Way} way
  */
-export function bothEnds(sees, seen, way) {
-  return { sees: endsOf(sees, way), seen: endsOf(seen, way) };
+export function bothEnds(sources, targets, way) {
+  return { sources: endsOf(sources, way), targets: endsOf(targets, way) };
 }
 
 /**

@@ -1,6 +1,6 @@
 /** The key of a colour scale: a bar, its ticks, what it measures and in which unit. */
 
-import { linearTicks, logTicks, tickSaid } from "./numbers.js";
+import { linearTicks, logTicks, formatTick } from "./numbers.js";
 import { widthOf } from "./canvas.js";
 import { lettering } from "./pen.js";
 import { placeOf } from "./scale.js";
@@ -21,13 +21,13 @@ const EDGE = 16;
  */
 export function ticksOf(ends, way) {
   if (way.each) return [{ at: 0, label: way.meaning === "diverging" ? "−most" : "least" }, { at: 1, label: "most of its layer" }];
-  if (ends.low === ends.high) return [{ at: way.meaning === "diverging" ? 0.5 : 0, label: tickSaid(ends.low) }];
+  if (ends.low === ends.high) return [{ at: way.meaning === "diverging" ? 0.5 : 0, label: formatTick(ends.low) }];
   if (way.meaning === "diverging" && way.log) {
     const round = (/** @type {number} */ part) => Number((part * ends.high).toPrecision(2));
-    return [-1, -0.01, 0, 0.01, 1].map(round).map((value) => ({ at: placeOf(value, ends, way), label: tickSaid(value) }));
+    return [-1, -0.01, 0, 0.01, 1].map(round).map((value) => ({ at: placeOf(value, ends, way), label: formatTick(value) }));
   }
   const values = way.log && ends.low > 0 ? decades(ends) : linearTicks(ends.low, ends.high, 4);
-  return values.map((value) => ({ at: placeOf(value, ends, way), label: tickSaid(value) }));
+  return values.map((value) => ({ at: placeOf(value, ends, way), label: formatTick(value) }));
 }
 
 /**

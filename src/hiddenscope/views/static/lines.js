@@ -7,7 +7,7 @@ import { Figure } from "./figure.js";
 import { exact } from "./gridwords.js";
 import { readState, writeState } from "./hash.js";
 import { acrossOf, axisName, chartOf, heightOf, paintAxes, paintSeries } from "./linespaint.js";
-import { said } from "./numbers.js";
+import { formatNumber } from "./numbers.js";
 import { canvasPen, lettering } from "./pen.js";
 import { shownText } from "./text.js";
 import { theme, whenThemeChanges } from "./theme.js";
@@ -40,8 +40,8 @@ export class LinesView {
     this.scales = choice("Scale", { linear: "Linear", log: "Log" }, (scale) => this.change(() => { this.log = scale === "log"; }));
     controls.append(this.scales.root);
     this.surface.canvas.setAttribute("role", "img");
-    const said = `${shownText(this.lines.title, 200)}: ${this.lines.series.length} series over ${this.lines.x.length} places`;
-    this.surface.canvas.setAttribute("aria-label", said);
+    const summary = `${shownText(this.lines.title, 200)}: ${this.lines.series.length} series over ${this.lines.x.length} places`;
+    this.surface.canvas.setAttribute("aria-label", summary);
     stage.append(this.surface.canvas);
     this.keys = this.lines.series.map((series, i) => {
       const band = series.band ? ` (band: ${shownText(series.band, 60)})` : "";
@@ -122,8 +122,8 @@ export class LinesView {
     const unit = this.lines.unit ? ` ${shownText(this.lines.unit, 40)}` : "";
     const pieces = this.drawn().flatMap(({ series }) => {
       const [y, low, high] = [series.y, series.low, series.high].map((numbers) => numbers?.data[this.cursor] ?? NaN);
-      const band = Number.isNaN(low + high) ? "" : ` [${said(low)} to ${said(high)}]`;
-      return [`  ${shownText(series.name, 60)} `, { strong: Number.isNaN(y) ? "no value" : `${said(y)}${unit}` }, band];
+      const band = Number.isNaN(low + high) ? "" : ` [${formatNumber(low)} to ${formatNumber(high)}]`;
+      return [`  ${shownText(series.name, 60)} `, { strong: Number.isNaN(y) ? "no value" : `${formatNumber(y)}${unit}` }, band];
     });
     return this.figure.say([{ strong: shownText(this.lines.x[this.cursor], 60) }, ...pieces]);
   }

@@ -1,7 +1,7 @@
 /** Painting lines with a pen: axes, bands, bars, lines and the rule under the cursor. */
 
 import { widthOf } from "./canvas.js";
-import { linearTicks, logTicks, tickSaid } from "./numbers.js";
+import { linearTicks, logTicks, formatTick } from "./numbers.js";
 import { lettering } from "./pen.js";
 import { shortSite, shownText } from "./text.js";
 
@@ -24,7 +24,7 @@ const SMALL = 11;
  */
 export function chartOf(lines, drawn, width, log, font) {
   const { low, high, ticks } = rangeOf(drawn, log);
-  const widest = ticks.reduce((most, tick) => Math.max(most, widthOf(tickSaid(tick), lettering(font, { size: SMALL }))), 0);
+  const widest = ticks.reduce((most, tick) => Math.max(most, widthOf(formatTick(tick), lettering(font, { size: SMALL }))), 0);
   const height = Math.round(Math.min(340, Math.max(220, width * 0.4)));
   return { left: Math.ceil(widest) + 18, top: lines.y_name || lines.unit ? 30 : 12, right: 14, bottom: 46, width, height, low, high, log, ticks };
 }
@@ -85,7 +85,7 @@ export function paintAxes(pen, lines, chart, theme) {
   for (const tick of chart.ticks) {
     const y = Math.round(heightOf(chart, tick)) + 0.5;
     pen.line([[chart.left, y], [end, y]], theme.faint, tick === 0 ? 1.5 : 1);
-    pen.text(tickSaid(tick), chart.left - 8, y, { fill: theme.muted, size: SMALL, anchor: "end" });
+    pen.text(formatTick(tick), chart.left - 8, y, { fill: theme.muted, size: SMALL, anchor: "end" });
   }
   const named = axisName(lines);
   if (named) pen.text(named, 2, 11, { fill: theme.muted, size: 12 });

@@ -4,7 +4,7 @@
  * Four digits that count.
  * @param {number} value
  */
-export function said(value) {
+export function formatNumber(value) {
   if (Number.isNaN(value)) return "none";
   if (!Number.isFinite(value)) return value > 0 ? "∞" : "−∞";
   const size = Math.abs(value);
@@ -18,7 +18,7 @@ export function said(value) {
  * Short, for an axis.
  * @param {number} value
  */
-export function tickSaid(value) {
+export function formatTick(value) {
   const size = Math.abs(value);
   if (size !== 0 && (size < 1e-3 || size >= 1e6)) return scientific(value, 2);
   const text = size >= 1000 ? grouped(Math.round(size)) : trimmed(size.toPrecision(6));

@@ -53,8 +53,8 @@ export class PanelsView {
     this.modes = choice("Show", { all: "All layers", one: "One layer" }, (mode) => this.change(() => { this.one = mode === "one"; }));
     if (this.panels.sites.length > 1) controls.append(this.modes.root, this.player.root);
     this.hint = element("div", { class: "hint", hidden: "" });
-    const said = `${shownText(this.panels.title, 200)}: ${this.panels.sites.length} panels of ${this.panels.points.shape[1]} points`;
-    this.frame = element("div", { class: "window", role: "img", "aria-label": said }, [this.back.canvas, this.front.canvas]);
+    const summary = `${shownText(this.panels.title, 200)}: ${this.panels.sites.length} panels of ${this.panels.points.shape[1]} points`;
+    this.frame = element("div", { class: "window", role: "img", "aria-label": summary }, [this.back.canvas, this.front.canvas]);
     stage.append(this.frame, this.hint);
     const classes = this.panels.classes.slice(0, CLASSES_SHOWN);
     this.keys = classes.map((label, i) => key(shownText(label, 40), () => this.change(() => this.picked.toggle(i))));
@@ -204,7 +204,7 @@ export class PanelsView {
   }
 
   tell() {
-    const chosen = this.picked.said();
+    const chosen = this.picked.summary();
     if (this.point >= 0) return this.figure.say(this.pointWords(this.point));
     const hint = "Point at a dot to read it; draw a loop around some, or press a label, to choose them in every panel.";
     return this.figure.say([chosen ? shownText(chosen, 400) : hint]);
@@ -288,11 +288,11 @@ export class PanelsView {
    */
   paintKeys(pen, x, y, end) {
     this.panels.classes.slice(0, CLASSES_SHOWN).forEach((label, i) => {
-      const said = fitted(shownText(label, 40), lettering(this.theme.font, { size: 12 }), 160);
+      const name = fitted(shownText(label, 40), lettering(this.theme.font, { size: 12 }), 160);
       if (x + 180 > end) return;
       pen.dot(x + 5, y, 5, classColour(i, this.theme.dark));
-      pen.text(said, x + 16, y, { fill: this.theme.ink, size: 12 });
-      x += 40 + 7 * said.length;
+      pen.text(name, x + 16, y, { fill: this.theme.ink, size: 12 });
+      x += 40 + 7 * name.length;
     });
   }
 

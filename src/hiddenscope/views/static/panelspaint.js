@@ -115,21 +115,21 @@ export function drawDots(pen, dots, box, theme) {
 /**
  * @param {import("./pen.js").Pen} pen
  * @param {import("./panelslayout.js").Box} box
- * @param {{site: string, caption: string, message: string, current: boolean}} said
+ * @param {{site: string, caption: string, message: string, current: boolean}} labels
  * @param {Theme} theme
  */
-export function paintAround(pen, box, said, theme) {
+export function paintAround(pen, box, labels, theme) {
   const bold = lettering(theme.font, { size: 12, bold: true });
-  const title = fitted(shownText(said.site, 60), bold, box.size);
-  pen.text(title, box.x, box.y - 10, { fill: said.current ? theme.accent : theme.ink, size: 12, bold: true });
-  pen.outline(box.x + 0.5, box.y + 0.5, box.size - 1, box.size - 1, said.current ? theme.accent : theme.faint, said.current ? 2 : 1);
-  const message = wrapped(shownText(said.message, 200), box.size - 24, theme.font, 12);
+  const title = fitted(shownText(labels.site, 60), bold, box.size);
+  pen.text(title, box.x, box.y - 10, { fill: labels.current ? theme.accent : theme.ink, size: 12, bold: true });
+  pen.outline(box.x + 0.5, box.y + 0.5, box.size - 1, box.size - 1, labels.current ? theme.accent : theme.faint, labels.current ? 2 : 1);
+  const message = wrapped(shownText(labels.message, 200), box.size - 24, theme.font, 12);
   message.forEach((line, i) => {
     const y = box.y + box.size / 2 + (i - (message.length - 1) / 2) * 17;
     const short = fitted(line, lettering(theme.font, { size: 12 }), box.size - 12);
     pen.text(short, box.x + box.size / 2, y, { fill: theme.muted, size: 12, anchor: "middle" });
   });
-  wrapped(shownText(said.caption, 300), box.size, theme.font, CAPTION).forEach((line, i) => {
+  wrapped(shownText(labels.caption, 300), box.size, theme.font, CAPTION).forEach((line, i) => {
     const short = fitted(line, lettering(theme.font, { size: CAPTION }), box.size);
     pen.text(short, box.x, box.y + box.size + 10 + LINE * i, { fill: theme.muted, size: CAPTION });
   });

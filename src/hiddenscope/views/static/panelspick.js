@@ -68,7 +68,7 @@ export class Picked {
   }
 
   /** How many are chosen, in words. */
-  said() {
+  summary() {
     if (!this.mask) return "";
     const { labels, classes } = this.panels;
     const counts = new Map();

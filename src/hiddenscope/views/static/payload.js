@@ -88,13 +88,13 @@ function half(bits) {
 
 /**
  * The header's value with its arrays in place.
- * @param {any} said
+ * @param {any} value
  * @param {Numbers[]} numbers
  * @returns {any}
  */
-function filled(said, numbers) {
-  if (Array.isArray(said)) return said.map((inner) => filled(inner, numbers));
-  if (said === null || typeof said !== "object") return said;
-  if ("array" in said) return numbers[said.array];
-  return Object.fromEntries(Object.entries(said).map(([name, inner]) => [name, filled(inner, numbers)]));
+function filled(value, numbers) {
+  if (Array.isArray(value)) return value.map((inner) => filled(inner, numbers));
+  if (value === null || typeof value !== "object") return value;
+  if ("array" in value) return numbers[value.array];
+  return Object.fromEntries(Object.entries(value).map(([name, inner]) => [name, filled(inner, numbers)]));
 }

@@ -11,7 +11,7 @@
  *   line: (points: number[][], stroke: string, thick: number, dash?: number[]) => void,
  *   area: (points: number[][], fill: string, opacity: number) => void,
  *   dot: (x: number, y: number, radius: number, fill: string, opacity?: number) => void,
- *   text: (said: string, x: number, y: number, how: Lettering) => void,
+ *   text: (text: string, x: number, y: number, how: Lettering) => void,
  *   cells: (pixels: Uint8ClampedArray<ArrayBuffer>, where: Cells) => void,
  *   image: (picture: HTMLCanvasElement, x: number, y: number, width: number, height: number) => void,
  * }} Pen
@@ -69,10 +69,10 @@ export function canvasPen(context, font) {
       context.fill();
       context.globalAlpha = 1;
     },
-    text: (said, x, y, how) => {
+    text: (text, x, y, how) => {
       const wanted = lettering(font, how);
       if (wanted !== written) context.font = written = wanted;
-      letter(context, said, x, y, how);
+      letter(context, text, x, y, how);
     },
     cells: (pixels, where) => stretch(context, pixels, where),
     image: (picture, x, y, width, height) => context.drawImage(picture, x, y, width, height),
@@ -81,19 +81,19 @@ export function canvasPen(context, font) {
 
 /**
  * @param {CanvasRenderingContext2D} context
- * @param {string} said
+ * @param {string} text
  * @param {number} x
  * @param {number} y
  * @param {Lettering} how
  */
-function letter(context, said, x, y, how) {
+function letter(context, text, x, y, how) {
   context.fillStyle = how.fill;
   context.textAlign = how.anchor === "middle" ? "center" : (how.anchor ?? "start");
-  if (!how.turn) return context.fillText(said, x, y);
+  if (!how.turn) return context.fillText(text, x, y);
   context.save();
   context.translate(x, y);
   context.rotate((how.turn * Math.PI) / 180);
-  context.fillText(said, 0, 0);
+  context.fillText(text, 0, 0);
   return context.restore();
 }
 
@@ -130,8 +130,8 @@ function stretch(context, pixels, where) {
 export function svgPen(width, height, font) {
   /** @type {string[]} */
   const out = [];
-  const put = (/** @type {string} */ tag, /** @type {Record<string, string | number>} */ said, inner = "") => {
-    const attributes = Object.entries(said).map(([name, value]) => ` ${name}="${escaped(String(value))}"`).join("");
+  const put = (/** @type {string} */ tag, /** @type {Record<string, string | number>} */ named, inner = "") => {
+    const attributes = Object.entries(named).map(([name, value]) => ` ${name}="${escaped(String(value))}"`).join("");
     out.push(inner ? `<${tag}${attributes}>${inner}</${tag}>` : `<${tag}${attributes}/>`);
   };
   const path = (/** @type {number[][]} */ points) => points.map(([x, y]) => `${short(x)},${short(y)}`).join(" ");
@@ -146,7 +146,7 @@ export function svgPen(width, height, font) {
         put("polyline", { points: path(points), fill: "none", stroke, "stroke-width": thick, "stroke-dasharray": dash.join(" ") || "none" }),
       area: (points, fill, opacity) => put("polygon", { points: path(points), fill, "fill-opacity": opacity }),
       dot: (x, y, radius, fill, opacity = 1) => put("circle", { cx: short(x), cy: short(y), r: radius, fill, "fill-opacity": opacity }),
-      text: (said, x, y, how) => put("text", placed(x, y, how), escaped(said)),
+      text: (text, x, y, how) => put("text", placed(x, y, how), escaped(text)),
       cells: (pixels, where) => {
         for (const cell of eachCell(pixels, where)) put("rect", cell);
       },
@@ -165,11 +165,11 @@ export function svgPen(width, height, font) {
  */
 function placed(x, y, how) {
   /** @type {Record<string, string | number>} */
-  const said = { x: short(x), y: short(y), fill: how.fill, "font-size": how.size ?? 12, "dominant-baseline": "central" };
-  if (how.anchor && how.anchor !== "start") said["text-anchor"] = how.anchor;
-  if (how.bold) said["font-weight"] = 600;
-  if (how.turn) said.transform = `rotate(${how.turn} ${short(x)} ${short(y)})`;
-  return said;
+  const attributes = { x: short(x), y: short(y), fill: how.fill, "font-size": how.size ?? 12, "dominant-baseline": "central" };
+  if (how.anchor && how.anchor !== "start") attributes["text-anchor"] = how.anchor;
+  if (how.bold) attributes["font-weight"] = 600;
+  if (how.turn) attributes.transform = `rotate(${how.turn} ${short(x)} ${short(y)})`;
+  return attributes;
 }
 
 /**

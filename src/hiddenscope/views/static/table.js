@@ -1,7 +1,7 @@
 /** The numbers behind a picture as a table, for those who read it with a screen reader, made when it is opened. */
 
 import { element } from "./elements.js";
-import { said } from "./numbers.js";
+import { formatNumber } from "./numbers.js";
 import { shownText } from "./text.js";
 
 const MOST_ROWS = 2000;
@@ -47,7 +47,7 @@ function drawn(caption, rows) {
 function line(row, tag, scope) {
   const cells = row.map((cell, i) => {
     const head = tag === "th" || i === 0;
-    const text = typeof cell === "number" ? said(cell) : shownText(cell ?? "", 200);
+    const text = typeof cell === "number" ? formatNumber(cell) : shownText(cell ?? "", 200);
     const of = head ? { scope: scope || "row" } : typeof cell === "number" ? { class: "number" } : {};
     return element(head ? "th" : "td", /** @type {Record<string, string>} */ (of), [text]);
   });
