@@ -177,4 +177,4 @@ def test_the_command_keeps_the_vectors(
     np.testing.assert_array_equal(readers[suffix](out), hs.embed(tiny("bert"), TEXTS, pool="last"))
     wrong = CliRunner().invoke(cli.app, ["embed", "A dog", "--out", str(tmp_path / "vectors.txt")])
     assert wrong.exit_code == 2
-    assert "what is written here is .npy .safetensors .csv" in wrong.output
+    assert "this command writes .npy .safetensors .csv" in wrong.output

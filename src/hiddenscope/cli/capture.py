@@ -16,7 +16,9 @@ def capture(
     shared: Shared,
     texts: TextsArgument,
     sites: SitesOption = "layer.*,final",
-    generate: Annotated[int, typer.Option(help="Generate this many tokens after the text, and capture their states too.")] = 0,
+    generate: Annotated[
+        int, typer.Option(help="Generate this many tokens after the text, and capture their states too.")
+    ] = 0,
     truncate: TruncateOption = False,
 ) -> None:
     """Capture the hidden states of texts.
