@@ -1,11 +1,14 @@
-"""The weights of a module: each by its name, whether any of them changed, and whether all of them are finite.
+"""The weights of a module: each by its name, whether any changed, whether all are finite, and a hash of them.
 
 A NaN in a weight need not show in the states: torch's CPU flash attention on x86-64 gives finite numbers for some rows
 whose scores are NaN (see `kernels.py`). So the weights themselves are read, when a model is loaded and again whenever
 one of them was changed.
 """
 
-from collections.abc import Iterable, Iterator
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, ref
 
@@ -15,6 +18,8 @@ from torch import Tensor, nn
 from hiddenscope.errors import NotFinite
 
 SHOWN = 3
+HASHED_WHOLE = 4 * 2**30
+SAMPLE = 2**16
 
 
 class Weight(NamedTuple):
@@ -87,6 +92,67 @@ def check_finite(module: nn.Module) -> None:
         remedy = "Repair that weight, or load the model again."
         raise NotFinite(f"Cannot use {type(module).__name__}", "; ".join(wrong[:SHOWN]) + more, remedy)
     _FINITE[module] = stamps
+
+
+class Fingerprint:
+    """The hash of a module's weights, made when it is first asked for and again after they have changed.
+
+    Every byte of up to 4 GiB of weights is hashed (`sha256:`); of more, the ends of each weight (`sampled-sha256:`).
+    Weights that accelerate keeps elsewhere count by name and shape only (`partial-sha256:`). `remembered` is given the
+    function that hashes, while the weights are as they were loaded: it may know the hash from an earlier load.
+
+    >>> a, b = nn.Linear(2, 2), nn.Linear(2, 2)
+    >>> Fingerprint(a).value == Fingerprint(a).value, Fingerprint(a).value == Fingerprint(b).value
+    (True, False)
+    """
+
+    def __init__(
+        self, module: nn.Module, remembered: Callable[[Callable[[], str]], str] = lambda compute: compute()
+    ) -> None:
+        self.module = module
+        self._remembered = remembered
+        self._stamps = Stamps(module)
+        self._value: str | None = None
+
+    @property
+    def value(self) -> str:
+        """The hash of the weights as they are now."""
+        if not self._stamps.hold(self.module):
+            self._stamps = Stamps(self.module)
+            self._value = _hash(self.module)
+        if self._value is None:
+            self._value = self._remembered(lambda: _hash(self.module))
+        return self._value
+
+
+def _hash(module: nn.Module) -> str:
+    """The hash of the names, shapes, dtypes and numbers of all weights.
+
+    Each weight is hashed by itself, in as many threads as there are cores: hashlib lets other threads run meanwhile.
+    """
+    listed = list(weights(module))
+    whole = sum(weight.tensor.nbytes for weight in listed) <= HASHED_WHOLE
+
+    def digest(weight: Weight) -> bytes:
+        own = hashlib.sha256(f"{weight.path} {list(weight.tensor.shape)} {weight.tensor.dtype}".encode())
+        for part in _bytes(weight.tensor, whole):
+            own.update(part)
+        return own.digest()
+
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        digests = list(threads.map(digest, listed))
+    partial = any(weight.tensor.is_meta for weight in listed)
+    kind = "partial-" if partial else "" if whole else "sampled-"
+    return f"{kind}sha256:{hashlib.sha256(b''.join(digests)).hexdigest()}"
+
+
+def _bytes(tensor: Tensor, whole: bool) -> "list[memoryview[int]]":
+    """The bytes of a weight, or its first and last ones; one that lies elsewhere (offloaded) has none here."""
+    if tensor.is_meta or tensor.numel() == 0:
+        return []
+    flat = tensor.detach().reshape(-1)
+    parts = [flat] if whole else [flat[:SAMPLE], flat[-SAMPLE:]]
+    return [part.cpu().contiguous().view(torch.uint8).numpy().data for part in parts]
 
 
 def _tensors(module: nn.Module) -> list[Tensor]:

@@ -1,6 +1,5 @@
 """Model: a loaded network with its tokenizer, whose states have been proved.
 
-fingerprint  a hash by which its weights are known again
 batching     whether texts may go through in padded batches
 generation   the states of a text while it is generated
 """
@@ -22,7 +21,6 @@ from hiddenscope.errors import PassError
 from hiddenscope.loading import Loaded, cache_folder, open_source
 from hiddenscope.model import generation
 from hiddenscope.model.batching import try_batching
-from hiddenscope.model.fingerprint import Fingerprint
 from hiddenscope.passes import (
     EVERYTHING,
     Batching,
@@ -39,6 +37,7 @@ from hiddenscope.passes import (
 from hiddenscope.sites import SitePatterns
 from hiddenscope.states import Pair, Source, States
 from hiddenscope.trials import Memory, Trials, weights_identity
+from hiddenscope.weights import Fingerprint
 
 if TYPE_CHECKING:
     import os
@@ -95,7 +94,7 @@ class Model:
         self._unchecked = self.remembered
         self.notes += tuple(map(_note_on_final, (stack for stack in self._anatomy.stacks if _final_differs(stack))))
         self.text_encoder = _text_encoder(self)
-        self._fingerprint = Fingerprint(self.module)
+        self._fingerprint = Fingerprint(self.module, lambda compute: self.trials.once("weights", compute, form=str))
         self.batching = Batching(False, math.inf, "it has not been tried yet")
         self.batching = self.trials.once("batching", lambda: try_batching(self), form=Batching)
 
