@@ -207,7 +207,9 @@ def test_more_than_the_free_memory_is_refused_before_any_pass(monkeypatch: pytes
     model, passes = hs.load((tiny_model("llama"), None)), []
     handle = model.module.register_forward_pre_hook(lambda *_: passes.append(1))
     monkeypatch.setattr("hiddenscope.passes.buffers.free_memory", lambda: 2**20)
-    with pytest.raises(TooLarge, match=r"5 sites of 1,200 tokens, 64 wide in float32: that is .* GiB") as caught:
+    with pytest.raises(
+        TooLarge, match=r"5 sites of 1,200 tokens, 64 wide in float32, do not fit in memory: they take .* GiB"
+    ) as caught:
         model.capture([[5] * 100] * 12)
     assert isinstance(caught.value, MemoryError) and "disk" in caught.value.remedy and passes == []
     model.capture([[5] * 100], "layer.1")

@@ -1,16 +1,21 @@
-"""The only file that registers a hook or replaces a forward: watch, stop, skip or join, and leave nothing behind.
+"""The only file that registers a hook or replaces a forward; it leaves nothing behind.
 
 A watcher is called with what went in and what came out of one call of a module. What it returns, if anything, takes
-the place of what it saw. Hooks are removed when the `with` ends, however it ends.
+the place of what it saw. Hooks and replaced forwards act only in the thread that installed them, so that another thread
+may call the same module meanwhile. They are removed when the `with` ends, however it ends: what an interrupt leaves in
+the middle of that is removed with the `with`'s own object, or at the latest before the next pass.
 """
+
+from __future__ import annotations
 
 import itertools
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import copy
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -34,8 +39,92 @@ class Stopped(BaseException):
     """Raised by a watcher when the pass has given all that was wanted; `run` catches it and nothing else may."""
 
 
-@contextmanager
-def watching(watches: Sequence[Watch]) -> Iterator[None]:
+class _Installation:
+    """What one `with` installs: a list of steps, each of which can be undone at any time and any number of times.
+
+    The steps are known before the first is made, so an interrupt at any bytecode leaves nothing that is not known.
+    """
+
+    def __init__(self, steps: Sequence[_Hook | _Forward]) -> None:
+        self._steps = tuple(steps)
+
+    def __enter__(self) -> None:
+        remove_leftovers()
+        _INSTALLED[id(self)] = weakref.ref(self), self._steps
+        for step in self._steps:
+            step.install()
+
+    def __exit__(self, *error: object) -> None:
+        self._remove()
+
+    def __del__(self) -> None:
+        self._remove()
+
+    def _remove(self) -> None:
+        for step in reversed(self._steps):
+            step.remove()
+        _INSTALLED.pop(id(self), None)
+
+
+_INSTALLED: dict[int, tuple[weakref.ref[_Installation], tuple[_Hook | _Forward, ...]]] = {}
+
+
+def remove_leftovers() -> None:
+    """Remove what an interrupt has left of installations whose `with` is over."""
+    for key, (owner, steps) in list(_INSTALLED.items()):
+        if owner() is None:
+            for step in reversed(steps):
+                step.remove()
+            _INSTALLED.pop(key, None)
+
+
+class _Hook:
+    """One hook of ours on a module, known again by being this object."""
+
+    def __init__(self, watch: Watch) -> None:
+        self.module, self.side, self.seen = watch.module, watch.side, watch.seen
+        self.thread = threading.get_ident()
+
+    def __call__(self, module: nn.Module, args: Any, more: Any = None) -> Any:
+        if threading.get_ident() != self.thread:
+            return None
+        if self.side == "output":
+            return self.seen(more)
+        # torch gives no kwargs to a hook that is being put on or taken off while another thread calls the module.
+        return None if more is None else self.seen(args, more)
+
+    def install(self) -> None:
+        if self.side == "input":
+            self.module.register_forward_pre_hook(self, with_kwargs=True)
+        else:
+            self.module.register_forward_hook(self)
+
+    def remove(self) -> None:
+        table = self.module._forward_pre_hooks if self.side == "input" else self.module._forward_hooks
+        for key in [key for key, hook in list(table.items()) if hook is self]:
+            table.pop(key, None)
+            self.module._forward_pre_hooks_with_kwargs.pop(key, None)
+
+
+class _Forward(NamedTuple):
+    """Another forward in the place of a module's own; what was there before comes back."""
+
+    module: nn.Module
+    forward: Callable[..., Any]
+    before: Callable[..., Any] | None
+
+    def install(self) -> None:
+        self.module.forward = self.forward
+
+    def remove(self) -> None:
+        if vars(self.module).get("forward") is self.forward:
+            if self.before is None:
+                vars(self.module).pop("forward", None)
+            else:
+                self.module.forward = self.before
+
+
+def watching(watches: Sequence[Watch]) -> _Installation:
     """Hold the watches while the body runs.
 
     >>> linear, outputs = nn.Linear(2, 2), []
@@ -44,18 +133,15 @@ def watching(watches: Sequence[Watch]) -> Iterator[None]:
     >>> len(outputs), len(linear._forward_hooks)
     (1, 0)
     """
-    handles = []
-    try:
-        for watch in watches:
-            handles.append(_register(watch))
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+    return _Installation([_Hook(watch) for watch in watches])
 
 
-@contextmanager
-def skipping(skips: Mapping[nn.Module, Mapping[int, Any]]) -> Iterator[None]:
+def _replacing(forwards: Mapping[nn.Module, Callable[..., Any]]) -> _Installation:
+    steps = [_Forward(part, forward, vars(part).get("forward")) for part, forward in forwards.items()]
+    return _Installation(steps)
+
+
+def skipping(skips: Mapping[nn.Module, Mapping[int, Any]]) -> _Installation:
     """Let some calls of modules give back the state that came in, while the body runs one pass in this thread.
 
     For each module: the numbers of the calls to skip, each with an output of the form that such a call gives, in which
@@ -69,12 +155,10 @@ def skipping(skips: Mapping[nn.Module, Mapping[int, Any]]) -> Iterator[None]:
     False
     """
     thread = threading.get_ident()
-    with _replaced({part: _skipped(part.forward, outputs, thread) for part, outputs in skips.items()}):
-        yield
+    return _replacing({part: _skipped(part.forward, outputs, thread) for part, outputs in skips.items()})
 
 
-@contextmanager
-def substituting(calls: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
+def substituting(calls: Mapping[nn.Module, Callable[..., Any]]) -> _Installation:
     """Let other functions be called in the place of modules' own forwards, while the body runs in this thread.
 
     >>> linear, other = nn.Linear(2, 2), nn.Linear(2, 2)
@@ -90,8 +174,7 @@ def substituting(calls: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None
 
         return call
 
-    with _replaced({part: instead(part.forward, other) for part, other in calls.items()}):
-        yield
+    return _replacing({part: instead(part.forward, other) for part, other in calls.items()})
 
 
 @dataclass(frozen=True)
@@ -107,8 +190,7 @@ class Join:
     joined: Tensor | None = None
 
 
-@contextmanager
-def joining(joins: Mapping[nn.Module, Mapping[int, Join]]) -> Iterator[None]:
+def joining(joins: Mapping[nn.Module, Mapping[int, Join]]) -> _Installation:
     """Let the rows of a batch enter one after another, while the body runs one pass in this thread.
 
     For each module: the numbers of its calls, each with the rows that it works on and those that join them after it.
@@ -120,22 +202,7 @@ def joining(joins: Mapping[nn.Module, Mapping[int, Join]]) -> Iterator[None]:
             [1., 1.]], grad_fn=<SliceBackward0>)
     """
     thread = threading.get_ident()
-    with _replaced({part: _joined(part.forward, calls, thread) for part, calls in joins.items()}):
-        yield
-
-
-@contextmanager
-def _replaced(forwards: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
-    before = {part: vars(part).get("forward") for part in forwards}
-    try:
-        for part, forward in forwards.items():
-            part.forward = forward
-        yield
-    finally:
-        for part, theirs in before.items():
-            vars(part).pop("forward", None)
-            if theirs is not None:
-                part.forward = theirs
+    return _replacing({part: _joined(part.forward, calls, thread) for part, calls in joins.items()})
 
 
 def _skipped(forward: Callable[..., Any], outputs: Mapping[int, Any], thread: int) -> Callable[..., Any]:
@@ -197,20 +264,6 @@ def form(output: Any) -> Any:
     return emptied(output)
 
 
-def _register(watch: Watch) -> torch.utils.hooks.RemovableHandle:
-    if watch.side == "input":
-        # torch gives no kwargs to a hook that is being put on or taken off while another thread calls the module.
-        def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
-            return None if kwargs is None else watch.seen(args, kwargs)
-
-        return watch.module.register_forward_pre_hook(before, with_kwargs=True)
-
-    def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-        return watch.seen(output)
-
-    return watch.module.register_forward_hook(after)
-
-
 def run(module: nn.Module, inputs: Mapping[str, Any], *, finite: bool = True) -> Any:
     """Call the module; None if a watcher stopped the pass.
 
@@ -228,7 +281,7 @@ def run(module: nn.Module, inputs: Mapping[str, Any], *, finite: bool = True) ->
 @contextmanager
 def _attention_kept(module: nn.Module) -> Iterator[None]:
     """BigBird turns its sparse attention off for good when it meets a short text: turn it on again."""
-    parts: list[Any] = [part for part in parts_of(module).values() if hasattr(type(part), "set_attention_type")]
+    parts: list[Any] = [*_known_parts(module).switching, *([module] if _switches(module) else [])]
     before = [(part, part.attention_type, dict(part._modules)) for part in parts]
     try:
         yield
@@ -249,15 +302,18 @@ def as_it_was(module: nn.Module) -> Iterator[None]:
             yield
     finally:
         for part, hooks, installed in before:
-            for key in [key for key in part._forward_hooks if key not in hooks]:
-                del part._forward_hooks[key]
+            for key, hook in list(part._forward_hooks.items()):
+                if key not in hooks and not isinstance(hook, _Hook):  # another thread's of ours stays
+                    part._forward_hooks.pop(key, None)
             if installed is None:
                 vars(part).pop(flag, None)
 
 
 def is_offloaded(module: nn.Module) -> bool:
     """Whether accelerate moves weights in and out around each call, so that a pass must not be left half-way."""
-    return any(getattr(hook, "offload", False) for hook in _accelerate_hooks(module))
+    parts = (module, *_known_parts(module).by_path.values())
+    hooked = any("_hf_hook" in part.__dict__ for part in parts)
+    return hooked and any(getattr(hook, "offload", False) for hook in _accelerate_hooks(module))
 
 
 def input_device(module: nn.Module) -> torch.device:
@@ -276,14 +332,32 @@ def _accelerate_hooks(module: nn.Module) -> Iterator[Any]:
         yield from getattr(hook, "hooks", [hook])
 
 
-_PARTS: WeakKeyDictionary[nn.Module, dict[str, nn.Module]] = WeakKeyDictionary()
+class _Parts(NamedTuple):
+    """The parts of a module by path, without itself, and those of them that switch their attention for good."""
+
+    by_path: dict[str, nn.Module]
+    switching: list[nn.Module]
+
+
+_PARTS: WeakKeyDictionary[nn.Module, _Parts] = WeakKeyDictionary()
+
+
+def _known_parts(module: nn.Module) -> _Parts:
+    """Every part, found once: a walk through a deep module takes longer than launching a block of it."""
+    known = _PARTS.get(module)
+    if known is None:
+        by_path = {path: part for path, part in module.named_modules() if part is not module}
+        known = _PARTS[module] = _Parts(by_path, [part for part in by_path.values() if _switches(part)])
+    return known
+
+
+def _switches(part: nn.Module) -> bool:
+    return hasattr(type(part), "set_attention_type")  # BigBird
 
 
 def parts_of(module: nn.Module) -> Mapping[str, nn.Module]:
-    """Every part by its path, found once: a walk through a deep module takes longer than launching a block of it."""
-    if module not in _PARTS:
-        _PARTS[module] = {path: part for path, part in module.named_modules() if part is not module}
-    return {"": module, **_PARTS[module]}
+    """Every part by its path, the module itself among them."""
+    return {"": module, **_known_parts(module).by_path}
 
 
 def first_tensor(value: Any) -> Tensor | None:

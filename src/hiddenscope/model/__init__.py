@@ -72,6 +72,43 @@ def load(
     return Model(loaded)
 
 
+class PassLock:
+    """A lock that its thread may take again, and that any thread may give back.
+
+    A generator that holds `hs.editing` may be closed by another thread than the one that began it.
+    """
+
+    def __init__(self) -> None:
+        self._free = threading.Condition()
+        self._owner: int | None = None
+        self._depth = 0
+
+    def acquire(self, blocking: bool = True) -> bool:
+        """Take it, once another thread has given it back; whether it was taken."""
+        with self._free:
+            while self._owner not in (None, threading.get_ident()):
+                if not blocking:
+                    return False
+                self._free.wait()
+            self._owner = threading.get_ident()
+            self._depth += 1
+            return True
+
+    def release(self) -> None:
+        """Give it back as often as it was taken."""
+        with self._free:
+            self._depth -= 1
+            if not self._depth:
+                self._owner = None
+                self._free.notify()
+
+    def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self.release()
+
+
 class Model:
     """A loaded network with its tokenizer; `module` and `tokenizer` are the user's own objects, untouched.
 
@@ -87,7 +124,7 @@ class Model:
         self.module: nn.Module = recordable(loaded.module)
         self.tokenizer = loaded.tokenizer
         self.name, self.revision, self.notes = loaded.name, loaded.revision, loaded.notes
-        self.lock = threading.RLock()
+        self.lock = PassLock()
         self.trials = Trials(self.module, _memory(loaded, self.module))
         self._anatomy = self.trials.once("anatomy", lambda: find(self.module, name=self.name), form=Anatomy)
         self.remembered = self.trials.recalled("anatomy")

@@ -1,0 +1,144 @@
+"""Hooks leave nothing behind, whatever interrupts them, and never touch the passes of another thread."""
+
+import random
+import sys
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+
+import hiddenscope as hs
+from hiddenscope import hooks
+from hiddenscope.testing import tiny_model
+
+IDS = [[5, 6, 7, 8, 9]]
+HOOKS = hooks.__file__
+
+QUESTIONS: dict[str, Callable[[hs.Model], Any]] = {
+    "capture": lambda model: model.capture(IDS),
+    "edit": lambda model: hs.edit(model, IDS, {"layer.1": hs.Scale(2.0)}, "layer.2"),
+    "resume": lambda model: hs.resume(model, IDS, "layer.2", torch.ones(5, 64)),
+    "patch": lambda model: hs.patch(model, hs.Contrast([5, 6, 7], [5, 9, 7], 11, 12)),
+    "lens": lambda model: hs.lens(model, IDS),
+}
+
+
+class _Interrupt:
+    """Raises KeyboardInterrupt at the so-manyth line of hooks.py that is run."""
+
+    def __init__(self, at: int) -> None:
+        self.left = at
+
+    def __call__(self, frame: FrameType, event: str, arg: Any) -> Any:
+        if frame.f_code.co_filename != HOOKS:
+            return None
+        if event == "line":
+            self.left -= 1
+            if self.left == 0:
+                raise KeyboardInterrupt
+        return self
+
+
+def interrupted(ask: Callable[[], Any], at: int) -> bool:
+    """Ask, and be interrupted; whether that happened before the question was answered."""
+    interrupt = _Interrupt(at)
+    before = sys.gettrace()
+    sys.settrace(interrupt)
+    try:
+        ask()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return interrupt.left <= 0
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("name", ["capture", "edit", "resume", "patch"])
+def test_an_interrupt_at_any_line_leaves_nothing_behind(name: str, hanging: Callable[..., dict[str, Any]]) -> None:
+    model = hs.load((tiny_model("llama"), None))
+    ask = QUESTIONS[name]
+    ask(model)  # what is tried once is tried now
+    before, expected = hanging(model.module), model.capture(IDS).values
+    chance, stopped = random.Random(7), 0
+    for at in [*range(1, 60), *(chance.randrange(60, 2000) for _ in range(60))]:
+        stopped += interrupted(lambda: ask(model), at)
+        hooks.remove_leftovers()  # as the next pass does first
+        assert hanging(model.module) == before, f"interrupted at line {at} of those that were run"
+        assert model.lock.acquire(blocking=False)
+        model.lock.release()
+    assert stopped > 50
+    assert torch.equal(model.capture(IDS).values, expected)
+
+
+def test_what_an_interrupt_leaves_is_gone_before_the_next_pass(hanging: Callable[..., dict[str, Any]]) -> None:
+    model = hs.load((tiny_model("gpt2"), None))
+    before = hanging(model.module)
+    left = hooks.watching([hooks.Watch(model.module, "output", lambda output: None)])
+    left.__enter__()
+    assert hanging(model.module) != before
+    hooks._Installation._remove, remove = lambda self: None, hooks._Installation._remove  # type: ignore[method-assign]
+    try:
+        del left  # its own removal is interrupted at once
+    finally:
+        hooks._Installation._remove = remove  # type: ignore[method-assign]
+    assert hanging(model.module) != before
+    model.capture(IDS)
+    assert hanging(model.module) == before
+
+
+@pytest.mark.parametrize("family", ["llama", "t5"])
+def test_the_passes_of_another_thread_are_its_own(family: str) -> None:
+    module = tiny_model(family)
+    model = hs.load((module, None))
+    ids = torch.tensor(IDS)
+    given = {"input_ids": ids} | ({"decoder_input_ids": ids} if model.encoder_decoder else {})
+    with torch.no_grad():
+        expected = module(**given).logits
+    done, wrong, passes = threading.Event(), [], []
+
+    def user() -> None:
+        while not done.is_set():
+            try:
+                with torch.no_grad():
+                    passes.append(torch.equal(module(**given).logits, expected))
+            except BaseException as error:
+                wrong.append(error)
+
+    thread = threading.Thread(target=user)
+    thread.start()
+    try:
+        names = ["capture", "lens"] if family == "t5" else [*QUESTIONS]
+        for _ in range(3):
+            for name in names:
+                if family == "t5":
+                    model.capture(IDS, targets=IDS)
+                else:
+                    QUESTIONS[name](model)
+            hs.load((module, None))
+    finally:
+        done.set()
+        thread.join()
+    assert not wrong and len(passes) > 10 and all(passes)
+
+
+def test_a_generator_that_edits_may_be_closed_by_another_thread() -> None:
+    model = hs.load((tiny_model("llama"), None))
+
+    def edited() -> Any:
+        with hs.editing(model, {"layer.1": hs.Scale(0.0)}):
+            yield
+
+    begun = edited()
+    next(begun)
+    thread = threading.Thread(target=begun.close)
+    thread.start()
+    thread.join()
+    taken: list[bool] = []
+    other = threading.Thread(target=lambda: taken.append(model.lock.acquire(blocking=False)))
+    other.start()
+    other.join()
+    assert taken == [True]
