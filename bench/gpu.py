@@ -1,7 +1,11 @@
-"""States from a GPU, against the bare forward pass there. It runs alone, too: `PYTHONPATH=src python -m bench.gpu`."""
+"""What a GPU is asked: capture against the bare pass, the lens against a plain loop, a patch sweep against one pass.
+
+It runs alone: `PYTHONPATH=src python -m bench.gpu` measures, prints, and writes the JSON that `make bench` shows.
+"""
 
 import json
-import time
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,62 +16,133 @@ import hiddenscope as hs
 from bench import measure
 from bench.measure import Row
 
-TEXTS, TOKENS, BAR = 64, 256, 1.05
-WHAT = f"Llama-1B shape, bfloat16, {TEXTS} texts x {TOKENS} tokens, every layer and final, in host memory"
+TEXTS, TOKENS, LENS_TOKENS, PATCH_TOKENS = 64, 256, 64, 12
+KEPT = Path(__file__).parent / "gpu.json"
 NO_GPU = "no CUDA"
-MANY = 4
-KEPT = Path(__file__).parent / "gpu.json"  # what `python -m bench.gpu` printed where there was a GPU
+CAPTURE_BARS = {"135M": 1.2, "1B": 1.05}
+LENS_BAR, PATCH_BAR = 1.2, 25
+SHAPES: dict[str, dict[str, int]] = {
+    "135M": {
+        "hidden_size": 576,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "vocab_size": 49_152,
+    },
+    "1B": {
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "vocab_size": 128_256,
+    },
+    "8B": {
+        "hidden_size": 4096,
+        "intermediate_size": 14_336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "vocab_size": 128_256,
+    },
+}
 
 
 def rows(repeats: int) -> list[Row]:
-    """Ours and the usual way, each for one bare pass of the base model."""
+    """The rows of a GPU that is here, or those that were kept from one."""
     if torch.cuda.is_available():
         found = compare(repeats)
     elif KEPT.exists():
         found = json.loads(KEPT.read_text("utf-8"))
     else:
-        return [Row("gpu", f"{WHAT}: capture / bare pass", bar=BAR, judged="wall", skipped=NO_GPU)]
-    if not found["exact"]:
-        raise AssertionError("states captured from the GPU differ from the ones copied after the pass")
-    ours, usual, first, many = found["capture"], found["usual"], found["first"], found["many"]
-    where = f"{found['gpu']}: {WHAT}"
-    return [
-        Row("gpu", f"{where}: capture / bare pass", ours["cpu"], ours["wall"], BAR, judged="wall"),
-        Row("gpu", f"{MANY} times as many texts / {MANY} bare passes", many["cpu"], many["wall"]),
-        Row("gpu", "the first capture, which page-locks its memory / bare pass", first["cpu"], first["wall"]),
-        Row("gpu", "output_hidden_states=True and then .cpu() / bare pass", usual["cpu"], usual["wall"]),
-    ]
+        return [Row("gpu", "capture, lens and patch on a GPU", skipped=NO_GPU)]
+    made = []
+    for shape, ratios in found["shapes"].items():
+        where = f"{found['gpu']}: Llama-{shape} shape, bfloat16"
+        batch = f"{where}, {TEXTS} texts x {TOKENS} tokens, every layer and final"
+        device, host = (ratios[f"capture_{place}"] for place in ("device", "host"))
+        bar = CAPTURE_BARS.get(shape)
+        made += [
+            Row("gpu", f"{batch}, kept on the GPU: capture / bare pass", *_both(device), bar, judged="wall"),
+            Row("gpu", f"{batch}, in host memory: capture / bare pass", *_both(host)),
+            Row("gpu", f"{batch}: output_hidden_states=True, then .cpu() / bare pass", *_both(ratios["usual"])),
+        ]
+        what = f"{where}, one text of {LENS_TOKENS} tokens: hs.lens / norm, head, softmax and top-k a layer"
+        made.append(Row("gpu", what, *_both(ratios["lens"]), LENS_BAR, judged="wall"))
+        what = f"{where}, {PATCH_TOKENS} tokens, every layer: hs.patch / one bare pass"
+        bar = PATCH_BAR if shape == "8B" else None
+        made.append(Row("gpu", what, *_both(ratios["patch"]), bar, judged="wall"))
+    return made
+
+
+def _both(ratio: dict[str, float]) -> tuple[float, float]:
+    return ratio["cpu"], ratio["wall"]
+
+
+def compare(repeats: int, shapes: tuple[str, ...] = tuple(SHAPES)) -> dict[str, Any]:
+    """The ratios of every shape."""
+    found = {shape: _shape(shape, repeats) for shape in shapes}
+    return {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "shapes": found}
 
 
 @torch.no_grad()
-def compare(repeats: int) -> dict[str, Any]:
-    """The ratios, and whether what was captured equals what the usual way gives, bit for bit."""
-    module = _llama()
+def _shape(shape: str, repeats: int) -> dict[str, Any]:
+    module = llama(shape)
     model = hs.load((module, None))
-    ids = torch.randint(100, 32_000, (TEXTS, TOKENS), generator=torch.Generator().manual_seed(0))
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(100, 32_000, (TEXTS, TOKENS), generator=generator)
     texts, given = ids.tolist(), {"input_ids": ids.cuda(), "use_cache": False}
-    ways = {
+    captures: dict[str, Callable[[], Any]] = {
         "bare": lambda: _synchronised(lambda: module.model(**given).last_hidden_state),
-        "capture": lambda: model.capture(texts),
-        "many": lambda: model.capture(texts * MANY),
-        "usual": lambda: _usual(module, given),
+        "capture_device": lambda: _synchronised(lambda: model.capture(texts, keep="device")),
+        "capture_host": lambda: model.capture(texts),
+        "usual": lambda: [states.cpu() for states in module.model(**given, output_hidden_states=True).hidden_states],
     }
-    ways["bare"]()
-    first = _timed(ways["capture"])
-    exact = _equal(ways["capture"](), ways["usual"]())
+    _same(captures["capture_device"](), captures["usual"]())
+    ratios = _ratios(captures, "bare", repeats)
+    text = ids[:1, :LENS_TOKENS]
+    lenses: dict[str, Callable[[], Any]] = {
+        "plain": lambda: _synchronised(lambda: plain_lens(module, text.cuda())),
+        "lens": lambda: hs.lens(model, text.tolist()),
+    }
+    ratios |= _ratios(lenses, "plain", repeats)
+    contrast = hs.Contrast(ids[0, :PATCH_TOKENS].tolist(), ids[1, :PATCH_TOKENS].tolist(), 11, 12)
+    one = {"input_ids": ids[:1, :PATCH_TOKENS].cuda(), "use_cache": False}
+    patches: dict[str, Callable[[], Any]] = {
+        "one": lambda: _synchronised(lambda: module(**one).logits),
+        "patch": lambda: hs.patch(model, contrast, layers=0),
+    }
+    ratios |= _ratios(patches, "one", max(3, repeats // 2))
+    ratios["peak_gib"] = torch.cuda.max_memory_allocated() / 2**30
+    del model, module
+    torch.cuda.empty_cache()
+    return ratios
+
+
+def plain_lens(module: Any, ids: torch.Tensor, k: int = 5) -> Any:
+    """What people write: the states of one pass, then norm, head, softmax and top-k for each layer."""
+    states = module.model(input_ids=ids, use_cache=False, output_hidden_states=True).hidden_states
+    found = []
+    for number, state in enumerate(states):
+        normed = state if number == len(states) - 1 else module.model.norm(state)
+        found.append(module.lm_head(normed).float().softmax(-1).topk(k))
+    return [(best.values.cpu(), best.indices.cpu()) for best in found]
+
+
+def _ratios(ways: dict[str, Callable[[], Any]], against: str, repeats: int) -> dict[str, Any]:
+    for way in ways.values():
+        way()
+        way()
     costs = measure.interleaved(ways, repeats, before=torch.cuda.synchronize)
-    bare = measure.median(costs["bare"])
-    ratios = {name: {"cpu": cost.cpu, "wall": cost.wall} for name, cost in measure.ratios(costs, "bare").items()}
-    ratios["many"] = {kind: ratio / MANY for kind, ratio in ratios["many"].items()}
-    memory = {"peak_gib": torch.cuda.max_memory_allocated() / 2**30}
-    begun = {"cpu": first.cpu / bare.cpu, "wall": first.wall / bare.wall}
-    return {**ratios, "first": begun, "exact": exact, "bare_seconds": bare.wall, **memory, "gpu": _name()}
+    seconds = measure.median(costs[against]).wall
+    ratios = measure.ratios(costs, against)
+    return {name: {"cpu": cost.cpu, "wall": cost.wall} for name, cost in ratios.items()} | {f"{against}_s": seconds}
 
 
-def _llama() -> Any:
-    """A model of the shape of Llama 1B, made where it runs, with random weights."""
-    shape = {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32}
-    config = LlamaConfig(**shape, num_key_value_heads=8, vocab_size=32_000, max_position_embeddings=2048)
+def llama(shape: str) -> Any:
+    """A model of the shape of Llama, made where it runs, with random weights."""
+    config = LlamaConfig(**SHAPES[shape], max_position_embeddings=2048)
     torch.manual_seed(0)
     usual = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)
@@ -78,40 +153,28 @@ def _llama() -> Any:
         torch.set_default_dtype(usual)
 
 
-def _usual(module: Any, given: dict[str, Any]) -> list[torch.Tensor]:
-    """What people write: ask for the hidden states, then copy each."""
-    return [states.cpu() for states in module.model(**given, output_hidden_states=True).hidden_states]
-
-
-def _synchronised(way: Any) -> Any:
+def _synchronised(way: Callable[[], Any]) -> Any:
     kept = way()
     torch.cuda.synchronize()
     return kept
 
 
-def _timed(way: Any) -> measure.Cost:
-    torch.cuda.synchronize()
-    wall, cpu = time.perf_counter(), time.process_time()
-    kept = way()
-    cost = measure.Cost(time.process_time() - cpu, time.perf_counter() - wall)
-    del kept
-    return cost
-
-
-def _equal(ours: Any, usual: list[torch.Tensor]) -> bool:
-    """Whether every state is the same, bit for bit; the last of the usual ones is normed, and so is our `final`."""
+def _same(ours: Any, usual: list[torch.Tensor]) -> None:
+    """Every state must be the same bit for bit; the last of the usual ones is normed, and so is our `final`."""
     names = [f"layer.{k}" for k in range(len(usual) - 1)] + ["final"]
-    return all(
-        torch.equal(ours[name], states.reshape(-1, states.shape[-1])) for name, states in zip(names, usual, strict=True)
-    )
+    for name, states in zip(names, usual, strict=True):
+        if not torch.equal(ours[name].cpu(), states.reshape(-1, states.shape[-1])):
+            raise AssertionError(f"{name} captured on the GPU differs from what the model gives back")
 
 
-def _name() -> str:
-    return torch.cuda.get_device_name()
+def main() -> None:
+    """Measure the shapes that are named, all of them if none is."""
+    if not torch.cuda.is_available():
+        print(f"skipped: {NO_GPU}")
+        return
+    shapes = tuple(sys.argv[1:]) or tuple(SHAPES)
+    print(json.dumps(compare(9, shapes), indent=1))
 
 
 if __name__ == "__main__":
-    if torch.cuda.is_available():
-        print(json.dumps(compare(9), indent=1))
-    else:
-        print(f"skipped: {NO_GPU}")
+    main()
