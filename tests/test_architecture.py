@@ -17,8 +17,7 @@ import hiddenscope as hs
 ROOT = Path(__file__).parent.parent
 HOUSE = ROOT / "src" / "hiddenscope"
 
-# From the roof to the ground, as in DESIGN. Rooms in one row do not know one another, except the values: they are made of
-# each other.
+# From the roof to the ground. Rooms in one row do not know one another, except the values: they are made of each other.
 ROWS = [
     {"cli", "testing"},
     {"app"},
