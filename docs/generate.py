@@ -1,25 +1,28 @@
-"""Write docs/cli.md from the commands themselves: `make docs`."""
+"""Write docs/cli.md from the commands, and the analyses of docs/index.md from the catalog: `make docs`."""
 
+import re
 from pathlib import Path
 
 from typer.main import get_command
 
+from hiddenscope.catalog import ANALYSES, GROUPS
 from hiddenscope.cli import app
 
-PAGE = Path(__file__).with_name("cli.md")
+DOCS = Path(__file__).parent
 WIDTH = 100
 HEAD = """# The command line
 
-Results go to stdout, progress and errors to stderr. A command exits with 0 when it did what was asked, 2 when it could
-not, and 130 when it was interrupted; 1 is kept for `drift`, when it finds some. Whatever a model's tokens hold, control
-and other unseen characters are written out before they reach a terminal.
+Results go to stdout, progress and errors to stderr. The exit code is 0 for success, 2 for an error, and 130 when the
+command was interrupted; 1 is kept for `drift`, when it finds drift. Control characters and other invisible characters
+of tokens are escaped before they reach a terminal.
 
 This page is written by `make docs` from the commands themselves.
 """
+LISTED = re.compile(r"(?<=<!-- analyses: `make docs` writes them -->\n).*(?=<!-- end of analyses -->)", re.DOTALL)
 
 
-def page() -> str:
-    """The page as it should be."""
+def commands() -> str:
+    """docs/cli.md, as it should be."""
     group = get_command(app)
     top = group.make_context("hiddenscope", [], resilient_parsing=True, max_content_width=WIDTH, terminal_width=WIDTH)
     parts = [HEAD, _block(group.get_help(top))]
@@ -29,10 +32,25 @@ def page() -> str:
     return "\n".join(parts)
 
 
+def index() -> str:
+    """docs/index.md, as it should be."""
+    tables = (
+        f"\n{title}:\n\n| page | question |\n|---|---|\n"
+        + "".join(f"| [{one.word}]({one.word}.md) | {one.question} |\n" for one in ANALYSES if one.group == group)
+        for group, title in GROUPS.items()
+    )
+    page, count = LISTED.subn("".join(tables) + "\n", (DOCS / "index.md").read_text("utf-8"))
+    assert count == 1, "docs/index.md has no place for the analyses"
+    return page
+
+
 def _block(text: str) -> str:
     return f"```text\n{text.strip()}\n```\n"
 
 
+PAGES = {"cli.md": commands, "index.md": index}
+
 if __name__ == "__main__":
-    PAGE.write_text(page(), "utf-8")
-    print(f"Wrote {PAGE.relative_to(PAGE.parent.parent)}")
+    for name, written in PAGES.items():
+        (DOCS / name).write_text(written(), "utf-8")
+        print(f"Wrote docs/{name}")
