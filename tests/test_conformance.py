@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hiddenscope.anatomy import Anatomy, find
-from hiddenscope.anatomy.branches import Block
+from hiddenscope.anatomy.blocks import Block
 from hiddenscope.testing import tiny_model
 
 sys.path.insert(0, str(Path(__file__).parent / "conformance"))

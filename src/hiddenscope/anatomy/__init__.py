@@ -1,19 +1,20 @@
-"""Find the states of a module by its behaviour, and prove them.
+"""Find the hidden states of a module by its behaviour, and prove them.
 
-inputs    what a module's forward is called with
-trace     one pass with every call written down
-chains    runs of calls, each fed by the one before: the blocks
-proof     a chain held against Hugging Face's own report, bit for bit
-branches  what attention and the MLP add inside a block
-taps      the place where one state passes
-findings  Anatomy: all of it in one value
+taps     where a hidden state can be read: a module's path, one of its calls, its input or its output
+trace    the arguments of a forward, and one pass with every call of every submodule recorded
+proof    chains of blocks, compared with Hugging Face's own `hidden_states`, bit for bit
+blocks   what attention, cross-attention and the MLP add inside a block
+find     the search: trial passes, the chains that can be proved, causality, the head
+stacks   Anatomy: what was found, in one value
 """
 
-from hiddenscope.anatomy.branches import shown
+from hiddenscope.anatomy.blocks import state_at
 from hiddenscope.anatomy.find import find, still_holds
-from hiddenscope.anatomy.findings import EVERYTHING, Anatomy, Head, Stack
-from hiddenscope.anatomy.inputs import accepts, arguments, probe, vocabulary
+from hiddenscope.anatomy.stacks import EVERYTHING, Anatomy, Head, Stack
 from hiddenscope.anatomy.taps import Tap
+from hiddenscope.anatomy.trace import accepts, arguments, trial_ids, vocabulary
+
+probe, shown = trial_ids, state_at
 
 __all__ = [
     "EVERYTHING",
@@ -26,6 +27,8 @@ __all__ = [
     "find",
     "probe",
     "shown",
+    "state_at",
     "still_holds",
+    "trial_ids",
     "vocabulary",
 ]

@@ -1,32 +1,133 @@
-"""Proof: a chain is a stack of the model when Hugging Face's own report of the same pass says so, bit for bit.
+"""Proof: a chain of blocks is a stack of the model when Hugging Face's own report of the same pass agrees, bit for bit.
 
-The report is a check and never the source. It may leave the embeddings out (mamba), end on the raw last layer (CLIP) or
-on the normed one (most): so every entry has to be one of our states, in order, and every layer between the first and
-the last has to be one of the entries.
+A chain is a run of calls in which each takes in exactly what the one before gave out. The report is a check and never
+the source of a state. It may leave the embeddings out (mamba), end with the raw last layer (CLIP) or with the normed
+one (most models): so every entry of it has to be one of the chain's states, in order, and every layer between the first
+and the last has to be one of the entries.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 
 import torch
 from torch import Tensor, nn
 
-from hiddenscope.anatomy.chains import Chain, same
 from hiddenscope.anatomy.taps import Layout, Tap, layouts
 from hiddenscope.anatomy.trace import Call, Trace
 
+DEEPEST_LIST = 3
+LONGEST_EXIT = 3
 # gemma3n carries four streams and averages them, outside any module, between its last block and its final norm.
 MERGES_BEFORE_FINAL = ("gemma3n", "gemma3n_text")
-LONGEST_EXIT = 3
+
+
+@dataclass(frozen=True)
+class Chain:
+    """The calls that may be the blocks of a stack, with the taps and values of layer.0, layer.1, ... layer.L."""
+
+    taps: tuple[Tap, ...]
+    values: tuple[Tensor, ...]
+    blocks: tuple[Call, ...]
+
+    @property
+    def ended(self) -> int:
+        """When the last block was left."""
+        return self.blocks[-1].left
+
+    def within(self, other: "Chain") -> bool:
+        """Whether all of it was run inside one block of another chain."""
+        return any(block.entered < self.blocks[0].entered and self.ended < block.left for block in other.blocks)
+
+
+@dataclass(frozen=True)
+class BlockPaths:
+    """Where a family whose blocks are no modules has its states: the input of `first`, the output of each `output`."""
+
+    first: str
+    output: str
+
+
+# xlm and flaubert run parallel lists of submodules in one loop; squeezebert calls its blocks' `forward` past the hooks.
+WITHOUT_BLOCK_MODULES: Mapping[str, BlockPaths] = {
+    "xlm": BlockPaths(first="attentions.0", output="layer_norm2.{}"),
+    "flaubert": BlockPaths(first="attentions.0", output="layer_norm2.{}"),
+    "squeezebert": BlockPaths(first="encoder.layers.0.attention", output="encoder.layers.{}.output"),
+}
+
+
+def model_type(module: nn.Module) -> str:
+    """The `model_type` of a module's configuration."""
+    return str(getattr(getattr(module, "config", None), "model_type", ""))
+
+
+def chains(module: nn.Module, trace: Trace) -> Iterator[Chain]:
+    """The chains of a trace: those of the outermost module lists first, and of these the longest first."""
+    paths = WITHOUT_BLOCK_MODULES.get(model_type(module))
+    if paths is not None:
+        yield from _chain_at(paths, trace)
+        return
+    lists = {path for path, part in module.named_modules() if isinstance(part, nn.ModuleList)}
+    for depth in range(1, DEEPEST_LIST + 1):
+        calls = [call for call in trace.calls if _list_depth(call.path, lists) == depth and _may_be_block(call)]
+        yield from sorted(_linked(calls), key=lambda chain: -len(chain.blocks))
+
+
+def same(a: Tensor | None, b: Tensor | None) -> bool:
+    """Whether two tensors are the same bit for bit, NaN included."""
+    if a is None or b is None or a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    return torch.equal(a, b) or bool(((a == b) | (a.isnan() & b.isnan())).all())
+
+
+def _list_depth(path: str, lists: set[str]) -> int:
+    """How many module lists the path goes through, if it is a child of one; 0 if it is not."""
+    steps = path.split(".")
+    if ".".join(steps[:-1]) not in lists:
+        return 0
+    return sum(".".join(steps[:i]) in lists for i in range(1, len(steps)))
+
+
+def _may_be_block(call: Call) -> bool:
+    return call.into is not None and call.out is not None and call.into.ndim >= 3
+
+
+def _linked(calls: list[Call]) -> Iterator[Chain]:
+    free = list(calls)
+    while free:
+        run = [free.pop(0)]
+        while following := [c for c in free if c.entered > run[-1].left and same(c.into, run[-1].out)]:
+            run.append(following[0])
+            free.remove(following[0])
+        yield _chain(run[0], run)
+
+
+def _chain_at(paths: BlockPaths, trace: Trace) -> Iterator[Chain]:
+    calls = {call.path: call for call in trace.calls}
+    prefix = next((path[: -len(paths.first)] for path in calls if path.endswith(paths.first)), None)
+    if prefix is None:
+        return
+    run: list[Call] = []
+    while (path := prefix + paths.output.format(len(run))) in calls:
+        run.append(calls[path])
+    first = calls[prefix + paths.first]
+    if run and first.into is not None and all(call.out is not None for call in run):
+        yield _chain(first, run)
+
+
+def _chain(first: Call, run: list[Call]) -> Chain:
+    """The input of `first`, then the output of every call of the run."""
+    taps = [Tap(first.path, first.number, "input"), *(Tap(call.path, call.number, "output") for call in run)]
+    values = [first.into, *(call.out for call in run)]
+    return Chain(tuple(taps), tuple(value for value in values if value is not None), tuple(run))
 
 
 class Unproved(Exception):
     """Why a chain is no stack of the model."""
 
 
-class Broken(Unproved):
-    """A chain in which nothing can be told apart, because a NaN comes up at `layer` and runs through the rest."""
+class HasNaN(Unproved):
+    """A chain in which no two states can be told apart, because there is a NaN at `layer` and at all later ones."""
 
     def __init__(self, layer: int) -> None:
         super().__init__(f"a NaN comes up at layer.{layer}")
@@ -35,7 +136,13 @@ class Broken(Unproved):
 
 @dataclass(frozen=True)
 class Proof:
-    """What was shown of one stack: where each state lies, and which of them each entry of Hugging Face's tuple is."""
+    """What was shown of one stack: the tap of each state, and which state each entry of `hidden_states` is.
+
+    `exit` are the modules between the last block and the last hidden state, `final` the tap of the final norm among
+    them. `entries[j]` is the number of the layer that `hidden_states[j]` is, one more than the depth for what the exit
+    gives; `differences` are the largest differences from these entries, and `raw_difference` that of the raw last layer
+    from the last of them.
+    """
 
     taps: tuple[Tap, ...]
     final: Tap | None
@@ -49,7 +156,7 @@ class Proof:
 
     @property
     def depth(self) -> int:
-        """How many blocks there are."""
+        """The number of blocks."""
         return len(self.taps) - 1
 
     def agrees(self, other: "Proof") -> bool:
@@ -59,20 +166,20 @@ class Proof:
 
 
 @dataclass(frozen=True)
-class _Way:
-    """How the last layer leaves the stack: through which calls, and what comes out."""
+class _Exit:
+    """The calls that make the last hidden state from the last layer, and that state."""
 
     calls: tuple[Call, ...]
     value: Tensor
 
 
 def prove(module: nn.Module, chain: Chain, trace: Trace) -> Proof:
-    """Hold the chain against what the model reports, or raise Unproved with what did not fit."""
+    """Compare the chain with what the model reports; raise Unproved, with what did not fit, where they disagree."""
     for k, block in enumerate(chain.blocks):
         if same(chain.values[k], chain.values[k + 1]):
-            broken = next((j for j, value in enumerate(chain.values) if bool(value.isnan().any())), None)
-            if broken is not None:
-                raise Broken(broken)
+            layer = next((j for j, value in enumerate(chain.values) if bool(value.isnan().any())), None)
+            if layer is not None:
+                raise HasNaN(layer)
             raise Unproved(f"block {k + 1} ({block.path}) changes nothing, so that nothing shows where its state is")
     reasons = []
     for report in trace.reports():
@@ -86,118 +193,120 @@ def prove(module: nn.Module, chain: Chain, trace: Trace) -> Proof:
 
 
 def _prove(module: nn.Module, chain: Chain, trace: Trace, report: Sequence[Tensor], layout: Layout) -> Proof:
-    states = [_states(value, layout, trace) for value in chain.values]
+    layers = [_layer(value, layout, trace) for value in chain.values]
     entries = [_entry(entry, trace) for entry in report]
-    way = _way_out(module, replace(chain, values=tuple(states)), [*trace.lasts, report[-1]], trace, layout)
-    known = states if way is None else [*states, way.value]
-    matched = _align(entries, known)
-    missing = sorted(set(range(1, len(states) - 1)) - set(matched))
+    ends = [*trace.last_hidden_states, report[-1]]
+    exit_ = _find_exit(module, replace(chain, values=tuple(layers)), ends, trace, layout)
+    states = layers if exit_ is None else [*layers, exit_.value]
+    matched = _matched(entries, states)
+    missing = sorted(set(range(1, len(layers) - 1)) - set(matched))
     if missing:
         raise Unproved(f"layer.{missing[0]} is not among the {len(entries)} hidden_states that the model gives back")
-    final = None if way is None else _final_norm(way, trace, layout)
+    final = None if exit_ is None else _final_norm(exit_, trace, layout)
     last = entries[-1]
-    comparable = last.shape == states[-1].shape
+    comparable = last.shape == layers[-1].shape
     return Proof(
         taps=tuple(replace(tap, layout=layout) for tap in chain.taps),
         final=None if final is None else final[0],
-        exit=() if way is None else tuple(call.path for call in way.calls),
+        exit=() if exit_ is None else tuple(call.path for call in exit_.calls),
         entries=matched,
-        width=states[0].shape[-1],
+        width=layers[0].shape[-1],
         final_width=None if final is None else final[1].shape[-1],
-        dtype=reduce(torch.promote_types, {value.dtype for value in known}),
-        differences=tuple((known[k] - entry).abs().max().item() for k, entry in zip(matched, entries, strict=True)),
-        raw_difference=(states[-1] - last).abs().max().item() if comparable else float("nan"),
+        dtype=reduce(torch.promote_types, {value.dtype for value in states}),
+        differences=tuple((states[k] - entry).abs().max().item() for k, entry in zip(matched, entries, strict=True)),
+        raw_difference=(layers[-1] - last).abs().max().item() if comparable else float("nan"),
     )
 
 
-def _states(value: Tensor, layout: Layout, trace: Trace) -> Tensor:
+def _layer(value: Tensor, layout: Layout, trace: Trace) -> Tensor:
     if layout not in layouts(value, trace.texts, trace.tokens):
         raise Unproved(f"the states change their shape between blocks, to {list(value.shape)}")
     return layout.states(value, trace.tokens)
 
 
 def _entry(entry: Tensor, trace: Trace) -> Tensor:
-    """An entry of the report as [text, token, width]; streams are laid side by side."""
+    """An entry of the report as [text, token, width]; several streams are laid side by side."""
     for layout in layouts(entry, trace.texts, trace.tokens):
         return layout.states(entry, trace.tokens)
     shape = f"{list(entry.shape)} for {trace.texts} texts of {trace.tokens} tokens"
     raise Unproved(f"an entry of its hidden_states has the shape {shape}")
 
 
-def _align(entries: Sequence[Tensor], known: Sequence[Tensor]) -> tuple[int, ...]:
-    """Which of the known states each entry is; each must be one, and they must come in order."""
+def _matched(entries: Sequence[Tensor], states: Sequence[Tensor]) -> tuple[int, ...]:
+    """Which of the states each entry is; each must be one, and they must come in order."""
     matched: list[int] = []
     for j, entry in enumerate(entries):
         start = matched[-1] + 1 if matched else 0
-        k = next((k for k in range(start, len(known)) if same(known[k], entry)), None)
+        k = next((k for k in range(start, len(states)) if same(states[k], entry)), None)
         if k is None:
             raise Unproved(f"hidden_states[{j}] of {len(entries)} is no state of the blocks found")
         matched.append(k)
     return tuple(matched)
 
 
-def _way_out(module: nn.Module, chain: Chain, ends: Sequence[Tensor], trace: Trace, layout: Layout) -> _Way | None:
+def _find_exit(module: nn.Module, chain: Chain, ends: Sequence[Tensor], trace: Trace, layout: Layout) -> _Exit | None:
     """The calls that lead from the last layer to the last hidden state; None if that is the last layer itself."""
     last = chain.values[-1]
     exact = [end for end in ends if end.ndim == 3 and end.shape[:2] == (trace.texts, trace.tokens)]
     if not exact:
-        raise Unproved(
-            f"its last hidden state is {list(ends[0].shape)} for {trace.texts} texts of {trace.tokens} tokens"
-        )
-    after = [call for call in trace.calls if call.entered > chain.ended and _is_small(module, call)]
-    steps = [(call, _laid(call.into, trace, layout), _laid(call.out, trace, layout)) for call in after]
+        shape = list(ends[0].shape)
+        raise Unproved(f"its last hidden state is {shape} for {trace.texts} texts of {trace.tokens} tokens")
+    after = [call for call in trace.calls if call.entered > chain.ended and _has_no_list(module, call)]
+    steps = [(call, _as_states(call.into, trace, layout), _as_states(call.out, trace, layout)) for call in after]
     for end in exact:
-        calls = _path(last, end, steps)
+        calls = _shortest_run(last, end, steps)
         if calls:
-            return _Way(calls, end)
+            return _Exit(calls, end)
     if any(same(end, last) for end in exact):
         return None
-    if getattr(getattr(module, "config", None), "model_type", "") in MERGES_BEFORE_FINAL:
+    if model_type(module) in MERGES_BEFORE_FINAL:
         for call, _, out in steps:
             if out is not None and any(same(out, end) for end in exact):
-                return _Way((call,), out)
+                return _Exit((call,), out)
     wide, ours = exact[0].shape[-1], last.shape[-1]
     why = f": it is {wide} wide, and that {ours}" if wide != ours and layout.token < 2 else ""
     raise Unproved(f"its last hidden state is not layer.{len(chain.blocks)}, nor made from it by modules alone{why}")
 
 
-def _is_small(module: nn.Module, call: Call) -> bool:
-    """Whether the part called holds no list of its own, and so no blocks."""
+def _has_no_list(module: nn.Module, call: Call) -> bool:
+    """Whether the submodule called holds no module list, and so no blocks."""
     return not any(isinstance(part, nn.ModuleList) for part in module.get_submodule(call.path).modules())
 
 
-def _path(start: Tensor, end: Tensor, steps: Sequence[tuple[Call, Tensor | None, Tensor | None]]) -> tuple[Call, ...]:
+def _shortest_run(
+    start: Tensor, end: Tensor, steps: Sequence[tuple[Call, Tensor | None, Tensor | None]]
+) -> tuple[Call, ...]:
     """The shortest run of calls, each fed by the one before, from one value to another."""
     fronts: list[tuple[tuple[Call, ...], Tensor]] = [((), start)]
     for _ in range(LONGEST_EXIT):
         reached: list[tuple[tuple[Call, ...], Tensor]] = []
-        for way, value in fronts:
+        for calls, value in fronts:
             for call, into, out in steps:
-                if call in way or out is None or not same(into, value) or same(out, value):
+                if call in calls or out is None or not same(into, value) or same(out, value):
                     continue
                 if same(out, end):
-                    return (*way, call)
-                reached.append(((*way, call), out))
+                    return (*calls, call)
+                reached.append(((*calls, call), out))
         fronts = reached
     return ()
 
 
-def _laid(tensor: Tensor | None, trace: Trace, layout: Layout) -> Tensor | None:
-    found = None if tensor is None else fitting(tensor, trace, layout)
-    return None if tensor is None or found is None else found.states(tensor, trace.tokens)
+def _as_states(tensor: Tensor | None, trace: Trace, layout: Layout) -> Tensor | None:
+    fits = None if tensor is None else fitting_layout(tensor, trace, layout)
+    return None if tensor is None or fits is None else fits.states(tensor, trace.tokens)
 
 
-def fitting(tensor: Tensor, trace: Trace, layout: Layout) -> Layout | None:
-    """How a tensor that is no block's lies: as the stack's own states do, if that can be."""
+def fitting_layout(tensor: Tensor, trace: Trace, preferred: Layout) -> Layout | None:
+    """The layout of a tensor that is no block's state: that of the stack's own states, if it fits."""
     possible = list(layouts(tensor, trace.texts, trace.tokens))
-    return layout if layout in possible else possible[0] if possible else None
+    return preferred if preferred in possible else possible[0] if possible else None
 
 
-def _final_norm(way: _Way, trace: Trace, layout: Layout) -> tuple[Tap, Tensor] | None:
-    """The last call on the way out that keeps the shape: the others only mix streams or change the width."""
-    for call in reversed(way.calls):
+def _final_norm(exit_: _Exit, trace: Trace, layout: Layout) -> tuple[Tap, Tensor] | None:
+    """The last call of the exit that keeps the shape: the others only mix streams or change the width."""
+    for call in reversed(exit_.calls):
         if call.into is not None and call.out is not None and call.into.shape == call.out.shape:
-            lies = fitting(call.out, trace, layout)
-            if lies is not None:
-                return Tap(call.path, call.number, "output", lies), lies.states(call.out, trace.tokens)
+            fits = fitting_layout(call.out, trace, layout)
+            if fits is not None:
+                return Tap(call.path, call.number, "output", fits), fits.states(call.out, trace.tokens)
     return None

@@ -1,4 +1,4 @@
-"""Tap: the place in a module where one state passes, and how it lies there."""
+"""Taps: where a hidden state can be read in a module, and which axes of the tensor there are text, token and width."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -12,10 +12,10 @@ from hiddenscope import hooks
 
 @dataclass(frozen=True)
 class Layout:
-    """How a tensor holds a state: which axis is the text, which the token; all that is left is the width.
+    """Which axis of a tensor is the text and which the token; all other axes together are the width.
 
-    A block may work on more rows than there are tokens, filled up behind the text (`at_end=False`) or with rows of its
-    own before it (`at_end=True`). `flat` means that texts and tokens are one axis.
+    A block may work on more rows than there are tokens: padding behind the text (`at_end=False`), or rows of its own
+    before it, such as a prompt (`at_end=True`). `flat` means that texts and tokens share one axis.
 
     >>> import torch
     >>> Layout(text=1, token=0).states(torch.zeros(7, 2, 64), tokens=7).shape
@@ -28,7 +28,7 @@ class Layout:
     flat: bool = False
 
     def states(self, tensor: Tensor, tokens: int) -> Tensor:
-        """The tensor as [text, token, width]: a view wherever that can be."""
+        """The tensor as [text, token, width], without a copy wherever possible."""
         if self.flat:
             return tensor.reshape(-1, tokens, tensor.shape[-1])
         if (self.text, self.token) != (0, 1):
@@ -39,7 +39,7 @@ class Layout:
         return tensor[:, extra:] if self.at_end and extra else tensor[:, :tokens] if extra else tensor
 
     def with_states(self, tensor: Tensor, states: Tensor) -> Tensor:
-        """A new tensor that holds other states [text, token, width], and else what the given one holds.
+        """A copy of the tensor with other states [text, token, width] in it; rows that are no tokens stay.
 
         >>> import torch
         >>> Layout(text=1, token=0).with_states(torch.zeros(2, 1, 1), torch.tensor([[[5.0], [6.0]]])).flatten()
@@ -59,7 +59,7 @@ PLAIN = Layout()
 
 
 def layouts(tensor: Tensor, texts: int, tokens: int) -> Iterator[Layout]:
-    """Every way in which the tensor may hold one state for each of so many tokens of so many texts."""
+    """Every layout in which the tensor holds one state for each of so many tokens of so many texts."""
     shape = tensor.shape
     if tensor.ndim == 2 and shape[0] == texts * tokens:
         yield Layout(flat=True)
@@ -76,7 +76,7 @@ def layouts(tensor: Tensor, texts: int, tokens: int) -> Iterator[Layout]:
 
 @dataclass(frozen=True)
 class Tap:
-    """One state's place: a module by its path, which of its calls in a pass, and the side it is read at."""
+    """Where a hidden state can be read: the path of a module, which of its calls in a pass, its input or its output."""
 
     path: str
     call: int
@@ -84,17 +84,17 @@ class Tap:
     layout: Layout = PLAIN
 
     def read(self, *seen: Any) -> Tensor | None:
-        """The tensor that holds the state, from what a watcher of this side is called with."""
+        """The tensor that holds the state, from what a hook on this side is called with."""
         return hooks.state_in(*seen) if self.side == "input" else hooks.first_tensor(seen[0])
 
     def written(self, new: Tensor, *seen: Any) -> Any:
-        """What a watcher of this side was called with, with another tensor in the place of the state's."""
+        """What a hook on this side is called with, with another tensor in the place of the state's."""
         if self.side == "output":
             return hooks.with_first_tensor(seen[0], new)
         return hooks.with_state_in(seen[0], seen[1], new)
 
     def watch(self, module: nn.Module, seen: Callable[[Tensor], Tensor | None]) -> hooks.Watch:
-        """A watch for one pass that shows the tensor here, and puts in its place what it is given back, if anything."""
+        """A watch for one pass: it shows the tensor to `seen`, and replaces it by what `seen` returns, if anything."""
         calls = itertools.count()
 
         def at(*what: Any) -> Any:

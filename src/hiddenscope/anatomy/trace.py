@@ -1,8 +1,11 @@
-"""One pass with every call of every part written down."""
+"""Trace: the arguments that a module's forward takes, and one pass with every call of every submodule recorded."""
 
+import inspect
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
+from itertools import count
 from typing import Any
 
 import torch
@@ -11,9 +14,76 @@ from torch import Tensor, nn
 from hiddenscope import hooks
 
 
+def arguments(
+    module: nn.Module, ids: Tensor, mask: Tensor | None = None, targets: Tensor | None = None
+) -> dict[str, Any]:
+    """The keyword arguments for one pass over `ids` [text, token]; `targets` are an encoder-decoder's decoder ids."""
+    names = accepts(module)
+    given: dict[str, Any] = {"input_ids": ids}
+    if "attention_mask" in names:
+        given["attention_mask"] = torch.ones_like(ids) if mask is None else mask
+    if "use_cache" in names:
+        given["use_cache"] = False
+    if "bbox" in names:  # the layout models want a box for each token
+        given["bbox"] = torch.zeros(*ids.shape, 4, dtype=torch.long, device=ids.device)
+    if targets is not None:
+        given["decoder_input_ids"] = targets
+    return given
+
+
+def accepts(module: nn.Module) -> frozenset[str]:
+    """The names of the arguments that a module's forward takes."""
+    return _parameters(type(module).forward)
+
+
+@cache
+def _parameters(forward: Callable[..., Any]) -> frozenset[str]:
+    return frozenset(inspect.signature(forward).parameters)
+
+
+def trial_ids(module: nn.Module, texts: int, tokens: int, *, seed: int = 0) -> Tensor:
+    """Ids [text, token] for a trial pass, the same each time."""
+    pool = torch.tensor(_ordinary_ids(module))
+    picks = torch.randint(len(pool), (texts, tokens), generator=torch.Generator().manual_seed(seed))
+    return pool[picks]
+
+
+def _ordinary_ids(module: nn.Module) -> list[int]:
+    """Ids that any text could hold: in the vocabulary, and without a special meaning in the configuration.
+
+    They are spread over the vocabulary. The first hundred are left out, because control tokens are often there.
+    """
+    config: Any = getattr(module, "config", None)
+    configs = [config, *(getattr(config, name, None) for name in getattr(config, "sub_configs", {}))]
+    reserved: set[int] = set()
+    for part in configs:
+        for name, value in vars(part).items() if part is not None else ():
+            if name.endswith(("token_id", "token_index")):
+                reserved.update(value if isinstance(value, list) else [value])
+    size = vocabulary(module)
+    start = min(100, size // 8)
+    step = max(1, (size - start) // 512)
+    return [i for i in range(start, size, step) if i not in reserved]
+
+
+def vocabulary(module: nn.Module) -> int:
+    """The number of ids that the module's token embedding knows."""
+    try:
+        embedding = getattr(module, "get_input_embeddings", lambda: None)()
+    except NotImplementedError:
+        embedding = None
+    weight = getattr(embedding, "weight", None)
+    sizes = [] if weight is None else [int(weight.shape[0])]
+    config: Any = getattr(module, "config", None)
+    if config is not None:
+        text = config.get_text_config() if hasattr(config, "get_text_config") else config
+        sizes += [size for size in (getattr(text, "vocab_size", None),) if isinstance(size, int)]
+    return min(sizes, default=256)
+
+
 @dataclass
 class Call:
-    """One call of one part: the state that went in, the state that came out, and when."""
+    """One call of one submodule: the state that went in, the state that came out, and when (in ticks of the pass)."""
 
     path: str
     number: int
@@ -25,24 +95,24 @@ class Call:
 
 @dataclass
 class Trace:
-    """The calls of one pass, in the order they were entered, and what Hugging Face itself reports of it."""
+    """The calls of one pass, in the order in which they began, and what Hugging Face itself reports of the pass."""
 
     texts: int
     tokens: int
     output: Any = None
     calls: list[Call] = field(default_factory=list)
-    tuples: list[tuple[Tensor, ...]] = field(default_factory=list)
-    lasts: list[Tensor] = field(default_factory=list)
+    reported_inside: list[tuple[Tensor, ...]] = field(default_factory=list)
+    last_hidden_states: list[Tensor] = field(default_factory=list)
 
     def reports(self) -> list[tuple[Tensor, ...]]:
-        """Hugging Face's tuples of hidden states: the model's own, or, where it gives none, those of its parts."""
-        return _tuples(self.output) or self.tuples
+        """Hugging Face's tuples of hidden states: the model's own, or, where it returns none, its submodules'."""
+        return _hidden_states(self.output) or self.reported_inside
 
 
 def trace(module: nn.Module, inputs: Mapping[str, Any]) -> Trace:
-    """Run once and write down each call of each part, with copies of the states."""
+    """Run the module once and record each call of each submodule, with copies of the states."""
     seen = Trace(*inputs["input_ids"].shape)
-    clock = _clock()
+    clock = count()
     counts: Counter[str] = Counter()
     open_calls: list[Call] = []
 
@@ -56,42 +126,31 @@ def trace(module: nn.Module, inputs: Mapping[str, Any]) -> Trace:
         def after(output: Any) -> None:
             call = open_calls.pop()
             call.left, call.out = next(clock), _copy(hooks.first_tensor(output))
-            _note_reports(output, seen)
+            if isinstance(output, Mapping):
+                named = [value for name, value in output.items() if name.endswith("last_hidden_state")]
+                seen.last_hidden_states += [value for value in named if isinstance(value, Tensor)]
+                seen.reported_inside += _hidden_states(output)
 
         return [hooks.Watch(part, "input", before), hooks.Watch(part, "output", after)]
 
     all_parts = [watch for path, part in module.named_modules() for watch in watches(path, part)]
-    asked = {**inputs, "output_hidden_states": True, "return_dict": True}
     with torch.no_grad(), hooks.as_it_was(module), hooks.watching(all_parts):
-        seen.output = module(**asked)
+        seen.output = module(**inputs, output_hidden_states=True, return_dict=True)
     return seen
 
 
-def _note_reports(output: Any, seen: Trace) -> None:
-    if isinstance(output, Mapping):
-        named = [value for name, value in output.items() if name.endswith("last_hidden_state")]
-        seen.lasts += [value for value in named if isinstance(value, Tensor)]
-        seen.tuples += _tuples(output)
+def _hidden_states(output: Any) -> list[tuple[Tensor, ...]]:
+    """The tuples of hidden states in a module's output: `hidden_states`, `encoder_hidden_states` and the like."""
+    return list(_each_tuple(output)) if isinstance(output, Mapping) else []
 
 
-def _tuples(output: Any) -> list[tuple[Tensor, ...]]:
-    if not isinstance(output, Mapping):
-        return []
-    found = []
+def _each_tuple(output: Mapping[str, Any]) -> Iterator[tuple[Tensor, ...]]:
     for name, value in output.items():
         if name.endswith("hidden_states") and isinstance(value, tuple | list):
             entries = [hooks.first_tensor(entry) for entry in value]
             if entries and all(entry is not None for entry in entries):
-                found.append(tuple(entry for entry in entries if entry is not None))
-    return found
+                yield tuple(entry for entry in entries if entry is not None)
 
 
 def _copy(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else tensor.detach().clone()
-
-
-def _clock() -> Iterator[int]:
-    tick = 0
-    while True:
-        yield tick
-        tick += 1

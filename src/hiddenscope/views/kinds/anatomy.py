@@ -1,6 +1,7 @@
-"""The proof of a model's anatomy, shown and told."""
+"""The proof of a model's anatomy, as views and sentences."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -8,49 +9,99 @@ from hiddenscope.results import Result, Table
 from hiddenscope.views.drawing import labels
 from hiddenscope.views.values import Lines, Section, Series, View
 
+SUMS = {
+    "pre-norm": "layer.k-1 + attn{cross} = mid and mid + mlp = layer.k",
+    "post-norm": "norm(layer.k-1 + attn) = mid and norm(mid + mlp) = layer.k",
+    "parallel": "layer.k-1 + attn + mlp = layer.k, and mid is layer.k-1, which both read",
+}
+POST_NORM_CROSS = "norm(norm(layer.k-1 + attn) + cross) = mid and norm(mid + mlp) = layer.k"
+
 
 def views(result: Result) -> Iterator[View]:
-    """Zero at every layer but the raw last one, which stands out."""
+    """The difference of every layer from `hidden_states`: zero everywhere but at the raw last layer."""
     sites, entries = labels(result.data, "site"), result.data["entry"].to_numpy().tolist()
     difference = result.data["difference"].to_numpy().astype(np.float64)
     raw = difference > 0
-    note = "Zero means bit for bit the same."
+    note = "Zero means the same bit for bit."
     stacks = np.array([site.rpartition("layer.")[0] or site.rpartition("final")[0] for site in sites])
     series = [
-        Series(f"the {stack.replace('.', ' ')}layer that was proved to be it", np.where(here, difference, np.nan))
+        Series(f"proved {stack.replace('.', ' ')}layers", np.where(here, difference, np.nan))
         for stack in dict.fromkeys(stacks.tolist())
         if (here := ~raw & (stacks == stack)).any()
     ]
     if raw.any():
-        named = [
-            f"{site} is raw, and {entry} is normed" for site, entry, it in zip(sites, entries, raw, strict=True) if it
+        pairs = [
+            f"{site} is raw and {entry} is normed" for site, entry, it in zip(sites, entries, raw, strict=True) if it
         ]
-        note += f" {'; '.join(named)}."
+        note += f" {'; '.join(pairs)}."
         series.append(Series("raw last layer", np.where(raw, difference, np.nan), style="bar"))
-    title = f"The layers of {result.source.get('model', 'the model')} against hidden_states"
+    title = f"The layers of {result.source.get('model', 'the model')} compared with hidden_states"
     yield Lines(title, sites, tuple(series), y_name="largest difference from hidden_states", note=note)
 
 
+def findings(result: Result) -> Iterator[str]:
+    """What the model is made of, what was proved, and what its parts mean."""
+    stacks, two = result.facts["stacks"], len(result.facts["stacks"]) > 1
+    for facts in stacks:
+        yield f"{result.facts['model_class']} has {_built(facts)}."
+        yield f"{_proof(facts, two)}."
+        yield from _sums(facts)
+    yield _head(result.facts["head"])
+    yield from result.facts["notes"]
+
+
+def _built(facts: dict[str, Any]) -> str:
+    article = "an" if facts["stack"] == "encoder" else "a"
+    causal = "causal" if facts["causal"] else "not causal"
+    final = f"final norm {facts['final_norm']}" if facts["final_norm"] else "without a final norm"
+    blocks = f"{facts['blocks']} {facts['block_kind']} blocks, {facts['width']} wide"
+    return f"{article} {facts['stack']} of {blocks}, {causal}, {final}"
+
+
+def _proof(facts: dict[str, Any], two: bool) -> str:
+    name = f"{facts['stack']}_hidden_states" if two else "hidden_states"
+    proof = f"All {facts['proved_entries']} entries of {name} are among its states, bit for bit"
+    if facts["raw_difference"] is None:
+        return proof
+    return f"{proof}; the raw layer.{facts['blocks']} differs from the last entry by {facts['raw_difference']:,.4g}"
+
+
+def _sums(facts: dict[str, Any]) -> Iterator[str]:
+    if not facts["parts"]:
+        return
+    kind = facts["parts"][0]["block_kind"]
+    cross = any(part["site"].endswith(".cross") for part in facts["parts"])
+    sums = POST_NORM_CROSS if cross and kind == "post-norm" else SUMS[kind].format(cross=" + cross" if cross else "")
+    places = ", ".join(f"{part['site']} is the {part['module']}" for part in facts["parts"])
+    yield f"In a {kind} block {sums}: {places}."
+
+
+def _head(head: dict[str, Any] | None) -> str:
+    if head is None:
+        return "It has no head, and so no logits."
+    reads = "reads final as it is" if head["reads_final"] else "reads final after some change"
+    gives = "gives the logits" if head["gives_logits"] else "gives what the logits are made from"
+    tied = ", with the weight of the token embedding" if head["tied"] else ""
+    return f"The head {head['path']} {reads} and {gives}{tied}."
+
+
 def sections(result: Result) -> Iterator[Section]:
-    """What there is to see, in words."""
-    model = result.source.get("model", "the model")
-    stacks = {name: facts for name, facts in result.facts.items() if isinstance(facts, dict) and "blocks" in facts}
-    built = "; ".join(
-        f"the {name} has {said['blocks']} blocks of width {said['width']}" for name, said in stacks.items()
-    )
-    proofs = "; ".join(str(facts["proof"]) for facts in stacks.values())
-    normed = any(facts["final norm"] != "none" for facts in stacks.values())
-    final = " The last one also goes through a norm, and is then called `final`." if normed else ""
+    """The proof as a part of a page."""
+    model, stacks = result.source.get("model", "the model"), result.facts["stacks"]
+    built = "; ".join(f"the {one['stack']} has {one['blocks']} blocks of width {one['width']}" for one in stacks)
+    proofs = " ".join(f"{_proof(one, len(stacks) > 1)}." for one in stacks)
+    normed = any(one["final_norm"] for one in stacks)
+    final = " The last one then goes through a norm, and is called `final` after it." if normed else ""
     trap = (
-        " The bar that stands out is the raw last layer, which Hugging Face does not report at all: its last entry is "
-        "`final`, normed, and the others are not."
+        " The bar that stands out is the raw last layer. Hugging Face does not report it at all: the last entry is "
+        "`final`, which is normed, and the others are not."
     )
     yield Section(
         "What the model computes, and the proof",
         f"A vector for every token enters `{model}` and runs through its blocks, and every block changes it: {built}. "
-        f"The vector after k blocks is called `layer.k`; `layer.0` is what enters the first block.{final}\n\n"
-        "Names can be wrong, so these were checked on the model itself when it was loaded, against what Hugging Face "
-        f"reports as `hidden_states`. They agree: {proofs}.{trap if normed else ''}",
+        f"The vector after k blocks is the hidden state `layer.k`; `layer.0` is what enters the first block.{final}\n\n"
+        "These names were checked on the model itself when it was loaded, against what Hugging Face reports as "
+        f"`hidden_states`. {proofs}{trap if normed else ''}",
         tuple(views(result)),
     )
 
