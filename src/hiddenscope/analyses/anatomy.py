@@ -101,6 +101,8 @@ def _refused_parts(parts: Anatomy) -> Iterator[str]:
     for stack in parts.stacks:
         refused = [block.refused for block in stack.blocks if block.refused]
         if refused:
-            blocks = "Every block" if len(refused) == stack.depth else f"{len(refused)} of the {stack.depth} blocks"
+            count = "No block" if len(refused) == stack.depth else f"{len(refused)} of the {stack.depth} blocks"
+            shows = "shows" if len(refused) == stack.depth else "do not show"
             of_stack = f" of the {stack.name}" if len(parts.stacks) > 1 else ""
-            yield f"{blocks}{of_stack} shows no attn, mid and mlp, for {'; '.join(dict.fromkeys(refused))}."
+            reasons = "; ".join(dict.fromkeys(refused))
+            yield f"{count}{of_stack} {shows} attn, mid and mlp: {reasons}."

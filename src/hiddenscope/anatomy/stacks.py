@@ -128,6 +128,6 @@ class Anatomy:
         refused = [(k, block) for stack in self.stacks for k, block in enumerate(stack.blocks, 1) if block.refused]
         for k, block in refused:
             if number is None or int(number[1]) == k:
-                reason = f"the parts of block {k} ({block.path}) cannot be told apart, for {block.refused}"
+                reason = f"the parts of block {k} ({block.path}) are not shown: {block.refused}"
                 return SiteError(error.problem, reason, "Choose whole layers.")
         return error

@@ -79,7 +79,7 @@ def _sums(facts: dict[str, Any]) -> Iterator[str]:
 def _head(head: dict[str, Any] | None) -> str:
     if head is None:
         return "It has no head, and so no logits."
-    reads = "reads final as it is" if head["reads_final"] else "reads final after some change"
+    reads = "reads final as it is" if head["reads_final"] else "reads the last layer through other modules"
     gives = "gives the logits" if head["gives_logits"] else "gives what the logits are made from"
     tied = ", with the weight of the token embedding" if head["tied"] else ""
     return f"The head {head['path']} {reads} and {gives}{tied}."
