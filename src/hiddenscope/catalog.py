@@ -65,8 +65,10 @@ ANALYSES = (
         "How large is every state, how do states spread, and how alike are layers?",
         "describe",
         options={
-            "footing": Option("raw: layers as they are, final beside them; normed: all through the norm; mixed."),
-            "sample": Option("At most so many tokens for neighbours and likeness."),
+            "final_norm": Option(
+                "apart: raw layers only; everywhere: each through the final norm; mixed: as they are."
+            ),
+            "sample": Option("At most so many tokens for neighbours and CKA."),
         },
     ),
     Analysis(

@@ -181,7 +181,7 @@ class _BlockValues:
         if layout is None:
             return None
         into, out = (layout.states(value, self.trace.tokens) for value in (call.into, call.out))
-        taps = [Tap(call.path, call.number, side, layout) for side in ("input", "output")]  # type: ignore[arg-type]
+        taps = [Tap(call.path, call.number, side, layout) for side in ("input", "output")]
         return self._value(taps[0], into), self._value(taps[1], out)
 
 

@@ -1,41 +1,166 @@
-"""Findings: what a profile shows, in words and numbers."""
+"""The profile as labelled arrays, and the facts that are read off them."""
 
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from hiddenscope.analyses.profile.sweep import Array
-from hiddenscope.analyses.profile.table import Part
+from hiddenscope.analyses.profile.statistics import NONE, RANKS, Array, StackStatistics
 from hiddenscope.measures import WORTH_READING
 from hiddenscope.sites import Site, summarise
 
-MASSIVE = 1000  # times the median of all values at a site, by size: what Sun et al. (2024) call massive
-FEW = "with so few tokens, spread, dimension and likeness say little: give more text"
+if TYPE_CHECKING:
+    import xarray
+
+MASSIVE = 1000  # times the median absolute value of a site: what Sun et al. (2024) call a massive activation
+
+PER_STATE: Mapping[str, Mapping[str, str]] = {
+    "norm": {"long_name": "norm", "units": "L2", "scale": "log"},
+    "mean": {"long_name": "mean over the width", "meaning": "diverging"},
+    "deviation": {"long_name": "standard deviation over the width", "scale": "log"},
+    "kurtosis": {"long_name": "kurtosis over the width", "scale": "log"},
+}
+PER_SITE = {
+    "norm_first": "norm of the first token",
+    "norm_median": "median norm of the other tokens",
+    "norm_low": "lower quartile of the others' norms",
+    "norm_high": "upper quartile of the others' norms",
+    "mean_first": "mean over the width of the first token",
+    "mean_median": "median mean over the width of the other tokens",
+    "deviation_first": "standard deviation over the width of the first token",
+    "deviation_median": "median standard deviation over the width of the other tokens",
+    "kurtosis_first": "kurtosis over the width of the first token",
+    "kurtosis_median": "median kurtosis over the width of the other tokens",
+    "added_first": "what the block adds to the first token, over what it was given",
+    "added_median": "what the block adds to the other tokens, over what it was given, median",
+    "anisotropy": "mean cosine between different tokens",
+    "anisotropy_others": "mean cosine between different tokens, without first ones",
+    "effective_rank": "effective rank",
+    "effective_rank_others": "effective rank, without first tokens",
+    "intrinsic_dimension": "intrinsic dimension",
+    "intrinsic_dimension_others": "intrinsic dimension, without first tokens",
+}
+UNITS: Mapping[str, Mapping[str, str]] = {
+    **{name: {key: word for key, word in look.items() if key != "long_name"} for name, look in PER_STATE.items()},
+    "added": {"units": "share of the norm", "scale": "log"},
+    "anisotropy": {"units": "cosine"},
+    "effective_rank": {"units": "directions", "scale": "log"},
+    "intrinsic_dimension": {"units": "directions", "scale": "log"},
+}
+CKA = {
+    "cka": "linear CKA",
+    "cka_others": "linear CKA, without first tokens",
+    "cka_chance": "linear CKA if tokens were paired at random, on average",
+}
+LARGEST_VALUES = {
+    "channel": "channel with a large value, the largest first",
+    "channel_value": "its largest value, by size",
+    "channel_times": "that over the median of all values, by size",
+    "channel_text": "text of the token that has it",
+    "channel_position": "position of the token that has it",
+    "channel_string": "token that has it",
+}
 
 
-def findings(part: Part) -> dict[str, Any]:
-    """What one stack shows, where it has what is compared."""
-    facts: dict[str, Any] = {"norm": _norms(part)}
-    layers = _middle(part)
-    for name, said in (("anisotropy", "anisotropy"), ("effective_rank", "effective rank")):
-        sides = {"all tokens": name, "without first tokens": f"{name}_others"}
-        numbers = {said: _median(part.along(side)[layers]) for said, side in sides.items()}
-        if found := {said: number for said, number in numbers.items() if np.isfinite(number)}:
-            facts[f"{said} of the middle layers"] = found
-    facts |= _ends(part, "intrinsic_dimension_others", "intrinsic dimension without first tokens", "dimension")
-    facts |= _ends(part, "added_median", "what a block adds, over what it was given", "share")
-    facts |= _largest_channels(part) | _alike(part)
-    if part.counts[1] < WORTH_READING:
-        facts["few tokens"] = FEW
-    if len(kept := part.seen[0].cells["norm"]) < len(part.source.tokens):
-        facts["token by token"] = f"the first {len(kept):,} of {len(part.source.tokens):,} tokens; the rest in all else"
-    return facts
+def data_of(stacks: Sequence[StackStatistics], *, normed: bool) -> "xarray.Dataset":
+    """One Dataset. With two stacks, cells without a state are NaN, and the coordinate `stack` tells tokens apart."""
+    import xarray
+
+    columns: dict[str, Any] = {}
+    for name, look in PER_STATE.items():
+        cells = [np.stack([one.per_state[name] for one in stack.of_site]) for stack in stacks]
+        columns[name] = (("site", "token"), _block_diagonal(cells), dict(look))
+    for name, long_name in PER_SITE.items():
+        look = next(look for prefix, look in UNITS.items() if name.startswith(prefix))
+        values = np.concatenate([stack.per_site(name) for stack in stacks])
+        columns[name] = ("site", values, {"long_name": long_name, **look})
+    for name, ranked in _largest_values(stacks).items():
+        columns[name] = (("site", "rank"), ranked, {"long_name": LARGEST_VALUES[name]})
+    for name, long_name in CKA.items():
+        squares = [_square(stack, getattr(stack, name)) for stack in stacks]
+        if any(np.isfinite(square).any() for square in squares):
+            columns[name] = (("site", "source_site"), _block_diagonal(squares), {"long_name": long_name})
+    names = zip(("texts", "targets"), (stack.source.tokens.texts for stack in stacks), strict=False)
+    attrs = {name: list(texts) for name, texts in names if texts is not None}
+    return xarray.Dataset(columns, _coords(stacks, normed=normed, paired="cka" in columns), attrs)
 
 
-def _middle(part: Part) -> list[int]:
+def _block_diagonal(blocks: Sequence[Array]) -> Array:
+    """The arrays of several stacks corner to corner, NaN between them."""
+    whole = np.full([sum(block.shape[axis] for block in blocks) for axis in (0, 1)], np.nan, dtype=np.float32)
+    row = column = 0
+    for block in blocks:
+        whole[row : row + block.shape[0], column : column + block.shape[1]] = block
+        row, column = row + block.shape[0], column + block.shape[1]
+    return whole
+
+
+def _square(stack: StackStatistics, values: torch.Tensor | None) -> Array:
+    """Numbers of pairs of compared sites, spread over all sites of a stack."""
+    whole = np.full((len(stack.sites), len(stack.sites)), np.nan, dtype=np.float32)
+    if values is not None:
+        places = [stack.sites.index(site) for site in stack.compared]
+        whole[np.ix_(places, places)] = values.float().numpy()
+    return whole
+
+
+def _largest_values(stacks: Sequence[StackStatistics]) -> dict[str, NDArray[Any]]:
+    """The channels with the largest values, `[site, rank]`; -1, NaN and no text where there are fewer channels."""
+    columns: dict[str, list[Any]] = {name: [] for name in LARGEST_VALUES}
+    for stack in stacks:
+        tokens = stack.source.tokens
+        for one in stack.of_site:
+            largest, rows = one.largest_values, one.largest_values.row
+            strings = np.array([*(tokens.strings[row] for row in rows), None], dtype=object)[:-1]
+            numbers: list[NDArray[Any]] = [largest.channel, largest.value, largest.times]
+            values = [*numbers, tokens.text[rows], tokens.positions[rows], strings]
+            for name, column in zip(LARGEST_VALUES, values, strict=True):
+                empty: Any = "" if column.dtype == object else NONE if column.dtype.kind == "i" else np.nan
+                padded = np.full(RANKS, empty, dtype=column.dtype)
+                padded[: len(column)] = column
+                columns[name].append(padded)
+    return {name: np.stack(rows) for name, rows in columns.items()}
+
+
+def _coords(stacks: Sequence[StackStatistics], *, normed: bool, paired: bool) -> dict[str, Any]:
+    tokens = [stack.source.tokens.select(slice(stack.kept)) for stack in stacks]
+    sites = [site for stack in stacks for site in stack.sites]
+    names = [str(site) for site in sites]
+    strings = np.array([*(string for one in tokens for string in one.strings), None], dtype=object)[:-1]
+    of_stack = np.repeat([str(stack.stack) for stack in stacks], [len(one) for one in tokens]).astype(object)
+    forms = np.where([normed or site.layer is None for site in sites], "normed", "raw").astype(object)
+    return {
+        "site": names,
+        "form": ("site", forms),
+        **({"source_site": names} if paired else {}),
+        "text": ("token", np.concatenate([one.text for one in tokens])),
+        "position": ("token", np.concatenate([one.positions for one in tokens])),
+        "id": ("token", np.concatenate([one.ids for one in tokens])),
+        "string": ("token", strings),
+        **({"stack": ("token", of_stack)} if len(stacks) > 1 else {}),
+    }
+
+
+def stack_facts(stack: StackStatistics) -> dict[str, Any]:
+    """The facts of one stack, as far as there is anything to say."""
+    middle = _middle(stack)
+    facts: dict[str, Any] = {"stack": stack.stack, "few_tokens": stack.counts[1] < WORTH_READING}
+    facts |= _norms(stack, middle)
+    for name in ("anisotropy", "effective_rank"):
+        medians = {"all_tokens": _median(stack.per_site(name)[middle])}
+        medians["other_tokens"] = _median(stack.per_site(f"{name}_others")[middle])
+        if finite := {key: value for key, value in medians.items() if np.isfinite(value)}:
+            facts[name] = finite
+    facts |= _extremes(stack, "intrinsic_dimension", "intrinsic_dimension_others")
+    facts |= _extremes(stack, "added", "added_median")
+    return facts | _massive(stack) | _cka(stack)
+
+
+def _middle(stack: StackStatistics) -> list[int]:
     """The places of the middle half of the layers."""
-    layers = [place for place, site in enumerate(part.sites) if site.layer is not None]
+    layers = [place for place, site in enumerate(stack.sites) if site.layer is not None]
     return layers[len(layers) // 4 : len(layers) - len(layers) // 4]
 
 
@@ -44,88 +169,89 @@ def _median(values: Array) -> float:
     return float(np.median(values)) if len(values) else float("nan")
 
 
-def _norms(part: Part) -> dict[str, Any]:
-    first, others = part.along("norm_first"), part.along("norm_median")
-    sites, middle = part.sites, _middle(part)
+def _norms(stack: StackStatistics, middle: list[int]) -> dict[str, Any]:
+    """The norms of first tokens and of the others, over the middle layers and around the final norm."""
+    columns = {"first_token_norm": stack.per_site("norm_first"), "other_tokens_norm": stack.per_site("norm_median")}
     facts: dict[str, Any] = {}
     if middle:
-        tokens = {"first token": float(np.median(first[middle])), "other tokens": float(np.median(others[middle]))}
-        facts["middle layers"] = summarise([sites[place] for place in middle])
-        facts |= {name: norm for name, norm in tokens.items() if np.isfinite(norm)}
-        if tokens["other tokens"] > 0 and np.isfinite(tokens["first token"]):
-            facts["times as large"] = tokens["first token"] / tokens["other tokens"]
-    if middle and sites[-1].layer is None:
-        sides = {"first token": first, "other tokens": others}
-        drops = {
-            name: [float(side[-2]), float(side[-1])] for name, side in sides.items() if np.isfinite(side[-2:]).all()
-        }
-        facts |= {f"{name} from {sites[-2]} to {sites[-1]}": drop for name, drop in drops.items()}
-    return facts | _largest(part)
+        facts["middle_layers"] = summarise([stack.sites[place] for place in middle])
+        norms = {name: float(np.median(column[middle])) for name, column in columns.items()}
+        facts |= {name: norm for name, norm in norms.items() if np.isfinite(norm)}
+        first, others = norms.values()
+        if others > 0 and np.isfinite(first):
+            facts["norm_ratio"] = first / others
+    if middle and stack.sites[-1].layer is None:
+        for key, place in (("before_final", -2), ("at_final", -1)):
+            known = {name: float(column[place]) for name, column in columns.items() if np.isfinite(column[-2:]).all()}
+            facts[key] = {"site": stack.sites[place], **known}
+    return facts | _largest_norm(stack)
 
 
-def _largest(part: Part) -> dict[str, Any]:
+def _largest_norm(stack: StackStatistics) -> dict[str, Any]:
     facts: dict[str, Any] = {}
-    strings, named = part.source.tokens.strings, list(zip(part.sites, part.seen, strict=True))
-    if full := [(site, seen) for site, seen in named if seen.largest >= 0]:
-        site, seen = max(full, key=lambda pair: pair[1].highest)
-        facts["largest"] = {"norm": seen.highest, "site": site, "token": strings[seen.largest]}
-    if bad := [(site, seen) for site, seen in named if seen.not_finite]:
-        site, seen = bad[0]
-        where = {"site": site, "token": strings[seen.wrong]}
-        facts["not finite"] = {"states": sum(seen.not_finite for _, seen in bad), "first": where}
+    strings, pairs = stack.source.tokens.strings, list(zip(stack.sites, stack.of_site, strict=True))
+    if finite := [(site, one) for site, one in pairs if one.largest >= 0]:
+        site, one = max(finite, key=lambda pair: pair[1].highest)
+        facts["largest_norm"] = {"norm": one.highest, "site": site, "token": strings[one.largest]}
+    if broken := [(site, one) for site, one in pairs if one.not_finite]:
+        site, one = broken[0]
+        states = sum(one.not_finite for _, one in broken)
+        facts["not_finite"] = {"states": states, "site": site, "token": strings[one.first_not_finite]}
     return facts
 
 
-def _ends(part: Part, name: str, said: str, unit: str) -> dict[str, Any]:
+def _extremes(stack: StackStatistics, key: str, name: str) -> dict[str, Any]:
     """Where a number along the layers is lowest and where it is highest."""
-    values = part.along(name)
+    values = stack.per_site(name)
     if not np.isfinite(values).any():
         return {}
     places = {"lowest": int(np.nanargmin(values)), "highest": int(np.nanargmax(values))}
-    return {said: {end: {unit: float(values[at]), "site": part.sites[at]} for end, at in places.items()}}
+    return {key: {end: {"site": stack.sites[at], "value": float(values[at])} for end, at in places.items()}}
 
 
-def _largest_channels(part: Part) -> dict[str, Any]:
-    """The channels whose values are far above all others, and at which sites and tokens; or the largest there is."""
-    tokens, massive = part.source.tokens, []
-    found: tuple[float, Site, int, int] | None = None
-    for site, seen in zip(part.sites, part.seen, strict=True):
-        some = seen.channels
+def _massive(stack: StackStatistics) -> dict[str, Any]:
+    """The largest value of all, and the channels, sites and tokens of massive activations."""
+    tokens, massive = stack.source.tokens, []
+    largest: tuple[float, Site, int, int] | None = None
+    for site, one in zip(stack.sites, stack.of_site, strict=True):
+        some = one.largest_values
         for times, channel, row in zip(some.times.tolist(), some.channel.tolist(), some.row.tolist(), strict=True):
             if site.layer is not None and times >= MASSIVE:
                 massive.append((site, channel, row))
-            if np.isfinite(times) and (found is None or times > found[0]):
-                found = times, site, channel, row
-    if found is None:
+            if np.isfinite(times) and (largest is None or times > largest[0]):
+                largest = times, site, channel, row
+    if largest is None:
         return {}
-    times, site, channel, row = found
-    where = {"channel": channel, "token": tokens.strings[row], "position": int(tokens.positions[row]), "site": site}
-    facts: dict[str, Any] = {"largest": {"times the median": times, **where}}
+    times, site, channel, row = largest
+    token = {"token": tokens.strings[row], "position": int(tokens.positions[row])}
+    facts: dict[str, Any] = {"largest_value": {"times_median": times, "site": site, "channel": channel, **token}}
     if massive:
-        facts["massive"] = f"{MASSIVE:,} times the median or more"
-        facts["channels"] = sorted({channel for _, channel, _ in massive})
-        facts["sites"] = summarise({site for site, _, _ in massive})
         rows = sorted({row for _, _, row in massive})
-        facts["tokens"] = list(dict.fromkeys(tokens.strings[row] for row in rows))[:8]
-        first = sum(int(tokens.positions[row]) == 0 for _, _, row in massive)
-        facts["at a first token"] = f"{first} of {len(massive)}"
-    return {"largest channels": facts}
+        facts["massive_activations"] = {
+            "threshold": MASSIVE,
+            "values": len(massive),
+            "at_first_tokens": sum(int(tokens.positions[row]) == 0 for _, _, row in massive),
+            "channels": sorted({channel for _, channel, _ in massive}),
+            "sites": summarise({site for site, _, _ in massive}),
+            "tokens": list(dict.fromkeys(tokens.strings[row] for row in rows))[:8],
+        }
+    return facts
 
 
-def _alike(part: Part) -> dict[str, Any]:
-    """How alike pairs of layers are, and what first tokens do to that."""
-    if part.cka is None or len(part.alike) < 2:
+def _cka(stack: StackStatistics) -> dict[str, Any]:
+    """The medians of the CKA of all pairs of layers, and the pair that is least alike."""
+    if stack.cka is None or len(stack.compared) < 2:
         return {}
-    upper = torch.ones_like(part.cka).triu(1).bool()
-    facts: dict[str, Any] = {"sampled tokens": part.counts[0]}
-    medians = {"median of pairs": part.cka, "without first tokens": part.cka_others, "by chance": part.chance}
-    for said, values in medians.items():
-        if values is not None and np.isfinite(middle := _median(values[upper].numpy())):
-            facts[said] = middle
-    shown = part.cka if part.cka_others is None else part.cka_others
-    pairs = torch.where(upper & shown.isfinite(), shown, torch.inf)
+    upper = torch.ones_like(stack.cka).triu(1).bool()
+    facts: dict[str, Any] = {"sampled_tokens": stack.counts[0]}
+    medians = {"median": stack.cka, "median_other_tokens": stack.cka_others, "median_by_chance": stack.cka_chance}
+    for key, values in medians.items():
+        if values is not None and np.isfinite(median := _median(values[upper].numpy())):
+            facts[key] = median
+    values = stack.cka if stack.cka_others is None else stack.cka_others
+    pairs = torch.where(upper & values.isfinite(), values, torch.inf)
     if bool(pairs.isfinite().any()):
         row, column = np.unravel_index(int(pairs.argmin()), pairs.shape)
-        ends = {"site": part.alike[row], "source_site": part.alike[column]}
-        facts["least alike"] = {**ends, "cka": float(pairs[row, column])}
+        sites = {"site": stack.compared[row], "source_site": stack.compared[column]}
+        facts["least_alike"] = {**sites, "cka": float(pairs[row, column])}
     return {"cka": facts}

@@ -1,6 +1,10 @@
-"""One sweep over the states of a site, a few at a time: what each of them is, and what all of them are together."""
+"""The statistics of every site: what each state is by itself, and what the states of a site are together.
 
-from collections.abc import Iterator, Mapping
+A site is read once, in chunks, and once more in step with the layer above it, so that a source may be larger than
+memory. The numbers do not depend on how the source is cut into blocks.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -10,20 +14,26 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hiddenscope.errors import StatesError
-from hiddenscope.measures import Cloud, chunks, effective_rank, two_nn, widened
+from hiddenscope.measures import FEWEST, Cloud, chunks, effective_rank, linear_cka, two_nn, widened
 from hiddenscope.sites import Site
 from hiddenscope.states import Readable
 
 Array: TypeAlias = NDArray[np.float32]
 
-CELLS = ("norm", "mean", "deviation", "kurtosis")
+MOST_CELLS = (
+    1 << 23
+)  # numbers of one variable over site and token, 32 MiB; of a longer source the first tokens are kept
+PER_STATE = ("norm", "mean", "deviation", "kurtosis")
 RANKS = 5
 NONE = -1
 
 
 @dataclass(frozen=True, eq=False)
-class Channels:
-    """The channels with the largest values, the largest first: which, what, where, and over the median of them all."""
+class LargestValues:
+    """The channels with the largest absolute values, the largest first, each with that value and the row that has it.
+
+    `times` is the value over the median absolute value of the sampled states.
+    """
 
     channel: NDArray[np.int64]
     value: Array
@@ -32,21 +42,74 @@ class Channels:
 
 
 @dataclass(frozen=True, eq=False)
-class Seen:
-    """What a sweep leaves of a site.
+class SiteStatistics:
+    """The statistics of one site.
 
-    `cells` are the numbers of each state by itself, of the first tokens; `along` those of the whole site. `largest` is
-    the row of the `highest` norm and `wrong` that of the first state that is not finite, -1 for none.
+    `per_state` are those of each of the first tokens, `per_site` those of all. `largest` is the row of the `highest`
+    norm and `first_not_finite` that of the first state that is not finite, -1 for none.
     """
 
-    cells: Mapping[str, Array]
-    along: Mapping[str, float]
-    channels: Channels
+    per_state: Mapping[str, Array]
+    per_site: Mapping[str, float]
+    largest_values: LargestValues
     sample: Tensor | None
     largest: int
     highest: float
-    wrong: int
+    first_not_finite: int
     not_finite: int
+
+
+@dataclass(frozen=True, eq=False)
+class StackStatistics:
+    """The statistics of every site of one stack, and the linear CKA of every pair of the `compared` sites.
+
+    `rows` are the sampled tokens, `counts` how many of them are finite at every site, with and without first tokens.
+    """
+
+    source: Readable
+    sites: tuple[Site, ...]
+    of_site: tuple[SiteStatistics, ...]
+    rows: NDArray[np.int64]
+    compared: tuple[Site, ...] = ()
+    counts: tuple[int, int] = (0, 0)
+    cka: Tensor | None = None
+    cka_others: Tensor | None = None
+    cka_chance: Tensor | None = None
+
+    @property
+    def stack(self) -> str | None:
+        """The name of the stack, where there are two."""
+        return self.sites[0].stack
+
+    @property
+    def kept(self) -> int:
+        """The number of tokens whose statistics are kept one by one."""
+        return len(self.of_site[0].per_state["norm"])
+
+    def per_site(self, name: str) -> Array:
+        """One number for each site, NaN where it was not measured."""
+        return np.array([one.per_site.get(name, np.nan) for one in self.of_site], dtype=np.float32)
+
+
+def stack_statistics(
+    source: Readable, sites: tuple[Site, ...], compared: frozenset[Site], sample: int, advance: Callable[[float], None]
+) -> StackStatistics:
+    """The statistics of every site, and of all pairs of the compared ones over at most `sample` tokens."""
+    rows = sampled(len(source.tokens), sample)
+    kept = max(1, MOST_CELLS // len(sites))
+    of_site = []
+    for place, site in enumerate(sites):
+        below = sites[place - 1] if place and _one_block_apart(sites[place - 1], site) else None
+        of_site.append(site_statistics(source, site, below, rows, kept, together=site in compared))
+        advance(1)
+    samples = {site: one.sample for site, one in zip(sites, of_site, strict=True) if one.sample is not None}
+    finite = torch.stack([sample.isfinite().all(1) for sample in samples.values()]).all(0)
+    others = finite & finite.new_tensor(source.tokens.positions[rows] != 0)
+    counts = int(finite.sum()), int(others.sum())
+    cka, chance = _cka(list(samples.values()), finite)
+    cka_others, chance_others = _cka(list(samples.values()), others)
+    chance = chance if chance_others is None else chance_others
+    return StackStatistics(source, sites, tuple(of_site), rows, tuple(samples), counts, cka, cka_others, chance)
 
 
 def sampled(count: int, most: int) -> NDArray[np.int64]:
@@ -56,40 +119,53 @@ def sampled(count: int, most: int) -> NDArray[np.int64]:
     return np.sort(torch.randperm(count, generator=torch.Generator().manual_seed(0))[:most].numpy())
 
 
-def sweep(source: Readable, site: Site, below: Site | None, rows: NDArray[np.int64], kept: int, *, shape: bool) -> Seen:
-    """Read a site once, in step with the layer below it where there is one, and keep what is said of it.
+def _one_block_apart(below: Site, site: Site) -> bool:
+    """Whether one block lies between two sites."""
+    whole = not below.part and not site.part
+    return whole and below.layer is not None and site.layer == below.layer + 1
 
-    `rows` are the sampled tokens, `kept` is how many tokens are told one by one, `shape` whether the states are looked
-    at together too.
+
+def _cka(samples: list[Tensor], rows: Tensor) -> tuple[Tensor, Tensor] | tuple[None, None]:
+    """The linear CKA of all pairs of sites over some of the sampled tokens, and what chance gives; None for too few."""
+    return linear_cka([sample[rows] for sample in samples]) if int(rows.sum()) >= FEWEST else (None, None)
+
+
+def site_statistics(
+    source: Readable, site: Site, below: Site | None, rows: NDArray[np.int64], kept: int, *, together: bool
+) -> SiteStatistics:
+    """Read a site once, in step with the layer below it where there is one.
+
+    `rows` are the sampled tokens, `kept` is how many tokens are kept one by one, and `together` says whether the states
+    are also measured as one cloud.
     """
     first = torch.from_numpy(source.tokens.positions == 0)
-    columns = {name: np.full(len(first), np.nan, dtype=np.float32) for name in (*CELLS, "added")}
+    columns = {name: np.full(len(first), np.nan, dtype=np.float32) for name in (*PER_STATE, "added")}
     finite = np.zeros(len(first), dtype=bool)
     clouds = Cloud(), Cloud()
-    peaks, sample = _Peaks(), []
+    peaks, sample = _ChannelPeaks(), []
     for start, chunk, under in _in_step(source, site, below):
-        wide, here = widened(chunk), slice(start, start + len(chunk))
-        for name, numbers in _each(wide).items():
+        states, here = widened(chunk), slice(start, start + len(chunk))
+        for name, numbers in _per_state(states).items():
             columns[name][here] = numbers.float().cpu().numpy()
         if under is not None:
-            columns["added"][here] = _added(wide, widened(under)).float().cpu().numpy()
-        fine = wide.isfinite().all(1).cpu()
+            columns["added"][here] = _added(states, widened(under)).float().cpu().numpy()
+        fine = states.isfinite().all(1).cpu()
         finite[here] = fine.numpy()
-        peaks.see(wide[fine], start + fine.nonzero()[:, 0])
+        peaks.update(states[fine], start + fine.nonzero()[:, 0])
         sample.append(chunk[torch.from_numpy(rows[(rows >= start) & (rows < here.stop)] - start)].detach().cpu())
-        if shape:
-            for cloud, wanted in zip(clouds, (first[here], ~first[here]), strict=True):
-                cloud.add(wide[fine & wanted])
+        if together:
+            for cloud, which in zip(clouds, (first[here], ~first[here]), strict=True):
+                cloud.add(states[fine & which])
     picked = torch.cat(sample)
-    along = _along(columns, first.numpy(), finite)
-    if shape:
-        along |= _together(*clouds) | _dimensions(picked, first[rows])
+    per_site = _medians(columns, first.numpy(), finite)
+    if together:
+        per_site |= _spread(*clouds) | _dimensions(picked, first[rows])
     norms = np.where(finite, columns["norm"], -1)
-    return Seen(
-        {name: columns[name][:kept] for name in CELLS},
-        along,
-        peaks.channels(picked),
-        picked if shape else None,
+    return SiteStatistics(
+        {name: columns[name][:kept] for name in PER_STATE},
+        per_site,
+        peaks.largest(picked),
+        picked if together else None,
         int(np.argmax(norms)) if finite.any() else NONE,
         float(norms.max()),
         NONE if finite.all() else int(np.argmin(finite)),
@@ -98,7 +174,7 @@ def sweep(source: Readable, site: Site, below: Site | None, rows: NDArray[np.int
 
 
 def _in_step(source: Readable, site: Site, below: Site | None) -> Iterator[tuple[int, Tensor, Tensor | None]]:
-    """The states of a site from the first row on, with those of the layer below; as many as there are tokens."""
+    """The states of a site in chunks, each with its first row and the same rows of the layer below."""
     start = 0
     under = None if below is None else chunks(source.blocks(below))
     for chunk in chunks(source.blocks(site)):
@@ -108,37 +184,38 @@ def _in_step(source: Readable, site: Site, below: Site | None) -> Iterator[tuple
         yield start, chunk, beside
         start += len(chunk)
     if start != len(source.tokens):
-        reason = f"its blocks do not have as many rows as there are tokens, {len(source.tokens):,}, or not of one width"
-        raise StatesError(f"The states at {site}", reason, "Give a source with one row a token at every site.")
+        problem = f"The blocks of {site} do not have as many rows as there are tokens"
+        reason = f"there are {len(source.tokens):,} tokens, and every site needs a row of one width for each"
+        raise StatesError(problem, reason, "Give a source with one row per token at every site.")
 
 
-def _each(wide: Tensor) -> dict[str, Tensor]:
+def _per_state(states: Tensor) -> dict[str, Tensor]:
     """What each state is by itself, over its width."""
-    mean = wide.mean(1, keepdim=True)
-    square = (wide - mean).square()
+    mean = states.mean(1, keepdim=True)
+    square = (states - mean).square()
     variance = square.mean(1)
     return {
-        "norm": torch.linalg.vector_norm(wide, dim=1),
+        "norm": torch.linalg.vector_norm(states, dim=1),
         "mean": mean[:, 0],
         "deviation": variance.sqrt(),
         "kurtosis": square.square().mean(1) / variance.square(),
     }
 
 
-def _added(wide: Tensor, under: Tensor) -> Tensor:
-    """How much a block adds to each state: the norm of what it changes over that of what it was given."""
-    changed, given = (torch.linalg.vector_norm(rows, dim=1) for rows in (wide - under, under))
-    return torch.div(changed, given)
+def _added(states: Tensor, under: Tensor) -> Tensor:
+    """What a block adds to each state: the norm of the change over the norm of what it was given."""
+    change, given = (torch.linalg.vector_norm(rows, dim=1) for rows in (states - under, under))
+    return torch.div(change, given)
 
 
-def _along(columns: Mapping[str, Array], first: NDArray[np.bool_], finite: NDArray[np.bool_]) -> dict[str, float]:
-    """First tokens against the others: the medians of what each state is."""
-    along = {}
+def _medians(columns: Mapping[str, Array], first: NDArray[np.bool_], finite: NDArray[np.bool_]) -> dict[str, float]:
+    """The medians over first tokens and over the others, and the quartiles of the others' norms."""
+    medians = {}
     for name, column in columns.items():
-        along[f"{name}_first"] = _quantile(column[first & finite], 0.5)
-        along[f"{name}_median"] = _quantile(column[~first & finite], 0.5)
-    along["norm_low"], along["norm_high"] = (_quantile(columns["norm"][~first & finite], at) for at in (0.25, 0.75))
-    return along
+        medians[f"{name}_first"] = _quantile(column[first & finite], 0.5)
+        medians[f"{name}_median"] = _quantile(column[~first & finite], 0.5)
+    quartiles = {"norm_low": 0.25, "norm_high": 0.75}
+    return medians | {name: _quantile(columns["norm"][~first & finite], q) for name, q in quartiles.items()}
 
 
 def _quantile(numbers: Array, share: float) -> float:
@@ -146,7 +223,7 @@ def _quantile(numbers: Array, share: float) -> float:
     return float(np.quantile(numbers, share)) if len(numbers) else float("nan")
 
 
-def _together(first: Cloud, others: Cloud) -> dict[str, float]:
+def _spread(first: Cloud, others: Cloud) -> dict[str, float]:
     every = first + others
     return {
         "anisotropy": every.anisotropy,
@@ -163,29 +240,29 @@ def _dimensions(picked: Tensor, first: Tensor) -> dict[str, float]:
     return {"intrinsic_dimension": every, "intrinsic_dimension_others": others}
 
 
-class _Peaks:
-    """The largest value of every channel so far, by size, and the token that has it."""
+class _ChannelPeaks:
+    """The largest absolute value of every channel so far, and the row that has it."""
 
     def __init__(self) -> None:
         self.values = torch.zeros(0, dtype=torch.float64)
         self.rows = torch.zeros(0, dtype=torch.long)
 
-    def see(self, wide: Tensor, rows: Tensor) -> None:
-        if not len(wide):
+    def update(self, states: Tensor, rows: Tensor) -> None:
+        if not len(states):
             return
-        at = wide.abs().argmax(0)
-        found, where = wide.gather(0, at[None])[0].cpu(), rows[at.cpu()]
+        at = states.abs().argmax(0)
+        values, where = states.gather(0, at[None])[0].cpu(), rows[at.cpu()]
         if not len(self.values):
-            self.values, self.rows = found, where
+            self.values, self.rows = values, where
             return
-        larger = found.abs() > self.values.abs()
-        self.values, self.rows = torch.where(larger, found, self.values), torch.where(larger, where, self.rows)
+        larger = values.abs() > self.values.abs()
+        self.values, self.rows = torch.where(larger, values, self.values), torch.where(larger, where, self.rows)
 
-    def channels(self, picked: Tensor) -> Channels:
-        """The first few; their times are over the median of all values, by size, of the sampled states."""
+    def largest(self, picked: Tensor) -> LargestValues:
+        """The first few, measured by the median absolute value of the sampled states."""
         order = self.values.abs().sort(descending=True, stable=True).indices[:RANKS]
         sizes = widened(picked[picked.isfinite().all(1)]).abs().numpy()
-        middle = float(np.median(sizes)) if sizes.size else 0.0
-        times = self.values[order].abs() / (middle or torch.nan)
+        median = float(np.median(sizes)) if sizes.size else 0.0
+        times = self.values[order].abs() / (median or torch.nan)
         values = self.values[order].float().numpy()
-        return Channels(order.numpy(), values, times.float().numpy(), self.rows[order].numpy())
+        return LargestValues(order.numpy(), values, times.float().numpy(), self.rows[order].numpy())

@@ -1,6 +1,6 @@
-"""The laminar profile, shown and told."""
+"""The profile of a model's states, as views and sentences."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,28 +15,29 @@ SPREAD = {
     "effective_rank_others": "effective rank, without first tokens",
     "intrinsic_dimension_others": "intrinsic dimension, without first tokens",
 }
+FEW_TOKENS = "With so few tokens, spread, dimension and CKA say little: give more text."
 
 
 def views(result: Result) -> Iterator[View]:
-    """The grid of norms, their course along the layers, then what blocks add, how states spread, how alike layers are.
+    """The grid of norms, the norms along the layers, then what blocks add, how states spread, how alike layers are.
 
-    What says little over few tokens is left out there: the facts say that they are few.
+    What says little over few tokens is left out there.
     """
-    each = [name for name in ("norm", "kurtosis", "mean", "deviation") if name in result.data]
-    grid = grid_of(result, each, title_of(result, ["norm"]).replace("Norm", "The norm of every state", 1))
+    names = [name for name in ("norm", "kurtosis", "mean", "deviation") if name in result.data]
+    grid = grid_of(result, names, title_of(result, ["norm"]).replace("Norm", "The norm of every state", 1))
     if grid is not None:
         yield grid
     yield from _norm_lines(result)
-    few = "few tokens" in result.facts or all("few tokens" in result.facts.get(name, {}) for name in _stacks(result))
     both = {"first": "first token", "median": "other tokens, median"}
-    added, kurtosis = ({f"{name}_{side}": said for side, said in both.items()} for name in ("added", "kurtosis"))
+    added, kurtosis = ({f"{name}_{side}": words for side, words in both.items()} for name in ("added", "kurtosis"))
+    massive = " ".join(sentence for facts in result.facts["stacks"] for sentence in _massive(facts))
     yield from _lines(result, added, "What each block adds along the layers", "change over what it was given")
-    yield from _lines(result, kurtosis, "The kurtosis along the layers", "kurtosis over the width", _massive(result))
+    yield from _lines(result, kurtosis, "The kurtosis along the layers", "kurtosis over the width", massive)
     yield from _lines(result, ANISOTROPY, "Anisotropy along the layers", "mean cosine")
-    if not few:
+    if not all(facts["few_tokens"] for facts in result.facts["stacks"]):
         yield from _lines(result, SPREAD, "In how many directions states spread, along the layers", "directions")
-    if "cka" in result.data and result.data.sizes["site"] > 1 and not few:
-        yield _cka(result)
+        if "cka" in result.data and result.data.sizes["site"] > 1:
+            yield _cka_grid(result)
 
 
 def _norm_lines(result: Result) -> Iterator[Lines]:
@@ -56,12 +57,12 @@ def _norm_lines(result: Result) -> Iterator[Lines]:
         yield Lines(title, labels(result.data, "site"), tuple(shown), y_name="norm", unit="L2", scale="log")
 
 
-def _lines(result: Result, named: dict[str, str], title: str, y_name: str, note: str = "") -> Iterator[Lines]:
-    """Some variables along the layers, by what each is called; where there is none of them, no picture."""
-    known = {name: said for name, said in named.items() if name in result.data}
+def _lines(result: Result, names: Mapping[str, str], title: str, y_name: str, note: str = "") -> Iterator[Lines]:
+    """Some variables along the layers, each under its name; no picture where there is none of them."""
+    known = {name: words for name, words in names.items() if name in result.data}
     series = [
-        Series(f"{prefix}{said}", np.where(here, result.data[name].to_numpy(), np.nan))
-        for name, said in known.items()
+        Series(f"{prefix}{words}", np.where(here, result.data[name].to_numpy(), np.nan))
+        for name, words in known.items()
         for prefix, here in _by_stack(result)
     ]
     shown = tuple(one for one in series if np.isfinite(one.y).any())
@@ -78,50 +79,139 @@ def _by_stack(result: Result) -> Iterator[tuple[str, Any]]:
         yield stack.replace(".", " "), np.array([one == stack for one in stacks])
 
 
-def _massive(result: Result) -> str:
-    return " ".join(sentence for facts in _facts(result) for sentence in _largest(facts))
-
-
-def _cka(result: Result) -> Grid:
-    """Every pair of layers, that stand on one footing."""
+def _cka_grid(result: Result) -> Grid:
+    """Every pair of the layers that were compared."""
     names = [name for name in ("cka_others", "cka", "cka_chance") if name in result.data]
     kept = np.flatnonzero(np.isfinite(result.data[names[0]].to_numpy()).any(1))
     data = result.data.isel(site=kept, source_site=kept)
     measures = tuple(
         Measure(str(data[name].attrs["long_name"]), data[name].to_numpy(), limits=(0, 1)) for name in names
     )
-    model = result.source.get("model", "the model")
-    note = "Layers run up and across; 1 where two hold the same up to a rotation and a scale."
-    sites = labels(data, "site")
-    return Grid(
-        f"How alike every pair of layers of {model} is", sites, labels(data, "source_site"), measures, note=note
-    )
+    title = f"How alike every pair of layers of {result.source.get('model', 'the model')} is"
+    note = "Layers run up and across; 1 where two are the same up to a rotation and a scale."
+    return Grid(title, labels(data, "site"), labels(data, "source_site"), measures, note=note)
+
+
+def findings(result: Result) -> Iterator[str]:
+    """What the profile shows, stack by stack."""
+    for facts in result.facts["stacks"]:
+        for part in (_norms, _final_norm, _largest_norm, _added, _massive, _spread, _cka, _not_finite):
+            yield from part(facts)
+        if facts["few_tokens"]:
+            yield FEW_TOKENS
+    if result.facts["tokens_kept"] < result.facts["tokens"]:
+        kept, tokens = result.facts["tokens_kept"], result.facts["tokens"]
+        yield f"Numbers of single tokens are kept of the first {kept:,} of {tokens:,}; all else is of all tokens."
+
+
+def _of(facts: Mapping[str, Any]) -> str:
+    return f" of the {facts['stack']}" if facts["stack"] else ""
+
+
+def _norms(facts: Mapping[str, Any]) -> Iterator[str]:
+    if "norm_ratio" in facts:
+        first, others, ratio = (facts[name] for name in ("first_token_norm", "other_tokens_norm", "norm_ratio"))
+        yield (
+            f"Over the middle layers{_of(facts)} ({facts['middle_layers']}) the first token has a median norm of "
+            f"{first:,.4g} and the others of {others:,.4g}: {ratio:,.1f} times as much."
+        )
+
+
+def _final_norm(facts: Mapping[str, Any]) -> Iterator[str]:
+    changes = [
+        f"{who} from {facts['before_final'][name]:,.4g} to {facts['at_final'][name]:,.4g}"
+        for name, who in (("first_token_norm", "the first token"), ("other_tokens_norm", "the others"))
+        if name in facts.get("at_final", {})
+    ]
+    if changes:
+        yield f"The final norm{_of(facts)} then takes {' and '.join(changes)}."
+
+
+def _largest_norm(facts: Mapping[str, Any]) -> Iterator[str]:
+    if largest := facts.get("largest_norm"):
+        norm, token, site = (
+            f"{largest['norm']:,.4g}",
+            quoted(largest["token"].strip() or largest["token"]),
+            largest["site"],
+        )
+        yield f"The largest norm{_of(facts)} is {norm}, of {token} at {site}."
+
+
+def _added(facts: Mapping[str, Any]) -> Iterator[str]:
+    if added := facts.get("added"):
+        low, high = added["lowest"], added["highest"]
+        yield (
+            f"The block that makes `{high['site']}` changes its input most, by {high['value']:.2f} of its norm in the "
+            f"median, and the one that makes `{low['site']}` least, by {low['value']:.2f}."
+        )
+
+
+def _massive(facts: Mapping[str, Any]) -> Iterator[str]:
+    """Massive activations, where there are any."""
+    if massive := facts.get("massive_activations"):
+        largest, channels = facts["largest_value"], massive["channels"]
+        numbers = ", ".join(map(str, channels[:6])) + (" and others" if len(channels) > 6 else "")
+        token = quoted(largest["token"].strip() or largest["token"])
+        yield (
+            f"Massive activations{_of(facts)}: {'channel' if len(channels) == 1 else 'channels'} {numbers} at "
+            f"{massive['sites']}, up to {largest['times_median']:,.0f} times the median absolute value "
+            f"({token}, position {largest['position']}, {largest['site']})."
+        )
+
+
+def _spread(facts: Mapping[str, Any]) -> Iterator[str]:
+    ranks = facts.get("effective_rank", {})
+    if len(ranks) == 2 and ranks["all_tokens"] < ranks["other_tokens"] / 2 and not facts["few_tokens"]:
+        yield (
+            f"First tokens decide how states spread: with them the middle layers{_of(facts)} have an effective rank of "
+            f"{ranks['all_tokens']:.1f}, without them of {ranks['other_tokens']:.0f}."
+        )
+
+
+def _cka(facts: Mapping[str, Any]) -> Iterator[str]:
+    if not (cka := facts.get("cka")):
+        return
+    names = {"median": "for all tokens", "median_other_tokens": "without first ones", "median_by_chance": "by chance"}
+    medians = [f"{cka[name]:.2f} {words}" for name, words in names.items() if name in cka]
+    if medians:
+        count = f"{cka['sampled_tokens']:,}"
+        yield f"The median linear CKA of all pairs of layers{_of(facts)} over {count} tokens is {', '.join(medians)}."
+    if least := cka.get("least_alike"):
+        yield f"Least alike are `{least['site']}` and `{least['source_site']}`, with {least['cka']:.2f}."
+
+
+def _not_finite(facts: Mapping[str, Any]) -> Iterator[str]:
+    if broken := facts.get("not_finite"):
+        where = f"{quoted(broken['token'])} at {broken['site']}"
+        yield f"{broken['states']:,} states{_of(facts)} are not finite and are left out; the first is that of {where}."
 
 
 def sections(result: Result) -> Iterator[Section]:
-    """What there is to see, in words."""
-    shown = tuple(views(result))
+    """The profile as parts of a page."""
+    shown, stacks = tuple(views(result)), result.facts["stacks"]
     grids, lines = ([view for view in shown if isinstance(view, kind)] for kind in (Grid, Lines))
     texts = result.data.attrs.get("texts", [])
     text = quoted(texts[0]) if len(texts) == 1 else f"{result.facts['texts']} texts"
+    norms = " ".join(sentence for facts in stacks for part in (_norms, _final_norm) for sentence in part(facts))
     yield Section(
         "The size of every state",
         f"These are all the states of {text}: tokens run across, layers run up, and the colour is the norm of the "
-        "vector, on a log scale. Point at a cell, or use the arrow keys, to read it out.\n\n" + _norms_seen(result),
+        f"vector, on a log scale. Point at a cell, or use the arrow keys, to read it out.\n\n{norms}",
         tuple(grids[:1]),
     )
     yield Section(
         "The same along the layers",
         "One line for the first token, one for the others, with a band around the middle half of them. "
-        + " ".join(sentence for name in _stacks(result) for sentence in _lessons(result.facts[name])),
+        + " ".join(sentence for facts in stacks for sentence in _lessons(facts)),
         tuple(lines[:1]),
     )
     if lines[1:]:
-        beside = len(set(result.data["footing"].to_numpy().tolist())) > 1
-        told = [HOW, *([BESIDE] if beside else []), *(one for facts in _facts(result) for one in _spread(facts))]
-        yield Section("What blocks add, and how states spread", " ".join(told), tuple(lines[1:]))
+        apart = len(set(result.data["form"].to_numpy().tolist())) > 1
+        parts = [sentence for facts in stacks for part in (_added, _massive, _spread) for sentence in part(facts)]
+        prose = " ".join([HOW, *([APART] if apart else []), *parts])
+        yield Section("What blocks add, and how states spread", prose, tuple(lines[1:]))
     if grids[1:]:
-        alike = " ".join(sentence for facts in _facts(result) for sentence in _alike(facts))
+        alike = " ".join([CKA, *(sentence for facts in stacks for sentence in _cka(facts))])
         yield Section("How alike the layers are", alike, tuple(grids[1:]))
 
 
@@ -130,89 +220,19 @@ HOW = (
     "out of a state: it is 3 where values are normally distributed. Anisotropy is the mean cosine between different "
     "tokens."
 )
-BESIDE = "`final` is normed and the layers are not, so it is no part of what is said of states together."
+APART = "`final` is normed and the layers are not, so it is not compared with them."
+CKA = "Linear CKA is 1 where two layers are the same up to a rotation and a scale."
 
 
-def _facts(result: Result) -> list[dict[str, Any]]:
-    """The findings of each stack."""
-    stacks = [result.facts[name] for name in ("encoder", "decoder") if name in result.facts]
-    return stacks or [dict(result.facts)]
-
-
-def _spread(facts: dict[str, Any]) -> Iterator[str]:
-    if added := facts.get("what a block adds, over what it was given"):
-        low, high = added["lowest"], added["highest"]
-        yield (
-            f"The block that makes `{high['site']}` changes most, {high['share']:.2f} times what it was given in the "
-            f"median, and the one that makes `{low['site']}` least: {low['share']:.2f}."
-        )
-    yield from _largest(facts)
-    ranks = facts.get("effective rank of the middle layers", {})
-    if len(ranks) == 2 and ranks["all tokens"] < ranks["without first tokens"] / 2 and "few tokens" not in facts:
-        yield (
-            f"First tokens decide how states spread: with them the middle layers have an effective rank of "
-            f"{ranks['all tokens']:.1f}, without them of {ranks['without first tokens']:.0f}."
-        )
-
-
-def _largest(facts: dict[str, Any]) -> Iterator[str]:
-    """Massive activations, where there are any."""
-    channels = facts.get("largest channels", {})
-    if "massive" in channels:
-        top = channels["largest"]
-        numbers = " and ".join(map(str, channels["channels"][:6]))
-        yield (
-            f"Massive activations: {'channel' if len(channels['channels']) == 1 else 'channels'} {numbers} at "
-            f"{channels['sites']}, up to {top['times the median']:,.0f} times the median of all values "
-            f"({quoted(top['token'].strip())}, position {top['position']}, {top['site']})."
-        )
-
-
-def _alike(facts: dict[str, Any]) -> Iterator[str]:
-    if not (alike := facts.get("cka")):
-        return
-    yield f"Linear CKA over {alike['sampled tokens']:,} tokens: 1 where two layers hold the same up to a rotation."
-    said = {"median of pairs": "for all tokens", "without first tokens": "without first ones", "by chance": "by chance"}
-    medians = [f"{alike[name]:.2f} {words}" for name, words in said.items() if name in alike]
-    yield f"The median of all pairs is {', '.join(medians)}."
-    if least := alike.get("least alike"):
-        yield f"Least alike are `{least['site']}` and `{least['source_site']}`, with {least['cka']:.2f}."
-
-
-def _lessons(facts: dict[str, Any]) -> Iterator[str]:
+def _lessons(facts: Mapping[str, Any]) -> Iterator[str]:
     """What follows from the norms, where it does."""
-    if facts.get("times as large", 0) >= 10:
+    if facts.get("norm_ratio", 0) >= 10:
         yield (
-            "A first token that is so much larger hides the rest: whoever averages states over tokens, or compares "
-            "texts by the distance of their states, sees hardly anything else."
+            "A first token that is so much larger hides the rest: a mean of states over tokens, or a distance between "
+            "the states of two texts, then shows hardly anything else."
         )
-    ends = list(_drops(facts).values())
-    if len(ends) == 2 and ends[0][0] > 2 * ends[1][0] and ends[1][1] / 2 < ends[0][1] < 2 * ends[1][1]:
-        yield "At `final` all are of one size again: the norm sees to that."
-
-
-def _stacks(result: Result) -> list[str]:
-    return [name for name in ("norm", "encoder", "decoder") if name in result.facts]
-
-
-def _norms_seen(result: Result) -> str:
-    """What a profile's norms show, in plain sentences."""
-    return " ".join(sentence for stack in _stacks(result) for sentence in _sentences(stack, result.facts[stack]))
-
-
-def _sentences(stack: str, facts: dict[str, Any]) -> Iterator[str]:
-    whose = "" if stack == "norm" else f" of the {stack}"
-    if "times as large" in facts:
-        first, others, times = (facts[name] for name in ("first token", "other tokens", "times as large"))
-        yield (
-            f"Over the middle{whose} ({facts['middle layers']}) the first token has a median norm of about "
-            f"{first:,.0f} and the others of about {others:,.0f}: {times:,.1f} times as much."
-        )
-    if drops := _drops(facts):
-        told = " and ".join(f"the {who} from {before:,.0f} to {after:,.0f}" for who, (before, after) in drops.items())
-        yield f"The final norm{whose} then takes {told}."
-
-
-def _drops(facts: dict[str, Any]) -> dict[str, list[float]]:
-    """For first and other tokens, the norm before and after the final norm."""
-    return {key.partition(" from ")[0]: ends for key, ends in facts.items() if " from " in key}
+    before, after = facts.get("before_final", {}), facts.get("at_final", {})
+    if "first_token_norm" in after and "other_tokens_norm" in after:
+        larger = before["first_token_norm"] > 2 * before["other_tokens_norm"]
+        if larger and 1 / 2 < after["first_token_norm"] / after["other_tokens_norm"] < 2:
+            yield "At `final` all are of one size again: the final norm sees to that."
