@@ -99,7 +99,7 @@ class Site:
     def __lt__(self, other: object) -> bool:
         return self._order < other._order if isinstance(other, Site) else NotImplemented
 
-    @property
+    @cached_property
     def _order(self) -> tuple[int, int, int]:
         stack = 0 if self.stack is None else 1 + STACKS.index(self.stack)
         layer = MOST_LAYERS if self.layer is None else self.layer

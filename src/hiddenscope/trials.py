@@ -13,6 +13,7 @@ import json
 import os
 import types
 from collections.abc import Callable, Hashable, Mapping
+from functools import cache
 from math import sqrt
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
@@ -131,6 +132,9 @@ class Memory:
         self.recalled: set[str] = set()
         self._outcomes: dict[str, Any] = self._read()
 
+    def __contains__(self, title: str) -> bool:
+        return title in self._outcomes
+
     def recall(self, title: str, form: type[Outcome]) -> Outcome | None:
         """An outcome of this class that was kept under a title; None if there is none."""
         if title not in self._outcomes:
@@ -215,7 +219,7 @@ def _decoded(value: Any, form: Any) -> Any:
         present = next(part for part in get_args(form) if part is not type(None))
         return None if value is None else _decoded(value, present)
     if dataclasses.is_dataclass(form) and isinstance(form, type):
-        hints = get_type_hints(form)
+        hints = _hints(form)
         names = [field.name for field in dataclasses.fields(form)]
         return form(**{name: _decoded(value[name], hints[name]) for name in names})
     if form is torch.dtype:
@@ -225,6 +229,11 @@ def _decoded(value: Any, form: Any) -> Any:
     if origin is Literal and value not in get_args(form):
         raise ValueError(f"{value!r} is none of {get_args(form)}")
     return value
+
+
+@cache
+def _hints(form: type) -> dict[str, Any]:
+    return get_type_hints(form)
 
 
 def _decoded_container(value: dict[str, Any], form: Any) -> Any:

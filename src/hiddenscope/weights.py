@@ -94,6 +94,11 @@ def check_finite(module: nn.Module) -> None:
     _FINITE[module] = stamps
 
 
+def trust_finite(module: nn.Module) -> None:
+    """Take the weights as finite without reading them, until one is changed: they were read in an earlier load."""
+    _FINITE[module] = Stamps(module)
+
+
 class Fingerprint:
     """The hash of a module's weights, made when it is first asked for and again after they have changed.
 

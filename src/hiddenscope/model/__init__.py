@@ -37,7 +37,7 @@ from hiddenscope.passes import (
 from hiddenscope.sites import SitePatterns
 from hiddenscope.states import Pair, Source, States
 from hiddenscope.trials import Memory, Trials, weights_identity
-from hiddenscope.weights import Fingerprint
+from hiddenscope.weights import Fingerprint, trust_finite
 
 if TYPE_CHECKING:
     import os
@@ -121,11 +121,14 @@ class Model:
     """
 
     def __init__(self, loaded: Loaded) -> None:
+        memory = _memory(loaded)
+        if memory is not None and "anatomy" in memory:
+            trust_finite(loaded.module)
         self.module: nn.Module = recordable(loaded.module)
         self.tokenizer = loaded.tokenizer
         self.name, self.revision, self.notes = loaded.name, loaded.revision, loaded.notes
         self.lock = PassLock()
-        self.trials = Trials(self.module, _memory(loaded, self.module))
+        self.trials = Trials(self.module, memory)
         self._anatomy = self.trials.once("anatomy", lambda: find(self.module, name=self.name), form=Anatomy)
         self.remembered = self.trials.recalled("anatomy")
         self._unchecked = self.remembered
@@ -291,11 +294,12 @@ class Model:
         )
 
 
-def _memory(loaded: Loaded, module: nn.Module) -> Memory | None:
+def _memory(loaded: Loaded) -> Memory | None:
     """Where the trials of a model that was read from a folder are remembered; a live module has no such place."""
     weights = None if loaded.folder is None else weights_identity(loaded.folder)
     if weights is None:
         return None
+    module = loaded.module
     weight = next(module.parameters())
     config: Any = getattr(module, "config", None)
     kernel = getattr(config, "_attn_implementation", None)

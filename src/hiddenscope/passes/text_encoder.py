@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -83,14 +84,16 @@ class TextEncoder:
     def tokens(self, inputs: Inputs) -> Tokens:
         """The tokens of encoded texts, one row each, text after text."""
         lengths = inputs.lengths
-        flat = [i for ids in inputs.ids for i in ids]
+        flat = list(chain.from_iterable(inputs.ids))
+        for token in set(flat) - self._strings.keys():
+            self.string(token)
         spans = [span for row in inputs.spans for span in row] if inputs.spans else []
         return Tokens(
             inputs.texts,
             text=np.repeat(np.arange(len(lengths)), lengths),
             positions=np.concatenate([np.arange(n) for n in lengths]),
             ids=np.array(flat, dtype=np.int64),
-            strings=tuple(self.string(i) for i in flat),
+            strings=tuple(map(self._strings.__getitem__, flat)),
             spans=np.array(spans, dtype=np.int64).reshape(-1, 2),
             count=len(lengths),
         )

@@ -1,0 +1,128 @@
+"""What a model may do is tried once; what was tried is remembered, checked again, and forgotten when it no longer holds."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import hiddenscope as hs
+from hiddenscope import trials
+from hiddenscope.anatomy import find
+from hiddenscope.anatomy import find as find_states
+from hiddenscope.testing import tiny_model
+
+TEXT = [[5, 6, 7, 8]]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HIDDENSCOPE_CACHE", str(tmp_path / "cache"))
+    place = tmp_path / "model"
+    tiny_model("llama").save_pretrained(place)
+    return place
+
+
+@pytest.fixture
+def proofs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the models that were proved from the beginning."""
+    made: list[str] = []
+
+    def counted(module: torch.nn.Module, *, name: str = "") -> object:
+        made.append(name)
+        return find_states(module, name=name)
+
+    monkeypatch.setattr("hiddenscope.model.find", counted)
+    return made
+
+
+def memory_of(folder: Path) -> Path:
+    (found,) = (folder.parent / "cache" / "trials").glob("*.json")
+    return found
+
+
+def test_the_second_load_remembers_the_proof_and_gives_the_same(folder: Path, proofs: list[str]) -> None:
+    first, second = hs.load(folder), hs.load(folder)
+    assert proofs == ["model"] and not first.remembered and second.remembered
+    assert second.anatomy == first.anatomy and second.batching == first.batching
+    assert torch.equal(first.capture(TEXT).values, second.capture(TEXT).values)
+    assert first.source() == second.source()
+
+
+def test_a_remembered_proof_is_made_again_on_one_batch_before_it_is_used(folder: Path, proofs: list[str]) -> None:
+    hs.load(folder)
+    memory = memory_of(folder)
+    stored = json.loads(memory.read_text())
+    swapped = json.dumps(stored["outcomes"]).replace("model.layers.1", "model.layers.9").replace("layers.2", "layers.1")
+    outcomes = json.loads(swapped)
+    seal = trials.hashlib.sha256(json.dumps(outcomes, sort_keys=True).encode()).hexdigest()
+    memory.write_text(json.dumps({"outcomes": outcomes, "sha256": seal}))
+    model = hs.load(folder)
+    assert model.remembered
+    assert [str(site) for site in model.anatomy.select("layer.*")] == [f"layer.{k}" for k in range(4)]
+    assert not model.remembered and proofs == ["model"] * 2
+    assert model.anatomy.taps == find(model.module).taps
+
+
+@pytest.mark.parametrize("damage", ["{", "{}", '{"outcomes": {"anatomy": 3}, "sha256": "no"}'])
+def test_a_memory_that_cannot_be_read_counts_as_none(folder: Path, proofs: list[str], damage: str) -> None:
+    hs.load(folder)
+    memory_of(folder).write_text(damage)
+    assert not hs.load(folder).remembered and len(proofs) == 2
+
+
+def test_a_flipped_bit_in_the_memory_is_never_believed(folder: Path) -> None:
+    hs.load(folder)
+    memory = memory_of(folder)
+    whole = memory.read_bytes()
+    for at in range(0, len(whole), max(1, len(whole) // 40)):
+        memory.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        place = trials.Memory(folder.parent / "cache", "other")
+        place.path = memory
+        assert place._read() in ({}, json.loads(whole)["outcomes"])
+
+
+def test_other_weights_are_proved_anew(folder: Path, proofs: list[str]) -> None:
+    hs.load(folder)
+    tiny_model("llama", seed=3).save_pretrained(folder)
+    assert not hs.load(folder).remembered and len(proofs) == 2
+
+
+def test_another_dtype_or_kernel_is_tried_by_itself(folder: Path, proofs: list[str]) -> None:
+    for options in ({}, {"dtype": "bfloat16"}, {"attention": "eager"}):
+        assert not hs.load(folder, **options).remembered
+        assert hs.load(folder, **options).remembered
+    assert len(proofs) == 3
+
+
+def test_a_live_module_is_remembered_nowhere(folder: Path) -> None:
+    hs.load((tiny_model("llama"), None))
+    assert not (folder.parent / "cache" / "trials").exists()
+
+
+def test_what_is_configured_anew_is_tried_anew() -> None:
+    model = hs.load((tiny_model("llama"), None))
+    tried: list[int] = []
+    for _ in range(2):
+        model.trials.once("count", lambda: tried.append(1))
+    model.module.config.use_cache = not model.module.config.use_cache  # type: ignore[union-attr]
+    model.trials.once("count", lambda: tried.append(1))
+    assert len(tried) == 2
+
+
+@given(st.integers(0, 80), st.sampled_from([torch.float32, torch.bfloat16, torch.float16, torch.float64]))
+def test_the_tolerance_grows_with_depth_and_is_a_share(depth: int, dtype: torch.dtype) -> None:
+    allowed = trials.tolerance(dtype, depth)
+    assert 0 < allowed < trials.tolerance(dtype, depth + 1) < 1
+
+
+def test_rounding_is_within_the_tolerance_and_a_wrong_position_is_not(tiny: Callable[..., hs.Model]) -> None:
+    model = tiny("llama")
+    states = model.capture(TEXT, "layer.*")
+    depths = [site.layer or 0 for site in states.sites]  # type: ignore[union-attr]
+    rounded = (states.values.double() * (1 + 1e-7)).float()
+    assert trials.disagreement(states.values, rounded, depths) < 1
+    assert trials.disagreement(states.values, states.values.roll(1, dims=1), depths) > 1000
