@@ -16,6 +16,7 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import imread
+from matplotlib.transforms import Affine2D
 from numpy.typing import NDArray
 
 from hiddenscope.views import Grid, Lines, Measure, Panels, Series, View, Words
@@ -149,8 +150,9 @@ def test_labels_never_overlap(count: int, depth: int) -> None:
     shown = grid(depth, tuple(long[k % 4] for k in range(count)))
     figure = drawn([shown])
     axes = figure.axes[0]
-    across = [label.get_window_extent() for label in axes.get_xticklabels()]
-    up = [label.get_window_extent() for label in axes.get_yticklabels()]
+    points = Affine2D().scale(72 / figure.dpi)
+    across = [label.get_window_extent().transformed(points) for label in axes.get_xticklabels()]
+    up = [label.get_window_extent().transformed(points) for label in axes.get_yticklabels()]
     if axes.get_xticklabels()[0].get_rotation() == 45:
         gaps = np.diff([box.x1 for box in across]) * 0.707
         assert (gaps >= 7.5).all()

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 EDGE, APART = 12.0, 24.0  # around the sheet, and between two views
 TITLE = 10.5
 TITLE_LINE, NOTE_LINE = 14.0, 10.0
+FINE = 4  # pixels for each point while views are laid out: glyphs stand on whole pixels, so a coarse text is too narrow
 LEAST_WIDTH = 240.0  # so that a title has room over a narrow view
 
 
@@ -57,7 +58,7 @@ class Sheet:
         from matplotlib.figure import Figure
 
         self.lettering = lettering
-        self.figure = Figure(figsize=(10, 10), dpi=72)  # while views are laid out, a pixel is a point
+        self.figure = Figure(figsize=(10, 10), dpi=72 * FINE)
         self.canvas = FigureCanvasAgg(self.figure)
         self.blocks: list[_Block] = []
 
@@ -96,7 +97,7 @@ class Sheet:
         """How far axes reach with all their labels, within the view."""
         bounds = axes.get_tightbbox(self.canvas.get_renderer())  # type: ignore[no-untyped-call]
         assert bounds is not None
-        return Box(bounds.x0, 720 - bounds.y1, bounds.width, bounds.height)
+        return Box(bounds.x0 / FINE, 720 - bounds.y1 / FINE, bounds.width / FINE, bounds.height / FINE)
 
     def finish(self) -> None:
         """Move every view to its place, and write titles and notes."""
