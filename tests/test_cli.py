@@ -1,5 +1,6 @@
 """The command line: it starts quickly, says what goes wrong in words, and hides nothing from the docs."""
 
+import inspect
 import io
 import json
 import runpy
@@ -19,6 +20,7 @@ from typer.testing import CliRunner
 
 import hiddenscope as hs
 from hiddenscope import cli, errors, progress
+from hiddenscope.catalog import ANALYSES
 from hiddenscope.cli import command, terminal
 from hiddenscope.cli.demo import _print_grid
 from hiddenscope.loading import zoo
@@ -52,6 +54,16 @@ def test_every_command_takes_the_shared_options_and_says_what_each_does(name: st
     assert {"--model", "--device", "--dtype", "--out", "--json", "--progress", "--debug"} <= options
     assert COMMANDS[name].help
     assert all(parameter.help for parameter in COMMANDS[name].params if parameter.name != "help")
+
+
+@pytest.mark.parametrize("word", [analysis.word for analysis in ANALYSES if not analysis.own_command])
+def test_a_generated_command_has_every_parameter_of_its_function(word: str) -> None:
+    _, *parameters = inspect.signature(getattr(hs, word)).parameters.values()
+    options = {parameter.name: parameter for parameter in COMMANDS[word].params}
+    for parameter in parameters:
+        assert parameter.name in options
+        if parameter.default not in (None, inspect.Parameter.empty):
+            assert options[parameter.name].default == parameter.default
 
 
 @pytest.mark.parametrize("name", ["cli.md", "index.md"])
