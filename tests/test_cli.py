@@ -274,10 +274,10 @@ def test_demo_writes_a_page_and_says_where(folder: str, tmp_path: Path, monkeypa
     for heading in HEADINGS:
         assert f"{heading}</h2>" in told, heading
     assert "Which states carry the answer" not in told  # this tokenizer does not know Berlin
-    first = hs.profile(hs.load(folder, device="cpu", dtype="float32"), TEXT).facts["norm"]["first token"]
-    assert f"a median norm of about {first:,.0f}" in told
+    first = hs.profile(hs.load(folder, device="cpu", dtype="float32"), TEXT).facts["stacks"][0]["first_token_norm"]
+    assert f"a median norm of {first:,.4g}" in told
     facts = json.loads(ask("demo", "--model", folder, "--json", "--out", str(tmp_path / "other.html")))
-    assert facts["profile"]["norm"]["first token"] == first
+    assert facts["profile"]["stacks"][0]["first_token_norm"] == first
     assert Path(facts["page"]).read_text("utf-8") == told
 
 
