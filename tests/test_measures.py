@@ -5,7 +5,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from hiddenscope.measures import Cloud, chunks, effective_rank, likeness, linear_cka, reading, two_nn
+from hiddenscope.measures import Cloud, chunks, cka, effective_rank, linear_cka, two_nn
 
 Numbers = NDArray[np.float64]
 
@@ -48,9 +48,9 @@ def two_nn_by_definition(points: Numbers) -> float:
 
 
 @pytest.mark.parametrize("tokens", [3, 12, 90])
-@pytest.mark.parametrize("at_once", [100, likeness.AT_ONCE])
+@pytest.mark.parametrize("at_once", [100, cka.CHUNK])
 def test_cka_is_what_its_definition_says(tokens: int, at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(likeness, "AT_ONCE", at_once)
+    monkeypatch.setattr(cka, "CHUNK", at_once)
     x, y = drawn(3, tokens, 20) + 2, drawn(2, tokens, 33, seed=1)
     expected = [[cka_by_definition(a, b) for b in y.numpy()] for a in x.numpy()]
     np.testing.assert_allclose(linear_cka(x, y)[0], expected, rtol=1e-9)
@@ -152,7 +152,7 @@ def test_zeros_have_no_direction() -> None:
 
 @pytest.mark.parametrize("lengths", [[1] * 23, [23], [7, 0, 16], [5, 5, 13]])
 def test_chunks_do_not_depend_on_blocks(lengths: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "AT_ONCE", 20)
+    monkeypatch.setattr("hiddenscope.measures.cloud.CHUNK", 20)
     rows = torch.arange(46.0).reshape(23, 2)
     made = list(chunks(rows.split(lengths)))
     assert [len(chunk) for chunk in made] == [10, 10, 3]

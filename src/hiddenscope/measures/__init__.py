@@ -1,14 +1,12 @@
-"""Measures: numbers that sum up many states. Tensors in, numbers out; they know no sites, no tokens and no words.
+"""Measures: numbers that summarise many states. Tensors in, numbers out; they know no sites, no tokens and no models.
 
-reading     rows regrouped and widened, however a source cuts them
-cloud       mean, spread and direction of any number of states, which are seen once
-dimension   in how many directions states spread, by their spectrum and by their neighbours
-likeness    how alike two sets of states of the same tokens are: linear CKA
+cloud       mean, spread, direction and dimension of any number of states, which are seen once
+cka         how similar two sets of states of the same tokens are: linear CKA
+distances   Euclidean distances of every row to every other, and whether a picture keeps neighbours
+separation  how far apart classes are, beside shuffled labels
 """
 
-from hiddenscope.measures.cloud import Cloud
-from hiddenscope.measures.dimension import effective_rank, two_nn
-from hiddenscope.measures.likeness import FEWEST, WORTH_READING, linear_cka
-from hiddenscope.measures.reading import chunks, widened
+from hiddenscope.measures.cka import FEWEST, WORTH_READING, linear_cka
+from hiddenscope.measures.cloud import Cloud, chunks, effective_rank, two_nn, widened
 
 __all__ = ["FEWEST", "WORTH_READING", "Cloud", "chunks", "effective_rank", "linear_cka", "two_nn", "widened"]
