@@ -1,12 +1,12 @@
-"""Scores and maps of many layers: silhouettes beside scikit-learn's, UMAP beside plain umap-learn."""
+"""Permutation tests and pictures of many layers: against one shuffle at a time, and against plain umap-learn."""
 
 import gc
 import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,17 +16,19 @@ from bench import measure
 from bench.measure import Row
 
 LAYERS, POINTS, WIDTH = 31, 2_000, 576
+SCORED, SHUFFLES = 500, 99
 FIRST = 5_000
-SILHOUETTES, TOGETHER, FRESH = 2.0, 1.6, 0.4
+PERMUTATIONS, TWO_PROCESSES, FRESH = 5.0, 1.6, 0.4
 
 
 def rows(repeats: int) -> list[Row]:
-    """One row a promise."""
-    return [_silhouettes(repeats), *_in_processes(max(1, repeats // 3)), _fresh(max(1, repeats // 3))]
+    """One row for each bar."""
+    few = max(1, repeats // 3)
+    return [_permutations(few), *_in_processes(few), _fresh(few)]
 
 
 def _points(layers: int, count: int, width: int = WIDTH) -> torch.Tensor:
-    """States that lie as a model's do: a few strong directions, many weak ones, two classes."""
+    """Points that lie as states do: some strong directions, many weak ones, two classes."""
     generator = torch.Generator().manual_seed(0)
     strength = 10.0 / torch.arange(1, width + 1) ** 0.7
     points = torch.randn(layers, count, width, generator=generator) * strength
@@ -34,55 +36,54 @@ def _points(layers: int, count: int, width: int = WIDTH) -> torch.Tensor:
     return points
 
 
-def _silhouettes(repeats: int) -> Row:
-    from sklearn.metrics import silhouette_score
+def _permutations(repeats: int) -> Row:
+    """Silhouettes under shuffled labels, where scikit-learn is given the distances."""
+    from sklearn.metrics import pairwise_distances, silhouette_score
 
     from hiddenscope.measures.distances import Distances
-    from hiddenscope.measures.separation import silhouette
+    from hiddenscope.measures.separation import separation, shuffled
 
-    points = _points(LAYERS, POINTS)
-    codes = torch.arange(POINTS) % 2
-    ways = {
-        "ours": lambda: [silhouette(Distances(layer), codes) for layer in points],
-        "theirs": lambda: [silhouette_score(layer.numpy(), codes.numpy()) for layer in points],
-    }
-    np.testing.assert_allclose(ways["ours"](), ways["theirs"](), atol=1e-5)
-    found = measure.ratios(measure.interleaved(ways, repeats, warm=False), "ours")["theirs"]
-    what = f"silhouettes, {LAYERS} layers x {POINTS:,} points x {WIDTH}: scikit-learn's loop / ours"
-    return Row("project", what, found.cpu, found.wall, SILHOUETTES, at_least=True)
+    points = _points(1, SCORED)[0]
+    labels = shuffled(torch.arange(SCORED) % 2, SHUFFLES, 0)
+
+    def theirs() -> list[float]:
+        distances = pairwise_distances(points.numpy())
+        return [silhouette_score(distances, some, metric="precomputed") for some in labels.numpy()]
+
+    ways = {"ours": lambda: separation(Distances(points), labels), "theirs": theirs}
+    assert abs(separation(Distances(points), labels)["silhouette"].value - theirs()[0]) < 1e-5
+    ratio = measure.ratios(measure.interleaved(ways, repeats, warm=False), "ours")["theirs"]
+    what = f"{SCORED} points x {WIDTH}: scikit-learn's silhouette under {SHUFFLES} shuffles / all four scores by ours"
+    return Row("project", what, ratio.cpu, ratio.wall, PERMUTATIONS, at_least=True)
 
 
 def _in_processes(repeats: int) -> list[Row]:
-    """UMAP by one process and by two, warm; and that few points stay in one."""
-    from hiddenscope.analyses.project.crew import WORTH_A_PROCESS, Crew
+    """UMAP in one process and in two, compiled; and that few points stay in one."""
+    from hiddenscope.analyses.project.workers import WORTH_A_PROCESS, Job, UmapPool
     from hiddenscope.measures.distances import Distances
 
     jobs = []
     for layer in _points(LAYERS, POINTS, 64):
-        places, distances = Distances(layer).nearest(15)
+        neighbours, distances = Distances(layer).nearest(15)
         start = (layer[:, :2] / layer[:, :2].abs().max() * 10).numpy()
-        jobs.append((start, (places.numpy(), distances.float().numpy()), 0))
+        jobs.append(Job(start, neighbours.numpy(), distances.float().numpy(), 0))
 
-    def maps(points: int) -> float:
-        """Wall time from when everybody is warm; CPU time would not see the other process."""
-        with Crew(points) as crew:
-            crew._thread.join()
-            while len([*Path(crew._folder.name).glob("*.warm")]) < crew.helpers:
-                time.sleep(0.1)
+    def seconds(points: int) -> float:
+        """Wall time once everything is compiled; CPU time would not count the other process."""
+        with UmapPool(points) as pool:
+            pool.wait_until_ready()
             begin = time.perf_counter()
-            crew.pictures(jobs, lambda amount: None)
+            pool.compute(jobs, lambda amount: None)
             return time.perf_counter() - begin
 
-    found = [maps(0) / maps(WORTH_A_PROCESS) for _ in range(repeats)]
-    what = f"UMAP, {LAYERS} layers x {POINTS:,} points, warm: one process / two"
-    few = LAYERS * 50
-    with Crew(few) as crew:
-        stays = f"{LAYERS} x 50 points: processes besides this one"
-        one = Row("project", stays, float(crew.helpers), None, 0.0)
+    what = f"UMAP, {LAYERS} layers x {POINTS:,} points, compiled: one process / two"
+    stays = f"{LAYERS} x 50 points: processes besides this one"
+    one = Row("project", stays, float(UmapPool(LAYERS * 50).others), None, 0.0)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if cores < 2:
         return [Row("project", what, skipped="there is one core"), one]
-    return [Row("project", what, None, float(np.median(found)), TOGETHER, at_least=True, judged="wall"), one]
+    ratio = float(np.median([seconds(0) / seconds(WORTH_A_PROCESS) for _ in range(repeats)]))
+    return [Row("project", what, None, ratio, TWO_PROCESSES, at_least=True, judged="wall"), one]
 
 
 PLAIN = """
@@ -91,13 +92,12 @@ import umap
 umap.UMAP(random_state=0, n_jobs=1).fit_transform(points)
 """
 OURS = """
-from hiddenscope.analyses.project.crew import Crew
-with Crew(0) as crew:
+from hiddenscope.analyses.project.workers import UmapPool
+with UmapPool(0) as pool:
     import torch
-    from hiddenscope.analyses.project.maps import Plan, pca, pictures
+    from hiddenscope.analyses.project.pictures import Pictures, draw
     from hiddenscope.measures.distances import Distances
-    some = [Distances(torch.from_numpy(points))]
-    pictures(some, [pca(some[0])[0]], Plan("umap", 15, (0,)), crew, lambda amount: None)
+    draw([Distances(torch.from_numpy(points))], Pictures("umap", 15), (0,), pool, lambda amount: None)
 """
 FRAME = """
 import json, resource, sys, time
@@ -110,9 +110,7 @@ print(json.dumps([time.process_time() - cpu, time.perf_counter() - wall]))
 
 
 def _fresh(repeats: int) -> Row:
-    """The first map in a fresh process, importing and compiling included."""
-    import tempfile
-
+    """The first picture in a fresh process, importing and compiling included."""
     gc.collect()
     with tempfile.NamedTemporaryFile(suffix=".npy") as file:
         np.save(file.name, _points(1, FIRST)[0].numpy())

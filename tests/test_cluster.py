@@ -39,7 +39,7 @@ def test_clusters_that_are_there_are_found() -> None:
     found = hs.cluster(points)
     assert same_groups(found.data["cluster_of"].values, labels)
     assert found.data["size"].values.tolist() == [40, 30, 20]
-    assert found.facts["clusters"] == 3
+    assert found.facts["cluster_count"] == 3
     assert found.facts["noise"] == 0
     np.testing.assert_allclose(found.data["stability"], 1, atol=0.05)
     assert found.data["place"].shape == (90, 2)
@@ -52,7 +52,7 @@ def test_what_belongs_to_none_is_noise() -> None:
     assert (found.data["cluster_of"].values[100:] == -1).sum() >= 8
     nothing = hs.cluster(np.random.default_rng(0).standard_normal((60, 8)))
     assert (
-        nothing.facts["clusters"] == 0 or nothing.data["stability"].values.min() < 0.75
+        nothing.facts["cluster_count"] == 0 or nothing.data["stability"].values.min() < 0.75
     )  # what is not there is not firm
     assert nothing.facts["noise"] == int((nothing.data["cluster_of"] < 0).sum())
 
@@ -60,7 +60,7 @@ def test_what_belongs_to_none_is_noise() -> None:
 def test_no_cluster_at_all_is_an_answer(tmp_path: Path) -> None:
     even = np.concatenate([np.eye(12), -np.eye(12)])  # every direction as far from the others as any
     found = hs.cluster(even, [f"text {n}" for n in range(24)], smallest=12)
-    assert (found.facts["clusters"], found.facts["noise"]) == (0, 24)
+    assert (found.facts["cluster_count"], found.facts["noise"]) == (0, 24)
     assert found.data["typical"].shape[0] == 0
     assert found.summary()
     found.save(tmp_path / "none.html")
@@ -95,7 +95,7 @@ def test_the_most_typical_are_the_medoids() -> None:
         near = np.array([sum(unit[a] @ unit[b] for b in rows if b != a) for a in rows])
         expected = rows[np.argsort(-near)][:3].tolist()
         assert found.data["typical"].values[label].tolist() == expected
-        assert found.facts[f"cluster {label}"]["typical"] == [f"text {n}" for n in expected]
+        assert found.facts["clusters"][label]["typical"] == [f"text {n}" for n in expected]
 
 
 def test_permuted_points_and_another_scale_give_the_same_clusters() -> None:
@@ -112,8 +112,8 @@ def test_of_very_many_rows_some_are_drawn(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(sys.modules["hiddenscope.analyses.cluster"], "MOST", 1_000)
     points, labels = clouds([800, 600], width=4)
     found = hs.cluster(points.astype(np.float32), smallest=50)
-    assert found.facts["texts"] == 1_000
-    assert found.facts["drawn at random"] == "1,000 of 1,400; the others are in no cluster here"
+    assert (found.facts["clustered"], found.facts["rows"]) == (1_000, 1_400)
+    assert "A random sample of 1,000 of 1,400 texts was clustered." in found.summary()
     numbers = found.data["text"].values
     assert len(set(numbers.tolist())) == 1_000
     assert same_groups(found.data["cluster_of"].values, labels[numbers])
@@ -127,7 +127,7 @@ def test_models_states_and_tokens_are_clustered(tiny: Callable[..., hs.Model], t
     other = hs.cluster(states, smallest=3)
     assert one.data["cluster_of"].equals(other.data["cluster_of"])
     assert one.facts == other.facts
-    assert one.facts["clusters"] == 4  # each text stands there three times
+    assert one.facts["cluster_count"] == 4  # each text stands there three times
     assert one.data["string"].values.tolist() == TEXTS
     for suffix in ("html", "json"):
         one.save(tmp_path / f"one.{suffix}")
@@ -147,17 +147,17 @@ HOLED = np.where(np.eye(20, 4) > 0, np.nan, 1.0)
     [
         (lambda m: hs.cluster(EQUAL), StatesError, "all 20 texts are the same"),
         (lambda m: hs.cluster(m, [[5, 6, 7]] * 20, site="layer.0"), StatesError, "all 20 texts are the same"),
-        (lambda m: hs.cluster(m, "A dog"), TextError, "there are 1, and two clusters of 5 take 10"),
-        (lambda m: hs.cluster(EQUAL[:9]), TextError, "there are 9, and two clusters of 5 take 10"),
-        (lambda m: hs.cluster(HOLED), NotFinite, "row 0 holds a NaN"),
-        (lambda m: hs.cluster(EQUAL, smallest=1), StatesError, "Clusters of 1"),
-        (lambda m: hs.cluster(EQUAL, smallest=2.5), StatesError, "Clusters of 2.5"),
-        (lambda m: hs.cluster(EQUAL, smallest=True), StatesError, "Clusters of True"),
-        (lambda m: hs.cluster(m), TextError, "there are no texts"),
+        (lambda m: hs.cluster(m, "A dog"), TextError, "there are 1 texts, and two clusters of 5 take 10"),
+        (lambda m: hs.cluster(EQUAL[:9]), TextError, "there are 9 texts, and two clusters of 5 take 10"),
+        (lambda m: hs.cluster(HOLED), NotFinite, "row 0 has a NaN"),
+        (lambda m: hs.cluster(EQUAL, smallest=1), StatesError, "smallest must be an integer >= 2, got 1"),
+        (lambda m: hs.cluster(EQUAL, smallest=2.5), StatesError, "smallest must be an integer >= 2, got 2.5"),
+        (lambda m: hs.cluster(EQUAL, smallest=True), StatesError, "smallest must be an integer >= 2, got True"),
+        (lambda m: hs.cluster(m), TextError, "a model alone has no vectors"),
         (lambda m: hs.cluster(m, []), TextError, "there are 0"),
-        (lambda m: hs.cluster(m, [*TEXTS, ""]), TextError, "Text 12: there is nothing in it"),
-        (lambda m: hs.cluster(m.capture(TEXTS), TEXTS), TextError, "texts were given too"),
-        (lambda m: hs.cluster("texts.txt"), StatesError, "come from str"),
+        (lambda m: hs.cluster(m, [*TEXTS, ""]), TextError, "Text 12: it is empty"),
+        (lambda m: hs.cluster(m.capture(TEXTS), TEXTS), TextError, "the states know their texts"),
+        (lambda m: hs.cluster("texts.txt"), StatesError, "got str"),
     ],
 )
 def test_what_cannot_be_clustered_is_said(
@@ -170,14 +170,14 @@ def test_what_cannot_be_clustered_is_said(
 def test_a_row_that_is_the_mean_is_no_error() -> None:
     points, _ = clouds([20, 20])
     points[0] = points[1:].mean(0)
-    assert hs.cluster(torch.from_numpy(points)).facts["clusters"] == 2
+    assert hs.cluster(torch.from_numpy(points)).facts["cluster_count"] == 2
 
 
 def test_the_command_takes_vectors_without_a_model(tmp_path: Path) -> None:
     np.save(tmp_path / "vectors.npy", clouds([12, 9])[0])
     said = CliRunner().invoke(cli.app, ["cluster", str(tmp_path / "vectors.npy")])
     assert said.exit_code == 0, said.output
-    assert "21 texts, 2 clusters, 0 in none" in said.output
+    assert "21 texts make 2 clusters; 0 belong to none." in said.output
 
 
 @pytest.mark.real

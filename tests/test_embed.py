@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 
 import hiddenscope as hs
 from hiddenscope import cli, progress
+from hiddenscope.analyses.embed import Adjustment, mean_cosine
 from hiddenscope.errors import FileError, StatesError, TextError
 from hiddenscope.loading import zoo
-from hiddenscope.vectors.sentences import Adjustment, mean_cosine
 
 TEXTS = ["The cat sat on the mat.", "A dog", "There is nothing in the house and nothing in the garden.", "The end."]
 RAGGED = [" ".join(["river", "stone", "a", "light", "over"][: n % 5 + 1] * (n % 7 + 1)) for n in range(37)]
@@ -69,7 +69,8 @@ def test_centred_vectors_have_mean_zero_and_whitened_ones_the_identity(tiny: Cal
     np.testing.assert_allclose(np.cov(white.astype(np.float64).T), np.eye(64), atol=1e-4)
     unit = hs.embed(model, ids, adjust="whiten")
     np.testing.assert_allclose(np.linalg.norm(unit, axis=1), 1, rtol=1e-6)
-    held = hs.embed(model, ids[:3], adjust="centre", reference=ids, normalize=False)
+    fitted = hs.Adjustment.fit(raw, "centre")
+    held = hs.embed(model, ids[:3], adjust=fitted, normalize=False)
     np.testing.assert_allclose(held, raw[:3] - raw.mean(0), atol=1e-5)
 
 
@@ -113,14 +114,13 @@ def test_how_nearly_they_point_the_same_way_is_said(
 @pytest.mark.parametrize(
     ("call", "error", "said"),
     [
-        (lambda m: hs.embed(m.capture(TEXTS), TEXTS), StatesError, "States makes no states of texts"),
-        (lambda m: hs.embed(m, []), TextError, "there are none"),
-        (lambda m: hs.embed(m, ["A dog", ""]), TextError, "Text 1: there is nothing in it"),
-        (lambda m: hs.embed(m, TEXTS, pool="each"), StatesError, "one a token"),
+        (lambda m: hs.embed(m.capture(TEXTS), TEXTS), StatesError, "States is no model"),
+        (lambda m: hs.embed(m, []), TextError, "the list is empty"),
+        (lambda m: hs.embed(m, ["A dog", ""]), TextError, "Text 1: it is empty"),
+        (lambda m: hs.embed(m, TEXTS, pool="each"), StatesError, "a vector for each token"),
         (lambda m: hs.embed(m, TEXTS, pool="median"), StatesError, "No token 'median'"),
-        (lambda m: hs.embed(m, TEXTS, site="layer.*"), StatesError, "it names 4"),
+        (lambda m: hs.embed(m, TEXTS, site="layer.*"), StatesError, "names 4 sites"),
         (lambda m: hs.embed(m, TEXTS, adjust="shrink"), StatesError, "No adjustment 'shrink'"),
-        (lambda m: hs.embed(m, TEXTS, reference=TEXTS), StatesError, "nothing is adjusted"),
         (lambda m: hs.embed(m, "A dog", adjust="centre"), StatesError, "one text is its own mean"),
         (lambda m: hs.embed(m, [[5, 6]] * 3, adjust="centre"), StatesError, "text 0 is the mean of all"),
         (lambda m: hs.embed(m, TEXTS, adjust="whiten"), StatesError, "in 3 of 64 directions only"),

@@ -23,12 +23,9 @@ TEXT, OTHER = "The rest of the cats sat on the mat.", "A rest of the dogs sat on
 CLASSES = ([f"{'the cat' if k % 2 else 'on or of'} number {k}" for k in range(24)], [k % 2 for k in range(24)])
 
 NOT_YET = {
-    "project",
+    "compare",
     "lens",
     "visibility",
-    "probe",
-    "search",
-    "cluster",
 }
 """Analyses whose facts still have sentences as keys. Take yours out; this set ends up empty and goes away."""
 
@@ -77,7 +74,7 @@ RUNS: dict[str, list[Callable[[], hs.Result]]] = {
     "probe": [
         lambda: hs.probe(tiny("llama"), CLASSES),
         lambda: hs.probe(tiny("llama"), (CLASSES[0], list(map(float, range(24)))), task="regress"),
-        lambda: hs.probe(tiny("llama"), CLASSES[0], token="each", label="position"),
+        lambda: hs.probe(tiny("llama"), (CLASSES[0], "position"), token="each"),
     ],
     "patch": [
         lambda: hs.patch(tiny("llama"), hs.Contrast([5, 6, 7], [5, 9, 7], 11, 12)),

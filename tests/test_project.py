@@ -1,6 +1,7 @@
 """Project: scores held against scikit-learn, laws of what must not move them, pictures that own up, and the cities."""
 
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,14 +16,12 @@ from sklearn.neighbors import NearestNeighbors
 from torch import Tensor
 
 import hiddenscope as hs
-from hiddenscope.analyses.project import crew as crews
-from hiddenscope.analyses.project.crew import Crew
-from hiddenscope.analyses.project.judge import judged, separations
-from hiddenscope.analyses.project.maps import aligned, disparity
-from hiddenscope.analyses.project.parts import Classes
+from hiddenscope.analyses.project import workers
+from hiddenscope.analyses.project.pictures import aligned, disparity, panel
+from hiddenscope.analyses.project.workers import Job, UmapPool
 from hiddenscope.errors import Error, StatesError, TextError
 from hiddenscope.measures.distances import Distances, trustworthiness
-from hiddenscope.measures.separation import separation, shuffled, silhouette
+from hiddenscope.measures.separation import separation, shuffled
 from hiddenscope.sites import Site
 from hiddenscope.views import sections_of, views_of
 from hiddenscope.views.values import Lines, Panels
@@ -65,7 +64,6 @@ def test_the_scores_are_those_of_scikit_learn(count: int, shift: float) -> None:
     rows, y = rows + shift, codes.numpy()
     found = scores(rows, codes)
     assert found["silhouette"].value == pytest.approx(silhouette_score(rows.double().numpy(), y), abs=1e-6)
-    assert found["silhouette"].value == pytest.approx(silhouette(Distances(rows), codes), abs=1e-6)
     assert found["fisher"].value == pytest.approx(calinski_harabasz_score(rows.double().numpy(), y), rel=1e-6)
     nearest = NearestNeighbors(n_neighbors=1).fit(rows.double().numpy()).kneighbors(return_distance=False)[:, 0]
     assert found["neighbour"].value == pytest.approx(float((y[nearest] == y).mean()), abs=1e-12)
@@ -95,7 +93,7 @@ def test_blocks_and_the_whole_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     whole, near = scores(rows, codes), Distances(rows).nearest(5)
     monkeypatch.setattr("hiddenscope.measures.distances.KEPT", 0)
     monkeypatch.setattr("hiddenscope.measures.distances.AT_ONCE", 200)
-    monkeypatch.setattr("hiddenscope.measures.separation.TOGETHER", 3000)
+    monkeypatch.setattr("hiddenscope.measures.separation.MEMBERS", 3000)
     pieces = scores(rows, codes)
     for name, score in whole.items():
         assert pieces[name].value == pytest.approx(score.value, abs=1e-9)
@@ -156,17 +154,20 @@ def test_pictures_are_turned_towards_one_another() -> None:
 
 def test_a_picture_owns_up_to_what_is_not_there() -> None:
     rows, codes = points(60, 200, 2, apart=0.0)
-    apart, classes = Distances(rows), Classes(("a", "b"), codes)
-    found = separations(apart, shuffled(codes, 99, 0))
+    apart, found = Distances(rows), scores(rows, codes)
     lying = torch.randn(60, 2, generator=torch.Generator().manual_seed(1)).numpy()
     lying[:, 0] += codes.numpy() * 20
-    assert "classes look apart" in judged(apart, [lying], classes, found, 15).doubt
-    assert "2 groups can be seen" in judged(apart, [lying], None, {}, 15).doubt
-    honest = judged(apart, [rows[:, :2].numpy()], classes, found, 15)
-    assert honest.doubt == ""
+    classes_look_apart = panel(apart, [lying], codes, found, 15).doubt
+    assert classes_look_apart is not None
+    assert classes_look_apart.groups is None
+    assert classes_look_apart.p is not None and classes_look_apart.p > 0.05
+    groups_can_be_seen = panel(apart, [lying], None, {}, 15).doubt
+    assert groups_can_be_seen is not None
+    assert groups_can_be_seen.groups == 2
+    assert panel(apart, [rows[:, :2].numpy()], codes, found, 15).doubt is None
     real, codes = points(60, 20, 2, apart=30.0)
     shown = real[:, :2].contiguous().numpy()
-    assert judged(Distances(real), [shown], Classes(("a", "b"), codes), scores(real, codes), 15).doubt == ""
+    assert panel(Distances(real), [shown], codes, scores(real, codes), 15).doubt is None
 
 
 class Stored:
@@ -196,7 +197,7 @@ def test_every_source_gives_the_same_points(tiny: Tiny) -> None:
     assert each.data.sizes["token"] == len(captured.tokens)
     pair = hs.project(tiny("t5"), (TEXTS, LABELS), method="pca", token="mean")
     assert {site.split(".")[0] for site in pair.data["site"].values} == {"encoder"}
-    assert hs.project(captured, method="pca").facts.get("separation") is None
+    assert "separation" not in hs.project(captured, method="pca").facts["parts"][0]
 
 
 def test_models_and_datasets_side_by_side(tiny: Tiny, tmp_path: Path) -> None:
@@ -218,19 +219,19 @@ def test_models_and_datasets_side_by_side(tiny: Tiny, tmp_path: Path) -> None:
     alone = hs.project(models[0], (TEXTS[2:10], LABELS[2:10]), method="pca")
     both = result.data.sel(model=result.data["model"][0], dataset="few")
     np.testing.assert_allclose(alone.data["silhouette"], both["silhouette"], atol=1e-5)
-    with pytest.raises(StatesError, match="one token a text"):
+    with pytest.raises(StatesError, match="one point for each text"):
         hs.project([models[0], tiny("bert")], (TEXTS, LABELS), method="pca", token="each")
 
 
 def test_a_layer_whose_states_are_all_equal_says_so() -> None:
     values = torch.stack([torch.ones(12, 8), points(12, 8)[0]])
     result = hs.project(states(values), LABELS, method="pca")
-    assert result.facts["all states are equal at"] == "layer.0"
+    assert result.facts["parts"][0]["all_equal_at"] == ["layer.0"]
     assert np.isnan(result.data["silhouette"].values[0])
     panels = views_of(result)[0]
     assert isinstance(panels, Panels)
     assert panels.messages == ("All states are equal here", "")
-    assert "`layer.0`" in sections_of(result)[0].prose
+    assert "All states are equal at layer.0." in sections_of(result)[0].prose
     every = hs.project(states(values[:1]), LABELS, method="pca")
     assert views_of(every)
 
@@ -238,10 +239,10 @@ def test_a_layer_whose_states_are_all_equal_says_so() -> None:
 def test_classes_of_one_and_one_class() -> None:
     values = points(12, 8)[0][None]
     alone = hs.project(states(values), ["x", *LABELS[1:]], method="pca")
-    assert alone.facts["alone in their class"] == ["x"]
+    assert alone.facts["parts"][0]["alone_in_class"] == ["x"]
     assert np.isfinite(alone.data["silhouette"].values).all()
     one = hs.project(states(values), ["x"] * 12, method="pca")
-    assert one.facts["separation"] == "there is one class only"
+    assert "The points are all of one class." in one.summary()
     assert "silhouette" not in one.data
     none = hs.project(states(values), method="pca")
     panels = views_of(none)[0]
@@ -256,10 +257,10 @@ def test_classes_of_one_and_one_class() -> None:
         ({"method": "isomap"}, "No method 'isomap'"),
         ({"data": ["a"] * 5}, "there are 5 labels for 12 texts"),
         ({"data": [str(k) for k in range(12)]}, "all 12 labels are different"),
-        ({"data": ["a"] * 11 + [None]}, "one label is missing"),
-        ({"data": "cities-incomplete"}, "Give a list with one label a text"),
-        ({"neighbours": 1}, "a point is its own first"),
-        ({"seed": -1}, "no whole number from 0 on"),
+        ({"data": ["a"] * 11 + [None]}, "A label is missing"),
+        ({"data": "cities-incomplete"}, "Give a list with one label for each text"),
+        ({"method": 5}, "No method '5'"),
+        ({"seed": -1}, "seed must be an integer >= 0, got -1"),
         ({"token": "second"}, "No token 'second'"),
         ({"source": 5}, "Give a model, a list of models, or states"),
         ({"source": []}, "Give a model, a list of models, or states"),
@@ -273,12 +274,18 @@ def test_what_cannot_be_is_said(options: dict[str, Any], what: str) -> None:
     assert what in str(error.value)
 
 
+def test_how_pictures_are_made_is_checked() -> None:
+    for neighbours in (1, 2.5, float("nan"), True):
+        with pytest.raises(StatesError, match="neighbours must be an integer >= 2"):
+            hs.Pictures(neighbours=neighbours)  # type: ignore[arg-type]
+
+
 def test_states_that_are_not_finite_are_named() -> None:
     values = points(12, 8)[0].repeat(2, 1, 1)
     values[1, 3, 4] = torch.nan
     with pytest.raises(Error, match=r"layer\.1"):
         hs.project(states(values), LABELS, method="pca")
-    with pytest.raises(StatesError, match="there is one, and it takes 4"):
+    with pytest.raises(StatesError, match="there is 1 point, and it takes 4"):
         hs.project(states(values[:1, :1]), method="umap")
     with pytest.raises(TextError, match="the text is empty"):
         hs.project(hs.load((_module(), None)), (["a", ""], ["x", "x"]))
@@ -314,7 +321,8 @@ def three_layers() -> Tensor:
 
 def test_umap_with_one_seed_is_one_picture(three_layers: Tensor) -> None:
     labels, seen = ["a", "b"] * 25, []
-    once, again = (hs.project(states(three_layers), labels, first=seen.append) for _ in range(2))
+    how = hs.Pictures(preview=seen.append)
+    once, again = (hs.project(states(three_layers), labels, method=how) for _ in range(2))
     assert once.equals(again)
     assert [result.facts["method"] for result in seen] == ["pca", "pca"]
     assert np.isfinite(once.data["x"].values[:2]).all()
@@ -327,49 +335,61 @@ def test_umap_with_one_seed_is_one_picture(three_layers: Tensor) -> None:
     assert few.facts["neighbours"] == 5
 
 
-def test_processes_that_help_give_the_same_pictures(three_layers: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
-    apart = Distances(three_layers[1])
-    places, distances = apart.nearest(15)
+def test_other_processes_give_the_same_pictures(three_layers: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    neighbours, distances = Distances(three_layers[1]).nearest(15)
     start = three_layers[1, :, :2].numpy()
-    jobs = [(start, (places.numpy(), distances.float().numpy()), seed) for seed in range(6)]
-    monkeypatch.setattr(crews, "WORTH_A_PROCESS", 1)
+    jobs = [Job(start, neighbours.numpy(), distances.float().numpy(), seed) for seed in range(6)]
+    monkeypatch.setattr(workers, "WORTH_A_PROCESS", 1)
     done: list[float] = []
-    with Crew(1) as helped:
-        assert helped.helpers == 1
-        made = helped.pictures(jobs, done.append)
+    with UmapPool(0) as alone:
+        assert alone.others == 0
+        expected = alone.compute(jobs, done.append)
     assert sum(done) == 6
-    with Crew(0) as alone:
-        assert alone.helpers == 0
-        for ours, theirs in zip(alone.pictures(jobs, done.append), made, strict=True):
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("one core")
+    with UmapPool(1) as pool:
+        assert pool.others == 1
+        pool.wait_until_ready()
+        assert pool._ready[0].result()
+        for ours, theirs in zip(expected, pool.compute(jobs, done.append), strict=True):
             np.testing.assert_array_equal(ours, theirs)
-    with Crew(1) as left:
-        left._processes[0].kill()
-        Path(left._folder.name, "2.begun").touch()  # as if it had been in the middle of it
-        assert len(left.pictures(jobs[:3], done.append)) == 3
+        pool._processes[0].kill()  # a process that ends leaves its job to the others
+        assert len(pool.compute(jobs[:3], done.append)) == 3
+    assert pool._processes[0].poll() is not None
+
+
+def test_other_processes_run_in_a_plain_script(three_layers: Tensor, tmp_path: Path) -> None:
+    """A script without `if __name__ == "__main__"` must not be run again by them."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os; print('once', flush=True)\n"
+        "from hiddenscope.analyses.project.workers import UmapPool\n"
+        "with UmapPool(30_000) as pool: pool.wait_until_ready()\n"
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True, env=os.environ)
+    assert done.stdout.count("once") == 1
 
 
 def test_a_small_job_stays_in_one_process() -> None:
-    for count, helpers in ((31 * 50, 0), (31 * 2000, 1)):
-        crew = Crew(count)
-        assert min(crew.helpers, 1) == min(helpers, len(os.sched_getaffinity(0)) - 1)
-        crew._folder.cleanup()
+    for count, others in ((31 * 50, 0), (31 * 2000, 1)):
+        assert min(UmapPool(count).others, 1) == min(others, len(os.sched_getaffinity(0)) - 1)
 
 
 @pytest.mark.real
 def test_the_cities_in_a_real_model(smollm2: hs.Model) -> None:
     some = {"incomplete": "cities-incomplete", "complete": "cities-complete"}
     result = hs.project(smollm2, some, method="pca", sites="layer.0,layer.12,layer.24,layer.29,final")
-    incomplete, complete = result.facts["incomplete"], result.facts["complete"]
-    assert int(incomplete["label is the model's first choice"].split()[0]) >= 45
-    assert complete["all states are equal at"] == "layer.0"
+    incomplete, complete = result.facts["parts"]
+    assert incomplete["labels_predicted"] >= 45
+    assert complete["all_equal_at"] == ["layer.0"]
     data = result.data.sel(dataset="incomplete")
     assert (data[["silhouette_p", "neighbour_p", "fisher_p"]].sel(site="layer.0").to_array() > 0.5).all()
     assert data["fisher"].sel(site="layer.0").item() == pytest.approx(0, abs=1e-9)
     for name in some:
         late = result.data.sel(dataset=name, site="layer.29")
         assert late["silhouette_p"].item() <= 0.005
-    assert "layer.0" not in incomplete["separation"]["apart at"]
-    assert result.facts["tightness"]["smollm2"]
+    assert "layer.0" not in incomplete["separation"]["apart_at"]
+    assert result.facts["tightness"][0]["model"] == "smollm2"
     assert len(sections_of(result)) == 2
 
 

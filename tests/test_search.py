@@ -12,7 +12,7 @@ import hiddenscope as hs
 from hiddenscope import cli
 from hiddenscope.errors import NotFinite, SiteError, StatesError, TextError
 from hiddenscope.sites import Site
-from hiddenscope.vectors import nearest, shelf
+from hiddenscope.vectors import collection, nearest
 from hiddenscope.vectors.nearest import Nearest
 from hiddenscope.views.kinds.search import views
 
@@ -65,7 +65,7 @@ def test_the_nearest_are_those_of_brute_force(
     queries = np.concatenate([rows[:3], np.random.default_rng(1).standard_normal((4, 24)).astype(np.float32)])
     order, scores = brute(rows, queries, k, nearness)
     for block in (333, 4096):
-        monkeypatch.setattr(shelf, "ROWS", block)
+        monkeypatch.setattr(collection, "ROWS", block)
         found = hs.search(rows, queries, k, nearness=nearness).data
         assert found["number"].values.tolist() == order.tolist()
         np.testing.assert_allclose(found["score"].values, scores, rtol=1e-12, atol=1e-12)
@@ -108,7 +108,7 @@ def test_products_that_are_too_coarse_are_not_used(rows: np.ndarray, monkeypatch
 
 
 def test_equal_rows_come_in_their_order_wherever_they_stand(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shelf, "ROWS", 7)
+    monkeypatch.setattr(collection, "ROWS", 7)
     monkeypatch.setattr(nearest, "PAIRS", 5)
     same = np.repeat(np.random.default_rng(0).standard_normal((1, 31)).astype(np.float32), 50, axis=0)
     for nearness in ("cosine", "dot", "l2"):
@@ -142,12 +142,12 @@ def test_a_model_and_its_states_find_the_same(tiny: Callable[..., hs.Model]) -> 
     assert found.data["string"].values[:, 0].tolist() == ["A dog", "The end."]
     assert set(found.data["number"].values[0, :2].tolist()) == {1, 4}  # the same text, within rounding
     np.testing.assert_allclose(found.data["score"].values[:, 0], 1, atol=1e-6)
-    assert found.facts["searched"] == "6 texts"
+    assert (found.facts["searched"], found.facts["unit"]) == (6, "text")
     assert (found.facts["site"], found.facts["token"], found.facts["nearness"]) == ("final", "mean", "cosine")
-    again = hs.search(states, ["A dog", "The end."], 3, model=model)
+    again = hs.search(states, (model, ["A dog", "The end."]), 3)
     assert again.data["number"].values.tolist() == found.data["number"].values.tolist()
     assert again.source == found.source
-    array = hs.search(hs.embed(model, TEXTS), "A dog", 2, model=model, texts=TEXTS)
+    array = hs.search(hs.embed(model, TEXTS), (model, "A dog"), 2, texts=TEXTS)
     assert set(array.data["number"].values[0].tolist()) == {1, 4}
     last = hs.search(states, states.pool("last", "layer.1")[2], 1, site="layer.1", pool="last").data
     assert last["number"].values.tolist() == [[2]]
@@ -168,8 +168,8 @@ def test_an_encoder_decoder_is_searched_in_its_encoder(tiny: Callable[..., hs.Mo
     model = tiny("t5")
     assert set(hs.search(model, "A dog", 2, texts=TEXTS).data["number"].values[0].tolist()) == {1, 4}
     pair = model.capture(TEXTS)
-    assert set(hs.search(pair, "A dog", 2, model=model).data["number"].values[0].tolist()) == {1, 4}
-    assert hs.search(pair, "A dog", 1, model=model, site="decoder.final").facts["site"] == "decoder.final"
+    assert set(hs.search(pair, (model, "A dog"), 2).data["number"].values[0].tolist()) == {1, 4}
+    assert hs.search(pair, (model, "A dog"), 1, site="decoder.final").facts["site"] == "decoder.final"
 
 
 ONE = np.eye(4)
@@ -179,33 +179,33 @@ ZERO = np.array([[1.0, 0], [0, 0]])
 @pytest.mark.parametrize(
     ("call", "error", "said"),
     [
-        (lambda m, s: hs.search(ONE, ONE[0], 0), StatesError, "The 0 nearest"),
-        (lambda m, s: hs.search(ONE, ONE[0], 2.5), StatesError, "The 2.5 nearest"),
-        (lambda m, s: hs.search(ONE, ONE[0], True), StatesError, "The True nearest"),
+        (lambda m, s: hs.search(ONE, ONE[0], 0), StatesError, "k must be an integer >= 1, got 0"),
+        (lambda m, s: hs.search(ONE, ONE[0], 2.5), StatesError, "k must be an integer >= 1, got 2.5"),
+        (lambda m, s: hs.search(ONE, ONE[0], True), StatesError, "k must be an integer >= 1, got True"),
         (lambda m, s: hs.search(ONE, [1.0, 2.0]), StatesError, "the query is 2 wide, and the rows are 4 wide"),
         (lambda m, s: hs.search(ZERO, [1.0, 0]), StatesError, "row 1 is zero"),
         (lambda m, s: hs.search(ONE, [0.0] * 4), StatesError, "query 0 is a vector of zeros"),
-        (lambda m, s: hs.search(ONE, [np.nan] * 4), NotFinite, "query 0 holds a NaN"),
+        (lambda m, s: hs.search(ONE, [np.nan] * 4), NotFinite, "query 0 has a NaN"),
         (lambda m, s: hs.search(np.array([[1.0, 2], [np.nan, 0]]), [1.0, 0]), NotFinite, "row 1 has a NaN"),
         (lambda m, s: hs.search(ONE, "a text"), StatesError, "there is no model to read it"),
-        (lambda m, s: hs.search(ONE, "a text", model=m, nearness="l2"), StatesError, "not known"),
+        (lambda m, s: hs.search(ONE, (m, "a text"), nearness="l2"), StatesError, "may have been scaled"),
         (lambda m, s: hs.search(ONE, []), StatesError, "neither texts nor vectors"),
         (lambda m, s: hs.search(ONE, {}), StatesError, "neither texts nor vectors"),
         (lambda m, s: hs.search(ONE, ["a", 5]), StatesError, "neither texts nor vectors"),
-        (lambda m, s: hs.search(ONE, ONE[0], texts=["a"]), TextError, "there are 1 texts"),
+        (lambda m, s: hs.search(ONE, ONE[0], texts=["a"]), TextError, "4 vectors and 1 texts"),
         (lambda m, s: hs.search(ONE[0], ONE[0]), StatesError, r"float64 \[4\]"),
         (lambda m, s: hs.search(np.zeros((0, 4)), ONE[0]), StatesError, r"float64 \[0, 4\]"),
-        (lambda m, s: hs.search([[1.0, 2.0]], [1.0, 2.0]), StatesError, "come from list"),
+        (lambda m, s: hs.search([[1.0, 2.0]], [1.0, 2.0]), StatesError, "got list"),
         (lambda m, s: hs.search(ONE.astype(int), ONE[0]), StatesError, "int64"),
         (lambda m, s: hs.search(ONE, ONE[0], nearness="angle"), StatesError, "No nearness 'angle'"),
-        (lambda m, s: hs.search(m, "A dog"), TextError, "there are no texts"),
-        (lambda m, s: hs.search(m, "A dog", texts=[]), TextError, "there are none"),
-        (lambda m, s: hs.search(m, "A dog", texts=["", "a"]), TextError, "Text 0: there is nothing in it"),
+        (lambda m, s: hs.search(m, "A dog"), TextError, "a model alone has no vectors"),
+        (lambda m, s: hs.search(m, "A dog", texts=[]), TextError, "the list is empty"),
+        (lambda m, s: hs.search(m, "A dog", texts=["", "a"]), TextError, "Text 0: it is empty"),
         (lambda m, s: hs.search(m, " ", texts=TEXTS), TextError, "white space"),
-        (lambda m, s: hs.search(s, "A dog", texts=TEXTS, model=m), TextError, "texts were given too"),
-        (lambda m, s: hs.search(s, "A dog", model=m, pool="each"), StatesError, "a text has several"),
-        (lambda m, s: hs.search(s, "A dog", model=m, site="layer.*"), StatesError, "it names 4"),
-        (lambda m, s: hs.search(s, "A dog", model=m, site="layer.9"), SiteError, "layer.9"),
+        (lambda m, s: hs.search(s, (m, "A dog"), texts=TEXTS), TextError, "the states know their texts"),
+        (lambda m, s: hs.search(s, (m, "A dog"), pool="each"), StatesError, "a text has several"),
+        (lambda m, s: hs.search(s, (m, "A dog"), site="layer.*"), StatesError, "names 4 sites"),
+        (lambda m, s: hs.search(s, (m, "A dog"), site="layer.9"), SiteError, "layer.9"),
     ],
 )
 def test_what_cannot_be_searched_is_said(
@@ -218,7 +218,7 @@ def test_what_cannot_be_searched_is_said(
 
 def test_a_query_of_another_model_is_refused(tiny: Callable[..., hs.Model]) -> None:
     with pytest.raises(StatesError, match="other weights"):
-        hs.search(tiny("llama").capture(TEXTS), "A dog", model=tiny("gpt2"))
+        hs.search(tiny("llama").capture(TEXTS), (tiny("gpt2"), "A dog"))
 
 
 @pytest.mark.parametrize("queries", [1, 6])

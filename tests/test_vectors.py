@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import hiddenscope as hs
-from hiddenscope.errors import NotFinite, StatesError, TextError, TooLarge
+from hiddenscope.errors import NotFinite, PassError, StatesError, TextError, TooLarge
 from hiddenscope.sites import Site
 from hiddenscope.testing import tiny_model
-from hiddenscope.vectors import blocks, capturing, pooling, vectors
+from hiddenscope.vectors import blocks, pooling, vectors
 
 TEXTS = ["The cat sat on the mat.", "A dog", "There is nothing in the house and nothing in the garden.", "The end."] * 3
 LEAST = 6  # tokens in the shortest of them
@@ -120,15 +120,15 @@ def test_texts_are_pooled_across_the_borders_of_blocks(
 def test_only_some_texts_are_held_at_a_time(tiny: Callable[..., hs.Model], monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny("llama")
     whole = model.capture(TEXTS).pool("mean")
-    monkeypatch.setattr(capturing, "ROOM", 1)  # a batch at a time
+    monkeypatch.setattr(pooling, "HELD", 1)  # a batch at a time
     held = []
-    landings = capturing.landings
-    monkeypatch.setattr(capturing, "landings", lambda *given: held.append(given[2].lengths) or landings(*given))
+    buffers_for = pooling.buffers_for
+    monkeypatch.setattr(pooling, "buffers_for", lambda *given: held.append(given[2].lengths) or buffers_for(*given))
     assert torch.equal(vectors(model, TEXTS, token="mean").values, whole)
     assert len(held) > 1
     assert max(map(sum, held)) < len(model.capture(TEXTS).tokens)
     assert sum(map(len, held)) == len(TEXTS)
-    monkeypatch.setattr(capturing, "PORTION", 5)  # other batches: the same within rounding, in the order given
+    monkeypatch.setattr(pooling, "PORTION", 5)  # other batches: the same within rounding, in the order given
     portions = vectors(model, TEXTS, token="mean")
     torch.testing.assert_close(portions.values, whole, rtol=1e-5, atol=1e-6)
     assert portions.texts == tuple(TEXTS)
@@ -166,9 +166,9 @@ def test_of_two_stacks_it_is_the_encoders_unless_asked(tiny: Callable[..., hs.Mo
     for source, texts in ((pair, None), (model, TEXTS)):
         with pytest.raises(StatesError, match="two stacks"):
             vectors(source, texts, sites="encoder.layer.1,decoder.layer.1")
-    with pytest.raises(TextError, match="12 texts with targets: there are 1 targets"):
+    with pytest.raises(TextError, match="there are 12 texts and 1 targets"):
         vectors(model, TEXTS, targets="one")
-    with pytest.raises(TextError, match="has one stack"):
+    with pytest.raises(PassError, match="has one stack"):
         vectors(tiny("llama"), TEXTS, targets=TEXTS)
 
 
@@ -183,7 +183,7 @@ def test_texts_may_be_ids_and_one_may_be_alone(tiny: Callable[..., hs.Model]) ->
 
 def test_longer_texts_are_cut_when_asked(tiny: Callable[..., hs.Model]) -> None:
     model = tiny("llama")
-    ids = [5] * ((model.encoder.window or 0) + 3)
+    ids = [5] * ((model.text_encoder.window or 0) + 3)
     with pytest.raises(TextError, match="truncate=True"):
         vectors(model, [[5, 6], ids])
     cut = vectors(model, [[5, 6], ids], token="mean", truncate=True)
@@ -193,23 +193,31 @@ def test_longer_texts_are_cut_when_asked(tiny: Callable[..., hs.Model]) -> None:
 @pytest.mark.parametrize(
     ("call", "error", "said"),
     [
-        (lambda m, s: vectors(m), TextError, "there are no texts"),
-        (lambda m, s: vectors(m, []), TextError, "there are none"),
-        (lambda m, s: vectors(m, 5), TextError, "it is int"),
-        (lambda m, s: vectors(s, TEXTS), TextError, "texts were given too"),
+        (lambda m, s: vectors(m), TextError, "a model alone has no vectors"),
+        (lambda m, s: vectors(m, []), TextError, "the list is empty"),
+        (lambda m, s: vectors(m, 5), TextError, "got int"),
+        (lambda m, s: vectors(s, TEXTS), TextError, "the states know their texts"),
         (lambda m, s: vectors(s, token="median"), StatesError, "No token 'median'"),
         (lambda m, s: vectors(s, token=True), StatesError, "No token 'True'"),
         (lambda m, s: vectors(s, token=1.5), StatesError, "No token '1.5'"),
-        (lambda m, s: vectors("states"), StatesError, "str is none of what they can be taken from"),
+        (lambda m, s: vectors("states"), StatesError, "str has no states"),
         (lambda m, s: vectors(m, TEXTS, token=LEAST), TextError, "text 1 has 6 tokens"),
         (lambda m, s: vectors(s, token=-LEAST - 1), TextError, "text 1 has 6 tokens"),
-        (lambda m, s: blocks(s, site="layer.*"), StatesError, "it names"),
-        (lambda m, s: blocks(m, TEXTS, site="layer.*"), StatesError, "it names"),
+        (lambda m, s: blocks(s, site="layer.*"), StatesError, "names . sites"),
+        (lambda m, s: blocks(m, TEXTS, site="layer.*"), StatesError, "names . sites"),
         (lambda m, s: vectors(s, sites="layer.40"), hs.errors.SiteError, "layer.40"),
-        (lambda m, s: vectors(s)["layer.*"], StatesError, "it names"),
+        (lambda m, s: vectors(s)["layer.*"], StatesError, "names . sites"),
         (lambda m, s: vectors(s.select(tokens=[0, 1])), StatesError, "text 1 has no tokens here"),
-        (lambda m, s: vectors(s.select(tokens=s.tokens.positions > 0), token="first"), StatesError, "only some of its"),
-        (lambda m, s: vectors(s.select(tokens=s.tokens.positions > 0), token=0), StatesError, "only some of its"),
+        (
+            lambda m, s: vectors(s.select(tokens=s.tokens.positions > 0), token="first"),
+            StatesError,
+            "only some of its tokens",
+        ),
+        (
+            lambda m, s: vectors(s.select(tokens=s.tokens.positions > 0), token=0),
+            StatesError,
+            "only some of its tokens",
+        ),
     ],
 )
 def test_what_cannot_be_had_is_said(
@@ -223,8 +231,8 @@ def test_what_cannot_be_had_is_said(
 def test_a_bad_text_is_named_by_its_number_among_all(
     tiny: Callable[..., hs.Model], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(capturing, "PORTION", 5)
-    with pytest.raises(TextError, match="Text 7: there is nothing in it"):
+    monkeypatch.setattr(pooling, "PORTION", 5)
+    with pytest.raises(TextError, match="Text 7: it is empty"):
         vectors(tiny("llama"), [*TEXTS[:7], "", "A dog"])
     with pytest.raises(TextError, match="text 6 has 2 tokens"):
         vectors(tiny("llama"), [[5, 6, 7]] * 6 + [[8, 9]], token=2)
@@ -252,7 +260,7 @@ def test_a_nan_in_a_model_is_named_by_text(monkeypatch: pytest.MonkeyPatch) -> N
     module.get_input_embeddings().register_forward_hook(  # type: ignore[operator]
         lambda _, given, states: states.masked_fill((given[0] == 9)[..., None], torch.nan)
     )
-    monkeypatch.setattr(capturing, "PORTION", 2)
+    monkeypatch.setattr(pooling, "PORTION", 2)
     with pytest.raises(NotFinite, match=r"a NaN at layer\.0, text 3, position 1"):
         vectors(model, [[5, 6, 7], [5, 6], [8, 7], [7, 9, 5]], token="last")
 
@@ -263,7 +271,7 @@ def test_states_that_end_too_soon_or_too_late_are_refused(token: str) -> None:
     for rows in (4, 6, 3):
         damaged = Bare(states)
         damaged.blocks = lambda site, rows=rows: iter([torch.zeros(rows, 3)])
-        with pytest.raises(StatesError, match=f"hold {rows} rows, and it says that it has 5 tokens"):
+        with pytest.raises(StatesError, match=f"have {rows} rows for 5 tokens"):
             vectors(damaged, token=token)
 
 

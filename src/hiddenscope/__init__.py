@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # the same names for type checkers; tests/test_public.py prin
     from hiddenscope.analyses.anatomy import anatomy as anatomy
     from hiddenscope.analyses.cluster import cluster as cluster
     from hiddenscope.analyses.compare import compare as compare
+    from hiddenscope.analyses.embed import Adjustment as Adjustment
     from hiddenscope.analyses.embed import embed as embed
     from hiddenscope.analyses.graft import graft as graft
     from hiddenscope.analyses.lens import lens as lens
@@ -32,6 +33,7 @@ if TYPE_CHECKING:  # the same names for type checkers; tests/test_public.py prin
     from hiddenscope.analyses.probe import probe as probe
     from hiddenscope.analyses.profile import profile as profile
     from hiddenscope.analyses.project import project as project
+    from hiddenscope.analyses.project.pictures import Pictures as Pictures
     from hiddenscope.analyses.search import search as search
     from hiddenscope.analyses.steer import steer as steer
     from hiddenscope.analyses.steer.direction import Direction as Direction
@@ -55,6 +57,7 @@ if TYPE_CHECKING:  # the same names for type checkers; tests/test_public.py prin
     from hiddenscope.states import Source as Source
     from hiddenscope.states import States as States
     from hiddenscope.states import Tokens as Tokens
+    from hiddenscope.texts import read as read
     from hiddenscope.views.render import story as story
 
 __version__ = "0.1.0"

@@ -75,7 +75,15 @@ ANALYSES = (
         "compare",
         "Where, and by how much, do two texts or two models differ?",
         "describe",
-        own_command=True,
+        options={
+            "a": Option("A text."),
+            "b": Option("The text that it is compared with."),
+            "other": Option("Compare the one text in this model too, in place of two texts."),
+            "targets": Option("The text of an encoder-decoder's decoder.", ("--target", "--targets")),
+            "other_targets": Option(
+                "The same for the second side, if it differs.", ("--other-target", "--other-targets")
+            ),
+        },
     ),
     Analysis(
         "project",
@@ -94,20 +102,7 @@ ANALYSES = (
             "target": Option("With logit: the token, in place of the true next one."),
         },
     ),
-    Analysis(
-        "probe",
-        "What can a linear probe read from the states of each layer?",
-        "explain",
-        options={
-            "data": Option(
-                "A shipped dataset, a file, - for stdin; or position, word-start, previous-token with --token each.",
-                default="cities-incomplete",
-            ),
-            "task": Option("Classes, or numbers."),
-            "text": Option("The column of the texts."),
-            "label": Option("The column of the labels, or a ready label of tokens."),
-        },
-    ),
+    Analysis("probe", "What can a linear probe read from the states of each layer?", "explain", own_command=True),
     Analysis("patch", "Which states carry an answer from one run to another?", "change", own_command=True),
     Analysis(
         "graft",
@@ -132,12 +127,14 @@ ANALYSIS = {analysis.word: analysis for analysis in ANALYSES}
 
 NAMES = {
     "Add": "passes.changes",
+    "Adjustment": "analyses.embed",
     "Contrast": "analyses.patch.contrast",
     "Direction": "analyses.steer.direction",
     "Lens": "analyses.lens.fitted",
     "Model": "model",
     "Pair": "states",
     "Pass": "passes.record",
+    "Pictures": "analyses.project.pictures",
     "Probe": "linear.probe",
     "Project": "passes.changes",
     "Replace": "passes.changes",
@@ -150,6 +147,7 @@ NAMES = {
     "edit": "passes.edit",
     "editing": "passes.edit",
     "load": "model",
+    "read": "texts",
     "record": "passes.record",
     "recording": "passes.recording",
     "resume": "passes.resume",

@@ -1,37 +1,44 @@
 """Which vector stands for a text?"""
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal, Self, TypeAlias
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from hiddenscope import progress
 from hiddenscope.errors import StatesError
 from hiddenscope.model import Model
+from hiddenscope.passes import Inputs, Texts
 from hiddenscope.sites import Site
-from hiddenscope.vectors import vectors
-from hiddenscope.vectors.sentences import POOLED, Adjust, Adjustment, last_site, mean_cosine, texts_of, unit
+from hiddenscope.vectors import Token, vectors
+from hiddenscope.vectors.collection import last_site, texts_of
 
-NARROW = 0.5  # a mean cosine beyond which most of what the vectors say is what all of them share
+Adjust: TypeAlias = Literal["centre", "whiten"]
+
+NARROW = 0.5  # from this mean cosine on, most of each vector is what all of them share
+LEAST_SPREAD = 2.0**-20  # a standard deviation below this share of the largest is the rounding of float32
+LEAST_LEFT = 1e-6  # a vector of which this share of the mean is left was the mean, and its direction is rounding
 
 
 def embed(
     model: Model | Any,
-    texts: Any,
+    texts: Texts | Inputs | Any,
     *,
-    pool: str | int | None = None,
     site: str | Site | None = None,
+    pool: Token = "mean",
     normalize: bool = True,
-    adjust: Adjust | None = None,
-    reference: Any = None,
+    adjust: "Adjust | Adjustment | None" = None,
     truncate: bool = False,
 ) -> NDArray[np.float32]:
-    """One vector a text, `[text, width]` in float32: the mean over its tokens of the last state, at length one.
+    """One vector for each text, `[text, width]` in float32: the mean of its last hidden states, with norm 1.
 
-    That is what sentence encoders are trained for. States of a causal model are not: they point nearly the same way,
-    and how nearly is said on stderr. `adjust="centre"` takes away the mean, `"whiten"` also makes the covariance one;
-    both are taken from the texts, or from those given as `reference`. Texts are strings, lists of ids, a path, a frame
-    or a dataset.
+    That is what most sentence encoders are trained for. States of a causal model are not: they point nearly the same
+    way, and a note on stderr says how nearly. `adjust="centre"` subtracts the mean of the texts, `"whiten"` also makes
+    their covariance the identity; an `hs.Adjustment` that was fitted to other texts does it with theirs. Texts are
+    strings, lists of ids, a path, a frame or a dataset.
 
     >>> import hiddenscope as hs
     >>> from hiddenscope.testing import tiny_model
@@ -39,35 +46,105 @@ def embed(
     (2, 64)
     """
     if not isinstance(model, Model):
-        given = f"{type(model).__name__} makes no states of texts"
-        raise StatesError("Vectors of texts", given, "Give a model; hiddenscope.vectors takes those of states.")
-    if reference is not None and adjust is None:
-        raise StatesError("Texts for reference", "nothing is adjusted to them", "Give adjust= too, or leave them out.")
-    where: dict[str, Any] = {"sites": site or last_site(model), "token": POOLED if pool is None else pool}
-    if where["token"] == "each":
-        raise StatesError("One vector a text", "'each' gives one a token", "Ask for model.capture(texts, site).")
-    raw = vectors(model, texts_of(texts), truncate=truncate, **where)
-    if len(raw.sites) > 1:
-        raise StatesError(f"One site, {str(site)[:60]!r}", f"it names {len(raw.sites)}", "Ask for one.")
-    values = raw.values[0]
-    _report(model, mean_cosine(values), len(values), adjust)
-    if adjust is not None:
-        others = (
-            values if reference is None else vectors(model, texts_of(reference), truncate=truncate, **where).values[0]
+        reason = f"{type(model).__name__} is no model"
+        raise StatesError("Cannot embed texts", reason, "Give a model. States have .pool().")
+    if pool == "each":
+        raise StatesError(
+            "Cannot embed texts", 'pool="each" is a vector for each token', "Use model.capture(texts, site)."
         )
-        adjustment = Adjustment.fit(others, adjust)
+    chosen = last_site(model) if site is None else site
+    rows = vectors(model, texts_of(texts), sites=chosen, token=pool, truncate=truncate)
+    if len(rows.sites) > 1:
+        raise StatesError(f"{str(site)[:60]!r} names {len(rows.sites)} sites", "one is needed", "Name one.")
+    values = rows.values[0]
+    _report(model, values, adjust)
+    if adjust is not None:
+        adjustment = adjust if isinstance(adjust, Adjustment) else Adjustment.fit(values, adjust)
         if normalize:
             adjustment.check(values)
         values = adjustment.apply(values)
-    found: NDArray[np.float32] = (unit(values) if normalize else values).float().numpy()
-    return found
+    vectors_: NDArray[np.float32] = (_with_norm_1(values) if normalize else values).float().numpy()
+    return vectors_
 
 
-def _report(model: Model, cosine: float, count: int, adjust: Adjust | None) -> None:
-    """Say on stderr how nearly the vectors point the same way."""
-    if count < 2:
+def _report(model: Model, values: Tensor, adjust: "Adjust | Adjustment | None") -> None:
+    """Note on stderr how nearly the vectors point the same way."""
+    if len(values) < 2:
         return
-    said = f"{model.name}: the mean cosine of two of the {count:,} texts is {cosine:.2f}"
+    cosine = mean_cosine(values)
+    note = f"{model.name}: the mean cosine of two of the {len(values):,} texts is {cosine:.2f}"
     if cosine > NARROW and adjust is None:
-        said += "; states that point so nearly the same way are no embeddings as they are: try adjust='centre'"
-    progress.note(said)
+        note += "; states that point so nearly the same way are no embeddings as they are: try adjust='centre'"
+    progress.note(note)
+
+
+def mean_cosine(values: Tensor) -> float:
+    """The mean cosine of two different rows: 0 where they point everywhere, near 1 where all point the same way.
+
+    >>> mean_cosine(torch.eye(3)), round(mean_cosine(torch.ones(3, 2)), 9)
+    (0.0, 1.0)
+    """
+    wide = values.double()
+    unit = wide / wide.norm(dim=1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
+    count = len(values)
+    return float((unit.sum(0).square().sum() - unit.square().sum()) / (count * (count - 1))) if count > 1 else 1.0
+
+
+@dataclass(frozen=True, eq=False)
+class Adjustment:
+    """The mean that is subtracted from vectors, and for whitening the matrix that makes their covariance the identity.
+
+    >>> values = np.random.default_rng(0).normal(size=(100, 4))
+    >>> np.allclose(np.cov(Adjustment.fit(values, "whiten").apply(torch.from_numpy(values)).T), np.eye(4))
+    True
+    """
+
+    mean: Tensor
+    matrix: Tensor | None
+
+    @classmethod
+    def fit(cls, values: Tensor | NDArray[Any], how: Adjust) -> Self:
+        """What gives these rows mean zero and, for "whiten", the identity as their covariance."""
+        if how not in ("centre", "whiten"):
+            problem = f"No adjustment {str(how)[:40]!r}"
+            raise StatesError(problem, "there are two", 'Use "centre", "whiten" or None.')
+        wide = torch.as_tensor(values).double()
+        count, width = wide.shape
+        mean = wide.mean(0)
+        if count < 2:
+            reason = "one text is its own mean, and nothing would be left of it"
+            remedy = "Give more texts, or an hs.Adjustment that was fitted to many others."
+            raise StatesError(f"Cannot {how} one vector", reason, remedy)
+        if how == "centre":
+            return cls(mean, None)
+        _, deviations, directions = torch.linalg.svd((wide - mean) / (count - 1) ** 0.5, full_matrices=False)
+        rank = int((deviations > deviations[0] * LEAST_SPREAD).sum())
+        if rank < width:
+            reason = f"they vary in {rank} of {width} directions only"
+            remedy = (
+                "Give more texts than the width, or an hs.Adjustment that was fitted to many others; or centre them."
+            )
+            raise StatesError(f"Cannot whiten {count} vectors", reason, remedy)
+        return cls(mean, directions.T @ (directions / deviations[:, None]))  # ZCA: of all whitenings, the one nearest
+
+    def apply(self, values: Tensor) -> Tensor:
+        """The rows adjusted, in float64."""
+        centred = values.double() - self.mean
+        return centred if self.matrix is None else centred @ self.matrix
+
+    def check(self, values: Tensor) -> None:
+        """Refuse rows of which nothing but rounding is left without the mean: they have no direction."""
+        left = (values.double() - self.mean).norm(dim=1)
+        lost = (left <= LEAST_LEFT * self.mean.norm()).nonzero()
+        if len(lost):
+            reason = f"text {int(lost[0])} is the mean of all, and nothing is left of it"
+            raise StatesError("Cannot normalize", reason, "Give texts that differ, or normalize=False.")
+
+
+def _with_norm_1(values: Tensor) -> Tensor:
+    norms: Tensor = values.norm(dim=1, keepdim=True)
+    zero = (norms[:, 0] == 0).nonzero()
+    if len(zero):
+        reason = f"the vector of text {int(zero[0])} is zero and has no direction"
+        raise StatesError("Cannot normalize", reason, "Leave it out, or use normalize=False.")
+    return values / norms

@@ -1,6 +1,5 @@
 """Which texts are nearest to this one?"""
 
-import operator
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -11,83 +10,74 @@ from torch import Tensor
 from hiddenscope import progress
 from hiddenscope.errors import NotFinite, StatesError
 from hiddenscope.model import Model
-from hiddenscope.results import Result
+from hiddenscope.passes import Inputs, Texts
+from hiddenscope.results import Facts, Result
 from hiddenscope.sites import Site
 from hiddenscope.states import Pair, Readable
-from hiddenscope.vectors import vectors
+from hiddenscope.vectors import Token, vectors
+from hiddenscope.vectors.collection import Collection, collection_of, integer, last_site
 from hiddenscope.vectors.nearest import NEARNESSES, Nearest, Nearness
-from hiddenscope.vectors.sentences import POOLED, last_site
-from hiddenscope.vectors.shelf import Shelf, shelf_of
 
 if TYPE_CHECKING:
     import xarray
 
 Array: TypeAlias = NDArray[Any]
+Query: TypeAlias = Texts | Inputs | Array | Tensor
 
 LOOKS = {
     "cosine": {"long_name": "cosine", "meaning": "diverging"},
     "dot": {"long_name": "dot product", "meaning": "diverging"},
     "l2": {"long_name": "distance", "units": "L2"},
 }
-FEW, SHORT = 5, 100  # queries, and characters of a text, that the facts name
-COMPUTED = "float32 products; the nearest, and all that rounding leaves in question, again in float64"
+LISTED, SHORT = 5, 100  # queries, and characters of a text, that the facts list
 
 
 def search(
     source: Model | Readable | Pair | Array | Tensor,
-    query: Any,
+    query: Query | tuple[Model, Texts | Inputs],
     k: int = 10,
     *,
-    texts: Any = None,
-    model: Model | None = None,
+    texts: Texts | Inputs | Any = None,
     site: str | Site | None = None,
-    pool: str | int | None = None,
+    pool: Token = "mean",
     nearness: Nearness = "cosine",
-    truncate: bool = False,
 ) -> Result:
     """The k texts nearest to a query, exactly: none is left out, and of equals the first comes first.
 
-    `source` is a model with `texts`, states of any size (with `pool="each"` one row a token), or an array
-    `[text, width]`. `query` is a text, several, or vectors; texts need a model: the source, or `model=`. Both are taken
-    at `site`, the last there is if not given, and pooled by the mean if not said otherwise.
+    `source` is a model with `texts`, states of any size (with `pool="each"` one row for each token), or an array
+    `[text, width]`. `query` is a text, several, or vectors. The model that is searched reads texts; with states or an
+    array, give `(model, texts)`. Both sides are taken at `site`, by default the last there is, and pooled. Texts that
+    are longer than the model's window go through `model.encode(texts, truncate=True)` first.
 
     >>> import hiddenscope as hs
     >>> found = hs.search(np.eye(3), [0.0, 2.0, 1.0], k=2)
     >>> found.data["number"].values.tolist(), found.data["score"].values.round(2).tolist()
     ([[1, 2]], [[0.89, 0.45]])
     """
-    wanted = _whole_number(k)
+    count = integer(k, "k", 1)
     if nearness not in NEARNESSES:
-        remedy = f"Ask for {', '.join(NEARNESSES)}."
-        raise StatesError(f"No nearness {str(nearness)[:40]!r}", "there are three", remedy)
-    shelf = shelf_of(source, texts, site, POOLED if pool is None else pool, truncate)
-    asker = model or (source if isinstance(source, Model) else None)
-    asked, names = _queries(shelf, query, asker, nearness, truncate)
-    best = Nearest(_checked(asked, nearness), wanted, nearness)
-    with progress.track("Searching", total=shelf.count) as advance:
-        for block in shelf.blocks():
-            best.see(block)
+        problem = f"No nearness {str(nearness)[:40]!r}"
+        raise StatesError(problem, "there are three", f"Use one of {', '.join(NEARNESSES)}.")
+    collection = collection_of(source, texts, site, pool)
+    queries, names = _queries(collection, query, source if isinstance(source, Model) else None, nearness)
+    nearest = Nearest(_checked(queries, nearness), count, nearness)
+    with progress.track("Searching", total=collection.count) as advance:
+        for block in collection.blocks():
+            nearest.see(block)
             advance(len(block))
-    return Result("search", _data(shelf, best, names), _facts(shelf, best, names), shelf.source)
+    return Result("search", _data(collection, nearest, names), _facts(collection, nearest, names), collection.source)
 
 
-def _whole_number(k: Any) -> int:
-    try:
-        wanted = operator.index(k)
-    except TypeError:
-        wanted = 0
-    if wanted < 1 or isinstance(k, bool):
-        raise StatesError(f"The {str(k)[:40]} nearest", "that is no number of texts", "Give a whole number from 1 up.")
-    return wanted
-
-
-def _queries(
-    shelf: Shelf, query: Any, model: Model | None, nearness: Nearness, truncate: bool
-) -> tuple[Tensor, list[str]]:
-    """The vectors of the queries, and what each is called."""
+def _queries(collection: Collection, query: Any, model: Model | None, nearness: Nearness) -> tuple[Tensor, list[str]]:
+    """The vectors of the queries, and a name for each."""
+    if isinstance(query, tuple) and len(query) == 2 and isinstance(query[0], Model):
+        model, query = query
+    if isinstance(query, Inputs):
+        names = query.texts or [f"query {number}" for number in range(len(query))]
+        return _of_texts(collection, query, model, nearness), list(names)
     listed = [query] if isinstance(query, str) else query
     if isinstance(listed, list | tuple) and listed and all(isinstance(one, str) for one in listed):
-        return _of_texts(shelf, list(listed), model, nearness, truncate), list(listed)
+        return _of_texts(collection, list(listed), model, nearness), list(listed)
     try:
         given = query.detach().cpu() if isinstance(query, Tensor) else torch.as_tensor(np.asarray(query, dtype=float))
         rows = given.double().reshape(1, -1) if given.ndim == 1 else given.double()
@@ -95,69 +85,71 @@ def _queries(
         rows = torch.zeros(0)
     if rows.ndim != 2 or not rows.numel():
         reason = f"{type(query).__name__} is neither texts nor vectors"
-        raise StatesError("A query", reason, "Give a text, a list of texts, or vectors [query, width].")
+        raise StatesError("No query", reason, "Give a text, a list of texts, or vectors [query, width].")
     return rows, [f"query {number}" for number in range(len(rows))]
 
 
-def _of_texts(shelf: Shelf, texts: list[str], model: Model | None, nearness: Nearness, truncate: bool) -> Tensor:
+def _of_texts(collection: Collection, texts: list[str] | Inputs, model: Model | None, nearness: Nearness) -> Tensor:
+    problem = "Cannot search for a text"
     if model is None:
-        raise StatesError("A text as a query", "there is no model to read it", "Give model=, or give a vector.")
-    if shelf.token == "each":
-        reason = "one row a token is searched, and a text has several"
-        raise StatesError("A text as a query", reason, "Give a vector: states['layer.3'][5], say.")
-    if nearness != "cosine" and shelf.site is None:
-        reason = "whether the rows of an array were scaled is not known"
-        raise StatesError(f"A text as a query by {nearness}", reason, "Search by cosine, or give its vector.")
-    mine = model.source(shelf.site.stack if shelf.site else None)
-    theirs = getattr(shelf.source, "weights", "")
-    if theirs and mine.weights and theirs != mine.weights:
-        reason = f"the states are of {shelf.source.model}, and {model.name} has other weights"
-        raise StatesError("A text as a query", reason, "Give the model that made the states.")
-    place = shelf.site or last_site(model)
-    return vectors(model, texts, sites=place, token=shelf.token, truncate=truncate).values[0]
+        raise StatesError(problem, "there is no model to read it", "Give (model, text), or a vector.")
+    if collection.token == "each":
+        reason = "every row is a token, and a text has several"
+        raise StatesError(problem, reason, "Give a vector: states['layer.3'][5], say.")
+    if nearness != "cosine" and collection.site is None:
+        reason = "the rows of an array may have been scaled"
+        raise StatesError(f"{problem} by {nearness}", reason, "Search by cosine, or give its vector.")
+    weights = getattr(collection.source, "weights", "")
+    own_weights = model.source(collection.site.stack if collection.site else None).weights
+    if weights and own_weights and weights != own_weights:
+        reason = (
+            f"the states are of {getattr(collection.source, 'model', 'a model')}, not of {model.name}: other weights"
+        )
+        raise StatesError(problem, reason, "Give the model that computed the states.")
+    site = collection.site or last_site(model)
+    return vectors(model, texts, sites=site, token=collection.token).values[0]
 
 
 def _checked(queries: Tensor, nearness: Nearness) -> Tensor:
     wrong = (~queries.isfinite().all(1)).nonzero()
     if len(wrong):
-        raise NotFinite("A query", f"query {int(wrong[0])} holds a NaN or an infinity", "Give finite numbers.")
+        raise NotFinite("Cannot search", f"query {int(wrong[0])} has a NaN or an infinity", "Give finite numbers.")
     zero = (queries == 0).all(1).nonzero()
     if nearness == "cosine" and len(zero):
-        reason = f"query {int(zero[0])} is a vector of zeros, which points nowhere"
-        raise StatesError("Cosines", reason, "Give another, or search by 'l2' or 'dot'.")
+        reason = f"query {int(zero[0])} is a vector of zeros, without a direction"
+        raise StatesError("Cannot search by cosine", reason, "Give another, or search by 'l2' or 'dot'.")
     return queries
 
 
-def _data(shelf: Shelf, best: Nearest, names: list[str]) -> "xarray.Dataset":
+def _data(collection: Collection, nearest: Nearest, names: list[str]) -> "xarray.Dataset":
     import xarray
 
-    dims = ("query", "rank")
+    dims, numbers = ("query", "rank"), nearest.numbers
     columns: dict[str, Any] = {
-        "score": (dims, best.scores, LOOKS[best.nearness]),
-        "number": (dims, best.numbers, {"long_name": "number of the text" if shelf.tokens is None else "row"}),
+        "score": (dims, nearest.scores, LOOKS[nearest.nearness]),
+        "number": (dims, numbers, {"long_name": f"number of the {collection.unit}"}),
     }
-    if shelf.tokens is not None:
-        columns["text"] = (dims, shelf.tokens.text[best.numbers], {"long_name": "number of the text"})
-        columns["position"] = (dims, shelf.tokens.positions[best.numbers], {"long_name": "position in the text"})
-    strings = shelf.strings
-    if strings is not None:
-        found = np.empty(best.numbers.shape, dtype=object)
-        found.reshape(-1)[:] = [strings[number] for number in best.numbers.ravel().tolist()]
-        columns["string"] = (dims, found, {"long_name": "text" if shelf.tokens is None else "token"})
-    ranks = np.arange(1, best.numbers.shape[1] + 1)
+    if collection.tokens is not None:
+        columns["text"] = (dims, collection.tokens.text[numbers], {"long_name": "number of the text"})
+        columns["position"] = (dims, collection.tokens.positions[numbers], {"long_name": "position in the text"})
+    if collection.strings is not None:
+        strings = np.empty(numbers.shape, dtype=object)
+        strings.reshape(-1)[:] = [collection.strings[number] for number in numbers.ravel().tolist()]
+        columns["string"] = (dims, strings, {"long_name": collection.unit})
+    ranks = np.arange(1, numbers.shape[1] + 1)
     return xarray.Dataset(columns, {"query": np.array(names, dtype=object), "rank": ranks})
 
 
-def _facts(shelf: Shelf, best: Nearest, names: list[str]) -> dict[str, Any]:
+def _facts(collection: Collection, nearest: Nearest, names: list[str]) -> Facts:
     """What was searched and how, and the nearest to each of the first few queries."""
-    facts: dict[str, Any] = {"searched": f"{best.seen:,} {'texts' if shelf.tokens is None else 'tokens'}"}
-    if shelf.site is not None:
-        facts |= {"site": shelf.site, "token": shelf.token}
-    facts |= {"nearness": best.nearness, "computed in": COMPUTED}
-    strings = shelf.strings
-    nearest = {}
-    for query, name in list(enumerate(names))[:FEW]:
-        number, score = int(best.numbers[query, 0]), float(best.scores[query, 0])
-        text = {"text": strings[number][:SHORT]} if strings else {}
-        nearest[name[:SHORT]] = {best.nearness: score, "number": number} | text
-    return facts | {"nearest": nearest}
+    facts: dict[str, Any] = {"searched": nearest.seen, "unit": collection.unit, "nearness": nearest.nearness}
+    if collection.site is not None:
+        facts |= {"site": collection.site, "token": collection.token}
+    first = []
+    for query, name in enumerate(names[:LISTED]):
+        number = int(nearest.numbers[query, 0])
+        record: dict[str, Any] = {"query": name[:SHORT], "number": number, "score": float(nearest.scores[query, 0])}
+        if collection.strings is not None:
+            record["string"] = collection.strings[number][:SHORT]
+        first.append(record)
+    return facts | {"nearest": first}

@@ -1,4 +1,4 @@
-"""One picture a layer of labelled texts, with numbers that say whether it tells the truth."""
+"""How labelled texts lie in every layer."""
 
 from typing import Annotated, Literal
 
@@ -18,35 +18,32 @@ def project(
     method: Annotated[Literal["umap", "pca", "pacmap", "tsne"], typer.Option(help="How pictures are made.")] = "umap",
     token: Annotated[str, typer.Option(help="What stands for a text: last, first, mean, max, cls, each.")] = "last",
     sites: SitesOption = "layer.*,final",
-    seed: Annotated[int, typer.Option(help="Where chance begins; the same seed gives the same picture.")] = 0,
-    neighbours: Annotated[int, typer.Option(help="How many neighbours count.")] = 15,
+    seed: Annotated[int, typer.Option(help="The seed of everything that is random.")] = 0,
+    neighbours: Annotated[int, typer.Option(help="How many neighbours of a point count.")] = 15,
     text: Annotated[str | None, typer.Option(help="The column of the texts.")] = None,
     label: Annotated[str | None, typer.Option(help="The column of the labels.")] = None,
     other: Annotated[list[str] | None, typer.Option(help="Another model beside the first; may be repeated.")] = None,
     truncate: TruncateOption = False,
 ) -> None:
-    """Show how labelled texts lie in every layer, and how far their classes are apart.
+    """How do labelled texts lie in every layer, and are their classes apart?
 
-    Prints where the classes part. --out panels.html keeps the pictures: by PCA at once, then by the method asked for.
+    Prints the findings. --out panels.html keeps the pictures: by PCA at once, then by the method asked for.
     """
     models = [shared.load(), *(hs.load(name, device=shared.device, dtype=shared.dtype) for name in other or ())]
 
-    def first(result: "hs.Result") -> None:
+    def preview(result: "hs.Result") -> None:
         if shared.out:
             result.save(shared.out)
             progress.note(f"{shared.out} shows them by PCA; {method} follows.")
 
+    datasets = {name: hs.read(name, text=text, label=label) for name in data}
     result = hs.project(
         models[0] if len(models) == 1 else models,
-        data[0] if len(data) == 1 else {name: name for name in data},
-        method=method,
+        datasets if len(data) > 1 else datasets[data[0]],
+        method=hs.Pictures(method, neighbours, preview),
         token=token,
         sites=sites,
         seed=seed,
-        neighbours=neighbours,
-        text=text,
-        label=label,
         truncate=truncate,
-        first=first,
     )
     show(result, shared)

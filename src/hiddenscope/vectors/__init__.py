@@ -1,11 +1,8 @@
-"""Vectors: one row a text, or one a token, of every site that an analysis looks at, without holding all states.
+"""Vectors: one row for each text, or for each token, of every site that an analysis reads, without holding all states.
 
-capturing  the vectors of a model's texts, pooled as they come
-reading    the vectors of states that are read block by block
-pooling    which rows of states make the vector of each text
-nearest    the nearest of any number of rows, exactly
-shelf      what is searched or clustered: of a model and texts, of states, or of an array
-sentences  what stands for a text, and how the vectors of texts spread: mean cosine, centring, whitening
+pooling     one vector for each text, from a model's passes or from states
+collection  what a caller may give as texts, as labelled texts, and as rows to search or cluster
+nearest     the nearest of any number of rows, exactly
 
 >>> from hiddenscope.model import load
 >>> from hiddenscope.testing import tiny_model
@@ -14,7 +11,7 @@ torch.Size([4, 2, 64])
 """
 
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,12 +19,10 @@ from torch import Tensor
 
 from hiddenscope.errors import StatesError, TextError
 from hiddenscope.model import Model
-from hiddenscope.passes import Texts, watchable
-from hiddenscope.sites import STACKS, Site, select
+from hiddenscope.passes import Inputs, Texts, recordable
+from hiddenscope.sites import STACKS, Site, SitePatterns, select
 from hiddenscope.states import Pair, Readable, Source, States, Tokens
-from hiddenscope.vectors.capturing import listed, pooled, portions
-from hiddenscope.vectors.pooling import Token
-from hiddenscope.vectors.reading import read, whole
+from hiddenscope.vectors.pooling import Token, allocate, count, pooled, read, read_all
 
 __all__ = ["TOKENS", "Token", "Vectors", "blocks", "vectors"]
 
@@ -36,7 +31,7 @@ TOKENS = ("last", "first", "mean", "max", "cls", "each")
 
 @dataclass(frozen=True, eq=False)
 class Vectors:
-    """Values `[site, row, width]`, float32 (float64 stays): a row is a text, or with `tokens` a token of one.
+    """Values `[site, row, width]`, float32 (float64 stays): a row is a text, or where there are `tokens` a token.
 
     >>> import torch
     >>> Vectors((Site(0),), torch.zeros(1, 2, 4), None, ("a", "b"), Source("toy"))["layer.0"].shape
@@ -51,25 +46,24 @@ class Vectors:
 
     def __getitem__(self, site: str | Site) -> Tensor:
         chosen = select(site, self.sites, owner="these vectors")
-        if len(chosen) > 1:
-            raise StatesError(f"One site, {str(site)[:60]!r}", f"it names {len(chosen)}", "Ask for one.")
+        _one(site, chosen)
         return self.values[self.sites.index(chosen[0])]
 
 
 def vectors(
     source: Model | Readable | Pair,
-    texts: Texts | None = None,
+    texts: Texts | Inputs | None = None,
     *,
-    sites: Any = "layer.*,final",
+    sites: SitePatterns = "layer.*,final",
     token: Token = "last",
     truncate: bool = False,
-    targets: Texts | None = None,
+    targets: Texts | Inputs | None = None,
 ) -> Vectors:
-    """The vectors of texts, one a text in the order given: of a model and texts, or of states.
+    """The vectors of texts, one for each in the order given: of a model and texts, or of states.
 
     `token` is what stands for a text: "last", "first", "cls", a position (negative from the end), or the "mean" or
-    "max" over its tokens; "each" gives a row a token. A model's states are pooled as they come, a few batches at a
-    time, and equal those of `capture(texts).pool()`: bit for bit up to 8,192 texts, within the rounding of other
+    "max" over its tokens; "each" gives a row for each token. A model's states are pooled as they come, some batches at
+    a time, and equal those of `capture(texts).pool()`: bit for bit up to 8,192 texts, within the rounding of other
     batches beyond. Of two stacks it is the encoder's unless the sites name the other.
 
     >>> import torch
@@ -79,34 +73,32 @@ def vectors(
     >>> torch.equal(vectors(states, token="mean").values, states.pool("mean"))
     True
     """
-    token = _known(token)
+    token = _checked(token)
     if isinstance(source, Model):
-        wanted = _wanted(source, sites)
-        _given(source, texts)
+        chosen = _sites_of_model(source, sites)
+        listed = _listed(source, texts)
         if token != "each":
-            values, kept = pooled(source, texts, wanted, token, truncate=truncate, targets=targets)
-            return Vectors(wanted, values, None, kept, source.source(wanted[0].stack))
-        source = _states(source.capture(texts, wanted, targets=targets, truncate=truncate))  # type: ignore[arg-type]
+            return _of_model(source, listed, chosen, token, targets=targets, truncate=truncate)
+        readable = _captured(source, listed, chosen, targets, truncate)
     else:
-        source = _readable(source, texts, targets, sites)
-        wanted = _chosen(source, sites)
-    tokens = source.tokens
-    values = whole(source, wanted, token)
-    return Vectors(
-        wanted, values, tokens if token == "each" else None, tokens.texts, getattr(source, "source", None) or {}
-    )
+        readable = _readable(source, texts, targets, sites)
+        chosen = _sites_of_states(readable, sites)
+    tokens = readable.tokens
+    values = read_all(readable, chosen, token)
+    known = getattr(readable, "source", None) or {}
+    return Vectors(chosen, values, tokens if token == "each" else None, tokens.texts, known)
 
 
 def blocks(
     source: Model | Readable | Pair,
-    texts: Texts | None = None,
+    texts: Texts | Inputs | None = None,
     *,
     site: str | Site,
     token: Token = "last",
     truncate: bool = False,
-    targets: Texts | None = None,
+    targets: Texts | Inputs | None = None,
 ) -> Iterator[Tensor]:
-    """The vectors of one site in order, `[some rows, width]` at a time, so that no more than a few are held.
+    """The vectors of one site in order, `[some rows, width]` at a time, so that only some are held.
 
     >>> from hiddenscope.model import load
     >>> from hiddenscope.testing import tiny_model
@@ -114,23 +106,23 @@ def blocks(
     >>> [len(block) for block in blocks(model, [[5, 6, 7], [8, 9]], site="final", token="mean")]
     [2]
     """
-    token = _known(token)
+    token = _checked(token)
     if isinstance(source, Model):
-        wanted = _wanted(source, site)
-        _one(site, wanted)
-        _given(source, texts)
+        chosen = _sites_of_model(source, site)
+        _one(site, chosen)
+        listed = _listed(source, texts)
         if token != "each":
-            given = listed(texts), listed(targets)
-            return (block[0] for _, block in portions(source, given, wanted, token, truncate))
-        source = _states(source.capture(texts, wanted, targets=targets, truncate=truncate))  # type: ignore[arg-type]
+            portions = pooled(source, listed, chosen, token, targets=targets, truncate=truncate)
+            return (block[0] for _, block in portions)
+        readable = _captured(source, listed, chosen, targets, truncate)
     else:
-        source = _readable(source, texts, targets, site)
-        wanted = _chosen(source, site)
-        _one(site, wanted)
-    return read(source, wanted[0], token)
+        readable = _readable(source, texts, targets, site)
+        chosen = _sites_of_states(readable, site)
+        _one(site, chosen)
+    return read(readable, chosen[0], token)
 
 
-def _known(token: Token) -> Token:
+def _checked(token: Token) -> Token:
     if isinstance(token, str) and token in TOKENS:
         return token
     try:
@@ -138,60 +130,74 @@ def _known(token: Token) -> Token:
             return operator.index(token)  # type: ignore[arg-type]
     except TypeError:
         pass
-    remedy = f"Ask for {', '.join(TOKENS)}, or give a position."
-    raise StatesError(f"No token {str(token)[:40]!r}", "it stands for no text", remedy)
+    remedy = f"Use {', '.join(TOKENS)}, or a position."
+    raise StatesError(f"No token {str(token)[:40]!r}", "it cannot stand for a text", remedy)
 
 
-def _given(model: Model, texts: Texts | None) -> None:
+def _listed(model: Model, texts: Any) -> Any:
+    """The texts, as a list where they come from an iterator, a set or the keys of a mapping."""
     if texts is None:
-        reason = "there are no texts"
-        raise TextError(f"Vectors of {model.name}", reason, "Give one or several, or give states.")
+        raise TextError(f"No texts for {model.name}", "a model alone has no vectors", "Give texts, or give states.")
+    return list(texts) if isinstance(texts, Iterator | Set) else texts
 
 
-def _one(site: str | Site, wanted: Sequence[Site]) -> None:
-    if len(wanted) > 1:
-        raise StatesError(f"One site, {str(site)[:60]!r}", f"it names {len(wanted)}", "Ask for one.")
+def _of_model(model: Model, texts: Texts | Inputs, sites: tuple[Site, ...], token: Token, **options: Any) -> Vectors:
+    values, done, strings = None, 0, []
+    for inputs, block in pooled(model, texts, sites, token, **options):
+        if values is None:
+            values = allocate(len(sites), count(texts), block)
+        values[:, done : done + len(inputs)] = block
+        done += len(inputs)
+        strings += list(inputs.texts or ())
+    assert values is not None  # an encoder refuses no texts
+    return Vectors(sites, values, None, tuple(strings) if strings else None, model.source(sites[0].stack))
 
 
-def _readable(source: Any, texts: Texts | None, targets: Texts | None, sites: Any) -> Readable:
-    """Where the states are read from; of a pair, one stack."""
+def _one(site: str | Site, chosen: Sequence[Site]) -> None:
+    if len(chosen) > 1:
+        raise StatesError(f"{str(site)[:60]!r} names {len(chosen)} sites", "one is needed", "Name one.")
+
+
+def _captured(
+    model: Model, texts: Texts | Inputs, sites: tuple[Site, ...], targets: Texts | Inputs | None, truncate: bool
+) -> Readable:
+    captured = model.capture(model.encode(texts, targets=targets, truncate=truncate), sites)
+    assert isinstance(captured, States)  # the sites are of one stack
+    return captured
+
+
+def _readable(source: Any, texts: Any, targets: Any, sites: SitePatterns) -> Readable:
+    """What the states are read from; of a pair, one stack."""
     if texts is not None or targets is not None:
-        raise TextError("Vectors of states", "texts were given too", "Leave them out, or give a model.")
+        raise TextError("Texts beside states", "the states know their texts", "Leave them out, or give a model.")
     if isinstance(source, Pair):
         return source.decoder if _stack(sites) == "decoder" else source.encoder
     if isinstance(source, Readable):
         return source
-    reason = f"{type(source).__name__} is none of what they can be taken from"
-    raise StatesError("Vectors", reason, "Give a model and texts, or states.")
+    raise StatesError("No vectors", f"{type(source).__name__} has no states", "Give a model and texts, or states.")
 
 
-def _states(captured: States | Pair) -> States:
-    assert isinstance(captured, States)  # sites of one stack were asked for
-    return captured
-
-
-def _wanted(model: Model, sites: Any) -> tuple[Site, ...]:
-    watchable(model.module)
+def _sites_of_model(model: Model, sites: SitePatterns) -> tuple[Site, ...]:
+    recordable(model.module)
     return _of_one_stack(model.anatomy.select(sites), sites)
 
 
-def _chosen(part: Readable, sites: Any) -> tuple[Site, ...]:
-    chosen = part.select(sites=sites).sites if isinstance(part, States) else select(sites, part.sites)
-    return _of_one_stack(chosen, sites)
+def _sites_of_states(part: Readable, sites: SitePatterns) -> tuple[Site, ...]:
+    return _of_one_stack(select(sites, part.sites, owner="these states"), sites)
 
 
-def _of_one_stack(chosen: tuple[Site, ...], sites: Any) -> tuple[Site, ...]:
+def _of_one_stack(chosen: tuple[Site, ...], sites: SitePatterns) -> tuple[Site, ...]:
     if len({site.stack for site in chosen}) < 2:
         return chosen
     stack = _stack(sites) or "encoder"
     return tuple(site for site in chosen if site.stack == stack)
 
 
-def _stack(sites: Any) -> str | None:
+def _stack(sites: SitePatterns) -> str | None:
     """The stack that the patterns name, if they name one."""
-    said = [str(item) for item in ([sites] if isinstance(sites, str | Site) else sites)]
-    named = [stack for stack in STACKS if any(stack in item for item in said)]
+    patterns = [str(pattern) for pattern in ([sites] if isinstance(sites, str | Site) else sites)]
+    named = [stack for stack in STACKS if any(stack in pattern for pattern in patterns)]
     if len(named) > 1:
         reason = "the sites are of two stacks, whose tokens are not the same"
-        raise StatesError("Vectors of one stack", reason, "Ask for those of the encoder or of the decoder.")
+        raise StatesError("Vectors are of one stack", reason, "Choose sites of the encoder or of the decoder.")
     return named[0] if named else None

@@ -1,6 +1,12 @@
-"""Which rows of states make the vector of each text."""
+"""Pooling: one vector for each text, from a model's passes as they go, or from states that are read block by block.
 
-from collections.abc import Mapping
+Never all states are held: a model's batches are pooled when their states have filled some memory, and states that lie
+in a file are read in blocks, of which a text may lie across the border.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate, pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -8,17 +14,24 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from hiddenscope import progress
 from hiddenscope.errors import NotFinite, StatesError, TextError, TooLarge
+from hiddenscope.model import Model
+from hiddenscope.passes import Inputs, StackBuffer, Texts, buffers_for, check_targets, run
 from hiddenscope.passes.buffers import SHARE_OF_FREE_MEMORY, free_memory
-from hiddenscope.states import Source
+from hiddenscope.sites import Site
+from hiddenscope.states import Readable, Source
 
 Token: TypeAlias = str | int
+"""What stands for a text: "last", "first", "cls", "mean", "max", "each", or a position."""
 
-PLACES = {"last": -1, "first": 0, "cls": 0}
+POSITIONS = {"last": -1, "first": 0, "cls": 0}
+PORTION = 8192  # texts that are encoded, and sorted by length, at a time
+HELD = 64 * 2**20  # bytes of states that are held before they are pooled; one batch may take more
 
 
-class Rows:
-    """Which rows of states make the vector of each text."""
+class Pool:
+    """How the rows of each text become its vector; `first` is the number of the first text among all."""
 
     def __init__(self, lengths: ArrayLike, token: Token, first: int = 0) -> None:
         self.lengths, self.token = np.asarray(lengths, dtype=np.int64), token
@@ -27,51 +40,245 @@ class Rows:
             if len(short):
                 text = int(short[0])
                 reason = f"text {text + first} has {self.lengths[text]} tokens"
-                remedy = "Ask for a position that every text has; -1 is the last token."
-                raise TextError(f"The token at position {token} of each text", reason, remedy)
+                remedy = "Choose a position that every text has; -1 is the last token."
+                raise TextError(f"No token at position {token} of every text", reason, remedy)
 
-    def within(self, texts: Any = slice(None)) -> Any:
-        """The row in its text of the one token that stands for each of the texts; None where it is not one."""
+    def positions(self, texts: Any = slice(None)) -> Any:
+        """The position of the one token that stands for each of the texts; None for a mean or maximum."""
         if self.token in ("mean", "max"):
             return None
-        place = self.token if isinstance(self.token, int) else PLACES[self.token]
-        return self.lengths[texts] + place if place < 0 else np.full_like(self.lengths[texts], place)
+        position = self.token if isinstance(self.token, int) else POSITIONS[self.token]
+        return self.lengths[texts] + position if position < 0 else np.full_like(self.lengths[texts], position)
 
-    def pool(self, values: Tensor, texts: Any) -> Tensor:
+    def __call__(self, values: Tensor, texts: Any) -> Tensor:
         """The vectors `[site, text, width]` of texts whose rows follow one another in `[site, token, width]`."""
         lengths = self.lengths[texts]
-        within = self.within(texts)
-        wide = torch.float64 if values.dtype == torch.float64 else torch.float32
-        if within is not None:
-            rows = np.cumsum(lengths) - lengths + within
-            return values[:, torch.from_numpy(rows).to(values.device)].to("cpu", wide)
+        positions = self.positions(texts)
+        dtype = torch.float64 if values.dtype == torch.float64 else torch.float32
+        if positions is not None:
+            rows = np.cumsum(lengths) - lengths + positions
+            return values[:, torch.from_numpy(rows).to(values.device)].to("cpu", dtype)
         parts = torch.split(values, lengths.tolist(), dim=1)
-        pooled = [part.mean(1, dtype=wide) if self.token == "mean" else part.amax(1).to(wide) for part in parts]
+        pooled = [part.mean(1, dtype=dtype) if self.token == "mean" else part.amax(1).to(dtype) for part in parts]
         return torch.stack(pooled, 1).cpu()
 
 
-def begin_with_cls(source: Source | Mapping[str, Any] | None, ids: Any, first: int) -> None:
+def check_cls(source: Source | Mapping[str, Any] | None, ids: Any, first: int) -> None:
     """Refuse texts that do not begin with the tokenizer's classification token."""
-    cls, remedy = getattr(source, "cls", None), "Ask for mean or last."
+    cls, remedy = getattr(source, "cls", None), 'Use token="mean" or "last".'
     if cls is None:
-        raise StatesError("The token cls of each text", "its tokenizer has no such token", remedy)
+        raise StatesError('No token "cls"', "the tokenizer has no such token", remedy)
     other = np.flatnonzero(np.asarray(ids) != cls)
     if len(other):
-        raise StatesError("The token cls of each text", f"text {other[0] + first} does not begin with it", remedy)
+        raise StatesError('No token "cls"', f"text {other[0] + first} does not begin with it", remedy)
 
 
 def not_finite(row: Tensor, where: str) -> NotFinite:
     """The error that names a vector with a NaN or an infinity in it."""
     what = "a NaN" if bool(row.isnan().any()) else "an infinity"
-    remedy = "Look at the weights of the block that makes it, or load the model in a wider dtype."
-    return NotFinite("Vectors of states", f"{what} at {where}", remedy)
+    remedy = "Look at the weights of the block that computes it, or load the model in a wider dtype."
+    return NotFinite("States are not finite", f"{what} at {where}", remedy)
 
 
-def room_for(sites: int, rows: int, like: Tensor) -> Tensor:
+def allocate(sites: int, rows: int, like: Tensor) -> Tensor:
     """Memory for all vectors, refused where there is too little."""
     size, free = sites * rows * like.shape[-1] * like.dtype.itemsize, free_memory()
     if size > free * SHARE_OF_FREE_MEMORY:
-        problem = f"{rows:,} vectors at {sites} sites, {like.shape[-1]:,} wide"
-        reason = f"that is {size / 2**30:,.1f} GiB, and {free / 2**30:,.1f} GiB of memory are free"
-        raise TooLarge(problem, reason, "Ask for fewer sites or texts.")
+        problem = f"Too little memory for {rows:,} vectors at {sites} sites, {like.shape[-1]:,} wide"
+        reason = f"they take {size / 2**30:,.1f} GiB, and {free / 2**30:,.1f} GiB are free"
+        raise TooLarge(problem, reason, "Choose fewer sites or texts.")
     return torch.empty(sites, rows, like.shape[-1], dtype=like.dtype)
+
+
+def pooled(
+    model: Model,
+    texts: Texts | Inputs,
+    sites: tuple[Site, ...],
+    token: Token,
+    *,
+    targets: Texts | Inputs | None = None,
+    truncate: bool = False,
+) -> Iterator[tuple[Inputs, Tensor]]:
+    """The vectors of a model's texts, portion by portion in the order given: its Inputs and `[site, text, width]`."""
+    if targets is not None and count(targets) != count(texts):
+        reason = f"there are {count(texts)} texts and {count(targets)} targets"
+        raise TextError("Targets do not fit the texts", reason, "Give one for each text.")
+    starts = range(0, count(texts), PORTION)
+    for start in starts or (0,):  # an empty list is refused by the encoder
+        some, own_targets = _slice(texts, start), None if targets is None else _slice(targets, start)
+        try:
+            inputs = model.encode(some, targets=own_targets, truncate=truncate)
+            check_targets(model, inputs, sites, logits=False)
+        except TextError as error:  # names a text by its number in the portion
+            number = re.fullmatch(r"Text (\d+)", error.problem)
+            problem = f"Text {int(number[1]) + start}" if number else error.problem
+            raise TextError(problem, error.reason, error.remedy) from None
+        yield inputs, _vectors_of(model, inputs, sites, token, start)
+
+
+def count(texts: Texts | Inputs) -> int:
+    """The number of texts; a string or a list of ids is one."""
+    return len(texts) if _many(texts) else 1
+
+
+def _many(texts: Any) -> bool:
+    if isinstance(texts, Inputs):
+        return True
+    sized = isinstance(texts, Sequence | np.ndarray | Tensor) and not isinstance(texts, str | bytes)
+    return sized and not (len(texts) and np.ndim(texts[0]) == 0 and not isinstance(texts[0], str))
+
+
+def _slice(texts: Any, start: int) -> Any:
+    if not _many(texts) or len(texts) <= PORTION:
+        return texts
+    end = min(len(texts), start + PORTION)
+    return texts.some(range(start, end)) if isinstance(texts, Inputs) else texts[start:end]
+
+
+def _vectors_of(model: Model, inputs: Inputs, sites: tuple[Site, ...], token: Token, first: int) -> Tensor:
+    """The vectors of some texts `[site, text, width]`, of which the first has this number among all."""
+    of_stack = inputs.of(sites[0].stack)
+    pool = Pool(of_stack.lengths, token, first)
+    if token == "cls":
+        check_cls(model.source(sites[0].stack), [ids[0] for ids in of_stack.ids], first)
+    costs = inputs.costs
+    values: Tensor | None = None
+    with model.lock, progress.track("Capturing", total=sum(costs)) as advance:
+        for batches in _groups(model, inputs, sites):
+            numbers = [number for batch in batches for number in batch]
+            states = _states(model, inputs.some(numbers), list(map(len, batches)), sites)
+            _check(states, [number + first for number in numbers])
+            block = pool(states.buffer.values, numbers)
+            values = block.new_empty(len(sites), len(inputs), block.shape[2]) if values is None else values
+            values[:, numbers] = block
+            advance(sum(costs[number] for number in numbers))
+    assert values is not None  # there is at least one text
+    return values
+
+
+def _groups(model: Model, inputs: Inputs, sites: tuple[Site, ...]) -> Iterator[list[list[int]]]:
+    """The batches of a capture, as many at a time as HELD has room for: on a GPU their passes and copies overlap."""
+    row = len(sites) * model.anatomy.width(sites[0]) * model.dtype.itemsize
+    lengths = inputs.of(sites[0].stack).lengths
+    group: list[list[int]] = []
+    size = 0
+    for indices, _ in inputs.batches(model):
+        batch = row * sum(lengths[index] for index in indices)
+        if group and size + batch > HELD:
+            yield group
+            group, size = [], 0
+        group.append(indices)
+        size += batch
+    yield group
+
+
+def _states(model: Model, inputs: Inputs, sizes: list[int], sites: tuple[Site, ...]) -> StackBuffer:
+    """The states of some batches of these sizes, text after text."""
+    buffers = buffers_for(model, sites, inputs)
+    for start, end in pairwise(accumulate(sizes, initial=0)):
+        run(model, inputs.some(range(start, end)).pad(model), range(start, end), buffers)
+    (buffer,) = buffers.values()
+    buffer.buffer.finish()
+    return buffer
+
+
+def _check(states: StackBuffer, numbers: list[int]) -> None:
+    """Refuse a NaN or an infinity among the states of these texts."""
+    if states.buffer.finite:
+        return
+    lengths = states.inputs.lengths
+    for site, values in zip(states.sites, states.buffer.values, strict=True):
+        wrong = ~values.isfinite().all(1)
+        if bool(wrong.any()):
+            row = int(wrong.nonzero()[0])
+            ends = np.cumsum(lengths)
+            text = int(np.searchsorted(ends, row, side="right"))
+            position = row - int(ends[text]) + lengths[text]
+            raise not_finite(values[row], f"{site}, text {numbers[text]}, position {position}")
+
+
+def read_all(source: Readable, sites: tuple[Site, ...], token: Token) -> Tensor:
+    """The vectors of states, `[site, row, width]`."""
+    count = len(source.tokens) if token == "each" else source.tokens.count
+    values: Tensor | None = None
+    for number, site in enumerate(sites):
+        done = 0
+        for block in read(source, site, token):
+            values = allocate(len(sites), count, block) if values is None else values
+            values[number, done : done + len(block)] = block
+            done += len(block)
+    assert values is not None  # states of no texts were refused
+    return values
+
+
+def read(source: Readable, site: Site, token: Token) -> Iterator[Tensor]:
+    """The vectors of one site of states, block by block."""
+    tokens = source.tokens
+    pool = Pool(_lengths(source, token), token)
+    blocks = _each_token(source, site) if token == "each" else _each_text(source, site, pool)
+    done = 0
+    for block in blocks:
+        wrong = ~block.isfinite().all(1)
+        if bool(wrong.any()):
+            row = done + int(wrong.nonzero()[0])
+            where = f"text {tokens.text[row]}, position {tokens.positions[row]}" if token == "each" else f"text {row}"
+            raise not_finite(block[row - done], f"{site}, {where}")
+        done += len(block)
+        yield block
+
+
+def _lengths(source: Readable, token: Token) -> Any:
+    """The number of tokens of each text, checked: the token that stands for it must be there."""
+    tokens, lengths = source.tokens, source.tokens.lengths
+    if not lengths.all() or not len(lengths):
+        reason = f"text {int(np.argmin(lengths))} has no tokens here" if len(lengths) else "there are no texts"
+        raise StatesError("No vector for every text", reason, "Pool before selecting tokens, or leave that text out.")
+    starts = np.cumsum(lengths) - lengths
+    if token == "cls":
+        check_cls(getattr(source, "source", None), tokens.ids[starts], 0)
+    if token in ("first", "cls") or isinstance(token, int):
+        rows = starts + Pool(lengths, token).positions()
+        position = token if isinstance(token, int) else 0
+        if position >= 0 and (other := np.flatnonzero(tokens.positions[rows] != position)).size:
+            reason = f"text {other[0]} has only some of its tokens here"
+            raise StatesError(f"No token at position {position} of every text", reason, "Give whole texts.")
+    return lengths
+
+
+def _each_token(source: Readable, site: Site) -> Iterator[Tensor]:
+    """One vector for each token."""
+    rows, count = 0, len(source.tokens)
+    for block in source.blocks(site):
+        rows += len(block)
+        if rows > count:
+            break
+        yield block.detach().to("cpu", torch.float64 if block.dtype == torch.float64 else torch.float32)
+    if rows != count:
+        raise _not_whole(site, rows, count)
+
+
+def _not_whole(site: Site, rows: int, count: int) -> StatesError:
+    reason = f"the blocks at {site} have {rows:,} rows for {count:,} tokens"
+    return StatesError("States are not whole", reason, "Give all of them.")
+
+
+def _each_text(source: Readable, site: Site, pool: Pool) -> Iterator[Tensor]:
+    """One vector for each text, as soon as the last of its rows has been read."""
+    ends = np.cumsum(pool.lengths)
+    begun: list[Tensor] = []  # rows of a text of which more are to come
+    text = read = 0
+    for given in source.blocks(site):
+        block = given.detach()
+        if begun and text < len(ends) and read + len(block) >= ends[text]:
+            missing = int(ends[text]) - read
+            yield pool(torch.cat([*begun, block[:missing]])[None], slice(text, text + 1))[0]
+            block, read, begun, text = block[missing:], read + missing, [], text + 1
+        until = max(text, int(np.searchsorted(ends, read + len(block), side="right")))
+        taken = int(ends[until - 1]) - read if until > text else 0
+        if until > text:
+            yield pool(block[None, :taken], slice(text, until))[0]
+        if taken < len(block):
+            begun.append(block[taken:].clone())  # a view would keep the whole block
+        read, text = read + len(block), until
+    if begun or text < len(ends):
+        raise _not_whole(site, read, int(ends[-1]))

@@ -1,4 +1,4 @@
-"""Labels: what a probe is to read off, one a text or one a token; given, ready-made, or drawn as a control."""
+"""Labels: what a probe predicts, one for each text or for each token; given, ready-made, or drawn as a control."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -12,143 +12,142 @@ from numpy.typing import NDArray
 from hiddenscope.errors import StatesError, TextError
 from hiddenscope.linear.crossvalidation import hashed
 from hiddenscope.model import Model
+from hiddenscope.sites import SitePatterns
 from hiddenscope.states import Pair, Readable, Tokens
-from hiddenscope.texts import read
+from hiddenscope.texts import Labelled, read
 from hiddenscope.vectors import Token, Vectors, vectors
+from hiddenscope.vectors.collection import dataset_of
 
 Ints: TypeAlias = NDArray[np.int64]
 
-AT_HAND = ("cities-complete", "cities-incomplete")  # whose tokens are probed where no texts are given
-FREQUENT = 9  # how many previous tokens are classes of their own
+SHIPPED = ("cities-complete", "cities-incomplete")  # whose tokens are probed where no texts are given
+FREQUENT = 9  # previous tokens that are classes of their own
 OTHER = "(another)"
-ENOUGH = 5  # texts in which a class of a ready label is to be found
+ENOUGH = 5  # texts in which a class of a ready label must occur
 
 
 @dataclass(frozen=True, eq=False)
-class Given:
-    """What is probed: vectors with a label a row, what each row belongs to and, of tokens, what each is.
+class Rows:
+    """What is probed: vectors with a label for each row, the text of each row, and of tokens their ids.
 
-    `groups` names the text of each row by what it says, so that no text is both learnt from and tested on.
+    `groups` names the text of each row by its content, so that no text is both trained and tested on. `left_out` is
+    the number of tokens without a label.
     """
 
     vectors: Vectors
     labels: list[Any]
     groups: list[str]
-    types: Ints | None
+    token_ids: Ints | None
     name: str
-    left_out: str = ""
+    left_out: int = 0
 
 
-def given(
-    source: Any, data: Any, task: str, sites: Any, token: Token, text: str | None, label: str | None, truncate: bool
-) -> Given:
+def labelled_rows(
+    source: Model | Readable | Pair, data: Any, task: str, sites: SitePatterns, token: Token, truncate: bool
+) -> Rows:
     """Vectors and labels from a model and a dataset, or from states and labels."""
     if isinstance(source, Model):
-        texts, labels, name = _dataset(data, token, text, label)
-        made = vectors(source, texts, sites=sites, token=token, truncate=truncate)
-        groups = [str(one) for one in texts]
+        texts, labels, name = _dataset(data, token)
+        rows = vectors(source, texts, sites=sites, token=token, truncate=truncate)
+        groups = [str(text) for text in texts]
     else:
-        if text is not None or label is not None:
-            reason = "states have no columns"
-            raise StatesError("A probe of states", reason, "Leave text= and label= out, and give the labels.")
-        made, labels, name = vectors(source, sites=sites, token=token), data, "the labels given"
-        groups = _texts(_tokens(source, made))
-    if made.tokens is None:
-        return Given(made, _listed(labels, made.values.shape[1], "text"), groups, None, name)
-    return _each(made, labels, groups, name, task)
+        rows, labels, name = vectors(source, sites=sites, token=token), data, "the labels"
+        groups = _texts(_tokens(source, rows))
+    if rows.tokens is None:
+        return Rows(rows, _listed(labels, rows.values.shape[1], "text"), groups, None, name)
+    return _of_tokens(rows, labels, groups, name, task)
 
 
-def _dataset(data: Any, token: Token, text: str | None, label: str | None) -> tuple[Sequence[Any], Any, str]:
-    """Texts, labels (or the name of ready ones), and what they are called."""
+def _dataset(data: Any, token: Token) -> tuple[Any, Any, str]:
+    """Texts, their labels or the name of ready ones, and a name for the data."""
     if token == "each":
         if isinstance(data, str) and data in READY:
-            return [one for name in AT_HAND for one in read(name).texts], data, f"{data} of tokens"
-        if label in READY:
-            found = read(data, text=text)
-            return found.texts, label, f"{label} of tokens of {found.name}"
+            return [text for name in SHIPPED for text in read(name).texts], data, f"{data} of tokens"
         if isinstance(data, tuple) and len(data) == 2:
-            texts = list(data[0])
-            name = f"{data[1]} of tokens" if isinstance(data[1], str) else "the labels given"
-            return (read(texts).texts if texts and isinstance(texts[0], str) else texts), data[1], name
-        remedy = f"Give (texts, labels), with a list of labels a text, or one of {', '.join(READY)}."
-        raise TextError("A probe of each token", "there is no label a token", remedy)
-    if isinstance(data, tuple) and len(data) == 2 and len(data[0]) and not isinstance(data[0][0], str):
-        return list(data[0]), data[1], "the labels given"  # texts as ids, which no file holds
-    found = read(data, text=text, label=label)
-    if found.labels is None:
-        remedy = 'Name their column: label="...", or give (texts, labels).'
-        raise TextError(f"A probe of {found.name}", "its texts have no labels", remedy)
-    return found.texts, found.labels, found.name
+            texts, labels = data
+            name = f"{labels} of tokens" if isinstance(labels, str) else "the labels"
+            if isinstance(texts, Labelled):
+                return list(texts.texts), labels, f"{name} of {texts.name}"
+            listed = list(texts)
+            return (list(read(listed).texts) if listed and isinstance(listed[0], str) else listed), labels, name
+        remedy = f"Give (texts, labels) with a list of labels for each text, or (texts, name) with {', '.join(READY)}."
+        raise TextError("A probe of each token needs a label for each token", "there is none", remedy)
+    dataset = dataset_of(data)
+    if dataset.labels is None:
+        remedy = 'Name their column, hs.read(path, label="..."), or give (texts, labels).'
+        raise TextError(f"Cannot probe {dataset.name}", "its texts have no labels", remedy)
+    return dataset.texts, dataset.labels, dataset.name
 
 
-def _tokens(source: Readable | Pair, made: Vectors) -> Tokens:
+def _tokens(source: Readable | Pair, rows: Vectors) -> Tokens:
     if isinstance(source, Pair):
-        return (source.decoder if made.sites[0].stack == "decoder" else source.encoder).tokens
+        return (source.decoder if rows.sites[0].stack == "decoder" else source.encoder).tokens
     return source.tokens
 
 
 def _texts(tokens: Tokens) -> list[str]:
-    """What each text says, or the ids it is made of."""
+    """Each text as a string, or the ids that it is made of."""
     if tokens.texts is not None:
         return list(tokens.texts)
     return [str(tokens.ids[tokens.rows(text)].tolist()) for text in range(tokens.count)]
 
 
-def _each(made: Vectors, labels: Any, groups: list[str], name: str, task: str) -> Given:
-    """A label a token: given flat or as a list a text, or ready-made."""
-    tokens = made.tokens
+def _of_tokens(rows: Vectors, labels: Any, texts: list[str], name: str, task: str) -> Rows:
+    """A label for each token: a flat list, a list for each text, or ready-made."""
+    tokens = rows.tokens
     assert tokens is not None  # a row is a token
-    own = [groups[text] for text in tokens.text]
+    groups = [texts[text] for text in tokens.text]
     if isinstance(labels, str):
         if labels not in READY:
-            raise StatesError(f"No ready label {labels[:40]!r}", "there are three", f"Ask for {', '.join(READY)}.")
-        return _kept(Given(made, READY[labels](tokens, task), own, tokens.ids, name))
+            raise StatesError(f"No ready label {labels[:40]!r}", "there are three", f"Use one of {', '.join(READY)}.")
+        return _with_label(Rows(rows, READY[labels](tokens, task), groups, tokens.ids, name))
     listed = list(labels.tolist() if hasattr(labels, "tolist") else labels)
-    nested = bool(listed) and isinstance(listed[0], Sequence | np.ndarray) and not isinstance(listed[0], str)
-    if nested:
-        lengths = [len(one) for one in listed]
+    if listed and isinstance(listed[0], Sequence | np.ndarray) and not isinstance(listed[0], str):
+        lengths = [len(some) for some in listed]
         if lengths != tokens.lengths.tolist():
-            wrong = next((k for k, (a, b) in enumerate(zip(lengths, tokens.lengths, strict=False)) if a != b), None)
             reason = f"there are {len(lengths)} lists for {tokens.count} texts"
-            if wrong is not None:
-                reason = f"text {wrong} has {tokens.lengths[wrong]} tokens, and {lengths[wrong]} labels"
-            raise StatesError("A label a token", reason, "Give a list a text, with one label a token of it.")
-        listed = [one for some in listed for one in some]
-    return Given(made, _listed(listed, len(tokens), "token"), own, tokens.ids, name)
+            for text, (given, expected) in enumerate(zip(lengths, tokens.lengths, strict=False)):
+                if given != expected:
+                    reason = f"text {text} has {expected} tokens and {given} labels"
+                    break
+            raise StatesError("Labels do not fit the tokens", reason, "Give a list for each text, a label a token.")
+        listed = [label for some in listed for label in some]
+    return Rows(rows, _listed(listed, len(tokens), "token"), groups, tokens.ids, name)
 
 
-def _listed(labels: Any, rows: int, what: str) -> list[Any]:
+def _listed(labels: Any, rows: int, unit: str) -> list[Any]:
+    problem = f"Labels do not fit the {unit}s"
     if isinstance(labels, str | bytes) or not hasattr(labels, "__len__"):
-        reason = f"the labels are {type(labels).__name__}"
-        raise StatesError(f"Labels of {rows:,} {what}s", reason, f"Give one a {what}, in a list or an array.")
+        reason = f"got {type(labels).__name__}"
+        raise StatesError(f"{rows:,} {unit}s need a list of labels", reason, f"Give one for each {unit}.")
     listed = list(labels.tolist() if hasattr(labels, "tolist") else labels)
     if len(listed) != rows:
-        raise StatesError(f"Labels of {rows:,} {what}s", f"there are {len(listed):,}", f"Give one a {what}.")
-    for row, one in enumerate(listed):
-        if one is None or one != one:
-            raise StatesError(f"Labels of {rows:,} {what}s", f"that of {what} {row} is missing", "Leave it out.")
+        reason = f"there are {rows:,} {unit}s and {len(listed):,} labels"
+        raise StatesError(problem, reason, f"Give one for each {unit}.")
+    for row, label in enumerate(listed):
+        if label is None or label != label:
+            raise StatesError(problem, f"the label of {unit} {row} is missing", "Leave that one out.")
     return listed
 
 
-def _kept(found: Given) -> Given:
+def _with_label(rows: Rows) -> Rows:
     """The rows that have a label; a ready one may leave some out."""
-    rows = [row for row, one in enumerate(found.labels) if one is not None]
-    if len(rows) == len(found.labels):
-        return found
-    if not rows:
-        raise StatesError(f"A probe of {found.name}", "no token has such a label", "Give longer texts.")
-    assert found.vectors.tokens is not None
-    assert found.types is not None
-    some = replace(found.vectors, values=found.vectors.values[:, rows], tokens=found.vectors.tokens.select(rows))
-    labels, groups = ([part[row] for row in rows] for part in (found.labels, found.groups))
-    out = f"{len(found.labels) - len(rows):,} of {len(found.labels):,} tokens, which have no such label"
-    return Given(some, labels, groups, found.types[rows], found.name, out)
+    kept = [row for row, label in enumerate(rows.labels) if label is not None]
+    if len(kept) == len(rows.labels):
+        return rows
+    if not kept:
+        raise StatesError(f"Cannot probe {rows.name}", "no token has such a label", "Give longer texts.")
+    assert rows.vectors.tokens is not None
+    assert rows.token_ids is not None
+    vectors = replace(rows.vectors, values=rows.vectors.values[:, kept], tokens=rows.vectors.tokens.select(kept))
+    labels, groups = ([column[row] for row in kept] for column in (rows.labels, rows.groups))
+    return Rows(vectors, labels, groups, rows.token_ids[kept], rows.name, len(rows.labels) - len(kept))
 
 
 def position(tokens: Tokens, task: str) -> list[Any]:
-    """Where a token stands in its text: the number for a regression, else 0, 1, 2-3, 4-7, 8-15 and so on.
+    """The position of a token in its text: the number for a regression, else 0, 1, 2 to 3, 4 to 7, 8 to 15 and so on.
 
-    A class that stands in too few texts joins the one before it.
+    A class that occurs in too few texts joins the one before it.
     """
     if task == "regress":
         return [float(place) for place in tokens.positions]
@@ -163,40 +162,37 @@ def position(tokens: Tokens, task: str) -> list[Any]:
 
 
 def word_start(tokens: Tokens, task: str) -> list[Any]:
-    """Whether a token begins a word: it begins the text, holds white space first, or stands after white space."""
+    """Whether a token begins a word: at the start of the text, with white space in it first, or after white space."""
     if tokens.texts is None:
         reason = "only ids were given, and no texts to find words in"
-        raise StatesError("The starts of words", reason, "Give texts.")
-    made: list[Any] = []
+        raise StatesError("No starts of words", reason, "Give texts.")
+    labels: list[Any] = []
     for text, (start, end) in zip(tokens.text, tokens.spans, strict=True):
-        said = tokens.texts[text]
-        before = said[max(0, start - 1) : start]
-        begins = start == 0 or said[start : start + 1].isspace() or before.isspace()
-        made.append(None if start < 0 or start == end else float(begins) if task == "regress" else _word(begins))
-    return made
-
-
-def _word(begins: bool) -> str:
-    return "begins a word" if begins else "goes on"
+        string = tokens.texts[text]
+        before = string[max(0, start - 1) : start]
+        begins = start == 0 or string[start : start + 1].isspace() or before.isspace()
+        label: Any = float(begins) if task == "regress" else "begins a word" if begins else "goes on"
+        labels.append(None if start < 0 or start == end else label)
+    return labels
 
 
 def previous_token(tokens: Tokens, task: str) -> list[Any]:
-    """Which token came before: the most frequent ones are classes, all others are one class more."""
+    """The token before: the most frequent ones are classes, all others are one more class."""
     if task == "regress":
-        raise StatesError("The previous token as a number", "it is a class", 'Ask for task="classify".')
+        raise StatesError("Cannot regress the previous token", "it is a class", 'Use task="classify".')
     before = [
         None if row == 0 or tokens.text[row - 1] != tokens.text[row] else int(tokens.ids[row - 1])
         for row in range(len(tokens))
     ]
-    counts = Counter(one for one in before if one is not None)
+    counts = Counter(token for token in before if token is not None)
     texts = defaultdict(set)
-    for one, text in zip(before, tokens.text, strict=True):
-        texts[one].add(int(text))
+    for token, text in zip(before, tokens.text, strict=True):
+        texts[token].add(int(text))
     strings = dict(zip(tokens.ids.tolist(), tokens.strings, strict=True))
-    ranked = sorted(counts, key=lambda one: (-counts[one], one))
-    chosen = [one for one in ranked if len(texts[one]) >= ENOUGH][:FREQUENT]
-    names = {one: f"{strings[one]!r}" for one in chosen}
-    return [None if one is None else names.get(one, OTHER) for one in before]
+    ranked = sorted(counts, key=lambda token: (-counts[token], token))
+    chosen = [token for token in ranked if len(texts[token]) >= ENOUGH][:FREQUENT]
+    names = {token: f"{strings[token]!r}" for token in chosen}
+    return [None if token is None else names.get(token, OTHER) for token in before]
 
 
 READY: Mapping[str, Callable[[Tokens, str], list[Any]]] = {
@@ -206,21 +202,23 @@ READY: Mapping[str, Callable[[Tokens, str], list[Any]]] = {
 }
 
 
-def control(targets: torch.Tensor, groups: Sequence[str], folds: Ints, types: Ints | None, seed: int) -> torch.Tensor:
-    """Targets that say nothing, as often as the true ones: shuffled among texts, or one drawn for each type of token.
+def control(
+    targets: torch.Tensor, groups: Sequence[str], folds: Ints, token_ids: Ints | None, seed: int
+) -> torch.Tensor:
+    """Targets that mean nothing, with the frequencies of the true ones (Hewitt and Liang 2019).
 
-    Texts are shuffled within each fold, which so keeps its share of every class: otherwise a class that is rare in a
-    fold is frequent outside it, and what is learnt there is wrong more often than by chance. The same rows in another
-    order have the same control.
+    Tokens get one target drawn for each token id. Texts get the true targets shuffled within their fold, which so keeps
+    its share of every class: otherwise a class that is rare in a fold is frequent outside it, and a probe that learns
+    that is wrong more often than by chance. The same rows in another order have the same control.
     """
-    ranked = targets.sort().values
-    if types is None:
-        random, made = np.random.default_rng(seed), torch.empty_like(targets)
+    if token_ids is None:
+        random, drawn = np.random.default_rng(seed), torch.empty_like(targets)
         for fold in range(int(folds.max()) + 1):
             rows = np.flatnonzero(folds == fold).tolist()
             order = torch.tensor(sorted(rows, key=lambda row: (groups[row], float(targets[row]))))
-            made[order] = targets[order][torch.from_numpy(random.permutation(len(rows)))]
-        return made
-    kinds, which = np.unique(types, return_inverse=True)
+            drawn[order] = targets[order][torch.from_numpy(random.permutation(len(rows)))]
+        return drawn
+    ranked = targets.sort().values
+    kinds, which = np.unique(token_ids, return_inverse=True)
     places = [hashed(f"type {kind}", seed) * len(ranked) >> 64 for kind in kinds]
     return ranked[torch.tensor(places)[torch.from_numpy(which.reshape(-1))]]

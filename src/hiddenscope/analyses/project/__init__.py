@@ -1,106 +1,95 @@
-"""How do points lie, layer by layer: are the classes apart, and does the picture tell the truth?
+"""How do labelled texts lie in every layer: are the classes apart, and does the picture tell the truth?
 
-parts     the points of a dataset in a model, with their classes
-maps      pictures in two dimensions, aligned from site to site
-crew      who computes UMAP: this process and, where it pays, others
-judge     the picture held against the full space
-choice    for how many texts the label is the model's own next word
-table     everything as one Dataset
-findings  what it shows
+points    the points of a dataset in a model, with their classes
+pictures  pictures in two dimensions, aligned from site to site and compared with the full space
+workers   the processes that compute UMAP
+findings  everything as one Dataset, and the facts
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, TypeAlias
 
 from hiddenscope import progress
-from hiddenscope.analyses.project.choice import first_choices
-from hiddenscope.analyses.project.crew import Crew
-from hiddenscope.analyses.project.findings import compared, facts_of
-from hiddenscope.analyses.project.judge import Panel, judged, labellings, separations
-from hiddenscope.analyses.project.maps import (
-    FEWEST,
-    METHODS,
-    Method,
-    Picture,
-    Plan,
-    aligned,
-    installed_pacmap,
-    pca,
-    pictures,
+from hiddenscope.analyses.project.findings import facts_of, table, tightness
+from hiddenscope.analyses.project.pictures import Method, Panel, Picture, Pictures, aligned, draw, panel
+from hiddenscope.analyses.project.points import (
+    Classes,
+    Points,
+    datasets_of,
+    label_predictions,
+    points_of_models,
+    points_of_states,
 )
-from hiddenscope.analyses.project.parts import Part, datasets, of_models, of_states
-from hiddenscope.analyses.project.table import table
+from hiddenscope.analyses.project.workers import UmapPool
 from hiddenscope.errors import StatesError
 from hiddenscope.measures.distances import Distances
-from hiddenscope.measures.separation import Score
+from hiddenscope.measures.separation import Score, separation, shuffled
 from hiddenscope.model import Model
-from hiddenscope.results import Result
+from hiddenscope.results import Facts, Result
+from hiddenscope.sites import SitePatterns
 from hiddenscope.states import Pair, Readable, Source
-from hiddenscope.texts import Labelled
 from hiddenscope.vectors import Token
+from hiddenscope.vectors.collection import Dataset, integer
 
 Cell: TypeAlias = tuple[Distances, Mapping[str, Score]]
 
-MOST = 50_000  # points of a panel
-FEW = 200  # points up to which pictures of two other seeds are made, and not of one
-POINTS = {"last": "the last token of each text", "each": "every token", "mean": "the mean over the tokens of each text"}
+MOST = 50_000  # points: all pairs are compared
+FEW = 200  # points up to which two other seeds are drawn for comparison, and not one
+SHUFFLES = {500: 999, 5_000: 199}  # shuffles of the labels, up to so many points
+FEWEST_SHUFFLES = 99
 
 
 def project(
     source: Model | Sequence[Model] | Readable | Pair,
     data: Any = None,
     *,
-    method: Method = "umap",
+    method: Method | Pictures = "umap",
     token: Token = "last",
-    sites: Any = "layer.*,final",
+    sites: SitePatterns = "layer.*,final",
     seed: int = 0,
-    neighbours: int = 15,
-    text: str | None = None,
-    label: str | None = None,
     truncate: bool = False,
-    first: Callable[[Result], None] | None = None,
 ) -> Result:
-    """One picture a layer, with numbers from the full space that say whether it tells the truth.
+    """One picture for each layer, with numbers from the full space that say whether it tells the truth.
 
-    With a model, or several, `data` is a dataset: a shipped name, a path, a frame, (texts, labels), whose columns are
-    `text` and `label`; or a mapping of names to several of them, to be compared. With states it is the labels, one a
-    text or one a token. `token` is what stands for a text, as in `hs.embed`. UMAP takes a while the first time: `first`
-    is called with the result by PCA, which comes at once.
+    With a model, or a list of models, `data` is a dataset: a shipped name, a path, a frame, `(texts, labels)`, or what
+    `hs.read` gave; or a mapping of names to several datasets, to compare them. With states, it is the labels, one for
+    each text or for each token. `token` is what stands for a text, as in `hs.embed`. `hs.Pictures` has more
+    options.
 
     >>> import hiddenscope as hs
     >>> from hiddenscope.testing import tiny_model
     >>> states = hs.load((tiny_model("gpt2"), None)).capture([[5, 6], [5, 7], [8, 6], [8, 7]])
     >>> result = hs.project(states, ["a", "a", "b", "b"], method="pca")
-    >>> dict(result.data["x"].sizes), result.facts["classes"]
-    ({'site': 5, 'text': 4}, {'a': 2, 'b': 2})
+    >>> dict(result.data["x"].sizes), result.facts["parts"][0]["classes"]
+    ({'site': 5, 'text': 4}, [{'label': 'a', 'points': 2}, {'label': 'b', 'points': 2}])
     """
-    _known(method, neighbours, seed)
+    how = method if isinstance(method, Pictures) else Pictures(method)
+    seed = integer(seed, "seed", 0)
     models = [source] if isinstance(source, Model) else _models(source)
-    given = datasets(data, text, label) if models else {}
-    with Crew(_expected(source, models, given, sites)) if method == "umap" else nullcontext() as crew:
+    datasets = datasets_of(data) if models else {}
+    with UmapPool(_expected(source, models, datasets, sites)) if how.method == "umap" else nullcontext() as pool:
         if models:
-            parts = list(of_models(models, given, sites, token, truncate))
+            parts = list(points_of_models(models, datasets, sites, token, truncate))
         else:
-            parts = [of_states(source, data, sites, token)]  # type: ignore[arg-type]
-        plan = Plan(method, _neighbours(parts, method, neighbours), _seeds(parts, method, seed))
-        facts: dict[str, Any] = {"points": POINTS.get(str(token), f"token: {token}"), "seed": seed}
-        asked = [(model, one.labels) for model in models for one in given.values()] if token == "last" else []
-        choices = [first_choices(model, part, labels) for part, (model, labels) in zip(parts, asked, strict=False)]
-        choices = choices or [None] * len(parts)
+            parts = [points_of_states(source, data, sites, token)]  # type: ignore[arg-type]
+        how = how.for_points(min(map(len, parts)))
+        if (most := max(map(len, parts))) > MOST:
+            reason = f"there are {most:,}, and every pair of them is compared"
+            raise StatesError(f"More than {MOST:,} points", reason, "Give a sample of them.")
+        predicted: list[int | None] = [None] * len(parts)
+        if models and token == "last":
+            pairs = [(model, dataset) for model in models for dataset in datasets.values()]
+            predicted = [label_predictions(*pair, part) for pair, part in zip(pairs, parts, strict=True)]
         cells = _cells(parts, seed)
-        at_once = Plan("pca", plan.neighbours, (seed,))
-        if first is not None and method != "pca":
-            first(_result(parts, _panels(parts, cells, at_once, None), at_once, choices, facts))
-        return _result(parts, _panels(parts, cells, plan, crew), plan, choices, facts)
-
-
-def _expected(source: Any, models: list[Model], given: Mapping[str, Labelled], sites: Any) -> int:
-    """How many points there will be over all sites, before any state is captured."""
-    if models:
-        return sum(len(one.texts) for one in given.values()) * sum(len(m.anatomy.select(sites)) for m in models)
-    part = source.encoder if isinstance(source, Pair) else source
-    return int(part.tokens.count * len(part.sites))
+        options: Facts = {"token": token, "seed": seed}
+        if how.preview is not None and how.method != "pca":
+            at_once = Pictures("pca", how.neighbours)
+            how.preview(_result(parts, _panels(parts, cells, at_once, (seed,), None), at_once, predicted, options))
+        seeds = _seeds(most, how.method, seed)
+        if how.method != "pca":
+            options = {**options, "neighbours": how.neighbours, "seeds": seeds}
+        return _result(parts, _panels(parts, cells, how, seeds, pool), how, predicted, options)
 
 
 def _models(source: Any) -> list[Model]:
@@ -109,102 +98,98 @@ def _models(source: Any) -> list[Model]:
         return list(source)
     if isinstance(source, Readable | Pair):
         return []
-    reason = f"{type(source).__name__} is none of what points can be taken from"
-    raise StatesError("Points", reason, "Give a model, a list of models, or states.")
+    reason = f"{type(source).__name__} has no states"
+    raise StatesError("No points", reason, "Give a model, a list of models, or states.")
 
 
-def _known(method: str, neighbours: int, seed: int) -> None:
-    if method not in METHODS:
-        raise StatesError(f"No method {str(method)[:40]!r}", "there are four", f"Ask for {', '.join(METHODS)}.")
-    if method == "pacmap":
-        installed_pacmap()
-    if neighbours < 2:
-        raise StatesError(f"{neighbours} neighbours", "a point is its own first", "Ask for 2 or more.")
-    if not 0 <= seed < 2**31:
-        raise StatesError(f"The seed {seed}", "it is no whole number from 0 on", "Give 0, 1, 2 or so.")
+def _expected(source: Any, models: Sequence[Model], datasets: Mapping[str, Dataset], sites: SitePatterns) -> int:
+    """The number of points over all sites, before any state is captured."""
+    if models:
+        texts = sum(len(dataset.texts) for dataset in datasets.values())
+        return texts * sum(len(model.anatomy.select(sites)) for model in models)
+    part = source.encoder if isinstance(source, Pair) else source
+    return int(part.tokens.count * len(part.sites))
 
 
-def _neighbours(parts: Sequence[Part], method: Method, neighbours: int) -> int:
-    """As many as were asked for, and where there are fewer points, all of these."""
-    fewest, most = (pick(part.values.shape[1] for part in parts) for pick in (min, max))
-    if most > MOST:
-        reason = f"there are {most:,}, and every pair of them is looked at"
-        raise StatesError(f"More than {MOST:,} points", reason, "Give a sample of them.")
-    if fewest < FEWEST[method]:
-        reason = f"there {'is one' if fewest == 1 else f'are {fewest}'}, and it takes {FEWEST[method]}"
-        raise StatesError(f"Points for a picture by {method}", reason, "Give more texts, or ask for pca.")
-    return min(neighbours, fewest - 1)
-
-
-def _seeds(parts: Sequence[Part], method: Method, seed: int) -> tuple[int, ...]:
+def _seeds(most: int, method: Method, seed: int) -> tuple[int, ...]:
     if method == "pca":
         return (seed,)
-    most = max(part.values.shape[1] for part in parts)
     return tuple(range(seed, seed + (3 if most <= FEW else 2)))
 
 
-def _cells(parts: Sequence[Part], seed: int) -> list[list[Cell]]:
-    """Every site of every part: its points and how far apart its classes are."""
+def _cells(parts: Sequence[Points], seed: int) -> list[list[Cell]]:
+    """For every site of every part, its distances and how far apart its classes are."""
     with progress.track("Scoring", total=sum(len(part.sites) for part in parts)) as advance:
         cells: list[list[Cell]] = []
         for part in parts:
             cells.append([])
-            labels = labellings(part.classes, seed)
+            labels = _shuffled_labels(part.classes, seed)
             for values in part.values:
                 points = Distances(values)
-                cells[-1].append((points, separations(points, labels)))
+                scores = {} if labels is None or points.all_equal else separation(points, labels)
+                cells[-1].append((points, scores))
                 advance(1)
     return cells
 
 
-def _panels(parts: Sequence[Part], cells: Sequence[Sequence[Cell]], plan: Plan, crew: Crew | None) -> list[list[Panel]]:
-    """A panel for every cell, with its picture turned towards the one before it."""
-    every = [points for own in cells for points, _ in own if not points.alike]
-    with progress.track(f"Mapping by {plan.method}", total=len(every) * len(plan.seeds)) as advance:
-        made = iter(pictures(every, [pca(points)[0] for points in every], plan, crew, advance))
+def _shuffled_labels(classes: Classes | None, seed: int) -> Any:
+    """The classes as they are and shuffled, for every site of a part; None where there are not two classes."""
+    if classes is None or len(classes.names) < 2:
+        return None
+    points = len(classes.codes)
+    return shuffled(
+        classes.codes, next((count for most, count in SHUFFLES.items() if points <= most), FEWEST_SHUFFLES), seed
+    )
+
+
+def _panels(
+    parts: Sequence[Points],
+    cells: Sequence[Sequence[Cell]],
+    how: Pictures,
+    seeds: Sequence[int],
+    pool: UmapPool | None,
+) -> list[list[Panel]]:
+    """A panel for every cell, with its picture aligned with the one before it."""
+    drawable = [points for row in cells for points, _ in row if not points.all_equal]
+    with progress.track(f"Drawing by {how.method}", total=len(drawable) * len(seeds)) as advance:
+        drawn = iter(draw(drawable, how, seeds, pool, advance))
     panels: list[list[Panel]] = []
-    beginnings: dict[str, Picture] = {}
-    for part, own in zip(parts, cells, strict=True):
+    first_of: dict[str, Picture] = {}
+    for part, row in zip(parts, cells, strict=True):
         panels.append([])
-        before = beginnings.get(part.dataset)
-        for points, scores in own:
-            if points.alike:
+        codes = None if part.classes is None else part.classes.codes
+        before = first_of.get(part.dataset)
+        for points, scores in row:
+            if points.all_equal:
                 panels[-1].append(Panel(points.distinct))
                 continue
-            shown, *others = next(made)
+            shown, *others = next(drawn)
             before = aligned(shown, before if before is not None and before.shape == shown.shape else None)
-            beginnings.setdefault(part.dataset, before)
-            panels[-1].append(judged(points, [before, *others], part.classes, scores, plan.neighbours))
+            first_of.setdefault(part.dataset, before)
+            panels[-1].append(panel(points, [before, *others], codes, scores, how.neighbours))
     return panels
 
 
 def _result(
-    parts: Sequence[Part],
+    parts: Sequence[Points],
     panels: Sequence[Sequence[Panel]],
-    plan: Plan,
-    choices: Sequence[int | None],
-    facts: Mapping[str, Any],
+    how: Pictures,
+    predicted: Sequence[int | None],
+    options: Facts,
 ) -> Result:
-    told: dict[str, Any] = {"method": plan.method, **facts}
-    if plan.method != "pca":
-        told |= {"neighbours": plan.neighbours, "seeds": list(plan.seeds)}
-    for part, own, choice in zip(parts, panels, choices, strict=True):
-        found = facts_of(part, own, choice)
-        told |= found if len(parts) == 1 else {_name(parts, part): found}
-    told |= compared(parts, panels)
-    return Result("project", table(parts, panels, plan.method), told, _source(parts))
+    facts: Facts = {
+        "method": how.method,
+        **options,
+        "parts": [facts_of(*triple) for triple in zip(parts, panels, predicted, strict=True)],
+        **tightness(parts, panels),
+    }
+    return Result("project", table(parts, panels, how.method), facts, _source(parts))
 
 
-def _name(parts: Sequence[Part], part: Part) -> str:
-    """The name by which a part is told from the others."""
-    names = [part.model] if len({one.model for one in parts}) > 1 else []
-    return ", ".join([*names, part.dataset] if len({one.dataset for one in parts}) > 1 else names)
-
-
-def _source(parts: Sequence[Part]) -> dict[str, Any]:
-    """Where the states come from; of several models, each."""
+def _source(parts: Sequence[Points]) -> dict[str, Any]:
+    """The source of the states; of several models, each."""
     sources = {part.model: part.source for part in parts}
-    told = {name: one.to_json() if isinstance(one, Source) else dict(one) for name, one in sources.items()}
-    if len(told) == 1:
-        return next(iter(told.values()))
-    return {"model": ", ".join(told), "models": told}
+    by_model = {name: one.to_json() if isinstance(one, Source) else dict(one) for name, one in sources.items()}
+    if len(by_model) == 1:
+        return next(iter(by_model.values()))
+    return {"model": ", ".join(by_model), "models": by_model}

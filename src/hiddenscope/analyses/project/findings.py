@@ -1,94 +1,213 @@
-"""Findings: what the panels show, in words and numbers."""
+"""Findings: the points and their panels as one Dataset, and the facts."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from hiddenscope.analyses.project.judge import BY_CHANCE, Panel
-from hiddenscope.analyses.project.parts import Part
-from hiddenscope.sites import Site, summarise
+from hiddenscope.analyses.project.pictures import CHANCE, Method, Panel
+from hiddenscope.analyses.project.points import Points
+from hiddenscope.errors import StatesError
+from hiddenscope.measures.separation import SCORES
+from hiddenscope.results import Facts
+from hiddenscope.sites import Site
 
-ALONG = ("silhouette", "neighbour", "fisher", "within")
+if TYPE_CHECKING:
+    import xarray
+
+LISTED = 20  # classes that the facts list
+LONG_NAMES = {
+    "silhouette": "silhouette of the classes in the full space",
+    "neighbour": "share of points whose nearest other point is of their class",
+    "fisher": "variance between classes over that within",
+    "within": "mean distance within classes over that of all pairs",
+    "distinct": "number of different states",
+    "trust": "trustworthiness of the picture",
+    "spread": "difference of the pictures of other seeds, 0 to 1",
+    "shown": "silhouette of the classes in the picture",
+}
+NULL = {
+    "": "",
+    "_p": ", p-value",
+    "_chance": ", median under shuffled labels",
+    "_high": ", reached by one in twenty shuffled labels",
+}
+OF_PICTURE = ("distinct", "trust", "spread", "shown")
 
 
-def facts_of(part: Part, panels: Sequence[Panel], choice: int | None) -> dict[str, Any]:
-    """What one dataset in one model shows."""
-    facts: dict[str, Any] = {"points": part.values.shape[1]}
+def table(parts: Sequence[Points], panels: Sequence[Sequence[Panel]], method: Method) -> "xarray.Dataset":
+    """Everything by model, dataset and site; the first two dimensions only where there are several."""
+    import xarray
+
+    models, datasets = (list(dict.fromkeys(getattr(part, name) for part in parts)) for name in ("model", "dataset"))
+    sites = sorted({site for part in parts for site in part.sites})
+    counts = [_count(parts, dataset) for dataset in datasets]
+    starts = np.cumsum([0, *counts])
+    pictures = np.full((2, len(models), len(sites), sum(counts)), np.nan, dtype=np.float32)
+    names = [f"{score}{side}" for score in SCORES for side in NULL] + [*OF_PICTURE]
+    numbers = {name: np.full((len(models), len(datasets), len(sites)), np.nan) for name in names}
+    for part, row in zip(parts, panels, strict=True):
+        model, dataset = models.index(part.model), datasets.index(part.dataset)
+        for site, panel in zip(part.sites, row, strict=True):
+            cell = model, dataset, sites.index(site)
+            if panel.picture is not None:
+                pictures[:, cell[0], cell[2], starts[dataset] : starts[dataset + 1]] = panel.picture.T
+            for name, value in _numbers(panel).items():
+                numbers[name][cell] = value
+    point = "text" if parts[0].tokens is None else "token"
+    columns: dict[str, Any] = {
+        axis: (("model", "site", point), pictures[k], {"long_name": f"{axis} in the picture by {method}"})
+        for k, axis in enumerate("xy")
+    }
+    for name, values in numbers.items():
+        if np.isfinite(values).any():
+            columns[name] = (("model", "dataset", "site"), values, {"long_name": _long_name(name)})
+    coords = {"model": models, "dataset": datasets, "site": [str(site) for site in sites], **_coords(parts, point)}
+    texts = [text for part in _firsts(parts) for text in part.texts or ()]
+    data = xarray.Dataset(columns, coords, {"texts": texts, "method": method})
+    return data.squeeze([dim for dim in ("model", "dataset") if data.sizes[dim] == 1], drop=True)
+
+
+def _count(parts: Sequence[Points], dataset: str) -> int:
+    counts = {part.model: len(part) for part in parts if part.dataset == dataset}
+    if len(set(counts.values())) > 1:
+        reason = "; ".join(f"{model} makes {count:,} tokens" for model, count in counts.items())
+        raise StatesError("Models do not share their tokens", reason, 'Use one point for each text, not token="each".')
+    return next(iter(counts.values()))
+
+
+def _numbers(panel: Panel) -> dict[str, float]:
+    numbers = {name: float(getattr(panel, name)) for name in OF_PICTURE}
+    for name, score in panel.scores.items():
+        sides = (score.value, score.p, score.chance, score.high)
+        numbers |= {f"{name}{side}": value for side, value in zip(NULL, sides, strict=True)}
+    return numbers
+
+
+def _long_name(name: str) -> str:
+    score, _, side = name.partition("_")
+    return LONG_NAMES[score] + NULL[f"_{side}" if side else ""]
+
+
+def _firsts(parts: Sequence[Points]) -> list[Points]:
+    """One part of each dataset: its points are the same in every model."""
+    return list({part.dataset: part for part in reversed(parts)}.values())[::-1]
+
+
+def _coords(parts: Sequence[Points], point: str) -> dict[str, Any]:
+    firsts = _firsts(parts)
+    labels = [label for part in firsts for label in (part.classes.labels if part.classes else [""] * len(part))]
+    coords: dict[str, Any] = {"label": (point, _objects(labels))}
+    if len(firsts) > 1:
+        coords["of"] = (point, _objects([part.dataset for part in firsts for _ in range(len(part))]))
+    if point == "token":
+        tokens = [part.tokens for part in firsts if part.tokens is not None]
+        offsets = np.cumsum([0, *(some.count for some in tokens)])
+        texts = [some.text + offset for some, offset in zip(tokens, offsets, strict=False)]
+        coords["string"] = (point, _objects([string for part in firsts for string in part.strings]))
+        coords["text"] = (point, np.concatenate(texts))
+        coords["position"] = (point, np.concatenate([some.positions for some in tokens]))
+    return coords
+
+
+def _objects(values: Sequence[str]) -> NDArray[np.object_]:
+    return np.array([*values, None], dtype=object)[:-1]
+
+
+def facts_of(part: Points, panels: Sequence[Panel], predicted: int | None) -> Facts:
+    """The facts of one dataset in one model."""
+    facts: dict[str, Any] = {"model": part.model, "dataset": part.dataset, "points": len(part)}
     if part.classes is not None:
         counts = part.classes.counts
-        facts["classes"] = dict(list(counts.items())[:20]) | ({"more": len(counts) - 20} if len(counts) > 20 else {})
-        if len(counts) == 1:
-            facts["separation"] = "there is one class only"
-        if alone := [name for name, count in counts.items() if count == 1]:
-            facts["alone in their class"] = alone[:20]
-    if choice is not None:
-        facts["label is the model's first choice"] = f"{choice} of {part.values.shape[1]} texts"
+        listed = list(counts.items())[:LISTED]
+        facts["classes"] = [{"label": label, "points": count} for label, count in listed]
+        facts["class_count"] = len(counts)
+        if alone := [label for label, count in counts.items() if count == 1]:
+            facts["alone_in_class"] = alone[:LISTED]
+    if predicted is not None:
+        facts["labels_predicted"] = predicted
     if equal := [site for site, panel in zip(part.sites, panels, strict=True) if panel.picture is None]:
-        facts["all states are equal at"] = summarise(equal)
-    return facts | _separation(part, panels) | _pictures(part, panels)
+        facts["all_equal_at"] = equal
+    return {**facts, **_separation(part, panels), **_picture(part, panels)}
 
 
-def _separation(part: Part, panels: Sequence[Panel]) -> dict[str, Any]:
+def _separation(part: Points, panels: Sequence[Panel]) -> Facts:
     scored = [(site, panel) for site, panel in zip(part.sites, panels, strict=True) if panel.scores]
     if not scored:
         return {}
-    best = max(range(len(scored)), key=lambda k: scored[k][1].scores["silhouette"].value)
-    facts: dict[str, Any] = {"best": _told(*scored[best])}
-    facts |= {str(site): _told(site, panel) for site, panel in (scored[0], scored[-1])}
-    apart = _apart([panel.scores["silhouette"].p for _, panel in scored])
-    facts["apart at"] = summarise([scored[k][0] for k in apart]) if apart else "no site"
-    return {"separation": facts}
+    best = max(scored, key=lambda pair: pair[1].scores["silhouette"].value)
+    apart = _benjamini_hochberg([panel.scores["silhouette"].p for _, panel in scored])
+    return {
+        "separation": {
+            "best": _scores_at(*best),
+            "first": _scores_at(*scored[0]),
+            "last": _scores_at(*scored[-1]),
+            "apart_at": [scored[k][0] for k in apart],
+        }
+    }
 
 
-def _told(site: Site, panel: Panel) -> dict[str, Any]:
-    scores = panel.scores
-    values = {name: scores[name].value for name in ALONG}
-    return {"site": site, **values, "p": {name: scores[name].p for name in ALONG[:3]}}
+def _scores_at(site: Site, panel: Panel) -> Facts:
+    values = {name: score.value for name, score in panel.scores.items()}
+    return {"site": site, **values, "p": {name: score.p for name, score in panel.scores.items()}}
 
 
-def _apart(p: Sequence[float]) -> list[int]:
-    """Those that are not by chance, when at most one in twenty of them may be wrong (Benjamini and Hochberg)."""
+def _benjamini_hochberg(p: Sequence[float]) -> list[int]:
+    """The indices of those that are not chance, when at most one in twenty of them may be wrong."""
     order = np.argsort(p, kind="stable")
-    passed = np.flatnonzero(np.asarray(p)[order] <= BY_CHANCE * np.arange(1, len(p) + 1) / len(p))
+    passed = np.flatnonzero(np.asarray(p)[order] <= CHANCE * np.arange(1, len(p) + 1) / len(p))
     return sorted(order[: passed[-1] + 1].tolist()) if len(passed) else []
 
 
-def _pictures(part: Part, panels: Sequence[Panel]) -> dict[str, Any]:
+def _picture(part: Points, panels: Sequence[Panel]) -> Facts:
     facts: dict[str, Any] = {}
-    for name, said in (("trust", "trustworthiness"), ("spread", "difference of other seeds")):
+    for name, key in (("trust", "trustworthiness"), ("spread", "seed_difference")):
         values = np.array([getattr(panel, name) for panel in panels])
         if np.isfinite(values).any():
-            low, high = int(np.nanargmin(values)), int(np.nanargmax(values))
-            ends = {"lowest": float(values[low]), "at": part.sites[low], "highest": float(values[high])}
-            facts[said] = {**ends, "median": float(np.nanmedian(values))}
-    doubts = {str(site): panel.doubt for site, panel in zip(part.sites, panels, strict=True) if panel.doubt}
+            lowest, highest = int(np.nanargmin(values)), int(np.nanargmax(values))
+            facts[key] = {
+                "lowest": {"site": part.sites[lowest], "value": float(values[lowest])},
+                "highest": {"site": part.sites[highest], "value": float(values[highest])},
+                "median": float(np.nanmedian(values)),
+            }
+    doubts = [(site, panel.doubt) for site, panel in zip(part.sites, panels, strict=True) if panel.doubt is not None]
     if doubts:
-        facts["shown but not there"] = doubts
+        facts["doubts"] = [
+            {"site": site, "shown": doubt.shown, "full_space": doubt.full_space, "p": doubt.p, "groups": doubt.groups}
+            for site, doubt in doubts
+        ]
     return {"picture": facts} if facts else {}
 
 
-def compared(parts: Sequence[Part], panels: Sequence[Sequence[Panel]]) -> dict[str, Any]:
-    """Of two datasets in one model: in which the classes are tighter, and at how many sites."""
-    facts: dict[str, Any] = {}
-    for model in dict.fromkeys(part.model for part in parts):
-        own = [(part, some) for part, some in zip(parts, panels, strict=True) if part.model == model]
-        sides = [
-            {site: panel.scores for site, panel in zip(p.sites, some, strict=True) if panel.scores} for p, some in own
-        ]
-        both = [site for site in sides[0] if site in sides[-1]]
-        both = [site for site in both if any(side[site]["within"].p <= BY_CHANCE for side in sides)]
-        if len(own) != 2 or not both:
-            continue
-        names = [part.dataset for part, _ in own]
-        first = [site for site in both if sides[0][site]["within"].value < sides[1][site]["within"].value]
-        facts[model] = {
-            "looked at": f"the {len(both)} sites at which the classes of either are tighter than by chance",
-            f"tighter in {names[0]}": summarise(first) if first else "none",
-            f"tighter in {names[1]}": summarise([site for site in both if site not in first]) or "none",
-            "median distance within classes over that of all pairs": {
-                name: float(np.median([side[site]["within"].value for site in both]))
-                for name, side in zip(names, sides, strict=True)
-            },
-        }
+def tightness(parts: Sequence[Points], panels: Sequence[Sequence[Panel]]) -> Facts:
+    """Of two datasets in one model: at which sites the classes of each are tighter. The difference is not tested."""
+    facts = list(_tightness(parts, panels))
     return {"tightness": facts} if facts else {}
+
+
+def _tightness(parts: Sequence[Points], panels: Sequence[Sequence[Panel]]) -> Iterator[Facts]:
+    for model in dict.fromkeys(part.model for part in parts):
+        pair = [(part, row) for part, row in zip(parts, panels, strict=True) if part.model == model]
+        sides = [
+            {site: panel.scores for site, panel in zip(part.sites, row, strict=True) if panel.scores}
+            for part, row in pair
+        ]
+        shared = [site for site in sides[0] if site in sides[-1]]
+        shared = [site for site in shared if any(side[site]["within"].p <= CHANCE for side in sides)]
+        if len(pair) != 2 or not shared:
+            continue
+        within = np.array([[side[site]["within"].value for site in shared] for side in sides])
+        tighter = np.argmin(within, axis=0)
+        yield {
+            "model": model,
+            "sites": shared,
+            "datasets": [
+                {
+                    "dataset": part.dataset,
+                    "tighter_at": [site for site, side in zip(shared, tighter, strict=True) if side == number],
+                    "median_within": float(np.median(within[number])),
+                }
+                for number, (part, _) in enumerate(pair)
+            ],
+        }

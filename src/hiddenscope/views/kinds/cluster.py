@@ -1,10 +1,11 @@
-"""Clusters of texts, shown and told."""
+"""Clusters of texts: views, findings, sections and tables."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
-from hiddenscope.results import Result
+from hiddenscope.results import Result, Table
 from hiddenscope.views.drawing import quoted
 from hiddenscope.views.values import Lines, Panels, Section, Series, View
 
@@ -14,34 +15,31 @@ NOISE = "no cluster"
 
 
 def views(result: Result) -> Iterator[View]:
-    """Every text at its place along the two widest directions, coloured by its cluster; size against stability."""
-    data = result.data
-    unit = "token" if "token" in data.sizes else "text"
-    step = -(-data.sizes[unit] // MOST)  # a picture of more points is a blot
-    some = data.isel({unit: slice(None, None, step)})
+    """Every text along two principal directions, coloured by its cluster; then the stability of each cluster."""
+    data, facts = result.data, result.facts
+    unit = facts["unit"]
+    step = -(-data.sizes[unit] // MOST)  # more points than that cover one another
+    shown = data.isel({unit: slice(None, None, step)})
     names = _names(result)
-    own = some["cluster_of"].to_numpy()
-    labels = [NOISE if label < 0 else names[label] if label < NAMED else OTHERS for label in own.tolist()]
-    order = np.argsort(np.where(own < 0, len(names), own), kind="stable")
-    texts = (
-        some["string"].to_numpy().tolist() if "string" in some.coords else some[unit].to_numpy().astype(str).tolist()
-    )
-    site = str(result.facts.get("site", "the vectors"))
+    cluster_of = shown["cluster_of"].to_numpy()
+    labels = [NOISE if label < 0 else names[label] if label < NAMED else OTHERS for label in cluster_of.tolist()]
+    order = np.argsort(np.where(cluster_of < 0, len(names), cluster_of), kind="stable")
+    strings = shown["string"] if "string" in shown.coords else shown[unit].astype(str)
+    texts = strings.to_numpy().tolist()
     model = result.source.get("model")
-    facts = result.facts
-    caption = f"{facts['clusters']} clusters, {facts['noise']} of {facts[f'{unit}s']} in none"
+    caption = f"{facts['cluster_count']} clusters, {facts['noise']} of {facts['clustered']} in none"
     yield Panels(
         f"Clusters of {unit}s" + (f" in {model}" if model else ""),
-        (site,),
-        some["place"].to_numpy()[None, order],
+        (str(facts.get("site", "the vectors")),),
+        shown["place"].to_numpy()[None, order],
         labels=tuple(labels[row] for row in order),
         texts=tuple(texts[row] for row in order),
         captions=(caption,),
-        note="Two of the directions in which the clusters were found: what lies together here may be apart in others.",
+        note="Two of the principal directions: points that are together here may be apart in others.",
     )
     if len(names) > 1:
         yield Lines(
-            "How firm each cluster is",
+            "How stable each cluster is",
             tuple(names[:NAMED]),
             (Series("stability", data["stability"].to_numpy()[:NAMED], style="bar"),),
             "cluster",
@@ -52,8 +50,7 @@ def views(result: Result) -> Iterator[View]:
 def _names(result: Result) -> list[str]:
     """Each cluster by its number and its most typical text."""
     strings = result.data["string"].to_numpy() if "string" in result.data.coords else None
-    unit = "token" if "token" in result.data.sizes else "text"
-    place = {number: row for row, number in enumerate(result.data[unit].to_numpy().tolist())}
+    place = {number: row for row, number in enumerate(result.data[result.facts["unit"]].to_numpy().tolist())}
     names = []
     for cluster, typical in enumerate(result.data["typical"].to_numpy().tolist()):
         text = "" if strings is None else str(strings[place[typical[0]]])
@@ -62,14 +59,36 @@ def _names(result: Result) -> list[str]:
     return names
 
 
-def sections(result: Result) -> Iterator[Section]:
-    """What there is to see, in words."""
+def findings(result: Result) -> Iterator[str]:
+    """How many belong to clusters, and the size, a typical text and the stability of each cluster."""
     facts = result.facts
-    unit = "token" if "token" in result.data.sizes else "text"
-    many = f"Of {facts[f'{unit}s']:,} {unit}s, {facts['noise']:,} belong to no cluster; the others make"
-    said = [f"{many} {facts['clusters']}."]
-    for number in range(min(facts["clusters"], NAMED)):
-        own = facts[f"cluster {number}"]
-        typical = f", such as {quoted(own['typical'][0])}" if "typical" in own else ""
-        said.append(f"Cluster {number} has {own['size']}{typical}; {own['stability']:.0%} of it comes back each time.")
-    yield Section("What belongs together", " ".join(said), tuple(views(result)))
+    unit, count = facts["unit"], facts["cluster_count"]
+    if facts["clustered"] < facts["rows"]:
+        yield f"A random sample of {facts['clustered']:,} of {facts['rows']:,} {unit}s was clustered."
+    clusters = "no cluster" if count == 0 else "1 cluster" if count == 1 else f"{count} clusters"
+    yield f"{facts['clustered']:,} {unit}s make {clusters}; {facts['noise']:,} belong to none."
+    for cluster in facts["clusters"][:NAMED]:
+        typical = f", such as {quoted(cluster['typical'][0])}" if cluster.get("typical") else ""
+        yield (
+            f"Cluster {cluster['cluster']} has {cluster['size']:,} {unit}s{typical}; {cluster['stability']:.0%} of it "
+            "comes back when a fifth is left out."
+        )
+
+
+def sections(result: Result) -> Iterator[Section]:
+    """The findings, with the views."""
+    yield Section("What belongs together", " ".join(findings(result)), tuple(views(result)))
+
+
+def tables(result: Result) -> Iterator[Table]:
+    """Every cluster with its size, its stability and its most typical texts."""
+    rows = [
+        [str(cluster["cluster"]), f"{cluster['size']:,}", f"{cluster['stability']:.2f}", *_typical(cluster)]
+        for cluster in result.facts["clusters"]
+    ]
+    if rows:
+        yield Table(["cluster", "size", "stability", "typical"], rows, (3,))
+
+
+def _typical(cluster: Any) -> list[str]:
+    return ["\n".join(cluster.get("typical", []))]

@@ -1,20 +1,19 @@
-"""What a linear probe reads off every layer, shown and told."""
+"""What a linear probe reads from every layer: views, findings and sections."""
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from hiddenscope.results import Result
+from hiddenscope.results import Facts, Result
+from hiddenscope.sites import Site, summarise
 from hiddenscope.views.drawing import labels, quoted
 from hiddenscope.views.values import Lines, Section, Series, View
 
 
 def views(result: Result) -> Iterator[View]:
-    """The score along the layers, between its control and the mix of all; then the weights of that mix."""
-    data, score = result.data, _score(result)
+    """The score along the layers, beside its control and the mix of all sites; then the weights of that mix."""
+    data, score = result.data, result.facts["score"]
     sites = labels(data, "site")
-    said = "accuracy" if score == "accuracy" else "R²"
     low, high = (data[f"{score}_{end}"].to_numpy() for end in ("low", "high"))
     series = [
         Series("probe", data[score].to_numpy(), low, high, band="95% interval"),
@@ -24,64 +23,80 @@ def views(result: Result) -> Iterator[View]:
         series.append(Series("largest class", np.full(len(sites), float(data["majority"])), style="dash"))
     if f"mix_{score}" in data:
         series.append(Series("mix of all sites", np.full(len(sites), float(data[f"mix_{score}"])), style="dash"))
-    title = f"What a linear probe reads off {result.source.get('model', 'the states')}: {result.facts['data']}"
-    yield Lines(title, sites, tuple(series), y_name=said)
+    title = f"What a linear probe reads from {result.source.get('model', 'the states')}: {result.facts['data']}"
+    yield Lines(title, sites, tuple(series), y_name="accuracy" if score == "accuracy" else "R²")
     if "mix_weight" in data:
         low, high = (data[f"mix_weight_{end}"].to_numpy() for end in ("low", "high"))
         weight = Series("weight", data["mix_weight"].to_numpy(), low, high, band="least and most of the folds")
-        yield Lines("How much each site has in the mix of all", sites, (weight,), y_name="weight in the mix")
+        yield Lines("The weight of each site in the mix", sites, (weight,), y_name="weight in the mix")
+
+
+def findings(result: Result) -> Iterator[str]:
+    """Where the label can be read, how sure that is, and what the mix adds."""
+    facts, score = result.facts, result.facts["score"]
+    best, guess = facts["best"], "the largest class" if score == "accuracy" else "the mean"
+    yield (
+        f"The best site is {best['site']}: {_with_interval(best, score)}, against {_number(best['control'], score)} on "
+        "control labels."
+    )
+    if facts["above_chance_at"]:
+        yield f"Better than guessing {guess} ({_number(facts['chance'], score)}): {_sites(facts['above_chance_at'])}."
+    else:
+        yield f"No site is shown to be better than guessing {guess} ({_number(facts['chance'], score)})."
+    if mix := facts.get("mix"):
+        top = mix["largest_weight"]
+        yield (
+            f"A probe of a mix of all sites comes to {_with_interval(mix, score)}; its largest weight, "
+            f"{top['weight']:.2f}, is that of {top['site']}."
+        )
+    if equal := facts.get("all_equal_at"):
+        yield f"All states are equal at {_sites(equal)}, so nothing can be read from them."
+    if left_out := facts.get("left_out"):
+        yield f"{left_out:,} tokens have no such label and were left out."
+    if penalty := facts.get("fixed_penalty"):
+        yield f"The penalty is {penalty:g} everywhere: two folds leave no inner ones to choose it on."
+    if not_converged := facts.get("not_converged_at"):
+        yield f"The fit did not converge at {_sites(not_converged)}."
+
+
+def _with_interval(facts: Facts, score: str) -> str:
+    low, high = (_number(end, score) for end in facts["interval"])
+    return f"{_number(facts[score], score)} ({low} to {high})"
+
+
+def _number(value: float, score: str) -> str:
+    return f"{100 * value:.0f}%" if score == "accuracy" else f"R² {value:.2f}"
+
+
+def _sites(names: Sequence[str]) -> str:
+    return summarise(map(Site.parse, names))
 
 
 def sections(result: Result) -> Iterator[Section]:
-    """Where the label can be read, how sure that is, and what the mix adds."""
-    shown = tuple(views(result))
-    yield Section("What can be read off each layer", f"{_how(result)}\n\n{_found(result)}", shown[:1])
-    if len(shown) > 1:
-        yield Section("All layers together", _mix(result), shown[1:])
+    """How the probes were trained and tested, the findings, and the mix."""
+    scores, *weights = views(result)
+    sentences = list(findings(result))
+    yield Section("What can be read from each layer", f"{_method(result)}\n\n{' '.join(sentences)}", (scores,))
+    if weights:
+        how = (
+            "One more probe reads a weighted sum of all layers, and learns the weights with its coefficients. The "
+            "weights add up to 1; the band is their range over the folds."
+        )
+        yield Section("All layers together", how, tuple(weights))
 
 
-def _score(result: Result) -> str:
-    return "accuracy" if "accuracy" in result.data else "r2"
-
-
-def _number(result: Result, value: float) -> str:
-    return f"{100 * value:.0f}%" if _score(result) == "accuracy" else f"{value:.2f}"
-
-
-def _how(result: Result) -> str:
+def _method(result: Result) -> str:
     facts = result.facts
-    name = (
-        "the share of labels that it gets right" if _score(result) == "accuracy" else "R², 0 for the mean and 1 at best"
+    score = (
+        "the share of labels that it gets right" if facts["score"] == "accuracy" else "R², 0 for the mean, 1 at best"
     )
-    what = quoted(str(facts["data"]))
-    return (
-        f"A linear probe was trained on the states of every layer to tell {what}, and tested on texts that it "
-        f"had not seen ({facts['rows']:,} rows of {facts['texts']:,} texts, in {facts['folds']} folds). The line is "
-        f"{name}, the band its 95% interval. A probe with as many weights could learn by heart: so one is trained on "
-        f"control labels too ({facts['control labels']}), and what counts is how much better it does on the true ones."
-    )
-
-
-def _found(result: Result) -> str:
-    best, chance = result.facts["best"], result.facts["chance"]
-    low, high = (_number(result, end) for end in best["95% interval"])
-    value = _number(result, best[_score(result)])
-    told = f"Best is `{best['site']}` with {value} ({low} to {high}), against {_number(result, best['control'])} on "
-    told += "control labels. "
-    beaten = "the largest class" if "majority" in result.data else "the mean"
-    if chance["sites above it"] == "none":
-        told += f"No site is surely better than guessing {beaten}."
+    if facts["control"]["kind"] == "shuffled":
+        control = "the true ones, shuffled between texts"
     else:
-        told += f"Surely better than guessing {beaten}: {chance['sites above it']}."
-    equal = result.facts.get("all states are equal")
-    return f"{told} All states are equal {equal}." if equal else told
-
-
-def _mix(result: Result) -> str:
-    mix: dict[str, Any] = result.facts["mix"]
-    low, high = (_number(result, end) for end in mix["95% interval"])
+        control = "one drawn for each token id"
     return (
-        "One more probe reads a weighted sum of all layers, and learns the weights with itself. It comes to "
-        f"{_number(result, mix[_score(result)])} ({low} to {high}) on the same folds. The line is its weights, which "
-        f"add up to 1; the largest, {mix['largest weight']:.2f}, is that of `{mix['at']}`."
+        f"A linear probe was trained on the states of every layer to predict {quoted(str(facts['data']))}, and tested "
+        f"on texts that it had not seen ({facts['rows']:,} rows of {facts['texts']:,} texts, {facts['folds']} folds). "
+        f"The line is {score}, the band its 95% interval. A probe can memorise: so one is also trained on control "
+        f"labels ({control}), and what counts is how much better it is on the true ones."
     )

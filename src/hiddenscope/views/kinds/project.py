@@ -1,12 +1,13 @@
-"""Points in two dimensions, layer by layer, shown and told."""
+"""Labelled texts in two dimensions, layer by layer: views, findings and sections."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hiddenscope.results import Result
-from hiddenscope.views.drawing import labels
+from hiddenscope.results import Facts, Result
+from hiddenscope.sites import Site, summarise
+from hiddenscope.views.drawing import labels, quoted
 from hiddenscope.views.values import Lines, Panels, Section, Series, View
 
 if TYPE_CHECKING:
@@ -14,34 +15,34 @@ if TYPE_CHECKING:
 
 METHODS = {"umap": "UMAP", "pca": "PCA", "pacmap": "PaCMAP", "tsne": "t-SNE"}
 ALONG = {
-    "silhouette": ("How far the classes are apart", "silhouette"),
+    "silhouette": ("How far apart the classes are", "silhouette"),
     "neighbour": ("How often the nearest point is of the same class", "share of points"),
     "within": ("How tight the classes are", "distance within classes over that of all pairs"),
 }
-BY_CHANCE = 0.05
+POINTS = {"last": "the last token of each text", "each": "every token", "mean": "the mean over the tokens of each text"}
 
 
 def views(result: Result) -> Iterator[View]:
-    """One panel a site, a row for every model and dataset; then the separation along the sites."""
+    """One panel for each site, a row for each model and dataset; then the separation along the sites."""
     data = result.data
     rows = [(model, dataset) for model in _names(data, "model") for dataset in _names(data, "dataset")]
     method = METHODS.get(str(data.attrs.get("method")), "projection")
     panels = [_panel(data, row, site) for row in rows for site in range(data.sizes["site"])]
-    there = [panel for panel in panels if panel is not None]
+    shown = [panel for panel in panels if panel is not None]
     yield Panels(
         f"{_title(result)}: {method} of every layer",
-        tuple(panel["site"] for panel in there),
-        np.stack([panel["points"] for panel in there]),
+        tuple(panel["site"] for panel in shown),
+        np.stack([panel["points"] for panel in shown]),
         labels=_classes(data),
         texts=_texts(data),
-        captions=tuple(panel["caption"] for panel in there),
-        messages=tuple(panel["message"] for panel in there),
-        rows=tuple(panel["row"] for panel in there) if len(rows) > 1 else (),
-        note=_note(result, method),
+        captions=tuple(panel["caption"] for panel in shown),
+        messages=tuple(panel["message"] for panel in shown),
+        rows=tuple(panel["row"] for panel in shown) if len(rows) > 1 else (),
+        note=_note(result),
     )
-    for measure, (title, said) in ALONG.items():
+    for measure, (title, y_name) in ALONG.items():
         if measure in data:
-            yield _along(data, rows, measure, f"{title}, along the layers of {_models(result)}", said)
+            yield _along(data, rows, measure, f"{title}, along the layers of {_models(result)}", y_name)
 
 
 def _names(data: "xarray.Dataset", dim: str) -> list[str | None]:
@@ -54,12 +55,12 @@ def _row(data: "xarray.Dataset", row: tuple[str | None, str | None]) -> "xarray.
     return data.sel(chosen)
 
 
-def _said(row: tuple[str | None, str | None]) -> str:
+def _row_name(row: tuple[str | None, str | None]) -> str:
     return ", ".join(name for name in row if name)
 
 
 def _panel(data: "xarray.Dataset", row: tuple[str | None, str | None], site: int) -> dict[str, Any] | None:
-    """One panel; None for a site that this model has not."""
+    """One panel; None for a site that this model does not have."""
     here = _row(data, row).isel(site=site)
     points = np.stack([here["x"].to_numpy(), here["y"].to_numpy()], axis=-1)
     if row[1] is not None:
@@ -72,24 +73,23 @@ def _panel(data: "xarray.Dataset", row: tuple[str | None, str | None], site: int
         "points": points,
         "caption": "" if empty else _caption(here),
         "message": "All states are equal here" if empty else "",
-        "row": _said(row),
+        "row": _row_name(row),
     }
 
 
 def _caption(here: "xarray.Dataset") -> str:
-    said = []
-    for name, short in (("silhouette", "silhouette"), ("neighbour", "neighbour")):
+    scores = []
+    for name in ("silhouette", "neighbour"):
         if name in here and np.isfinite(value := float(here[name])):
-            p = float(here[f"{name}_p"])
-            said.append(f"{short} {value:.2f}, p {p:.3f}" if p < 0.1 else f"{short} {value:.2f}, by chance")
+            scores.append(f"{name} {value:.2f}, p {float(here[f'{name}_p']):.2g}")
     if "trust" in here and np.isfinite(trust := float(here["trust"])):
-        said.append(f"trust {trust:.2f}")
-    return "; ".join(said)
+        scores.append(f"trust {trust:.2f}")
+    return "; ".join(scores)
 
 
 def _classes(data: "xarray.Dataset") -> tuple[str, ...]:
-    said = data["label"].to_numpy().tolist()
-    return tuple(said) if any(said) else ()
+    names = data["label"].to_numpy().tolist()
+    return tuple(names) if any(names) else ()
 
 
 def _texts(data: "xarray.Dataset") -> tuple[str, ...]:
@@ -105,83 +105,114 @@ def _models(result: Result) -> str:
 
 
 def _title(result: Result) -> str:
-    return f"{result.facts['points']} in {_models(result)}".replace("the last", "The last", 1)
+    points = _points(result)
+    return f"{points[:1].upper()}{points[1:]} in {_models(result)}"
 
 
-def _parts(result: Result) -> dict[str, dict[str, Any]]:
-    """The facts of each part, by its name; of one alone, those of the result."""
-    if "picture" in result.facts or "separation" in result.facts or "classes" in result.facts:
-        return {"": dict(result.facts)}
-    return {k: v for k, v in result.facts.items() if isinstance(v, dict) and "points" in v}
+def _points(result: Result) -> str:
+    """What a point is, in words."""
+    token = result.facts["token"]
+    return POINTS.get(str(token), f"token {token} of each text" if isinstance(token, int) else f"{token} of each text")
 
 
-def _note(result: Result, method: str) -> str:
-    said = [
-        "Scores are of the full space, p from shuffled labels; trust is how many neighbours in the picture are real."
+def _named(result: Result) -> Iterator[tuple[str, Facts]]:
+    """The facts of each dataset in each model, with the name that tells it from the others."""
+    parts = result.facts["parts"]
+    several = [key for key in ("model", "dataset") if len({part[key] for part in parts}) > 1]
+    for part in parts:
+        yield ", ".join(part[key] for key in several), part
+
+
+def _sites(names: Sequence[str]) -> str:
+    return summarise(map(Site.parse, names))
+
+
+def _note(result: Result) -> str:
+    sentences = [
+        "Scores are those of the full space, with p-values from shuffled labels. Trust is the trustworthiness of the "
+        "picture: 1 if no point has a neighbour in it that is far away in the full space."
     ]
-    for name, part in _parts(result).items():
-        doubts = part.get("picture", {}).get("shown but not there", {})
-        for site, doubt in list(doubts.items())[:3]:
-            said.append(f"{f'{name}, ' if name else ''}{site}: {doubt}.")
+    for name, part in _named(result):
+        doubts = part.get("picture", {}).get("doubts", [])
+        sentences += [f"{f'{name}, ' if name else ''}{doubt['site']}: {_doubt(doubt)}." for doubt in doubts[:3]]
         if len(doubts) > 3:
-            said.append(f"So it is at {len(doubts) - 3} more.")
-    return " ".join(said)
+            sentences.append(f"The same holds at {len(doubts) - 3} more.")
+    return " ".join(sentences)
+
+
+def _doubt(doubt: Facts) -> str:
+    """What a picture shows and the full space does not hold."""
+    if doubt["groups"] is None:
+        return (
+            f"the classes look apart (silhouette {doubt['shown']:.2f}), but not in the full space "
+            f"({doubt['full_space']:.2f}, p {doubt['p']:.2g})"
+        )
+    return (
+        f"{doubt['groups']} groups can be seen (silhouette {doubt['shown']:.2f}) that do not exist in the full space "
+        f"({doubt['full_space']:.2f})"
+    )
 
 
 def _along(
-    data: "xarray.Dataset", rows: list[tuple[str | None, str | None]], measure: str, title: str, said: str
+    data: "xarray.Dataset", rows: list[tuple[str | None, str | None]], measure: str, title: str, y_name: str
 ) -> Lines:
-    """A measure along the sites, with the band in which nine of ten shuffled labels fall below it."""
+    """A measure along the sites, and what one in twenty shuffled labels reaches."""
     series = []
     for row in rows:
         here = _row(data, row)
-        series.append(Series(_said(row) or "classes", here[measure].to_numpy()))
-        name = f"{_said(row)}, shuffled labels" if _said(row) else "shuffled labels"
+        series.append(Series(_row_name(row) or "classes", here[measure].to_numpy()))
+        name = f"{_row_name(row)}, shuffled labels" if _row_name(row) else "shuffled labels"
         series.append(Series(f"{name}, one in twenty", here[f"{measure}_high"].to_numpy(), style="dash"))
-    return Lines(title, labels(data, "site"), tuple(series), y_name=said)
+    return Lines(title, labels(data, "site"), tuple(series), y_name=y_name)
+
+
+def findings(result: Result) -> Iterator[str]:
+    """Where the classes are apart, and which pictures not to trust."""
+    for name, part in _named(result):
+        yield from _findings_of(f" of {quoted(name)}" if name else "", part)
+    for comparison in result.facts.get("tightness", []):
+        yield _tightness(comparison)
+
+
+def _findings_of(of: str, part: Facts) -> Iterator[str]:
+    if part.get("class_count") == 1:
+        yield f"The points{of} are all of one class."
+    if predicted := part.get("labels_predicted"):
+        yield f"For {predicted} of {part['points']} texts{of} the label is the token that the model predicts next."
+    if equal := part.get("all_equal_at"):
+        yield f"All states{of} are equal at {_sites(equal)}."
+    if separation := part.get("separation"):
+        best = separation["best"]
+        scores = f"silhouette {best['silhouette']:.2f}, nearest point of the same class for {best['neighbour']:.0%}"
+        if separation["apart_at"]:
+            yield f"The classes{of} are apart at {_sites(separation['apart_at'])}, most at {best['site']} ({scores})."
+        else:
+            yield f"No site sets the classes{of} apart; the largest silhouette is at {best['site']} ({scores})."
+    if doubts := part.get("picture", {}).get("doubts"):
+        yield f"Do not trust the pictures{of} at {_sites([doubt['site'] for doubt in doubts])}: {_doubt(doubts[0])}."
+
+
+def _tightness(comparison: Facts) -> str:
+    sides = [f"{quoted(side['dataset'])} {side['median_within']:.2f}" for side in comparison["datasets"]]
+    counts = [f"{len(side['tighter_at'])} in {quoted(side['dataset'])}" for side in comparison["datasets"]]
+    return (
+        f"In {comparison['model']}, the distance within classes over that of all pairs is {' and '.join(sides)} "
+        f"(median over {len(comparison['sites'])} sites; smaller at {' and '.join(counts)}). The difference was not "
+        "tested."
+    )
 
 
 def sections(result: Result) -> Iterator[Section]:
-    """What there is to see, in words."""
-    shown = tuple(views(result))
+    """The panels with the findings, and the separation along the layers."""
+    panels, *along = views(result)
     method = METHODS.get(str(result.data.attrs.get("method")), "projection")
+    point = _points(result).replace("each text", "one text").replace("every token", "one token")
     opening = (
-        f"One panel a layer, by {method}: every point is {_one(result)}, coloured by its class, and the panels are "
-        "turned so that points do not jump from one to the next. Pictures in two dimensions can lie, so under each "
-        "stands what holds in the full space, beside what shuffled labels would give."
+        f"One panel for each layer, by {method}. Every point is {point}, coloured by its class, and the panels are "
+        "rotated so that points do not jump from one to the next. A picture in two dimensions can show what is not "
+        "there, so each has the scores of the full space beneath it, with p-values from shuffled labels."
     )
-    told = " ".join(sentence for name, part in _parts(result).items() for sentence in _sentences(name, part))
-    yield Section("Where the classes part", f"{opening}\n\n{told}", shown[:1])
-    if shown[1:]:
-        tight = " ".join(_tightness(result.facts.get("tightness", {})))
-        how = "The same along the layers. A dashed line is what one in twenty shuffled labels reaches."
-        yield Section("The separation along the layers", f"{how} {tight}".strip(), shown[1:])
-
-
-def _one(result: Result) -> str:
-    return str(result.facts["points"]).replace("each text", "one text").replace("every token", "one token")
-
-
-def _sentences(name: str, part: dict[str, Any]) -> Iterator[str]:
-    of = f" of {name}" if name else ""
-    if (choice := part.get("label is the model's first choice")) and not choice.startswith("0 "):
-        yield f"For {choice}{of} the label is the very word that the model would go on with."
-    if equal := part.get("all states are equal at"):
-        yield f"At `{equal}` all states{of} are equal."
-    separation = part.get("separation")
-    if isinstance(separation, dict):
-        best = separation["best"]
-        yield (
-            f"The classes{of} are apart at {separation['apart at']}, most at `{best['site']}` (silhouette "
-            f"{best['silhouette']:.2f}, nearest neighbour right for {best['neighbour']:.0%})."
-        )
-    if doubts := part.get("picture", {}).get("shown but not there"):
-        yield f"Do not trust what the pictures{of} show at {', '.join(f'`{site}`' for site in list(doubts)[:5])}."
-
-
-def _tightness(facts: dict[str, Any]) -> Iterator[str]:
-    for model, said in facts.items():
-        tighter = [
-            f"tighter {key.removeprefix('tighter ')} at {value}" for key, value in said.items() if "tighter in" in key
-        ]
-        yield f"In `{model}` the classes are {' and '.join(tighter)}."
+    yield Section("Where the classes part", f"{opening}\n\n{' '.join(findings(result))}", (panels,))
+    if along:
+        how = "The same scores along the layers. One in twenty shuffled labels reaches the dashed line."
+        yield Section("The separation along the layers", how, tuple(along))

@@ -1,0 +1,179 @@
+"""Findings: the scores of all probes as a Dataset, and the facts."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hiddenscope.analyses.probe.labels import Rows
+from hiddenscope.linear.crossvalidation import MIDDLE
+from hiddenscope.linear.intervals import Interval
+from hiddenscope.results import Facts
+from hiddenscope.sites import Site
+from hiddenscope.vectors import Token
+
+if TYPE_CHECKING:
+    import xarray
+
+Floats: TypeAlias = NDArray[np.float64]
+
+LISTED = 20  # classes that the facts list
+
+
+@dataclass(frozen=True, eq=False)
+class Column:
+    """The probes of one site: scores on test folds, and the probe of all rows."""
+
+    interval: Interval
+    control: float
+    by_fold: Floats
+    penalty: Floats
+    penalty_whole: float
+    penalty_chosen: bool
+    coef: Floats
+    intercept: Floats
+    converged: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Mix:
+    """The probe of a mix of all sites: its score, and the weight of each site with its range over the folds."""
+
+    interval: Interval
+    weights: Floats
+    low: Floats
+    high: Floats
+
+
+@dataclass(frozen=True, eq=False)
+class Scored:
+    """Everything that was computed; `counts` has the number of rows of each class, None for a regression."""
+
+    rows: Rows
+    classes: NDArray[Any] | None
+    counts: list[int] | None
+    folds: int
+    controls: int
+    columns: Sequence[Column]
+    mix: Mix | None
+    equal: Sequence[Site]
+
+    @property
+    def score(self) -> str:
+        """The name of the score."""
+        return "r2" if self.classes is None else "accuracy"
+
+    @property
+    def chance(self) -> float:
+        """The score without any states: the share of the largest class, or 0 for R²."""
+        return 0.0 if self.counts is None else max(self.counts) / sum(self.counts)
+
+
+def table(scored: Scored) -> "xarray.Dataset":
+    """Scores, controls, penalties and coefficients by site."""
+    import xarray
+
+    score, name = scored.score, "R²" if scored.classes is None else "accuracy"
+    intervals = [column.interval for column in scored.columns]
+    by_class: tuple[str, ...] = ("site",) if scored.classes is None else ("site", "class")
+
+    def along(field: str) -> NDArray[Any]:
+        return np.array([getattr(column, field) for column in scored.columns])
+
+    values, controls = np.array([interval.score for interval in intervals]), along("control")
+    variables: dict[str, Any] = {score: ("site", values, {"long_name": name})}
+    for end in ("low", "high"):
+        ends = np.array([getattr(interval, end) for interval in intervals])
+        variables[f"{score}_{end}"] = ("site", ends, {"long_name": f"{name}, {end} end of the 95% interval"})
+    selectivity = {"long_name": f"selectivity: {name} less that on control labels", "meaning": "diverging"}
+    variables |= {
+        "control": ("site", controls, {"long_name": f"{name} on control labels"}),
+        "selectivity": ("site", values - controls, selectivity),
+        f"{score}_fold": (("site", "fold"), along("by_fold"), {"long_name": f"{name} on each fold"}),
+        "penalty": (("site", "fold"), along("penalty"), {"long_name": "penalty of each fold", "scale": "log"}),
+        "penalty_whole": (
+            "site",
+            along("penalty_whole"),
+            {"long_name": "penalty of the probe of all rows", "scale": "log"},
+        ),
+        "coef": ((*by_class, "width"), along("coef"), {"long_name": "coefficients of the probe of all rows"}),
+        "intercept": (by_class, along("intercept"), {"long_name": "intercept of the probe of all rows"}),
+    }
+    coords: dict[str, Any] = {
+        "site": [str(site) for site in scored.rows.vectors.sites],
+        "fold": np.arange(scored.folds),
+    }
+    if scored.classes is not None:
+        coords["class"] = scored.classes
+        variables["majority"] = ((), scored.chance, {"long_name": "share of the largest class"})
+    if scored.mix is not None:
+        variables |= _mix_variables(scored.mix, score, name)
+    return xarray.Dataset(variables, coords)
+
+
+def _mix_variables(mix: Mix, score: str, name: str) -> dict[str, Any]:
+    interval = mix.interval
+    return {
+        "mix_weight": ("site", mix.weights, {"long_name": "weight in the mix"}),
+        "mix_weight_low": ("site", mix.low, {"long_name": "weight in the mix, least of the folds"}),
+        "mix_weight_high": ("site", mix.high, {"long_name": "weight in the mix, most of the folds"}),
+        f"mix_{score}": ((), interval.score, {"long_name": f"{name} of the mix"}),
+        f"mix_{score}_low": ((), interval.low, {"long_name": f"{name} of the mix, low end of the 95% interval"}),
+        f"mix_{score}_high": ((), interval.high, {"long_name": f"{name} of the mix, high end of the 95% interval"}),
+    }
+
+
+def facts_of(scored: Scored, token: Token) -> Facts:
+    """What was probed, the best site, the sites above chance, and the mix."""
+    rows, score, sites = scored.rows, scored.score, scored.rows.vectors.sites
+    facts: dict[str, Any] = {
+        "data": rows.name,
+        "token": token,
+        "rows": len(rows.labels),
+        "texts": len(set(rows.groups)),
+        "folds": scored.folds,
+        "score": score,
+    }
+    if rows.left_out:
+        facts["left_out"] = rows.left_out
+    if scored.classes is not None and scored.counts is not None:
+        listed = list(zip(scored.classes.tolist(), scored.counts, strict=True))[:LISTED]
+        facts["classes"] = [{"label": str(label), "rows": count} for label, count in listed]
+        facts["class_count"] = len(scored.classes)
+    best = max(range(len(sites)), key=lambda number: scored.columns[number].interval.score)
+    column = scored.columns[best]
+    facts["best"] = {
+        "site": sites[best],
+        score: column.interval.score,
+        "interval": [column.interval.low, column.interval.high],
+        "control": column.control,
+        "selectivity": column.interval.score - column.control,
+    }
+    facts["chance"] = scored.chance
+    facts["above_chance_at"] = [
+        site for site, column in zip(sites, scored.columns, strict=True) if column.interval.joint_low > scored.chance
+    ]
+    if scored.mix is not None:
+        top, interval = int(np.argmax(scored.mix.weights)), scored.mix.interval
+        facts["mix"] = {
+            score: interval.score,
+            "interval": [interval.low, interval.high],
+            "largest_weight": {"site": sites[top], "weight": float(scored.mix.weights[top])},
+        }
+    facts["control"] = {"kind": "shuffled" if rows.token_ids is None else "by_token_id", "draws": scored.controls}
+    return {**facts, **_conditions(scored)}
+
+
+def _conditions(scored: Scored) -> Facts:
+    """What limits the findings."""
+    facts: dict[str, Any] = {}
+    if scored.equal:
+        facts["all_equal_at"] = scored.equal
+    if not scored.columns[0].penalty_chosen:
+        facts["fixed_penalty"] = MIDDLE
+    pairs = zip(scored.rows.vectors.sites, scored.columns, strict=True)
+    if not_converged := [site for site, column in pairs if not column.converged]:
+        facts["not_converged_at"] = not_converged
+    return facts

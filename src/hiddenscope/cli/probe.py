@@ -1,0 +1,35 @@
+"""What a linear probe reads from every layer."""
+
+from typing import Annotated, Any, Literal
+
+import typer
+
+import hiddenscope as hs
+from hiddenscope.cli.command import Shared, SitesOption, TruncateOption, command, show
+
+DATA = "A shipped dataset, a file, - for stdin; or position, word-start, previous-token with --token each."
+READY = ("position", "word-start", "previous-token")
+
+
+@command
+def probe(
+    shared: Shared,
+    data: Annotated[str, typer.Argument(help=DATA)] = "cities-incomplete",
+    task: Annotated[Literal["classify", "regress"], typer.Option(help="Classes, or numbers.")] = "classify",
+    token: Annotated[str, typer.Option(help="What stands for a text: last, first, mean, max, cls, each.")] = "last",
+    text: Annotated[str | None, typer.Option(help="The column of the texts.")] = None,
+    label: Annotated[str | None, typer.Option(help="The column of the labels, or a ready label of tokens.")] = None,
+    sites: SitesOption = "layer.*,final",
+    seed: Annotated[int, typer.Option(help="The seed of the folds and of the control labels.")] = 0,
+    truncate: TruncateOption = False,
+) -> None:
+    """What can a linear probe read from the states of each layer?
+
+    Prints the findings. --out probe.html keeps the pictures, probe.nc the probes.
+    """
+    given: Any = data
+    if label in READY:
+        given = (hs.read(data, text=text), label)
+    elif data not in READY:
+        given = hs.read(data, text=text, label=label)
+    show(hs.probe(shared.load(), given, task=task, sites=sites, token=token, seed=seed, truncate=truncate), shared)

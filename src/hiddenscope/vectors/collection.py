@@ -1,0 +1,214 @@
+"""Collections: what a caller may give as texts, as labelled texts, and as rows to search or cluster.
+
+>>> collection_of(np.eye(3), ["a", "b", "c"]).pick(np.array([0, 2])).tolist()
+[[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]
+"""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hiddenscope import texts as reader
+from hiddenscope.errors import StatesError, TextError
+from hiddenscope.model import Model
+from hiddenscope.passes import Inputs
+from hiddenscope.sites import Site, select
+from hiddenscope.states import Pair, Readable, Source, Tokens
+from hiddenscope.vectors import Token, blocks, vectors
+
+Ints: TypeAlias = NDArray[np.int64]
+
+FILES = (*reader.FORMATS, *reader.PACKINGS)
+ROWS, BYTES = 32_768, 2**26  # of an array that are read at a time, the fewer of both
+
+
+def texts_of(given: Any) -> Any:
+    """Strings, ids and Inputs as they are; a path of a file, an open file, a frame or a Hugging Face dataset is read.
+
+    >>> texts_of(["a cat", "a dog"])
+    ['a cat', 'a dog']
+    """
+    if isinstance(given, reader.Labelled):
+        return list(given.texts)
+    if isinstance(given, Inputs):
+        return given
+    named = isinstance(given, str) and given.lower().endswith(FILES) and reader.is_file(given)
+    tabular = named or isinstance(given, os.PathLike)
+    tabular = tabular or any(hasattr(given, name) for name in ("read", "columns", "column_names"))
+    return list(reader.read(given).texts) if tabular else given
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Texts (strings, ids or Inputs), their labels if they have any, and a name."""
+
+    texts: Any
+    labels: Any
+    name: str
+
+
+def dataset_of(data: Any) -> Dataset:
+    """What `hs.read` gave, anything that it reads, or `(texts, labels)` with texts as ids or Inputs.
+
+    >>> dataset_of(([[5, 6], [7]], ["a", "b"])).labels
+    ['a', 'b']
+    """
+    if isinstance(data, tuple) and len(data) == 2:
+        texts, labels = data
+        if isinstance(texts, Inputs):
+            return Dataset(texts, labels, "the texts")
+        if len(texts) and not isinstance(texts[0], str):
+            return Dataset(list(texts), labels, "the texts")
+    labelled = data if isinstance(data, reader.Labelled) else reader.read(data)
+    return Dataset(list(labelled.texts), labelled.labels, labelled.name)
+
+
+def integer(value: Any, name: str, least: int) -> int:
+    """A parameter that must be an integer of at least this size.
+
+    >>> integer(np.int64(3), "k", 1)
+    3
+    """
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+        problem = f"{name} must be an integer >= {least}, got {str(value)[:40]}"
+        raise StatesError(problem, f"it is of type {type(value).__name__}", f"Give {max(least, 5)}, for example.")
+    return int(value)
+
+
+def last_site(source: Model | Readable | Pair) -> Site:
+    """The last state there is: `final`, or the last layer; of two stacks, the encoder's."""
+    sites = source.anatomy.select("layer.*,final") if isinstance(source, Model) else source.sites
+    stack = sites[0].stack
+    return max(site for site in sites if site.stack == stack)
+
+
+@dataclass(frozen=True)
+class Collection:
+    """Rows to search or cluster, in order: how many, how they are read, and what is known of them."""
+
+    count: int
+    blocks: Callable[[], Iterator[Tensor]]
+    pick: Callable[[Ints], Tensor]
+    texts: Sequence[str] | None
+    tokens: Tokens | None  # where a row is a token
+    site: Site | None
+    token: Token
+    source: Source | dict[str, Any]
+
+    @property
+    def strings(self) -> Sequence[str] | None:
+        """The text or the token of each row."""
+        return self.texts if self.tokens is None else self.tokens.strings
+
+    @property
+    def unit(self) -> str:
+        """What a row is: a text or a token."""
+        return "text" if self.tokens is None else "token"
+
+
+def collection_of(
+    source: Any, texts: Any = None, site: str | Site | None = None, token: Token = "mean", truncate: bool = False
+) -> Collection:
+    """The rows of a model with texts, of states, or of an array `[text, width]` with texts or without."""
+    if isinstance(source, Model):
+        if texts is None:
+            remedy = "Give texts=, or states in place of the model."
+            raise TextError(f"No texts for {source.name}", "a model alone has no vectors", remedy)
+        given = texts_of(texts)
+        listed = given if isinstance(given, Inputs) else [given] if isinstance(given, str) else list(given)
+        if token != "each":
+            return _of_model(source, listed, site, token, truncate)
+        chosen = _one_site(source.anatomy.select(site or last_site(source)), site)
+        return _of_states(source.capture(source.encode(listed, truncate=truncate), chosen), chosen, token)
+    if isinstance(source, Pair | Readable):
+        if texts is not None:
+            raise TextError("Texts beside states", "the states know their texts", "Leave texts out.")
+        return _of_states(source, site, token)
+    return _of_array(source, texts, site, token)
+
+
+def _of_model(
+    model: Model, texts: list[Any] | Inputs, site: str | Site | None, token: Token, truncate: bool
+) -> Collection:
+    chosen = _one_site(model.anatomy.select(site or last_site(model)), site)
+    if isinstance(texts, Inputs):
+        strings: Sequence[str] | None = texts.texts
+    else:
+        strings = texts if texts and all(isinstance(text, str) for text in texts) else None
+
+    def pick(numbers: Ints) -> Tensor:
+        some = texts.some(numbers.tolist()) if isinstance(texts, Inputs) else [texts[number] for number in numbers]
+        return vectors(model, some, sites=chosen, token=token, truncate=truncate).values[0]
+
+    def read() -> Iterator[Tensor]:
+        return blocks(model, texts, site=chosen, token=token, truncate=truncate)
+
+    return Collection(len(texts), read, pick, strings, None, chosen, token, model.source(chosen.stack))
+
+
+def _of_states(source: Readable | Pair, site: str | Site | None, token: Token) -> Collection:
+    pattern = site or last_site(source)
+    if isinstance(source, Pair):
+        source = source.decoder if "decoder" in str(pattern) else source.encoder
+    part: Readable = source
+    chosen = _one_site(select(pattern, part.sites, owner="these states"), site)
+    tokens, each = part.tokens, token == "each"
+
+    def read() -> Iterator[Tensor]:
+        return blocks(part, site=chosen, token=token)
+
+    known = getattr(part, "source", None) or {}
+    count, rows = (len(tokens), tokens) if each else (tokens.count, None)
+    return Collection(count, read, lambda numbers: _picked(read(), numbers), tokens.texts, rows, chosen, token, known)
+
+
+def _of_array(source: Any, texts: Any, site: str | Site | None, token: Token) -> Collection:
+    values = source.detach().cpu() if isinstance(source, Tensor) else source
+    shaped = isinstance(values, Tensor | np.ndarray) and values.ndim == 2 and 0 not in values.shape
+    if not shaped or not (values.is_floating_point() if isinstance(values, Tensor) else values.dtype.kind == "f"):
+        given = f"{values.dtype} {list(values.shape)}" if hasattr(values, "dtype") else type(source).__name__
+        remedy = "Give a model with texts=, states, or an array [text, width] of floats."
+        raise StatesError("No vectors", f"got {given}", remedy)
+    listed = None if texts is None else list(texts_of([texts] if isinstance(texts, str) else texts))
+    if listed is not None and len(listed) != len(values):
+        reason = f"there are {len(values):,} vectors and {len(listed):,} texts"
+        raise TextError("Texts do not fit the vectors", reason, "Give one for each, or none.")
+    named = None if site is None else Site.parse(str(site))
+
+    def read() -> Iterator[Tensor]:
+        rows = max(1, min(ROWS, BYTES // (values.itemsize * values.shape[1])))
+        return (_tensor(values[start : start + rows]) for start in range(0, len(values), rows))
+
+    return Collection(len(values), read, lambda numbers: _tensor(values[numbers]), listed, None, named, token, {})
+
+
+def _one_site(chosen: Sequence[Site], site: str | Site | None) -> Site:
+    """The one site that was named; of two stacks, the encoder's."""
+    of_stack = [one for one in chosen if one.stack == chosen[0].stack]
+    if len(of_stack) > 1:
+        raise StatesError(f"{str(site)[:60]!r} names {len(of_stack)} sites", "one is needed", "Name one.")
+    return of_stack[0]
+
+
+def _tensor(rows: Any) -> Tensor:
+    """Rows as a tensor; torch takes no read-only array and no foreign byte order, so those are copied."""
+    if isinstance(rows, Tensor):
+        return rows
+    native = rows if rows.dtype.isnative else rows.astype(rows.dtype.newbyteorder("="))
+    return torch.from_numpy(np.array(native) if not native.flags.writeable else np.asarray(native))
+
+
+def _picked(read: Iterator[Tensor], numbers: Ints) -> Tensor:
+    """Some rows, in ascending order, of those that are read."""
+    picked, done = [], 0
+    for block in read:
+        inside = numbers[(numbers >= done) & (numbers < done + len(block))] - done
+        picked.append(block[torch.from_numpy(inside)])
+        done += len(block)
+    return torch.cat(picked)
