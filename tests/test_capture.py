@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pandas
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -542,3 +543,38 @@ def test_a_final_of_another_width_is_left_out_by_default_and_said_so() -> None:
     assert [str(site) for site in states.sites] == ["layer.0", "layer.1", "layer.2", "layer.3"]
     assert any("leaves final out" in note for note in states.source.notes)
     assert model.capture([[5, 6, 7]], "final").width < states.width
+
+
+def test_prophetnet_whose_logits_change_in_a_padded_batch_is_run_text_by_text() -> None:
+    model = hs.load((build(conformance_row("ProphetNetForConditionalGeneration")), None))
+    texts, targets = texts_of([9, 4]), [[5, 6, 7], [8]]
+    assert not model.batching.padded and "rounding tolerance" in model.batching.reason
+    with pytest.raises(PassError, match="different lengths"):
+        hs.record(model, texts, (), targets=targets, logits=True)
+
+
+def test_the_padding_id_inside_a_target_is_a_token_like_any_other() -> None:
+    module = build(conformance_row("T5GemmaForConditionalGeneration"))
+    model = hs.load((module, None))
+    text, target = TEXT, [60, model.pad, 61, 62]
+    with torch.no_grad():
+        bare = module(input_ids=torch.tensor([text]), decoder_input_ids=torch.tensor([target])).logits[0]
+    alone = hs.record(model, [text], (), targets=[target], logits=True).logits
+    together = hs.record(model, [text, text[:3]], (), targets=[target, [60]], logits=True).logits
+    torch.testing.assert_close(alone, bare, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(together[:4], bare, rtol=1e-4, atol=1e-4)  # type: ignore[index]
+
+
+def test_a_table_is_not_taken_for_texts(tiny: Tiny) -> None:
+    frame = pandas.DataFrame({"text": ["One.", "Two."], "label": [0, 1]})
+    with pytest.raises(TextError, match="got a DataFrame, a table"):
+        tiny("gpt2").capture(frame)  # type: ignore[arg-type]
+    assert tiny("gpt2").capture(frame["text"]).tokens.count == 2  # type: ignore[union-attr, arg-type]
+
+
+def test_states_computed_under_autocast_say_so(tiny: Tiny) -> None:
+    model = tiny("llama")
+    with torch.autocast("cpu", torch.bfloat16):
+        notes = model.capture([TEXT]).source.notes  # type: ignore[union-attr]
+    assert "Computed under torch.autocast to bfloat16." in notes
+    assert not any("autocast" in note for note in model.capture([TEXT]).source.notes)  # type: ignore[union-attr]

@@ -1,5 +1,6 @@
 """The command line: it starts quickly, says what goes wrong in words, and hides nothing from the docs."""
 
+import inspect
 import io
 import json
 import runpy
@@ -19,6 +20,7 @@ from typer.testing import CliRunner
 
 import hiddenscope as hs
 from hiddenscope import cli, errors, progress
+from hiddenscope.catalog import ANALYSES
 from hiddenscope.cli import command, terminal
 from hiddenscope.cli.demo import _print_grid
 from hiddenscope.loading import zoo
@@ -52,6 +54,16 @@ def test_every_command_takes_the_shared_options_and_says_what_each_does(name: st
     assert {"--model", "--device", "--dtype", "--out", "--json", "--progress", "--debug"} <= options
     assert COMMANDS[name].help
     assert all(parameter.help for parameter in COMMANDS[name].params if parameter.name != "help")
+
+
+@pytest.mark.parametrize("word", [analysis.word for analysis in ANALYSES if not analysis.own_command])
+def test_a_generated_command_has_every_parameter_of_its_function(word: str) -> None:
+    _, *parameters = inspect.signature(getattr(hs, word)).parameters.values()
+    options = {parameter.name: parameter for parameter in COMMANDS[word].params}
+    for parameter in parameters:
+        assert parameter.name in options
+        if parameter.default not in (None, inspect.Parameter.empty):
+            assert options[parameter.name].default == parameter.default
 
 
 @pytest.mark.parametrize("name", ["cli.md", "index.md"])
@@ -234,7 +246,7 @@ def test_profile_tells_and_keeps(folder: str, tmp_path: Path) -> None:
 def test_compare_tells_and_keeps(folder: str, tmp_path: Path) -> None:
     out = tmp_path / "difference.nc"
     printed = ask("compare", TEXT, "The capital of Paris", "--model", folder, "--out", str(out))
-    assert "first at" in printed
+    assert "They first differ at token" in printed
     assert hs.Result.load(out).data["l2"].shape == (5, 6)
     said = json.loads(ask("compare", TEXT, "--other", folder, "--model", folder, "--sites", "final", "--json"))
     assert said["variables"]["cka"]["shape"] == [1, 1]
@@ -262,10 +274,10 @@ def test_demo_writes_a_page_and_says_where(folder: str, tmp_path: Path, monkeypa
     for heading in HEADINGS:
         assert f"{heading}</h2>" in told, heading
     assert "Which states carry the answer" not in told  # this tokenizer does not know Berlin
-    first = hs.profile(hs.load(folder, device="cpu", dtype="float32"), TEXT).facts["norm"]["first token"]
-    assert f"a median norm of about {first:,.0f}" in told
+    first = hs.profile(hs.load(folder, device="cpu", dtype="float32"), TEXT).facts["stacks"][0]["first_token_norm"]
+    assert f"a median norm of {first:,.4g}" in told
     facts = json.loads(ask("demo", "--model", folder, "--json", "--out", str(tmp_path / "other.html")))
-    assert facts["profile"]["norm"]["first token"] == first
+    assert facts["profile"]["stacks"][0]["first_token_norm"] == first
     assert Path(facts["page"]).read_text("utf-8") == told
 
 

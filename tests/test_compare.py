@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 import hiddenscope as hs
-from hiddenscope.model.batching import Batching
+from hiddenscope.passes import Batching
 from hiddenscope.sites import Site
 from hiddenscope.testing import tiny_model, tiny_tokenizer
 from hiddenscope.views import sections_of, views_of
@@ -57,10 +57,9 @@ def test_a_text_and_itself_are_the_same(tiny: Tiny, family: str) -> None:
         assert (cells[np.isfinite(cells)] == 0).all()
     cosine = result.data["cosine"].values
     assert (cosine[np.isfinite(cosine)] == 1).all()
-    parts = [result.facts[name] for name in ("difference", "encoder", "decoder") if name in result.facts]
-    assert [part["first at"] for part in parts] == ["nowhere"] * len(parts)
+    assert all(facts["first_difference"] is None for facts in result.facts["stacks"])
     assert views_of(result)
-    assert "They differ nowhere." in sections_of(result)[0].prose
+    assert "They differ nowhere" in sections_of(result)[0].prose
 
 
 @pytest.mark.parametrize(("a", "b"), [(ONE, TWO), (ONE, LONGER)])
@@ -106,8 +105,9 @@ def test_a_common_beginning_is_exactly_zero_however_long_the_rest(tiny: Tiny, fa
     l2 = result.data["l2"].values
     assert (l2[:, :shared] == 0).all()
     assert np.isnan(l2[:, shared:]).all()
-    assert result.facts["tokens"] == {"compared": shared, "gaps": l2.shape[1] - shared}
-    assert result.facts["difference"]["first at"]["token"][0] == "(gap)"
+    assert (result.facts["tokens_compared"], result.facts["gaps"]) == (shared, l2.shape[1] - shared)
+    assert result.facts["stacks"][0]["first_difference"]["token"][0] is None
+    assert "a gap against" in result.summary()
 
 
 def test_insertions_are_gaps_and_the_last_of_what_is_replaced_stands_together() -> None:
@@ -133,7 +133,7 @@ def test_lists_are_compared_pair_by_pair(tiny: Tiny) -> None:
         np.testing.assert_array_equal(result.data[name], np.concatenate([part.data[name] for part in parts], axis=1))
     assert result.facts["texts"] == 2
     assert result.data.attrs["other_texts"] == [TWO, ONE]
-    assert hs.compare(model, [ONE, LONGER], [ONE, ONE]).facts["difference"]["first at"]["text"] == 1
+    assert hs.compare(model, [ONE, LONGER], [ONE, ONE]).facts["stacks"][0]["first_difference"]["text"] == 1
     mixed = hs.compare(model, ONE, model.tokenizer(TWO).input_ids)
     np.testing.assert_array_equal(mixed.data["l2"], parts[0].data["l2"])
 
@@ -155,22 +155,24 @@ def test_both_stacks_of_an_encoder_decoder(tiny: Tiny) -> None:
     stack = result.data["stack"].values
     inside = np.array([[site.startswith(one) for one in stack] for site in result.data["site"].values])
     assert (np.isfinite(result.data["l2"].values) == inside).all()
-    assert result.facts["decoder"]["first at"]["token"] == ["<pad>", "<pad>"]  # the same token, which sees other texts
+    encoder, decoder = result.facts["stacks"]
+    assert (encoder["stack"], decoder["stack"]) == ("encoder", "decoder")
+    assert decoder["first_difference"]["token"] == ["<pad>", "<pad>"]  # the same token, which sees other texts
     assert len(sections_of(result)) == 2
 
 
 def test_a_model_that_is_not_to_be_batched_is_run_apart_and_says_its_floor() -> None:
     model = other("llama", seed=0)
     together = hs.compare(model, ONE, LONGER)
-    assert "rounding floor" not in together.facts
+    assert together.facts["run"] == "together" and "rounding_floor" not in together.facts
     model.batching = Batching(False, 1e4, "texts in a padded batch came out otherwise")
     apart = hs.compare(model, ONE, LONGER)
-    assert apart.facts["run"] == "apart: texts in a padded batch came out otherwise"
-    assert 0 <= apart.facts["rounding floor"]["relative"] < 1e-4
+    assert apart.facts["run"] == "apart" and "texts in a padded batch came out otherwise" in apart.summary()
+    assert 0 <= apart.facts["rounding_floor"]["relative"] < 1e-4
     np.testing.assert_allclose(apart.data["l2"], together.data["l2"], atol=1e-4)
-    model.batching = Batching(True, 0.1, "", turn=20)
-    assert "positions are scaled" in hs.compare(model, ONE, LONGER).facts["run"]
-    assert "one batch" in hs.compare(model, ONE, TWO).facts["run"]
+    model.batching = Batching(True, 0.1, "", rope_switch=20)
+    assert "positions are scaled" in hs.compare(model, ONE, LONGER).summary()
+    assert hs.compare(model, ONE, TWO).facts["run"] == "together"
 
 
 def test_targets_are_the_decoders_texts(tiny: Tiny) -> None:
@@ -179,7 +181,7 @@ def test_targets_are_the_decoders_texts(tiny: Tiny) -> None:
     result = hs.compare(model, ONE, TWO, targets="The dog")
     np.testing.assert_allclose(result.data["l2"], hs.compare(a, b).data["l2"], atol=1e-4)
     assert result.data.attrs["targets"] == result.data.attrs["other_targets"] == ["The dog"]
-    own = hs.compare(model, ONE, ONE, targets="The dog", other_targets="The house")
+    own = hs.compare(model, ONE, model.encode(ONE, targets="The house"), targets="The dog")
     stack, l2 = own.data["stack"].values, own.data["l2"].values
     assert (l2[:, stack == "encoder"][np.isfinite(l2[:, stack == "encoder"])] == 0).all(), "the encoder reads the same"
     decoder = l2[[site.startswith("decoder") for site in own.data["site"].values]][:, stack == "decoder"]
@@ -189,14 +191,36 @@ def test_targets_are_the_decoders_texts(tiny: Tiny) -> None:
     assert (decoder[:, :before] == 0).all(), "and so does the decoder, up to where its texts part"
     assert (decoder[:, before] > 0).all()
     assert own.data.attrs["other_targets"] == ["The house"]
-    both = hs.compare(model, ONE, other=model, targets="The dog", other_targets="The house")
-    assert both.facts["decoder"]["first at"] == own.facts["decoder"]["first at"]
+    both = hs.compare(model.capture(ONE, targets="The dog"), model.capture(ONE, targets="The house"))
+    assert both.facts["stacks"][1]["first_difference"] == own.facts["stacks"][1]["first_difference"]
+
+
+def test_texts_are_encoded_once_and_what_was_encoded_is_taken_as_it_is(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, calls = tiny("t5"), []
+    tokenized = model.text_encoder._tokenized
+
+    def counted(texts: tuple[str, ...], truncate: bool) -> object:
+        calls.append(texts)
+        return tokenized(texts, truncate)
+
+    monkeypatch.setattr(model.text_encoder, "_tokenized", counted)
+    plain = hs.compare(model, [ONE, LONGER], [TWO, ONE])
+    assert calls == [(ONE, LONGER), (TWO, ONE)]
+    a, b = model.encode([ONE, LONGER]), model.encode([TWO, ONE])
+    calls.clear()
+    assert hs.compare(model, a, b).equals(plain)
+    assert not calls
+    again = hs.compare(model, model.encode(ONE, targets="The dog"), other=model)
+    assert (again.data["l2"].values[np.isfinite(again.data["l2"].values)] == 0).all()
+    assert again.data.attrs["other_targets"] == ["The dog"]
 
 
 @pytest.mark.parametrize("truncate", [False, True])
 def test_a_text_beyond_the_window_is_cut_when_asked(tiny: Tiny, truncate: bool) -> None:
     model = tiny("gpt2")
-    window = model.encoder.window
+    window = model.text_encoder.window
     assert window
     long, short = [5] * (window + 3), [5] * 4 + [6]
     if not truncate:
@@ -269,8 +293,8 @@ def test_of_many_tokens_a_sample_decides_how_alike_sites_are() -> None:
 
     whole = hs.compare(cut(x, [5000]), cut(y, [5000]))
     pieces = hs.compare(cut(x, [10] * 500), cut(y, [10] * 500))
-    assert whole.facts["cka"]["tokens"] == 1000
-    assert whole.facts["cka"]["sampled of"] == 5000
+    assert whole.facts["cka"]["sampled_tokens"] == 1000
+    assert whole.facts["cka"]["tokens"] == 5000
     np.testing.assert_array_equal(whole.data["cka"], pieces.data["cka"])
     every = [[cka_by_features(a, b) for b in y.double().numpy()] for a in x.double().numpy()]
     np.testing.assert_allclose(whole.data["cka"], every, atol=0.05)
@@ -279,28 +303,28 @@ def test_of_many_tokens_a_sample_decides_how_alike_sites_are() -> None:
 def test_equal_states_have_no_likeness() -> None:
     result = hs.compare(states(torch.full((2, 9, 3), 0.1)), states(torch.randn(1, 9, 4), model="wider"))
     assert np.isnan(result.data["cka"].values).all()
-    assert "all states of a site are equal" in result.facts["cka"]["none"]
+    assert "most_alike" not in result.facts["cka"]
     (section,) = sections_of(result)
     assert "all states of a site are equal" in section.prose
 
 
 def test_fnet_really_is_run_apart(tiny: Tiny) -> None:
-    assert "rounding floor" in hs.compare(tiny("fnet"), ONE, LONGER).facts
+    assert "rounding_floor" in hs.compare(tiny("fnet"), ONE, LONGER).facts
 
 
 def test_one_text_in_two_models(tiny: Tiny) -> None:
     model, second = tiny("gpt2"), other("gpt2")
     result = hs.compare(model, ONE, other=second)
     assert (result.data["l2"].values > 0).all()
-    assert result.facts["difference"]["first at"]["site"] == "layer.0"
+    assert result.facts["stacks"][0]["first_difference"]["site"] == "layer.0"
     assert "other" in result.source
     again = hs.compare(model, ONE, other=model)
     assert (again.data["l2"].values == 0).all()
     np.testing.assert_allclose(np.diag(again.data["cka"]), 1, rtol=1e-6)
     np.testing.assert_allclose(again.data["cka"], again.data["cka"].values.T, rtol=1e-5)
     shallow = hs.load((tiny_model("gpt2", layers=2), tiny_tokenizer()))
-    facts = hs.compare(model, ONE, other=shallow).facts["difference"]
-    assert facts["sites that one side lacks"] == "layer.3"
+    (facts,) = hs.compare(model, ONE, other=shallow).facts["stacks"]
+    assert facts["sites_of_one_side"] == "layer.3"
 
 
 def test_two_tokenizers_meet_where_their_tokens_end() -> None:
@@ -333,15 +357,14 @@ def test_models_of_two_widths_are_compared_by_cka() -> None:
     few = hs.compare(states(x[:, :5]), states(y[:, :5], model="wider"))
     expected = [[cka(a, b) for b in y[:, :5].double().numpy()] for a in x[:, :5].double().numpy()]
     np.testing.assert_allclose(few.data["cka"], expected, rtol=1e-5)
-    assert "few tokens" in few.facts["cka"]
-    assert "few tokens" not in result.facts["cka"]
-    assert result.facts["cka"]["most alike"]["site"] == "layer.2"
-    assert result.facts["cka"]["most alike"]["source_site"] == "layer.1"
+    assert few.facts["cka"]["few_tokens"] and not result.facts["cka"]["few_tokens"]
+    assert result.facts["cka"]["most_alike"]["site"] == "layer.2"
+    assert result.facts["cka"]["most_alike"]["source_site"] == "layer.1"
     assert "l2" not in result.data
     (grid,) = views_of(result)
     assert isinstance(grid, Grid)
     assert grid.tokens == ("layer.0", "layer.1")
-    assert "Linear CKA over 80 tokens" in sections_of(result)[0].prose
+    assert "linear CKA over 80 tokens" in sections_of(result)[0].prose
 
 
 def test_cka_does_not_move_under_rotation_and_scaling_and_chance_is_the_mean_over_pairings() -> None:
@@ -360,18 +383,19 @@ def test_facts_are_read_off_the_differences() -> None:
     a = torch.zeros(4, 2, 3) + 1
     b = a.clone()
     b[:, 1, 0] += torch.tensor(heights)
-    facts = hs.compare(states(a), states(b)).facts["difference"]
-    assert facts["exactly zero at every site"] == "1 of 2 tokens"
-    assert facts["largest jump between layers"] == {"from": "layer.1", "to": "layer.2", "median": [2.0, 9.0]}
-    assert "median at the end" not in facts
+    (facts,) = hs.compare(states(a), states(b)).facts["stacks"]
+    assert (facts["tokens_equal"], facts["tokens_compared"]) == (1, 2)
+    jump = {"from": {"site": "layer.1", "median": 2.0}, "to": {"site": "layer.2", "median": 9.0}}
+    assert facts["largest_jump"] == jump
+    assert "end" not in facts
     sites = (Site(0), Site(1), Site(2), Site(None))
     ends = hs.compare(*(hs.States(sites, side, states(a).tokens, hs.Source("toy")) for side in (a, b)))
-    told = ends.facts["difference"]["median at the end"]
-    assert told == {"layer.1": 2.0, "raw layer.2": 9.0, "final": 4.0}
+    end = ends.facts["stacks"][0]["end"]
+    assert {one["site"]: one["median"] for one in end.values()} == {"layer.1": 2.0, "layer.2": 9.0, "final": 4.0}
     b[1, 1, 0] = 1 + 6
     ends = hs.compare(*(hs.States(sites, side, states(a).tokens, hs.Source("toy")) for side in (a, b)))
-    assert ends.facts["difference"]["median at the end"]["share of the drop that is the final norm"] == 1
-    assert "all of the drop is the norm's" in sections_of(ends)[1].prose
+    assert ends.facts["stacks"][0]["end"]["share_of_drop_by_final_norm"] == 1
+    assert "all of the drop is the final norm's" in sections_of(ends)[1].prose
 
 
 def test_narrow_states_are_widened_once() -> None:
@@ -380,7 +404,7 @@ def test_narrow_states_are_widened_once() -> None:
     np.testing.assert_allclose(result.data["l2"], 2 * wide.half().double().norm(dim=-1), rtol=1e-6)
     np.testing.assert_allclose(result.data["relative"], 2, rtol=1e-6)
     assert (result.data["cosine"].values == -1).all()
-    assert result.facts["computed in"] == "float64"
+    assert result.facts["computed_in"] == "float64"
     zeros = hs.compare(states(torch.zeros(1, 2, 4)), states(torch.zeros(1, 2, 4))).data
     assert (zeros["relative"].values == 0).all()
     assert np.isnan(zeros["cosine"].values).all()
@@ -392,7 +416,7 @@ def test_what_cannot_be_compared_is_said(tiny: Tiny) -> None:
     for asked, error, match in [
         (lambda: hs.compare(model, ONE), text, "no second text and no other model"),
         (lambda: hs.compare(model, ONE, TWO, other=model), text, "a second text and another model"),
-        (lambda: hs.compare(model, ONE, ""), text, "there is nothing in it"),
+        (lambda: hs.compare(model, ONE, ""), text, "it is empty"),
         (lambda: hs.compare(model, [ONE, TWO], [ONE]), text, "2 on one side and 1 on the other"),
         (lambda: hs.compare(bare, ONE, TWO), text, "without a tokenizer"),
         (lambda: hs.compare(model, ONE, TWO, sites="layer.9"), hs.errors.SiteError, "layer.9"),
@@ -404,7 +428,7 @@ def test_what_cannot_be_compared_is_said(tiny: Tiny) -> None:
             "nothing else",
         ),
         (lambda: hs.compare(model.capture(ONE), TWO), hs.errors.StatesError, "compared with states"),
-        (lambda: hs.compare(model, model.capture(ONE), TWO), hs.errors.StatesError, "need none"),
+        (lambda: hs.compare(model, model.capture(ONE), TWO), hs.errors.StatesError, "need no model"),
         (lambda: hs.compare(model.capture(ONE), model.capture([ONE, TWO])), hs.errors.StatesError, "1 texts .* 2 of"),
         (lambda: hs.compare(states(torch.ones(1, 2, 3)), states(torch.ones(1, 2, 4))), text, "it takes 3"),
     ]:
@@ -429,14 +453,15 @@ def test_the_views_and_files_of_a_comparison(tiny: Tiny, tmp_path: object) -> No
 @pytest.mark.real
 def test_two_capitals_in_smollm2(smollm2: hs.Model) -> None:
     result = hs.compare(smollm2, "The capital of France is Paris.", "The capital of Germany is Berlin.")
-    data, facts = result.data, result.facts["difference"]
+    data, (facts,) = result.data, result.facts["stacks"]
     assert (data["l2"].values[:, :3] == 0).all(), "the same three tokens, bit for bit"
     assert (data["l2"].values[1:, 3:] > 0).all()
-    assert facts["first at"] == {"token": [" France", " Germany"], "position": [3, 3], "site": "layer.0"}
+    first = {"token": [" France", " Germany"], "text": 0, "position": [3, 3], "site": "layer.0"}
+    assert facts["first_difference"] == first
     median = data["l2_median"].to_series()
     assert median["layer.4"] < median["layer.16"] < median["layer.24"] < median["layer.30"], "a rise"
     assert median["layer.24"] > 1.5 * median["layer.23"], "a late jump"
-    assert facts["largest jump between layers"]["to"] == "layer.30"
+    assert facts["largest_jump"]["to"]["site"] == "layer.30"
     assert median["layer.30"] > 1.3 * median["layer.29"], "raw, the last block takes them farther apart"
     assert median["final"] < 0.15 * median["layer.29"], "and hidden_states shows a drop"
-    assert facts["median at the end"]["share of the drop that is the final norm"] == 1
+    assert facts["end"]["share_of_drop_by_final_norm"] == 1

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import hiddenscope as hs
-from hiddenscope.errors import Error, NotFinite, SiteError, StatesError
+from hiddenscope.errors import Error, NotFinite, PassError, SiteError, StatesError
 from hiddenscope.testing import tiny_model
 
 Tiny = Callable[..., hs.Model]
@@ -290,7 +290,15 @@ def test_a_pass_in_another_thread_is_not_changed(tiny: Tiny) -> None:
         thread = threading.Thread(target=lambda: seen.append(module(ids).logits))
         thread.start()
         thread.join()
+        assert not torch.equal(module(ids).logits, plain)
     assert torch.equal(seen[0], plain)
+
+
+def test_an_edit_that_no_pass_goes_through_is_an_error(tiny: Tiny) -> None:
+    module, ids = tiny("llama").module, torch.tensor([TEXTS[0]])
+    with pytest.raises(PassError, match="not called inside the `with`.*torch.compile"):
+        with hs.editing(module, {"layer.1": hs.Scale(2.0)}):
+            type(module).forward(module, ids)  # as compiled code does, without the hooks of a call
 
 
 @pytest.mark.parametrize("frozen", [False, True])

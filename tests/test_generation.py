@@ -1,6 +1,9 @@
 """Laws of states from inside generate: each token's once, what a full pass gives, of the text that generate writes."""
 
+import gzip
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,11 +13,19 @@ from transformers import GenerationConfig
 
 import hiddenscope as hs
 from hiddenscope.errors import PassError, TextError
+from hiddenscope.model.batching import disagreement
+from hiddenscope.model.generation import attention_windows
 from hiddenscope.states import Pair
 from hiddenscope.testing import build, tiny_model, tiny_tokenizer
 
 Tiny = Callable[..., hs.Model]
 PROMPT = [7, 99, 23, 64, 31]
+
+
+def with_config(name: str, **changes: Any) -> nn.Module:
+    with gzip.open(Path(__file__).parent / "conformance" / "tiny_configs.json.gz") as file:
+        row = next(row for row in json.load(file) if row["model_class"] == name)
+    return build({**row, "config": {**row["config"], **changes}})
 
 
 def written(module: nn.Module, prompt: list[int], count: int, **options: Any) -> list[int]:
@@ -153,3 +164,26 @@ def test_one_prompt_at_a_time() -> None:
         model.capture_generation(["the one", "the other"])
     states = model.capture_generation("the one", max_new_tokens=3)
     assert "".join(states.tokens.strings).startswith("<bos>the one")  # type: ignore[union-attr]
+
+
+def test_a_window_shorter_than_the_text_is_tried_by_itself() -> None:
+    module = with_config("MistralForCausalLM", sliding_window=8)
+    model = hs.load((module, None))
+    assert 8 in attention_windows(model)
+    states = model.capture_generation(PROMPT[:6], max_new_tokens=8, min_new_tokens=9)
+    whole = model.capture([states.tokens.ids.tolist()])  # type: ignore[union-attr]
+    assert disagreement(whole, states) < 8  # type: ignore[arg-type]
+
+
+def test_moshi_whose_cache_loses_tokens_is_refused_beyond_its_window() -> None:
+    module = with_config("MoshiForCausalLM")
+    model = hs.load((module, None))
+    window = max(attention_windows(model))
+    prompt = [7 + k % 50 for k in range(window)]
+    try:
+        states = model.capture_generation(prompt, max_new_tokens=6, min_new_tokens=7)
+    except PassError as refused:
+        assert "rounding tolerance" in str(refused) or "stopped" in str(refused)
+    else:
+        whole = model.capture([states.tokens.ids.tolist()])  # type: ignore[union-attr]
+        assert disagreement(whole, states) < 8  # type: ignore[arg-type]

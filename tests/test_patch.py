@@ -69,7 +69,7 @@ def test_every_cell_is_that_of_a_loop_of_ones_own(tiny: Tiny) -> None:
     assert data["effect"].attrs["meaning"] == "diverging"
 
 
-@pytest.mark.parametrize("sites", ["layer.*", "*.attn", "*.mlp", "layer.2,*.mlp"])
+@pytest.mark.parametrize("sites", ["layer.*", "*.attn", "*.mlp", "*.mid", "final", "layer.2,*.mlp,final"])
 @pytest.mark.parametrize("into", ["corrupt", "clean"])
 def test_every_cell_is_an_edit(tiny: Tiny, sites: str, into: Any) -> None:
     model = tiny("gpt2")

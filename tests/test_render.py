@@ -176,7 +176,7 @@ def test_the_raw_last_layer_stands_out_of_the_anatomy(model: hs.Model) -> None:
     proved, raw = lines.series
     assert np.nansum(proved.y) == 0
     assert np.isfinite(raw.y).nonzero()[0].tolist() == [lines.x.index("layer.3")]
-    assert "layer.3 is raw, and hidden_states[3] is normed" in lines.note
+    assert "layer.3 is raw and hidden_states[3] is normed" in lines.note
     (bert,) = views_of(hs.anatomy(hs.load((tiny_model("bert"), None))))
     assert isinstance(bert, Lines)
     assert len(bert.series) == 1
@@ -217,8 +217,8 @@ def test_a_story_reads_its_numbers_off_the_results(model: hs.Model, tmp_path: Pa
     assert told.count("<section data-view=") == 1 + len(views_of(norms)) + 1
     assert "<p>Once <code>upon</code> &lt;a&gt; time.</p>" in told
     assert "“The cat sat.”" in told
-    assert f"a median norm of about {norms.facts['norm']['first token']:,.0f}" in told
-    assert "sees hardly anything else" not in told, "that holds where the first token is far larger"
+    assert f"a median norm of {norms.facts['stacks'][0]['first_token_norm']:,.4g}" in told
+    assert "shows hardly anything else" not in told, "that holds where the first token is far larger"
     assert told.index("Sizes of toy") < told.index("<li>The end</li>")
     with pytest.raises(FileError, match="it is a page"):
         hs.story([proof], tmp_path / "story.txt")
@@ -255,13 +255,17 @@ def test_texts_and_tokens_in_a_story_stay_words(kind: str, tmp_path: Path) -> No
 
 
 def test_a_large_first_token_is_remarked_on() -> None:
-    facts = {"middle layers": "layer.1", "first token": 300.0, "other tokens": 3.0, "times as large": 100.0}
-    drops = {"first token from layer.2 to final": [90.0, 4.0], "other tokens from layer.2 to final": [9.0, 5.0]}
-    coords = {"site": SITES, "string": ("token", ["a"])}
+    norms = {"middle_layers": "layer.1", "first_token_norm": 300.0, "other_tokens_norm": 3.0, "norm_ratio": 100.0}
+    ends = {
+        "before_final": {"site": "layer.2", "first_token_norm": 90.0, "other_tokens_norm": 9.0},
+        "at_final": {"site": "final", "first_token_norm": 4.0, "other_tokens_norm": 5.0},
+    }
+    coords = {"site": SITES, "string": ("token", ["a"]), "final_norm": ("site", [False] * 3)}
     columns = {f"norm_{name}": ("site", [1.0, 1, 1]) for name in ("first", "median", "low", "high")}
     data = xarray.Dataset({"norm": (("site", "token"), np.ones((3, 1))), **columns}, coords)
-    grid, lines = sections_of(hs.Result("profile", data, {"texts": 1, "norm": facts | drops}, {}))
-    assert "median norm of about 300 and the others of about 3: 100.0 times as much" in grid.prose
-    assert "the first token from 90 to 4 and the other tokens from 9 to 5" in grid.prose
-    assert "sees hardly anything else" in lines.prose
+    facts = {"texts": 1, "stacks": [{"stack": None, "few_tokens": True, **norms, **ends}]}
+    grid, lines = sections_of(hs.Result("profile", data, facts, {}))
+    assert "a median norm of 300 and the others of 3: 100.0 times as much" in grid.prose
+    assert "the first token from 90 to 4 and the others from 9 to 5" in grid.prose
+    assert "shows hardly anything else" in lines.prose
     assert "all are of one size again" in lines.prose

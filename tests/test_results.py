@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hiddenscope.errors import FileError, StatesError
-from hiddenscope.results import RENDERERS, Result
+from hiddenscope.results import FINDINGS, RENDERERS, Result
 from hiddenscope.sites import Site
 from hiddenscope.states import Source
 
@@ -265,6 +265,13 @@ def test_the_summary_is_readable_and_safe() -> None:
     assert repr(result) == "Result(compare of toy: x[site 1], 5 facts)"
     lines = hostile_result().summary().split("\n")
     assert all(line.isprintable() and len(line) < 1_000 for line in lines)
+
+
+def test_the_summary_is_the_findings_where_the_kind_has_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(FINDINGS, "sizes", lambda result: (f"There are {result.facts['n']}.", "A \x1b[31m token."))
+    result = Result("sizes", xarray.Dataset(), {"n": 3}, Source("toy"))
+    assert result.summary() == "sizes of toy\n  There are 3.\n  A \\x1b[31m token."
+    assert result._repr_mimebundle_(include=["text/plain"]) == {"text/plain": result.summary()}
 
 
 def test_importing_results_loads_no_xarray() -> None:

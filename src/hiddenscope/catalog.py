@@ -75,15 +75,7 @@ ANALYSES = (
         "compare",
         "Where, and by how much, do two texts or two models differ?",
         "describe",
-        options={
-            "a": Option("A text."),
-            "b": Option("The text that it is compared with."),
-            "other": Option("Compare the one text in this model too, in place of two texts."),
-            "targets": Option("The text of an encoder-decoder's decoder.", ("--target", "--targets")),
-            "other_targets": Option(
-                "The same for the second side, if it differs.", ("--other-target", "--other-targets")
-            ),
-        },
+        own_command=True,
     ),
     Analysis(
         "project",

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from hiddenscope.errors import Damaged, FileError
-from hiddenscope.loading.cache import cache_folder, finished, settle, size_of
+from hiddenscope.loading.cache import build_once, cache_folder, is_complete, size_of
 
 SLOW = """
 import sys, time
 from pathlib import Path
-from hiddenscope.loading.cache import settle
+from hiddenscope.loading.cache import build_once
 
 def build(part):
     for number in range(20):
@@ -23,7 +23,7 @@ def build(part):
         print("busy", flush=True)
         time.sleep(0.05)
 
-print(settle(Path(sys.argv[1]), build))
+print(build_once(Path(sys.argv[1]), build))
 """
 
 
@@ -36,9 +36,9 @@ def test_a_folder_is_built_once(tmp_path: Path) -> None:
         (part / "sub" / "x").write_bytes(b"abc")
 
     place = tmp_path / "a" / "model"
-    assert settle(place, build) == settle(place, build) == place
+    assert build_once(place, build) == build_once(place, build) == place
     assert len(built) == 1 and built[0].parent == place.parent and not built[0].exists()
-    assert finished(place) and size_of(place) >= 3
+    assert is_complete(place) and size_of(place) >= 3
 
 
 @pytest.mark.parametrize("error", [ValueError("no"), KeyboardInterrupt(), SystemExit(1)])
@@ -48,7 +48,7 @@ def test_nothing_is_left_after_an_exception_or_an_interrupt(tmp_path: Path, erro
         raise error
 
     with pytest.raises(type(error)):
-        settle(tmp_path / "model", build)
+        build_once(tmp_path / "model", build)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -60,7 +60,7 @@ def test_two_processes_at_once_agree(tmp_path: Path) -> None:
     assert [process.returncode for process in two] == [0, 0]
     assert [lines[-1] for lines in said] == [str(place)] * 2
     assert all("busy" in lines for lines in said), "the two must have built at the same time"
-    assert [file.name for file in tmp_path.iterdir()] == ["model"] and finished(place)
+    assert [file.name for file in tmp_path.iterdir()] == ["model"] and is_complete(place)
     assert all((place / f"{number}.bin").read_bytes() == bytes([number]) * 1000 for number in range(20))
 
 
@@ -79,27 +79,27 @@ def test_what_a_kill_left_goes_after_a_day(tmp_path: Path) -> None:
         part.mkdir()
         (part / "half").write_bytes(b"abc")
     os.utime(old, (time.time() - 2 * 24 * 3600,) * 2)
-    settle(tmp_path / "model", lambda part: None)
+    build_once(tmp_path / "model", lambda part: None)
     assert not old.exists() and young.exists()
 
 
 def test_a_folder_that_was_changed_is_not_believed(tmp_path: Path) -> None:
-    place = settle(tmp_path / "model", lambda part: (part / "x").write_bytes(b"abc") and None)
+    place = build_once(tmp_path / "model", lambda part: (part / "x").write_bytes(b"abc") and None)
     (place / "x").write_bytes(b"ab")
     with pytest.raises(Damaged, match="Remove that folder"):
-        finished(place)
+        is_complete(place)
     (place / "x").unlink()
     with pytest.raises(Damaged):
-        finished(place)
+        is_complete(place)
     (place / "hiddenscope.json").write_text("[]")
     with pytest.raises(Damaged):
-        settle(place, lambda part: None)
+        build_once(place, lambda part: None)
 
 
 def test_a_place_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(FileError, match="HIDDENSCOPE_CACHE"):
-        settle(tmp_path / "file" / "model", lambda part: None)
+        build_once(tmp_path / "file" / "model", lambda part: None)
 
 
 def test_the_cache_may_be_elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

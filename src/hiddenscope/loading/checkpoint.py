@@ -1,20 +1,26 @@
-"""A checked folder made into a module and a tokenizer, with no network and no code of somebody else's."""
+"""A checked folder made into a module and a tokenizer, without a network and without code of somebody else's.
+
+The dtype to compute in is the checkpoint's on a GPU. On a CPU it is float32, unless bfloat16 is fast there: a CPU
+without native bfloat16 computes a linear layer some hundred times slower in it than in float32, so the choice is
+measured on the machine, once a process, and said in a note.
+"""
 
 from __future__ import annotations
 
 import importlib.util
+import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hiddenscope.errors import Damaged, LoadError, UnknownModel, Unsafe
 from hiddenscope.loading.folder import Folder
-from hiddenscope.loading.precision import choose_dtype, parse_dtype
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import torch
     from torch import nn
     from transformers import PreTrainedTokenizerBase
@@ -27,6 +33,11 @@ TASKS = {
     "base": "AutoModel",
 }
 _STORED = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+_SHORT = {"bf16": "bfloat16", "fp16": "float16", "f16": "float16", "half": "float16"}
+_SHORT |= {"fp32": "float32", "f32": "float32", "float": "float32", "fp64": "float64", "f64": "float64"}
+# The size of the linear layer that is timed, how often, and when one run is enough: at 4 times the time, or 50 ms.
+_ROWS, _WIDTH, _REPEATS = 32, 512, 5
+_HOPELESS, _LONG = 4.0, 0.05
 
 
 @dataclass(frozen=True)
@@ -49,8 +60,8 @@ class Loaded:
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """How the user wants a checkpoint loaded; None leaves the choice to us."""
+class LoadOptions:
+    """How a checkpoint is to be loaded; None leaves the choice to us."""
 
     task: str | None = None
     dtype: str | torch.dtype | None = None
@@ -63,26 +74,28 @@ class Wanted:
         if self.attention is not None and "/" in self.attention:
             raise Unsafe(
                 f"Cannot use attention {self.attention!r}",
-                "it is a kernel that would be fetched and run",
+                "it is a kernel that would be downloaded and run",
                 "Choose one that transformers has, such as 'sdpa' or 'eager'.",
             )
 
 
-def load_folder(folder: Folder, wanted: Wanted) -> tuple[nn.Module, PreTrainedTokenizerBase | None, tuple[str, ...]]:
-    """Load a checked folder: the module in eval mode, its tokenizer if there is one, and the choices made."""
-    device = _choose_device(wanted.device)
-    dtype, dtype_note = _choose_dtype(folder, wanted, device)
-    options: dict[str, Any] = {"dtype": dtype}
-    if wanted.attention is not None:
-        options["attn_implementation"] = wanted.attention
+def load_folder(
+    folder: Folder, options: LoadOptions
+) -> tuple[nn.Module, PreTrainedTokenizerBase | None, tuple[str, ...]]:
+    """Load a checked folder: the module in eval mode, its tokenizer if there is one, and notes on the choices made."""
+    device = _choose_device(options.device)
+    dtype, dtype_note = _choose_dtype(folder, options, device)
+    given: dict[str, Any] = {"dtype": dtype}
+    if options.attention is not None:
+        given["attn_implementation"] = options.attention
     quantised = "quantization_config" in folder.config
     if device is None or quantised:
-        # A quantised module is put in its place while it is loaded, and cannot be moved afterwards.
-        options["device_map"] = "auto" if device is None else {"": device}
+        # A quantised module is put on its device while it is loaded, and cannot be moved afterwards.
+        given["device_map"] = "auto" if device is None else {"": device}
     with quiet_transformers():
         config = _load_config(folder)
-        loader, class_note = _choose_class(folder, config, wanted.task)
-        module, info = _from_pretrained(loader, folder, options)
+        loader, class_note = _choose_class(folder, config, options.task)
+        module, info = _from_pretrained(loader, folder, given)
         tokenizer = load_tokenizer(folder) if folder.has_tokenizer else None
     weights_note = _check_loaded(folder, module, info)
     if device is not None and not quantised:
@@ -103,13 +116,13 @@ def load_tokenizer(folder: Folder) -> PreTrainedTokenizerBase:
     except Exception as error:
         if any(where.startswith("tokenizer_config.json") for where in folder.remote_code):
             raise _remote_code(folder, "Load it yourself and pass the live (module, tokenizer).") from error
-        raise LoadError(f"Cannot load the tokenizer of {folder.path}", _first_line(error), _repair(error)) from error
+        raise LoadError(f"Cannot load the tokenizer of {folder.path}", _first_line(error), _remedy(error)) from error
     return tokenizer
 
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Keep transformers' own bars and reports off stderr: what matters of them goes into notes and errors."""
+    """Keep transformers' own progress bars and reports off stderr: what matters of them goes into notes and errors."""
     from transformers.utils import logging as transformers_logging
 
     logging: Any = transformers_logging
@@ -125,18 +138,86 @@ def quiet_transformers() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
+def parse_dtype(dtype: str | torch.dtype) -> torch.dtype:
+    """The torch dtype of a name.
+
+    >>> parse_dtype("bf16")
+    torch.bfloat16
+    """
+    import torch
+
+    name = str(dtype).removeprefix("torch.")
+    parsed = getattr(torch, _SHORT.get(name, name), None)
+    if not isinstance(parsed, torch.dtype) or not parsed.is_floating_point:
+        raise LoadError(
+            f"Cannot load in dtype {str(dtype)[:40]!r}",
+            "it is not a floating-point dtype of torch",
+            "Choose 'float32', 'bfloat16' or 'float16'.",
+        )
+    return parsed
+
+
+def choose_dtype(stored: torch.dtype, device: torch.device) -> tuple[torch.dtype, str]:
+    """The dtype to compute in, and a sentence that says why.
+
+    >>> import torch
+    >>> choose_dtype(torch.float32, torch.device("cpu"))
+    (torch.float32, 'Computing in float32, the dtype of the checkpoint.')
+    """
+    import torch
+
+    name = str(stored).removeprefix("torch.")
+    if device.type != "cpu" or stored in (torch.float32, torch.float64):
+        return stored, f"Computing in {name}, the dtype of the checkpoint."
+    if stored != torch.bfloat16:
+        return torch.float32, f"Computing in float32: the checkpoint is {name}, and this is a CPU."
+    ratio = bfloat16_cost()
+    measured = f"a bfloat16 linear layer takes {ratio:.2g} times as long as a float32 one on this CPU"
+    if ratio <= 1:
+        return torch.bfloat16, f"Computing in bfloat16, the dtype of the checkpoint: {measured}."
+    return torch.float32, f"Computing in float32, though the checkpoint is bfloat16: {measured}."
+
+
+@cache
+def bfloat16_cost() -> float:
+    """The time of a bfloat16 linear layer over that of a float32 one, on this CPU."""
+    import torch
+
+    reference = _seconds(torch.float32, None)
+    return _seconds(torch.bfloat16, reference) / reference
+
+
+def _seconds(dtype: torch.dtype, reference: float | None) -> float:
+    import torch
+
+    x, weight = torch.ones(_ROWS, _WIDTH, dtype=dtype), torch.ones(_WIDTH, _WIDTH, dtype=dtype)
+    times: list[float] = []
+    with torch.inference_mode(), warnings.catch_warnings():
+        # torch warns where it has no bfloat16 kernel; that it is slow there is what is measured.
+        warnings.simplefilter("ignore")
+        for _ in range(_REPEATS):
+            begin = time.perf_counter()
+            torch.nn.functional.linear(x, weight)
+            times.append(time.perf_counter() - begin)
+            # The first run also sets the kernel up, so the second one counts, unless the first was long already.
+            telling = len(times) > 1 or times[0] > _LONG
+            if reference is not None and telling and min(times) > _HOPELESS * reference:
+                break
+    return min(times)
+
+
 def _choose_device(device: str | torch.device | None) -> torch.device | None:
-    """The one device to load on, or None for as many as accelerate finds."""
+    """The device to load on, or None for as many as accelerate finds."""
     import torch
 
     if device is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if str(device) != "auto":
         try:
-            found = torch.empty(0, device=device).device
-            if found.type == "meta":
+            chosen = torch.empty(0, device=device).device
+            if chosen.type == "meta":
                 raise RuntimeError("a module on meta has no weights")
-            return found
+            return chosen
         except (RuntimeError, AssertionError) as error:
             remedy = "Choose 'cpu', or 'auto' for whatever there is."
             raise LoadError(f"Cannot load on device {str(device)!r}", _first_line(error), remedy) from error
@@ -147,43 +228,42 @@ def _choose_device(device: str | torch.device | None) -> torch.device | None:
     return None
 
 
-def _choose_dtype(folder: Folder, wanted: Wanted, device: torch.device | None) -> tuple[torch.dtype | str, str]:
+def _choose_dtype(folder: Folder, options: LoadOptions, device: torch.device | None) -> tuple[torch.dtype | str, str]:
     import torch
 
-    if wanted.dtype is not None:
-        return parse_dtype(wanted.dtype), ""
+    if options.dtype is not None:
+        return parse_dtype(options.dtype), ""
     if folder.dtype is None or "quantization_config" in folder.config:
         return "auto", "The checkpoint is quantised: its own dtypes are kept."
-    stored = parse_dtype(_STORED[folder.dtype])
     spread = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return choose_dtype(stored, device or spread)
+    return choose_dtype(parse_dtype(_STORED[folder.dtype]), device or spread)
 
 
 def _load_config(folder: Folder) -> Any:
     from transformers import CONFIG_MAPPING, AutoConfig
 
     model_type = folder.config.get("model_type")
-    native = model_type in CONFIG_MAPPING
-    if not native and not folder.remote_code:
+    known = model_type in CONFIG_MAPPING
+    if not known and not folder.remote_code:
         raise UnknownModel(
             f"Cannot load {folder.path}",
             f"the installed transformers has no model type {str(model_type)[:60]!r}",
             "A newer transformers may have it: pip install --upgrade transformers",
         )
-    if not native:
+    if not known:
         raise _remote_code(folder, "Load it with transformers yourself and pass the live (module, tokenizer).")
     try:
         return AutoConfig.from_pretrained(str(folder.path), local_files_only=True, trust_remote_code=False)
     except Exception as error:
-        raise Damaged(f"Cannot read the config of {folder.path}", _first_line(error), "Fetch it again.") from error
+        raise Damaged(f"Cannot read the config of {folder.path}", _first_line(error), "Download it again.") from error
 
 
 def _choose_class(folder: Folder, config: Any, task: str | None) -> tuple[Any, str]:
     import transformers
 
     if folder.remote_code and task is None:
-        do = f"Name a task ({', '.join(TASKS)}) to use transformers' own {config.model_type} in its place."
-        raise _remote_code(folder, do)
+        remedy = f"Name a task ({', '.join(TASKS)}) to use transformers' own {config.model_type} instead."
+        raise _remote_code(folder, remedy)
     if task is not None:
         name = TASKS[task]
         if task == "text-encoder" and type(config) not in transformers.MODEL_FOR_TEXT_ENCODING_MAPPING:
@@ -192,9 +272,9 @@ def _choose_class(folder: Folder, config: Any, task: str | None) -> tuple[Any, s
         return getattr(transformers, name), note if folder.remote_code else ""
     named = config.architectures or ()
     for name in named:
-        found = getattr(transformers, name, None) if isinstance(name, str) and name.isidentifier() else None
-        if isinstance(found, type) and issubclass(found, transformers.PreTrainedModel):
-            return found, ""
+        own = getattr(transformers, name, None) if isinstance(name, str) and name.isidentifier() else None
+        if isinstance(own, type) and issubclass(own, transformers.PreTrainedModel):
+            return own, ""
     note = (
         f"transformers has no class {named[0]!r}, which the config names: the base model was loaded." if named else ""
     )
@@ -212,24 +292,24 @@ def _from_pretrained(loader: Any, folder: Folder, options: dict[str, Any]) -> tu
             **options,
         )
     except Exception as error:
-        raise LoadError(f"Cannot load {folder.path}", _first_line(error), _repair(error)) from error
+        raise LoadError(f"Cannot load {folder.path}", _first_line(error), _remedy(error)) from error
     return module, info
 
 
 def _check_loaded(folder: Folder, module: Any, info: dict[str, Any]) -> str:
-    """Refuse a module with weights that no checkpoint gave: its states would be random numbers."""
+    """Refuse a module with weights that the checkpoint does not hold: its states would be random numbers."""
     missing = sorted(str(key) for key in info["missing_keys"])
-    # A base model's pooler comes after its states, and there is no head that reads it.
-    beside = [key for key in missing if "pooler" in key.split(".") and module.base_model is module]
-    lacking = [key for key in missing if key not in beside]
+    # The pooler of a base model comes after its states, and there is no head that reads it.
+    poolers = [key for key in missing if "pooler" in key.split(".") and module.base_model is module]
+    lacking = [key for key in missing if key not in poolers]
     if lacking or info["mismatched_keys"]:
         wrong = lacking or sorted(str(entry) for entry in info["mismatched_keys"])
         raise Damaged(
             f"Cannot load {folder.path} as {type(module).__name__}",
             f"the checkpoint has no weights for {len(wrong)} of its parameters, such as {wrong[0]}",
-            "They would be random numbers. Fetch it again, or load a class it was saved from: task='base' has no head.",
+            "They would be random. Download it again, or load a class it was saved from: task='base' has no head.",
         )
-    if beside:
+    if poolers:
         return "The checkpoint has no pooler: what the pooler returns is random; no state passes through it."
     unused = sorted(str(key) for key in info["unexpected_keys"])
     if unused:
@@ -237,9 +317,9 @@ def _check_loaded(folder: Folder, module: Any, info: dict[str, Any]) -> str:
     return ""
 
 
-def _remote_code(folder: Folder, do: str) -> Unsafe:
-    reason = f"{folder.remote_code[0]}, code that would be fetched and run"
-    return Unsafe(f"Cannot load {folder.path}", reason, do)
+def _remote_code(folder: Folder, remedy: str) -> Unsafe:
+    reason = f"{folder.remote_code[0]}, code that would be downloaded and run"
+    return Unsafe(f"Cannot load {folder.path}", reason, remedy)
 
 
 def _first_line(error: BaseException) -> str:
@@ -247,7 +327,7 @@ def _first_line(error: BaseException) -> str:
     return (lines[0] if lines else type(error).__name__)[:300]
 
 
-def _repair(error: Exception) -> str:
+def _remedy(error: Exception) -> str:
     if isinstance(error, ImportError):
         return "Install what is missing."
     return "Check the folder, or load it with transformers yourself and pass the live (module, tokenizer)."

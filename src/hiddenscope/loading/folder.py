@@ -1,21 +1,23 @@
-"""What a folder with a checkpoint holds, checked before anybody loads it.
+"""What a folder with a checkpoint holds, checked before any library loads it.
 
-Weights are read from safetensors alone, and no code comes with them: a pickle, an `auto_map`, an attention kernel to be
-fetched from somewhere, a weight file outside the folder are refused here, by name.
+Weights are read from safetensors alone, and no code comes with them: a pickle, an `auto_map`, an attention kernel that
+would be downloaded, a weight file outside the folder are refused here, by name.
 """
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
 from hiddenscope.errors import Damaged, LoadError, UnknownModel, Unsafe
-from hiddenscope.loading.tensors import read_header
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".msgpack", ".h5")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "merges.txt", "tekken.json")
+_BYTES_OF = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 _LARGEST_JSON = 64 * 2**20
 _LARGEST_COUNT = 100_000
 _DEPTHS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "encoder_layers", "decoder_layers")
@@ -24,7 +26,11 @@ _KERNELS = ("attn_implementation", "_attn_implementation", "experts_implementati
 
 @dataclass(frozen=True)
 class Folder:
-    """A checkpoint that may be loaded: where it is, its config, its dtype by name, and whether a tokenizer is there."""
+    """A checkpoint that may be loaded: its path, its config, the dtype of its weights, and whether it has a tokenizer.
+
+    `dtype` is as safetensors names it, "BF16", of whichever floating dtype most bytes are in. `remote_code` says where
+    the folder names code of its own, which is never run.
+    """
 
     path: Path
     config: dict[str, Any]
@@ -36,13 +42,13 @@ class Folder:
 def check_folder(path: Path) -> Folder:
     """Check everything that can be checked before a library reads the folder."""
     if not path.is_dir():
-        raise UnknownModel(f"No folder {path}", "there is nothing of that name", "Check the path.")
+        raise UnknownModel(f"No folder {path}", "it does not exist", "Check the path.")
     if not any(path.iterdir()):
-        raise Damaged(f"Cannot load {path}", "the folder is empty", "Save or fetch the model again.")
+        raise Damaged(f"Cannot load {path}", "the folder is empty", "Save or download the model again.")
     if (path / "adapter_config.json").exists():
         raise LoadError(
             f"Cannot load {path}",
-            "it holds an adapter (adapter_config.json), not a whole model",
+            "it holds an adapter (adapter_config.json) and not a whole model",
             "Merge it with PEFT's merge_and_unload(), or pass the live (module, tokenizer).",
         )
     config = _read_config(path)
@@ -56,19 +62,19 @@ def check_folder(path: Path) -> Folder:
 def _read_config(path: Path) -> dict[str, Any]:
     if not (path / "config.json").exists():
         ggufs = sorted(file.name for file in path.glob("*.gguf"))
-        remedy = (
-            f"Load the file itself: {path / ggufs[0]}." if ggufs else "Point to the folder that save_pretrained wrote."
-        )
+        remedy = "Give the folder that save_pretrained wrote."
+        if ggufs:
+            remedy = f"Load the GGUF file itself: {path / ggufs[0]}."
         raise Damaged(f"Cannot load {path}", "it has no config.json", remedy)
     config = _read_json(path / "config.json")
     for key, value in _walk(config):
         if key in _DEPTHS and isinstance(value, int) and not 0 <= value <= _LARGEST_COUNT:
-            raise Damaged(f"Cannot load {path}", f"its config says {key}={value}", "Fetch config.json again.")
+            raise Damaged(f"Cannot load {path}", f"its config has {key}={value}", "Download config.json again.")
         if key in _KERNELS and isinstance(value, str) and "/" in value:
             raise Unsafe(
                 f"Cannot load {path}",
-                f"its config asks for the kernel {value!r}, code that would be fetched and run",
-                f"Take {key} out of config.json.",
+                f"its config names the kernel {value!r}, code that would be downloaded and run",
+                f"Remove {key} from config.json.",
             )
     return config
 
@@ -79,12 +85,13 @@ def _remote_code(name: str, content: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _check_weights(path: Path, config: dict[str, Any]) -> str | None:
-    explicit = config.get("transformers_weights")
-    if explicit is not None and explicit not in (WEIGHTS, INDEX):
+    """The dtype that most bytes of the weights are in, once every weight file has been checked."""
+    named = config.get("transformers_weights")
+    if named is not None and named not in (WEIGHTS, INDEX):
         raise Unsafe(
             f"Cannot load {path}",
-            f"its config sends the loader to {str(explicit)[:80]!r}",
-            f"Name the weights {WEIGHTS} and take transformers_weights out of config.json.",
+            f"its config sends the loader to {str(named)[:80]!r}",
+            f"Call the weights {WEIGHTS}, and remove transformers_weights from config.json.",
         )
     if (path / ".metadata").exists():
         raise _pickled(path, ".metadata, a distributed checkpoint,")
@@ -95,14 +102,14 @@ def _check_weights(path: Path, config: dict[str, Any]) -> str | None:
     pickles = sorted(file.name for file in path.iterdir() if file.suffix in PICKLES)
     if pickles:
         raise _pickled(path, pickles[0])
-    reason = f"it has no {WEIGHTS} and no {INDEX}"
-    raise Damaged(f"Cannot load {path}", reason, "Point to the folder that save_pretrained wrote.")
+    reason = f"it has neither {WEIGHTS} nor {INDEX}"
+    raise Damaged(f"Cannot load {path}", reason, "Give the folder that save_pretrained wrote.")
 
 
 def _shards(path: Path) -> list[Path]:
     weight_map = _read_json(path / INDEX).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise Damaged(f"Cannot load {path}", f"{INDEX} has no weight_map", "Fetch that file again.")
+        raise Damaged(f"Cannot load {path}", f"{INDEX} has no weight_map", "Download that file again.")
     names = sorted({str(name) for name in weight_map.values()})
     for name in names:
         if Path(name).name != name or "\\" in name or not name.endswith(".safetensors"):
@@ -111,22 +118,36 @@ def _shards(path: Path) -> list[Path]:
         if not (path / name).exists():
             raise Damaged(f"Cannot load {path}", f"{name} is missing", "Finish the download: it is one of the shards.")
     for name in names:
-        absent = {key for key, shard in weight_map.items() if shard == name} - set(read_header(path / name).dtypes)
+        absent = {key for key, shard in weight_map.items() if shard == name} - set(_tensors(path / name))
         if absent:
-            reason = f"{name} lacks {sorted(absent)[0]!r}, which the index promises"
-            raise Damaged(f"Cannot load {path}", reason, "Fetch the shards and the index again.")
+            reason = f"{name} lacks {min(absent)!r}, which the index promises"
+            raise Damaged(f"Cannot load {path}", reason, "Download the shards and the index again.")
     return [path / name for name in names]
 
 
 def _main_dtype(files: list[Path]) -> str | None:
-    """The floating dtype that most bytes of the checkpoint are in."""
-    totals: dict[str, int] = {}
+    totals: Counter[str] = Counter()
     for file in files:
-        header = read_header(file)
-        for name, dtype in header.dtypes.items():
-            totals[dtype] = totals.get(dtype, 0) + header.bytes[name]
-    floats = {dtype: total for dtype, total in totals.items() if dtype in ("F64", "F32", "F16", "BF16")}
+        for dtype, elements in _tensors(file).values():
+            totals[dtype] += elements * _BYTES_OF.get(dtype, 0)
+    floats = {dtype: totals[dtype] for dtype in _BYTES_OF if totals[dtype]}
     return max(floats, key=lambda dtype: floats[dtype]) if floats else None
+
+
+def _tensors(path: Path) -> dict[str, tuple[str, int]]:
+    """The dtype and the number of elements of each tensor in a safetensors file, from its header alone.
+
+    safetensors checks the header against the length of the file: every byte must belong to exactly one tensor.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="np") as file:
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  # it is no mapping
+            return {name: (str(part.get_dtype()), prod(part.get_shape())) for name, part in slices.items()}
+    except (SafetensorError, OSError) as error:
+        remedy = "Download the file again: it is cut short or was changed."
+        raise Damaged(f"Cannot read {path.name}", str(error)[:200], remedy) from error
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -135,28 +156,28 @@ def _read_json(path: Path) -> dict[str, Any]:
             raise ValueError(f"{path.stat().st_size:,} bytes")
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise Damaged(f"Cannot read {path}", f"it is no JSON ({error})"[:200], "Fetch the file again.") from error
+        raise Damaged(f"Cannot read {path}", f"it is not JSON ({error})"[:200], "Download the file again.") from error
     if not isinstance(content, dict):
-        raise Damaged(f"Cannot read {path}", "it is no JSON object", "Fetch the file again.")
+        raise Damaged(f"Cannot read {path}", "it is not a JSON object", "Download the file again.")
     return content
 
 
 def _walk(content: Any) -> Iterator[tuple[str, Any]]:
     """Every key with its value, however deep."""
-    todo = [content]
-    while todo:
-        current = todo.pop()
+    waiting = [content]
+    while waiting:
+        current = waiting.pop()
         if isinstance(current, dict):
             yield from current.items()
-            todo.extend(current.values())
+            waiting.extend(current.values())
         elif isinstance(current, list):
-            todo.extend(current)
+            waiting.extend(current)
 
 
 def _pickled(path: Path, name: str) -> Unsafe:
     return Unsafe(
         f"Cannot load {path}",
-        f"its weights are in {name} and not in safetensors; unpickling can run code",
+        f"its weights are in {name} and not in safetensors, and unpickling can run code",
         "If you trust it, convert it once: load it with transformers and call "
         "module.save_pretrained(folder), which writes safetensors. Then load that folder.",
     )

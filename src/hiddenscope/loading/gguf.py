@@ -1,7 +1,7 @@
-"""A GGUF file: its header checked before any library believes it, its weights made into a safetensors folder.
+"""A GGUF file: its header checked before any library trusts it, its weights converted to a safetensors folder.
 
 A GGUF header is a list of keys and values and a list of tensors, each with counts and lengths that the file itself
-gives. A count that the size of the file cannot hold ends here, before anybody allocates for it.
+gives. A count that the size of the file cannot hold is refused here, before anything is allocated for it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MOST_AXES = 8
 
 
 @dataclass(frozen=True)
-class Header:
+class GGUFHeader:
     """What a GGUF file says of itself: its metadata (arrays as their lengths) and how many weights it holds."""
 
     metadata: dict[str, Any]
@@ -37,7 +37,7 @@ class Header:
     elements: int
 
 
-def read_header(path: Path) -> Header:
+def read_header(path: Path) -> GGUFHeader:
     """Read and check the header of a GGUF file."""
     for library in ("gguf", "accelerate"):
         if importlib.util.find_spec(library) is None:
@@ -51,18 +51,20 @@ def read_header(path: Path) -> Header:
 
 
 class _Reader:
-    """Walks through a header and never past the end of the file."""
+    """Reads a header, and never past the end of the file."""
 
     def __init__(self, path: Path, content: mmap.mmap) -> None:
         self.path, self.content, self.size, self.at = path, content, len(content), 0
 
-    def header(self) -> Header:
+    def header(self) -> GGUFHeader:
         if self.content[:4] != b"GGUF":
             raise _damaged(self.path, "it does not begin with 'GGUF'")
         self.at = 4
         version, tensors, keys = self.scalar("I"), self.scalar("Q"), self.scalar("Q")
         if version not in (2, 3):
-            raise _damaged(self.path, f"it is of GGUF version {version}; versions 2 and 3, little-endian, are read")
+            raise _damaged(
+                self.path, f"it is of GGUF version {version}; only versions 2 and 3, little-endian, can be read"
+            )
         self.expect(keys, _SMALLEST_KEY, "keys")
         self.expect(tensors, _SMALLEST_TENSOR, "tensors")
         metadata: dict[str, Any] = {}
@@ -71,11 +73,11 @@ class _Reader:
             if key in metadata:
                 raise _damaged(self.path, f"the key {key[:80]!r} is there twice")
             metadata[key] = self.value(self.scalar("I"))
-        table = [self.tensor() for _ in range(tensors)]
-        self.check_data(table, metadata.get("general.alignment", 32))
-        if len({name for name, *_ in table}) != len(table):
+        tensor_table = [self.tensor() for _ in range(tensors)]
+        self.check_data(tensor_table, metadata.get("general.alignment", 32))
+        if len({name for name, *_ in tensor_table}) != len(tensor_table):
             raise _damaged(self.path, "two tensors have the same name")
-        return Header(metadata, tensors, sum(elements for _, elements, _, _ in table))
+        return GGUFHeader(metadata, tensors, sum(elements for _, elements, _, _ in tensor_table))
 
     def scalar(self, code: str) -> Any:
         width = struct.calcsize(f"<{code}")
@@ -147,7 +149,7 @@ class _Reader:
 def convert(path: Path, folder: Path) -> None:
     """Write a GGUF file as a safetensors folder in float32, which holds every unpacked value exactly."""
     header = read_header(path)
-    progress.note(f"Converting {path.name} to safetensors: this takes a while and is done once.")
+    progress.note(f"Converting {path.name} to safetensors: this is done once and takes a while.")
     with progress.track(f"Converting {path.name}", total=3) as advance, quiet_transformers():
         try:
             tokenizer = read_tokenizer(path, header)
@@ -160,19 +162,21 @@ def convert(path: Path, folder: Path) -> None:
         except (OSError, LoadError):
             raise
         except Exception as error:
-            remedy = "Take a safetensors version of the model if there is one."
-            raise LoadError(f"Cannot convert {path.name}", str(error)[:300] or repr(error), remedy) from error
+            remedy = "Use a safetensors version of the model if there is one."
+            raise LoadError(f"Cannot convert {path.name}", str(error)[:300] or type(error).__name__, remedy) from error
 
 
-def read_module(path: Path, header: Header) -> Any:
+def read_module(path: Path, header: GGUFHeader) -> Any:
     """The module that a checked GGUF file holds, unpacked to float32."""
     import torch
     import transformers
 
     if int(header.metadata.get("split.count", 1)) > 1:
-        raise LoadError(f"Cannot convert {path.name}", "it is one part of several", "Join the parts into one file.")
-    where: dict[str, Any] = {"gguf_file": path.name, "local_files_only": True, "trust_remote_code": False}
-    config = transformers.AutoConfig.from_pretrained(str(path.parent), **where)
+        raise LoadError(
+            f"Cannot convert {path.name}", "it is one part of several", "Join the parts into one file first."
+        )
+    options: dict[str, Any] = {"gguf_file": path.name, "local_files_only": True, "trust_remote_code": False}
+    config = transformers.AutoConfig.from_pretrained(str(path.parent), **options)
     loader: Any = transformers.AutoModel
     if type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
         loader = transformers.AutoModelForCausalLM
@@ -181,33 +185,35 @@ def read_module(path: Path, header: Header) -> Any:
     unpacked = getattr(transformers, "GgufConfig", None)
     if unpacked is not None:
         # Otherwise newer versions may keep the blocks packed and fetch a kernel for them.
-        where["quantization_config"] = unpacked(dequantize=True)
+        options["quantization_config"] = unpacked(dequantize=True)
     with redirect_stderr(_WithoutBar(sys.stderr)):
-        module, info = loader.from_pretrained(str(path.parent), dtype=torch.float32, output_loading_info=True, **where)
+        module, info = loader.from_pretrained(
+            str(path.parent), dtype=torch.float32, output_loading_info=True, **options
+        )
     if info["missing_keys"] or info["mismatched_keys"]:
-        lacking = sorted(map(str, info["missing_keys"] or info["mismatched_keys"]))
-        raise _damaged(path, f"it has no weights for {len(lacking)} parameters, such as {lacking[0]}")
+        missing = sorted(map(str, info["missing_keys"] or info["mismatched_keys"]))
+        raise _damaged(path, f"it has no weights for {len(missing)} parameters, such as {missing[0]}")
     return _unquantised(module)
 
 
-def read_tokenizer(path: Path, header: Header) -> Any:
-    """The tokenizer that a checked GGUF file holds, opening and closing a text as its metadata says."""
+def read_tokenizer(path: Path, header: GGUFHeader) -> Any:
+    """The tokenizer that a checked GGUF file holds, with the first and last token that its metadata asks for."""
     import transformers
 
     tokenizer: Any = transformers.AutoTokenizer.from_pretrained(
         str(path.parent), gguf_file=path.name, local_files_only=True, trust_remote_code=False
     )
     metadata = header.metadata
-    opens = metadata.get("tokenizer.ggml.add_bos_token", metadata.get("tokenizer.ggml.model") == "llama")
-    wanted = {"bos": bool(opens)}
+    adds_bos = metadata.get("tokenizer.ggml.add_bos_token", metadata.get("tokenizer.ggml.model") == "llama")
+    special = {"bos": bool(adds_bos)}
     if "tokenizer.ggml.add_eos_token" in metadata:
-        wanted["eos"] = bool(metadata["tokenizer.ggml.add_eos_token"])
-    for which, present in wanted.items():
+        special["eos"] = bool(metadata["tokenizer.ggml.add_eos_token"])
+    for which, present in special.items():
         if _adds(tokenizer, which) != present:
-            # The converted tokenizer forgets these, and a model that learnt with <bos> talks garbage without it.
+            # The converted tokenizer drops these, and a model trained with <bos> writes nonsense without it.
             setattr(tokenizer, f"add_{which}_token", present)
         if _adds(tokenizer, which) != present:
-            raise _damaged(path, f"its tokenizer does not do what add_{which}_token={present} says")
+            raise _damaged(path, f"its tokenizer does not follow add_{which}_token={present}")
     length = next((value for key, value in metadata.items() if key.endswith(".context_length")), None)
     if isinstance(length, int):
         tokenizer.model_max_length = length
@@ -215,7 +221,7 @@ def read_tokenizer(path: Path, header: Header) -> Any:
 
 
 class _WithoutBar:
-    """A stderr without the one bar of transformers that no switch turns off; everything else passes."""
+    """A stderr without the one progress bar of transformers that no option turns off."""
 
     def __init__(self, stderr: Any) -> None:
         self._stderr = stderr
@@ -234,7 +240,7 @@ def _adds(tokenizer: Any, which: str) -> bool:
 
 
 def _unquantised(module: Any) -> Any:
-    """Drop what is left of the quantiser, which would refuse to save plain float32 weights."""
+    """Remove what is left of the quantiser, which would refuse to save plain float32 weights."""
     for name in ("hf_quantizer", "quantization_method"):
         if hasattr(module, name):
             delattr(module, name)
@@ -244,5 +250,6 @@ def _unquantised(module: Any) -> Any:
     return module
 
 
-def _damaged(path: Path, found: str) -> Damaged:
-    return Damaged(f"Cannot read {path.name}", found, "Fetch the file again; it is cut short or was tampered with.")
+def _damaged(path: Path, reason: str) -> Damaged:
+    remedy = "Download the file again: it is cut short or was changed."
+    return Damaged(f"Cannot read {path.name}", reason, remedy)

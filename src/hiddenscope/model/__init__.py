@@ -265,13 +265,13 @@ class Model:
         """
         recordable(self.module)
         with self.lock:
-            refused = self.trials.once("generation", lambda: generation.check(self))
-            if refused:
-                remedy = "Generate first, then capture the whole text with capture()."
-                raise PassError(f"Cannot record states inside generate of {self.name}", refused, remedy)
             inputs = self.text_encoder.encode(prompt)
             if len(inputs) != 1:
                 raise PassError("Cannot record states inside generate", f"got {len(inputs)} prompts", "Give one.")
+            refused = generation.refusal(self, inputs.lengths[0] + max_new_tokens)
+            if refused:
+                remedy = "Generate first, then capture the whole text with capture()."
+                raise PassError(f"Cannot record states inside generate of {self.name}", refused, remedy)
             return generation.generate(self, inputs, max_new_tokens, sites, options)
 
     def source(self, stack: str | None = None) -> Source:
@@ -286,7 +286,7 @@ class Model:
             device=str(self.device),
             attention=str(getattr(config, "_attn_implementation", None) or "none"),
             versions=_versions(),
-            notes=self.notes,
+            notes=(*self.notes, *_autocast_note(self.device)),
             depth=own.depth,
             final=own.proof.final is not None,
             cls=getattr(self.tokenizer, "cls_token_id", None),
@@ -306,6 +306,13 @@ def _memory(loaded: Loaded) -> Memory | None:
     place = weight.device.type, torch.cuda.get_device_name(weight.device) if weight.is_cuda else ""
     identity = weights, type(module).__name__, weight.dtype, *place, kernel, sorted(_versions().items())
     return Memory(cache_folder(), *identity)
+
+
+def _autocast_note(device: torch.device) -> tuple[str, ...]:
+    """What must be said of states that are computed under autocast: products are made in a narrower dtype."""
+    if not torch.is_autocast_enabled(device.type):
+        return ()
+    return (f"Computed under torch.autocast to {_short(torch.get_autocast_dtype(device.type))}.",)
 
 
 def _text_encoder(model: Model) -> TextEncoder:

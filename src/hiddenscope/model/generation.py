@@ -18,6 +18,8 @@ from hiddenscope.sites import Site, SitePatterns
 from hiddenscope.states import Pair, States
 
 TRIAL_PROMPT, TRIAL_TOKENS = 6, 4
+WINDOW_SETTINGS = ("sliding_window", "sliding_window_size", "attention_window", "attention_chunk_size", "local_window")
+WINDOW_SETTINGS += ("window_size", "attention_window_size", "context_length", "chunk_size")
 CACHE_TOLERANCES = 8  # a cache adds up in another order than a full pass; wrong positions are thousands of times off
 ONE_TEXT = {"num_beams", "num_return_sequences", "num_beam_groups", "assistant_model", "prompt_lookup_num_tokens"}
 
@@ -46,11 +48,31 @@ def generate(
     return _assembled(model, recorded, prompt, written, max_new_tokens)
 
 
-def check(model: ModelLike) -> str:
-    """Why the states from inside `generate` are not to be trusted in this model; empty if they are."""
+def refusal(model: ModelLike, length: int) -> str:
+    """Why the states from inside `generate` are not to be trusted for a text of so many tokens; empty if they are.
+
+    A cache that looks back only so far (a sliding window) behaves otherwise once a text is longer, so that is tried by
+    itself, with a prompt that is longer than the window.
+    """
+    windows = [window for window in attention_windows(model) if window < length]
+    prompt = max([TRIAL_PROMPT, *(window + 2 for window in windows)])
+    return model.trials.once("generation", lambda: _try_generation(model, prompt), key=prompt)
+
+
+def attention_windows(model: ModelLike) -> set[int]:
+    """How far back attention looks, by every value of the configuration that says so."""
+    config: Any = getattr(model.module, "config", None)
+    parts = [config, *(getattr(config, name, None) for name in getattr(config, "sub_configs", {}))]
+    values = [getattr(part, name, None) for part in parts for name in WINDOW_SETTINGS]
+    flat = [item for value in values for item in (value if isinstance(value, list | tuple) else [value])]
+    return {item for item in flat if isinstance(item, int) and not isinstance(item, bool) and item > 0}
+
+
+def _try_generation(model: ModelLike, prompt_length: int) -> str:
+    """Why generated states differ from those of one full pass; empty if they do not, within rounding."""
     if not model.anatomy.stacks[-1].causal:
         return "it is not causal: each new token changes the states of the earlier ones"
-    prompt = Inputs((tuple(probe(model.module, 1, TRIAL_PROMPT, seed=4)[0].tolist()),))
+    prompt = Inputs((tuple(probe(model.module, 1, prompt_length, seed=4)[0].tolist()),))
     try:
         made = generate(
             model, prompt, TRIAL_TOKENS, "layer.*", {"do_sample": False, "min_new_tokens": TRIAL_TOKENS + 1}

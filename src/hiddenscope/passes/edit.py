@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from hiddenscope import hooks
 from hiddenscope.anatomy import EVERYTHING, Anatomy, Tap, find
-from hiddenscope.errors import ModuleError, SiteError, StatesError
+from hiddenscope.errors import ModuleError, PassError, SiteError, StatesError
 from hiddenscope.passes.changes import Add, Change, Positions, Project, Replace, Scale, changed, check
 from hiddenscope.passes.inputs import Inputs, Texts
 from hiddenscope.passes.protocol import ModelLike, recordable
@@ -90,8 +90,13 @@ def editing(model: ModelLike | nn.Module, changes: Mapping[str | Site, Change]) 
     planned = plan(anatomy, changes)
     for site, change in planned.items():
         check(change, -1, anatomy.width(site), site)
-    with lock, hooks.watching(_Following(anatomy, planned, module).watches()):
+    following = _Following(anatomy, planned, module)
+    with lock, hooks.watching(following.watches()):
         yield
+    if not following.given:
+        reason = "the module was not called inside the `with`"
+        remedy = "Call the module itself there: a wrapper that torch.compile made before calls no hooks."
+        raise PassError("Nothing was changed", reason, remedy)
 
 
 def plan(anatomy: Anatomy, changes: Any) -> dict[Site, Change]:

@@ -160,12 +160,16 @@ def compose(
 
 @dataclass(frozen=True)
 class PaddedBatch:
-    """Texts as tensors, padded on the right to one length; `targets` are the decoder's, in an encoder-decoder."""
+    """Texts as tensors, padded on the right to one length; `targets` are the decoder's, in an encoder-decoder.
+
+    `holds_pad` says that a text itself holds the padding id.
+    """
 
     ids: Tensor
     mask: Tensor
     lengths: tuple[int, ...]
     targets: PaddedBatch | None = None
+    holds_pad: bool = False
 
     @classmethod
     def of(
@@ -182,7 +186,8 @@ class PaddedBatch:
         for row, text in enumerate(ids):
             filled[row, : len(text)] = text
         mask = np.arange(max(lengths)) < np.array(lengths)[:, None]
-        return cls(_to(device, filled), _to(device, mask.astype(np.int64)), lengths, targets)
+        holds_pad = any(pad in text for text in ids)
+        return cls(_to(device, filled), _to(device, mask.astype(np.int64)), lengths, targets, holds_pad)
 
     @property
     def padded(self) -> bool:
@@ -194,7 +199,8 @@ class PaddedBatch:
         given = arguments(module, self.ids, self.mask, None if self.targets is None else self.targets.ids)
         if not masked and len(set(self.lengths)) == 1:
             given.pop("attention_mask", None)
-        if self.targets is not None and self.targets.padded:
+        # Without a mask T5Gemma hides padding ids inside a text, but only where it keeps no cache.
+        if self.targets is not None and (self.targets.padded or self.targets.holds_pad):
             given["decoder_attention_mask"] = self.targets.mask
         return given
 

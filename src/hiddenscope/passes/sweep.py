@@ -337,7 +337,7 @@ def _batches(
         reused = shortcuts.reuses and stack == _answer_stack(model)
         starts[stack, first if reused else 0].append(number)
     for start, numbers in _merged(starts, BATCH_OVERHEAD[kind]):
-        numbers = sorted(numbers, key=lambda number: _entry(variants[number]))
+        numbers = sorted(numbers, key=lambda number: min(one.site for one in variants[number]))
         length = len(base.ids) + len(base.targets or ()) - start
         many = max(1, BATCH_TOKENS[kind] // length) if shortcuts.batched else 1
         yield from ((start, numbers[i : i + many]) for i in range(0, len(numbers), many))
@@ -361,10 +361,10 @@ def _merged(starts: Mapping[tuple[str | None, int], list[int]], overhead: int) -
         yield begin_at, group
 
 
-def _entry(variant: Sequence[Exchange]) -> int:
+def _entry(variant: Sequence[Exchange], depth: int) -> int:
     """The layer from which a variant differs: that of its lowest site, or the one below the block that it is in."""
     first = min(one.site for one in variant)
-    return 10**6 if first.layer is None else first.layer - bool(first.part)
+    return depth if first.layer is None else first.layer - bool(first.part)
 
 
 def _pass(
@@ -377,9 +377,9 @@ def _pass(
     while rows > 1 and rows in (length, length + start, len(base.ids)):  # so that no other axis looks like the texts
         rows += 1
     variants = [*variants, *[variants[-1]] * (rows - count)]
-    entries = [_entry(variant) for variant in variants]
-    depth = next(one for one in model.anatomy.stacks if stack in (None, one.name)).depth
-    joins = shortcuts.joins and not skipping(model, stack).refused and not _counted(model, variants)
+    depth = _depth(model, stack)
+    entries = [_entry(variant, depth) for variant in variants]
+    joins = shortcuts.joins and not skipping(model, stack).refused and not _needs_all_rows(model, variants)
     working = [sum(entry < k for entry in entries) if joins else rows for k in range(1, depth + 1)]
     given = _arguments(model, base, rows, start, [max(1, many) for many in working], changed=stack)
     seen = length if stack == answering else len(base.ids)
@@ -420,9 +420,18 @@ def _repeated(inputs: Inputs, rows: int) -> Inputs:
     return inputs.some([0] * rows)
 
 
-def _counted(model: ModelLike, variants: Sequence[Sequence[Exchange]]) -> bool:
-    """Parts of a block that is called again and again are told by counting, and skipped calls would not be counted."""
-    return any(one.site.part and model.anatomy.taps[one.site].call for variant in variants for one in variant)
+def _needs_all_rows(model: ModelLike, variants: Sequence[Sequence[Exchange]]) -> bool:
+    """Whether a block must be run with every row of the batch.
+
+    Parts of a block that is called repeatedly are told by counting calls, and skipped ones would not be counted. The
+    stream in the middle of a block is the sum of what entered it and what attention adds, which must have equal rows.
+    """
+    sites = {one.site for variant in variants for one in variant}
+    return any(site.part == "mid" or (site.part and model.anatomy.taps[site].call) for site in sites)
+
+
+def _depth(model: ModelLike, stack: str | None) -> int:
+    return next(one for one in model.anatomy.stacks if stack in (None, one.name)).depth
 
 
 def _changes(

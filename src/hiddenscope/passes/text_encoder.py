@@ -141,6 +141,9 @@ class TextEncoder:
         if isinstance(texts, bytes | Mapping) or not isinstance(texts, Iterable):
             remedy = "Give a string or a list of ids, or a list of either."
             raise TextError("Cannot read the texts", f"got {type(texts).__name__}", remedy)
+        if hasattr(texts, "columns"):
+            remedy = "Give one column, as in frame['text'].tolist(), or read the file with hs.read."
+            raise TextError("Cannot read the texts", f"got a {type(texts).__name__}, a table", remedy)
         given = [text if isinstance(text, str) else _as_list(text) for text in texts]
         if given and all(isinstance(text, int) for text in given):
             given = [given]

@@ -20,7 +20,7 @@ from hiddenscope.errors import StatesError
 from hiddenscope.views.payload import pack
 from hiddenscope.views.values import Grid, Lines, Panels, View
 
-XML_NAME = "http://www.w3.org/2000/svg"  # the name of a vocabulary, which nobody fetches
+XML_NAME = "http://www.w3.org/2000/svg"  # an XML namespace, which nobody fetches
 
 _IMPORT = re.compile(r'^import \{([^}]*)\} from "\./(\w+\.js)";\n', re.MULTILINE)
 _OTHER_IMPORT = re.compile(
@@ -34,13 +34,13 @@ _UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\ufff
 def document(views: Sequence[View], title: str, prose: Sequence[str] = ()) -> str:
     """A page with the views in order; `prose[i]` comes before view i, and one more may follow the last.
 
-    Prose is plain text: blank lines part paragraphs, a line that begins with `# ` is a heading, lines that begin with
-    `- ` are a list, and words between backticks are code. Nothing in it is markup. Without a title the first view's
-    own is enough.
+    Prose is plain text: blank lines separate paragraphs, a line that begins with `# ` is a heading, lines that begin
+    with `- ` are a list, and words between backticks are code. Nothing in it is markup. Without a title, the title of
+    the first view names the page.
     """
     if len(prose) > len(views) + 1:
         reason = f"there are {len(prose)} pieces of prose for {len(views)} views"
-        raise StatesError(f"The page {title!r}", reason, "Give one a view, and at most one after the last.")
+        raise StatesError(f"The page {title!r}", reason, "Give one for each view, and at most one after the last.")
     script, style = joined("main.js"), _static("style.css")
     name = title or (views[0].title if views else "")
     pieces = zip_longest(map(_prose, prose), (_place(view, i) for i, view in enumerate(views)), fillvalue="")
@@ -61,9 +61,9 @@ def document(views: Sequence[View], title: str, prose: Sequence[str] = ()) -> st
 
 
 def frame(page: str, height: int = 640) -> str:
-    """A document in a notebook's output: it may run its script and hand out files, and can reach nothing around it.
+    """A document for a notebook's output: it may run its script and offer files, and can reach nothing around it.
 
-    It tells its height to the script beside it; where scripts are off, `height` stays.
+    It sends its height to the script beside it; where scripts are off, `height` stays.
 
     >>> 'sandbox="allow-scripts allow-downloads"' in frame("<!doctype html>")
     True
@@ -80,7 +80,7 @@ def frame(page: str, height: int = 640) -> str:
 
 
 def policy(script: str, style: str) -> str:
-    """What the page may do: run this very script, take this very style, show pictures it made itself; nothing else."""
+    """What the page may do: run this script, use this style, show images that it made itself, and nothing else."""
     return (
         f"default-src 'none'; script-src '{digest(script)}'; style-src '{digest(style)}'; "
         "img-src data: blob:; base-uri 'none'; form-action 'none'"
@@ -88,7 +88,7 @@ def policy(script: str, style: str) -> str:
 
 
 def digest(text: str) -> str:
-    """The name of an inline text in a content security policy."""
+    """The hash by which a content security policy names an inline text."""
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode('utf-8')).digest()).decode('ascii')}"
 
 
@@ -96,8 +96,8 @@ def digest(text: str) -> str:
 def joined(entry: str) -> str:
     """The ES modules that an entry needs, in the order of their imports, as one script.
 
-    Modules import named things from their own folder only, and no two of them share a name at their top level: that is
-    all it takes, and it is checked.
+    Joining works because modules import only named things from their own folder, and no two of them share a top-level
+    name. Both are checked here.
     """
     texts: dict[str, str] = {}
     _gather(entry, texts, ())
@@ -155,7 +155,7 @@ def _inline(text: str) -> str:
 
 
 def plain(text: str) -> str:
-    """Text for HTML: no markup, and nothing that cannot be seen or that turns the line around.
+    """Text for HTML: no markup, no invisible characters, and none that change the direction of the line.
 
     >>> plain("<b>" + chr(0x202E))
     '&lt;b&gt;‹U+202E›'

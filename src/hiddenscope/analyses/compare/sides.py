@@ -1,187 +1,147 @@
-"""Sides: both sides of every text, one text at a time: from one model, from two, or as they were given."""
+"""Sides: both sides of every text, one text at a time, and which of their tokens stand in one column."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
+import numpy as np
 import torch
 
-from hiddenscope.errors import PassError, StatesError, TextError
+from hiddenscope.errors import StatesError, TextError
 from hiddenscope.model import Model
-from hiddenscope.passes import Encoded, Texts, make_batch, watchable
-from hiddenscope.passes.compat import make
-from hiddenscope.sites import Site, select
-from hiddenscope.states import Pair, Readable, Source, States
+from hiddenscope.passes import Columns, Inputs, Texts, in_columns, record, recordable
+from hiddenscope.sites import Site, SitePatterns, select
+from hiddenscope.states import Pair, Readable, Source, States, Tokens
 
 Side: TypeAlias = States | Pair
-Sides: TypeAlias = tuple[Side, Side]
+Run: TypeAlias = Literal["together", "apart", "two_models", "states"]
 
-TOGETHER = "both in one batch, so that what is the same comes out the same bit for bit"
-ANYWHERE = Source("states of no named model")
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What is compared besides a model: texts or states, the decoders' texts, and which sites."""
-
-    a: Any
-    b: Any
-    other: Model | None
-    sites: Any
-    targets: Texts | None
-    other_targets: Texts | None
-    truncate: bool
+UNKNOWN = Source("states of no named model")
 
 
 @dataclass(frozen=True)
-class Both:
-    """The two sides of every text, how many there are, how they are run, and what rounding alone makes, if asked."""
+class Sides:
+    """The two sides of every text, how many texts there are, and how they were run.
 
-    sides: Iterator[Sides]
+    Where a text cannot share a batch with the one that it is compared with, `note` says why, and `repeat` runs the
+    first text twice, to show what rounding alone does: once alone, and again in "two_copies" or in "two_runs".
+    """
+
+    pairs: Iterator[tuple[Side, Side]]
     count: int
-    run: str
-    floor: Callable[[], tuple[Side, Side, str]] | None = None
+    run: Run
+    note: str = ""
+    repeat: Callable[[], tuple[Side, Side, str]] | None = None
 
 
-@dataclass(frozen=True)
-class _Given:
-    """The texts of one side as its model takes them, with its decoder's if it has one."""
+def from_model(model: Model, a: Inputs, b: Inputs, sites: SitePatterns) -> Sides:
+    """Two texts in one model, in one batch wherever possible: what is the same is then the same bit for bit."""
+    recordable(model.module)
+    model.anatomy.select(sites)
+    if len(a) != len(b):
+        reason = f"there are {len(a)} on one side and {len(b)} on the other"
+        raise TextError("Cannot compare texts one by one", reason, "Give as many on each side.")
+    batching = model.batching
+    switch = batching.rope_switch
+    scaled = switch is not None and any(
+        (one > switch) != (two > switch) for one, two in zip(a.lengths, b.lengths, strict=True)
+    )
+    if batching.padded and not scaled:
+        return Sides(_together(model, a, b, sites), len(a), "together")
+    why = "one side of a pair is so long that its positions are scaled" if batching.padded else batching.reason
+    first = a.some([0])
 
-    texts: Encoded
-    aims: Encoded | None
-
-    def one(self, number: int) -> "_Given":
-        return _Given(_one(self.texts, number), self.aims and _one(self.aims, number))
-
-    def beside(self, other: "_Given") -> "_Given":
-        aims = None if self.aims is None or other.aims is None else _joined(self.aims, other.aims)
-        return _Given(_joined(self.texts, other.texts), aims)
-
-
-def sides_of(model: Model | Readable | Pair, asked: Asked) -> Both:
-    """Both sides, once it is clear what they are."""
-    aimed = asked.targets is not None or asked.other_targets is not None
-    if not isinstance(model, Model):
-        if not isinstance(asked.a, Pair | Readable) or asked.b is not None or asked.other is not None or aimed:
-            reason = "states are compared with states, and with nothing else"
-            raise StatesError("A comparison of states", reason, "Give compare(states, others).")
-        return _given(model, asked.a, asked.sites)
-    if isinstance(asked.a, Pair | Readable) or isinstance(asked.b, Pair | Readable):
-        reason = "states were given with it, and need none"
-        raise StatesError(f"A comparison in {model.name}", reason, "Give compare(states, others), or texts.")
-    if (asked.b is None) == (asked.other is None):
-        reason = "there is no second text and no other model" if asked.b is None else "a second text and another model"
-        raise TextError(f"A comparison in {model.name}", reason, "Give b, or give other=.")
-    second = asked.targets if asked.other_targets is None else asked.other_targets
-    if asked.other is not None:
-        models = model, asked.other
-        given = [_encoded(*pair, asked.a, asked) for pair in zip(models, (asked.targets, second), strict=True)]
-        sides = _apart(models, given, asked.sites)
-        return Both(sides, len(given[0].texts.ids), "each model by itself, text by text")
-    given = [_encoded(model, *pair, asked) for pair in ((asked.targets, asked.a), (second, asked.b))]
-    return _in_one_model(model, given, asked.sites)
-
-
-def _encoded(model: Model, targets: Texts | None, texts: Texts, asked: Asked) -> _Given:
-    """The texts of one side, and whether the model has what is asked of it."""
-    watchable(model.module)
-    model.anatomy.select(asked.sites)
-    two = len(model.anatomy.stacks) > 1
-    if targets is not None and not two:
-        raise PassError("Targets for a decoder", f"{model.name} has one stack", "Leave `targets` out.")
-    with model.lock:  # a tokenizer serves one thread at a time
-        encoded = model.encoder.encode(texts, truncate=asked.truncate)
-        aims = model.encoder.targets(targets, len(encoded.ids), truncate=asked.truncate) if two else None
-    return _Given(encoded, aims)
-
-
-def _in_one_model(model: Model, given: list[_Given], sites: Any) -> Both:
-    counts = [len(side.texts.ids) for side in given]
-    if counts[0] != counts[1]:
-        reason = f"there are {counts[0]} on one side and {counts[1]} on the other"
-        raise TextError("Texts compared one by one", reason, "Give as many on each side.")
-    if _may_share(model, given):
-        return Both(_together(model, given, sites), counts[0], TOGETHER)
-    why = model.batching.reason if not model.batches else "one side of a pair is so long that its positions are scaled"
-    one = given[0].one(0)
-
-    def floor() -> tuple[Side, Side, str]:
-        alone = _run(model, one, sites)
+    def repeat() -> tuple[Side, Side, str]:
+        alone = record(model, first, sites).states
         try:
-            return alone, _run(model, one.beside(one), sites), "the first text alone and in two copies"
+            return alone, record(model, _joined(first, first), sites).states, "two_copies"
         except Exception:
-            return alone, _run(model, one, sites), "the first text run twice"
+            return alone, record(model, first, sites).states, "two_runs"
 
-    return Both(_apart((model, model), given, sites), counts[0], f"apart: {why}", floor)
-
-
-def _may_share(model: Model, given: list[_Given]) -> bool:
-    """Whether each text may go through the model with the one that it is compared with."""
-    turn = model.batching.rope_switch
-    if not model.batches or turn is None:
-        return model.batches
-    lengths = zip(*(side.texts.lengths for side in given), strict=True)
-    return all((a > turn) == (b > turn) for a, b in lengths)
+    note = f"The two sides were run apart, because {why}; differences below the rounding floor are none."
+    return Sides(_apart((model, model), (a, b), sites), len(a), "apart", note, repeat)
 
 
-def _together(model: Model, given: list[_Given], sites: Any) -> Iterator[Sides]:
-    for number in range(len(given[0].texts.ids)):
-        both = _run(model, given[0].one(number).beside(given[1].one(number)), sites)
-        yield _of(both, 0), _of(both, 1)
+def from_two_models(
+    models: tuple[Model, Model],
+    texts: Texts | Inputs,
+    sites: SitePatterns,
+    targets: Texts | Inputs | None,
+    truncate: bool,
+) -> Sides:
+    """One text in two models, each with its own tokenizer."""
+    for model in models:
+        recordable(model.module)
+        model.anatomy.select(sites)
+    first = models[0].encode(texts, targets=targets, truncate=truncate)
+    targets = texts.targets if targets is None and isinstance(texts, Inputs) else targets
+    if isinstance(targets, Inputs) and targets.texts is None and set(targets.lengths) == {1}:
+        targets = None  # a start token alone: the other model has its own
+    second = models[1].encode(_plain(texts), targets=_plain(targets), truncate=truncate)
+    return Sides(_apart(models, (first, second), sites), len(first), "two_models")
 
 
-def _apart(models: tuple[Model, Model], given: list[_Given], sites: Any) -> Iterator[Sides]:
-    for number in range(len(given[0].texts.ids)):
-        first, second = (_run(model, side.one(number), sites) for model, side in zip(models, given, strict=True))
-        yield first, second
+def _plain(texts: Any) -> Any:
+    """The strings of encoded texts, or else their ids, for another model to encode; anything else as it is."""
+    if not isinstance(texts, Inputs):
+        return texts
+    return list(texts.texts) if texts.texts is not None else [list(ids) for ids in texts.ids]
 
 
-def _run(model: Model, given: _Given, sites: Any) -> Side:
-    batch = make_batch(model, given.texts, given.aims, range(len(given.texts.ids)))
-    return make(model, (given.texts, given.aims, batch), model.anatomy.select(sites), logits=False).states
+def _together(model: Model, a: Inputs, b: Inputs, sites: SitePatterns) -> Iterator[tuple[Side, Side]]:
+    for number in range(len(a)):
+        both = record(model, _joined(a.some([number]), b.some([number])), sites).states
+        yield _one_text(both, 0), _one_text(both, 1)
 
 
-def _one(encoded: Encoded, number: int) -> Encoded:
-    some = slice(number, number + 1)
-    return Encoded(encoded.texts and encoded.texts[some], encoded.ids[some], encoded.spans and encoded.spans[some])
+def _apart(
+    models: tuple[Model, Model], inputs: tuple[Inputs, Inputs], sites: SitePatterns
+) -> Iterator[tuple[Side, Side]]:
+    for number in range(len(inputs[0])):
+        one, two = (
+            record(model, side.some([number]), sites).states for model, side in zip(models, inputs, strict=True)
+        )
+        yield one, two
 
 
-def _joined(a: Encoded, b: Encoded) -> Encoded:
-    """Two texts as one batch: strings and their characters, where both sides have them."""
+def _joined(a: Inputs, b: Inputs) -> Inputs:
+    """Two texts as one batch, with their strings and spans where both sides have them."""
     texts = a.texts + b.texts if a.texts and b.texts else None
-    return Encoded(texts, a.ids + b.ids, a.spans + b.spans if texts and a.spans and b.spans else None)
+    spans = a.spans + b.spans if texts and a.spans and b.spans else None
+    targets = _joined(a.targets, b.targets) if a.targets is not None and b.targets is not None else None
+    return Inputs(a.ids + b.ids, texts, spans, targets)
 
 
-def _given(a: Any, b: Any, sites: Any) -> Both:
-    """States that were given, text by text."""
+def from_states(a: Any, b: Any, sites: SitePatterns) -> Sides:
+    """States that were captured before, text by text."""
     tokens = [(side.encoder if isinstance(side, Pair) else side).tokens for side in (a, b)]
-    counts, stacks = [some.count for some in tokens], [2 if isinstance(side, Pair) else 1 for side in (a, b)]
+    counts, stacks = [one.count for one in tokens], [2 if isinstance(side, Pair) else 1 for side in (a, b)]
     if counts[0] != counts[1] or stacks[0] != stacks[1]:
         reason = f"there are {counts[0]} texts of {stacks[0]} stacks and {counts[1]} of {stacks[1]}"
-        raise StatesError("States compared text by text", reason, "Give as many texts, in models of one kind.")
-    texts = zip(_text_by_text(a, sites), _text_by_text(b, sites), strict=True)
-    return Both(texts, counts[0], "states as they were given")
+        raise StatesError("Cannot compare states text by text", reason, "Give as many texts, in models of one kind.")
+    return Sides(zip(_by_text(a, sites), _by_text(b, sites), strict=True), counts[0], "states")
 
 
-def _text_by_text(side: Any, sites: Any) -> Iterator[Side]:
-    """One text after another; of a source that is read in blocks, no more than a block a site is held."""
+def _by_text(side: Any, sites: SitePatterns) -> Iterator[Side]:
+    """One text after another; of a source that is read in blocks, one block for each site is held at a time."""
     if isinstance(side, States | Pair):
         count = (side.encoder if isinstance(side, Pair) else side).tokens.count
-        yield from (_of(side, number) for number in range(count))
+        yield from (_one_text(side, number) for number in range(count))
         return
-    chosen, known = select(sites, side.sites), getattr(side, "source", None)
-    readers = [_Reader(side, site) for site in chosen]
+    chosen, source = select(sites, side.sites), getattr(side, "source", None)
+    readers = [_RowReader(side, site) for site in chosen]
     for number in range(side.tokens.count):
         tokens = side.tokens.of(number)
         rows = [reader.take(len(tokens)) for reader in readers]
         if len({one.shape for one in rows}) > 1:
             reason = "they are not all of one width"
-            raise StatesError(f"States at {len(chosen)} sites", reason, "Choose sites of one width.")
-        yield States(chosen, torch.stack(rows), tokens, known if isinstance(known, Source) else ANYWHERE)
+            raise StatesError(f"Cannot compare {len(chosen)} sites", reason, "Choose sites of one width.")
+        yield States(chosen, torch.stack(rows), tokens, source if isinstance(source, Source) else UNKNOWN)
 
 
-class _Reader:
-    """The rows of one site, so many at a time as are asked for."""
+class _RowReader:
+    """The rows of one site in order, as many at a time as are asked for."""
 
     def __init__(self, source: Readable, site: Site) -> None:
         self.site, self._blocks = site, source.blocks(site)
@@ -194,14 +154,48 @@ class _Reader:
             self._held = next(self._blocks, self._held[:0])
             if not len(self._held):
                 reason = "its blocks have fewer rows than there are tokens"
-                raise StatesError(f"The states at {self.site}", reason, "Give a source with one row a token.")
+                raise StatesError(f"Cannot read the states at {self.site}", reason, "Give one row for each token.")
             parts.append(self._held[:missing])
             missing -= len(self._held)
         self._held = self._held[len(parts[-1]) :]
         return torch.cat(parts)
 
 
-def _of(side: Side, number: int) -> Side:
+def _one_text(side: Side, number: int) -> Side:
     if isinstance(side, Pair):
         return Pair(side.encoder.of(number), side.decoder.of(number))
     return side.of(number)
+
+
+def aligned(a: Tokens, b: Tokens, *, by_spans: bool) -> Columns:
+    """Which tokens stand in one column: by their ids, or for two tokenizers by where in the text they end."""
+    same = np.array_equal(a.ids, b.ids) and a.strings == b.strings
+    if same or not by_spans or a.texts is None or a.texts != b.texts:
+        _check_vocabulary(a, b)
+        return in_columns(a.ids.tolist(), b.ids.tolist(), pair=True)
+    ends = [_ends(tokens) for tokens in (a, b)]
+    if any(all(end < 0 for end, _ in side) for side in ends):
+        reason = "the tokenizers differ and one does not say which characters its tokens stand for"
+        raise TextError("Cannot compare one text in two models", reason, "Use a fast tokenizer, or give ids.")
+    return in_columns(*ends, pair=False)
+
+
+def _check_vocabulary(a: Tokens, b: Tokens) -> None:
+    """Ids of two texts can be compared only if they mean the same."""
+    strings = dict(zip(a.ids.tolist(), a.strings, strict=True))
+    pairs = [(strings.get(i, string), string) for i, string in zip(b.ids.tolist(), b.strings, strict=True)]
+    different = [(one, two) for one, two in pairs if one != two]
+    if different and a.texts is not None and b.texts is not None:
+        reason = f"one id means {different[0][0]!r} in one and {different[0][1]!r} in the other"
+        remedy = "Compare one text, or give states of one model."
+        raise StatesError("Cannot compare different texts of two tokenizers", reason, remedy)
+
+
+def _ends(tokens: Tokens) -> list[tuple[int, int]]:
+    """The character after each token, and how many more tokens end there; -1 for one that stands for none."""
+    seen: Counter[int] = Counter()
+    ends = []
+    for end in reversed(tokens.spans[:, 1].tolist()):
+        ends.append((end, seen[end] if end >= 0 else 0))
+        seen[end] += 1
+    return ends[::-1]

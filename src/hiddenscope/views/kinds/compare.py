@@ -1,6 +1,6 @@
-"""The difference of two texts or two models, shown and told."""
+"""The difference of two texts or two models, as views and sentences."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,41 +13,60 @@ from hiddenscope.views.values import Grid, Lines, Measure, Section, Series, View
 if TYPE_CHECKING:
     import xarray
 
+GAP = "a gap"
+FEW_TOKENS = "With so few tokens, states that have nothing to do with each other look alike: give more text."
+RELATIVE = (
+    "States grow from layer to layer, and their difference with them: so the second picture gives it as a share of the "
+    "mean of the two norms. Both are taken over the tokens that differ at all."
+)
+
 
 def views(result: Result) -> Iterator[View]:
     """Two rows of tokens around the differences; along the layers; every pair of sites where there are two models."""
-    title = _sides(result)
+    title = _title(result)
     if "l2" in result.data:
         grid = grid_of(result, ["l2", "relative", "cosine", "mean", "deviation"], title)
         if grid is not None:
-            data = result.data.isel(token=slice(len(grid.tokens)))
-            tokens, second = (_with_gaps(data, prefix) for prefix in ("", "other_"))
-            zeros = int((data["l2"].to_numpy() == 0).all(0).sum())
-            same = f"{zeros} of {len(tokens)} tokens are exactly the same at every site." if zeros else ""
-            gaps = "Hatched: a token that only one side has." if None in (*tokens, *second) else ""
-            note = " ".join(filter(None, [grid.note, same, gaps]))
-            yield replace(grid, tokens=tokens, second=second, note=note)
-        for measure, said, unit in (("l2", "difference", "L2"), ("relative", "relative difference", "")):
-            sides = {name: result.data[f"{measure}_{name}"].to_numpy() for name in ("median", "largest")}
-            series = tuple(Series(f"{name} of the tokens that differ", y) for name, y in sides.items())
-            sites, look = labels(result.data, "site"), result.data[measure].attrs.get("scale", "linear")
-            if any(np.isfinite(one.y).any() for one in series):
-                along = f"The {said} along the layers of {result.source.get('model', 'the model')}"
-                yield Lines(along, sites, series, y_name=said, unit=unit, scale=look)
+            yield _with_both_rows(grid, result.data.isel(token=slice(len(grid.tokens))))
+        yield from _along_layers(result)
     if "cka" in result.data:
         measures = tuple(
             Measure(str(result.data[name].attrs["long_name"]), result.data[name].to_numpy(), limits=(0, 1))
             for name in ("cka", "cka_chance")
         )
         note = f"Across run the sites of {result.source.get('other', result.source).get('model', 'the other')}."
-        across = labels(result.data, "source_site")
-        yield Grid(
-            f"How alike every pair of sites is: {title}", labels(result.data, "site"), across, measures, note=note
-        )
+        sites, across = labels(result.data, "site"), labels(result.data, "source_site")
+        yield Grid(f"How alike every pair of sites is: {title}", sites, across, measures, note=note)
 
 
-def _sides(result: Result) -> str:
-    """The two sides in a title: two models, two texts, or many."""
+def _with_both_rows(grid: Grid, data: "xarray.Dataset") -> Grid:
+    """The grid with the tokens of the second side above those of the first."""
+    tokens, second = (_with_gaps(data, prefix) for prefix in ("", "other_"))
+    equal = int((data["l2"].to_numpy() == 0).all(0).sum())
+    same = f"{equal} of {len(tokens)} tokens are exactly the same at every site." if equal else ""
+    gaps = "Hatched: a token that only one side has." if None in (*tokens, *second) else ""
+    note = " ".join(filter(None, [grid.note, same, gaps]))
+    return replace(grid, tokens=tokens, second=second, note=note)
+
+
+def _with_gaps(data: "xarray.Dataset", prefix: str) -> tuple[str | None, ...]:
+    columns = (data[f"{prefix}{name}"].to_numpy().tolist() for name in ("string", "position"))
+    return tuple(None if position < 0 else string for string, position in zip(*columns, strict=True))
+
+
+def _along_layers(result: Result) -> Iterator[Lines]:
+    sites = labels(result.data, "site")
+    for measure, words, unit in (("l2", "difference", "L2"), ("relative", "relative difference", "")):
+        columns = {name: result.data[f"{measure}_{name}"].to_numpy() for name in ("median", "largest")}
+        series = tuple(Series(f"{name} of the tokens that differ", y) for name, y in columns.items())
+        scale = result.data[measure].attrs.get("scale", "linear")
+        if any(np.isfinite(one.y).any() for one in series):
+            title = f"The {words} along the layers of {result.source.get('model', 'the model')}"
+            yield Lines(title, sites, series, y_name=words, unit=unit, scale=scale)
+
+
+def _title(result: Result) -> str:
+    """The two sides: two models, two texts, or many."""
     model, attrs = result.source.get("model", "one"), result.data.attrs
     if "other" in result.source:
         return f"{model} against {result.source['other'].get('model', 'the other')}"
@@ -57,14 +76,96 @@ def _sides(result: Result) -> str:
     return f"The difference of {'two texts' if result.facts.get('texts', 1) == 1 else 'pairs of texts'} in {model}"
 
 
-def _with_gaps(data: "xarray.Dataset", prefix: str) -> tuple[str | None, ...]:
-    sides = (data[f"{prefix}{name}"].to_numpy().tolist() for name in ("string", "position"))
-    return tuple(None if position < 0 else string for string, position in zip(*sides, strict=True))
+def findings(result: Result) -> Iterator[str]:
+    """Where the two sides differ, where the difference grows, and what the final norm does to it."""
+    for facts in result.facts["stacks"]:
+        yield from _first(facts)
+        yield from _growth(facts)
+        yield from _end(facts)
+        if "sites_of_one_side" in facts:
+            yield f"Only one side has {facts['sites_of_one_side']}."
+    if result.facts["gaps"]:
+        gaps, compared = result.facts["gaps"], result.facts["tokens_compared"]
+        yield f"{gaps:,} tokens are on one side only, and {compared:,} were compared."
+    if "cka" in result.facts:
+        yield from _cka(result.facts["cka"])
+    if floor := result.facts.get("rounding_floor"):
+        between = {"two_copies": "alone and in two copies", "two_runs": "twice"}[floor["between"]]
+        yield f"The first text, run {between}, differs from itself by {floor['relative']:.2g} of its norm."
+    yield from result.facts["notes"]
+
+
+def _of(facts: Mapping[str, Any]) -> str:
+    return f" in the {facts['stack']}" if facts["stack"] else ""
+
+
+def _token(string: str | None) -> str:
+    return GAP if string is None else quoted(string.strip() or string)
+
+
+def _first(facts: Mapping[str, Any]) -> Iterator[str]:
+    """Where the two sides first differ, and how many tokens do not."""
+    first = facts["first_difference"]
+    if first is None:
+        yield f"They differ nowhere{_of(facts)}."
+        return
+    here, there = map(_token, first["token"])
+    text = f" of text {first['text']}" if first["text"] else ""
+    site = f", from {first['site']} on" if first["site"] else ""
+    yield f"They first differ{_of(facts)} at token {max(first['position'])}{text}, {here} against {there}{site}."
+    equal, compared = facts["tokens_equal"], facts["tokens_compared"]
+    if compared:
+        yield f"{equal:,} of {compared:,} tokens are exactly equal at every site."
+
+
+def _growth(facts: Mapping[str, Any]) -> Iterator[str]:
+    if largest := facts.get("largest_relative"):
+        here, there = map(_token, largest["token"])
+        where = f"at {largest['site']}, {here} against {there}"
+        yield f"The largest relative difference is {largest['relative']:.3g}, {where}."
+    if jump := facts.get("largest_jump"):
+        low, high = jump["from"], jump["to"]
+        yield (
+            f"The difference jumps most from `{low['site']}` to `{high['site']}`, where its median goes from "
+            f"{low['median']:.3g} to {high['median']:.3g}."
+        )
+
+
+def _end(facts: Mapping[str, Any]) -> Iterator[str]:
+    """What the final norm does to a difference, which in `hidden_states` looks like the last block's doing."""
+    if "end" not in facts:
+        return
+    before, last, final = (facts["end"][name] for name in ("before_last", "last", "final"))
+    yield (
+        f"At the end the median is {before['median']:.3g} at `{before['site']}`, {last['median']:.3g} at raw "
+        f"`{last['site']}` and {final['median']:.3g} at `{final['site']}`."
+    )
+    if last["median"] > before["median"] > final["median"]:
+        yield (
+            "Hugging Face's `hidden_states` shows only the first and the third of these, as if the last block pulled "
+            "the two together. It takes them farther apart, and all of the drop is the final norm's."
+        )
+
+
+def _cka(facts: Mapping[str, Any]) -> Iterator[str]:
+    tokens = f"{facts['sampled_tokens']:,} tokens"
+    if "most_alike" not in facts:
+        yield f"Linear CKA over {tokens} has no value: all states of a site are equal, on one side at least."
+        return
+    best = facts["most_alike"]
+    pair = f"`{best['site']}` and `{best['source_site']}`"
+    yield f"By linear CKA over {tokens}, {pair} are most alike: {best['cka']:.2f}."
+    yield (
+        f"The median of all pairs is {facts['median']:.2f}; tokens paired at random would give "
+        f"{facts['median_by_chance']:.2f}."
+    )
+    if facts["few_tokens"]:
+        yield FEW_TOKENS
 
 
 def sections(result: Result) -> Iterator[Section]:
-    """What there is to see, in words."""
-    shown = tuple(views(result))
+    """The comparison as parts of a page."""
+    shown, stacks = tuple(views(result)), result.facts["stacks"]
     texts = [result.data.attrs.get(name, []) for name in ("texts", "other_texts")]
     models = [result.source.get("model"), result.source.get("other", {}).get("model")]
     if models[1]:
@@ -74,63 +175,14 @@ def sections(result: Result) -> Iterator[Section]:
     heading = "Two models, compared" if models[1] else "Two texts, compared"
     maps = [view for view in shown if isinstance(view, Grid)]
     lines = tuple(view for view in shown if isinstance(view, Lines))
-    parts = [
-        facts for name in ("difference", "encoder", "decoder") if isinstance(facts := result.facts.get(name), dict)
-    ]
-    told = " ".join(sentence for facts in parts for sentence in _differences(facts))
-    if parts:
+    if stacks:
         how = f"The states of {sides}, token by token: one side stands below, the other above, and the colour is the "
         how += "length of the difference of the two states, on a log scale. Other measures are a click away."
-        yield Section(heading, f"{how}\n\n{told}", (maps.pop(0),))
+        parts = " ".join(sentence for facts in stacks for part in (_first, _growth) for sentence in part(facts))
+        yield Section(heading, f"{how}\n\n{parts}", (maps.pop(0),))
     if lines:
-        ends = " ".join(sentence for facts in parts for sentence in _at_the_end(facts))
-        yield Section("The difference along the layers", f"{RELATIVE} {ends}".strip(), lines)
+        end = " ".join(sentence for facts in stacks for sentence in _end(facts))
+        yield Section("The difference along the layers", f"{RELATIVE} {end}".strip(), lines)
     if maps:
-        yield Section("How alike every pair of sites is", _alike(result.facts["cka"]), tuple(maps))
-
-
-RELATIVE = (
-    "States grow from layer to layer, and their difference with them: so the second picture gives it as a share of the "
-    "mean of the two norms. Both are taken over the tokens that differ at all."
-)
-
-
-def _differences(facts: dict[str, Any]) -> Iterator[str]:
-    """Where two texts part, and where that shows most."""
-    first = facts["first at"]
-    if isinstance(first, str):
-        yield "They differ nowhere."
-        return
-    here, there = (quoted(token.strip() or token) for token in first["token"])
-    yield f"They part at token {max(first['position'])}, {here} against {there}."
-    yield f"Exactly zero at every site: {facts['exactly zero at every site']}."
-    if jump := facts.get("largest jump between layers"):
-        low, high = jump["median"]
-        between = f"from `{jump['from']}` to `{jump['to']}`"
-        yield f"The difference jumps most {between}, where its median goes from {low:.3g} to {high:.3g}."
-
-
-def _at_the_end(facts: dict[str, Any]) -> Iterator[str]:
-    """What the final norm does to a difference, which whoever reads hidden_states takes for the last block's doing."""
-    ends = list(facts.get("median at the end", {}).items())
-    if len(ends) < 3:
-        return
-    (before, low), (raw, high), (final, normed) = ends[:3]
-    yield f"At the end the median is {low:.3g} at `{before}`, {high:.3g} at {raw} and {normed:.3g} at `{final}`."
-    if high > low > normed:
-        yield (
-            "Whoever reads Hugging Face's `hidden_states` goes from the first of these to the third, and sees the last "
-            "block pull the two together. It does not: it takes them farther apart, and all of the drop is the norm's."
-        )
-
-
-def _alike(facts: dict[str, Any]) -> str:
-    if "none" in facts:
-        return f"Linear CKA over {facts['tokens']:,} tokens says nothing here: {facts['none']}."
-    best = facts["most alike"]
-    told = (
-        f"Linear CKA over {facts['tokens']:,} tokens: 1 where two sites hold the same up to a rotation and a scale. "
-        f"Most alike are `{best['site']}` and `{best['source_site']}`, with {best['cka']:.2f}. The median of all pairs "
-        f"is {facts['median']:.2f}; tokens paired at random would give {facts['median by chance']:.2f}."
-    )
-    return f"{told} Mind: {facts['few tokens']}." if "few tokens" in facts else told
+        prose = "Linear CKA is 1 where two sites are the same up to a rotation and a scale. "
+        yield Section("How alike every pair of sites is", prose + " ".join(_cka(result.facts["cka"])), tuple(maps))

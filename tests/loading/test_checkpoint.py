@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from hiddenscope.loading import open_source, precision
-from hiddenscope.loading.precision import bfloat16_cost, choose_dtype, parse_dtype
+from hiddenscope.loading import checkpoint, open_source
+from hiddenscope.loading.checkpoint import bfloat16_cost, choose_dtype, parse_dtype
 
 from .conftest import tiny_llama
 
@@ -22,7 +22,7 @@ def test_a_gpu_computes_in_the_checkpoints_dtype(stored: torch.dtype) -> None:
 def test_a_cpu_computes_in_bfloat16_where_that_is_fast(
     monkeypatch: pytest.MonkeyPatch, cost: float, want: torch.dtype
 ) -> None:
-    monkeypatch.setattr(precision, "bfloat16_cost", lambda: cost)
+    monkeypatch.setattr(checkpoint, "bfloat16_cost", lambda: cost)
     chosen, note = choose_dtype(torch.bfloat16, CPU)
     assert chosen == want and f"{cost:.2g} times as long" in note
     # Rounding the weights to bfloat16 would change the model: speed does not decide that.

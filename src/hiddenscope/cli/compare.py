@@ -1,0 +1,42 @@
+"""Two texts, or one text in two models."""
+
+from typing import Annotated
+
+import typer
+
+import hiddenscope as hs
+from hiddenscope.cli.command import Shared, SitesOption, TruncateOption, command, show
+
+TargetOption = Annotated[
+    str | None, typer.Option("--target", "--targets", help="The text of an encoder-decoder's decoder.")
+]
+OtherTargetOption = Annotated[
+    str | None,
+    typer.Option("--other-target", "--other-targets", help="The same for the second side, if it differs."),
+]
+
+
+@command
+def compare(
+    shared: Shared,
+    a: Annotated[str, typer.Argument(help="A text.")],
+    b: Annotated[str | None, typer.Argument(help="The text that it is compared with.")] = None,
+    other: Annotated[str | None, typer.Option(help="Compare the one text in this model too.")] = None,
+    sites: SitesOption = "layer.*,final",
+    target: TargetOption = None,
+    other_target: OtherTargetOption = None,
+    truncate: TruncateOption = False,
+) -> None:
+    """Where, and by how much, do two texts or two models differ?
+
+    Prints the findings. --out compare.html keeps the pictures, .csv the numbers.
+    """
+    model = shared.load()
+    second = hs.load(other, device=shared.device, dtype=shared.dtype) if other is not None else None
+    if second is not None and other_target is not None:  # each model is given a decoder's text of its own
+        pairs = (model, target), (second, other_target)
+        sides = [one.capture(a, sites, targets=text, truncate=truncate) for one, text in pairs]
+        show(hs.compare(sides[0], sides[1]), shared)
+        return
+    text = b if other_target is None or b is None else model.encode(b, targets=other_target, truncate=truncate)
+    show(hs.compare(model, a, text, other=second, sites=sites, targets=target, truncate=truncate), shared)
