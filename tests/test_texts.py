@@ -152,16 +152,16 @@ def test_columns_with_obvious_names_are_found(
 @pytest.mark.parametrize(
     ("header", "options", "what"),
     [
-        ("a,b", {}, "it has 'a', 'b', and none is plainly the text. Name the one"),
+        ("a,b", {}, "they are 'a', 'b', and none is plainly the text. Name the one"),
         ("prompt,content", {}, "'prompt', 'content' could each be the text"),
         ("text,class,target", {}, "'class', 'target' could each be the label"),
         (
             "text,label",
             {"text": "texts"},
-            "The column 'texts' of some.csv: it has 'text', 'label'. Did you mean 'text'?",
+            "No column 'texts' in some.csv: it has 'text', 'label'. Did you mean 'text'?",
         ),
         ("text,label", {"label": "zzz"}, "Name one of these."),
-        ("text,text", {}, "two have the name 'text'"),
+        ("text,text", {}, "two are called 'text'"),
         ("text,b", {"label": "text"}, "'text' would be both"),
         ("The cat sat.", {}, "none is plainly the text"),
     ],
@@ -179,28 +179,28 @@ def test_columns_that_are_not_obvious_are_asked_for(
 @pytest.mark.parametrize(
     ("name", "data", "what"),
     [
-        ("a.jsonl", b'{"text": "x"}\n\n{"text": \n', "Line 3 of a.jsonl: it is no JSON"),
+        ("a.jsonl", b'{"text": "x"}\n\n{"text": \n', "Line 3 of a.jsonl: it is not JSON"),
         ("a.jsonl", b'{"text": "x"}\n{"texts": "y"}\n', "Line 2 of a.jsonl: it has no 'text', only 'texts'"),
         ("a.jsonl", b'{"text": "x"}\n{"text": 5}\n', "Line 2 of a.jsonl: the text is of type int"),
         ("a.jsonl", b'{"text": "x"}\n{"text": null}\n', "Line 2 of a.jsonl: the text is missing"),
-        ("a.jsonl", b'{"text": "x"}\n[1]\n', "Line 2 of a.jsonl: it is of type list, and not a row"),
+        ("a.jsonl", b'{"text": "x"}\n[1]\n', "Line 2 of a.jsonl: it is of type list and not a row"),
         ("a.jsonl", b'{"text": "x"}\n{"text": "\\ud800"}\n', "Line 2 of a.jsonl: the text holds half of a character"),
         ("a.jsonl", b'{"text": "x"}\n{"text": ""}\n', "Line 2 of a.jsonl: the text is empty"),
-        ("a.jsonl", b"[" * 100_000, "Line 1 of a.jsonl: it is no JSON"),
+        ("a.jsonl", b"[" * 100_000, "Line 1 of a.jsonl: it is not JSON"),
         ("a.txt", b"x\n\xff\xfe\n", "Line 2 of a.txt: it is not UTF-8 (byte 1 of the line is 0xff)"),
         ("a.csv", b"text,label\nx,1\n\xe4,2\n", "Line 3 of a.csv: it is not UTF-8"),
         ("a.csv", b"text,label\nx,1\nx,2,3\n", "Line 3 of a.csv: it has 3 columns and the header 2 (text, label)"),
-        ("a.csv", b'text,label\nx,1\n"x,2\n', "Line 3 of a.csv: it cannot be read as ','-separated"),
+        ("a.csv", b'text,label\nx,1\n"x,2\n', "Line 3 of a.csv: it is not a row of values separated by ','"),
         ("a.csv", b"text,label\nx,1\n,2\n", "Line 3 of a.csv: the text is empty"),
         ("a.csv", b"text,label\nx,1\n  ,2\n", "Line 3 of a.csv: the text is empty"),
-        ("a.csv", b"text,label\nx,1\ny,\n", "Labels of a: row 3 has none, like 0 more of 2"),
-        ("a.csv", b"", "Texts of a: there are none"),
-        ("a.csv", b"text,label\n", "Texts of a: there are none"),
-        ("a.txt.gz", gzip.compress(b"x\n" * 999)[:-9], "Texts of a.txt.gz: it cannot be unpacked to the end"),
-        ("a.txt.gz", gzip.compress(b"x\n" * 999)[:-8] + b"12345678", "Texts of a.txt.gz: it cannot be unpacked"),
-        ("a.txt.zst", zstandard.compress(b"x\n" * 999)[:9] + b"no", "Texts of a.txt.zst: it cannot be unpacked"),
-        ("a.parquet", b"nothing", "Texts of a.parquet: it is no whole parquet"),
-        ("a.xml", b"x", "Texts of "),
+        ("a.csv", b"text,label\nx,1\ny,\n", "Cannot read the labels of a: row 3 has no label, like 0 more of 2"),
+        ("a.csv", b"", "No texts: a is empty"),
+        ("a.csv", b"text,label\n", "No texts: a is empty"),
+        ("a.txt.gz", gzip.compress(b"x\n" * 999)[:-9], "Cannot read a.txt.gz: it cannot be decompressed to the end"),
+        ("a.txt.gz", gzip.compress(b"x\n" * 999)[:-8] + b"12345678", "Cannot read a.txt.gz: it cannot be decompressed"),
+        ("a.txt.zst", zstandard.compress(b"x\n" * 999)[:9] + b"no", "Cannot read a.txt.zst: it cannot be decompressed"),
+        ("a.parquet", b"nothing", "Cannot read a.parquet: it is not a complete parquet"),
+        ("a.xml", b"x", "Cannot read texts from "),
     ],
 )
 def test_what_is_wrong_has_a_number(tmp_path: Path, name: str, data: bytes, what: str) -> None:
@@ -216,18 +216,18 @@ def test_what_is_wrong_has_a_number(tmp_path: Path, name: str, data: bytes, what
         ("no/such.csv", "there is no such file"),
         ("cities-incomplet", "Did you mean 'cities-incomplete'?"),
         ("The cat sat on the mat.", "for a single text a list: [text]"),
-        ("-.xml", "no such format"),
-        (5, "of type int was given"),
-        (b"bytes", "of type bytes was given"),
+        ("-.xml", "it names no known format"),
+        (5, "the source is of type int"),
+        (b"bytes", "the source is of type bytes"),
         ({"text": ["x"]}, "it is a mapping with 'text'"),
-        ([], "there are none"),
+        ([], "No texts: the list is empty"),
         ([""], "Row 1 of the list: the text is empty"),
         (["x", 5], "Row 2 of the list: the text is of type int"),
         ([[1, 2]], "Row 1 of the list: it is of type list"),
         ((["a", "b"], ["x"]), "there are 2 texts and 1 labels"),
         ((["a"], 5), "Give two lists"),
-        ((["a", "b"], ["x", None]), "row 2 has none"),
-        ((["a", "b"], ["x", float("nan")]), "row 2 has none"),
+        ((["a", "b"], ["x", None]), "row 2 has no label"),
+        ((["a", "b"], ["x", float("nan")]), "row 2 has no label"),
     ],
 )
 def test_what_is_no_source_is_said(source: Any, what: str) -> None:
@@ -235,6 +235,23 @@ def test_what_is_no_source_is_said(source: Any, what: str) -> None:
         read(source)
     assert what in str(error.value)
     assert isinstance(error.value, hs.errors.Error)
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl", ".txt"])
+def test_a_long_text_is_read_whole(tmp_path: Path, suffix: str) -> None:
+    long, limit = "word " * 100_000, csv.field_size_limit()
+    header = {".csv": "text\n", ".tsv": "text\n"}.get(suffix, "")
+    (tmp_path / f"a{suffix}").write_text(header + (json.dumps({"text": long}) if suffix == ".jsonl" else long) + "\n")
+    assert read(tmp_path / f"a{suffix}").texts == (long,)
+    assert csv.field_size_limit() == limit, "what is the whole process's stays as it was"
+
+
+def test_what_was_read_is_a_source_and_texts(tiny: Any) -> None:
+    data = hs.read(frame(), text="text", label="label")
+    assert hs.read(data) == data and [row.label for row in rows(data)] == list(LABELS)
+    assert hs.read(hs.read(["a", "b"])).labels is None
+    assert list(data) == list(TEXTS) and len(data) == 3
+    assert tiny("gpt2").capture(hs.read(["the cat", "a dog"]), "layer.1").tokens.count == 2
 
 
 def test_splits_columns_and_folders_are_said(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from hiddenscope.vectors import Token, blocks, vectors
 
 Ints: TypeAlias = NDArray[np.int64]
 
-FILES = (*reader.FORMATS, *reader.PACKINGS)
+FILES = (*reader.FORMATS, *reader.COMPRESSIONS)
 ROWS, BYTES = 32_768, 2**26  # of an array that are read at a time, the fewer of both
 
 
