@@ -6,7 +6,7 @@
     │   ├── UnknownModel    (LookupError)   no such model, folder or file
     │   ├── Unreachable     (ConnectionError)   it would have to be fetched, and cannot be
     │   ├── Unsafe                          it would run code of somebody else's: pickle, remote code, path tricks
-    │   └── Damaged                         a checksum, a header or a length that is not what it must be
+    │   └── Damaged         (FileError)     a checksum, a header or a length that is not what it must be
     ├── AnatomyError    (ValueError)        the states of this module cannot be proved; it says at which step
     ├── ModuleError     (ValueError)        the module is in a condition in which its states cannot be watched
     ├── TextError       (ValueError)        a text or a list of ids that the model cannot take
@@ -54,10 +54,6 @@ class Unsafe(LoadError):
     """Loading it would run code of somebody else's."""
 
 
-class Damaged(LoadError):
-    """A checksum, a header or a length is not what it must be."""
-
-
 class AnatomyError(Error, ValueError):
     """The states of this module cannot be proved; it says at which step."""
 
@@ -88,3 +84,7 @@ class TooLarge(Error, MemoryError):
 
 class FileError(Error, OSError):
     """A file of ours that cannot be read or written."""
+
+
+class Damaged(LoadError, FileError):
+    """A checksum, a header or a length is not what it must be."""

@@ -1,16 +1,76 @@
-"""Files that are written whole or not at all."""
+"""Files that are written whole or not at all, and carry a checksum over all their bytes.
 
+The checksum is a seal inside the file: `hiddenscope-sha256:` and 64 hex digits, the SHA-256 of the file with zeros in
+the place of the digits. It lies where the format has room for a string, so that other programs read the file as ever. It
+is checked before anything else of the file is read.
+"""
+
+import hashlib
+import mmap
 import os
+import re
 import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hiddenscope.errors import FileError
+from hiddenscope.errors import Damaged, FileError
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+_MARK = b"hiddenscope-sha256:"
+_DIGITS = 64
+UNSEALED = f"{_MARK.decode()}{'0' * _DIGITS}"
+"""What a writer puts into a file where its seal will be."""
+
+
+def seal(path: Path) -> None:
+    """Put the checksum of a file in the place of UNSEALED, of which it must hold one."""
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as content:
+        at = content.find(UNSEALED.encode()) + len(_MARK)
+        if at < len(_MARK):
+            raise ValueError(f"{path.name} has no place for a seal")
+        content[at : at + _DIGITS] = _digest(content, at)
+
+
+def check_seal(path: str | os.PathLike[str], problem: str) -> None:
+    """Raise Damaged unless the file holds a seal that is the checksum of all its bytes.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder, "note.txt")
+    ...     _ = path.write_text(f"A note. {UNSEALED}")
+    ...     seal(path)
+    ...     check_seal(path, "Cannot read the note")
+    ...     _ = path.write_text(path.read_text().replace("note", "vote"))
+    ...     check_seal(path, "Cannot read the note")
+    Traceback (most recent call last):
+    hiddenscope.errors.Damaged: Cannot read the note: its bytes are not those that were written. Save it again.
+    """
+    try:
+        with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            places = [match.end() for match in re.finditer(re.escape(_MARK) + rb"(?=[0-9a-f]{64})", content)]
+            intact = any(content[at : at + _DIGITS] == _digest(content, at) for at in places[-4:])
+    except ValueError:  # an empty file cannot be mapped
+        places, intact = [], False
+    if not intact:
+        reason = "its bytes are not those that were written" if places else "it has no checksum, or one that is damaged"
+        raise Damaged(problem, reason, "Save it again.")
+
+
+def _digest(content: mmap.mmap, at: int) -> bytes:
+    """The checksum of a file, with zeros in the place of the digits."""
+    view = memoryview(content)
+    try:
+        digest = hashlib.sha256(view[:at])
+        digest.update(b"0" * _DIGITS)
+        digest.update(view[at + _DIGITS :])
+    finally:
+        view.release()
+    return digest.hexdigest().encode()
 
 
 @contextmanager
@@ -31,7 +91,9 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
         rights = fresh.stat().st_mode  # what the umask gives; a library that writes may leave it to its owner alone
         yield fresh
         fresh.chmod(rights)
+        _to_disk(fresh)  # or a power cut could leave an empty file under the final name
         os.replace(fresh, target)
+        _to_disk(target.parent)
     except OSError as error:
         reason = _safe(error.strerror or str(error))  # the path in its text is not the one that was asked for
         remedy = "Choose a folder that is there and can be written."
@@ -48,7 +110,8 @@ def write_tensors(path: str | os.PathLike[str], tensors: "Mapping[str, Tensor]",
     kept = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     with replacing(path) as fresh:
         try:
-            save_file(kept, fresh, dict(header))
+            save_file(kept, fresh, {**header, "seal": UNSEALED})
+            seal(fresh)
         except SafetensorError as error:
             raise OSError(str(error)) from error
 
@@ -61,6 +124,7 @@ def read_tensors(path: str | os.PathLike[str], what: str, form: str) -> "tuple[d
     if not os.path.isfile(path):
         raise FileError(problem, "there is no such file", remedy)
     try:
+        check_seal(path, problem)
         with safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
             if header.get("format") != form:
@@ -70,6 +134,15 @@ def read_tensors(path: str | os.PathLike[str], what: str, form: str) -> "tuple[d
         if isinstance(error, FileError):
             raise
         raise FileError(problem, f"it is damaged or of another kind ({error})", "Save it again.") from error
+
+
+def _to_disk(path: Path) -> None:
+    """Have what was written of a file, or of a folder's names, kept by the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _safe(text: str) -> str:

@@ -12,6 +12,7 @@ sizes of toy
 """
 
 import base64
+import io
 import json
 import os
 import re
@@ -24,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NotRequired, Protocol, TypeAlias, TypedDict
 
 from hiddenscope.errors import Error, FileError, StatesError
-from hiddenscope.files import replacing
+from hiddenscope.files import UNSEALED, check_seal, replacing, seal
 from hiddenscope.sites import Site
 
 if TYPE_CHECKING:
@@ -171,6 +172,7 @@ class Result:
         if read is None or not Path(path).is_file():
             reason = "there is no such file" if read else "only .json and .nc can be read back"
             raise FileError(problem, reason, "Give the path of a file that .save() wrote.")
+        check_seal(path, problem)
         try:
             return read(Path(path))
         except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, Error) as error:
@@ -327,7 +329,8 @@ def _write_json(result: Result, path: Path) -> None:
     header = _header(result)
     for name, variable in header["variables"].items():
         variable["values"] = _listed(result.data[name].to_numpy(), variable["dtype"])
-    path.write_text(json.dumps(header, indent=1, allow_nan=False), "ascii")
+    path.write_text(json.dumps({"seal": UNSEALED, **header}, indent=1, allow_nan=False), "ascii")
+    seal(path)
 
 
 def _read_json(path: Path) -> Result:
@@ -384,13 +387,17 @@ def _write_netcdf(result: Result, path: Path) -> None:
         words = {key: variable["attrs"][key] for key in ("units", "long_name") if key in variable["attrs"]}
         data[name].attrs.update({key: _escape(str(word)[:1_000]) for key, word in words.items()})
     data[_HEADER] = json.dumps(header, allow_nan=False)
-    data.to_netcdf(path, engine="h5netcdf", encoding={name: {"_FillValue": None} for name in data.variables})
+    # The bytes are made in memory: on a full disk HDF5 ends the process when it closes a file that it could not write.
+    content = io.BytesIO()
+    data.to_netcdf(content, engine="h5netcdf", encoding={name: {"_FillValue": None} for name in data.variables})
+    path.write_bytes(content.getvalue() + UNSEALED.encode())  # HDF5 does not read behind its end
+    seal(path)
 
 
 def _read_netcdf(path: Path) -> Result:
     import xarray
 
-    data = xarray.load_dataset(path, engine="h5netcdf", decode_cf=False)
+    data = xarray.load_dataset(io.BytesIO(path.read_bytes()), engine="h5netcdf", decode_cf=False)
     header = json.loads(data[_HEADER].item())
     arrays = {}
     for name, variable in header["variables"].items():
