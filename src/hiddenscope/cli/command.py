@@ -19,7 +19,7 @@ from hiddenscope.results import TABLES
 
 RESULTS = (".html", ".png", ".svg", ".pdf", ".json", ".csv", ".nc")
 
-TextsArgument = Annotated[list[str], typer.Argument(help="The texts; - reads one a line from stdin.")]
+TextsArgument = Annotated[list[str], typer.Argument(help="The texts; - reads one from each line of stdin.")]
 SitesOption = Annotated[str, typer.Option(help="Which states: layer.3, layer.*, final, *.attn, a comma list.")]
 TruncateOption = Annotated[bool, typer.Option(help="Cut a text that is longer than the model's window.")]
 

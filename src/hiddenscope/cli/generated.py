@@ -25,8 +25,8 @@ from hiddenscope.cli.command import Shared, command, show
 from hiddenscope.cli.terminal import lines_of
 
 SHARED_HELP = {
-    "texts": "The texts; - reads one a line from stdin.",
-    "text": "The texts; - reads one a line from stdin.",
+    "texts": "The texts; - reads one from each line of stdin.",
+    "text": "The texts; - reads one from each line of stdin.",
     "sites": "Which states: layer.3, layer.*, final, *.attn, a comma list.",
     "targets": "The text of an encoder-decoder's decoder.",
     "truncate": "Cut a text that is longer than the model's window.",
@@ -55,18 +55,18 @@ class _Parameter:
 def generated(analysis: Analysis) -> Callable[..., None]:
     """The command of an analysis that needs no module of its own."""
     module = f"hiddenscope.{analysis.module}"
-    _, *parameters = [one for one in _parameters(module, analysis.word) if not ONLY_IN_PYTHON & one.names]
-    texts = [one for one in parameters if one.positional and "Texts" in one.names]
-    many = texts[0].name if len(texts) == 1 else None  # a list of texts, if there is one place for texts only
+    _, *declared = _parameters(module, analysis.word)
+    parameters = [parameter for parameter in declared if not ONLY_IN_PYTHON & parameter.names]
+    texts = [parameter.name for parameter in parameters if parameter.positional and "Texts" in parameter.names]
+    many = texts[0] if len(texts) == 1 else None  # with one place for texts, a command takes any number of them
 
     def call(shared: Shared, **words: Any) -> None:
-        values = {one.name: _value(shared, one, words[one.name], many) for one in parameters}
+        values = {parameter.name: _value(shared, parameter, words[parameter.name], many) for parameter in parameters}
         show(getattr(hs, analysis.word)(shared.load(), **values), shared)
 
     first = inspect.Parameter("shared", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=Shared)
-    call.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [first, *(_as_typer(one, analysis, module, many) for one in parameters)]
-    )
+    others = [_as_typer(parameter, analysis, module, many) for parameter in parameters]
+    call.__signature__ = inspect.Signature([first, *others])  # type: ignore[attr-defined]
     call.__name__ = analysis.word
     call.__doc__ = (
         f"{analysis.question}\n\nPrints the findings. --out {analysis.word}.html keeps the pictures, .csv the numbers."
