@@ -434,7 +434,7 @@ def test_a_saved_file_may_be_read_by_whom_the_umask_lets(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("name", ["x", "x.npz", "x.html"])
 def test_a_suffix_that_promises_another_format(tmp_path: Path, name: str) -> None:
-    with pytest.raises(FileError, match=r"states are kept as \.safetensors"):
+    with pytest.raises(FileError, match=r"states are saved as \.safetensors"):
         make_states([3]).save(tmp_path / name)
     assert not list(tmp_path.iterdir())
 

@@ -75,7 +75,7 @@ def _digest(content: mmap.mmap, at: int) -> bytes:
 
 @contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A fresh path beside this one, which takes its place when the body succeeds and is gone when it fails.
+    """A fresh path beside this one, which replaces it when the body succeeds and is removed when it fails.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -88,15 +88,15 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     fresh = target.with_name(f".{target.stem[:100]}.{secrets.token_hex(4)}{target.suffix}")
     try:
         fresh.touch()
-        rights = fresh.stat().st_mode  # what the umask gives; a library that writes may leave it to its owner alone
+        mode = fresh.stat().st_mode  # as the umask has it; a library may give its file to the owner alone
         yield fresh
-        fresh.chmod(rights)
+        fresh.chmod(mode)
         _to_disk(fresh)  # or a power cut could leave an empty file under the final name
         os.replace(fresh, target)
         _to_disk(target.parent)
     except OSError as error:
-        reason = _safe(error.strerror or str(error))  # the path in its text is not the one that was asked for
-        remedy = "Choose a folder that is there and can be written."
+        reason = _safe(error.strerror or str(error))  # its text may name the fresh path, which nobody asked for
+        remedy = "Choose a folder that exists and can be written."
         raise FileError(f"Cannot write {_safe(str(target))}", reason, remedy) from error
     finally:
         fresh.unlink(missing_ok=True)
@@ -107,10 +107,10 @@ def write_tensors(path: str | os.PathLike[str], tensors: "Mapping[str, Tensor]",
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    kept = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     with replacing(path) as fresh:
         try:
-            save_file(kept, fresh, {**header, "seal": UNSEALED})
+            save_file(plain, fresh, {**header, "seal": UNSEALED})
             seal(fresh)
         except SafetensorError as error:
             raise OSError(str(error)) from error
@@ -128,12 +128,12 @@ def read_tensors(path: str | os.PathLike[str], what: str, form: str) -> "tuple[d
         with safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
             if header.get("format") != form:
-                raise FileError(problem, "it is a safetensors file of something else", remedy)
+                raise FileError(problem, "it is a safetensors file with other content", remedy)
             return {name: file.get_tensor(name) for name in file.keys()}, header  # noqa: SIM118  # it is no mapping
     except (SafetensorError, OSError) as error:
         if isinstance(error, FileError):
             raise
-        raise FileError(problem, f"it is damaged or of another kind ({error})", "Save it again.") from error
+        raise FileError(problem, f"it is damaged, or not such a file ({error})", "Save it again.") from error
 
 
 def _to_disk(path: Path) -> None:

@@ -19,14 +19,14 @@ def show(choice: bool | None) -> None:
 
 
 def note(message: str) -> None:
-    """Say one line on stderr, under the same choice as the bars."""
+    """Print one line on stderr, if progress is shown."""
     if _visible():
         print(message, file=sys.stderr)
 
 
 @contextmanager
 def track(what: str, total: float | None = None, *, unit: str = "") -> Iterator[Callable[[float], None]]:
-    """Show a bar while the body runs; the body calls what it is given with how much was done."""
+    """Show a progress bar while the body runs; the body calls the function it gets with how much was done."""
     if not _visible():
         yield lambda amount: None
         return

@@ -1,4 +1,4 @@
-"""States: values `[site, token, width]` of one or many texts, one row a token, never padded, with what they are.
+"""States: values `[site, token, width]` of one or many texts, one row per token, never padded.
 
 >>> import torch
 >>> from hiddenscope.sites import Site
@@ -8,8 +8,7 @@
 (torch.Size([3, 4]), torch.Size([2, 2, 4]), torch.Size([2, 2, 4]))
 """
 
-from hiddenscope.states.source import Source
-from hiddenscope.states.tokens import Tokens
+from hiddenscope.states.tokens import Source, Tokens
 from hiddenscope.states.values import POOLINGS, Pair, Pooling, Readable, States, join
 
 __all__ = ["POOLINGS", "Pair", "Pooling", "Readable", "Source", "States", "Tokens", "join"]

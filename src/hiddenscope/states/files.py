@@ -5,21 +5,20 @@ import os
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 import torch
 
 from hiddenscope.errors import FileError, SiteError
 from hiddenscope.files import read_tensors, write_tensors
 from hiddenscope.sites import Site
-from hiddenscope.states.source import Source
-from hiddenscope.states.tokens import Tokens
+from hiddenscope.states.tokens import Source, Tokens
 
 _FORMAT = "hiddenscope.states/1"
 
 
-class Part(NamedTuple):
-    """What one stack's states are made of."""
+class StackParts(NamedTuple):
+    """What the states of one stack are made of."""
 
     sites: tuple[Site, ...]
     values: torch.Tensor
@@ -27,28 +26,36 @@ class Part(NamedTuple):
     source: Source
 
 
+class StackRecord(TypedDict):
+    """What the header of a file says of one stack."""
+
+    sites: list[str]
+    count: int
+    source: dict[str, Any]
+
+
 def _pack(strings: Sequence[str], name: str) -> dict[str, torch.Tensor]:
     """Strings as bytes and ends: JSON would join two lone surrogates into one character, and headers are limited."""
-    coded = [string.encode("utf-8", "surrogatepass") for string in strings]
-    ends = torch.tensor([len(code) for code in coded], dtype=torch.int64).cumsum(0)
-    whole = torch.frombuffer(bytearray(b"".join(coded) + b"\0"), dtype=torch.uint8)[:-1]  # no buffer may be empty
-    return {name: whole.clone(), f"{name}.ends": ends}
+    encoded = [string.encode("utf-8", "surrogatepass") for string in strings]
+    ends = torch.tensor([len(part) for part in encoded], dtype=torch.int64).cumsum(0)
+    joined = torch.frombuffer(bytearray(b"".join(encoded) + b"\0"), dtype=torch.uint8)[:-1]  # no buffer may be empty
+    return {name: joined.clone(), f"{name}.ends": ends}
 
 
 def _unpack(tensors: Mapping[str, torch.Tensor], name: str) -> tuple[str, ...]:
-    whole, ends = tensors[name].numpy().tobytes(), [0, *tensors[f"{name}.ends"].tolist()]
-    if ends[-1] != len(whole) or any(start > end for start, end in pairwise(ends)):
+    joined, ends = tensors[name].numpy().tobytes(), [0, *tensors[f"{name}.ends"].tolist()]
+    if ends[-1] != len(joined) or any(start > end for start, end in pairwise(ends)):
         raise ValueError(f"the ends of {name} do not fit")
-    return tuple(whole[start:end].decode("utf-8", "surrogatepass") for start, end in pairwise(ends))
+    return tuple(joined[start:end].decode("utf-8", "surrogatepass") for start, end in pairwise(ends))
 
 
-def write(path: str | os.PathLike[str], parts: Mapping[str, Part]) -> None:
+def write(path: str | os.PathLike[str], parts: Mapping[str, StackParts]) -> None:
     """Write the states of one stack (under "") or of several, each under the prefix of its tensors."""
     if Path(path).suffix.lower() != ".safetensors":
-        reason = "states are kept as .safetensors"
+        reason = "states are saved as .safetensors"
         raise FileError(f"Cannot save states as {os.fspath(path)}", reason, "Give the path that suffix.")
     tensors: dict[str, torch.Tensor] = {}
-    facts: dict[str, Any] = {}
+    stacks: dict[str, StackRecord] = {}
     for prefix, states in parts.items():
         tokens = states.tokens
         arrays = {"text": tokens.text, "positions": tokens.positions, "ids": tokens.ids, "spans": tokens.spans}
@@ -57,27 +64,27 @@ def write(path: str | os.PathLike[str], parts: Mapping[str, Part]) -> None:
         tensors |= _pack(tokens.strings, f"{prefix}strings")
         tensors |= {} if tokens.texts is None else _pack(tokens.texts, f"{prefix}texts")
         sites = [str(site) for site in states.sites]
-        facts[prefix] = {"sites": sites, "count": tokens.count, "source": states.source.to_json()}
-    write_tensors(path, tensors, {"format": _FORMAT, "states": json.dumps(facts)})
+        stacks[prefix] = {"sites": sites, "count": tokens.count, "source": states.source.to_json()}
+    write_tensors(path, tensors, {"format": _FORMAT, "states": json.dumps(stacks)})
 
 
-def read(path: str | os.PathLike[str]) -> dict[str, Part]:
+def read(path: str | os.PathLike[str]) -> dict[str, StackParts]:
     """Read what `write` wrote."""
     tensors, header = read_tensors(path, "states", _FORMAT)
     try:
-        facts: dict[str, Any] = json.loads(header["states"])
-        if set(facts) not in ({""}, {"encoder.", "decoder."}):
+        stacks: dict[str, StackRecord] = json.loads(header["states"])
+        if set(stacks) not in ({""}, {"encoder.", "decoder."}):
             raise ValueError("it names no stacks")
-        return {prefix: _restore(tensors, prefix, said) for prefix, said in facts.items()}
+        return {prefix: _restore(tensors, prefix, record) for prefix, record in stacks.items()}
     except (KeyError, TypeError, ValueError, AttributeError, SiteError) as error:
         problem = f"Cannot read states from {os.fspath(path)}"
-        raise FileError(problem, f"it is damaged or of another kind ({error})", "Save the states again.") from error
+        raise FileError(problem, f"it is damaged, or not such a file ({error})", "Save the states again.") from error
 
 
-def _restore(tensors: Mapping[str, torch.Tensor], prefix: str, said: Mapping[str, Any]) -> Part:
+def _restore(tensors: Mapping[str, torch.Tensor], prefix: str, record: StackRecord) -> StackParts:
     text, positions, ids, spans = (tensors[prefix + name].numpy() for name in ("text", "positions", "ids", "spans"))
     texts = _unpack(tensors, f"{prefix}texts") if f"{prefix}texts" in tensors else None
     strings = _unpack(tensors, f"{prefix}strings")
-    tokens = Tokens(texts, text, positions, ids, strings, spans, said["count"])
-    sites = tuple(Site.parse(site) for site in said["sites"])
-    return Part(sites, tensors[f"{prefix}values"], tokens, Source.from_json(said["source"]))
+    tokens = Tokens(texts, text, positions, ids, strings, spans, record["count"])
+    sites = tuple(Site.parse(site) for site in record["sites"])
+    return StackParts(sites, tensors[f"{prefix}values"], tokens, Source.from_json(record["source"]))

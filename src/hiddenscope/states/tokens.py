@@ -1,9 +1,9 @@
-"""Tokens: which rows states have, and what each of them is."""
+"""Tokens and Source: what each row of states is, and where the states come from."""
 
 import operator
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TypeAlias
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -15,10 +15,10 @@ Ints: TypeAlias = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Tokens:
-    """The tokens of some texts, one row each, text after text; a list of numbers is taken where an array is kept.
+    """The tokens of some texts, one row each, text after text. Lists of integers become arrays.
 
-    `text` says which text a row belongs to, `strings` holds the token as a reader knows it, `spans` its characters in
-    the text (-1 where it has none). `texts` is None when only ids were given; `count` is how many texts there are.
+    `text` is the index of the text that a row belongs to, `strings` the token as it reads, `spans` its characters in
+    the text (-1 where it has none). `texts` is None when only ids were given; `count` is the number of texts.
 
     >>> tokens = Tokens(None, text=[0, 0, 1], positions=[0, 1, 0], ids=[5, 6, 7], strings=("a", "b", "c"))
     >>> len(tokens), tokens.count, tokens.lengths.tolist(), tokens.select([2]).strings
@@ -44,10 +44,11 @@ class Tokens:
             last = int(self.text[-1]) + 1 if len(self) else 0
             put(self, "count", last if self.texts is None else len(self.texts))
         if self.texts is not None and len(self.texts) != self.count:
-            raise StatesError(f"Tokens of {self.count} texts", f"there are {len(self.texts)}", "Give one of them.")
+            reason = f"count is {self.count} and there are {len(self.texts)} texts"
+            raise StatesError("Cannot make these tokens", reason, "Leave count out, or make them equal.")
         if len(self) and not (self.text[0] >= 0 and self.text[-1] < self.count and (np.diff(self.text) >= 0).all()):
-            reason = f"the rows are not text after text, counted from 0 to {self.count - 1}"
-            raise StatesError("Tokens of several texts", reason, "Put the rows of one text together, in order.")
+            reason = f"text must be sorted, with values from 0 to {self.count - 1}"
+            raise StatesError("Cannot make these tokens", reason, "Put the rows of one text together, in order.")
 
     def __len__(self) -> int:
         return len(self.strings)
@@ -57,11 +58,11 @@ class Tokens:
 
     @property
     def lengths(self) -> Ints:
-        """How many rows each text has."""
+        """The number of rows of each text."""
         return np.bincount(self.text, minlength=self.count)
 
     def rows(self, text: int) -> slice:
-        """Where the rows of one text are; -1 is the last text.
+        """The rows of one text; -1 is the last text.
 
         >>> Tokens(("a b", "c"), [0, 0, 1], [0, 1, 0], [5, 6, 7], ("a", " b", "c")).rows(-1)
         slice(2, 3, None)
@@ -74,7 +75,7 @@ class Tokens:
         return slice(int(ends[0]), int(ends[1]))
 
     def select(self, rows: ArrayLike | slice) -> "Tokens":
-        """Some rows, by mask, slice or numbers; they keep their order, and the texts their numbers."""
+        """Some rows, by mask, slice or indices; they keep their order, and the texts their indices."""
         kept = chosen_rows(rows, len(self))
         strings = tuple(self.strings[row] for row in kept)
         text, positions, ids = self.text[kept], self.positions[kept], self.ids[kept]
@@ -94,6 +95,51 @@ class Tokens:
         return same and (self.texts, self.strings, self.count) == (other.texts, other.strings, other.count)
 
 
+@dataclass(frozen=True)
+class Source:
+    """Where states come from: the model and everything that decides its numbers.
+
+    `depth` and `final` (the number of blocks of the stack, and whether it has a final norm) let `layer.-1` and
+    `hidden_states[k]` be understood when only some sites were kept; None means that all were. `cls` is the id of the
+    tokenizer's classification token, `reported` the site that each entry of Hugging Face's `hidden_states` was proved
+    to be ("" for none).
+
+    >>> Source.from_json(Source("gpt2", dtype="float32").to_json()) == Source("gpt2", dtype="float32")
+    True
+    """
+
+    model: str
+    revision: str | None = None
+    weights: str = ""
+    dtype: str = ""
+    device: str = ""
+    attention: str = ""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    depth: int | None = None
+    final: bool | None = None
+    cls: int | None = None
+    reported: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "versions", dict(self.versions))
+        object.__setattr__(self, "notes", tuple(self.notes))
+        object.__setattr__(self, "reported", tuple(self.reported))
+
+    def to_json(self) -> dict[str, Any]:
+        """A dict that JSON can hold."""
+        return asdict(self) | {"notes": list(self.notes), "reported": list(self.reported)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """What `to_json` was made from."""
+        known = {own.name for own in fields(cls)}
+        if not isinstance(data.get("model"), str) or not set(data) <= known:
+            reason = f"its fields are {', '.join(sorted(map(ascii, data)))[:200] or 'none'}"
+            raise StatesError("Cannot read the source of states", reason, f"They must be {', '.join(sorted(known))}.")
+        return cls(**data)
+
+
 def plain(text: str) -> str:
     """A name that is safe on a terminal."""
     return text if text.isprintable() and len(text) <= 100 else ascii(text[:100])
@@ -109,26 +155,27 @@ def _ints(given: ArrayLike, name: str, *shape: int) -> Ints:
     array = np.asarray(given)
     if array.shape != shape or (array.size and array.dtype.kind not in "iu"):
         reason = f"{name} is {array.dtype} {list(array.shape)}"
-        raise StatesError(f"Tokens with {shape[0]} strings", reason, f"Give whole numbers {list(shape)}.")
+        raise StatesError(f"Cannot make tokens with {shape[0]} strings", reason, f"Give integers {list(shape)}.")
     kept = array.astype(np.int64).view()
     kept.setflags(write=False)
     return kept
 
 
 def chosen_rows(chosen: ArrayLike | slice, length: int) -> Ints:
-    """The rows that a mask, a slice or numbers choose, in order and each once."""
+    """The rows that a mask, a slice or indices choose, in order and each once."""
     mask = np.zeros(length, dtype=bool)
-    numbers = chosen if isinstance(chosen, slice) else np.atleast_1d(np.asarray(chosen))
-    if isinstance(numbers, slice):
-        mask[numbers] = True
-    elif numbers.dtype.kind == "b" and numbers.shape == (length,):
-        mask = numbers
-    elif numbers.ndim == 1 and (numbers.dtype.kind in "iu" or not numbers.size):
-        if numbers.size and not -length <= numbers.min() <= numbers.max() < length:
-            reason = f"the numbers run from {numbers.min()} to {numbers.max()}"
-            raise StatesError(f"Some of {length} tokens", reason, f"Ask for 0 to {length - 1}.")
-        mask[numbers.astype(np.int64)] = True
+    indices = chosen if isinstance(chosen, slice) else np.atleast_1d(np.asarray(chosen))
+    problem = f"Cannot select from {length} tokens"
+    if isinstance(indices, slice):
+        mask[indices] = True
+    elif indices.dtype.kind == "b" and indices.shape == (length,):
+        mask = indices
+    elif indices.ndim == 1 and (indices.dtype.kind in "iu" or not indices.size):
+        if indices.size and not -length <= indices.min() <= indices.max() < length:
+            reason = f"the indices run from {indices.min()} to {indices.max()}"
+            raise StatesError(problem, reason, f"Give indices from 0 to {length - 1}.")
+        mask[indices.astype(np.int64)] = True
     else:
-        reason = f"{numbers.dtype} {list(numbers.shape)} chooses none"
-        raise StatesError(f"Some of {length} tokens", reason, "Give a mask with one flag a token, a slice or numbers.")
+        reason = f"{indices.dtype} {list(indices.shape)} is neither a mask nor indices"
+        raise StatesError(problem, reason, "Give a boolean mask with one value per token, a slice or indices.")
     return np.flatnonzero(mask)

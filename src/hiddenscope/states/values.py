@@ -11,10 +11,9 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from hiddenscope.errors import FileError, NotFinite, SiteError, StatesError
-from hiddenscope.sites import Site, select, summarise
-from hiddenscope.states.files import Part, read, write
-from hiddenscope.states.source import Source
-from hiddenscope.states.tokens import Ints, Tokens, chosen_rows, plain, shown
+from hiddenscope.sites import Site, SitePatterns, select, summarise
+from hiddenscope.states.files import StackParts, read, write
+from hiddenscope.states.tokens import Ints, Source, Tokens, chosen_rows, plain, shown
 
 if TYPE_CHECKING:
     import pandas
@@ -30,11 +29,11 @@ class Readable(Protocol):
 
     @property
     def sites(self) -> tuple[Site, ...]:
-        """The sites there are, in the order of the pass."""
+        """The sites, in the order of the forward pass."""
 
     @property
     def tokens(self) -> Tokens:
-        """The rows there are."""
+        """The tokens, one row each."""
 
     def blocks(self, site: str | Site) -> Iterator[torch.Tensor]:
         """The rows of one site in order, `[some tokens, width]` at a time."""
@@ -58,18 +57,20 @@ class States:
         object.__setattr__(self, "sites", tuple(self.sites))
         shape = tuple(self.values.shape)
         if len(shape) != 3 or shape[:2] != (len(self.sites), len(self.tokens)):
-            reason = f"the values are {list(shape)}"
-            remedy = "Give values [site, token, width]."
-            raise StatesError(f"States of {len(self.sites)} sites and {len(self.tokens)} tokens", reason, remedy)
+            expected = f"[{len(self.sites)}, {len(self.tokens)}, width]"
+            reason = f"the values are {list(shape)}, and with these sites and tokens they must be {expected}"
+            raise StatesError("Cannot make these states", reason, "Give values [site, token, width].")
         if not self.values.is_floating_point():
-            raise StatesError("States of numbers", f"the values are {self.values.dtype}", "Give them in a float dtype.")
+            reason = f"the values are {self.values.dtype}"
+            raise StatesError("Cannot make these states", reason, "Give them in a floating-point dtype.")
         if not self.sites or list(self.sites) != sorted(set(self.sites)) or len({s.stack for s in self.sites}) > 1:
             reason = f"the sites are {summarise(self.sites)}"
-            raise StatesError("States of one stack", reason, "Give sites of one stack, each once, in pass order.")
+            remedy = "Give sites of one stack, each once, in the order of the forward pass."
+            raise StatesError("Cannot make these states", reason, remedy)
 
     @property
     def width(self) -> int:
-        """How many numbers a state has."""
+        """The hidden size: how many numbers a state has."""
         return self.values.shape[2]
 
     def __getitem__(self, site: str | Site) -> torch.Tensor:
@@ -89,30 +90,30 @@ class States:
     def select(
         self,
         *,
-        sites: str | Site | Sequence[str | Site] | None = None,
+        sites: SitePatterns | None = None,
         tokens: ArrayLike | slice | None = None,
     ) -> "States":
-        """Some sites (a pattern) and some tokens (a mask, a slice or numbers), both in the order they have here.
+        """Some sites (a pattern) and some tokens (a mask, a slice or indices), both in the order they have here.
 
         >>> tokens = Tokens(("hi you",), [0, 0], [0, 1], [7, 8], ("hi", " you"))
         >>> states = States((Site(0), Site(1)), torch.zeros(2, 2, 4), tokens, Source("toy"))
         >>> states.select(sites="layer.1", tokens=states.tokens.ids == 8).values.shape
         torch.Size([1, 1, 4])
         """
-        chosen, values, kept = self.sites, self.values, self.tokens
+        chosen_sites, values, chosen_tokens = self.sites, self.values, self.tokens
         if sites is not None:
-            chosen = self._choose(sites)
-            values = _take(values, 0, np.array([self.sites.index(site) for site in chosen]))
+            chosen_sites = self._choose(sites)
+            values = _take(values, 0, np.array([self.sites.index(site) for site in chosen_sites]))
         if tokens is not None:
-            rows = chosen_rows(tokens, len(kept))
-            values, kept = _take(values, 1, rows), kept.select(rows)
-        return States(chosen, values, kept, self.source)
+            rows = chosen_rows(tokens, len(chosen_tokens))
+            values, chosen_tokens = _take(values, 1, rows), chosen_tokens.select(rows)
+        return States(chosen_sites, values, chosen_tokens, self.source)
 
     def pool(self, how: Pooling, site: str | Site | None = None) -> torch.Tensor:
-        """One row a text: `[text, width]` of one site, or `[site, text, width]` of all.
+        """One row per text: `[text, width]` of one site, or `[site, text, width]` of all.
 
-        There is no padding to see. `cls`, `last` and `max` keep the dtype; `mean` adds up and answers in float32
-        (float64 stays), and a text pooled among others equals the text pooled alone bit for bit.
+        Padding never counts. `cls`, `last` and `max` keep the dtype; `mean` is computed and returned in float32
+        (float64 stays). A text pooled among others equals the text pooled alone bit for bit.
 
         >>> tokens = Tokens(("a b", "c"), [0, 0, 1], [0, 1, 0], [5, 6, 7], ("a", " b", "c"))
         >>> states = States((Site(0),), torch.tensor([[[1.0], [3.0], [5.0]]]), tokens, Source("toy"))
@@ -120,7 +121,8 @@ class States:
         ([[2.0], [5.0]], [[3.0], [5.0]])
         """
         if how not in POOLINGS:
-            raise StatesError(f"No pooling {str(how)[:40]!r}", "there are four", f"Ask for {', '.join(POOLINGS)}.")
+            reason = f"the poolings are {', '.join(POOLINGS)}"
+            raise StatesError(f"No pooling {str(how)[:40]!r}", reason, "Choose one of them.")
         values = self.values if site is None else self.values[self._index(site)][None]
         starts = self._starts(how)
         if how in ("cls", "last"):
@@ -136,7 +138,7 @@ class States:
     def mix(self, weights: Mapping[str | Site, float] | Sequence[float] | torch.Tensor) -> torch.Tensor:
         """The sum of the sites, each times its weight, `[token, width]` in float32 (float64 stays).
 
-        A mapping may leave sites out; a sequence has one weight a site. A tensor of weights keeps its gradient.
+        A mapping may leave sites out; a sequence has one weight per site. A tensor of weights keeps its gradient.
 
         >>> tokens = Tokens(("hi",), [0], [0], [7], ("hi",))
         >>> states = States((Site(0), Site(1)), torch.tensor([[[1.0, 2.0]], [[3.0, 4.0]]]), tokens, Source("toy"))
@@ -150,10 +152,8 @@ class States:
         else:
             listed = torch.as_tensor(weights)
         if listed.shape != (len(self.sites),) or not bool(listed.isfinite().all()):
-            reason = (
-                f"the weights are {list(listed.shape)}" if listed.ndim != 1 else f"{len(listed)} weights were given"
-            )
-            raise StatesError(f"A mix of {len(self.sites)} sites", reason, "Give one finite weight a site.")
+            reason = f"there are {len(listed)} weights" if listed.ndim == 1 else f"the weights are {list(listed.shape)}"
+            raise StatesError(f"Cannot mix {len(self.sites)} sites", reason, "Give one finite weight per site.")
         wide = _wide(self.values.dtype)
         mixed = torch.zeros(self.values.shape[1:], dtype=wide, device=self.values.device)
         for weight, values in zip(listed.to(mixed), self.values, strict=True):
@@ -178,23 +178,24 @@ class States:
     def check_finite(self) -> None:
         """Raise `NotFinite` naming the first site and token with a NaN or an infinity, if there is one."""
         for site, values in zip(self.sites, self.values, strict=True):
-            wrong = ~values.isfinite()
-            if not bool(wrong.any()):
+            infinite = ~values.isfinite()
+            if not bool(infinite.any()):
                 continue
-            row = int(wrong.any(1).nonzero()[0])
+            row = int(infinite.any(1).nonzero()[0])
             what = "a NaN" if bool(values[row].isnan().any()) else "an infinity"
-            where = f"{shown(self.tokens.strings[row : row + 1])} (text {self.tokens.text[row]}, "
-            where += f"position {self.tokens.positions[row]})"
-            many = f"{int(wrong.sum()):,} of its {wrong.numel():,} values are not finite"
-            remedy = "Look at the weights of the block that makes it, or load the model in a wider dtype."
-            raise NotFinite(f"States of {plain(self.source.model)}", f"{what} at {site}, token {where}: {many}", remedy)
+            token = f"{shown(self.tokens.strings[row : row + 1])} (text {self.tokens.text[row]}, "
+            token += f"position {self.tokens.positions[row]})"
+            count = f"{int(infinite.sum()):,} of its {infinite.numel():,} values are not finite"
+            reason = f"{what} at {site}, token {token}: {count}"
+            remedy = "Look at the weights of the block that computes it, or load the model in a wider dtype."
+            raise NotFinite(f"States of {plain(self.source.model)}", reason, remedy)
 
     def blocks(self, site: str | Site, rows: int = 65_536) -> Iterator[torch.Tensor]:
-        """The rows of one site in order, at most `rows` at a time: how `Readable` is read."""
+        """The rows of one site in order, at most `rows` at a time, as `Readable` promises."""
         return iter(torch.split(self[site], rows))
 
     def to_numpy(self) -> NDArray[Any]:
-        """The values as numpy knows them: float32 and float64 as they are, narrower ones widened to float32 (exact)."""
+        """The values as a numpy array: float32 and float64 as they are, narrower ones widened to float32 (exact)."""
         values = self.values.detach().cpu()
         array: NDArray[Any] = values.to(_wide(values.dtype)).numpy()
         return array
@@ -213,7 +214,7 @@ class States:
             "text": ("token", self.tokens.text),
             "position": ("token", self.tokens.positions),
             "id": ("token", self.tokens.ids),
-            # taken as it is: where pyarrow is installed, pandas would refuse half of a surrogate pair
+            # fastpath: with pyarrow installed, pandas would refuse half of a surrogate pair
             "string": xarray.Variable(
                 "token", np.array([*self.tokens.strings, None], dtype=object)[:-1], fastpath=True
             ),
@@ -222,7 +223,7 @@ class States:
         return xarray.DataArray(self.to_numpy(), coords, ("site", "token", "width"), "states", attrs)
 
     def to_pandas(self) -> "pandas.DataFrame":
-        """A frame with one row a token, indexed by text, position, id and string; its columns are (site, channel).
+        """A frame with one row per token, indexed by text, position, id and string; its columns are (site, channel).
 
         >>> tokens = Tokens(("hi",), [0], [0], [7], ("hi",))
         >>> States((Site(0),), torch.zeros(1, 1, 2), tokens, Source("toy")).to_pandas()["layer.0"].shape
@@ -238,20 +239,20 @@ class States:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a safetensors file, in the native dtype, whole or not at all; `States.load` gives it back exactly."""
-        write(path, {"": self._part()})
+        write(path, {"": self._parts()})
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "States":
         """Read what `save` wrote."""
         parts = _read(path)
         if "" not in parts:
-            raise FileError(f"No states of one stack in {path}", "it holds a pair", "Read it with Pair.load().")
+            raise FileError(f"Cannot read {path} as States", "it holds a pair", "Read it with Pair.load().")
         return parts[""]
 
-    def _part(self) -> Part:
-        return Part(self.sites, self.values, self.tokens, self.source)
+    def _parts(self) -> StackParts:
+        return StackParts(self.sites, self.values, self.tokens, self.source)
 
-    def _choose(self, patterns: str | Site | Sequence[str | Site]) -> tuple[Site, ...]:
+    def _choose(self, patterns: SitePatterns) -> tuple[Site, ...]:
         owner = f"these states of {plain(self.source.model)}"
         named = [Site.parse(name) if name else None for name in self.source.reported]
         reported = {self.sites[0].stack: named} if named and self.sites else None
@@ -261,25 +262,25 @@ class States:
     def _index(self, site: str | Site) -> int:
         chosen = self._choose(site)
         if len(chosen) > 1:
-            problem = f"One site, {str(site)[:60]!r}"
-            raise SiteError(problem, f"it names {len(chosen)}", "Ask for one, or use .select(sites=...).")
+            reason = f"it names {len(chosen)} sites"
+            raise SiteError(f"Cannot get the site {str(site)[:60]!r}", reason, "Name one, or use .select(sites=...).")
         return self.sites.index(chosen[0])
 
     def _starts(self, how: str) -> Ints:
-        """The first row of every text, when there is something to pool in each."""
+        """The first row of every text, if each has tokens to pool."""
         lengths = self.tokens.lengths
         if not lengths.all() or not len(lengths):
             reason = f"text {int(np.argmin(lengths))} has no tokens here" if len(lengths) else "there are no texts"
-            raise StatesError(f"Pooling by {how}", reason, "Pool before selecting tokens, or leave that text out.")
+            raise StatesError(f"Cannot pool by {how}", reason, "Pool before selecting tokens, or leave that text out.")
         starts: Ints = np.cumsum(lengths) - lengths
         if how == "cls":
-            problem, remedy = "Pooling by cls", "Pool by mean or last."
+            problem, remedy = "Cannot pool by cls", "Pool by mean or last."
             if self.source.cls is None:
                 raise StatesError(problem, f"the tokenizer of {plain(self.source.model)} has no such token", remedy)
-            wrong = np.flatnonzero(self.tokens.ids[starts] != self.source.cls)
-            if len(wrong):
-                string = shown(self.tokens.strings[starts[wrong[0]] : starts[wrong[0]] + 1])
-                raise StatesError(problem, f"text {wrong[0]} begins with {string}, which is not that token", remedy)
+            others = np.flatnonzero(self.tokens.ids[starts] != self.source.cls)
+            if len(others):
+                string = shown(self.tokens.strings[starts[others[0]] : starts[others[0]] + 1])
+                raise StatesError(problem, f"text {others[0]} begins with {string}, which is not that token", remedy)
         return starts
 
 
@@ -300,9 +301,8 @@ class Pair:
     def __post_init__(self) -> None:
         stacks = self.encoder.sites[0].stack, self.decoder.sites[0].stack
         if stacks != ("encoder", "decoder"):
-            raise StatesError(
-                "A pair of an encoder and a decoder", f"the stacks are {stacks}", "Name each site's stack."
-            )
+            reason = f"the stacks of its sites are {stacks}"
+            raise StatesError("Cannot pair an encoder and a decoder", reason, "Name the stack of each site.")
 
     @property
     def sites(self) -> tuple[Site, ...]:
@@ -317,27 +317,27 @@ class Pair:
         refused: dict[str, SiteError] = {}
         for stack, states in (("encoder", self.encoder), ("decoder", self.decoder)):
             try:
-                chosen += [(states, found) for found in states._choose(site)]
+                chosen += [(states, own_site) for own_site in states._choose(site)]
             except SiteError as error:
                 refused[stack] = error
         if not chosen:
             raise refused["decoder" if str(site).startswith("decoder") else "encoder"]
         if len(chosen) > 1:
-            problem = f"One site, {str(site)[:60]!r}"
-            raise SiteError(problem, f"it names {len(chosen)}", "Name the stack: 'encoder.' ...")
-        states, found = chosen[0]
-        return states[found]
+            reason = f"it names {len(chosen)} sites"
+            raise SiteError(f"Cannot get the site {str(site)[:60]!r}", reason, "Name one, with its stack.")
+        states, own_site = chosen[0]
+        return states[own_site]
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write both to one safetensors file; `Pair.load` gives them back exactly."""
-        write(path, {"encoder.": self.encoder._part(), "decoder.": self.decoder._part()})
+        write(path, {"encoder.": self.encoder._parts(), "decoder.": self.decoder._parts()})
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Pair":
         """Read what `save` wrote."""
         parts = _read(path)
         if set(parts) != {"encoder.", "decoder."}:
-            raise FileError(f"No pair of states in {path}", "it holds one stack", "Read it with States.load().")
+            raise FileError(f"Cannot read {path} as a Pair", "it holds one stack", "Read it with States.load().")
         return cls(parts["encoder."], parts["decoder."])
 
 
@@ -349,13 +349,13 @@ def join(parts: Sequence[States]) -> States:
     2
     """
     if not parts:
-        raise StatesError("States joined", "there are none", "Give at least one.")
+        raise StatesError("Cannot join states", "the list is empty", "Give at least one.")
     first = parts[0]
     for part in parts[1:]:
         mine = first.sites, first.width, first.values.dtype, first.source, first.tokens.texts is None
         if (part.sites, part.width, part.values.dtype, part.source, part.tokens.texts is None) != mine:
             reason = "they differ in sites, width, dtype, source, or in having texts"
-            raise StatesError("States joined", reason, "Join states that were captured alike.")
+            raise StatesError("Cannot join states", reason, "Join states that were captured alike.")
     every = [part.tokens for part in parts]
     offsets = np.cumsum([0, *(tokens.count for tokens in every)])
     tokens = Tokens(
