@@ -258,6 +258,19 @@ def test_a_text_that_comes_twice_is_not_both_learnt_and_tested() -> None:
     assert together.facts["texts"] == 40 and together.facts["rows"] == 80
 
 
+@pytest.mark.parametrize("changed", [" {}", "{} ", "{}.", "{}!", "“{}”"])
+def test_near_copies_are_copies(changed: str) -> None:
+    """Coin flips on noise, each text twice, the second time with a space or a stop more."""
+    generator = torch.Generator().manual_seed(1)
+    values = torch.randn(1, 40, 200, generator=generator).repeat(1, 2, 1)
+    labels = (torch.rand(40, generator=generator) < 0.5).repeat(2).long().tolist()
+    texts = [f"text {k}" for k in range(40)]
+    tokens = hs.Tokens([*texts, *map(changed.format, texts)], range(80), [0] * 80, range(80), ["t"] * 80)
+    result = hs.probe(hs.States((Site(0),), values, tokens, hs.Source("toy")), labels)
+    assert result.facts["texts"] == 40
+    assert float(result.data["accuracy"][0]) < 0.7
+
+
 def test_a_probe_of_token_types_is_not_selective() -> None:
     """Hewitt and Liang: states that are the token and no more tell any label of it, a drawn one as well."""
     rng = np.random.default_rng(0)

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import hiddenscope as hs
 from hiddenscope.errors import FileError, TextError
-from hiddenscope.texts import Labelled, Row, read, rows, shipped
+from hiddenscope.texts import Labelled, Row, copy_groups, copy_key, read, rows, shipped
 
 TEXTS, LABELS = ("one, two", 'a "quoted" text', "ünï cödé"), ("x", "y", "x")
 
@@ -332,3 +332,13 @@ def test_the_cities_are_balanced() -> None:
 def test_a_name_that_no_file_system_takes_is_no_file() -> None:
     with pytest.raises(FileError, match="Give a path"):
         read("a long text " * 500)
+
+
+def test_copies_are_equal_up_to_case_space_and_punctuation() -> None:
+    same = ["The cat sat.", "the cat sat", " The  cat\u00a0sat!", "\u201cThe cat\u201d sat...", "THE CAT SAT\n"]
+    assert len({copy_key(text) for text in same}) == 1
+    assert copy_key("The cat sat 2.") != copy_key("The cat sat 3.")
+    assert copy_key("!!!") != copy_key("???")
+    assert copy_key("\u6771\u4eac") != copy_key("\u4eac\u90fd")
+    assert copy_groups([[5, 6], (5, 6), [6, 5]]) == [0, 0, 1]
+    assert copy_groups(["a", "b", "A", "c", "b."]) == [0, 1, 0, 2, 1]

@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 from hiddenscope.errors import StatesError, TextError
 from hiddenscope.linear.crossvalidation import hashed
 from hiddenscope.model import Model
+from hiddenscope.passes import Inputs
 from hiddenscope.sites import SitePatterns
 from hiddenscope.states import Pair, Readable, Tokens
-from hiddenscope.texts import Labelled, read
+from hiddenscope.texts import Labelled, copy_key, read
 from hiddenscope.vectors import Token, Vectors, vectors
 from hiddenscope.vectors.collection import dataset_of
 
@@ -30,8 +31,8 @@ ENOUGH = 5  # texts in which a class of a ready label must occur
 class Rows:
     """What is probed: vectors with a label for each row, the text of each row, and of tokens their ids.
 
-    `groups` names the text of each row by its content, so that no text is both trained and tested on. `left_out` is
-    the number of tokens without a label.
+    `groups` names the text of each row by its content, the same for copies (`texts.copy_key`), so that no text is both
+    trained and tested on. `left_out` is the number of tokens without a label.
     """
 
     vectors: Vectors
@@ -49,10 +50,10 @@ def labelled_rows(
     if isinstance(source, Model):
         texts, labels, name = _dataset(data, token)
         rows = vectors(source, texts, sites=sites, token=token, truncate=truncate)
-        groups = [str(text) for text in texts]
+        groups = _copy_keys(texts)
     else:
         rows, labels, name = vectors(source, sites=sites, token=token), data, "the labels"
-        groups = _texts(_tokens(source, rows))
+        groups = _copy_keys(_texts(_tokens(source, rows)))
     if rows.tokens is None:
         return Rows(rows, _listed(labels, rows.values.shape[1], "text"), groups, None, name)
     return _of_tokens(rows, labels, groups, name, task)
@@ -85,11 +86,15 @@ def _tokens(source: Readable | Pair, rows: Vectors) -> Tokens:
     return source.tokens
 
 
-def _texts(tokens: Tokens) -> list[str]:
+def _texts(tokens: Tokens) -> list[Any]:
     """Each text as a string, or the ids that it is made of."""
     if tokens.texts is not None:
         return list(tokens.texts)
-    return [str(tokens.ids[tokens.rows(text)].tolist()) for text in range(tokens.count)]
+    return [tokens.ids[tokens.rows(text)].tolist() for text in range(tokens.count)]
+
+
+def _copy_keys(texts: Any) -> list[str]:
+    return [copy_key(text) for text in (texts.texts or texts.ids if isinstance(texts, Inputs) else texts)]
 
 
 def _of_tokens(rows: Vectors, labels: Any, texts: list[str], name: str, task: str) -> Rows:
