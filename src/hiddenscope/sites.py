@@ -1,6 +1,6 @@
 """Site: the address of a state, the patterns that choose several, and the names other tools give them.
 
-    layer.3          the state after three blocks (layer.0 is what enters the first)
+    layer.3          the hidden state (residual stream) after three blocks; layer.0 enters the first
     layer.3.attn     inside the block that makes layer 3: attn, cross, mid, mlp
     final            the last layer after the model's final norm
     encoder.layer.3  the same with two stacks: encoder.*, decoder.*
@@ -56,25 +56,22 @@ class Site:
     stack: str | None = None
 
     def __post_init__(self) -> None:
+        reason = ""
         if self.layer is None:
-            found = "final is one state and has no parts" if self.part else ""
+            reason = "final has no parts" if self.part else ""
         elif isinstance(self.layer, bool) or not isinstance(self.layer, int):
-            found = "a layer is a whole number, or None for final"
+            reason = "a layer is an integer, or None for final"
         elif not 0 <= self.layer < MOST_LAYERS:
-            found = f"layers are counted from 0, and no model has {MOST_LAYERS:,}"
+            reason = f"a layer is from 0 to {MOST_LAYERS - 1:,}"
         elif self.layer == 0 and self.part:
-            found = "layer.0 is what enters the first block, so no block makes it"
-        else:
-            found = ""
+            reason = "layer.0 enters the first block, so it has no parts"
         if self.part not in ("", *PARTS):
-            found = f"the parts of a block are {', '.join(PARTS)}"
+            reason = f"the parts of a block are {', '.join(PARTS)}"
         if self.stack not in (None, *STACKS):
-            found = f"a stack is {' or '.join(STACKS)}, or None where there is one only"
-        if found:
-            problem = (
-                f"No such site as layer {_shown(self.layer)}, part {_shown(self.part)}, stack {_shown(self.stack)}"
-            )
-            raise SiteError(problem, found, "Try Site(3), Site(3, 'mlp') or Site(None).")
+            reason = f"a stack is {' or '.join(STACKS)}, or None in a model with one stack"
+        if reason:
+            problem = f"No site with layer {_shown(self.layer)}, part {_shown(self.part)}, stack {_shown(self.stack)}"
+            raise SiteError(problem, reason, "Try Site(3), Site(3, 'mlp') or Site(None).")
 
     @classmethod
     def parse(cls, text: str) -> "Site":
@@ -119,12 +116,12 @@ def select(
     final: bool | None = None,
     reported: Mapping[str | None, Sequence[Site | None]] | None = None,
 ) -> tuple[Site, ...]:
-    """The sites that the patterns choose among those there are, in the order of the pass, each once.
+    """The sites that the patterns choose from the given ones, each once, in the order of the forward pass.
 
-    `layer.*,final` means every layer, and final where there is one; any other pattern must match something. `depth`
-    (how many blocks) and `final` (whether there is a final norm) are read off the sites; give them where the sites are
-    only some of the model's, for `layer.-1` and `hidden_states[k]` depend on them. `reported` says for each stack which
-    site every entry of `hidden_states` was proved to be, for models (mamba, CLIP) where it is not the usual one.
+    `layer.*,final` means every layer, and final if there is one; any other pattern must match something. `depth` (the
+    number of blocks) and `final` (whether there is a final norm) are taken from the sites; give them if the sites are
+    only some of the model's, because `layer.-1` and `hidden_states[k]` depend on them. `reported` gives, for each
+    stack, the site that every entry of `hidden_states` was proved to be, for models (mamba, CLIP) where it is unusual.
 
     >>> bert = [Site(0), Site(1), Site(1, "attn"), Site(2), Site(2, "attn")]
     >>> [str(site) for site in select("layer.*,final", bert)], [str(site) for site in select("*.attn", bert)]
@@ -133,24 +130,24 @@ def select(
     Traceback (most recent call last):
     hiddenscope.errors.SiteError: No site 'layer.20' in gpt2: it has layer.0 to layer.12. Did you mean 'layer.2'?
     """
-    house = _House(tuple(sorted(set(sites))), owner, depth, final, reported or {})
-    wanted = list(_items(patterns))
-    every_layer = any(re.fullmatch(r"(?:\w+\.)?layer\.\*", item) for item in wanted)
+    known = _KnownSites(tuple(sorted(set(sites))), owner, depth, final, reported or {})
+    items = list(_items(patterns))
+    every_layer = any(re.fullmatch(r"(?:\w+\.)?layer\.\*", item) for item in items)
     chosen: set[Site] = set()
-    for item in wanted:
-        found = house.match(item)
-        if not found and not (every_layer and item.rpartition(".")[2] == "final" and _SITE.fullmatch(item)):
-            raise house.missing(item)
-        chosen |= found
+    for item in items:
+        matching = known.match(item)
+        if not matching and not (every_layer and item.rpartition(".")[2] == "final" and _SITE.fullmatch(item)):
+            raise known.missing(item)
+        chosen |= matching
     return tuple(sorted(chosen))
 
 
 def from_alias(name: str, *, depth: int, final: bool) -> Site:
     """The site that Hugging Face or TransformerLens calls `name`, in a stack of `depth` blocks.
 
-    `hidden_states[depth]` is `final` where the model has a final norm: the last entry is normed and the others are not.
-    TransformerLens' residuals are taken before a post-norm block's own norm, so in a model without a final norm only
-    its `hook_resid_pre` and `hook_normalized_resid_post` are states of ours.
+    `hidden_states[depth]` is `final` if the model has a final norm: Hugging Face norms the last entry and no other.
+    TransformerLens takes the residual stream before a post-norm block's own norm, so in a model without a final norm
+    only its `hook_resid_pre` and `hook_normalized_resid_post` are sites.
 
     >>> from_alias("hidden_states[5]", depth=12, final=True), from_alias("hidden_states[12]", depth=12, final=True)
     (Site('layer.5'), Site('final'))
@@ -161,20 +158,19 @@ def from_alias(name: str, *, depth: int, final: bool) -> Site:
         k = int(match["k"])
         k += depth + 1 if k < 0 else 0
         if not 0 <= k <= depth:
-            raise SiteError(f"No {_shown(name)}", f"the tuple has {depth + 1} entries", f"Ask for 0 to {depth}.")
+            raise SiteError(f"No {_shown(name)}", f"the tuple has {depth + 1} entries", f"Choose 0 to {depth}.")
         return Site(None if final and k == depth else k, stack=match["stack"])
     if match := _LENS.fullmatch(name):
         return _from_lens(name, match, depth, final)
     if name == "ln_final.hook_normalized":
         reason = "TransformerLens records it before the norm's own weight, so it is not final"
-        raise SiteError(
-            f"No site for {_shown(name)}", reason, "Ask for 'final', or for the raw last layer, 'layer.-1'."
-        )
+        remedy = "Choose 'final', or the raw last layer, 'layer.-1'."
+        raise SiteError(f"No site for {_shown(name)}", reason, remedy)
     raise _unreadable(name)
 
 
 def to_alias(site: Site, kind: Literal["hidden_states", "transformer_lens"], *, depth: int, final: bool) -> str | None:
-    """What Hugging Face or TransformerLens calls this site; None where it has no name for it.
+    """What Hugging Face or TransformerLens calls this site; None if it has no name there.
 
     >>> to_alias(Site(5), "transformer_lens", depth=12, final=True)
     'blocks.4.hook_resid_post'
@@ -190,9 +186,8 @@ def to_alias(site: Site, kind: Literal["hidden_states", "transformer_lens"], *, 
         return f"{site.stack}_hidden_states[{k}]" if site.stack else f"hidden_states[{k}]"
     if kind == "transformer_lens":
         return _to_lens(site, final)
-    raise SiteError(
-        f"No names of the kind {_shown(kind)}", "there are two", "Ask for 'hidden_states' or 'transformer_lens'."
-    )
+    reason = "the kinds are 'hidden_states' and 'transformer_lens'"
+    raise SiteError(f"No names of the kind {_shown(kind)}", reason, "Choose one of them.")
 
 
 def summarise(sites: Iterable[Site]) -> str:
@@ -228,8 +223,8 @@ def _runs(layers: list[int], prefix: str) -> Iterator[str]:
 
 
 @dataclass(frozen=True)
-class _House:
-    """The sites there are, and what it takes to read a pattern against them."""
+class _KnownSites:
+    """The sites to choose from, and what is needed to match a pattern against them."""
 
     sites: tuple[Site, ...]
     owner: str
@@ -259,7 +254,7 @@ class _House:
         wants_final = _SITE.fullmatch(item) is not None and item.endswith("final")
         if wants_final and self.final is not True and not any(site.layer is None for site in self.sites):
             last = ", ".join(f"'{Site(depth, stack=stack)}'" for stack, depth in self.depths.items())
-            return SiteError(problem, f"it has no final norm; its last state is {last}", f"Ask for {last}.")
+            return SiteError(problem, f"it has no final norm; its last state is {last}", f"Choose {last}.")
         return SiteError(problem, f"it has {summarise(self.sites)}", _nearest(item, [str(site) for site in self.sites]))
 
     def _layers(self, pattern: re.Match[str], stack: str | None) -> range:
@@ -275,14 +270,14 @@ class _House:
     def _match_entry(self, entry: re.Match[str]) -> set[Site]:
         k = int(entry["k"])
         stacks = [named for stack, named in self.reported.items() if entry["stack"] in (None, stack)]
-        found = [named[k] for named in stacks if -len(named) <= k < len(named)]
-        if None in found:
-            why = "it is what leaves the stack, and no state of a block or of a final norm"
-            raise SiteError(f"No site '{entry[0]}' in {self.owner}", why, "Ask for 'layer.-1', the raw last layer.")
-        return {site for site in found if site is not None} & set(self.sites)
+        entries = [named[k] for named in stacks if -len(named) <= k < len(named)]
+        if None in entries:
+            reason = "it is the output of the stack, and no state of a block or of a final norm"
+            raise SiteError(f"No site '{entry[0]}' in {self.owner}", reason, "Choose 'layer.-1', the raw last layer.")
+        return {site for site in entries if site is not None} & set(self.sites)
 
     def _match_alias(self, name: str) -> set[Site]:
-        found: set[Site] = set()
+        matching: set[Site] = set()
         refusal: SiteError | None = None
         for stack, depth in self.depths.items():
             final = self.final
@@ -293,11 +288,11 @@ class _House:
             except SiteError as error:
                 refusal = error
             else:
-                found |= {Site(site.layer, site.part, stack)} if site.stack in (None, stack) else set()
-        found &= set(self.sites)
-        if refusal and not found:
+                matching |= {Site(site.layer, site.part, stack)} if site.stack in (None, stack) else set()
+        matching &= set(self.sites)
+        if refusal and not matching:
             raise refusal
-        return found
+        return matching
 
 
 def _fits(site: Site, pattern: re.Match[str], layers: range) -> bool:
@@ -311,10 +306,10 @@ def _fits(site: Site, pattern: re.Match[str], layers: range) -> bool:
     return site.layer is not None and site.layer in layers and (bool(site.part) if part == "*" else site.part == part)
 
 
-def _items(patterns: str | Site | Iterable[str | Site]) -> Iterator[str]:
+def _items(patterns: SitePatterns) -> Iterator[str]:
     listed = [patterns] if isinstance(patterns, str | Site) or not isinstance(patterns, Iterable) else list(patterns)
     if not listed:
-        raise SiteError("No sites", "the list of patterns is empty", "Ask for 'layer.*' or 'final'.")
+        raise SiteError("No sites", "the list of patterns is empty", "Choose 'layer.*' or 'final'.")
     for pattern in listed:
         if not isinstance(pattern, str | Site):
             raise _unreadable(pattern)
@@ -326,14 +321,14 @@ def _from_lens(name: str, match: re.Match[str], depth: int, final: bool) -> Site
     stack = None if match["stack"] == "blocks" else match["stack"]
     if block >= depth:
         reason = f"there are {depth} blocks, counted from 0"
-        raise SiteError(f"No block {block} for {_shown(name)}", reason, f"Ask for 0 to {depth - 1}.")
+        raise SiteError(f"No block {block} for {_shown(name)}", reason, f"Choose 0 to {depth - 1}.")
     if hook == "resid_pre":
         return Site(block, stack=stack)
     if hook == ("resid_post" if final else "normalized_resid_post"):
         return Site(block + 1, stack=stack)
     if not final and (hook == "resid_post" or hook in _HOOKS):
         reason = "in a model without a final norm TransformerLens takes it before the block's own norm"
-        raise SiteError(f"No site for {_shown(name)}", reason, f"Ask for 'layer.{block + 1}', the block's output.")
+        raise SiteError(f"No site for {_shown(name)}", reason, f"Choose 'layer.{block + 1}', the block's output.")
     if stack == "decoder" and hook in ("resid_mid", "resid_mid_cross"):
         hook = "resid_mid" if hook == "resid_mid_cross" else ""
     if hook not in _HOOKS:
@@ -352,26 +347,26 @@ def _to_lens(site: Site, final: bool) -> str | None:
     return f"{blocks}.{site.layer - 1}.hook_{hook}"
 
 
-def _unreadable(asked: object, known: Sequence[str] = ()) -> SiteError:
-    if isinstance(asked, int):
-        return SiteError(f"No site {_shown(asked)}", "a site is a string", f"Did you mean 'layer.{_shown(asked)}'?")
-    if asked == "":
-        return SiteError("No site ''", "it is empty", "Ask for 'layer.3', 'layer.*' or 'final'.")
+def _unreadable(given: object, known: Sequence[str] = ()) -> SiteError:
+    if isinstance(given, int):
+        return SiteError(f"No site {_shown(given)}", "a site is a string", f"Did you mean 'layer.{_shown(given)}'?")
+    if given == "":
+        return SiteError("No site ''", "it is empty", "Choose 'layer.3', 'layer.*' or 'final'.")
     forms = known or ["layer.0", "layer.1", "layer.1.attn", "layer.*", "final"]
-    hint = _nearest(asked, forms) if isinstance(asked, str) else "Ask for 'layer.3', 'layer.*' or 'final'."
-    return SiteError(f"No site {_shown(asked)}", "a site reads like 'layer.3', 'layer.3.attn' or 'final'", hint)
+    hint = _nearest(given, forms) if isinstance(given, str) else "Choose 'layer.3', 'layer.*' or 'final'."
+    return SiteError(f"No site {_shown(given)}", "sites look like 'layer.3', 'layer.3.attn' or 'final'", hint)
 
 
 def _nearest(item: str, known: Sequence[str]) -> str:
     bare = not item.startswith(STACKS)
     forms = dict.fromkeys(form.partition(".")[2] if bare and form.startswith(STACKS) else form for form in known)
     near = get_close_matches(item[:60].lower(), forms, n=1, cutoff=0.4)
-    return f"Did you mean '{near[0]}'?" if near else "Ask for one of those, or for 'layer.*'."
+    return f"Did you mean '{near[0]}'?" if near else "Choose one of those, or 'layer.*'."
 
 
-def _shown(asked: object) -> str:
+def _shown(given: object) -> str:
     try:
-        text = repr(asked)
+        text = repr(given)
     except ValueError:  # Python prints no int of more than 4,300 digits
         text = "a very large number"
     return text if len(text) <= 60 else f"{text[:40]}...{text[-10:]}"
