@@ -82,7 +82,10 @@ def _both(ratio: dict[str, float]) -> tuple[float, float]:
 
 def compare(repeats: int, shapes: tuple[str, ...] = tuple(SHAPES)) -> dict[str, Any]:
     """The ratios of every shape."""
-    found = {shape: _shape(shape, repeats) for shape in shapes}
+    found = {}
+    for shape in shapes:
+        found[shape] = _shape(shape, repeats)
+        torch.cuda.empty_cache()
     return {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "shapes": found}
 
 
@@ -115,8 +118,6 @@ def _shape(shape: str, repeats: int) -> dict[str, Any]:
     }
     ratios |= _ratios(patches, "one", max(3, repeats // 2))
     ratios["peak_gib"] = torch.cuda.max_memory_allocated() / 2**30
-    del model, module
-    torch.cuda.empty_cache()
     return ratios
 
 

@@ -109,7 +109,11 @@ def test_a_full_disk_is_an_error_and_leaves_what_was_there(tiny: Any, tmp_path: 
 
 
 def test_nothing_is_left_of_a_file_that_could_not_be_written(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError), replacing(tmp_path / "note.txt") as fresh:
-        fresh.write_text("half")
-        raise RuntimeError("interrupted")
+    def write() -> None:
+        with replacing(tmp_path / "note.txt") as fresh:
+            fresh.write_text("half")
+            raise RuntimeError("interrupted")
+
+    with pytest.raises(RuntimeError):
+        write()
     assert list(tmp_path.iterdir()) == []

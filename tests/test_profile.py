@@ -460,7 +460,7 @@ def test_the_layers_of_smollm2_with_and_without_their_first_tokens(smollm2: hs.M
 
 def test_a_text_beyond_the_window_is_cut_when_asked() -> None:
     model = tiny("gpt2")
-    window = model.encoder.window
+    window = model.text_encoder.window
     assert window
     with pytest.raises(hs.errors.TextError, match="truncate=True"):
         hs.profile(model, [[5] * (window + 1)])

@@ -244,7 +244,7 @@ def hostile(kind: str, model: hs.Model) -> hs.Result:
 @pytest.mark.parametrize("kind", ["lens", "compare", "patch", "search"])
 def test_texts_and_tokens_in_a_story_stay_words(kind: str, tmp_path: Path) -> None:
     model = hs.load((tiny_model("gpt2"), tiny_tokenizer()))
-    model.encoder._strings.update(dict.fromkeys(range(128), HOSTILE))
+    model.text_encoder._strings.update(dict.fromkeys(range(128), HOSTILE))
     found = hostile(kind, model)
     hs.story([found], tmp_path / "story.html")
     told = re.findall(r'<div class="prose">(.*?)</div>', (tmp_path / "story.html").read_text("utf-8"), re.DOTALL)

@@ -1,4 +1,4 @@
-"""What a model may do is tried once; what was tried is remembered, checked again, and forgotten when it no longer holds."""
+"""What a model may do is tried once and remembered, checked again, and forgotten when it no longer holds."""
 
 import json
 from collections.abc import Callable

@@ -1,8 +1,8 @@
 """Files that are written whole or not at all, and carry a checksum over all their bytes.
 
 The checksum is a seal inside the file: `hiddenscope-sha256:` and 64 hex digits, the SHA-256 of the file with zeros in
-the place of the digits. It lies where the format has room for a string, so that other programs read the file as ever. It
-is checked before anything else of the file is read.
+the place of the digits. It lies where the format has room for a string, so that other programs read the file as ever.
+It is checked before anything else of the file is read.
 """
 
 import hashlib

@@ -90,7 +90,9 @@ class Project:
         direction = _numbers("Project", self.direction)
         if direction.ndim != 1 or not bool(direction.any()):
             reason = "it is zero" if direction.ndim == 1 else f"it has the shape {list(direction.shape)}"
-            raise StatesError("A direction for Project", reason, "Give one vector [width] that is not zero.")
+            raise StatesError(
+                "Cannot project along this direction", reason, "Give one vector [width] that is not zero."
+            )
         object.__setattr__(self, "direction", direction)
 
     @property
@@ -155,8 +157,10 @@ class Positions:
             texts, columns = (self.positions >= 0).nonzero(as_tuple=True)
             return texts, columns
         if self.lengths is None:
-            reason = "this pass goes on from a cache that does not say how many tokens it holds"
-            raise StatesError(f"The tokens {tokens!r}", reason, "Leave `tokens` out: every token of a pass is changed.")
+            reason = "this pass continues from a cache that does not say how many tokens it holds"
+            raise StatesError(
+                f"Cannot find the tokens {tokens!r}", reason, "Leave `tokens` out to change all of a pass."
+            )
         places: list[tuple[int, int]] = []
         for text, length in enumerate(self.lengths):
             column = {position: at for at, position in enumerate(self.positions[text].tolist()) if position >= 0}
@@ -169,8 +173,10 @@ class Positions:
 def changed(change: Change, states: Tensor, where: Positions, site: Any) -> Tensor:
     """The states [text, token, width] after a change, in a new tensor; padding and what was not chosen stay."""
     if where.positions.shape != states.shape[:2]:
-        reason = f"the pass holds {list(states.shape[:2])} and its texts {list(where.positions.shape)}"
-        raise StatesError(f"A change at {site}, text by text and token by token", reason, "Report this model.")
+        reason = (
+            f"the state has {list(states.shape[:2])} texts and tokens, and the inputs {list(where.positions.shape)}"
+        )
+        raise StatesError(f"Cannot change the state at {site} token by token", reason, "Report this model.")
     if not isinstance(change, Replace | Add | Scale | Project):
         new = change(states.clone())
         _fits_in(new, states, site)
@@ -206,14 +212,15 @@ def _positions(tokens: Any, text: int, length: int, texts: int, *, strict: bool)
         return _masked(array, text, length, texts)
     if array.ndim > 1 or (array.dtype.kind not in "iu" and array.size):
         reason = f"they are {array.dtype} of the shape {list(array.shape)}"
-        raise StatesError("The tokens to change", reason, "Give positions as whole numbers, a slice or a mask.")
+        raise StatesError("Cannot read the tokens to change", reason, "Give positions as integers, a slice or a mask.")
     places = [int(p) + length if p < 0 else int(p) for p in array.reshape(-1)]
     wrong = [int(p) for p, place in zip(array.reshape(-1), places, strict=True) if not 0 <= place < length]
     if strict and wrong:
         reason = f"text {text} has {length} tokens, 0 to {length - 1}"
-        raise StatesError(f"The token at {wrong[0]}", reason, "Give positions that every text has.")
+        raise StatesError(f"No token at position {wrong[0]}", reason, "Give positions that every text has.")
     if len(set(places)) < len(places):
-        raise StatesError(f"The tokens {array.tolist()}", f"in text {text} one comes twice", "Name each once.")
+        reason = f"in text {text} one of them comes twice"
+        raise StatesError(f"Cannot change the tokens {array.tolist()}", reason, "Name each once.")
     return places
 
 
@@ -222,17 +229,19 @@ def _masked(mask: "np.ndarray[Any, Any]", text: int, length: int, texts: int) ->
     row = mask[text] if mask.ndim == 2 and len(mask) == texts else mask
     if row.ndim != 1 or len(row) < length or (mask.ndim == 1 and len(row) != length) or row[length:].any():
         reason = f"it has the shape {list(mask.shape)}, and text {text} has {length} tokens"
-        raise StatesError("A mask of the tokens to change", reason, "Give one entry a token, or positions or a slice.")
+        raise StatesError(
+            "The mask does not fit the tokens", reason, "Give one entry per token, or positions or a slice."
+        )
     return [int(place) for place in np.flatnonzero(row)]
 
 
 def _numbers(name: str, values: Any) -> Tensor:
     """Values as a tensor of finite floating numbers; a copy, so that nobody changes them afterwards."""
-    problem = f"Values for {name}"
+    problem = f"Cannot use the values of {name}"
     try:
         tensor = values.detach().clone() if isinstance(values, Tensor) else torch.tensor(np.asarray(values))
     except (TypeError, ValueError) as error:
-        raise StatesError(problem, f"they are no array ({error})", "Give a tensor.") from None
+        raise StatesError(problem, f"they are not an array ({error})", "Give a tensor.") from None
     if tensor.ndim == 0 and not tensor.is_complex() and tensor.dtype != torch.bool:
         tensor = tensor.to(torch.promote_types(tensor.dtype, torch.float32))
     if not tensor.is_floating_point():
@@ -248,9 +257,9 @@ def _strength(name: str, strength: Any) -> float:
     try:
         number = float(strength)
     except (TypeError, ValueError):
-        raise StatesError(f"The strength {strength!r} of {name}", "it is no number", "Give one.") from None
+        raise StatesError(f"{name} takes a number, got {strength!r}", "it cannot be read as one", "Give one.") from None
     if not np.isfinite(number):
-        raise NotFinite(f"The strength {number} of {name}", "it is not finite", "Give a finite number.")
+        raise NotFinite(f"{name} takes a finite number, got {number}", "it is not finite", "Give another.")
     return number
 
 
@@ -261,8 +270,8 @@ def _like(values: Tensor, rows: Tensor) -> Tensor:
 
 
 def _fits_in(new: Any, states: Tensor, site: Any) -> None:
-    problem, remedy = f"A change of the states at {site} by a function", f"Give back a tensor {list(states.shape)}."
+    problem, remedy = f"Cannot use what the function made of {site}", f"Return a tensor {list(states.shape)}."
     if not isinstance(new, Tensor):
-        raise StatesError(problem, f"it gave back {type(new).__name__}", remedy)
+        raise StatesError(problem, f"it returned {type(new).__name__}", remedy)
     if new.shape != states.shape or not new.is_floating_point():
-        raise StatesError(problem, f"it gave back {new.dtype} of the shape {list(new.shape)}", remedy)
+        raise StatesError(problem, f"it returned {new.dtype} of the shape {list(new.shape)}", remedy)

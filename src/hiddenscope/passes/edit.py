@@ -82,7 +82,7 @@ def editing(model: ModelLike | nn.Module, changes: Mapping[str | Site, Change]) 
     if isinstance(model, nn.Module):
         if hasattr(model, "_orig_mod"):
             reason = "it is compiled, and compiled code calls no hooks"
-            raise ModuleError("Editing the passes of a module", reason, "Give and call the module inside.")
+            raise ModuleError("Cannot edit the passes of this module", reason, "Give and call the module inside it.")
         anatomy, module = find(model), model
         lock: AbstractContextManager[Any] = nullcontext()
     else:
@@ -102,17 +102,17 @@ def editing(model: ModelLike | nn.Module, changes: Mapping[str | Site, Change]) 
 def plan(anatomy: Anatomy, changes: Any) -> dict[Site, Change]:
     """Each change by its site, in the order of the pass; what cannot be changed is refused."""
     if not isinstance(changes, Mapping) or not changes:
-        reason = "there are none" if isinstance(changes, Mapping) else f"they are {type(changes).__name__}"
-        raise StatesError("Changes of states", reason, "Give a dict: a site, and what becomes of its state.")
+        reason = "the dict is empty" if isinstance(changes, Mapping) else f"got {type(changes).__name__}"
+        raise StatesError("No changes", reason, "Give a dict from sites to changes, as {'layer.3': hs.Scale(0.0)}.")
     planned: dict[Site, Change] = {}
     for pattern, change in changes.items():
         if isinstance(change, type) or not (isinstance(change, Replace | Add | Scale | Project) or callable(change)):
             kind = change.__name__ if isinstance(change, type) else type(change).__name__
             remedy = "Give Replace(...), Add(...), Scale(...), Project(...) or a function."
-            raise StatesError(f"A change of {pattern}", f"it is {kind}", remedy)
+            raise StatesError(f"Cannot change {pattern}", f"got {kind}", remedy)
         for site in anatomy.select(pattern):
             if site in planned:
-                raise StatesError(f"A change of {site}", "two were given", "Give one change for each site.")
+                raise StatesError(f"Two changes of {site}", "a site takes one", "Give one change for each site.")
             _changeable(anatomy, site)
             planned[site] = change
     return dict(sorted(planned.items()))
@@ -122,11 +122,13 @@ def _changeable(anatomy: Anatomy, site: Site) -> None:
     """Refuse a site whose state goes on past the place where it is seen."""
     stack = anatomy.stack(site)
     enters = stack.proof.taps[0]
-    problem, remedy = f"A change of {site} of {anatomy.name}", "Change another site, such as the layer above."
+    problem, remedy = f"Cannot change {site} of {anatomy.name}", "Change another site, such as the layer above."
     if anatomy.taps[site] == enters and enters.path != stack.blocks[0].path:
-        raise SiteError(problem, f"it is seen only at the {enters}, and the stream goes past that", remedy)
+        raise SiteError(problem, f"it is seen only at the {enters}, and the residual stream goes past that", remedy)
     if site.part == "mid" and _at_a_norm(anatomy, site) and stack.blocks[_layer(site) - 1].kind != "pre-norm":
-        raise SiteError(problem, f"it is seen only at the {anatomy.taps[site]}, and the stream goes past that", remedy)
+        raise SiteError(
+            problem, f"it is seen only at the {anatomy.taps[site]}, and the residual stream goes past that", remedy
+        )
 
 
 def _layer(site: Site) -> int:

@@ -63,7 +63,7 @@ class Recording:
         """The states of every pass, text after text."""
         passes = self.passes
         if not passes:
-            raise PassError("The recorded states", "no pass was run inside the `with`", "Call the module there.")
+            raise PassError("No recorded states", "no pass was run inside the `with`", "Call the module there.")
         parts = [part for one in passes for part in ([one.encoder, one.decoder] if isinstance(one, Pair) else [one])]
         stacks = dict.fromkeys(part.sites[0].stack for part in parts)
         joined = [join([part for part in parts if part.sites[0].stack == stack]) for stack in stacks]
@@ -103,7 +103,7 @@ def recording(model: ModelLike | nn.Module, sites: SitePatterns = EVERYTHING) ->
     if isinstance(model, nn.Module):
         if hasattr(model, "_orig_mod"):
             reason = "it is compiled, and compiled code calls no hooks"
-            raise ModuleError("Recording the passes of a module", reason, "Give and call the module inside.")
+            raise ModuleError("Cannot record the passes of this module", reason, "Give and call the module inside it.")
         anatomy, module = find(model), model
         recorded = Recording(anatomy, TextEncoder(None, None, 0), _bare_sources(anatomy))
         lock: AbstractContextManager[Any] = nullcontext()
@@ -157,7 +157,7 @@ class _Following:
     def _keep(self, site: Site, tap: Tap, tensor: Tensor) -> None:
         if self.now is None:
             reason = f"the {tap} was reached, and {type(self.module).__name__} itself was not called"
-            raise PassError(f"The state at {site} of a pass", reason, "Call the whole module, or record the part.")
+            raise PassError(f"Cannot place the state at {site}", reason, "Call the whole module, or record the part.")
         length = self.now.length(site.stack) or tensor.shape[tap.layout.token]
         self.now.states[site] = tap.layout.states(tensor.detach(), length).to("cpu", copy=True)
 
