@@ -44,7 +44,7 @@ def hostile_result() -> Result:
     )
     facts = {"first": Site(3), "odd": [math.nan, -math.inf, -0.0], "words": HOSTILE, "$float": 1, "\ud800": None}
     facts |= {"nested": {"deep": (np.float32(0.5), np.int64(3), np.bool_(True), np.arange(3))}, "big": 10**30}
-    return Result("compare", data, facts, Source("toy", versions={"torch": "2.13"}))
+    return Result("sizes", data, facts, Source("toy", versions={"torch": "2.13"}))
 
 
 @pytest.mark.parametrize("suffix", [".json", ".nc", ".NC"])
@@ -105,7 +105,7 @@ def test_json_is_strict_and_readable(tmp_path: Path) -> None:
         raise AssertionError(constant)
 
     said = json.loads((tmp_path / "x.json").read_text("ascii"), parse_constant=refuse)
-    assert said["kind"] == "compare"
+    assert said["kind"] == "sizes"
     assert said["variables"]["half"]["values"] == [0.1, -0.0]
     assert said["variables"]["odd"]["values"] == ["NaN", "-Infinity"]
 
@@ -179,7 +179,7 @@ def test_a_renderer_is_found_in_the_table(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setitem(RENDERERS, ".html", draw)
     hostile_result().save(tmp_path / "x.html")
-    assert (tmp_path / "x.html").read_text() == "<p>compare</p>"
+    assert (tmp_path / "x.html").read_text() == "<p>sizes</p>"
 
     def fail(result: Result, path: Path) -> None:
         path.write_text("half")
@@ -188,7 +188,7 @@ def test_a_renderer_is_found_in_the_table(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setitem(RENDERERS, ".html", fail)
     with pytest.raises(KeyboardInterrupt):
         hostile_result().save(tmp_path / "x.html")
-    assert (tmp_path / "x.html").read_text() == "<p>compare</p>"
+    assert (tmp_path / "x.html").read_text() == "<p>sizes</p>"
     assert len(list(tmp_path.iterdir())) == 1
 
 
@@ -251,10 +251,10 @@ def test_equality_sees_everything() -> None:
 
 def test_the_summary_is_readable_and_safe() -> None:
     facts = {"first difference": "' France'", "at": 3, "share": 1 / 3, "by layer": [1, 2.5], "more": {"a": "\x1b[31m"}}
-    result = Result("compare", xarray.Dataset({"x": ("site", [1.0])}), facts, Source("toy"))
+    result = Result("sizes", xarray.Dataset({"x": ("site", [1.0])}), facts, Source("toy"))
     assert result.summary() == str(result)
     assert result.summary().splitlines() == [
-        "compare of toy",
+        "sizes of toy",
         "  first difference  ' France'",
         "  at                3",
         "  share             0.333333",
@@ -262,7 +262,7 @@ def test_the_summary_is_readable_and_safe() -> None:
         "  more",
         r"    a  \x1b[31m",
     ]
-    assert repr(result) == "Result(compare of toy: x[site 1], 5 facts)"
+    assert repr(result) == "Result(sizes of toy: x[site 1], 5 facts)"
     lines = hostile_result().summary().split("\n")
     assert all(line.isprintable() and len(line) < 1_000 for line in lines)
 
