@@ -23,7 +23,6 @@ TEXT, OTHER = "The rest of the cats sat on the mat.", "A rest of the dogs sat on
 CLASSES = ([f"{'the cat' if k % 2 else 'on or of'} number {k}" for k in range(24)], [k % 2 for k in range(24)])
 
 NOT_YET = {
-    "lens",
     "visibility",
 }
 """Analyses whose facts still have sentences as keys. Take yours out; this set ends up empty and goes away."""

@@ -12,13 +12,10 @@ from torch import nn
 
 import hiddenscope as hs
 from hiddenscope.analyses.lens import reading
-from hiddenscope.analyses.lens.asked import Plan
-from hiddenscope.analyses.lens.findings import _stays
-from hiddenscope.analyses.lens.jacobian import _jacobians
-from hiddenscope.analyses.lens.maps import Map
-from hiddenscope.analyses.lens.tuned import _Sums
+from hiddenscope.analyses.lens.findings import stays_from
+from hiddenscope.analyses.lens.fitted import Map, Regression, jacobians
 from hiddenscope.errors import FileError, NotFinite, PassError, SiteError, StatesError, TextError
-from hiddenscope.passes.tail import Tail
+from hiddenscope.passes.unembed import Unembedding
 from hiddenscope.sites import Site
 from hiddenscope.testing import build, tiny_model, tiny_tokenizer
 from hiddenscope.views import sections_of, views_of
@@ -117,34 +114,34 @@ def test_a_llama_by_its_own_modules(tiny: Tiny) -> None:
     assert (result.data["kl"].values[3] < 1e-5).all()
 
 
-@pytest.mark.parametrize("family", ["gpt2", "bart"])
-@pytest.mark.parametrize("most", [1, 8 * 128, 9 * 128 * 8, 2**30])
-def test_every_size_of_chunk_says_the_same(tiny: Tiny, family: str, most: int, monkeypatch: Any) -> None:
-    model = tiny(family)
-    targets = [ONE, TWO] if family == "bart" else None
-    expected = hs.lens(model, [ONE, TWO], target=20, targets=targets).data
-    monkeypatch.setitem(reading.read.__kwdefaults__, "most", most)
-    found = hs.lens(model, [ONE, TWO], target=20, targets=targets).data
+@pytest.mark.parametrize("family", ["gpt2", "bart", "gemma2"])
+@pytest.mark.parametrize(("rows", "words"), [(1, 50), (9, 7), (500, 100), (500, 64), (500, 128)])
+@pytest.mark.parametrize("target", [20, 120, "next"])
+def test_every_size_of_block_measures_the_same(
+    load: Callable[[str], hs.Model], family: str, rows: int, words: int, target: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = load(family)
+    given: dict[str, Any] = {"k": 5, "target": target, "targets": [ONE, TWO] if family == "bart" else None}
+    expected = hs.lens(model, [ONE, TWO], **given).data
+    monkeypatch.setattr(reading, "ROWS", rows)
+    monkeypatch.setattr(reading, "WORDS", words)
+    monkeypatch.setitem(reading.MEMORY, "cpu", rows * 128 * 4 * 2)
+    found = hs.lens(model, [ONE, TWO], **given).data
     for name in ("probability", "entropy", "kl", "target_probability"):
         np.testing.assert_allclose(found[name], expected[name], rtol=1e-4, atol=2e-5)
     np.testing.assert_array_equal(found["word_id"][..., 0], expected["word_id"][..., 0])
-
-
-@pytest.mark.parametrize("words", [40, 128, 1000, 5000])
-@pytest.mark.parametrize("k", [1, 5, 40])
-def test_the_best_words_are_those_of_topk(words: int, k: int) -> None:
-    logits = torch.randn(17, words, generator=torch.Generator().manual_seed(words))
-    best, places = reading.top(logits, k)
-    assert torch.equal(best, logits.topk(k).values)
-    assert torch.equal(places, logits.topk(k).indices)
+    np.testing.assert_array_equal(found["target_rank"], expected["target_rank"])
+    if target != "next":
+        assert ((found["target_rank"] == 1).values == (found["word_id"].values[..., 0] == target)).all()
 
 
 @pytest.mark.parametrize("family", ["gemma2", "cohere", "llama", "t5", "bert"])
 def test_one_product_is_used_where_it_is_shown_to_do(load: Callable[[str], hs.Model], family: str) -> None:
     model = load(family)
-    found = Tail(model, last(model)).found
-    assert found.form == {"gemma2": "soft-capped", "cohere": "scaled"}.get(family, "as they are")
-    assert found.constant == {"gemma2": 3.0, "cohere": 0.25}.get(family, 1.0)
+    recipe = Unembedding(model, last(model)).recipe
+    assert recipe.transform == {"gemma2": "softcap", "cohere": "scale"}.get(family, "none")
+    assert recipe.constant == {"gemma2": 3.0, "cohere": 0.25}.get(family, 1.0)
+    assert recipe.method == ("pass" if family in ("t5", "bert") else "modules"), "T5 scales, BERT transforms"
 
 
 class Strange(nn.Linear):
@@ -161,9 +158,10 @@ def test_a_head_that_is_no_product_goes_row_by_row() -> None:
     strange.weight = module.lm_head.weight
     module.lm_head = strange.eval()
     model = hs.load((module, tiny_tokenizer()))
-    tail = Tail(model, Site(3))
-    assert not tail.by_product
-    assert "Strange" in tail.found.why
+    recipe = Unembedding(model, Site(3)).recipe
+    assert recipe.method == "whole"
+    assert "Strange" in recipe.reason
+    assert "Strange" in hs.lens(model, ONE).summary()
     np.testing.assert_allclose(
         hs.lens(model, ONE).data["entropy"], -(naive(model, ONE).exp() * naive(model, ONE)).sum(-1), atol=2e-5
     )
@@ -171,8 +169,9 @@ def test_a_head_that_is_no_product_goes_row_by_row() -> None:
 
 def test_words_that_are_never_said_change_nothing(tiny: Tiny) -> None:
     module: Any = tiny_model("llama")
-    module.lm_head.bias = nn.Parameter(torch.zeros(128))
-    module.lm_head.bias.data[[7, 9]] = -torch.inf
+    del module.lm_head.bias
+    module.lm_head.register_buffer("bias", torch.zeros(128))  # a weight may not be infinite, a buffer may
+    module.lm_head.bias[[7, 9]] = -torch.inf
     model = hs.load((module, tiny_tokenizer()))
     result, logs = hs.lens(model, ONE, k=128, target=7), naive(model, ONE)
     np.testing.assert_allclose(result.data["entropy"], -(logs.exp() * logs.clamp_min(-1e9)).sum(-1), atol=2e-5)
@@ -213,7 +212,7 @@ def test_the_next_token_and_how_often_it_is_said(tiny: Tiny) -> None:
 
 def test_settled_is_the_first_layer_from_which_the_answer_stays(tiny: Tiny) -> None:
     same = np.array([[True, False, False], [False, True, False], [True, True, False], [True, True, True]])
-    assert [row.tolist().index(True) for row in _stays(same).T] == [2, 1, 3]
+    assert [row.tolist().index(True) for row in stays_from(same).T] == [2, 1, 3]
     result = hs.lens(tiny("gpt2"), [ONE, TWO])
     words, settled = result.data["word_id"].values[:, :, 0], result.data["settled"].values
     for token, layer in enumerate(settled):
@@ -227,19 +226,19 @@ def test_of_some_layers_no_more_is_said_than_is_known(tiny: Tiny) -> None:
     """Whichever sites are read, the answer is the model's, and settled is what a reading of all layers says."""
     model = tiny("gpt2")
     whole = hs.lens(model, TWO)
-    settled, answer = whole.data["settled"].values, whole.facts["last token"]["answer"]
+    settled, answer = whole.data["settled"].values, whole.facts["last_token"]["answer"]
     assert {2, 3} <= set(settled.tolist())
     assert whole.data["word"].sel(site="layer.1").values[-1, 0] != answer
     for sites in ("layer.0", "layer.1", "layer.0-1", "layer.2,final", "layer.1,final", "layer.1-2", "final"):
         found = hs.lens(model, TWO, sites=sites)
-        last = found.facts["last token"]
-        assert (last["answer"], last["probability"]) == (answer, whole.facts["last token"]["probability"])
-        assert "known" in found.facts["settled"]
+        last = found.facts["last_token"]
+        assert (last["answer"], last["probability"]) == (answer, whole.facts["last_token"]["probability"])
+        assert "known" in found.summary()
         if sites in ("layer.0", "layer.1", "layer.0-1"):
-            assert found.facts["settled"].startswith("not known")
+            assert found.facts["settled_known_from"] is None
             assert "settled" not in found.data
             assert "settled_share" not in found.data
-            assert "settled from" not in last
+            assert last["settled_from"] is None
         assert len(sections_of(found)) == 2
     two = hs.lens(model, TWO, sites="layer.2,final").data
     assert two["settled"].values.tolist() == np.maximum(settled, 2).tolist()
@@ -254,7 +253,7 @@ def test_of_some_layers_no_more_is_said_than_is_known(tiny: Tiny) -> None:
 def test_groups_of_texts_are_read_one_after_another(tiny: Tiny, monkeypatch: Any) -> None:
     model = tiny("llama")
     expected = hs.lens(model, [ONE, TWO, ONE])
-    monkeypatch.setattr("hiddenscope.analyses.lens.asked.TOKENS", 10)
+    monkeypatch.setattr("hiddenscope.analyses.lens.BATCH_TOKENS", 10)
     found = hs.lens(model, [ONE, TWO, ONE])
     np.testing.assert_allclose(found.data["probability"], expected.data["probability"], rtol=1e-4)
     assert found.data["text"].values.tolist() == expected.data["text"].values.tolist()
@@ -273,7 +272,7 @@ def test_a_decoder_is_read_over_its_targets(tiny: Tiny) -> None:
 def test_one_token_is_enough_unless_the_next_is_asked_for(tiny: Tiny) -> None:
     model = tiny("gpt2")
     assert hs.lens(model, [[5]]).data.sizes["token"] == 1
-    with pytest.raises(TextError, match="Text 1: it has one token, and none comes next"):
+    with pytest.raises(TextError, match="Text 1 has no next token"):
         hs.lens(model, [[5, 6], [5]], target="next")
 
 
@@ -286,17 +285,17 @@ def test_nothing_is_left_behind(tiny: Tiny, hanging: Callable[[nn.Module], Any])
 
 BAD: list[tuple[str, dict[str, Any], type[Exception], str]] = [
     ("llama", {"target": " cats and"}, TextError, r"it is \d+ tokens: ' c' .* Give a single token"),
-    ("llama", {"target": ""}, TextError, "it is no token at all"),
+    ("llama", {"target": ""}, TextError, "it is empty"),
     ("llama", {"target": 500}, TextError, "the ids of .* are 0 to 127"),
     ("bert", {"target": "next"}, TextError, "sees the whole text"),
-    ("llama", {"k": 0}, PassError, "128 to choose from"),
-    ("llama", {"k": 129}, PassError, "128 to choose from"),
-    ("llama", {"k": True}, PassError, "Give a whole number"),
+    ("llama", {"k": 0}, PassError, "has 128 words"),
+    ("llama", {"k": 129}, PassError, "has 128 words"),
+    ("llama", {"k": True}, PassError, "k must be an integer from 1 to 128, got True"),
     ("llama", {"sites": "layer.9"}, SiteError, "No site 'layer.9'"),
     ("llama", {"sites": "layer.2.attn"}, SiteError, "layer.2.attn is inside a block"),
     ("t5", {"sites": "encoder.layer.1"}, SiteError, "the head reads the decoder"),
     ("llama", {"targets": ONE}, PassError, "has one stack"),
-    ("t5", {"targets": [ONE, TWO]}, TextError, "there are 2 targets"),
+    ("t5", {"targets": [ONE, TWO]}, TextError, "1 texts with 2 targets"),
 ]
 
 
@@ -307,7 +306,7 @@ def test_bad_input(tiny: Tiny, family: str, given: dict[str, Any], error: type[E
 
 
 def test_a_model_without_a_head(tiny: Tiny) -> None:
-    with pytest.raises(PassError, match="it has no head that gives any"):
+    with pytest.raises(PassError, match="it has no language-model head"):
         hs.lens(tiny("llama", "base"), ONE)
 
 
@@ -351,6 +350,10 @@ def tuned() -> tuple[hs.Model, hs.Lens]:
     return model, hs.Lens.fit(model, TEXTS)
 
 
+def column(lens: hs.Lens, name: str) -> list[Any]:
+    return [layer[name] for layer in lens.facts["layers"]]
+
+
 def test_a_tuned_lens_is_its_definition(tuned: tuple[hs.Model, hs.Lens]) -> None:
     model: Any = tuned[0]
     lens = tuned[1]
@@ -371,17 +374,14 @@ def test_the_map_is_a_ridge_regression_towards_the_identity() -> None:
     x, y = generator.normal(size=(40, 6)), generator.normal(size=(40, 6))
     rows = np.concatenate([x, np.ones((40, 1))], 1) * (6**0.5 / np.linalg.norm(y, axis=1, keepdims=True))
     rest = (y - x) * (6**0.5 / np.linalg.norm(y, axis=1, keepdims=True))
-    sums = _Sums(Plan((Site(0), Site(1)), None, (), True))
-    tokens = hs.Tokens(None, [0] * 40, range(40), range(40), ["t"] * 40)
-    values = torch.from_numpy(np.stack([x, y]))
+    regression = Regression()
     for half in (slice(0, 15), slice(15, 40)):
-        some = tokens.select(half)
-        sums.add(hs.States((Site(0), Site(1)), values[:, half], some, hs.Source("toy")))
-    for strength in (0.01, 1.0):
-        hold = np.diag(np.sqrt(strength * (rows**2).sum(0) * [1, 1, 1, 1, 1, 1, 1e-6]))
+        regression.add(torch.from_numpy(x[half]), torch.from_numpy(y[half]))
+    for penalty in (0.01, 1.0):
+        hold = np.diag(np.sqrt(penalty * (rows**2).sum(0) * [1, 1, 1, 1, 1, 1, 1e-6]))
         wide = np.concatenate([rows, hold]), np.concatenate([rest, np.zeros((7, 6))])
         expected = np.linalg.lstsq(*wide, rcond=None)[0]
-        found = sums.maps(strength)[0]
+        found = regression.map(penalty)
         assert found.bias is not None
         np.testing.assert_allclose(found.matrix, expected[:-1].T + np.eye(6), atol=1e-5)
         np.testing.assert_allclose(found.bias, expected[-1], atol=1e-5)
@@ -394,35 +394,37 @@ def test_a_tuned_lens_is_judged_on_other_texts_than_it_is_chosen_by(tuned: tuple
     assert (better.values <= plain.values + 1e-6).all()
     assert (better.values[:2] < plain.values[:2] * 0.9).all(), "and it is worth something"
     assert better.values[-1] == 0
-    np.testing.assert_allclose(list(lens.facts["KL before"].values()), plain, rtol=1e-3, atol=1e-5)
-    np.testing.assert_allclose(list(lens.facts["KL after"].values()), better, rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(column(lens, "kl_before"), plain, rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(column(lens, "kl_after"), better, rtol=1e-3, atol=1e-5)
     counts = [len(model.capture(TEXTS[number], "layer.0").tokens) for number in (4, 9)]
-    assert lens.facts["held out"] == {"texts": 2, "tokens chosen by": counts[0], "tokens judged": counts[1]}
+    held_out = {"texts": 2, "tokens_chosen_on": counts[0], "tokens_judged_on": counts[1], "judged_on_chosen": False}
+    assert lens.facts["held_out"] == held_out
     one = hs.Lens.fit(model, TEXTS[:9])
-    assert "chosen by" in one.facts["held out"]["judged on"]
-    assert one.facts["held out"]["texts"] == 1
+    assert one.facts["held_out"]["judged_on_chosen"]
+    assert "optimistic" in one.facts["notes"][0]
+    assert one.facts["held_out"]["texts"] == 1
 
 
 def test_a_map_that_is_worse_on_the_texts_that_judge_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nine times one text and then one of other words: what fits the one is worse than nothing on the other."""
     model = hs.load((tiny_model("llama", seed=3), None))
     one, other = [5, 6, 7, 8, 9, 10], [90, 91, 92, 93, 94, 95, 96]
-    monkeypatch.setattr("hiddenscope.analyses.lens.tuned.STRENGTHS", (0.001,))
+    monkeypatch.setattr("hiddenscope.analyses.lens.fitted.PENALTIES", (0.001,))
     assert set(hs.Lens.fit(model, [one] * 10).maps) == {0, 1, 2}
     lens = hs.Lens.fit(model, [*[one] * 9, other])
-    assert lens.facts["left as they are"] != "none"
+    assert False in column(lens, "mapped")[:-1]
     plain, better = (hs.lens(model, [other], lens=each).data["kl_mean"].values for each in ("logit", lens))
     assert (better <= plain).all()
-    np.testing.assert_allclose(list(lens.facts["KL after"].values()), better, rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(column(lens, "kl_after"), better, rtol=1e-3, atol=1e-5)
 
 
 def test_a_layer_that_no_map_makes_better_is_left_as_it_is(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny("gpt2")
-    monkeypatch.setattr("hiddenscope.analyses.lens.tuned._ridge", lambda *given: Map(-torch.eye(64)))
+    monkeypatch.setattr(Regression, "map", lambda *given: Map(-torch.eye(64)))
     lens = hs.Lens.fit(model, TEXTS[:3])
     assert lens.maps == {}
-    assert lens.facts["left as they are"] == "layer.0 to layer.2"
-    assert lens.facts["KL after"] == lens.facts["KL before"]
+    assert column(lens, "mapped") == [False] * 4
+    assert column(lens, "kl_after") == column(lens, "kl_before")
     np.testing.assert_array_equal(hs.lens(model, ONE, lens=lens).data["kl"], hs.lens(model, ONE).data["kl"])
 
 
@@ -452,7 +454,7 @@ def test_a_lens_is_kept_and_refused_for_another_model(
     assert hs.lens(model, ONE, lens=str(path)).equals(hs.lens(model, ONE, lens=again))
     with pytest.raises(StatesError, match="fitted to the weights of LlamaForCausalLM, and these are others"):
         hs.lens(tiny("llama"), ONE, lens=path)
-    with pytest.raises(FileError, match="kept as .safetensors"):
+    with pytest.raises(FileError, match="a .safetensors file"):
         lens.save(tmp_path / "tuned.pt")
     with pytest.raises(FileError, match="no such file"):
         hs.lens(model, ONE, lens=tmp_path / "other.safetensors")
@@ -467,19 +469,19 @@ def test_a_lens_is_kept_and_refused_for_another_model(
 
 @pytest.mark.parametrize("kind", ["tuned", "jacobian", "other", 5])
 def test_a_lens_that_was_not_fitted(tiny: Tiny, kind: Any) -> None:
-    said = {"other": "none of that name", 5: "it is int"}.get(kind, "has to be fitted first")
+    said = {"other": "none of that name", 5: "got int"}.get(kind, "has to be fitted first")
     with pytest.raises(StatesError, match=said):
         hs.lens(tiny("llama"), ONE, lens=kind)
 
 
 def test_fits_that_cannot_be(tiny: Tiny, tmp_path: Path) -> None:
-    with pytest.raises(TextError, match="some are held out to judge by"):
+    with pytest.raises(TextError, match="some must be held out"):
         hs.Lens.fit(tiny("llama"), ONE)
     with pytest.raises(StatesError, match="the kinds are tuned and jacobian"):
         hs.Lens.fit(tiny("llama"), TEXTS, "other")  # type: ignore[arg-type]
-    with pytest.raises(StatesError, match="it is fitted at once"):
+    with pytest.raises(StatesError, match="fitted in one step"):
         hs.Lens.fit(tiny("llama"), TEXTS, partial=tmp_path / "partial.safetensors")
-    with pytest.raises(PassError, match="it has no head"):
+    with pytest.raises(PassError, match="it has no language-model head"):
         hs.Lens.fit(tiny("llama", "base"), TEXTS)
 
 
@@ -527,13 +529,13 @@ def test_an_interrupted_fit_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     whole = hs.Lens.fit(model, texts, "jacobian")
     partial, seen = tmp_path / "partial.safetensors", list[Any]()
 
-    def stops(model: hs.Model, text: Any, plan: Any) -> Any:
-        seen.append(text.texts[0])
+    def stops(model: hs.Model, text: Any, sites: Any) -> Any:
+        seen.append(list(text.ids[0]))
         if len(seen) == 2:
             raise KeyboardInterrupt
-        return _jacobians(model, text, plan)
+        return jacobians(model, text, sites)
 
-    monkeypatch.setattr("hiddenscope.analyses.lens.jacobian._jacobians", stops)
+    monkeypatch.setattr("hiddenscope.analyses.lens.fitted.jacobians", stops)
     with pytest.raises(KeyboardInterrupt):
         hs.Lens.fit(model, texts, "jacobian", partial=partial)
     again = hs.Lens.fit(model, texts, "jacobian", partial=partial)
@@ -579,7 +581,7 @@ def test_its_pictures_and_what_is_told(tiny: Tiny, tmp_path: Path) -> None:
     assert grid.words is not None
     assert grid.words.chosen.shape == (4, result.data.sizes["token"], 5)
     assert len(lines) == 3
-    assert result.facts["last token"]["answer"].strip() in sections_of(result)[0].prose
+    assert result.facts["last_token"]["answer"].strip() in sections_of(result)[0].prose
     for suffix in (".html", ".png", ".json", ".csv"):
         result.save(tmp_path / f"lens{suffix}")
     assert hs.Result.load(tmp_path / "lens.json").equals(result)
@@ -588,7 +590,7 @@ def test_its_pictures_and_what_is_told(tiny: Tiny, tmp_path: Path) -> None:
 @pytest.mark.parametrize("words", [["<script>alert(1)</script>", "\x1b[31m", "\u202e"], ["", "\u2028\ufffd", "a\0b"]])
 def test_words_are_hostile(tiny: Tiny, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = hs.load((tiny_model("llama"), tiny_tokenizer()))
-    monkeypatch.setattr(model.encoder, "_strings", {k: words[k % 3] for k in range(128)})
+    monkeypatch.setattr(model.text_encoder, "_strings", {k: words[k % 3] for k in range(128)})
     result = hs.lens(model, [[5, 6, 7]], target=7)
     assert "" not in result.data["word"].values
     for suffix in (".html", ".png", ".json", ".csv", ".nc"):
@@ -605,6 +607,6 @@ def test_paris_comes_up_only_near_the_top(smollm2: hs.Model) -> None:
     assert rank[-1] == 1
     assert (rank[:25] > 300).all()
     facts = result.facts["target"]
-    assert facts["first best at"] == result.facts["last token"]["settled from"] == "layer.30"
-    assert facts["first among the 5 best at"] == "layer.29"
-    assert facts["probability there"] == pytest.approx(0.7725, abs=2e-3)
+    assert facts["first_best_at"] == result.facts["last_token"]["settled_from"] == "layer.30"
+    assert facts["first_in_top_k_at"] == "layer.29"
+    assert facts["probability"] == pytest.approx(0.7725, abs=2e-3)

@@ -1,4 +1,4 @@
-"""What each layer would say."""
+"""The lens on the command line, and the fitting of lenses."""
 
 from typing import Annotated, Any
 
@@ -6,8 +6,8 @@ import typer
 
 import hiddenscope as hs
 from hiddenscope import errors
-from hiddenscope.cli.command import RESULTS, Shared, SitesOption, TextsArgument, command, handed_out, writes
-from hiddenscope.cli.terminal import lines_of, print_json, table, visible
+from hiddenscope.cli.command import RESULTS, Shared, SitesOption, TextsArgument, command, show, writes
+from hiddenscope.cli.terminal import lines_of, print_json, visible
 
 
 @command
@@ -21,24 +21,20 @@ def lens(
     fit: Annotated[str | None, typer.Option(help="Fit a lens on the texts: tuned or jacobian; --out keeps it.")] = None,
     sites: SitesOption = "layer.*",
 ) -> None:
-    """Say what each layer would say, if it were the last.
+    """Show what each layer would predict, if it were the last.
 
     Prints the best words after the last token, layer by layer; --out lens.html keeps the whole grid, .csv the numbers.
     """
     if fit is not None:
         _fit(shared, lines_of(texts), fit)
-        return
-    result = hs.lens(shared.load(), lines_of(texts), k=k, target=target, lens=lens, sites=sites)
-    if not handed_out(result, shared):
-        typer.echo(visible(result.summary(), keep="\n"))
-        if result.facts["texts"] == 1:
-            _print_last(result)
+    else:
+        show(hs.lens(shared.load(), lines_of(texts), k=k, target=target, lens=lens, sites=sites), shared)
 
 
 def _fit(shared: Shared, texts: list[str], kind: Any) -> None:
-    """Fit a lens and keep it; an interrupted fit that takes long goes on when it is asked for again."""
+    """Fit a lens and keep it; an interrupted fit of a Jacobian lens continues when the command is run again."""
     if shared.out is None:
-        raise errors.FileError(f"A {kind} lens", "there is no place to keep it", "Give --out lens.safetensors.")
+        raise errors.FileError(f"Cannot keep the {kind} lens", "no path was given", "Add --out lens.safetensors.")
     partial = shared.out.with_suffix(".partial.safetensors") if kind == "jacobian" else None
     fitted = hs.Lens.fit(shared.load(), texts, kind, partial=partial)
     fitted.save(shared.out)
@@ -48,19 +44,3 @@ def _fit(shared: Shared, texts: list[str], kind: Any) -> None:
         print_json(fitted.facts)
     else:
         typer.echo(visible(f"{fitted!r}, kept in {shared.out}"))
-
-
-def _print_last(result: "hs.Result") -> None:
-    """What every layer says after the last token."""
-    here = result.data.isel(token=-1)
-    columns = (here[name].values.tolist() for name in ("site", "entropy", "kl", "word", "probability"))
-    rows = (
-        [
-            site,
-            f"{entropy:.2f}",
-            f"{kl:.2f}",
-            "  ".join(f"{word!r} {share:.2f}" for word, share in zip(*said, strict=True)),
-        ]
-        for site, entropy, kl, *said in zip(*columns, strict=True)
-    )
-    table(["site", "entropy", "KL", "best words"], rows, text=(0, 3))

@@ -11,7 +11,7 @@ edit          run a model while states change, or change them in passes that som
 resume        enter the pass at a layer and run only the rest
 sweep         one text in many variants, each computed from its first exchanged state on
 jacobian      how the states of one text depend on those before them
-tail          what the model makes of its last layer, applied to any rows
+unembed       the logits that a model makes of any rows of its last layer
 align         which tokens of two texts stand in one column
 answers       the single token that an answer is where it is read
 """

@@ -1,53 +1,48 @@
-"""What would each layer say, if it were the last?
+"""What would each layer predict, if it were the last?
 
-asked     which states of which texts a lens reads, and is fitted on
-reading   what logits say, a few rows at a time
-findings  what was read, as labelled arrays and as facts
-maps      what a lens makes of a state before the tail reads it
-tuned     the map that brings a layer nearest to the last
-jacobian  the mean derivative of the last layer
-fitted    a lens that was fitted, and its file
+reading   the engine: the unembedding applied to states, and what is measured of the logits
+findings  the readings as labelled arrays, and the facts drawn from them
+fitted    lenses that are fitted to a model: tuned and jacobian
 """
 
 import os
-from typing import Any
+from itertools import accumulate
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hiddenscope import progress
-from hiddenscope.analyses.lens.asked import Asked, listed, plan_of, states_of
-from hiddenscope.analyses.lens.findings import Found, dataset, facts, following
-from hiddenscope.analyses.lens.fitted import Lens, lens_of
-from hiddenscope.analyses.lens.maps import carried
-from hiddenscope.analyses.lens.reading import Read, read
+from hiddenscope.analyses.lens.findings import Predictions, Target, dataset, facts_of, next_ids
+from hiddenscope.analyses.lens.fitted import Lens, mapped, resolve
+from hiddenscope.analyses.lens.reading import Ints, LensSites, Part, Reading, read
 from hiddenscope.errors import PassError, TextError
 from hiddenscope.model import Model
-from hiddenscope.passes import Texts
-from hiddenscope.passes.tail import Tail
-from hiddenscope.results import Result
-from hiddenscope.states import States, Tokens, join
+from hiddenscope.passes import Inputs, Texts, record
+from hiddenscope.passes.unembed import Unembedding
+from hiddenscope.results import Facts, Result
+from hiddenscope.sites import SitePatterns
+from hiddenscope.states import States, Tokens
 
 NEXT = "next"
+BATCH_TOKENS = 2_048  # tokens whose states are held at a time
 
 
 def lens(
     model: Model,
-    text: Texts,
+    text: Texts | Inputs,
     *,
     k: int = 5,
     target: str | int | None = None,
     lens: str | os.PathLike[str] | Lens = "logit",
-    sites: Any = "layer.*",
+    sites: SitePatterns = "layer.*",
     targets: Texts | None = None,
 ) -> Result:
-    """What every layer would say at every token: the model's own tail, applied to its states.
+    """What every layer would predict at every token: the model's own unembedding, applied to its states.
 
-    For each site and token the `k` best words with their probabilities, the entropy, and the KL divergence from the
-    model's own answer to this one. `target` is one token, or "next" for the token that comes next in the text: its
-    probability and its rank. Along the sites, how often the best word is the model's own, and the true next token.
-    `lens` is "logit", a lens that was fitted (`hs.Lens.fit`), which takes the states nearer to the last layer first,
-    or the path of one that was saved.
+    For each site and token: the `k` best words with their probabilities, the entropy, and the KL divergence of this
+    prediction from the model's own. `target` is one token, or "next" for the token that comes next in the text: its
+    probability and its rank. Along the sites: how often the best word is the model's own, and the true next token.
+    `lens` is "logit"; or a fitted lens (`hs.Lens.fit`), which first maps the states nearer to the last layer; or the
+    path of one that was saved.
 
     >>> import hiddenscope as hs
     >>> from hiddenscope.testing import tiny_model
@@ -55,64 +50,81 @@ def lens(
     >>> dict(result.data["word"].sizes), float(result.data["kl"].sel(site="layer.3").max())
     ({'site': 4, 'token': 3, 'rank': 5}, 0.0)
     """
-    plan = plan_of(model, sites)
-    fitted = lens_of(model, lens)
-    tails = [Tail(model, plan.last), *([Tail(model, plan.final)] if plan.final else [])]
-    _countable(k, tails[0].words, model)
-    aim = _aim(model, target, plan.causal)
-    texts = listed(model, text, targets)
-    if aim == NEXT:
-        _has_next(texts)
-    reads: list[Read] = []
-    captured: list[States] = []
-    with progress.track("Reading", total=sum(texts.lengths) * len(plan.rows)) as advance:
-        for some in texts.groups():
-            states = states_of(model, texts, some, plan)
-            layers = states.select(sites=list(plan.layers)).values
-            parts = [(tails[0], layers if fitted is None else carried(layers, plan.layers, fitted.maps))]
-            parts += [(tails[1], states[plan.final][None])] if plan.final else []
-            aims = _aims(aim, states.tokens)
-            reads.append(read(parts, len(plan.layers) - 1, k=k, targets=aims, advance=advance))
-            captured.append(_only_tokens(states))
-    found = Found.of(reads, join(captured).tokens, plan.rows, plan.asked, causal=plan.causal)
+    chosen = LensSites.of(model, sites)
+    fitted = resolve(model, lens)
+    unembeddings = {site: Unembedding(model, site) for site in (chosen.last, chosen.final) if site is not None}
+    unembedding = unembeddings[chosen.last]
+    if type(k) is not int or not 1 <= k <= unembedding.vocabulary:
+        reason = f"the vocabulary of {model.name} has {unembedding.vocabulary:,} words"
+        raise PassError(f"k must be an integer from 1 to {unembedding.vocabulary:,}, got {k!r}", reason, "Change k.")
+    inputs = model.encode(text, targets=targets)
+    followed = _target(model, target, chosen, inputs)
+    readings: list[Reading] = []
+    rows: list[Ints] = []
+    starts = list(accumulate(inputs.of(chosen.last.stack).lengths, initial=0))
+    source = None
+    with progress.track("Reading", total=starts[-1] * len(chosen.all)) as advance:
+        for indices, batch in inputs.batches(model, batch_tokens=BATCH_TOKENS):
+            states = record(model, batch, list(chosen.all), keep="device").states
+            assert isinstance(states, States), "the sites are in one stack"
+            layers = states.values[: len(chosen.layers)]
+            parts: list[Part] = [
+                (unembedding, layers if fitted is None else mapped(layers, chosen.layers, fitted.maps))
+            ]
+            if chosen.final is not None:
+                parts.append((unembeddings[chosen.final], states[chosen.final][None]))
+            ids = _target_ids(followed, states.tokens)
+            readings.append(read(parts, len(chosen.layers) - 1, k=k, targets=ids, advance=advance))
+            rows.append(np.concatenate([np.arange(starts[i], starts[i + 1]) for i in indices]))
+            source = states.source
     with model.lock:
-        name = None if aim is None else "the next token" if aim == NEXT else repr(model.encoder.string(int(aim)))
-        data = dataset(found, model.encoder.string, name)
-        shown = facts(found, data, aim if isinstance(aim, int) else None, name, model.encoder.string)
-    told = {"lens": "logit" if fitted is None else fitted.kind, "words": tails[0].words, "tail": tails[0].found.why}
-    return Result("lens", data, told | shown, captured[0].source)
+        tokens = model.text_encoder.tokens(inputs.of(chosen.last.stack))
+        predictions = Predictions.of(Reading.join(readings, rows), chosen, tokens)
+        data = dataset(predictions, model.text_encoder.string, followed)
+        facts = facts_of(predictions, data, followed, model.text_encoder.string)
+    reason = unembedding.recipe.reason
+    facts = {
+        "lens": "logit" if fitted is None else fitted.kind,
+        **facts,
+        "unembedding": _recipe(unembedding),
+        "notes": [f"The logits were made by whole passes, because {reason}."] if reason else [],
+    }
+    assert source is not None, "there is at least one batch"
+    return Result("lens", data, facts, source)
 
 
-def _countable(k: Any, words: int, model: Model) -> None:
-    if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= words:
-        reason = f"{model.name} has {words:,} to choose from"
-        raise PassError(f"The {k!r} best words", reason, f"Give a whole number from 1 to {words:,}.")
-
-
-def _aim(model: Model, target: str | int | None, causal: bool) -> str | int | None:
-    """The one token that is meant, or the next of each."""
+def _target(model: Model, target: str | int | None, sites: LensSites, inputs: Inputs) -> Target | None:
+    """The word to follow, or a TextError where it is not one token, or no token comes next."""
     if target is None:
         return None
-    if target == NEXT:
-        if not causal:
-            reason = f"{model.name} sees the whole text, and does not say what comes next"
-            raise TextError("The next token as a target", reason, "Give a token.")
-        return NEXT
-    with model.lock:
-        return model.encoder.one(target)
-
-
-def _aims(aim: str | int | None, tokens: Tokens) -> NDArray[np.int64] | None:
-    if aim is None or isinstance(aim, int):
-        return None if aim is None else np.full(len(tokens), aim, dtype=np.int64)
-    return following(tokens)
-
-
-def _has_next(texts: Asked) -> None:
-    short = next((number for number, length in enumerate(texts.lengths) if length < 2), None)
+    if target != NEXT:
+        with model.lock:
+            single = model.text_encoder.single(target)
+            return Target(repr(model.text_encoder.string(single)), single)
+    if not sites.causal:
+        reason = f"{model.name} sees the whole text and does not predict what comes next"
+        raise TextError("Cannot follow the next token", reason, "Give a token as the target.")
+    lengths = inputs.of(sites.last.stack).lengths
+    short = next((number for number, length in enumerate(lengths) if length < 2), None)
     if short is not None:
-        raise TextError(f"Text {short}", "it has one token, and none comes next", "Give a longer one.")
+        raise TextError(f"Text {short} has no next token", "it is one token long", "Give a longer one.")
+    return Target("the next token", None)
 
 
-def _only_tokens(states: States) -> States:
-    return States(states.sites, states.values[..., :0], states.tokens, states.source)
+def _target_ids(target: Target | None, tokens: Tokens) -> Ints | None:
+    """The id to follow at each token, -1 for none."""
+    if target is None:
+        return None
+    return next_ids(tokens) if target.id is None else np.full(len(tokens), target.id, dtype=np.int64)
+
+
+def _recipe(unembedding: Unembedding) -> Facts:
+    """How the logits were made, as facts."""
+    recipe = unembedding.recipe
+    constant = None if recipe.transform == "none" else recipe.constant
+    return {
+        "vocabulary": recipe.vocabulary,
+        "method": recipe.method,
+        "transform": recipe.transform,
+        "constant": constant,
+    }

@@ -1,23 +1,24 @@
-"""Findings: what was read, as labelled arrays and as facts."""
+"""Findings of the lens: its readings as labelled arrays, and the facts drawn from them."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hiddenscope.analyses.lens.reading import Read
+from hiddenscope.analyses.lens.reading import Floats, Ints, LensSites, Reading
+from hiddenscope.results import Facts
 from hiddenscope.sites import Site
 from hiddenscope.states import Tokens
 
 if TYPE_CHECKING:
     import xarray
 
-Array: TypeAlias = NDArray[np.float32]
-Ints: TypeAlias = NDArray[np.int64]
+Bools: TypeAlias = NDArray[np.bool_]
+Variable: TypeAlias = "tuple[str | tuple[str, ...], np.ndarray[Any, Any]]"
 
-LOOKS: dict[str, dict[str, str]] = {
+ATTRIBUTES: dict[str, dict[str, str]] = {
     "word": {"long_name": "best words"},
     "probability": {"long_name": "probability of the best words"},
     "word_id": {"long_name": "ids of the best words"},
@@ -34,177 +35,196 @@ LOOKS: dict[str, dict[str, str]] = {
 
 
 @dataclass(frozen=True)
-class Found:
-    """What was read of the asked sites, and the model's own `answer` after each token, with its probability, `sure`.
+class Target:
+    """The word whose probability is followed: its `name`, and its id; None where each token has its own, the next."""
 
-    `stays` [site, token]: from this site up the best word of every site that was read is the answer. `known` [site]: no
-    layer from there up was left out, so that the answer is settled where it stays.
+    name: str
+    id: int | None
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """The reading of the chosen sites, and the model's own `answer` after each token, with its probability.
+
+    `stays` [site, token]: the best word of this site, and of every site above it that was read, is the answer. `known`
+    [site]: no layer above was left out, so that an answer that stays is settled there.
     """
 
-    read: Read
+    reading: Reading
     sites: tuple[Site, ...]
     tokens: Tokens
     answer: Ints
-    sure: Array
-    stays: NDArray[np.bool_]
-    known: NDArray[np.bool_]
+    answer_probability: Floats
+    stays: Bools
+    known: Bools
     depth: int
     causal: bool
 
     @classmethod
-    def of(
-        cls, reads: Sequence[Read], tokens: Tokens, rows: Sequence[Site], asked: tuple[Site, ...], *, causal: bool
-    ) -> "Found":
-        """Put together what was read of several groups of texts; `rows` may hold the last layer though nobody asked."""
-        whole = Read(*(np.concatenate([getattr(one, name.name) for one in reads], axis=1) for name in fields(Read)))
-        layers = [site.layer for site in rows if site.layer is not None]
-        last, kept = len(layers) - 1, [rows.index(site) for site in asked]
-        answer = whole.words[last, :, 0]
-        known = [row > last or layers[-1] - layers[row] == last - row for row in kept]  # none is missing above
+    def of(cls, reading: Reading, sites: LensSites, tokens: Tokens) -> "Predictions":
+        """What was read of all sites, the last layer among them, whether it was chosen or not."""
+        layers = [site.layer or 0 for site in sites.layers]
+        last, rows = len(layers) - 1, [sites.all.index(site) for site in sites.chosen]
+        answer = reading.top_ids[last, :, 0]
         return cls(
-            Read(*(getattr(whole, name.name)[kept] for name in fields(Read))),
-            asked,
+            reading.at(rows),
+            sites.chosen,
             tokens,
             answer,
-            whole.probability[last, :, 0],
-            _stays(whole.words[:, :, 0] == answer)[kept],
-            np.array(known),
+            reading.probability[last, :, 0],
+            stays_from(reading.top_ids[:, :, 0] == answer)[rows],
+            np.array([row > last or layers[-1] - layers[row] == last - row for row in rows]),
             layers[-1],
-            causal=causal,
+            sites.causal,
         )
 
     @property
-    def numbers(self) -> Ints:
-        """The layer of each site; `final` is made of the last."""
+    def layers(self) -> Ints:
+        """The layer of each site; `final` comes from the last."""
         return np.array([self.depth if site.layer is None else site.layer for site in self.sites], dtype=np.int64)
 
+    @property
+    def settled(self) -> Ints:
+        """For each token, the lowest layer at which its answer is known to be settled; -1 where there is none."""
+        settled = self.stays & self.known[:, None]
+        lowest: Ints = np.where(settled, self.layers[:, None], self.depth + 1).min(0)
+        lowest[lowest > self.depth] = -1
+        return lowest
 
-def following(tokens: Tokens) -> Ints:
-    """The token that comes next in the text of each, -1 where there is none."""
+
+def next_ids(tokens: Tokens) -> Ints:
+    """The token that comes next in its text, for each token; -1 for the last of a text."""
     after = np.append(tokens.ids[1:], -1)
-    same = np.append(tokens.text[1:] == tokens.text[:-1], False)
-    found: Ints = np.where(same, after, -1)
-    return found
+    ids: Ints = np.where(np.append(tokens.text[1:] == tokens.text[:-1], False), after, -1)
+    return ids
 
 
-def dataset(found: Found, string: Callable[[int], str], target: str | None) -> "xarray.Dataset":
-    """What was read as one Dataset; `target` is the name of what was aimed at."""
+def stays_from(same: Bools) -> Bools:
+    """Whether each row and all rows after it are true."""
+    stays: Bools = np.logical_and.accumulate(same[::-1])[::-1]
+    return stays
+
+
+def dataset(predictions: Predictions, string: Callable[[int], str], target: Target | None) -> "xarray.Dataset":
+    """The predictions as one Dataset; `string` gives the text of a word of the vocabulary."""
     import xarray
 
-    read, cells, ranked = found.read, ("site", "token"), ("site", "token", "rank")
-    columns: dict[str, tuple[Any, Any]] = {
-        "word": (ranked, _strings(read.words, string)),
-        "probability": (ranked, read.probability),
-        "word_id": (ranked, read.words),
-        "entropy": (cells, read.entropy),
-        "kl": (cells, read.kl),
+    reading, cells, ranked = predictions.reading, ("site", "token"), ("site", "token", "rank")
+    variables: dict[str, Variable] = {
+        "word": (ranked, _strings(reading.top_ids, string)),
+        "probability": (ranked, reading.probability),
+        "word_id": (ranked, reading.top_ids),
+        "entropy": (cells, reading.entropy),
+        "kl": (cells, reading.kl),
     }
     if target is not None:
-        columns["target_probability"] = cells, np.exp(read.target)
-        columns["target_rank"] = cells, np.where(read.place > 0, read.place, np.nan).astype(np.float32)
-    columns |= _along(found)
-    looks = {name: {key: said.format(target=target) for key, said in LOOKS[name].items()} for name in columns}
-    made = {name: (dims, values, looks[name]) for name, (dims, values) in columns.items()}
-    tokens = found.tokens
+        ranks = np.where(reading.target_rank > 0, reading.target_rank, np.nan).astype(np.float32)
+        variables["target_probability"] = cells, np.exp(reading.target_log_probability)
+        variables["target_rank"] = cells, ranks
+    variables |= _along(predictions)
+    name = "" if target is None else target.name
+    attributes = {
+        key: {attribute: text.format(target=name) for attribute, text in ATTRIBUTES[key].items()} for key in variables
+    }
+    tokens = predictions.tokens
     coords: dict[str, Any] = {
-        "site": [str(site) for site in found.sites],
-        "rank": np.arange(1, read.words.shape[2] + 1),
+        "site": [str(site) for site in predictions.sites],
+        "rank": np.arange(1, reading.top_ids.shape[2] + 1),
         "text": ("token", tokens.text),
         "position": ("token", tokens.positions),
         "id": ("token", tokens.ids),
-        "string": ("token", np.array([*tokens.strings, None], dtype=object)[:-1]),
+        "string": ("token", _objects(tokens.strings)),
     }
-    stack = found.sites[0].stack
+    stack = predictions.sites[0].stack
     if stack is not None:
-        coords["stack"] = "token", np.array([stack] * len(tokens), dtype=object)
+        coords["stack"] = "token", _objects([stack] * len(tokens))
     texts = {} if tokens.texts is None else {"texts" if stack is None else "targets": list(tokens.texts)}
-    return xarray.Dataset(made, coords, texts)
+    return xarray.Dataset({key: (*variables[key], attributes[key]) for key in variables}, coords, texts)
 
 
-def _strings(words: Ints, string: Callable[[int], str]) -> "np.ndarray[Any, Any]":
-    """The words as a reader knows them; an id that is nothing to the tokenizer is named as such."""
-    known, where = np.unique(words, return_inverse=True)
-    said = np.array([*(_word(int(word), string) for word in known), None], dtype=object)[:-1]
-    return said[where.reshape(words.shape)]
+def _along(predictions: Predictions) -> dict[str, Variable]:
+    """Shares and means over all tokens, along the sites; and for each token where its answer is settled, if known."""
+    best, following = predictions.reading.top_ids[:, :, 0], next_ids(predictions.tokens)
+    variables: dict[str, Variable] = {
+        "agreement": ("site", (best == predictions.answer).mean(1).astype(np.float32)),
+        "kl_mean": ("site", predictions.reading.kl.mean(1)),
+    }
+    if predictions.known.any():
+        share = np.where(predictions.known, predictions.stays.mean(1), np.nan).astype(np.float32)
+        variables |= {"settled_share": ("site", share), "settled": ("token", predictions.settled)}
+    if predictions.causal and (following >= 0).any():
+        correct = best[:, following >= 0] == following[following >= 0]
+        variables["accuracy"] = "site", correct.mean(1).astype(np.float32)
+    return variables
+
+
+def _strings(ids: Ints, string: Callable[[int], str]) -> "np.ndarray[Any, Any]":
+    """The words of the vocabulary as a reader knows them."""
+    distinct, places = np.unique(ids, return_inverse=True)
+    return _objects([_word(int(word), string) for word in distinct])[places.reshape(ids.shape)]
 
 
 def _word(word: int, string: Callable[[int], str]) -> str:
+    """One word; an id that the tokenizer has no text for is shown as such."""
     return string(word) or f"(id {word})"
 
 
-def _along(found: Found) -> dict[str, tuple[str, Any]]:
-    """Along the sites, over all tokens; and for each token the layer from which its answer is settled, if known."""
-    best, nexts = found.read.words[:, :, 0], following(found.tokens)
-    columns: dict[str, tuple[str, Any]] = {
-        "agreement": ("site", (best == found.answer).mean(1).astype(np.float32)),
-        "kl_mean": ("site", found.read.kl.mean(1)),
+def _objects(strings: Sequence[str]) -> "np.ndarray[Any, Any]":
+    array = np.empty(len(strings), dtype=object)
+    array[:] = strings
+    return array
+
+
+def facts_of(
+    predictions: Predictions, data: "xarray.Dataset", target: Target | None, string: Callable[[int], str]
+) -> Facts:
+    """What the lens shows: the answer and where it is settled, how often layers are right, and where the target is."""
+    sites = [str(site) for site in predictions.sites]
+    half = predictions.known & (predictions.stays.mean(1) >= 0.5)
+    facts: dict[str, Any] = {
+        "texts": predictions.tokens.count,
+        "tokens": len(predictions.tokens),
+        "settled_known_from": _first(sites, predictions.known),
+        "half_settled_from": _first(sites, half),
     }
-    if found.known.any():
-        share = np.where(found.known, found.stays.mean(1), np.nan).astype(np.float32)
-        columns |= {"settled_share": ("site", share), "settled": ("token", _settled(found))}
-    if found.causal and (nexts >= 0).any():
-        true = best[:, nexts >= 0] == nexts[nexts >= 0]
-        columns["accuracy"] = "site", true.mean(1).astype(np.float32)
-    return columns
-
-
-def _stays(same: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Whether it is the same from here on, for each row."""
-    found: NDArray[np.bool_] = np.logical_and.accumulate(same[::-1])[::-1]
-    return found
-
-
-def _settled(found: Found) -> Ints:
-    """The lowest layer among the sites from which on every layer was read and says the answer; -1 where none."""
-    settled = found.stays & found.known[:, None]
-    lowest: Ints = np.where(settled, found.numbers[:, None], found.depth + 1).min(0)
-    lowest[lowest > found.depth] = -1
-    return lowest
-
-
-def facts(
-    found: Found, data: "xarray.Dataset", aim: int | None, target: str | None, string: Callable[[int], str]
-) -> dict[str, Any]:
-    """What the lens shows, in words and numbers."""
-    sites = [str(site) for site in found.sites]
-    told: dict[str, Any] = {"texts": found.tokens.count, "tokens": len(found.tokens)}
-    if found.tokens.count == 1:
-        told["last token"] = _at_the_last(found, string)
-    if (half := found.known & (found.stays.mean(1) >= 0.5)).any():
-        told["half of the answers are settled from"] = sites[int(np.argmax(half))]
-    if not found.known.any():
-        told["settled"] = "not known: not every layer above these sites was read"
-    elif not found.known.all() or found.numbers.min() > 0:
-        lowest = sites[int(np.argmax(found.known))]
-        told["settled"] = f"known from {lowest} up: below it not every layer was read"
+    if predictions.tokens.count == 1:
+        settled = predictions.stays[:, -1] & predictions.known
+        facts["last_token"] = {
+            "token": predictions.tokens.strings[-1],
+            "answer": _word(int(predictions.answer[-1]), string),
+            "answer_id": int(predictions.answer[-1]),
+            "probability": float(predictions.answer_probability[-1]),
+            "settled_from": _first(sites, settled),
+        }
     if "accuracy" in data:
         accuracy = data["accuracy"].to_numpy()
-        count = int((following(found.tokens) >= 0).sum())
-        told["accuracy"] = {"tokens": count, f"at {sites[-1]}": accuracy[-1]}
-        if accuracy[-1] > 0:
-            told["accuracy"]["half of that from"] = sites[int(np.argmax(accuracy >= accuracy[-1] / 2))]
+        facts["accuracy"] = {
+            "tokens": int((next_ids(predictions.tokens) >= 0).sum()),
+            "site": sites[-1],
+            "value": accuracy[-1],
+            "half_from": _first(sites, accuracy >= accuracy[-1] / 2) if accuracy[-1] > 0 else None,
+        }
     if target is not None:
-        told["target"] = {"token": target, **({} if aim is None else {"id": aim}), **_aimed(found, data, sites)}
-    return told
+        facts["target"] = {"token": target.name, "id": target.id, "site": sites[-1], **_target(predictions, data)}
+    return facts
 
 
-def _at_the_last(found: Found, string: Callable[[int], str]) -> dict[str, Any]:
-    """What the model says after the last token, and from which site on that is settled, if it is known."""
-    word = _word(int(found.answer[-1]), string)
-    said = {"token": found.tokens.strings[-1], "answer": word, "probability": float(found.sure[-1])}
-    settled = found.stays[:, -1] & found.known
-    return said | ({"settled from": str(found.sites[int(np.argmax(settled))])} if settled.any() else {})
+def _target(predictions: Predictions, data: "xarray.Dataset") -> Facts:
+    """Where the target comes up: after the last token of a single text, else over all tokens."""
+    sites = [str(site) for site in predictions.sites]
+    rank, probability = data["target_rank"].to_numpy(), data["target_probability"].to_numpy()
+    if predictions.tokens.count > 1 or not np.isfinite(rank[:, -1]).all():
+        counted = np.isfinite(rank[-1])
+        return {"tokens": int(counted.sum()), "median_rank": float(np.median(rank[-1][counted]))}
+    return {
+        "rank": int(rank[-1, -1]),
+        "probability": probability[-1, -1],
+        "first_best_at": _first(sites, rank[:, -1] == 1),
+        "first_in_top_k_at": _first(sites, rank[:, -1] <= data.sizes["rank"]),
+        "k": data.sizes["rank"],
+        "most_probable_at": sites[int(np.argmax(probability[:, -1]))],
+    }
 
 
-def _aimed(found: Found, data: "xarray.Dataset", sites: list[str]) -> dict[str, Any]:
-    """Where the target shows: after the last token of one text, else over all tokens."""
-    rank, share = data["target_rank"].to_numpy(), data["target_probability"].to_numpy()
-    if found.tokens.count > 1 or not np.isfinite(rank[:, -1]).all():
-        known = np.isfinite(rank[-1])
-        return {"tokens": int(known.sum()), f"median rank at {sites[-1]}": float(np.median(rank[-1][known]))}
-    k = data.sizes["rank"]
-    facts: dict[str, Any] = {f"rank at {sites[-1]}": int(rank[-1, -1]), "probability there": share[-1, -1]}
-    for said, most in (("best", 1), (f"among the {k} best", k)):
-        if (rank[:, -1] <= most).any():
-            facts[f"first {said} at"] = sites[int(np.argmax(rank[:, -1] <= most))]
-    return facts | {"most probable at": sites[int(np.argmax(share[:, -1]))]}
+def _first(sites: Sequence[str], where: Bools) -> str | None:
+    return sites[int(np.argmax(where))] if where.any() else None

@@ -1,26 +1,80 @@
-"""Lens: a lens that was fitted to a model, to be used again and kept in a file."""
+"""Lenses that are fitted to a model: one map for each layer, which brings its states nearer to the last layer's.
 
+Tuned: the affine map nearest to the last layer. It is a ridge regression of the last layer on this one, held towards
+the identity. Every row is divided by the size of its last state, which the final norm takes away. The penalty is
+chosen for each layer by the KL divergence on half of the held-out texts, and the map is judged on the other half. A
+layer has no map where none is better on the first half, or where the chosen one is worse on the second.
+
+Jacobian: for layer k the mean over texts, and over the tokens t of each, of the sum over t' of the derivative of
+layer.L at t' with respect to layer.k at t; in a causal model only the tokens from t on contribute. One product of a
+vector with the pass gives a row of it for every layer and token at once, so each text takes as many products as a state
+is wide.
+"""
+
+import hashlib
+import json
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
-from hiddenscope.analyses.lens import jacobian, tuned
-from hiddenscope.analyses.lens.asked import listed, plan_of
-from hiddenscope.analyses.lens.files import Kept, read_kept, write_kept
-from hiddenscope.analyses.lens.maps import Map
-from hiddenscope.errors import FileError, StatesError
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hiddenscope import progress
+from hiddenscope.analyses.lens.reading import LensSites, read
+from hiddenscope.errors import FileError, StatesError, TextError
+from hiddenscope.files import read_tensors, write_tensors
 from hiddenscope.model import Model
-from hiddenscope.passes import Texts
-from hiddenscope.passes.tail import Tail
+from hiddenscope.passes import Inputs, Texts
+from hiddenscope.passes.jacobian import tape
+from hiddenscope.passes.unembed import Unembedding
+from hiddenscope.results import Facts
+from hiddenscope.sites import Site
+from hiddenscope.states import States
 
 KINDS = ("tuned", "jacobian")
-FORMAT = "hiddenscope.lens/1"
+FORMAT = "hiddenscope.lens/2"
+PARTIAL = "hiddenscope.lens.partial/1"
+PENALTIES = (0.001, 0.01, 0.1, 1.0, 10.0)  # as a share of each channel's own sum of squares
+HELD_OUT = 5  # one text of so many is held out
+MOST_HELD_OUT = 256  # tokens by which maps are chosen, and judged: each costs a product with the whole vocabulary
+BATCH_TOKENS = 2_048  # tokens whose states are held at a time
+VECTORS = 64  # products that go through the pass together
+SAVE_EVERY = 30.0  # seconds
+
+
+@dataclass(frozen=True, eq=False)
+class Map:
+    """An affine map of states: `matrix` [width, width] times the state, plus `bias` [width] if there is one.
+
+    >>> Map(2 * torch.eye(2), torch.tensor([1.0, 0.0])).apply(torch.tensor([[1.0, 1.0]]))
+    tensor([[3., 2.]])
+    """
+
+    matrix: Tensor
+    bias: Tensor | None = None
+
+    def apply(self, rows: Tensor) -> Tensor:
+        """The rows [token, width] as the last layer would have them, in their own dtype."""
+        wide = rows.to(torch.promote_types(rows.dtype, self.matrix.dtype))
+        product = wide @ self.matrix.to(wide).T
+        return (product if self.bias is None else product + self.bias.to(wide)).to(rows.dtype)
+
+
+def mapped(values: Tensor, layers: Sequence[Site], maps: Mapping[int, Map]) -> Tensor:
+    """States [layer, token, width], each through the map of its layer; a layer without one stays as it is."""
+    pairs = [(maps.get(site.layer or 0), rows) for site, rows in zip(layers, values, strict=True)]
+    return torch.stack([rows if own is None else own.apply(rows) for own, rows in pairs])
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Lens:
-    """One map for each layer, fitted to the weights of one model; a layer that has none is read as it is.
+    """One map for each layer, fitted to the weights of one model; a layer without a map is read as it is.
 
     >>> import hiddenscope as hs
     >>> from hiddenscope.testing import tiny_model
@@ -33,7 +87,7 @@ class Lens:
     maps: Mapping[int, Map]
     model: str
     weights: str
-    facts: Mapping[str, Any]
+    facts: Facts
 
     def __repr__(self) -> str:
         return f"Lens({self.kind}, of {self.model}: {len(self.maps)} layers have a map)"
@@ -42,68 +96,272 @@ class Lens:
     def fit(
         cls,
         model: Model,
-        texts: Texts,
+        texts: Texts | Inputs,
         kind: Literal["tuned", "jacobian"] = "tuned",
         *,
         targets: Texts | None = None,
         partial: str | os.PathLike[str] | None = None,
     ) -> "Lens":
-        """Fit a lens to a model on texts; `facts` say what was found.
+        """Fit a lens to a model on texts; `facts` hold what was measured.
 
-        "tuned" is the affine map that brings a layer nearest to the last, and is never worse than none on the texts
-        it is judged on, which are neither those it is fitted on nor, from ten texts on, those it is chosen by.
-        "jacobian" is the mean derivative of the last layer; it takes long, and with `partial`, a path, a fit that was
-        interrupted goes on where it was.
+        "tuned" is the affine map that brings a layer nearest to the last. It is never worse than no map on the texts it
+        is judged on, which are neither those it is fitted on nor, from ten texts on, those its penalty is chosen by.
+        "jacobian" is the mean derivative of the last layer. It takes long; an interrupted fit continues from `partial`,
+        a path.
         """
         if kind not in KINDS:
-            raise StatesError(f"A {kind!r} lens", f"the kinds are {' and '.join(KINDS)}", "Ask for one of these.")
+            raise StatesError(f"No {kind!r} lens", f"the kinds are {' and '.join(KINDS)}", "Choose one of these.")
         if partial is not None and kind != "jacobian":
-            raise StatesError(f"A partial {kind} lens", "it is fitted at once", "Leave `partial` out.")
-        plan = plan_of(model, "layer.*")
-        Tail(model, plan.last)  # a model without one is refused before anything is computed
-        asked = listed(model, texts, targets)
-        maps, facts = tuned.fit(model, asked, plan) if kind == "tuned" else jacobian.fit(model, asked, plan, partial)
-        return cls(kind, maps, model.name, model.source(plan.last.stack).weights, facts)
+            raise StatesError(f"Cannot continue a {kind} lens", "it is fitted in one step", "Leave `partial` out.")
+        sites = LensSites.of(model)
+        Unembedding(model, sites.last)  # a model without one is refused before anything is computed
+        inputs = model.encode(texts, targets=targets)
+        if kind == "tuned":
+            maps, facts = _fit_tuned(model, inputs, sites)
+        else:
+            maps, facts = _fit_jacobian(model, inputs, sites, partial)
+        return cls(kind, maps, model.name, model.source(sites.last.stack).weights, facts)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write it as one safetensors file; `Lens.load` gives it back exactly."""
-        tensors = {f"layer.{layer}.matrix": one.matrix for layer, one in self.maps.items()}
-        tensors |= {f"layer.{layer}.bias": one.bias for layer, one in self.maps.items() if one.bias is not None}
-        said = {"kind": self.kind, "model": self.model, "weights": self.weights, "facts": dict(self.facts)}
-        write_kept(path, FORMAT, Kept(tensors, said))
+        tensors = {f"layer.{layer}.matrix": own.matrix for layer, own in self.maps.items()}
+        tensors |= {f"layer.{layer}.bias": own.bias for layer, own in self.maps.items() if own.bias is not None}
+        header = {"kind": self.kind, "model": self.model, "weights": self.weights, "facts": dict(self.facts)}
+        _write(path, FORMAT, tensors, header)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Lens":
         """Read what `save` wrote."""
-        kept = read_kept(path, FORMAT)
+        tensors, header = _read(path, FORMAT)
         try:
-            layers = {int(name.split(".")[1]) for name in kept.tensors}
-            maps = {k: Map(kept.tensors[f"layer.{k}.matrix"], kept.tensors.get(f"layer.{k}.bias")) for k in layers}
-            said = [str(kept.said[name]) for name in ("kind", "model", "weights")]
-            return cls(said[0], dict(sorted(maps.items())), said[1], said[2], dict(kept.said["facts"]))
+            layers = sorted({int(name.split(".")[1]) for name in tensors})
+            maps = {k: Map(tensors[f"layer.{k}.matrix"], tensors.get(f"layer.{k}.bias")) for k in layers}
+            kind, model, weights = (str(header[name]) for name in ("kind", "model", "weights"))
+            return cls(kind, maps, model, weights, dict(header["facts"]))
         except (LookupError, TypeError, ValueError) as error:
-            reason = f"it is damaged or of another kind ({error})"
-            raise FileError(f"Cannot read a lens from {os.fspath(path)!r}", reason, "Fit the lens again.") from error
+            raise _unreadable(path, error) from error
 
     def check(self, model: Model) -> None:
         """Refuse a model that this lens was not fitted to."""
-        if model.source(plan_of(model, "layer.*").last.stack).weights != self.weights:
+        if model.source(LensSites.of(model).last.stack).weights != self.weights:
+            problem = f"Cannot read {model.name} with this {self.kind} lens"
             reason = f"it was fitted to the weights of {self.model}, and these are others"
-            raise StatesError(f"A {self.kind} lens for {model.name}", reason, "Fit one to this model.")
+            raise StatesError(problem, reason, "Fit one to this model.")
 
 
-def lens_of(model: Model, given: Any) -> Lens | None:
-    """The lens that is meant: none for the logit lens, one that was fitted, or one from a file."""
-    if given == "logit":
+def resolve(model: Model, lens: str | os.PathLike[str] | Lens) -> Lens | None:
+    """The lens that is meant: None for the logit lens, a fitted one, or one from a file."""
+    if isinstance(lens, str) and lens == "logit":
         return None
-    if isinstance(given, str) and given in KINDS:
-        remedy = f"Give lens=hs.Lens.fit(model, texts, {given!r}), or the path of one that was saved."
-        raise StatesError(f"The {given} lens of {model.name}", "it has to be fitted first", remedy)
-    if isinstance(given, str) and not given.lower().endswith(".safetensors"):
+    if isinstance(lens, str) and lens in KINDS:
+        remedy = f"Give lens=hs.Lens.fit(model, texts, {lens!r}), or the path of one that was saved."
+        raise StatesError(f"No {lens} lens of {model.name}", "it has to be fitted first", remedy)
+    if isinstance(lens, str) and not lens.lower().endswith(".safetensors"):
         remedy = "Give 'logit', a fitted lens, or the path of one (.safetensors)."
-        raise StatesError(f"The lens {given[:60]!r}", "there is none of that name", remedy)
-    if not isinstance(given, Lens | str | os.PathLike):
-        raise StatesError("A lens", f"it is {type(given).__name__}", "Give 'logit', a fitted lens, or a path.")
-    lens = given if isinstance(given, Lens) else Lens.load(given)
-    lens.check(model)
-    return lens
+        raise StatesError(f"No lens {lens[:60]!r}", "there is none of that name", remedy)
+    if not isinstance(lens, Lens | str | os.PathLike):
+        raise StatesError("Not a lens", f"got {type(lens).__name__}", "Give 'logit', a fitted lens, or a path.")
+    fitted = lens if isinstance(lens, Lens) else Lens.load(lens)
+    fitted.check(model)
+    return fitted
+
+
+def _write(path: str | os.PathLike[str], form: str, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
+    if Path(path).suffix.lower() != ".safetensors":
+        problem = f"Cannot save a lens as {os.fspath(path)!r}"
+        raise FileError(problem, "a lens is a .safetensors file", "Give the path that suffix.")
+    write_tensors(path, tensors, {"format": form, "lens": json.dumps(header)})
+
+
+def _read(path: str | os.PathLike[str], form: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    tensors, header = read_tensors(path, "a lens", form)
+    try:
+        return tensors, dict(json.loads(header["lens"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: str | os.PathLike[str], error: Exception) -> FileError:
+    reason = f"it is damaged or of another kind ({error})"
+    return FileError(f"Cannot read a lens from {os.fspath(path)!r}", reason, "Fit the lens again.")
+
+
+def _fit_tuned(model: Model, inputs: Inputs, sites: LensSites) -> tuple[dict[int, Map], Facts]:
+    """The map of every layer that is better with one, and what was measured."""
+    held_out, fitting = _held_out(inputs)
+    regressions = [Regression() for _ in sites.layers[:-1]]
+    with progress.track("Fitting", total=sum(fitting.costs)) as advance:
+        for _, batch in fitting.batches(model, batch_tokens=BATCH_TOKENS):
+            values = _states(model, batch, sites).cpu().double()
+            for regression, layer in zip(regressions, values, strict=False):
+                regression.add(layer, values[-1])
+            advance(sum(batch.costs))
+    halves = [held_out.some(range(len(held_out))[start::2]) for start in (0, 1)] if len(held_out) > 1 else [held_out]
+    choosing, judging = (
+        _states(model, _shortened(half, sites), sites)[:, :MOST_HELD_OUT] for half in (halves[0], halves[-1])
+    )
+    unembedding = Unembedding(model, sites.last)
+    maps = _chosen(unembedding, choosing, sites, regressions)
+    before, after = (_divergence(unembedding, judging, sites, some) for some in ({}, maps))
+    for worse in np.flatnonzero(after > before):
+        maps.pop(sites.layers[worse].layer or 0, None)
+    after = np.minimum(before, after)
+    layers = [
+        {"site": str(site), "kl_before": float(old), "kl_after": float(new), "mapped": site.layer in maps}
+        for site, old, new in zip(sites.layers, before, after, strict=True)
+    ]
+    same = len(halves) == 1
+    facts = {
+        "texts": len(fitting),
+        "tokens": sum(fitting.of(sites.last.stack).lengths),
+        "held_out": {
+            "texts": len(held_out),
+            "tokens_chosen_on": choosing.shape[1],
+            "tokens_judged_on": judging.shape[1],
+            "judged_on_chosen": same,
+        },
+        "layers": layers,
+        "notes": ["One text was held out, to choose by and to judge: the KL after is optimistic."] if same else [],
+    }
+    return maps, facts
+
+
+def _states(model: Model, inputs: Inputs, sites: LensSites) -> Tensor:
+    """The states of all layers [layer, token, width], text after text, where they are computed."""
+    states = model.capture(inputs, list(sites.layers), keep="device")
+    assert isinstance(states, States), "the sites are in one stack"
+    return states.values
+
+
+def _held_out(inputs: Inputs) -> tuple[Inputs, Inputs]:
+    """The texts to choose and judge by, and the others."""
+    count = len(inputs)
+    if count < 2:
+        reason = "there is only one, and some must be held out"
+        raise TextError("Too few texts to fit a tuned lens", reason, "Give a few hundred, with some thousand tokens.")
+    held_out = list(range(HELD_OUT - 1, count, HELD_OUT)) or [count - 1]
+    return inputs.some(held_out), inputs.some([text for text in range(count) if text not in set(held_out)])
+
+
+def _shortened(inputs: Inputs, sites: LensSites) -> Inputs:
+    """The first texts, as many as have the tokens that are worth their cost."""
+    lengths = np.cumsum(inputs.of(sites.last.stack).lengths)
+    return inputs.some(range(min(len(inputs), int(np.searchsorted(lengths, MOST_HELD_OUT)) + 1)))
+
+
+def _chosen(
+    unembedding: Unembedding, states: Tensor, sites: LensSites, regressions: Sequence["Regression"]
+) -> dict[int, Map]:
+    """For every layer the map with the best penalty on some states, where it is better than none."""
+    chosen: dict[int, Map] = {}
+    best = _divergence(unembedding, states, sites, {})
+    with progress.track("Choosing", total=len(PENALTIES)) as advance:
+        for penalty in PENALTIES:
+            maps = {layer: regression.map(penalty) for layer, regression in enumerate(regressions)}
+            divergence = _divergence(unembedding, states, sites, maps)
+            chosen |= {layer: maps[layer] for layer in maps if divergence[layer] < best[layer]}
+            best = np.minimum(best, divergence)
+            advance(1)
+    return chosen
+
+
+def _divergence(
+    unembedding: Unembedding, states: Tensor, sites: LensSites, maps: Mapping[int, Map]
+) -> NDArray[np.float64]:
+    """The mean KL divergence of each layer, through its map, from the model's own prediction."""
+    values = mapped(states, sites.layers, maps)
+    divergence: NDArray[np.float64] = read([(unembedding, values)], len(values) - 1, k=1).kl.mean(1, dtype=np.float64)
+    return divergence
+
+
+class Regression:
+    """The sums, in float64, of the ridge regression of the last layer on another."""
+
+    def __init__(self) -> None:
+        self.squares = torch.zeros(0)
+        self.products = torch.zeros(0)
+
+    def add(self, layer: Tensor, last: Tensor) -> None:
+        """Add the states [token, width] of some tokens, at the layer and at the last one."""
+        scale = last.shape[1] ** 0.5 / last.norm(dim=1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
+        rows = torch.cat([layer, torch.ones_like(layer[:, :1])], 1) * scale
+        squares, products = rows.T @ rows, rows.T @ ((last - layer) * scale)
+        self.squares = self.squares + squares if self.squares.numel() else squares
+        self.products = self.products + products if self.products.numel() else products
+
+    def map(self, penalty: float) -> Map:
+        """The map h + A h + b, with a penalty on A."""
+        sizes = self.squares.diagonal().clone()
+        sizes[-1] *= 1e-6  # the bias is free
+        penalised = self.squares + torch.diag(penalty * sizes + 1e-9 * self.squares.diagonal().mean())
+        solution = torch.linalg.solve(penalised, self.products).T
+        matrix = solution[:, :-1] + torch.eye(len(solution), dtype=solution.dtype)
+        return Map(matrix.float().contiguous(), solution[:, -1].float().contiguous())
+
+
+def _fit_jacobian(
+    model: Model, inputs: Inputs, sites: LensSites, partial: str | os.PathLike[str] | None
+) -> tuple[dict[int, Map], Facts]:
+    """The mean Jacobian of every layer, and what was measured; with `partial` an interrupted fit continues."""
+    sums = JacobianSums(model, inputs, sites, partial)
+    with progress.track("Fitting", total=len(inputs)) as advance:
+        advance(sums.done)
+        try:
+            while sums.done < len(inputs):
+                sums.add(jacobians(model, inputs.some([sums.done]), sites))
+                advance(1)
+        finally:
+            sums.save()
+    means = {layer: Map((total / sums.done).float()) for layer, total in sums.totals.items()}
+    return means, {"texts": sums.done, "tokens": sum(inputs.of(sites.last.stack).lengths)}
+
+
+class JacobianSums:
+    """The sums of the Jacobians of the texts that are done, kept in a file if a path is given."""
+
+    def __init__(self, model: Model, inputs: Inputs, sites: LensSites, partial: str | os.PathLike[str] | None) -> None:
+        ids = [inputs.ids, None if inputs.targets is None else inputs.targets.ids]
+        self.identity = {
+            "weights": model.source(sites.last.stack).weights,
+            "texts": hashlib.sha256(json.dumps(ids).encode()).hexdigest(),
+        }
+        self.partial, self.done, self.totals, self._saved = partial, 0, dict[int, Tensor](), time.monotonic()
+        if partial is not None and Path(partial).exists():
+            self._load(partial)
+
+    def add(self, text: Mapping[int, Tensor]) -> None:
+        """Add one text."""
+        self.totals = {layer: self.totals[layer] + own if self.totals else own for layer, own in text.items()}
+        self.done += 1
+        if time.monotonic() - self._saved > SAVE_EVERY:
+            self.save()
+
+    def save(self) -> None:
+        """Write the file, if there is one to write."""
+        if self.partial is not None and self.done:
+            tensors = {f"layer.{layer}": total for layer, total in self.totals.items()}
+            _write(self.partial, PARTIAL, tensors, {"done": self.done, **self.identity})
+            self._saved = time.monotonic()
+
+    def _load(self, path: str | os.PathLike[str]) -> None:
+        tensors, header = _read(path, PARTIAL)
+        for name, own in self.identity.items():
+            if header.get(name) != own:
+                problem = f"Cannot continue from {os.fspath(path)!r}"
+                raise FileError(problem, f"it was begun with other {name}", "Give another path.")
+        self.done = int(header["done"])
+        self.totals = {int(name.removeprefix("layer.")): total for name, total in tensors.items()}
+
+
+def jacobians(model: Model, text: Inputs, sites: LensSites) -> Mapping[int, Tensor]:
+    """The Jacobians [width, width] of one text, the mean over its tokens, in float64."""
+    parts: dict[int, list[Tensor]] = {site.layer or 0: [] for site in sites.layers[:-1]}
+    with model.lock:
+        run = tape(model, text, sites.layers)
+        last = run.values(sites.last)
+        for rows in torch.split(torch.eye(last.shape[1]), VECTORS):
+            seeds = rows[:, None].expand(-1, len(last), -1).to(last)
+            for site, products in run.pull({sites.last: seeds}):
+                if site != sites.last:
+                    parts[site.layer or 0].append(products.double().mean(1).cpu())
+    return {layer: torch.cat(rows) for layer, rows in parts.items()}

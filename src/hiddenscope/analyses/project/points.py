@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hiddenscope.errors import PassError, StatesError, TextError
 from hiddenscope.model import Model
-from hiddenscope.passes.tail import Tail
+from hiddenscope.passes.unembed import Unembedding
 from hiddenscope.sites import Site, SitePatterns
 from hiddenscope.states import Pair, Readable, Source, Tokens
 from hiddenscope.vectors import Token, Vectors, vectors
@@ -150,12 +150,12 @@ def label_predictions(model: Model, dataset: Dataset, points: Points) -> int | N
         return None
     try:
         (last,) = anatomy.select("layer.-1")
-        unembedding = Tail(model, last)
+        unembedding = Unembedding(model, last)
         rows = _last_states(model, points, dataset, last)
         predicted: list[int] = [
             token
             for some in torch.split(rows, AT_ONCE)
-            for token in unembedding.logits(unembedding.ready(some)).argmax(-1).tolist()
+            for token in unembedding.logits(unembedding.head_inputs(some)).argmax(-1).tolist()
         ]
     except PassError:  # this model cannot be entered at its last layer
         return None
