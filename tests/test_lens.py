@@ -14,7 +14,7 @@ import hiddenscope as hs
 from hiddenscope.analyses.lens import reading
 from hiddenscope.analyses.lens.findings import stays_from
 from hiddenscope.analyses.lens.fitted import Map, Regression, jacobians
-from hiddenscope.errors import FileError, NotFinite, PassError, SiteError, StatesError, TextError
+from hiddenscope.errors import Damaged, FileError, NotFinite, PassError, SiteError, StatesError, TextError
 from hiddenscope.passes.unembed import Unembedding
 from hiddenscope.sites import Site
 from hiddenscope.testing import build, tiny_model, tiny_tokenizer
@@ -459,7 +459,7 @@ def test_a_lens_is_kept_and_refused_for_another_model(
     with pytest.raises(FileError, match="no such file"):
         hs.lens(model, ONE, lens=tmp_path / "other.safetensors")
     path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(FileError, match="damaged"):
+    with pytest.raises(Damaged, match="not those that were written"):
         hs.Lens.load(path)
     states = model.capture(ONE)
     states.save(tmp_path / "states.safetensors")

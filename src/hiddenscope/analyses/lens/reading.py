@@ -130,7 +130,9 @@ def read(
                 if lowest is not None:
                     logits.masked_fill_(logits == -torch.inf, lowest)
                 measures.add(logits, scratch, words.start)
-            chunks.append({name: values.view(*shape, *values.shape[1:]) for name, values in measures.combined().items()})
+            chunks.append(
+                {name: values.view(*shape, *values.shape[1:]) for name, values in measures.combined().items()}
+            )
             advance(sites * shape[1] if lowest is None else 0)
         columns = {name: torch.cat([chunk[name] for chunk in chunks], 1).cpu() for name in chunks[0]}
         if columns["entropy"].isfinite().all() and columns["kl"].isfinite().all():
@@ -208,7 +210,9 @@ class _Measures:
         log_whole = whole.log()
         mean = (scale * (mean + total * offset)).sum(0) / whole
         blocks = len(self.sums)
-        answer_scale, answer_total = (values.view(blocks, *self.shape)[:, self.answer, None] for values in (scale, total))
+        answer_scale, answer_total = (
+            values.view(blocks, *self.shape)[:, self.answer, None] for values in (scale, total)
+        )
         cross, offset = (values.view(blocks, *self.shape) for values in (cross, offset))
         expected = (answer_scale * (cross + answer_total * offset)).sum(0) / self._cells(whole)[self.answer]
         cross_entropy = self._cells(log_whole) - expected
