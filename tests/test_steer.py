@@ -99,8 +99,18 @@ def test_added_as_by_hand(tiny: Tiny, family: str, pool: str) -> None:
                 hard / float(data["perplexity_before"]) - 1, abs=1e-5
             )
         norms = torch.cat([model.capture(text, site)[site] for text in PROMPTS]).double().norm(dim=-1)  # type: ignore[index]
-        assert float(data["size"].sel(site=site)) == pytest.approx(float(vector.norm() / norms.median()), rel=1e-4)
+        size = float(vector.norm()) / float(np.median(norms))
+        assert float(data["size"].sel(site=site)) == pytest.approx(size, rel=1e-4)
     assert float(data["perplexity_before"]) == pytest.approx(perplexity(model, by_hand(model, {}, OTHERS), OTHERS))
+
+
+@pytest.mark.parametrize("prompt", [[5, 60], [5, 60, 9, 40]])
+def test_size_is_over_the_median_norm_also_of_an_even_number_of_tokens(tiny: Tiny, prompt: list[int]) -> None:
+    model, vector = tiny("llama"), torch.ones(64)
+    data = hs.steer(model, [prompt], hs.Direction.of(vector, sites="layer.2"), quality=OTHERS, new_tokens=0).data
+    norms = sorted(model.capture([prompt], "layer.2")["layer.2"].double().norm(dim=-1).tolist())  # type: ignore[index]
+    middle = (norms[len(norms) // 2 - 1] + norms[len(norms) // 2]) / 2
+    assert float(data["size"][0]) == pytest.approx(8 / middle)
 
 
 @pytest.mark.parametrize("sites", ["layer.2", "layer.2.attn", "layer.2.mlp", "layer.2.mid", "final"])

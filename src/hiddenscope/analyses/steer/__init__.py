@@ -219,7 +219,8 @@ class Measured(NamedTuple):
 
 def _sizes(steered: Steered, states: States | Pair) -> Numbers:
     """The norm of the direction over the median norm of the prompts' states, at each site."""
-    norms = [in_stack(states, site)[site].double().norm(dim=-1).median() for site in steered.sites]
+    # torch's median is the lower of the two middle values of an even number; a quantile is their mean.
+    norms = [in_stack(states, site)[site].double().norm(dim=-1).quantile(0.5) for site in steered.sites]
     return np.array(
         [float(steered.vectors[site].norm() / norm) for site, norm in zip(steered.sites, norms, strict=True)]
     )
