@@ -12,12 +12,13 @@ from typer.testing import CliRunner
 
 import hiddenscope as hs
 from hiddenscope import texts
-from hiddenscope.analyses.graft import sign_flip_p
+from hiddenscope.analyses.graft import _facts, sign_flip_p
 from hiddenscope.cli import app
 from hiddenscope.errors import ModuleError, SiteError, TextError
 from hiddenscope.linear.intervals import wilson
 from hiddenscope.testing import tiny_model, tiny_tokenizer
 from hiddenscope.views import sections_of, views_of
+from hiddenscope.views.kinds.graft import findings
 from hiddenscope.views.values import Lines
 
 Tiny = Callable[..., hs.Model]
@@ -174,6 +175,27 @@ def test_the_sign_flip_test_keeps_its_level_for_any_number_of_prompts() -> None:
         assert np.mean([sign_flip_p(row) <= 0.05 for row in noise]) <= 0.065
     assert sign_flip_p(np.full(30, 0.2)) < 0.001
     assert sign_flip_p(np.zeros(8)) == 1
+
+
+def test_windows_are_grouped_by_the_third_of_the_depth_that_their_centre_is_in() -> None:
+    windows = [tuple(hs.Site(k) for k in range(start, start + 15)) for start in range(1, 17)]
+    right = np.ones((16, 4), dtype=bool)
+    facts = _facts(windows, right, {"model": right[0], "donor": right[0]}, depth=30)
+    assert (facts["middle"]["from"], facts["middle"]["to"]) == ("layer.4", "layer.27")
+    assert (facts["late"]["from"], facts["late"]["to"]) == ("layer.14", "layer.30")
+
+
+def test_no_sentence_claims_a_difference_in_noise_more_often_than_its_level(tiny: Tiny) -> None:
+    result = hs.graft(tiny("llama"), perturbed(1), answered(tiny("llama"), PROMPTS))
+    generator, windows = np.random.default_rng(0), [(hs.Site(k),) for k in range(1, 13)]
+    claims = 0
+    for _ in range(400):
+        right = generator.random((12, 10)) < 0.6
+        facts = _facts(windows, right, {"model": right[0], "donor": right[1]}, depth=12)
+        told = " ".join(findings(hs.Result("graft", result.data, {**result.facts, **facts, "prompts": 10}, {})))
+        claims += "they differ by" in told
+        assert ("they differ by" in told) != ("not significant" in told)
+    assert claims <= 0.05 * 400 + 2 * (0.05 * 0.95 * 400) ** 0.5
 
 
 def test_the_interval_of_the_lowest_window_allows_for_choosing_it(tiny: Tiny) -> None:

@@ -472,7 +472,7 @@ def test_its_pictures_and_its_story(tiny: Tiny, tmp_path: Path) -> None:
     )
     assert [series.style for series in lines.series] == ["line", "dash"]
     told = sections_of(result)
-    assert "has effects of one half or more between layer.0 and" in told[0].prose
+    assert "reaches one half first at layer.0 and last at" in told[0].prose
     assert len(told) == 2
     lines = result.summary().splitlines()
     assert "States of the clean run were put into the corrupt run, one site and token at a time" in lines[2]
@@ -481,6 +481,30 @@ def test_its_pictures_and_its_story(tiny: Tiny, tmp_path: Path) -> None:
     assert isinstance(gaps, Grid) and None in gaps.second and "Hatched" in gaps.note
     result.save(tmp_path / "patch.json")
     assert hs.Result.load(tmp_path / "patch.json").equals(result)
+
+
+def test_sentences_say_no_more_than_was_computed(tiny: Tiny) -> None:
+    model = tiny("llama")
+    one = hs.patch(model, CONTRAST)
+    several = hs.patch(model, [CONTRAST, replace(CONTRAST, corrupt=[7, 99, 46, 64, 31, 50])])
+    assert "except the one at which the answer is read" in one.summary()
+    assert "All tokens but the one at which the answer is read are exchanged" in sections_of(one)[1].prose
+    assert "Here all tokens are exchanged at once" not in sections_of(one)[1].prose
+    parts = hs.patch(model, CONTRAST, sites="*.mlp")
+    assert "except the one at which" not in parts.summary(), "what a branch adds is exchanged at all tokens"
+    assert "All tokens are exchanged" in sections_of(parts)[1].prose
+    assert "one contrast; whether it holds for others was not tested" in one.summary()
+    assert "averages over 2 contrasts; differences between sites were not tested" in several.summary()
+    assert set(one.facts["layer_windows"]) == {"layers", "largest"}, "no thirds of the depth that are none"
+
+
+def test_a_carrier_is_named_by_its_first_and_last_site_with_one_half(tiny: Tiny) -> None:
+    result = hs.patch(tiny("llama"), CONTRAST)
+    for name, column in (("differing_token", 2), ("answer_token", 5)):
+        half = np.flatnonzero(result.data["effect"].values[:, column] >= 0.5)
+        carrier = result.facts[name]
+        assert [carrier["from"], carrier["to"]] == result.data["site"].values[half[[0, -1]]].tolist()
+    assert "reaches one half first at layer.0 and last at" in result.summary()
 
 
 def test_the_command(tmp_path: Path) -> None:

@@ -527,6 +527,11 @@ def test_it_is_shown_and_told(tiny: Tiny) -> None:
     assert sum(len(section.views) for section in sections) == 5
 
 
+def test_the_findings_say_what_was_not_tested(tiny: Tiny) -> None:
+    result = steered(tiny("llama"), strengths=[-0.5, 0, 0.5])
+    assert "the best of 6 settings for 3 prompts; whether it holds for other prompts was not tested" in result.summary()
+
+
 def test_ablation_is_shown_along_the_sites(tiny: Tiny) -> None:
     result = steered(tiny("llama"), strengths="ablate")
     views = views_of(result)

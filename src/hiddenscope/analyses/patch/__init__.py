@@ -269,16 +269,13 @@ def _agreement(data: "xarray.Dataset", exchanged: "np.ndarray[Any, Any]") -> Fac
 
 
 def _layer_windows(data: "xarray.Dataset", plan: Plan) -> Facts | None:
-    """The effect of windows of whole layers, each named by the site where it begins, by thirds of the depth."""
+    """The window of whole layers with the largest effect; windows are named by the site where they begin."""
     values = data["swap_window"].to_numpy()
     rows = [row for row, site in enumerate(plan.sites) if site.stack != "encoder" and np.isfinite(values[row])]
     if not rows:
         return None
-    third = max(1, len(rows) // 3)
-    parts = {"early": rows[:third], "middle": rows[third : len(rows) - third], "late": rows[len(rows) - third :]}
-    best = max(rows, key=lambda row: values[row])
+    largest = max(rows, key=lambda row: values[row])
     return {
         "layers": plan.layers,
-        **{name: float(values[part].mean()) if part else None for name, part in parts.items()},
-        "largest": {"value": float(values[best]), "site": str(plan.sites[best])},
+        "largest": {"value": float(values[largest]), "site": str(plan.sites[largest])},
     }

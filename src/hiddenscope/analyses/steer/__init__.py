@@ -310,6 +310,7 @@ def _facts(sweep: Sweep, data: "xarray.Dataset", quality: Reads, best: Setting |
         "upwards": sweep.upwards,
         "sites": [str(site) for site in sweep.steered.sites],
         "size": {"smallest": float(sizes.min()), "largest": float(sizes.max())},
+        "settings": len(sweep.steered.sites) * len(sweep.steps),
         "prompts": data.sizes["text"],
         "quality": {
             "texts": len(quality.inputs),

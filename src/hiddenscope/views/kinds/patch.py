@@ -13,6 +13,7 @@ from hiddenscope.views.values import Lines, Section, Series, Style, View
 if TYPE_CHECKING:
     import xarray
 
+BRANCHES = (".attn", ".cross", ".mlp")
 CELLS = ("effect", "attribution", "probability", "kl", "effect_error")
 
 
@@ -43,6 +44,7 @@ def findings(result: Result) -> Iterator[str]:
             f"Attribution correlates with the exact effect at r = {agreement['correlation']:.2f} over "
             f"{agreement['cells']} cells; its mean absolute error is {agreement['mean_absolute_error']:.2f}."
         )
+    yield _certainty(facts)
     cells = facts["cells"]
     yield f"{cells['equal']} of {cells['total']} cells are exactly zero: there the states of both runs are equal."
     yield from facts["notes"]
@@ -52,9 +54,12 @@ def sections(result: Result) -> Iterator[Section]:
     """The grid with what it shows, then whole layers."""
     shown, facts = tuple(views(result)), result.facts
     opening = f"{_runs(result)} {_exchange(facts)} The colour is the effect."
-    yield Section("Which states carry the answer", f"{opening}\n\n{' '.join(_carriers(facts))}", shown[:1])
+    carriers = " ".join([*_carriers(facts), _certainty(facts)])
+    yield Section("Which states carry the answer", f"{opening}\n\n{carriers}", shown[:1])
     if shown[1:]:
-        yield Section("Whole layers from the other run", " ".join(_layer_windows(facts)), shown[1:])
+        tokens = "All tokens but the one at which the answer is read are" if _streams(result) else "All tokens are"
+        exchange = f"{tokens} exchanged at once, at one site and at several layers in a row."
+        yield Section("Whole layers from the other run", " ".join([exchange, *_layer_windows(facts)]), shown[1:])
 
 
 def _title(result: Result) -> str:
@@ -107,10 +112,8 @@ def _carriers(facts: Facts) -> Iterator[str]:
         carrier = facts[key]
         if carrier and carrier["from"]:
             token = quoted(carrier["token"].strip() or carrier["token"])
-            where = f"at {carrier['from']}"
-            if carrier["to"] != carrier["from"]:
-                where = f"between {carrier['from']} and {carrier['to']}"
-            yield f"{name}, {token}, has effects of one half or more {where} (largest {carrier['largest']:.2f})."
+            where = f"first at {carrier['from']} and last at {carrier['to']}"
+            yield f"{name}, {token}, reaches one half {where}; its largest effect is {carrier['largest']:.2f}."
 
 
 def _layer_windows(facts: Facts) -> Iterator[str]:
@@ -118,10 +121,24 @@ def _layer_windows(facts: Facts) -> Iterator[str]:
     if not windows:
         return
     largest = windows["largest"]
+    spared = "" if largest["site"].endswith(BRANCHES) else ", except the one at which the answer is read"
     yield (
-        f"When all tokens of {windows['layers']} layers in a row are exchanged, except the one at which the answer is "
-        f"read, the window from {largest['site']} has the largest effect, {largest['value']:.2f}."
+        f"When all tokens of {windows['layers']} layers in a row are exchanged{spared}, the window from "
+        f"{largest['site']} has the largest effect, {largest['value']:.2f}."
     )
+
+
+def _certainty(facts: Facts) -> str:
+    """How far the numbers reach."""
+    count = facts["contrasts"]
+    if count == 1:
+        return "This is one contrast; whether it holds for others was not tested."
+    return f"These are averages over {count} contrasts; differences between sites were not tested."
+
+
+def _streams(result: Result) -> bool:
+    """Whether whole states of the residual stream are exchanged, and not only what branches add."""
+    return not all(site.endswith(BRANCHES) for site in labels(result.data, "site"))
 
 
 def _layers(result: Result) -> Lines:

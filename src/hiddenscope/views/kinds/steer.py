@@ -80,8 +80,8 @@ def _direction(facts: Facts) -> str:
             direction["pool"], f"pooled by {direction['pool']}"
         )
         origin = (
-            f"The direction is the mean state of {_texts_of(direction['toward'])} less that of "
-            f"{_texts_of(direction['away'])}, {pooled}"
+            f"The direction is the mean state of {_count(direction['toward'], 'text')} less that of "
+            f"{_count(direction['away'], 'text')}, {pooled}"
         )
         unit = "that difference"
     elif direction["origin"] == "probe":
@@ -98,16 +98,16 @@ def _direction(facts: Facts) -> str:
     return f"{origin}{spared}. {where.capitalize()} it is {change if facts['how'] == 'add' else 'projected out'}."
 
 
-def _texts_of(count: int) -> str:
-    return "1 text" if count == 1 else f"{count} texts"
+def _count(count: int, word: str) -> str:
+    return f"{count} {word}{'' if count == 1 else 's'}"
 
 
 def _quality(facts: Facts) -> str:
     quality = facts["quality"]
     masked = f", of which every {quality['masked_every']}th token is masked" if quality["masked_every"] else ""
     return (
-        f"The perplexity on {_texts_of(quality['texts'])}{masked}, measured with the same change, shows what it costs; "
-        f"unchanged it is {quality['perplexity']:.1f}."
+        f"The perplexity on {_count(quality['texts'], 'text')}{masked}, measured with the same change, shows what it "
+        f"costs; unchanged it is {quality['perplexity']:.1f}."
     )
 
 
@@ -120,7 +120,8 @@ def _best(facts: Facts) -> str:
     strength = f" with strength {best['strength']:g}" if facts["how"] == "add" else ""
     return (
         f"Of the settings that change the perplexity by at most {within}, {best['site']}{strength} moves "
-        f"{_name(best['answer'])} most: {_moved(best)}."
+        f"{_name(best['answer'])} most: {_moved(best)}. It is the best of {_count(facts['settings'], 'setting')} for "
+        f"{_count(facts['prompts'], 'prompt')}; whether it holds for other prompts was not tested."
     )
 
 
