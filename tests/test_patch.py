@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import SwitchTransformersConfig, SwitchTransformersForConditionalGeneration
 from typer.testing import CliRunner
 
 import hiddenscope as hs
@@ -293,6 +294,25 @@ def test_an_encoder_decoder_in_both_stacks(tiny: Tiny) -> None:
     d = [float(x[-1, 60] - x[-1, 70]) for x in (edited, *runs)]  # type: ignore[index]
     found = float(effect.sel(site="encoder.layer.2")[2])
     assert found == pytest.approx((d[0] - d[1]) / (d[2] - d[1]), abs=1e-4)
+
+
+def test_an_encoder_whose_output_cannot_be_given_is_run_again() -> None:
+    sizes = {"d_model": 64, "d_kv": 16, "d_ff": 128, "num_heads": 4, "num_layers": 3, "num_decoder_layers": 3}
+    experts = {"num_experts": 4, "num_sparse_encoder_layers": 1, "num_sparse_decoder_layers": 1}
+    config = SwitchTransformersConfig(vocab_size=128, decoder_start_token_id=0, **sizes, **experts)
+    torch.manual_seed(0)
+    model = hs.load((SwitchTransformersForConditionalGeneration(config).eval(), None))  # it wants router_logits of it
+    targets = [[0, 9, 11]]
+    result = hs.patch(model, replace(CONTRAST, targets=targets[0]))
+    runs = [hs.record(model, [ids], targets=targets, logits=True) for ids in (CLEAN, CORRUPT)]
+    d = [float(run.logits[-1, 60] - run.logits[-1, 70]) for run in runs]  # type: ignore[index]
+    for site, token in (("decoder.layer.2", 2), ("encoder.layer.1", 2), ("encoder.layer.3", 4)):
+        change: dict[Any, Any] = {site: hs.Replace(runs[0].states[site][token], tokens=token)}
+        logits = hs.edit(model, [CORRUPT], change, targets=targets, logits=True).logits
+        share = (float(logits[-1, 60] - logits[-1, 70]) - d[1]) / (d[0] - d[1])  # type: ignore[index]
+        column = token + (len(CLEAN) if site.startswith("decoder") else 0)
+        assert float(result.data["effect"].sel(site=site)[column]) == pytest.approx(share, abs=1e-4)
+    assert any("encoder" in note and "router_logits" in note for note in result.facts["notes"])
 
 
 def test_a_model_that_fills_masks_is_read_at_the_mask() -> None:

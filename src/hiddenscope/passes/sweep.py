@@ -49,12 +49,14 @@ class Shortcuts:
     """What a sweep of a model may leave out, as it was tried on the model.
 
     `joins`: blocks below a variant's first exchanged layer. `reuses`: the keys and values of tokens before it.
-    `narrows`: the head at other tokens. `batched`: passes one at a time. `notes` say why something may not be left out.
+    `narrows`: the head at other tokens. `encodes_once`: an encoder that is not changed, after the text's own pass.
+    `batched`: passes one at a time. `notes` say why something may not be left out.
     """
 
     joins: bool = False
     reuses: bool = False
     narrows: bool = False
+    encodes_once: bool = False
     batched: bool = True
     notes: tuple[str, ...] = ()
 
@@ -202,7 +204,7 @@ def _try_shortcuts(model: ModelLike) -> Shortcuts:
         notes.append(f"Every block was run, because {skips.refused or 'its states do not lie text by text'}.")
     if why := _why_not_reused(model, base):
         notes.append(f"Keys and values were computed anew, because {why}.")
-    for shortcuts in _attempts(joins, not why):
+    for shortcuts in _attempts(joins, not why, model.encoder_decoder):
         failed = _failure(model, base, variants, expected, at, shortcuts)
         if not failed:
             return replace(shortcuts, notes=tuple(notes))
@@ -225,15 +227,22 @@ def _why_not_reused(model: ModelLike, base: Base) -> str:
     return _unusable(base.cache, _answering(model).depth, base.padded_length)
 
 
-def _attempts(joins: bool, reuses: bool) -> Iterator[Shortcuts]:
-    for join, reuse in ((True, True), (True, False), (False, True), (False, False)):
-        if (joins or not join) and (reuses or not reuse):
-            yield Shortcuts(join, reuse, narrows=True)
-    yield Shortcuts(narrows=False)
+def _attempts(joins: bool, reuses: bool, encoder: bool) -> Iterator[Shortcuts]:
+    """The shortcuts in the order in which they are tried; those of an encoder come first where there is one."""
+    for encodes_once in (True, False) if encoder else (False,):
+        for join, reuse in ((True, True), (True, False), (False, True), (False, False)):
+            if (joins or not join) and (reuses or not reuse):
+                yield Shortcuts(join, reuse, narrows=True, encodes_once=encodes_once)
+        yield Shortcuts(narrows=False, encodes_once=encodes_once)
 
 
 def _name(shortcuts: Shortcuts) -> str:
-    used = [("joining at a layer", shortcuts.joins), ("reuse of keys and values", shortcuts.reuses), ("a batch", True)]
+    used = [
+        ("joining at a layer", shortcuts.joins),
+        ("reuse of keys and values", shortcuts.reuses),
+        ("one run of the encoder", shortcuts.encodes_once),
+        ("a batch", True),
+    ]
     name = " with ".join(name for name, is_used in used if is_used)
     return name[0].upper() + name[1:]
 
@@ -381,7 +390,8 @@ def _pass(
     entries = [_entry(variant, depth) for variant in variants]
     joins = shortcuts.joins and not skipping(model, stack).refused and not _needs_all_rows(model, variants)
     working = [sum(entry < k for entry in entries) if joins else rows for k in range(1, depth + 1)]
-    given = _arguments(model, base, rows, start, [max(1, many) for many in working], changed=stack)
+    encodes = not shortcuts.encodes_once or stack == "encoder"
+    given = _arguments(model, base, rows, start, [max(1, many) for many in working], encodes=encodes)
     seen = length if stack == answering else len(base.ids)
     changes, made = _changes(variants, start if stack == answering else 0, model.device)
     editor = Editor(model.anatomy, changes, _every_token(seen))
@@ -399,7 +409,7 @@ def _pass(
 
 
 def _arguments(
-    model: ModelLike, base: Base, rows: int, start: int, working: Sequence[int], changed: str | None
+    model: ModelLike, base: Base, rows: int, start: int, working: Sequence[int], *, encodes: bool
 ) -> dict[str, Any]:
     """What the module is called with: the tokens from `start` on, and what is known of those before."""
     given = _repeated(base.inputs, rows).pad(model).arguments(model.module, masked=model.batching.masked)
@@ -408,7 +418,7 @@ def _arguments(
         given[name] = given[name][:, start:]
         given["past_key_values"] = _beginning(base.cache, base.row, start, working, len(base.ids))
         given["use_cache"] = True
-    if base.encoder_output is not None and changed != "encoder" and "encoder_outputs" in accepts(model.module):
+    if base.encoder_output is not None and not encodes and "encoder_outputs" in accepts(model.module):
         from transformers.modeling_outputs import BaseModelOutput
 
         state: Any = base.encoder_output.expand(rows, -1, -1)
