@@ -463,7 +463,7 @@ def test_a_lens_is_kept_and_refused_for_another_model(
         hs.Lens.load(path)
     states = model.capture(ONE)
     states.save(tmp_path / "states.safetensors")
-    with pytest.raises(FileError, match="something else"):
+    with pytest.raises(FileError, match="other content"):
         hs.Lens.load(tmp_path / "states.safetensors")
 
 
