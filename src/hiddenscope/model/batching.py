@@ -108,7 +108,7 @@ def _text_of(made: Pass, inputs: Inputs, text: int) -> list[tuple[Tensor, list[i
     one = Pair(states.encoder.of(text), states.decoder.of(text)) if isinstance(states, Pair) else states.of(text)
     logits = made.logits
     if logits is not None:
-        logits = logits.split(inputs.of("decoder").lengths)[text]
+        logits = torch.split(logits, inputs.of("decoder").lengths)[text]
     return _tensors(Pass(one, logits))
 
 

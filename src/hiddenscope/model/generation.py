@@ -18,8 +18,9 @@ from hiddenscope.sites import Site, SitePatterns
 from hiddenscope.states import Pair, States
 
 TRIAL_PROMPT, TRIAL_TOKENS = 6, 4
-WINDOW_SETTINGS = ("sliding_window", "sliding_window_size", "attention_window", "attention_chunk_size", "local_window")
-WINDOW_SETTINGS += ("window_size", "attention_window_size", "context_length", "chunk_size")
+# What configurations call the distance that attention looks back.
+WINDOW_SETTINGS: tuple[str, ...] = ("sliding_window", "sliding_window_size", "attention_window", "window_size")
+WINDOW_SETTINGS += ("attention_chunk_size", "chunk_size", "local_window", "attention_window_size", "context_length")
 CACHE_TOLERANCES = 8  # a cache adds up in another order than a full pass; wrong positions are thousands of times off
 ONE_TEXT = {"num_beams", "num_return_sequences", "num_beam_groups", "assistant_model", "prompt_lookup_num_tokens"}
 

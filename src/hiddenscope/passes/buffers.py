@@ -263,7 +263,7 @@ def free_memory() -> int:
     """How many bytes of host memory are available without swapping, on this machine or in this container."""
     import psutil
 
-    return min([psutil.virtual_memory().available, *_left_in_container()])
+    return min([int(psutil.virtual_memory().available), *_left_in_container()])
 
 
 def _left_in_container() -> list[int]:
