@@ -1,7 +1,9 @@
 """Laws of a capture: what is captured is what Hugging Face reports, alone or in a batch, and nothing more is run."""
 
+import copy
 import gzip
 import json
+import pickle
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +20,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import hiddenscope as hs
-from hiddenscope.errors import PassError, SiteError, StatesError, TextError
+from hiddenscope.errors import LoadError, ModuleError, PassError, SiteError, StatesError, TextError
 from hiddenscope.model.batching import disagreement
 from hiddenscope.passes.inputs import compose
 from hiddenscope.states import Pair, States
@@ -578,3 +580,15 @@ def test_states_computed_under_autocast_say_so(tiny: Tiny) -> None:
         notes = model.capture([TEXT]).source.notes  # type: ignore[union-attr]
     assert "Computed under torch.autocast to bfloat16." in notes
     assert not any("autocast" in note for note in model.capture([TEXT]).source.notes)  # type: ignore[union-attr]
+
+
+def test_a_model_is_not_copied_and_the_error_says_what_to_do(tiny: Tiny) -> None:
+    for copied in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(ModuleError, match=r"hs\.load\(\(module, tokenizer\)\)"):
+            copied(tiny("gpt2"))  # type: ignore[operator]
+
+
+def test_a_dtype_may_be_named(tiny: Tiny) -> None:
+    assert tiny("gpt2").capture([TEXT], "layer.1", dtype="float16").values.dtype == torch.float16  # type: ignore
+    with pytest.raises(LoadError, match="dtype 'int8'"):
+        tiny("gpt2").capture([TEXT], dtype="int8")

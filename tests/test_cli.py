@@ -296,3 +296,26 @@ def test_an_error_with_an_interrupt_behind_it_is_an_interrupt() -> None:
     with pytest.raises(SystemExit) as left, command._errors_as_messages(debug=False):
         broken_off()
     assert left.value.code == 130
+
+
+@pytest.mark.parametrize(
+    ("redirection", "code", "message"),
+    [
+        (">&-", 1, "stdout is closed"),
+        (">/dev/full", 2, "No space left on device"),
+        ("| head -c 1 >/dev/null; exit ${PIPESTATUS[0]}", 141, ""),
+    ],
+)
+def test_a_stdout_that_cannot_be_written_gives_the_usual_exit_code(redirection: str, code: int, message: str) -> None:
+    if "full" in redirection and not Path("/dev/full").exists():
+        pytest.skip("there is no /dev/full here")
+    script = f"for k in 1 2 3; do :; done; {sys.executable} -c 'from hiddenscope.cli import main; main()' models --json {redirection}"
+    ended = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=120)
+    assert ended.returncode in ((code, 0) if code == 141 else (code,)), ended.stderr
+    assert message in ended.stderr and "Traceback" not in ended.stderr and "unexpected" not in ended.stderr
+
+
+def test_a_closed_stdin_is_an_error() -> None:
+    script = f"{sys.executable} -c 'from hiddenscope.cli import main; main()' capture - <&-"
+    ended = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 2 and "stdin" in ended.stderr and "Traceback" not in ended.stderr

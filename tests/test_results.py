@@ -277,3 +277,15 @@ def test_the_summary_is_the_findings_where_the_kind_has_some(monkeypatch: pytest
 def test_importing_results_loads_no_xarray() -> None:
     code = "import sys, hiddenscope.results; sys.exit(bool({'torch', 'numpy', 'xarray'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("text", ["=1+1", "\n=1+1", " =1", "＝1+1", "＋1", "a;=1", "a; @x", "\t=1", "-1", "@x"])
+def test_no_text_in_a_csv_is_taken_for_a_formula(tmp_path: Path, text: str) -> None:
+    data = xarray.Dataset(
+        {"string": ("token", np.array([text, "plain"], dtype=object)), "norm": ("token", [1.0, -2.0])}
+    )
+    Result("toy", data, {}, {}).save(tmp_path / "result.csv")
+    with (tmp_path / "result.csv").open(newline="", encoding="utf-8") as file:
+        cells = {cell for row in csv.reader(file) for cell in row}
+    assert f"'{text}" in cells and text not in cells and "plain" in cells
+    assert "-2.0" in cells, "numbers stay numbers"

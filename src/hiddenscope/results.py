@@ -52,7 +52,9 @@ TABLES: dict[str, Callable[["Result"], Iterable["Table"]]] = {}
 _FORMAT = "hiddenscope.result/1"
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _ESCAPED = re.compile(r"\\(\\|0|u[0-9a-f]{4})")
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+# What a spreadsheet may take for a formula: a sign at the start, also full-width, also behind white space or a `;` that
+# begins another cell where the comma is the decimal mark.
+_FORMULA = re.compile(r"\s*[=+\-@＝＋－＠\t\r\n]|.*;\s*[=+\-@＝＋－＠]", re.DOTALL)
 _HEADER = "hiddenscope_notes"  # the scalar variable of a netCDF file that holds what netCDF cannot
 _NOT_FINITE = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 
@@ -449,7 +451,7 @@ def _cell(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     text = value.replace("\0", r"\x00")
-    return f"'{text}" if text.startswith(_FORMULA) else text
+    return f"'{text}" if _FORMULA.match(text) else text
 
 
 _WRITERS: dict[str, Renderer] = {".json": _write_json, ".csv": _write_csv, ".nc": _write_netcdf}

@@ -5,6 +5,7 @@ an error, and 130 when the command was interrupted.
 """
 
 import io
+import os
 import sys
 from collections.abc import Callable
 from importlib import import_module
@@ -66,4 +67,27 @@ def main() -> None:
             stream.reconfigure(
                 errors="backslashreplace"
             )  # a terminal that cannot show a token must not stop the command
-    app()
+    if sys.stdout is None:
+        sys.exit("Cannot print: stdout is closed.")
+    try:
+        app()
+    finally:
+        _flush()
+
+
+def _flush() -> None:
+    """Write out what was printed; a full disk or a reader that has gone shows only now."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _discard_output()
+        sys.exit(141)
+    except OSError as error:
+        _discard_output()
+        print(f"Cannot print: {error.strerror}.", file=sys.stderr)
+        sys.exit(2)
+
+
+def _discard_output() -> None:
+    """Let Python's own flush at the end go nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

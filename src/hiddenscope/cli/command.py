@@ -95,6 +95,10 @@ def _errors_as_messages(debug: bool) -> Iterator[None]:
         _leave(str(error), 2)
     except (typer.Exit, typer.Abort):
         raise
+    except OSError as error:
+        if debug:
+            raise
+        _leave(f"Cannot read or write: {error.strerror or error}.", 2)
     except Exception as error:
         if debug:
             raise

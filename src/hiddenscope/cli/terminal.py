@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from hiddenscope import errors
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -59,6 +61,8 @@ def print_json(value: object) -> None:
 
 def lines_of(texts: list[str]) -> list[str]:
     """The texts, where - stands for the lines of stdin."""
+    if "-" in texts and sys.stdin is None:
+        raise errors.FileError("Cannot read stdin", "it is closed", "Pipe texts into the command, or give them here.")
     return [line for text in texts for line in ([text] if text != "-" else _lines(sys.stdin.read()))]
 
 

@@ -14,7 +14,7 @@
 """
 
 from hiddenscope.loading.cache import cache_folder
-from hiddenscope.loading.checkpoint import Loaded
+from hiddenscope.loading.checkpoint import Loaded, parse_dtype
 from hiddenscope.loading.sources import open_source
 
-__all__ = ["Loaded", "cache_folder", "open_source"]
+__all__ = ["Loaded", "cache_folder", "open_source", "parse_dtype"]

@@ -150,7 +150,7 @@ def parse_dtype(dtype: str | torch.dtype) -> torch.dtype:
     parsed = getattr(torch, _SHORT.get(name, name), None)
     if not isinstance(parsed, torch.dtype) or not parsed.is_floating_point:
         raise LoadError(
-            f"Cannot load in dtype {str(dtype)[:40]!r}",
+            f"Cannot use dtype {str(dtype)[:40]!r}",
             "it is not a floating-point dtype of torch",
             "Choose 'float32', 'bfloat16' or 'float16'.",
         )

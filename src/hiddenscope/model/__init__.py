@@ -10,15 +10,15 @@ import math
 import threading
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import nn
 
 from hiddenscope import hooks, progress
 from hiddenscope.anatomy import Anatomy, Stack, find, still_holds, vocabulary
-from hiddenscope.errors import PassError
-from hiddenscope.loading import Loaded, cache_folder, open_source
+from hiddenscope.errors import ModuleError, PassError
+from hiddenscope.loading import Loaded, cache_folder, open_source, parse_dtype
 from hiddenscope.model import generation
 from hiddenscope.model.batching import try_batching
 from hiddenscope.passes import (
@@ -164,6 +164,11 @@ class Model:
         width = self._anatomy.stacks[0].proof.width
         return f"Model({self.name}: {stacks}, {width} wide, {_short(self.dtype)} on {self.device})"
 
+    def __reduce__(self) -> NoReturn:
+        reason = "it holds a lock and memories that belong to one process"
+        remedy = "Copy or save model.module, and load it with hs.load((module, tokenizer))."
+        raise ModuleError("Cannot copy or pickle a Model", reason, remedy)
+
     @property
     def device(self) -> torch.device:
         """Where its inputs go."""
@@ -227,7 +232,7 @@ class Model:
         *,
         targets: Texts | None = None,
         batch_tokens: int | None = None,
-        dtype: torch.dtype | None = None,
+        dtype: str | torch.dtype | None = None,
         truncate: bool = False,
         keep: Keep = "host",
     ) -> States | Pair:
@@ -248,7 +253,7 @@ class Model:
             raise PassError(f"batch_tokens must be at least 1, got {batch_tokens}", "a text has tokens", "Give more.")
         inputs = self.encode(texts, targets=targets, truncate=truncate)
         check_targets(self, inputs, chosen, logits=False)
-        buffers = buffers_for(self, chosen, inputs, dtype, keep)
+        buffers = buffers_for(self, chosen, inputs, None if dtype is None else parse_dtype(dtype), keep)
         costs = inputs.costs
         with self.lock, progress.track("Capturing", total=sum(costs)) as advance:
             for indices, batch in inputs.batches(self, batch_tokens=batch_tokens):
