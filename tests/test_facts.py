@@ -22,11 +22,6 @@ KEY = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 TEXT, OTHER = "The rest of the cats sat on the mat.", "A rest of the dogs sat on the mat."
 CLASSES = ([f"{'the cat' if k % 2 else 'on or of'} number {k}" for k in range(24)], [k % 2 for k in range(24)])
 
-NOT_YET = {
-    "visibility",
-}
-"""Analyses whose facts still have sentences as keys. Take yours out; this set ends up empty and goes away."""
-
 
 @cache
 def tiny(family: str, seed: int = 0) -> hs.Model:
@@ -67,7 +62,7 @@ RUNS: dict[str, list[Callable[[], hs.Result]]] = {
         *(lambda measure=measure: hs.visibility(tiny("llama"), TEXT, measure=measure)
           for measure in ("l1", "frobenius", "relative", "logit")),
         lambda: hs.visibility(tiny("llama"), [TEXT, OTHER], sites="layer.*"),
-        lambda: hs.visibility(tiny("t5"), TEXT, targets=OTHER),
+        lambda: hs.visibility(tiny("t5"), tiny("t5").encode(TEXT, targets=OTHER)),
     ],
     "probe": [
         lambda: hs.probe(tiny("llama"), CLASSES),
@@ -111,11 +106,7 @@ RUNS: dict[str, list[Callable[[], hs.Result]]] = {
         lambda: hs.cluster(tiny("llama"), CLASSES[0]),
     ],
 }  # fmt: skip
-CASES = [
-    pytest.param(word, run, id=f"{word}-{place}", marks=pytest.mark.xfail(strict=False) if word in NOT_YET else ())
-    for word, runs in RUNS.items()
-    for place, run in enumerate(runs)
-]
+CASES = [pytest.param(word, run, id=f"{word}-{place}") for word, runs in RUNS.items() for place, run in enumerate(runs)]
 
 
 def keys(facts: Any) -> Iterator[str]:

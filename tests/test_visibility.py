@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 import hiddenscope as hs
-from hiddenscope.analyses.visibility import maps, measures
+from hiddenscope.analyses.visibility import maps
 from hiddenscope.cli import app
-from hiddenscope.passes import Batch, record
+from hiddenscope.passes import record
 from hiddenscope.passes.jacobian import tape
 from hiddenscope.sites import Site
 from hiddenscope.testing import tiny_model, tiny_tokenizer
@@ -128,14 +128,14 @@ def test_logit_is_the_gradient_of_the_log_probability_of_what_follows(gpt2: hs.M
         expected = jacrev(said, state(gpt2, f"layer.{source}")).norm(dim=-1)
         np.testing.assert_allclose(result.data["logit"].sel(source_site=f"layer.{source}"), expected, rtol=1e-5)
     assert result.data["logit"].dims == ("token", "source_site", "source_token")
-    assert result.facts["asked"] == ["6", "7", "8", str(answer)]
+    assert result.facts["stacks"][0]["targets"] == ["6", "7", "8", str(answer)]
     one = hs.visibility(gpt2, IDS, measure="logit", target=6).data["logit"]
     np.testing.assert_allclose(one[0], result.data["logit"][0], rtol=1e-6)
     assert not np.allclose(one[1], result.data["logit"][1])
 
 
 def one_tape(model: hs.Model, ids: list[list[int]] = IDS, sites: Any = "layer.*,final") -> Any:
-    return tape(model, Batch.of(ids, 0, model.device), model.anatomy.select(sites))
+    return tape(model, ids, model.anatomy.select(sites))
 
 
 def test_a_vector_taken_back_equals_a_vector_taken_forward(gpt2: hs.Model) -> None:
@@ -151,7 +151,7 @@ def test_a_vector_taken_back_equals_a_vector_taken_forward(gpt2: hs.Model) -> No
 def test_gradients_are_finite_differences(gpt2: hs.Model) -> None:
     run = one_tape(gpt2)
     seed = torch.zeros(1, 4, 64, dtype=torch.float64)
-    seed[0, 3] = measures.scale_free(run.values(Site(3)))[3]
+    seed[0, 3] = maps.scale_free_gradient(run.values(Site(3)))[3]
     gradient = dict(run.pull({Site(3): seed}))[Site(1)][0]
     direction = torch.randn(4, 64, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     sides = []
@@ -180,7 +180,7 @@ def test_the_gradient_of_a_scale_free_length_is_orthogonal_to_the_state(gpt2: hs
     run = one_tape(gpt2)
     for site in run.states:
         h = run.values(site)
-        gradient = measures.scale_free(h)
+        gradient = maps.scale_free_gradient(h)
         assert ((gradient * h).sum(-1).abs() < 1e-12 * gradient.norm(dim=-1) * h.norm(dim=-1)).all()
         assert (gradient.norm(dim=-1) > 0).all()
 
@@ -228,8 +228,7 @@ def test_a_cut_pass_gives_what_an_uncut_one_gives_at_every_pair_of_sites(tiny: T
     two = len(model.anatomy.stacks) > 1
     ids, targets = [[5, 6, 7, 8, 9]], [[3, 9, 4]] if two else None
     sites = model.anatomy.select("*")
-    batch = Batch.of(ids, 0, model.device, Batch.of(targets, 0, model.device) if targets else None)
-    run, product = tape(model, batch, sites), live(model, sites, ids, targets)
+    run, product = tape(model, model.encode(ids, targets=targets), sites), live(model, sites, ids, targets)
     generator = torch.Generator().manual_seed(0)
     seeds = {site: torch.randn(1, *run.values(site).shape, generator=generator) for site in sites}
     order = sorted(sites, reverse=True)
@@ -249,7 +248,8 @@ def test_an_encoder_sees_all_of_a_text(tiny: Tiny) -> None:
 
 @pytest.mark.parametrize("family", ["t5", "bart"])
 def test_a_decoder_sees_the_encoder_and_not_the_other_way(tiny: Tiny, family: str) -> None:
-    result = hs.visibility(tiny(family), IDS, targets=[[3, 9, 4]])
+    model = tiny(family)
+    result = hs.visibility(model, model.encode(IDS, targets=[[3, 9, 4]]))
     data = result.data["l1"]
     assert data.shape[1] == 7
     encoder, decoder = (
@@ -262,8 +262,8 @@ def test_a_decoder_sees_the_encoder_and_not_the_other_way(tiny: Tiny, family: st
     cross = data.sel(source_site=encoder).isel(token=slice(4, None), source_token=slice(4))
     assert (cross.sel(site="decoder.layer.0") == 0).all()
     assert (cross.sel(site=decoder[1:]) > 0).all()
-    assert {"encoder", "decoder"} <= set(result.facts)
-    assert any(0 < share < 1 for name, share in result.facts.items() if "beside" in name)
+    assert [facts["stack"] for facts in result.facts["stacks"]] == ["encoder", "decoder"]
+    assert 0 < result.facts["cross"]["share"] < 1
 
 
 def test_error_bars_hold_the_exact_value(gpt2: hs.Model) -> None:
@@ -318,7 +318,7 @@ def test_many_texts_are_averaged_over_the_positions_that_all_have(tiny: Tiny) ->
     apart = [hs.visibility(model, [text[:3]]).data["l1"].to_numpy().astype(np.float64) for text in texts]
     np.testing.assert_allclose(result.data["l1"], np.mean(apart, axis=0), rtol=1e-5)
     assert result.facts["texts"] == 3
-    assert "first 3 tokens" in result.facts["cut"]
+    assert result.facts["cut"] and "3 in all" in result.summary()
     assert result.data["id"].values.tolist() == [5, -1, -1]
     assert result.data["string"].values.tolist()[1:] == ["1", "2"]
     with pytest.raises(hs.errors.TextError, match="3 to 5 tokens"):
@@ -362,7 +362,7 @@ def test_findings_are_read_off_the_map(gpt2: hs.Model) -> None:
     assert float(result.data["decay_first"].sel(distance=1)) == pytest.approx(near / own, rel=1e-5)
     assert float(result.data["reach"].sel(source_site="layer.0")) == pytest.approx(top.sum(-1).mean(), rel=1e-5)
     assert float(result.data["own_below"].sel(site="final")) == 1
-    assert result.facts["on the token itself, of the site below"]["least"]["site"] != "final"
+    assert result.facts["stacks"][0]["own_below"]["least"]["site"] != "final"
 
 
 def test_what_cannot_be_answered_is_said(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -371,17 +371,16 @@ def test_what_cannot_be_answered_is_said(tiny: Tiny, monkeypatch: pytest.MonkeyP
     for wrong, error, match in (
         ({"text": [[5]]}, errors.TextError, "no other to see"),
         ({"sites": "layer.9"}, errors.SiteError, "layer.9"),
-        ({"measure": "l2"}, errors.StatesError, "there are four"),
+        ({"measure": "l2"}, errors.StatesError, "l1, frobenius, relative, logit"),
         ({"measure": "frobenius", "probes": 1}, errors.StatesError, "at least two"),
-        ({"measure": "l1", "probes": 8}, errors.StatesError, "one vector a target"),
-        ({"target": " the"}, errors.TextError, "asks for no token"),
+        ({"measure": "l1", "probes": 8}, errors.StatesError, "one vector for each target"),
+        ({"target": " the"}, errors.TextError, "reads no token"),
         ({"measure": "logit", "target": "nothing at all"}, errors.TextError, "tokens: "),
         ({"measure": "logit", "target": 10**6}, errors.TextError, "ids of .* are 0"),
-        ({"targets": IDS}, errors.PassError, "has one stack"),
     ):
         with pytest.raises(error, match=match):
             hs.visibility(model, **{"text": IDS, **wrong})
-    with pytest.raises(errors.PassError, match="no head"):
+    with pytest.raises(errors.PassError, match="no language-model head"):
         hs.visibility(tiny("gpt2", "base"), IDS, measure="logit")
     monkeypatch.setattr("hiddenscope.analyses.visibility.free_memory", lambda: 10_000)
     with pytest.raises(errors.TooLarge, match="Choose fewer sites"):
@@ -405,8 +404,8 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("measure", ["l1", "logit"])
 def test_the_pictures_hold_both_quadrants_of_every_state(tiny: Tiny, measure: Any) -> None:
-    for family, targets in (("llama", None), ("t5", [[3, 9, 4]])):
-        result = hs.visibility(tiny(family), IDS, measure=measure, targets=targets)
+    for model, targets in ((tiny("llama"), None), (tiny("t5"), [[3, 9, 4]])):
+        result = hs.visibility(model, model.encode(IDS, targets=targets), measure=measure)
         grid, *lines = views_of(result)
         assert isinstance(grid, Grid)
         influence = grid.measures[0].influence
@@ -432,12 +431,12 @@ def test_the_command_prints_the_findings_and_keeps_the_map(tmp_path: Path) -> No
     options = ["--model", str(made), "--sites", "layer.*", "--quiet"]
     done = CliRunner().invoke(app, ["visibility", "The cat sat", *options, "--out", str(out)])
     assert done.exit_code == 0, done.output
-    assert "on the token itself" in done.output
+    assert "lies on its own token" in done.output
     kept = hs.Result.load(out)
     assert kept.equals(hs.visibility(hs.load(str(made)), ["The cat sat"], sites="layer.*"))
     wrong = CliRunner().invoke(app, ["visibility", "The cat sat", *options, "--measure", "l3"])
     assert wrong.exit_code == 2
-    assert "there are four" in wrong.output
+    assert "'l1', 'frobenius', 'relative'" in wrong.output
 
 
 @pytest.mark.real

@@ -1,48 +1,51 @@
-"""What can a hidden state see?
+"""Which states influence a state, and which does it influence?
 
-reading   the texts, cut to the positions that all have, and the tokens whose log-probabilities are asked for
-measures  which vectors are taken at each target, and what is made of their products with the Jacobian
-maps      the map itself, target by target
-table     the labelled arrays
-findings  how far influence reaches, how it decays, how much stays on the token itself
+maps       what is measured of the Jacobian, and the map itself, target by target
+findings   the labelled arrays, and the facts: how far influence reaches, how it decays, how much is a token's own
 """
 
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from hiddenscope import progress
-from hiddenscope.analyses.visibility.findings import findings
-from hiddenscope.analyses.visibility.maps import Axes, influence, on_logits
-from hiddenscope.analyses.visibility.measures import Measure, Name
-from hiddenscope.analyses.visibility.reading import read
-from hiddenscope.analyses.visibility.table import mean, table
+from hiddenscope.analyses.visibility.findings import dataset, put_findings
+from hiddenscope.analyses.visibility.maps import (
+    Axes,
+    InfluenceMeasure,
+    MeasureName,
+    Numbers,
+    first_tokens,
+    influence_on_log_probability,
+    influence_on_states,
+)
 from hiddenscope.errors import TextError, TooLarge
 from hiddenscope.model import Model
-from hiddenscope.passes import Texts
+from hiddenscope.passes import Inputs, Texts, record
 from hiddenscope.passes.buffers import SHARE_OF_FREE_MEMORY, free_memory
-from hiddenscope.results import Result
-from hiddenscope.sites import summarise
+from hiddenscope.results import Facts, Result
+from hiddenscope.sites import SitePatterns, summarise
 
 
 def visibility(
     model: Model,
-    text: Texts,
+    text: Texts | Inputs,
     *,
-    measure: Name = "l1",
-    sites: Any = "layer.*,final",
+    measure: MeasureName = "l1",
+    sites: SitePatterns = "layer.*,final",
     probes: int | None = None,
     target: str | int | None = None,
-    targets: Texts | None = None,
     seed: int = 0,
 ) -> Result:
     """How much every state is influenced by every state before it: the map [site, token, source_site, source_token].
 
     Measures: "l1", the L1 norm of the gradient of |h|₁/|h|₂; "frobenius", the norm of the Jacobian, exact for narrow
-    states and else by `probes` with a 95% interval; "relative", that for a relative change at both ends; "logit", the
-    norm of the gradient of the log-probability of `target`, or of the true next token, [token, source_site,
-    source_token]. Several texts are averaged.
+    states and else estimated by `probes` random vectors, with a 95% interval; "relative", the same for a relative
+    change at both ends; "logit", the norm of the gradient of the log-probability of `target`, or of the true next
+    token, [token, source_site, source_token]. Several texts are averaged. A decoder's texts come with
+    `model.encode(text, targets=...)`.
 
     >>> import hiddenscope as hs
     >>> from hiddenscope.testing import tiny_model
@@ -52,38 +55,107 @@ def visibility(
     [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
     """
     chosen = model.anatomy.select(sites)
-    asked = Measure.of(measure, probes, seed, max(model.anatomy.width(site) for site in chosen))
+    how = InfluenceMeasure.of(measure, probes, seed, max(model.anatomy.width(site) for site in chosen))
     if target is not None and measure != "logit":
-        raise TextError(f"The target {target!r:.40}", f"{measure} asks for no token", "Give it with measure='logit'.")
-    subject = read(model, text, targets, target, logits=measure == "logit")
-    axes = Axes(chosen, subject.lengths)
-    _fits(axes, asked)
-    generator = torch.Generator().manual_seed(asked.seed)  # one for all texts, so that their probes differ
-    one = on_logits if measure == "logit" else partial(influence, generator=generator)
-    total = len(subject.texts) * (subject.last_length if measure == "logit" else int(axes.there.sum()))
-    with model.lock, torch.inference_mode(False), progress.track("Looking back", total=total) as advance:
-        found = mean(one(model, each, axes, asked, advance) for each in subject.texts)
-    data = table(subject, axes, asked, found)
-    facts: dict[str, Any] = {"texts": len(subject.texts), "tokens": axes.tokens, "sites": summarise(chosen)}
-    facts |= subject.notes | {"how": _how(asked)} | findings(data, axes, asked.name, subject.causal)
+        reason = f"the measure {measure} reads no token"
+        raise TextError(f"Cannot use the target {target!r:.40}", reason, "Give it with measure='logit'.")
+    inputs = model.encode(text)
+    stacks = _stacks(model, inputs)
+    predicted = _predicted(model, stacks, inputs, target) if measure == "logit" else [()] * len(inputs)
+    lengths = {name: min(of_stack.lengths) for name, of_stack in stacks.items()}
+    cut = any(max(of_stack.lengths) > lengths[name] for name, of_stack in stacks.items())
+    for name, length in lengths.items():
+        inputs = first_tokens(inputs, name, length)
+    axes = Axes(chosen, lengths)
+    _check_memory(axes, how)
+    influence = _mean_map(model, inputs, axes, how, predicted)
+    with model.lock:
+        tokens = {name: model.text_encoder.tokens(inputs.of(name)) for name in lengths}
+        strings = [[model.text_encoder.string(token) for token in row] for row in predicted]
+    data = dataset(axes, how, influence, tokens, strings)
+    causal = dict(zip(stacks, (stack.causal for stack in model.anatomy.stacks), strict=True))
+    facts: Facts = {
+        "measure": measure,
+        "probes": how.probes or None,
+        "texts": len(inputs),
+        "tokens": axes.tokens,
+        "sites": summarise(chosen),
+        "cut": cut,
+        **put_findings(data, axes, measure, causal),
+    }
     return Result("visibility", data, facts, model.source(chosen[0].stack))
 
 
-def _how(measure: Measure) -> str:
-    """How the numbers were had."""
-    if measure.name in ("l1", "logit"):
-        return "exact: one vector product a target"
-    if measure.probes:
-        return f"estimated with {measure.probes} random vectors a target; the error is half the 95% interval"
-    return "exact: as many vector products a target as it is wide"
+def _stacks(model: Model, inputs: Inputs) -> dict[str | None, Inputs]:
+    """The texts of each stack, by the name that its sites carry; texts that cannot be averaged are refused."""
+    names: Sequence[str | None] = ("encoder", "decoder") if model.encoder_decoder else (None,)
+    if model.encoder_decoder and inputs.targets is None:
+        model.text_encoder.required_start()
+    stacks = {name: inputs.of(name) for name in names}
+    for of_stack, stack in zip(stacks.values(), model.anatomy.stacks, strict=True):
+        shortest, longest = min(of_stack.lengths), max(of_stack.lengths)
+        if shortest < longest and not stack.causal:
+            reason = f"they have {shortest:,} to {longest:,} tokens, and a state here sees all of a text"
+            raise TextError("Cannot average over these texts", reason, "Give texts of as many tokens.")
+    if sum(min(of_stack.lengths) for of_stack in stacks.values()) < 2:
+        raise TextError("Nothing to see", "a text has one token, which has no other to see", "Give longer texts.")
+    return stacks
 
 
-def _fits(axes: Axes, measure: Measure) -> None:
-    """Refuse a map that memory does not hold: in float64, with room for the sums, a text's map and the mean."""
+def _predicted(
+    model: Model, stacks: Mapping[str | None, Inputs], inputs: Inputs, target: str | int | None
+) -> list[tuple[int, ...]]:
+    """The token whose log-probability is measured at each place of every text.
+
+    Without a target: in a causal stack the token that follows, and after the last what the model predicts; in an
+    encoder the token that is there.
+    """
+    of_stack = list(stacks.values())[-1]
+    if target is not None:
+        with model.lock:
+            token = model.text_encoder.single(target)
+        return [(token,) * len(ids) for ids in of_stack.ids]
+    if not model.anatomy.stacks[-1].causal:
+        return list(of_stack.ids)
+    predicted = []
+    for number, ids in enumerate(of_stack.ids):
+        logits = record(model, inputs.some([number]), (), logits=True).logits
+        assert logits is not None
+        predicted.append((*ids[1:], int(logits[-1].argmax())))
+    return predicted
+
+
+def _mean_map(
+    model: Model, inputs: Inputs, axes: Axes, measure: InfluenceMeasure, predicted: Sequence[Sequence[int]]
+) -> tuple[Numbers, Numbers | None]:
+    """The mean of the texts' maps, and half its 95% interval where it is estimated.
+
+    Each text has probes of its own, so that the errors are independent and shrink with the number of texts.
+    """
+    total: Any = 0.0
+    squares: Any = None
+    generator = torch.Generator().manual_seed(measure.seed)
+    targets = list(axes.lengths.values())[-1] if measure.name == "logit" else int(axes.filled.sum())
+    with model.lock, torch.inference_mode(False), progress.track("Looking back", targets * len(inputs)) as advance:
+        for number in range(len(inputs)):
+            text = inputs.some([number])
+            if measure.name == "logit":
+                values = influence_on_log_probability(model, text, predicted[number], axes, measure, advance)
+                half = None
+            else:
+                values, half = influence_on_states(model, text, axes, measure, generator, advance)
+            total = total + values
+            if half is not None:
+                squares = half**2 if squares is None else squares + half**2
+    return total / len(inputs), None if squares is None else np.sqrt(squares) / len(inputs)
+
+
+def _check_memory(axes: Axes, measure: InfluenceMeasure) -> None:
+    """Refuse a map that memory does not hold: in float64, with the sums, a text's map and the mean."""
     targets = axes.tokens if measure.name == "logit" else len(axes.sites) * axes.tokens
     size = targets * len(axes.sites) * axes.tokens * 8 * (6 if measure.probes else 3)
     free = free_memory()
     if size > SHARE_OF_FREE_MEMORY * free:
-        problem = f"A map of {len(axes.sites)} sites and {axes.tokens:,} tokens, each with each"
-        reason = f"that takes {size / 2**30:,.1f} GiB, and {free / 2**30:,.1f} GiB of memory are free"
+        problem = f"A map of {len(axes.sites)} sites and {axes.tokens:,} tokens does not fit in memory"
+        reason = f"it takes {size / 2**30:,.1f} GiB, and {free / 2**30:,.1f} GiB are free"
         raise TooLarge(problem, reason, "Choose fewer sites, such as sites='layer.0,layer.-1', or a shorter text.")
