@@ -74,7 +74,7 @@ def _check(final_norm: str, sample: int) -> None:
     if final_norm not in get_args(FinalNorm):
         choices = ", ".join(map(repr, get_args(FinalNorm)))
         raise StatesError(f"No final_norm {str(final_norm)[:40]!r}", f"it is one of {choices}", "Choose one of these.")
-    if not isinstance(sample, int) or isinstance(sample, bool) or sample < FEWEST:
+    if isinstance(sample, bool) or sample < FEWEST:
         reason = "neighbours and CKA need three tokens or more"
         raise StatesError(
             f"sample must be an integer >= {FEWEST}, got {str(sample)[:40]}", reason, "Give a larger one."

@@ -108,18 +108,22 @@ def _of(facts: Mapping[str, Any]) -> str:
     return f" of the {facts['stack']}" if facts["stack"] else ""
 
 
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
 def _norms(facts: Mapping[str, Any]) -> Iterator[str]:
     if "norm_ratio" in facts:
         first, others, ratio = (facts[name] for name in ("first_token_norm", "other_tokens_norm", "norm_ratio"))
         yield (
             f"Over the middle layers{_of(facts)} ({facts['middle_layers']}) the first token has a median norm of "
-            f"{first:,.4g} and the others of {others:,.4g}: {ratio:,.1f} times as much."
+            f"{_number(first)} and the others of {_number(others)}: {ratio:,.1f} times as much."
         )
 
 
 def _final_norm(facts: Mapping[str, Any]) -> Iterator[str]:
     changes = [
-        f"{who} from {facts['before_final'][name]:,.4g} to {facts['at_final'][name]:,.4g}"
+        f"{who} from {_number(facts['before_final'][name])} to {_number(facts['at_final'][name])}"
         for name, who in (("first_token_norm", "the first token"), ("other_tokens_norm", "the others"))
         if name in facts.get("at_final", {})
     ]
@@ -129,12 +133,8 @@ def _final_norm(facts: Mapping[str, Any]) -> Iterator[str]:
 
 def _largest_norm(facts: Mapping[str, Any]) -> Iterator[str]:
     if largest := facts.get("largest_norm"):
-        norm, token, site = (
-            f"{largest['norm']:,.4g}",
-            quoted(largest["token"].strip() or largest["token"]),
-            largest["site"],
-        )
-        yield f"The largest norm{_of(facts)} is {norm}, of {token} at {site}."
+        token = quoted(largest["token"].strip() or largest["token"])
+        yield f"The largest norm{_of(facts)} is {_number(largest['norm'])}, of {token} at {largest['site']}."
 
 
 def _added(facts: Mapping[str, Any]) -> Iterator[str]:

@@ -124,8 +124,8 @@ def _of_stack(facts: Mapping[str, Any]) -> Iterator[str]:
     if reach := facts.get("reach"):
         first, below = reach["first"], reach["below"]
         yield (
-            f"Over all tokens, {reach['site']} sees {first['influence']:,.4g} of {first['source_site']} and "
-            f"{below['influence']:,.4g} of {below['source_site']}."
+            f"Over all tokens, the influence of {first['source_site']} on {reach['site']} is {first['influence']:.3g}, "
+            f"and that of {below['source_site']} is {below['influence']:.3g}."
         )
 
 
