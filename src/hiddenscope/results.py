@@ -281,10 +281,14 @@ def _dtype(array: "np.ndarray[Any, Any]", name: str) -> str:
     """The dtype's name, and `str` for every way of holding text."""
     if array.dtype.kind in "biuf" and array.dtype.itemsize <= 8:
         return str(array.dtype.name)
-    if array.dtype.kind in "UT" or (array.dtype.kind == "O" and all(isinstance(x, str) for x in array.flat)):
+    if array.dtype.kind in "UT" or (array.dtype.kind == "O" and _only_text(array)):
         return "str"
     reason = f"{_safe(name)} is {array.dtype}"
     raise StatesError("A result's data", reason, "Give numbers of at most 64 bits, flags, or text ('' where missing).")
+
+
+def _only_text(array: "np.ndarray[Any, Any]") -> bool:
+    return all(issubclass(kind, str) for kind in set(map(type, array.ravel().tolist())))
 
 
 def _dtypes(data: "xarray.Dataset") -> dict[str, str]:

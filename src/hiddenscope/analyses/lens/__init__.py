@@ -65,7 +65,7 @@ def lens(
     source = None
     with progress.track("Reading", total=starts[-1] * len(chosen.all)) as advance:
         for indices, batch in inputs.batches(model, batch_tokens=BATCH_TOKENS):
-            states = record(model, batch, list(chosen.all), keep="device").states
+            states = record(model, batch, chosen.pattern, keep="device").states
             assert isinstance(states, States), "the sites are in one stack"
             layers = states.values[: len(chosen.layers)]
             parts: list[Part] = [

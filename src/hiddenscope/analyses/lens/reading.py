@@ -54,6 +54,11 @@ class LensSites:
         """Every site that is read."""
         return self.layers if self.final is None else (*self.layers, self.final)
 
+    @property
+    def pattern(self) -> str:
+        """The same as a pattern of sites: the anatomy remembers what a pattern selects."""
+        return ",".join(map(str, self.all))
+
     @classmethod
     def of(cls, model: Model, sites: SitePatterns = "layer.*") -> "LensSites":
         """The sites that the patterns name; those that the head does not stand on are refused."""
