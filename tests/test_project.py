@@ -407,3 +407,71 @@ def test_one_row_far_away_leaves_the_neighbours_of_the_others() -> None:
     rows[-1] *= 3_000
     codes = (torch.arange(600) >= 300).long()
     assert separation(Distances(rows), shuffled(codes, 9, seed=0))["neighbour"].value > 0.98
+
+
+def coin_flips(runs: int, texts: int, tokens: int, copies: int = 1) -> Iterator[tuple[hs.States, list[str]]]:
+    """States that know their text and nothing else, and labels of texts that mean nothing; copies share both."""
+    for seed in range(runs):
+        generator = torch.Generator().manual_seed(seed)
+        of_text = torch.randn(2, texts, 1, 8, generator=generator).repeat(1, copies, tokens, 1)
+        values = (of_text + 0.3 * torch.randn(of_text.shape, generator=generator)).flatten(1, 2)
+        count = texts * copies
+        text = [row // tokens for row in range(count * tokens)]
+        names = [f"{'text' if k < texts else 'TEXT'} {k % texts}{'.' if k >= 2 * texts else ''}" for k in range(count)]
+        positions, strings = [row % tokens for row in range(len(text))], ["t"] * len(text)
+        given = hs.Tokens(names, text, positions, range(len(text)), strings)
+        flips = (torch.rand(texts, generator=generator) < 0.5).tolist()
+        yield (
+            hs.States((Site(0), Site(1)), values, given, hs.Source("toy")),
+            ["ab"[flips[k % texts]] for k in range(count)],
+        )
+
+
+@pytest.mark.parametrize(("token", "copies"), [("each", 1), ("mean", 3)])
+def test_coin_flips_are_at_chance_where_rows_of_a_text_go_together(token: str, copies: int) -> None:
+    """Tokens of one text, and copies of one text, are no evidence each for itself."""
+    results = [
+        hs.project(given, labels, token=token, method="pca")
+        for given, labels in coin_flips(40, 24, 6 if token == "each" else 2, copies)
+    ]
+    p = np.array([result.data["silhouette_p"].values for result in results])
+    assert (p <= 0.05).mean() <= 0.15, "one in twenty is expected; rows shuffled one by one give more than half"
+    assert 0.3 < p.mean() < 0.7
+    assert sum(bool(result.facts["parts"][0]["separation"]["apart_at"]) for result in results) <= 6
+
+
+def test_labels_are_shuffled_between_groups_and_never_within() -> None:
+    groups = [0, 0, 0, 1, 1, 2, 3, 3]
+    codes = torch.tensor([0, 0, 0, 1, 1, 1, 0, 0])
+    drawn = shuffled(codes, 200, 0, groups)
+    assert torch.equal(drawn[0], codes)
+    for group in range(4):
+        rows = drawn[:, [row for row, own in enumerate(groups) if own == group]]
+        assert (rows == rows[:, :1]).all()
+    assert (drawn[1:, [0, 3, 5, 6]].sum(1) == 2).all(), "as many groups of each class"
+    mixed = shuffled(torch.tensor([0, 1, 0, 1, 2, 2]), 200, 0, [0, 0, 1, 1, 2, 2])
+    pairs = {tuple(row.tolist()) for row in mixed.view(-1, 2)}
+    assert pairs == {(0, 1), (2, 2)}, "the labels of a group move together"
+    assert len({tuple(row.tolist()) for row in mixed}) == 3
+
+
+def test_more_points_do_not_reverse_the_verdict() -> None:
+    """Classes that are apart at few of many sites are found so with few shuffles too."""
+    for count in (300, 600):
+        generator = torch.Generator().manual_seed(0)
+        values = torch.randn(32, count, 8, generator=generator)
+        values[30:, ::2, 0] += 1.0
+        result = hs.project(states(values), ["a", "b"] * (count // 2), method="pca")
+        assert result.facts["parts"][0]["separation"]["apart_at"] == ["layer.30", "layer.31"]
+        corrected, p = result.data["silhouette_p_corrected"].values, result.data["silhouette_p"].values
+        assert (corrected >= p - 1e-12).all()
+        assert corrected[30] <= 0.005
+
+
+def test_the_corrected_p_names_a_site_of_noise_in_one_of_twenty() -> None:
+    named = 0
+    for seed in range(60):
+        values = torch.randn(20, 30, 6, generator=torch.Generator().manual_seed(seed))
+        result = hs.project(states(values), ["a", "b"] * 15, method="pca")
+        named += bool(result.facts["parts"][0]["separation"]["apart_at"])
+    assert named <= 8  # 3 are expected

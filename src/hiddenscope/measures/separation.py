@@ -6,11 +6,12 @@
 (0.99, 1.0)
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from hiddenscope.measures.distances import AT_ONCE, Distances
@@ -19,20 +20,54 @@ SCORES = ("silhouette", "neighbour", "fisher", "within")
 MEMBERS = 1 << 24  # class memberships of shuffled labels that are held together: 64 MiB of float32
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Score:
-    """A score, its permutation p-value, and the median and the 95% quantile (5% for `within`) under shuffled labels."""
+    """A score, its permutation p-value, and the median and the 95% quantile (5% for `within`) under shuffled labels.
+
+    `under_labels` has the score of every labelling, the true one first, in float32 and so that more is better.
+    """
 
     value: float
     p: float
     chance: float
     high: float
+    under_labels: Tensor = field(repr=False)
 
 
-def shuffled(codes: Tensor, count: int, seed: int) -> Tensor:
-    """The labels as they are, and then shuffled so many times, `[1 + count, row]`."""
+def shuffled(
+    labels: Tensor, count: int, seed: int, groups: ArrayLike | None = None, strata: ArrayLike | None = None
+) -> Tensor:
+    """The labels as they are, and then shuffled so many times, `[1 + count, row]`.
+
+    Rows of one group (tokens of a text, copies of a text) are not independent, so labels move between groups and never
+    within. Where all rows of each group have one label, groups exchange their labels. Otherwise groups keep their
+    labels in order, and are laid over the rows in another order of groups. With `strata` (folds), labels stay in theirs.
+
+    >>> shuffled(torch.tensor([0, 0, 1, 1]), 9, 0, groups=["a", "a", "b", "b"]).unique(dim=0).tolist()
+    [[0, 0, 1, 1], [1, 1, 0, 0]]
+    """
     generator = np.random.default_rng(seed)
-    return torch.stack([codes, *(codes[torch.from_numpy(generator.permutation(len(codes)))] for _ in range(count))])
+    codes = np.arange(len(labels)) if groups is None else np.unique(np.asarray(groups), return_inverse=True)[1]
+    strata = np.zeros(len(labels), dtype=np.int64) if strata is None else np.asarray(strata)
+    drawn = labels.repeat(1 + count, 1)
+    for stratum in np.unique(strata):
+        rows = np.flatnonzero(strata == stratum)
+        rows = rows[np.argsort(codes[rows], kind="stable")]  # group by group
+        starts = np.flatnonzero(np.r_[True, np.diff(codes[rows]) != 0])
+        sizes = np.diff(np.r_[starts, len(rows)])
+        own = labels[torch.from_numpy(rows)]
+        firsts = own[torch.from_numpy(starts)]
+        uniform = torch.equal(firsts.repeat_interleave(torch.from_numpy(sizes)), own)
+        for number in range(1, 1 + count):
+            order = generator.permutation(len(starts))
+            if uniform:
+                moved = firsts[torch.from_numpy(np.repeat(order, sizes))]
+            else:
+                moved = own[
+                    torch.from_numpy(np.concatenate([np.arange(starts[k], starts[k] + sizes[k]) for k in order]))
+                ]
+            drawn[number, torch.from_numpy(rows)] = moved
+    return drawn
 
 
 def separation(distances: Distances, labels: Tensor) -> Mapping[str, Score]:
@@ -44,55 +79,78 @@ def separation(distances: Distances, labels: Tensor) -> Mapping[str, Score]:
 
     The scores of all shuffles come from shared matrix products, where scikit-learn would be called once for each.
     """
-    counts = torch.bincount(labels[0])
-    exact = _scores(distances, labels[:1], counts, torch.float64)
-    null = torch.cat([_scores(distances, some, counts, torch.float32) for some in _batches(labels, len(counts))], 1)
+    classes = int(labels.max()) + 1
+    exact = _scores(distances, labels[:1], classes, torch.float64)
+    every = torch.cat([_scores(distances, some, classes, torch.float32) for some in _batches(labels, classes)], 1)
     scores = {}
     for row, name in enumerate(SCORES):
         sign = -1 if name == "within" else 1  # of this one, less is better
-        shuffled_scores, reached, true = null[row, 1:], null[row, 1:] * sign, null[row, 0] * sign
-        margin = 1e-5 * abs(true) + 1e-7  # rounding: shuffles that part the rows as the labels do reach their score
-        p = (1 + int(((reached >= true - margin) | (reached == true)).sum())) / (1 + len(reached))
+        better, true = every[row] * sign, every[row, 0] * sign
+        p = float((better >= true - _rounding(true)).double().mean()) if not bool(true.isnan()) else float("nan")
         median = high = float("nan")
-        if len(reached):
-            median = float(shuffled_scores.median())
-            high = float(torch.quantile(shuffled_scores, 0.05 if name == "within" else 0.95))
-        scores[name] = Score(float(exact[row, 0]), float("nan") if bool(true.isnan()) else p, median, high)
+        if len(labels) > 1:
+            median = float(every[row, 1:].median())
+            high = float(torch.quantile(every[row, 1:], 0.05 if name == "within" else 0.95))
+        scores[name] = Score(float(exact[row, 0]), p, median, high, better)
     return scores
+
+
+def corrected(scores: Sequence[Score]) -> list[float]:
+    """The p-value of each of several scores of the same labellings, corrected for there being several.
+
+    It is the share of labellings under which the largest of all scores, each standardised by its own mean and deviation
+    over the labellings, is as large (the max-statistic of Westfall and Young). The chance that any score of labels that
+    mean nothing gets 0.05 or less is 0.05, however many there are and however they depend on one another, and however
+    few the shuffles.
+
+    >>> corrected([Score(0.0, 0.0, 0.0, 0.0, torch.tensor([3.0, 0, 1, 0])), Score(0, 0, 0, 0, torch.tensor([0.0, 2, 1, 0]))])
+    [0.25, 1.0]
+    """
+    under = torch.stack([score.under_labels for score in scores]).double()
+    deviation = under.std(1, keepdim=True, correction=0)
+    standard = torch.where(deviation > 0, (under - under.mean(1, keepdim=True)) / deviation, torch.zeros_like(under))
+    largest = standard.amax(0)
+    return [float((largest >= true - _rounding(true)).double().mean()) for true in standard[:, 0]]
+
+
+def _rounding(value: Tensor) -> Tensor:
+    """How far below a score another one may be and still reach it: labellings that part the rows alike round apart."""
+    return 1e-5 * value.abs() + 1e-7
 
 
 def _batches(labels: Tensor, classes: int) -> Iterator[Tensor]:
     yield from torch.split(labels, max(1, MEMBERS // (labels.shape[1] * classes)))
 
 
-def _scores(distances: Distances, labels: Tensor, counts: Tensor, dtype: torch.dtype) -> Tensor:
-    """Every score of every labelling, `[score, labelling]`; class sizes are the same in all."""
-    labellings, (count, classes) = len(labels), (labels.shape[1], len(counts))
+def _scores(distances: Distances, labels: Tensor, classes: int, dtype: torch.dtype) -> Tensor:
+    """Every score of every labelling, `[score, labelling]`."""
+    labellings, count = labels.shape
     members = torch.zeros(count, labellings * classes, dtype=dtype)
     members.scatter_(1, labels.T + torch.arange(labellings) * classes, 1)
+    sizes = members.sum(0).view(labellings, classes)
     silhouettes, same, inside = torch.zeros(3, labellings, dtype=torch.float64)
     total = 0.0
     for here, block in distances.blocks(min(AT_ONCE, max(count, MEMBERS * count // (4 * labellings * classes)))):
         own = labels[:, here].T[:, :, None]
         sums = (block.to(dtype) @ members).view(-1, labellings, classes)
-        silhouettes += _silhouettes(sums, own, counts).sum(0, dtype=torch.float64)
+        silhouettes += _silhouettes(sums, own, sizes).sum(0, dtype=torch.float64)
         inside += sums.gather(2, own)[..., 0].sum(0, dtype=torch.float64)
         total += float(block.sum())
         near = (_nearest(distances, here, block).to(dtype) @ members).view(-1, labellings, classes)
         same += near.gather(2, own)[..., 0].sum(0, dtype=torch.float64)
-    pairs = float((counts * (counts - 1)).sum())
-    within = inside / pairs / (total / (count * (count - 1))) if pairs else inside * torch.nan
-    return torch.stack([silhouettes / count, same / count, _fisher(distances, members, counts, labellings), within])
+    pairs = (sizes * (sizes - 1)).sum(1, dtype=torch.float64)
+    within = torch.where(pairs > 0, inside / pairs, torch.nan) / (total / (count * (count - 1)))
+    return torch.stack([silhouettes / count, same / count, _fisher(distances, members, sizes), within])
 
 
-def _silhouettes(sums: Tensor, own: Tensor, counts: Tensor) -> Tensor:
+def _silhouettes(sums: Tensor, own: Tensor, sizes: Tensor) -> Tensor:
     """The silhouette of each row in each labelling, from its summed distances to every class; 0 where it is alone."""
-    sizes = counts.to(sums.dtype)
-    inside = sums.gather(2, own)[..., 0] / (sizes - 1).clamp_min(1)[own[..., 0]]
+    own_size = sizes.expand_as(sums).gather(2, own)[..., 0]
+    inside = sums.gather(2, own)[..., 0] / (own_size - 1).clamp_min(1)
     other = (sums / sizes).scatter(2, own, torch.inf).amin(2)
     larger = torch.maximum(inside, other)
     silhouettes = torch.where(larger > 0, (other - inside) / larger, 0)
-    return torch.where(sizes[own[..., 0]] > 1, silhouettes, 0)
+    return torch.where(own_size > 1, silhouettes, 0)
 
 
 def _nearest(distances: Distances, here: slice, block: Tensor) -> Tensor:
@@ -103,9 +161,9 @@ def _nearest(distances: Distances, here: slice, block: Tensor) -> Tensor:
     return near / near.sum(1, keepdim=True)
 
 
-def _fisher(distances: Distances, members: Tensor, counts: Tensor, labellings: int) -> Tensor:
-    count, classes = len(distances), len(counts)
+def _fisher(distances: Distances, members: Tensor, sizes: Tensor) -> Tensor:
+    labellings, classes = sizes.shape
     sums = (members.T @ distances.rows.to(members.dtype)).double().view(labellings, classes, -1)
-    between = (sums.square().sum(2) / counts).sum(1)
+    between = (sums.square().sum(2) / sizes).sum(1)
     inside = (distances.norms.sum() - between).clamp_min(0)
-    return (between / (classes - 1)) / (inside / (count - classes))
+    return (between / (classes - 1)) / (inside / (len(distances) - classes))

@@ -69,6 +69,15 @@ def dataset_of(data: Any) -> Dataset:
     return Dataset(list(labelled.texts), labelled.labels, labelled.name)
 
 
+def copies_among(texts: Any) -> list[str]:
+    """A key for each text, the same for copies: of strings, ids, Inputs, or the texts of `Tokens`."""
+    if isinstance(texts, Tokens):
+        texts = texts.texts or [texts.ids[texts.rows(text)].tolist() for text in range(texts.count)]
+    if isinstance(texts, Inputs):
+        texts = texts.texts or texts.ids
+    return [reader.copy_key(text) for text in texts]
+
+
 def integer(value: Any, name: str, least: int) -> int:
     """A parameter that must be an integer of at least this size.
 

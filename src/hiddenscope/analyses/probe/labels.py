@@ -12,12 +12,11 @@ from numpy.typing import NDArray
 from hiddenscope.errors import StatesError, TextError
 from hiddenscope.linear.crossvalidation import hashed
 from hiddenscope.model import Model
-from hiddenscope.passes import Inputs
 from hiddenscope.sites import SitePatterns
 from hiddenscope.states import Pair, Readable, Tokens
-from hiddenscope.texts import Labelled, copy_key, read
+from hiddenscope.texts import Labelled, read
 from hiddenscope.vectors import Token, Vectors, vectors
-from hiddenscope.vectors.collection import dataset_of
+from hiddenscope.vectors.collection import copies_among, dataset_of
 
 Ints: TypeAlias = NDArray[np.int64]
 
@@ -50,10 +49,10 @@ def labelled_rows(
     if isinstance(source, Model):
         texts, labels, name = _dataset(data, token)
         rows = vectors(source, texts, sites=sites, token=token, truncate=truncate)
-        groups = _copy_keys(texts)
+        groups = copies_among(texts)
     else:
         rows, labels, name = vectors(source, sites=sites, token=token), data, "the labels"
-        groups = _copy_keys(_texts(_tokens(source, rows)))
+        groups = copies_among(_tokens(source, rows))
     if rows.tokens is None:
         return Rows(rows, _listed(labels, rows.values.shape[1], "text"), groups, None, name)
     return _of_tokens(rows, labels, groups, name, task)
@@ -84,17 +83,6 @@ def _tokens(source: Readable | Pair, rows: Vectors) -> Tokens:
     if isinstance(source, Pair):
         return (source.decoder if rows.sites[0].stack == "decoder" else source.encoder).tokens
     return source.tokens
-
-
-def _texts(tokens: Tokens) -> list[Any]:
-    """Each text as a string, or the ids that it is made of."""
-    if tokens.texts is not None:
-        return list(tokens.texts)
-    return [tokens.ids[tokens.rows(text)].tolist() for text in range(tokens.count)]
-
-
-def _copy_keys(texts: Any) -> list[str]:
-    return [copy_key(text) for text in (texts.texts or texts.ids if isinstance(texts, Inputs) else texts)]
 
 
 def _of_tokens(rows: Vectors, labels: Any, texts: list[str], name: str, task: str) -> Rows:

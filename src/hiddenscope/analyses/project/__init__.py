@@ -10,11 +10,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, TypeAlias
 
+from torch import Tensor
+
 from hiddenscope import progress
 from hiddenscope.analyses.project.findings import facts_of, table, tightness
 from hiddenscope.analyses.project.pictures import Method, Panel, Picture, Pictures, aligned, draw, panel
 from hiddenscope.analyses.project.points import (
-    Classes,
     Points,
     datasets_of,
     label_predictions,
@@ -123,7 +124,7 @@ def _cells(parts: Sequence[Points], seed: int) -> list[list[Cell]]:
         cells: list[list[Cell]] = []
         for part in parts:
             cells.append([])
-            labels = _shuffled_labels(part.classes, seed)
+            labels = _shuffled_labels(part, seed)
             for values in part.values:
                 points = Distances(values)
                 scores = {} if labels is None or points.all_equal else separation(points, labels)
@@ -132,14 +133,12 @@ def _cells(parts: Sequence[Points], seed: int) -> list[list[Cell]]:
     return cells
 
 
-def _shuffled_labels(classes: Classes | None, seed: int) -> Any:
-    """The classes as they are and shuffled, for every site of a part; None where there are not two classes."""
-    if classes is None or len(classes.names) < 2:
+def _shuffled_labels(part: Points, seed: int) -> Tensor | None:
+    """The classes as they are and shuffled between texts, the same for every site; None without two classes."""
+    if part.classes is None or len(part.classes.names) < 2:
         return None
-    points = len(classes.codes)
-    return shuffled(
-        classes.codes, next((count for most, count in SHUFFLES.items() if points <= most), FEWEST_SHUFFLES), seed
-    )
+    count = next((count for most, count in SHUFFLES.items() if len(part) <= most), FEWEST_SHUFFLES)
+    return shuffled(part.classes.codes, count, seed, part.groups)
 
 
 def _panels(

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from hiddenscope.analyses.project.pictures import CHANCE, Method, Panel
 from hiddenscope.analyses.project.points import Points
 from hiddenscope.errors import StatesError
-from hiddenscope.measures.separation import SCORES
+from hiddenscope.measures.separation import SCORES, corrected
 from hiddenscope.results import Facts
 from hiddenscope.sites import Site
 
@@ -33,6 +33,7 @@ NULL = {
     "_chance": ", median under shuffled labels",
     "_high": ", reached by one in twenty shuffled labels",
 }
+CORRECTED = "silhouette_p_corrected"
 OF_PICTURE = ("distinct", "trust", "spread", "shown")
 
 
@@ -45,10 +46,12 @@ def table(parts: Sequence[Points], panels: Sequence[Sequence[Panel]], method: Me
     counts = [_count(parts, dataset) for dataset in datasets]
     starts = np.cumsum([0, *counts])
     pictures = np.full((2, len(models), len(sites), sum(counts)), np.nan, dtype=np.float32)
-    names = [f"{score}{side}" for score in SCORES for side in NULL] + [*OF_PICTURE]
+    names = [f"{score}{side}" for score in SCORES for side in NULL] + [CORRECTED, *OF_PICTURE]
     numbers = {name: np.full((len(models), len(datasets), len(sites)), np.nan) for name in names}
     for part, row in zip(parts, panels, strict=True):
         model, dataset = models.index(part.model), datasets.index(part.dataset)
+        for site, p in _corrected(part, row):
+            numbers[CORRECTED][model, dataset, sites.index(site)] = p
         for site, panel in zip(part.sites, row, strict=True):
             cell = model, dataset, sites.index(site)
             if panel.picture is not None:
@@ -85,7 +88,18 @@ def _numbers(panel: Panel) -> dict[str, float]:
     return numbers
 
 
+def _corrected(part: Points, panels: Sequence[Panel]) -> list[tuple[Site, float]]:
+    """The p-value of the silhouette at each site where there is one, corrected for the number of sites."""
+    scored = [
+        (site, panel.scores["silhouette"]) for site, panel in zip(part.sites, panels, strict=True) if panel.scores
+    ]
+    p = corrected([score for _, score in scored]) if scored else []
+    return [(site, value) for (site, _), value in zip(scored, p, strict=True)]
+
+
 def _long_name(name: str) -> str:
+    if name == CORRECTED:
+        return "p-value of the silhouette, corrected for the number of sites"
     score, _, side = name.partition("_")
     return LONG_NAMES[score] + NULL[f"_{side}" if side else ""]
 
@@ -137,13 +151,13 @@ def _separation(part: Points, panels: Sequence[Panel]) -> Facts:
     if not scored:
         return {}
     best = max(scored, key=lambda pair: pair[1].scores["silhouette"].value)
-    apart = _benjamini_hochberg([panel.scores["silhouette"].p for _, panel in scored])
+    p = dict(_corrected(part, panels))
     return {
         "separation": {
-            "best": _scores_at(*best),
+            "best": {**_scores_at(*best), "p_corrected": p[best[0]]},
             "first": _scores_at(*scored[0]),
             "last": _scores_at(*scored[-1]),
-            "apart_at": [scored[k][0] for k in apart],
+            "apart_at": [site for site in p if p[site] <= CHANCE],
         }
     }
 
@@ -151,13 +165,6 @@ def _separation(part: Points, panels: Sequence[Panel]) -> Facts:
 def _scores_at(site: Site, panel: Panel) -> Facts:
     values = {name: score.value for name, score in panel.scores.items()}
     return {"site": site, **values, "p": {name: score.p for name, score in panel.scores.items()}}
-
-
-def _benjamini_hochberg(p: Sequence[float]) -> list[int]:
-    """The indices of those that are not chance, when at most one in twenty of them may be wrong."""
-    order = np.argsort(p, kind="stable")
-    passed = np.flatnonzero(np.asarray(p)[order] <= CHANCE * np.arange(1, len(p) + 1) / len(p))
-    return sorted(order[: passed[-1] + 1].tolist()) if len(passed) else []
 
 
 def _picture(part: Points, panels: Sequence[Panel]) -> Facts:

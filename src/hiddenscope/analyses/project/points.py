@@ -13,7 +13,7 @@ from hiddenscope.passes.unembed import Unembedding
 from hiddenscope.sites import Site, SitePatterns
 from hiddenscope.states import Pair, Readable, Source, Tokens
 from hiddenscope.vectors import Token, Vectors, vectors
-from hiddenscope.vectors.collection import Dataset, dataset_of
+from hiddenscope.vectors.collection import Dataset, copies_among, dataset_of
 
 AT_ONCE = 64  # texts whose logits are computed at a time
 
@@ -49,7 +49,10 @@ class Classes:
 
 @dataclass(frozen=True, eq=False)
 class Points:
-    """The vectors `[site, point, width]` of one dataset in one model, and what is known of each point."""
+    """The vectors `[site, point, width]` of one dataset in one model, and what is known of each point.
+
+    Points of one text, and of copies of it, have the same name in `groups`.
+    """
 
     model: str
     dataset: str
@@ -58,6 +61,7 @@ class Points:
     classes: Classes | None
     texts: tuple[str, ...] | None
     tokens: Tokens | None
+    groups: Sequence[str]
     source: Source | Mapping[str, Any]
 
     def __len__(self) -> int:
@@ -98,7 +102,7 @@ def points_of_models(
         name = f"{model.name} ({names[:number].count(model.name) + 1})" if model.name in names[:number] else model.name
         for dataset_name, dataset in datasets.items():
             rows = vectors(model, dataset.texts, sites=sites, token=token, truncate=truncate)
-            yield _points(rows, name, dataset_name, dataset.labels)
+            yield _points(rows, (name, dataset_name), dataset.labels, copies_among(dataset.texts))
 
 
 def points_of_states(source: Readable | Pair, labels: Any, sites: SitePatterns, token: Token) -> Points:
@@ -111,7 +115,8 @@ def points_of_states(source: Readable | Pair, labels: Any, sites: SitePatterns, 
     if listed is not None and len(listed) == len(tokens) != tokens.count:
         token = "each"  # one label for each token means that tokens are the points
     rows = vectors(source, sites=sites, token=token)
-    return _points(rows, rows.source.model if isinstance(rows.source, Source) else "states", "", listed)
+    model = rows.source.model if isinstance(rows.source, Source) else "states"
+    return _points(rows, (model, ""), listed, copies_among(tokens))
 
 
 def _listed(labels: Any) -> list[Any]:
@@ -121,7 +126,8 @@ def _listed(labels: Any) -> list[Any]:
     return list(labels)
 
 
-def _points(rows: Vectors, model: str, dataset: str, labels: Sequence[Any] | None) -> Points:
+def _points(rows: Vectors, names: tuple[str, str], labels: Sequence[Any] | None, groups: Sequence[str]) -> Points:
+    """Points of a model and dataset with these names; `labels` has one for each text or token, `groups` for each text."""
     count = rows.values.shape[1]
     if labels is not None and rows.tokens is not None and len(labels) == rows.tokens.count != count:
         labels = [labels[text] for text in rows.tokens.text]
@@ -133,7 +139,9 @@ def _points(rows: Vectors, model: str, dataset: str, labels: Sequence[Any] | Non
             row = int((~values.isfinite()).any(1).nonzero()[0])
             raise StatesError(f"No points at {site}", f"row {row} has a NaN or an infinity", "Leave that one out.")
     classes = None if labels is None else Classes.of(labels)
-    return Points(model, dataset, rows.sites, rows.values, classes, rows.texts, rows.tokens, rows.source)
+    if rows.tokens is not None:
+        groups = [groups[text] for text in rows.tokens.text]
+    return Points(*names, rows.sites, rows.values, classes, rows.texts, rows.tokens, groups, rows.source)
 
 
 def label_predictions(model: Model, dataset: Dataset, points: Points) -> int | None:
