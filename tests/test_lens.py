@@ -406,16 +406,31 @@ def test_a_tuned_lens_is_judged_on_other_texts_than_it_is_chosen_by(tuned: tuple
 
 
 def test_a_map_that_is_worse_on_the_texts_that_judge_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nine times one text and then one of other words: what fits the one is worse than nothing on the other."""
+    """Nine texts of the same few words and then one of others: a map for the nine is worse than none on the tenth."""
     model = hs.load((tiny_model("llama", seed=3), None))
-    one, other = [5, 6, 7, 8, 9, 10], [90, 91, 92, 93, 94, 95, 96]
+    similar = [[5 + (k + step) % 6 for step in range(6)] for k in range(6)] + [[5, 7, 9], [6, 8, 10], [9, 7, 5]]
+    other = [90, 91, 92, 93, 94, 95, 96]
     monkeypatch.setattr("hiddenscope.analyses.lens.fitted.PENALTIES", (0.001,))
-    assert set(hs.Lens.fit(model, [one] * 10).maps) == {0, 1, 2}
-    lens = hs.Lens.fit(model, [*[one] * 9, other])
+    assert set(hs.Lens.fit(model, [*similar, [10, 8, 6]]).maps) == {0, 1, 2}
+    lens = hs.Lens.fit(model, [*similar, other])
     assert False in column(lens, "mapped")[:-1]
     plain, better = (hs.lens(model, [other], lens=each).data["kl_mean"].values for each in ("logit", lens))
     assert (better <= plain).all()
     np.testing.assert_allclose(column(lens, "kl_after"), better, rtol=1e-3, atol=1e-5)
+
+
+def test_copies_of_a_text_are_never_both_fitted_and_held_out() -> None:
+    """Eight texts six times each, in other cases and with other spaces: the KL after is that of fresh texts."""
+    model = hs.load((tiny_model("llama", seed=3), tiny_tokenizer()))
+    ways: list[Callable[[str], str]] = [str, str.upper, str.lower, lambda text: f"{text} ", lambda text: f" {text}"]
+    ways.append(lambda text: text.replace(".", "!"))
+    for texts in ([way(text) for way in ways for text in TEXTS[:8]], TEXTS[:8] * 6):
+        lens = hs.Lens.fit(model, texts)
+        assert (lens.facts["texts"], lens.facts["held_out"]["texts"], lens.facts["groups"]) == (42, 6, 8)
+        fresh = [hs.lens(model, TEXTS[8:], lens=lens).data["kl_mean"].values, column(lens, "kl_after")]
+        assert fresh[1][0] > 0.5 * fresh[0][0], "no better than on texts that were never seen"
+    with pytest.raises(TextError, match="all are copies of one"):
+        hs.Lens.fit(model, [ONE, ONE.upper(), f"{ONE} "])
 
 
 def test_a_layer_that_no_map_makes_better_is_left_as_it_is(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -475,7 +490,7 @@ def test_a_lens_that_was_not_fitted(tiny: Tiny, kind: Any) -> None:
 
 
 def test_fits_that_cannot_be(tiny: Tiny, tmp_path: Path) -> None:
-    with pytest.raises(TextError, match="some must be held out"):
+    with pytest.raises(TextError, match="there is only one. Some are held out"):
         hs.Lens.fit(tiny("llama"), ONE)
     with pytest.raises(StatesError, match="the kinds are tuned and jacobian"):
         hs.Lens.fit(tiny("llama"), TEXTS, "other")  # type: ignore[arg-type]

@@ -3,7 +3,8 @@
 Tuned: the affine map nearest to the last layer. It is a ridge regression of the last layer on this one, held towards
 the identity. Every row is divided by the size of its last state, which the final norm takes away. The penalty is
 chosen for each layer by the KL divergence on half of the held-out texts, and the map is judged on the other half. A
-layer has no map where none is better on the first half, or where the chosen one is worse on the second.
+layer has no map where none is better on the first half, or where the chosen one is worse on the second. Copies of a
+text stay together, or what was learnt by heart would count.
 
 Jacobian: for layer k the mean over texts, and over the tokens t of each, of the sum over t' of the derivative of
 layer.L at t' with respect to layer.k at t; in a causal model only the tokens from t on contribute. One product of a
@@ -36,6 +37,7 @@ from hiddenscope.passes.unembed import Unembedding
 from hiddenscope.results import Facts
 from hiddenscope.sites import Site
 from hiddenscope.states import States
+from hiddenscope.texts import copy_groups
 
 KINDS = ("tuned", "jacobian")
 FORMAT = "hiddenscope.lens/2"
@@ -188,7 +190,8 @@ def _unreadable(path: str | os.PathLike[str], error: Exception) -> FileError:
 
 def _fit_tuned(model: Model, inputs: Inputs, sites: LensSites) -> tuple[dict[int, Map], Facts]:
     """The map of every layer that is better with one, and what was measured."""
-    held_out, fitting = _held_out(inputs)
+    rest, held_out = _split(inputs)
+    fitting = inputs.some(rest)
     regressions = [Regression() for _ in sites.layers[:-1]]
     with progress.track("Fitting", total=sum(fitting.costs)) as advance:
         for _, batch in fitting.batches(model, batch_tokens=BATCH_TOKENS):
@@ -196,10 +199,9 @@ def _fit_tuned(model: Model, inputs: Inputs, sites: LensSites) -> tuple[dict[int
             for regression, layer in zip(regressions, values, strict=False):
                 regression.add(layer, values[-1])
             advance(sum(batch.costs))
-    halves = [held_out.some(range(len(held_out))[start::2]) for start in (0, 1)] if len(held_out) > 1 else [held_out]
-    choosing, judging = (
-        _states(model, _shortened(half, sites), sites)[:, :MOST_HELD_OUT] for half in (halves[0], halves[-1])
-    )
+    firsts = [group[0] for group in held_out]
+    halves = [_shortened(inputs.some(half), sites) for half in (firsts[::2], firsts[1::2] or firsts)]
+    choosing, judging = (_states(model, half, sites)[:, :MOST_HELD_OUT] for half in halves)
     unembedding = Unembedding(model, sites.last)
     maps = _chosen(unembedding, choosing, sites, regressions)
     before, after = (_divergence(unembedding, judging, sites, some) for some in ({}, maps))
@@ -210,18 +212,19 @@ def _fit_tuned(model: Model, inputs: Inputs, sites: LensSites) -> tuple[dict[int
         {"site": str(site), "kl_before": float(old), "kl_after": float(new), "mapped": site.layer in maps}
         for site, old, new in zip(sites.layers, before, after, strict=True)
     ]
-    same = len(halves) == 1
+    same = len(held_out) == 1
     facts = {
         "texts": len(fitting),
         "tokens": sum(fitting.of(sites.last.stack).lengths),
+        "groups": len(set(_groups(inputs))),
         "held_out": {
-            "texts": len(held_out),
+            "texts": sum(map(len, held_out)),
             "tokens_chosen_on": choosing.shape[1],
             "tokens_judged_on": judging.shape[1],
             "judged_on_chosen": same,
         },
         "layers": layers,
-        "notes": ["One text was held out, to choose by and to judge: the KL after is optimistic."] if same else [],
+        "notes": ["One text was held out, both to choose and to judge: the KL after is optimistic."] if same else [],
     }
     return maps, facts
 
@@ -233,14 +236,25 @@ def _states(model: Model, inputs: Inputs, sites: LensSites) -> Tensor:
     return states.values
 
 
-def _held_out(inputs: Inputs) -> tuple[Inputs, Inputs]:
-    """The texts to choose and judge by, and the others."""
-    count = len(inputs)
+def _groups(inputs: Inputs) -> list[int]:
+    """The group of copies that each text belongs to."""
+    return copy_groups(inputs.texts or inputs.ids)
+
+
+def _split(inputs: Inputs) -> tuple[list[int], list[list[int]]]:
+    """The texts to fit on, and those to choose and judge by, in groups of copies."""
+    groups = _groups(inputs)
+    count = max(groups) + 1
     if count < 2:
-        reason = "there is only one, and some must be held out"
-        raise TextError("Too few texts to fit a tuned lens", reason, "Give a few hundred, with some thousand tokens.")
+        reason = "there is only one" if len(inputs) == 1 else "all are copies of one"
+        remedy = "Some are held out: give a few hundred, with some thousand tokens."
+        raise TextError("Too few texts to fit a tuned lens", reason, remedy)
+    members: list[list[int]] = [[] for _ in range(count)]
+    for text, group in enumerate(groups):
+        members[group].append(text)
     held_out = list(range(HELD_OUT - 1, count, HELD_OUT)) or [count - 1]
-    return inputs.some(held_out), inputs.some([text for text in range(count) if text not in set(held_out)])
+    rest = [text for text, group in enumerate(groups) if group not in set(held_out)]
+    return rest, [members[group] for group in held_out]
 
 
 def _shortened(inputs: Inputs, sites: LensSites) -> Inputs:
