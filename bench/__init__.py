@@ -5,6 +5,7 @@ capture   every layer, against the bare forward pass; its memory
 ragged    texts of many lengths, against padded batches in the order given
 depth     layers up to k, against all of them
 start     the command, against importing what it works with
+load      the second load of a model, against Hugging Face's own
 gpu       states from a GPU, against the bare forward pass there
 peers     TransformerLens and nnsight, each against its own bare pass
 """

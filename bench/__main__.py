@@ -1,4 +1,4 @@
-"""Run the rows, print the table, and write it to bench/results.json and docs/bench.md."""
+"""Run the rows, print the table, and write it to bench/results.json and docs/bench.md, under this architecture."""
 
 import argparse
 import json
@@ -15,6 +15,7 @@ from bench import (
     embed,
     gpu,
     lens,
+    load,
     measure,
     patch,
     peers,
@@ -33,13 +34,22 @@ HEAD = ("row", "what is compared", "CPU", "wall", "bar", "")
 INTRODUCTION = """\
 # What it costs
 
-Written by `make bench`; every number is a ratio of two ways run in turn in one process, the median over {repeats}
-rounds ({few} for ragged texts, which take long). CPU time counts all threads. The bar is held against CPU time, on a
-GPU against wall time; memory has one ratio, which stands under CPU. A bare pass is the module's own
-forward under `no_grad`, with nothing asked of it.
+Written by `make bench`, one table for each architecture that was measured. Every number is a ratio of two ways run in
+turn in one process, the median over several rounds. CPU time counts all threads. The bar is compared with CPU time, on
+a GPU with wall time; memory has one ratio, which stands under CPU. A bare pass is the module's own forward under
+`no_grad`, with nothing else asked of it. A run replaces the table of its own architecture and leaves the others as they
+were measured, with the versions and the bars of that time.
+"""
+TITLE = """\
+## {architecture}: {cpu}
 
-Measured on {cpu}, {cores} cores, {threads} torch threads, Python {python}, torch {torch}, transformers {transformers}
-(load average {load} when it began). Rows of a GPU were measured where there was one, by `python -m bench.gpu`.
+{cores} cores, {threads} torch threads, Python {python}, torch {torch}, transformers {transformers}, hiddenscope
+{hiddenscope}; medians of {repeats} rounds (fewer for rows that take long); load average {load} when it began.
+"""
+GPU_TITLE = """\
+## {architecture}: {cpu}
+
+Measured by `python -m bench.gpu`, hiddenscope {hiddenscope}.
 """
 
 
@@ -55,10 +65,38 @@ def main() -> None:
             rows += measured()
     console.print(_table(rows))
     if not options.rows:
-        facts = {"machine": machine, "repeats": options.repeats, "rows": [row.to_json() for row in rows]}
-        RESULTS.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
-        PAGE.write_text(_page(rows, {**machine, "repeats": options.repeats, "few": _few(options)}), encoding="utf-8")
+        _write(rows, machine, options.repeats)
         console.print(f"Written: {RESULTS.relative_to(ROOT)}, {PAGE.relative_to(ROOT)}")
+
+
+def _write(rows: list[Row], machine: dict[str, Any], repeats: int) -> None:
+    """Keep the rows under their architecture, a GPU's under "cuda", and write the page of all of them."""
+    results = json.loads(RESULTS.read_text("utf-8")) if RESULTS.exists() else {}
+    ours = [row for row in rows if row.name != "gpu"]
+    results[machine["architecture"]] = _record(machine, repeats, ours)
+    on_gpu = [row for row in rows if row.name == "gpu" and not row.skipped]
+    if on_gpu:
+        name = on_gpu[0].what.partition(":")[0]
+        results["cuda"] = _record({**machine, "cpu": name, "architecture": "cuda"}, repeats, on_gpu)
+    RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    PAGE.write_text(page(results), encoding="utf-8")
+
+
+def _record(machine: dict[str, Any], repeats: int, rows: list[Row]) -> dict[str, Any]:
+    return {"machine": machine, "repeats": repeats, "rows": [row.to_json() for row in rows]}
+
+
+def page(results: dict[str, Any]) -> str:
+    """The page of all architectures, those of CPUs first."""
+    parts = [INTRODUCTION]
+    for architecture in sorted(results, key=lambda name: (name == "cuda", name != "x86_64")):
+        record = results[architecture]
+        title = GPU_TITLE if architecture == "cuda" else TITLE
+        rows = [_cells(Row.from_json(row)) for row in record["rows"]]
+        table = [HEAD, ("---",) * len(HEAD), *rows]
+        parts.append(title.format(**record["machine"], repeats=record["repeats"]))
+        parts.append("\n".join(f"| {' | '.join(cells)} |" for cells in table) + "\n")
+    return "\n".join(parts)
 
 
 def _options() -> Any:
@@ -74,6 +112,7 @@ def _options() -> Any:
 def _groups(options: Any) -> dict[str, Callable[[], list[Row]]]:
     return {
         "start": lambda: start.rows(options.repeats),
+        "load": lambda: load.rows(options.repeats),
         "capture": lambda: capture.rows(options.repeats),
         "depth": lambda: depth.rows(options.repeats),
         "ragged": lambda: ragged.rows(_few(options), full=options.full),
@@ -108,11 +147,6 @@ def _table(rows: list[Row]) -> Table:
     for row in rows:
         table.add_row(*_cells(row), style="bold red" if row.met is False else None)
     return table
-
-
-def _page(rows: list[Row], facts: dict[str, Any]) -> str:
-    lines = [INTRODUCTION.format(**facts), f"| {' | '.join(HEAD)} |", "|---" * len(HEAD) + "|"]
-    return "\n".join([*lines, *(f"| {' | '.join(_cells(row))} |" for row in rows)]) + "\n"
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Capture every layer, against the bare forward pass of the same batch.
 
-Our capture stops before the head, so the bare pass it is held against is that of the base model, which has none.
+Our capture stops before the head, so it is compared with the bare pass of the base model, which has none.
 """
 
 import json
@@ -37,8 +37,8 @@ def rows(repeats: int) -> list[Row]:
         "theirs": lambda: base(**given, output_hidden_states=True),
         "head": lambda: model.module(**given),
     }
-    found = measure.ratios(measure.interleaved(ways, repeats), "bare")
-    ours, theirs, head = found["ours"], found["theirs"], found["head"]
+    ratios = measure.ratios(measure.interleaved(ways, repeats), "bare")
+    ours, theirs, head = ratios["ours"], ratios["theirs"], ratios["head"]
     return [
         Row("capture", f"{WHAT}: capture / bare pass without the head", ours.cpu, ours.wall, BAR),
         Row("capture", "the same / bare pass with the head", ours.cpu / head.cpu, ours.wall / head.wall),
@@ -53,9 +53,9 @@ def _memory() -> Row:
     if not sys.platform.startswith("linux"):
         return Row("memory", what, skipped="the peak is read from /proc, which Linux has")
     done = subprocess.run([sys.executable, "-m", "bench.capture"], capture_output=True, text=True, check=True)
-    found = json.loads(done.stdout.splitlines()[-1])
+    sizes = json.loads(done.stdout.splitlines()[-1])
     # Memory has no CPU time and no wall time: its one ratio stands in the first column.
-    return Row("memory", what, found["growth"] / found["states"], None, MEMORY_BAR)
+    return Row("memory", what, sizes["growth"] / sizes["states"], None, MEMORY_BAR)
 
 
 @torch.no_grad()

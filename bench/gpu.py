@@ -53,7 +53,7 @@ def rows(repeats: int) -> list[Row]:
     """The rows of a GPU that is here, or those that were kept from one."""
     if torch.cuda.is_available():
         found = compare(repeats)
-    elif KEPT.exists():
+    elif KEPT.exists():  # what was measured elsewhere, by `python -m bench.gpu`
         found = json.loads(KEPT.read_text("utf-8"))
     else:
         return [Row("gpu", "capture, lens and patch on a GPU", skipped=NO_GPU)]

@@ -8,6 +8,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,10 @@ class Row:
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "met": self.met}
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> "Row":
+        return cls(**{name: value for name, value in fields.items() if name != "met"})
 
 
 def interleaved(
@@ -124,11 +129,13 @@ def machine() -> dict[str, Any]:
 
     return {
         "cpu": _cpu(),
+        "architecture": platform.machine(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
+        "hiddenscope": version("hiddenscope"),
         "load": round(os.getloadavg()[0], 1),
     }
 
@@ -144,8 +151,8 @@ def _cpu() -> str:
     import subprocess
 
     try:
-        said = subprocess.run(["lscpu"], capture_output=True, text=True, check=True).stdout
+        listing = subprocess.run(["lscpu"], capture_output=True, text=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError):
         return platform.machine()
-    names = [line.partition(":")[2].strip() for line in said.splitlines() if line.startswith("Model name")]
-    return f"{names[0]} ({platform.machine()})" if names else platform.machine()
+    names = [line.partition(":")[2].strip() for line in listing.splitlines() if line.startswith("Model name")]
+    return names[0] if names else platform.machine()

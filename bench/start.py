@@ -30,8 +30,8 @@ def rows(repeats: int) -> list[Row]:
             cost = child(command)
             if round_:  # the first round fills the file cache
                 costs[name].append(cost)
-    found = measure.ratios(costs, "import")["help"]
-    return [Row("start", "hiddenscope --help / python -c 'import torch, transformers'", found.cpu, found.wall, BAR)]
+    ratio = measure.ratios(costs, "import")["help"]
+    return [Row("start", "hiddenscope --help / python -c 'import torch, transformers'", ratio.cpu, ratio.wall, BAR)]
 
 
 def child(command: Sequence[str]) -> Cost:

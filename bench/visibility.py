@@ -31,10 +31,10 @@ def rows(repeats: int) -> list[Row]:
         "separate": lambda: separate(model, ids, sites),
         "loop": lambda: loop(model, ids, sites, sample),
     }
-    expected, found = separate(model, ids, sites), ours(model, ids)
-    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-6 * expected.max())
+    expected, influence = separate(model, ids, sites), ours(model, ids)
+    np.testing.assert_allclose(influence, expected, rtol=1e-3, atol=1e-6 * expected.max())
     for (target, source), value in loop(model, ids, sites, sample).items():
-        np.testing.assert_allclose(found[(*target, *source)], value, rtol=1e-3, atol=1e-6 * expected.max())
+        np.testing.assert_allclose(influence[(*target, *source)], value, rtol=1e-3, atol=1e-6 * expected.max())
     costs = measure.interleaved(ways, max(1, repeats // 2))
     cost = measure.ratios(costs, "ours")
     pairs = len(_pairs())
@@ -68,12 +68,12 @@ def separate(model: hs.Model, ids: list[list[int]], sites: Any) -> Any:
     """One pass, then for each target one backward pass to all the states below."""
     live = hs.record(model, ids, "layer.*", grad=True).live
     states = [live[site] for site in sites]
-    found = np.zeros((len(sites), TOKENS, len(sites), TOKENS))
+    influence = np.zeros((len(sites), TOKENS, len(sites), TOKENS))
     for site, token in itertools.product(range(len(sites)), range(TOKENS)):
         gradients = torch.autograd.grad(_length(states[site][0, token]), states[: site + 1], retain_graph=True)
         for source, gradient in enumerate(gradients):
-            found[site, token, source] = gradient[0].abs().sum(-1).numpy()
-    return found
+            influence[site, token, source] = gradient[0].abs().sum(-1).numpy()
+    return influence
 
 
 def loop(model: hs.Model, ids: list[list[int]], sites: Any, pairs: list[Any]) -> dict[Any, float]:
@@ -81,14 +81,14 @@ def loop(model: hs.Model, ids: list[list[int]], sites: Any, pairs: list[Any]) ->
     live = hs.record(model, ids, "layer.*", grad=True).live
     for state in live.values():
         state.retain_grad()
-    found = {}
+    influence = {}
     for target, source in pairs:
         _length(live[sites[target[0]]][0, target[1]]).backward(retain_graph=True)
-        found[target, source] = float(live[sites[source[0]]].grad[0, source[1]].abs().sum())
+        influence[target, source] = float(live[sites[source[0]]].grad[0, source[1]].abs().sum())
         model.module.zero_grad()
         for state in live.values():
             state.grad = None
-    return found
+    return influence
 
 
 def _length(state: Tensor) -> Tensor:

@@ -1,0 +1,33 @@
+"""The second load of a model, whose proof is remembered, against Hugging Face's own `from_pretrained`."""
+
+from collections.abc import Callable
+from typing import Any
+
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import hiddenscope as hs
+from bench import measure
+from bench.measure import Row
+from hiddenscope.loading import zoo
+
+BAR = 1.15
+
+
+def rows(repeats: int) -> list[Row]:
+    """`hs.load` of a folder that was loaded before; the first load, which proves everything, is not measured."""
+    folder = zoo.zoo_folder("smollm2")
+    ways: dict[str, Callable[[], Any]] = {
+        "ours": lambda: hs.load(folder, dtype="float32", device="cpu"),
+        "theirs": lambda: AutoModelForCausalLM.from_pretrained(folder, dtype="float32"),
+        "both": lambda: (
+            AutoModelForCausalLM.from_pretrained(folder, dtype="float32"),
+            AutoTokenizer.from_pretrained(folder),
+        ),
+    }
+    costs = measure.interleaved(ways, repeats)
+    model, both = (measure.ratios(costs, name)["ours"] for name in ("theirs", "both"))
+    what = "smollm2, float32, loaded before: hs.load of the folder, with its tokenizer and its proof"
+    return [
+        Row("load", f"{what} / AutoModelForCausalLM.from_pretrained", model.cpu, model.wall, BAR),
+        Row("load", "the same / that and AutoTokenizer.from_pretrained", both.cpu, both.wall),
+    ]
