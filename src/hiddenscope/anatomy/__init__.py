@@ -14,8 +14,6 @@ from hiddenscope.anatomy.stacks import EVERYTHING, Anatomy, Head, Stack
 from hiddenscope.anatomy.taps import Tap
 from hiddenscope.anatomy.trace import accepts, arguments, trial_ids, vocabulary
 
-probe, shown = trial_ids, state_at
-
 __all__ = [
     "EVERYTHING",
     "Anatomy",
@@ -25,8 +23,6 @@ __all__ = [
     "accepts",
     "arguments",
     "find",
-    "probe",
-    "shown",
     "state_at",
     "still_holds",
     "trial_ids",

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hiddenscope import trials
-from hiddenscope.anatomy import probe, shown
+from hiddenscope.anatomy import state_at, trial_ids
 from hiddenscope.errors import PassError
 from hiddenscope.passes import Batching, Inputs, ModelLike, PaddedBatch, Pass, buffers_for, run, states_in, token_logits
 from hiddenscope.passes.resume import trial_texts
@@ -55,13 +55,13 @@ def _rope_switch(config: Any) -> int | None:
 
 def _same_without_mask(model: ModelLike) -> bool:
     """Whether a mask that hides nothing changes nothing, bit for bit, even where the text holds the padding token."""
-    texts = probe(model.module, 2, min(6, model.text_encoder.window or 6), seed=5)
+    texts = trial_ids(model.module, 2, min(6, model.text_encoder.window or 6), seed=5)
     texts[:, 1] = model.pad
     targets = PaddedBatch.of([[1, 2], [3, 4]], 0, model.device) if model.encoder_decoder else None
     batch = PaddedBatch.of(texts.tolist(), model.pad, model.device, targets)
     tap = model.anatomy.stacks[0].proof.taps[-1]
     given = [batch.arguments(model.module, masked=masked) for masked in (True, False)]
-    with_mask, without = (shown(model.module, inputs, tap, texts.shape[1]) for inputs in given)
+    with_mask, without = (state_at(model.module, inputs, tap, texts.shape[1]) for inputs in given)
     return torch.equal(with_mask, without)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hiddenscope.anatomy import probe
+from hiddenscope.anatomy import trial_ids
 from hiddenscope.errors import Error, PassError, TextError
 from hiddenscope.model.batching import disagreement
 from hiddenscope.passes import Inputs, ModelLike, Recording, record, recording
@@ -73,7 +73,7 @@ def _try_generation(model: ModelLike, prompt_length: int) -> str:
     """Why generated states differ from those of one full pass; empty if they do not, within rounding."""
     if not model.anatomy.stacks[-1].causal:
         return "it is not causal: each new token changes the states of the earlier ones"
-    prompt = Inputs((tuple(probe(model.module, 1, prompt_length, seed=4)[0].tolist()),))
+    prompt = Inputs((tuple(trial_ids(model.module, 1, prompt_length, seed=4)[0].tolist()),))
     try:
         made = generate(
             model, prompt, TRIAL_TOKENS, "layer.*", {"do_sample": False, "min_new_tokens": TRIAL_TOKENS + 1}

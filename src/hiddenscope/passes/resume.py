@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from hiddenscope import hooks
-from hiddenscope.anatomy import EVERYTHING, Stack, accepts, probe
+from hiddenscope.anatomy import EVERYTHING, Stack, accepts, trial_ids
 from hiddenscope.errors import PassError, SiteError, StatesError
 from hiddenscope.passes.buffers import Keep
 from hiddenscope.passes.changes import Positions, Replace, check
@@ -238,5 +238,5 @@ def _trial_inputs(model: ModelLike, padded: bool) -> Inputs:
 def trial_texts(model: ModelLike, lengths: Sequence[int], seed: int) -> Inputs:
     """Texts of ordinary ids, of these lengths or as long as the model takes."""
     limit = model.text_encoder.window or max(lengths)
-    ids = probe(model.module, len(lengths), max(lengths), seed=seed).tolist()
+    ids = trial_ids(model.module, len(lengths), max(lengths), seed=seed).tolist()
     return Inputs(tuple(tuple(row[: min(length, limit)]) for row, length in zip(ids, lengths, strict=True)))

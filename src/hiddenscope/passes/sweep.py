@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from hiddenscope import hooks, trials
-from hiddenscope.anatomy import Stack, Tap, accepts, probe
+from hiddenscope.anatomy import Stack, Tap, accepts, trial_ids
 from hiddenscope.errors import NotFinite, PassError
 from hiddenscope.passes.buffers import buffers_for
 from hiddenscope.passes.changes import Change, Positions, Replace
@@ -214,7 +214,7 @@ def _try_shortcuts(model: ModelLike) -> Shortcuts:
 
 def _trial_bases(model: ModelLike) -> list[Base]:
     limit = min(7, model.text_encoder.window or 7)
-    ids = probe(model.module, 4, limit, seed=9).tolist()
+    ids = trial_ids(model.module, 4, limit, seed=9).tolist()
     targets = [row[: min(5, limit)] for row in ids[2:]] if model.encoder_decoder else None
     return begin(model, ids[:2], _some_sites(model), targets=targets)
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hiddenscope import hooks
-from hiddenscope.anatomy import probe
+from hiddenscope.anatomy import trial_ids
 from hiddenscope.errors import PassError
 from hiddenscope.passes.inputs import Inputs
 from hiddenscope.passes.protocol import ModelLike
@@ -162,7 +162,7 @@ class Unembedding:
         length = min(len(rows), LONGEST_TEXT, encoder.target_window or encoder.window or LONGEST_TEXT)
         texts = ceil(len(rows) / length)
         filled = torch.cat([rows, rows[:1].expand(texts * length - len(rows), -1)])
-        fillers = Inputs(tuple(map(tuple, probe(self.model.module, 1, length).tolist() * texts)))
+        fillers = Inputs(tuple(map(tuple, trial_ids(self.model.module, 1, length).tolist() * texts)))
         inputs = fillers
         if self.model.encoder_decoder:
             inputs = Inputs(tuple(row[:1] for row in fillers.ids), targets=fillers)
@@ -214,7 +214,7 @@ def _true_pass(model: ModelLike, entry: Site) -> tuple[Tensor, Tensor]:
     """The states at the entry and the logits of a pass over a trial text."""
     windows = (model.text_encoder.window, model.text_encoder.target_window)
     length = min(TRIAL_TOKENS, *(window or TRIAL_TOKENS for window in windows))
-    ids = probe(model.module, 1, length, seed=11).tolist()
+    ids = trial_ids(model.module, 1, length, seed=11).tolist()
     full = record(model, ids, entry, targets=ids if model.encoder_decoder else None, logits=True)
     assert isinstance(full.states, States), "one site is in one stack"
     assert full.logits is not None, "they were asked for"
