@@ -95,7 +95,7 @@ def _shape(shape: str, repeats: int) -> dict[str, Any]:
     model = hs.load((module, None))
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(100, 32_000, (TEXTS, TOKENS), generator=generator)
-    texts, given = ids.tolist(), {"input_ids": ids.cuda(), "use_cache": False}
+    texts, given = model.encode(ids.tolist()), {"input_ids": ids.cuda(), "use_cache": False}
     captures: dict[str, Callable[[], Any]] = {
         "bare": lambda: _synchronised(lambda: module.model(**given).last_hidden_state),
         "capture_device": lambda: _synchronised(lambda: model.capture(texts, keep="device")),
@@ -105,9 +105,10 @@ def _shape(shape: str, repeats: int) -> dict[str, Any]:
     _same(captures["capture_device"](), captures["usual"]())
     ratios = _ratios(captures, "bare", repeats)
     text = ids[:1, :LENS_TOKENS]
+    encoded = model.encode(text.tolist())
     lenses: dict[str, Callable[[], Any]] = {
         "plain": lambda: _synchronised(lambda: plain_lens(module, text.cuda())),
-        "lens": lambda: hs.lens(model, text.tolist()),
+        "lens": lambda: hs.lens(model, encoded),
     }
     ratios |= _ratios(lenses, "plain", repeats)
     contrast = hs.Contrast(ids[0, :PATCH_TOKENS].tolist(), ids[1, :PATCH_TOKENS].tolist(), 11, 12)

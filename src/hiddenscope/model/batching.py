@@ -57,8 +57,8 @@ def _same_without_mask(model: ModelLike) -> bool:
     """Whether a mask that hides nothing changes nothing, bit for bit, even where the text holds the padding token."""
     texts = trial_ids(model.module, 2, min(6, model.text_encoder.window or 6), seed=5)
     texts[:, 1] = model.pad
-    targets = PaddedBatch.of([[1, 2], [3, 4]], 0, model.device) if model.encoder_decoder else None
-    batch = PaddedBatch.of(texts.tolist(), model.pad, model.device, targets)
+    targets = Inputs(((1, 2), (3, 4))) if model.encoder_decoder else None
+    batch = Inputs(tuple(map(tuple, texts.tolist())), targets=targets).pad(model)
     tap = model.anatomy.stacks[0].proof.taps[-1]
     given = [batch.arguments(model.module, masked=masked) for masked in (True, False)]
     with_mask, without = (state_at(model.module, inputs, tap, texts.shape[1]) for inputs in given)

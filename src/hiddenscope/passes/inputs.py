@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hiddenscope.anatomy import arguments
@@ -74,6 +77,13 @@ class Inputs:
         """The number of tokens of each text."""
         return [len(ids) for ids in self.ids]
 
+    @cached_property
+    def flat(self) -> NDArray[np.int64]:
+        """The ids of all texts, one after another."""
+        flat = np.fromiter(chain.from_iterable(self.ids), dtype=np.int64, count=sum(map(len, self.ids)))
+        flat.flags.writeable = False
+        return flat
+
     @property
     def costs(self) -> list[int]:
         """The number of tokens that a pass computes for each text: its own and its targets'."""
@@ -120,8 +130,8 @@ class Inputs:
         targets = None
         if model.encoder_decoder:
             # Without targets the decoder gets one token per text, which a pass over the encoder alone never reaches.
-            targets = PaddedBatch.of(self.targets.ids if self.targets else [(pad,)] * len(self), pad, device)
-        return PaddedBatch.of(self.ids, pad, device, targets)
+            targets = PaddedBatch.of(self.targets or Inputs(((pad,),) * len(self)), pad, device)
+        return PaddedBatch.of(self, pad, device, targets)
 
 
 def compose(
@@ -172,22 +182,19 @@ class PaddedBatch:
     holds_pad: bool = False
 
     @classmethod
-    def of(
-        cls, ids: Sequence[Sequence[int]], pad: int, device: torch.device, targets: PaddedBatch | None = None
-    ) -> PaddedBatch:
-        """A batch of texts given as ids.
+    def of(cls, inputs: Inputs, pad: int, device: torch.device, targets: PaddedBatch | None = None) -> PaddedBatch:
+        """A batch of encoded texts.
 
-        >>> PaddedBatch.of([[5, 6, 7], [8]], pad=0, device=torch.device("cpu")).ids
+        >>> PaddedBatch.of(Inputs(((5, 6, 7), (8,))), pad=0, device=torch.device("cpu")).ids
         tensor([[5, 6, 7],
                 [8, 0, 0]])
         """
-        lengths = tuple(map(len, ids))
-        filled = np.full((len(ids), max(lengths)), pad, dtype=np.int64)
-        for row, text in enumerate(ids):
-            filled[row, : len(text)] = text
+        lengths = inputs.lengths
         mask = np.arange(max(lengths)) < np.array(lengths)[:, None]
-        holds_pad = any(pad in text for text in ids)
-        return cls(_to(device, filled), _to(device, mask.astype(np.int64)), lengths, targets, holds_pad)
+        filled = np.full(mask.shape, pad, dtype=np.int64)
+        filled[mask] = inputs.flat
+        holds_pad = bool((inputs.flat == pad).any())
+        return cls(_to(device, filled), _to(device, mask.astype(np.int64)), tuple(lengths), targets, holds_pad)
 
     @property
     def padded(self) -> bool:
@@ -209,7 +216,7 @@ class PaddedBatch:
         return self.targets if stack == "decoder" and self.targets is not None else self
 
 
-def _to(device: torch.device, array: np.ndarray[Any, np.dtype[np.int64]]) -> Tensor:
+def _to(device: torch.device, array: NDArray[np.int64]) -> Tensor:
     """An array on a device. To a GPU it goes from page-locked memory, so that the pass before need not end first."""
     tensor = torch.from_numpy(array)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 import numpy as np
 
@@ -33,6 +33,7 @@ class TextEncoder:
     pad: int = 0
     target_window: int | None = None
     _strings: dict[int, str] = field(default_factory=dict, repr=False)
+    _tokens: dict[int, tuple[ref[Inputs], Tokens]] = field(default_factory=dict, repr=False)
 
     def encode(self, texts: Texts | Inputs, *, truncate: bool = False) -> Inputs:
         """The ids of one text or many, given as strings or as lists of ids.
@@ -41,10 +42,9 @@ class TextEncoder:
         [2, 1]
         """
         inputs = texts if isinstance(texts, Inputs) else self._encoded(texts, truncate)
-        if truncate and self.window:
+        if truncate and self.window and max(inputs.lengths) > self.window:
             inputs = _first(inputs, self.window)
-        for number, ids in enumerate(inputs.ids):
-            self._check(number, ids)
+        self._check(inputs)
         return inputs
 
     def encode_targets(self, texts: Texts | Inputs, count: int, *, truncate: bool = False) -> Inputs:
@@ -83,20 +83,24 @@ class TextEncoder:
 
     def tokens(self, inputs: Inputs) -> Tokens:
         """The tokens of encoded texts, one row each, text after text."""
-        lengths = inputs.lengths
-        flat = list(chain.from_iterable(inputs.ids))
+        kept = self._tokens.get(id(inputs))
+        if kept is not None and kept[0]() is inputs:
+            return kept[1]
+        lengths, flat = inputs.lengths, inputs.flat.tolist()
         for token in set(flat) - self._strings.keys():
             self.string(token)
         spans = [span for row in inputs.spans for span in row] if inputs.spans else []
-        return Tokens(
+        tokens = Tokens(
             inputs.texts,
             text=np.repeat(np.arange(len(lengths)), lengths),
             positions=np.concatenate([np.arange(n) for n in lengths]),
-            ids=np.array(flat, dtype=np.int64),
+            ids=inputs.flat,
             strings=tuple(map(self._strings.__getitem__, flat)),
             spans=np.array(spans, dtype=np.int64).reshape(-1, 2),
             count=len(lengths),
         )
+        self._tokens = {id(inputs): (ref(inputs), tokens)}  # of the last texts, which are often asked about again
+        return tokens
 
     def string(self, token: int) -> str:
         """A token as a reader knows it: ` Paris`, not `ĠParis`; the id itself where the tokenizer has no string."""
@@ -184,16 +188,28 @@ class TextEncoder:
         spans = tuple(tuple(map(_span, row)) for row in encoding["offset_mapping"]) if fast else None
         return Inputs(tuple(tuple(ids) for ids in encoding["input_ids"]), texts, spans)
 
-    def _check(self, number: int, ids: Sequence[int]) -> None:
-        if not ids:
-            raise TextError(f"Text {number}", "it has no tokens", "Leave it out, or give it at least one token.")
-        if self.window and len(ids) > self.window:
-            reason = f"it has {len(ids):,} tokens and {self.name} takes at most {self.window:,}"
-            raise TextError(f"Text {number}", reason, "Split it, or give truncate=True to keep the first tokens only.")
-        if min(ids) < 0 or max(ids) >= self.vocabulary:
-            wrong = next(i for i in ids if not 0 <= i < self.vocabulary)
-            reason = f"id {wrong} is outside the vocabulary of {self.name}, 0 to {self.vocabulary - 1:,}"
+    def _check(self, inputs: Inputs) -> None:
+        for number, length in enumerate(inputs.lengths):
+            if not length:
+                raise TextError(f"Text {number}", "it has no tokens", "Leave it out, or give it at least one token.")
+            if self.window and length > self.window:
+                reason = f"it has {length:,} tokens and {self.name} takes at most {self.window:,}"
+                remedy = "Split it, or give truncate=True to keep the first tokens only."
+                raise TextError(f"Text {number}", reason, remedy)
+        try:
+            outside = (inputs.flat < 0) | (inputs.flat >= self.vocabulary)
+            wrong = bool(outside.any())
+        except OverflowError:  # an id that no 64 bits hold
+            wrong = True
+        if wrong:
+            number, ids = next((k, ids) for k, ids in enumerate(inputs.ids) if self._outside(ids))
+            reason = (
+                f"id {self._outside(ids)[0]} is outside the vocabulary of {self.name}, 0 to {self.vocabulary - 1:,}"
+            )
             raise TextError(f"Text {number}", reason, "Use the tokenizer that belongs to the model.")
+
+    def _outside(self, ids: Sequence[int]) -> list[int]:
+        return [token for token in ids if not 0 <= token < self.vocabulary]
 
 
 def _as_list(ids: Any) -> Any:
