@@ -144,6 +144,47 @@ def test_one_product_is_used_where_it_is_shown_to_do(load: Callable[[str], hs.Mo
     assert recipe.method == ("pass" if family in ("t5", "bert") else "modules"), "T5 scales, BERT transforms"
 
 
+def test_another_soft_cap_is_tried_anew(others: dict[str, hs.Model]) -> None:
+    model: Any = others["gemma2"]
+    config = model.module.config
+    before = hs.lens(model, ONE).data["entropy"].values
+    try:
+        for cap, transform in ((0.5, "softcap"), (None, "none")):
+            config.final_logit_softcapping = cap
+            result, logs = hs.lens(model, ONE), naive(model, ONE)
+            np.testing.assert_allclose(result.data["entropy"], -(logs.exp() * logs).sum(-1), atol=2e-5)
+            assert result.facts["unembedding"]["transform"] == transform
+            assert (np.abs(result.data["entropy"].values - before) > 1e-3).any()
+    finally:
+        config.final_logit_softcapping = 3.0
+
+
+MOBILEBERT = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 64}
+MOBILEBERT |= {"intra_bottleneck_size": 32, "embedding_size": 32, "true_hidden_size": 32, "vocab_size": 128}
+PROPHETNET = {"hidden_size": 64, "encoder_ffn_dim": 128, "decoder_ffn_dim": 128, "vocab_size": 128}
+PROPHETNET |= {"num_encoder_layers": 3, "num_decoder_layers": 3}
+PROPHETNET |= {"num_encoder_attention_heads": 4, "num_decoder_attention_heads": 4}
+PROPHETNET |= {"max_position_embeddings": 128, "pad_token_id": 0, "bos_token_id": 1, "decoder_start_token_id": 1}
+
+
+def test_logits_that_no_module_of_their_own_makes() -> None:
+    """MobileBERT multiplies with two weights joined, inside the module that holds them."""
+    row = {"model_class": "MobileBertForMaskedLM", "config_class": "MobileBertConfig", "config": MOBILEBERT}
+    model = hs.load((build(row), tiny_tokenizer()))
+    result, logs = hs.lens(model, ONE), naive(model, ONE)
+    np.testing.assert_allclose(result.data["entropy"], -(logs.exp() * logs).sum(-1), atol=2e-5)
+    assert result.facts["unembedding"]["method"] == "whole"
+
+
+@pytest.mark.parametrize("model_class", ["ProphetNetForConditionalGeneration", "ProphetNetForCausalLM"])
+def test_logits_that_come_from_streams_of_their_own_are_refused(model_class: str) -> None:
+    """ProphetNet predicts from streams beside the one whose states are layers."""
+    row = {"model_class": model_class, "config_class": "ProphetNetConfig", "config": PROPHETNET}
+    model = hs.load((build(row), None))
+    with pytest.raises(PassError, match="depend on more than the state of their own token"):
+        hs.lens(model, [[5, 6, 7, 8]])
+
+
 class Strange(nn.Linear):
     """A head that is no plain product."""
 

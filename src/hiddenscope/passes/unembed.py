@@ -203,11 +203,9 @@ class Unembedding:
 
 
 def _head(model: ModelLike) -> Any:
+    """The module that makes the logits; None where no single module does, or where there are none."""
     head = model.anatomy.head
-    if head is None:
-        reason, remedy = "it has no language-model head", "Load it with task='causal-lm' or 'masked-lm'."
-        raise PassError(f"No logits of {model.anatomy.name}", reason, remedy)
-    return model.module.get_submodule(head.path)
+    return None if head is None else model.module.get_submodule(head.path)
 
 
 def _true_pass(model: ModelLike, entry: Site) -> tuple[Tensor, Tensor]:
@@ -224,8 +222,9 @@ def _true_pass(model: ModelLike, entry: Site) -> tuple[Tensor, Tensor]:
 def _after_head(model: ModelLike) -> Recipe:
     """What becomes of the head's product: numbers of every size are put in its place, and the logits compared."""
     head = _head(model)
-    weight = getattr(head, "weight", None)
-    if type(head) is not nn.Linear or weight is None or weight.is_meta or hooks.is_offloaded(model.module):
+    if head is None:  # MobileBERT multiplies with two weights joined, inside the module that holds them
+        return Recipe(0, "whole", reason="no module of their own makes them")
+    if type(head) is not nn.Linear or head.weight.is_meta or hooks.is_offloaded(model.module):
         return Recipe(0, "whole", reason=f"its head is {type(head).__name__}, not a plain product")
     products: list[Tensor] = []
 
@@ -239,7 +238,7 @@ def _after_head(model: ModelLike) -> Recipe:
     last = Site(stack.depth, "", stack.name if model.encoder_decoder else None)
     with hooks.watching([hooks.Watch(head, "output", exchange)]):
         _, logits = _true_pass(model, last)
-    if len(products) != 1 or products[0].shape[-1] != logits.shape[-1]:
+    if len(products) != 1 or products[0].flatten(0, -2).shape != logits.shape:
         return Recipe(0, "whole", reason="its head does not make the logits in one call")
     return _transform(products[0].flatten(0, -2).double(), logits.double(), torch.finfo(products[0].dtype).eps)
 
