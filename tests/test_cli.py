@@ -258,7 +258,7 @@ HEADINGS = [
     "What the model computes, and the proof",
     "The size of every state",
     "Two texts, compared",
-    "What each layer would say",
+    "What each layer would predict",
     "What a state can see",
     "Where the classes part",
 ]
@@ -309,7 +309,8 @@ def test_an_error_with_an_interrupt_behind_it_is_an_interrupt() -> None:
 def test_a_stdout_that_cannot_be_written_gives_the_usual_exit_code(redirection: str, code: int, message: str) -> None:
     if "full" in redirection and not Path("/dev/full").exists():
         pytest.skip("there is no /dev/full here")
-    script = f"for k in 1 2 3; do :; done; {sys.executable} -c 'from hiddenscope.cli import main; main()' models --json {redirection}"
+    call = f"{sys.executable} -c 'from hiddenscope.cli import main; main()' models --json"
+    script = f"for k in 1 2 3; do :; done; {call} {redirection}"
     ended = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=120)
     assert ended.returncode in ((code, 0) if code == 141 else (code,)), ended.stderr
     assert message in ended.stderr and "Traceback" not in ended.stderr and "unexpected" not in ended.stderr

@@ -88,7 +88,11 @@ ANALYSES = (
         "visibility",
         "Which states influence a state, and which does it influence?",
         "explain",
-        own_command=True,
+        options={
+            "measure": Option("How influence is measured."),
+            "probes": Option("Random vectors that estimate a Frobenius norm."),
+            "target": Option("With logit: the token, in place of the true next one."),
+        },
     ),
     Analysis("probe", "What can a linear probe read from the states of each layer?", "explain", own_command=True),
     Analysis("patch", "Which states carry an answer from one run to another?", "change", own_command=True),

@@ -131,21 +131,16 @@ def _leave(message: str, code: int) -> NoReturn:
     sys.exit(code)
 
 
-def handed_out(result: "hs.Result", shared: Shared) -> bool:
-    """Save a result with --out, and print it with --json; whether it was printed."""
+def show(result: "hs.Result", shared: Shared) -> None:
+    """Save a result with --out, and print it: as JSON, or its findings and tables."""
     if shared.out:
         result.save(shared.out)
     if shared.json:
         with TemporaryDirectory() as folder:
             result.save(Path(folder, "result.json"))
             typer.echo(Path(folder, "result.json").read_text("utf-8"))
-    return shared.json
-
-
-def show(result: "hs.Result", shared: Shared) -> None:
-    """Save a result with --out, and print it: as JSON, or its findings and tables."""
-    if not handed_out(result, shared):
-        typer.echo(visible(result.summary(), keep="\n"))
-        for printed in TABLES[result.kind](result) if result.kind in TABLES else ():
-            typer.echo(f"\n{visible(printed.title)}" if printed.title else "")
-            table(printed.columns, printed.rows, text=printed.text)
+        return
+    typer.echo(visible(result.summary(), keep="\n"))
+    for printed in TABLES[result.kind](result) if result.kind in TABLES else ():
+        typer.echo(f"\n{visible(printed.title)}" if printed.title else "")
+        table(printed.columns, printed.rows, text=printed.text)

@@ -2,6 +2,7 @@
 
 The first parameter of an analysis is the model. Of the others, positional ones become arguments and keyword-only ones
 options; the type says how a word of the command line is read (`Texts`, a second `Model`, a number, one of a few words).
+An analysis that takes `Inputs` needs no parameters for how texts are encoded: its command has these options anyway.
 Parameters that only a program can give, such as callbacks, are left out. Help is in the catalog, and here where several
 analyses share a parameter.
 
@@ -52,20 +53,31 @@ class _Parameter:
         return {node.id for node in ast.walk(self.type) if isinstance(node, ast.Name)}
 
 
+ENCODING = (
+    _Parameter("targets", ast.Name("str"), positional=False, required=False),
+    _Parameter("truncate", ast.Name("bool"), positional=False, required=False, default=False),
+)
+
+
 def generated(analysis: Analysis) -> Callable[..., None]:
     """The command of an analysis that needs no module of its own."""
     module = f"hiddenscope.{analysis.module}"
     _, *declared = _parameters(module, analysis.word)
     parameters = [parameter for parameter in declared if not ONLY_IN_PYTHON & parameter.names]
-    texts = [parameter.name for parameter in parameters if parameter.positional and "Texts" in parameter.names]
-    many = texts[0] if len(texts) == 1 else None  # with one place for texts, a command takes any number of them
+    texts = [parameter for parameter in parameters if parameter.positional and "Texts" in parameter.names]
+    many = texts[0].name if len(texts) == 1 else None  # with one place for texts, a command takes any number of them
+    named = {parameter.name for parameter in parameters}
+    encoding = [extra for extra in ENCODING if many and "Inputs" in texts[0].names and extra.name not in named]
 
     def call(shared: Shared, **words: Any) -> None:
+        model = shared.load()
         values = {parameter.name: _value(shared, parameter, words[parameter.name], many) for parameter in parameters}
-        show(getattr(hs, analysis.word)(shared.load(), **values), shared)
+        if encoding and many:
+            values[many] = model.encode(values[many], **{extra.name: words[extra.name] for extra in encoding})
+        show(getattr(hs, analysis.word)(model, **values), shared)
 
     first = inspect.Parameter("shared", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=Shared)
-    others = [_as_typer(parameter, analysis, module, many) for parameter in parameters]
+    others = [_as_typer(parameter, analysis, module, many) for parameter in (*parameters, *encoding)]
     call.__signature__ = inspect.Signature([first, *others])  # type: ignore[attr-defined]
     call.__name__ = analysis.word
     call.__doc__ = (
