@@ -13,6 +13,7 @@ import xarray
 
 import hiddenscope as hs
 from hiddenscope.errors import FileError, StatesError
+from hiddenscope.results import FINDINGS
 from hiddenscope.testing import tiny_model, tiny_tokenizer
 from hiddenscope.views import Grid, Lines, sections_of, views_of
 from hiddenscope.views.page import frame
@@ -217,7 +218,7 @@ def test_a_story_reads_its_numbers_off_the_results(model: hs.Model, tmp_path: Pa
     assert told.count("<section data-view=") == 1 + len(views_of(norms)) + 1
     assert "<p>Once <code>upon</code> &lt;a&gt; time.</p>" in told
     assert "“The cat sat.”" in told
-    assert f"a median norm of {norms.facts['stacks'][0]['first_token_norm']:,.4g}" in told
+    assert next(sentence for sentence in FINDINGS["profile"](norms) if "a median norm" in sentence) in told
     assert "shows hardly anything else" not in told, "that holds where the first token is far larger"
     assert told.index("Sizes of toy") < told.index("<li>The end</li>")
     with pytest.raises(FileError, match="it is a page"):
