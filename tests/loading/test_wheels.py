@@ -3,10 +3,17 @@
 import hashlib
 import importlib.util
 import io
+import os
+import shutil
+import signal
+import socket
 import stat
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
+import psutil
 import pytest
 
 from hiddenscope.errors import Damaged, Unreachable, Unsafe
@@ -116,3 +123,46 @@ def test_an_index_that_has_it_not_is_said(tmp_path: Path, own_cache: Path, monke
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     with pytest.raises(Unreachable, match="pip could not download it"):
         download((WHEEL,), tmp_path)
+
+
+def test_code_in_the_current_folder_does_not_run(
+    tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trap = tmp_path / "ran"
+    for name in ("pip.py", "runpy.py", "threading.py", "pip/__init__.py", "pip/__main__.py", "sitecustomize.py"):
+        (tmp_path / "here" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "here" / name).write_text(f"open({str(trap)!r}, 'w')\n")
+    (tmp_path / "here" / "to").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    for path in ("", "."):
+        monkeypatch.setenv("PYTHONPATH", path)
+        with pytest.raises(Unreachable, match="No matching distribution"):
+            download((WHEEL,), Path("to"))
+        shutil.rmtree("to")
+        Path("to").mkdir()
+    assert not trap.exists()
+
+
+DOWNLOAD = """
+import sys
+from pathlib import Path
+from hiddenscope.loading.wheels import Wheel, download
+download((Wheel("tiny-model", "1.0", 1000, ()),), Path(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL, signal.SIGINT])
+def test_pip_ends_when_we_end(tmp_path: Path, own_cache: Path, how: signal.Signals) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        environment = {**os.environ, "PIP_INDEX_URL": f"http://127.0.0.1:{port}/simple", "PIP_DEFAULT_TIMEOUT": "60"}
+        command = [sys.executable, "-c", DOWNLOAD, str(tmp_path)]
+        with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL) as ours:
+            silent.settimeout(60)
+            connection, _ = silent.accept()  # pip asks, and gets no answer
+            (pip,) = psutil.Process(ours.pid).children()
+            ours.send_signal(how)
+        connection.close()
+        assert psutil.wait_procs([pip], timeout=10)[1] == []

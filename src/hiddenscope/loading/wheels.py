@@ -105,23 +105,36 @@ def _path_of(wheel: Wheel, folder: Path) -> Path | None:
     return next((file for file in sorted(folder.glob("*.whl")) if file.name.startswith(stem)), None)
 
 
+# pip runs in a process of its own, which ends when its standard input does: when we close it or end, however we end.
+_PIP = """
+import os, runpy, threading
+threading.Thread(target=lambda: (os.read(0, 1), os._exit(1)), daemon=True).start()
+runpy.run_module("pip", run_name="__main__", alter_sys=True)
+"""
+
+
 def _run_pip(wheels: tuple[Wheel, ...], to: Path) -> None:
     if importlib.util.find_spec("pip") is None:
         raise _unreachable(wheels, "this Python has no pip")
-    work = to / "pip"
-    work.mkdir()
+    temporary, empty = to / "pip", to / "empty"
+    temporary.mkdir()
+    empty.mkdir()
     quietly = ["--quiet", "--disable-pip-version-check", "--retries", "2"]
-    command = [sys.executable, "-m", "pip", *_pip_arguments(wheels, str(to)), *quietly]
+    # -P and an empty folder: a `pip.py`, or any other module, in the user's current folder is not imported.
+    command = [sys.executable, "-P", "-c", _PIP, *_pip_arguments(wheels, str(to.absolute())), *quietly]
     # pip writes what it downloads into its temporary folder: ours, so that the progress bar can follow.
-    environment = {**os.environ, **dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(work)), "PIP_NO_INPUT": "1"}
+    folders = dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(temporary.absolute()))
+    environment = {**os.environ, **folders, "PIP_NO_INPUT": "1"}
     log = to / "pip.log"
     with log.open("wb") as out:
-        process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+        process = subprocess.Popen(
+            command, env=environment, cwd=empty, stdin=subprocess.PIPE, stdout=out, stderr=subprocess.STDOUT
+        )
         try:
             _show_progress(process, to, wheels)
         finally:
             process.kill()
-            process.wait()
+            process.communicate()
     if process.returncode != 0:
         lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         raise _unreachable(wheels, f"pip could not download it ({lines[-1][:200] if lines else 'without a message'})")
