@@ -1,7 +1,10 @@
 """A folder: loaded as it was saved, without network; refused when it is damaged or would run code."""
 
 import json
+import os
 import struct
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -209,6 +212,97 @@ def test_a_config_with_tricks_is_refused(llama: Path, entries: dict[str, object]
     change(llama / "config.json", **entries)
     with pytest.raises(error):
         open_source(llama)
+
+
+KERNEL = "someone/kernel"
+KERNELS = {
+    "a string": KERNEL,
+    "a dict": {"": KERNEL},
+    "a dict of parts": {"": "sdpa", "text_config": KERNEL},
+    "nested": {"": {"": KERNEL}},
+    "a list": [KERNEL],
+    "with a function": f"{KERNEL}:attention",
+    "with a revision": f"{KERNEL}@main",
+    "paged": f"paged|{KERNEL}",
+    "another prefix": f"sdpa|{KERNEL}",
+    "no slash": "kernel",
+    "a number": 5,
+    "flash": "flash_attention_2",
+}
+STAND_IN = """
+import sys
+def __getattr__(name):
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return type(name, (), {"__init__": lambda *a, **k: None, "__call__": lambda self, given=None, *a, **k: given})
+def get_kernel(*given, **options):
+    open(sys.argv[1], "a").write(repr(given))
+    raise FileNotFoundError("a stand-in has none")
+"""
+LOADING = """
+import json, pathlib, sys
+import transformers.utils.import_utils as libraries
+assert libraries.is_kernels_available(), "the stand-in must be taken for real"
+from hiddenscope.errors import LoadError, Unsafe
+from hiddenscope.loading import open_source
+folder = pathlib.Path(sys.argv[2])
+config = json.loads((folder / "config.json").read_text())
+open_source(folder, device="cpu")  # which works with the stand-in
+for entries in json.loads(sys.argv[3]):
+    (folder / "config.json").write_text(json.dumps({**config, **entries}))
+    try:
+        open_source(folder, device="cpu")
+        print("loaded", entries)
+    except Unsafe:
+        pass
+for attention in json.loads(sys.argv[4]):
+    (folder / "config.json").write_text(json.dumps(config))
+    try:
+        open_source(folder, device="cpu", attention=attention)
+        print("loaded", attention)
+    except Unsafe:
+        pass
+"""
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path) -> Path:
+    """A package `kernels` that transformers takes for the real one, and that writes down what it is asked for."""
+    from transformers.utils import import_utils
+
+    package = tmp_path / "packages"
+    info = package / f"kernels-{import_utils.KERNELS_MIN_VERSION}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: kernels\nVersion: {import_utils.KERNELS_MIN_VERSION}\n"
+    )
+    (info / "top_level.txt").write_text("kernels\n")
+    (info / "RECORD").write_text("kernels/__init__.py,,\n")
+    for name in ("kernels", "kernels/layer", "kernels/layer/mode"):
+        (package / name).mkdir()
+        (package / name / "__init__.py").write_text(STAND_IN)
+    return package
+
+
+def test_a_kernel_is_never_fetched_in_whatever_form_it_is_named(llama: Path, stand_in: Path, tmp_path: Path) -> None:
+    keys = ["attn_implementation", "_attn_implementation", "_attn_implementation_internal"]
+    keys += ["experts_implementation", "_experts_implementation"]
+    entries: list[dict[str, object]] = [{key: value} for key in keys for value in KERNELS.values()]
+    entries += [{"sub_config": entry} for entry in entries[:5]]
+    options = [value for value in KERNELS.values() if isinstance(value, str)]
+    trap = tmp_path / "asked"
+    command = [sys.executable, "-c", LOADING, str(trap), str(llama), json.dumps(entries), json.dumps(options)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(stand_in), *sys.path])}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "" and not trap.exists()
+
+
+@pytest.mark.parametrize("value", ["eager", "sdpa", {"": "eager"}, None])
+def test_what_transformers_implements_may_be_named(llama: Path, value: object) -> None:
+    change(llama / "config.json", attn_implementation=value, experts_implementation=None)
+    wanted = value if isinstance(value, str) else "eager" if value else "sdpa"
+    assert open_source(llama).module.config._attn_implementation == wanted
 
 
 def test_tricks_are_found_however_deep(llama: Path) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hiddenscope.errors import Damaged, LoadError, UnknownModel, Unsafe
-from hiddenscope.loading.folder import Folder
+from hiddenscope.loading.folder import Folder, is_own_kernel
 
 if TYPE_CHECKING:
     import torch
@@ -71,11 +71,11 @@ class LoadOptions:
     def __post_init__(self) -> None:
         if self.task is not None and self.task not in TASKS:
             raise LoadError(f"No task {self.task!r}", f"the tasks are {', '.join(TASKS)}", "Choose one of them.")
-        if self.attention is not None and "/" in self.attention:
+        if self.attention is not None and not is_own_kernel(self.attention):
             raise Unsafe(
-                f"Cannot use attention {self.attention!r}",
-                "it is a kernel that would be downloaded and run",
-                "Choose one that transformers has, such as 'sdpa' or 'eager'.",
+                f"Cannot use attention {str(self.attention)[:80]!r}",
+                "transformers does not implement it: a kernel would be downloaded and run",
+                "Choose 'sdpa', 'eager' or 'flex_attention'.",
             )
 
 

@@ -4,6 +4,7 @@ Weights are read from safetensors alone, and no code comes with them: a pickle, 
 would be downloaded, a weight file outside the folder are refused here, by name.
 """
 
+import importlib.util
 import json
 from collections import Counter
 from collections.abc import Iterator
@@ -21,7 +22,13 @@ _BYTES_OF = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 _LARGEST_JSON = 64 * 2**20
 _LARGEST_COUNT = 100_000
 _DEPTHS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "encoder_layers", "decoder_layers")
-_KERNELS = ("attn_implementation", "_attn_implementation", "experts_implementation", "_experts_implementation")
+# What transformers itself implements, for attention and for experts; any other name may be a kernel on the hub.
+OWN_KERNELS = {
+    "attn_implementation": ("eager", "sdpa", "flex_attention", "paged|eager"),
+    "experts_implementation": ("eager", "batched_mm", "grouped_mm"),
+}
+# The packages that have these; without them transformers downloads a kernel, if the package `kernels` is there.
+_FLASH_PACKAGES = {"flash_attention_2": "flash_attn", "flash_attention_3": "flash_attn_interface"}
 
 
 @dataclass(frozen=True)
@@ -70,13 +77,41 @@ def _read_config(path: Path) -> dict[str, Any]:
     for key, value in _walk(config):
         if key in _DEPTHS and isinstance(value, int) and not 0 <= value <= _LARGEST_COUNT:
             raise Damaged(f"Cannot load {path}", f"its config has {key}={value}", "Download config.json again.")
-        if key in _KERNELS and isinstance(value, str) and "/" in value:
-            raise Unsafe(
-                f"Cannot load {path}",
-                f"its config names the kernel {value!r}, code that would be downloaded and run",
-                f"Remove {key} from config.json.",
-            )
+        for kernel in _kernels(value) if _kernel_key(key) in OWN_KERNELS else ():
+            if not is_own_kernel(kernel, _kernel_key(key)):
+                raise Unsafe(
+                    f"Cannot load {path}",
+                    f"its config names the kernel {str(kernel)[:80]!r}, code that would be downloaded and run",
+                    f"Remove {key} from config.json.",
+                )
     return config
+
+
+def is_own_kernel(name: object, key: str = "attn_implementation") -> bool:
+    """Whether transformers implements what a config or a user names, so that nothing is downloaded to run it.
+
+    >>> is_own_kernel("sdpa"), is_own_kernel("someone/kernel")
+    (True, False)
+    """
+    if not isinstance(name, str):
+        return False
+    if key == "attn_implementation" and name in _FLASH_PACKAGES:
+        installed = importlib.util.find_spec(_FLASH_PACKAGES[name]) is not None
+        return installed or importlib.util.find_spec("kernels") is None
+    return name in OWN_KERNELS[key]
+
+
+def _kernel_key(key: str) -> str:
+    return key.removeprefix("_").removesuffix("_internal")
+
+
+def _kernels(value: Any) -> Iterator[object]:
+    """Every name in the value of a kernel key: transformers takes a string, or a dict with one for each sub-config."""
+    if isinstance(value, dict):
+        for part in value.values():
+            yield from _kernels(part)
+    elif value is not None:
+        yield value
 
 
 def _remote_code(name: str, content: dict[str, Any]) -> tuple[str, ...]:
