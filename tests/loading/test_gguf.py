@@ -1,6 +1,8 @@
 """A GGUF file: its header is not believed, and its weights come out exactly."""
 
 import importlib.util
+import json
+import shutil
 import struct
 from pathlib import Path
 
@@ -104,6 +106,31 @@ def test_a_gguf_gives_the_same_numbers_and_the_first_token_it_asks_for(
         assert (tokenizer("ab")["input_ids"][0] == 1) is (bos is not False)
     (place,) = (own_cache / "gguf").iterdir()
     assert {file.name for file in place.iterdir()} >= {"model.safetensors", "config.json", "hiddenscope.json"}
+
+
+def test_the_neighbours_of_a_gguf_are_not_read(
+    saved_gguf: Path, saved_llama: Path, tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beside = tmp_path / "beside"
+    shutil.copytree(saved_llama, beside)  # another model's config, tokenizer and weights
+    (beside / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "ByT5Tokenizer", "add_bos_token": False, "chat_template": "neighbour"})
+    )
+    shutil.copy(saved_gguf, beside / "tiny.gguf")
+    first = open_source(beside / "tiny.gguf")
+    monkeypatch.setenv("HIDDENSCOPE_CACHE", str(tmp_path / "another"))
+    alone = open_source(saved_gguf)
+    for loaded in (first, alone):
+        assert loaded.tokenizer is not None and loaded.tokenizer.vocab_size == len(PIECES)
+        assert loaded.module.config.vocab_size == len(PIECES)
+    texts = ["ab a b", "<s>ab", "xyz"]
+    assert [first.tokenizer(text)["input_ids"] for text in texts] == [
+        alone.tokenizer(text)["input_ids"] for text in texts
+    ]
+    assert first.tokenizer.chat_template == alone.tokenizer.chat_template
+    assert [path.name for path in (own_cache / "gguf").iterdir()] == [
+        path.name for path in (tmp_path / "another" / "gguf").iterdir()
+    ]
 
 
 def test_conversion_shows_its_progress(saved_gguf: Path, own_cache: Path, capfd: pytest.CaptureFixture[str]) -> None:

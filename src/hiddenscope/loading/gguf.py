@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import importlib.util
 import mmap
+import shutil
 import struct
 import sys
-from contextlib import redirect_stderr
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -18,6 +21,7 @@ from typing import Any
 
 from hiddenscope import progress
 from hiddenscope.errors import Damaged, LoadError
+from hiddenscope.loading.cache import PART
 from hiddenscope.loading.checkpoint import quiet_transformers
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -26,6 +30,9 @@ _SMALLEST_KEY = 8 + 4 + 1
 _SMALLEST_TENSOR = 8 + 4 + 8 + 4 + 8
 _LONGEST_NAME = 65_535
 _MOST_AXES = 8
+
+
+CONVERSION = 2  # part of the name of a converted folder: raised when the same file would be converted otherwise
 
 
 @dataclass(frozen=True)
@@ -146,11 +153,24 @@ class _Reader:
             raise _damaged(self.path, f"it claims {count:,} {what} at byte {self.at:,} of {self.size:,}")
 
 
-def convert(path: Path, folder: Path) -> None:
+@contextmanager
+def _alone(path: Path, beside: Path) -> Iterator[Path]:
+    """A link to a file in a folder where nothing else is: transformers would read a tokenizer that lies beside it."""
+    with tempfile.TemporaryDirectory(PART, ".gguf-", beside, ignore_cleanup_errors=True) as folder:
+        link = Path(folder) / path.name
+        try:
+            link.symlink_to(path.resolve())
+        except OSError:  # where links are not allowed
+            shutil.copyfile(path, link)
+        yield link
+
+
+def convert(source: Path, folder: Path) -> None:
     """Write a GGUF file as a safetensors folder in float32, which holds every unpacked value exactly."""
-    header = read_header(path)
-    progress.note(f"Converting {path.name} to safetensors: this is done once and takes a while.")
-    with progress.track(f"Converting {path.name}", total=3) as advance, quiet_transformers():
+    header = read_header(source)
+    progress.note(f"Converting {source.name} to safetensors: this is done once and takes a while.")
+    bar = progress.track(f"Converting {source.name}", total=3)
+    with bar as advance, quiet_transformers(), _alone(source, folder.parent) as path:
         try:
             tokenizer = read_tokenizer(path, header)
             advance(1)

@@ -21,7 +21,7 @@ from hiddenscope.loading import zoo
 from hiddenscope.loading.cache import build_once, cache_folder, is_complete
 from hiddenscope.loading.checkpoint import Loaded, LoadOptions, load_folder
 from hiddenscope.loading.folder import INDEX, PICKLES, WEIGHTS, check_folder
-from hiddenscope.loading.gguf import convert, read_header
+from hiddenscope.loading.gguf import CONVERSION, convert, read_header
 
 if TYPE_CHECKING:
     import torch
@@ -126,7 +126,7 @@ def _gguf_folder(path: Path) -> tuple[Path, str]:
     """The converted folder of a GGUF file, found again by the file's content, and that content's SHA-256."""
     header = read_header(path)
     digest = _sha256(path)
-    folder = cache_folder() / "gguf" / digest[:32]
+    folder = cache_folder() / "gguf" / f"{digest[:32]}-{CONVERSION}"
     if not is_complete(folder):
         needed = 4 * header.elements
         folder.parent.mkdir(parents=True, exist_ok=True)
