@@ -10,8 +10,10 @@ import mmap
 import os
 import re
 import secrets
+import shutil
+import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +22,12 @@ from hiddenscope.errors import Damaged, FileError
 if TYPE_CHECKING:
     from torch import Tensor
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+A_DAY = 24 * 3600.0
 
 _MARK = b"hiddenscope-sha256:"
 _DIGITS = 64
@@ -85,21 +93,83 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     'whole'
     """
     target = Path(path)
-    fresh = target.with_name(f".{target.stem[:100]}.{secrets.token_hex(4)}{target.suffix}")
+    if "\0" in str(target):
+        raise FileError(f"Cannot write {_safe(str(target)[:200])}", "its name holds a null character", "Rename it.")
+    start, end = f".{target.stem[:60]}.", target.suffix[:60]
+    leftovers = re.compile(rf"{re.escape(start)}[0-9a-f]{{8}}{re.escape(end)}", re.DOTALL)
     try:
-        fresh.touch()
-        mode = fresh.stat().st_mode  # as the umask has it; a library may give its file to the owner alone
-        yield fresh
-        fresh.chmod(mode)
-        _to_disk(fresh)  # or a power cut could leave an empty file under the final name
-        os.replace(fresh, target)
-        _to_disk(target.parent)
+        with temporary(target.with_name(f"{start}{secrets.token_hex(4)}{end}"), leftovers) as fresh:
+            mode = fresh.stat().st_mode  # as the umask has it; a library may give its file to the owner alone
+            yield fresh
+            fresh.chmod(mode)
+            _to_disk(fresh)  # or a power cut could leave an empty file under the final name
+            os.replace(fresh, target)
+            _to_disk(target.parent)
     except OSError as error:
         reason = _safe(error.strerror or str(error))  # its text may name the fresh path, which nobody asked for
         remedy = "Choose a folder that exists and can be written."
-        raise FileError(f"Cannot write {_safe(str(target))}", reason, remedy) from error
+        raise FileError(f"Cannot write {_safe(str(target)[:200])}", reason, remedy) from error
+
+
+@contextmanager
+def temporary(path: Path, leftovers: re.Pattern[str], *, folder: bool = False) -> Iterator[Path]:
+    """An empty file or folder that is removed when the body ends, if it is still there.
+
+    It is locked while the body runs, so that a process that was killed can be told from one that is at work: whatever
+    lies beside it under a name like `leftovers` and is not locked is removed first.
+    """
+    with _locked(path.parent, wait=True):  # or another process could take it for a leftover before it is locked
+        _remove_leftovers(path.parent, leftovers)
+        if folder:
+            path.mkdir()
+        else:
+            path.touch()
+        lock = _locked(path)
+        lock.__enter__()
+    try:
+        yield path
     finally:
-        fresh.unlink(missing_ok=True)
+        lock.__exit__(None, None, None)
+        with suppress(OSError):
+            _remove(path)
+
+
+@contextmanager
+def _locked(path: Path, *, wait: bool = False) -> Iterator[bool]:
+    """Hold a lock on a file or folder, and say whether it could be had; where there are no such locks, it cannot."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0))
+    except OSError:
+        yield False
+        return
+    try:
+        held = fcntl is not None
+        if fcntl is not None:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:  # somebody has it, or the file system has no locks
+                held = False
+        yield held
+    finally:
+        os.close(descriptor)
+
+
+def _remove_leftovers(folder: Path, leftovers: re.Pattern[str]) -> None:
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if leftovers.fullmatch(entry.name) is None:
+                continue
+            path = Path(entry.path)
+            with suppress(OSError), _locked(path) as free:
+                if free or time.time() - entry.stat(follow_symlinks=False).st_mtime > A_DAY:
+                    _remove(path)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def write_tensors(path: str | os.PathLike[str], tensors: "Mapping[str, Tensor]", header: Mapping[str, str]) -> None:

@@ -1,10 +1,8 @@
 """Folders that appear whole or not at all, whoever else is at work."""
 
-import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -73,14 +71,21 @@ def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
     assert process.returncode != 0 and list(tmp_path.iterdir()) == []
 
 
-def test_what_a_kill_left_goes_after_a_day(tmp_path: Path) -> None:
-    old, young = tmp_path / ".model.1-aa.part", tmp_path / ".model.2-bb.part"
-    for part in (old, young):
-        part.mkdir()
-        (part / "half").write_bytes(b"abc")
-    os.utime(old, (time.time() - 2 * 24 * 3600,) * 2)
-    build_once(tmp_path / "model", lambda part: None)
-    assert not old.exists() and young.exists()
+def test_what_a_killed_process_left_goes_with_the_next_use_and_what_is_in_use_stays(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", SLOW]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+    killed = subprocess.Popen([*command, str(tmp_path / "one")], **pipes)  # type: ignore[call-overload]
+    alive = subprocess.Popen([*command, str(tmp_path / "two")], **pipes)  # type: ignore[call-overload]
+    with killed, alive:
+        assert killed.stdout.readline() == alive.stdout.readline() == "busy\n"
+        assert len(list(tmp_path.iterdir())) == 2
+        killed.kill()
+        killed.wait()
+        build_once(tmp_path / "three", lambda part: None)
+        names = {path.name.split(".")[1] if path.name.startswith(".") else path.name for path in tmp_path.iterdir()}
+        assert names == {"two", "three"}
+        alive.communicate(timeout=60)
+    assert alive.returncode == 0 and {path.name for path in tmp_path.iterdir()} == {"two", "three"}
 
 
 def test_a_folder_that_was_changed_is_not_believed(tmp_path: Path) -> None:

@@ -2,22 +2,23 @@
 
 A folder is built under a temporary name beside its place and renamed when it is complete. Two processes at once build
 two, and the second to finish takes the first one's. What an exception or an interrupt leaves is removed on the way out;
-what a kill leaves is removed a day later.
+what a killed process leaves is removed by the next one that builds.
 """
 
 import json
 import os
+import re
 import secrets
-import shutil
-import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from hiddenscope.errors import Damaged, FileError
+from hiddenscope.files import temporary
 
 MANIFEST = "hiddenscope.json"
 PART = ".part"
-_A_DAY = 24 * 3600.0
+_PARTS = re.compile(rf"\..*{re.escape(PART)}", re.DOTALL)
 
 
 def cache_folder() -> Path:
@@ -54,22 +55,20 @@ def build_once(folder: Path, build: Callable[[Path], None]) -> Path:
         return folder
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        _remove_leftovers(folder.parent)
-        part = folder.parent / f".{folder.name}.{os.getpid()}-{secrets.token_hex(4)}{PART}"
-        part.mkdir()
-    except OSError as error:
-        raise _unwritable(folder, error) from error
-    try:
-        build(part)
-        _write_manifest(part)
-        _move(part, folder)
+        with working_folder(folder.parent, folder.name) as part:
+            build(part)
+            _write_manifest(part)
+            _move(part, folder)
     except OSError as error:
         if isinstance(error, (FileError, ConnectionError)) or error.errno is None:
             raise
         raise _unwritable(folder, error) from error
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
     return folder
+
+
+def working_folder(parent: Path, name: str) -> AbstractContextManager[Path]:
+    """A folder to work in, which is gone when the body ends; what killed processes left beside it is removed first."""
+    return temporary(parent / f".{name}.{secrets.token_hex(4)}{PART}", _PARTS, folder=True)
 
 
 def size_of(folder: Path) -> int:
@@ -92,12 +91,6 @@ def _move(part: Path, folder: Path) -> None:
         # A folder cannot be renamed onto another: another process finished first, and its folder is as good.
         if not is_complete(folder):
             raise
-
-
-def _remove_leftovers(parent: Path) -> None:
-    for part in parent.glob(f".*{PART}"):
-        if time.time() - part.stat().st_mtime > _A_DAY:
-            shutil.rmtree(part, ignore_errors=True)
 
 
 def _damaged(folder: Path, reason: str) -> Damaged:

@@ -11,7 +11,6 @@ import mmap
 import shutil
 import struct
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from typing import Any
 
 from hiddenscope import progress
 from hiddenscope.errors import Damaged, LoadError
-from hiddenscope.loading.cache import PART
+from hiddenscope.loading.cache import working_folder
 from hiddenscope.loading.checkpoint import quiet_transformers
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -156,8 +155,8 @@ class _Reader:
 @contextmanager
 def _alone(path: Path, beside: Path) -> Iterator[Path]:
     """A link to a file in a folder where nothing else is: transformers would read a tokenizer that lies beside it."""
-    with tempfile.TemporaryDirectory(PART, ".gguf-", beside, ignore_cleanup_errors=True) as folder:
-        link = Path(folder) / path.name
+    with working_folder(beside, "gguf") as folder:
+        link = folder / path.name
         try:
             link.symlink_to(path.resolve())
         except OSError:  # where links are not allowed

