@@ -186,8 +186,11 @@ def to_alias(site: Site, kind: Literal["hidden_states", "transformer_lens"], *, 
         return f"{site.stack}_hidden_states[{k}]" if site.stack else f"hidden_states[{k}]"
     if kind == "transformer_lens":
         return _to_lens(site, final)
-    reason = "the kinds are 'hidden_states' and 'transformer_lens'"
-    raise SiteError(f"No names of the kind {_shown(kind)}", reason, "Choose one of them.")
+    raise SiteError(
+        f"No names of the kind {_shown(kind)}",
+        "the kinds are 'hidden_states' and 'transformer_lens'",
+        "Choose one of them.",
+    )
 
 
 def summarise(sites: Iterable[Site]) -> str:
