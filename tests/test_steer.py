@@ -497,6 +497,18 @@ def test_every_set_of_texts_is_encoded_once(spare_first: bool) -> None:
     assert counting.calls == [*map(list, SETS), PROMPTS, OTHERS]
 
 
+def test_the_answers_are_shown_before_the_perplexity_is_measured(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("hiddenscope.progress._shown", True)
+    data = steered(tiny("llama"), strengths=[-1, 0, 1]).data
+    lines = [line for line in capsys.readouterr().err.splitlines() if "The perplexity follows" in line]
+    assert len(lines) == len(ANSWERS)
+    for place, line in enumerate(lines):
+        means = data["probability"].mean("text").isel(answer=place)
+        assert f"lowest {float(means.min()):.2g} at" in line and f"highest {float(means.max()):.2g} at" in line
+
+
 def test_nothing_is_left_on_the_module(tiny: Tiny, hanging: Callable[..., Any]) -> None:
     model = tiny("llama")
     steered(model)

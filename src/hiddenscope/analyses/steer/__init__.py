@@ -26,6 +26,7 @@ from hiddenscope.analyses.steer.logprobs import (
     How,
     Intervention,
     LogProbs,
+    Reader,
     Reads,
     cannot_generate,
     check_head,
@@ -100,8 +101,11 @@ def steer(
         steered = without_first_tokens(model, steered, [*asked.inputs.ids, *plain.inputs.ids])
     sweep = Sweep(model, steered, how, multiples, direction.upwards)
     states = model.capture(prompt_inputs, steered.sites)
-    with progress.track("Steering", total=sweep.tokens(asked) + sweep.tokens(plain)) as advance:
+    with progress.track("Steering the prompts", total=sweep.tokens(asked)) as advance:
         on_prompts = sweep.measure(asked, states, advance)
+    for line in _first_look(sweep, on_prompts, list(tokens.values())):  # the perplexity takes many times as long
+        progress.note(line)
+    with progress.track("Measuring the perplexity", total=sweep.tokens(plain)) as advance:
         on_quality = sweep.measure(plain, sweep.capture(plain), advance)
     data = _data(sweep, on_prompts, on_quality)
     strings = prompt_inputs.texts or [" ".join(map(model.text_encoder.string, ids)) for ids in prompt_inputs.ids]
@@ -180,7 +184,7 @@ class Sweep:
     def __init__(self, model: Model, steered: Steered, how: How, strengths: tuple[float, ...], upwards: bool) -> None:
         self.model, self.steered, self.how, self.strengths, self.upwards = model, steered, how, strengths, upwards
         self.steps = tuple(one for one in strengths if one)  # strength 0 is the model as it is, and is not run again
-        self.notes: list[str] = []
+        self.reader, self.notes = Reader(model), list[str]()
 
     def intervention(self, site: Site) -> Intervention:
         """What is done to steer at one site."""
@@ -198,12 +202,12 @@ class Sweep:
 
     def measure(self, reads: Reads, states: States | Pair | None, advance: Advance) -> "Measured":
         """The log-probabilities of some texts: as the model is, and by site and strength."""
-        before = log_probs(self.model, reads, advance)
+        before = log_probs(self.reader, reads, advance)
         after = []
         for site in self.steered.sites:
             values: Iterator[LogProbs] = iter(())
             if self.steps:
-                steered, note = steered_log_probs(self.model, reads, states, self.intervention(site), advance)
+                steered, note = steered_log_probs(self.reader, reads, states, self.intervention(site), advance)
                 values = iter(steered)
                 self.notes += [note] if note and note not in self.notes else []
             after.append([next(values) if strength else before for strength in self.strengths])
@@ -215,6 +219,21 @@ class Measured(NamedTuple):
 
     before: LogProbs
     after: list[list[LogProbs]]
+
+
+def _first_look(sweep: Sweep, on_prompts: Measured, answers: Sequence[str]) -> Iterator[str]:
+    """The lowest and the highest probability of each answer, on average over the prompts, whatever they cost."""
+    before = np.exp([text[0] for text in on_prompts.before]).mean(0)
+    after = np.exp([[[text[0] for text in cell] for cell in row] for row in on_prompts.after]).mean(2)
+    for place, answer in enumerate(answers):
+        extremes = []
+        for name, find in (("lowest", np.argmin), ("highest", np.argmax)):
+            site, strength = np.unravel_index(find(after[..., place]), after.shape[:2])
+            where = f"{sweep.steered.sites[site]}" + (
+                f", strength {sweep.strengths[strength]:g}" * (sweep.how == "add")
+            )
+            extremes.append(f"{name} {after[site, strength, place]:.2g} at {where}")
+        yield f"{answer!r}: probability {before[place]:.2g} before; {'; '.join(extremes)}. The perplexity follows."
 
 
 def _sizes(steered: Steered, states: States | Pair) -> Numbers:

@@ -1,6 +1,6 @@
 """Log-probabilities: what a model gives to chosen tokens of texts, as it is or while its states are changed."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hiddenscope.analyses.steer.direction import in_stack
-from hiddenscope.errors import PassError, TextError
+from hiddenscope.errors import NotFinite, PassError, TextError
 from hiddenscope.model import Model
 from hiddenscope.passes import Add, Change, Inputs, Pass, Project, Texts, edit, editing, record, resume
+from hiddenscope.passes.unembed import Unembedding
 from hiddenscope.sites import Site
 from hiddenscope.states import Pair, States
 
@@ -22,7 +23,8 @@ LogProbs: TypeAlias = list[NDArray[np.float64]]  # for each text [position, toke
 Advance: TypeAlias = Callable[[float], None]
 
 MASKED = 6  # every sixth token of a masked language model's texts is masked, and read there
-MOST_LOGITS = 2**25  # numbers in one pass, 128 MiB of float32: the head makes a row of the vocabulary for each token
+MOST_LOGITS = 2**24  # numbers at a time, 64 MiB of float32
+BATCH_TOKENS = 2048
 
 
 @dataclass(frozen=True)
@@ -159,62 +161,106 @@ def _masked_tokens(model: Model, inputs: Inputs) -> Reads:
     return Reads(Inputs(tuple(shown)), tuple(chosen), tokens)
 
 
-def log_probs(model: Model, reads: Reads, advance: Advance) -> LogProbs:
+class Reader:
+    """Reads log-probabilities off the last states of a pass, at the positions that are asked for.
+
+    The head makes a row of the whole vocabulary for each token. So passes end before it, and logits are made of the
+    rows that are read, some at a time; a model for which that does not give its logits is run with its head.
+    """
+
+    def __init__(self, model: Model) -> None:
+        self.model, self.last = model, model.anatomy.sites[-1]
+        self.unembedding: Unembedding | None = None
+        try:
+            self.unembedding = Unembedding(model, self.last)
+        except PassError:  # its logits depend on more than the state of their own token
+            pass
+
+    @property
+    def keeps(self) -> dict[str, Any]:
+        """What a pass must give, as keyword arguments of `record`, `edit` and `resume`."""
+        if self.unembedding is None:
+            return {"sites": (), "logits": True}
+        return {"sites": self.last, "logits": False}
+
+    def batch_tokens(self, copies: int) -> int | None:
+        """How many tokens a batch may have, so often as it is copied."""
+        most = MOST_LOGITS // self.model.text_encoder.vocabulary if self.unembedding is None else BATCH_TOKENS
+        return max(1, most // copies)
+
+    def read(self, run: Pass, reads: Reads, texts: Sequence[int]) -> list[NDArray[np.float64]]:
+        """The log-probabilities of each text in a pass."""
+        lengths = [reads.inputs.of("decoder").lengths[text] for text in texts]
+        starts = np.cumsum([0, *lengths[:-1]])
+        rows = np.concatenate(
+            [start + np.array(reads.positions[text]) for start, text in zip(starts, texts, strict=True)]
+        )
+        tokens = torch.tensor([ids for text in texts for ids in reads.tokens[text]])
+        values = self._values(run, torch.from_numpy(rows), tokens).double().cpu().numpy()
+        if np.isnan(values).any():
+            reason = "they hold a NaN and the states none"
+            raise NotFinite(f"No log-probabilities of {self.model.name}", reason, "Steer with less strength.")
+        return np.split(values, np.cumsum([len(reads.positions[text]) for text in texts])[:-1])
+
+    def _values(self, run: Pass, rows: Tensor, tokens: Tensor) -> Tensor:
+        if self.unembedding is None:
+            assert run.logits is not None
+            return _of_logits(run.logits[rows.to(run.logits.device)].float(), tokens)
+        states = in_stack(run.states, self.last)[self.last]
+        inputs = self.unembedding.head_inputs(states[rows.to(states.device)])
+        step = max(1, MOST_LOGITS // self.unembedding.vocabulary)
+        parts = [slice(start, start + step) for start in range(0, len(inputs), step)]
+        return torch.cat([_of_logits(self.unembedding.logits(inputs[part]), tokens[part]) for part in parts])
+
+
+def _of_logits(logits: Tensor, tokens: Tensor) -> Tensor:
+    return logits.gather(1, tokens.to(logits.device)) - logits.logsumexp(-1, keepdim=True)
+
+
+def log_probs(reader: Reader, reads: Reads, advance: Advance) -> LogProbs:
     """The log-probabilities of the model as it is."""
-    (values,) = _in_batches(model, reads, 1, lambda inputs, _: record(model, inputs, (), logits=True), advance)
+    (values,) = _in_batches(reader, reads, 1, lambda inputs, _: record(reader.model, inputs, **reader.keeps), advance)
     return values
 
 
 def steered_log_probs(
-    model: Model, reads: Reads, states: States | Pair | None, intervention: Intervention, advance: Advance
+    reader: Reader, reads: Reads, states: States | Pair | None, intervention: Intervention, advance: Advance
 ) -> tuple[list[LogProbs], str]:
     """The log-probabilities with each strength, and a note if the blocks below the entry could not be skipped.
 
     `states` are those of the texts at the entry, where the pass is entered. Inside a block it cannot be: there the
     whole model is run while its states change.
     """
-    entry = intervention.entry
+    model, entry = reader.model, intervention.entry
     notes: list[str] = [f"The whole model was run for {entry}, which is inside a block."] if entry.part else []
 
     def one_pass(inputs: Inputs, texts: list[int]) -> Pass:
         if entry.part or states is None:
-            return edit(model, inputs, intervention.changes(len(texts), entry=True), (), logits=True)
+            return edit(model, inputs, intervention.changes(len(texts), entry=True), **reader.keeps)
         stack = in_stack(states, entry)
         rows = torch.cat([stack[entry][stack.tokens.rows(text)] for text in texts])
         above = intervention.changes(len(texts), entry=False)
         changed: AbstractContextManager[None] = editing(model, above) if above else nullcontext()
         with changed:
-            run = resume(model, inputs, entry, intervention.at_entry(rows), (), logits=True)
+            run = resume(model, inputs, entry, intervention.at_entry(rows), **reader.keeps)
         notes.extend(run.notes)
         return run
 
-    values = _in_batches(model, reads, len(intervention.strengths), one_pass, advance)
+    values = _in_batches(reader, reads, len(intervention.strengths), one_pass, advance)
     return values, notes[0] if notes else ""
 
 
 def _in_batches(
-    model: Model, reads: Reads, copies: int, one_pass: Callable[[Inputs, list[int]], Pass], advance: Advance
+    reader: Reader, reads: Reads, copies: int, one_pass: Callable[[Inputs, list[int]], Pass], advance: Advance
 ) -> list[LogProbs]:
     """The log-probabilities of every text in so many copies."""
     values: list[dict[int, NDArray[np.float64]]] = [{} for _ in range(copies)]
-    batch_tokens = max(1, MOST_LOGITS // model.text_encoder.vocabulary // copies)
-    for texts, inputs in reads.inputs.batches(model, batch_tokens=batch_tokens):
+    for texts, inputs in reads.inputs.batches(reader.model, batch_tokens=reader.batch_tokens(copies)):
         run = one_pass(inputs.some([*range(len(texts))] * copies), texts)
-        for row, text_values in enumerate(_read(run, reads, texts * copies)):
+        for row, text_values in enumerate(reader.read(run, reads, texts * copies)):
             values[row // len(texts)][texts[row % len(texts)]] = text_values
         advance(copies * sum(inputs.costs))
     return [[copy[text] for text in range(len(reads.inputs))] for copy in values]
-
-
-def _read(run: Pass, reads: Reads, texts: Sequence[int]) -> Iterator[NDArray[np.float64]]:
-    """The log-probabilities that are kept, text after text, in float64."""
-    assert run.logits is not None
-    lengths, start = reads.inputs.of("decoder").lengths, 0
-    for text in texts:
-        rows = run.logits[start + torch.tensor(reads.positions[text], device=run.logits.device)].double()
-        tokens = torch.tensor(reads.tokens[text], device=rows.device).reshape(len(rows), -1)
-        yield (rows.gather(1, tokens) - rows.logsumexp(-1, keepdim=True)).cpu().numpy()
-        start += lengths[text]
 
 
 def cannot_generate(model: Model) -> str:
