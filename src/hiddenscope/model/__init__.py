@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 LIBRARIES = ("hiddenscope", "torch", "transformers", "tokenizers", "safetensors")
-from hiddenscope.passes.inputs import BATCH_OVERHEAD as ANOTHER_BATCH  # noqa: E402, F401  # old names
-from hiddenscope.passes.inputs import BATCH_TOKENS as BUDGETS  # noqa: E402, F401
 
 WINDOWS = ("max_position_embeddings", "max_seq_len", "max_encoder_position_embeddings", "max_target_positions")
 
@@ -188,22 +186,6 @@ class Model:
     def pad(self) -> int:
         """The id that pads the shorter texts of a batch."""
         return self.text_encoder.pad
-
-    @property
-    def encoder(self) -> TextEncoder:  # noqa: D102  # old name
-        return self.text_encoder
-
-    @property
-    def batches(self) -> bool:  # noqa: D102  # old name
-        return self.batching.padded
-
-    @property
-    def turn(self) -> int | None:  # noqa: D102  # old name
-        return self.batching.rope_switch
-
-    @property
-    def masks(self) -> bool:  # noqa: D102  # old name
-        return self.batching.masked
 
     def encode(self, texts: Texts | Inputs, *, targets: Texts | Inputs | None = None, truncate: bool = False) -> Inputs:
         """Texts as the model takes them: encoded once, for any number of passes. Inputs stay as they are.

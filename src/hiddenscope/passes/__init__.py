@@ -20,17 +20,6 @@ from hiddenscope.anatomy import EVERYTHING
 from hiddenscope.passes.align import Columns, in_columns
 from hiddenscope.passes.buffers import Keep, StackBuffer, buffers_for, states_in
 from hiddenscope.passes.changes import Add, Change, Project, Replace, Scale
-from hiddenscope.passes.compat import (
-    Batch,
-    Encoded,
-    Landing,
-    Subject,
-    landings,
-    make_batch,
-    prepare,
-    together,
-    watchable,
-)
 from hiddenscope.passes.edit import edit, editing
 from hiddenscope.passes.inputs import Batching, Inputs, PaddedBatch, Texts
 from hiddenscope.passes.protocol import ModelLike, recordable
@@ -42,14 +31,11 @@ from hiddenscope.passes.text_encoder import TextEncoder
 __all__ = [
     "EVERYTHING",
     "Add",
-    "Batch",
     "Batching",
     "Change",
     "Columns",
-    "Encoded",
     "Inputs",
     "Keep",
-    "Landing",
     "ModelLike",
     "PaddedBatch",
     "Pass",
@@ -59,7 +45,6 @@ __all__ = [
     "Scale",
     "Skipping",
     "StackBuffer",
-    "Subject",
     "TextEncoder",
     "Texts",
     "buffers_for",
@@ -67,9 +52,6 @@ __all__ = [
     "edit",
     "editing",
     "in_columns",
-    "landings",
-    "make_batch",
-    "prepare",
     "record",
     "recordable",
     "recording",
@@ -77,7 +59,5 @@ __all__ = [
     "run",
     "skipping",
     "states_in",
-    "together",
     "token_logits",
-    "watchable",
 ]

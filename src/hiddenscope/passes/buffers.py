@@ -173,10 +173,6 @@ class StackBuffer:
             promised=promised,
         )
 
-    @property
-    def encoded(self) -> Inputs:  # noqa: D102  # old name
-        return self.inputs
-
     def places(self, texts: Sequence[int]) -> list[Place]:
         """The rows of some of the texts."""
         return [Place(self._starts[text], self._starts[text + 1] - self._starts[text]) for text in texts]

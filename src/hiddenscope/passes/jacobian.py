@@ -16,7 +16,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from hiddenscope import hooks
 from hiddenscope.anatomy import Anatomy, Tap
 from hiddenscope.errors import PassError
-from hiddenscope.passes.inputs import Inputs, PaddedBatch, Texts
+from hiddenscope.passes.inputs import Inputs, Texts
 from hiddenscope.passes.protocol import ModelLike, recordable
 from hiddenscope.passes.record import not_reached, token_logits
 from hiddenscope.sites import Site
@@ -105,9 +105,7 @@ def products(output: Tensor, ends: Sequence[Any], vectors: Tensor) -> tuple[Tens
     return tuple(None if some[0] is None else torch.stack(some) for some in columns)
 
 
-def tape(
-    model: ModelLike, inputs: Texts | Inputs | PaddedBatch, sites: Sequence[Site], *, logits: bool = False
-) -> Tape:
+def tape(model: ModelLike, inputs: Texts | Inputs, sites: Sequence[Site], *, logits: bool = False) -> Tape:
     """Run the model over one text and keep what gradients need, up to the last of the sites.
 
     >>> from hiddenscope.testing import tiny_model
@@ -119,7 +117,7 @@ def tape(
     (['layer.2', 'layer.1', 'layer.0'], torch.Size([1, 3, 64]))
     """
     recordable(model.module)
-    batch = inputs if isinstance(inputs, PaddedBatch) else model.encode(inputs).pad(model)
+    batch = model.encode(inputs).pad(model)
     if len(batch.lengths) != 1:
         raise PassError("Cannot take gradients of a pass", f"got {len(batch.lengths)} texts", "Give one at a time.")
     kept: dict[Site, State] = {}

@@ -174,13 +174,6 @@ def shortcuts_of(model: ModelLike) -> Shortcuts:
         return model.trials.once("sweep", lambda: _try_shortcuts(model), form=Shortcuts)
 
 
-def room(model: ModelLike) -> float:  # noqa: D103  # old name
-    return logits_tolerance(model)
-
-
-Ways = Shortcuts
-
-
 def logits_tolerance(model: ModelLike) -> float:
     """What rounding may change of logits in batches of other shapes, as a share of their norm."""
     return trials.tolerance(model.dtype, sum(stack.depth for stack in model.anatomy.stacks))

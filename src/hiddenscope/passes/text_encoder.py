@@ -62,14 +62,6 @@ class TextEncoder:
         spans = spans and tuple(row[: len(own_ids)] for row, own_ids in zip(spans, ids, strict=True))
         return own.encode(Inputs(ids, targets.texts, spans), truncate=truncate)
 
-    def one(self, *args: Any, **kwargs: Any) -> int:  # noqa: D102  # old name
-        return self.single(*args, **kwargs)
-
-    def targets(self, texts: Any, count: int, *, truncate: bool = False) -> Inputs:  # noqa: D102  # old name
-        if texts is None:
-            return Inputs(((self.required_start(),),) * count)
-        return self.encode_targets(texts, count, truncate=truncate)
-
     def start_tokens(self, count: int) -> Inputs | None:
         """Targets that are the decoder's start token alone; None where the configuration names none."""
         return None if self.start is None else Inputs(((self.start,),) * count)
