@@ -122,6 +122,7 @@ NAMES = {
     "Adjustment": "analyses.embed",
     "Contrast": "analyses.patch.contrast",
     "Direction": "analyses.steer.direction",
+    "Inputs": "passes.inputs",
     "Lens": "analyses.lens.fitted",
     "Model": "model",
     "Pair": "states",
