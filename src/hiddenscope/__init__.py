@@ -47,6 +47,7 @@ if TYPE_CHECKING:  # the same names for type checkers; tests/test_public.py prin
     from hiddenscope.passes.changes import Scale as Scale
     from hiddenscope.passes.edit import edit as edit
     from hiddenscope.passes.edit import editing as editing
+    from hiddenscope.passes.inputs import Inputs as Inputs
     from hiddenscope.passes.record import Pass as Pass
     from hiddenscope.passes.record import record as record
     from hiddenscope.passes.recording import recording as recording
