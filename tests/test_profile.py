@@ -218,9 +218,42 @@ def test_a_first_token_that_is_far_larger_decides_what_all_share() -> None:
     (facts,) = hs.profile(states(values, positions)).facts["stacks"]
     assert facts["effective_rank"]["all_tokens"] < 1.01
     massive = facts["massive_activations"]
-    assert massive["channels"] == [5]
-    assert massive["at_first_tokens"] == massive["values"] == 4
+    assert massive["channels"] == [{"channel": 5, "values": 80}]
+    assert massive["at_first_tokens"] == massive["values"] == 80, "20 texts at 4 sites"
     assert massive["sites"] == "layer.0 to layer.3"
+
+
+def test_every_massive_activation_is_counted_wherever_it_is() -> None:
+    torch.manual_seed(0)
+    values = torch.randn(3, 400, 16)
+    positions = [k % 20 for k in range(400)]
+    values[1, ::20, 5] = 5000  # one channel of every first token
+    values[1, 7:107, 5] = 4000  # the same channel, of a hundred tokens that are smaller, five of them first ones
+    values[2, 11, [2, 3]] = torch.tensor([-3000.0, 2500.0])
+    for chunk in (None, 64):
+        source = states(values, positions) if chunk is None else Blocks(states(values, positions), chunk)
+        result = hs.profile(source)
+        (facts,) = result.facts["stacks"]
+        massive = facts["massive_activations"]
+        assert massive["values"] == 117, "20 + 95 + 2"
+        assert massive["at_first_tokens"] == 20
+        assert massive["channels"] == [
+            {"channel": 5, "values": 115},
+            {"channel": 2, "values": 1},
+            {"channel": 3, "values": 1},
+        ]
+        assert massive["sites"] == "layer.1 to layer.2"
+        assert "117 values" in result.summary() and "20 of them at a first token" in result.summary()
+
+
+class Blocks:
+    """States that are read in blocks."""
+
+    def __init__(self, captured: hs.States, rows: int) -> None:
+        self.sites, self.tokens, self._states, self._rows = captured.sites, captured.tokens, captured, rows
+
+    def blocks(self, site: str | Site) -> Iterator[torch.Tensor]:
+        yield from self._states.blocks(site, self._rows)
 
 
 def test_the_largest_channels_are_named_with_their_token() -> None:
@@ -341,7 +374,7 @@ def test_a_profile_is_shown_and_told() -> None:
         "directions",
     ]
     prose = " ".join(section.prose for section in sections_of(result))
-    assert "Massive activations: channel 5 at layer.1 to layer.3" in prose
+    assert "Massive activations: 60 values of channel 5 at layer.1 to layer.3" in prose
     assert "First tokens decide how states spread" in prose
     assert "over 400 tokens" in prose
     assert "`final`" not in prose, "there is none"
@@ -443,7 +476,7 @@ def test_the_layers_of_smollm2_with_and_without_their_first_tokens(smollm2: hs.M
     texts = [PROSE[start : start + 400] for start in range(0, len(PROSE) - 399, 400)]
     result = hs.profile(smollm2, texts)
     data, (facts,) = result.data, result.facts["stacks"]
-    assert 507 in facts["massive_activations"]["channels"]
+    assert 507 in [one["channel"] for one in facts["massive_activations"]["channels"]]
     assert facts["largest_value"]["position"] == 0
     assert facts["largest_value"]["times_median"] > 5000
     middle = data.sel(site=[f"layer.{k}" for k in range(13, 24)])

@@ -1,5 +1,6 @@
 """The profile as labelled arrays, and the facts that are read off them."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -7,14 +8,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hiddenscope.analyses.profile.statistics import NONE, RANKS, Array, StackStatistics
+from hiddenscope.analyses.profile.statistics import MASSIVE, NONE, RANKS, Array, StackStatistics
 from hiddenscope.measures import WORTH_READING
-from hiddenscope.sites import Site, summarise
+from hiddenscope.sites import summarise
 
 if TYPE_CHECKING:
     import xarray
 
-MASSIVE = 1000  # times the median absolute value of a site: what Sun et al. (2024) call a massive activation
+MOST_LISTED = 8
 
 PER_STATE: Mapping[str, Mapping[str, str]] = {
     "norm": {"long_name": "norm", "units": "L2", "scale": "log"},
@@ -210,30 +211,30 @@ def _extremes(stack: StackStatistics, key: str, name: str) -> dict[str, Any]:
 
 
 def _massive(stack: StackStatistics) -> dict[str, Any]:
-    """The largest value of all, and the channels, sites and tokens of massive activations."""
-    tokens, massive = stack.source.tokens, []
-    largest: tuple[float, Site, int, int] | None = None
-    for site, one in zip(stack.sites, stack.of_site, strict=True):
-        some = one.largest_values
-        for times, channel, row in zip(some.times.tolist(), some.channel.tolist(), some.row.tolist(), strict=True):
-            if site.layer is not None and times >= MASSIVE:
-                massive.append((site, channel, row))
-            if np.isfinite(times) and (largest is None or times > largest[0]):
-                largest = times, site, channel, row
-    if largest is None:
+    """The largest value of all, and how many massive activations there are, by channel, site and token."""
+    tokens = stack.source.tokens
+    tops = [(one.largest_values, site) for site, one in zip(stack.sites, stack.of_site, strict=True)]
+    finite = [(some.times[0], some, site) for some, site in tops if len(some.times) and np.isfinite(some.times[0])]
+    if not finite:
         return {}
-    times, site, channel, row = largest
+    times, some, site = max(finite, key=lambda one: one[0])
+    row, channel = int(some.row[0]), int(some.channel[0])
     token = {"token": tokens.strings[row], "position": int(tokens.positions[row])}
     facts: dict[str, Any] = {"largest_value": {"times_median": times, "site": site, "channel": channel, **token}}
-    if massive:
-        rows = sorted({row for _, _, row in massive})
+    rows, channels = np.concatenate([one.massive for one in stack.of_site], axis=1)
+    if len(rows):
         facts["massive_activations"] = {
             "threshold": MASSIVE,
-            "values": len(massive),
-            "at_first_tokens": sum(int(tokens.positions[row]) == 0 for _, _, row in massive),
-            "channels": sorted({channel for _, channel, _ in massive}),
-            "sites": summarise({site for site, _, _ in massive}),
-            "tokens": list(dict.fromkeys(tokens.strings[row] for row in rows))[:8],
+            "values": len(rows),
+            "at_first_tokens": int((tokens.positions[rows] == 0).sum()),
+            "channels": [{"channel": c, "values": n} for c, n in Counter(channels.tolist()).most_common(MOST_LISTED)],
+            "sites": summarise(
+                [site for site, one in zip(stack.sites, stack.of_site, strict=True) if one.massive.size]
+            ),
+            "tokens": [
+                {"token": string, "values": n}
+                for string, n in Counter(tokens.strings[row] for row in rows.tolist()).most_common(MOST_LISTED)
+            ],
         }
     return facts
 

@@ -1,7 +1,8 @@
 """The statistics of every site: what each state is by itself, and what the states of a site are together.
 
 A site is read once, in chunks, and once more in step with the layer above it, so that a source may be larger than
-memory. The numbers do not depend on how the source is cut into blocks.
+memory; where it has massive activations it is read a third time, to count them all. The numbers do not depend on how
+the source is cut into blocks.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -23,6 +24,7 @@ Array: TypeAlias = NDArray[np.float32]
 MOST_CELLS = (
     1 << 23
 )  # numbers of one variable over site and token, 32 MiB; of a longer source the first tokens are kept
+MASSIVE = 1000  # times the median absolute value of a site: what Sun et al. (2024) call a massive activation
 PER_STATE = ("norm", "mean", "deviation", "kurtosis")
 RANKS = 5
 NONE = -1
@@ -32,26 +34,29 @@ NONE = -1
 class LargestValues:
     """The channels with the largest absolute values, the largest first, each with that value and the row that has it.
 
-    `times` is the value over the median absolute value of the sampled states.
+    `times` is the value over `median`, the median absolute value of the sampled states.
     """
 
     channel: NDArray[np.int64]
     value: Array
     times: Array
     row: NDArray[np.int64]
+    median: float
 
 
 @dataclass(frozen=True, eq=False)
 class SiteStatistics:
     """The statistics of one site.
 
-    `per_state` are those of each of the first tokens, `per_site` those of all. `largest` is the row of the `highest`
-    norm and `first_not_finite` that of the first state that is not finite, -1 for none.
+    `per_state` are those of each of the first tokens, `per_site` those of all. `massive` has the row and the channel of
+    every massive activation, `[2, value]`. `largest` is the row of the `highest` norm and `first_not_finite` that of
+    the first state that is not finite, -1 for none.
     """
 
     per_state: Mapping[str, Array]
     per_site: Mapping[str, float]
     largest_values: LargestValues
+    massive: NDArray[np.int64]
     sample: Tensor | None
     largest: int
     highest: float
@@ -161,10 +166,12 @@ def site_statistics(
     if together:
         per_site |= _spread(*clouds) | _dimensions(picked, first[rows])
     norms = np.where(finite, columns["norm"], -1)
+    largest_values = peaks.largest(picked)
     return SiteStatistics(
         {name: columns[name][:kept] for name in PER_STATE},
         per_site,
-        peaks.largest(picked),
+        largest_values,
+        _massive(source, site, largest_values),
         picked if together else None,
         int(np.argmax(norms)) if finite.any() else NONE,
         float(norms.max()),
@@ -265,4 +272,19 @@ class _ChannelPeaks:
         median = float(np.median(sizes)) if sizes.size else 0.0
         times = self.values[order].abs() / (median or torch.nan)
         values = self.values[order].float().numpy()
-        return LargestValues(order.numpy(), values, times.float().numpy(), self.rows[order].numpy())
+        return LargestValues(order.numpy(), values, times.float().numpy(), self.rows[order].numpy(), median)
+
+
+def _massive(source: Readable, site: Site, largest: LargestValues) -> NDArray[np.int64]:
+    """The rows and channels of all massive activations of a layer, `[2, value]`.
+
+    The median is known only when the site has been read, so a site whose largest value is massive is read again. The
+    final norm scales channels one by one, so `final` is not asked.
+    """
+    places: list[Tensor] = [torch.zeros(0, 2, dtype=torch.long)]
+    if site.layer is not None and len(largest.times) and largest.times[0] >= MASSIVE:
+        for start, chunk, _ in _in_step(source, site, None):
+            states = widened(chunk)
+            massive = (states.abs() >= MASSIVE * largest.median) & states.isfinite().all(1, keepdim=True)
+            places.append(massive.nonzero().cpu() + torch.tensor([start, 0]))
+    return torch.cat(places).T.numpy()

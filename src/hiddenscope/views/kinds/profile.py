@@ -149,13 +149,16 @@ def _added(facts: Mapping[str, Any]) -> Iterator[str]:
 def _massive(facts: Mapping[str, Any]) -> Iterator[str]:
     """Massive activations, where there are any."""
     if massive := facts.get("massive_activations"):
-        largest, channels = facts["largest_value"], massive["channels"]
-        numbers = ", ".join(map(str, channels[:6])) + (" and others" if len(channels) > 6 else "")
+        largest, channels = facts["largest_value"], [str(one["channel"]) for one in massive["channels"]]
+        listed = sum(one["values"] for one in massive["channels"]) == massive["values"]
+        numbers = ", ".join(channels) + ("" if listed else " and others")
         token = quoted(largest["token"].strip() or largest["token"])
         yield (
-            f"Massive activations{_of(facts)}: {'channel' if len(channels) == 1 else 'channels'} {numbers} at "
-            f"{massive['sites']}, up to {largest['times_median']:,.0f} times the median absolute value "
-            f"({token}, position {largest['position']}, {largest['site']})."
+            f"Massive activations{_of(facts)}: {massive['values']:,} values of "
+            f"{'channel' if len(channels) == 1 else 'channels'} {numbers} at {massive['sites']} are "
+            f"{massive['threshold']:,} times the median absolute value or more, {massive['at_first_tokens']:,} of them "
+            f"at a first token; the largest is {largest['times_median']:,.0f} times the median ({token}, position "
+            f"{largest['position']}, {largest['site']})."
         )
 
 
