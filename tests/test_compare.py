@@ -450,6 +450,20 @@ def test_the_views_and_files_of_a_comparison(tiny: Tiny, tmp_path: object) -> No
         assert hs.Result.load(f"{tmp_path}/compared{suffix}").equals(result)
 
 
+def test_noise_makes_no_finding_without_saying_that_it_was_not_tested() -> None:
+    """Where a difference is called the largest, of states without any structure, that is a draw."""
+    for seed in range(5):
+        a, b = torch.randn(2, 4, 60, 16, generator=torch.Generator().manual_seed(seed))
+        summary = hs.compare(states(a), states(b)).summary()
+        assert "largest" in summary
+        assert "were not tested" in summary
+        alike = hs.compare(states(a), states(b, model="other"))
+        cka, chance = (float(alike.facts["cka"][name]) for name in ("median", "median_by_chance"))
+        assert cka < 2 * chance, "and sites that have nothing in common are as alike as chance makes them"
+    same = hs.compare(states(a), states(a)).summary()
+    assert "differ nowhere" in same and "tested" not in same
+
+
 @pytest.mark.real
 def test_two_capitals_in_smollm2(smollm2: hs.Model) -> None:
     result = hs.compare(smollm2, "The capital of France is Paris.", "The capital of Germany is Berlin.")

@@ -375,7 +375,7 @@ def test_a_profile_is_shown_and_told() -> None:
     ]
     prose = " ".join(section.prose for section in sections_of(result))
     assert "Massive activations: 60 values of channel 5 at layer.1 to layer.3" in prose
-    assert "First tokens decide how states spread" in prose
+    assert "First tokens change how states spread" in prose
     assert "over 400 tokens" in prose
     assert "`final`" not in prose, "there is none"
     few = hs.profile(states(values[:, :9]))
@@ -498,3 +498,13 @@ def test_a_text_beyond_the_window_is_cut_when_asked() -> None:
     with pytest.raises(hs.errors.TextError, match="truncate=True"):
         hs.profile(model, [[5] * (window + 1)])
     assert hs.profile(model, [[5] * (window + 1)], truncate=True).data.sizes["token"] == window
+
+
+def test_noise_makes_no_finding_without_saying_that_it_was_not_tested() -> None:
+    """Where a site is called highest, lowest or least alike, of states without any structure, that is a draw."""
+    for seed in range(5):
+        values = torch.randn(4, 60, 16, generator=torch.Generator().manual_seed(seed))
+        summary = hs.profile(states(values)).summary()
+        assert "least" in summary.lower()
+        assert "were not tested" in summary
+        assert "Massive" not in summary and "change how states spread" not in summary

@@ -365,6 +365,11 @@ def test_findings_are_read_off_the_map(gpt2: hs.Model) -> None:
     assert result.facts["stacks"][0]["own_below"]["least"]["site"] != "final"
 
 
+def test_what_is_said_of_one_text_is_said_to_be_untested(gpt2: hs.Model) -> None:
+    for measure in ("l1", "logit"):
+        assert "were not tested" in hs.visibility(gpt2, IDS, measure=measure).summary()
+
+
 def test_what_cannot_be_answered_is_said(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny("gpt2")
     errors: Any = hs.errors

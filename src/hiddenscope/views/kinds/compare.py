@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import xarray
 
 GAP = "a gap"
+UNTESTED = "These numbers describe these texts; differences between sites were not tested on others."
 FEW_TOKENS = "With so few tokens, states that have nothing to do with each other look alike: give more text."
 RELATIVE = (
     "States grow from layer to layer, and their difference with them: so the second picture gives it as a share of the "
@@ -93,6 +94,8 @@ def findings(result: Result) -> Iterator[str]:
         between = {"two_copies": "alone and in two copies", "two_runs": "twice"}[floor["between"]]
         yield f"The first text, run {between}, differs from itself by {floor['relative']:.2g} of its norm."
     yield from result.facts["notes"]
+    if "cka" in result.facts or any("largest_relative" in facts for facts in result.facts["stacks"]):
+        yield UNTESTED
 
 
 def _of(facts: Mapping[str, Any]) -> str:
@@ -143,7 +146,7 @@ def _end(facts: Mapping[str, Any]) -> Iterator[str]:
     if last["median"] > before["median"] > final["median"]:
         yield (
             "Hugging Face's `hidden_states` shows only the first and the third of these, as if the last block pulled "
-            "the two together. It takes them farther apart, and all of the drop is the final norm's."
+            "the two together. Here it takes them farther apart, and all of the drop is the final norm's."
         )
 
 

@@ -15,6 +15,7 @@ SPREAD = {
     "effective_rank_others": "effective rank, without first tokens",
     "intrinsic_dimension_others": "intrinsic dimension, without first tokens",
 }
+UNTESTED = "These numbers describe these texts; differences between sites were not tested on others."
 FEW_TOKENS = "With so few tokens, spread, dimension and CKA say little: give more text."
 
 
@@ -102,6 +103,8 @@ def findings(result: Result) -> Iterator[str]:
     if result.facts["tokens_kept"] < result.facts["tokens"]:
         kept, tokens = result.facts["tokens_kept"], result.facts["tokens"]
         yield f"Numbers of single tokens are kept of the first {kept:,} of {tokens:,}; all else is of all tokens."
+    if any("added" in facts or "cka" in facts for facts in result.facts["stacks"]):
+        yield UNTESTED
 
 
 def _of(facts: Mapping[str, Any]) -> str:
@@ -166,7 +169,7 @@ def _spread(facts: Mapping[str, Any]) -> Iterator[str]:
     ranks = facts.get("effective_rank", {})
     if len(ranks) == 2 and ranks["all_tokens"] < ranks["other_tokens"] / 2 and not facts["few_tokens"]:
         yield (
-            f"First tokens decide how states spread: with them the middle layers{_of(facts)} have an effective rank of "
+            f"First tokens change how states spread: with them the middle layers{_of(facts)} have an effective rank of "
             f"{ranks['all_tokens']:.1f}, without them of {ranks['other_tokens']:.0f}."
         )
 

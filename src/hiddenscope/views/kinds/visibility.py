@@ -11,6 +11,7 @@ from hiddenscope.views.values import Grid, Lines, Measure, Section, Series, View
 
 SHARES = {"own_below": "of the site below", "own_first": "of the first site"}
 DECAYS = {"decay_below": "one site below", "decay_first": "from the first site to the last"}
+UNTESTED = "These numbers describe these texts; differences between sites and tokens were not tested on others."
 FIRST_LEFT_OUT = "The first token is left out: it is seen wherever it stands."
 
 
@@ -102,6 +103,8 @@ def findings(result: Result) -> Iterator[str]:
     if result.facts["probes"]:
         probes = result.facts["probes"]
         yield f"Estimated with {probes} random vectors for each target; the error is half of a 95% interval."
+    if result.facts["stacks"]:
+        yield UNTESTED
 
 
 def _of_stack(facts: Mapping[str, Any]) -> Iterator[str]:
