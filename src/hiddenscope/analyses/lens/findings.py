@@ -126,20 +126,19 @@ def dataset(predictions: Predictions, string: Callable[[int], str], target: Targ
     attributes = {
         key: {attribute: text.format(target=name) for attribute, text in ATTRIBUTES[key].items()} for key in variables
     }
-    tokens = predictions.tokens
+    tokens, stack = predictions.tokens, predictions.sites[0].stack
+    columns = {"text": tokens.text, "position": tokens.positions, "id": tokens.ids, "string": _objects(tokens.strings)}
+    if stack is not None:
+        columns["stack"] = _objects([stack] * len(tokens))
+    # Without `fastpath`, xarray looks at every string, which takes longer than reading a short text on a GPU.
     coords: dict[str, Any] = {
         "site": [str(site) for site in predictions.sites],
         "rank": np.arange(1, reading.top_ids.shape[2] + 1),
-        "text": ("token", tokens.text),
-        "position": ("token", tokens.positions),
-        "id": ("token", tokens.ids),
-        "string": ("token", _objects(tokens.strings)),
+        **{key: xarray.Variable("token", column, fastpath=True) for key, column in columns.items()},
     }
-    stack = predictions.sites[0].stack
-    if stack is not None:
-        coords["stack"] = "token", _objects([stack] * len(tokens))
+    data = {key: xarray.Variable(*variables[key], attributes[key], fastpath=True) for key in variables}
     texts = {} if tokens.texts is None else {"texts" if stack is None else "targets": list(tokens.texts)}
-    return xarray.Dataset({key: (*variables[key], attributes[key]) for key in variables}, coords, texts)
+    return xarray.Dataset(data, coords, texts)
 
 
 def _along(predictions: Predictions) -> dict[str, Variable]:
