@@ -48,6 +48,14 @@ def test_many_passes_do_not_overtake_one_another(model):
     assert torch.allclose(one.values.float(), many.values.float(), rtol=tolerance, atol=tolerance)
 
 
+def test_states_that_stay_on_the_gpu_are_the_same(model):
+    for given in (texts(), texts([9, 9, 9])):
+        here, there = model.capture(given), model.capture(given, keep="device")
+        assert there.values.is_cuda and torch.equal(here.values, there.values.cpu())
+        kept = hs.record(model, given, "layer.2", keep="device").states
+        assert kept.values.is_cuda
+
+
 def test_a_text_in_a_batch_is_the_text_alone_and_the_order_is_kept(model):
     given = texts()
     together = model.capture(given)
