@@ -10,7 +10,7 @@ from bench.measure import Row
 
 LAYERS, TOKENS = 30, 12
 BAR = 8.0
-ROOM = 1e-4
+TOLERANCE = 1e-4
 ANSWERS = {"answer": 7042, "other": 9145}
 WHAT = f"smollm2, float32, {LAYERS} layers x {TOKENS} tokens, texts that differ from the first token on"
 
@@ -24,24 +24,24 @@ def rows(repeats: int, *, ask_peers: bool = False) -> list[Row]:
     model = hs.load("smollm2", dtype="float32", device="cpu")
     size, generator = model.module.config.vocab_size, torch.Generator().manual_seed(0)
     clean, corrupt = torch.randint(100, size, (2, TOKENS), generator=generator).tolist()
-    given: dict[str, Any] = {"clean": clean, "corrupt": corrupt, **ANSWERS}
+    contrast: dict[str, Any] = {"clean": clean, "corrupt": corrupt, **ANSWERS}
     cells = [(layer, 5 * layer % TOKENS) for layer in range(1, LAYERS + 1)]
-    ways = {"loop": _loop(model, clean, corrupt, cells), "patch": lambda: _patch(model, given)}
-    found = measure.ratios(measure.interleaved(ways, repeats), "loop")["patch"]
-    cpu, wall = found.cpu / TOKENS, found.wall / TOKENS
-    made = [Row("patch", f"{WHAT}: hs.patch / a loop of one pass for each cell", cpu, wall)]
+    runs = {"loop": _loop(model, clean, corrupt, cells), "patch": lambda: _patch(model, contrast)}
+    ratio = measure.ratios(measure.interleaved(runs, repeats), "loop")["patch"]
+    cpu, wall = ratio.cpu / TOKENS, ratio.wall / TOKENS
+    against_loop = Row("patch", f"{WHAT}: hs.patch / a loop of one pass for each cell", cpu, wall)
     what = f"{WHAT}: {peers.PINNED['TransformerLens']}'s generic patching / hs.patch"
     if not ask_peers:
-        return [*made, Row("patch", what, bar=BAR, at_least=True, skipped="asked for with PEERS=1")]
-    asked = peers.ask("patch", repeats, {**given, "cells": cells})
-    why = asked if isinstance(asked, str) else _differs(_patch(model, given), asked, cells)
-    if why:
-        return [*made, Row("patch", what, bar=BAR, at_least=True, skipped=why)]
-    return [*made, Row("patch", what, asked["ratio"][0] / cpu, asked["ratio"][1] / wall, BAR, at_least=True)]
+        return [against_loop, Row("patch", what, bar=BAR, at_least=True, skipped="asked for with PEERS=1")]
+    theirs = peers.ask("patch", repeats, {**contrast, "cells": cells})
+    reason = theirs if isinstance(theirs, str) else _differs(_patch(model, contrast), theirs, cells)
+    if reason:
+        return [against_loop, Row("patch", what, bar=BAR, at_least=True, skipped=reason)]
+    return [against_loop, Row("patch", what, theirs["ratio"][0] / cpu, theirs["ratio"][1] / wall, BAR, at_least=True)]
 
 
-def _patch(model: hs.Model, given: Any) -> hs.Result:
-    return hs.patch(model, hs.Contrast(**given), layers=0)
+def _patch(model: hs.Model, contrast: dict[str, Any]) -> hs.Result:
+    return hs.patch(model, hs.Contrast(**contrast), layers=0)
 
 
 def _loop(model: hs.Model, clean: list[int], corrupt: list[int], cells: list[tuple[int, int]]) -> Any:
@@ -68,14 +68,14 @@ def _loop(model: hs.Model, clean: list[int], corrupt: list[int], cells: list[tup
     return way
 
 
-def _differs(result: hs.Result, asked: Any, cells: list[tuple[int, int]]) -> str:
+def _differs(result: hs.Result, theirs: Any, cells: list[tuple[int, int]]) -> str:
     """Why the peers' numbers are not ours, cell by cell, as shares of the difference between the runs; or nothing."""
     runs = result.facts["logit_difference"]
     effect = result.data["effect"]
     for name in peers.PINNED:
-        some = cells if name == "TransformerLens" else cells[:: len(cells) // 3]
-        for (layer, token), difference in zip(some, asked[name], strict=True):
-            theirs = (difference - runs["corrupt"]) / (runs["clean"] - runs["corrupt"])
-            if abs(theirs - float(effect.sel(site=f"layer.{layer}")[token])) > ROOM:
-                return f"{name} has {theirs:.6f} at layer {layer}, token {token}, and we have not"
+        chosen = cells if name == "TransformerLens" else cells[:: len(cells) // 3]
+        for (layer, token), difference in zip(chosen, theirs[name], strict=True):
+            share = (difference - runs["corrupt"]) / (runs["clean"] - runs["corrupt"])
+            if abs(share - float(effect.sel(site=f"layer.{layer}")[token])) > TOLERANCE:
+                return f"{name} has {share:.6f} at layer {layer}, token {token}, and we have not"
     return ""

@@ -145,8 +145,8 @@ def _data(
 
 def _swap_name(name: str, plan: Plan) -> str:
     parts = all(site.part not in ("", "mid") for site in plan.sites)
-    tokens = "all tokens at once" if parts else "all tokens but the answer's at once"
-    return tokens if name == "swap" else f"{tokens}, {plan.layers} layers from here up"
+    tokens = "all tokens" if parts else "all tokens except the answer's"
+    return f"one layer, {tokens}" if name == "swap" else f"{plan.layers} layers from here up, {tokens}"
 
 
 def _coords(model: Model, contrast: EncodedContrast) -> dict[str, Any]:

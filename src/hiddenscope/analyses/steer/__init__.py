@@ -95,18 +95,18 @@ def steer(
     prompt_inputs = model.encode(prompts)
     new_tokens = _new_tokens(model, prompt_inputs, new_tokens)
     tokens = _answers(model, prompt_inputs, answers)
-    asked = prompt_reads(model, prompt_inputs, tuple(tokens))
-    plain = quality_reads(model, texts.read("plain").texts if quality is None else quality)
+    answer_reads = prompt_reads(model, prompt_inputs, tuple(tokens))
+    text_reads = quality_reads(model, texts.read("plain").texts if quality is None else quality)
     if direction.spare_first:
-        steered = without_first_tokens(model, steered, [*asked.inputs.ids, *plain.inputs.ids])
+        steered = without_first_tokens(model, steered, [*answer_reads.inputs.ids, *text_reads.inputs.ids])
     sweep = Sweep(model, steered, how, multiples, direction.upwards)
     states = model.capture(prompt_inputs, steered.sites)
-    with progress.track("Steering the prompts", total=sweep.tokens(asked)) as advance:
-        on_prompts = sweep.measure(asked, states, advance)
+    with progress.track("Steering the prompts", total=sweep.tokens(answer_reads)) as advance:
+        on_prompts = sweep.measure(answer_reads, states, advance)
     for line in _first_look(sweep, on_prompts, list(tokens.values())):  # the perplexity takes many times as long
         progress.note(line)
-    with progress.track("Measuring the perplexity", total=sweep.tokens(plain)) as advance:
-        on_quality = sweep.measure(plain, sweep.capture(plain), advance)
+    with progress.track("Measuring the perplexity", total=sweep.tokens(text_reads)) as advance:
+        on_quality = sweep.measure(text_reads, sweep.capture(text_reads), advance)
     data = _data(sweep, on_prompts, on_quality)
     strings = prompt_inputs.texts or [" ".join(map(model.text_encoder.string, ids)) for ids in prompt_inputs.ids]
     data.coords.update({"prompt": ("text", _objects(strings)), "answer": _objects(list(tokens.values()))})
@@ -116,7 +116,7 @@ def steer(
     if new_tokens:
         _write(sweep, data, prompt_inputs, new_tokens, best)
     facts = {
-        **_facts(sweep, data, plain, best),
+        **_facts(sweep, data, text_reads, best),
         **_written(data, best, cannot_generate(model)),
         "notes": sweep.notes,
     }

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -18,13 +18,11 @@ from hiddenscope.states import Pair, Pooling, States
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
-Origin: TypeAlias = Literal["texts", "vector", "probe"]
-
 EVERY_SITE = ""
 MOST_SITES = 10  # of a deep model, if no sites are given
 ROUNDING = 8  # units in the last place: two sets whose means are no farther apart than that are the same
 PARALLEL = 1e-6  # what is left of a direction that lies along the first token's state, as a share of its norm
-GIVE_ONE = "Give hs.Direction.between(model, toward, away) or hs.Direction.of(vector)."
+USE = "Give hs.Direction.between(model, toward, away) or hs.Direction.of(vector)."
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -78,10 +76,10 @@ class Direction:
         inputs = [model.encode(texts) for texts in (toward, away)]
         if sorted(inputs[0].ids) == sorted(inputs[1].ids):
             raise TextError("A direction between two sets of texts", "both are the same", "Give texts that differ.")
-        wanted = sorted({one for site in chosen for one in sites_above(model.anatomy.sites, site, upwards)})
-        pooled = [_pooled(model.capture(side, wanted), wanted, pool) for side in inputs]
+        changed_sites = sorted({one for site in chosen for one in sites_above(model.anatomy.sites, site, upwards)})
+        pooled = [_pooled(model.capture(side, changed_sites), changed_sites, pool) for side in inputs]
         vectors = {}
-        for site in wanted:
+        for site in changed_sites:
             first, second = (side[site] for side in pooled)
             vector = first.mean(0) - second.mean(0)
             norms = torch.cat([first, second]).norm(dim=-1)
@@ -135,7 +133,7 @@ class Steered:
 def in_model(direction: Direction, model: Model) -> Steered:
     """A direction as the model has it: its sites chosen, its vectors as wide as the states there."""
     if not isinstance(direction, Direction):
-        raise StatesError("direction must be a Direction", f"got {type(direction).__name__}", GIVE_ONE)
+        raise StatesError("direction must be a Direction", f"got {type(direction).__name__}", USE)
     if EVERY_SITE in direction.vectors:
         keys = dict.fromkeys(model.anatomy.sites, EVERY_SITE)
         chosen = _spread_layers(model) if direction.sites is None else model.anatomy.select(direction.sites)

@@ -1,7 +1,7 @@
 """Log-probabilities: what a model gives to chosen tokens of texts, as it is or while its states are changed."""
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -171,10 +171,8 @@ class Reader:
     def __init__(self, model: Model) -> None:
         self.model, self.last = model, model.anatomy.sites[-1]
         self.unembedding: Unembedding | None = None
-        try:
+        with suppress(PassError):  # raised where logits depend on more than the state of their own token
             self.unembedding = Unembedding(model, self.last)
-        except PassError:  # its logits depend on more than the state of their own token
-            pass
 
     @property
     def keeps(self) -> dict[str, Any]:
