@@ -41,7 +41,7 @@ def shuffled(
 
     Rows of one group (tokens of a text, copies of a text) are not independent, so labels move between groups and never
     within. Where all rows of each group have one label, groups exchange their labels. Otherwise groups keep their
-    labels in order, and are laid over the rows in another order of groups. With `strata` (folds), labels stay in theirs.
+    labels in order, and are laid over the rows in another order of groups. With `strata` (folds) labels stay in theirs.
 
     >>> shuffled(torch.tensor([0, 0, 1, 1]), 9, 0, groups=["a", "a", "b", "b"]).unique(dim=0).tolist()
     [[0, 0, 1, 1], [1, 1, 0, 0]]
@@ -103,7 +103,8 @@ def corrected(scores: Sequence[Score]) -> list[float]:
     mean nothing gets 0.05 or less is 0.05, however many there are and however they depend on one another, and however
     few the shuffles.
 
-    >>> corrected([Score(0.0, 0.0, 0.0, 0.0, torch.tensor([3.0, 0, 1, 0])), Score(0, 0, 0, 0, torch.tensor([0.0, 2, 1, 0]))])
+    >>> nulls = torch.tensor([3.0, 0, 1, 0]), torch.tensor([0.0, 2, 1, 0])
+    >>> corrected([Score(0.0, 0.0, 0.0, 0.0, null) for null in nulls])
     [0.25, 1.0]
     """
     under = torch.stack([score.under_labels for score in scores]).double()

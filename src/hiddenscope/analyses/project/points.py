@@ -127,7 +127,7 @@ def _listed(labels: Any) -> list[Any]:
 
 
 def _points(rows: Vectors, names: tuple[str, str], labels: Sequence[Any] | None, groups: Sequence[str]) -> Points:
-    """Points of a model and dataset with these names; `labels` has one for each text or token, `groups` for each text."""
+    """Points of a model and a dataset with these names; `labels` are per text or token, `groups` per text."""
     count = rows.values.shape[1]
     if labels is not None and rows.tokens is not None and len(labels) == rows.tokens.count != count:
         labels = [labels[text] for text in rows.tokens.text]
