@@ -141,6 +141,26 @@ def test_streams_lie_side_by_side_and_final_is_one_of_them_wide() -> None:
     assert same(states["final"], output.hidden_states[-1])
 
 
+def conformance_row(name: str) -> dict[str, Any]:
+    with gzip.open(Path(__file__).parent / "conformance" / "tiny_configs.json.gz") as file:
+        row: dict[str, Any] = next(row for row in json.load(file) if row["model_class"] == name)
+    return row
+
+
+@pytest.mark.parametrize("streams", [1, 2, 3, 5, 7])
+@pytest.mark.parametrize("shared", [0, 1])
+def test_gemma3n_is_proved_however_many_streams_it_has(streams: int, shared: int) -> None:
+    """As many streams as a trial pass has texts or tokens must not be mistaken for these."""
+    row = conformance_row("Gemma3nForCausalLM")
+    module = build({**row, "config": {**row["config"], "altup_num_inputs": streams, "num_kv_shared_layers": shared}})
+    anatomy = find(module)
+    output, states = watched(module, anatomy)
+    assert anatomy.width(Site(1)) == streams * anatomy.width(Site(None)) == streams * 64
+    for k, entry in enumerate(output.hidden_states):
+        assert same(states[f"layer.{k}"], entry.movedim(0, 2).flatten(2))
+    assert same(states["final"], module.model(IDS).last_hidden_state)  # type: ignore[operator, union-attr]
+
+
 def test_a_transposed_stack_and_a_filled_up_one_give_a_row_for_each_token() -> None:
     xlnet, longformer = find(tiny_model("xlnet")), find(tiny_model("longformer"))
     assert xlnet.taps[Site(1)].layout.token == 0
@@ -354,7 +374,5 @@ def test_the_analysis_of_two_stacks_and_of_an_unusual_tuple() -> None:
 
 
 def test_the_table_of_families_and_the_conformance_data_agree() -> None:
-    with gzip.open(Path(__file__).parent / "conformance" / "tiny_configs.json.gz") as file:
-        row = next(row for row in json.load(file) if row["model_class"] == "GPT2LMHeadModel")
-    ours, theirs = tiny_model("gpt2"), build(row)
+    ours, theirs = tiny_model("gpt2"), build(conformance_row("GPT2LMHeadModel"))
     assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True))

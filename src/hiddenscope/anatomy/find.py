@@ -1,7 +1,9 @@
 """Find the hidden states of a module by running it on a few tokens, and prove them."""
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any
 
 import torch
@@ -15,6 +17,7 @@ from hiddenscope.anatomy.proof import (
     HasNaN,
     Proof,
     Unproved,
+    block_calls,
     chains,
     model_type,
     prove,
@@ -33,6 +36,13 @@ class TrialShape:
     texts: int
     tokens: int
     targets: int
+
+    def avoiding(self, sizes: Set[int]) -> "TrialShape":
+        """A shape without these numbers; in steps of three, in which the two passes never meet."""
+        texts, tokens, targets = (
+            next(n for n in count(size, 3) if n not in sizes) for size in (self.texts, self.tokens, self.targets)
+        )
+        return TrialShape(texts, tokens, targets)
 
 
 TRIAL_SHAPES = (TrialShape(texts=2, tokens=7, targets=4), TrialShape(texts=3, tokens=5, targets=6))
@@ -79,14 +89,11 @@ def still_holds(module: nn.Module, anatomy: Anatomy) -> bool:
 def _trial_pass(module: nn.Module, name: str, shape: TrialShape) -> _TrialPass:
     """Run one trial pass and prove every stack on it."""
     two = "decoder_input_ids" in accepts(module)
-    device = hooks.input_device(module)
-    targets = trial_ids(module, shape.texts, shape.targets, seed=1).to(device) if two else None
-    inputs = arguments(module, trial_ids(module, shape.texts, shape.tokens).to(device), targets=targets)
-    try:
-        seen = trace(module, inputs)
-    except Exception as error:
-        stopped = f"a trial pass over {shape.texts} texts of {shape.tokens} tokens stopped with"
-        raise _refusal(name, f"{stopped} {type(error).__name__}: {error}") from error
+    inputs, seen = _traced(module, name, shape)
+    streams = _stream_sizes(module, seen, (shape.texts, shape.tokens, *([shape.targets] if two else [])))
+    if streams & {shape.texts, shape.tokens}:
+        shape = shape.avoiding(streams)
+        inputs, seen = _traced(module, name, shape)
     traces = (seen, replace(seen, tokens=shape.targets)) if two else (seen,)
     stacks: list[tuple[Chain, Proof]] = []
     for one in traces:
@@ -95,9 +102,28 @@ def _trial_pass(module: nn.Module, name: str, shape: TrialShape) -> _TrialPass:
     return _TrialPass(inputs, traces, tuple(stacks))
 
 
+def _traced(module: nn.Module, name: str, shape: TrialShape) -> tuple[dict[str, Any], Trace]:
+    """The inputs of a trial pass, and what was recorded of it."""
+    two = "decoder_input_ids" in accepts(module)
+    device = hooks.input_device(module)
+    targets = trial_ids(module, shape.texts, shape.targets, seed=1).to(device) if two else None
+    inputs = arguments(module, trial_ids(module, shape.texts, shape.tokens).to(device), targets=targets)
+    try:
+        return inputs, trace(module, inputs)
+    except Exception as error:
+        stopped = f"a trial pass over {shape.texts} texts of {shape.tokens} tokens stopped with"
+        raise _refusal(name, f"{stopped} {type(error).__name__}: {error}") from error
+
+
+def _stream_sizes(module: nn.Module, seen: Trace, sizes: Sequence[int]) -> set[int]:
+    """The sizes of further axes in blocks' states, as where a block carries several streams (Gemma 3n, DeepSeek-V4)."""
+    shapes = [call.into.shape for call in block_calls(module, seen) if call.into is not None and call.into.ndim > 3]
+    return {size for shape in shapes for size in Counter(shape) - Counter(sizes)}
+
+
 def _first_proved(module: nn.Module, name: str, seen: Trace, taken: set[Tap]) -> tuple[Chain, Proof]:
     """The first chain that can be proved; an error with the longest one's reason if none can."""
-    count = 2 if "decoder_input_ids" in accepts(module) else 1
+    stacks = 2 if "decoder_input_ids" in accepts(module) else 1
     refused: list[tuple[Chain, str]] = []
     for chain in chains(module, seen):
         if chain.taps[0] in taken:
@@ -105,7 +131,7 @@ def _first_proved(module: nn.Module, name: str, seen: Trace, taken: set[Tap]) ->
         try:
             return chain, prove(module, chain, seen)
         except HasNaN as broken:
-            stack = "" if count == 1 else "decoder." if taken else "encoder."
+            stack = "" if stacks == 1 else "decoder." if taken else "encoder."
             reason = f"there is a NaN at {stack}layer.{broken.layer} in a trial pass"
             remedy = "Look at the weights of the block that makes it, or load the model in a wider dtype."
             raise NotFinite(f"The states of {name} are not finite", reason, remedy) from None
@@ -115,7 +141,7 @@ def _first_proved(module: nn.Module, name: str, seen: Trace, taken: set[Tap]) ->
         raise _refusal(name, "it gives back no hidden_states to compare its states with")
     if not refused:
         raise _refusal(name, "no list of blocks in it is run one after another")
-    raise _refusal(name, _why_none(refused, count - len(taken)))
+    raise _refusal(name, _why_none(refused, stacks - len(taken)))
 
 
 def _why_none(refused: list[tuple[Chain, str]], stacks: int) -> str:

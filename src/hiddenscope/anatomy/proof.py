@@ -67,10 +67,15 @@ def chains(module: nn.Module, trace: Trace) -> Iterator[Chain]:
     if paths is not None:
         yield from _chain_at(paths, trace)
         return
-    lists = {path for path, part in module.named_modules() if isinstance(part, nn.ModuleList)}
     for depth in range(1, DEEPEST_LIST + 1):
-        calls = [call for call in trace.calls if _list_depth(call.path, lists) == depth and _may_be_block(call)]
-        yield from sorted(_linked(calls), key=lambda chain: -len(chain.blocks))
+        yield from sorted(_linked(block_calls(module, trace, depth)), key=lambda chain: -len(chain.blocks))
+
+
+def block_calls(module: nn.Module, trace: Trace, depth: int | None = None) -> list[Call]:
+    """The calls that may be blocks: of children of module lists, at one depth of lists in lists or at any."""
+    lists = {path for path, part in module.named_modules() if isinstance(part, nn.ModuleList)}
+    depths = range(1, DEEPEST_LIST + 1) if depth is None else [depth]
+    return [call for call in trace.calls if _list_depth(call.path, lists) in depths and _may_be_block(call)]
 
 
 def same(a: Tensor | None, b: Tensor | None) -> bool:
