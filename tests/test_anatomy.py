@@ -161,6 +161,28 @@ def test_gemma3n_is_proved_however_many_streams_it_has(streams: int, shared: int
     assert same(states["final"], module.model(IDS).last_hidden_state)  # type: ignore[operator, union-attr]
 
 
+def test_gemma3n_that_sees_and_hears_is_proved_on_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import Gemma3nConfig, Gemma3nForConditionalGeneration
+    from transformers.models.gemma3n import modeling_gemma3n
+
+    text = {**conformance_row("Gemma3nForCausalLM")["config"], "altup_num_inputs": 2}
+    audio = {"hidden_size": 32, "conf_num_attention_heads": 4, "conf_num_hidden_layers": 2, "vocab_size": 8}
+    audio |= {"sscp_conv_channel_size": (16, 8), "vocab_offset": 120}
+    vision = {"hidden_size": 32, "vocab_size": 8, "vocab_offset": 112}
+    from_config = modeling_gemma3n.AutoModel.from_config
+
+    def without_vision(config: Any, **options: Any) -> Any:  # its tower is timm's, which is not installed
+        return nn.Linear(2, 2) if "Vision" in type(config).__name__ else from_config(config=config, **options)
+
+    monkeypatch.setattr(modeling_gemma3n.AutoModel, "from_config", staticmethod(without_vision))
+    config = Gemma3nConfig(text_config=text, audio_config=audio, vision_config=vision)
+    module = Gemma3nForConditionalGeneration(config).eval()
+    anatomy = find(module)
+    output, states = watched(module, anatomy)
+    assert anatomy.stacks[0].causal and anatomy.stacks[0].depth == 3
+    assert all(same(states[f"layer.{k}"], e.movedim(0, 2).flatten(2)) for k, e in enumerate(output.hidden_states))
+
+
 def test_a_transposed_stack_and_a_filled_up_one_give_a_row_for_each_token() -> None:
     xlnet, longformer = find(tiny_model("xlnet")), find(tiny_model("longformer"))
     assert xlnet.taps[Site(1)].layout.token == 0

@@ -266,6 +266,19 @@ def test_a_decoder_sees_the_encoder_and_not_the_other_way(tiny: Tiny, family: st
     assert 0 < result.facts["cross"]["share"] < 1
 
 
+def test_the_encoder_alone_needs_no_targets() -> None:
+    module: Any = tiny_model("t5")
+    module.config.decoder_start_token_id = module.generation_config.decoder_start_token_id = None
+    model = hs.load((module, None))
+    alone = hs.visibility(model, IDS, sites="encoder.layer.*")
+    whole = hs.visibility(model, model.encode(IDS, targets=[[3, 9]]), sites="encoder.layer.*").data["l1"]
+    np.testing.assert_allclose(alone.data["l1"], whole.isel(token=slice(4), source_token=slice(4)), rtol=1e-6)
+    assert [facts["stack"] for facts in alone.facts["stacks"]] == ["encoder"]
+    for sites, measure in (("layer.*", "l1"), ("encoder.layer.*", "logit")):
+        with pytest.raises(hs.errors.TextError, match="decoder_start_token_id"):
+            hs.visibility(model, IDS, sites=sites, measure=measure)  # type: ignore[arg-type]
+
+
 def test_error_bars_hold_the_exact_value(gpt2: hs.Model) -> None:
     """Over 40 draws of 8 probes: 95% of all estimates within their bars, up to what chance makes of so many."""
     exact = hs.visibility(gpt2, IDS, measure="frobenius", sites="layer.0,layer.2").data["frobenius"].to_numpy()

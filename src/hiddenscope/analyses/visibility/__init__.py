@@ -26,7 +26,7 @@ from hiddenscope.model import Model
 from hiddenscope.passes import Inputs, Texts, record
 from hiddenscope.passes.buffers import SHARE_OF_FREE_MEMORY, free_memory
 from hiddenscope.results import Facts, Result
-from hiddenscope.sites import SitePatterns, summarise
+from hiddenscope.sites import Site, SitePatterns, summarise
 
 
 def visibility(
@@ -60,7 +60,7 @@ def visibility(
         reason = f"the measure {measure} reads no token"
         raise TextError(f"Cannot use the target {target!r:.40}", reason, "Give it with measure='logit'.")
     inputs = model.encode(text)
-    stacks = _stacks(model, inputs)
+    stacks = _stacks(model, inputs, chosen, logit=measure == "logit")
     predicted = _predicted(model, stacks, inputs, target) if measure == "logit" else [()] * len(inputs)
     lengths = {name: min(of_stack.lengths) for name, of_stack in stacks.items()}
     cut = any(max(of_stack.lengths) > lengths[name] for name, of_stack in stacks.items())
@@ -73,7 +73,7 @@ def visibility(
         tokens = {name: model.text_encoder.tokens(inputs.of(name)) for name in lengths}
         strings = [[model.text_encoder.string(token) for token in row] for row in predicted]
     data = dataset(axes, how, influence, tokens, strings)
-    causal = dict(zip(stacks, (stack.causal for stack in model.anatomy.stacks), strict=True))
+    causal = dict(zip(stacks, (stack.causal for stack in model.anatomy.stacks), strict=False))
     facts: Facts = {
         "measure": measure,
         "probes": how.probes or None,
@@ -86,13 +86,18 @@ def visibility(
     return Result("visibility", data, facts, model.source(chosen[0].stack))
 
 
-def _stacks(model: Model, inputs: Inputs) -> dict[str | None, Inputs]:
-    """The texts of each stack, by the name that its sites carry; texts that cannot be averaged are refused."""
+def _stacks(model: Model, inputs: Inputs, sites: Sequence[Site], *, logit: bool) -> dict[str | None, Inputs]:
+    """The texts of each stack, by the name that its sites carry; texts that cannot be averaged are refused.
+
+    Where nothing is asked of the decoder and it has no targets, there is the encoder alone.
+    """
     names: Sequence[str | None] = ("encoder", "decoder") if model.encoder_decoder else (None,)
     if model.encoder_decoder and inputs.targets is None:
-        model.text_encoder.required_start()
+        if logit or any(site.stack == "decoder" for site in sites):
+            model.text_encoder.required_start()
+        names = ("encoder",)
     stacks = {name: inputs.of(name) for name in names}
-    for of_stack, stack in zip(stacks.values(), model.anatomy.stacks, strict=True):
+    for of_stack, stack in zip(stacks.values(), model.anatomy.stacks, strict=False):
         shortest, longest = min(of_stack.lengths), max(of_stack.lengths)
         if shortest < longest and not stack.causal:
             reason = f"they have {shortest:,} to {longest:,} tokens, and a state here sees all of a text"

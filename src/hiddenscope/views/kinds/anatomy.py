@@ -54,7 +54,8 @@ def _built(facts: dict[str, Any]) -> str:
     article = "an" if facts["stack"] == "encoder" else "a"
     causal = "causal" if facts["causal"] else "not causal"
     final = f"final norm {facts['final_norm']}" if facts["final_norm"] else "without a final norm"
-    blocks = f"{facts['blocks']} {facts['block_kind']} blocks, {facts['width']} wide"
+    kind = {"single": "single-branch ", "other": ""}.get(facts["block_kind"], f"{facts['block_kind']} ")
+    blocks = f"{facts['blocks']} {kind}blocks, {facts['width']} wide"
     return f"{article} {facts['stack']} of {blocks}, {causal}, {final}"
 
 
