@@ -136,7 +136,7 @@ def test_a_text_in_a_batch_equals_the_text_alone(
     tiny: Tiny, family: str, lengths: list[int], budget: int, seed: int
 ) -> None:
     model, texts = tiny(family), texts_of(lengths, seed)
-    assert model.batching.padded
+    assert model.batching.padding_safe
     states = model.capture(texts, batch_tokens=budget)
     assert states.tokens.lengths.tolist() == lengths, "the order given is the order returned"
     assert states.tokens.ids.tolist() == [token for text in texts for token in text]
@@ -162,7 +162,7 @@ def test_a_pair_in_a_batch_equals_the_pair_alone(
 @pytest.mark.parametrize("name", PAD_UNSAFE)
 def test_a_model_that_padding_disturbs_is_run_text_by_text(name: str) -> None:
     model = hs.load((build(conformance_row(name)), None))
-    assert model.batching.padded is False and "times the rounding tolerance" in model.batching.reason
+    assert model.batching.padding_safe is False and "times the rounding tolerance" in model.batching.reason
     texts = texts_of([9, 3, 17, 9])
     states = model.capture(texts, "layer.*", batch_tokens=10_000)
     for number, text in enumerate(texts):
@@ -178,7 +178,7 @@ def test_sparse_attention_is_what_it_was_however_short_a_text_came_before() -> N
     module, (long, middle, short) = with_config("BigBirdForMaskedLM", **sizes), texts_of([61, 40, 3])
     model = hs.load((module, None))
     states = model.capture([short, long, middle, short])
-    assert not model.batching.padded and module.bert.attention_type == "block_sparse"  # type: ignore[union-attr]
+    assert not model.batching.padding_safe and module.bert.attention_type == "block_sparse"  # type: ignore[union-attr]
     for number, text in enumerate([short, long, middle]):
         entries = report(with_config("BigBirdForMaskedLM", **sizes), text).hidden_states
         assert all(torch.equal(states.of(number)[f"layer.{k}"], entries[k][0, : len(text)]) for k in range(4))
@@ -550,7 +550,7 @@ def test_a_final_of_another_width_is_left_out_by_default_and_said_so() -> None:
 def test_prophetnet_whose_logits_change_in_a_padded_batch_is_run_text_by_text() -> None:
     model = hs.load((build(conformance_row("ProphetNetForConditionalGeneration")), None))
     texts, targets = texts_of([9, 4]), [[5, 6, 7], [8]]
-    assert not model.batching.padded and "rounding tolerance" in model.batching.reason
+    assert not model.batching.padding_safe and "rounding tolerance" in model.batching.reason
     with pytest.raises(PassError, match="different lengths"):
         hs.record(model, texts, (), targets=targets, logits=True)
 

@@ -169,7 +169,7 @@ def test_a_module_in_another_dtype(family: str, dtype: torch.dtype) -> None:
     model = hs.load((tiny_model(family).to(dtype), None))
     states = model.capture(TEXTS)
     assert model.dtype == states.values.dtype == dtype  # type: ignore[union-attr]
-    assert model.batching.padded, model.batching.reason
+    assert model.batching.padding_safe, model.batching.reason
     assert states.source.dtype == str(dtype).removeprefix("torch.")  # type: ignore[union-attr]
     with torch.no_grad():
         entries = tiny_model(family).to(dtype)(torch.tensor([TEXT]), output_hidden_states=True).hidden_states

@@ -24,7 +24,7 @@ OTHER = [12, 40, 66, 101, 90]
 
 def texts(model: hs.Model) -> dict[str, Any]:
     """A padded batch where the model takes one, with targets where it has a decoder of its own."""
-    count = 2 if model.batching.padded else 1
+    count = 2 if model.batching.padding_safe else 1
     return {"inputs": TEXTS[:count]} | ({"targets": TARGETS[:count]} if len(model.anatomy.stacks) > 1 else {})
 
 

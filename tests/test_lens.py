@@ -62,7 +62,7 @@ def naive(model: hs.Model, text: str) -> torch.Tensor:
     sites = model.anatomy.select(f"{stack}.layer.*" if stack else "layer.*")
     states = hs.record(model, text, list(sites), targets=targets).states
     assert isinstance(states, hs.States)
-    said = [hs.resume(model, text, last(model), states[site], targets=targets).logits for site in sites]
+    said = [hs.resume(model, model.encode(text, targets=targets), last(model), states[site]).logits for site in sites]
     return torch.stack([one for one in said if one is not None]).double().log_softmax(-1)
 
 

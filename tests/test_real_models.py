@@ -55,7 +55,7 @@ def test_final_is_not_the_raw_last_layer(smollm2: hs.Model) -> None:
 @pytest.mark.parametrize("name", ["smollm2", "minilm"])
 def test_real_sentences_in_a_batch_equal_themselves_alone(name: str, request: pytest.FixtureRequest) -> None:
     model: hs.Model = request.getfixturevalue(name)
-    assert model.batching.padded
+    assert model.batching.padding_safe
     states = model.capture(SENTENCES)
     assert states.tokens.texts == tuple(SENTENCES) and len(set(states.tokens.lengths.tolist())) > 6
     for number, sentence in enumerate(SENTENCES):

@@ -50,8 +50,12 @@ def of(states: hs.States | hs.Pair, site: hs.Site) -> Tensor:
 def batches(model: hs.Model) -> list[dict[str, Any]]:
     """A text alone and, where the model takes one, a padded batch."""
     two = len(model.anatomy.stacks) > 1
-    counts = (1, 2) if model.batching.padded else (1,)
+    counts = (1, 2) if model.batching.padding_safe else (1,)
     return [{"inputs": TEXTS[:n]} | ({"targets": TARGETS[:n]} if two else {}) for n in counts]
+
+
+def given_texts(given: dict[str, Any]) -> dict[str, Any]:
+    return {"texts": given["inputs"], "targets": given.get("targets")}
 
 
 def check_every_layer(model: hs.Model) -> set[str]:
@@ -61,7 +65,7 @@ def check_every_layer(model: hs.Model) -> set[str]:
     for given in batches(model):
         full = hs.record(model, **given, sites=layers, logits=True)
         for site in layers:
-            again = hs.resume(model, given["inputs"], site, of(full.states, site), targets=given.get("targets"))
+            again = hs.resume(model, model.encode(**given_texts(given)), site, of(full.states, site))
             assert torch.equal(again.logits, full.logits), site  # type: ignore[arg-type]
             above = [other for other in layers if not other < site]
             assert all(torch.equal(of(again.states, other), of(full.states, other)) for other in above), site
@@ -117,7 +121,7 @@ def test_final_runs_just_the_head(tiny: Tiny, family: str) -> None:
     model, given = tiny(family), batches(tiny(family))[-1]
     full = hs.record(model, **given, logits=True)
     site = model.anatomy.select("final")[-1]
-    again = hs.resume(model, given["inputs"], "final", of(full.states, site), targets=given.get("targets"))
+    again = hs.resume(model, model.encode(**given_texts(given)), "final", of(full.states, site))
     assert torch.equal(again.logits, full.logits)  # type: ignore[arg-type]
 
 

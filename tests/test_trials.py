@@ -126,3 +126,18 @@ def test_rounding_is_within_the_tolerance_and_a_wrong_position_is_not(tiny: Call
     rounded = (states.values.double() * (1 + 1e-7)).float()
     assert trials.disagreement(states.values, rounded, depths) < 1
     assert trials.disagreement(states.values, states.values.roll(1, dims=1), depths) > 1000
+
+
+def test_what_is_configured_anew_is_not_recalled_from_disk(folder: Path) -> None:
+    hs.load(folder).trials.once("answer", lambda: "first", form=str)
+    model = hs.load(folder)
+    assert model.trials.once("answer", lambda: "again", form=str) == "first"
+    model.module.config.use_cache = not model.module.config.use_cache  # type: ignore[union-attr]
+    assert model.trials.once("answer", lambda: "other", form=str) == "other"
+
+
+def test_a_nan_never_agrees() -> None:
+    states = torch.ones(1, 2, 4)
+    broken = states.clone()
+    broken[0, 1, 2] = torch.nan
+    assert trials.disagreement(states, broken, [1]) == trials.disagreement(broken, states, [1]) == float("inf")

@@ -2,8 +2,8 @@
 
 A watcher is called with what went in and what came out of one call of a module. What it returns, if anything, takes
 the place of what it saw. Hooks and replaced forwards act only in the thread that installed them, so that another thread
-may call the same module meanwhile. They are removed when the `with` ends, however it ends: what an interrupt leaves in
-the middle of that is removed with the `with`'s own object, or at the latest before the next pass.
+may call the same module meanwhile. They are removed when the `with` ends, however it ends. If Ctrl-C interrupts the
+removal, the rest is removed when the context manager is garbage-collected, or at the latest before the next pass.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def remove_leftovers() -> None:
 
 
 class _Hook:
-    """One hook of ours on a module, known again by being this object."""
+    """One of our hooks on a module; it is found again by identity."""
 
     def __init__(self, watch: Watch) -> None:
         self.module, self.side, self.seen = watch.module, watch.side, watch.seen
@@ -179,9 +179,10 @@ def substituting(calls: Mapping[nn.Module, Callable[..., Any]]) -> _Installation
 
 @dataclass(frozen=True)
 class Join:
-    """What one call works on: the first `rows` of a batch of so many; `joined` come after them when it is done.
+    """One call of a module in a batch that grows from block to block.
 
-    With no rows the call is skipped, and `form` is an output as it would give.
+    The call runs on the first `rows` of `batch` rows; then `joined`, if any, is appended to its output. With no rows
+    the module is not run, and `form` gives the structure of its output.
     """
 
     batch: int
@@ -191,9 +192,9 @@ class Join:
 
 
 def joining(joins: Mapping[nn.Module, Mapping[int, Join]]) -> _Installation:
-    """Let the rows of a batch enter one after another, while the body runs one pass in this thread.
+    """Let rows of a batch enter at different blocks, while the body runs one pass in this thread.
 
-    For each module: the numbers of its calls, each with the rows that it works on and those that join them after it.
+    A row costs nothing below the block at which it enters. For each module: the numbers of its calls, each with a Join.
 
     >>> linear = nn.Linear(2, 2)
     >>> with joining({linear: {0: Join(3, 1, torch.empty(0), torch.ones(2, 2))}}):
@@ -267,8 +268,9 @@ def form(output: Any) -> Any:
 def run(module: nn.Module, inputs: Mapping[str, Any], *, finite: bool = True) -> Any:
     """Call the module; None if a watcher stopped the pass.
 
-    It reports nothing that nobody asked for here, whatever its configuration says: to report, it would hang up hooks.
-    With `finite` a NaN or an infinity that an attention kernel loses is an error.
+    Hidden states are reported only if `inputs` ask for them, whatever the configuration says: to report them,
+    transformers registers hooks of its own. With `finite`, it raises where an attention kernel would silently turn a
+    NaN or an infinity into finite numbers.
     """
     quiet = {"output_hidden_states": False, "return_dict": True}
     with _attention_kept(module), kernels.finite_attention() if finite else nullcontext():
@@ -294,7 +296,7 @@ def _attention_kept(module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def as_it_was(module: nn.Module) -> Iterator[None]:
-    """Give every part back the hooks it had: Hugging Face leaves its own behind when asked for hidden states."""
+    """Remove the forward hooks that transformers adds while the body runs, when it is asked for hidden states."""
     flag = "_output_capturing_hooks_installed"
     before = [(part, dict(part._forward_hooks), vars(part).get(flag)) for part in module.modules()]
     try:
@@ -303,7 +305,7 @@ def as_it_was(module: nn.Module) -> Iterator[None]:
     finally:
         for part, hooks, installed in before:
             for key, hook in list(part._forward_hooks.items()):
-                if key not in hooks and not isinstance(hook, _Hook):  # another thread's of ours stays
+                if key not in hooks and not isinstance(hook, _Hook):  # one of ours may be another thread's
                     part._forward_hooks.pop(key, None)
             if installed is None:
                 vars(part).pop(flag, None)
@@ -373,7 +375,7 @@ def first_tensor(value: Any) -> Tensor | None:
 
 
 def state_in(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
-    """The state that enters a block: its first argument, by place or by name."""
+    """The state that enters a block: the first floating tensor of args, else of `hidden_states`, else of kwargs."""
     found = first_tensor(args)
     if found is None:
         found = first_tensor(kwargs.get("hidden_states"))

@@ -1,8 +1,8 @@
 """Trials: whatever a model may or may not do is tried on it, once, and remembered.
 
-Padding a batch, skipping blocks, reusing keys and values, cutting the head: none of it is assumed. Each is tried on the
-model at hand and held against a plain pass within one rounding tolerance. The outcome is remembered in memory, and on
-disk too for a model that was loaded from a folder, under a key of everything that could change it.
+Padding a batch, skipping blocks, reusing keys and values, running the head on single tokens: none of it is assumed.
+Each is tried on the model at hand and held against a plain pass within one rounding tolerance. The outcome is remembered
+in memory, and on disk too for a model that was loaded from a folder, under a key of everything that could change it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import os
 import types
 from collections.abc import Callable, Hashable, Mapping
 from functools import cache
-from math import sqrt
+from math import inf, isnan, sqrt
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
@@ -25,12 +25,12 @@ from hiddenscope.files import replacing
 
 Outcome = TypeVar("Outcome")
 
-# A sum of n numbers in another order differs by some units in the last place, and the differences of the blocks of a
-# residual stream add up like a random walk. A wrong mask or position is thousands of times farther off.
+# A sum in a different order differs by some units in the last place, and the differences of the blocks of a residual
+# stream add up like a random walk. In float32 a wrong mask or position is thousands of times farther off.
 ULPS = 64
-LARGEST = 0.05
-# Two runs of the same texts in another batch shape differ by rounding alone: a few times that is allowed too.
-TIMES_REPEATED = 8
+MOST_PER_BLOCK = 0.05  # for dtypes of few digits, before the factor of depth
+# Two runs of the same texts in batches of different shapes differ by rounding alone: a few times that is allowed too.
+NOISE_FACTOR = 8
 
 
 def tolerance(dtype: torch.dtype, depth: int) -> float:
@@ -39,7 +39,7 @@ def tolerance(dtype: torch.dtype, depth: int) -> float:
     >>> round(tolerance(torch.float32, 0) / torch.finfo(torch.float32).eps)
     64
     """
-    return min(ULPS * torch.finfo(dtype).eps, LARGEST) * sqrt(depth + 1)
+    return min(ULPS * torch.finfo(dtype).eps, MOST_PER_BLOCK) * sqrt(depth + 1)
 
 
 def disagreement(
@@ -47,7 +47,8 @@ def disagreement(
 ) -> float:
     """The largest difference between two computations of states [site, token, width], in units of the tolerance.
 
-    `repeated` are the first states once more, computed in a batch of another shape: they differ by rounding alone.
+    `repeated` are `states` computed again in a batch of a different shape: some times their difference is allowed too.
+    A NaN on either side is an infinite disagreement.
 
     >>> disagreement(torch.ones(1, 2, 4), torch.ones(1, 2, 4), [3])
     0.0
@@ -58,8 +59,9 @@ def disagreement(
         norm = one.norm(dim=-1).clamp_min(torch.finfo(torch.float64).tiny)
         allowed = torch.full_like(norm, tolerance(dtype or states.dtype, depth))
         if repeated is not None:
-            allowed = allowed.maximum(TIMES_REPEATED * (one - repeated[row].double()).norm(dim=-1) / norm)
-        worst = max(worst, ((one - other).norm(dim=-1) / norm / allowed).max().item())
+            allowed = allowed.maximum(NOISE_FACTOR * (one - repeated[row].double()).norm(dim=-1) / norm)
+        share = ((one - other).norm(dim=-1) / norm / allowed).max().item()
+        worst = max(worst, inf if isnan(share) else share)
     return worst
 
 
@@ -80,16 +82,17 @@ class Trials:
     ) -> Outcome:
         """The outcome of an attempt, made once for the module as it is configured now.
 
-        An outcome that is a dataclass of plain values is remembered on disk too, if `form` names its class.
+        `key` tells apart trials of one name. With `form`, the type of the outcome, it is kept on disk too, where the
+        module has a memory there and the outcome is made of plain values.
         """
         full_key = (name, key, self._configuration())
         if full_key not in self._outcomes:
-            self._outcomes[full_key] = self._recalled_or_tried(name, key, attempt, form)
+            self._outcomes[full_key] = self._recalled_or_tried(full_key, attempt, form)
         return cast(Outcome, self._outcomes[full_key])
 
     def recalled(self, name: str) -> bool:
-        """Whether an outcome comes from an earlier process."""
-        return self.memory is not None and name in self.memory.recalled
+        """Whether an outcome of this name comes from an earlier process."""
+        return self.memory is not None and any(title.startswith(f"{name} ") for title in self.memory.recalled)
 
     def forget(self) -> None:
         """Drop every outcome, on disk too, so that everything is tried again."""
@@ -97,21 +100,21 @@ class Trials:
         if self.memory is not None:
             self.memory.forget()
 
-    def _recalled_or_tried(self, name: str, key: Hashable, attempt: Callable[[], Any], form: type | None) -> Any:
+    def _recalled_or_tried(self, key: tuple[str, Hashable, str], attempt: Callable[[], Any], form: type | None) -> Any:
         if self.memory is None or form is None:
             return attempt()
-        title = name if key == () else f"{name} {key!r}"
+        title = f"{key[0]} {hashlib.sha256(repr(key[1:]).encode()).hexdigest()[:16]}"
         recalled = self.memory.recall(title, form)
         if recalled is None:
             recalled = attempt()
             self.memory.keep(title, recalled)
         return recalled
 
-    def _configuration(self) -> Hashable:
+    def _configuration(self) -> str:
         """What may be changed on a loaded module and would change an outcome: its config, device and dtype."""
         weight = next(self.module.parameters(), None)
-        place = None if weight is None else (weight.device, weight.dtype)
-        return place, _config_text(getattr(self.module, "config", None))
+        place = "" if weight is None else f"{weight.device} {weight.dtype}"
+        return f"{place} {_config_text(getattr(self.module, 'config', None))}"
 
 
 def _config_text(config: Any) -> str:
@@ -132,8 +135,9 @@ class Memory:
         self.recalled: set[str] = set()
         self._outcomes: dict[str, Any] = self._read()
 
-    def __contains__(self, title: str) -> bool:
-        return title in self._outcomes
+    def knows(self, name: str) -> bool:
+        """Whether there is any outcome of this name."""
+        return any(title.startswith(f"{name} ") for title in self._outcomes)
 
     def recall(self, title: str, form: type[Outcome]) -> Outcome | None:
         """An outcome of this class that was kept under a title; None if there is none."""
@@ -187,7 +191,7 @@ def weights_identity(folder: Path) -> str | None:
 
 
 def _own_code() -> str:
-    """Which version of our own code an outcome comes from: a newer one may try otherwise."""
+    """Which version of our own code an outcome comes from: another may try it differently."""
     stats = []
     for entry in sorted(Path(__file__).parent.glob("**/*.py")):
         stat = os.stat(entry)
@@ -196,7 +200,7 @@ def _own_code() -> str:
 
 
 def _encoded(value: Any) -> Any:
-    """A dataclass of plain values as JSON; an empty tensor stands for the place of a state in a block's output."""
+    """A dataclass of plain values as JSON. An empty tensor marks where the state goes in an output of `hooks.form`."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: _encoded(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, torch.dtype):
@@ -213,7 +217,7 @@ def _encoded(value: Any) -> Any:
 
 
 def _decoded(value: Any, form: Any) -> Any:
-    """What `_encoded` made of a value of this type."""
+    """The inverse of `_encoded`: a value of type `form`, from its JSON."""
     origin = get_origin(form)
     if origin in (Union, types.UnionType):
         present = next(part for part in get_args(form) if part is not type(None))

@@ -38,7 +38,7 @@ def anatomy(model: Model) -> Result:
         "model_class": type(model.module).__name__,
         "stacks": [_stack(parts, stack) for stack in parts.stacks],
         "head": None if head is None else {**vars(head)},
-        "padded_batches": model.batching.padded,
+        "padded_batches": model.batching.padding_safe,
         "notes": [*_refused_parts(parts), f"On padded batches: {model.batching.reason}.", *model.notes],
     }
     return Result("anatomy", data, facts, model.source())

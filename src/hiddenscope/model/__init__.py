@@ -120,7 +120,7 @@ class Model:
 
     def __init__(self, loaded: Loaded) -> None:
         memory = _memory(loaded)
-        if memory is not None and "anatomy" in memory:
+        if memory is not None and memory.knows("anatomy"):
             trust_finite(loaded.module)
         self.module: nn.Module = recordable(loaded.module)
         self.tokenizer = loaded.tokenizer

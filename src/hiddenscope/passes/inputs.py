@@ -22,7 +22,7 @@ Texts: TypeAlias = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
 """One text or many, each a string or a list of token ids."""
 
 BATCH_TOKENS = {"cpu": 2048, "cuda": 16384}
-# What a batch costs whatever is in it, counted in tokens: no batch is padded with more than that.
+# The fixed cost of a batch, counted in tokens: past that much padding in all, another batch is cheaper.
 BATCH_OVERHEAD = {"cpu": 64, "cuda": 2048}
 
 
@@ -30,15 +30,15 @@ BATCH_OVERHEAD = {"cpu": 64, "cuda": 2048}
 class Batching:
     """Whether padded batches give each text what it gets alone, as it was tried on the model.
 
-    `worst` is the largest difference that was seen, in units of the rounding tolerance. `masked` says whether texts of
-    one length need an attention mask although it hides nothing; without one a GPU need not wait for a look at it.
-    `rope_switch` is the length beyond which LongRoPE computes every text of a batch otherwise, if there is one.
+    `worst` is the largest difference that was seen, in units of the rounding tolerance. `needs_mask` says whether texts
+    of one length need an attention mask of ones; leaving it out spares a GPU the wait while transformers looks into it.
+    `rope_switch` is for LongRoPE: one text longer than this changes the rotary scaling of its whole batch.
     """
 
-    padded: bool
+    padding_safe: bool
     worst: float
     reason: str
-    masked: bool = True
+    needs_mask: bool = True
     rope_switch: int | None = None
 
 
@@ -111,14 +111,14 @@ class Inputs:
     def batches(self, model: BatchModel, *, batch_tokens: int | None = None) -> Iterator[tuple[list[int], Inputs]]:
         """The texts in batches of about one length, the longest first: the indices of each batch, and its Inputs.
 
-        A batch has at most `batch_tokens` tokens with its padding. A model that gives a text other states in a padded
-        batch than alone (`model.batching`) gets one text at a time.
+        A batch has about `batch_tokens` tokens at most, padding included; a longer text is a batch by itself. A model
+        that gives a text different states in a padded batch than alone (`model.batching`) gets one text at a time.
         """
         kind = model.device.type if model.device.type in BATCH_TOKENS else "cpu"
         for indices in compose(
             self.costs,
             batch_tokens or BATCH_TOKENS[kind],
-            padded=model.batching.padded,
+            padded=model.batching.padding_safe,
             rope_switch=model.batching.rope_switch,
             overhead=BATCH_OVERHEAD[kind],
         ):
@@ -197,9 +197,9 @@ class PaddedBatch:
         return cls(_to(device, filled), _to(device, mask.astype(np.int64)), tuple(lengths), targets, holds_pad)
 
     @property
-    def padded(self) -> bool:
+    def has_padding(self) -> bool:
         """Whether any text, or any target, is shorter than the longest."""
-        return len(set(self.lengths)) > 1 or (self.targets is not None and self.targets.padded)
+        return len(set(self.lengths)) > 1 or (self.targets is not None and self.targets.has_padding)
 
     def arguments(self, module: nn.Module, *, masked: bool = True) -> dict[str, Any]:
         """The keyword arguments of the module's forward; `masked=False` leaves out a mask that would hide nothing."""
@@ -207,7 +207,7 @@ class PaddedBatch:
         if not masked and len(set(self.lengths)) == 1:
             given.pop("attention_mask", None)
         # Without a mask T5Gemma hides padding ids inside a text, but only where it keeps no cache.
-        if self.targets is not None and (self.targets.padded or self.targets.holds_pad):
+        if self.targets is not None and (self.targets.has_padding or self.targets.holds_pad):
             given["decoder_attention_mask"] = self.targets.mask
         return given
 

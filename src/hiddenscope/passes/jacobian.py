@@ -141,7 +141,7 @@ def tape(model: ModelLike, inputs: Texts | Inputs, sites: Sequence[Site], *, log
 
     watches = [watch(site) for site in sorted(sites)]
     with model.lock, torch.inference_mode(False), torch.enable_grad(), hooks.watching(watches):
-        output = hooks.run(model.module, batch.arguments(model.module, masked=model.batching.masked))
+        output = hooks.run(model.module, batch.arguments(model.module, masked=model.batching.needs_mask))
     if missing:
         raise not_reached(model.anatomy, min(missing))
     return Tape(kept, token_logits(output, batch, model) if logits else None)

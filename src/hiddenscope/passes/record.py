@@ -121,7 +121,7 @@ def run(
     graded = live is not None
     with torch.inference_mode(False), torch.set_grad_enabled(graded), hooks.watching(watcher.watches(model.module)):
         try:
-            output = hooks.run(model.module, batch.arguments(model.module, masked=model.batching.masked))
+            output = hooks.run(model.module, batch.arguments(model.module, masked=model.batching.needs_mask))
         except NotFinite:  # an attention kernel lost it
             if all(buffer.is_finite(texts) for buffer in buffers.values()):
                 raise
@@ -141,7 +141,7 @@ def check_targets(model: ModelLike, inputs: Inputs, sites: Sequence[Site], *, lo
 def _check_batch(model: ModelLike, batch: PaddedBatch) -> None:
     """Refuse a batch in which a text would get other states than alone."""
     switch = model.batching.rope_switch
-    if not model.batching.padded and batch.padded:
+    if not model.batching.padding_safe and batch.has_padding:
         reason = "in this model a text in a padded batch does not get the states that it gets alone"
         remedy = "Record one text at a time, or use capture()."
         raise PassError(f"Cannot run {len(batch.lengths)} texts of different lengths in one pass", reason, remedy)

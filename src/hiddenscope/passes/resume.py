@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from hiddenscope import hooks
 from hiddenscope.anatomy import EVERYTHING, Stack, accepts, trial_ids
 from hiddenscope.errors import PassError, SiteError, StatesError
-from hiddenscope.passes.buffers import Keep
 from hiddenscope.passes.changes import Positions, Replace, check
 from hiddenscope.passes.edit import Editor, plan
 from hiddenscope.passes.inputs import Inputs, Texts
@@ -47,17 +46,15 @@ def resume(
     values: Any,
     sites: SitePatterns | None = None,
     *,
-    targets: Texts | None = None,
     logits: bool = True,
     grad: bool = False,
-    keep: Keep = "host",
 ) -> Pass:
     """Enter the pass over a batch of texts at `layer.k` or `final` with given values, and run only what is above.
 
     `values` are the rows of every token, [token, width] as in `States` or [text, token, width]. Without `sites`, the
-    layers from there on and `final` are kept. A model whose blocks cannot be skipped is run whole, and `notes` of the
-    pass say so. With `grad` the tensors themselves are in `live`, that of the entry among them, so that gradients can
-    flow back to it.
+    layers from there on and `final` are kept. The targets of an encoder-decoder come with its inputs, as in
+    `model.encode(texts, targets=...)`. A model whose blocks cannot be skipped is run whole, and `notes` of the pass say
+    so. With `grad` the tensors themselves are in `live`, that of the entry among them, so that gradients can flow back.
 
     >>> from hiddenscope.passes import record
     >>> from hiddenscope.testing import tiny_model
@@ -71,16 +68,16 @@ def resume(
     change = Replace(values)
     (entry,) = plan(model.anatomy, {_one_layer(model, site): change})
     chosen = _above(model, entry, sites)
-    encoded = model.encode(inputs, targets=targets)
+    encoded = model.encode(inputs)
     check(change, sum(encoded.of(entry.stack).lengths), model.anatomy.width(entry), entry)
     if change.values.ndim < 2:
         reason = f"they have the shape {list(change.values.shape)}"
         raise StatesError(f"Cannot enter {model.anatomy.name} at {entry}", reason, "Give a row for each token.")
     with model.lock:
-        skips = skipping(model, entry.stack, padded=encoded.pad(model).padded)
+        skips = skipping(model, entry.stack, padded=encoded.pad(model).has_padding)
         refused = skips.refused or _uncountable(model, chosen)
         forms = () if refused else skips.forms
-        entered = _enter(model, encoded, entry, change, chosen, logits=logits, grad=grad, forms=forms, keep=keep)
+        entered = _enter(model, encoded, entry, change, chosen, logits=logits, grad=grad, forms=forms)
     note = f"Every block was run, and the values put in at {entry}, because {refused}."
     return replace(entered, notes=(note,)) if refused else entered
 
@@ -134,7 +131,6 @@ def _enter(
     logits: bool,
     forms: Sequence[Any],
     grad: bool = False,
-    keep: Keep = "host",
 ) -> Pass:
     """One pass with values in the place of a layer; the blocks below it are skipped if their forms are known."""
     positions = Positions.of(inputs.of(entry.stack))
@@ -142,7 +138,7 @@ def _enter(
     stack = model.anatomy.stack(entry)
     depth = stack.depth if entry.layer is None else entry.layer
     with _skipped(model.module, stack, forms[:depth]), hooks.watching(editor.watches(model.module)):
-        return make_pass(model, inputs, sites, logits=logits, grad=grad, keep=keep)
+        return make_pass(model, inputs, sites, logits=logits, grad=grad)
 
 
 def _skipped(module: nn.Module, stack: Stack, forms: Sequence[Any]) -> AbstractContextManager[None]:

@@ -292,7 +292,7 @@ def _taps(model: ModelLike, stack: str | None) -> Sequence[Tap]:
 def _may_share(model: ModelLike, inputs: Inputs) -> bool:
     """Whether the texts may go through in one batch."""
     switch = model.batching.rope_switch
-    if inputs.pad(model).padded and not model.batching.padded:
+    if inputs.pad(model).has_padding and not model.batching.padding_safe:
         return False
     return switch is None or not min(inputs.lengths) <= switch < max(inputs.lengths)
 
@@ -405,7 +405,7 @@ def _arguments(
     model: ModelLike, base: Base, rows: int, start: int, working: Sequence[int], *, encodes: bool
 ) -> dict[str, Any]:
     """What the module is called with: the tokens from `start` on, and what is known of those before."""
-    given = _repeated(base.inputs, rows).pad(model).arguments(model.module, masked=model.batching.masked)
+    given = _repeated(base.inputs, rows).pad(model).arguments(model.module, masked=model.batching.needs_mask)
     if start:
         name = "input_ids" if base.targets is None else "decoder_input_ids"
         given[name] = given[name][:, start:]

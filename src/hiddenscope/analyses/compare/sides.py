@@ -47,9 +47,9 @@ def from_model(model: Model, a: Inputs, b: Inputs, sites: SitePatterns) -> Sides
     scaled = switch is not None and any(
         (one > switch) != (two > switch) for one, two in zip(a.lengths, b.lengths, strict=True)
     )
-    if batching.padded and not scaled:
+    if batching.padding_safe and not scaled:
         return Sides(_together(model, a, b, sites), len(a), "together")
-    why = "one side of a pair is so long that its positions are scaled" if batching.padded else batching.reason
+    why = "one side of a pair is so long that its positions are scaled" if batching.padding_safe else batching.reason
     first = a.some([0])
 
     def repeat() -> tuple[Side, Side, str]:
