@@ -1,8 +1,9 @@
 """Trials: whatever a model may or may not do is tried on it, once, and remembered.
 
 Padding a batch, skipping blocks, reusing keys and values, running the head on single tokens: none of it is assumed.
-Each is tried on the model at hand and held against a plain pass within one rounding tolerance. The outcome is remembered
-in memory, and on disk too for a model that was loaded from a folder, under a key of everything that could change it.
+Each is tried on the model at hand and held against a plain pass within one rounding tolerance. The outcome is
+remembered in memory, and on disk too for a model that was loaded from a folder, under a key of everything that could
+change it.
 """
 
 from __future__ import annotations
