@@ -66,4 +66,4 @@ def test_a_tokenizer_that_adds_a_space_is_not_taken_at_its_word() -> None:
 
 def test_without_a_tokenizer_ids_are_wanted() -> None:
     with pytest.raises(TextError, match="loaded without a tokenizer"):
-        TextEncoder(None, window=None, vocabulary=9).one("a")
+        TextEncoder(None, window=None, vocabulary=9).single("a")

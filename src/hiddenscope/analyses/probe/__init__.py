@@ -196,9 +196,9 @@ def _column(
 def _score(scores: torch.Tensor, target: _Target, design: _Design, number: int, sites: int) -> Interval:
     targets = design.targets[number]
     if target.classes is not None:
-        return accuracy_interval((_predicted(scores) == targets).numpy(), design.groups, sites)
+        return accuracy_interval((_predicted(scores) == targets).numpy(), design.groups, sites, design.fold_count)
     error, baseline = _errors(scores, targets, design.folds)
-    return r2_interval(error, baseline, design.groups, sites, design.seed)
+    return r2_interval(error, baseline, design.groups, sites, design.seed, design.fold_count)
 
 
 def _by_fold(scores: torch.Tensor, target: _Target, design: _Design) -> NDArray[np.float64]:
