@@ -29,6 +29,32 @@ def tiny() -> Callable[..., hs.Model]:
     return lambda family, task=None: _tiny(family, task)
 
 
+class Counting:
+    """A tokenizer that notes every call in which texts are encoded for a pass."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer, self.calls = tokenizer, []  # type: tuple[Any, list[list[str]]]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.tokenizer, name)
+
+    def __call__(self, texts: Any, **options: Any) -> Any:
+        if options.get("add_special_tokens", True):
+            self.calls.append([texts] if isinstance(texts, str) else list(texts))
+        return self.tokenizer(texts, **options)
+
+
+@pytest.fixture
+def counting() -> Callable[[hs.Model], Counting]:
+    """Put a counting tokenizer in the place of a model's own."""
+
+    def put(model: hs.Model) -> Counting:
+        model.text_encoder.tokenizer = counted = Counting(model.tokenizer)
+        return counted
+
+    return put
+
+
 def _real(name: str) -> hs.Model:
     try:
         return hs.load(name)

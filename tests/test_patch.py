@@ -434,32 +434,17 @@ def test_a_difference_within_rounding_of_bfloat16() -> None:
     assert np.isfinite(hs.patch(model, replace(CONTRAST, other=int(spans.argmax()))).data["effect"]).all()
 
 
-class Counting:
-    """A tokenizer that notes every call in which texts are encoded for a pass."""
-
-    def __init__(self, tokenizer: Any) -> None:
-        self.tokenizer, self.calls = tokenizer, []  # type: tuple[Any, list[list[str]]]
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.tokenizer, name)
-
-    def __call__(self, texts: Any, **options: Any) -> Any:
-        if options.get("add_special_tokens", True):
-            self.calls.append([texts] if isinstance(texts, str) else list(texts))
-        return self.tokenizer(texts, **options)
-
-
 @pytest.mark.parametrize("method", ["exact", "both"])
-def test_all_prompts_are_encoded_in_one_call(method: Any) -> None:
+def test_all_prompts_are_encoded_in_one_call(method: Any, counting: Any) -> None:
     model = hs.load((tiny_model("llama"), tiny_tokenizer()))
     contrasts = [
         hs.Contrast("the mat is", "the hat is", " a", " c"),
         hs.Contrast("the mat it", "the hat it", " a", " c"),
     ]
     hs.patch(model, contrasts)  # whatever is tried on the model has been tried
-    model.text_encoder.tokenizer = counting = Counting(model.tokenizer)
+    counted = counting(model)
     hs.patch(model, contrasts, method=method)
-    assert counting.calls == [["the mat is", "the hat is", "the mat it", "the hat it"]]
+    assert counted.calls == [["the mat is", "the hat is", "the mat it", "the hat it"]]
 
 
 @pytest.mark.real

@@ -473,28 +473,13 @@ def test_models_that_say_nothing(tiny: Tiny) -> None:
         steered(tiny("bert"))
 
 
-class Counting:
-    """A tokenizer that notes every call in which texts are encoded for a pass."""
-
-    def __init__(self, tokenizer: Any) -> None:
-        self.tokenizer, self.calls = tokenizer, []  # type: tuple[Any, list[list[str]]]
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.tokenizer, name)
-
-    def __call__(self, texts: Any, **options: Any) -> Any:
-        if options.get("add_special_tokens", True):
-            self.calls.append([texts] if isinstance(texts, str) else list(texts))
-        return self.tokenizer(texts, **options)
-
-
 @pytest.mark.parametrize("spare_first", [False, True])
-def test_every_set_of_texts_is_encoded_once(spare_first: bool) -> None:
+def test_every_set_of_texts_is_encoded_once(spare_first: bool, counting: Any) -> None:
     model = hs.load((tiny_model("llama"), tiny_tokenizer()))
     steered(model, new_tokens=1)  # whatever is tried on the model has been tried
-    model.text_encoder.tokenizer = counting = Counting(model.tokenizer)
+    counted = counting(model)
     steered(model, answers=None, new_tokens=2, spare_first=spare_first)
-    assert counting.calls == [*map(list, SETS), PROMPTS, OTHERS]
+    assert counted.calls == [*map(list, SETS), PROMPTS, OTHERS]
 
 
 def test_the_answers_are_shown_before_the_perplexity_is_measured(

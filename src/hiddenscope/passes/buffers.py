@@ -13,6 +13,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -64,7 +65,10 @@ class Buffer:
         size = sites * tokens * width * dtype.itemsize
         self.pinned = pinned and size <= MOST_PINNED
         with torch.inference_mode(False):  # or nobody could train on them
-            self.values = torch.empty(sites, tokens, width, dtype=dtype, pin_memory=self.pinned, device=device)
+            if self.pinned or device is not None:
+                self.values = torch.empty(sites, tokens, width, dtype=dtype, pin_memory=self.pinned, device=device)
+            else:
+                self.values = _in_huge_pages(size).view(dtype).view(sites, tokens, width)
         self._streams: set[torch.cuda.Stream] = set()
         self._sums: list[Tensor] = []
         self._unsummed: set[int] = set()
@@ -96,8 +100,8 @@ class Buffer:
     @property
     def finite(self) -> bool:
         """Whether no NaN and no infinity was written: either shows in a sum. A GPU makes its sums on the way."""
-        if self.values.is_cuda:
-            return bool(torch.isfinite(self.values.sum(dtype=torch.float32)))
+        if self.values.is_cuda or len(self._unsummed) == len(self.values):
+            return bool(torch.isfinite(self.values.sum(dtype=torch.float32)))  # torch's threads are woken once for all
         sums = [*self._sums, *(self.values[site].sum(dtype=torch.float32) for site in self._unsummed)]
         devices = {total.device for total in sums}
         stacked = [torch.stack([total for total in sums if total.device == device]) for device in devices]
@@ -221,6 +225,11 @@ def _without_threads(values: Tensor) -> Any:
     Numbers are seen as integers of their size, because numpy has no bfloat16.
     """
     return values.view(_INTEGER_OF_SIZE[values.dtype.itemsize]).numpy()
+
+
+def _in_huge_pages(size: int) -> Tensor:
+    """So many bytes of host memory. numpy asks for huge pages, torch does not, and small ones fault in far slower."""
+    return torch.from_numpy(np.empty(size, dtype=np.uint8))
 
 
 @cache
