@@ -75,7 +75,7 @@ def test_with_and_without_a_cache(tiny: Tiny, cache: bool) -> None:
 
 
 def test_decoders_that_generate_gives_other_positions_are_refused_with_the_reason() -> None:
-    from hiddenscope.testing import _table
+    from hiddenscope.testing.models import _table
 
     row = _table()["roberta"]
     config = {**row["config"], "is_decoder": True}

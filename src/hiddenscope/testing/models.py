@@ -1,4 +1,4 @@
-"""Tiny real models by family, a tiny tokenizer for them, and planted faults: for our tests and for yours.
+"""Tiny real models by family, a tiny tokenizer for them, and three damaged models.
 
 >>> module = tiny_model("gpt2")
 >>> type(module).__name__, sum(weight.numel() for weight in module.parameters()) < 200_000
@@ -174,7 +174,7 @@ def misreport(module: nn.Module, change: Callable[[tuple[Tensor, ...]], tuple[Te
 @cache
 def _table() -> dict[str, Any]:
     """The families: for each the class of its configuration, a class for each task, and what is not as by default."""
-    table: dict[str, Any] = json.loads(Path(__file__).with_name("testing_configs.json").read_text("utf-8"))
+    table: dict[str, Any] = json.loads(Path(__file__).with_name("configs.json").read_text("utf-8"))
     return table
 
 
