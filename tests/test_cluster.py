@@ -85,6 +85,42 @@ def test_the_labels_are_those_of_hdbscan() -> None:
     assert same_groups(hs.cluster(points, smallest=6).data["cluster_of"].values, theirs)
 
 
+def by_hand(points: np.ndarray, smallest: int) -> np.ndarray:
+    """All of it with scikit-learn: centred, of norm 1, along principal directions, and then HDBSCAN."""
+    from sklearn.cluster import HDBSCAN
+    from sklearn.decomposition import PCA
+
+    unit = points - points.mean(0)
+    unit /= np.linalg.norm(unit, axis=1, keepdims=True)
+    places = PCA(min(15, max(2, len(points) // 10))).fit_transform(unit)
+    labels: np.ndarray = HDBSCAN(min_cluster_size=smallest, copy=True).fit(places).labels_
+    return labels
+
+
+@pytest.mark.parametrize(("rows", "width"), [(60, 8), (200, 64), (120, 384)])
+def test_for_the_stability_all_is_done_again_without_a_fifth(rows: int, width: int) -> None:
+    points = np.random.default_rng(0).standard_normal((rows, width))
+    found = hs.cluster(points)
+    generator, overlaps = np.random.default_rng(0), []
+    labels = found.data["cluster_of"].values
+    assert same_groups(labels, by_hand(points, 5))
+    for _ in range(8):
+        kept = np.sort(generator.choice(rows, round(0.8 * rows), replace=False))
+        again = by_hand(points[kept], 4)
+        members = [labels[kept] == label for label in range(found.facts["cluster_count"])]
+        others = [again == label for label in range(again.max() + 1)]
+        overlaps.append([max([(a & b).sum() / (a | b).sum() for b in others], default=0) for a in members])
+    np.testing.assert_allclose(found.data["stability"], np.mean(overlaps, 0), atol=1e-6)
+    assert found.data["stability"].max() < 0.45, "they are clusters of noise"
+
+
+def test_a_part_of_the_rows_may_be_all_the_same() -> None:
+    points = np.ones((30, 4))
+    points[:3] = np.random.default_rng(0).standard_normal((3, 4))
+    found = hs.cluster(points, smallest=3)  # in some rounds none of the three is left
+    assert np.isfinite(found.data["stability"]).all()
+
+
 def test_the_most_typical_are_the_medoids() -> None:
     points, _ = clouds([15, 25])
     found = hs.cluster(points, [f"text {n}" for n in range(40)])

@@ -60,9 +60,11 @@ def cluster(
     if len(rows) < 2 * smallest:
         reason = f"there are {len(rows)} {collection.unit}s, and two clusters of {smallest} take {2 * smallest}"
         raise TextError("Too few to cluster", reason, "Give more, or a smaller number as smallest=.")
-    directions, places = _places(collection.pick(rows), collection.unit)
+    values = _checked(collection.pick(rows), collection.unit)
+    directions = _directions(values)
+    places = _places(directions)
     labels, strengths = _clustered(places, smallest)
-    groups = _groups(directions, places, labels, smallest)
+    groups = _groups(directions, labels, _stability(values, labels, smallest))
     return Result(
         "cluster",
         _data(collection, rows, places, (labels, strengths), groups),
@@ -86,24 +88,48 @@ def _sample(count: int) -> Ints:
     return np.sort(np.random.default_rng(SEED).choice(count, MOST, replace=False))
 
 
-def _places(values: Tensor, unit: str) -> tuple[Array, Array]:
-    """The direction of each row from the mean, and its coordinates along the principal directions."""
+def _checked(values: Tensor, unit: str) -> Tensor:
+    """The vectors in float64, all finite and not all the same."""
     wide = values.double()
     wrong = (~wide.isfinite().all(1)).nonzero()
     if len(wrong):
         raise NotFinite("Cannot cluster", f"row {int(wrong[0])} has a NaN or an infinity", "Leave it out.")
-    centred = wide - wide.mean(0)
-    norms = centred.norm(dim=1, keepdim=True)
-    least = LEAST_LEFT * float(wide.norm(dim=1).max())
-    if float(norms.max()) <= least:
+    if not bool(_directions(wide).any()):
         reason = f"the vectors of all {len(values):,} {unit}s are the same"
         raise StatesError("Cannot cluster", reason, "Give others, or choose another site or pool.")
-    directions = torch.where(norms > least, centred / norms.clamp_min(least), 0)
-    recentred = directions - directions.mean(0)
-    _, axes = torch.linalg.eigh(recentred.T @ recentred)
-    axes = axes.flip(1)[:, : min(MOST_DIRECTIONS, max(2, len(values) // ROWS_EACH))]
-    signs = axes.gather(0, axes.abs().argmax(0, keepdim=True)).sign()  # or the picture could come out mirrored
-    return directions.numpy(), (recentred @ (axes * signs)).numpy()
+    return wide
+
+
+def _directions(values: Tensor) -> Tensor:
+    """The direction of each row from the mean, with norm 1; zero for a row that is the mean itself."""
+    centred = values - values.mean(0)
+    norms = centred.norm(dim=1, keepdim=True)
+    least = max(LEAST_LEFT * float(values.norm(dim=1).max()), torch.finfo(values.dtype).tiny)
+    return torch.where(norms > least, centred / norms.clamp_min(least), 0)
+
+
+def _places(directions: Tensor) -> Array:
+    """The coordinates of each row along the principal directions."""
+    centred = (directions - directions.mean(0)).numpy()
+    rows, width = centred.shape
+    kept = min(MOST_DIRECTIONS, max(2, rows // ROWS_EACH), width)
+    if rows < width:  # of the two products the smaller one, which has the same spectrum
+        values, vectors = _largest(centred @ centred.T, kept)
+        places = vectors * np.sqrt(np.maximum(values, 0))
+        axes = centred.T @ vectors
+    else:
+        axes = _largest(centred.T @ centred, kept)[1]
+        places = centred @ axes
+    signs = np.sign(np.take_along_axis(axes, np.abs(axes).argmax(0)[None], 0))  # or the picture could be mirrored
+    return places * signs
+
+
+def _largest(square: Array, count: int) -> tuple[Array, Array]:
+    """The largest eigenvalues of a symmetric matrix and their vectors: half the time of all of them."""
+    from scipy.linalg import eigh
+
+    values, vectors = eigh(square, subset_by_index=[len(square) - count, len(square) - 1])
+    return values[::-1], vectors[:, ::-1]
 
 
 def _clustered(places: Array, smallest: int) -> tuple[Ints, Array]:
@@ -122,18 +148,22 @@ def _clustered(places: Array, smallest: int) -> tuple[Ints, Array]:
     return renamed[labels], fitted.probabilities_
 
 
-def _groups(directions: Array, places: Array, labels: Ints, smallest: int) -> list[_Group]:
+def _groups(directions: Tensor, labels: Ints, stabilities: Sequence[float]) -> list[_Group]:
     """The clusters, each with its rows in descending order of their summed cosine with the others of the cluster."""
-    groups = []
-    for label, stability in enumerate(_stability(places, labels, smallest)):
+    groups, unit = [], directions.numpy()
+    for label, stability in enumerate(stabilities):
         rows = np.flatnonzero(labels == label)
-        cosines = directions[rows] @ directions[rows].sum(0)
+        cosines = unit[rows] @ unit[rows].sum(0)
         groups.append(_Group(rows[np.lexsort((rows, -cosines.round(12)))], stability))
     return groups
 
 
-def _stability(places: Array, labels: Ints, smallest: int) -> list[float]:
-    """How much of each cluster comes back from a part of the rows: its best Jaccard index, averaged over rounds."""
+def _stability(values: Tensor, labels: Ints, smallest: int) -> list[float]:
+    """How much of each cluster comes back from a part of the rows: its best Jaccard index, averaged over rounds.
+
+    In every round all is done again from the vectors on. Axes that were fitted with the rows that are left out would
+    bring them back: clusters of noise then seem twice as stable as they are.
+    """
     clusters = range(int(labels.max()) + 1)
     generator = np.random.default_rng(SEED)
     fewer = max(2, round(KEPT * smallest))
@@ -141,7 +171,8 @@ def _stability(places: Array, labels: Ints, smallest: int) -> list[float]:
     with progress.track("Clustering again", total=ROUNDS) as advance:
         for _ in range(ROUNDS if len(clusters) else 0):
             rows = np.sort(generator.choice(len(labels), round(KEPT * len(labels)), replace=False))
-            again, _strengths = _clustered(places[rows], fewer)
+            directions = _directions(values[torch.from_numpy(rows)])
+            again, _strengths = _clustered(_places(directions), fewer)
             overlaps.append([max(_overlaps(labels[rows] == label, again), default=0.0) for label in clusters])
             advance(1)
     return np.mean(overlaps, axis=0).tolist() if overlaps else []
