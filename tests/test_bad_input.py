@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -301,3 +302,30 @@ def test_attention_of_other_threads_is_let_through() -> None:
         inside = other.submit(lambda: torch.nn.functional.scaled_dot_product_attention(*spoilt)).result()
     assert torch.equal(inside.isnan(), attention(*spoilt).isnan())
     assert torch.nn.functional.scaled_dot_product_attention is attention
+
+
+NO_SITES = [0, 1, -1, np.int64(0), np.int64(2), True, False, np.True_, 0.0, 1.5, "", [], (), b"final"]
+
+
+@pytest.mark.parametrize("site", NO_SITES, ids=repr)
+def test_what_is_no_site_is_refused_wherever_a_site_is_chosen(tiny: Callable[..., hs.Model], site: Any) -> None:
+    model, texts = tiny("llama"), ["The cat sat.", "A dog", "Is it", "The end."] * 3
+    states, rows = model.capture(texts), np.random.default_rng(0).normal(size=(12, 4))
+    calls: list[Callable[[], Any]] = [
+        lambda: hs.embed(model, texts, site=site),
+        lambda: hs.search(model, "A dog", texts=texts, site=site),
+        lambda: hs.search(states, (model, "A dog"), site=site),
+        lambda: hs.search(rows, rows[0], site=site),
+        lambda: hs.cluster(model, texts, site=site, smallest=2),
+        lambda: hs.cluster(model, texts, site=site, smallest=2, pool="each"),
+        lambda: hs.cluster(states, site=site, smallest=2),
+        lambda: hs.cluster(rows, site=site, smallest=2),
+        lambda: hs.probe(model, (texts, [0, 1] * 6), sites=site),
+        lambda: hs.project(model, (texts, [0, 1] * 6), sites=site, method="pca"),
+        lambda: states[site],
+    ]
+    for call in calls:
+        with pytest.raises(Error, match=r"No (site|vectors)") as caught:
+            call()
+        whole = isinstance(site, int | np.integer) and not isinstance(site, bool)
+        assert not whole or f"Did you mean 'layer.{int(site)}'?" in str(caught.value)

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property, total_ordering
+from numbers import Integral
 from typing import Literal, TypeAlias
 
 from hiddenscope.errors import SiteError
@@ -351,8 +352,9 @@ def _to_lens(site: Site, final: bool) -> str | None:
 
 
 def _unreadable(given: object, known: Sequence[str] = ()) -> SiteError:
-    if isinstance(given, int):
-        return SiteError(f"No site {_shown(given)}", "a site is a string", f"Did you mean 'layer.{_shown(given)}'?")
+    if isinstance(given, Integral) and type(given) is not bool:
+        number = _shown(int(given))
+        return SiteError(f"No site {number}", "a site is a string", f"Did you mean 'layer.{number}'?")
     if given == "":
         return SiteError("No site ''", "it is empty", "Choose 'layer.3', 'layer.*' or 'final'.")
     forms = known or ["layer.0", "layer.1", "layer.1.attn", "layer.*", "final"]

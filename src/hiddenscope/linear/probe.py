@@ -14,6 +14,7 @@ from hiddenscope.files import read_tensors, write_tensors
 from hiddenscope.linear.logistic import logistic
 from hiddenscope.linear.problems import Problems, ridge, standardised
 from hiddenscope.results import Result
+from hiddenscope.sites import Site
 
 Floats: TypeAlias = NDArray[np.float64]
 Task: TypeAlias = Literal["classify", "regress"]
@@ -109,11 +110,11 @@ class Probe:
         return float(1 - ((true - predicted) ** 2).sum() / ((true - true.mean()) ** 2).sum())
 
     @classmethod
-    def of(cls, result: Result, site: str = "") -> "Probe":
+    def of(cls, result: Result, site: str | Site | None = None) -> "Probe":
         """The probe that `hs.probe` fitted to all rows of a site, by default the best one."""
         if result.kind != "probe":
             raise StatesError("No fitted probe", f"this is a result of {result.kind}", "Give a result of hs.probe.")
-        data, site = result.data, site or str(result.facts["best"]["site"])
+        data, site = result.data, str(result.facts["best"]["site"] if site is None else site)
         sites = data["site"].to_numpy().tolist()
         if site not in sites:
             reason = f"it has {sites[0]} to {sites[-1]}"

@@ -187,6 +187,8 @@ def _sites_of_states(part: Readable, sites: SitePatterns) -> tuple[Site, ...]:
 
 
 def _of_one_stack(chosen: tuple[Site, ...], sites: SitePatterns) -> tuple[Site, ...]:
+    if not chosen:
+        raise StatesError("No vectors", "the list of sites is empty", "Choose 'layer.*' or 'final'.")
     if len({site.stack for site in chosen}) < 2:
         return chosen
     stack = _stack(sites) or "encoder"

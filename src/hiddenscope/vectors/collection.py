@@ -133,7 +133,7 @@ def collection_of(
         listed = given if isinstance(given, Inputs) else [given] if isinstance(given, str) else list(given)
         if token != "each":
             return _of_model(source, listed, site, token, truncate)
-        chosen = _one_site(source.anatomy.select(site or last_site(source)), site)
+        chosen = _one_site(source.anatomy.select(last_site(source) if site is None else site), site)
         return _of_states(source.capture(source.encode(listed, truncate=truncate), chosen), chosen, token)
     if isinstance(source, Pair | Readable):
         if texts is not None:
@@ -145,7 +145,7 @@ def collection_of(
 def _of_model(
     model: Model, texts: list[Any] | Inputs, site: str | Site | None, token: Token, truncate: bool
 ) -> Collection:
-    chosen = _one_site(model.anatomy.select(site or last_site(model)), site)
+    chosen = _one_site(model.anatomy.select(last_site(model) if site is None else site), site)
     if isinstance(texts, Inputs):
         strings: Sequence[str] | None = texts.texts
     else:
@@ -162,7 +162,7 @@ def _of_model(
 
 
 def _of_states(source: Readable | Pair, site: str | Site | None, token: Token) -> Collection:
-    pattern = site or last_site(source)
+    pattern = last_site(source) if site is None else site
     if isinstance(source, Pair):
         source = source.decoder if "decoder" in str(pattern) else source.encoder
     part: Readable = source
@@ -188,7 +188,7 @@ def _of_array(source: Any, texts: Any, site: str | Site | None, token: Token) ->
     if listed is not None and len(listed) != len(values):
         reason = f"there are {len(values):,} vectors and {len(listed):,} texts"
         raise TextError("Texts do not fit the vectors", reason, "Give one for each, or none.")
-    named = None if site is None else Site.parse(str(site))
+    named = site if site is None or isinstance(site, Site) else Site.parse(site)
 
     def read() -> Iterator[Tensor]:
         rows = max(1, min(ROWS, BYTES // (values.itemsize * values.shape[1])))
@@ -199,6 +199,8 @@ def _of_array(source: Any, texts: Any, site: str | Site | None, token: Token) ->
 
 def _one_site(chosen: Sequence[Site], site: str | Site | None) -> Site:
     """The one site that was named; of two stacks, the encoder's."""
+    if not chosen:
+        raise StatesError("No site", f"{str(site)[:60]} names none", "Name one.")
     of_stack = [one for one in chosen if one.stack == chosen[0].stack]
     if len(of_stack) > 1:
         raise StatesError(f"{str(site)[:60]!r} names {len(of_stack)} sites", "one is needed", "Name one.")
