@@ -13,7 +13,9 @@ import hiddenscope as hs
 from hiddenscope import trials
 from hiddenscope.anatomy import find
 from hiddenscope.anatomy import find as find_states
-from hiddenscope.testing import tiny_model
+from hiddenscope.errors import LoadError
+from hiddenscope.loading import sources
+from hiddenscope.testing import tiny_model, tiny_tokenizer
 
 TEXT = [[5, 6, 7, 8]]
 
@@ -89,6 +91,24 @@ def test_other_weights_are_proved_anew(folder: Path, proofs: list[str]) -> None:
     hs.load(folder)
     tiny_model("llama", seed=3).save_pretrained(folder)
     assert not hs.load(folder).remembered and len(proofs) == 2
+
+
+def test_a_tokenizer_is_read_at_the_first_load_and_then_when_it_is_used(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny_tokenizer().save_pretrained(folder)
+    read: list[int] = []
+    plain = sources.load_tokenizer
+    monkeypatch.setattr(sources, "load_tokenizer", lambda given: (read.append(1), plain(given))[1])
+    hs.load(folder)
+    assert len(read) == 1
+    second = hs.load(folder)
+    assert second.remembered and len(read) == 1
+    assert second.capture("the mat", "layer.1").tokens.texts == ("the mat",) and second.tokenizer is second.tokenizer
+    assert len(read) == 2
+    (folder / "tokenizer.json").write_text("{")
+    with pytest.raises(LoadError, match="Cannot load the tokenizer"):
+        hs.load(folder)
 
 
 def test_another_dtype_or_kernel_is_tried_by_itself(folder: Path, proofs: list[str]) -> None:

@@ -191,6 +191,7 @@ def weights_identity(folder: Path) -> str | None:
     return repr([(name, stat.st_size, stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns) for name, stat in stats])
 
 
+@cache
 def _own_code() -> str:
     """Which version of our own code an outcome comes from: another may try it differently."""
     stats = []

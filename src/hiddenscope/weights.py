@@ -116,7 +116,7 @@ class Fingerprint:
     ) -> None:
         self.module = module
         self._remembered = remembered
-        self._stamps = Stamps(module)
+        self._stamps = _FINITE.get(module) or Stamps(module)
         self._value: str | None = None
 
     @property

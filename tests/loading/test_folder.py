@@ -333,7 +333,7 @@ def test_an_adapter_and_a_distributed_checkpoint_are_refused(llama: Path) -> Non
 def test_a_damaged_tokenizer_is_said(llama: Path) -> None:
     (llama / "tokenizer.json").write_text('{"version": "1.0", "model": {"type": "Nonsense"}}')
     with pytest.raises(LoadError, match="tokenizer"):
-        open_source(llama)
+        _ = open_source(llama).tokenizer
 
 
 def test_a_tokenizer_of_bytes_needs_no_vocabulary(llama: Path) -> None:

