@@ -303,9 +303,66 @@ def test_a_module_without_a_report_is_refused() -> None:
         find(Bare())
 
 
-def test_a_model_of_several_chains_is_refused_by_their_names() -> None:
-    with pytest.raises(AnatomyError, match=r"3 chains of blocks \(initial_char_encoder.layer, encoder.layer, final"):
-        find(tiny_model("canine"))
+LAST_LISTS = {  # how many entries are states of other blocks, and which layer the next one is
+    "canine": ("final_char_encoder.layer", 6, 0),
+    "funnel": ("funnel.decoder.layers", 5, 0),
+    "hrm_text": ("model.H_module.layers", 16, 1),
+}
+
+
+@pytest.mark.parametrize("family", LAST_LISTS)
+def test_where_lists_of_blocks_make_no_chain_the_stack_is_the_last_list(family: str) -> None:
+    module = tiny_model(family)
+    blocks, before, first = LAST_LISTS[family]
+    anatomy = find(module)
+    (stack,) = anatomy.stacks
+    assert [block.path for block in stack.blocks] == [f"{blocks}.{k}" for k in range(stack.depth)]
+    output, states = watched(module, anatomy)
+    end = "final" if "final" in states else f"layer.{stack.depth}"
+    ours = [*(f"layer.{k}" for k in range(first, stack.depth)), end]
+    entries = output.hidden_states
+    assert len(entries) == before + len(ours) and stack.proof.earlier == before
+    assert all(same(states[site], entry) for site, entry in zip(ours, entries[before:], strict=True))
+    assert anatomy.reported(stack) == (None,) * before + tuple(map(Site.parse, ours))
+    assert stack.kind in ("pre-norm", "post-norm")
+
+
+def test_entries_of_other_blocks_have_no_site_and_it_is_said() -> None:
+    model = hs.load((tiny_model("funnel"), None))
+    states = model.capture([[7, 99, 23, 64, 31]], "hidden_states[6]")
+    assert [str(site) for site in states.sites] == ["layer.1"]
+    with pytest.raises(SiteError, match=r"hidden_states\[4\]"):
+        model.capture([[7, 99, 23, 64, 31]], "hidden_states[4]")
+    (note,) = model.notes
+    assert "funnel.decoder.layers" in note and "hidden_states[0] to hidden_states[4]" in note
+    result = hs.anatomy(model)
+    assert note in result.facts["notes"] and "The last 4 entries of hidden_states" in result.summary()
+    (facts,) = result.facts["stacks"]
+    assert (facts["proved_entries"], facts["earlier_entries"]) == (4, 5)
+    assert result.data["entry"].values.tolist() == [f"hidden_states[{k}]" for k in (5, 6, 7, 8)]
+
+
+def test_part_of_a_list_of_blocks_is_no_stack() -> None:
+    module = tiny_model("llama")
+    add = module.model.layers[1].register_forward_pre_hook(lambda _, args: (args[0] + 1, *args[1:]))  # type: ignore
+    with pytest.raises(AnatomyError, match=r"model.layers.1 takes in something else than model.layers.0 gives out"):
+        find(module)
+    add.remove()
+    find(module)
+
+
+REFUSED = {
+    "BltModel": r"local_decoder\.layers\.1 takes in something else than local_decoder\.layers\.0 gives out",
+    "PerceiverForMaskedLM": r"\[2, 8, 32\] for 2 texts of 7 tokens, so that its rows are not those of the tokens",
+    "ReformerModel": r"two streams: encoder.layer_norm makes its last hidden state from layer.3",
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused_is_told_the_very_reason(name: str) -> None:
+    with pytest.raises(AnatomyError, match=REFUSED[name]):
+        find(build(conformance_row(name)))
 
 
 def test_nan_is_a_value_like_another_and_the_places_are_still_proved() -> None:

@@ -16,7 +16,7 @@ Tiny = Callable[..., hs.Model]
 Hanging = Callable[[nn.Module], dict[str, Any]]
 
 FAMILIES = ["llama", "gpt2", "gemma3_text", "opt", "bloom", "gptj", "falcon", "mixtral", "mamba", "bert", "albert"]
-FAMILIES += ["cpmant", "xlnet", "fnet", "t5", "bart"]
+FAMILIES += ["cpmant", "xlnet", "fnet", "t5", "bart", "funnel", "hrm_text"]
 TEXTS = [[7, 99, 23, 64, 31], [8, 45, 77]]
 TARGETS = [[5, 9, 11], [4]]
 OTHER = [12, 40, 66, 101, 90]
@@ -72,7 +72,7 @@ def test_a_change_is_recorded_where_it_was_made_and_reaches_the_stream(tiny: Tin
             torch.testing.assert_close(mid + mlp, layer, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2", "gptj", "bloom", "mamba", "bert"])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gptj", "bloom", "mamba", "bert", "funnel"])
 def test_the_values_of_another_text_give_that_texts_pass_from_there(tiny: Tiny, family: str) -> None:
     model = tiny(family)
     other = hs.record(model, [OTHER], logits=True)

@@ -35,7 +35,7 @@ def written(module: nn.Module, prompt: list[int], count: int, **options: Any) ->
 
 
 @pytest.mark.parametrize(
-    "family", ["llama", "gpt2", "gpt_neox", "opt", "mamba", "mixtral", "gemma3_text", "bloom", "falcon"]
+    "family", ["llama", "gpt2", "gpt_neox", "opt", "mamba", "mixtral", "gemma3_text", "bloom", "falcon", "hrm_text"]
 )
 def test_each_tokens_state_is_what_a_full_pass_gives(tiny: Tiny, family: str) -> None:
     model = tiny(family)

@@ -31,6 +31,8 @@ SAVED: dict[str, tuple[bool, bool]] = {  # joins in depth, reuses keys and value
     "mamba": (True, False),
     "bert": (True, False),
     "albert": (True, False),
+    "funnel": (True, False),
+    "hrm_text": (True, False),
     "xlnet": (False, False),
     "cpmant": (False, False),
 }

@@ -248,21 +248,20 @@ def first_rows(value: Any, batch: int, rows: int) -> Any:
 def form(output: Any) -> Any:
     """What a call gave, emptied: its structure with the state's place kept, and nothing else of its content."""
     state = first_tensor(output)
+    return _each(output, lambda value: state.new_empty(0) if state is not None and value is state else None)
 
-    def emptied(value: Any) -> Any:
-        if state is not None and value is state:
-            return state.new_empty(0)
-        if isinstance(value, Mapping):
-            kept = copy(value)
-            for name in value:
-                kept[name] = emptied(value[name])  # type: ignore[index]
-            return kept
-        if isinstance(value, tuple | list):
-            parts = [emptied(part) for part in value]
-            return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
-        return None
 
-    return emptied(output)
+def _each(value: Any, change: Callable[[Any], Any]) -> Any:
+    """The same structure of dicts, tuples and lists, with everything in it changed."""
+    if isinstance(value, dict):
+        kept = copy(value)
+        for name in value:
+            kept[name] = _each(value[name], change)
+        return kept
+    if isinstance(value, tuple | list):
+        parts = [_each(part, change) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    return change(value)
 
 
 def run(module: nn.Module, inputs: Mapping[str, Any], *, finite: bool = True) -> Any:
@@ -401,9 +400,16 @@ def with_first_tensor(value: Any, new: Tensor) -> Any:
 
 
 def with_state_in(args: tuple[Any, ...], kwargs: dict[str, Any], new: Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The same arguments with the state that enters exchanged, wherever `state_in` finds it."""
-    if first_tensor(args) is not None:
-        return with_first_tensor(args, new), kwargs
-    name = "hidden_states" if first_tensor(kwargs.get("hidden_states")) is not None else None
-    name = name or next(name for name, value in kwargs.items() if first_tensor(value) is not None)
-    return args, {**kwargs, name: with_first_tensor(kwargs[name], new)}
+    """The same arguments with the state that enters exchanged, wherever that tensor is among them.
+
+    Funnel gives a block its state three times, as queries, keys and values.
+
+    >>> state, mask = torch.zeros(1), torch.zeros(1)
+    >>> with_state_in((state, mask), {"value": state}, torch.ones(1))
+    ((tensor([1.]), tensor([0.])), {'value': tensor([1.])})
+    """
+    state = state_in(args, kwargs)
+    exchanged: tuple[tuple[Any, ...], dict[str, Any]] = _each(
+        (args, kwargs), lambda value: new if value is state else value
+    )
+    return exchanged

@@ -16,6 +16,8 @@ TEXTS, TOKENS, TARGETS = 6, 11, 8
 
 # Where Hugging Face's tuple is not layer.0 to layer.L-1 and the last hidden state; known from reading these models.
 FROM_FIRST_TO_FINAL = {"mamba", "mamba2", "falcon_mamba", "rwkv"}  # layer.1 to layer.L, then final
+# Other blocks come first, and then this list of them: from layer.0, or from layer.1 where its input is not reported.
+LAST_LIST_FROM = {"canine": 0, "funnel": 0, "hrm_text": 1}
 ENDS_RAW = {"clip_text_model", "tipsv2_text_model", "gemma3n", "gemma3n_text", "fsmt"}  # layer.0 to layer.L
 
 
@@ -94,6 +96,10 @@ def _against_the_report(
     end = _end(stack, seen, layers)
     expected = layers if kind in ENDS_RAW else [*layers[:-1], end]
     expected = [*layers[1:], end] if kind in FROM_FIRST_TO_FINAL else expected
+    if kind in LAST_LIST_FROM:
+        expected = expected[LAST_LIST_FROM[kind] :]
+        yield from _other_blocks(seen, entries[: -len(expected)])
+        entries = entries[-len(expected) :]
     if len(entries) != len(expected):
         yield f"{len(entries)} entries of hidden_states for {stack.depth} blocks"
     for k, (entry, state) in enumerate(zip(entries, expected, strict=False)):
@@ -105,6 +111,14 @@ def _against_the_report(
     last = seen.output.get(f"{stack.name}_last_hidden_state" if prefix == "encoder_" else "last_hidden_state")
     if last is not None and not _same(last, end):
         yield "the last hidden state is not where the stack ends"
+
+
+def _other_blocks(seen: Seen, entries: Sequence[Tensor]) -> Iterator[str]:
+    """Hold the entries of Hugging Face's tuple before a last list of blocks against whatever other parts made."""
+    made = [value for value in (*seen.into.values(), *seen.out.values()) if value is not None]
+    for k, entry in enumerate(entries):
+        if not any(_same(entry, value) for value in made):
+            yield f"hidden_states[{k}] is the state of no part"
 
 
 def _end(stack: Stack, seen: Seen, layers: list[Tensor]) -> Tensor:

@@ -78,7 +78,8 @@ def _stack(parts: Anatomy, stack: Stack) -> dict[str, Any]:
         "final_norm": None if proof.final is None else proof.final.path,
         "exit": list(proof.exit),
         "parts": _parts(stack, stack.name if len(parts.stacks) > 1 else None),
-        "proved_entries": len(reported),
+        "proved_entries": len(reported) - proof.earlier,
+        "earlier_entries": proof.earlier,
         "largest_difference": max(proof.differences),
         "raw_difference": None if ends_raw or proof.raw_difference != proof.raw_difference else proof.raw_difference,
     }

@@ -122,7 +122,7 @@ def _stream_sizes(module: nn.Module, seen: Trace, sizes: Sequence[int]) -> set[i
 
 
 def _first_proved(module: nn.Module, name: str, seen: Trace, taken: set[Tap]) -> tuple[Chain, Proof]:
-    """The first chain that can be proved; an error with the longest one's reason if none can."""
+    """The first chain that can be proved; an error with the reason if none can."""
     stacks = 2 if "decoder_input_ids" in accepts(module) else 1
     refused: list[tuple[Chain, str]] = []
     for chain in chains(module, seen):
@@ -145,14 +145,14 @@ def _first_proved(module: nn.Module, name: str, seen: Trace, taken: set[Tap]) ->
 
 
 def _why_none(refused: list[tuple[Chain, str]], stacks: int) -> str:
-    """Why no chain is a stack: the longest one's reason, and which chains there are if more than stacks."""
-    _, reason = max(refused, key=lambda pair: len(pair[0].blocks))
-    apart = [chain for chain, _ in refused if not any(chain.within(other) for other, _ in refused)]
+    """Why no chain is a stack: the longest one's reason, or, if there are more chains than stacks, the last one's."""
+    apart = [pair for pair in refused if not any(pair[0].within(other) for other, _ in refused)]
     if len(apart) <= stacks:
-        return reason
-    lists = [chain.blocks[0].path.rpartition(".")[0] for chain in sorted(apart, key=lambda c: c.ended)]
-    where = ", ".join(dict.fromkeys(lists))
-    return f"it runs {len(apart)} chains of blocks ({where}) and none is a stack by itself: of the longest, {reason}"
+        return max(refused, key=lambda pair: len(pair[0].blocks))[1]
+    in_order = sorted(apart, key=lambda pair: pair[0].ended)
+    lists = [chain.blocks[0].path.rpartition(".")[0] for chain, _ in in_order]
+    where, reason = ", ".join(dict.fromkeys(lists)), in_order[-1][1]
+    return f"it runs {len(apart)} chains of blocks ({where}) and none is a stack by itself: {reason}"
 
 
 def _refusal(name: str, reason: str) -> AnatomyError:

@@ -4,11 +4,17 @@ A chain is a run of calls in which each takes in exactly what the one before gav
 the source of a state. It may leave the embeddings out (mamba), end with the raw last layer (CLIP) or with the normed
 one (most models): so every entry of it has to be one of the chain's states, in order, and every layer between the first
 and the last has to be one of the entries.
+
+Some models run several lists of blocks, and something other than a block comes between them: CANINE and Funnel shorten
+the text and lengthen it again, HRM runs two lists in turn. There the stack is the last list, from which the last hidden
+state comes, and the first entries of the report have to be states of the blocks before it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
+from itertools import takewhile
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +24,7 @@ from hiddenscope.anatomy.trace import Call, Trace
 
 DEEPEST_LIST = 3
 LONGEST_EXIT = 3
+EARLIER = -1  # in `Proof.entries`: a state of a block that is run before the stack
 # gemma3n carries four streams and averages them, outside any module, between its last block and its final norm.
 MERGES_BEFORE_FINAL = ("gemma3n", "gemma3n_text")
 
@@ -145,8 +152,8 @@ class Proof:
 
     `exit` are the modules between the last block and the last hidden state, `final` the tap of the final norm among
     them. `entries[j]` is the number of the layer that `hidden_states[j]` is, one more than the depth for what the exit
-    gives; `differences` are the largest differences from these entries, and `raw_difference` that of the raw last layer
-    from the last of them.
+    gives, and EARLIER for a state of blocks before the stack; `differences` are the largest differences from these
+    entries, and `raw_difference` that of the raw last layer from the last of them.
     """
 
     taps: tuple[Tap, ...]
@@ -164,10 +171,19 @@ class Proof:
         """The number of blocks."""
         return len(self.taps) - 1
 
+    @property
+    def earlier(self) -> int:
+        """How many of the first entries of `hidden_states` are states of blocks that are run before the stack."""
+        return self.entries.count(EARLIER)
+
     def agrees(self, other: "Proof") -> bool:
         """Whether another pass, over texts of another shape, showed the same."""
         mine, theirs = (replace(proof, differences=(), raw_difference=0.0) for proof in (self, other))
         return mine == theirs
+
+
+_Step: TypeAlias = tuple[Call, Tensor | None, Tensor | None]
+"""A call after the last block, with the states that went in and came out."""
 
 
 @dataclass(frozen=True)
@@ -199,11 +215,14 @@ def prove(module: nn.Module, chain: Chain, trace: Trace) -> Proof:
 
 def _prove(module: nn.Module, chain: Chain, trace: Trace, report: Sequence[Tensor], layout: Layout) -> Proof:
     layers = [_layer(value, layout, trace) for value in chain.values]
-    entries = [_entry(entry, trace) for entry in report]
+    earlier = _earlier(module, chain, trace, report)
+    entries = [_entry(entry, trace) for entry in report[earlier:]]
     ends = [*trace.last_hidden_states, report[-1]]
     exit_ = _find_exit(module, replace(chain, values=tuple(layers)), ends, trace, layout)
     states = layers if exit_ is None else [*layers, exit_.value]
     matched = _matched(entries, states)
+    if earlier:
+        _check_last_list(module, chain, trace, matched)
     missing = sorted(set(range(1, len(layers) - 1)) - set(matched))
     if missing:
         raise Unproved(f"layer.{missing[0]} is not among the {len(entries)} hidden_states that the model gives back")
@@ -214,11 +233,12 @@ def _prove(module: nn.Module, chain: Chain, trace: Trace, report: Sequence[Tenso
         taps=tuple(replace(tap, layout=layout) for tap in chain.taps),
         final=None if final is None else final[0],
         exit=() if exit_ is None else tuple(call.path for call in exit_.calls),
-        entries=matched,
+        entries=(EARLIER,) * earlier + matched,
         width=layers[0].shape[-1],
         final_width=None if final is None else final[1].shape[-1],
         dtype=reduce(torch.promote_types, {value.dtype for value in states}),
-        differences=tuple((states[k] - entry).abs().max().item() for k, entry in zip(matched, entries, strict=True)),
+        differences=(0.0,) * earlier
+        + tuple((states[k] - entry).abs().max().item() for k, entry in zip(matched, entries, strict=True)),
         raw_difference=(layers[-1] - last).abs().max().item() if comparable else float("nan"),
     )
 
@@ -235,6 +255,35 @@ def _entry(entry: Tensor, trace: Trace) -> Tensor:
         return layout.states(entry, trace.tokens)
     shape = f"{list(entry.shape)} for {trace.texts} texts of {trace.tokens} tokens"
     raise Unproved(f"an entry of its hidden_states has the shape {shape}")
+
+
+def _earlier(module: nn.Module, chain: Chain, trace: Trace, report: Sequence[Tensor]) -> int:
+    """How many of the first entries of the report are states of blocks that are run before the chain."""
+    began = chain.blocks[0].entered
+    blocks = [call for call in block_calls(module, trace) if call.left < began]
+    values = [value for call in blocks for value in (call.into, call.out)]
+
+    def before(entry: Tensor) -> bool:
+        return any(same(entry, value) for value in values) and not any(same(entry, value) for value in chain.values)
+
+    return sum(1 for _ in takewhile(before, report))
+
+
+def _check_last_list(module: nn.Module, chain: Chain, trace: Trace, matched: Sequence[int]) -> None:
+    """Refuse a chain behind other blocks that is not a whole list of blocks, or of which no layer is reported.
+
+    Part of a list would be numbered from its middle on: something is added there, perhaps by a hook of somebody's.
+    """
+    paths = [call.path for call in chain.blocks]
+    blocks = paths[0].rpartition(".")[0]
+    children = [f"{blocks}.{name}" for name, _ in module.get_submodule(blocks).named_children()]
+    at = children.index(paths[0])
+    if at:
+        raise Unproved(f"{paths[0]} takes in something else than {children[at - 1]} gives out, so they make no chain")
+    if paths != children:
+        raise Unproved(f"{paths[0]} to {paths[-1]}, which it ends with, are not one list of blocks")
+    if not any(k <= len(paths) for k in matched):
+        raise Unproved(f"hidden_states has no state of {blocks}, the list of blocks that it ends with")
 
 
 def _matched(entries: Sequence[Tensor], states: Sequence[Tensor]) -> tuple[int, ...]:
@@ -254,8 +303,8 @@ def _find_exit(module: nn.Module, chain: Chain, ends: Sequence[Tensor], trace: T
     last = chain.values[-1]
     exact = [end for end in ends if end.ndim == 3 and end.shape[:2] == (trace.texts, trace.tokens)]
     if not exact:
-        shape = list(ends[0].shape)
-        raise Unproved(f"its last hidden state is {shape} for {trace.texts} texts of {trace.tokens} tokens")
+        shape = f"its last hidden state is {list(ends[0].shape)} for {trace.texts} texts of {trace.tokens} tokens"
+        raise Unproved(f"{shape}, so that its rows are not those of the tokens")
     after = [call for call in trace.calls if call.entered > chain.ended and _has_no_list(module, call)]
     steps = [(call, _as_states(call.into, trace, layout), _as_states(call.out, trace, layout)) for call in after]
     for end in exact:
@@ -268,9 +317,19 @@ def _find_exit(module: nn.Module, chain: Chain, ends: Sequence[Tensor], trace: T
         for call, _, out in steps:
             if out is not None and any(same(out, end) for end in exact):
                 return _Exit((call,), out)
-    wide, ours = exact[0].shape[-1], last.shape[-1]
+    raise Unproved(_why_no_exit(len(chain.blocks), last, exact, steps, layout))
+
+
+def _why_no_exit(depth: int, last: Tensor, ends: Sequence[Tensor], steps: Sequence[_Step], layout: Layout) -> str:
+    """What is wrong with the way from the last layer to the last hidden state."""
+    for call, into, out in steps:
+        wider = into is not None and into.shape[-1] > last.shape[-1] and any(same(out, end) for end in ends)
+        if wider and any(same(half, last) for half in into.split(last.shape[-1], -1)):  # type: ignore[union-attr]
+            streams = f"layer.{depth}, which hidden_states show, and a second stream, which they do not"
+            return f"its blocks carry two streams: {call.path} makes its last hidden state from {streams}"
+    wide, ours = ends[0].shape[-1], last.shape[-1]
     why = f": it is {wide} wide, and that {ours}" if wide != ours and layout.token < 2 else ""
-    raise Unproved(f"its last hidden state is not layer.{len(chain.blocks)}, nor made from it by modules alone{why}")
+    return f"its last hidden state is not layer.{depth}, nor made from it by modules alone{why}"
 
 
 def _has_no_list(module: nn.Module, call: Call) -> bool:
@@ -278,9 +337,7 @@ def _has_no_list(module: nn.Module, call: Call) -> bool:
     return not any(isinstance(part, nn.ModuleList) for part in module.get_submodule(call.path).modules())
 
 
-def _shortest_run(
-    start: Tensor, end: Tensor, steps: Sequence[tuple[Call, Tensor | None, Tensor | None]]
-) -> tuple[Call, ...]:
+def _shortest_run(start: Tensor, end: Tensor, steps: Sequence[_Step]) -> tuple[Call, ...]:
     """The shortest run of calls, each fed by the one before, from one value to another."""
     fronts: list[tuple[tuple[Call, ...], Tensor]] = [((), start)]
     for _ in range(LONGEST_EXIT):

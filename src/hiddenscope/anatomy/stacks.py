@@ -118,7 +118,7 @@ class Anatomy:
         """The site of each entry of Hugging Face's `hidden_states`; None for an entry that is no site's state."""
         name, proof = stack.name if len(self.stacks) > 1 else None, stack.proof
         left = Site(None, "", name) if proof.final is not None and proof.final.path == proof.exit[-1] else None
-        return tuple(left if k > proof.depth else Site(k, "", name) for k in proof.entries)
+        return tuple(None if k < 0 else left if k > proof.depth else Site(k, "", name) for k in proof.entries)
 
     def _with_reason(self, error: SiteError) -> SiteError:
         """The same error with the reason why the parts of a block were refused, if it is about parts."""

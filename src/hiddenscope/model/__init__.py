@@ -132,6 +132,7 @@ class Model:
         self.remembered = self.trials.recalled("anatomy")
         self._unchecked = self.remembered
         self.notes += tuple(map(_note_on_final, (stack for stack in self._anatomy.stacks if _final_differs(stack))))
+        self.notes += tuple(_note_on_earlier(stack) for stack in self._anatomy.stacks if stack.proof.earlier)
         if not self.remembered:  # a broken tokenizer is named when a model is first loaded
             _ = self.text_encoder
         self._fingerprint = Fingerprint(self.module, lambda compute: self.trials.once("weights", compute, form=str))
@@ -373,3 +374,12 @@ def _final_differs(stack: Stack) -> bool:
 def _note_on_final(stack: Stack) -> str:
     final, width = stack.proof.final_width, stack.proof.width
     return f"Its final is {final} wide and its layers {width}: `layer.*,final` leaves final out; ask for it by itself."
+
+
+def _note_on_earlier(stack: Stack) -> str:
+    first, before = stack.blocks[0].path, stack.proof.earlier
+    blocks = first.rpartition(".")[0]
+    return (
+        f"Its layers are those of {blocks}, the list of blocks that it ends with: layer.0 is what enters {first}. "
+        f"hidden_states[0] to hidden_states[{before - 1}] are states of blocks before that, and have no site."
+    )

@@ -61,7 +61,8 @@ def _built(facts: dict[str, Any]) -> str:
 
 def _proof(facts: dict[str, Any], two: bool) -> str:
     name = f"{facts['stack']}_hidden_states" if two else "hidden_states"
-    proof = f"All {facts['proved_entries']} entries of {name} are among its states, bit for bit"
+    which = "The last" if facts.get("earlier_entries") else "All"
+    proof = f"{which} {facts['proved_entries']} entries of {name} are among its states, bit for bit"
     if facts["raw_difference"] is None:
         return proof
     return f"{proof}; the raw layer.{facts['blocks']} differs from the last entry by {facts['raw_difference']:,.4g}"
