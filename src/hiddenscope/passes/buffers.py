@@ -82,12 +82,12 @@ class Buffer:
             return
         self._unsummed.add(site)
         rows: Any = self.values[site]
+        if (run := _one_run(places, states.shape[1])) is not None:
+            rows[run].view_as(states).copy_(states)
+            return
         given: Any = states
         if states.device.type == "cpu" and states.dtype == rows.dtype:
             rows, given = _without_threads(rows), _without_threads(states)
-        elif (run := _one_run(places, states.shape[1])) is not None:
-            rows[run].view_as(states).copy_(states)
-            return
         for text, place in enumerate(places):
             rows[place.start : place.start + place.length] = given[text, : place.length]
 
