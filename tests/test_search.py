@@ -94,6 +94,19 @@ def test_what_float32_cannot_tell_apart_is_told_apart() -> None:
     assert hs.search(base, query, 10, nearness="dot").data["number"].values[0].tolist() == expected.tolist()
 
 
+@pytest.mark.parametrize("nearness", ["cosine", "dot", "l2"])
+def test_queries_that_every_row_points_away_from(nearness: str) -> None:
+    """The worst of the nearest then has a cosine below zero, or just at zero, which is the lowest bar there is."""
+    generator = np.random.default_rng(4)
+    rows = np.abs(generator.standard_normal((4000, 16))).astype(np.float32)
+    rows[:, 15] = 0
+    queries = np.stack([-rows[0], np.eye(16, dtype=np.float32)[15], rows[1]])
+    order, scores = brute(rows, queries, 9, nearness)
+    found = hs.search(rows, queries, 9, nearness=nearness).data  # type: ignore[arg-type]
+    assert found["number"].values.tolist() == order.tolist()
+    np.testing.assert_allclose(found["score"].values, scores, rtol=1e-12, atol=1e-12)
+
+
 def test_products_that_are_too_coarse_are_not_used(rows: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
     matmul = torch.Tensor.__matmul__
 

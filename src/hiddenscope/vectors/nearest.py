@@ -3,7 +3,7 @@
 The products are computed in float32. Every pair of a row and a query that rounding leaves undecided is computed again
 in float64, each row by itself, so that equal rows get equal scores wherever they stand, and of equals the first wins.
 
-A piece of rows is small enough to stay in a core's cache from its norms over its products to their maximum, and the
+A piece of rows is small enough to stay in the cache from its norms over its products to their maximum, and the
 products are not kept. Only rows that may be among the nearest, a few in a thousand, are looked at again.
 
 >>> nearest = Nearest(torch.tensor([[0.0, 2.0, 1.0]]), k=2)
@@ -28,21 +28,22 @@ Ints: TypeAlias = NDArray[np.int64]
 NEARNESSES = ("cosine", "dot", "l2")
 ROUNDING = 2.0**-24  # of float32
 LARGEST = 1e38  # close to the largest float32
-PIECE = 2**20  # bytes of rows that are multiplied at a time: about what a core's cache holds
+SMALLEST_KEY = 1e-6  # a cosine closer to zero than this is a bar just below zero
+PIECE = 2**22  # bytes of rows that are multiplied at a time: the caches of some cores hold them
 FIRST = 1024  # rows that are ranked first; then at most as many at a time as were seen, so that the bar rises early
 PAIRS = 4096  # pairs of a row and a query that are computed again at a time
 
 
 class _Bar(NamedTuple):
-    """A row may be among the nearest to a query if `factor * row @ query + by_length * term + offset >= 0`.
+    """A row may be among the nearest to a query if `row @ right + offset >= least * term`; one column for each query.
 
-    The term is the length of the row, or for L2 its square. Rounding in float32 is allowed for: the sum is never below
-    zero for a row that reaches the bar in exact arithmetic.
+    The term is the length of the row, or for L2 its square. Rounding in float32 is allowed for: whatever reaches the
+    bar in exact arithmetic reaches this one.
     """
 
-    factor: float
-    by_length: Tensor
-    offset: Tensor
+    right: Tensor
+    offset: Tensor | None
+    least: Tensor
 
 
 class Nearest:
@@ -94,33 +95,37 @@ class Nearest:
             bar = self._bar(self._keys[:, -1])
             largest, lengths = self._largest(rows, bar)
             self._check(lengths)
-            candidates = (largest >= 0).nonzero()[:, 0]
+            candidates = (largest >= bar.least.min() * self._terms(lengths)).nonzero()[:, 0]
             narrow = rows[candidates].to("cpu", torch.float32)
-        sums = self._sums(narrow, lengths[candidates], bar, torch.empty(len(narrow), len(self._queries)))
-        pairs = (sums >= 0).nonzero()
+        products = self._products(narrow, bar, torch.empty(len(narrow), len(self._queries)))
+        pairs = (products >= torch.outer(self._terms(lengths[candidates]), bar.least)).nonzero()
         self._take(rows, candidates[pairs[:, 0]].numpy(), pairs[:, 1].numpy())
 
     def _largest(self, rows: Tensor, bar: _Bar) -> tuple[Tensor, Tensor]:
-        """The largest sum of each row over the queries, and the length of each row."""
+        """The largest product of each row over the queries, and the length of each row."""
         largest, lengths = torch.empty(len(rows)), torch.empty(len(rows))
         size = max(1, PIECE // (4 * rows.shape[1]))
-        sums = torch.empty(min(size, len(rows)), len(self._queries))
+        products = torch.empty(min(size, len(rows)), len(self._queries))
         for start in range(0, len(rows), size):
             here = slice(start, start + size)
             piece, length = rows[here].to("cpu", torch.float32), lengths[here]
-            torch.linalg.vector_norm(piece, dim=1, out=length)
-            torch.amax(self._sums(piece, length, bar, sums[: len(length)]), 1, out=largest[here])
+            torch.amax(self._products(piece, bar, products[: len(length)]), 1, out=largest[here])
+            torch.linalg.vector_norm(piece, dim=1, out=length)  # after the product, which waits less for memory
         return largest, lengths
 
-    def _sums(self, rows: Tensor, lengths: Tensor, bar: _Bar, out: Tensor) -> Tensor:
-        """The sums of `_Bar` for every row and query."""
-        terms = lengths.square() if self.nearness == "l2" else lengths
-        torch.addr(bar.offset, terms, bar.by_length, out=out)
+    def _products(self, rows: Tensor, bar: _Bar, out: Tensor) -> Tensor:
+        """`row @ right + offset` for every row and query."""
         if self._by_torch is None:
             self._by_torch = self._torch_is_exact(rows[:FIRST])
-        if self._by_torch:
-            return out.addmm_(rows, self._narrow, alpha=bar.factor)
-        return out.add_(torch.from_numpy(rows.numpy() @ self._narrow.numpy()), alpha=bar.factor)
+        if not self._by_torch:
+            np.matmul(rows.numpy(), bar.right.numpy(), out=out.numpy())
+            return out if bar.offset is None else out.add_(bar.offset)
+        if bar.offset is None:
+            return torch.mm(rows, bar.right, out=out)
+        return torch.addmm(bar.offset, rows, bar.right, out=out)
+
+    def _terms(self, lengths: Tensor) -> Tensor:
+        return lengths.square() if self.nearness == "l2" else lengths
 
     def _torch_is_exact(self, rows: Tensor) -> bool:
         """Whether torch's products are float32's: `torch.set_float32_matmul_precision` lets it use fewer digits."""
@@ -130,19 +135,22 @@ class Nearest:
 
     def _bar(self, keys: Floats) -> _Bar:
         """What a row must reach to come before these keys, less what rounding may take away from it."""
-        if self.nearness == "cosine":
-            parts = 1.0, 2 * self._share - keys, np.zeros_like(keys)
+        if self.nearness == "cosine":  # over its key, so that every query holds a row against the same number
+            lowered = keys - 2 * self._share
+            lowered[np.abs(lowered) < SMALLEST_KEY] = -SMALLEST_KEY
+            right, offset, least = self._narrow / _float32(np.abs(lowered)), None, np.sign(lowered)
         elif self.nearness == "dot":
-            parts = 1.0, self._share * self._lengths, -keys
+            right, offset, least = self._narrow, _float32(-keys), -self._share * self._lengths
         else:  # rounding is at most 2 * share * (|row| + |query|)², and so at most 4 * share * (|row|² + |query|²)
             kept = 1 - 4 * self._share
-            parts = 2.0, np.full(len(keys), -kept), -keys - kept * self._lengths**2
-        return _Bar(parts[0], *(torch.from_numpy(part.astype(np.float32)) for part in parts[1:]))
+            right, offset = 2 * self._narrow, _float32(-keys - kept * self._lengths**2)
+            least = np.full(len(keys), kept)
+        return _Bar(right, offset, _float32(least))
 
     def _kth(self, rows: Tensor, lengths: Tensor) -> Floats:
         """A key that the k-th nearest of these rows reaches in any case."""
-        zeros, longest = torch.zeros(len(self._queries)), float(lengths.max())
-        products = self._sums(rows, lengths, _Bar(1.0, zeros, zeros), torch.empty(len(rows), len(zeros)))
+        longest, bare = float(lengths.max()), _Bar(self._narrow, None, torch.empty(0))
+        products = self._products(rows, bare, torch.empty(len(rows), len(self._queries)))
         if self.nearness == "cosine":
             keys, rounding = products / lengths[:, None], np.full(len(self._lengths), 2 * self._share)
         elif self.nearness == "dot":
@@ -192,3 +200,7 @@ class Nearest:
             return products
         cosines: Floats = products / (np.sqrt(np.square(values).sum(1)) * self._lengths[queries])
         return cosines
+
+
+def _float32(numbers: Floats) -> Tensor:
+    return torch.from_numpy(numbers.astype(np.float32))
