@@ -23,7 +23,7 @@ def rows(repeats: int) -> list[Row]:
     texts, kind = ragged._texts(model.tokenizer, TEXTS)
     ours, other = hs.embed(model, texts), theirs(texts)
     ways = {"ours": lambda: hs.embed(model, texts), "theirs": lambda: theirs(texts)}
-    found = measure.ratios(measure.interleaved(ways, repeats, warm=False), "ours")["theirs"]
+    found = measure.ratios(measure.interleaved(ways, repeats), "ours")["theirs"]
     what = f"minilm: {len(texts)} {kind} of {ragged.SHORTEST} to {ragged.LONGEST} tokens: texts a second of embed / of "
     what += f"sentence-transformers in its own batches (largest difference {np.abs(ours - other).max():.0e})"
     return [Row("embed", what, found.cpu, found.wall, BAR, at_least=True)]

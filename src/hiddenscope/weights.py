@@ -179,7 +179,7 @@ def _tensors(module: nn.Module) -> list[Tensor]:
 
 
 def _states(tensors: list[Tensor]) -> list[tuple[int, int]]:
-    """Where each tensor's numbers lie, and how often they were written to; one made in inference mode does not count."""
+    """Where each tensor lies, and how often it was written to; one made in inference mode does not count."""
     return [(tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version) for tensor in tensors]
 
 
