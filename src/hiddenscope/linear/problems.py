@@ -115,9 +115,12 @@ def moments(states: Tensor, problems: Problems) -> tuple[Tensor, Tensor]:
 
 
 def gram(states: Tensor) -> Tensor:
-    """`states.T @ states`. numpy sees that the product is symmetric and computes half of it; torch computes all."""
-    rows = states.numpy()
-    return torch.from_numpy(rows.T @ rows)
+    """`states.T @ states`, by torch, though numpy computes only half of a symmetric product.
+
+    Each library has its own threads, which spin for a while after a product and hold up the other library's: with both,
+    everything around a product takes twice as long.
+    """
+    return states.T @ states
 
 
 def _as_values(flags: NDArray[np.uint8]) -> NDArray[np.void]:

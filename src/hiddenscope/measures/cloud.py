@@ -112,7 +112,7 @@ class Cloud:
         else:
             rows = torch.cat(self._rows)
             rows = rows - rows.mean(0)
-            eigenvalues = torch.linalg.eigvalsh(_gram(rows.T if len(rows) <= rows.shape[1] else rows))
+            eigenvalues = torch.linalg.eigvalsh(rows @ rows.T if len(rows) <= rows.shape[1] else rows.T @ rows)
         return torch.clamp(eigenvalues, min=0) / self.count
 
     def _summarise(self) -> None:
@@ -121,7 +121,7 @@ class Cloud:
             rows, self._rows = torch.cat(self._rows), []
             mean = rows.mean(0)
             rows = rows - mean
-            self._merge(len(rows), mean, _gram(rows))
+            self._merge(len(rows), mean, rows.T @ rows)
 
     def _merge(self, count: int, mean: Tensor, scatter: Tensor) -> None:
         """Add a mean and a scatter to those there are, without cancellation (Chan et al. 1979)."""
@@ -132,11 +132,6 @@ class Cloud:
         apart, both = mean - self._mean, self._summed + count
         self._scatter = self._scatter + scatter + torch.outer(apart, apart) * (self._summed * count / both)
         self._mean, self._summed = self._mean + apart * (count / both), both
-
-
-def _gram(rows: Tensor) -> Tensor:
-    """The products of channels. numpy sees that the matrix is symmetric and computes half of it; torch computes all."""
-    return rows.T @ rows if rows.device.type != "cpu" else torch.from_numpy(rows.numpy().T @ rows.numpy())
 
 
 def effective_rank(variances: Tensor) -> float:
