@@ -352,7 +352,7 @@ def _to_lens(site: Site, final: bool) -> str | None:
 
 
 def _unreadable(given: object, known: Sequence[str] = ()) -> SiteError:
-    if isinstance(given, Integral) and type(given) is not bool:
+    if not isinstance(given, bool) and isinstance(given, Integral):
         number = _shown(int(given))
         return SiteError(f"No site {number}", "a site is a string", f"Did you mean 'layer.{number}'?")
     if given == "":
