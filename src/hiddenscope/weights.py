@@ -129,6 +129,12 @@ class Fingerprint:
             self._value = self._remembered(lambda: _hash(self.module))
         return self._value
 
+    @property
+    def when_checked(self) -> str:
+        """The hash of the weights as they were when `check_finite` last looked at them."""
+        unchanged = self._value is not None and _FINITE.get(self.module) is self._stamps
+        return self._value if unchanged and self._value is not None else self.value
+
 
 def _hash(module: nn.Module) -> str:
     """The hash of the names, shapes, dtypes and numbers of all weights.

@@ -277,14 +277,17 @@ class Model:
                 raise PassError(f"Cannot record states inside generate of {self.name}", refused, remedy)
             return generation.generate(self, inputs, max_new_tokens, sites, options)
 
-    def source(self, stack: str | None = None) -> Source:
-        """Where the states of a stack come from, for their provenance."""
+    def source(self, stack: str | None = None, *, checked: bool = False) -> Source:
+        """Where the states of a stack come from, for their provenance.
+
+        `checked` is for the end of a pass, whose beginning looked at every weight: they are not looked at again.
+        """
         own = next(part for part in self._anatomy.stacks if stack in (None, part.name))
         config: Any = getattr(self.module, "config", None)
         return Source(
             self.name,
             revision=self.revision,
-            weights=self._fingerprint.value,
+            weights=self._fingerprint.when_checked if checked else self._fingerprint.value,
             dtype=_short(self.dtype),
             device=str(self.device),
             attention=str(getattr(config, "_attn_implementation", None) or "none"),

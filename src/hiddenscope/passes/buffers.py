@@ -72,6 +72,7 @@ class Buffer:
         self._streams: set[torch.cuda.Stream] = set()
         self._sums: list[Tensor] = []
         self._unsummed: set[int] = set()
+        self._last_run: tuple[Sequence[Place], int, slice | None] | None = None
 
     def write(self, site: int, states: Tensor, places: Sequence[Place]) -> None:
         """Copy the real tokens of a batch [text, token, width] to their rows; padding is left out."""
@@ -82,7 +83,7 @@ class Buffer:
             return
         self._unsummed.add(site)
         rows: Any = self.values[site]
-        if (run := _one_run(places, states.shape[1])) is not None:
+        if (run := self._run_of(places, states.shape[1])) is not None:
             rows[run].view_as(states).copy_(states)
             return
         given: Any = states
@@ -122,6 +123,12 @@ class Buffer:
                 self.values[site, start : start + length].copy_(part, non_blocking=self.pinned)
                 read += length
         gathered.record_stream(stream)
+
+    def _run_of(self, places: Sequence[Place], tokens: int) -> slice | None:
+        """`_one_run`, which every site of a pass asks about the same places."""
+        if self._last_run is None or self._last_run[0] is not places or self._last_run[1] != tokens:
+            self._last_run = places, tokens, _one_run(places, tokens)
+        return self._last_run[2]
 
     def _fits(self, states: Tensor) -> None:
         width = self.values.shape[2]
@@ -188,7 +195,8 @@ class StackBuffer:
 
     def states(self) -> States:
         """The states, once every pass has been made; a NaN or an infinity among them is an error."""
-        tokens, source = self.model.text_encoder.tokens(self.inputs), self.model.source(self.sites[0].stack)
+        tokens = self.model.text_encoder.tokens(self.inputs)
+        source = self.model.source(self.sites[0].stack, checked=True)
         states = States(self.sites, self.buffer.finish(), tokens, source)
         if not self.buffer.finite:
             states.check_finite()

@@ -36,7 +36,7 @@ class ModelLike(BatchModel, Protocol):
     def encode(  # noqa: D102
         self, texts: Texts | Inputs, *, targets: Texts | Inputs | None = None, truncate: bool = False
     ) -> Inputs: ...
-    def source(self, stack: str | None) -> Source: ...  # noqa: D102
+    def source(self, stack: str | None, *, checked: bool = False) -> Source: ...  # noqa: D102
 
 
 def recordable(module: nn.Module) -> nn.Module:
@@ -59,8 +59,14 @@ def recordable(module: nn.Module) -> nn.Module:
 def _conditions(module: nn.Module) -> list[tuple[bool, str, str]]:
     """What may be wrong with a module: whether it is, the reason, and the remedy."""
     parts = hooks.parts_of(module)
-    weights = [weight for part in parts.values() for weight in part._parameters.values() if weight is not None]
-    training = next((path for path, part in parts.items() if part.training), None)
+    weights: list[nn.Parameter] = []
+    training, compiled = None, False
+    for path, part in parts.items():
+        if part._parameters:
+            weights += [weight for weight in part._parameters.values() if weight is not None]
+        if part.training and training is None:
+            training = path
+        compiled = compiled or part._compiled_call_impl is not None
     return [
         (
             isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel),
@@ -73,7 +79,7 @@ def _conditions(module: nn.Module) -> list[tuple[bool, str, str]]:
             "Call module.eval() first.",
         ),
         (
-            any(getattr(part, "_compiled_call_impl", None) is not None for part in parts.values()),
+            compiled,
             "it was compiled in place, and compiled code calls no hooks",
             "Give the module before `.compile()`, or wrap it with `torch.compile(module)` instead.",
         ),
