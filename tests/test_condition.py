@@ -53,6 +53,14 @@ def test_a_module_put_in_train_mode_later_is_refused_then() -> None:
     assert torch.equal(model.capture(TEXTS).values, plain("gpt2").values)  # type: ignore[union-attr]
 
 
+def test_a_part_in_train_mode_that_was_exchanged_later_is_refused_then() -> None:
+    model = hs.load((tiny_model("llama"), None))
+    model.capture([[5, 6, 7]])
+    model.module.model.layers[1] = tiny_model("llama", seed=1).train().model.layers[1]  # type: ignore
+    with pytest.raises(ModuleError, match=r"train\(\) mode at model.layers.1"):
+        model.capture([[5, 6, 7]])
+
+
 def test_a_loop_may_be_recorded_while_it_trains() -> None:
     module = tiny_model("llama").train()
     with hs.recording(module, "layer.1") as rec:

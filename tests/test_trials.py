@@ -3,11 +3,13 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 import hiddenscope as hs
 from hiddenscope import trials
@@ -161,3 +163,79 @@ def test_a_nan_never_agrees() -> None:
     broken = states.clone()
     broken[0, 1, 2] = torch.nan
     assert trials.disagreement(states, broken, [1]) == trials.disagreement(broken, states, [1]) == float("inf")
+
+
+def squash(part: nn.Module, args: Any, output: Any) -> Any:
+    return 3 * output.tanh()
+
+
+def shrink_last(part: nn.Module, args: Any, output: Any) -> Any:
+    """A hook that knows one text at a time only: it changes the last row, which in a padded batch is padding."""
+    output = output.clone()
+    output[:, -1] *= 0.5
+    return output
+
+
+def halve_logits(part: nn.Module, args: Any, output: Any) -> Any:
+    output.logits = output.logits / 2
+    return output
+
+
+def exchange_head(module: Any) -> None:
+    torch.manual_seed(1)
+    module.lm_head = nn.Sequential(nn.Linear(64, 128), nn.Tanh()).eval()
+
+
+CHANGES: dict[str, Callable[[Any], Any]] = {
+    "bfloat16": lambda module: module.to(torch.bfloat16),
+    "float64": lambda module: module.to(torch.float64),
+    "kernel": lambda module: module.set_attn_implementation("eager"),
+    "weights": lambda module: nn.init.eye_(module.model.layers[1].mlp.down_proj.weight),
+    "head": exchange_head,
+    "hook on the head": lambda module: module.lm_head.register_forward_hook(squash),
+    "hook on a block": lambda module: module.model.layers[1].register_forward_hook(shrink_last),
+    "hook on the whole": lambda module: module.register_forward_hook(halve_logits),
+}
+
+
+def shown(model: hs.Model) -> dict[str, Any]:
+    """What captures and analyses that rest on trials show of a model."""
+    states = model.capture([[5, 6, 7, 8], [9, 10]])
+    assert isinstance(states, hs.States)
+    full = hs.record(model, TEXT, "layer.1", logits=True)
+    resumed = hs.resume(model, TEXT, "layer.1", full.states["layer.1"])
+    contrast = hs.Contrast("the cost of it", "the rest of it", " a", " t")
+    results = {"lens": hs.lens(model, "the cost of it"), "patch": hs.patch(model, contrast)}
+    numbers = {
+        f"{name} {key}": torch.from_numpy(values.values.copy())
+        for name, result in results.items()
+        for key, values in result.data.items()
+        if values.dtype.kind == "f"
+    }
+    return {"states": states.values, "dtype": states.source.dtype, "resumed": resumed.logits, **numbers}
+
+
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # on a CPU without bfloat16
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_is_changed_later_is_seen_as_if_it_had_been_there_before(change: str) -> None:
+    early, late = (tiny_model("llama") for _ in range(2))
+    model = hs.load((early, tiny_tokenizer()))
+    shown(model)  # every trial is made
+    for module in (early, late):
+        CHANGES[change](module)
+    ours, expected = shown(model), shown(hs.load((late, tiny_tokenizer())))
+    assert ours.keys() == expected.keys()
+    for name, value in ours.items():
+        if isinstance(value, torch.Tensor):
+            torch.testing.assert_close(value, expected[name], rtol=1e-4, atol=1e-5, equal_nan=True, msg=name)
+        else:
+            assert value == expected[name], name
+
+
+def test_the_outcome_of_a_module_with_a_hook_is_kept_nowhere(folder: Path) -> None:
+    model = hs.load(folder)
+    stored = memory_of(folder).read_text()
+    model.module.model.layers[1].register_forward_hook(shrink_last)  # type: ignore[union-attr, index]
+    assert not model.batching.padding_safe
+    assert memory_of(folder).read_text() == stored
+    assert hs.load(folder).batching.padding_safe

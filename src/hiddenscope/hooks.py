@@ -334,10 +334,15 @@ def _accelerate_hooks(module: nn.Module) -> Iterator[Any]:
 
 
 class _Parts(NamedTuple):
-    """The parts of a module by path, without itself, and those of them that switch their attention for good."""
+    """The parts of a module by path, without itself, and those of them that switch their attention for good.
+
+    `children` are the children of each part that has any, as they were found; `hooks` are the tables of all hooks.
+    """
 
     by_path: dict[str, nn.Module]
     switching: list[nn.Module]
+    children: list[tuple[dict[str, nn.Module | None], list[nn.Module | None]]]
+    hooks: list[dict[int, Callable[..., Any]]]
 
 
 _PARTS: WeakKeyDictionary[nn.Module, _Parts] = WeakKeyDictionary()
@@ -348,7 +353,10 @@ def _known_parts(module: nn.Module) -> _Parts:
     known = _PARTS.get(module)
     if known is None:
         by_path = {path: part for path, part in module.named_modules() if part is not module}
-        known = _PARTS[module] = _Parts(by_path, [part for part in by_path.values() if _switches(part)])
+        parts = [module, *by_path.values()]
+        children = [(part._modules, [*part._modules.values()]) for part in parts if part._modules]
+        tables = [table for part in parts for table in (part._forward_pre_hooks, part._forward_hooks)]
+        known = _PARTS[module] = _Parts(by_path, list(filter(_switches, by_path.values())), children, tables)
     return known
 
 
@@ -357,8 +365,30 @@ def _switches(part: nn.Module) -> bool:
 
 
 def parts_of(module: nn.Module) -> Mapping[str, nn.Module]:
-    """Every part by its path, the module itself among them."""
+    """Every part by its path, the module itself among them; found anew if somebody has exchanged one."""
+    known = _PARTS.get(module)
+    if known is not None and any([*now.values()] != then for now, then in known.children):
+        del _PARTS[module]
     return {"": module, **_known_parts(module).by_path}
+
+
+def hooks_of_others(module: nn.Module) -> tuple[int, ...]:
+    """The numbers that torch gave to the hooks which somebody else has put on the module or its parts.
+
+    The hooks by which transformers reports hidden states are left out: they change nothing.
+
+    >>> linear = nn.Linear(2, 2)
+    >>> handle = linear.register_forward_hook(lambda *seen: None)
+    >>> hooks_of_others(linear) == (handle.id,)
+    True
+    """
+    tables = [table for table in _known_parts(module).hooks if table]
+    found = [(number, hook) for table in tables for number, hook in list(table.items())]
+    return tuple(
+        number
+        for number, hook in found
+        if not isinstance(hook, _Hook) and not str(getattr(hook, "__module__", "")).startswith("transformers.")
+    )
 
 
 def first_tensor(value: Any) -> Tensor | None:

@@ -14,6 +14,7 @@ import json
 import os
 import types
 from collections.abc import Callable, Hashable, Mapping
+from copy import deepcopy
 from functools import cache
 from math import inf, isnan, sqrt
 from pathlib import Path
@@ -22,6 +23,7 @@ from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get
 import torch
 from torch import Tensor, nn
 
+from hiddenscope import hooks
 from hiddenscope.files import replacing
 
 Outcome = TypeVar("Outcome")
@@ -77,6 +79,7 @@ class Trials:
     def __init__(self, module: nn.Module, memory: Memory | None = None) -> None:
         self.module, self.memory = module, memory
         self._outcomes: dict[Hashable, Any] = {}
+        self._known_config: tuple[dict[str, Any], str] | None = None
 
     def once(
         self, name: str, attempt: Callable[[], Outcome], *, key: Hashable = (), form: type[Outcome] | None = None
@@ -102,8 +105,8 @@ class Trials:
             self.memory.forget()
 
     def _recalled_or_tried(self, key: tuple[str, Hashable, str], attempt: Callable[[], Any], form: type | None) -> Any:
-        if self.memory is None or form is None:
-            return attempt()
+        if self.memory is None or form is None or hooks.hooks_of_others(self.module):
+            return attempt()  # what somebody's hook does is not known in another process
         title = f"{key[0]} {hashlib.sha256(repr(key[1:]).encode()).hexdigest()[:16]}"
         recalled = self.memory.recall(title, form)
         if recalled is None:
@@ -112,10 +115,18 @@ class Trials:
         return recalled
 
     def _configuration(self) -> str:
-        """What may be changed on a loaded module and would change an outcome: its config, device and dtype."""
+        """What may be changed on a loaded module and would change an outcome: its config, device, dtype and hooks."""
         weight = next(self.module.parameters(), None)
         place = "" if weight is None else f"{weight.device} {weight.dtype}"
-        return f"{place} {_config_text(getattr(self.module, 'config', None))}"
+        return f"{place} {hooks.hooks_of_others(self.module)} {self._config_text()}"
+
+    def _config_text(self) -> str:
+        """The configuration as text, made again after a change only: that takes longer than a short pass's hooks."""
+        config: Any = getattr(self.module, "config", None)
+        values = {} if config is None else vars(config)
+        if self._known_config is None or self._known_config[0] != values:
+            self._known_config = deepcopy(values), _config_text(config)
+        return self._known_config[1]
 
 
 def _config_text(config: Any) -> str:

@@ -128,7 +128,7 @@ class Model:
         self.name, self.revision, self.notes = loaded.name, loaded.revision, loaded.notes
         self.lock = PassLock()
         self.trials = Trials(self.module, memory)
-        self._anatomy = self.trials.once("anatomy", lambda: find(self.module, name=self.name), form=Anatomy)
+        self._anatomy, self._found_in = self._find(), self._weights_dtype
         self.remembered = self.trials.recalled("anatomy")
         self._unchecked = self.remembered
         self.notes += tuple(map(_note_on_final, (stack for stack in self._anatomy.stacks if _final_differs(stack))))
@@ -136,8 +136,8 @@ class Model:
         if not self.remembered:  # a broken tokenizer is named when a model is first loaded
             _ = self.text_encoder
         self._fingerprint = Fingerprint(self.module, lambda compute: self.trials.once("weights", compute, form=str))
-        self.batching = Batching(False, math.inf, "it has not been tried yet")
-        self.batching = self.trials.once("batching", lambda: try_batching(self), form=Batching)
+        self._batching: Batching | None = None
+        _ = self.batching
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase | Any | None:
@@ -156,22 +156,56 @@ class Model:
     def anatomy(self) -> Anatomy:
         """Where its states are, with the proof.
 
-        A proof that is `remembered` from an earlier load is made again on one batch before it is first used.
+        A proof that is `remembered` from an earlier load is made again on one batch before it is first used. A module
+        that was moved to another dtype is proved anew.
         """
         if self._unchecked:
             with self.lock:
                 if self._unchecked:
                     self._unchecked = False
                     self._check_memory()
+        return self._known_anatomy()
+
+    def _known_anatomy(self) -> Anatomy:
+        """The anatomy in the dtype that the module has now."""
+        if self._found_in != self._weights_dtype:
+            with self.lock:
+                self._anatomy, self._found_in = self._find(), self._weights_dtype
         return self._anatomy
+
+    def _find(self) -> Anatomy:
+        return self.trials.once("anatomy", lambda: find(self.module, name=self.name), form=Anatomy)
+
+    @property
+    def _weights_dtype(self) -> torch.dtype | None:
+        weight = next(self.module.parameters(), None)
+        return None if weight is None else weight.dtype
+
+    @property
+    def batching(self) -> Batching:
+        """Whether texts may go through it in padded batches, tried on the module as it is configured now."""
+        if self._batching is not None:
+            return self._batching
+        return self.trials.once("batching", self._try_batching, form=Batching)
+
+    @batching.setter
+    def batching(self, batching: Batching | None) -> None:
+        self._batching = batching
+
+    def _try_batching(self) -> Batching:
+        with self.lock:
+            self._batching = Batching(False, math.inf, "it has not been tried yet")
+            try:
+                return try_batching(self)
+            finally:
+                self._batching = None
 
     def _check_memory(self) -> None:
         """Prove the remembered anatomy on one batch; if it does not hold, forget it and find it anew."""
         if not still_holds(self.module, self._anatomy):
             self.trials.forget()
             self.remembered = False
-            self._anatomy = self.trials.once("anatomy", lambda: find(self.module, name=self.name), form=Anatomy)
-            self.batching = self.trials.once("batching", lambda: try_batching(self), form=Batching)
+            self._anatomy = self._find()
 
     def __repr__(self) -> str:
         stacks = " and ".join(f"{stack.depth} layers" for stack in self._anatomy.stacks)
@@ -191,7 +225,7 @@ class Model:
     @property
     def dtype(self) -> torch.dtype:
         """What its states are computed in."""
-        return self._anatomy.stacks[0].proof.dtype
+        return self._known_anatomy().stacks[0].proof.dtype
 
     @property
     def encoder_decoder(self) -> bool:

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import Any, Literal
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -74,7 +75,8 @@ class Unembedding:
     recipe: Recipe = field(init=False)
 
     def __post_init__(self) -> None:
-        key = str(self.entry), id(_head(self.model))  # somebody may have exchanged the head
+        head = _head(self.model)  # somebody may have exchanged it
+        key = str(self.entry), None if head is None else ref(head)
         with self.model.lock:
             self.recipe = self.model.trials.once("unembed", self._try, key=key)
 
