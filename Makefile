@@ -5,7 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: help setup demo browser test check scripts format conformance bench docs clean
+.PHONY: help setup demo browser test check scripts format conformance bench calibrate docs clean
 
 help:            ## Say what can be made.
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
@@ -56,6 +56,9 @@ conformance: $(STAMP) ## Prove the anatomy of every text model that transformers
 
 bench: $(STAMP)  ## Measure speed and memory against the bare forward pass.
 	$(BIN)/python -m bench $(if $(PEERS),--peers)
+
+calibrate: $(STAMP) ## Measure whether intervals and tests hold at the level that they state (about an hour).
+	$(BIN)/python -m calibrate
 
 docs: $(STAMP)   ## Write docs/cli.md and the pictures anew, and run every example in the docs.
 	$(BIN)/python docs/generate.py

@@ -13,6 +13,7 @@ from sklearn.preprocessing import StandardScaler
 from hiddenscope.linear import Learner, Problems, assign_folds, cross_validate, logistic, ridge, standardised
 from hiddenscope.linear.crossvalidation import PENALTIES, inner_losses
 from hiddenscope.linear.logistic import minimise
+from hiddenscope.linear.permutations import under_labellings
 
 Floats = NDArray[np.float64]
 SHAPES = [(120, 24), (40, 90)]  # more rows than channels, and fewer
@@ -198,3 +199,51 @@ def test_two_folds_leave_nothing_to_choose_by() -> None:
         found = cross_validate(own, torch.from_numpy(targets)[None], np.arange(40) % 2, logistic(2))
     assert found.inner_loss.isnan().all()
     assert found.penalty.tolist() == [100.0, 100.0]
+
+
+@pytest.mark.parametrize("shape", [(40, 6), (24, 60)])
+def test_numbers_under_every_labelling_are_predicted_as_by_a_plain_nested_loop(shape: tuple[int, int]) -> None:
+    states, _, numbers = made(*shape, 2)
+    own = standardised(torch.from_numpy(states))[0]
+    labellings = torch.from_numpy(np.stack([numbers, np.roll(numbers, 1), np.roll(numbers, 7)]))
+    folds = np.arange(len(states)) % 4
+    kept: list[torch.Tensor] = []
+
+    def keep(scores: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        kept.append(scores)
+        return targets[0], targets[0]
+
+    under_labellings(own, labellings, folds, ridge(), keep)
+    x = own.numpy()
+    for number, targets in enumerate(labellings.numpy()):
+        for fold in range(4):
+            losses = []
+            for penalty in PENALTIES:
+                inner = [(folds != fold) & (folds != other) for other in range(4) if other != fold]
+                fits = [(train, Ridge(penalty).fit(x[train], targets[train])) for train in inner]
+                tests = [(fit, ~train & (folds != fold)) for train, fit in fits]
+                losses.append(sum(((fit.predict(x[test]) - targets[test]) ** 2).sum() for fit, test in tests))
+            model = Ridge(PENALTIES[int(np.argmin(losses))]).fit(x[folds != fold], targets[folds != fold])
+            found = kept[0][folds == fold, 0, number].numpy()
+            np.testing.assert_allclose(found, model.predict(x[folds == fold]), rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_permuted_classes_are_predicted_nearly_as_by_whole_fits(classes: int) -> None:
+    """The first step of Newton's method: on labels that mean nothing, nearly the last one."""
+    rng = np.random.default_rng(0)
+    own = standardised(torch.from_numpy(rng.normal(size=(120, 30))))[0]
+    labellings = torch.from_numpy(np.stack([rng.permutation(np.arange(120) % classes) for _ in range(8)]))
+    folds = assign_folds(np.arange(120) % classes, [f"text {k}" for k in range(120)], 5)
+    kept: list[torch.Tensor] = []
+
+    def keep(scores: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        kept.append(scores)
+        return targets[0], targets[0]
+
+    under_labellings(own, labellings, folds, logistic(classes), keep)
+    agree = []
+    for number, targets in enumerate(labellings):
+        whole = cross_validate(own, targets[None], folds, logistic(classes)).scores[0].numpy()
+        agree.append((_chosen(whole) == _chosen(kept[0][:, :, number].numpy())).mean())
+    assert np.mean(agree) > 0.85

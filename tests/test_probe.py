@@ -1,5 +1,6 @@
 """Probe: what is planted is found where it was planted, what is not there is not, and what is kept comes back."""
 
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -7,13 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.metrics import r2_score
+from sklearn.preprocessing import StandardScaler
 
 import hiddenscope as hs
-from hiddenscope.errors import FileError, NotFinite, SiteError, StatesError, TextError
-from hiddenscope.linear import Problems, logistic, mix, ridge, standardised
-from hiddenscope.linear.intervals import accuracy_interval, r2_interval
+from hiddenscope.errors import Damaged, FileError, NotFinite, SiteError, StatesError, TextError
+from hiddenscope.files import write_tensors
+from hiddenscope.linear import Problems, assign_folds, logistic, mix, ridge, standardised
+from hiddenscope.linear.intervals import ENDS, Chance, Interval, accuracy, accuracy_interval, chance
 from hiddenscope.sites import Site
+from hiddenscope.vectors.collection import copies_among
 from hiddenscope.views import sections_of, views_of
 from hiddenscope.views.values import Lines
 
@@ -32,7 +38,7 @@ def states(values: torch.Tensor, lengths: Sequence[int] | None = None, ids: Sequ
     return hs.States(tuple(Site(k) for k in range(len(values))), values, tokens, hs.Source("toy"))
 
 
-def planted(rows: int = 80, width: int = 12, sites: int = 4, seed: int = 0) -> tuple[hs.States, list[str]]:
+def planted(rows: int = 80, width: int = 12, sites: int = 4, seed: int = 1) -> tuple[hs.States, list[str]]:
     """Noise at every site, and a direction that tells the class at one of them."""
     generator = torch.Generator().manual_seed(seed)
     values = torch.randn(sites, rows, width, generator=generator)
@@ -173,6 +179,37 @@ def test_what_is_no_probe_is_refused(tmp_path: Path, found: hs.Result) -> None:
         hs.Probe().predict([[1.0]])
     with pytest.raises(StatesError, match="wide"):
         hs.Probe.of(found).predict([[1.0]])
+
+
+@pytest.mark.parametrize(
+    ("coef", "intercept", "classes", "what"),
+    [
+        (torch.zeros(2, 5), torch.zeros(2), [0, 1], r"2 classes have \[1, width\]"),
+        (torch.zeros(1, 5), torch.zeros(2), [0, 1], r"2 classes have \[1, width\]"),
+        (torch.zeros(3, 5), torch.zeros(3), [0, 1, 2, 3], r"4 classes have \[4, width\]"),
+        (torch.zeros(1, 0), torch.zeros(1), [0, 1], "coefficients"),
+        (torch.zeros(5), torch.zeros(()), [0], "1 classes"),
+        (torch.tensor([[0.0, torch.nan]]), torch.zeros(1), [0, 1], "coefficients are not all finite"),
+        (torch.zeros(1, 2), torch.tensor([torch.inf]), [0, 1], "intercepts are not all finite"),
+        (torch.zeros(1, 2, dtype=torch.int64), torch.zeros(1), [0, 1], "coefficients are not all finite"),
+        (torch.zeros(2, 5), torch.zeros(()), None, "a regression has"),
+        (torch.zeros(5), torch.zeros(1), None, "a regression has"),
+    ],
+)
+def test_a_file_whose_numbers_are_no_probe_is_refused(
+    tmp_path: Path, coef: torch.Tensor, intercept: torch.Tensor, classes: list[int] | None, what: str
+) -> None:
+    settings = {"task": "regress" if classes is None else "classify", "penalty": 1.0, "site": "", "classes": classes}
+    header = {"format": "hiddenscope.probe/1", "probe": json.dumps(settings)}
+    write_tensors(tmp_path / "p.safetensors", {"coef": coef, "intercept": intercept}, header)
+    with pytest.raises(Damaged, match=what):
+        hs.Probe.load(tmp_path / "p.safetensors")
+
+
+@pytest.mark.parametrize("penalty", [float("nan"), float("inf"), 0, -1.0, "strong", None])
+def test_a_penalty_that_is_none_is_refused(penalty: Any) -> None:
+    with pytest.raises(StatesError, match="penalty must be a finite number > 0"):
+        hs.Probe(penalty=penalty)
 
 
 def test_equal_states_are_at_chance_and_said_to_be() -> None:
@@ -344,26 +381,99 @@ def test_the_mix_is_that_of_its_definition() -> None:
         assert at_weights.shape == own[0].shape
 
 
-def test_intervals_hold_what_they_say() -> None:
-    low, high = accuracy_interval(np.array([True] * 8 + [False] * 2), np.arange(10))[1:3]
-    assert (round(low, 4), round(high, 4)) == (0.4902, 0.9433)  # Wilson's, as in the tables
-    sure = accuracy_interval(np.ones(20, dtype=bool), np.arange(20))
+NO_CORRECTION = Chance([1.0], [0.0], [1.0], ENDS, ENDS)
+
+
+def interval_of(right: NDArray[np.bool_], groups: NDArray[np.int64], chance: Chance = NO_CORRECTION) -> Interval:
+    """The interval of a share of rows that are right, all of one class."""
+    scores, targets = torch.from_numpy(np.where(right, -1.0, 1.0)).view(-1, 1, 1), torch.zeros(len(right), 1).long()
+    return accuracy_interval(accuracy(scores, targets, groups), len(right), groups, 0, chance)
+
+
+def test_the_interval_of_independent_rows_is_wilsons() -> None:
+    alone = interval_of(np.array([True] * 8 + [False] * 2), np.arange(10))
+    assert (round(alone.low, 4), round(alone.high, 4)) == (0.4902, 0.9433)  # as in the tables
+    sure = interval_of(np.ones(20, dtype=bool), np.arange(20))
     assert sure.high == 1 and 0.8 < sure.low < 0.85
+    wider = interval_of(np.array([True] * 8 + [False] * 2), np.arange(10), Chance([2.0], [0.0], [1.0], 3.0, 2.5))
+    assert wider.joint_low < wider.above < wider.low < alone.low < alone.high < wider.high
+
+
+def test_rows_of_one_text_that_go_together_count_for_fewer() -> None:
     rng = np.random.default_rng(0)
     groups = np.repeat(np.arange(20), 10)
     alike = np.repeat(rng.random(20) < 0.6, 10)
-    one, ten = accuracy_interval(alike, groups), accuracy_interval(alike, np.arange(200))
-    assert one.low < ten.low < ten.high < one.high, "rows of one text that go together count for fewer"
+    one, ten = interval_of(alike, groups), interval_of(alike, np.arange(200))
+    assert one.low < ten.low < ten.high < one.high
     held = 0
     for seed in range(60):
         right = np.repeat(np.random.default_rng(seed).random(30) < 0.7, 5)
-        interval = accuracy_interval(right, np.repeat(np.arange(30), 5))
+        interval = interval_of(right, np.repeat(np.arange(30), 5))
         held += interval.low <= 0.7 <= interval.high
     assert held >= 51
-    error = rng.random(50)
-    interval = r2_interval(error, np.ones(50), np.arange(50), 10, 0)
-    assert interval.joint_low < interval.low < interval.score < interval.high
-    assert interval.score == pytest.approx(1 - error.mean())
+
+
+def test_labels_that_were_permuted_say_what_chance_is() -> None:
+    """A score that is large by itself is not, beside one that chance makes as large; p is exact."""
+    rng = np.random.default_rng(0)
+    scores = torch.from_numpy(rng.normal(0.5, 0.05, (3, 200)))
+    scores[1, 0] = 0.9
+    found = chance(scores, torch.full((3, 200), 0.05**2 / 1.5))
+    assert found.p[1] == 1 / 200 < 0.05 < min(found.p[0], found.p[2])
+    assert all(1.2 < factor < 1.9 for factor in found.factors)  # 1.5, but for the draw
+    assert 1.7 < found.joint_one_sided < found.joint < 3
+    assert chance(scores, torch.full((3, 200), 1.0)).factors == [1, 1, 1]  # never narrower than independent rows
+    silent = chance(torch.full((2, 200), 0.5), torch.zeros(2, 200))
+    assert silent.p == [1, 1] and silent.factors == [1, 1]
+
+
+def test_copies_of_a_text_have_one_label_when_labels_are_permuted() -> None:
+    """Coin flips on noise, each text three times: a shuffle of rows would call nearly every run above chance."""
+    called = 0
+    for seed in range(15):
+        generator = torch.Generator().manual_seed(seed)
+        values = torch.randn(1, 30, 40, generator=generator).repeat(1, 3, 1)
+        labels = (torch.arange(30) % 2).repeat(3).tolist()
+        tokens = hs.Tokens([f"text {seed} {k % 30}" for k in range(90)], range(90), [0] * 90, range(90), ["t"] * 90)
+        result = hs.probe(hs.States((Site(0),), values, tokens, hs.Source("toy")), labels, seed=seed)
+        called += float(result.data["p"][0]) <= 0.05
+    assert called <= 4  # more comes up in 1 of 1,800 at a level of 5%
+
+
+def test_few_texts_are_said_to_be_too_few_for_the_intervals() -> None:
+    given, labels = planted(rows=16)
+    result = hs.probe(given, labels)
+    assert result.facts["calibrated"] is False
+    assert "The intervals are rough" in sections_of(result)[0].prose
+    assert "calibrated" not in hs.probe(*planted(rows=24)).facts
+
+
+def test_the_best_site_is_told_with_an_interval_that_knows_it_was_chosen(found: hs.Result) -> None:
+    best, data = found.facts["best"], found.data.sel(site=f"layer.{PLANTED}")
+    assert best["interval"][0] < float(data["accuracy_low"]) and best["interval"][1] == float(data["accuracy_high"])
+    assert best["p"] == 1 / 200 and found.facts["permutations"] == 199
+    assert "corrected for being the best of 4" in sections_of(found)[0].prose
+    given, labels = planted()
+    alone = hs.probe(given, labels, sites=f"layer.{PLANTED}")
+    assert alone.facts["best"]["interval"][0] == pytest.approx(float(alone.data["accuracy_low"][0]), abs=0.05)
+    assert "corrected" not in sections_of(alone)[0].prose
+
+
+def test_r2_is_scikit_learns_of_all_held_out_predictions() -> None:
+    given, _ = planted(rows=40)
+    goal = (
+        given.values[1] @ torch.arange(12.0) + 30 * torch.randn(40, generator=torch.Generator().manual_seed(3))
+    ).numpy()
+    result = hs.probe(given, goal, task="regress")
+    folds = assign_folds(np.zeros(40, dtype=np.int64), copies_among(given.tokens), 5, 0)
+    for site in ("layer.0", "layer.1"):
+        own, predicted = given[site].double().numpy(), np.empty(40)
+        for fold, penalty in enumerate(result.data["penalty"].sel(site=site).to_numpy()):
+            train = folds != fold
+            scaler = StandardScaler().fit(own[train])
+            model = Ridge(penalty).fit(scaler.transform(own[train]), goal[train])
+            predicted[~train] = model.predict(scaler.transform(own[~train]))
+        assert float(result.data["r2"].sel(site=site)) == pytest.approx(r2_score(goal, predicted), abs=1e-4)
 
 
 @pytest.mark.real

@@ -38,7 +38,7 @@ def cluster(
     texts: Texts | Inputs | Any = None,
     *,
     site: str | Site | None = None,
-    pool: Token | None = None,
+    pool: Token = "mean",
     smallest: int = 5,
     truncate: bool = False,
 ) -> Result:

@@ -3,7 +3,8 @@
 problems         many fits of one set of states; ridge regression
 logistic         logistic regression, and a probe of a mix of sites
 crossvalidation  folds, nested cross-validation
-intervals        how uncertain a cross-validated score is
+permutations     the whole cross-validation under many labellings of the same states
+intervals        how uncertain a cross-validated score is, and whether chance explains it
 probe            a fitted probe with scikit-learn's interface
 
 >>> import torch

@@ -1,89 +1,181 @@
-"""Intervals: how uncertain a cross-validated score is.
+"""Intervals: how uncertain a cross-validated score is, and whether chance explains it.
 
-Rows of one text are not independent of each other. Nor are the predictions of cross-validation: every fold is predicted
-by a fit on nearly the same rows, so their errors go together. Nadeau and Bengio (2003) estimate how much that adds to
-the variance of a mean over k folds: 1 / k of one fold's becomes 1 / k + 1 / (k - 1), because a test fold is 1 / (k - 1)
-as large as what it is predicted from. With five folds a row counts for 1 / 2.25 of an independent one.
+The predictions of cross-validation are not independent: two rows of different folds each helped to predict the other,
+so they tend to be right together. By how much that adds to the variance depends on the states, and is measured: the
+labels are permuted, the whole cross-validation is done again (`permutations`), and the variance of the score over
+permutations is divided by the one that independent rows would have. That factor, between 1 and 2, widens the interval.
+
+The same permutations tell what the largest score of all sites comes to by chance (the max-statistic of Westfall and
+Young): the p-values and the interval of the best site are corrected by it. `make calibrate` measures all of this.
 """
 
 from statistics import NormalDist
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 Floats: TypeAlias = NDArray[np.float64]
 Ints: TypeAlias = NDArray[np.int64]
 
 LEVEL = 0.95
-DRAWS = 1_000
+ENDS = NormalDist().inv_cdf((1 + LEVEL) / 2)  # standard deviations to either end of an interval
+FEWEST = 20  # groups: with fewer, intervals were not calibrated
+
+
+class Estimate(NamedTuple):
+    """Scores, one for each labelling, and their variance if rows were independent.
+
+    The variance has two parts. `within` is that among rows of one class. `between` comes from how many rows of each
+    class were drawn, where classes are predicted unequally well; permutations leave these numbers as they are. The
+    variances of R² are those of log(1 - R²), whose distribution is less skewed.
+    """
+
+    score: Tensor
+    within: Tensor
+    between: Tensor
 
 
 class Interval(NamedTuple):
-    """A score, the ends of its 95% interval, and the lower end of an interval that holds for several scores jointly."""
+    """A score, the ends of its 95% interval, and the lower end that holds for several scores jointly.
+
+    `above` is the lower end of a one-sided interval, jointly: what is above chance must be above it by more than that.
+    """
 
     score: float
     low: float
     high: float
     joint_low: float
+    above: float
+
+
+class Chance(NamedTuple):
+    """What permuted labels tell: for each site a factor of the variance and a p-value, corrected for several sites.
+
+    `variances` are those of the scores (of log(1 - R²)) over permutations. `joint` is how many standard deviations the
+    largest of all scores stays below in 97.5% of permutations, and `joint_one_sided` in 95%.
+    """
+
+    factors: list[float]
+    variances: list[float]
+    p: list[float]
+    joint: float
+    joint_one_sided: float
+
+
+def accuracy(scores: Tensor, targets: Tensor, groups: Ints) -> Estimate:
+    """The share of rows whose largest score is that of their class; from `[row, output, set]` and `[row, set]`.
+
+    >>> scores, targets = torch.tensor([1.0, 1, -1, -1]).view(4, 1, 1), torch.tensor([[1], [0], [0], [0]])
+    >>> float(accuracy(scores, targets, np.arange(4)).score)
+    0.75
+    """
+    chosen = scores.argmax(1) if scores.shape[1] > 1 else (scores[:, 0] > 0).long()
+    right = (chosen == targets).double()
+    share, by_class = right.mean(0), torch.zeros_like(right)
+    classes = int(targets.max()) + 1
+    for one in range(classes):
+        members = targets == one
+        recall = (right * members).sum(0) / members.sum(0).clamp_min(1)
+        by_class += members * recall
+    within, between = _variance(right - by_class, groups, classes), _variance(by_class - share, groups, 1)
+    return Estimate(share, within, between)
+
+
+def r2(scores: Tensor, targets: Tensor, groups: Ints) -> Estimate:
+    """1 - the squared errors of all rows / those of their mean, as scikit-learn's `r2_score`."""
+    error = (scores[:, 0] - targets).double().square()
+    spread = (targets - targets.mean(0)).double().square()
+    ratio = error.sum(0) / spread.sum(0)
+    shares = error / error.sum(0).clamp_min(torch.finfo(torch.float64).tiny) - spread / spread.sum(0)
+    within = _variance(len(shares) * shares, groups, 1)
+    return Estimate(1 - ratio, within, torch.zeros_like(within))
+
+
+def _variance(residuals: Tensor, groups: Ints, fitted: int) -> Tensor:
+    """The variance of the mean of residuals `[row, set]` when groups of rows are drawn; `fitted` means were removed."""
+    number = int(groups.max()) + 1
+    sums = torch.zeros(number, residuals.shape[1], dtype=torch.float64)
+    sums.index_add_(0, torch.from_numpy(groups), residuals)
+    return sums.square().sum(0) / len(residuals) ** 2 * (number / max(1, number - fitted))
 
 
 def variance_factor(folds: int) -> float:
-    """By how much cross-validation in so many folds adds to the variance of a score; 1 for one held-out set.
+    """By how much cross-validation in so many folds adds to the variance of a score at most (Nadeau and Bengio, 2003).
 
     >>> variance_factor(5)
     2.25
     """
-    return 1 + folds / (folds - 1) if folds > 1 else 1.0
+    return 1 + folds / (folds - 1)
 
 
-def accuracy_interval(right: NDArray[np.bool_], groups: Ints, scores: int = 1, folds: int = 1) -> Interval:
-    """The share of rows that are right, with Wilson's interval, which is honest at 0 and 1 too.
+def chance(scores: Tensor, within: Tensor, *, least: float = 1.0, logarithmic: bool = False) -> Chance:
+    """What the scores `[site, labelling]` under labellings, the true one first, tell about those of the true one.
 
-    Rows of one group that are right and wrong together count for fewer: for as many independent rows as would give the
-    variance that the groups show, but never for fewer than there are groups.
+    A p-value is the share of labellings under which the largest score of all sites, each standardised over labellings,
+    is as large. So for labels that mean nothing the chance that any site gets 0.05 or less is 0.05, however many sites
+    there are and however they depend on one another. For R² (`logarithmic`) variances are those of log(1 - R²). No
+    factor is below `least`.
 
-    >>> accuracy_interval(np.array([True] * 8 + [False] * 2), np.arange(10)).score
-    0.8
+    >>> chance(torch.tensor([[0.9, 0.4, 0.5, 0.6], [0.5, 0.6, 0.4, 0.5]]), torch.full((2, 4), 0.01)).p
+    [0.25, 0.75]
     """
-    share, count = float(right.mean()), float(len(right))
-    number = int(groups.max()) + 1
-    if number < len(right):
-        sums = np.bincount(groups, right - share, minlength=number)
-        variance = float((sums**2).sum()) / count**2 * number / max(1, number - 1)
-        count = min(count, max(number, share * (1 - share) / variance)) if variance > 0 else float(number)
-    count /= variance_factor(folds)
-    low, high = wilson(share, count)
-    return Interval(share, low, high, wilson(share, count, scores)[0])
+    scores, within = scores.double(), within.double()
+    shuffled = (1 - scores[:, 1:]).log() if logarithmic else scores[:, 1:]
+    expected = within[:, 1:].mean(1)
+    variances = shuffled.var(1)
+    ratio = variances / expected.clamp_min(torch.finfo(torch.float64).tiny)
+    factors = torch.where(expected > 0, ratio, least).clamp_min(least)
+    deviation = scores.std(1, keepdim=True, correction=0)
+    away = (scores - scores.mean(1, keepdim=True)) / deviation.clamp_min(1e-9)
+    largest = away.amax(0)
+    p = [float((largest >= true - 1e-9).double().mean()) for true in away[:, 0]]
+    ends = torch.quantile(largest, torch.tensor([(1 + LEVEL) / 2, LEVEL], dtype=torch.float64))
+    joint, one_sided = (
+        max(float(end), NormalDist().inv_cdf(level)) for end, level in zip(ends, ((1 + LEVEL) / 2, LEVEL), strict=True)
+    )
+    return Chance(factors.tolist(), variances.tolist(), p, joint, one_sided)
 
 
-def r2_interval(error: Floats, baseline: Floats, groups: Ints, scores: int, seed: int, folds: int = 1) -> Interval:
-    """1 - the sum of errors / that of a baseline, with a bootstrap interval over groups."""
-    number = int(groups.max()) + 1
-    sums = np.stack([np.bincount(groups, part, minlength=number) for part in (error, baseline)])
-    score = float(1 - sums[0].sum() / sums[1].sum())
-    counts = np.random.default_rng(seed).multinomial(number, np.full(number, 1 / number), DRAWS)
-    errors, baselines = sums @ counts.T
-    resampled = 1 - errors / np.maximum(baselines, np.finfo(np.float64).tiny)
-    resampled = resampled[baselines > 0]
-    wider = variance_factor(folds) ** 0.5
-    low, high = score + wider * (np.quantile(resampled, [(1 - LEVEL) / 2, (1 + LEVEL) / 2]) - score)
-    return Interval(score, float(low), float(high), score - wider * _deviations(scores) * float(resampled.std()))
+def accuracy_interval(measured: Estimate, rows: int, groups: Ints, site: int, chance: Chance) -> Interval:
+    """Wilson's interval, which is honest at 0 and 1 too, of as many independent rows as would have that variance.
+
+    Rows of one group that are right and wrong together count for fewer, but never for fewer than there are groups.
+    """
+    share, within, between = (float(part) for part in measured)
+    variance, factor, number = within + between, chance.factors[site], int(groups.max()) + 1
+    count = min(float(rows), max(float(number), share * (1 - share) / variance)) if variance > 0 else float(number)
+    count /= (factor * within + between) / variance if variance > 0 else factor
+    ends = wilson(share, count)
+    joint, above = (_wilson(share, count, width)[0] for width in (chance.joint, chance.joint_one_sided))
+    return Interval(share, *ends, joint, above)
 
 
-def _deviations(scores: int) -> float:
-    """How many standard deviations hold 95%, jointly for so many scores (Bonferroni)."""
-    return NormalDist().inv_cdf(1 - (1 - LEVEL) / 2 / scores)
+def r2_interval(measured: Estimate, site: int, chance: Chance) -> Interval:
+    """The interval of a normal distribution of log(1 - R²).
+
+    Few large errors decide about its variance, which so is often found too small: it is at least that of chance.
+    """
+    score = float(measured.score)
+    deviation = max(chance.factors[site] * float(measured.within), chance.variances[site]) ** 0.5
+    widths = np.array([ENDS, -ENDS, chance.joint, chance.joint_one_sided])
+    return Interval(score, *(1 - (1 - score) * np.exp(widths * deviation)).tolist())
 
 
-def wilson(share: float, count: float, scores: int = 1) -> tuple[float, float]:
-    """Wilson's 95% interval of a share of `count` rows, jointly for so many shares.
+def wilson(share: float, count: float, shares: int = 1) -> tuple[float, float]:
+    """Wilson's 95% interval of a share of `count` rows, jointly for so many shares (Bonferroni).
 
     >>> [round(end, 3) for end in wilson(0.8, 10)]
     [0.49, 0.943]
     """
-    width = _deviations(scores)
+    return _wilson(share, count, NormalDist().inv_cdf(1 - (1 - LEVEL) / 2 / shares))
+
+
+def _wilson(share: float, count: float, width: float) -> tuple[float, float]:
+    """The ends this many standard deviations away."""
     square = width**2 / count
     middle = (share + square / 2) / (1 + square)
     half = width / (1 + square) * (share * (1 - share) / count + square / (4 * count)) ** 0.5
-    return max(0.0, middle - half), min(1.0, middle + half)
+    return max(0.0, min(share, middle - half)), min(1.0, max(share, middle + half))

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from hiddenscope.errors import FileError, SiteError, StatesError
+from hiddenscope.errors import Damaged, FileError, SiteError, StatesError
 from hiddenscope.files import read_tensors, write_tensors
 from hiddenscope.linear.logistic import logistic
 from hiddenscope.linear.problems import Problems, ridge, standardised
@@ -40,7 +40,7 @@ class Probe:
     def __init__(self, task: Task = "classify", penalty: float = 1.0, site: str = "") -> None:
         if task not in TASKS:
             raise StatesError(f"No task {str(task)[:40]!r}", "there are two", 'Use "classify" or "regress".')
-        self.task, self.penalty, self.site = task, float(penalty), site
+        self.task, self.penalty, self.site = task, _checked_penalty(penalty), site
 
     def __repr__(self) -> str:
         start = f"Probe({self.task}{f' at {self.site}' if self.site else ''}, penalty {self.penalty:g}"
@@ -146,6 +146,7 @@ class Probe:
     def load(cls, path: str | os.PathLike[str]) -> "Probe":
         """Read what `save` wrote."""
         tensors, header = read_tensors(path, "a probe", _FORMAT)
+        problem = f"Cannot read a probe from {os.fspath(path)}"
         try:
             settings: dict[str, Any] = json.loads(header["probe"])
             probe = cls(settings["task"], settings["penalty"], settings["site"])
@@ -153,9 +154,27 @@ class Probe:
             if probe.task == "classify":
                 probe.classes_ = _array(settings["classes"])
         except (KeyError, TypeError, ValueError) as error:
-            problem = f"Cannot read a probe from {os.fspath(path)}"
             raise FileError(problem, f"it is damaged or of another kind ({error})", "Save it again.") from error
+        if fault := probe._fault():
+            raise Damaged(problem, fault, "Save it again.")
         return probe
+
+    def _fault(self) -> str:
+        """What is wrong with the shapes or the numbers of a probe that was read, or nothing."""
+        coef, intercept = self.coef_.shape, self.intercept_.shape
+        if self.task == "regress":
+            fits, said = len(coef) == 1 and intercept == (), "a regression has [width] and a number"
+        else:
+            classes = self.classes_.shape[0] if self.classes_.ndim == 1 else 0
+            outputs = 1 if classes == 2 else classes
+            fits = classes >= 2 and len(coef) == 2 and coef[0] == outputs and intercept == (outputs,)
+            said = f"{classes} classes have [{outputs}, width] and [{outputs}]"
+        if not fits or not coef[-1]:
+            return f"its coefficients are {list(coef)} and its intercepts {list(intercept)}, where {said}"
+        for name, values in (("coefficients", self.coef_), ("intercepts", self.intercept_)):
+            if not np.issubdtype(values.dtype, np.floating) or not np.isfinite(values).all():
+                return f"its {name} are not all finite numbers"
+        return ""
 
 
 def unscaled(
@@ -164,6 +183,17 @@ def unscaled(
     """Coefficients `[output, width]` and intercepts for states as they are, from those for standardised ones."""
     plain = coef.double() / deviation[:, None]
     return plain.T.numpy().copy(), (intercept.double() - mean @ plain).numpy()
+
+
+def _checked_penalty(penalty: float) -> float:
+    try:
+        value = float(penalty)
+    except (TypeError, ValueError):
+        value = np.nan
+    if not 0 < value < np.inf:
+        problem = f"penalty must be a finite number > 0, got {str(penalty)[:40]}"
+        raise StatesError(problem, "without a penalty a fit may have no end", "Give 1.0, for example.")
+    return value
 
 
 def _rows(states: ArrayLike | torch.Tensor) -> Floats:

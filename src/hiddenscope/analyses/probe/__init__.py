@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from hiddenscope import progress
-from hiddenscope.analyses.probe.findings import Column, Mix, Scored, facts_of, table
+from hiddenscope.analyses.probe.findings import Column, Draws, Mix, Scored, facts_of, table
 from hiddenscope.analyses.probe.labels import Ints, Rows, control, labelled_rows
 from hiddenscope.errors import StatesError
 from hiddenscope.linear import (
@@ -27,8 +27,21 @@ from hiddenscope.linear import (
     standardised,
 )
 from hiddenscope.linear.crossvalidation import MIDDLE, PENALTIES
-from hiddenscope.linear.intervals import Interval, accuracy_interval, r2_interval
+from hiddenscope.linear.intervals import (
+    FEWEST,
+    Chance,
+    Estimate,
+    Interval,
+    accuracy,
+    accuracy_interval,
+    chance,
+    r2,
+    r2_interval,
+    variance_factor,
+)
+from hiddenscope.linear.permutations import under_labellings
 from hiddenscope.linear.probe import TASKS, Task, unscaled
+from hiddenscope.measures.separation import shuffled
 from hiddenscope.model import Model
 from hiddenscope.results import Result
 from hiddenscope.sites import SitePatterns
@@ -37,6 +50,7 @@ from hiddenscope.vectors import Token
 
 FOLDS = 5
 MOST_CONTROLS, ROWS_OF_CONTROLS = 10, 1_000  # one control is uncertain where rows are few, so several are drawn
+PERMUTATIONS, PERMUTATIONS_OF_MANY, MANY = 199, 99, 1_000  # of the labels; fewer where there are many rows
 
 
 def probe(
@@ -84,16 +98,23 @@ class _Target:
 
 @dataclass(frozen=True, eq=False)
 class _Design:
-    """The fold and the text of each row, and all sets of targets `[set, row]`, the true ones first."""
+    """The fold and the text of each row, and sets of targets `[set, row]`, the true ones first.
+
+    `targets` goes on with control targets, `permuted` with the true ones permuted between texts.
+    """
 
     folds: Ints
     groups: Ints
     targets: torch.Tensor
-    seed: int
+    permuted: torch.Tensor
 
     @property
     def fold_count(self) -> int:
         return int(self.folds.max()) + 1
+
+    @property
+    def calibrated(self) -> bool:
+        return int(self.groups.max()) + 1 >= FEWEST
 
 
 def _classes(rows: Rows) -> _Target:
@@ -147,42 +168,88 @@ def _design(rows: Rows, target: _Target, seed: int) -> _Design:
     folds = assign_folds(codes, rows.groups, min(FOLDS, *texts, len(names)), seed)
     controls = max(1, min(MOST_CONTROLS, ROWS_OF_CONTROLS // len(groups)))
     sets = [control(target.values, rows.groups, folds, rows.token_ids, seed + 1 + k) for k in range(controls)]
-    return _Design(folds, groups.reshape(-1), torch.stack([target.values, *sets]), seed)
+    # Classes are spread evenly over folds, and so they are when labels are permuted within them.
+    strata = folds if target.classes is not None else None
+    count = PERMUTATIONS if len(groups) <= MANY else PERMUTATIONS_OF_MANY
+    permuted = shuffled(target.values, count, seed, groups.reshape(-1), strata)
+    return _Design(folds, groups.reshape(-1), torch.stack([target.values, *sets]), permuted)
+
+
+@dataclass(frozen=True, eq=False)
+class _Probed:
+    """The fits of one site, the mean and deviation of its states, and its scores: true, of controls, by chance."""
+
+    fit: CrossValidated
+    scale: tuple[torch.Tensor, torch.Tensor]
+    measured: Estimate
+    control: float
+    by_chance: tuple[torch.Tensor, torch.Tensor]
 
 
 def _scored(rows: Rows, target: _Target, design: _Design) -> Scored:
-    """Cross-validate every site, then their mix."""
+    """Cross-validate every site, with true, control and permuted targets; then their mix."""
     values, sites = rows.vectors.values, rows.vectors.sites
-    fits: list[CrossValidated] = []
-    columns: list[Column] = []
+    probed: list[_Probed] = []
     scaled = torch.empty(values.shape, dtype=values.dtype)
     with progress.track("Probing", total=len(sites) + 1) as advance:
         for number, states in enumerate(values):
             scaled[number], mean, deviation = standardised(states)
             fit = cross_validate(scaled[number], design.targets, design.folds, target.learner)
-            columns.append(_column(fit, (mean, deviation), target, design, len(sites)))
-            fits.append(fit._replace(scores=fit.scores[:1]))
+            measured = _measured(fit.scores.permute(1, 2, 0), design.targets.T, target, design)
+            of_true = Estimate(*(part[:1] for part in measured))
+            kept = fit._replace(scores=fit.scores[:1])
+            by_chance = _by_chance(scaled[number], target, design)
+            probed.append(_Probed(kept, (mean, deviation), of_true, float(measured.score[1:].mean()), by_chance))
             advance(1)
-        mixed = _mixed(scaled, fits, target, design) if len(sites) > 1 else None
+        mixed = _mixed(scaled, [one.fit for one in probed], target, design) if len(sites) > 1 else None
         advance(1)
+    found = _chance([one.by_chance for one in probed], target, design)
+    columns = [_column(one, found, number, target, design) for number, one in enumerate(probed)]
     equal = [site for site, states in zip(sites, scaled, strict=True) if not bool(states.any())]
     counts = None if target.classes is None else torch.bincount(target.values).tolist()
-    return Scored(rows, target.classes, counts, design.fold_count, len(design.targets) - 1, columns, mixed, equal)
+    draws = Draws(design.fold_count, len(design.targets) - 1, len(design.permuted) - 1, design.calibrated)
+    return Scored(rows, target.classes, counts, draws, columns, mixed, equal)
 
 
-def _column(
-    fit: CrossValidated, scale: tuple[torch.Tensor, torch.Tensor], target: _Target, design: _Design, sites: int
-) -> Column:
+def _measured(scores: torch.Tensor, targets: torch.Tensor, target: _Target, design: _Design) -> Estimate:
+    return (r2 if target.classes is None else accuracy)(scores, targets, design.groups)
+
+
+def _by_chance(states: torch.Tensor, target: _Target, design: _Design) -> tuple[torch.Tensor, torch.Tensor]:
+    """The scores of the true and of permuted targets, and their variance within classes if rows were independent."""
+    return under_labellings(
+        states,
+        design.permuted,
+        design.folds,
+        target.learner,
+        lambda scores, targets: _measured(scores, targets, target, design)[:2],
+    )
+
+
+def _chance(by_chance: list[tuple[torch.Tensor, torch.Tensor]], target: _Target, design: _Design) -> Chance:
+    scores, within = (torch.stack(part) for part in zip(*by_chance, strict=True))
+    least = 1.0 if design.calibrated else variance_factor(design.fold_count)
+    return chance(scores, within, least=least, logarithmic=target.classes is None)
+
+
+def _interval(measured: Estimate, found: Chance, site: int, target: _Target, design: _Design) -> Interval:
+    if target.classes is None:
+        return r2_interval(measured, site, found)
+    return accuracy_interval(measured, len(design.folds), design.groups, site, found)
+
+
+def _column(probed: _Probed, found: Chance, site: int, target: _Target, design: _Design) -> Column:
     """What the result says of one site."""
-    scores = [_score(some, target, design, number, sites) for number, some in enumerate(fit.scores)]
-    coef, intercept = unscaled(fit.whole.coef[..., 0], fit.whole.intercept[:, 0], *scale)
+    fit = probed.fit
+    coef, intercept = unscaled(fit.whole.coef[..., 0], fit.whole.intercept[:, 0], *probed.scale)
     if target.classes is None:
         coef, intercept = coef[0] * target.deviation, intercept[0] * target.deviation + target.mean
     elif len(target.classes) == 2:
         coef, intercept = np.concatenate([-coef / 2, coef / 2]), np.concatenate([-intercept / 2, intercept / 2])
     return Column(
-        interval=scores[0],
-        control=float(np.mean([score.score for score in scores[1:]])),
+        interval=_interval(probed.measured, found, site, target, design),
+        p=found.p[site],
+        control=probed.control,
         by_fold=_by_fold(fit.scores[0], target, design),
         penalty=fit.penalty.numpy(),
         penalty_whole=fit.whole_penalty,
@@ -193,32 +260,15 @@ def _column(
     )
 
 
-def _score(scores: torch.Tensor, target: _Target, design: _Design, number: int, sites: int) -> Interval:
-    targets = design.targets[number]
-    if target.classes is not None:
-        return accuracy_interval((_predicted(scores) == targets).numpy(), design.groups, sites, design.fold_count)
-    error, baseline = _errors(scores, targets, design.folds)
-    return r2_interval(error, baseline, design.groups, sites, design.seed, design.fold_count)
-
-
 def _by_fold(scores: torch.Tensor, target: _Target, design: _Design) -> NDArray[np.float64]:
+    """The score of each fold; R² against the mean of all rows, as in the score of all folds."""
     targets, folds = design.targets[0], [design.folds == fold for fold in range(design.fold_count)]
     if target.classes is not None:
-        right = (_predicted(scores) == targets).numpy()
+        chosen = scores.argmax(1) if scores.shape[1] > 1 else (scores[:, 0] > 0).long()
+        right = (chosen == targets).numpy()
         return np.array([right[fold].mean() for fold in folds])
-    error, baseline = _errors(scores, targets, design.folds)
-    return np.array([1 - error[fold].sum() / baseline[fold].sum() for fold in folds])
-
-
-def _predicted(scores: torch.Tensor) -> torch.Tensor:
-    return scores.argmax(1) if scores.shape[1] > 1 else (scores[:, 0] > 0).long()
-
-
-def _errors(scores: torch.Tensor, targets: torch.Tensor, folds: Ints) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Squared errors, and those of the mean of the training folds."""
-    true = targets.numpy()
-    means = np.array([true[folds != fold].mean() for fold in range(int(folds.max()) + 1)])
-    return (scores[:, 0].double().numpy() - true) ** 2, (means[folds] - true) ** 2
+    error, spread = ((given - targets).double().square().numpy() for given in (scores[:, 0], targets.mean()))
+    return np.array([1 - error[fold].sum() / spread[fold].sum() for fold in folds])
 
 
 def _mixed(scaled: torch.Tensor, fits: list[CrossValidated], target: _Target, design: _Design) -> Mix:
@@ -240,5 +290,8 @@ def _mixed(scaled: torch.Tensor, fits: list[CrossValidated], target: _Target, de
     mixed = mix(scaled, problems, target.learner)
     scores = mixed.scores[torch.arange(len(design.folds)), :, torch.from_numpy(design.folds)]
     weights = mixed.weights.double().numpy()
-    interval = _score(scores, target, design, 0, 1)
+    measured = _measured(scores[..., None], design.targets[:1].T, target, design)
+    # Where nothing favours a site, the weights of a mix stay nearly equal: so do they for permuted targets.
+    found = _chance([_by_chance(scaled.mean(0), target, design)], target, design)
+    interval = _interval(measured, found, 0, target, design)
     return Mix(interval, weights[:, -1], weights[:, :-1].min(1), weights[:, :-1].max(1))

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 Floats: TypeAlias = NDArray[np.float64]
 
 LISTED = 20  # classes that the facts list
+LEAST_LIKELY = 0.05  # the largest p-value of a site that is above chance
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,6 +28,7 @@ class Column:
     """The probes of one site: scores on test folds, and the probe of all rows."""
 
     interval: Interval
+    p: float
     control: float
     by_fold: Floats
     penalty: Floats
@@ -47,6 +49,15 @@ class Mix:
     high: Floats
 
 
+class Draws(NamedTuple):
+    """How many folds, control targets and permutations there were, and whether intervals are calibrated for so few."""
+
+    folds: int
+    controls: int
+    permutations: int
+    calibrated: bool
+
+
 @dataclass(frozen=True, eq=False)
 class Scored:
     """Everything that was computed; `counts` has the number of rows of each class, None for a regression."""
@@ -54,8 +65,7 @@ class Scored:
     rows: Rows
     classes: NDArray[Any] | None
     counts: list[int] | None
-    folds: int
-    controls: int
+    draws: Draws
     columns: Sequence[Column]
     mix: Mix | None
     equal: Sequence[Site]
@@ -87,6 +97,7 @@ def table(scored: Scored) -> "xarray.Dataset":
     for end in ("low", "high"):
         ends = np.array([getattr(interval, end) for interval in intervals])
         variables[f"{score}_{end}"] = ("site", ends, {"long_name": f"{name}, {end} end of the 95% interval"})
+    variables["p"] = ("site", along("p"), {"long_name": "permutation p-value, corrected for all sites"})
     selectivity = {"long_name": f"selectivity: {name} less that on control labels", "meaning": "diverging"}
     variables |= {
         "control": ("site", controls, {"long_name": f"{name} on control labels"}),
@@ -103,7 +114,7 @@ def table(scored: Scored) -> "xarray.Dataset":
     }
     coords: dict[str, Any] = {
         "site": [str(site) for site in scored.rows.vectors.sites],
-        "fold": np.arange(scored.folds),
+        "fold": np.arange(scored.draws.folds),
     }
     if scored.classes is not None:
         coords["class"] = scored.classes
@@ -133,7 +144,7 @@ def facts_of(scored: Scored, token: Token) -> Facts:
         "token": token,
         "rows": len(rows.labels),
         "texts": len(set(rows.groups)),
-        "folds": scored.folds,
+        "folds": scored.draws.folds,
         "score": score,
     }
     if rows.left_out:
@@ -147,14 +158,18 @@ def facts_of(scored: Scored, token: Token) -> Facts:
     facts["best"] = {
         "site": sites[best],
         score: column.interval.score,
-        "interval": [column.interval.low, column.interval.high],
+        "interval": [min(column.interval.low, column.interval.joint_low), column.interval.high],
+        "p": column.p,
         "control": column.control,
         "selectivity": column.interval.score - column.control,
     }
     facts["chance"] = scored.chance
     facts["above_chance_at"] = [
-        site for site, column in zip(sites, scored.columns, strict=True) if column.interval.joint_low > scored.chance
+        site
+        for site, column in zip(sites, scored.columns, strict=True)
+        if column.p <= LEAST_LIKELY and column.interval.above > scored.chance
     ]
+    facts["permutations"] = scored.draws.permutations
     if scored.mix is not None:
         top, interval = int(np.argmax(scored.mix.weights)), scored.mix.interval
         facts["mix"] = {
@@ -162,13 +177,15 @@ def facts_of(scored: Scored, token: Token) -> Facts:
             "interval": [interval.low, interval.high],
             "largest_weight": {"site": sites[top], "weight": float(scored.mix.weights[top])},
         }
-    facts["control"] = {"kind": "shuffled" if rows.token_ids is None else "by_token_id", "draws": scored.controls}
+    facts["control"] = {"kind": "shuffled" if rows.token_ids is None else "by_token_id", "draws": scored.draws.controls}
     return {**facts, **_conditions(scored)}
 
 
 def _conditions(scored: Scored) -> Facts:
     """What limits the findings."""
     facts: dict[str, Any] = {}
+    if not scored.draws.calibrated:
+        facts["calibrated"] = False
     if scored.equal:
         facts["all_equal_at"] = scored.equal
     if not scored.columns[0].penalty_chosen:

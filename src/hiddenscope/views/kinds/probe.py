@@ -35,9 +35,11 @@ def findings(result: Result) -> Iterator[str]:
     """Where the label can be read, how sure that is, and what the mix adds."""
     facts, score = result.facts, result.facts["score"]
     best, guess = facts["best"], "the largest class" if score == "accuracy" else "the mean"
+    count = result.data.sizes["site"]
+    chosen = f", corrected for being the best of {count:,}" if count > 1 else ""
     yield (
-        f"The best site is {best['site']}: {_with_interval(best, score)}, against {_number(best['control'], score)} on "
-        "control labels."
+        f"The best site is {best['site']}: {_with_interval(best, score, chosen)}, against "
+        f"{_number(best['control'], score)} on control labels."
     )
     if facts["above_chance_at"]:
         yield f"Better than guessing {guess} ({_number(facts['chance'], score)}): {_sites(facts['above_chance_at'])}."
@@ -49,6 +51,8 @@ def findings(result: Result) -> Iterator[str]:
             f"A probe of a mix of all sites comes to {_with_interval(mix, score)}; its largest weight, "
             f"{top['weight']:.2f}, is that of {top['site']}."
         )
+    if not facts.get("calibrated", True):
+        yield f"The intervals are rough: with as few as {facts['texts']:,} texts they were not calibrated."
     if equal := facts.get("all_equal_at"):
         yield f"All states are equal at {_sites(equal)}, so nothing can be read from them."
     if left_out := facts.get("left_out"):
@@ -59,9 +63,9 @@ def findings(result: Result) -> Iterator[str]:
         yield f"The fit did not converge at {_sites(not_converged)}."
 
 
-def _with_interval(facts: Facts, score: str) -> str:
+def _with_interval(facts: Facts, score: str, remark: str = "") -> str:
     low, high = (_number(end, score) for end in facts["interval"])
-    return f"{_number(facts[score], score)} ({low} to {high})"
+    return f"{_number(facts[score], score)} ({low} to {high}{remark})"
 
 
 def _number(value: float, score: str) -> str:

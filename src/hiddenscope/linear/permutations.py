@@ -1,0 +1,121 @@
+"""Permutations: the whole cross-validation under many labellings of the same states, to see what chance brings about.
+
+Hundreds of logistic regressions a site would cost far more than the probe. So a labelling is fitted by the first step
+of Newton's method, from coefficients 0 and the curvature that the learner names: a ridge regression, of which one
+Cholesky factor serves all labellings. Labels that mean nothing are best predicted with a large penalty, and then the
+first step is nearly the last. Ridge regressions themselves are fitted exactly. The penalty is chosen anew for every
+labelling, on inner folds. The states are standardised once, over all rows: labels have no part in that.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import combinations
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hiddenscope.linear.crossvalidation import MIDDLE, PENALTIES
+from hiddenscope.linear.problems import Learner, gram
+
+Measure: TypeAlias = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""From scores `[row, output, labelling]` and targets `[row, labelling]`: two numbers a labelling."""
+
+RANK = 1e-12  # a squared singular value that is this share of the largest is rounding
+AT_ONCE = 1 << 23  # scores that are held together
+RARE = 1e-6  # the least share of a class that its intercept supposes
+
+
+def under_labellings(
+    states: Tensor, labellings: Tensor, folds: NDArray[np.int64], learner: Learner, measure: Measure
+) -> tuple[Tensor, Tensor]:
+    """What `measure` says of the held-out scores of standardised states `[row, width]`, for labellings `[set, row]`."""
+    by_fold = [torch.from_numpy(np.flatnonzero(folds == fold)) for fold in range(int(folds.max()) + 1)]
+    features = _features(states)
+    parts = [features[rows] for rows in by_fold]
+    grams = torch.stack([gram(part) for part in parts])
+    measured = []
+    for some in torch.split(labellings, max(1, AT_ONCE // (labellings.shape[1] * learner.outputs))):
+        problem = _Labelled.over(parts, grams, [some[:, rows].T for rows in by_fold], learner)
+        scores = torch.empty(len(states), learner.outputs, len(some), dtype=torch.float64)
+        for rows, held_out in zip(by_fold, _held_out(problem), strict=True):
+            scores[rows] = held_out
+        measured.append(measure(scores, some.T))
+    first, second = (torch.cat(numbers) for numbers in zip(*measured, strict=True))
+    return first, second
+
+
+def _features(states: Tensor) -> Tensor:
+    """The states in no more dimensions than there are rows, with the same products between rows."""
+    rows, width = states.shape
+    wide = states.double()
+    if width <= rows:
+        return wide
+    strength, left = torch.linalg.eigh(gram(wide.T))
+    kept = strength > strength[-1] * RANK
+    kept[-1] = True
+    features: Tensor = left[:, kept] * strength[kept].clamp_min(0).sqrt()
+    return features
+
+
+class _Labelled(NamedTuple):
+    """For each fold: its rows, their Gram matrix, their targets `[row, labelling]`, and sums over them.
+
+    The goal of an output is the target, or 1 for the own class; `levels` are sums of goals `[output, labelling]`, and
+    `products` those of rows times goals.
+    """
+
+    parts: Sequence[Tensor]
+    grams: Tensor
+    targets: Sequence[Tensor]
+    levels: Tensor
+    products: Tensor
+    learner: Learner
+
+    @classmethod
+    def over(cls, parts: Sequence[Tensor], grams: Tensor, targets: Sequence[Tensor], learner: Learner) -> "_Labelled":
+        if learner.outputs == 1:
+            goals = [some[:, None].double() for some in targets]
+        else:
+            goals = [(some[:, None] == torch.arange(learner.outputs)[:, None]).double() for some in targets]
+        products = torch.stack([part.T @ goal.flatten(1) for part, goal in zip(parts, goals, strict=True)])
+        return cls(parts, grams, targets, torch.stack([goal.sum(0) for goal in goals]), products, learner)
+
+    def scores(self, left_out: Sequence[int]) -> Iterator[list[Tensor]]:
+        """Under each penalty, the scores of the rows of the folds that are left out, predicted from the others."""
+        inside = [fold for fold in range(len(self.parts)) if fold not in left_out]
+        count = sum(len(self.parts[fold]) for fold in inside)
+        mean = torch.stack([self.parts[fold].sum(0) for fold in inside]).sum(0) / count
+        level = self.levels[inside].sum(0) / count
+        inner = self.learner.curvature * self.grams[inside].sum(0).addr(mean, mean, alpha=-count)
+        goal = self.products[inside].sum(0) - count * torch.outer(mean, level.flatten())
+        for penalty in PENALTIES:
+            shifted = inner.clone()
+            shifted.diagonal().add_(penalty)
+            coef = torch.cholesky_solve(goal, torch.linalg.cholesky(shifted))
+            start = self._intercept(level)
+            yield [((self.parts[fold] - mean) @ coef).view(-1, *level.shape) + start for fold in left_out]
+
+    def _intercept(self, level: Tensor) -> Tensor:
+        """The scores that fit the mean of the targets, or the shares of the classes, where states say nothing."""
+        if self.targets[0].is_floating_point():
+            return level
+        shares = level.clamp(RARE, 1 - RARE)
+        return shares.logit() if self.learner.outputs == 1 else shares.log()
+
+
+def _held_out(problem: _Labelled) -> Iterator[Tensor]:
+    """Of each fold, the scores of its rows under every labelling, each with the penalty that inner folds choose."""
+    folds = len(problem.parts)
+    losses = torch.zeros(folds, len(PENALTIES), problem.targets[0].shape[1], dtype=torch.float64)
+    for pair in combinations(range(folds), 2) if folds > 2 else ():
+        for number, both in enumerate(problem.scores(pair)):
+            for tested, left_out, scores in zip(pair, pair[::-1], both, strict=True):
+                losses[left_out, number] += problem.learner.losses(scores, problem.targets[tested]).sum(0)
+    chosen = len(PENALTIES) - 1 - losses.flip(1).argmin(1)  # of two with equal loss, the larger
+    if folds == 2:
+        chosen = torch.full_like(chosen, PENALTIES.index(MIDDLE))
+    for fold in range(folds):
+        scores = torch.stack([alone for (alone,) in problem.scores((fold,))])
+        yield scores.gather(0, chosen[fold].expand(1, *scores.shape[1:]))[0]

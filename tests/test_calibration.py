@@ -1,0 +1,78 @@
+"""Calibration, a short slice of `make calibrate`: stated levels hold where the truth is known; plain ones do not."""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+import hiddenscope as hs
+from calibrate import __main__ as page
+from calibrate.trials import Claim, Share
+from hiddenscope.linear.intervals import wilson
+from hiddenscope.sites import Site
+
+RUNS, SITES, TEXTS, TRUTH = 20, 10, 50, 0.5
+
+
+class Run(NamedTuple):
+    """What was said of ten independent sites of noise and labels that mean nothing."""
+
+    score: list[float]
+    low: list[float]
+    high: list[float]
+    best: float
+    best_interval: list[float]
+    above: list[str]
+
+
+def run(seed: int) -> Run:
+    values = torch.randn(SITES, TEXTS, 64, generator=torch.Generator().manual_seed(seed))
+    texts = [f"run {seed} text {k}" for k in range(TEXTS)]
+    tokens = hs.Tokens(texts, range(TEXTS), [0] * TEXTS, range(TEXTS), ["t"] * TEXTS)
+    states = hs.States(tuple(Site(k) for k in range(SITES)), values, tokens, hs.Source("noise"))
+    result = hs.probe(states, [k % 2 for k in range(TEXTS)], seed=seed)
+    columns = (result.data[name].to_numpy().tolist() for name in ("accuracy", "accuracy_low", "accuracy_high"))
+    best = result.facts["best"]
+    return Run(*columns, best["accuracy"], best["interval"], result.facts["above_chance_at"])
+
+
+@pytest.fixture(scope="module")
+def runs() -> list[Run]:
+    return [run(seed) for seed in range(RUNS)]
+
+
+def held(intervals: Iterable[tuple[float, float]]) -> float:
+    return float(np.mean([low <= TRUTH <= high for low, high in intervals]))
+
+
+def test_intervals_of_probes_hold_the_truth_of_noise_and_plain_ones_do_not(runs: list[Run]) -> None:
+    ours = held((low, high) for run in runs for low, high in zip(run.low, run.high, strict=True))
+    plain = held(wilson(score, TEXTS) for run in runs for score in run.score)
+    assert plain < 0.9 < ours
+
+
+def test_the_interval_of_the_best_site_holds_its_truth_and_a_plain_one_does_not(runs: list[Run]) -> None:
+    ours, plain = held(run.best_interval for run in runs), held(wilson(run.best, TEXTS) for run in runs)
+    assert plain < 0.75 < 0.8 < ours
+
+
+def test_noise_is_seldom_called_above_chance(runs: list[Run]) -> None:
+    assert sum(bool(run.above) for run in runs) <= 4  # more comes up in 1 of 390 at a level of 5%
+
+
+def test_what_is_out_of_its_range_is_told_from_what_chance_explains() -> None:
+    claim = Claim("held", 0.93, 0.97)
+    assert Share.of([1.0] * 95 + [0.0] * 5).meets(claim)
+    assert Share.of([1.0] * 45 + [0.0] * 5).meets(claim)
+    assert not Share.of([1.0] * 800 + [0.0] * 200).meets(claim)
+    assert not Share.of([1.0] * 1_000).meets(claim)
+    assert Share.of([float("nan")]).meets(claim)
+
+
+def test_the_pages_are_those_of_the_results() -> None:
+    results = page.results()
+    assert page.PAGE.read_text("utf-8") == page.whole(results)
+    assert page.table(page.probe.STUDY, results) in page.PROBE.read_text("utf-8")
+    assert {study.name for study in page.STUDIES} == set(results)
