@@ -44,7 +44,8 @@ TITLE = """\
 ## {architecture}: {cpu}
 
 {cores} cores, {threads} torch threads, Python {python}, torch {torch}, transformers {transformers}, hiddenscope
-{hiddenscope}; medians of {repeats} rounds (fewer for rows that take long); load average {load} when it began.
+{hiddenscope}; medians of {repeats} rounds (thrice as many
+for rows that take a second, fewer for those that take minutes); load average {load} when it began.
 """
 GPU_TITLE = """\
 ## {architecture}: {cpu}
@@ -112,20 +113,25 @@ def _options() -> Any:
 def _groups(options: Any) -> dict[str, Callable[[], list[Row]]]:
     return {
         "start": lambda: start.rows(options.repeats),
-        "load": lambda: load.rows(options.repeats),
-        "capture": lambda: capture.rows(options.repeats),
-        "depth": lambda: depth.rows(options.repeats),
+        "load": lambda: load.rows(_many(options)),
+        "capture": lambda: capture.rows(_many(options)),
+        "depth": lambda: depth.rows(_many(options)),
         "ragged": lambda: ragged.rows(_few(options), full=options.full),
         "visibility": lambda: visibility.rows(options.repeats),
         "lens": lambda: lens.rows(options.repeats, ask_peers=options.peers),
         "embed": lambda: embed.rows(_few(options)),
-        "search": lambda: search.rows(_few(options)),
+        "search": lambda: search.rows(_many(options)),
         "probe": lambda: probe.rows(options.repeats),
         "project": lambda: project.rows(options.repeats),
         "gpu": lambda: gpu.rows(options.repeats),
         "patch": lambda: patch.rows(_few(options), ask_peers=options.peers),
         "peers": lambda: peers.rows(options.repeats) if options.peers else peers.not_asked(),
     }
+
+
+def _many(options: Any) -> int:
+    """Rounds for what takes about a second: a second on a shared machine may be a slow one."""
+    return 3 * int(options.repeats)
 
 
 def _few(options: Any) -> int:

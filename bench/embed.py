@@ -35,7 +35,7 @@ def _theirs() -> Any:
         warnings.simplefilter("ignore")
         from sentence_transformers import SentenceTransformer, models
 
-        reader = models.Transformer(str(zoo.zoo_folder("minilm")), max_seq_length=512)
+        reader = models.Transformer(str(zoo.zoo_folder("minilm")), max_seq_length=256)
         modules = [reader, models.Pooling(384, pooling_mode="mean"), models.Normalize()]
         made = SentenceTransformer(modules=modules, device="cpu")
     return lambda texts: made.encode(texts, show_progress_bar=False)

@@ -1,5 +1,6 @@
 """Embed: sentence-transformers makes the same vectors; centring and whitening do what they say."""
 
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,7 @@ from typer.testing import CliRunner
 import hiddenscope as hs
 from hiddenscope import cli, progress
 from hiddenscope.analyses.embed import Adjustment, mean_cosine
-from hiddenscope.errors import FileError, StatesError, TextError
+from hiddenscope.errors import Damaged, FileError, StatesError, TextError
 from hiddenscope.loading import zoo
 
 TEXTS = ["The cat sat on the mat.", "A dog", "There is nothing in the house and nothing in the garden.", "The end."]
@@ -139,12 +140,122 @@ def test_what_cannot_be_embedded_is_said(
 def test_sentence_transformers_makes_the_same_vectors(minilm: hs.Model) -> None:
     transformers = pytest.importorskip("sentence_transformers")
     modules = pytest.importorskip("sentence_transformers.models")
-    reader = modules.Transformer(str(zoo.zoo_folder("minilm")), max_seq_length=512)
+    reader = modules.Transformer(str(zoo.zoo_folder("minilm")), max_seq_length=256)  # as its own files say
     pooling = modules.Pooling(384, pooling_mode="mean")
     theirs = transformers.SentenceTransformer(modules=[reader, pooling, modules.Normalize()], device="cpu")
-    texts = [*TEXTS, *RAGGED]
+    texts = [*TEXTS, *RAGGED, *(f"{word} " * length for word in ("river", "stones") for length in (250, 300, 700))]
     expected = theirs.encode(texts, show_progress_bar=False)
     np.testing.assert_allclose(hs.embed(minilm, texts), expected, atol=1e-5, rtol=0)
+
+
+def sentence_folder(path: Path, tiny: Callable[..., hs.Model], **files: Any) -> Path:
+    """A folder as sentence-transformers saves it, with a tiny model; `files` are put in the place of its own."""
+    model = tiny("bert")
+    model.module.save_pretrained(path)  # type: ignore[operator]
+    model.tokenizer.save_pretrained(path)  # type: ignore[union-attr]
+    contents = {
+        "modules": [
+            {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
+            {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+            {"idx": 2, "name": "2", "path": "2_Normalize", "type": "sentence_transformers.models.Normalize"},
+        ],
+        "sentence_bert_config": {"max_seq_length": 16, "do_lower_case": False},
+        "config_sentence_transformers": {"prompts": {}, "default_prompt_name": None},
+        "pooling": {"word_embedding_dimension": 64, "pooling_mode_mean_tokens": True},
+        **files,
+    }
+    (path / "1_Pooling").mkdir()
+    for name, content in contents.items():
+        place = path / "1_Pooling" / "config.json" if name == "pooling" else path / f"{name}.json"
+        place.write_text(json.dumps(content))
+    return path
+
+
+PROMPTS = {"prompts": {"query": "is it ", "other": "no: "}, "default_prompt_name": "query"}
+FOLDERS: dict[str, dict[str, Any]] = {
+    "mean": {},
+    "cls": {"pooling": {"word_embedding_dimension": 64, "pooling_mode": "cls"}},
+    "last": {"pooling": {"word_embedding_dimension": 64, "pooling_mode_lasttoken": True}},
+    "max": {"pooling": {"word_embedding_dimension": 64, "pooling_mode_max_tokens": True}},
+    "no limit": {"sentence_bert_config": {"do_lower_case": False}},
+    "lower case": {"sentence_bert_config": {"max_seq_length": 16, "do_lower_case": True}},
+    "prompt": {"config_sentence_transformers": PROMPTS},
+}
+
+
+@pytest.mark.filterwarnings("ignore")  # theirs
+@pytest.mark.parametrize("kind", FOLDERS)
+def test_a_folder_of_sentence_transformers_gives_its_vectors(
+    kind: str, tiny: Callable[..., hs.Model], tmp_path: Path
+) -> None:
+    transformers = pytest.importorskip("sentence_transformers")
+    folder = sentence_folder(tmp_path / "encoder", tiny, **FOLDERS[kind])
+    texts = [*TEXTS, "LONG Words " * 4, "a longer text " * 40]
+    expected = transformers.SentenceTransformer(str(folder), device="cpu").encode(texts, show_progress_bar=False)
+    model = hs.load(folder)
+    np.testing.assert_allclose(hs.embed(model, texts), expected, atol=1e-5, rtol=0)
+    found = hs.search(model, texts[0], 3, texts=texts)
+    np.testing.assert_allclose(found.data["score"][0], np.sort(expected @ expected[0])[::-1][:3], atol=1e-5)
+    assert found.data["string"].values[0, 0] == texts[0], "and not what is made of it"
+    again = hs.search(hs.embed(model, texts), (model, texts[0]), 3)
+    np.testing.assert_allclose(again.data["score"], found.data["score"], atol=1e-5)
+
+
+def test_texts_are_cut_where_the_folder_says_and_that_is_said(
+    tiny: Callable[..., hs.Model], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notes: list[str] = []
+    monkeypatch.setattr(progress, "note", notes.append)
+    model = hs.load(sentence_folder(tmp_path / "encoder", tiny))
+    long = "the cat sat on the mat and " * 5
+    cut = model.encode([long], truncate=16)
+    assert cut.lengths == [16] and cut.ids[0][-1] == model.tokenizer.sep_token_id  # type: ignore[union-attr]
+    made = hs.embed(model, [long, "A dog"])
+    assert any("encoder: 1 of 2 texts have 16 tokens or more; the vector is that of the first 16" in n for n in notes)
+    np.testing.assert_allclose(made[0], hs.embed(model, cut)[0], atol=1e-6)
+    whole = hs.embed(model, model.encode([long]))  # what is encoded already is not cut
+    assert np.abs(whole[0] - made[0]).max() > 1e-3
+    assert model.capture(long).tokens.lengths.tolist() == model.encode(long).lengths, "nor are states"
+    notes.clear()
+    hs.embed(model, "A dog")
+    assert not any("tokens or more" in note for note in notes)
+
+
+def test_what_a_folder_does_and_embed_does_not_is_refused(
+    tiny: Callable[..., hs.Model], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notes: list[str] = []
+    monkeypatch.setattr(progress, "note", notes.append)
+    dense = [{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}]
+    dense += [{"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}]
+    dense += [{"idx": 2, "name": "2", "path": "2_Dense", "type": "sentence_transformers.models.Dense"}]
+    sides = {"pooling_mode_mean_tokens": True, "pooling_mode_max_tokens": True}
+    for number, (files, said) in enumerate(
+        [
+            ({"modules": dense}, "has a module Dense"),
+            ({"pooling": {"pooling_mode": "weightedmean"}}, "pools by weightedmean"),
+            ({"pooling": sides}, "pools by max and mean"),
+            (
+                {"config_sentence_transformers": PROMPTS, "pooling": {"pooling_mode": "mean", "include_prompt": False}},
+                "leaves the prompt out",
+            ),
+        ]
+    ):
+        model = hs.load(sentence_folder(tmp_path / str(number), tiny, **files))
+        for call in (lambda model=model: hs.embed(model, TEXTS), lambda model=model: hs.cluster(model, TEXTS * 3)):
+            with pytest.raises(StatesError, match=said):
+                call()
+        assert hs.embed(model, TEXTS, pool="mean").shape == (4, 64)
+    for number, files in enumerate(
+        [{"modules": {}}, {"modules": [{"type": "a.Pooling", "path": "../.."}]}, {"sentence_bert_config": [1]}], 10
+    ):
+        with pytest.raises(Damaged, match="Cannot read"):
+            hs.load(sentence_folder(tmp_path / str(number), tiny, **files))
+    with pytest.raises(Damaged, match="max_seq_length is 0"):
+        hs.load(sentence_folder(tmp_path / "none", tiny, sentence_bert_config={"max_seq_length": 0}))
+    other = {"prompts": {"query": "is it "}, "default_prompt_name": None}
+    hs.embed(hs.load(sentence_folder(tmp_path / "prompts", tiny, config_sentence_transformers=other)), TEXTS)
+    assert any("has prompts (query)" in note for note in notes)
 
 
 @pytest.mark.real

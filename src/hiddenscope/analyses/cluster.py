@@ -38,7 +38,7 @@ def cluster(
     texts: Texts | Inputs | Any = None,
     *,
     site: str | Site | None = None,
-    pool: Token = "mean",
+    pool: Token | None = None,
     smallest: int = 5,
     truncate: bool = False,
 ) -> Result:

@@ -14,7 +14,7 @@ from hiddenscope.model import Model
 from hiddenscope.passes import Inputs, Texts
 from hiddenscope.sites import Site
 from hiddenscope.vectors import Token, vectors
-from hiddenscope.vectors.collection import last_site, texts_of
+from hiddenscope.vectors.collection import as_trained, last_site, texts_of
 
 Adjust: TypeAlias = Literal["centre", "whiten"]
 
@@ -28,17 +28,18 @@ def embed(
     texts: Texts | Inputs | Any,
     *,
     site: str | Site | None = None,
-    pool: Token = "mean",
+    pool: Token | None = None,
     normalize: bool = True,
     adjust: "Adjust | Adjustment | None" = None,
     truncate: bool = False,
 ) -> NDArray[np.float32]:
     """One vector for each text, `[text, width]` in float32: the mean of its last hidden states, with norm 1.
 
-    That is what most sentence encoders are trained for. States of a causal model are not: they point nearly the same
-    way, and a note on stderr says how nearly. `adjust="centre"` subtracts the mean of the texts, `"whiten"` also makes
-    their covariance the identity; an `hs.Adjustment` that was fitted to other texts does it with theirs. Texts are
-    strings, lists of ids, a path, a frame or a dataset.
+    That is what most sentence encoders are trained for. Where a folder of sentence-transformers says otherwise (how
+    states are pooled, where texts are cut, what is put before them), that is done. States of a causal model are not
+    trained for it: they point nearly the same way, and a note on stderr says how nearly. `adjust="centre"` subtracts
+    the mean of the texts, `"whiten"` also makes their covariance the identity; an `hs.Adjustment` that was fitted to
+    other texts does it with theirs. Texts are strings, lists of ids, a path, a frame or a dataset.
 
     >>> import hiddenscope as hs
     >>> from hiddenscope.testing import tiny_model
@@ -53,7 +54,8 @@ def embed(
             "Cannot embed texts", 'pool="each" is a vector for each token', "Use model.capture(texts, site)."
         )
     chosen = last_site(model) if site is None else site
-    rows = vectors(model, texts_of(texts), sites=chosen, token=pool, truncate=truncate)
+    listed, token, limit = as_trained(model, texts_of(texts), pool, truncate)
+    rows = vectors(model, listed, sites=chosen, token=token, truncate=limit)
     if len(rows.sites) > 1:
         raise StatesError(f"{str(site)[:60]!r} names {len(rows.sites)} sites", "one is needed", "Name one.")
     values = rows.values[0]

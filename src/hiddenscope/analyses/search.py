@@ -15,7 +15,7 @@ from hiddenscope.results import Facts, Result
 from hiddenscope.sites import Site
 from hiddenscope.states import Pair, Readable
 from hiddenscope.vectors import Token, vectors
-from hiddenscope.vectors.collection import Collection, collection_of, integer, last_site
+from hiddenscope.vectors.collection import Collection, as_trained, collection_of, integer, last_site
 from hiddenscope.vectors.nearest import NEARNESSES, Nearest, Nearness
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def search(
     *,
     texts: Texts | Inputs | Any = None,
     site: str | Site | None = None,
-    pool: Token = "mean",
+    pool: Token | None = None,
     nearness: Nearness = "cosine",
 ) -> Result:
     """The k texts nearest to a query, exactly: none is left out, and of equals the first comes first.
@@ -107,7 +107,10 @@ def _of_texts(collection: Collection, texts: list[str] | Inputs, model: Model | 
         )
         raise StatesError(problem, reason, "Give the model that computed the states.")
     site = collection.site or last_site(model)
-    return vectors(model, texts, sites=site, token=collection.token).values[0]
+    if collection.of_states and collection.token is not None:
+        return vectors(model, texts, sites=site, token=collection.token).values[0]
+    listed, token, limit = as_trained(model, texts, collection.token, False)
+    return vectors(model, listed, sites=site, token=token, truncate=limit).values[0]
 
 
 def _checked(queries: Tensor, nearness: Nearness) -> Tensor:

@@ -15,7 +15,7 @@ def cluster(
     shared: Shared,
     texts: FilesArgument,
     site: SiteOption = None,
-    pool: PoolOption = "mean",
+    pool: PoolOption = None,
     smallest: Annotated[int, typer.Option(help="The least texts that make a cluster.")] = 5,
     truncate: TruncateOption = False,
 ) -> None:

@@ -20,7 +20,9 @@ FilesArgument = Annotated[
     list[str], typer.Argument(help="A file of texts (.txt .jsonl .csv .parquet), or the texts; - is stdin.")
 ]
 SiteOption = Annotated[str | None, typer.Option(help="Which state: layer.3, final; the last if not given.")]
-PoolOption = Annotated[str, typer.Option(help="What stands for a text: mean, max, last, first, cls or a position.")]
+PoolOption = Annotated[
+    str | None, typer.Option(help="What stands for a text: mean, max, last, first, cls or a position.")
+]
 
 
 @command
@@ -29,7 +31,7 @@ def embed(
     shared: Shared,
     texts: FilesArgument,
     site: SiteOption = None,
-    pool: PoolOption = "mean",
+    pool: PoolOption = None,
     adjust: Annotated[str | None, typer.Option(help="centre or whiten the vectors.")] = None,
     normalize: Annotated[bool, typer.Option(help="Scale every vector to norm 1.")] = True,
     truncate: TruncateOption = False,
@@ -61,9 +63,9 @@ def texts_in(given: list[str]) -> Path | list[str]:
     return Path(given[0]) if len(given) == 1 and is_file(given[0]) else lines_of(given)
 
 
-def position(pool: str) -> str | int:
+def position(pool: str | None) -> str | int | None:
     """A number is a position."""
-    return int(pool) if pool.lstrip("-").isdecimal() else pool
+    return int(pool) if pool is not None and pool.lstrip("-").isdecimal() else pool
 
 
 def _save(vectors: "NDArray[np.float32]", out: Path) -> None:

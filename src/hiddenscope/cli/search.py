@@ -22,7 +22,7 @@ def search(
     queries: Annotated[list[str], typer.Argument(help="The texts to look for.")],
     k: Annotated[int, typer.Option("-k", help="How many of the nearest.")] = 10,
     site: SiteOption = None,
-    pool: PoolOption = "mean",
+    pool: PoolOption = None,
     nearness: Annotated[str, typer.Option(help="cosine, dot or l2.")] = "cosine",
     texts: Annotated[Path | None, typer.Option(help="The texts of the vectors in a .npy file.")] = None,
     truncate: TruncateOption = False,

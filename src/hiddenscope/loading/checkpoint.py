@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from hiddenscope.errors import Damaged, LoadError, UnknownModel, Unsafe
 from hiddenscope.loading.folder import Folder, is_own_kernel
+from hiddenscope.loading.sentences import SentenceModules
 
 if TYPE_CHECKING:
     import torch
@@ -45,7 +46,8 @@ class Loaded:
     """A module with its tokenizer, where they came from, and every choice that was made for the user.
 
     `read_tokenizer` reads the tokenizer's files, which takes longer than the weights, since those are mapped.
-    `folder` holds the files they were read from; a live module has none.
+    `folder` holds the files they were read from; a live module has none. `sentences` is what the folder says of vectors
+    of texts, if it is one of sentence-transformers.
 
     >>> import torch
     >>> Loaded(torch.nn.Linear(2, 2), lambda: None, "Linear", None, ()).name
@@ -58,6 +60,7 @@ class Loaded:
     revision: str | None
     notes: tuple[str, ...]
     folder: Path | None = None
+    sentences: SentenceModules | None = None
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase | None:

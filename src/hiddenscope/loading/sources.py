@@ -22,6 +22,7 @@ from hiddenscope.loading.cache import build_once, cache_folder, is_complete
 from hiddenscope.loading.checkpoint import Loaded, LoadOptions, load_folder, load_tokenizer
 from hiddenscope.loading.folder import INDEX, PICKLES, WEIGHTS, check_folder
 from hiddenscope.loading.gguf import CONVERSION, convert, read_header
+from hiddenscope.loading.sentences import sentence_modules
 
 if TYPE_CHECKING:
     import torch
@@ -34,6 +35,7 @@ _CHUNK = 2**22
 _ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)?")
 _REVISION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./+-]*")
 _SMALL = (".json", ".txt", ".model", ".jinja", ".vocab", ".codes")
+_MODULE_CONFIG = re.compile(r"[0-9]+_[A-Za-z]+/config\.json")  # of a module of sentence-transformers
 _HUB_SECONDS = 10.0
 
 
@@ -75,7 +77,8 @@ def _load(path: Path, name: str, revision: str | None, options: LoadOptions, not
     folder = check_folder(path)
     module, choices = load_folder(folder, options)
     notes = (*([note] if note else []), *choices)
-    return Loaded(module, lambda: load_tokenizer(folder), name, revision, notes, path)
+    sentences = zoo.ZOO[name].sentences if name in zoo.ZOO and path == zoo.ZOO[name].folder else sentence_modules(path)
+    return Loaded(module, lambda: load_tokenizer(folder), name, revision, notes, path, sentences)
 
 
 def _live(source: Any, options: list[str]) -> Loaded:
@@ -188,8 +191,9 @@ def _check_id(what: str, name: str, text: str, pattern: re.Pattern[str]) -> None
 def _download(name: str, info: Any) -> Path:
     from huggingface_hub import hf_hub_download, snapshot_download
 
-    files = {sibling.rfilename for sibling in info.siblings or () if "/" not in sibling.rfilename}
-    needed = {file for file in files if file.endswith(_SMALL)}
+    every = {sibling.rfilename for sibling in info.siblings or ()}
+    files = {file for file in every if "/" not in file}
+    needed = {file for file in files if file.endswith(_SMALL)} | set(filter(_MODULE_CONFIG.fullmatch, every))
     if WEIGHTS in files:
         needed.add(WEIGHTS)
     elif INDEX in files:

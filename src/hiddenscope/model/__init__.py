@@ -126,6 +126,7 @@ class Model:
         self._loaded = loaded
         self._text_encoder: TextEncoder | None = None
         self.name, self.revision, self.notes = loaded.name, loaded.revision, loaded.notes
+        self.sentences = loaded.sentences
         self.lock = PassLock()
         self.trials = Trials(self.module, memory)
         self._anatomy, self._found_in = self._find(), self._weights_dtype
@@ -237,10 +238,13 @@ class Model:
         """The id that pads the shorter texts of a batch."""
         return self.text_encoder.pad
 
-    def encode(self, texts: Texts | Inputs, *, targets: Texts | Inputs | None = None, truncate: bool = False) -> Inputs:
+    def encode(
+        self, texts: Texts | Inputs, *, targets: Texts | Inputs | None = None, truncate: bool | int = False
+    ) -> Inputs:
         """Texts as the model takes them: encoded once, for any number of passes. Inputs stay as they are.
 
-        In an encoder-decoder `targets` are its decoder's texts, the start token alone if not given.
+        In an encoder-decoder `targets` are its decoder's texts, the start token alone if not given. `truncate` keeps
+        the first tokens of a longer text: as many as the model takes, or at most a given number.
 
         >>> from hiddenscope.testing import tiny_model
         >>> load((tiny_model("bert"), None)).encode([[5, 6], [7, 8, 9]]).lengths

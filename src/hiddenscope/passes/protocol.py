@@ -34,7 +34,7 @@ class ModelLike(BatchModel, Protocol):
     @property
     def lock(self) -> AbstractContextManager[Any]: ...  # noqa: D102
     def encode(  # noqa: D102
-        self, texts: Texts | Inputs, *, targets: Texts | Inputs | None = None, truncate: bool = False
+        self, texts: Texts | Inputs, *, targets: Texts | Inputs | None = None, truncate: bool | int = False
     ) -> Inputs: ...
     def source(self, stack: str | None, *, checked: bool = False) -> Source: ...  # noqa: D102
 

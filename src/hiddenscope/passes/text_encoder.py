@@ -35,19 +35,28 @@ class TextEncoder:
     _strings: dict[int, str] = field(default_factory=dict, repr=False)
     _tokens: dict[int, tuple[ref[Inputs], Tokens]] = field(default_factory=dict, repr=False)
 
-    def encode(self, texts: Texts | Inputs, *, truncate: bool = False) -> Inputs:
-        """The ids of one text or many, given as strings or as lists of ids.
+    def encode(self, texts: Texts | Inputs, *, truncate: bool | int = False) -> Inputs:
+        """The ids of one text or many, given as strings or as lists of ids; of longer ones perhaps the first alone.
 
-        >>> TextEncoder(None, window=8, vocabulary=100).encode([[5, 6], [7]]).lengths
-        [2, 1]
+        >>> TextEncoder(None, window=8, vocabulary=100).encode([[5, 6], [7]], truncate=1).lengths
+        [1, 1]
         """
-        inputs = texts if isinstance(texts, Inputs) else self._encoded(texts, truncate)
-        if truncate and self.window and max(inputs.lengths) > self.window:
-            inputs = _first(inputs, self.window)
+        limit = self._limit(truncate)
+        inputs = texts if isinstance(texts, Inputs) else self._encoded(texts, limit)
+        if limit and max(inputs.lengths) > limit:
+            inputs = _first(inputs, limit)
         self._check(inputs)
         return inputs
 
-    def encode_targets(self, texts: Texts | Inputs, count: int, *, truncate: bool = False) -> Inputs:
+    def _limit(self, truncate: bool | int) -> int | None:
+        """How many tokens of a text are kept; None for all."""
+        if isinstance(truncate, bool):
+            return self.window if truncate else None
+        if truncate < 1:
+            raise TextError(f"truncate must be at least 1, got {truncate}", "a text has tokens", "Give more.")
+        return min(truncate, self.window or truncate)
+
+    def encode_targets(self, texts: Texts | Inputs, count: int, *, truncate: bool | int = False) -> Inputs:
         """What the decoder of an encoder-decoder is given: its start token, then the text; ids as they are."""
         own = replace(self, window=self.target_window or self.window)
         targets = own.encode(texts, truncate=truncate)
@@ -131,7 +140,7 @@ class TextEncoder:
         spaced = "" if token[:1].isspace() or not token else f" Did you mean {' ' + token!r}?"
         raise TextError(problem, reason, f"Give a single token, with the space before it where a word begins.{spaced}")
 
-    def _encoded(self, texts: Any, truncate: bool) -> Inputs:
+    def _encoded(self, texts: Any, limit: int | None) -> Inputs:
         if isinstance(texts, str):
             texts = [texts]
         if isinstance(texts, bytes | Mapping) or not isinstance(texts, Iterable):
@@ -146,7 +155,7 @@ class TextEncoder:
         if not given:
             raise TextError("No texts", "the list is empty", "Give at least one text.")
         if all(isinstance(text, str) for text in given):
-            return self._tokenized(tuple(map(str, given)), truncate)
+            return self._tokenized(tuple(map(str, given)), limit)
         return Inputs(tuple(tuple(ids) for ids in _only_ids(given)))
 
     def _following(self, token: str, before: str) -> list[int]:
@@ -164,7 +173,7 @@ class TextEncoder:
         tokenizer: Any = self.tokenizer
         return [int(i) for i in tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]]
 
-    def _tokenized(self, texts: tuple[str, ...], truncate: bool) -> Inputs:
+    def _tokenized(self, texts: tuple[str, ...], limit: int | None) -> Inputs:
         for number, text in enumerate(texts):
             _check_readable(number, text)
         tokenizer: Any = self.tokenizer
@@ -173,9 +182,9 @@ class TextEncoder:
             remedy = "Give lists of token ids, or load the model with a tokenizer."
             raise TextError(f"Cannot encode the text {texts[0][:40]!r}", reason, remedy)
         fast = bool(getattr(tokenizer, "is_fast", False))
-        limit = {"truncation": True, "max_length": self.window} if truncate and self.window else {}
+        cut = {"truncation": True, "max_length": limit} if limit else {}
         encoding = tokenizer(
-            list(texts), return_offsets_mapping=fast, return_attention_mask=False, verbose=False, **limit
+            list(texts), return_offsets_mapping=fast, return_attention_mask=False, verbose=False, **cut
         )
         spans = tuple(tuple(map(_span, row)) for row in encoding["offset_mapping"]) if fast else None
         return Inputs(tuple(tuple(ids) for ids in encoding["input_ids"]), texts, spans)

@@ -56,7 +56,7 @@ def vectors(
     *,
     sites: SitePatterns = "layer.*,final",
     token: Token = "last",
-    truncate: bool = False,
+    truncate: bool | int = False,
     targets: Texts | Inputs | None = None,
 ) -> Vectors:
     """The vectors of texts, one for each in the order given: of a model and texts, or of states.
@@ -95,7 +95,7 @@ def blocks(
     *,
     site: str | Site,
     token: Token = "last",
-    truncate: bool = False,
+    truncate: bool | int = False,
     targets: Texts | Inputs | None = None,
 ) -> Iterator[Tensor]:
     """The vectors of one site in order, `[some rows, width]` at a time, so that only some are held.
@@ -159,7 +159,7 @@ def _one(site: str | Site, chosen: Sequence[Site]) -> None:
 
 
 def _captured(
-    model: Model, texts: Texts | Inputs, sites: tuple[Site, ...], targets: Texts | Inputs | None, truncate: bool
+    model: Model, texts: Texts | Inputs, sites: tuple[Site, ...], targets: Texts | Inputs | None, truncate: bool | int
 ) -> Readable:
     captured = model.capture(model.encode(texts, targets=targets, truncate=truncate), sites)
     assert isinstance(captured, States)  # the sites are of one stack

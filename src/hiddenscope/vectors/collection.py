@@ -5,7 +5,7 @@
 """
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hiddenscope import progress
 from hiddenscope import texts as reader
 from hiddenscope.errors import StatesError, TextError
 from hiddenscope.model import Model
@@ -69,6 +70,32 @@ def dataset_of(data: Any) -> Dataset:
     return Dataset(list(labelled.texts), labelled.labels, labelled.name)
 
 
+def as_trained(model: Model, texts: Any, pool: Token | None, truncate: bool | int) -> tuple[Any, Token, bool | int]:
+    """The texts, how their states are pooled, and where they are cut: as the model's folder says where it says so.
+
+    A folder of sentence-transformers names a longest text, a pooling, and perhaps what is put before a text. Lists of
+    ids and Inputs are not touched; nor are texts of which every token is a row.
+    """
+    trained = model.sentences
+    if trained is None or pool == "each":
+        return texts, "mean" if pool is None else pool, truncate
+    if pool is None and trained.missing:
+        reason = f"in sentence-transformers it {trained.missing}, and here it does not"
+        raise StatesError(f"Cannot make the vectors of {model.name}", reason, 'Choose others: pool="mean", say.')
+    pool = trained.pool if pool is None else pool
+    if isinstance(texts, Inputs | bytes | Mapping) or not isinstance(texts, Iterable):
+        return texts, pool, truncate
+    listed = [texts] if isinstance(texts, str) else list(texts)
+    if not all(isinstance(text, str) for text in listed):
+        return listed, pool, truncate
+    if trained.prompts:
+        names = ", ".join(trained.prompts)
+        progress.note(f"{model.name} has prompts ({names}) that are put before a text; hs.embed puts none of them")
+    if trained.prompt or trained.lower:
+        listed = [trained.prompt + (text.lower() if trained.lower else text) for text in listed]
+    return listed, pool, True if trained.longest is None else trained.longest
+
+
 def copies_among(texts: Any) -> list[str]:
     """A key for each text, the same for copies: of strings, ids, Inputs, or the texts of `Tokens`."""
     if isinstance(texts, Tokens):
@@ -99,7 +126,10 @@ def last_site(source: Model | Readable | Pair) -> Site:
 
 @dataclass(frozen=True)
 class Collection:
-    """Rows to search or cluster, in order: how many, how they are read, and what is known of them."""
+    """Rows to search or cluster, in order: how many, how they are read, and what is known of them.
+
+    `token` is None for an array, if nobody says what stands for a text there.
+    """
 
     count: int
     blocks: Callable[[], Iterator[Tensor]]
@@ -107,8 +137,9 @@ class Collection:
     texts: Sequence[str] | None
     tokens: Tokens | None  # where a row is a token
     site: Site | None
-    token: Token
+    token: Token | None
     source: Source | dict[str, Any]
+    of_states: bool = False  # and not of texts, with what a model's folder says of these
 
     @property
     def strings(self) -> Sequence[str] | None:
@@ -122,7 +153,7 @@ class Collection:
 
 
 def collection_of(
-    source: Any, texts: Any = None, site: str | Site | None = None, token: Token = "mean", truncate: bool = False
+    source: Any, texts: Any = None, site: str | Site | None = None, token: Token | None = None, truncate: bool = False
 ) -> Collection:
     """The rows of a model with texts, of states, or of an array `[text, width]` with texts or without."""
     if isinstance(source, Model):
@@ -138,18 +169,19 @@ def collection_of(
     if isinstance(source, Pair | Readable):
         if texts is not None:
             raise TextError("Texts beside states", "the states know their texts", "Leave texts out.")
-        return _of_states(source, site, token)
+        return _of_states(source, site, "mean" if token is None else token)
     return _of_array(source, texts, site, token)
 
 
 def _of_model(
-    model: Model, texts: list[Any] | Inputs, site: str | Site | None, token: Token, truncate: bool
+    model: Model, texts: list[Any] | Inputs, site: str | Site | None, pool: Token | None, given: bool
 ) -> Collection:
     chosen = _one_site(model.anatomy.select(last_site(model) if site is None else site), site)
     if isinstance(texts, Inputs):
         strings: Sequence[str] | None = texts.texts
     else:
         strings = texts if texts and all(isinstance(text, str) for text in texts) else None
+    texts, token, truncate = as_trained(model, texts, pool, given)
 
     def pick(numbers: Ints) -> Tensor:
         some = texts.some(numbers.tolist()) if isinstance(texts, Inputs) else [texts[number] for number in numbers]
@@ -174,10 +206,14 @@ def _of_states(source: Readable | Pair, site: str | Site | None, token: Token) -
 
     known = getattr(part, "source", None) or {}
     count, rows = (len(tokens), tokens) if each else (tokens.count, None)
-    return Collection(count, read, lambda numbers: _picked(read(), numbers), tokens.texts, rows, chosen, token, known)
+
+    def pick(numbers: Ints) -> Tensor:
+        return _picked(read(), numbers)
+
+    return Collection(count, read, pick, tokens.texts, rows, chosen, token, known, of_states=True)
 
 
-def _of_array(source: Any, texts: Any, site: str | Site | None, token: Token) -> Collection:
+def _of_array(source: Any, texts: Any, site: str | Site | None, token: Token | None) -> Collection:
     values = source.detach().cpu() if isinstance(source, Tensor) else source
     shaped = isinstance(values, Tensor | np.ndarray) and values.ndim == 2 and 0 not in values.shape
     if not shaped or not (values.is_floating_point() if isinstance(values, Tensor) else values.dtype.kind == "f"):
@@ -194,7 +230,8 @@ def _of_array(source: Any, texts: Any, site: str | Site | None, token: Token) ->
         rows = max(1, min(ROWS, BYTES // (values.itemsize * values.shape[1])))
         return (_tensor(values[start : start + rows]) for start in range(0, len(values), rows))
 
-    return Collection(len(values), read, lambda numbers: _tensor(values[numbers]), listed, None, named, token, {})
+    stands = "mean" if token is None and named is not None else token
+    return Collection(len(values), read, lambda numbers: _tensor(values[numbers]), listed, None, named, stands, {})
 
 
 def _one_site(chosen: Sequence[Site], site: str | Site | None) -> Site:

@@ -97,13 +97,13 @@ def pooled(
     token: Token,
     *,
     targets: Texts | Inputs | None = None,
-    truncate: bool = False,
+    truncate: bool | int = False,
 ) -> Iterator[tuple[Inputs, Tensor]]:
     """The vectors of a model's texts, portion by portion in the order given: its Inputs and `[site, text, width]`."""
     if targets is not None and count(targets) != count(texts):
         reason = f"there are {count(texts)} texts and {count(targets)} targets"
         raise TextError("Targets do not fit the texts", reason, "Give one for each text.")
-    starts = range(0, count(texts), PORTION)
+    starts, cut = range(0, count(texts), PORTION), 0
     for start in starts or (0,):  # an empty list is refused by the encoder
         some, own_targets = _slice(texts, start), None if targets is None else _slice(targets, start)
         try:
@@ -114,6 +114,10 @@ def pooled(
             problem = f"Text {int(number[1]) + start}" if number else error.problem
             raise TextError(problem, error.reason, error.remedy) from None
         yield inputs, _vectors_of(model, inputs, sites, token, start)
+        cut += 0 if isinstance(truncate, bool) else sum(length >= truncate for length in inputs.lengths)
+    if cut:
+        whole = f"{cut:,} of {count(texts):,} texts have {truncate} tokens or more"
+        progress.note(f"{model.name}: {whole}; the vector is that of the first {truncate}, as in sentence-transformers")
 
 
 def count(texts: Texts | Inputs) -> int:
