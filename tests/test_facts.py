@@ -48,6 +48,12 @@ RUNS: dict[str, list[Callable[[], hs.Result]]] = {
         lambda: hs.compare(tiny("llama"), TEXT, other=tiny("llama", 1)),
         lambda: hs.compare(tiny("t5"), TEXT, OTHER, targets=TEXT),
     ],
+    "drift": [
+        lambda: hs.drift(tiny("llama"), tiny("llama"), [TEXT, OTHER]),
+        lambda: hs.drift(tiny("llama"), tiny("llama", 1), [TEXT, OTHER]),
+        lambda: hs.drift(tiny("t5"), tiny("t5", 1), [TEXT, OTHER]),
+        lambda: hs.drift(tiny("llama"), tiny("llama", 1).capture(TEXT), TEXT),
+    ],
     "project": [
         lambda: hs.project(tiny("llama"), CLASSES, method="pca"),
         lambda: hs.project([tiny("llama"), tiny("gpt2")], {"a": CLASSES, "b": CLASSES}, method="pca"),

@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # the same names for type checkers; tests/test_public.py prin
     from hiddenscope.analyses.anatomy import anatomy as anatomy
     from hiddenscope.analyses.cluster import cluster as cluster
     from hiddenscope.analyses.compare import compare as compare
+    from hiddenscope.analyses.drift import drift as drift
     from hiddenscope.analyses.embed import Adjustment as Adjustment
     from hiddenscope.analyses.embed import embed as embed
     from hiddenscope.analyses.graft import graft as graft

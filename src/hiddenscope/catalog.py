@@ -78,6 +78,9 @@ ANALYSES = (
         own_command=True,
     ),
     Analysis(
+        "drift", "Where do two runs of a model diverge, and which part is at fault?", "describe", own_command=True
+    ),
+    Analysis(
         "project",
         "How do labelled texts lie in every layer, and are their classes apart?",
         "describe",

@@ -1,0 +1,450 @@
+"""Where do two runs of a model diverge, is that rounding or a fault, and which module made it?
+
+sides        what the two sides are, whether they can be compared, and how their states are paired
+foreign      a candidate of somebody else's making: its tensors paired with sites, its modules by their weights
+observe      one pass: its states, the reference's put in their place, and what rounding does to every part
+measured     errors by site and token, local and inherited, held against the noise
+culprit      from the first site that differs down to the module at fault
+signatures   what a fault looks like, tried on the module at fault; and what it does to the output
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from hiddenscope.analyses.drift.culprit import Culprit, Search
+from hiddenscope.analyses.drift.foreign import (
+    ForeignSearch,
+    as_foreign,
+    batches_for,
+    pair,
+    rows_of_function,
+    values_of,
+)
+from hiddenscope.analyses.drift.measured import CELLS, Errors, of_live, of_passes, of_states, stack_of
+from hiddenscope.analyses.drift.observe import LOGITS, MARGIN, Live, observe
+from hiddenscope.analyses.drift.sides import (
+    Given,
+    Saved,
+    Side,
+    alike,
+    as_live,
+    as_model,
+    check_shapes,
+    check_tokenizers,
+    check_tokens,
+    common,
+    encoded,
+    live,
+    opened,
+)
+from hiddenscope.errors import FileError, StatesError
+from hiddenscope.files import replacing
+from hiddenscope.model import Model
+from hiddenscope.passes import Inputs, Texts, recordable
+from hiddenscope.results import Facts, Result
+from hiddenscope.sites import Site, SitePatterns, select
+from hiddenscope.states import Readable, Tokens
+
+if TYPE_CHECKING:
+    import xarray
+    from transformers import PreTrainedTokenizerBase
+
+BASELINE_FORMAT = "hiddenscope.drift-baseline/1"
+BASELINE_MARGIN = 2  # how much over an accepted level an error may be: levels vary with the texts
+
+
+@dataclass
+class _Comparison:
+    """What was compared: the numbers, the culprit, and who took part."""
+
+    names: tuple[str, str]
+    measured: Errors
+    tokens: dict[str | None, Tokens]
+    inputs: Inputs | None
+    sources: Sequence[Mapping[str, Any]]
+    pairing: dict[str, Any]
+    passes: dict[str, float] = field(default_factory=dict)
+    culprit: Culprit | None = None
+    live: tuple[Live, Live] | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+def drift(
+    reference: Model | Readable | str | os.PathLike[str] | tuple[nn.Module, PreTrainedTokenizerBase | None],
+    candidate: Model | Readable | str | os.PathLike[str] | tuple[nn.Module, Any] | nn.Module | Callable[..., Any],
+    texts: Texts | Inputs | None,
+    *,
+    sites: SitePatterns = "layer.*,final",
+    pairing: Mapping[str, str] | str | None = None,
+    baseline: str | os.PathLike[str] | None = None,
+) -> Result:
+    """Find where a candidate diverges from its reference, whether that is more than rounding, and which module does it.
+
+    Either side is a model, anything `hs.load` takes, or states that were saved elsewhere; the candidate may also be a
+    module or a function of token ids of somebody else's making, whose tensors `pairing` pairs with sites. Two live
+    models are compared part by part, each on the reference's own input. `baseline` names a file of accepted errors,
+    which is written where there is none. `sites` are those that the result shows; all of them are compared.
+
+    >>> import copy
+    >>> import hiddenscope as hs
+    >>> from hiddenscope.testing import tiny_model
+    >>> module = tiny_model("llama")
+    >>> port = copy.deepcopy(module)
+    >>> _ = port.model.layers[1].mlp.up_proj.weight.data.mul_(1.01)
+    >>> facts = hs.drift((module, None), port, [[5, 6, 7], [8, 9]]).facts
+    >>> facts["drifted"], facts["first_site"], facts["module"]
+    (True, 'layer.2', 'model.layers.1.mlp.up_proj')
+    """
+    first, second = opened(reference, "reference"), opened(candidate, "candidate")
+    comparison = _compared(first, second, texts, pairing)
+    accepted = None if baseline is None else _accepted(Path(baseline), comparison.measured)
+    data = _dataset(comparison, sites)
+    facts = _facts(comparison, accepted)
+    source = {**comparison.sources[0], "candidate": comparison.sources[1]}
+    return Result("drift", data, facts, source)
+
+
+def _compared(
+    first: Side, second: Side, texts: Texts | Inputs | None, pairing: Mapping[str, str] | str | None
+) -> _Comparison:
+    if isinstance(first, Saved) and isinstance(second, Saved):
+        return _two_saved(first, second)
+    if isinstance(first, Saved):
+        return _one_saved(as_model(second, "candidate"), first, texts, swapped=True)
+    if isinstance(second, Saved):
+        return _one_saved(as_model(first, "reference"), second, texts, swapped=False)
+    model = as_model(first, "reference")
+    inputs = _given(model, texts)
+    if isinstance(second, Model | Given):
+        check_tokenizers(inputs, second)
+        own = None if pairing is not None else as_live(second, model)
+        if own is not None:
+            return _two_live(model, second, own, inputs)
+        return _foreign(model, second.module, inputs, pairing)
+    return _foreign(model, second, inputs, pairing)
+
+
+def _given(model: Model, texts: Texts | Inputs | None) -> Inputs:
+    if texts is None:
+        raise StatesError("No texts to compare on", "only saved states come with theirs", "Give at least one text.")
+    return encoded(model, texts)
+
+
+def _two_live(model: Model, second: Model | Given, candidate: Live, inputs: Inputs) -> _Comparison:
+    """Two modules that run here: part by part, each on equal input."""
+    reference = live(model)
+    check_shapes(reference, candidate)
+    source = _source_of(second, candidate)
+    return _by_parts(model, reference, candidate, inputs, source, _pairing(reference, candidate))
+
+
+def _by_parts(
+    model: Model, reference: Live, candidate: Live, inputs: Inputs, source: Mapping[str, Any], pairing: dict[str, Any]
+) -> _Comparison:
+    with model.lock:
+        measured = of_live(reference, model, candidate, inputs)
+        comparison = _Comparison(
+            (reference.name, candidate.name),
+            measured,
+            _tokens(model, inputs),
+            inputs,
+            [model.source(None).to_json(), source],
+            pairing,
+            measured.passes,
+            live=(reference, candidate),
+        )
+        if drifting := measured.drifting:
+            search = (ForeignSearch if candidate.call else Search)(
+                alike(reference, candidate), candidate, measured.first_batch[drifting[0]]
+            )
+            total = _worst(measured, drifting[0])
+            comparison.culprit = search.find(drifting[0], measured.beyond, total)
+    return comparison
+
+
+def _foreign(
+    model: Model, given: Callable[..., Any], inputs: Inputs, pairing: Mapping[str, str] | str | None
+) -> _Comparison:
+    """A program of somebody else's: part by part where its blocks can be entered, or else by whole passes."""
+    reference = live(model)
+    module = given if isinstance(given, nn.Module) and not hasattr(given, "_orig_mod") else None
+    if module is not None:
+        recordable(module)
+    name = getattr(given, "__name__", type(getattr(given, "_orig_mod", given)).__name__)
+    with model.lock:
+        batches = batches_for(reference, inputs)
+        values = values_of(given, batches)
+        some = inputs.some(range(len(batches)))
+        layers = [site for site in reference.sites() if not site.part]
+        seen = [observe(reference, some.some([text]), layers) for text in range(len(some))]
+        rows = {name: torch.cat([one.rows[name] for one in seen]) for name in seen[0].rows}
+        pairs = pair(values, rows, reference, module, pairing)
+        reference.passes = 0  # of the comparison; pairing took one more
+        candidate = None if module is None else as_foreign(module, reference, pairs)
+        if candidate is not None:
+            source = _source_of(Given(candidate.module), candidate)
+            return _by_parts(model, reference, candidate, inputs, source, pairs.facts(reference))
+        paired = {site: value.name for site, value in pairs.chosen.items()}
+        theirs = rows_of_function(given, paired, reference, inputs)
+        dtype = next(iter(theirs.values())).dtype
+        measured = of_passes(reference, model, theirs, dtype, inputs)
+    source = {"model": name, "dtype": str(dtype).removeprefix("torch.")}
+    return _Comparison(
+        (model.name, name),
+        measured,
+        _tokens(model, inputs),
+        inputs,
+        [model.source(None).to_json(), source],
+        pairs.facts(reference),
+        {**measured.passes, "candidate": 1},
+    )
+
+
+def _source_of(second: Model | Given, candidate: Live) -> dict[str, Any]:
+    if isinstance(second, Model):
+        return second.source(None).to_json()
+    dtype = str(candidate.dtype).removeprefix("torch.")
+    return {"model": candidate.name, "dtype": dtype, "device": str(candidate.device), "attention": candidate.kernel}
+
+
+def _worst(measured: Errors, name: str) -> float:
+    values = measured.cells.get(name, {}).get("relative")
+    return math.inf if values is None else float(np.nanmax(values))
+
+
+def _tokens(model: Model, inputs: Inputs) -> dict[str | None, Tokens]:
+    stacks = ("encoder", "decoder") if model.encoder_decoder else (None,)
+    return {stack: model.text_encoder.tokens(inputs.of(stack)) for stack in stacks}
+
+
+def _pairing(reference: Live, candidate: Live) -> dict[str, Any]:
+    """Which place of the candidate was compared with which of the reference."""
+    by = "path" if candidate.taps is reference.taps else "site"
+    taps = [(s, tap, candidate.taps[s]) for s, tap in reference.taps.items() if not s.part and s in candidate.taps]
+    return {"by": by, "pairs": [{"site": str(s), "reference": str(one), "candidate": str(two)} for s, one, two in taps]}
+
+
+def _one_saved(model: Model, saved: Saved, texts: Texts | Inputs | None, *, swapped: bool) -> _Comparison:
+    """A live model against states that were saved elsewhere: whole passes only."""
+    tokens = saved.stacks[0].tokens
+    if texts is None:
+        texts = list(tokens.texts) if tokens.texts is not None else [list(_ids(tokens, i)) for i in range(tokens.count)]
+    inputs = _given(model, texts)
+    check_tokens(inputs, saved)
+    reference = live(model)
+    names = (saved.name, model.name) if swapped else (model.name, saved.name)
+    both = common(tuple(reference.sites()), saved.sites, names)
+    for site in both:
+        if reference.anatomy.width(site) != saved.rows(site).shape[-1]:
+            reason = (
+                f"{site} is {reference.anatomy.width(site)} wide in one and {saved.rows(site).shape[-1]} in the other"
+            )
+            raise StatesError("Cannot compare the two runs", reason, "Give two versions of one model.")
+    by_name = {str(site): saved.rows(site) for site in both}
+    with model.lock:
+        measured = of_passes(reference, model, by_name, saved.dtype, inputs)
+    sources = [model.source(None).to_json(), saved.stacks[0].source.to_json()]
+    pairs = [{"site": name, "reference": name, "candidate": name} for name in by_name]
+    return _Comparison(
+        names,
+        measured,
+        _tokens(model, inputs),
+        inputs,
+        sources[::-1] if swapped else sources,
+        {"by": "site", "pairs": pairs},
+        dict(zip(("candidate", "reference"), measured.passes.values(), strict=True)) if swapped else measured.passes,
+    )
+
+
+def _ids(tokens: Tokens, text: int) -> list[int]:
+    ids: list[int] = tokens.ids[tokens.rows(text)].tolist()
+    return ids
+
+
+def _two_saved(first: Saved, second: Saved) -> _Comparison:
+    """Two saved runs: nothing can be measured of the noise, and the tolerance of the coarser dtype stands for it."""
+    both = common(first.sites, second.sites, (first.name, second.name))
+    for stack in dict.fromkeys(site.stack for site in both):
+        one, two = first.of(stack).tokens, second.of(stack).tokens
+        if one.ids.tolist() != two.ids.tolist() or one.lengths.tolist() != two.lengths.tolist():
+            reason = f"they hold {len(one):,} and {len(two):,} tokens that are not the same"
+            raise StatesError("The two saved runs are of different texts", reason, "Capture both on the same texts.")
+    pairs = [(site, first.rows(site), second.rows(site)) for site in both]
+    for site, mine, theirs in pairs:
+        if mine.shape != theirs.shape:
+            reason = f"{site} is {mine.shape[-1]} wide in one and {theirs.shape[-1]} in the other"
+            raise StatesError("Cannot compare the two runs", reason, "Give two versions of one model.")
+    tokens = {stack: first.of(stack).tokens for stack in dict.fromkeys(site.stack for site in both)}
+    measured = of_states(
+        {str(site): (mine, theirs) for site, mine, theirs in pairs}, {s: len(t) for s, t in tokens.items()}
+    )
+    shown = [{"site": str(site), "reference": str(site), "candidate": str(site)} for site in both]
+    sources = [first.stacks[0].source.to_json(), second.stacks[0].source.to_json()]
+    return _Comparison(
+        (first.name, second.name),
+        measured,
+        tokens,
+        None,
+        sources,
+        {"by": "site", "pairs": shown},
+        {"reference": 0, "candidate": 0},
+    )
+
+
+def _accepted(path: Path, measured: Errors) -> dict[str, Any]:
+    """Hold the errors against a file of accepted ones, or write it; what it says goes into the facts."""
+    problem = f"Cannot use {path} as a baseline"
+    if not path.exists():
+        levels = {name: error for name, error in measured.error.items() if math.isfinite(error)}
+        with replacing(path) as fresh:
+            fresh.write_text(json.dumps({"format": BASELINE_FORMAT, "accepted": levels}, indent=1), "utf-8")
+        return {"file": str(path), "written": True, "sites": len(levels)}
+    try:
+        stored = json.loads(path.read_text("utf-8"))
+        levels = {str(name): float(level) for name, level in stored["accepted"].items()}
+        if stored["format"] != BASELINE_FORMAT:
+            raise ValueError(f"its format is {stored['format']}")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        remedy = "Remove it to have it written anew."
+        raise FileError(problem, f"it is damaged or of another kind ({error})", remedy) from error
+    for name, level in levels.items():
+        allowed = BASELINE_MARGIN * level
+        if name in measured.beyond and measured.error[name] <= allowed:
+            measured.beyond[name] = min(measured.beyond[name], measured.error[name] / allowed if allowed else 0.0)
+            measured.envelope[name] = max(measured.envelope[name], allowed)
+    return {"file": str(path), "written": False, "sites": len(levels)}
+
+
+def _facts(comparison: _Comparison, accepted: Facts | None) -> dict[str, Any]:
+    measured, culprit = comparison.measured, comparison.culprit
+    drifting = measured.drifting
+    first = drifting[0] if drifting else None
+    name, beyond = max(measured.beyond.items(), key=lambda pair: pair[1])
+    shown = first or name
+    facts: dict[str, Any] = {
+        "drifted": bool(drifting),
+        "first_site": first,
+        "module": culprit.path if first and culprit else None,
+        "beyond": measured.beyond[shown],
+        "own_code": bool(first and culprit and culprit.own),
+        "error": measured.error[shown],
+        "envelope": measured.envelope[shown],
+        "first_token": None if first is None else _where(comparison, first),
+        "largest": {"site": name, "beyond": beyond},
+        "drifting_sites": [_one_site(measured, name) for name in drifting],
+        "reference": comparison.names[0],
+        "candidate": comparison.names[1],
+        "compared": "parts" if comparison.live else "passes",
+        "texts": max(tokens.count for tokens in comparison.tokens.values()),
+        "tokens": sum(map(len, comparison.tokens.values())),
+        "sites": len(measured.beyond),
+        "passes": {side: int(count) if count == int(count) else count for side, count in comparison.passes.items()},
+        "noise": {"made_of": measured.sources, "margin": MARGIN},
+        "self_check": {"observing_changed_nothing": measured.observing_changed_nothing},
+        "pairing": comparison.pairing,
+        "hints": [],
+        "consequences": _consequences(measured),
+        "notes": comparison.notes,
+    }
+    return facts if accepted is None else {**facts, "baseline": accepted}
+
+
+def _one_site(measured: Errors, name: str) -> dict[str, Any]:
+    return {"site": name, "beyond": measured.beyond[name], "error": measured.error[name]}
+
+
+def _where(comparison: _Comparison, name: str) -> dict[str, Any] | None:
+    """The token at which a site is farthest off."""
+    cells = comparison.measured.cells.get(name, {})
+    values = cells.get("local", cells.get("relative"))
+    tokens = comparison.tokens[stack_of(name, comparison.tokens)]
+    if values is None or not np.isfinite(values).any():
+        return None
+    row = int(np.nanargmax(values))
+    return {"text": int(tokens.text[row]), "position": int(tokens.positions[row]), "token": tokens.strings[row]}
+
+
+def _consequences(measured: Errors) -> dict[str, Any] | None:
+    if not measured.kl:
+        return None
+    kl, changed = np.concatenate(measured.kl), np.concatenate(measured.top1)
+    return {"kl_mean": float(kl.mean()), "kl_max": float(kl.max()), "top1_changed": int(changed.sum()), "of": len(kl)}
+
+
+def _dataset(comparison: _Comparison, patterns: SitePatterns) -> xarray.Dataset:
+    """Errors by site and token, and along the sites."""
+    import xarray
+
+    measured, tokens = comparison.measured, comparison.tokens
+    names = [name for name in measured.cells if name in measured.beyond]
+    chosen = {str(site) for site in _chosen(patterns, names)} | {LOGITS}
+    names = [name for name in measured.beyond if name in chosen and name in measured.cells]
+    counts = {stack: len(own) for stack, own in tokens.items()}
+    starts = dict(zip(counts, np.cumsum([0, *counts.values()]), strict=False))
+    variables: dict[str, Any] = {}
+    for measure, look in CELLS.items():
+        if not any(measure in measured.cells[name] for name in names):
+            continue
+        cells = np.full((len(names), sum(counts.values())), np.nan, dtype=np.float32)
+        for row, name in enumerate(names):
+            stack = stack_of(name, tokens)
+            if (values := measured.cells[name].get(measure)) is not None:
+                cells[row, starts[stack] : starts[stack] + counts[stack]] = values
+        variables[measure] = (("site", "token"), cells, dict(look))
+    variables |= _along_sites(measured, names)
+    return xarray.Dataset(variables, {"site": names, **_coords(tokens)})
+
+
+def _chosen(patterns: SitePatterns, names: list[str]) -> list[Any]:
+    return list(select(patterns, [Site.parse(name) for name in names if name != LOGITS]))
+
+
+def _along_sites(measured: Errors, names: list[str]) -> dict[str, Any]:
+    def worst(measure: str, name: str) -> float:
+        values = measured.cells[name].get(measure)
+        return math.nan if values is None or not np.isfinite(values).any() else float(np.nanmax(values))
+
+    total, local, inherited = ([worst(m, name) for name in names] for m in ("relative", "local", "inherited"))
+    gains = [
+        math.nan,
+        *(after / before if before else math.nan for before, after in zip(total, inherited[1:], strict=False)),
+    ]
+    lines = {
+        "total_error": (total, "error of the whole pass"),
+        "local_error": (local, "local error, on equal input"),
+        "inherited_error": (inherited, "inherited error"),
+        "envelope": ([measured.envelope[name] for name in names], "noise envelope"),
+        "gain": (gains, "inherited error over the error before"),
+        "beyond": ([measured.beyond[name] for name in names], "times over the envelope"),
+    }
+    return {
+        key: ("site", np.array(values, dtype=np.float32), {"long_name": words, "scale": "log"})
+        for key, (values, words) in lines.items()
+        if np.isfinite(values).any()
+    }
+
+
+def _coords(tokens: Mapping[str | None, Tokens]) -> dict[str, Any]:
+    every = list(tokens.values())
+    strings = np.array([*(string for own in every for string in own.strings), None], dtype=object)[:-1]
+    coords: dict[str, Any] = {
+        "text": ("token", np.concatenate([own.text for own in every])),
+        "position": ("token", np.concatenate([own.positions for own in every])),
+        "id": ("token", np.concatenate([own.ids for own in every])),
+        "string": ("token", strings),
+    }
+    if len(every) > 1:
+        names = np.repeat([str(stack) for stack in tokens], [len(own) for own in every])
+        coords["stack"] = ("token", names.astype(object))
+    return coords

@@ -1,0 +1,250 @@
+"""Sides: what the reference and the candidate are, whether they can be compared, and how their states are paired."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from hiddenscope import hooks
+from hiddenscope.analyses.drift.observe import Live, set_kernel
+from hiddenscope.anatomy import Anatomy, vocabulary
+from hiddenscope.errors import AnatomyError, FileError, ModuleError, StatesError, TextError
+from hiddenscope.model import Model, load
+from hiddenscope.passes import Inputs, TextEncoder, Texts, recordable
+from hiddenscope.sites import Site, summarise
+from hiddenscope.states import Pair, Readable, States
+
+KNOWN_KERNELS = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
+
+
+@dataclass(eq=False)
+class Saved:
+    """States from another run: only whole passes can be compared with them."""
+
+    name: str
+    stacks: tuple[States, ...]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What its states were computed in: the narrowest dtype that holds the first of them exactly.
+
+        Mamba keeps its residual stream in float32 whatever its weights are in.
+        """
+        first = self.stacks[0].values[0]
+        narrow = [
+            dtype for dtype in (torch.bfloat16, torch.float16) if bool((first.to(dtype).to(first) == first).all())
+        ]
+        return next(iter(narrow), first.dtype)
+
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        """The sites of all its stacks."""
+        return tuple(site for states in self.stacks for site in states.sites)
+
+    def rows(self, site: Site) -> Tensor:
+        """The states of a site, one row a token."""
+        return next(states[site] for states in self.stacks if site in states.sites)
+
+    def of(self, stack: str | None) -> States:
+        """The states of a stack."""
+        return next(states for states in self.stacks if states.sites[0].stack == stack)
+
+
+@dataclass(eq=False)
+class Given:
+    """A module that was given without being loaded, and the tokenizer that came with it, if any."""
+
+    module: nn.Module
+    tokenizer: Any = None
+
+
+Side: TypeAlias = Model | Saved | Given | Callable[..., Any]
+
+
+def opened(given: Any, who: str) -> Side:
+    """What was given, once it is clear what it is."""
+    if isinstance(given, Model | Saved):
+        return given
+    if isinstance(given, Pair):
+        return Saved(given.encoder.source.model, (given.encoder, given.decoder))
+    if isinstance(given, States):
+        return Saved(given.source.model, (given,))
+    if isinstance(given, str | os.PathLike):
+        path = Path(given)
+        return _saved_file(path) if path.suffix == ".safetensors" and path.is_file() else load(given)
+    if isinstance(given, Readable):
+        return Saved(str(getattr(getattr(given, "source", None), "model", "states")), (_gathered(given),))
+    if isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], nn.Module):
+        return Given(*given)
+    if isinstance(given, nn.Module):
+        return Given(given)
+    if callable(given):
+        function: Callable[..., Any] = given
+        return function
+    remedy = "Give a model, saved states, or a function of token ids."
+    raise ModuleError(f"Cannot compare the {who}", f"got {type(given).__name__}", remedy)
+
+
+def _saved_file(path: Path) -> Saved:
+    try:
+        states = States.load(path)
+    except FileError as error:
+        if "pair" not in str(error):
+            raise
+        pair = Pair.load(path)
+        return Saved(f"{pair.encoder.source.model} ({path.name})", (pair.encoder, pair.decoder))
+    return Saved(f"{states.source.model} ({path.name})", (states,))
+
+
+def _gathered(source: Readable) -> States:
+    """States that are read in blocks, in memory."""
+    values = torch.stack([torch.cat(list(source.blocks(site))) for site in source.sites])
+    return States(source.sites, values, source.tokens, getattr(source, "source", None))  # type: ignore[arg-type]
+
+
+def as_model(side: Side, who: str) -> Model:
+    """A side as a model whose states are proved."""
+    if isinstance(side, Model):
+        return side
+    if isinstance(side, Given):
+        return load((side.module, side.tokenizer))
+    raise ModuleError(f"Cannot use the {who} alone", "it is not a model", "Give a model on one side at least.")
+
+
+def as_live(side: Model | Given, reference: Model) -> Live | None:
+    """A side as a module that runs beside the reference; None where its modules are not the reference's.
+
+    A module with the same blocks in the same places needs no proof of its own: what is at fault in it may be the very
+    thing that a proof would refuse.
+    """
+    module = side.module
+    if hasattr(module, "_orig_mod"):
+        return None
+    recordable(module)
+    anatomy = reference.anatomy
+    name = side.name if isinstance(side, Model) else type(module).__name__
+    if same_tree(module, reference.module, anatomy):
+        return Live(name, module, anatomy, reference.pad, majority_dtype(module))
+    if isinstance(side, Given):
+        try:
+            side = load((module, side.tokenizer))
+        except AnatomyError:
+            return None
+    if _types(side.anatomy) != _types(anatomy):
+        return None
+    return Live(name, module, side.anatomy, reference.pad, majority_dtype(module))
+
+
+def same_tree(module: nn.Module, other: nn.Module, anatomy: Anatomy) -> bool:
+    """Whether a module has all places where another's states are, and as many blocks."""
+    parts = hooks.parts_of(module)
+    if any(tap.path not in parts for tap in anatomy.taps.values()):
+        return False
+    mine = hooks.parts_of(other)
+    lists = {block.path.rpartition(".")[0] for stack in anatomy.stacks for block in stack.blocks}
+    return all(len(mine[path]._modules) == len(parts[path]._modules) for path in lists)
+
+
+def _types(anatomy: Anatomy) -> list[tuple[str, int]]:
+    return [(stack.name, stack.depth) for stack in anatomy.stacks]
+
+
+def majority_dtype(module: nn.Module) -> torch.dtype:
+    """The dtype of most of a module's weights: one layer in another does not make it the model's."""
+    counts: Counter[torch.dtype] = Counter()
+    for weight in module.parameters():
+        if weight.is_floating_point():
+            counts[weight.dtype] += weight.numel()
+    return counts.most_common(1)[0][0] if counts else torch.float32
+
+
+def live(model: Model) -> Live:
+    """A loaded model as a module that can be run here."""
+    return Live(model.name, model.module, model.anatomy, model.pad, majority_dtype(model.module))
+
+
+def alike(reference: Live, candidate: Live) -> Live:
+    """The reference in the candidate's dtype and with its attention kernel; itself where both are the same already.
+
+    It is a copy: the reference is not touched. A tensor that the candidate keeps wider than the rest is kept as wide.
+    """
+    kernel = candidate.kernel if candidate.kernel in KNOWN_KERNELS else reference.kernel
+    if candidate.dtype == reference.dtype and kernel == reference.kernel:
+        return reference
+    module = copy.deepcopy(reference.module)
+    if candidate.dtype != reference.dtype:
+        theirs = {name: tensor.dtype for name, tensor in _tensors(candidate.module)}
+        for name, tensor in _tensors(module):
+            if tensor.is_floating_point():
+                buffer = not isinstance(tensor, nn.Parameter)
+                own = theirs.get(name, tensor.dtype if buffer else candidate.dtype)
+                wide = own.itemsize > candidate.dtype.itemsize
+                tensor.data = tensor.data.to(own if buffer or wide else candidate.dtype)
+    set_kernel(module, kernel)
+    return Live(reference.name, module, reference.anatomy, reference.pad, candidate.dtype)
+
+
+def _tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
+    return [*module.named_parameters(), *module.named_buffers()]
+
+
+def encoded(model: Model, texts: Texts | Inputs) -> Inputs:
+    """The texts as the reference takes them; a decoder beside an encoder is given the same texts."""
+    if not isinstance(texts, Inputs) and not isinstance(texts, str) and not len(texts):
+        raise TextError("No texts to compare on", "the list is empty", "Give at least one text.")
+    if isinstance(texts, Inputs) or not model.encoder_decoder:
+        return model.encode(texts)
+    return model.encode(texts, targets=texts)
+
+
+def check_tokenizers(inputs: Inputs, candidate: Model | Given) -> None:
+    """Refuse a candidate whose tokenizer makes other ids of the texts."""
+    if inputs.texts is None or candidate.tokenizer is None:
+        return
+    encoder = TextEncoder(candidate.tokenizer, None, vocabulary(candidate.module))
+    for number, (text, ids) in enumerate(zip(inputs.texts, inputs.ids, strict=True)):
+        theirs = encoder.encode([text]).ids[0]
+        if theirs != ids:
+            equal = [a == b for a, b in zip(ids, theirs, strict=False)]
+            place = equal.index(False) if False in equal else len(equal)
+            reason = (
+                f"text {number} is {len(ids)} tokens in one and {len(theirs)} in the other, from position {place} on"
+            )
+            remedy = "Give token ids, or models with one tokenizer."
+            raise TextError("Their tokenizers give different ids", reason, remedy)
+
+
+def check_shapes(reference: Live, candidate: Live) -> None:
+    """Refuse models whose states have different widths."""
+    for mine, theirs in zip(reference.anatomy.stacks, candidate.anatomy.stacks, strict=True):
+        if mine.proof.width != theirs.proof.width:
+            reason = f"their hidden sizes are {mine.proof.width} and {theirs.proof.width}"
+            raise StatesError("Cannot compare the two models", reason, "Give two versions of one model.")
+
+
+def check_tokens(inputs: Inputs, saved: Saved) -> None:
+    """Refuse saved states of other texts than those that are run here."""
+    for states in saved.stacks:
+        own = inputs.of(states.sites[0].stack)
+        if own.flat.tolist() != states.tokens.ids.tolist() or own.lengths != states.tokens.lengths.tolist():
+            here, there = sum(own.lengths), len(states.tokens)
+            reason = f"they hold {there:,} tokens of {states.tokens.count} texts, which are not the {here:,} given"
+            remedy = "Give the texts they were captured on."
+            raise StatesError(f"The saved states of {saved.name} are of other texts", reason, remedy)
+
+
+def common(mine: tuple[Site, ...], theirs: tuple[Site, ...], names: tuple[str, str]) -> tuple[Site, ...]:
+    """The sites that both sides have; none is an error."""
+    both = tuple(site for site in mine if site in theirs)
+    if not both:
+        reason = f"{names[0]} has {summarise(mine)} and {names[1]} has {summarise(theirs)}"
+        raise StatesError("Nothing to compare", reason, "Choose sites that both have, or give a pairing.")
+    return both

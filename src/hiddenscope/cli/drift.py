@@ -1,0 +1,54 @@
+"""Where a candidate diverges from its reference; exits with 1 when it does."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+import hiddenscope as hs
+from hiddenscope.cli.command import Shared, SitesOption, command, show
+from hiddenscope.cli.terminal import lines_of
+
+SIDE = "a zoo name, a Hugging Face id, a folder, a .gguf file, or states that `capture --out` wrote"
+TextsOption = Annotated[
+    list[str] | None,
+    typer.Argument(help="The texts; - reads one from each line of stdin. Saved states come with theirs."),
+]
+
+
+@command
+def drift(
+    shared: Shared,
+    candidate: Annotated[str, typer.Argument(help=f"What is tested: {SIDE}.")],
+    texts: TextsOption = None,
+    sites: SitesOption = "layer.*,final",
+    attention: Annotated[str | None, typer.Option(help="The reference's attention kernel: eager, sdpa.")] = None,
+    candidate_device: Annotated[str | None, typer.Option(help="The candidate's device, if it differs.")] = None,
+    candidate_dtype: Annotated[str | None, typer.Option(help="The candidate's dtype, if it differs.")] = None,
+    candidate_attention: Annotated[str | None, typer.Option(help="The candidate's attention kernel.")] = None,
+    baseline: Annotated[
+        Path | None, typer.Option(help="A file of accepted errors; it is written where there is none.")
+    ] = None,
+) -> None:
+    """Find where a candidate diverges from --model, whether that is more than rounding, and which module does it.
+
+    Exits with 1 when there is drift, with 0 when there is none, with 2 on failure. --out drift.html keeps the pictures.
+    """
+    first = _side(shared.model, device=shared.device, dtype=shared.dtype, attention=attention)
+    second = _side(
+        candidate,
+        device=candidate_device or shared.device,
+        dtype=candidate_dtype or shared.dtype,
+        attention=candidate_attention,
+    )
+    result = hs.drift(first, second, lines_of(texts) if texts else None, sites=sites, baseline=baseline)
+    show(result, shared)
+    if result.facts["drifted"]:
+        raise typer.Exit(1)
+
+
+def _side(name: str | None, **options: Any) -> Any:
+    """A model, or the path of saved states as it is."""
+    if name is not None and name.endswith(".safetensors"):
+        return Path(name)
+    return hs.load(name, **options)

@@ -1,0 +1,127 @@
+"""Where a candidate leaves its reference: the verdict, errors by site and token, and their growth along the layers."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from hiddenscope.results import Facts, Result, Table
+from hiddenscope.views.drawing import grid_of, labels, quoted
+from hiddenscope.views.values import Grid, Lines, Section, Series, View
+
+MEASURES = ("relative", "local", "inherited", "max_abs", "ulp", "mismatched", "cosine")
+LINES = {
+    "total_error": "the whole pass",
+    "local_error": "local: on the reference's own input",
+    "inherited_error": "inherited from the layers before",
+}
+NOISE = {
+    "float64": "the reference in float64",
+    "dtype": "the reference in the candidate's dtype",
+    "kernel": "the reference with the candidate's attention kernel",
+    "kernel_batch_threads": "the reference with another attention kernel, batch and number of threads",
+    "tolerance": "the rounding tolerance of the dtype, because no model was there to measure it on",
+}
+MOST_ROWS = 8
+
+
+def views(result: Result) -> Iterator[View]:
+    """Errors by site and token; then along the sites, with the noise envelope."""
+    grid = grid_of(result, [name for name in MEASURES if name in result.data], _title(result))
+    if grid is not None:
+        yield grid
+    series = [Series(words, _drawn(result, key)) for key, words in LINES.items() if key in result.data]
+    series.append(Series("noise envelope", _drawn(result, "envelope"), style="dash"))
+    title = f"The error along the layers of {result.facts['candidate']}"
+    unit = "L2 over the reference's norm"
+    yield Lines(title, labels(result.data, "site"), tuple(series), y_name="largest error", unit=unit, scale="log")
+
+
+def _drawn(result: Result, key: str) -> "np.ndarray[tuple[int, ...], np.dtype[np.float32]]":
+    """A line on a log scale: no error at all is a gap."""
+    values = result.data[key].to_numpy()
+    return np.where(values > 0, values, np.nan).astype(np.float32)
+
+
+def _title(result: Result) -> str:
+    return f"The error of {result.facts['candidate']} against {result.facts['reference']}"
+
+
+def findings(result: Result) -> Iterator[str]:
+    """The verdict first; then the module, what it looks like, what it does to the output, and how it was measured."""
+    facts = result.facts
+    yield _verdict(facts)
+    if facts["module"] is not None:
+        yield _module(facts)
+    yield from (f"{hint['evidence']}" for hint in facts["hints"])
+    if facts["consequences"]:
+        yield from _consequences(facts["consequences"])
+    yield _measured(facts)
+    if baseline := facts.get("baseline"):
+        done = "was written: later runs accept errors up to it" if baseline["written"] else "was applied"
+        yield f"The baseline {baseline['file']} of {baseline['sites']} sites {done}."
+    yield from facts["notes"]
+
+
+def _verdict(facts: Facts) -> str:
+    if not facts["drifted"]:
+        largest = facts["largest"]
+        how = f"at most {largest['beyond']:.2g} of the noise envelope, at `{largest['site']}`"
+        return f"No drift: the difference is {how}."
+    where = f"`{facts['first_site']}`"
+    if token := facts["first_token"]:
+        where += f" (most at {quoted(token['token'])}, position {token['position']} of text {token['text']})"
+    return f"Drift: the two first differ at {where}, {_times(facts['beyond'])} beyond the noise envelope."
+
+
+def _times(beyond: float) -> str:
+    return "infinitely far" if np.isinf(beyond) else f"{beyond:,.3g} times"
+
+
+def _module(facts: Facts) -> str:
+    name = f"`{facts['module']}`" if facts["module"] else "the candidate itself, outside all its parts"
+    own = ": its parts agree, so the fault is in its own code" if facts["own_code"] else ""
+    others = len(facts["drifting_sites"]) - 1
+    more = f" {others} more {'site differs' if others == 1 else 'sites differ'} on equal input." if others else ""
+    more = more if facts["compared"] == "parts" else ""
+    return f"The module at fault is {name}{own}.{more}"
+
+
+def _consequences(facts: Facts) -> Iterator[str]:
+    changed, of = facts["top1_changed"], facts["of"]
+    mean, largest = facts["kl_mean"], facts["kl_max"]
+    yield (
+        f"In the output, the KL divergence is {mean:.3g} nats on average and {largest:.3g} at most; "
+        f"the most likely token changes at {changed:,} of {of:,} tokens."
+    )
+    for part in facts.get("restored", []):
+        yield f"With the reference's states put back at `{part['site']}`, {part['share']:.0%} of that disappears."
+
+
+def _measured(facts: Facts) -> str:
+    sources = ", ".join(NOISE.get(name, name) for name in facts["noise"]["made_of"])
+    passes = facts["passes"]
+    counted = f"{passes['reference']:g} passes of the reference and {passes['candidate']:g} of the candidate"
+    margin = f"the envelope is {facts['noise']['margin']} times that"
+    return f"Noise: {sources or 'none could be measured'}; {margin} ({counted})."
+
+
+def sections(result: Result) -> Iterator[Section]:
+    """The verdict with the grid, then the growth."""
+    shown = tuple(views(result))
+    maps, lines = (tuple(view for view in shown if isinstance(view, kind)) for kind in (Grid, Lines))
+    yield Section("Drift" if result.facts["drifted"] else "No drift", " ".join(findings(result)), maps)
+    how = (
+        "Local error is what a part does wrong when it starts from the reference's own state; inherited error is what "
+        "it makes of the error that comes in. What stays below the dashed line is rounding."
+    )
+    yield Section("How the error grows", how, lines)
+
+
+def tables(result: Result) -> Iterator[Table]:
+    """The sites that differ, the first of them in front."""
+    rows = [
+        (site["site"], f"{site['error']:.3g}", _times(site["beyond"]))
+        for site in result.facts["drifting_sites"][:MOST_ROWS]
+    ]
+    if len(rows) > 1:
+        yield Table(("site", "error", "beyond noise"), rows, title="Sites that differ beyond noise")

@@ -1,0 +1,376 @@
+"""Drift: faults planted by hand are found where they are, and harmless changes are none."""
+
+import copy
+import json
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+import hiddenscope as hs
+from hiddenscope.analyses.drift.observe import gap
+from hiddenscope.cli import app
+from hiddenscope.errors import FileError, ModuleError, NotFinite, StatesError, TextError
+from hiddenscope.testing import tiny_model, tiny_tokenizer
+from hiddenscope.views import sections_of, views_of
+from hiddenscope.views.values import Grid, Lines
+
+TEXTS = [[5, 6, 7, 9, 30, 41, 17], [50, 60, 70, 80], [33, 12, 8, 100, 101, 99, 7, 5, 4, 11]]
+FAMILIES = ["gpt2", "llama", "gemma3_text", "bert", "t5", "mixtral", "mamba", "albert"]
+Plant = Callable[[Any], object]
+
+
+@cache
+def reference(family: str) -> hs.Model:
+    module: Any = tiny_model(family)
+    if family == "t5":
+        module.config.decoder_start_token_id = 0
+    return hs.load((module, None))
+
+
+def port(family: str) -> Any:
+    return copy.deepcopy(reference(family).module)
+
+
+def facts_of(family: str, plant: Plant) -> Any:
+    candidate = port(family)
+    plant(candidate)
+    return hs.drift(reference(family), candidate, TEXTS).facts
+
+
+def rolled(path: str) -> Plant:
+    def plant(module: nn.Module) -> None:
+        weight = module.get_submodule(path).weight
+        weight.data = weight.data.roll(1, 0)  # type: ignore[union-attr, operator]
+
+    return plant
+
+
+def scaled(path: str, by: float = 1.01) -> Plant:
+    return lambda module: module.get_submodule(path).weight.data.mul_(by)
+
+
+def put(path: str, name: str, value: Any) -> Plant:
+    return lambda module: setattr(module.get_submodule(path), name, value)
+
+
+def calling(path: str, make: Callable[[Any], Callable[..., Any]]) -> Plant:
+    """Another forward in the place of a module's own."""
+
+    def plant(module: nn.Module) -> None:
+        part = module.get_submodule(path)
+        part.__dict__["forward"] = make(part.forward)
+
+    return plant
+
+
+def swapped(module: Any) -> None:
+    blocks = module.model.layers
+    blocks[1], blocks[2] = blocks[2], blocks[1]
+
+
+def in_bfloat16(module: Any) -> None:
+    for weight in module.model.layers[1].parameters():
+        weight.data = weight.data.bfloat16().float()
+
+
+def expert(module: Any) -> Any:
+    return module.model.layers[1].mlp.experts
+
+
+def hides_first_token(module: nn.Module) -> None:
+    def hide(_: nn.Module, args: Any, kwargs: Any) -> Any:
+        mask = kwargs["attention_mask"].clone()
+        mask[:, 0] = 0
+        return args, {**kwargs, "attention_mask": mask}
+
+    module.register_forward_pre_hook(hide, with_kwargs=True)
+
+
+def half_steps(forward: Callable[..., Any]) -> Callable[..., Any]:
+    def call(input_ids: Any = None, **more: Any) -> Any:
+        more["position_ids"] = 2 * torch.arange(input_ids.shape[1])[None]
+        return forward(input_ids=input_ids, **more)
+
+    return call
+
+
+B, G = "model.layers.1", "transformer.h.1"
+VALUE, CROSS = "bert.encoder.layer.1.attention.self.value", "decoder.block.1.layer.1.EncDecAttention.k"
+POST, BIAS = f"{B}.post_attention_layernorm", "encoder.block.0.layer.0.SelfAttention.relative_attention_bias"
+GROUP = "albert.encoder.albert_layer_groups.0.albert_layers.0.ffn"
+FAULTS: list[tuple[str, Plant, str, str]] = [
+    ("llama", rolled(f"{B}.self_attn.q_proj"), "layer.2", f"{B}.self_attn.q_proj"),
+    ("llama", put(f"{B}.input_layernorm", "variance_epsilon", 1e-5), "layer.2", f"{B}.input_layernorm"),
+    ("llama", put(POST, "variance_epsilon", 1e-5), "layer.2", POST),
+    ("llama", put(f"{B}.self_attn", "scaling", 0.2525), "layer.2", f"{B}.self_attn"),
+    ("llama", put(f"{B}.mlp", "act_fn", nn.GELU().eval()), "layer.2", f"{B}.mlp.act_fn"),
+    ("llama", lambda module: module.model.rotary_emb.inv_freq.mul_(0.99), "layer.1", "model.rotary_emb"),
+    ("llama", swapped, "layer.2", B),
+    ("llama", in_bfloat16, "layer.2", B),
+    ("llama", calling(B, lambda forward: lambda state, *args, **kwargs: state), "layer.2", B),
+    ("llama", calling(B, lambda forward: lambda h, *a, **k: forward(forward(h, *a, **k), *a, **k)), "layer.2", B),
+    ("llama", calling("model.norm", lambda forward: lambda state: forward(forward(state))), "final", "model.norm"),
+    ("llama", calling("model", half_steps), "layer.1", "model"),
+    ("llama", hides_first_token, "layer.1", ""),
+    ("llama", scaled("lm_head"), "logits", "lm_head"),
+    ("llama", lambda module: module.model.embed_tokens.weight.data[8].mul_(1.01), "layer.0", "model.embed_tokens"),
+    ("gpt2", put(f"{G}.mlp", "act", nn.GELU().eval()), "layer.2", f"{G}.mlp.act"),
+    ("gpt2", lambda module: module.transformer.h[1].attn.c_attn.bias.data.zero_(), "layer.2", f"{G}.attn.c_attn"),
+    ("gpt2", rolled("transformer.wpe"), "layer.0", "transformer.wpe"),
+    ("gpt2", put(f"{G}.ln_1", "eps", 1e-6), "layer.2", f"{G}.ln_1"),
+    ("bert", scaled(VALUE), "layer.2", VALUE),
+    ("bert", scaled("bert.embeddings.token_type_embeddings"), "layer.0", "bert.embeddings.token_type_embeddings"),
+    ("bert", scaled("cls.predictions.transform.dense"), "logits", "cls.predictions.transform.dense"),
+    ("t5", rolled(BIAS), "encoder.layer.1", BIAS),
+    ("t5", scaled(CROSS), "decoder.layer.2", CROSS),
+    ("mixtral", lambda module: expert(module).down_proj.data[1].mul_(1.01), "layer.2", f"{B}.mlp.experts"),
+    ("mixtral", rolled(f"{B}.mlp.gate"), "layer.2", f"{B}.mlp.gate"),
+    ("gemma3_text", lambda module: module.model.embed_tokens.embed_scale.fill_(1.0), "layer.0", "model.embed_tokens"),
+    ("gemma3_text", put(f"{B}.self_attn.q_norm", "eps", 1e-4), "layer.2", f"{B}.self_attn.q_norm"),
+    ("albert", scaled(GROUP), "layer.1", GROUP),
+    ("mamba", scaled("backbone.layers.1.mixer.x_proj"), "layer.2", "backbone.layers.1.mixer.x_proj"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("family", "plant", "site", "module"), FAULTS)
+def test_a_planted_fault_is_found_where_it_is(family: str, plant: Plant, site: str, module: str) -> None:
+    facts = facts_of(family, plant)
+    assert facts["drifted"] and facts["beyond"] > 1
+    assert (facts["first_site"], facts["module"]) == (site, module)
+
+
+def eager(module: Any) -> None:
+    module.set_attn_implementation("eager")
+
+
+def reordered(module: Any) -> None:
+    """Every linear map in two halves, the second one first: the same maths in another order."""
+    for part in module.modules():
+        if type(part) is nn.Linear:
+            part.forward = lambda x, p=part: (
+                (x[..., 32:] @ p.weight[:, 32:].T + x[..., :32] @ p.weight[:, :32].T)
+                + (0 if p.bias is None else p.bias)
+            )
+
+
+HARMLESS: dict[str, Plant] = {
+    "same": lambda module: None,
+    "bfloat16": lambda module: module.to(torch.bfloat16),
+    "float16": lambda module: module.to(torch.float16),
+    "float64": lambda module: module.to(torch.float64),
+    "eager": eager,
+    "eager in bfloat16": lambda module: eager(module.to(torch.bfloat16)),
+    "reordered": reordered,
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("change", HARMLESS)
+def test_a_harmless_change_is_no_drift(family: str, change: str) -> None:
+    if (family, change) == ("mixtral", "float64"):
+        pytest.skip("torch's grouped product knows no float64")
+    facts = facts_of(family, HARMLESS[change])
+    assert not facts["drifted"], facts["drifting_sites"]
+    assert facts["first_site"] is facts["module"] is None
+
+
+def test_local_and_inherited_error_make_up_the_whole() -> None:
+    candidate = port("llama")
+    scaled(f"{B}.mlp.up_proj", 1.1)(candidate)
+    data = hs.drift(reference("llama"), candidate, TEXTS).data
+    local, inherited, total = (data[name].values for name in ("local", "inherited", "relative"))
+    sites = data["site"].values.tolist()
+    assert (local[sites.index("layer.2")] > 0).all() and (inherited[sites.index("layer.2")] == 0).all()
+    np.testing.assert_allclose(local[sites.index("layer.2")], total[sites.index("layer.2")], rtol=1e-5)
+    after = sites.index("layer.3")
+    assert (local[after:] == 0).all()
+    np.testing.assert_allclose(inherited[after], total[after], rtol=1e-5)
+    gain = data["gain"].values[after]
+    assert gain == pytest.approx(inherited[after].max() / total[after - 1].max())
+
+
+def test_the_local_error_is_that_of_a_block_called_by_hand() -> None:
+    """An oracle that uses no hook of ours: the block called on the reference's own hidden states."""
+    model, candidate = reference("gpt2"), port("gpt2")
+    scaled(f"{G}.mlp.c_fc", 1.1)(candidate)
+    text = TEXTS[0]
+    module: Any = model.module
+    with torch.no_grad():
+        states = module(torch.tensor([text]), output_hidden_states=True).hidden_states
+        mine = candidate.transformer.h[1](states[1])
+    mine = mine[0] if isinstance(mine, tuple) else mine
+    expected = (mine - states[2])[0].norm(dim=-1) / states[2][0].norm(dim=-1)
+    found = hs.drift(model, candidate, [text]).data["local"].sel(site="layer.2").values
+    np.testing.assert_allclose(found, expected.numpy(), rtol=1e-4)
+
+
+def test_measures_of_whole_passes() -> None:
+    candidate = port("llama")
+    scaled(f"{B}.mlp.up_proj", 1.5)(candidate)
+    result = hs.drift(reference("llama"), candidate, TEXTS)
+    one, two = (hs.load((module, None)).capture(TEXTS) for module in (port("llama"), candidate))
+    for site in one.sites:
+        a, b = one[site].double(), two[site].double()
+        cell = result.data.sel(site=str(site))
+        np.testing.assert_allclose(cell["relative"], (b - a).norm(dim=-1) / a.norm(dim=-1), rtol=1e-5, atol=1e-7)
+        np.testing.assert_allclose(cell["max_abs"], (b - a).abs().amax(-1), rtol=1e-5, atol=1e-7)
+        np.testing.assert_allclose(cell["cosine"], torch.cosine_similarity(a, b, dim=-1), rtol=1e-5)
+    np.testing.assert_array_equal(result.data["mismatched"].sel(site="layer.1"), 0)
+    assert (result.data["mismatched"].sel(site="layer.2") > 0.5).all()
+
+
+def test_three_passes_of_each_model_and_nothing_is_left_behind(hanging: Callable[[nn.Module], Any]) -> None:
+    model, candidate = reference("llama"), port("llama")
+    before = hanging(model.module), hanging(candidate)
+    weights = [weight.clone() for weight in model.module.parameters()]
+    facts = hs.drift(model, candidate, TEXTS).facts
+    assert facts["passes"] == {"reference": 2, "candidate": 2}
+    assert facts["self_check"] == {"observing_changed_nothing": True}
+    assert (hanging(model.module), hanging(candidate)) == before
+    assert all(torch.equal(a, b) for a, b in zip(weights, model.module.parameters(), strict=True))
+    narrow = hs.drift(model, port("llama").to(torch.bfloat16), TEXTS).facts
+    assert narrow["passes"] == {"reference": 3, "candidate": 2}
+    assert all(torch.equal(a, b) for a, b in zip(weights, model.module.parameters(), strict=True))
+
+
+def test_a_module_that_counts_its_calls_fails_the_self_check() -> None:
+    candidate = port("llama")
+    calls: list[None] = []
+
+    def drifting(_: nn.Module, __: Any, output: Any) -> Any:
+        calls.append(None)
+        return output * (1 + 1e-4 * len(calls))
+
+    candidate.lm_head.register_forward_hook(drifting)
+    facts = hs.drift(reference("llama"), candidate, TEXTS).facts
+    assert facts["self_check"] == {"observing_changed_nothing": False}
+
+
+@pytest.mark.parametrize("family", ["llama", "bert", "t5"])
+def test_saved_states_show_the_first_site(family: str, tmp_path: Path) -> None:
+    model, candidate = reference(family), port(family)
+    path = {"llama": f"{B}.mlp.up_proj", "bert": "bert.encoder.layer.1.output.dense"}.get(
+        family, "encoder.block.1.layer.1.DenseReluDense.wo"
+    )
+    scaled(path)(candidate)
+    targets = TEXTS if family == "t5" else None
+    saved = hs.load((candidate, None)).capture(TEXTS, targets=targets)
+    saved.save(tmp_path / "run.safetensors")
+    facts = hs.drift(model, tmp_path / "run.safetensors", TEXTS).facts
+    assert facts["first_site"] == ("encoder.layer.2" if family == "t5" else "layer.2")
+    assert facts["module"] is None and facts["compared"] == "passes"
+    assert facts["noise"]["made_of"] == ["float64", "kernel_batch_threads"]
+    own = model.capture(TEXTS, targets=targets)
+    assert hs.drift(own, saved, None).facts["first_site"] == facts["first_site"]
+    turned = hs.drift(saved, model, TEXTS).facts
+    assert turned["first_site"] == facts["first_site"] and turned["passes"] == {"reference": 0, "candidate": 3}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_saved_states_of_a_harmless_run_are_no_drift(family: str) -> None:
+    targets = TEXTS if family == "t5" else None
+    for change, tokens in (("same", 8), ("eager", 12), ("bfloat16", None), ("float16", 20)):
+        candidate = port(family)
+        HARMLESS[change](candidate)
+        saved = hs.load((candidate, None)).capture(TEXTS, targets=targets, batch_tokens=tokens)
+        facts = hs.drift(reference(family), saved, TEXTS).facts
+        assert not facts["drifted"], (change, facts["drifting_sites"])
+
+
+def test_a_baseline_is_written_then_applied(tmp_path: Path) -> None:
+    file, candidate = tmp_path / "accepted.json", port("llama")
+    scaled(f"{B}.mlp.up_proj", 1.01)(candidate)
+    first = hs.drift(reference("llama"), candidate, TEXTS, baseline=file).facts
+    assert first["drifted"] and first["baseline"]["written"]
+    again = hs.drift(reference("llama"), candidate, TEXTS, baseline=file).facts
+    assert not again["drifted"] and not again["baseline"]["written"]
+    scaled(f"{B}.mlp.up_proj", 1.03)(candidate)
+    assert hs.drift(reference("llama"), candidate, TEXTS, baseline=file).facts["first_site"] == "layer.2"
+    file.write_text("[]")
+    with pytest.raises(FileError, match="damaged or of another kind"):
+        hs.drift(reference("llama"), candidate, TEXTS, baseline=file)
+
+
+def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
+    model = reference("llama")
+    with pytest.raises(TextError, match="the list is empty"):
+        hs.drift(model, port("llama"), [])
+    with pytest.raises(StatesError, match="are of other texts"):
+        hs.drift(model, model.capture([[5, 6, 8]]), [[5, 6, 7]])
+    with pytest.raises(StatesError, match="different texts"):
+        hs.drift(model.capture([[5, 6, 8]]), model.capture([[5, 6, 7]]), None)
+    with pytest.raises(StatesError, match="Nothing to compare"):
+        hs.drift(model, model.capture([[5, 6]], "layer.1.mid"), [[5, 6]])
+    with pytest.raises(StatesError, match="No texts"):
+        hs.drift(model, port("llama"), None)
+    with pytest.raises(ModuleError, match="got int"):
+        hs.drift(model, 3, [[5, 6]])  # type: ignore[arg-type]
+    other: Any = tiny_tokenizer(bos=False)
+    with pytest.raises(TextError, match="Their tokenizers give different ids"):
+        hs.drift(hs.load((port("llama"), tiny_tokenizer())), (port("llama"), other), "The rest.")
+    with pytest.raises(FileError):
+        hs.drift(model, _written(tmp_path / "other.safetensors"), [[5, 6]])
+
+
+def _written(path: Path) -> Path:
+    path.write_bytes(b"nothing of ours")
+    return path
+
+
+def test_a_nan_on_one_side_is_named_by_site_and_token() -> None:
+    candidate = port("llama")
+    candidate.model.layers[1].register_forward_hook(
+        lambda _, __, state: state.masked_fill(torch.arange(state.shape[1])[:, None] == 2, torch.nan)
+    )
+    candidate.set_attn_implementation("eager")
+    with pytest.raises(NotFinite, match=r"the candidate has a NaN at layer\.2, token '8' \(text 2, position 2\)"):
+        hs.drift(reference("llama"), candidate, TEXTS)
+
+
+def test_a_gap_by_hand() -> None:
+    one = torch.tensor([[3.0, 4.0], [0.0, 1.0]])
+    found = gap(one, one + torch.tensor([[0.0, 0.5], [0.0, 0.0]]))
+    assert found.rows.tolist() == [0.1, 0.0] and found.channel == 0.125
+    assert gap(one, one.clone().fill_(torch.nan)).worst == torch.inf
+
+
+def test_the_page_says_the_verdict_first() -> None:
+    candidate = port("llama")
+    scaled(f"{B}.mlp.up_proj")(candidate)
+    result = hs.drift(reference("llama"), candidate, TEXTS)
+    assert result.summary().splitlines()[1].strip().startswith("Drift: the two first differ at `layer.2`")
+    assert [type(view) for view in views_of(result)] == [Grid, Lines]
+    assert sections_of(result)[0].title == "Drift"
+    same = hs.drift(reference("llama"), port("llama"), TEXTS)
+    assert "No drift" in same.summary().splitlines()[1]
+    assert sections_of(same)[0].title == "No drift"
+
+
+def test_the_command_exits_with_the_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    candidate = port("llama")
+    scaled(f"{B}.mlp.up_proj")(candidate)
+    models = {"good": port("llama"), "bad": candidate}
+    monkeypatch.setattr(hs, "load", lambda name, **_: hs.Model(_loaded(models[name or "good"])))
+    run = CliRunner().invoke
+    assert run(app, ["drift", "good", "The rest.", "--model", "good"]).exit_code == 0
+    found = run(app, ["drift", "bad", "The rest.", "--model", "good", "--json"])
+    assert found.exit_code == 1
+    assert json.loads(found.stdout)["facts"]["module"] == f"{B}.mlp.up_proj"
+    hs.Model(_loaded(candidate)).capture("The rest.").save(tmp_path / "run.safetensors")
+    saved = run(app, ["drift", str(tmp_path / "run.safetensors"), "--model", "good"])
+    assert saved.exit_code == 1 and "layer.2" in saved.stdout
+    failed = run(app, ["drift", str(tmp_path / "run.safetensors"), "Another text.", "--model", "good"])
+    assert failed.exit_code == 2 and "other texts" in failed.output
+
+
+def _loaded(module: nn.Module) -> Any:
+    from hiddenscope.loading import open_source
+
+    return open_source((module, tiny_tokenizer()))
