@@ -125,7 +125,7 @@ def test_every_size_of_block_measures_the_same(
     expected = hs.lens(model, [ONE, TWO], **given).data
     monkeypatch.setattr(reading, "ROWS", rows)
     monkeypatch.setattr(reading, "WORDS", words)
-    monkeypatch.setitem(reading.MEMORY, "cpu", rows * 128 * 4 * 2)
+    monkeypatch.setattr(reading, "MEMORY", rows * 128 * 4 * 2)
     found = hs.lens(model, [ONE, TWO], **given).data
     for name in ("probability", "entropy", "kl", "target_probability"):
         np.testing.assert_allclose(found[name], expected[name], rtol=1e-4, atol=2e-5)

@@ -166,11 +166,12 @@ class StackBuffer:
         keep: Keep = "host",
         promised: int = 0,
     ) -> None:
-        widths = {model.anatomy.width(site): site for site in sites}
+        anatomy = model.anatomy
+        widths = {anatomy.width(site): site for site in sites}
         if len(widths) > 1:
             reason = " and ".join(f"{site} is {width} wide" for width, site in widths.items())
             remedy = "Capture 'layer.*' and 'final' one after the other."
-            raise StatesError(f"Cannot keep these states of {model.anatomy.name} in one array", reason, remedy)
+            raise StatesError(f"Cannot keep these states of {anatomy.name} in one array", reason, remedy)
         self.model, self.sites, self.inputs = model, tuple(sites), inputs
         self.rows = {site: row for row, site in enumerate(sites)}
         self._starts = list(accumulate(inputs.lengths, initial=0))
@@ -178,7 +179,7 @@ class StackBuffer:
             len(sites),
             self._starts[-1],
             next(iter(widths)),
-            dtype or model.anatomy.stack(sites[0]).proof.dtype,
+            dtype or anatomy.stack(sites[0]).proof.dtype,
             device=model.device if keep == "device" else None,
             pinned=model.device.type == "cuda" and keep == "host",
             promised=promised,

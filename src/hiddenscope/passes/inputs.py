@@ -114,12 +114,13 @@ class Inputs:
         A batch has about `batch_tokens` tokens at most, padding included; a longer text is a batch by itself. A model
         that gives a text different states in a padded batch than alone (`model.batching`) gets one text at a time.
         """
-        kind = model.device.type if model.device.type in BATCH_TOKENS else "cpu"
+        kind, batching = model.device.type, model.batching
+        kind = kind if kind in BATCH_TOKENS else "cpu"
         for indices in compose(
             self.costs,
             batch_tokens or BATCH_TOKENS[kind],
-            padded=model.batching.padding_safe,
-            rope_switch=model.batching.rope_switch,
+            padded=batching.padding_safe,
+            rope_switch=batching.rope_switch,
             overhead=BATCH_OVERHEAD[kind],
         ):
             yield indices, self.some(indices)

@@ -140,8 +140,9 @@ def check_targets(model: ModelLike, inputs: Inputs, sites: Sequence[Site], *, lo
 
 def _check_batch(model: ModelLike, batch: PaddedBatch) -> None:
     """Refuse a batch in which a text would get other states than alone."""
-    switch = model.batching.rope_switch
-    if not model.batching.padding_safe and batch.has_padding:
+    batching = model.batching
+    switch = batching.rope_switch
+    if not batching.padding_safe and batch.has_padding:
         reason = "in this model a text in a padded batch does not get the states that it gets alone"
         remedy = "Record one text at a time, or use capture()."
         raise PassError(f"Cannot run {len(batch.lengths)} texts of different lengths in one pass", reason, remedy)

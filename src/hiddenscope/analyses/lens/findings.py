@@ -160,12 +160,12 @@ def _along(predictions: Predictions) -> dict[str, Variable]:
 def _strings(ids: Ints, string: Callable[[int], str]) -> "np.ndarray[Any, Any]":
     """The words of the vocabulary as a reader knows them."""
     distinct, places = np.unique(ids, return_inverse=True)
-    return _objects([_word(int(word), string) for word in distinct])[places.reshape(ids.shape)]
+    return _objects([string(word) or _nameless(word) for word in distinct.tolist()])[places.reshape(ids.shape)]
 
 
-def _word(word: int, string: Callable[[int], str]) -> str:
-    """One word; an id that the tokenizer has no text for is shown as such."""
-    return string(word) or f"(id {word})"
+def _nameless(word: int) -> str:
+    """How an id that the tokenizer has no text for is shown."""
+    return f"(id {word})"
 
 
 def _objects(strings: Sequence[str]) -> "np.ndarray[Any, Any]":
@@ -190,7 +190,7 @@ def facts_of(
         settled = predictions.stays[:, -1] & predictions.known
         facts["last_token"] = {
             "token": predictions.tokens.strings[-1],
-            "answer": _word(int(predictions.answer[-1]), string),
+            "answer": string(int(predictions.answer[-1])) or _nameless(int(predictions.answer[-1])),
             "answer_id": int(predictions.answer[-1]),
             "probability": float(predictions.answer_probability[-1]),
             "settled_from": _first(sites, settled),

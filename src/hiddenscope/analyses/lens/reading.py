@@ -25,7 +25,8 @@ Ints: TypeAlias = NDArray[np.int64]
 Part: TypeAlias = tuple[Unembedding, Tensor]
 """States [site, token, width], and the unembedding that reads them."""
 
-MEMORY = {"cpu": 40 * 2**20, "cuda": 512 * 2**20}  # bytes for a block of logits and a buffer of the same size
+MEMORY = 40 * 2**20  # bytes for a block of logits and a buffer of the same size, on a CPU
+SHARE_OF_GPU, MOST_ON_GPU = 1 / 8, 4 * 2**30  # the same on a GPU: a share of what is free there, and the most
 WORDS, ROWS = 2048, 512  # of a block, on a CPU
 # exp(-80) is nothing beside exp(0) = 1, and still a normal number: CPUs take 50 times as long for subnormal ones.
 LEAST_EXPONENT = -80.0
@@ -160,10 +161,18 @@ class _Vocabulary:
         first = set() if targets is None else {int(target) // WORDS for target in targets[targets >= 0]}
         blocked = device == "cpu" and unembedding.recipe.method != "whole" and k <= WORDS and len(first) <= 1
         step = min(WORDS, count) if blocked else count
-        rows = MEMORY.get(device, MEMORY["cpu"]) // (2 * step * unembedding.dtype.itemsize)
+        rows = _memory(unembedding.device) // (2 * step * unembedding.dtype.itemsize)
         starts = sorted(range(0, count, step), key=lambda start: blocked and start // WORDS not in first)
         blocks = [slice(start, min(count, start + step)) for start in starts]
         return cls(blocks, step, min(rows, ROWS) if blocked else rows)
+
+
+def _memory(device: torch.device) -> int:
+    """Bytes for a block of logits and its buffer."""
+    if device.type != "cuda":
+        return MEMORY
+    idle = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return min(MOST_ON_GPU, int(SHARE_OF_GPU * (torch.cuda.mem_get_info(device)[0] + idle)))
 
 
 def _view(buffer: Tensor, rows: int, words: slice) -> Tensor:
