@@ -375,7 +375,7 @@ def test_a_profile_is_shown_and_told() -> None:
     ]
     prose = " ".join(section.prose for section in sections_of(result))
     assert "Massive activations: 60 values of channel 5 at layer.1 to layer.3" in prose
-    assert "First tokens change how states spread" in prose
+    assert "First tokens weigh in how states spread" in prose
     assert "over 400 tokens" in prose
     assert "`final`" not in prose, "there is none"
     few = hs.profile(states(values[:, :9]))

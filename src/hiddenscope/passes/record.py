@@ -29,7 +29,7 @@ from hiddenscope.states import Pair, States
 class Pass:
     """What one pass gave: its states, its logits [token, vocabulary] if asked for, and with `grad` the live tensors.
 
-    `kept` is None for a pass without sites. `notes` say what was done otherwise than usual.
+    `kept` is None for a pass without sites. `notes` say what was out of the ordinary in how it was run.
     """
 
     kept: States | Pair | None

@@ -201,7 +201,7 @@ def facts_of(
             "tokens": int((next_ids(predictions.tokens) >= 0).sum()),
             "site": sites[-1],
             "value": accuracy[-1],
-            "half_from": _first(sites, accuracy >= accuracy[-1] / 2) if accuracy[-1] > 0 else None,
+            "half_from": _first(sites, stays_from(accuracy >= accuracy[-1] / 2)) if accuracy[-1] > 0 else None,
         }
     if target is not None:
         facts["target"] = {"token": target.name, "id": target.id, "site": sites[-1], **_target(predictions, data)}

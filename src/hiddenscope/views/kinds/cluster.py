@@ -11,6 +11,7 @@ from hiddenscope.views.values import Lines, Panels, Section, Series, View
 
 NAMED, SHORT, MOST = 8, 40, 5_000
 OTHERS = "other clusters"
+UNTESTED = "HDBSCAN finds clusters in noise too: whether these are more than that was not tested."
 NOISE = "no cluster"
 
 
@@ -73,6 +74,8 @@ def findings(result: Result) -> Iterator[str]:
             f"Cluster {cluster['cluster']} has {cluster['size']:,} {unit}s{typical}; {cluster['stability']:.0%} of it "
             "comes back when a fifth is left out."
         )
+    if count:
+        yield UNTESTED
 
 
 def sections(result: Result) -> Iterator[Section]:

@@ -17,7 +17,7 @@ GAP = "a gap"
 UNTESTED = "These numbers describe these texts; differences between sites were not tested on others."
 FEW_TOKENS = "With so few tokens, states that have nothing to do with each other look alike: give more text."
 RELATIVE = (
-    "States grow from layer to layer, and their difference with them: so the second picture gives it as a share of the "
+    "Where states grow from layer to layer, so does their difference: the second picture gives it as a share of the "
     "mean of the two norms. Both are taken over the tokens that differ at all."
 )
 
@@ -94,6 +94,11 @@ def findings(result: Result) -> Iterator[str]:
         between = {"two_copies": "alone and in two copies", "two_runs": "twice"}[floor["between"]]
         yield f"The first text, run {between}, differs from itself by {floor['relative']:.2g} of its norm."
     yield from result.facts["notes"]
+    yield from _untested(result)
+
+
+def _untested(result: Result) -> Iterator[str]:
+    """What must be said where sites are compared."""
     if "cka" in result.facts or any("largest_relative" in facts for facts in result.facts["stacks"]):
         yield UNTESTED
 
@@ -184,8 +189,9 @@ def sections(result: Result) -> Iterator[Section]:
         parts = " ".join(sentence for facts in stacks for part in (_first, _growth) for sentence in part(facts))
         yield Section(heading, f"{how}\n\n{parts}", (maps.pop(0),))
     if lines:
-        end = " ".join(sentence for facts in stacks for sentence in _end(facts))
-        yield Section("The difference along the layers", f"{RELATIVE} {end}".strip(), lines)
+        end = [sentence for facts in stacks for sentence in _end(facts)]
+        yield Section("The difference along the layers", " ".join([RELATIVE, *end, *_untested(result)]), lines)
     if maps:
-        prose = "Linear CKA is 1 where two sites are the same up to a rotation and a scale. "
-        yield Section("How alike every pair of sites is", prose + " ".join(_cka(result.facts["cka"])), tuple(maps))
+        prose = "Linear CKA is 1 where two sites are the same up to a rotation and a scale."
+        alike = " ".join([prose, *_cka(result.facts["cka"]), *_untested(result)])
+        yield Section("How alike every pair of sites is", alike, tuple(maps))

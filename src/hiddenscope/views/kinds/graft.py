@@ -27,13 +27,15 @@ def views(result: Result) -> Iterator[View]:
 def findings(result: Result) -> Iterator[str]:
     """Both models alone, the window that loses most, and the middle of the depth against its end."""
     facts = result.facts
-    mine, theirs = (facts[f"{name}_alone"]["accuracy"] for name in ("model", "donor"))
-    prompts = f"{facts['prompts']} prompts"
-    yield f"Alone, {_model(result)} answers {mine:.0%} of {prompts} right, {facts['donor']} {theirs:.0%}."
+    mine, theirs = facts["model_alone"], facts["donor_alone"]
+    yield (
+        f"Alone, {_model(result)} answers {mine['accuracy']:.0%} of {facts['prompts']} prompts right "
+        f"({_interval(mine)}), {facts['donor']} {theirs['accuracy']:.0%} ({_interval(theirs)})."
+    )
     lowest = facts["lowest"]
     yield (
-        f"With {_grafted(facts)} of the donor it is lowest for {_range(lowest)}: {lowest['accuracy']:.0%} (95% "
-        f"interval {lowest['low']:.0%} to {lowest['high']:.0%}, for all windows together)."
+        f"With {_grafted(facts)} of the donor it is lowest for {_range(lowest)}: {lowest['accuracy']:.0%} "
+        f"({_interval(lowest)}, for all windows together)."
     )
     if "middle_less_late" in facts:
         yield _comparison(facts)
@@ -54,7 +56,11 @@ def _comparison(facts: Facts) -> str:
     test = f"sign-flip test over {facts['prompts']} prompts: p = {difference['p']:.2g}"
     if difference["p"] > LEVEL:
         return f"{numbers}; the difference is not significant ({test})."
-    return f"{numbers}: they differ by {difference['value']:+.0%} ({test})."
+    return f"{numbers}: they differ by {100 * difference['value']:+.3g} percentage points ({test})."
+
+
+def _interval(share: Facts) -> str:
+    return f"95% interval {share['low']:.0%} to {share['high']:.0%}"
 
 
 def _model(result: Result) -> str:

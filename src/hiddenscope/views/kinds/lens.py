@@ -9,6 +9,7 @@ from hiddenscope.views.values import Grid, Lines, Measure, Section, Series, View
 
 SHARES = ("agreement", "settled_share", "accuracy")
 MEASURES = ("entropy", "kl", "target_probability", "target_rank")
+UNTESTED = "These numbers describe these texts; differences between layers were not tested on others."
 
 
 def views(result: Result) -> Iterator[View]:
@@ -41,13 +42,14 @@ def findings(result: Result) -> Iterator[str]:
     yield f"{facts['texts']} text{'s' * (facts['texts'] != 1)}, {facts['tokens']} tokens, by the {facts['lens']} lens."
     yield from _answers(facts)
     if accuracy := facts.get("accuracy"):
-        half = f", half of that from {accuracy['half_from']} on" if accuracy["half_from"] else ""
+        half = f", half of that or more from {accuracy['half_from']} on" if accuracy["half_from"] else ""
         yield (
             f"{accuracy['site']} predicts the true next token for {accuracy['value']:.0%} of {accuracy['tokens']} "
             f"tokens{half}."
         )
     yield from _target(facts)
     yield from facts["notes"]
+    yield UNTESTED
 
 
 def sections(result: Result) -> Iterator[Section]:
@@ -67,7 +69,7 @@ def sections(result: Result) -> Iterator[Section]:
     correct = ", and how often it is the true next token" if "accuracy" in result.data else ""
     along = (
         f"Along the layers: how often the best word is the model's own{settled}{correct}. The second picture shows the "
-        "KL divergence from the model's own prediction, which is zero at the last layer."
+        f"KL divergence from the model's own prediction, which is zero at the last layer. {UNTESTED}"
     )
     yield Section("When the answer comes up", along, tuple(view for view in shown if isinstance(view, Lines)))
 

@@ -88,12 +88,16 @@ def _runs(result: Result) -> str:
     answer, other = (_answer(facts, name) for name in ("answer", "other"))
     if [len(side) for side in texts] == [1, 1]:
         return (
-            f"After {quoted(texts[0][0])} the model prefers {answer} to {other} by {clean:.2f} in logits, after "
-            f"{quoted(texts[1][0])} by {corrupt:.2f}."
+            f"After {quoted(texts[0][0])} the logit of {answer} is {_above(clean)} that of {other}, after "
+            f"{quoted(texts[1][0])} it is {_above(corrupt)}."
         )
     average = f", on average over {facts['contrasts']} contrasts" if facts["contrasts"] > 1 else ""
-    preference = f"The clean run prefers {answer} to {other} by {clean:.2f} in logits"
-    return f"{preference}, the corrupt run by {corrupt:.2f}{average}."
+    logit = f"In the clean run the logit of {answer} is {_above(clean)} that of {other}"
+    return f"{logit}, in the corrupt run it is {_above(corrupt)}{average}."
+
+
+def _above(difference: float) -> str:
+    return f"{abs(difference):.2f} {'below' if difference < 0 else 'above'}"
 
 
 def _exchange(facts: Facts) -> str:

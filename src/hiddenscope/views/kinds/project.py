@@ -129,8 +129,8 @@ def _sites(names: Sequence[str]) -> str:
 
 def _note(result: Result) -> str:
     sentences = [
-        "Scores are those of the full space, with p-values from shuffled labels. Trust is the trustworthiness of the "
-        "picture: 1 if no point has a neighbour in it that is far away in the full space."
+        "Scores are those of the full space, with p-values from shuffled labels, for each site by itself. Trust is the "
+        "trustworthiness of the picture: 1 if no point has a neighbour in it that is far away in the full space."
     ]
     for name, part in _named(result):
         doubts = part.get("picture", {}).get("doubts", [])
@@ -148,8 +148,8 @@ def _doubt(doubt: Facts) -> str:
             f"({doubt['full_space']:.2f}, p {doubt['p']:.2g})"
         )
     return (
-        f"{doubt['groups']} groups can be seen (silhouette {doubt['shown']:.2f}) that do not exist in the full space "
-        f"({doubt['full_space']:.2f})"
+        f"{doubt['groups']} groups can be seen (silhouette {doubt['shown']:.2f}) that hardly stand apart in the full "
+        f"space ({doubt['full_space']:.2f})"
     )
 
 
@@ -185,9 +185,11 @@ def _findings_of(of: str, part: Facts) -> Iterator[str]:
         best = separation["best"]
         scores = f"silhouette {best['silhouette']:.2f}, nearest point of the same class for {best['neighbour']:.0%}"
         if separation["apart_at"]:
-            yield f"The classes{of} are apart at {_sites(separation['apart_at'])}, most at {best['site']} ({scores})."
+            where = _sites(separation["apart_at"])
+            apart = f"The classes{of} are apart at {where} (p at most 0.05, for all sites together)"
         else:
-            yield f"No site sets the classes{of} apart; the largest silhouette is at {best['site']} ({scores})."
+            apart = f"No site is shown to set the classes{of} apart"
+        yield f"{apart}; the largest silhouette is at {best['site']} ({scores})."
     if doubts := part.get("picture", {}).get("doubts"):
         yield f"Do not trust the pictures{of} at {_sites([doubt['site'] for doubt in doubts])}: {_doubt(doubts[0])}."
 
@@ -214,5 +216,7 @@ def sections(result: Result) -> Iterator[Section]:
     )
     yield Section("Where the classes part", f"{opening}\n\n{' '.join(findings(result))}", (panels,))
     if along:
-        how = "The same scores along the layers. One in twenty shuffled labels reaches the dashed line."
+        how = (
+            "The same scores along the layers. At any one layer, one in twenty shuffled labels reaches the dashed line."
+        )
         yield Section("The separation along the layers", how, tuple(along))

@@ -37,8 +37,10 @@ def findings(result: Result) -> Iterator[str]:
     yield _direction(facts)
     yield _quality(facts)
     yield _best(facts)
-    for answer in facts["answers"]:
-        yield from _extremes(answer, facts)
+    extremes = [sentence for answer in facts["answers"] for sentence in _extremes(answer, facts)]
+    yield from extremes
+    if extremes and facts["best"] is None:
+        yield f"These are the extremes of {_count(facts['settings'], 'setting')}; others were not tested."
     if facts.get("not_written"):
         yield f"Nothing is written: {facts['not_written']}."
     yield from facts["notes"]
@@ -126,10 +128,16 @@ def _best(facts: Facts) -> str:
 
 
 def _moved(setting: Facts) -> str:
+    times = f" ({setting['ratio']:.2g} times)" if np.isfinite(setting["ratio"]) else ""
     return (
-        f"from a probability of {setting['probability_before']:.2g} to {setting['probability']:.2g} "
-        f"({setting['ratio']:.2g} times), perplexity {setting['perplexity_change']:+.1%}"
+        f"from a probability of {setting['probability_before']:.2g} to {setting['probability']:.2g}{times}, perplexity "
+        f"{_percent(setting['perplexity_change'])}"
     )
+
+
+def _percent(change: float) -> str:
+    """A change in percent, with two digits where it is small: a small change is not none."""
+    return f"{change:+.0%}" if abs(change) >= 0.0995 else f"{100 * change:+.2g}%"
 
 
 def _extremes(answer: Facts, facts: Facts) -> Iterator[str]:

@@ -12,7 +12,7 @@ from hiddenscope.views.values import Grid, Lines, Measure, Section, Series, View
 SHARES = {"own_below": "of the site below", "own_first": "of the first site"}
 DECAYS = {"decay_below": "one site below", "decay_first": "from the first site to the last"}
 UNTESTED = "These numbers describe these texts; differences between sites and tokens were not tested on others."
-FIRST_LEFT_OUT = "The first token is left out: it is seen wherever it stands."
+FIRST_LEFT_OUT = "The first token is left out as one that is seen."
 
 
 def views(result: Result) -> Iterator[View]:
