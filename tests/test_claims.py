@@ -17,10 +17,14 @@ import xarray
 import hiddenscope as hs
 from hiddenscope import progress
 from hiddenscope.analyses.graft import _facts as graft_facts
+from hiddenscope.analyses.lens.findings import half_from
 from hiddenscope.catalog import ANALYSES
+from hiddenscope.measures.distances import Distances
+from hiddenscope.measures.separation import separation
 from hiddenscope.sites import Site
 from hiddenscope.testing import tiny_model, tiny_tokenizer
 from hiddenscope.views import sections_of, views_of
+from hiddenscope.views.kinds.steer import _moved as steer_moved
 
 Tiny = Callable[..., hs.Model]
 
@@ -270,3 +274,27 @@ def _of_views(result: hs.Result) -> Iterator[str]:
 def test_no_title_claims_what_the_findings_do_not(word: str) -> None:
     titles = " ".join(_of_views(NOISE[word](np.random.default_rng(0))))
     assert not re.search(r"\b(better|worse|tighter|significant|because)\b", titles)
+
+
+def test_a_share_that_falls_again_is_not_kept_from_there_on() -> None:
+    sites = [f"layer.{k}" for k in range(5)]
+    assert half_from(sites, np.array([0.0, 0.6, 0.2, 0.5, 0.8])) == "layer.3"
+    assert half_from(sites, np.zeros(5)) is None
+
+
+def test_small_changes_and_shares_of_nothing_are_not_rounded_away() -> None:
+    setting = {"probability_before": 0.0, "probability": 0.1, "ratio": float("nan"), "perplexity_change": -3e-4}
+    assert steer_moved(setting) == "from a probability of 0 to 0.1, perplexity -0.03%"
+    setting |= {"probability_before": 0.05, "ratio": 2.0, "perplexity_change": 1.5}
+    assert steer_moved(setting) == "from a probability of 0.05 to 0.1 (2 times), perplexity +150%"
+    right = np.zeros((12, 1000), dtype=bool)
+    right[4:8, :8] = True  # eight of a thousand prompts are right with blocks from the middle alone
+    assert said(random_graft(np.random.default_rng(0), right), r"they differ by \+0\.8 percentage points")
+
+
+def test_the_median_of_two_shuffles_is_between_them() -> None:
+    rows = torch.from_numpy(np.random.default_rng(0).standard_normal((8, 3)))
+    labels = torch.tensor([[0, 1] * 4, [0, 0, 1, 1] * 2, [0] * 4 + [1] * 4])
+    for name, score in separation(Distances(rows), labels).items():
+        two = score.under_labels[1:] * (-1 if name == "within" else 1)  # of this one, less is better
+        assert score.chance == pytest.approx(float(two.mean()), abs=1e-6)

@@ -89,7 +89,7 @@ def separation(distances: Distances, labels: Tensor) -> Mapping[str, Score]:
         p = float((better >= true - _rounding(true)).double().mean()) if not bool(true.isnan()) else float("nan")
         median = high = float("nan")
         if len(labels) > 1:
-            median = float(every[row, 1:].median())
+            median = float(torch.quantile(every[row, 1:], 0.5))  # torch's median is the lower of two middle values
             high = float(torch.quantile(every[row, 1:], 0.05 if name == "within" else 0.95))
         scores[name] = Score(float(exact[row, 0]), p, median, high, better)
     return scores

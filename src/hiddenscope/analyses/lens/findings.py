@@ -201,7 +201,7 @@ def facts_of(
             "tokens": int((next_ids(predictions.tokens) >= 0).sum()),
             "site": sites[-1],
             "value": accuracy[-1],
-            "half_from": _first(sites, stays_from(accuracy >= accuracy[-1] / 2)) if accuracy[-1] > 0 else None,
+            "half_from": half_from(sites, accuracy),
         }
     if target is not None:
         facts["target"] = {"token": target.name, "id": target.id, "site": sites[-1], **_target(predictions, data)}
@@ -223,6 +223,15 @@ def _target(predictions: Predictions, data: "xarray.Dataset") -> Facts:
         "k": data.sizes["rank"],
         "most_probable_at": sites[int(np.argmax(probability[:, -1]))],
     }
+
+
+def half_from(sites: Sequence[str], accuracy: Floats) -> str | None:
+    """The lowest site from which on the accuracy is at least half of that of the last; None where that is 0.
+
+    >>> half_from(["layer.0", "layer.1", "layer.2"], np.array([0.6, 0.1, 1.0]))
+    'layer.2'
+    """
+    return _first(sites, stays_from(accuracy >= accuracy[-1] / 2)) if accuracy[-1] > 0 else None
 
 
 def _first(sites: Sequence[str], where: Bools) -> str | None:
