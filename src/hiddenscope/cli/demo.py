@@ -67,7 +67,7 @@ OPENING = """
 A transformer turns every token into a vector and changes that vector block by block. The vectors after each block are
 its hidden states. This page shows those of one sentence in a small real model: how large they are, how those of another
 sentence differ, what each layer would predict if it were the last, which states influence each other, which of them
-carry the answer, and from which layer on two cities can be told apart. The page needs no network: everything on it was
+carry the answer, and at which layers sentences on two cities are apart. The page needs no network: everything on it was
 computed when it was written.
 """
 
