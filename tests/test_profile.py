@@ -507,4 +507,4 @@ def test_noise_makes_no_finding_without_saying_that_it_was_not_tested() -> None:
         summary = hs.profile(states(values)).summary()
         assert "least" in summary.lower()
         assert "were not tested" in summary
-        assert "Massive" not in summary and "change how states spread" not in summary
+        assert "Massive" not in summary and "weigh in how states spread" not in summary
