@@ -174,7 +174,8 @@ def test_the_law_sees_a_sentence_that_compares_without_a_test() -> None:
 
 @pytest.mark.parametrize(("word", "runs"), [("graft", 300), ("project", 40), ("probe", 30)])
 def test_noise_brings_up_a_claim_no_more_often_than_its_level(word: str, runs: int) -> None:
-    claims = sum(said(NOISE[word](np.random.default_rng(seed)), CLAIMS[word]) for seed in range(runs))
+    told = [NOISE[word](np.random.default_rng(seed)).summary() for seed in range(runs)]
+    claims = sum(any(re.search(CLAIMS[word], line.strip()) for line in lines.splitlines()) for lines in told)
     assert claims <= LEVEL * runs + 2 * (LEVEL * (1 - LEVEL) * runs) ** 0.5
 
 
