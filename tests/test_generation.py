@@ -13,6 +13,7 @@ from transformers import GenerationConfig
 
 import hiddenscope as hs
 from hiddenscope.errors import PassError, TextError
+from hiddenscope.model import generation
 from hiddenscope.model.batching import disagreement
 from hiddenscope.model.generation import attention_windows
 from hiddenscope.states import Pair
@@ -187,3 +188,16 @@ def test_moshi_whose_cache_loses_tokens_is_refused_beyond_its_window() -> None:
     else:
         whole = model.capture([states.tokens.ids.tolist()])  # type: ignore[union-attr]
         assert disagreement(whole, states) < 8  # type: ignore[arg-type]
+
+
+def test_windows_of_single_layers_and_of_attention_that_keeps_so_many_tokens_are_known() -> None:
+    assert {16, 1024} <= attention_windows(hs.load((with_config("NeoMMEForMaskedLM"), None)))
+    assert 8 in attention_windows(hs.load((with_config("DogeForCausalLM", keep_window_size=8), None)))
+
+
+def test_the_trial_is_longer_than_a_window_and_than_two_where_the_text_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, tried = hs.load((with_config("DogeForCausalLM", keep_window_size=20), None)), list[int]()
+    monkeypatch.setattr(generation, "_try_generation", lambda _, prompt: tried.append(prompt) or "")
+    for length in (12, 20, 21, 40, 41, 41):
+        generation.refusal(model, length)
+    assert tried == [6, 22, 42]

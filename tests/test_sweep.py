@@ -1,6 +1,9 @@
 """Laws of a sweep: batched, joined in depth and on reused keys and values, it is the loop of single passes."""
 
+import gzip
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +13,7 @@ from torch import Tensor, nn
 import hiddenscope as hs
 from hiddenscope import hooks
 from hiddenscope.passes.sweep import Base, Exchange, Shortcuts, alone, begin, shortcuts_of, sweep
-from hiddenscope.testing import tiny_model
+from hiddenscope.testing import build, tiny_model
 
 Tiny = Callable[..., hs.Model]
 Hanging = Callable[[nn.Module], dict[str, Any]]
@@ -72,6 +75,22 @@ def test_it_is_the_loop_of_single_passes(tiny: Tiny, family: str, hanging: Hangi
     assert (ways.joins, ways.reuses, ways.batched) == (*SAVED[family], True)
     assert bool(ways.notes) == (SAVED[family] != ALL)
     assert hanging(model.module) == before
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["FSMTForConditionalGeneration", "ProphetNetForCausalLM"])
+def test_a_cache_that_a_whole_text_may_not_keep(name: str) -> None:
+    """With its cache on, FSMT has no causal mask, and ProphetNet stops at a text of more than one token."""
+    with gzip.open(Path(__file__).parent / "conformance" / "tiny_configs.json.gz") as file:
+        row = next(row for row in json.load(file) if row["model_class"] == name)
+    model = hs.load((build(row), None))
+    chosen = [hs.Site(1, "", "decoder" if model.encoder_decoder else None)]
+    base, other, at = prepared(model, chosen)
+    plain = hs.record(model, base.inputs, chosen, logits=True)
+    torch.testing.assert_close(base.logits, plain.logits, rtol=1e-4, atol=1e-4)
+    variants = every(base, other, chosen)
+    expected = torch.stack([alone(model, base, variant, at) for variant in variants])
+    torch.testing.assert_close(sweep(model, base, variants, at).values, expected, rtol=1e-4, atol=1e-4)
 
 
 def own_loop(module: Any, ids: list[int], rows: Tensor, layer: int, token: int) -> Tensor:

@@ -21,6 +21,7 @@ TRIAL_PROMPT, TRIAL_TOKENS = 6, 4
 # What configurations call the distance that attention looks back.
 WINDOW_SETTINGS: tuple[str, ...] = ("sliding_window", "sliding_window_size", "attention_window", "window_size")
 WINDOW_SETTINGS += ("attention_chunk_size", "chunk_size", "local_window", "attention_window_size", "context_length")
+WINDOW_SETTINGS += ("keep_window_size", "local_attention", "mamba_chunk_size", "block_size", "index_block_size")
 CACHE_TOLERANCES = 8  # a cache adds up in another order than a full pass; wrong positions are thousands of times off
 ONE_TEXT = {"num_beams", "num_return_sequences", "num_beam_groups", "assistant_model", "prompt_lookup_num_tokens"}
 
@@ -53,10 +54,10 @@ def refusal(model: ModelLike, length: int) -> str:
     """Why the states from inside `generate` are not to be trusted for a text of so many tokens; empty if they are.
 
     A cache that looks back only so far (a sliding window) behaves otherwise once a text is longer, so that is tried by
-    itself, with a prompt that is longer than the window.
+    itself, with a prompt that is longer than the window, or than two of them where the text is.
     """
     windows = [window for window in attention_windows(model) if window < length]
-    prompt = max([TRIAL_PROMPT, *(window + 2 for window in windows)])
+    prompt = max([TRIAL_PROMPT, *(window * (2 if length > 2 * window else 1) + 2 for window in windows)])
     return model.trials.once("generation", lambda: _try_generation(model, prompt), key=prompt)
 
 
@@ -64,7 +65,8 @@ def attention_windows(model: ModelLike) -> set[int]:
     """How far back attention looks, by every value of the configuration that says so."""
     config: Any = getattr(model.module, "config", None)
     parts = [config, *(getattr(config, name, None) for name in getattr(config, "sub_configs", {}))]
-    values = [getattr(part, name, None) for part in parts for name in WINDOW_SETTINGS]
+    parts += [layer for part in parts for layer in getattr(part, "per_layer_config", None) or ()]
+    values = [vars(part).get(name) for part in parts if hasattr(part, "__dict__") for name in WINDOW_SETTINGS]
     flat = [item for value in values for item in (value if isinstance(value, list | tuple) else [value])]
     return {item for item in flat if isinstance(item, int) and not isinstance(item, bool) and item > 0}
 
