@@ -26,7 +26,7 @@ Part: TypeAlias = tuple[Unembedding, Tensor]
 """States [site, token, width], and the unembedding that reads them."""
 
 MEMORY = 40 * 2**20  # bytes for a block of logits and a buffer of the same size, on a CPU
-SHARE_OF_GPU, MOST_ON_GPU = 1 / 8, 4 * 2**30  # the same on a GPU: a share of what is free there, and the most
+ON_GPU = (512 * 2**20, 4 * 2**30)  # the same on a GPU: an eighth of what is free there, within these limits
 WORDS, ROWS = 2048, 512  # of a block, on a CPU
 # exp(-80) is nothing beside exp(0) = 1, and still a normal number: CPUs take 50 times as long for subnormal ones.
 LEAST_EXPONENT = -80.0
@@ -171,8 +171,8 @@ def _memory(device: torch.device) -> int:
     """Bytes for a block of logits and its buffer."""
     if device.type != "cuda":
         return MEMORY
-    idle = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return min(MOST_ON_GPU, int(SHARE_OF_GPU * (torch.cuda.mem_get_info(device)[0] + idle)))
+    least, most = ON_GPU
+    return min(most, max(least, torch.cuda.mem_get_info(device)[0] // 8))
 
 
 def _view(buffer: Tensor, rows: int, words: slice) -> Tensor:
@@ -208,7 +208,8 @@ class _Measures:
             self._compare(logits, scratch, self.targets, start)
         largest = self._keep_best(logits, start)
         centred = logits.sub_(largest)
-        weights = torch.clamp(centred, min=LEAST_EXPONENT, out=scratch).exp_()
+        exponents = torch.clamp(centred, min=LEAST_EXPONENT, out=scratch) if logits.device.type == "cpu" else centred
+        weights = torch.exp(exponents, out=scratch)
         total = weights.sum(1)
         answer_weights = self._cells(weights)[self.answer].clone()
         mean = weights.mul_(centred).sum(1)
