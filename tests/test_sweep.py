@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import hiddenscope as hs
 from hiddenscope import hooks
+from hiddenscope.errors import TextError
 from hiddenscope.passes.sweep import Base, Exchange, Shortcuts, alone, begin, shortcuts_of, sweep
 from hiddenscope.testing import build, tiny_model
 
@@ -91,6 +92,19 @@ def test_a_cache_that_a_whole_text_may_not_keep(name: str) -> None:
     variants = every(base, other, chosen)
     expected = torch.stack([alone(model, base, variant, at) for variant in variants])
     torch.testing.assert_close(sweep(model, base, variants, at).values, expected, rtol=1e-4, atol=1e-4)
+    assert not shortcuts_of(model).reuses
+    later = [k for k, (one,) in enumerate(variants) if one.tokens[0] > 1]  # a batch that could reuse keys and values
+    swept = sweep(model, base, [variants[k] for k in later], at)
+    torch.testing.assert_close(swept.values, expected[later], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_decoder_without_a_text_is_refused(tiny: Tiny) -> None:
+    module = tiny_model("t5")
+    module.config.decoder_start_token_id = module.generation_config.decoder_start_token_id = None  # type: ignore
+    model = hs.load((module, None))
+    with pytest.raises(TextError, match="decoder_start_token_id"):
+        begin(model, TEXTS, [])
 
 
 def own_loop(module: Any, ids: list[int], rows: Tensor, layer: int, token: int) -> Tensor:

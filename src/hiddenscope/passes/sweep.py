@@ -27,7 +27,7 @@ from hiddenscope.passes.changes import Change, Positions, Replace
 from hiddenscope.passes.edit import Editor, edit, plan
 from hiddenscope.passes.inputs import BATCH_OVERHEAD, BATCH_TOKENS, Inputs, Texts
 from hiddenscope.passes.protocol import ModelLike, recordable
-from hiddenscope.passes.record import run
+from hiddenscope.passes.record import check_targets, run
 from hiddenscope.passes.resume import skipping, with_cache
 from hiddenscope.sites import Site
 
@@ -110,6 +110,7 @@ def begin(
     if model.anatomy.head is None:
         remedy = "Load it with task='causal-lm' or 'masked-lm'."
         raise PassError(f"No logits of {model.anatomy.name}", "it has no language-model head", remedy)
+    check_targets(model, inputs, (), logits=True)
     kept = tuple(sorted({*model.anatomy.select("layer.*"), *sites}))
     groups = [range(len(inputs))] if _may_share(model, inputs) else [range(i, i + 1) for i in range(len(inputs))]
     cached = _keeps_cache(model)
@@ -200,6 +201,9 @@ def _try_shortcuts(model: ModelLike) -> Shortcuts:
         notes.append(f"Keys and values were computed anew, because {why}.")
     for shortcuts in _attempts(joins, not why, model.encoder_decoder):
         failed = _failure(model, base, variants, expected, at, shortcuts)
+        if shortcuts.reuses and not failed:  # a batch with a variant of the first token reuses nothing
+            later = [k for k, (one,) in enumerate(variants) if one.tokens[0]]
+            failed = _failure(model, base, [variants[k] for k in later], expected[later], at, shortcuts)
         if not failed:
             return replace(shortcuts, notes=tuple(notes))
         notes.append(f"{_name(shortcuts)} was left out: {failed}.")

@@ -67,7 +67,7 @@ def patch(
     _check_choice("method", method, get_args(Method))
     if model.anatomy.head is None:
         remedy = "Load it with task='causal-lm' or 'masked-lm'."
-        raise PassError(f"Cannot patch {model.name}", "it has no head that gives logits", remedy)
+        raise PassError(f"Cannot patch {model.name}", "it has no head, a module that makes logits", remedy)
     chosen, left_out = _changeable_sites(model, sites)
     plan = Plan(
         chosen,
