@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import copy
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
 import torch
@@ -45,7 +45,7 @@ class _Installation:
     The steps are known before the first is made, so an interrupt at any bytecode leaves nothing that is not known.
     """
 
-    def __init__(self, steps: Sequence[_Hook | _Forward]) -> None:
+    def __init__(self, steps: Sequence[_Step]) -> None:
         self._steps = tuple(steps)
 
     def __enter__(self) -> None:
@@ -66,7 +66,7 @@ class _Installation:
         _INSTALLED.pop(id(self), None)
 
 
-_INSTALLED: dict[int, tuple[weakref.ref[_Installation], tuple[_Hook | _Forward, ...]]] = {}
+_INSTALLED: dict[int, tuple[weakref.ref[_Installation], tuple[_Step, ...]]] = {}
 
 
 def remove_leftovers() -> None:
@@ -76,6 +76,13 @@ def remove_leftovers() -> None:
             for step in reversed(steps):
                 step.remove()
             _INSTALLED.pop(key, None)
+
+
+class _Step(Protocol):
+    """Something that an installation does, and undoes."""
+
+    def install(self) -> None: ...
+    def remove(self) -> None: ...
 
 
 class _Hook:
@@ -122,6 +129,38 @@ class _Forward(NamedTuple):
                 vars(self.module).pop("forward", None)
             else:
                 self.module.forward = self.before
+
+
+class _Registered:
+    """Called for every child, parameter and buffer that one thread gives to any module."""
+
+    def __init__(self, table: str, added: Callable[[nn.Module, str, Any], None]) -> None:
+        self.table, self.added = table, added
+        self.thread = threading.get_ident()
+
+    def __call__(self, module: nn.Module, name: str, part: Any) -> None:
+        if threading.get_ident() == self.thread:
+            self.added(module, name, part)
+
+    def install(self) -> None:
+        getattr(nn.modules.module, f"register_module_{self.table}_registration_hook")(self)
+
+    def remove(self) -> None:
+        table = getattr(nn.modules.module, f"_global_{self.table}_registration_hooks")
+        for key in [key for key, hook in list(table.items()) if hook is self]:
+            table.pop(key, None)
+
+
+def building(added: Callable[[nn.Module, str, Any], None]) -> _Installation:
+    """Call `added(module, name, part)` for every part that this thread gives to a module while the body runs.
+
+    >>> names = []
+    >>> with building(lambda module, name, part: names.append(name)):
+    ...     _ = nn.Sequential(nn.Linear(2, 2))
+    >>> names
+    ['weight', 'bias', '0']
+    """
+    return _Installation([_Registered(table, added) for table in ("module", "parameter", "buffer")])
 
 
 def watching(watches: Sequence[Watch]) -> _Installation:

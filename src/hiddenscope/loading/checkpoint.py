@@ -17,9 +17,11 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hiddenscope.errors import Damaged, LoadError, UnknownModel, Unsafe
+from hiddenscope import limits
+from hiddenscope.errors import Damaged, Error, LoadError, UnknownModel, Unsafe
 from hiddenscope.loading.folder import Folder, is_own_kernel
 from hiddenscope.loading.sentences import SentenceModules
+from hiddenscope.loading.tokenizer_file import check_tokenizer_file
 
 if TYPE_CHECKING:
     import torch
@@ -117,6 +119,7 @@ def load_tokenizer(folder: Folder) -> PreTrainedTokenizerBase | None:
 
     if not folder.has_tokenizer:
         return None
+    check_tokenizer_file(folder.path / "tokenizer.json")
     try:
         with quiet_transformers():
             tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
@@ -252,7 +255,7 @@ def _load_config(folder: Folder) -> Any:
     from transformers import CONFIG_MAPPING, AutoConfig
 
     model_type = folder.config.get("model_type")
-    known = model_type in CONFIG_MAPPING
+    known = isinstance(model_type, str) and model_type in CONFIG_MAPPING
     if not known and not folder.remote_code:
         raise UnknownModel(
             f"Cannot load {folder.path}",
@@ -279,7 +282,7 @@ def _choose_class(folder: Folder, config: Any, task: str | None) -> tuple[Any, s
             name = "AutoModel"
         note = "The code that its auto_map names was not run: transformers' own class was used."
         return getattr(transformers, name), note if folder.remote_code else ""
-    named = config.architectures or ()
+    named = config.architectures if isinstance(config.architectures, list | tuple) else ()
     for name in named:
         own = getattr(transformers, name, None) if isinstance(name, str) and name.isidentifier() else None
         if isinstance(own, type) and issubclass(own, transformers.PreTrainedModel):
@@ -292,14 +295,17 @@ def _choose_class(folder: Folder, config: Any, task: str | None) -> tuple[Any, s
 
 def _from_pretrained(loader: Any, folder: Folder, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     try:
-        module, info = loader.from_pretrained(
-            str(folder.path),
-            use_safetensors=True,
-            local_files_only=True,
-            trust_remote_code=False,
-            output_loading_info=True,
-            **options,
-        )
+        with limits.building(folder.held, folder.config, str(folder.path)):
+            module, info = loader.from_pretrained(
+                str(folder.path),
+                use_safetensors=True,
+                local_files_only=True,
+                trust_remote_code=False,
+                output_loading_info=True,
+                **options,
+            )
+    except Error:
+        raise
     except Exception as error:
         raise LoadError(f"Cannot load {folder.path}", _first_line(error), _remedy(error)) from error
     return module, info

@@ -1,11 +1,14 @@
 """What a folder with a checkpoint holds, checked before any library loads it.
 
 Weights are read from safetensors alone, and no code comes with them: a pickle, an `auto_map`, an attention kernel that
-would be downloaded, a weight file outside the folder are refused here, by name.
+would be downloaded, a weight file outside the folder are refused here, by name. So are devices, pipes and files that
+are far too large, which a library would open and read without end.
 """
 
 import importlib.util
 import json
+import os
+import stat
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,13 +17,17 @@ from pathlib import Path
 from typing import Any
 
 from hiddenscope.errors import Damaged, LoadError, UnknownModel, Unsafe
+from hiddenscope.limits import Held, check_counts, walk
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".msgpack", ".h5")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "merges.txt", "tekken.json")
 _BYTES_OF = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
-_LARGEST_JSON = 64 * 2**20
-_LARGEST_COUNT = 100_000
+# The largest files of their kind that may be read. The largest tokenizers of today have some 60 MB.
+_LARGEST = {INDEX: 64 * 2**20, "tokenizer.json": 2**28, "vocab.json": 2**28}
+_LARGEST_JSON, _LARGEST_OTHER = 16 * 2**20, 2**28
+_READ = (".json", ".txt", ".model", ".jinja", ".vocab", ".codes", ".safetensors")
+_KINDS = {stat.S_IFIFO: "a named pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFSOCK: "a socket"}
 _DEPTHS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "encoder_layers", "decoder_layers")
 # What transformers itself implements, for attention and for experts; any other name may be a kernel on the hub.
 OWN_KERNELS = {
@@ -36,7 +43,7 @@ class Folder:
     """A checkpoint that may be loaded: its path, its config, the dtype of its weights, and whether it has a tokenizer.
 
     `dtype` is as safetensors names it, "BF16", of whichever floating dtype most bytes are in. `remote_code` says where
-    the folder names code of its own, which is never run.
+    the folder names code of its own, which is never run. `held` is what its weight files hold.
     """
 
     path: Path
@@ -44,6 +51,7 @@ class Folder:
     dtype: str | None
     has_tokenizer: bool
     remote_code: tuple[str, ...]
+    held: Held = Held()
 
 
 def check_folder(path: Path) -> Folder:
@@ -52,6 +60,7 @@ def check_folder(path: Path) -> Folder:
         raise UnknownModel(f"No folder {path}", "it does not exist", "Check the path.")
     if not any(path.iterdir()):
         raise Damaged(f"Cannot load {path}", "the folder is empty", "Save or download the model again.")
+    _check_files(path)
     if (path / "adapter_config.json").exists():
         raise LoadError(
             f"Cannot load {path}",
@@ -59,11 +68,40 @@ def check_folder(path: Path) -> Folder:
             "Merge it with PEFT's merge_and_unload(), or pass the live (module, tokenizer).",
         )
     config = _read_config(path)
-    dtype = _check_weights(path, config)
+    dtype, held = _check_weights(path, config)
+    check_counts(walk(config), held, f"{path / 'config.json'}")
     tokenizer = _read_json(path / "tokenizer_config.json") if (path / "tokenizer_config.json").exists() else {}
+    check_counts(walk(tokenizer), held, f"{path / 'tokenizer_config.json'}")
     has_tokenizer = any((path / name).exists() for name in TOKENIZER_FILES) or any(path.glob("*.model"))
     remote_code = (*_remote_code("config.json", config), *_remote_code("tokenizer_config.json", tokenizer))
-    return Folder(path, config, dtype, has_tokenizer, remote_code)
+    return Folder(path, config, dtype, has_tokenizer, remote_code, held)
+
+
+def _check_files(path: Path) -> None:
+    """Refuse a folder in which a library would open something that is not a file, or is too large for its kind.
+
+    Reading a pipe waits forever, and reading a device never ends. Links are followed: a hub's cache is made of them.
+    """
+    for entry in os.scandir(path):
+        try:
+            found = entry.stat()
+        except OSError as error:
+            if entry.name.endswith(_READ):
+                raise _no_file(path, entry.name, f"is a link that leads nowhere ({error.strerror})") from error
+            continue
+        kind = stat.S_IFMT(found.st_mode)
+        if kind in _KINDS:
+            raise _no_file(path, entry.name, f"is {_KINDS[kind]} and not a file")
+        if kind == stat.S_IFDIR and entry.name.endswith(_READ):
+            raise _no_file(path, entry.name, "is a folder and not a file")
+        other = _LARGEST_JSON if entry.name.endswith(".json") else _LARGEST_OTHER
+        largest = _LARGEST.get(entry.name, other)
+        if entry.name.endswith(_READ) and not entry.name.endswith(".safetensors") and found.st_size > largest:
+            raise _no_file(path, entry.name, f"has {found.st_size:,} bytes, more than {largest:,}")
+
+
+def _no_file(path: Path, name: str, reason: str) -> Damaged:
+    return Damaged(f"Cannot load {path}", f"its {name} {reason}", "Save or download the model again.")
 
 
 def _read_config(path: Path) -> dict[str, Any]:
@@ -74,8 +112,8 @@ def _read_config(path: Path) -> dict[str, Any]:
             remedy = f"Load the GGUF file itself: {path / ggufs[0]}."
         raise Damaged(f"Cannot load {path}", "it has no config.json", remedy)
     config = _read_json(path / "config.json")
-    for key, value in _walk(config):
-        if key in _DEPTHS and isinstance(value, int) and not 0 <= value <= _LARGEST_COUNT:
+    for key, value in walk(config):
+        if key in _DEPTHS and isinstance(value, int) and value < 0:
             raise Damaged(f"Cannot load {path}", f"its config has {key}={value}", "Download config.json again.")
         for kernel in _kernels(value) if _kernel_key(key) in OWN_KERNELS else ():
             if not is_own_kernel(kernel, _kernel_key(key)):
@@ -115,12 +153,12 @@ def _kernels(value: Any) -> Iterator[object]:
 
 
 def _remote_code(name: str, content: dict[str, Any]) -> tuple[str, ...]:
-    maps = [value for key, value in _walk(content) if key == "auto_map" and value]
+    maps = [value for key, value in walk(content) if key == "auto_map" and value]
     return tuple(f"{name} names {json.dumps(value)[:120]}" for value in maps)
 
 
-def _check_weights(path: Path, config: dict[str, Any]) -> str | None:
-    """The dtype that most bytes of the weights are in, once every weight file has been checked."""
+def _check_weights(path: Path, config: dict[str, Any]) -> tuple[str | None, Held]:
+    """The dtype that most bytes of the weights are in and what they hold, once every weight file has been checked."""
     named = config.get("transformers_weights")
     if named is not None and named not in (WEIGHTS, INDEX):
         raise Unsafe(
@@ -131,9 +169,9 @@ def _check_weights(path: Path, config: dict[str, Any]) -> str | None:
     if (path / ".metadata").exists():
         raise _pickled(path, ".metadata, a distributed checkpoint,")
     if (path / WEIGHTS).exists():
-        return _main_dtype([path / WEIGHTS])
+        return _contents([path / WEIGHTS])
     if (path / INDEX).exists():
-        return _main_dtype(_shards(path))
+        return _contents(_shards(path))
     pickles = sorted(file.name for file in path.iterdir() if file.suffix in PICKLES)
     if pickles:
         raise _pickled(path, pickles[0])
@@ -160,17 +198,21 @@ def _shards(path: Path) -> list[Path]:
     return [path / name for name in names]
 
 
-def _main_dtype(files: list[Path]) -> str | None:
+def _contents(files: list[Path]) -> tuple[str | None, Held]:
     totals: Counter[str] = Counter()
+    held = Held()
     for file in files:
-        for dtype, elements in _tensors(file).values():
-            totals[dtype] += elements * _BYTES_OF.get(dtype, 0)
+        tensors = _tensors(file)
+        longest = max((max(shape, default=0) for _, shape in tensors.values()), default=0)
+        held += Held(len(tensors), file.stat().st_size, longest)
+        for dtype, shape in tensors.values():
+            totals[dtype] += prod(shape) * _BYTES_OF.get(dtype, 0)
     floats = {dtype: totals[dtype] for dtype in _BYTES_OF if totals[dtype]}
-    return max(floats, key=lambda dtype: floats[dtype]) if floats else None
+    return (max(floats, key=lambda dtype: floats[dtype]) if floats else None), held
 
 
-def _tensors(path: Path) -> dict[str, tuple[str, int]]:
-    """The dtype and the number of elements of each tensor in a safetensors file, from its header alone.
+def _tensors(path: Path) -> dict[str, tuple[str, list[int]]]:
+    """The dtype and the shape of each tensor in a safetensors file, from its header alone.
 
     safetensors checks the header against the length of the file: every byte must belong to exactly one tensor.
     """
@@ -179,7 +221,7 @@ def _tensors(path: Path) -> dict[str, tuple[str, int]]:
     try:
         with safe_open(path, framework="np") as file:
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  # it is no mapping
-            return {name: (str(part.get_dtype()), prod(part.get_shape())) for name, part in slices.items()}
+            return {name: (str(part.get_dtype()), part.get_shape()) for name, part in slices.items()}
     except (SafetensorError, OSError) as error:
         remedy = "Download the file again: it is cut short or was changed."
         raise Damaged(f"Cannot read {path.name}", str(error)[:200], remedy) from error
@@ -187,26 +229,12 @@ def _tensors(path: Path) -> dict[str, tuple[str, int]]:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        if path.stat().st_size > _LARGEST_JSON:
-            raise ValueError(f"{path.stat().st_size:,} bytes")
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise Damaged(f"Cannot read {path}", f"it is not JSON ({error})"[:200], "Download the file again.") from error
     if not isinstance(content, dict):
         raise Damaged(f"Cannot read {path}", "it is not a JSON object", "Download the file again.")
     return content
-
-
-def _walk(content: Any) -> Iterator[tuple[str, Any]]:
-    """Every key with its value, however deep."""
-    waiting = [content]
-    while waiting:
-        current = waiting.pop()
-        if isinstance(current, dict):
-            yield from current.items()
-            waiting.extend(current.values())
-        elif isinstance(current, list):
-            waiting.extend(current)
 
 
 def _pickled(path: Path, name: str) -> Unsafe:

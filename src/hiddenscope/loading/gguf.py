@@ -18,7 +18,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from hiddenscope import progress
+from hiddenscope import limits, progress
 from hiddenscope.errors import Damaged, LoadError
 from hiddenscope.loading.cache import working_folder
 from hiddenscope.loading.checkpoint import quiet_transformers
@@ -29,6 +29,8 @@ _SMALLEST_KEY = 8 + 4 + 1
 _SMALLEST_TENSOR = 8 + 4 + 8 + 4 + 8
 _LONGEST_NAME = 65_535
 _MOST_AXES = 8
+# gguf makes an object of each item: the largest vocabularies of today make 1.3 million.
+_MOST_ITEMS = 4_000_000
 
 
 CONVERSION = 2  # part of the name of a converted folder: raised when the same file would be converted otherwise
@@ -36,11 +38,11 @@ CONVERSION = 2  # part of the name of a converted folder: raised when the same f
 
 @dataclass(frozen=True)
 class GGUFHeader:
-    """What a GGUF file says of itself: its metadata (arrays as their lengths) and how many weights it holds."""
+    """What a GGUF file says of itself: its metadata (arrays as their lengths) and the weights that it holds."""
 
     metadata: dict[str, Any]
-    tensors: int
     elements: int
+    held: limits.Held
 
 
 def read_header(path: Path) -> GGUFHeader:
@@ -61,6 +63,7 @@ class _Reader:
 
     def __init__(self, path: Path, content: mmap.mmap) -> None:
         self.path, self.content, self.size, self.at = path, content, len(content), 0
+        self.items = 0
 
     def header(self) -> GGUFHeader:
         if self.content[:4] != b"GGUF":
@@ -83,7 +86,10 @@ class _Reader:
         self.check_data(tensor_table, metadata.get("general.alignment", 32))
         if len({name for name, *_ in tensor_table}) != len(tensor_table):
             raise _damaged(self.path, "two tensors have the same name")
-        return GGUFHeader(metadata, tensors, sum(elements for _, elements, _, _ in tensor_table))
+        longest = max((max(shape) for _, shape, _, _ in tensor_table), default=0)
+        held = limits.Held(tensors, self.size, longest)
+        limits.check_counts(((key.rpartition(".")[2], value) for key, value in metadata.items()), held, self.path.name)
+        return GGUFHeader(metadata, sum(prod(shape) for _, shape, _, _ in tensor_table), held)
 
     def scalar(self, code: str) -> Any:
         width = struct.calcsize(f"<{code}")
@@ -111,6 +117,9 @@ class _Reader:
         inner, count = self.scalar("I"), self.scalar("Q")
         width = struct.calcsize(f"<{_SCALARS[inner]}") if inner in _SCALARS else 8
         self.expect(count, width, "items in an array")
+        self.items += count
+        if self.items > _MOST_ITEMS:
+            raise _damaged(self.path, f"its arrays have more than {_MOST_ITEMS:,} items, the last of them {count:,}")
         if inner in _SCALARS:
             self.at += count * width
         elif inner == _STRING:
@@ -127,24 +136,28 @@ class _Reader:
             self.at += 8 + length_of(self.content, self.at)[0]
         self.expect(0, 1, "strings")
 
-    def tensor(self) -> tuple[str, int, int, int]:
+    def tensor(self) -> tuple[str, list[int], int, int]:
         name, axes = self.string(_LONGEST_NAME), self.scalar("I")
         if not 0 < axes <= _MOST_AXES:
             raise _damaged(self.path, f"the tensor {name[:80]!r} has {axes:,} axes")
-        elements = prod(self.scalar("Q") for _ in range(axes))
-        return name, elements, self.scalar("I"), self.scalar("Q")
+        shape = [self.scalar("Q") for _ in range(axes)]
+        return name, shape, self.scalar("I"), self.scalar("Q")
 
-    def check_data(self, table: list[tuple[str, int, int, int]], alignment: Any) -> None:
+    def check_data(self, table: list[tuple[str, list[int], int, int]], alignment: Any) -> None:
         from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
         if not isinstance(alignment, int) or not 0 < alignment <= 2**20:
             raise _damaged(self.path, f"its alignment is {alignment!r}")
         begin = -(-self.at // alignment) * alignment
-        for name, elements, kind, offset in table:
+        end = 0
+        for name, shape, kind, offset in sorted(table, key=lambda entry: entry[3]):
             if kind not in GGMLQuantizationType.__members__.values():
                 raise _damaged(self.path, f"the tensor {name[:80]!r} is of the unknown type {kind}")
             per_block, width = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
-            if begin + offset + elements // per_block * width > self.size:
+            if offset < end:  # many tensors in one place would be far more than the file, once unpacked
+                raise _damaged(self.path, f"the tensor {name[:80]!r} begins inside another")
+            end = offset + prod(shape) // per_block * width
+            if begin + end > self.size:
                 raise _damaged(self.path, f"the tensor {name[:80]!r} reaches past the end of the file")
 
     def expect(self, count: int, width: int, what: str) -> None:
@@ -205,7 +218,8 @@ def read_module(path: Path, header: GGUFHeader) -> Any:
     if unpacked is not None:
         # Otherwise newer versions may keep the blocks packed and fetch a kernel for them.
         options["quantization_config"] = unpacked(dequantize=True)
-    with redirect_stderr(_WithoutBar(sys.stderr)):
+    bounded = limits.building(header.held, _plain(header.metadata), path.name)
+    with redirect_stderr(_WithoutBar(sys.stderr)), bounded:
         module, info = loader.from_pretrained(
             str(path.parent), dtype=torch.float32, output_loading_info=True, **options
         )
@@ -237,6 +251,11 @@ def read_tokenizer(path: Path, header: GGUFHeader) -> Any:
     if isinstance(length, int):
         tokenizer.model_max_length = length
     return tokenizer
+
+
+def _plain(metadata: dict[str, Any]) -> dict[str, Any]:
+    """The numbers of the model itself, without those of its tokenizer."""
+    return {key: value for key, value in metadata.items() if not key.startswith(("tokenizer.", "general."))}
 
 
 class _WithoutBar:

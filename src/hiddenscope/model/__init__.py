@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from torch import nn
 
-from hiddenscope import hooks, progress
-from hiddenscope.anatomy import Anatomy, Stack, find, still_holds, vocabulary
-from hiddenscope.errors import ModuleError, PassError
+from hiddenscope import hooks, limits, progress
+from hiddenscope.anatomy import Anatomy, Stack, accepts, arguments, find, still_holds, trial_ids, vocabulary
+from hiddenscope.errors import ModuleError, PassError, TooLarge
 from hiddenscope.loading import Loaded, cache_folder, open_source, parse_dtype
 from hiddenscope.model import generation
 from hiddenscope.model.batching import try_batching
@@ -122,6 +122,8 @@ class Model:
         memory = _memory(loaded)
         if memory is not None and memory.knows("anatomy"):
             trust_finite(loaded.module)
+        elif loaded.folder is not None:
+            _first_pass(loaded)
         self.module: nn.Module = recordable(loaded.module)
         self._loaded = loaded
         self._text_encoder: TextEncoder | None = None
@@ -336,6 +338,22 @@ class Model:
             cls=getattr(self.tokenizer, "cls_token_id", None),
             reported=tuple("" if site is None else str(site) for site in self._anatomy.reported(own)),
         )
+
+
+def _first_pass(loaded: Loaded) -> None:
+    """Run a model that came from a file on a few tokens, within limits: its config may ask for absurd tensors."""
+    module = loaded.module
+    if getattr(getattr(module, "config", None), "_attn_implementation", None) == "flex_attention":
+        return  # it is compiled, and cannot be watched
+    try:
+        ids = trial_ids(module, 1, 5).to(hooks.input_device(module))
+        inputs = arguments(module, ids, targets=ids if "decoder_input_ids" in accepts(module) else None)
+        with torch.no_grad(), hooks.as_it_was(module), limits.Bounded(module, loaded.name):
+            module(**inputs)
+    except TooLarge:
+        raise
+    except Exception:  # what else is wrong with it is said by the search for its states
+        return
 
 
 def _memory(loaded: Loaded) -> Memory | None:

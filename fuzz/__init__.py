@@ -1,0 +1,10 @@
+"""Hostile and damaged input, at length: `make fuzz`, or `python -m fuzz --cases 1000`.
+
+sandbox      one case in a process of its own, with limits on its time and memory
+folders      model folders and GGUF files with absurd numbers, special files and damage
+saved        single bits flipped in every kind of file that is saved, and in cached models
+texts        mutated text files and compressed bombs
+calls        public functions and methods with arguments of wrong types and values
+sites        site strings
+interrupts   Ctrl-C at random moments and at random lines of hooks.py
+"""

@@ -1,0 +1,185 @@
+"""How much a model from a file may ask for, held against what its files hold.
+
+A config is a handful of numbers that somebody else wrote, and any of them may be absurd: a million layers, a window of
+ten million tokens. So nothing is believed that costs more than it should. While the module is built, on the meta device
+where tensors have no memory, its parts are counted, and a count that the weight files cannot fill stops it. In its first
+pass, over a few tokens, no operation may give a larger tensor than such a pass needs.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from hiddenscope import hooks
+from hiddenscope.errors import Damaged, TooLarge
+
+LARGEST_COUNT = 100_000
+# Names of what is counted one by one: a config class or a tokenizer makes a list of so many, before any weight is read.
+_COUNTED = re.compile(
+    r"(?:.*_)?(?:layers?|labels?|experts?|heads?|blocks?|groups?|stages?|depth|cycles|iterations|hashes|extra_ids)(?:_.*)?"
+)
+_NOT_COUNTED = re.compile(r".*(?:size|dim|eps|length|window|theta|factor|scale|rate|prob|dropout|seed|_id|range)")
+
+# Of 493 classes of transformers none builds more than 2.5 modules for each tensor that it saves.
+MODULES, MODULES_PER_TENSOR = 2_000, 16
+# Packed weights hold up to 8 parameters in a byte, and shared ones are first built apart (2.1 times as many, at most).
+PARAMETERS, PARAMETERS_PER_BYTE = 2**26, 16
+# Masks and tables of positions are not in the weight files.
+BUFFERS, BUFFERS_PER_BYTE = 2**28, 4
+# What one operation of a pass over a few tokens may give, and how many operations such a pass may take.
+OUTPUT, OUTPUT_PER_BYTE = 2**28, 4
+OPERATIONS, OPERATIONS_PER_MODULE = 50_000, 500
+
+
+@dataclass(frozen=True)
+class Held:
+    """What the weight files of a model hold: how many tensors, of how many bytes, and the longest axis of any.
+
+    >>> Held(2, 100, 50) + Held(1, 20, 60)
+    Held(tensors=3, bytes=120, longest=60)
+    """
+
+    tensors: int = 0
+    bytes: int = 0
+    longest: int = 0
+
+    def __add__(self, other: "Held") -> "Held":
+        return Held(self.tensors + other.tensors, self.bytes + other.bytes, max(self.longest, other.longest))
+
+
+def check_counts(entries: Iterator[tuple[str, Any]], held: Held, name: str) -> None:
+    """Raise Damaged if a config or a tokenizer's config counts layers, labels or the like in absurd numbers.
+
+    >>> check_counts(iter([("num_labels", 1000), ("layer_norm_eps", 1)]), Held(), "config.json")
+    >>> check_counts(iter([("num_labels", 10**9)]), Held(), "config.json")
+    Traceback (most recent call last):
+    hiddenscope.errors.Damaged: Cannot use config.json: it has num_labels=1,000,000,000. Download the file again.
+    """
+    most = max(LARGEST_COUNT, held.longest)
+    for key, value in entries:
+        if not isinstance(value, int) or isinstance(value, bool) or value <= most:
+            continue
+        if _COUNTED.fullmatch(key) and not _NOT_COUNTED.fullmatch(key):
+            raise Damaged(f"Cannot use {name}", f"it has {key}={_number(value)}", "Download the file again.")
+
+
+@contextmanager
+def building(held: Held, config: Mapping[str, Any], name: str) -> Iterator[None]:
+    """Stop the building of a module, with Damaged, once it has more parts than the weight files can fill.
+
+    >>> with building(Held(tensors=2, bytes=24), {"width": 10**6}, "x"), torch.device("meta"):
+    ...     _ = nn.Linear(10**6, 10**6)  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    hiddenscope.errors.Damaged: Cannot load x: a model of its config has more than 67,109,248 parameters...
+    """
+    parts = _Parts(held)
+
+    def added(module: nn.Module, part_name: str, part: Any) -> None:
+        excess = parts.excess(module, part_name, part)
+        if excess:
+            remedy = "Check that config and weights belong together."
+            raise Damaged(f"Cannot load {name}", f"a model of its config has {excess}{_largest(config)}", remedy)
+
+    with hooks.building(added):
+        yield
+
+
+class _Parts:
+    """Counts modules, parameters and the bytes of buffers. What is set anew, as when it is loaded, counts once."""
+
+    def __init__(self, held: Held) -> None:
+        self.held = held
+        self.modules = 0
+        self.sizes: dict[tuple[bool, int, str], int] = {}
+        self.totals = {True: 0, False: 0}
+        self.most_modules = MODULES + MODULES_PER_TENSOR * held.tensors
+        self.most_parameters = PARAMETERS + PARAMETERS_PER_BYTE * held.bytes
+        self.most_buffers = BUFFERS + BUFFERS_PER_BYTE * held.bytes
+
+    def excess(self, module: nn.Module, name: str, part: Any) -> str:
+        """What there is too much of, in words, now that a part was added; empty if there is not."""
+        if isinstance(part, nn.Module):
+            self.modules += 1
+            holds = f"its weight files hold {self.held.tensors:,} tensors"
+            return f"more than {self.most_modules:,} modules, and {holds}" if self.modules > self.most_modules else ""
+        if not isinstance(part, Tensor):
+            return ""
+        is_parameter, key = isinstance(part, nn.Parameter), (isinstance(part, nn.Parameter), id(module), name)
+        size = part.numel() if is_parameter else part.numel() * part.element_size()
+        self.totals[is_parameter] += size - self.sizes.get(key, 0)
+        self.sizes[key] = size
+        have = f"its weight files have {self.held.bytes:,} bytes"
+        if self.totals[True] > self.most_parameters:
+            return f"more than {self.most_parameters:,} parameters, and {have}"
+        if self.totals[False] > self.most_buffers:
+            return f"masks and tables of more than {self.most_buffers:,} bytes, and {have}"
+        return ""
+
+
+class Bounded(TorchDispatchMode):
+    """A pass over a few tokens: stops, with TooLarge, at an operation that gives a larger tensor than they need.
+
+    >>> with Bounded(nn.Linear(2, 2), "x"):
+    ...     _ = torch.zeros(10**6, 10**6, device="meta")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    hiddenscope.errors.TooLarge: Cannot run x: for a few tokens it makes a tensor of 4,000,000,000,000 bytes...
+    """
+
+    def __init__(self, module: nn.Module, name: str) -> None:
+        super().__init__()
+        self.name = name
+        sizes = [weight.numel() * weight.element_size() for weight in module.parameters()]
+        self.largest = OUTPUT + OUTPUT_PER_BYTE * max(sizes, default=0)
+        self.operations = OPERATIONS + OPERATIONS_PER_MODULE * sum(1 for _ in module.modules())
+        config: Any = getattr(module, "config", None)
+        self.config: Mapping[str, Any] = config.to_dict() if hasattr(config, "to_dict") else {}
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = function(*args, **(kwargs or {}))
+        self.operations -= 1
+        if self.operations < 0:
+            raise self._refusal("it makes too many operations")
+        for part in output if isinstance(output, tuple | list) else (output,):
+            if isinstance(part, Tensor) and (size := part.numel() * part.element_size()) > self.largest:
+                raise self._refusal(f"it makes a tensor of {size:,} bytes")
+        return output
+
+    def _refusal(self, what: str) -> TooLarge:
+        return TooLarge(
+            f"Cannot run {self.name}", f"for a few tokens {what}{_largest(self.config)}", "Check the sizes in its config."
+        )
+
+
+def _largest(config: Mapping[str, Any]) -> str:
+    """The largest number of a config, in words: in an absurd config it is most often the absurd one."""
+    numbers = [(value, key) for key, value in walk(config) if type(value) is int]
+    if not numbers:
+        return ""
+    value, key = max(numbers)
+    return f"; the largest number in the config is {key}={_number(value)}"
+
+
+def _number(value: int) -> str:
+    return f"{value:,}" if abs(value) < 10**24 else f"{value:.3e}" if abs(value) < 10**300 else "a number of 300 digits"
+
+
+def walk(content: Any) -> Iterator[tuple[str, Any]]:
+    """Every key of nested JSON with its value, however deep; the items of a list come under the list's own key.
+
+    >>> list(walk({"a": [{"b": 1}, 2]}))
+    [('a', [{'b': 1}, 2]), ('a', {'b': 1}), ('a', 2), ('b', 1)]
+    """
+    waiting = [("", content)]
+    while waiting:
+        key, current = waiting.pop()
+        pairs = current.items() if isinstance(current, Mapping) else ((key, item) for item in current)
+        for name, value in pairs:
+            yield name, value
+            if isinstance(value, Mapping | list):
+                waiting.append((name, value))
