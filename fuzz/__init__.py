@@ -8,3 +8,7 @@ calls        public functions and methods with arguments of wrong types and valu
 sites        site strings
 interrupts   Ctrl-C at random moments and at random lines of hooks.py
 """
+
+import os
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # read when huggingface_hub is imported; no case may wait for a network

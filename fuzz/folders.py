@@ -44,7 +44,7 @@ def folders(count: int, seed: int, work: Path) -> Iterator[Case]:
 
 def ggufs(count: int, seed: int, work: Path) -> Iterator[Case]:
     """Cases of GGUF files, from one seed."""
-    sound = _gguf(work)
+    sound = sound_gguf(work)
     for number in range(count):
         chance = random.Random(f"gguf {seed} {number}")
         yield Case("gguf", f"gguf {seed}/{number}", lambda chance=chance: _load(_changed_gguf(sound, chance, work)))
@@ -149,12 +149,12 @@ def _tokenizer(folder: Path, chance: random.Random) -> None:
     content = json.loads(path.read_text())
     count = chance.choice((2, 10, 30, 100, 1000))
     grow = {"type": "Replace", "pattern": {"String": "e"}, "content": "e" * chance.choice((2, 10, 1000))}
-    anything = {"type": "Replace", "pattern": {"Regex": "."}, "content": "xx"}
+    every = {"type": "Replace", "pattern": {"Regex": "."}, "content": "xx"}
     twice = {"type": "TemplateProcessing", "single": [{"Sequence": {"id": "A", "type_id": 0}}] * 2}
     twice |= {"pair": [{"Sequence": {"id": "A", "type_id": 0}}] * 2, "special_tokens": {}}
     level = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": False}
     changes: list[Callable[[], Any]] = [
-        lambda: content.update(normalizer={"type": "Sequence", "normalizers": [chance.choice([grow, anything])] * count}),
+        lambda: content.update(normalizer={"type": "Sequence", "normalizers": [chance.choice((grow, every))] * count}),
         lambda: content.update(pre_tokenizer={"type": "Sequence", "pretokenizers": [level] * count}),
         lambda: content.update(post_processor={"type": "Sequence", "processors": [twice] * count}),
         lambda: content.update(decoder={"type": "Sequence", "decoders": [grow] * count}),
@@ -263,7 +263,7 @@ def _bomb(folder: Path, chance: random.Random) -> None:
 # ---- GGUF
 
 
-def _gguf(work: Path) -> Path:
+def sound_gguf(work: Path) -> Path:
     """A sound GGUF file of a tiny llama."""
     import gguf
 

@@ -7,6 +7,7 @@ import select
 import signal
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
@@ -79,6 +80,7 @@ def sandboxed(
 class _Child:
     def __init__(self, case: Case) -> None:
         self.case, self.begin, self.said = case, time.monotonic(), b""
+        self.waited, self.looked = 0.0, self.begin
         self.before = psutil.Process().memory_info().rss
         self.pipe, writing = os.pipe()
         self.pid = os.fork()
@@ -100,9 +102,12 @@ class _Child:
 
     def _broken_limit(self, seconds: float, memory: int) -> str | None:
         times = self.process.cpu_times()
-        # Where others share the processors, a case is not charged for the time in which it could not run.
-        used = max(times.user + times.system, (time.monotonic() - self.begin) / 6)
-        if used > seconds:
+        now = time.monotonic()
+        # Where others share the processors, a case is not charged for the time in which it could not run: a long gap
+        # between two looks means that this process could not run either.
+        self.waited += min(now - self.looked, 5 * _POLL)
+        self.looked = now
+        if max(times.user + times.system, self.waited / 6) > seconds:
             return "timeout"
         return "memory" if self.process.memory_info().rss - self.before > memory else None
 
@@ -128,6 +133,7 @@ def _work(case: Case, writing: int) -> None:
         quiet = os.open(os.devnull, os.O_RDWR)
         for descriptor in (0, 1, 2):
             os.dup2(quiet, descriptor)
+        warnings.simplefilter("ignore")
         os.write(writing, json.dumps(judged(case.attempt)).encode())
     finally:
         os._exit(0)

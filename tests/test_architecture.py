@@ -32,7 +32,8 @@ ROWS = [
     {"limits"},
     {"hooks", "weights"},
     {"texts", "states", "sites", "results", "datasets", "measures"},
-    {"files", "kernels"},
+    {"files", "compressed", "kernels"},
+    {"arguments"},
     {"errors", "progress", "catalog"},
 ]
 VALUES = next(row for row in ROWS if "states" in row)

@@ -4,6 +4,7 @@ import csv
 import gzip
 import io
 import json
+import os
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -342,3 +343,21 @@ def test_copies_are_equal_up_to_case_space_and_punctuation() -> None:
     assert copy_key("\u6771\u4eac") != copy_key("\u4eac\u90fd")
     assert copy_groups([[5, 6], (5, 6), [6, 5]]) == [0, 0, 1]
     assert copy_groups(["a", "b", "A", "c", "b."]) == [0, 1, 0, 2, 1]
+
+
+@pytest.mark.parametrize("kind", ["gz", "zst"])
+@pytest.mark.parametrize("unit", [b"a", b"a\n", b"\n", b'{"text": "a"}\n'])
+def test_a_compressed_bomb_is_refused(tmp_path: Path, kind: str, unit: bytes) -> None:
+    content = unit * (2**23 // len(unit))
+    path = tmp_path / f"bomb.{'jsonl' if unit.startswith(b'{') else 'txt'}.{kind}"
+    path.write_bytes(gzip.compress(content, 9) if kind == "gz" else zstandard.ZstdCompressor().compress(content))
+    with pytest.raises(FileError, match=r"become more than 4,\d{3},\d{3}, as no text does"):
+        read(path)
+
+
+def test_a_line_without_an_end_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "long.txt"
+    path.write_bytes(b"")
+    os.truncate(path, 2**27)  # which takes no room on the disk
+    with pytest.raises(TextError, match="67,108,864 characters or more"):
+        read(path)

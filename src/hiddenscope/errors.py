@@ -1,6 +1,7 @@
 """Everything that hiddenscope raises.
 
     Error
+    ├── ArgumentError   (TypeError)         an argument of a type that the function does not take
     ├── SiteError       (LookupError)       an address that does not parse, or that the model has not
     ├── LoadError       (ValueError)        a model cannot be had from where it was asked for
     │   ├── UnknownModel    (LookupError)   no such model, folder or file
@@ -32,6 +33,10 @@ class Error(Exception):
 
     def __reduce__(self) -> tuple[type["Error"], tuple[str, str, str]]:
         return type(self), (self.problem, self.reason, self.remedy)
+
+
+class ArgumentError(Error, TypeError):
+    """An argument of a type that the function does not take."""
 
 
 class SiteError(Error, LookupError):

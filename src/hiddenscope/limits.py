@@ -1,9 +1,9 @@
 """How much a model from a file may ask for, held against what its files hold.
 
 A config is a handful of numbers that somebody else wrote, and any of them may be absurd: a million layers, a window of
-ten million tokens. So nothing is believed that costs more than it should. While the module is built, on the meta device
-where tensors have no memory, its parts are counted, and a count that the weight files cannot fill stops it. In its first
-pass, over a few tokens, no operation may give a larger tensor than such a pass needs.
+ten million tokens. While the module is built, on the meta device where tensors have no memory, its parts are counted,
+and a count that the weight files cannot fill stops it. In its first pass, over a few tokens, no operation may give a
+larger tensor than such a pass needs.
 """
 
 import re
@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -33,7 +32,7 @@ PARAMETERS, PARAMETERS_PER_BYTE = 2**26, 16
 # Masks and tables of positions are not in the weight files.
 BUFFERS, BUFFERS_PER_BYTE = 2**28, 4
 # What one operation of a pass over a few tokens may give, and how many operations such a pass may take.
-OUTPUT, OUTPUT_PER_BYTE = 2**28, 4
+OUTPUT, OUTPUT_PER_BYTE = 2**26, 4
 OPERATIONS, OPERATIONS_PER_MODULE = 50_000, 500
 
 
@@ -122,7 +121,7 @@ class _Parts:
         return ""
 
 
-class Bounded(TorchDispatchMode):
+class Bounded(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """A pass over a few tokens: stops, with TooLarge, at an operation that gives a larger tensor than they need.
 
     >>> with Bounded(nn.Linear(2, 2), "x"):
@@ -132,7 +131,7 @@ class Bounded(TorchDispatchMode):
     """
 
     def __init__(self, module: nn.Module, name: str) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.name = name
         sizes = [weight.numel() * weight.element_size() for weight in module.parameters()]
         self.largest = OUTPUT + OUTPUT_PER_BYTE * max(sizes, default=0)
@@ -152,7 +151,9 @@ class Bounded(TorchDispatchMode):
 
     def _refusal(self, what: str) -> TooLarge:
         return TooLarge(
-            f"Cannot run {self.name}", f"for a few tokens {what}{_largest(self.config)}", "Check the sizes in its config."
+            f"Cannot run {self.name}",
+            f"for a few tokens {what}{_largest(self.config)}",
+            "Check the sizes in its config.",
         )
 
 

@@ -24,6 +24,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NotRequired, Protocol, TypeAlias, TypedDict
 
+from hiddenscope.arguments import checked
 from hiddenscope.errors import Error, FileError, StatesError
 from hiddenscope.files import UNSEALED, check_seal, replacing, seal
 from hiddenscope.sites import Site
@@ -97,6 +98,7 @@ class _Header(TypedDict):
     variables: dict[str, _Variable]
 
 
+@checked
 @dataclass(frozen=True, eq=False, repr=False, init=False)
 class Result:
     """One type for every analysis: its `kind`, `data` (labelled arrays), `facts` (the findings) and `source`.

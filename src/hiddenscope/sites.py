@@ -22,6 +22,7 @@ from functools import cached_property, total_ordering
 from numbers import Integral
 from typing import Literal, TypeAlias
 
+from hiddenscope.arguments import checked
 from hiddenscope.errors import SiteError
 
 PARTS = ("attn", "cross", "mid", "mlp")
@@ -41,6 +42,7 @@ _LENS = re.compile(r"(?P<stack>blocks|encoder|decoder)\.(?P<block>[0-9]{1,6})\.h
 _HOOKS = {"attn_out": "attn", "cross_attn_out": "cross", "resid_mid": "mid", "mlp_out": "mlp"}
 
 
+@checked
 @total_ordering
 @dataclass(frozen=True)
 class Site:
@@ -355,7 +357,7 @@ def _unreadable(given: object, known: Sequence[str] = ()) -> SiteError:
     if not isinstance(given, bool) and isinstance(given, Integral):
         number = _shown(int(given))
         return SiteError(f"No site {number}", "a site is a string", f"Did you mean 'layer.{number}'?")
-    if given == "":
+    if isinstance(given, str) and not given:
         return SiteError("No site ''", "it is empty", "Choose 'layer.3', 'layer.*' or 'final'.")
     forms = known or ["layer.0", "layer.1", "layer.1.attn", "layer.*", "final"]
     hint = _nearest(given, forms) if isinstance(given, str) else "Choose 'layer.3', 'layer.*' or 'final'."

@@ -10,7 +10,6 @@
 
 import csv
 import difflib
-import gzip
 import io
 import json
 import os
@@ -18,15 +17,15 @@ import re
 import sys
 import threading
 import unicodedata
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from hiddenscope import progress
+from hiddenscope.arguments import checked
+from hiddenscope.compressed import decompressed
 from hiddenscope.errors import FileError, TextError
 
 TEXT_NAMES = ("text", "sentence", "prompt", "content")
@@ -34,10 +33,11 @@ LABEL_NAMES = ("label", "class", "target")
 FORMATS = (".txt", ".jsonl", ".csv", ".tsv", ".parquet")
 COMPRESSIONS = (".gz", ".zst")
 SHIPPED = Path(__file__).parent / "datasets"
-GZIP, ZSTANDARD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"  # their first bytes, with which no UTF-8 text begins
 PARQUET_BATCH = 1024
 UNNAMED = "the texts"
-LONGEST_FIELD = 2**26  # characters of one field of a .csv; the csv module stops at 131,072 by default
+LONGEST_FIELD = (
+    2**26
+)  # characters of one line, or one field of a .csv, where the csv module stops at 131,072 by default
 
 Cells: TypeAlias = tuple[int, Any, Any]
 """A row as it was read: its line or number, its text and its label, not checked yet."""
@@ -129,6 +129,7 @@ def rows(source: Any, *, text: str | None = None, label: str | None = None) -> I
     return _checked(_of_items(source, columns, origin := _Origin("the list")), origin)
 
 
+@checked
 def read(source: Any, *, text: str | None = None, label: str | None = None) -> Labelled:
     """Labelled texts: all rows of a source, each with a label or none with one.
 
@@ -268,7 +269,7 @@ def _without(columns: Columns) -> str:
 
 
 def _of_file(stream: Any, kind: str, origin: _Origin, columns: Columns) -> Iterator[Cells]:
-    with _decompressed(stream, origin) as plain:
+    with decompressed(stream, origin.name) as plain:
         if kind == ".parquet":
             yield from _parquet(plain, origin, columns)
         elif kind == ".txt":
@@ -280,45 +281,29 @@ def _of_file(stream: Any, kind: str, origin: _Origin, columns: Columns) -> Itera
             yield from _csv(plain, "\t" if kind == ".tsv" else ",", origin, columns)
 
 
-@contextmanager
-def _decompressed(stream: Any, origin: _Origin) -> Iterator[Any]:
-    """The stream, decompressed if its first bytes say that it is compressed; what was given stays open."""
-    if isinstance(stream, io.TextIOBase) or not (hasattr(stream, "peek") or hasattr(stream, "readinto")):
-        yield stream
-        return
-    wrapped = None if hasattr(stream, "peek") else io.BufferedReader(stream)
-    peekable = wrapped or stream
-    try:
-        start = peekable.peek(4)[:4]
-        if start.startswith(GZIP):
-            with gzip.GzipFile(fileobj=peekable) as plain:
-                yield plain
-        elif start == ZSTANDARD:
-            import zstandard
-
-            reader = zstandard.ZstdDecompressor().stream_reader(peekable, read_across_frames=True, closefd=False)
-            yield io.BufferedReader(reader)
-        else:
-            yield peekable
-    except Exception as error:
-        if isinstance(error, EOFError | gzip.BadGzipFile | zlib.error) or type(error).__name__ == "ZstdError":
-            reason = f"it cannot be decompressed to the end ({error})"
-            raise FileError(f"Cannot read {origin.name}", reason, "Make or download the file again.") from error
-        raise
-    finally:
-        if wrapped is not None:
-            wrapped.detach()
-
-
 def _decoded(stream: Iterable[bytes | str], origin: _Origin) -> Iterator[tuple[int, str]]:
     """The lines with their ends, each decoded by itself, so that an error has its number."""
-    for number, line in enumerate(stream, 1):
+    for number, line in enumerate(_bounded(stream, origin), 1):
         try:
             string = line if isinstance(line, str) else line.decode("utf-8")
         except UnicodeDecodeError as error:
             reason = f"it is not UTF-8 (byte {error.start + 1} of the line is 0x{error.object[error.start]:02x})"
             raise origin.error(number, reason, "Save the file as UTF-8.") from error
         yield number, string.removeprefix("\ufeff") if number == 1 else string
+
+
+def _bounded(stream: Iterable[bytes | str], origin: _Origin) -> Iterator[bytes | str]:
+    """The lines of a file, none of them read further than it may be long."""
+    if not isinstance(stream, io.IOBase):
+        yield from stream
+        return
+    number = 0
+    while line := stream.readline(LONGEST_FIELD):
+        number += 1
+        if len(line) == LONGEST_FIELD:
+            reason = f"it has {LONGEST_FIELD:,} characters or more"
+            raise origin.error(number, reason, "Split it into lines, one for each text.")
+        yield line
 
 
 def _lines(stream: Iterable[bytes | str], origin: _Origin) -> Iterator[tuple[int, str]]:
@@ -376,7 +361,7 @@ def _next_row(reader: Any) -> list[str] | None:
 
 
 def _parquet(stream: Any, origin: _Origin, columns: Columns) -> Iterator[Cells]:
-    if not (hasattr(stream, "seekable") and stream.seekable()) or isinstance(stream, gzip.GzipFile):
+    if not (hasattr(stream, "seekable") and stream.seekable()):
         remedy = "Give the .parquet file itself: it is compressed inside already."
         raise FileError(f"Cannot read {origin.name}", "parquet is read from its end and cannot be streamed", remedy)
     import pyarrow

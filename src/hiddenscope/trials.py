@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from hiddenscope import hooks
-from hiddenscope.files import replacing
+from hiddenscope.files import identity, replacing
 
 Outcome = TypeVar("Outcome")
 
@@ -194,12 +194,9 @@ class Memory:
 
 
 def weights_identity(folder: Path) -> str | None:
-    """What tells the weights of a folder from others without reading them: each file's name, size, inode and times."""
+    """What tells the weights of a folder from others without reading them."""
     files = sorted(path for path in folder.iterdir() if path.suffix in (".safetensors", ".json"))
-    stats = [(path.name, path.stat()) for path in files]
-    if not any(name.endswith(".safetensors") for name, _ in stats):
-        return None
-    return repr([(name, stat.st_size, stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns) for name, stat in stats])
+    return identity(files) if any(path.suffix == ".safetensors" for path in files) else None
 
 
 @cache

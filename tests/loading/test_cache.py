@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from hiddenscope.errors import Damaged, FileError
-from hiddenscope.loading.cache import build_once, cache_folder, is_complete, size_of
+from hiddenscope.loading import cache
+from hiddenscope.loading.cache import build_once, cache_folder, is_complete, size_of, verify, verify_all
 
 SLOW = """
 import sys, time
@@ -112,3 +113,68 @@ def test_the_cache_may_be_elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert cache_folder() == tmp_path
     monkeypatch.delenv("HIDDENSCOPE_CACHE")
     assert cache_folder().name == "hiddenscope" and cache_folder() != tmp_path
+
+
+def flip(path: Path, bit: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[bit // 8 % len(content)] ^= 1 << bit % 8
+    path.write_bytes(content)
+
+
+def test_a_flipped_bit_is_found_and_what_was_compared_is_not_read_again(
+    own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = own_cache / "zoo" / "model"
+
+    def build(part: Path) -> None:
+        (part / "weights").write_bytes(bytes(range(256)) * 40)
+        (part / "config.json").write_text("{}")
+
+    build_once(place, build)
+    read: list[Path] = []
+    hashed = cache._sha256
+    monkeypatch.setattr(cache, "_sha256", lambda path: read.append(path) or hashed(path))
+    verify(place)
+    assert read == [], "it was compared when it was built"
+    assert verify_all() == 1 and len(read) == 2
+    for bit in (0, 7, 4001, 81_919):
+        flip(place / "weights", bit)
+        with pytest.raises(Damaged, match=r"the bytes of weights are not those"):
+            verify(place)
+        with pytest.raises(Damaged, match="Remove that folder"):
+            verify_all()
+        flip(place / "weights", bit)
+        read.clear()
+        verify(place)  # the bytes are right again, and the times are new
+        assert len(read) == 2
+        verify(place)
+        assert len(read) == 2
+    (place / "generation_config.json").write_text("{}")
+    with pytest.raises(Damaged, match=r"generation_config\.json"):
+        verify(place)
+
+
+def test_rot_that_no_time_shows_is_found_on_request(own_cache: Path) -> None:
+    place = build_once(own_cache / "gguf" / "model", lambda part: (part / "x").write_bytes(b"abc") and None)
+    record = next((own_cache / "verified").iterdir())
+    (place / "x").write_bytes(b"abd")
+    record.write_text(cache.identity([place / "x"]))  # as if the times had stayed
+    verify(place)
+    with pytest.raises(Damaged, match="the bytes of x"):
+        verify_all()
+
+
+def test_a_folder_of_an_older_version_gets_its_checksums(own_cache: Path) -> None:
+    place = build_once(own_cache / "zoo" / "model", lambda part: (part / "x").write_bytes(b"abc") and None)
+    (place / "hiddenscope.json").write_text('{"files": {"x": 3}}')
+    verify(place)
+    flip(place / "x", 1)
+    with pytest.raises(Damaged):
+        verify(place)
+
+
+def test_a_folder_outside_the_cache_is_the_users_own(own_cache: Path, tmp_path: Path) -> None:
+    place = build_once(tmp_path / "mine", lambda part: (part / "x").write_bytes(b"abc") and None)
+    flip(place / "x", 1)
+    verify(place)
+    assert not own_cache.exists()

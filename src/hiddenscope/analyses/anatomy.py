@@ -4,11 +4,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from hiddenscope.anatomy import Anatomy, Stack
+from hiddenscope.arguments import checked
 from hiddenscope.model import Model
 from hiddenscope.results import Facts, Result
 from hiddenscope.sites import PARTS, Site
 
 
+@checked
 def anatomy(model: Model) -> Result:
     """Where every layer of a model can be read, and its largest difference from Hugging Face's own `hidden_states`.
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hiddenscope import progress
+from hiddenscope.arguments import checked
 from hiddenscope.errors import NotFinite, StatesError, TextError
 from hiddenscope.model import Model
 from hiddenscope.passes import Inputs, Texts
@@ -33,6 +34,7 @@ LEAST_LEFT = 1e-6  # a vector of which this share of the largest norm is left wa
 SEED = 0
 
 
+@checked
 def cluster(
     source: Model | Readable | Pair | Array | Tensor,
     texts: Texts | Inputs | Any = None,

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hiddenscope import progress
+from hiddenscope.arguments import checked
 from hiddenscope.errors import StatesError
 from hiddenscope.model import Model
 from hiddenscope.passes import Inputs, Texts
@@ -23,6 +24,7 @@ LEAST_SPREAD = 2.0**-20  # a standard deviation below this share of the largest 
 LEAST_LEFT = 1e-6  # a vector of which this share of the mean is left was the mean, and its direction is rounding
 
 
+@checked
 def embed(
     model: Model | Any,
     texts: Texts | Inputs | Any,
@@ -92,6 +94,7 @@ def mean_cosine(values: Tensor) -> float:
     return float((unit.sum(0).square().sum() - unit.square().sum()) / (count * (count - 1))) if count > 1 else 1.0
 
 
+@checked
 @dataclass(frozen=True, eq=False)
 class Adjustment:
     """The mean that is subtracted from vectors, and for whitening the matrix that makes their covariance the identity.

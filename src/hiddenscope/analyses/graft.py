@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hiddenscope import hooks, progress, texts
+from hiddenscope.arguments import checked
 from hiddenscope.errors import ModuleError, PassError, TextError
 from hiddenscope.linear.intervals import wilson
 from hiddenscope.model import Model
@@ -32,6 +33,7 @@ FLIPS = 9_999  # random sign flips of the test, where not all of them can be tri
 MOST_EXACT = 12  # prompts for which all 4,096 sign flips are tried
 
 
+@checked
 def graft(model: Model, donor: Model, data: Any, *, sites: SitePatterns | None = None, layers: int = 1) -> Result:
     """Graft blocks of a donor into a model, `layers` in a row, and count the right answers for every window of layers.
 

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hiddenscope import progress
+from hiddenscope.arguments import checked
 from hiddenscope.errors import NotFinite, StatesError
 from hiddenscope.model import Model
 from hiddenscope.passes import Inputs, Texts
@@ -32,6 +33,7 @@ LOOKS = {
 LISTED, SHORT = 5, 100  # queries, and characters of a text, that the facts list
 
 
+@checked
 def search(
     source: Model | Readable | Pair | Array | Tensor,
     query: Query | tuple[Model, Texts | Inputs],

@@ -2,21 +2,32 @@
 
 import json
 from dataclasses import asdict
+from typing import Annotated
 
-from hiddenscope import errors
+import typer
+
+from hiddenscope import errors, progress
 from hiddenscope.cli.command import Shared, command, writes
 from hiddenscope.cli.terminal import print_json, table
 from hiddenscope.files import replacing
 from hiddenscope.loading import zoo
+from hiddenscope.loading.cache import verify_all
 
 
 @command
 @writes(".json")
-def models(shared: Shared) -> None:
+def models(
+    shared: Shared,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="First read every cached file and compare it with its checksum.")
+    ] = False,
+) -> None:
     """List the zoo: models that need no model hub.
 
     They are real trained models that come in wheels of a package index. Those in your cache are listed with their size.
     """
+    if verify:
+        progress.note(f"{verify_all()} models in the cache hold the bytes that were put there.")
     rows = [row for row in zoo.listing() if shared.model in {None, row.name}]
     if not rows:
         names = ", ".join(row.name for row in zoo.listing())

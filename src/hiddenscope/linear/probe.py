@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
+from hiddenscope.arguments import checked
 from hiddenscope.errors import Damaged, FileError, SiteError, StatesError
 from hiddenscope.files import read_tensors, write_tensors
 from hiddenscope.linear.logistic import logistic
@@ -23,6 +24,7 @@ TASKS = ("classify", "regress")
 _FORMAT = "hiddenscope.probe/1"
 
 
+@checked
 class Probe:
     """A linear probe of states as they are: its coefficients include the standardisation.
 
@@ -105,6 +107,9 @@ class Probe:
     def score(self, states: ArrayLike | torch.Tensor, labels: ArrayLike) -> float:
         """The accuracy, or R² of a regression."""
         predicted, true = self.predict(states), np.asarray(labels)
+        if true.shape != predicted.shape:
+            reason = f"there are {len(predicted):,} states, and labels of shape {list(true.shape)}"
+            raise StatesError("Cannot score a probe", reason, "Give one label for each state.")
         if self.task == "classify":
             return float((predicted == true).mean())
         return float(1 - ((true - predicted) ** 2).sum() / ((true - true.mean()) ** 2).sum())
@@ -197,8 +202,12 @@ def _checked_penalty(penalty: float) -> float:
 
 
 def _rows(states: ArrayLike | torch.Tensor) -> Floats:
-    host = states.detach().cpu().double().numpy() if isinstance(states, torch.Tensor) else states
-    rows = np.asarray(host, dtype=np.float64)
+    try:
+        host = states.detach().cpu().double().numpy() if isinstance(states, torch.Tensor) else states
+        rows = np.asarray(host, dtype=np.float64)
+    except (TypeError, ValueError, NotImplementedError, RuntimeError) as error:
+        reason = f"a {type(states).__name__} does not hold numbers ({error})"
+        raise StatesError("A probe takes states [row, width]", reason, "Give an array of numbers.") from error
     if rows.ndim != 2:
         raise StatesError("A probe takes states [row, width]", f"the shape is {list(rows.shape)}", "Reshape them.")
     if not np.isfinite(rows).all():

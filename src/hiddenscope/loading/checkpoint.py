@@ -129,6 +129,10 @@ def load_tokenizer(folder: Folder) -> PreTrainedTokenizerBase | None:
         if any(where.startswith("tokenizer_config.json") for where in folder.remote_code):
             raise _remote_code(folder, "Load it yourself and pass the live (module, tokenizer).") from error
         raise LoadError(f"Cannot load the tokenizer of {folder.path}", _first_line(error), _remedy(error)) from error
+    longest: object = tokenizer.model_max_length
+    if not isinstance(longest, int | float) or isinstance(longest, bool):
+        reason = f"its model_max_length is {str(longest)[:80]!r} and not a number"
+        raise Damaged(f"Cannot load the tokenizer of {folder.path}", reason, "Correct tokenizer_config.json.")
     return tokenizer
 
 

@@ -11,7 +11,7 @@ import os
 import stat
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,7 @@ class Folder:
     dtype: str | None
     has_tokenizer: bool
     remote_code: tuple[str, ...]
-    held: Held = Held()
+    held: Held = field(default_factory=Held)
 
 
 def check_folder(path: Path) -> Folder:
@@ -82,22 +82,27 @@ def _check_files(path: Path) -> None:
 
     Reading a pipe waits forever, and reading a device never ends. Links are followed: a hub's cache is made of them.
     """
-    for entry in os.scandir(path):
-        try:
-            found = entry.stat()
-        except OSError as error:
-            if entry.name.endswith(_READ):
-                raise _no_file(path, entry.name, f"is a link that leads nowhere ({error.strerror})") from error
-            continue
-        kind = stat.S_IFMT(found.st_mode)
-        if kind in _KINDS:
-            raise _no_file(path, entry.name, f"is {_KINDS[kind]} and not a file")
-        if kind == stat.S_IFDIR and entry.name.endswith(_READ):
-            raise _no_file(path, entry.name, "is a folder and not a file")
-        other = _LARGEST_JSON if entry.name.endswith(".json") else _LARGEST_OTHER
-        largest = _LARGEST.get(entry.name, other)
-        if entry.name.endswith(_READ) and not entry.name.endswith(".safetensors") and found.st_size > largest:
-            raise _no_file(path, entry.name, f"has {found.st_size:,} bytes, more than {largest:,}")
+    with os.scandir(path) as entries:
+        for entry in entries:
+            _check_file(path, entry)
+
+
+def _check_file(path: Path, entry: "os.DirEntry[str]") -> None:
+    try:
+        found = entry.stat()
+    except OSError as error:
+        if entry.name.endswith(_READ):
+            raise _no_file(path, entry.name, f"is a link that leads nowhere ({error.strerror})") from error
+        return
+    kind = stat.S_IFMT(found.st_mode)
+    if kind in _KINDS:
+        raise _no_file(path, entry.name, f"is {_KINDS[kind]} and not a file")
+    if kind == stat.S_IFDIR and entry.name.endswith(_READ):
+        raise _no_file(path, entry.name, "is a folder and not a file")
+    other = _LARGEST_JSON if entry.name.endswith(".json") else _LARGEST_OTHER
+    largest = _LARGEST.get(entry.name, other)
+    if entry.name.endswith(_READ) and not entry.name.endswith(".safetensors") and found.st_size > largest:
+        raise _no_file(path, entry.name, f"has {found.st_size:,} bytes, more than {largest:,}")
 
 
 def _no_file(path: Path, name: str, reason: str) -> Damaged:

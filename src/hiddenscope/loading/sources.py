@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from hiddenscope import progress
 from hiddenscope.errors import FileError, LoadError, UnknownModel, Unreachable, Unsafe
 from hiddenscope.loading import zoo
-from hiddenscope.loading.cache import build_once, cache_folder, is_complete
+from hiddenscope.loading.cache import build_once, cache_folder, is_complete, verify
 from hiddenscope.loading.checkpoint import Loaded, LoadOptions, load_folder, load_tokenizer
 from hiddenscope.loading.folder import INDEX, PICKLES, WEIGHTS, check_folder
 from hiddenscope.loading.gguf import CONVERSION, convert, read_header
@@ -74,6 +74,7 @@ def open_source(
 
 
 def _load(path: Path, name: str, revision: str | None, options: LoadOptions, note: str = "") -> Loaded:
+    verify(path)
     folder = check_folder(path)
     module, choices = load_folder(folder, options)
     notes = (*([note] if note else []), *choices)

@@ -7,7 +7,6 @@ multiplied out first. The vocabulary, which is nearly all of the file, is not pa
 
 import json
 import re
-from json.decoder import scanstring
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ _VALUE = re.compile(rb"[ \t\r\n]*:[ \t\r\n]*[{\[]")
 
 
 def check_tokenizer_file(path: Path) -> None:
-    """Raise Damaged if the steps of a tokenizer.json can make a text absurdly long. A file that is not there is fine."""
+    """Raise Damaged if the steps of a tokenizer.json can make a text absurdly long; that there is none is no fault."""
     try:
         steps = _steps(path.read_bytes())
     except (OSError, ValueError, RecursionError, IndexError):
@@ -71,7 +70,7 @@ def _entries(text: str) -> list[tuple[str, Any]]:
     decoder, found = json.JSONDecoder(), list[tuple[str, Any]]()
     at = _skip(text, text.index("{") + 1)
     while text[at] != "}":
-        name, at = scanstring(text, at + 1, True)
+        name, at = decoder.raw_decode(text, at)
         if name == "model" and at == len(text):
             return found
         at = _skip(text, _skip(text, at) + 1)
@@ -161,7 +160,8 @@ def _special(step: Any) -> float:
     known = given if isinstance(given, dict) else {}
     total = 0
     for name in ("single", "pair"):
-        for piece in step.get(name) if isinstance(step.get(name), list) else []:
+        pieces = step.get(name)
+        for piece in pieces if isinstance(pieces, list) else []:
             token = piece.get("SpecialToken") if isinstance(piece, dict) else None
             entry = known.get(token.get("id")) if isinstance(token, dict) and isinstance(token.get("id"), str) else None
             ids = entry.get("ids") if isinstance(entry, dict) else None

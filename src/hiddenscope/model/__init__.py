@@ -17,6 +17,7 @@ from torch import nn
 
 from hiddenscope import hooks, limits, progress
 from hiddenscope.anatomy import Anatomy, Stack, accepts, arguments, find, still_holds, trial_ids, vocabulary
+from hiddenscope.arguments import checked
 from hiddenscope.errors import ModuleError, PassError, TooLarge
 from hiddenscope.loading import Loaded, cache_folder, open_source, parse_dtype
 from hiddenscope.model import generation
@@ -49,6 +50,7 @@ LIBRARIES = ("hiddenscope", "torch", "transformers", "tokenizers", "safetensors"
 WINDOWS = ("max_position_embeddings", "max_seq_len", "max_encoder_position_embeddings", "max_target_positions")
 
 
+@checked
 def load(
     source: str | os.PathLike[str] | tuple[nn.Module, PreTrainedTokenizerBase | None] | None = None,
     *,
@@ -107,6 +109,7 @@ class PassLock:
         self.release()
 
 
+@checked
 class Model:
     """A loaded network with its tokenizer; `module` and `tokenizer` are the user's own objects, untouched.
 

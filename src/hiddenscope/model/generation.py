@@ -102,7 +102,13 @@ def _written(model: ModelLike, ids: Tensor, count: int, options: Mapping[str, An
     given = {**fixed, **options}
     if "generation_config" not in options:
         given.setdefault("do_sample", False)
-    output = write(ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, **given)
+    try:
+        output = write(ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, **given)
+    except (TypeError, ValueError, AttributeError, RuntimeError) as error:
+        if isinstance(error, Error) or not options:
+            raise
+        reason = f"transformers' generate stopped with {type(error).__name__}: {str(error)[:200]}"
+        raise PassError(f"Generation with {', '.join(options)}", reason, "Check these options.") from error
     sequence: list[int] = getattr(output, "sequences", output)[0].tolist()
     return sequence
 

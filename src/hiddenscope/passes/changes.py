@@ -8,10 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hiddenscope.arguments import checked
 from hiddenscope.errors import NotFinite, StatesError
 from hiddenscope.passes.inputs import Inputs
 
 
+@checked
 @dataclass(frozen=True)
 class Replace:
     """Put values in a state's place: one number, one row `[width]`, or a row for each token `[token, width]`.
@@ -35,6 +37,7 @@ class Replace:
         return _like(self.values, rows).expand_as(rows)
 
 
+@checked
 @dataclass(frozen=True)
 class Add:
     """Add `scale` times a vector `[width]`, or a row for each token, to a state.
@@ -56,6 +59,7 @@ class Add:
         return rows + _like(self.values * self.scale, rows)
 
 
+@checked
 @dataclass(frozen=True)
 class Scale:
     """Multiply a state by a number; 0 takes it away.
@@ -75,6 +79,7 @@ class Scale:
         return rows * self.factor
 
 
+@checked
 @dataclass(frozen=True)
 class Project:
     """Take the part of a state that lies along a direction `[width]` out of it.

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from hiddenscope import hooks
 from hiddenscope.anatomy import EVERYTHING, Anatomy, Tap, find
+from hiddenscope.arguments import checked, require
 from hiddenscope.errors import ModuleError, PassError, SiteError, StatesError
 from hiddenscope.passes.changes import Add, Change, Positions, Project, Replace, Scale, changed, check
 from hiddenscope.passes.inputs import Inputs, Texts
@@ -28,6 +29,7 @@ from hiddenscope.sites import Site, SitePatterns
 CACHES = ("past_key_values", "cache_params", "state", "mems")
 
 
+@checked
 def edit(
     model: ModelLike,
     inputs: Texts | Inputs,
@@ -86,6 +88,7 @@ def editing(model: ModelLike | nn.Module, changes: Mapping[str | Site, Change]) 
         anatomy, module = find(model), model
         lock: AbstractContextManager[Any] = nullcontext()
     else:
+        require(model, ModelLike | nn.Module, "model", "editing")
         anatomy, module, lock = model.anatomy, model.module, model.lock
     planned = plan(anatomy, changes)
     for site, change in planned.items():

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hiddenscope.anatomy import arguments
+from hiddenscope.arguments import checked, require
 
 Texts: TypeAlias = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
 """One text or many, each a string or a list of token ids."""
@@ -55,6 +56,7 @@ class BatchModel(Protocol):
     def encoder_decoder(self) -> bool: ...  # noqa: D102
 
 
+@checked
 @dataclass(frozen=True)
 class Inputs:
     """Some texts as token ids, with the character span of each token and the decoder's targets, where there are any.
@@ -116,6 +118,8 @@ class Inputs:
         """
         kind, batching = model.device.type, model.batching
         kind = kind if kind in BATCH_TOKENS else "cpu"
+        require(batch_tokens, int | None, "batch_tokens", "Inputs.batches")
+        kind = model.device.type if model.device.type in BATCH_TOKENS else "cpu"
         for indices in compose(
             self.costs,
             batch_tokens or BATCH_TOKENS[kind],

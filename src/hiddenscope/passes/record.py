@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from hiddenscope import hooks
 from hiddenscope.anatomy import EVERYTHING, Anatomy, Tap
+from hiddenscope.arguments import checked
 from hiddenscope.errors import NotFinite, PassError
 from hiddenscope.passes.buffers import Buffers, Keep, buffers_for, states_in
 from hiddenscope.passes.inputs import Inputs, PaddedBatch, Texts
@@ -45,6 +46,7 @@ class Pass:
         return self.kept
 
 
+@checked
 def record(
     model: ModelLike,
     inputs: Texts | Inputs,

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from hiddenscope import hooks, kernels
 from hiddenscope.anatomy import EVERYTHING, Anatomy, Tap, find
+from hiddenscope.arguments import require
 from hiddenscope.errors import ModuleError, PassError
 from hiddenscope.passes.inputs import Inputs
 from hiddenscope.passes.protocol import ModelLike
@@ -108,6 +109,7 @@ def recording(model: ModelLike | nn.Module, sites: SitePatterns = EVERYTHING) ->
         recorded = Recording(anatomy, TextEncoder(None, None, 0), _bare_sources(anatomy))
         lock: AbstractContextManager[Any] = nullcontext()
     else:
+        require(model, ModelLike | nn.Module, "model", "recording")
         anatomy, module, lock = model.anatomy, model.module, model.lock
         stacks = {site.stack for site in anatomy.sites}
         recorded = Recording(anatomy, model.text_encoder, {stack: model.source(stack) for stack in stacks})

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from hiddenscope import hooks
 from hiddenscope.anatomy import EVERYTHING, Stack, accepts, trial_ids
+from hiddenscope.arguments import checked
 from hiddenscope.errors import PassError, SiteError, StatesError
 from hiddenscope.passes.changes import Positions, Replace, check
 from hiddenscope.passes.edit import Editor, plan
@@ -39,6 +40,7 @@ class Skipping:
     refused: str = ""
 
 
+@checked
 def resume(
     model: ModelLike,
     inputs: Texts | Inputs,

@@ -8,11 +8,13 @@ from typing import Any, Self, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from hiddenscope.arguments import checked
 from hiddenscope.errors import StatesError
 
 Ints: TypeAlias = NDArray[np.int64]
 
 
+@checked
 @dataclass(frozen=True, eq=False)
 class Tokens:
     """The tokens of some texts, one row each, text after text. Lists of integers become arrays.
@@ -95,6 +97,7 @@ class Tokens:
         return same and (self.texts, self.strings, self.count) == (other.texts, other.strings, other.count)
 
 
+@checked
 @dataclass(frozen=True)
 class Source:
     """Where states come from: the model and everything that decides its numbers.

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
+from hiddenscope.arguments import checked
 from hiddenscope.errors import FileError, NotFinite, SiteError, StatesError
 from hiddenscope.sites import Site, SitePatterns, select, summarise
 from hiddenscope.states.files import StackParts, read, write
@@ -39,6 +40,7 @@ class Readable(Protocol):
         """The rows of one site in order, `[some tokens, width]` at a time."""
 
 
+@checked
 @dataclass(frozen=True, repr=False, eq=False)
 class States:
     """Values `[site, token, width]` in the dtype they were computed in, with their sites, tokens and source.
@@ -284,6 +286,7 @@ class States:
         return starts
 
 
+@checked
 @dataclass(frozen=True, repr=False)
 class Pair:
     """What capturing an encoder-decoder gives: the states of its two stacks, each with its own tokens.

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from hiddenscope.arguments import checked
 from hiddenscope.errors import FileError
 from hiddenscope.files import replacing
 from hiddenscope.results import DISPLAYS, FINDINGS, RENDERERS, TABLES, Facts, Result, in_words
@@ -30,6 +31,7 @@ def page(result: Result) -> str:
     return document(views, title, [*[""] * len(views), _closing(result)])
 
 
+@checked
 def story(
     results: Sequence[Result], path: str | os.PathLike[str], *, title: str = "", opening: str = "", closing: str = ""
 ) -> None:

@@ -19,6 +19,7 @@ from hiddenscope.analyses.compare.differences import (
     texts_of,
 )
 from hiddenscope.analyses.compare.sides import Sides, from_model, from_states, from_two_models
+from hiddenscope.arguments import checked
 from hiddenscope.errors import StatesError, TextError
 from hiddenscope.model import Model
 from hiddenscope.passes import Inputs, Texts
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     import xarray
 
 
+@checked
 def compare(
     model: Model | Readable | Pair,
     a: Texts | Inputs | Readable | Pair,

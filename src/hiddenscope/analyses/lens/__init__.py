@@ -14,6 +14,7 @@ from hiddenscope import progress
 from hiddenscope.analyses.lens.findings import Predictions, Target, dataset, facts_of, next_ids
 from hiddenscope.analyses.lens.fitted import Lens, mapped, resolve
 from hiddenscope.analyses.lens.reading import Ints, LensSites, Part, Reading, read
+from hiddenscope.arguments import checked
 from hiddenscope.errors import PassError, TextError
 from hiddenscope.model import Model
 from hiddenscope.passes import Inputs, Texts, record
@@ -26,6 +27,7 @@ NEXT = "next"
 BATCH_TOKENS = 2_048  # tokens whose states are held at a time
 
 
+@checked
 def lens(
     model: Model,
     text: Texts | Inputs,

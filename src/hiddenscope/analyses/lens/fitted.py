@@ -28,6 +28,7 @@ from torch import Tensor
 
 from hiddenscope import progress
 from hiddenscope.analyses.lens.reading import LensSites, read
+from hiddenscope.arguments import checked
 from hiddenscope.errors import FileError, StatesError, TextError
 from hiddenscope.files import read_tensors, write_tensors
 from hiddenscope.model import Model
@@ -74,6 +75,7 @@ def mapped(values: Tensor, layers: Sequence[Site], maps: Mapping[int, Map]) -> T
     return torch.stack([rows if own is None else own.apply(rows) for own, rows in pairs])
 
 
+@checked
 @dataclass(frozen=True, eq=False, repr=False)
 class Lens:
     """One map for each layer, fitted to the weights of one model; a layer without a map is read as it is.

@@ -12,6 +12,7 @@ import numpy as np
 from hiddenscope import progress
 from hiddenscope.analyses.patch.cells import Effects, Into, Plan, patch_contrast
 from hiddenscope.analyses.patch.contrast import Contrast, EncodedContrast, encode
+from hiddenscope.arguments import checked
 from hiddenscope.errors import PassError, SiteError, TextError
 from hiddenscope.model import Model
 from hiddenscope.passes.edit import plan as changeable
@@ -38,6 +39,7 @@ LOOKS: Mapping[str, Mapping[str, str]] = {
 }
 
 
+@checked
 def patch(
     model: Model,
     contrasts: Contrast | Sequence[Contrast],

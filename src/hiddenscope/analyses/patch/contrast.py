@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from hiddenscope.arguments import checked
 from hiddenscope.errors import TextError
 from hiddenscope.model import Model
 from hiddenscope.passes import Columns, Inputs, in_columns
@@ -13,6 +14,7 @@ Prompt: TypeAlias = str | Sequence[int]
 Answer: TypeAlias = str | int
 
 
+@checked
 @dataclass(frozen=True)
 class Contrast:
     """Two prompts that differ in what matters, and the two answers that tell them apart.

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from hiddenscope import progress
 from hiddenscope.analyses.probe.findings import Column, Draws, Mix, Scored, facts_of, table
 from hiddenscope.analyses.probe.labels import Ints, Rows, control, labelled_rows
+from hiddenscope.arguments import checked
 from hiddenscope.errors import StatesError
 from hiddenscope.linear import (
     CrossValidated,
@@ -53,6 +54,7 @@ MOST_CONTROLS, ROWS_OF_CONTROLS = 10, 1_000  # one control is uncertain where ro
 PERMUTATIONS, PERMUTATIONS_OF_MANY, MANY = 199, 99, 1_000  # of the labels; fewer where there are many rows
 
 
+@checked
 def probe(
     source: Model | Readable | Pair,
     data: Any,

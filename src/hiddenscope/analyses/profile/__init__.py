@@ -12,6 +12,7 @@ import torch
 from hiddenscope import progress
 from hiddenscope.analyses.profile.findings import data_of, stack_facts
 from hiddenscope.analyses.profile.statistics import stack_statistics
+from hiddenscope.arguments import checked
 from hiddenscope.errors import StatesError, TextError
 from hiddenscope.measures import FEWEST
 from hiddenscope.model import Model
@@ -23,6 +24,7 @@ from hiddenscope.states import Pair, Readable, Source, States
 FinalNorm: TypeAlias = Literal["apart", "everywhere", "mixed"]
 
 
+@checked
 def profile(
     source: Model | Readable | Pair,
     texts: Texts | None = None,

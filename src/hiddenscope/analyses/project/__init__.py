@@ -23,6 +23,7 @@ from hiddenscope.analyses.project.points import (
     points_of_states,
 )
 from hiddenscope.analyses.project.workers import UmapPool
+from hiddenscope.arguments import checked
 from hiddenscope.errors import StatesError
 from hiddenscope.measures.distances import Distances
 from hiddenscope.measures.separation import Score, separation, shuffled
@@ -41,6 +42,7 @@ SHUFFLES = {500: 999, 5_000: 199}  # shuffles of the labels, up to so many point
 FEWEST_SHUFFLES = 99
 
 
+@checked
 def project(
     source: Model | Sequence[Model] | Readable | Pair,
     data: Any = None,

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hiddenscope.analyses.project.workers import Job, UmapPool
+from hiddenscope.arguments import checked
 from hiddenscope.errors import StatesError
 from hiddenscope.measures.distances import Distances, trustworthiness
 from hiddenscope.measures.separation import Score
@@ -32,6 +33,7 @@ LOOSE = 0.1  # groups with a silhouette below this one do not exist in the full 
 SAMPLE = 500  # points among which groups are looked for
 
 
+@checked
 @dataclass(frozen=True)
 class Pictures:
     """How the pictures of `hs.project` are made.

@@ -38,6 +38,7 @@ from hiddenscope.analyses.steer.logprobs import (
     quality_reads,
     steered_log_probs,
 )
+from hiddenscope.arguments import checked
 from hiddenscope.errors import NotFinite, PassError, StatesError, TextError
 from hiddenscope.model import Model
 from hiddenscope.passes import Inputs, Texts, record
@@ -66,6 +67,7 @@ LOOKS: dict[str, dict[str, str]] = {
 }
 
 
+@checked
 def steer(
     model: Model,
     prompts: Texts | Inputs,

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hiddenscope.arguments import checked
 from hiddenscope.errors import NotFinite, SiteError, StatesError, TextError
 from hiddenscope.model import Model
 from hiddenscope.passes import Inputs, Texts
@@ -25,6 +26,7 @@ PARALLEL = 1e-6  # what is left of a direction that lies along the first token's
 USE = "Give hs.Direction.between(model, toward, away) or hs.Direction.of(vector)."
 
 
+@checked
 @dataclass(frozen=True, eq=False, repr=False)
 class Direction:
     """A direction in the states of a model: between two sets of texts, a given vector, or the weights of a probe.

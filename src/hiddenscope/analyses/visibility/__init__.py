@@ -21,6 +21,7 @@ from hiddenscope.analyses.visibility.maps import (
     influence_on_log_probability,
     influence_on_states,
 )
+from hiddenscope.arguments import checked
 from hiddenscope.errors import TextError, TooLarge
 from hiddenscope.model import Model
 from hiddenscope.passes import Inputs, Texts, record
@@ -29,6 +30,7 @@ from hiddenscope.results import Facts, Result
 from hiddenscope.sites import Site, SitePatterns, summarise
 
 
+@checked
 def visibility(
     model: Model,
     text: Texts | Inputs,

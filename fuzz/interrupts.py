@@ -1,0 +1,122 @@
+"""Ctrl-C at random moments, once and twice, and at random lines of hooks.py: nothing of ours may stay on a module."""
+
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+
+import hiddenscope as hs
+from fuzz.sandbox import Case
+from hiddenscope import hooks
+from hiddenscope.testing import tiny_model
+
+IDS = [[5, 6, 7, 8, 9]]
+QUESTIONS: tuple[Callable[[hs.Model], Any], ...] = (
+    lambda model: model.capture(IDS),
+    lambda model: hs.edit(model, IDS, {"layer.1": hs.Scale(2.0)}, "layer.2"),
+    lambda model: hs.resume(model, IDS, "layer.2", torch.ones(5, 64)),
+    lambda model: hs.patch(model, hs.Contrast([5, 6, 7], [5, 9, 7], 11, 12)),
+)
+TOGETHER = 100  # interrupts to a process
+
+
+def cases(count: int, seed: int, work: Path) -> Iterator[Case]:
+    """So many of each kind; a hundred to a process."""
+    kinds = {"interrupts": _signals, "double interrupts": partial(_signals, twice=True), "at lines of hooks": _at_lines}
+    for kind, attempt in kinds.items():
+        for number in range(-(-count // TOGETHER)):
+            chance = random.Random(f"{kind} {seed} {number}")
+            some = min(TOGETHER, count - number * TOGETHER)
+            yield Case(kind, f"{kind} {seed}/{number}", partial(_tried, attempt, chance, some))
+
+
+def _tried(attempt: Callable[..., bool], chance: random.Random, count: int) -> str:
+    """Interrupt so many questions of one model, and look at the module after each."""
+    model = hs.load((tiny_model("llama"), None))
+    for ask in QUESTIONS:
+        ask(model)  # what is tried once is tried now
+    before, expected = _hanging(model.module), model.capture(IDS).values
+    for number in range(count):
+        attempt(partial(chance.choice(QUESTIONS), model), chance)
+        hooks.remove_leftovers()  # as the next pass does first
+        if _hanging(model.module) != before:
+            return f"left behind after {number}"
+        if not model.lock.acquire(blocking=False):
+            return f"locked after {number}"
+        model.lock.release()
+    return "clean" if torch.equal(model.capture(IDS).values, expected) else "different"
+
+
+def _hanging(module: torch.nn.Module) -> list[Any]:
+    tables = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks")
+    return [
+        (path, [list(getattr(part, table)) for table in tables], vars(part).get("forward"), part.training)
+        for path, part in module.named_modules()
+    ]
+
+
+def _signals(ask: Callable[[], Any], chance: random.Random, twice: bool = False) -> bool:
+    """Send SIGINT to this process while it asks, at a random moment, and again a little later."""
+    waits = [chance.uniform(0.0, 0.03), chance.uniform(0.0, 0.002)][: 1 + twice]
+    done = threading.Event()
+
+    def send() -> None:
+        for wait in waits:
+            time.sleep(wait)
+            if not done.is_set():
+                os.kill(os.getpid(), signal.SIGINT)
+
+    sender = threading.Thread(target=send)
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    interrupted = False
+    try:
+        try:
+            sender.start()
+            ask()
+        finally:
+            done.set()
+    except KeyboardInterrupt:
+        interrupted = True
+    while sender.is_alive():  # a late signal is one more moment, in this loop
+        try:
+            sender.join()
+        except KeyboardInterrupt:
+            interrupted = True
+    signal.signal(signal.SIGINT, handler)
+    return interrupted
+
+
+class _AtLine:
+    """Raises KeyboardInterrupt at the so-manyth line of hooks.py that is run."""
+
+    def __init__(self, at: int) -> None:
+        self.left = at
+
+    def __call__(self, frame: FrameType, event: str, arg: Any) -> Any:
+        if frame.f_code.co_filename != hooks.__file__:
+            return None
+        if event == "line":
+            self.left -= 1
+            if self.left == 0:
+                raise KeyboardInterrupt
+        return self
+
+
+def _at_lines(ask: Callable[[], Any], chance: random.Random) -> bool:
+    sys.settrace(_AtLine(chance.randrange(1, chance.choice((60, 2000)))))
+    try:
+        ask()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(None)
+    return False
