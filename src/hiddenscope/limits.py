@@ -72,6 +72,7 @@ def check_counts(entries: Iterator[tuple[str, Any]], held: Held, name: str) -> N
 def building(held: Held, config: Mapping[str, Any], name: str) -> Iterator[None]:
     """Stop the building of a module, with Damaged, once it has more parts than the weight files can fill.
 
+    >>> import torch
     >>> with building(Held(tensors=2, bytes=24), {"width": 10**6}, "x"), torch.device("meta"):
     ...     _ = nn.Linear(10**6, 10**6)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
@@ -124,6 +125,7 @@ class _Parts:
 class Bounded(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """A pass over a few tokens: stops, with TooLarge, at an operation that gives a larger tensor than they need.
 
+    >>> import torch
     >>> with Bounded(nn.Linear(2, 2), "x"):
     ...     _ = torch.zeros(10**6, 10**6, device="meta")  # doctest: +ELLIPSIS
     Traceback (most recent call last):

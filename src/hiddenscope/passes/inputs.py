@@ -119,7 +119,6 @@ class Inputs:
         kind, batching = model.device.type, model.batching
         kind = kind if kind in BATCH_TOKENS else "cpu"
         require(batch_tokens, int | None, "batch_tokens", "Inputs.batches")
-        kind = model.device.type if model.device.type in BATCH_TOKENS else "cpu"
         for indices in compose(
             self.costs,
             batch_tokens or BATCH_TOKENS[kind],
