@@ -29,10 +29,9 @@ ROWS = [
     {"anatomy"},
     {"trials"},
     {"loading"},
-    {"limits"},
-    {"hooks", "weights"},
+    {"hooks", "weights", "bounded"},
     {"texts", "states", "sites", "results", "datasets", "measures"},
-    {"files", "compressed", "kernels"},
+    {"files", "compressed", "kernels", "limits"},
     {"arguments"},
     {"errors", "progress", "catalog"},
 ]

@@ -131,38 +131,6 @@ class _Forward(NamedTuple):
                 self.module.forward = self.before
 
 
-class _Registered:
-    """Called for every child, parameter and buffer that one thread gives to any module."""
-
-    def __init__(self, table: str, added: Callable[[nn.Module, str, Any], None]) -> None:
-        self.table, self.added = table, added
-        self.thread = threading.get_ident()
-
-    def __call__(self, module: nn.Module, name: str, part: Any) -> None:
-        if threading.get_ident() == self.thread:
-            self.added(module, name, part)
-
-    def install(self) -> None:
-        getattr(nn.modules.module, f"register_module_{self.table}_registration_hook")(self)
-
-    def remove(self) -> None:
-        table = getattr(nn.modules.module, f"_global_{self.table}_registration_hooks")
-        for key in [key for key, hook in list(table.items()) if hook is self]:
-            table.pop(key, None)
-
-
-def building(added: Callable[[nn.Module, str, Any], None]) -> _Installation:
-    """Call `added(module, name, part)` for every part that this thread gives to a module while the body runs.
-
-    >>> names = []
-    >>> with building(lambda module, name, part: names.append(name)):
-    ...     _ = nn.Sequential(nn.Linear(2, 2))
-    >>> names
-    ['weight', 'bias', '0']
-    """
-    return _Installation([_Registered(table, added) for table in ("module", "parameter", "buffer")])
-
-
 def watching(watches: Sequence[Watch]) -> _Installation:
     """Hold the watches while the body runs.
 

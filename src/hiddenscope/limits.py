@@ -2,21 +2,17 @@
 
 A config is a handful of numbers that somebody else wrote, and any of them may be absurd: a million layers, a window of
 ten million tokens. While the module is built, on the meta device where tensors have no memory, its parts are counted,
-and a count that the weight files cannot fill stops it. In its first pass, over a few tokens, no operation may give a
-larger tensor than such a pass needs.
+and a count that the weight files cannot fill stops it. `bounded` limits its first pass. Importing this loads no torch.
 """
 
 import re
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-
-from hiddenscope import hooks
-from hiddenscope.errors import Damaged, TooLarge
+from hiddenscope.errors import Damaged
 
 LARGEST_COUNT = 100_000
 # Names of what is counted one by one: a config class or a tokenizer makes a list of so many, before any weight is read.
@@ -31,9 +27,6 @@ MODULES, MODULES_PER_TENSOR = 2_000, 16
 PARAMETERS, PARAMETERS_PER_BYTE = 2**26, 16
 # Masks and tables of positions are not in the weight files.
 BUFFERS, BUFFERS_PER_BYTE = 2**28, 4
-# What one operation of a pass over a few tokens may give, and how many operations such a pass may take.
-OUTPUT, OUTPUT_PER_BYTE = 2**26, 4
-OPERATIONS, OPERATIONS_PER_MODULE = 50_000, 500
 
 
 @dataclass(frozen=True)
@@ -73,21 +66,31 @@ def building(held: Held, config: Mapping[str, Any], name: str) -> Iterator[None]
     """Stop the building of a module, with Damaged, once it has more parts than the weight files can fill.
 
     >>> import torch
+    >>> from torch import nn
     >>> with building(Held(tensors=2, bytes=24), {"width": 10**6}, "x"), torch.device("meta"):
     ...     _ = nn.Linear(10**6, 10**6)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     hiddenscope.errors.Damaged: Cannot load x: a model of its config has more than 67,109,248 parameters...
     """
-    parts = _Parts(held)
+    from torch.nn.modules import module as modules
 
-    def added(module: nn.Module, part_name: str, part: Any) -> None:
-        excess = parts.excess(module, part_name, part)
+    parts, thread = _Parts(held), threading.get_ident()
+
+    def added(module: Any, part_name: str, part: Any) -> None:
+        excess = parts.excess(module, part_name, part) if threading.get_ident() == thread else ""
         if excess:
             remedy = "Check that config and weights belong together."
-            raise Damaged(f"Cannot load {name}", f"a model of its config has {excess}{_largest(config)}", remedy)
+            raise Damaged(f"Cannot load {name}", f"a model of its config has {excess}{largest(config)}", remedy)
 
-    with hooks.building(added):
+    # These are called for every part that any module gets; they watch no pass.
+    handles: list[Any] = []
+    try:
+        for kind in ("module", "parameter", "buffer"):
+            handles.append(getattr(modules, f"register_module_{kind}_registration_hook")(added))
         yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 class _Parts:
@@ -102,8 +105,10 @@ class _Parts:
         self.most_parameters = PARAMETERS + PARAMETERS_PER_BYTE * held.bytes
         self.most_buffers = BUFFERS + BUFFERS_PER_BYTE * held.bytes
 
-    def excess(self, module: nn.Module, name: str, part: Any) -> str:
+    def excess(self, module: Any, name: str, part: Any) -> str:
         """What there is too much of, in words, now that a part was added; empty if there is not."""
+        from torch import Tensor, nn
+
         if isinstance(part, nn.Module):
             self.modules += 1
             holds = f"its weight files hold {self.held.tensors:,} tensors"
@@ -122,44 +127,7 @@ class _Parts:
         return ""
 
 
-class Bounded(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A pass over a few tokens: stops, with TooLarge, at an operation that gives a larger tensor than they need.
-
-    >>> import torch
-    >>> with Bounded(nn.Linear(2, 2), "x"):
-    ...     _ = torch.zeros(10**6, 10**6, device="meta")  # doctest: +ELLIPSIS
-    Traceback (most recent call last):
-    hiddenscope.errors.TooLarge: Cannot run x: for a few tokens it makes a tensor of 4,000,000,000,000 bytes...
-    """
-
-    def __init__(self, module: nn.Module, name: str) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.name = name
-        sizes = [weight.numel() * weight.element_size() for weight in module.parameters()]
-        self.largest = OUTPUT + OUTPUT_PER_BYTE * max(sizes, default=0)
-        self.operations = OPERATIONS + OPERATIONS_PER_MODULE * sum(1 for _ in module.modules())
-        config: Any = getattr(module, "config", None)
-        self.config: Mapping[str, Any] = config.to_dict() if hasattr(config, "to_dict") else {}
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        output = function(*args, **(kwargs or {}))
-        self.operations -= 1
-        if self.operations < 0:
-            raise self._refusal("it makes too many operations")
-        for part in output if isinstance(output, tuple | list) else (output,):
-            if isinstance(part, Tensor) and (size := part.numel() * part.element_size()) > self.largest:
-                raise self._refusal(f"it makes a tensor of {size:,} bytes")
-        return output
-
-    def _refusal(self, what: str) -> TooLarge:
-        return TooLarge(
-            f"Cannot run {self.name}",
-            f"for a few tokens {what}{_largest(self.config)}",
-            "Check the sizes in its config.",
-        )
-
-
-def _largest(config: Mapping[str, Any]) -> str:
+def largest(config: Mapping[str, Any]) -> str:
     """The largest number of a config, in words: in an absurd config it is most often the absurd one."""
     numbers = [(value, key) for key, value in walk(config) if type(value) is int]
     if not numbers:

@@ -16,6 +16,7 @@ import hiddenscope as hs
 from fuzz import folders
 from fuzz.sandbox import Case, sandboxed
 from hiddenscope import limits
+from hiddenscope.bounded import Bounded
 from hiddenscope.errors import Damaged, Error, TooLarge
 from hiddenscope.limits import Held
 from hiddenscope.loading import open_source
@@ -192,7 +193,7 @@ def test_a_pass_that_never_ends_is_stopped() -> None:
             while True:
                 input_ids = input_ids + 1
 
-    with pytest.raises(TooLarge, match="too many operations"), limits.Bounded(Loop(), "Loop"):
+    with pytest.raises(TooLarge, match="too many operations"), Bounded(Loop(), "Loop"):
         Loop()(torch.ones(1))
 
 

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from torch import nn
 
-from hiddenscope import hooks, limits, progress
+from hiddenscope import hooks, progress
 from hiddenscope.anatomy import Anatomy, Stack, accepts, arguments, find, still_holds, trial_ids, vocabulary
 from hiddenscope.arguments import checked
+from hiddenscope.bounded import Bounded
 from hiddenscope.errors import ModuleError, PassError, TooLarge
 from hiddenscope.loading import Loaded, cache_folder, open_source, parse_dtype
 from hiddenscope.model import generation
@@ -351,7 +352,7 @@ def _first_pass(loaded: Loaded) -> None:
     try:
         ids = trial_ids(module, 1, 5).to(hooks.input_device(module))
         inputs = arguments(module, ids, targets=ids if "decoder_input_ids" in accepts(module) else None)
-        with torch.no_grad(), hooks.as_it_was(module), limits.Bounded(module, loaded.name):
+        with torch.no_grad(), hooks.as_it_was(module), Bounded(module, loaded.name):
             module(**inputs)
     except TooLarge:
         raise

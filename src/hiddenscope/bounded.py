@@ -1,0 +1,51 @@
+"""The first pass of a model from a file, over a few tokens, in which no operation may give an absurdly large tensor."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from hiddenscope.errors import TooLarge
+from hiddenscope.limits import largest
+
+# What one operation of a pass over a few tokens may give, and how many operations such a pass may take.
+OUTPUT, OUTPUT_PER_BYTE = 2**26, 4
+OPERATIONS, OPERATIONS_PER_MODULE = 50_000, 500
+
+
+class Bounded(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A pass over a few tokens: stops, with TooLarge, at an operation that gives a larger tensor than they need.
+
+    >>> import torch
+    >>> with Bounded(nn.Linear(2, 2), "x"):
+    ...     _ = torch.zeros(10**6, 10**6, device="meta")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    hiddenscope.errors.TooLarge: Cannot run x: for a few tokens it makes a tensor of 4,000,000,000,000 bytes...
+    """
+
+    def __init__(self, module: nn.Module, name: str) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.name = name
+        sizes = [weight.numel() * weight.element_size() for weight in module.parameters()]
+        self.largest = OUTPUT + OUTPUT_PER_BYTE * max(sizes, default=0)
+        self.operations = OPERATIONS + OPERATIONS_PER_MODULE * sum(1 for _ in module.modules())
+        config: Any = getattr(module, "config", None)
+        self.config: Mapping[str, Any] = config.to_dict() if hasattr(config, "to_dict") else {}
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = function(*args, **(kwargs or {}))
+        self.operations -= 1
+        if self.operations < 0:
+            raise self._refusal("it makes too many operations")
+        for part in output if isinstance(output, tuple | list) else (output,):
+            if isinstance(part, Tensor) and (size := part.numel() * part.element_size()) > self.largest:
+                raise self._refusal(f"it makes a tensor of {size:,} bytes")
+        return output
+
+    def _refusal(self, what: str) -> TooLarge:
+        return TooLarge(
+            f"Cannot run {self.name}",
+            f"for a few tokens {what}{largest(self.config)}",
+            "Check the sizes in its config.",
+        )
