@@ -149,7 +149,7 @@ def trial(seed: int, draw: Callable[[int, int, float], Drawn], rows: int, share:
         sites.index(str(facts["best"]["site"])),
         facts["best"]["interval"],
         [sites.index(str(site)) for site in facts["above_chance_at"]],
-        [facts["mix"][name], *facts["mix"]["interval"]],
+        [facts["mix"][name], *facts["mix"].get("interval", [])],
     )
 
 
@@ -185,7 +185,7 @@ def sum_up(records: Sequence[Record], chance: float) -> Mapping[str, Sequence[fl
         "highest": [float(truth.max())],
         "interval": [_held(record, truth) for record in records],
         "best": [float(one.best_interval[0] <= truth[one.best] <= one.best_interval[1]) for one in records],
-        "mix": [float(one.mix[1] <= mix <= one.mix[2]) for one in records],
+        "mix": [float(one.mix[1] <= mix <= one.mix[2]) if one.mix[1:] else float("nan") for one in records],
         "above": [float(not above.issuperset(one.above)) for one in records],
         "power": [len(above & {*one.above}) / len(above) if above else float("nan") for one in records],
     }

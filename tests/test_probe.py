@@ -107,6 +107,8 @@ def test_numbers_are_regressed() -> None:
     assert result.facts["best"]["r2"] > 0.99
     assert result.facts["above_chance_at"] == ["layer.1"]
     assert result.data["coef"].dims == ("site", "width")
+    assert "interval" not in result.facts["mix"] and "mix_r2_low" not in result.data
+    assert "its uncertainty is not known" in sections_of(result)[0].prose
     assert (result.data["control"] < 0.2).all()
     probe = hs.Probe.of(result, "layer.1")
     assert probe.score(given["layer.1"], goal) > 0.999

@@ -121,6 +121,8 @@ def table(scored: Scored) -> "xarray.Dataset":
         variables["majority"] = ((), scored.chance, {"long_name": "share of the largest class"})
     if scored.mix is not None:
         variables |= _mix_variables(scored.mix, score, name)
+        if scored.classes is None:
+            del variables[f"mix_{score}_low"], variables[f"mix_{score}_high"]
     return xarray.Dataset(variables, coords)
 
 
@@ -177,6 +179,8 @@ def facts_of(scored: Scored, token: Token) -> Facts:
             "interval": [interval.low, interval.high],
             "largest_weight": {"site": sites[top], "weight": float(scored.mix.weights[top])},
         }
+        if scored.classes is None:  # of the R² of a mix no interval is known that holds
+            del facts["mix"]["interval"]
     facts["control"] = {"kind": "shuffled" if rows.token_ids is None else "by_token_id", "draws": scored.draws.controls}
     return {**facts, **_conditions(scored)}
 

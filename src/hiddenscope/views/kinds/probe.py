@@ -64,6 +64,8 @@ def findings(result: Result) -> Iterator[str]:
 
 
 def _with_interval(facts: Facts, score: str, remark: str = "") -> str:
+    if "interval" not in facts:
+        return f"{_number(facts[score], score)} (its uncertainty is not known)"
     low, high = (_number(end, score) for end in facts["interval"])
     return f"{_number(facts[score], score)} ({low} to {high}{remark})"
 
