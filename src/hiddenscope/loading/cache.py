@@ -161,8 +161,8 @@ def _write_manifest(part: Path) -> None:
             os.fsync(opened.fileno())
     sizes = {name: _size(part / name) for name in _names(part)}
     hashes = {name: _sha256(part / name) for name in sizes}
-    with replacing(part / MANIFEST) as fresh:
-        fresh.write_text(json.dumps({"files": sizes, "sha256": hashes}, indent=1), encoding="utf-8")
+    # Not by `replacing`, which would wait for the lock on this folder that building it holds.
+    (part / MANIFEST).write_text(json.dumps({"files": sizes, "sha256": hashes}, indent=1), encoding="utf-8")
 
 
 def _record(folder: Path) -> Path:
