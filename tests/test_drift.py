@@ -181,6 +181,27 @@ def test_a_harmless_change_is_no_drift(family: str, change: str) -> None:
     assert facts["first_site"] is facts["module"] is None
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_reference_with_fewer_digits_than_the_candidate_is_no_drift(family: str) -> None:
+    facts = hs.drift((port(family).to(torch.bfloat16), None), port(family), TEXTS).facts
+    assert not facts["drifted"], facts["drifting_sites"]
+
+
+def test_a_module_compiled_in_place_is_compared_by_what_it_returns() -> None:
+    compiled, wrapped = port("llama"), torch.compile(port("llama"), backend="eager")
+    compiled.compile(backend="eager")
+    for candidate in (compiled, wrapped):
+        facts = hs.drift(reference("llama"), candidate, TEXTS).facts  # type: ignore[arg-type]
+        assert not facts["drifted"] and facts["pairing"]["by"] == "name"
+        assert facts["sites"] == 5, "three layers, final and the logits"
+
+
+def test_two_calls_of_one_module_are_told_apart() -> None:
+    """Gemma calls its rotary embedding once for each kind of attention; one of the two is wrong."""
+    facts = facts_of("gemma3_text", put("model.rotary_emb", "sliding_attention_attention_scaling", 1.2))
+    assert (facts["first_site"], facts["module"]) == ("layer.1", "model.rotary_emb")
+
+
 def test_local_and_inherited_error_make_up_the_whole() -> None:
     candidate = port("llama")
     scaled(f"{B}.mlp.up_proj", 1.1)(candidate)

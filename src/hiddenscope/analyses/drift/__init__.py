@@ -45,7 +45,9 @@ from hiddenscope.analyses.drift.sides import (
     check_tokens,
     common,
     encoded,
+    is_compiled,
     live,
+    not_wider,
     opened,
 )
 from hiddenscope.errors import FileError, StatesError
@@ -77,7 +79,6 @@ class _Comparison:
     passes: dict[str, float] = field(default_factory=dict)
     culprit: Culprit | None = None
     live: tuple[Live, Live] | None = None
-    notes: list[str] = field(default_factory=list)
 
 
 def drift(
@@ -165,9 +166,9 @@ def _by_parts(
             live=(reference, candidate),
         )
         if drifting := measured.drifting:
-            search = (ForeignSearch if candidate.call else Search)(
-                alike(reference, candidate), candidate, measured.first_batch[drifting[0]]
-            )
+            rounded = not_wider(candidate, reference)
+            kind = ForeignSearch if candidate.call else Search
+            search = kind(alike(reference, rounded), rounded, measured.first_batch[drifting[0]])
             total = _worst(measured, drifting[0])
             comparison.culprit = search.find(drifting[0], measured.beyond, total)
     return comparison
@@ -178,7 +179,7 @@ def _foreign(
 ) -> _Comparison:
     """A program of somebody else's: part by part where its blocks can be entered, or else by whole passes."""
     reference = live(model)
-    module = given if isinstance(given, nn.Module) and not hasattr(given, "_orig_mod") else None
+    module = given if isinstance(given, nn.Module) and not is_compiled(given) else None
     if module is not None:
         recordable(module)
     name = getattr(given, "__name__", type(getattr(given, "_orig_mod", given)).__name__)
@@ -355,7 +356,7 @@ def _facts(comparison: _Comparison, accepted: Facts | None) -> dict[str, Any]:
         "pairing": comparison.pairing,
         "hints": [],
         "consequences": _consequences(measured),
-        "notes": comparison.notes,
+        "notes": measured.notes,
     }
     return facts if accepted is None else {**facts, "baseline": accepted}
 

@@ -81,7 +81,7 @@ class Search:
         self.batch = reference.batch(inputs)
         self.masks = masks_of(self.batch)
         self.inputs = inputs
-        self._known: dict[int, _Verdict | None] = {}
+        self._known: dict[int, tuple[ModuleCall, _Verdict | None]] = {}  # with the call, so that its id stays its own
 
     def find(self, first: str, beyond: Mapping[str, float], total: float) -> Culprit | None:
         """The culprit behind the first site that differs; `total` is the relative error of a whole pass there."""
@@ -158,8 +158,8 @@ class Search:
     def _verdict(self, call: ModuleCall) -> _Verdict | None:
         """How far the candidate's module is off on the reference's input; None where it has no such module."""
         if id(call) not in self._known:
-            self._known[id(call)] = self._compared(call)
-        return self._known[id(call)]
+            self._known[id(call)] = call, self._compared(call)
+        return self._known[id(call)][1]
 
     def _compared(self, call: ModuleCall) -> _Verdict | None:
         try:

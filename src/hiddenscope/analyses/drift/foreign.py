@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from hiddenscope import hooks
 from hiddenscope.analyses.drift.culprit import Culprit, ModuleCall, Search, called, tensors_in
 from hiddenscope.analyses.drift.observe import LOGITS, Live, Noise, in_float64, observe
-from hiddenscope.analyses.drift.sides import majority_dtype
+from hiddenscope.analyses.drift.sides import is_compiled, majority_dtype
 from hiddenscope.anatomy import Tap
 from hiddenscope.anatomy.taps import layouts
 from hiddenscope.errors import PassError, StatesError
@@ -35,7 +35,7 @@ from hiddenscope.sites import Site
 
 PAIRING_TOKENS = 256  # of the first texts, on which tensors are paired
 LEAST_CORRELATION = 0.5
-_ENTRY = re.compile(r"hidden_states\[(\d+)\]")
+_ENTRY = re.compile(r"(encoder_|decoder_)?hidden_states\[(\d+)\]")
 
 
 @dataclass
@@ -64,32 +64,45 @@ class Pairs:
         return {"by": self.by, "pairs": pairs}
 
 
-def runner(function: Callable[..., Any]) -> Callable[[PaddedBatch], Any]:
-    """How a module or a function of somebody else's is called: with ids, and with a mask if it takes one."""
-    target = function.forward if isinstance(function, nn.Module) else function
-    try:
-        names = list(inspect.signature(target).parameters)
-    except (TypeError, ValueError):
-        names = []
-    mask = next((name for name in names[1:] if "mask" in name), None)
+@dataclass(frozen=True)
+class Runner:
+    """How a module or a function of somebody else's is called: with ids, and with a mask if it takes one.
 
-    def call(batch: PaddedBatch) -> Any:
-        more: dict[str, Any] = {} if mask is None else {mask: batch.mask}
-        if hasattr(function, "_orig_mod"):
-            more |= {"output_hidden_states": True, "use_cache": False}
-        return function(batch.ids, **more)
+    A compiled Hugging Face model is called as such, and asked for its hidden states.
+    """
 
-    return call
+    function: Callable[..., Any]
+
+    def __call__(self, batch: PaddedBatch) -> Any:
+        """Run it on a batch."""
+        if is_compiled(self.function):
+            inside: Any = getattr(self.function, "_orig_mod", self.function)
+            return self.function(**batch.arguments(inside), output_hidden_states=True, return_dict=True)
+        mask = self._mask()
+        return self.function(batch.ids, **({} if mask is None else {mask: batch.mask}))
+
+    def of(self, module: nn.Module) -> Runner:
+        """The same for a copy of the module."""
+        return Runner(module)
+
+    def _mask(self) -> str | None:
+        """The name of its parameter for the mask."""
+        target = self.function.forward if isinstance(self.function, nn.Module) else self.function
+        try:
+            names = list(inspect.signature(target).parameters)
+        except (TypeError, ValueError):
+            return None
+        return next((name for name in names[1:] if "mask" in name), None)
 
 
 def values_of(function: Callable[..., Any], batches: Sequence[PaddedBatch]) -> list[Value]:
     """Every tensor of the candidate that has a row for each token, in the order in which it is made."""
     found: dict[str, list[Tensor]] = {}
     taps: dict[str, Tap] = {}
-    call = runner(function)
-    inside = isinstance(function, nn.Module) and not hasattr(function, "_orig_mod")
+    call = Runner(function)
+    inside = isinstance(function, nn.Module) and not is_compiled(function)
     for batch in batches:
-        collector = _Collector(batch.ids.shape[1])
+        collector = _Collector(*(part.ids.shape[1] for part in (batch, batch.targets) if part is not None))
         watches = collector.watches(function) if isinstance(function, nn.Module) and inside else []
         with torch.no_grad(), hooks.watching(watches):
             output = call(batch)
@@ -107,7 +120,7 @@ def values_of(function: Callable[..., Any], batches: Sequence[PaddedBatch]) -> l
 class _Collector:
     """The tensors of one text, as rows, wherever their shape allows it."""
 
-    def __init__(self, tokens: int) -> None:
+    def __init__(self, *tokens: int) -> None:
         self.tokens = tokens
         self.found: dict[str, tuple[Tensor, Tap | None]] = {}
         self._calls: Counter[tuple[str, str]] = Counter()
@@ -116,11 +129,13 @@ class _Collector:
         """Keep a tensor, if it has a row for each token."""
         if not tensor.is_floating_point():
             return
-        tensor = tensor[None] if tensor.ndim == 2 and len(tensor) == self.tokens else tensor
-        layout = next(layouts(tensor, 1, self.tokens), None)
-        if layout is not None:
-            rows = layout.states(tensor, self.tokens)[0].detach().to("cpu", copy=True)
-            self.found[name] = rows, None if place is None else Tap(*place, layout)
+        for tokens in self.tokens:
+            whole = tensor[None] if tensor.ndim == 2 and len(tensor) == tokens else tensor
+            layout = next(layouts(whole, 1, tokens), None)
+            if layout is not None and whole.shape[layout.token] == tokens:
+                rows = layout.states(whole, tokens)[0].detach().to("cpu", copy=True)
+                self.found[name] = rows, None if place is None else Tap(*place, layout)
+                return
 
     def watches(self, module: nn.Module) -> list[hooks.Watch]:
         """Watch both sides of every part."""
@@ -213,12 +228,14 @@ def _by_table(values: Sequence[Value], reference: Mapping[str, Tensor], table: M
 
 def _by_names(values: Sequence[Value], reference: Mapping[str, Tensor], side: Live) -> Pairs | None:
     """Names that are sites themselves, or entries of Hugging Face's `hidden_states`."""
-    stack = side.anatomy.stacks[-1]
-    entries = side.anatomy.reported(stack)
+    stacks = {"encoder_" if stack.name == "encoder" else "decoder_": stack for stack in side.anatomy.stacks}
+    stacks[""] = side.anatomy.stacks[-1]
+    entries = {prefix: side.anatomy.reported(stack) for prefix, stack in stacks.items()}
     pairs = Pairs("name")
     for value in values:
         entry = _ENTRY.fullmatch(value.name.removeprefix("output "))
-        site = str(entries[int(entry[1])]) if entry and int(entry[1]) < len(entries) else value.name
+        listed = entries.get(entry[1] or "", ()) if entry else ()
+        site = str(listed[int(entry[2])]) if entry and int(entry[2]) < len(listed) else value.name
         if site in reference and value.rows.shape == reference[site].shape:
             pairs.chosen.setdefault(site, value)
     return pairs if len(pairs.chosen) > 1 else None
@@ -318,7 +335,7 @@ def as_foreign(module: nn.Module, reference: Live, pairs: Pairs) -> Live | None:
         majority_dtype(module),
         taps=taps,
         blocks=blocks,
-        call=runner(module),
+        call=Runner(module),
     )
 
 

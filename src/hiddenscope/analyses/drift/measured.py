@@ -31,8 +31,8 @@ from hiddenscope.analyses.drift.observe import (
     gap,
     observe,
 )
-from hiddenscope.analyses.drift.sides import alike
-from hiddenscope.errors import PassError
+from hiddenscope.analyses.drift.sides import alike, not_wider
+from hiddenscope.errors import NotFinite, PassError
 from hiddenscope.model import Model
 from hiddenscope.passes import Inputs
 from hiddenscope.sites import Site
@@ -71,6 +71,7 @@ class Errors:
     first_batch: dict[str, Inputs] = field(default_factory=dict)
     observing_changed_nothing: bool | None = None
     passes: dict[str, float] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
     kl: list[Array] = field(default_factory=list)
     top1: list[NDArray[np.bool_]] = field(default_factory=list)
 
@@ -102,37 +103,74 @@ def stack_of(name: str, tokens: Mapping[str | None, Any]) -> str | None:
 
 
 def of_live(reference: Live, model: Model, candidate: Live, inputs: Inputs) -> Errors:
-    """Two live models: one pass of each, one of the candidate on the reference's states, one in float64."""
-    measured = _empty(inputs, reference)
-    working = alike(reference, candidate)
-    names = ("dtype", working.dtype != reference.dtype), ("kernel", working.kernel != reference.kernel)
-    measured.sources = ["float64", *(name for name, differs in names if differs)]
+    """Two live models: one pass of each, one of the candidate on the reference's states, one in float64.
+
+    A padded batch in which a NaN comes up is run again one text at a time.
+    """
+    batches = list(inputs.batches(model))
+    if candidate.call is not None:
+        return _part_by_part(reference, model, candidate, inputs, _one_by_one(inputs))
+    try:
+        return _part_by_part(reference, model, candidate, inputs, batches)
+    except NotFinite:
+        if not any(len(set(batch.costs)) > 1 for _, batch in batches):
+            raise
+    reference.passes = candidate.passes = 0
+    errors = _part_by_part(reference, model, candidate, inputs, _one_by_one(inputs))
+    errors.notes.append("Texts were run one at a time, because a NaN comes up in a padded batch.")
+    return errors
+
+
+def _one_by_one(inputs: Inputs) -> list[tuple[list[int], Inputs]]:
+    return [([text], inputs.some([text])) for text in range(len(inputs))]
+
+
+def _part_by_part(
+    reference: Live, model: Model, candidate: Live, inputs: Inputs, batches: Sequence[tuple[list[int], Inputs]]
+) -> Errors:
+    errors = _empty(inputs, reference)
+    rounded = not_wider(candidate, reference)  # a candidate with more digits is compared in the reference's
+    working = alike(reference, rounded)
+    names = ("dtype", candidate.dtype != reference.dtype), ("kernel", working.kernel != reference.kernel)
+    errors.sources = ["float64", *(name for name, differs in names if differs)]
     sites = [site for site in reference.sites() if site in candidate.taps]
     # The state that enters a block is not seen where the candidate leaves that block out.
     entries = {str(site) for site in sites if candidate.taps[site].side == "input"}
-    alone = candidate.call is not None
-    batches = [([text], inputs.some([text])) for text in range(len(inputs))] if alone else list(inputs.batches(model))
-    batches.reverse()  # the self-check is made on the first, and should be on the shortest texts
     with progress.track("Comparing", total=len(batches)) as advance:
-        for texts, batch in batches:
+        for texts, batch in reversed(batches):  # the shortest texts first: the self-check is made on these
             true = observe(working, batch, sites, noise=True)
             plain = true if working is reference else observe(reference, batch, sites)
-            free = observe(candidate, batch, sites)
-            _check(plain, free, inputs, texts, model)
-            equal = observe(candidate, batch, sites, put=_layers(true))
-            _compare_batch(
-                measured, (plain, true, free, equal), batch, _places(inputs, texts, measured.tokens), entries
-            )
-            if measured.observing_changed_nothing is None:
-                sides = [(reference, plain), (candidate, free)]
-                measured.observing_changed_nothing = all(_unchanged(side, batch, seen) for side, seen in sides)
+            whole = observe(candidate, batch, sites)
+            _check(plain, whole, inputs, texts, model)
+            free = whole if rounded is candidate else observe(rounded, batch, sites)
+            equal = observe(rounded, batch, sites, put=_layers(true))
+            runs = _Runs(plain, true, whole, free, equal)
+            _compare_batch(errors, runs, batch, _places(inputs, texts, errors.tokens), entries)
+            if errors.observing_changed_nothing is None:
+                sides = [(reference, plain), (candidate, whole)]
+                errors.observing_changed_nothing = all(_unchanged(side, batch, seen) for side, seen in sides)
             advance(1)
-    measured.passes = {
-        "reference": (reference.passes + (working.passes if working is not reference else 0)) / len(batches),
-        "candidate": candidate.passes / len(batches),
+    errors.passes = {
+        "reference": sum({id(side): side.passes for side in (reference, working)}.values()) / len(batches),
+        "candidate": sum({id(side): side.passes for side in (candidate, rounded)}.values()) / len(batches),
     }
-    _order(measured, sites)
-    return measured
+    _order(errors, sites)
+    return errors
+
+
+@dataclass(frozen=True)
+class _Runs:
+    """The passes of one batch.
+
+    `plain` is the reference and `true` the same in the dtype and with the kernel that both are compared in; `whole` is
+    the candidate, `free` the same in that dtype, and `equal` the same on the reference's states.
+    """
+
+    plain: Observed
+    true: Observed
+    whole: Observed
+    free: Observed
+    equal: Observed
 
 
 def _empty(inputs: Inputs, reference: Live) -> Errors:
@@ -153,16 +191,13 @@ def _places(inputs: Inputs, texts: Sequence[int], stacks: Mapping[str | None, in
 
 def _compare_batch(
     measured: Errors,
-    runs: tuple[Observed, Observed, Observed, Observed],
+    runs: _Runs,
     batch: Inputs,
     places: Mapping[str | None, Sequence[int]],
     entries: Collection[str],
 ) -> None:
-    """Compare the runs of one batch.
-
-    These are the reference, the same in the candidate's dtype, the candidate, and the same on equal input.
-    """
-    plain, true, free, equal = runs
+    """Compare the passes of one batch."""
+    plain, true, whole, free, equal = runs.plain, runs.true, runs.whole, runs.free, runs.equal
     for name, rows in true.rows.items():
         main = _main(name)
         if name not in free.rows or name not in equal.rows:
@@ -170,17 +205,19 @@ def _compare_batch(
                 measured.judge(name, Gap(torch.full((1,), torch.inf), torch.inf), true.noise[name], batch)
             continue
         rows_here = places[stack_of(name, measured.tokens)]
+        if rows.shape != equal.rows[name].shape:  # a head of its own
+            continue
         local = gap(rows, equal.rows[name])
         measured.judge(main, local, true.noise[name], batch)
         if main == name:
-            for measure, values in cells(plain.rows[name], free.rows[name]).items():
+            for measure, values in cells(plain.rows[name], whole.rows[name]).items():
                 measured.put(name, measure, rows_here, values)
             norms = rows.double().norm(dim=-1).clamp_min(torch.finfo(torch.float64).tiny)
             inherited = (free.rows[name].double() - equal.rows[name].double()).norm(dim=-1) / norms
             measured.put(name, "local", rows_here, local.rows)
             measured.put(name, "inherited", rows_here, inherited)
-    if LOGITS in plain.rows and LOGITS in free.rows:
-        add_consequences(measured, plain.rows[LOGITS], free.rows[LOGITS])
+    if LOGITS in plain.rows and LOGITS in whole.rows and plain.rows[LOGITS].shape == whole.rows[LOGITS].shape:
+        add_consequences(measured, plain.rows[LOGITS], whole.rows[LOGITS])
 
 
 def _layers(seen: Observed) -> dict[str, Tensor]:
@@ -237,7 +274,7 @@ def divergence(one: Tensor, two: Tensor) -> tuple[Tensor, Tensor]:
 def _unchanged(side: Live, batch: Inputs, seen: Observed) -> bool:
     """Whether a pass without any hook gives the same output bit for bit."""
     with torch.inference_mode(False), torch.no_grad():
-        output = side.run(side.batch(batch), finite=False)
+        output = side.run(side.batch(batch))
     bare = hooks.first_tensor(output)
     return seen.output is not None and bare is not None and torch.equal(bare.cpu(), seen.output)
 

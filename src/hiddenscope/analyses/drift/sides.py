@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import os
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -126,7 +126,7 @@ def as_live(side: Model | Given, reference: Model) -> Live | None:
     thing that a proof would refuse.
     """
     module = side.module
-    if hasattr(module, "_orig_mod"):
+    if is_compiled(module):
         return None
     recordable(module)
     anatomy = reference.anatomy
@@ -141,6 +141,13 @@ def as_live(side: Model | Given, reference: Model) -> Live | None:
     if _types(side.anatomy) != _types(anatomy):
         return None
     return Live(name, module, side.anatomy, reference.pad, majority_dtype(module))
+
+
+def is_compiled(module: Any) -> bool:
+    """Whether torch.compile made it, so that it calls no hooks: only what it returns can be seen."""
+    if not isinstance(module, nn.Module) or hasattr(module, "_orig_mod"):
+        return isinstance(module, nn.Module)
+    return any(getattr(part, "_compiled_call_impl", None) is not None for part in module.modules())
 
 
 def same_tree(module: nn.Module, other: nn.Module, anatomy: Anatomy) -> bool:
@@ -181,15 +188,28 @@ def alike(reference: Live, candidate: Live) -> Live:
         return reference
     module = copy.deepcopy(reference.module)
     if candidate.dtype != reference.dtype:
-        theirs = {name: tensor.dtype for name, tensor in _tensors(candidate.module)}
-        for name, tensor in _tensors(module):
-            if tensor.is_floating_point():
-                buffer = not isinstance(tensor, nn.Parameter)
-                own = theirs.get(name, tensor.dtype if buffer else candidate.dtype)
-                wide = own.itemsize > candidate.dtype.itemsize
-                tensor.data = tensor.data.to(own if buffer or wide else candidate.dtype)
+        _round(module, candidate.dtype, {name: tensor.dtype for name, tensor in _tensors(candidate.module)})
     set_kernel(module, kernel)
     return Live(reference.name, module, reference.anatomy, reference.pad, candidate.dtype)
+
+
+def not_wider(candidate: Live, reference: Live) -> Live:
+    """A candidate that has more digits than the reference, rounded to the reference's; itself where it has not."""
+    if torch.finfo(candidate.dtype).eps >= torch.finfo(reference.dtype).eps:
+        return candidate
+    module = copy.deepcopy(candidate.module)
+    _round(module, reference.dtype, {name: tensor.dtype for name, tensor in _tensors(reference.module)})
+    call = None if candidate.call is None else candidate.call.of(module)
+    return replace(candidate, module=module, dtype=reference.dtype, call=call, passes=0)
+
+
+def _round(module: nn.Module, dtype: torch.dtype, kept: Mapping[str, torch.dtype]) -> None:
+    """Round the weights of a module; a tensor that is `kept` wider stays so, and a buffer is what it is there."""
+    for name, tensor in _tensors(module):
+        if tensor.is_floating_point():
+            buffer = not isinstance(tensor, nn.Parameter)
+            own = kept.get(name, tensor.dtype if buffer else dtype)
+            tensor.data = tensor.data.to(own if buffer or own.itemsize > dtype.itemsize else dtype)
 
 
 def _tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
