@@ -1,0 +1,33 @@
+"""Planted faults: kinds of porting mistake, and changes that do no harm.
+
+A fault is planted in a copy of a model, at a random place that follows from a seed, and declares beforehand the first
+site at which it shows and the module that is at fault. `hs.drift` is measured with them (`make faults`).
+
+fault       a kind as a value, and a fault that was planted
+parts       where the parts of a model are, found by structure
+weights     checkpoints converted, loaded, cut or rounded wrongly
+attention   scale, mask, window, softmax, heads and rotation
+functions   activations, norms, residuals, layers, dtypes, dropout, routers
+modelwide   embeddings, positions, masks, rotary tables, the head
+unnamed     random changes of random modules
+harmless    other kernels, layouts and orders of the same maths
+
+>>> from hiddenscope.testing import tiny_model
+>>> planted = KINDS["norm_eps"].plant(tiny_model("llama"), layer=2, rng=1)
+>>> planted.first_site, planted.path.startswith("model.layers.2.")
+('layer.3', True)
+"""
+
+from hiddenscope.testing.faults.attention import ATTENTION
+from hiddenscope.testing.faults.fault import Damage, Fault, Planted
+from hiddenscope.testing.faults.functions import FUNCTIONS
+from hiddenscope.testing.faults.harmless import HARMLESS, Harmless
+from hiddenscope.testing.faults.modelwide import MODELWIDE
+from hiddenscope.testing.faults.parts import ModelParts
+from hiddenscope.testing.faults.unnamed import UNNAMED as _UNNAMED
+from hiddenscope.testing.faults.weights import WEIGHTS
+
+KINDS: dict[str, Fault] = {kind.name: kind for kind in (*WEIGHTS, *ATTENTION, *FUNCTIONS, *MODELWIDE)}
+UNNAMED: dict[str, Fault] = {kind.name: kind for kind in _UNNAMED}
+
+__all__ = ["HARMLESS", "KINDS", "UNNAMED", "Damage", "Fault", "Harmless", "ModelParts", "Planted"]
