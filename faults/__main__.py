@@ -1,0 +1,88 @@
+"""Plant faults, let `hs.drift` look for them, and print what it found.
+
+python -m faults                       all of it, against the bars
+python -m faults --only llama norm_eps some, by family or by kind
+python -m faults --write               all, and write the tables of docs/faults.md
+"""
+
+import argparse
+import json
+import logging
+import multiprocessing
+import sys
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from faults.pairs import Spec, specs
+from faults.report import met, page, report
+from faults.trial import Outcome, attempt
+
+PAGE = Path(__file__).parent.parent / "docs" / "faults.md"
+MARK = "<!-- measured: written by `python -m faults --write` -->\n"
+WORKERS = 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Try every pair and say what came of it; 1 if a bar is not met."""
+    parser = argparse.ArgumentParser(prog="faults", description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="families, kinds or groups to try")
+    parser.add_argument("--rounds", type=int, default=1, help="how often each kind is planted in each family")
+    parser.add_argument("--tiny", action="store_true", help="leave the real model out")
+    parser.add_argument("--write", action="store_true", help="write the tables of docs/faults.md")
+    parser.add_argument("--json", type=Path, help="write every outcome to a file")
+    given = parser.parse_args(arguments)
+    _prepare()
+    chosen = _chosen(specs(given.rounds, real=not given.tiny), given.only)
+    if not chosen:
+        parser.error(f"nothing is called {' or '.join(given.only)}")
+    outcomes = sorted(tried(chosen), key=lambda one: one.spec)
+    print("\n".join(report(outcomes)))
+    if given.json:
+        given.json.write_text(json.dumps([asdict(one) for one in outcomes], indent=1), "utf-8")
+    if given.write:
+        head = PAGE.read_text("utf-8").partition(MARK)[0]
+        PAGE.write_text(f"{head}{MARK}\n{page(outcomes)}\n", "utf-8")
+    return 0 if met(outcomes) else 1
+
+
+def _chosen(everything: list[Spec], only: Sequence[str]) -> list[Spec]:
+    """What the names ask for: any of the families named, and of them any of the kinds, and any of the groups."""
+    known = {name for spec in everything for name in (spec.subject, spec.kind, spec.group)}
+    if set(only) - known:
+        return []
+    for attribute in ("subject", "kind", "group"):
+        wanted = {getattr(spec, attribute) for spec in everything} & set(only)
+        everything = [spec for spec in everything if not wanted or getattr(spec, attribute) in wanted]
+    return everything
+
+
+def tried(chosen: list[Spec]) -> Iterator[Outcome]:
+    """Try every pair, some at a time, with a word on stderr about how far it is."""
+    start = time.monotonic()
+    with multiprocessing.get_context("spawn").Pool(min(WORKERS, len(chosen)), _prepare) as pool:
+        for done, outcome in enumerate(pool.imap_unordered(attempt, chosen, chunksize=8), 1):
+            said = f"{done} of {len(chosen)} pairs, {time.monotonic() - start:.0f} s"
+            if sys.stderr.isatty():
+                print(f"\r\033[K{said}", end="" if done < len(chosen) else "\n", file=sys.stderr, flush=True)
+            elif done % 100 == 0 or done == len(chosen):
+                print(said, file=sys.stderr, flush=True)
+            yield outcome
+
+
+def _prepare() -> None:
+    """Keep a worker to one core and quiet: what tiny random models are warned of is not news."""
+    import torch
+    import transformers
+
+    torch.set_num_threads(1)
+    warnings.filterwarnings("ignore")
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    logging.disable(logging.WARNING)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

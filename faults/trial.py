@@ -1,0 +1,145 @@
+"""One pair, given to drift: what was declared beforehand, what an independent check says, and what drift says."""
+
+import copy
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import hiddenscope as hs
+from faults.models import Subject, in_float64, subject
+from faults.oracle import FACTOR, moved, noise
+from faults.pairs import Spec
+from hiddenscope.testing.faults import HARMLESS, KINDS, UNNAMED, Planted
+
+Verdict = dict[str, Any]
+Drift = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of one pair. `moved` is how far the output moved, in units of the reference's rounding noise."""
+
+    spec: Spec
+    moved: float
+    site: str | None = None
+    paths: tuple[str, ...] = ()
+    detail: str = ""
+    drifted: bool = False
+    first_site: str | None = None
+    module: str | None = None
+    beyond: float = 0.0
+    passes: Any = None
+    error: str = ""
+    seconds: float = 0.0
+
+    @property
+    def effective(self) -> bool:
+        """Whether the output moves beyond the noise; a fault that does not is counted apart."""
+        return self.moved > FACTOR
+
+    @property
+    def site_exact(self) -> bool:
+        return self.drifted and self.first_site == self.site
+
+    @property
+    def module_exact(self) -> bool:
+        return self.drifted and self.module in self.paths
+
+    @property
+    def false_alarm(self) -> bool:
+        """Whether a harmless pair was called drift, or could not be compared."""
+        return not self.spec.fault and (self.drifted or bool(self.error))
+
+
+def attempt(spec: Spec) -> Outcome:
+    """Make the pair, check it, and give it to drift."""
+    start = time.monotonic()
+    of = subject(spec.subject)
+    truth: Verdict = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            reference, candidate, truth = _pair(spec, of)
+            truth |= _facts(hs.drift(reference, candidate, _texts(of)).facts)
+        except Exception as error:
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            truth["error"] = f"{type(error).__name__}: {error} at {Path(place.filename).name}:{place.lineno}"
+    return Outcome(spec, **{"moved": 0.0, **truth}, seconds=time.monotonic() - start)
+
+
+def _facts(facts: Any) -> Verdict:
+    return {
+        "drifted": bool(facts["drifted"]),
+        "first_site": facts["first_site"],
+        "module": facts["module"],
+        "beyond": _number(facts["beyond"]),
+        "passes": facts["passes"],
+    }
+
+
+def _number(value: Any) -> float:
+    return float("inf") if value is None or isinstance(value, str) else float(value)
+
+
+def _pair(spec: Spec, of: Subject) -> tuple[Any, Any, Verdict]:
+    """The reference, the candidate, and what is true of the pair."""
+    if spec.group == "run":
+        return _run(spec.kind, of)
+    reference = model(spec.subject)
+    if spec.group == "harmless":
+        candidate = HARMLESS[spec.kind].make(of.module, spec.rng)
+        return reference, (candidate, of.tokenizer), {"moved": moved(of, candidate) / level(spec.subject)}
+    planted = plant(spec)
+    truth = {"site": planted.first_site, "paths": planted.paths, "detail": planted.detail}
+    truth["moved"] = moved(of, planted.module) / level(spec.subject)
+    return reference, (planted.module, of.tokenizer), truth
+
+
+def plant(spec: Spec) -> Planted:
+    """The fault of a pair, planted in a copy."""
+    kind = (KINDS if spec.group == "named" else UNNAMED)[spec.kind]
+    return kind.plant(subject(spec.subject).module, rng=spec.rng)
+
+
+def _run(kind: str, of: Subject) -> tuple[Any, Any, Verdict]:
+    """The same module, run in another way."""
+    reference = model(of.name)
+    if kind == "padding_side":
+        tokenizer = copy.deepcopy(of.tokenizer)
+        tokenizer.padding_side = "left"
+        return reference, (copy.deepcopy(of.module), tokenizer), {}
+    if kind.startswith("from_"):
+        wide = in_float64(of.module) if kind == "from_fp64" else copy.deepcopy(of.module).to(torch.bfloat16)
+        return (wide, of.tokenizer), (copy.deepcopy(of.module), of.tokenizer), {}
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads + 1 if kind == "more_threads" else threads)
+        batch_tokens = 1 if kind == "one_at_a_time" else None
+        return reference, reference.capture(_texts(of), batch_tokens=batch_tokens), {}
+    finally:
+        torch.set_num_threads(threads)
+
+
+@cache
+def model(name: str) -> hs.Model:
+    """The reference, loaded once."""
+    of = subject(name)
+    return hs.load((of.module, of.tokenizer))
+
+
+@cache
+def level(name: str) -> float:
+    """The rounding noise of a reference's output."""
+    return noise(subject(name))
+
+
+def _texts(of: Subject) -> Any:
+    inputs = model(of.name).encode(of.ids, targets=of.target_ids)
+    return inputs if of.targets is not None else list(of.texts)
