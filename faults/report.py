@@ -69,9 +69,7 @@ def misses(outcomes: Iterable[Outcome]) -> list[list[str]]:
             where = f"{one.spec.subject}, {one.spec.kind}, seed {one.spec.seed}"
             found = f"{one.first_site}, {one.module} ({one.beyond:.3g} times the noise)" if one.drifted else "no drift"
             truth = f"{one.site}, {' or '.join(one.paths[:3])}" if one.spec.fault else "no drift"
-            rows.append(
-                [where, one.detail, truth, said if one.error or one.drifted else "no drift", f"{one.moved:.3g}"]
-            )
+            rows.append([where, one.detail, truth, one.error or found, f"{one.moved:.3g}"])
     return rows
 
 
