@@ -7,18 +7,18 @@ python -m faults --write               all, and write the tables of docs/faults.
 
 import argparse
 import json
-import logging
 import multiprocessing
 import sys
 import time
-import warnings
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 
 from faults.pairs import Spec, specs
 from faults.report import met, page, report
-from faults.trial import Outcome, attempt
+from faults.trial import Outcome, attempt, prepare
 
 PAGE = Path(__file__).parent.parent / "docs" / "faults.md"
 MARK = "<!-- measured: written by `python -m faults --write` -->\n"
@@ -32,16 +32,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=1, help="how often each kind is planted in each family")
     parser.add_argument("--tiny", action="store_true", help="leave the real model out")
     parser.add_argument("--write", action="store_true", help="write the tables of docs/faults.md")
-    parser.add_argument("--json", type=Path, help="write every outcome to a file")
+    parser.add_argument("--json", type=Path, help="write every outcome to a file, a line each")
     given = parser.parse_args(arguments)
-    _prepare()
+    prepare()
     chosen = _chosen(specs(given.rounds, real=not given.tiny), given.only)
     if not chosen:
         parser.error(f"nothing is called {' or '.join(given.only)}")
-    outcomes = sorted(tried(chosen), key=lambda one: one.spec)
+    outcomes = []
+    with given.json.open("w") if given.json else nullcontext() as file:
+        for outcome in tried(chosen):
+            outcomes.append(outcome)
+            if file is not None:
+                print(json.dumps(asdict(outcome)), file=file, flush=True)
     print("\n".join(report(outcomes)))
-    if given.json:
-        given.json.write_text(json.dumps([asdict(one) for one in outcomes], indent=1), "utf-8")
     if given.write:
         head = PAGE.read_text("utf-8").partition(MARK)[0]
         PAGE.write_text(f"{head}{MARK}\n{page(outcomes)}\n", "utf-8")
@@ -62,26 +65,15 @@ def _chosen(everything: list[Spec], only: Sequence[str]) -> list[Spec]:
 def tried(chosen: list[Spec]) -> Iterator[Outcome]:
     """Try every pair, some at a time, with a word on stderr about how far it is."""
     start = time.monotonic()
-    with multiprocessing.get_context("spawn").Pool(min(WORKERS, len(chosen)), _prepare) as pool:
-        for done, outcome in enumerate(pool.imap_unordered(attempt, chosen, chunksize=8), 1):
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(WORKERS, context, prepare) as pool:
+        for done, outcome in enumerate(pool.map(attempt, chosen, chunksize=8), 1):
             said = f"{done} of {len(chosen)} pairs, {time.monotonic() - start:.0f} s"
             if sys.stderr.isatty():
                 print(f"\r\033[K{said}", end="" if done < len(chosen) else "\n", file=sys.stderr, flush=True)
             elif done % 100 == 0 or done == len(chosen):
                 print(said, file=sys.stderr, flush=True)
             yield outcome
-
-
-def _prepare() -> None:
-    """Keep a worker to one core and quiet: what tiny random models are warned of is not news."""
-    import torch
-    import transformers
-
-    torch.set_num_threads(1)
-    warnings.filterwarnings("ignore")
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    logging.disable(logging.WARNING)
 
 
 if __name__ == "__main__":

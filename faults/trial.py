@@ -1,6 +1,7 @@
 """One pair, given to drift: what was declared beforehand, what an independent check says, and what drift says."""
 
 import copy
+import logging
 import time
 import traceback
 import warnings
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 
 import hiddenscope as hs
 from faults.models import Subject, in_float64, subject
@@ -56,6 +58,15 @@ class Outcome:
     def false_alarm(self) -> bool:
         """Whether a harmless pair was called drift, or could not be compared."""
         return not self.spec.fault and (self.drifted or bool(self.error))
+
+
+def prepare() -> None:
+    """Keep a worker to one core and quiet: what tiny random models are warned of is not news."""
+    torch.set_num_threads(1)
+    warnings.filterwarnings("ignore")
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    logging.disable(logging.WARNING)
 
 
 def attempt(spec: Spec) -> Outcome:

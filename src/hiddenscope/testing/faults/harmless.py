@@ -244,7 +244,7 @@ def _mixture(parts: ModelParts) -> list[str]:
 
 
 def compiled(parts: ModelParts, path: str, rng: Rng) -> None:
-    """Norms and activations compiled; `torch.compile` needs a C++ compiler."""
+    """A norm compiled; `torch.compile` needs a C++ compiler."""
     parts.modules[path].compile()
 
 
@@ -293,7 +293,7 @@ ALL = (
     Harmless("norm_folded", "norm weights folded into projections", _foldable, fold_norm),
     Harmless("experts_loop", "experts in a loop", _mixture, other_experts),
     Harmless("all_by_hand", "all of these steps by hand", _model, all_by_hand),
-    Harmless("compiled", "norms compiled", _norms, compiled),
+    Harmless("compiled", "a norm compiled", _norms, compiled, everywhere=False),
     Harmless("bf16", "the model in bfloat16", _model, to_dtype(torch.bfloat16), other_dtype=True),
     Harmless("fp16", "the model in float16", _model, to_dtype(torch.float16), other_dtype=True),
     Harmless("fp64", "the model in float64", _model, to_dtype(torch.float64), other_dtype=True),
