@@ -5,7 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: help setup demo browser test check scripts format conformance bench calibrate fuzz docs clean
+.PHONY: help setup demo browser test check scripts format conformance bench calibrate fuzz faults docs clean
 
 help:            ## Say what can be made.
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
@@ -62,6 +62,9 @@ calibrate: $(STAMP) ## Measure whether intervals and tests hold at the level tha
 
 fuzz: $(STAMP)   ## Try hostile and damaged input at length. CASES=1000 make fuzz   tries fewer.
 	$(BIN)/python -m fuzz --cases $(or $(CASES),10000)
+
+faults: $(STAMP) ## Plant faults in models, let drift look for them, and write the table of docs/faults.md.
+	$(BIN)/python -m faults --write
 
 docs: $(STAMP)   ## Write docs/cli.md and the pictures anew, and run every example in the docs.
 	$(BIN)/python docs/generate.py

@@ -89,6 +89,7 @@ class Fault:
         path = rng.choice(places)
         with torch.no_grad():
             damage = self.change(parts, path, rng)
+        parts.module.train(module.training)
         site = damage.site or parts.site(path)
         return Planted(self.name, parts.module, site, path, damage.also, damage.why, damage.detail)
 

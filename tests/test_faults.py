@@ -1,0 +1,132 @@
+"""Planted faults are what they say, harmless changes do no harm, and drift finds a short list of the former."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from faults import oracle
+from faults.models import FAMILIES, outputs, subject
+from faults.pairs import Spec, specs
+from faults.report import BARS, fault_rows, harmless_rows, met, misses, page, shares
+from faults.trial import Outcome, attempt, level, plant
+from hiddenscope.errors import ModuleError
+from hiddenscope.testing import tiny_model
+from hiddenscope.testing.faults import HARMLESS, KINDS, UNNAMED, ModelParts
+
+# One place for every way in which a fault is planted: weights, attention, code, model-wide, unnamed.
+SLICE = [
+    *(Spec("gpt2", "named", kind) for kind in ("weight_transposed", "qkv_reordered", "position_off_by_one")),
+    *(Spec("gpt2", "named", kind) for kind in ("attention_scale", "layer_skipped", "final_norm_twice")),
+    *(Spec("llama", "named", kind) for kind in ("kv_heads_tiled", "rope_interleaved", "rope_base", "norm_eps")),
+    *(Spec("llama", "named", kind) for kind in ("mask_off_by_one", "mask_hides_token", "block_bf16", "bias_twice")),
+    *(Spec("gemma3_text", "named", kind) for kind in ("embedding_scale_missing", "window_ignored", "norm_mean")),
+    *(Spec("bert", "named", kind) for kind in ("activation", "norm_bias_missing")),
+    *(Spec("t5", "named", kind) for kind in ("relative_buckets", "weight_int8")),
+    *(Spec("mixtral", "named", kind) for kind in ("router_top_k", "experts_swapped")),
+    *(Spec("qwen2_moe", "unnamed", kind) for kind in ("noise", "factor")),
+]
+HARMLESS_SLICE = [
+    Spec("gpt2", "harmless", "attention_kernel"),
+    Spec("llama", "harmless", "all_by_hand"),
+    Spec("llama", "harmless", "bf16"),
+    Spec("gemma3_text", "harmless", "norm_by_hand"),
+    Spec("bert", "harmless", "linear_split"),
+    Spec("t5", "harmless", "attention_plain"),
+    Spec("mixtral", "harmless", "norm_folded"),
+    Spec("llama", "run", "one_at_a_time"),
+]
+
+
+def identifier(spec: Spec) -> str:
+    return f"{spec.subject}-{spec.kind}"
+
+
+def test_there_are_enough_kinds_families_and_pairs() -> None:
+    everything = specs(real=False)
+    assert len(KINDS) >= 24 and len(FAMILIES) >= 6
+    assert sum(spec.fault for spec in everything) >= 500
+    assert sum(not spec.fault for spec in everything) >= 200
+    assert {spec.kind for spec in everything} >= {*KINDS, *UNNAMED, *HARMLESS}, "a kind has no place in any family"
+
+
+@pytest.mark.parametrize("spec", SLICE, ids=identifier)
+def test_what_a_fault_declares_is_true(spec: Spec) -> None:
+    of, planted = subject(spec.subject), plant(spec)
+    assert oracle.moved(of, planted.module) / level(spec.subject) > oracle.FACTOR
+    wrong = oracle.deepest(oracle.wrong_on_equal_input(of, planted.module))
+    assert wrong[0] in planted.paths
+    parts = ModelParts(of.module)
+    sites = {block.path: block.site for block in parts.blocks} | {path: parts.site(path) for path in parts.final_norms}
+    assert oracle.first_state(of, planted.module, sites) == (
+        None if planted.first_site == "logits" else planted.first_site
+    )
+
+
+def test_a_fault_is_planted_in_a_copy_and_follows_from_its_seed() -> None:
+    module = tiny_model("llama")
+    before = {name: weight.clone() for name, weight in module.state_dict().items()}
+    one, two, other = (KINDS["earlier_checkpoint"].plant(module, rng=seed) for seed in (3, 3, 4))
+    assert all(torch.equal(weight, before[name]) for name, weight in module.state_dict().items())
+    assert (one.path, one.detail) == (two.path, two.detail)
+    assert all(torch.equal(a, b) for a, b in zip(one.module.parameters(), two.module.parameters(), strict=True))
+    assert (one.path, one.detail) != (other.path, other.detail)
+
+
+def test_a_layer_may_be_chosen_and_one_that_is_not_there_is_an_error() -> None:
+    module = tiny_model("llama")
+    assert KINDS["norm_eps"].plant(module, layer=1).first_site == "layer.2"
+    with pytest.raises(ModuleError, match="Cannot plant norm_eps in block 9 of LlamaForCausalLM"):
+        KINDS["norm_eps"].plant(module, layer=9)
+    assert not KINDS["router_top_k"].applies(module)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "gemma3_text", "bert", "t5", "mixtral"])
+def test_harmless_changes_move_the_output_by_rounding_alone(family: str) -> None:
+    of = subject(family)
+    changes = [change for change in HARMLESS.values() if change.applies(of.module) and change.name != "compiled"]
+    moved = {change.name: oracle.moved(of, change.make(of.module)) / level(family) for change in changes}
+    assert {
+        name: ratio for name, ratio in moved.items() if ratio > oracle.FACTOR and not HARMLESS[name].other_dtype
+    } == {}
+    assert outputs(of.module, of).isfinite().all()
+
+
+@pytest.mark.parametrize("spec", SLICE, ids=identifier)
+def test_drift_names_the_layer_and_the_module(spec: Spec) -> None:
+    outcome = attempt(spec)
+    assert not outcome.error
+    assert (outcome.first_site, outcome.module) == (
+        outcome.site,
+        outcome.module if outcome.module_exact else outcome.paths,
+    )
+
+
+@pytest.mark.parametrize("spec", HARMLESS_SLICE, ids=identifier)
+def test_drift_raises_no_false_alarm(spec: Spec) -> None:
+    outcome = attempt(spec)
+    assert not outcome.error
+    assert not outcome.drifted, f"{outcome.first_site}, {outcome.module}, {outcome.beyond:.3g} times the noise"
+
+
+def test_a_miss_is_counted_and_named() -> None:
+    found = {"drifted": True, "first_site": "layer.1", "module": "a"}
+    right = Outcome(Spec("x", "named", "one"), 10.0, "layer.1", ("a",), **found)
+    wrong = Outcome(Spec("x", "named", "two"), 10.0, "layer.2", ("b",), **found)
+    quiet = Outcome(Spec("x", "named", "two"), 1.0, "layer.2", ("b",))
+    alarm = Outcome(Spec("x", "harmless", "three"), 1.0, **found)
+    failed = Outcome(Spec("x", "harmless", "three"), 1.0, error="ValueError: no")
+    everything = [right, wrong, quiet, alarm, failed]
+    assert shares(everything) == {"first layer exact": 0.5, "module exact": 0.5, "false alarms": 2}
+    assert fault_rows(everything, lambda one: one.spec.kind) == [
+        ["one", 1, 1, 1, 1],
+        ["two", 2, 1, 0, 0],
+        ["all", 3, 2, 1, 1],
+    ]
+    assert harmless_rows(everything)[-1][:3] == ["all", 2, 2]
+    assert [row[0] for row in misses(everything)] == ["x, two, seed 0", "x, three, seed 0", "x, three, seed 0"]
+    assert not met(everything) and met([right]) and not met([right, alarm])
+    assert all(name in page(everything) for name in ("first layer exact: 50.00%", *BARS))
