@@ -106,7 +106,8 @@ def _pair(spec: Spec, of: Subject) -> tuple[Any, Any, Verdict]:
     reference = model(spec.subject)
     if spec.group == "harmless":
         candidate = HARMLESS[spec.kind].make(of.module, spec.rng)
-        return reference, (candidate, of.tokenizer), {"moved": moved(of, candidate) / level(spec.subject)}
+        given = candidate if spec.kind == "compiled" else (candidate, of.tokenizer)
+        return reference, given, {"moved": moved(of, candidate) / level(spec.subject)}
     planted = plant(spec)
     truth = {"site": planted.first_site, "paths": planted.paths, "detail": planted.detail}
     truth["moved"] = moved(of, planted.module) / level(spec.subject)

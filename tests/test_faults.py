@@ -61,9 +61,7 @@ def test_what_a_fault_declares_is_true(spec: Spec) -> None:
     assert wrong[0] in planted.paths
     parts = ModelParts(of.module)
     sites = {block.path: block.site for block in parts.blocks} | {path: parts.site(path) for path in parts.final_norms}
-    assert oracle.first_state(of, planted.module, sites) == (
-        None if planted.first_site == "logits" else planted.first_site
-    )
+    assert oracle.first_state(of, planted.module, sites) == planted.first_site
 
 
 def test_a_fault_is_planted_in_a_copy_and_follows_from_its_seed() -> None:
@@ -88,10 +86,9 @@ def test_a_layer_may_be_chosen_and_one_that_is_not_there_is_an_error() -> None:
 def test_harmless_changes_move_the_output_by_rounding_alone(family: str) -> None:
     of = subject(family)
     changes = [change for change in HARMLESS.values() if change.applies(of.module) and change.name != "compiled"]
+    changes = [change for change in changes if not change.other_dtype]
     moved = {change.name: oracle.moved(of, change.make(of.module)) / level(family) for change in changes}
-    assert {
-        name: ratio for name, ratio in moved.items() if ratio > oracle.FACTOR and not HARMLESS[name].other_dtype
-    } == {}
+    assert {name: ratio for name, ratio in moved.items() if ratio > oracle.FACTOR / 2} == {}
     assert outputs(of.module, of).isfinite().all()
 
 
@@ -99,10 +96,9 @@ def test_harmless_changes_move_the_output_by_rounding_alone(family: str) -> None
 def test_drift_names_the_layer_and_the_module(spec: Spec) -> None:
     outcome = attempt(spec)
     assert not outcome.error
-    assert (outcome.first_site, outcome.module) == (
-        outcome.site,
-        outcome.module if outcome.module_exact else outcome.paths,
-    )
+    assert outcome.drifted
+    assert outcome.first_site == outcome.site
+    assert outcome.module in outcome.paths
 
 
 @pytest.mark.parametrize("spec", HARMLESS_SLICE, ids=identifier)

@@ -56,8 +56,8 @@ def attend(
     causal = bool(getattr(module, "is_causal", True)) if causal is None else causal
     hidden = _hidden(attention_mask, scores, causal=causal)
     hidden = _mistaken(hidden, mistake.mask, getattr(module, "sliding_window", None))
-    scores = scores.masked_fill(hidden, torch.finfo(scores.dtype).min)
-    weights = scores.to(mistake.softmax or scores.dtype).softmax(-1).to(value.dtype)
+    scores = scores.to(mistake.softmax or scores.dtype)
+    weights = scores.masked_fill(hidden, torch.finfo(scores.dtype).min).softmax(-1).to(value.dtype)
     mixed = weights @ value
     if not mistake.transposed:  # the heads' axes are flattened as they lie, without putting tokens first
         texts, heads, tokens, width = mixed.shape

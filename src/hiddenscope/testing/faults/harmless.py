@@ -60,7 +60,8 @@ class Harmless:
         changed = parts.module
         with torch.no_grad():
             for path in places if self.everywhere else [rng.choice(places)]:
-                changed = self.change(parts, path, rng) or changed
+                made = self.change(parts, path, rng)
+                changed = changed if made is None else made
         return changed.eval()
 
 
@@ -243,9 +244,11 @@ def _mixture(parts: ModelParts) -> list[str]:
     return [""] if parts.everywhere(lambda part: any(w.ndim == 3 for w in part.parameters(recurse=False))) else []
 
 
-def compiled(parts: ModelParts, path: str, rng: Rng) -> None:
-    """A norm compiled; `torch.compile` needs a C++ compiler."""
-    parts.modules[path].compile()
+def compiled(parts: ModelParts, path: str, rng: Rng) -> nn.Module:
+    """The whole model compiled; `torch.compile` needs a C++ compiler, and takes its time."""
+    module = torch.compile(parts.module)
+    assert isinstance(module, nn.Module)
+    return module
 
 
 def all_by_hand(parts: ModelParts, path: str, rng: Rng) -> None:
@@ -293,7 +296,7 @@ ALL = (
     Harmless("norm_folded", "norm weights folded into projections", _foldable, fold_norm),
     Harmless("experts_loop", "experts in a loop", _mixture, other_experts),
     Harmless("all_by_hand", "all of these steps by hand", _model, all_by_hand),
-    Harmless("compiled", "a norm compiled", _norms, compiled, everywhere=False),
+    Harmless("compiled", "the model compiled", _model, compiled),
     Harmless("bf16", "the model in bfloat16", _model, to_dtype(torch.bfloat16), other_dtype=True),
     Harmless("fp16", "the model in float16", _model, to_dtype(torch.float16), other_dtype=True),
     Harmless("fp64", "the model in float64", _model, to_dtype(torch.float64), other_dtype=True),
