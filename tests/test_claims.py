@@ -54,7 +54,9 @@ COMPARES = re.compile(
     r"alike|tighter|farther|jumps|differ|differs|times as much|nearest|half of|weigh)\b",
     re.IGNORECASE,
 )
-BACKED = re.compile(r"\binterval\b|\bp = |\bp at most\b|not significant|not tested|is shown to|\(.+ to .+\)")
+BACKED = re.compile(
+    r"\binterval\b|\bp = |\bp at most\b|not significant|not tested|is shown to|\(.+ to .+\)|noise envelope"
+)
 SAYS_UNTESTED = re.compile(r"\b(was|were) not tested\b")
 # Sentences that compare and leave nothing to be tested: definitions, instructions, what is equal bit for bit.
 PLAIN = {
@@ -64,8 +66,14 @@ PLAIN = {
     "search": r"^Nearest to|compared with every query",  # every row was looked at
     "project": r"Do not trust|look apart|groups can be seen|rotated|Trust is|dashed line|picture in two dimensions",
     "cluster": r"points that are together here may be apart",
+    "drift": r"^In the output, the KL|^Local error is what|sites? differs? on equal input",  # counts of what was measured
 }
-CLAIMS = {"project": r"\bare apart at\b", "probe": r"^Better than guessing", "graft": r"\bthey differ by\b"}
+CLAIMS = {
+    "project": r"\bare apart at\b",
+    "probe": r"^Better than guessing",
+    "graft": r"\bthey differ by\b",
+    "drift": r"^Drift: the two first differ at\b",
+}
 
 
 def sentences(result: hs.Result) -> list[str]:
@@ -138,6 +146,16 @@ def _patch(generator: np.random.Generator) -> hs.Result:
     return hs.patch(random_model(3), hs.Contrast(f"the cat and {word} sat", f"the cat and {other} sat", "a", "e"))
 
 
+def _drift(generator: np.random.Generator, factor: float = 1.0) -> hs.Result:
+    """A model against itself with another attention kernel, which rounds differently; or with a weight that is off."""
+    seed = int(generator.integers(9))
+    other: Any = tiny_model("llama", seed=seed)
+    other.set_attn_implementation("eager")
+    with torch.no_grad():
+        other.model.layers[1].mlp.up_proj.weight[0, 0].mul_(factor)
+    return hs.drift(random_model(seed), (other, tiny_tokenizer()), random_texts(generator, 3))
+
+
 NOISE: dict[str, Callable[[np.random.Generator], hs.Result]] = {
     "anatomy": lambda generator: hs.anatomy(random_model(int(generator.integers(99)))),
     "profile": lambda generator: hs.profile(random_model(1), random_texts(generator, 4)),
@@ -151,6 +169,7 @@ NOISE: dict[str, Callable[[np.random.Generator], hs.Result]] = {
     "steer": _steer,
     "search": lambda generator: hs.search(generator.standard_normal((30, 6)), generator.standard_normal((2, 6))),
     "cluster": lambda generator: hs.cluster(generator.standard_normal((40, 6)), smallest=3),
+    "drift": _drift,
 }
 
 
@@ -172,7 +191,7 @@ def test_the_law_sees_a_sentence_that_compares_without_a_test() -> None:
     assert unbacked(changed) == ["This one is better than the others."] * 2, "in the findings and on the page"
 
 
-@pytest.mark.parametrize(("word", "runs"), [("graft", 300), ("project", 40), ("probe", 30)])
+@pytest.mark.parametrize(("word", "runs"), [("graft", 300), ("project", 40), ("probe", 30), ("drift", 10)])
 def test_noise_brings_up_a_claim_no_more_often_than_its_level(word: str, runs: int) -> None:
     told = [NOISE[word](np.random.default_rng(seed)).summary() for seed in range(runs)]
     claims = sum(any(re.search(CLAIMS[word], line.strip()) for line in lines.splitlines()) for lines in told)
@@ -246,6 +265,10 @@ PLANTED: dict[str, tuple[Callable[[], hs.Result], str]] = {
     "steer": (_steered, r"moves “a” most: from a probability of"),
     "search": (lambda: hs.search(np.eye(4), np.eye(4)[2:3], 1), r"Nearest to “query 0” is text 2, with cosine 1\.00"),
     "cluster": (_clouds, r"Cluster 0 has 20 texts; (9\d|100)% of it comes back"),
+    "drift": (
+        lambda: _drift(np.random.default_rng(0), 1.5),
+        r"The module at fault is `model\.layers\.1\.mlp\.up_proj`",
+    ),
 }
 
 

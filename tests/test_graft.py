@@ -201,4 +201,4 @@ def test_no_sentence_claims_a_difference_in_noise_more_often_than_its_level(tiny
 def test_the_interval_of_the_lowest_window_allows_for_choosing_it(tiny: Tiny) -> None:
     facts = hs.graft(tiny("llama"), perturbed(1), answered(tiny("llama"), PROMPTS)).facts
     share = facts["lowest"]["accuracy"]
-    assert (facts["lowest"]["low"], facts["lowest"]["high"]) == pytest.approx(wilson(share, 6, scores=3))
+    assert (facts["lowest"]["low"], facts["lowest"]["high"]) == pytest.approx(wilson(share, 6, shares=3))
