@@ -146,6 +146,107 @@ def test_a_planted_fault_is_found_where_it_is(family: str, plant: Plant, site: s
     assert (facts["first_site"], facts["module"]) == (site, module)
 
 
+def attention(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Plant:
+    """Attention that is given something else."""
+    return calling(f"{B}.self_attn", lambda forward: lambda **given: forward(**change(given)))
+
+
+def with_tables(change: Callable[[torch.Tensor], torch.Tensor]) -> Plant:
+    return attention(lambda given: {**given, "position_embeddings": tuple(map(change, given["position_embeddings"]))})
+
+
+def with_mask(seen: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Plant:
+    def change(given: dict[str, Any]) -> dict[str, Any]:
+        places = torch.arange(given["hidden_states"].shape[1])
+        hidden = ~seen(places[:, None], places[None])
+        mask = given["attention_mask"]
+        real = mask[:, :, -1:] if mask.dtype == torch.bool else mask[:, :, -1:] == 0
+        return {**given, "attention_mask": torch.where(real & ~hidden, 0.0, -1e9)}
+
+    return attention(change)
+
+
+def repeats_in_turn(module: Any) -> None:
+    """Key and value heads 0, 1, 0, 1 in the place of 0, 0, 1, 1, by a change of the queries and of what comes out."""
+    part = module.get_submodule(f"{B}.self_attn")
+    q, o = part.q_proj, part.o_proj
+    order = torch.tensor([0, 2, 1, 3])
+    part.forward_of = part.forward
+
+    def forward(**given: Any) -> Any:
+        q_weight, o_weight = q.weight.data, o.weight.data
+        q.weight.data = q_weight.view(4, 16, -1)[order].reshape(q_weight.shape)
+        o.weight.data = o_weight.view(-1, 4, 16)[:, order].reshape(o_weight.shape)
+        try:
+            return part.forward_of(**given)
+        finally:
+            q.weight.data, o.weight.data = q_weight, o_weight
+
+    part.forward = forward
+
+
+def transposed(module: Any) -> None:
+    weight = module.model.layers[1].self_attn.q_proj.weight
+    weight.data = weight.data.T.contiguous()
+
+
+def without_third(forward: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda x: forward(x).index_fill(1, torch.tensor([2]), 0.0)
+
+
+def exchanged(module: Any) -> None:
+    mlp = module.model.layers[1].mlp
+    mlp.up_proj.weight.data, mlp.gate_proj.weight.data = mlp.gate_proj.weight.data, mlp.up_proj.weight.data
+
+
+SIGNATURES: list[tuple[str, Plant, str]] = [
+    ("llama", transposed, "transposed_weight"),
+    ("llama", rolled(f"{B}.self_attn.q_proj"), "permuted_weight"),
+    ("llama", scaled(f"{B}.mlp.up_proj"), "scaled_weight"),
+    ("llama", exchanged, "exchanged_weight"),
+    ("llama", in_bfloat16, "rounded_weight"),
+    ("gpt2", lambda m: m.transformer.h[1].attn.c_attn.bias.data.zero_(), "missing_bias"),
+    ("llama", put(f"{B}.input_layernorm", "variance_epsilon", 1e-5), "norm_eps"),
+    ("gpt2", put(f"{G}.ln_1", "eps", 1e-4), "norm_eps"),
+    ("gpt2", put(f"{G}.mlp", "act", nn.GELU().eval()), "activation"),
+    ("llama", put(f"{B}.self_attn", "scaling", 0.2525), "attribute"),
+    ("llama", lambda m: m.model.rotary_emb.inv_freq.copy_(1 / 5000 ** (torch.arange(0, 16, 2) / 16)), "rope_base"),
+    ("llama", lambda m: m.model.rotary_emb.inv_freq.mul_(0.5), "rope_scaling"),
+    ("llama", with_tables(lambda table: table[..., :8].repeat_interleave(2, -1)), "rope_interleaved"),
+    ("llama", with_tables(lambda table: table.roll(-1, -2)), "position_off_by_one"),
+    ("llama", with_mask(lambda row, column: column <= row + 1), "mask_looks_ahead"),
+    ("llama", with_mask(lambda row, column: (column < row) | (row == 0)), "mask_off_by_one"),
+    ("mixtral", repeats_in_turn, "kv_heads"),
+    ("llama", swapped, "swapped_layer"),
+    ("llama", calling(B, lambda forward: lambda state, *args, **kwargs: state), "layer_skipped"),
+    ("llama", calling(B, lambda forward: lambda h, *a, **k: forward(forward(h, *a, **k), *a, **k)), "layer_doubled"),
+    ("llama", calling("model.norm", lambda forward: lambda state: forward(forward(state))), "applied_twice"),
+    ("llama", calling("model.norm", lambda forward: lambda state: state), "not_applied"),
+    ("gemma3_text", lambda m: m.model.embed_tokens.embed_scale.fill_(1.0), "scale"),
+    ("llama", calling("model", half_steps), "block_argument"),
+    ("llama", calling(f"{B}.self_attn.o_proj", without_third), "zero_rows"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("family", "plant", "fault"), SIGNATURES, ids=[row[2] for row in SIGNATURES])
+def test_a_fault_is_known_by_its_signature(family: str, plant: Plant, fault: str) -> None:
+    facts = facts_of(family, plant)
+    assert fault in [hint["fault"] for hint in facts["hints"]], (facts["module"], facts["hints"])
+    assert all(hint["evidence"].endswith(".") for hint in facts["hints"])
+
+
+def test_states_put_back_restore_the_output() -> None:
+    def two(module: Any) -> None:
+        scaled("model.layers.0.mlp.up_proj", 1.2)(module)
+        scaled("model.layers.2.mlp.up_proj", 1.2)(module)
+
+    one = facts_of("llama", scaled(f"{B}.mlp.up_proj", 1.2))["consequences"]
+    assert one["kl_mean"] > 0 and one["restored"] == [{"sites": ["layer.2"], "share": pytest.approx(1, abs=1e-6)}]
+    parts = facts_of("llama", two)["consequences"]["restored"]
+    assert [part["sites"] for part in parts] == [["layer.1"], ["layer.3"], ["layer.1", "layer.3"]]
+    assert parts[0]["share"] < 0.99 and parts[2]["share"] == pytest.approx(1, abs=1e-6)
+
+
 def eager(module: Any) -> None:
     module.set_attn_implementation("eager")
 

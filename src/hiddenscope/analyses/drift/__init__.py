@@ -31,7 +31,7 @@ from hiddenscope.analyses.drift.foreign import (
     rows_of_function,
     values_of,
 )
-from hiddenscope.analyses.drift.measured import CELLS, Errors, of_live, of_passes, of_states, stack_of
+from hiddenscope.analyses.drift.measured import CELLS, Errors, divergence, of_live, of_passes, of_states, stack_of
 from hiddenscope.analyses.drift.observe import LOGITS, MARGIN, Live, observe
 from hiddenscope.analyses.drift.sides import (
     Given,
@@ -50,6 +50,7 @@ from hiddenscope.analyses.drift.sides import (
     not_wider,
     opened,
 )
+from hiddenscope.analyses.drift.signatures import hints
 from hiddenscope.errors import FileError, StatesError
 from hiddenscope.files import replacing
 from hiddenscope.model import Model
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
     import xarray
     from transformers import PreTrainedTokenizerBase
 
+MOST_RESTORED = 4  # sites whose states are put back one at a time
 BASELINE_FORMAT = "hiddenscope.drift-baseline/1"
 BASELINE_MARGIN = 2  # how much over an accepted level an error may be: levels vary with the texts
 
@@ -79,6 +81,8 @@ class _Comparison:
     passes: dict[str, float] = field(default_factory=dict)
     culprit: Culprit | None = None
     live: tuple[Live, Live] | None = None
+    hints: list[dict[str, str]] = field(default_factory=list)
+    restored: list[dict[str, Any]] = field(default_factory=list)
 
 
 def drift(
@@ -171,7 +175,28 @@ def _by_parts(
             search = kind(alike(reference, rounded), rounded, measured.first_batch[drifting[0]])
             total = _worst(measured, drifting[0])
             comparison.culprit = search.find(drifting[0], measured.beyond, total)
+            comparison.hints = [] if comparison.culprit is None else hints(search, comparison.culprit)
+            comparison.restored = _restored(reference, candidate, measured)
     return comparison
+
+
+def _restored(reference: Live, candidate: Live, measured: Errors) -> list[dict[str, Any]]:
+    """How much of the change of the output disappears when the reference's states are put back at a faulty part."""
+    parts = [Site.parse(name) for name in measured.drifting if name != LOGITS]
+    batch = measured.first_batch[measured.drifting[0]]
+    true = observe(reference, batch, parts)
+    broken = observe(candidate, batch, ())
+    if not parts or LOGITS not in true.rows or LOGITS not in broken.rows:
+        return []
+    before = float(divergence(true.rows[LOGITS], broken.rows[LOGITS])[0].mean())
+    choices = [[site] for site in parts[:MOST_RESTORED]] + ([parts] if len(parts) > 1 else [])
+    found = []
+    for chosen in choices if before else []:
+        put = {str(site): true.rows[str(site)] for site in chosen}
+        again = observe(candidate, batch, chosen, put=put)
+        left = float(divergence(true.rows[LOGITS], again.rows[LOGITS])[0].mean())
+        found.append({"sites": [str(site) for site in chosen], "share": 1 - left / before})
+    return found
 
 
 def _foreign(
@@ -354,8 +379,8 @@ def _facts(comparison: _Comparison, accepted: Facts | None) -> dict[str, Any]:
         "noise": {"made_of": measured.sources, "margin": MARGIN},
         "self_check": {"observing_changed_nothing": measured.observing_changed_nothing},
         "pairing": comparison.pairing,
-        "hints": [],
-        "consequences": _consequences(measured),
+        "hints": comparison.hints if first else [],
+        "consequences": _consequences(comparison),
         "notes": measured.notes,
     }
     return facts if accepted is None else {**facts, "baseline": accepted}
@@ -376,11 +401,13 @@ def _where(comparison: _Comparison, name: str) -> dict[str, Any] | None:
     return {"text": int(tokens.text[row]), "position": int(tokens.positions[row]), "token": tokens.strings[row]}
 
 
-def _consequences(measured: Errors) -> dict[str, Any] | None:
+def _consequences(comparison: _Comparison) -> dict[str, Any] | None:
+    measured = comparison.measured
     if not measured.kl:
         return None
     kl, changed = np.concatenate(measured.kl), np.concatenate(measured.top1)
-    return {"kl_mean": float(kl.mean()), "kl_max": float(kl.max()), "top1_changed": int(changed.sum()), "of": len(kl)}
+    output = {"kl_mean": float(kl.mean()), "kl_max": float(kl.max()), "top1_changed": int(changed.sum()), "of": len(kl)}
+    return output | {"restored": comparison.restored if measured.drifting else []}
 
 
 def _dataset(comparison: _Comparison, patterns: SitePatterns) -> xarray.Dataset:

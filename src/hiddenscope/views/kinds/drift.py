@@ -94,7 +94,8 @@ def _consequences(facts: Facts) -> Iterator[str]:
         f"the most likely token changes at {changed:,} of {of:,} tokens."
     )
     for part in facts.get("restored", []):
-        yield f"With the reference's states put back at `{part['site']}`, {part['share']:.0%} of that disappears."
+        where = f"`{part['sites'][0]}`" if len(part["sites"]) == 1 else f"all {len(part['sites'])} sites that differ"
+        yield f"With the reference's states put back at {where}, {part['share']:.1%} of that disappears."
 
 
 def _measured(facts: Facts) -> str:
