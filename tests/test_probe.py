@@ -488,3 +488,15 @@ def test_which_city_comes_next_is_known_late(smollm2: hs.Model) -> None:
     lines, weights = views_of(result)
     assert isinstance(lines, Lines) and isinstance(weights, Lines)
     assert [series.name for series in lines.series] == ["probe", "control labels", "largest class", "mix of all sites"]
+
+
+def test_an_accuracy_below_chance_is_explained() -> None:
+    """Each text has a twin of the other class, hence an unseen text resembles one of another label."""
+    twins = torch.randn(30, 60, generator=torch.Generator().manual_seed(0))
+    values = torch.cat([twins, twins + 0.01 * torch.randn(30, 60, generator=torch.Generator().manual_seed(1))])[None]
+    names = [f"text {number}" for number in range(60)]
+    tokens = hs.Tokens(names, range(60), [0] * 60, range(60), ["t"] * 60)
+    states = hs.States((Site(0),), values, tokens, hs.Source("toy"))
+    result = hs.probe(states, ["a"] * 30 + ["b"] * 30)
+    assert float(result.data["accuracy_high"][0]) < 0.5
+    assert "At layer.0 the 95% interval of each site ends below that." in result.summary()

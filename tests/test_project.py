@@ -209,7 +209,8 @@ def test_models_and_datasets_side_by_side(tiny: Tiny, tmp_path: Path) -> None:
     assert len(set(result.data["model"].values)) == 3
     panels, *lines = views_of(result)
     assert isinstance(panels, Panels)
-    assert len(set(panels.rows)) == 6
+    assert len(set(panels.rows)) == 6 and panels.rows_name == "model, dataset"
+    assert panels.title.startswith("all and few in ")
     assert all(isinstance(one, Lines) for one in lines)
     of_few = [k for k, row in enumerate(panels.rows) if row.endswith("few")]
     assert np.isnan(panels.points[of_few][:, :12]).all()
@@ -475,3 +476,13 @@ def test_the_corrected_p_names_a_site_of_noise_in_one_of_twenty() -> None:
         result = hs.project(states(values), ["a", "b"] * 15, method="pca")
         named += bool(result.facts["parts"][0]["separation"]["apart_at"])
     assert named <= 8  # 3 are expected
+
+
+def test_nearest_points_that_contradict_the_silhouette_are_said_to() -> None:
+    """Each point has a twin of the other class: the classes are apart on average, and no nearest point shows it."""
+    twins = torch.randn(30, 40, generator=torch.Generator().manual_seed(0))
+    shift = 5 * torch.eye(40)[0]
+    result = hs.project(states(torch.cat([twins, twins + shift])[None]), ["a"] * 30 + ["b"] * 30, method="pca")
+    (sentence,) = [line for line in result.summary().splitlines() if "silhouette" in line]
+    assert "are apart at layer.0 (p at most 0.05" in sentence
+    assert "of the same class for 0% (p = 1, for that site alone), which does not show it." in sentence

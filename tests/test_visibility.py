@@ -449,7 +449,7 @@ def test_the_command_prints_the_findings_and_keeps_the_map(tmp_path: Path) -> No
     options = ["--model", str(made), "--sites", "layer.*", "--quiet"]
     done = CliRunner().invoke(app, ["visibility", "The cat sat", *options, "--out", str(out)])
     assert done.exit_code == 0, done.output
-    assert "lies on its own token" in done.output
+    assert "comes from its own token" in done.output
     kept = hs.Result.load(out)
     assert kept.equals(hs.visibility(hs.load(str(made)), ["The cat sat"], sites="layer.*"))
     wrong = CliRunner().invoke(app, ["visibility", "The cat sat", *options, "--measure", "l3"])

@@ -3,12 +3,13 @@
 import csv
 import io
 import struct
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 from looking import Opener, Shown
-from scenes import FRANCE, comparison, long, norms, visibility, words
+from scenes import FRANCE, comparison, lines, long, norms, panels, visibility, words
 
 from hiddenscope.views import Grid, Measure
 from hiddenscope.views.figures import style
@@ -115,10 +116,12 @@ def test_a_map_shows_what_influences_a_cell_and_what_it_influences(show: Opener)
     map_ = grid.measures[0].influence
     assert map_ is not None
     earlier, later = shown.pixel(*place(shown, 4, 1, 14)), shown.pixel(*place(shown, 9, 5, 14))
-    blank = shown.pixel(*place(shown, 9, 1, 14))
+    blank = place(shown, 9, 1, 14)
     assert earlier[2] > earlier[0] + 20  # blue: it influences the pinned cell
     assert later[0] > later[2] + 20  # orange: the pinned cell influences it
-    assert abs(blank[0] - blank[2]) < 12  # neither
+    assert shown.pixel(blank[0] + 8, blank[1])[3] == 0 and shown.pixel(*blank)[3] > 0  # neither: zero, and its mark
+    key = str(shown.view().locator("canvas.legend").get_attribute("aria-label"))
+    assert "influence on the selected state" in key and "influence of the selected state" in key
     assert "influenced most by" in shown.readout() and "influences most" in shown.readout()
     shown.keep("grid-visibility-light")
     shown.choose("What influences it")
@@ -127,12 +130,13 @@ def test_a_map_shows_what_influences_a_cell_and_what_it_influences(show: Opener)
     shown.choose("What it influences")
     shown.canvas().click(position={"x": x, "y": y})
     shown.point(*place(shown, 9, 5, 14))
-    assert f"is moved by it by {map_[9, 5, 6, 3]:.3f}"[:24] in shown.readout()
+    assert f"the pinned state’s influence on it: {map_[9, 5, 6, 3]:.3f}"[:41] in shown.readout()
+    assert "its influence on the pinned state: exactly 0" in shown.readout()
     assert "0.pin=layer.6%7E3" in shown.fragment and "0.show=targets" in shown.fragment
     shown.point(2, 2)
     table = list(csv.DictReader(io.StringIO(shown.save("CSV").decode("utf-8-sig"))))
     cell = next(row for row in table if row["site"] == "layer.9" and row["position"] == "5")
-    assert float(cell["influence: of the pinned cell"]) == pytest.approx(float(map_[9, 5, 6, 3]), rel=1e-4)
+    assert float(cell["influence of the pinned state"]) == pytest.approx(float(map_[9, 5, 6, 3]), rel=1e-4)
 
 
 def test_fixed_limits_can_be_seen_on_a_log_scale(show: Opener) -> None:
@@ -141,9 +145,9 @@ def test_fixed_limits_can_be_seen_on_a_log_scale(show: Opener) -> None:
     shown = show([grid])
     assert shown.pixel(*place(shown, 5, 1, 14))[:3] == pytest.approx(shade(0.01), abs=3)
     shown.choose("Log")
-    rare, some, sure, none = (shown.pixel(*place(shown, 5, column, 14)) for column in range(4))
-    assert sure[:3] == pytest.approx(shade(1.0), abs=3) and none[:3] == pytest.approx(shade(0.0), abs=3)
-    assert sum(none[:3]) > sum(rare[:3]) > sum(some[:3]) > sum(sure[:3])  # lighter is less
+    rare, some, sure = (shown.pixel(*place(shown, 5, column, 14)) for column in range(3))
+    assert sure[:3] == pytest.approx(shade(1.0), abs=3)
+    assert sum(rare[:3]) > sum(some[:3]) > sum(sure[:3])  # lighter is less
     assert shown.pixel(*place(shown, 5, 4, 14))[3] == 0
     assert shown.pixel(*place(shown, 5, 5, 14))[:3] == sure[:3]
 
@@ -223,5 +227,76 @@ def test_a_narrow_screen_and_a_grid_of_one_cell(show: Opener) -> None:
     shown = show([one, norms(12), comparison()], width=390, device_scale_factor=2, prose=["A phone."])
     assert shown.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     shown.press("ArrowUp")
-    assert "m 0" in shown.readout()
+    assert "m exactly 0" in shown.readout()
     shown.keep("grid-narrow-light")
+
+
+def test_exact_zero_has_a_mark_and_the_least_amount_has_none(show: Opener) -> None:
+    values = np.tile([1.0, 0.0, 1e-30, 0.5, 0.5, 0.5, 0.5], (14, 1))
+    shown = show([Grid("Zeros", tuple(f"layer.{k}" for k in range(14)), FRANCE, (Measure("p", values),))])
+    (zero_x, y), (small_x, _) = place(shown, 5, 1, 14), place(shown, 5, 2, 14)
+    assert shown.pixel(zero_x, y)[3] > 0 and shown.pixel(zero_x + 8, y)[3] == 0
+    assert shown.pixel(small_x, y) == shown.pixel(small_x + 8, y)
+    shown.point(zero_x, y)
+    assert "p exactly 0" in shown.readout()
+    shown.point(small_x, y)
+    assert "p 1e−30" in shown.readout()
+
+
+def test_the_title_and_the_file_name_say_which_measure_is_shown(show: Opener) -> None:
+    grid = comparison()
+    titled = replace(grid, measures=(grid.measures[0], replace(grid.measures[1], title="Means apart")))
+    shown = show([grid, titled])
+    for place_, title, name in ((0, f"{grid.title}: mean difference", "mean-difference"), (1, "Means apart", "means")):
+        view = shown.view(place_)
+        assert view.locator("h2").inner_text() == grid.title
+        view.get_by_role("combobox").select_option("1")
+        assert view.locator("h2").inner_text() == title
+        with shown.page.expect_download() as waiting:
+            view.get_by_role("button", name="CSV", exact=True).click()
+        assert name in waiting.value.suggested_filename
+
+
+def test_what_is_pointed_at_is_read_out_on_the_screen_wherever_one_has_scrolled(show: Opener) -> None:
+    """The first line of a tall grid's view is above the screen when its lowest layer is pointed at."""
+    shown = show([norms()], width=1366, height=500)
+    for row in (31, 0):
+        shown.canvas().scroll_into_view_if_needed()
+        shown.page.evaluate("(y) => scrollTo(0, y)", 0 if row else 10_000)
+        x, y = place(shown, row, 1)
+        shown.point(x, y)
+        for part in (".readout", ".hint"):
+            box = shown.view().locator(part).bounding_box()
+            assert box and box["y"] >= 0 and box["y"] + box["height"] <= 500, part
+            assert norms().sites[row] in shown.view().locator(part).inner_text()
+    shown.point(2, 2)
+    assert not shown.view().locator(".hint").is_visible()
+
+
+def test_a_log_scale_that_would_drop_values_is_not_offered(show: Opener) -> None:
+    values = np.tile(np.linspace(-1, 1, 7), (14, 1))
+    sites = tuple(f"layer.{k}" for k in range(14))
+    measures = (Measure("mean", values), Measure("size", np.abs(values)))
+    shown = show([Grid("Means", sites, FRANCE, measures)], fragment="#0.scale=log")
+    log = shown.view().get_by_role("radio", name="Log", exact=True)
+    assert log.is_disabled() and "below zero" in str(log.get_attribute("title"))
+    assert shown.view().get_by_role("radio", name="Linear", exact=True).is_checked()
+    shown.view().get_by_role("combobox").select_option("1")
+    assert log.is_enabled()
+
+
+def test_a_phone_reads_out_what_a_finger_touches_and_shows_that_there_is_more(show: Opener) -> None:
+    views, prose = [norms(), long(), lines(), visibility(), panels()], [f"weights: {'0f' * 32}"]
+    shown = show(views, width=390, height=844, has_touch=True, prose=prose, title="w" * 60)
+    assert shown.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert not shown.view(0).locator(".more").is_visible()
+    assert shown.view(1).locator(".more").is_visible()
+    shown.view(1).locator(".scroller").evaluate("scroller => { scroller.scrollLeft = 1e6; }")
+    shown.settle()
+    assert not shown.view(1).locator(".more").is_visible()
+    for place_, says in ((0, "“␣capital”"), (2, "accuracy")):
+        shown.canvas(place_).tap(position={"x": 120, "y": 100})
+        shown.settle()
+        assert says in shown.readout(place_)
+    shown.page.evaluate("scrollTo(0, 0)")
+    shown.keep("phone-light")

@@ -60,3 +60,17 @@ def test_odd_numbers_are_drawn_or_left_out(show: Opener) -> None:
     assert "line 3e38" in shown.readout()
     shown.press("ArrowRight", place=1)
     assert shown.readout(1) == "0  one 2"
+
+
+def test_a_log_scale_leaves_out_no_value(show: Opener) -> None:
+    """Below zero a log scale goes on to the other side; each point is drawn, in the order of the values."""
+    y = [-1.0, -0.01, 0.0, 0.01, 1.0]
+    shown = show([Lines("Signs", tuple("abcde"), (Series("one", y),))])
+    shown.choose("Log")
+    drawing = ElementTree.fromstring(shown.save("SVG"))
+    name = "{http://www.w3.org/2000/svg}"
+    heights = [float(dot.attrib["cy"]) for dot in drawing.iter(f"{name}circle")]
+    assert len(heights) == 5 and heights == sorted(heights, reverse=True)
+    assert heights[1] - heights[2] == pytest.approx(heights[2] - heights[3], abs=0.05) and heights[1] - heights[2] > 10
+    said = [node.text or "" for node in drawing.iter(f"{name}text")]
+    assert any("both sides of zero" in text for text in said) and "−0.1" in said

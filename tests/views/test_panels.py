@@ -3,6 +3,7 @@
 import csv
 import io
 import struct
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import numpy as np
@@ -136,3 +137,23 @@ def test_keys_go_through_points_and_the_drawing_has_them_all(show: Opener) -> No
     said = [node.text for node in drawing.iter("{http://www.w3.org/2000/svg}text")]
     assert "All states are equal here." in said and "silhouette 0.02, p 0.250" in said
     assert struct.unpack(">II", shown.save("PNG")[16:24])[0] > 1500
+
+
+def test_the_table_of_two_datasets_says_whose_a_point_is(show: Opener) -> None:
+    given = panels(4, 10)
+    points = given.points.copy()
+    points[:2, 5:], points[2:, :5] = np.nan, np.nan
+    rows = ("here", "here", "there", "there")
+    shown = show([replace(given, points=points, rows=rows, rows_name="dataset")])
+    table = list(csv.DictReader(io.StringIO(shown.save("CSV").decode("utf-8-sig"))))
+    assert len(table) == 20 and all(row["x"] and row["y"] for row in table)
+    assert {(row["dataset"], int(row["point"]) < 5) for row in table} == {("here", True), ("there", False)}
+
+
+def test_a_finger_reads_out_a_point(show: Opener) -> None:
+    shown = show([panels()], has_touch=True)
+    point = apart(1)
+    x, y = places(1)[point]
+    shown.canvas().tap(position={"x": x, "y": y})
+    shown.settle()
+    assert shown.readout().endswith(f"Sentence {point} about a city on the lake")

@@ -26,8 +26,9 @@ class Measure:
     """One named array of a grid: values `[site, token]`, NaN where a cell is missing.
 
     `meaning` is "diverging" where zero is the middle. `scale` and `each_layer` are how it is first shown; `limits` fix
-    the ends of its colours. `influence` is `[site, token, source_site, source_token]` over the sites and tokens of the
-    grid: how much every other cell influences a cell. Without `values`, a cell's value is the sum of these.
+    the ends of its colours; `title` names the grid while this measure is shown. `influence` is `[site, token,
+    source_site, source_token]` over the sites and tokens of the grid: how much every other cell influences a cell.
+    Without `values`, a cell's value is the sum of these.
 
     >>> Measure("difference", [[0.0, 0.5]], unit="L2").values.tolist()
     [[0.0, 0.5]]
@@ -41,6 +42,7 @@ class Measure:
     each_layer: bool = False
     limits: tuple[float, float] | None = None
     influence: Floats | None = None
+    title: str = ""
 
     def __post_init__(self) -> None:
         _chosen(self, "meaning", Meaning)
@@ -141,7 +143,8 @@ class Panels:
 
     There is one of `labels` and `texts` for each point, or none at all. There is one of `captions` (scores, say) and
     `messages` ("all states are equal", in place of a scatter) for each panel. `rows` names what a panel belongs to
-    besides its site, such as a model: each run of equal names begins a new row.
+    besides its site, such as a model, and `rows_name` says what these names are: each run of equal names begins a new
+    row.
     """
 
     title: str
@@ -153,6 +156,7 @@ class Panels:
     messages: tuple[str, ...] = ()
     rows: tuple[str, ...] = ()
     note: str = ""
+    rows_name: str = "row"
 
     def __post_init__(self) -> None:
         _put(self, points=floats(self.points, "points", 3), sites=tuple(map(str, self.sites)))

@@ -45,6 +45,11 @@ def findings(result: Result) -> Iterator[str]:
         yield f"Better than guessing {guess} ({_number(facts['chance'], score)}): {_sites(facts['above_chance_at'])}."
     else:
         yield f"No site is shown to be better than guessing {guess} ({_number(facts['chance'], score)})."
+    if below := _below_chance(result):
+        yield (
+            f"At {_sites(below)} the 95% interval of each site ends below that. Nothing can be read there: it comes "
+            "about where an unseen text resembles texts of another label."
+        )
     if mix := facts.get("mix"):
         top = mix["largest_weight"]
         yield (
@@ -61,6 +66,14 @@ def findings(result: Result) -> Iterator[str]:
         yield f"The penalty is {penalty:g} everywhere: two folds leave no inner ones to choose it on."
     if not_converged := facts.get("not_converged_at"):
         yield f"The fit did not converge at {_sites(not_converged)}."
+
+
+def _below_chance(result: Result) -> list[str]:
+    """Sites whose interval ends below what guessing the largest class comes to."""
+    if result.facts["score"] != "accuracy":
+        return []
+    high = result.data["accuracy_high"].to_numpy()
+    return [site for site, end in zip(labels(result.data, "site"), high, strict=True) if end < result.facts["chance"]]
 
 
 def _with_interval(facts: Facts, score: str, remark: str = "") -> str:

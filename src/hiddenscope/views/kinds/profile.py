@@ -1,6 +1,7 @@
 """The profile of a model's states, as views and sentences."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,9 +26,12 @@ def views(result: Result) -> Iterator[View]:
     What says little over few tokens is left out there.
     """
     names = [name for name in ("norm", "kurtosis", "mean", "deviation") if name in result.data]
-    grid = grid_of(result, names, title_of(result, ["norm"]).replace("Norm", "The norm of every state", 1))
+    grid = grid_of(result, names)
     if grid is not None:
-        yield grid
+        titles = [f"The {result.data[name].attrs.get('long_name', name)} of every state" for name in names]
+        of_model = f" of {model}" if isinstance(model := result.source.get("model"), str) else ""
+        named = [replace(one, title=f"{title}{of_model}") for one, title in zip(grid.measures, titles, strict=True)]
+        yield replace(grid, title=named[0].title, measures=tuple(named))
     yield from _norm_lines(result)
     both = {"first": "first token", "median": "other tokens, median"}
     added, kurtosis = ({f"{name}_{side}": words for side, words in both.items()} for name in ("added", "kurtosis"))

@@ -30,7 +30,7 @@ def views(result: Result) -> Iterator[View]:
     panels = [_panel(data, row, site) for row in rows for site in range(data.sizes["site"])]
     shown = [panel for panel in panels if panel is not None]
     yield Panels(
-        f"{_title(result)}: {method} of every layer",
+        _title(result, method),
         tuple(panel["site"] for panel in shown),
         np.stack([panel["points"] for panel in shown]),
         labels=_classes(data),
@@ -38,6 +38,7 @@ def views(result: Result) -> Iterator[View]:
         captions=tuple(panel["caption"] for panel in shown),
         messages=tuple(panel["message"] for panel in shown),
         rows=tuple(panel["row"] for panel in shown) if len(rows) > 1 else (),
+        rows_name=", ".join(dim for dim in ("model", "dataset") if dim in data.dims) or "row",
         note=_note(result),
     )
     for measure, (title, y_name) in ALONG.items():
@@ -104,9 +105,11 @@ def _models(result: Result) -> str:
     return str(result.source.get("model", "the model"))
 
 
-def _title(result: Result) -> str:
-    points = _points(result)
-    return f"{points[:1].upper()}{points[1:]} in {_models(result)}"
+def _title(result: Result, method: str) -> str:
+    """Which texts, in which models, and by which method."""
+    names = list(dict.fromkeys(str(part["dataset"]) for part in result.facts["parts"] if part["dataset"]))
+    shown = " and ".join(names) if 0 < len(names) <= 3 else f"{len(names)} datasets" if names else "Texts"
+    return f"{shown} in {_models(result)}: {method} of {_points(result)}, layer by layer"
 
 
 def _points(result: Result) -> str:
@@ -182,16 +185,25 @@ def _findings_of(of: str, part: Facts) -> Iterator[str]:
     if equal := part.get("all_equal_at"):
         yield f"All states{of} are equal at {_sites(equal)}."
     if separation := part.get("separation"):
-        best = separation["best"]
-        scores = f"silhouette {best['silhouette']:.2f}, nearest point of the same class for {best['neighbour']:.0%}"
-        if separation["apart_at"]:
-            where = _sites(separation["apart_at"])
-            apart = f"The classes{of} are apart at {where} (p at most 0.05, for all sites together)"
-        else:
-            apart = f"No site is shown to set the classes{of} apart"
-        yield f"{apart}; the largest silhouette is at {best['site']} ({scores})."
+        yield _separation(of, separation)
     if doubts := part.get("picture", {}).get("doubts"):
         yield f"Do not trust the pictures{of} at {_sites([doubt['site'] for doubt in doubts])}: {_doubt(doubts[0])}."
+
+
+def _separation(of: str, separation: Facts) -> str:
+    """Where classes are apart by the silhouette, and whether nearest points say so too."""
+    best = separation["best"]
+    if separation["apart_at"]:
+        where = _sites(separation["apart_at"])
+        apart = f"The classes{of} are apart at {where} (p at most 0.05, for all sites together, by the silhouette)"
+    else:
+        apart = f"No site is shown to set the classes{of} apart"
+    neighbour, p = best["neighbour"], best["p"]["neighbour"]
+    differs = ", which does not show it" if separation["apart_at"] and p > 0.05 else ""
+    return (
+        f"{apart}; the largest silhouette is {best['silhouette']:.2f}, at {best['site']}. There the nearest point is "
+        f"of the same class for {neighbour:.0%} (p = {p:.2g}, for that site alone){differs}."
+    )
 
 
 def _tightness(comparison: Facts) -> str:

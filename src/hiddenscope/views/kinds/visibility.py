@@ -1,4 +1,4 @@
-"""What every state sees, as views and sentences."""
+"""Which states influence which, as views and sentences."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -9,10 +9,13 @@ from hiddenscope.results import Result
 from hiddenscope.views.drawing import MAP, labels, quoted
 from hiddenscope.views.values import Grid, Lines, Measure, Section, Series, View
 
-SHARES = {"own_below": "of the site below", "own_first": "of the first site"}
+SHARES = {"own_below": "of the influence of the site below", "own_first": "of the influence of the first site"}
 DECAYS = {"decay_below": "one site below", "decay_first": "from the first site to the last"}
+SIDES = (
+    "Point at a cell: one colour shows how much every other state influences it, the other how much it influences them."
+)
 UNTESTED = "These numbers describe these texts; differences between sites and tokens were not tested on others."
-FIRST_LEFT_OUT = "The first token is left out as one that is seen."
+FIRST_LEFT_OUT = "The influence of the first token is left out."
 
 
 def views(result: Result) -> Iterator[View]:
@@ -22,21 +25,21 @@ def views(result: Result) -> Iterator[View]:
     model = result.source.get("model", "the model")
     own = {words: result.data[share].to_numpy() for share, words in SHARES.items() if share in result.data}
     if "own" in result.data:
-        own = {"of what a prediction sees": result.data["own"].to_numpy()}
+        own = {"of the influence on a prediction": result.data["own"].to_numpy()}
     sites = labels(result.data, "source_site")
     shares = tuple(Series(words, y) for words, y in own.items() if np.isfinite(y).any())
     if shares:
-        title = f"How much of what is seen lies on the token itself, in {model}"
-        yield Lines(title, sites, shares, y_name="share on the token itself")
+        title = f"How much of a state’s influence comes from its own token, in {model}"
+        yield Lines(title, sites, shares, y_name="share of its own token")
     distances = tuple(_distance_series(result))
     if distances:
         title = f"How influence decays with the distance in tokens, in {model}"
         left_out = any("first_token_share" in facts for facts in result.facts["stacks"])
-        note = f"For 1 on the token itself. {FIRST_LEFT_OUT if left_out else ''}".strip()
+        note = f"The influence of a state at the same token is 1 here. {FIRST_LEFT_OUT if left_out else ''}".strip()
         places = labels(result.data, "distance")
         yield Lines(title, places, distances, "tokens back", "influence", scale="log", note=note)
     if "reach" in result.data:
-        title = f"What the last site sees of each, in {model}"
+        title = f"The influence of every site on the last, in {model}"
         unit = str(result.data[measure].attrs["units"])
         reach = Series("over all tokens, on average", result.data["reach"].to_numpy())
         yield Lines(title, sites, (reach,), y_name="influence", unit=unit, scale="log")
@@ -58,10 +61,10 @@ def _state_map(result: Result, name: str) -> Grid:
     flat = influence.reshape(sites * tokens, sites * tokens)
     flat[np.arange(len(flat)), np.arange(len(flat))] = np.nan
     last = influence[-1, -1].copy()
-    where = f"{labels(data, 'site')[-1]} at {data['string'].values[-1]!r}"
+    where = f"{labels(data, 'site')[-1]} at {quoted(str(data['string'].values[-1]))}"
     units = str(data[name].attrs["units"])
-    measure = Measure(f"what {where} sees of it", last, units, scale="log", influence=influence)
-    note = f"At rest: what {where} sees. The {data[name].attrs['long_name']}."
+    measure = Measure(f"influence on {where}", last, units, scale="log", influence=influence)
+    note = f"{SIDES} At first the influence on {where} is shown. It is the {data[name].attrs['long_name']}."
     return _grid(result, "string", labels(data, "site"), measure, note)
 
 
@@ -75,7 +78,7 @@ def _prediction_map(result: Result) -> Grid:
     target = str(data["target"].values[-1])
     words = f"log p of {target!r}" if target else "log p of the next token"
     measure = Measure(f"influence on the last {words}", seen[-1], "nats per L2", scale="log", influence=influence)
-    note = "The top row stands for the predictions: point there to see what each of them sees."
+    note = "The top row stands for the predictions: point there to see which states influence each of them."
     return _grid(result, "source_string", labels(data, "source_site"), measure, note)
 
 
@@ -85,18 +88,18 @@ def _grid(result: Result, strings: str, sites: tuple[str, ...], measure: Measure
         of_text = f"“{texts[0]}”" if len(texts[0]) <= 66 else "one text"
     else:
         of_text = f"{count} texts on average" if count > 1 else "one text"
-    title = f"What the states of {result.source.get('model', 'the model')} see: {of_text}"
+    title = f"Which states of {result.source.get('model', 'the model')} influence which: {of_text}"
     return Grid(title, sites, tuple(map(str, result.data[strings].values)), (measure,), note=note)
 
 
 def findings(result: Result) -> Iterator[str]:
-    """How much of what is seen is a token's own, and how far back it reaches."""
+    """How much influence comes from a token's own states, and from how far back it comes."""
     for facts in result.facts["stacks"]:
         yield from _predictions(facts) if "most_seen" in facts else _of_stack(facts)
     if cross := result.facts.get("cross"):
         yield (
-            f"Of what {cross['site']} sees of {cross['source_site']} and {cross['beside']}, "
-            f"{cross['share']:.0%} is of {cross['source_site']}."
+            f"Of the influence of {cross['source_site']} and {cross['beside']} on {cross['site']}, "
+            f"{cross['share']:.0%} comes from {cross['source_site']}."
         )
     if result.facts["cut"]:
         yield f"Every text was cut to the tokens that all have, {result.facts['tokens']} in all."
@@ -112,15 +115,15 @@ def _of_stack(facts: Mapping[str, Any]) -> Iterator[str]:
     if own := facts.get("own_below"):
         least, most = own["least"], own["most"]
         yield (
-            f"Of what a state{in_stack} sees one site below, {own['mean']:.0%} lies on its own token on average: from "
-            f"{least['share']:.0%} at {least['site']} to {most['share']:.0%} at {most['site']}."
+            f"Of the influence of one site below on a state{in_stack}, {own['mean']:.0%} comes from its own token on "
+            f"average: from {least['share']:.0%} at {least['site']} to {most['share']:.0%} at {most['site']}."
         )
     if first := facts.get("own_first"):
-        yield f"Of what {first['site']} sees of {first['source_site']} it is {first['share']:.0%}."
+        yield f"Of the influence of {first['source_site']} on {first['site']} it is {first['share']:.0%}."
     if (share := facts.get("first_token_share")) is not None:
-        yield f"Of what is seen of other tokens one site below, {share:.0%} is the first token{in_stack}."
+        yield f"Of the influence of other tokens one site below, {share:.0%} comes from the first token{in_stack}."
     ends = facts.get("own_first", {})
-    across = f"{ends.get('source_site', 'the first site')}, seen from {ends.get('site', 'the last')}"
+    across = f"{ends.get('source_site', 'the first site')} on {ends.get('site', 'the last')}"
     for key, source in (("distance_below", "the site below"), ("distance_first", across)):
         if distances := facts.get(key):
             yield _distance(source, distances)
@@ -134,8 +137,9 @@ def _of_stack(facts: Mapping[str, Any]) -> Iterator[str]:
 
 def _distance(source: str, distances: Mapping[str, Any]) -> str:
     return (
-        f"Of {source}, half of what is seen of other tokens is within {distances['half_within']} tokens and nine "
-        f"tenths within {distances['nine_tenths_within']}, of {distances['farthest']} at most."
+        f"Of the influence that comes from other tokens of {source}, half comes from within "
+        f"{distances['half_within']} tokens and nine tenths from within {distances['nine_tenths_within']}; the "
+        f"farthest is {distances['farthest']} tokens back."
     )
 
 
@@ -145,7 +149,7 @@ def _predictions(facts: Mapping[str, Any]) -> Iterator[str]:
     yield f"The last prediction is influenced most by {token} at {seen['source_site']}."
     shares = [f"{one['share']:.0%} of {one['source_site']}" for one in facts["own"]]
     if shares:
-        yield f"On the token that predicts lies {' and '.join(shares)}."
+        yield f"The share of the token that predicts is {' and '.join(shares)}."
     if distances := facts.get("distance_first"):
         yield _distance("the first site", distances)
 
@@ -154,11 +158,10 @@ def sections(result: Result) -> Iterator[Section]:
     """The map as parts of a page."""
     shown = tuple(views(result))
     yield Section(
-        "What a state can see",
-        "Every state is computed from those below it, at its own token and at those it can attend to. Point at a cell: "
-        "what it sees is painted in one colour, what sees it in the other.",
+        "Which states influence which",
+        f"Every state is computed from those below it, at its own token and at those it can attend to. {SIDES}",
         tuple(view for view in shown if isinstance(view, Grid)),
     )
     lines = tuple(view for view in shown if isinstance(view, Lines))
     if lines:
-        yield Section("How far back it reaches", " ".join(findings(result)), lines)
+        yield Section("From how far back influence comes", " ".join(findings(result)), lines)

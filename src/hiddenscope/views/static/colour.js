@@ -48,6 +48,17 @@ export function colourMap(meaning, dark) {
 }
 
 /**
+ * One side of a map, from its middle outwards, as 256 colours.
+ * @param {"sequential" | "diverging"} meaning
+ * @param {-1 | 1} side
+ * @param {boolean} dark
+ */
+export function sideMap(meaning, side, dark) {
+  const map = colourMap(meaning, dark);
+  return Uint8Array.from({ length: 768 }, (_, at) => map[3 * Math.round(127.5 + (side * Math.floor(at / 3)) / 2) + (at % 3)]);
+}
+
+/**
  * Levels from 0 to 1 as pixels; NaN is clear. A pixel is written whole, as one number.
  * @param {Float32Array} levels
  * @param {Uint8Array} map

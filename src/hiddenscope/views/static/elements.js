@@ -32,7 +32,8 @@ let groups = 0;
  * @param {string} name what is chosen
  * @param {Record<string, string>} options value to label
  * @param {(value: string) => void} act
- * @returns {{root: HTMLElement, set: (value: string) => void}}
+ * @returns {{root: HTMLElement, set: (value: string) => void, bar: (value: string, reason: string) => void}} where `bar` takes
+ *   an option away for a reason, and gives it back without one
  */
 export function choice(name, options, act) {
   const group = `choice-${groups++}`;
@@ -50,6 +51,12 @@ export function choice(name, options, act) {
     set: (value) => {
       const input = inputs.get(value);
       if (input) input.checked = true;
+    },
+    bar: (value, reason) => {
+      const input = inputs.get(value);
+      if (!input) return;
+      input.disabled = reason !== "";
+      input.title = reason;
     },
   };
 }

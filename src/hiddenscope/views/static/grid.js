@@ -3,12 +3,12 @@
 import { fitted, oncePerFrame, Surface, whenResized } from "./canvas.js";
 import { choice, element, list } from "./elements.js";
 import { Figure } from "./figure.js";
-import { cellLegend, cellPixels } from "./gridcolours.js";
+import { cellLegends, cellPixels, zeroCells } from "./gridcolours.js";
 import { cellAt, layoutOf } from "./gridlayout.js";
-import { gridHelp, gridReadout, gridRows } from "./gridwords.js";
-import { paintCells, paintCursor, paintMissing, paintSeams, paintSites, paintTokens, paintWords, windowOf } from "./gridpaint.js";
+import { gridHelp, gridHint, gridReadout, gridRows, gridTitle } from "./gridwords.js";
+import { paintCells, paintCursor, paintMissing, paintSeams, paintSites, paintTokens, paintWords, paintZeros, windowOf } from "./gridpaint.js";
 import { readState, writeState } from "./hash.js";
-import { LEGEND, paintLegend } from "./legend.js";
+import { keyLayout, LEGEND, paintKey } from "./legend.js";
 import { canvasPen, lettering } from "./pen.js";
 import { shownText } from "./text.js";
 import { theme, whenThemeChanges } from "./theme.js";
@@ -16,6 +16,7 @@ import { theme, whenThemeChanges } from "./theme.js";
 /** @typedef {import("./influence.js").Direction} Direction */
 
 const KEY_RESTS = 60; // the legend of a map follows the cursor when it rests, in milliseconds
+const NO_LOG = "Some values are below zero, which a log scale cannot show.";
 
 export class GridView {
   /**
@@ -40,9 +41,10 @@ export class GridView {
     this.back = new Surface("back");
     this.front = new Surface("front");
     this.key = new Surface("legend");
+    this.below = grid.measures.map((measure) => measure.meaning === "sequential" && measure.values.data.some((value) => value < 0));
     this.layout = layoutOf(grid, 800, this.theme.font);
     this.paint = oncePerFrame(() => this.paintFront(), root);
-    this.paintAll = oncePerFrame(() => { this.paintBack(); this.paintFront(); this.paintKey(); }, root);
+    this.paintAll = oncePerFrame(() => { this.paintBack(); this.paintFront(); this.paintLegends(); }, root);
     this.build();
     this.restore();
     this.listen();
@@ -82,17 +84,22 @@ export class GridView {
     this.frame = element("div", { class: "window", role: "img", "aria-label": summary }, [this.back.canvas, this.front.canvas]);
     this.spacer = element("div", { class: "spacer" }, [this.frame]);
     this.scroller = element("div", { class: "scroller" }, [this.spacer]);
-    stage.append(this.scroller);
+    this.more = element("div", { class: "more", hidden: "", "aria-hidden": "true" }, ["more →"]);
+    stage.append(this.scroller, this.more);
     keys.append(this.key.canvas);
   }
 
   listen() {
     const { front, scroller, figure } = this;
-    front.canvas.addEventListener("pointermove", (event) => this.move(this.under(event)));
-    front.canvas.addEventListener("pointerleave", () => this.move(-1));
+    for (const touched of /** @type {const} */ (["pointermove", "pointerdown"])) {
+      front.canvas.addEventListener(touched, (event) => this.pointAt(this.under(event), event));
+    }
+    front.canvas.addEventListener("pointerleave", (event) => this.leave(event));
     front.canvas.addEventListener("click", (event) => this.hold(this.under(event)));
     scroller?.addEventListener("scroll", () => {
       this.shift = scroller.scrollLeft;
+      this.figure.pointOut([]);
+      this.cue();
       this.paintAll();
     });
     const { columns, rows } = { columns: this.grid.tokens.length, rows: this.grid.sites.length };
@@ -148,7 +155,10 @@ export class GridView {
   }
 
   settle() {
+    this.figure.entitle(gridTitle(this.grid, this.shown));
     this.measures?.set(this.shown);
+    if (this.below[this.shown]) this.log = false;
+    this.scales?.bar("log", this.below[this.shown] ? NO_LOG : "");
     this.scales?.set(this.log ? "log" : "linear");
     this.spans?.set(this.each ? "layer" : "all");
     this.directions?.set(this.direction);
@@ -160,19 +170,42 @@ export class GridView {
     this.layout = layoutOf(this.grid, this.figure.stage.clientWidth, this.theme.font);
     const width = Math.min(this.figure.stage.clientWidth, this.layout.width);
     for (const surface of [this.back, this.front]) surface.resize(width, this.layout.height);
-    this.key.resize(LEGEND.width, LEGEND.height);
     if (!this.spacer || !this.frame) return;
     this.spacer.style.width = `${this.layout.width}px`;
     this.frame.style.width = `${width}px`;
     this.frame.style.height = `${this.layout.height}px`;
     this.shift = this.scroller?.scrollLeft ?? 0;
+    this.cue();
     this.paintAll();
+  }
+
+  /** Whether there is more to the right. */
+  cue() {
+    if (this.more) this.more.hidden = this.shift + this.front.width >= this.layout.width - 4;
   }
 
   /** @param {PointerEvent | MouseEvent} event */
   under(event) {
     const shift = event.offsetX > this.layout.left ? this.shift : -Infinity;
     return cellAt(this.layout, event.offsetX + shift, event.offsetY);
+  }
+
+  /**
+   * @param {number} cell
+   * @param {PointerEvent} event
+   */
+  pointAt(cell, event) {
+    this.move(cell);
+    this.figure.pointOut(gridHint(this.grid, this.shown, cell, this.pin), event);
+  }
+
+  /**
+   * What a finger touched stays read out when it is lifted.
+   * @param {PointerEvent} event
+   */
+  leave(event) {
+    this.figure.pointOut([]);
+    if (event.pointerType !== "touch") this.move(-1);
   }
 
   /** @param {number} cell */
@@ -183,7 +216,7 @@ export class GridView {
     this.paint();
     if (!this.measure.influence) return;
     clearTimeout(this.resting);
-    this.resting = window.setTimeout(() => this.paintKey(), KEY_RESTS);
+    this.resting = window.setTimeout(() => this.paintLegends(), KEY_RESTS);
   }
 
   /**
@@ -246,15 +279,29 @@ export class GridView {
   paintPicture(pen, visible) {
     const pixels = cellPixels(this.colouring, this.theme.dark);
     paintCells(pen, this.layout, visible, pixels, this.theme);
+    if (!this.grid.words) paintZeros(pen, this.layout, visible, zeroCells(this.colouring), this.theme);
     if (this.grid.words) paintWords(pen, this.layout, visible, this.grid.words, pixels, this.theme);
     paintSeams(pen, this.layout, visible, this.grid.text_of, this.theme);
   }
 
-  paintKey() {
-    const legend = cellLegend(this.colouring, this.theme);
-    paintLegend(canvasPen(this.key.clear(), this.theme.font), legend, 0, 0, this.theme);
+  paintLegends() {
+    const legends = cellLegends(this.colouring, this.theme);
+    const layout = this.keyLayout(this.figure.stage.clientWidth);
+    this.key.resize(layout.width, layout.height);
+    paintKey(canvasPen(this.key.clear(), this.theme.font), legends, 0, 0, layout, this.theme);
+    const said = legends.map((legend) => `${legend.name}, ${legend.ticks.map((tick) => tick.label).join(", ")}`);
     this.key.canvas.setAttribute("role", "img");
-    this.key.canvas.setAttribute("aria-label", `Colours: ${legend.name}, ${legend.ticks.map((tick) => tick.label).join(", ")}`);
+    this.key.canvas.setAttribute("aria-label", `Colours: ${said.join("; ")}`);
+  }
+
+  /**
+   * Room for both scales of a map, whether or not a cell is selected: so the page stays still.
+   * @param {number} room
+   */
+  keyLayout(room) {
+    const { influence } = this.measure;
+    const zeros = influence !== null || (!this.grid.words && this.values.some((value) => value === 0));
+    return keyLayout(influence && this.direction === "both" ? 2 : 1, zeros, room);
   }
 
   window() {
@@ -267,10 +314,11 @@ export class GridView {
     const whole = { shift: 0, first: 0, last: layout.columns };
     const head = 40;
     const width = Math.max(layout.width, LEGEND.width + 20) + 20;
-    const title = fitted(shownText(this.grid.title, 200), lettering(this.theme.font, { size: 16, bold: true }), width - 30);
+    const key = this.keyLayout(width - 20);
+    const title = fitted(this.figure.title, lettering(this.theme.font, { size: 16, bold: true }), width - 30);
     return {
       width,
-      height: head + layout.height + LEGEND.height + 16,
+      height: head + layout.height + key.height + 16,
       paint: (/** @type {import("./pen.js").Pen} */ pen) => {
         pen.text(title, 12, 20, { fill: this.theme.ink, size: 16, bold: true });
         const moved = { ...layout, top: layout.top + head };
@@ -282,7 +330,7 @@ export class GridView {
         paintSites(pen, moved, this.theme);
         if (this.pin >= 0) paintCursor(pen, moved, whole, this.pin, { paper: this.theme.paper, ink: this.theme.accent });
         this.layout = kept;
-        paintLegend(pen, cellLegend(this.colouring, this.theme), layout.left, head + layout.height + 4, this.theme);
+        paintKey(pen, cellLegends(this.colouring, this.theme), 12, head + layout.height + 4, key, this.theme);
       },
     };
   }

@@ -7,48 +7,66 @@
  */
 
 import { fitted } from "./canvas.js";
-import { colourMap, painted } from "./colour.js";
-import { bothEnds, bothLevels, targetsOf, sourcesOf } from "./influence.js";
+import { colourMap, sideMap, painted } from "./colour.js";
+import { bothLevels, targetsOf, sourcesOf } from "./influence.js";
 import { LEGEND, ticksOf } from "./legend.js";
-import { formatTick } from "./numbers.js";
 import { lettering } from "./pen.js";
 import { endsOf, levelsOf } from "./scale.js";
 import { shownText } from "./text.js";
 
+const ON = "influence on the selected state";
+const OF = "influence of the selected state";
+
 /**
+ * Cells that are exactly zero are left clear: they get a mark of their own.
  * @param {Colouring} colouring
  * @param {boolean} dark
  */
 export function cellPixels(colouring, dark) {
-  const { focus, direction, way, columns } = colouring;
-  if (focus >= 0 && direction === "both") {
-    return painted(bothLevels(sourcesNow(colouring), targetsNow(colouring), columns, way), colourMap("diverging", dark));
-  }
-  return painted(levelsOf(valuesNow(colouring), columns, way), colourMap(way.meaning, dark));
+  const { way, columns } = colouring;
+  const pixels = isBoth(colouring)
+    ? painted(bothLevels(sourcesNow(colouring), targetsNow(colouring), columns, way), colourMap("diverging", dark))
+    : painted(levelsOf(valuesNow(colouring), columns, way), colourMap(way.meaning, dark));
+  const whole = new Uint32Array(pixels.buffer);
+  zeroCells(colouring).forEach((zero, cell) => { if (zero) whole[cell] = 0; });
+  return pixels;
 }
 
 /**
+ * Which cells are exactly zero; where both directions are shown, in both of them.
+ * @param {Colouring} colouring
+ */
+export function zeroCells(colouring) {
+  const values = isBoth(colouring) ? sourcesNow(colouring) : valuesNow(colouring);
+  const zeros = Uint8Array.from(values, (value) => (value === 0 ? 1 : 0));
+  if (isBoth(colouring)) targetsNow(colouring).forEach((value, cell) => { if (value !== 0) zeros[cell] = 0; });
+  return zeros;
+}
+
+/**
+ * One scale, or two where a cell shows both what influences it and what it influences.
  * @param {Colouring} colouring
  * @param {import("./theme.js").Theme} theme
- * @returns {import("./legend.js").Legend}
+ * @returns {import("./legend.js").Legend[]}
  */
-export function cellLegend(colouring, theme) {
+export function cellLegends(colouring, theme) {
   const { measure, focus, direction, way } = colouring;
-  const fit = (/** @type {string} */ text) => fitted(text, lettering(theme.font, { size: 12 }), LEGEND.width - 4);
-  const name = shownText(measure.name, 60);
-  if (focus < 0 || direction !== "both" || way.meaning === "diverging") {
-    const unit = measure.unit ? ` (${shownText(measure.unit, 40)})` : "";
-    const ticks = ticksOf(endsOf(valuesNow(colouring), way), way);
-    return { map: colourMap(way.meaning, theme.dark), ticks, name: fit(`${name}${unit}`) };
+  const unit = measure.unit ? ` (${shownText(measure.unit, 40)})` : "";
+  const fit = (/** @type {string} */ text) => fitted(`${text}${unit}`, lettering(theme.font, { size: 12 }), LEGEND.width - 4);
+  const ticks = (/** @type {Float32Array} */ values) => ticksOf(endsOf(values, way), way);
+  if (isBoth(colouring) && way.meaning !== "diverging") {
+    return [
+      { map: sideMap("diverging", -1, theme.dark), ticks: ticks(sourcesNow(colouring)), name: fit(ON) },
+      { map: sideMap("diverging", 1, theme.dark), ticks: ticks(targetsNow(colouring)), name: fit(OF) },
+    ];
   }
-  const ends = bothEnds(sourcesNow(colouring), targetsNow(colouring), way);
-  const short = (/** @type {number} */ value) => formatTick(Number(value.toPrecision(3)));
-  const ticks = [
-    { at: 0, label: way.each ? "most of its layer" : short(ends.sources.high) },
-    { at: 0.5, label: "0" },
-    { at: 1, label: way.each ? "most of its layer" : short(ends.targets.high) },
-  ];
-  return { map: colourMap("diverging", theme.dark), ticks, name: fit(`influences it ← ${name} → influenced by it`) };
+  const name = focus < 0 ? shownText(measure.name, 60) : direction === "both" ? `${ON}, or of it` : direction === "targets" ? OF : ON;
+  return [{ map: colourMap(way.meaning, theme.dark), ticks: ticks(valuesNow(colouring)), name: fit(name) }];
+}
+
+/** @param {Colouring} colouring */
+function isBoth({ focus, direction }) {
+  return focus >= 0 && direction === "both";
 }
 
 /** @param {Colouring} colouring */

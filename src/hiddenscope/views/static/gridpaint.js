@@ -96,6 +96,26 @@ export function paintMissing(pen, layout, visible, values, theme) {
 }
 
 /**
+ * A small mark in every cell that is exactly zero.
+ * @param {Pen} pen
+ * @param {Layout} layout
+ * @param {Window} visible
+ * @param {Uint8Array} zeros
+ * @param {Theme} theme
+ */
+export function paintZeros(pen, layout, visible, zeros, theme) {
+  /** @type {[number, number, number, number][]} */
+  const marks = [];
+  zeros.forEach((zero, cell) => {
+    const column = cell % layout.columns;
+    if (!zero || column < visible.first || column >= visible.last) return;
+    const [x, y] = cornerOf(layout, cell);
+    marks.push([Math.round(x - visible.shift + layout.wide / 2) - 1, Math.round(y + layout.high / 2) - 1, 2, 2]);
+  });
+  if (marks.length) pen.rects(marks, theme.muted);
+}
+
+/**
  * @param {Pen} pen
  * @param {Layout} layout
  * @param {Window} visible

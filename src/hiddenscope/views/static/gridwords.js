@@ -12,8 +12,18 @@ import { quoted, shownText, shownToken } from "./text.js";
 /** @param {Grid} grid */
 export function gridHelp(grid) {
   const map = grid.measures.some((measure) => measure.influence);
-  const shows = map ? " The cell's view of the others is painted." : "";
+  const shows = map ? " What influences the cell and what it influences is painted." : "";
   return `Arrow keys move a cell cursor, Enter pins a cell, Escape unpins.${shows}`;
+}
+
+/**
+ * The title of what is shown: that of the measure, or else that of the grid and which measure it is.
+ * @param {Grid} grid
+ * @param {number} shown which measure
+ */
+export function gridTitle(grid, shown) {
+  const { title, name } = grid.measures[shown];
+  return shownText(title || (shown ? `${grid.title}: ${name}` : grid.title), 200);
 }
 
 /**
@@ -26,13 +36,46 @@ export function gridHelp(grid) {
 export function gridReadout(grid, shown, cursor, pin) {
   const measure = grid.measures[shown];
   const cell = cursor >= 0 ? cursor : pin;
-  if (cell < 0) return [measure.influence ? "Point at a cell to see which states influence it, and which it influences." : "Point at a cell, or use the arrow keys."];
-  const value = measure.values.data[cell];
-  const number = Number.isNaN(value) ? "no value" : `${formatNumber(value)}${measure.unit ? ` ${shownText(measure.unit, 40)}` : ""}`;
-  const pieces = [...placeOfCell(grid, cell), `  ${shownText(measure.name, 60)} `, { strong: number }];
-  if (pin >= 0 && cell === pin) pieces.push("  (pinned)");
-  if (measure.influence) pieces.push(...influenceWords(grid, measure, cell, pin));
-  return [...pieces, ...topWords(grid, cell)];
+  if (cell < 0) return [measure.influence ? "Point at a cell to select it: you see which states influence it, and which it influences." : "Point at a cell, or use the arrow keys."];
+  const pinned = pin >= 0 && cell === pin ? ["  (pinned)"] : [];
+  const words = measure.influence ? influenceWords(grid, measure, cell, pin) : valueWords(measure, cell);
+  return [...placeOfCell(grid, cell), ...pinned, "  ", ...words, ...topWords(grid, cell)];
+}
+
+/**
+ * The same in short, for a hint at the pointer.
+ * @param {Grid} grid
+ * @param {number} shown
+ * @param {number} cell
+ * @param {number} pin
+ * @returns {Piece[]}
+ */
+export function gridHint(grid, shown, cell, pin) {
+  if (cell < 0) return [];
+  const measure = grid.measures[shown];
+  const apart = measure.influence && pin >= 0 && pin !== cell;
+  const words = apart ? influenceWords(grid, measure, cell, pin) : measure.influence ? [] : valueWords(measure, cell);
+  return [...placeOfCell(grid, cell), ...(words.length ? ["  ", ...words] : []), ...topWords(grid, cell)];
+}
+
+/**
+ * @param {import("./payload.js").Measure} measure
+ * @param {number} cell
+ * @returns {Piece[]}
+ */
+function valueWords(measure, cell) {
+  return [`${shownText(measure.name, 60)} `, { strong: amount(measure, measure.values.data[cell]) }];
+}
+
+/**
+ * A number with its unit; zero that is no rounding of something small is called exact.
+ * @param {import("./payload.js").Measure} measure
+ * @param {number} value
+ */
+function amount(measure, value) {
+  if (Number.isNaN(value)) return "no value";
+  if (value === 0) return "exactly 0";
+  return `${formatNumber(value)}${measure.unit ? ` ${shownText(measure.unit, 40)}` : ""}`;
 }
 
 /**
@@ -59,24 +102,26 @@ function influenceWords(grid, measure, cell, pin) {
   const map = /** @type {Float32Array} */ (measure.influence?.data);
   const count = grid.sites.length * grid.tokens.length;
   if (pin >= 0 && cell !== pin) {
-    const [moves, moved] = [formatNumber(map[pin * count + cell]), formatNumber(map[cell * count + pin])];
-    return ["; moves the pinned cell by ", { strong: moves }, ", is moved by it by ", { strong: moved }];
+    const [on, of] = [map[pin * count + cell], map[cell * count + pin]].map((value) => amount(measure, value));
+    return ["its influence on the pinned state: ", { strong: on }, "; the pinned state’s influence on it: ", { strong: of }];
   }
-  const [sources, targets] = [sourcesOf(map, cell, count), targetsOf(map, cell, count)];
-  return [...farthest(grid, "; influenced most by ", sources), ...farthest(grid, "; influences most ", targets)];
+  const on = strongest(grid, measure, "is influenced most by ", sourcesOf(map, cell, count));
+  const of = strongest(grid, measure, "influences most ", targetsOf(map, cell, count));
+  return on.length && of.length ? [...on, "; ", ...of] : [...on, ...of];
 }
 
 /**
  * @param {Grid} grid
+ * @param {import("./payload.js").Measure} measure
  * @param {string} lead
  * @param {Float32Array} values
  * @returns {Piece[]}
  */
-function farthest(grid, lead, values) {
+function strongest(grid, measure, lead, values) {
   const best = largest(values);
   if (best < 0) return [];
   const token = quoted(grid.tokens[best % grid.tokens.length]);
-  return [lead, { strong: `${grid.sites[Math.floor(best / grid.tokens.length)]} ${token}` }, ` (${formatNumber(values[best])})`];
+  return [lead, { strong: `${grid.sites[Math.floor(best / grid.tokens.length)]} ${token}` }, ` (${amount(measure, values[best])})`];
 }
 
 /**
@@ -110,10 +155,9 @@ export function* gridRows(grid, pin) {
   const mapped = pin < 0 ? [] : grid.measures.filter((measure) => measure.influence);
   const maps = mapped.map((measure) => /** @type {Float32Array} */ (measure.influence?.data));
   const ranks = grid.words ? grid.words.chosen.shape[2] : 0;
-  const named = (/** @type {import("./payload.js").Measure} */ measure) => (measure.unit ? `${measure.name} (${measure.unit})` : measure.name);
   yield [
     "site", "position", "token", ...(grid.second.length ? ["second"] : []), ...(grid.text_of.length ? ["text"] : []),
-    ...grid.measures.map(named), ...mapped.flatMap((measure) => [`${measure.name}: on the pinned cell`, `${measure.name}: of the pinned cell`]),
+    ...grid.measures.map((measure) => `${measure.name}${unitOf(measure)}`), ...mapped.flatMap((measure) => [`influence on the pinned state${unitOf(measure)}`, `influence of the pinned state${unitOf(measure)}`]),
     ...Array.from({ length: ranks }, (_, rank) => [`word ${rank + 1}`, `probability ${rank + 1}`]).flat(),
   ];
   for (let row = grid.sites.length - 1; row >= 0; row--) {
@@ -139,6 +183,11 @@ function wordCells(grid, cell, ranks) {
     const word = grid.words?.chosen.data[at] ?? -1;
     return [word < 0 ? null : (grid.words?.words[word] ?? null), exact(grid.words?.probabilities?.data[at] ?? NaN)];
   }).flat();
+}
+
+/** @param {import("./payload.js").Measure} measure */
+function unitOf(measure) {
+  return measure.unit ? ` (${measure.unit})` : "";
 }
 
 /**

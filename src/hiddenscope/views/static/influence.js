@@ -4,7 +4,7 @@
  * @typedef {"both" | "sources" | "targets"} Direction
  */
 
-import { endsOf, levelsOf } from "./scale.js";
+import { levelsOf } from "./scale.js";
 
 /**
  * How much every cell moves this one. The cell itself is left out: it would outshine the rest.
@@ -64,16 +64,6 @@ export function bothLevels(sources, targets, columns, way) {
   const above = levelsOf(targets, columns, way);
   for (let i = 0; i < below.length; i++) below[i] = above[i] > below[i] ? 0.5 + above[i] / 2 : 0.5 - below[i] / 2;
   return below;
-}
-
-/**
- * The ends of both scales, for the legend.
- * @param {Float32Array} sources
- * @param {Float32Array} targets
- * @param {import("./scale.js").Way} way
- */
-export function bothEnds(sources, targets, way) {
-  return { sources: endsOf(sources, way), targets: endsOf(targets, way) };
 }
 
 /**

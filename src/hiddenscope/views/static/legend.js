@@ -1,4 +1,4 @@
-/** The key of a colour scale: a bar, its ticks, what it measures and in which unit. */
+/** The key of colour scales: bars, their ticks, what they measure and in which unit, and the mark of an exact zero. */
 
 import { linearTicks, logTicks, formatTick } from "./numbers.js";
 import { widthOf } from "./canvas.js";
@@ -11,6 +11,8 @@ import { placeOf } from "./scale.js";
  */
 
 export const LEGEND = { width: 280, height: 46 };
+const ZERO = { width: 92, text: "exactly 0", side: 12 };
+const APART = 16;
 const STEPS = 64;
 const EDGE = 16;
 
@@ -41,13 +43,51 @@ function decades(ends) {
 }
 
 /**
+ * Where so many bars and the mark of zero stand: side by side while there is room, and else one beneath the other.
+ * @param {number} bars
+ * @param {boolean} zero
+ * @param {number} room
+ */
+export function keyLayout(bars, zero, room) {
+  const widths = [...Array(bars).fill(LEGEND.width), ...(zero ? [ZERO.width] : [])];
+  /** @type {number[][]} */
+  const places = [];
+  let x = 0, y = 0, widest = 0;
+  for (const width of widths) {
+    if (x && x + width > room) [x, y] = [0, y + LEGEND.height];
+    places.push([x, y]);
+    widest = Math.max(widest, x + width);
+    x += width + APART;
+  }
+  return { places, width: widest, height: y + LEGEND.height };
+}
+
+/**
+ * @param {import("./pen.js").Pen} pen
+ * @param {Legend[]} legends
+ * @param {number} x
+ * @param {number} y
+ * @param {{places: number[][]}} layout
+ * @param {import("./theme.js").Theme} theme
+ */
+export function paintKey(pen, legends, x, y, { places }, theme) {
+  legends.forEach((legend, i) => paintLegend(pen, legend, x + places[i][0], y + places[i][1], theme));
+  const last = places.length > legends.length ? places[legends.length] : null;
+  if (!last) return;
+  const [left, middle] = [x + last[0] + 1, y + last[1] + 23];
+  pen.outline(left + 0.5, middle - ZERO.side / 2 + 0.5, ZERO.side - 1, ZERO.side - 1, theme.faint, 1);
+  pen.rect(left + ZERO.side / 2 - 1, middle - 1, 2, 2, theme.muted);
+  pen.text(ZERO.text, left + ZERO.side + 6, middle, { fill: theme.muted, size: 12 });
+}
+
+/**
  * @param {import("./pen.js").Pen} pen
  * @param {Legend} legend
  * @param {number} x
  * @param {number} y
  * @param {import("./theme.js").Theme} theme
  */
-export function paintLegend(pen, legend, x, y, theme) {
+function paintLegend(pen, legend, x, y, theme) {
   const width = LEGEND.width - 2 * EDGE;
   const left = x + EDGE;
   pen.text(legend.name, x, y + 8, { fill: theme.muted, size: 12 });

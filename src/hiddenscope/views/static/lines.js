@@ -62,8 +62,16 @@ export class LinesView {
       const share = (event.offsetX - chart.left) / (chart.width - chart.left - chart.right);
       return share < 0 || share > 1 ? -1 : Math.min(last, Math.floor(share * (last + 1)));
     };
-    canvas.addEventListener("pointermove", (event) => this.move(at(event)));
-    canvas.addEventListener("pointerleave", () => this.move(-1));
+    for (const touched of /** @type {const} */ (["pointermove", "pointerdown"])) {
+      canvas.addEventListener(touched, (event) => {
+        this.move(at(event));
+        this.figure.pointOut(this.cursor < 0 ? [] : this.words(), event);
+      });
+    }
+    canvas.addEventListener("pointerleave", (event) => {
+      this.figure.pointOut([]);
+      if (event.pointerType !== "touch") this.move(-1);
+    });
     const step = (/** @type {number} */ by) => () => this.move(Math.min(last, Math.max(0, this.cursor + by)));
     const go = (/** @type {number} */ to) => () => this.move(to);
     this.figure.onKeys({ ArrowRight: step(1), ArrowLeft: step(-1), Home: go(0), End: go(last), Escape: go(-1) });
@@ -118,14 +126,18 @@ export class LinesView {
   }
 
   tell() {
-    if (this.cursor < 0) return this.figure.say(["Point at a place, or use the arrow keys."]);
+    this.figure.say(this.cursor < 0 ? ["Point at a place, or use the arrow keys."] : this.words());
+  }
+
+  /** @returns {import("./figure.js").Pieces} */
+  words() {
     const unit = this.lines.unit ? ` ${shownText(this.lines.unit, 40)}` : "";
     const pieces = this.drawn().flatMap(({ series }) => {
       const [y, low, high] = [series.y, series.low, series.high].map((numbers) => numbers?.data[this.cursor] ?? NaN);
       const band = Number.isNaN(low + high) ? "" : ` [${formatNumber(low)} to ${formatNumber(high)}]`;
       return [`  ${shownText(series.name, 60)} `, { strong: Number.isNaN(y) ? "no value" : `${formatNumber(y)}${unit}` }, band];
     });
-    return this.figure.say([{ strong: shownText(this.lines.x[this.cursor], 60) }, ...pieces]);
+    return [{ strong: shownText(this.lines.x[this.cursor], 60) }, ...pieces];
   }
 
   draw() {
@@ -149,7 +161,7 @@ export class LinesView {
     const x = acrossOf(chart, this.cursor, this.lines.x.length);
     for (const { series, colour } of this.drawn()) {
       const value = series.y.data[this.cursor];
-      if (series.style === "bar" || !Number.isFinite(value) || (chart.log && value <= 0)) continue;
+      if (series.style === "bar" || !Number.isFinite(value)) continue;
       pen.dot(x, heightOf(chart, value), 5.5, this.theme.paper);
       pen.dot(x, heightOf(chart, value), 4, colour);
     }
@@ -167,7 +179,7 @@ export class LinesView {
         const moved = { ...chart, top: chart.top + head, height: chart.height + head };
         pen.text(fitted(shownText(this.lines.title, 200), font, width - 24), 12, 20, { fill: this.theme.ink, size: 16, bold: true });
         paintAxes(pen, { ...this.lines, y_name: "", unit: "" }, moved, this.theme);
-        pen.text(axisName(this.lines), 12, head + 11, { fill: this.theme.muted });
+        pen.text(axisName(this.lines, chart), 12, head + 11, { fill: this.theme.muted });
         paintSeries(pen, this.lines, moved, drawn, this.theme.ink);
         drawn.forEach(({ series, colour }, i) => {
           const y = moved.height + 10 + 22 * i;

@@ -8,11 +8,12 @@ import { shortSite, shownText } from "./text.js";
 /**
  * @typedef {import("./payload.js").Lines} Lines
  * @typedef {{left: number, top: number, right: number, bottom: number, width: number, height: number, low: number,
- *   high: number, log: boolean, ticks: number[]}} Chart
+ *   high: number, log: boolean, bend: number, ticks: number[]}} Chart a log scale bends at zero where values reach it or lie below
  * @typedef {{series: import("./payload.js").Series, colour: string}} Drawn
  */
 
 const SMALL = 11;
+const LINEAR_BELOW = 1e-4; // of the largest amount
 
 /**
  * @param {Lines} lines
@@ -23,10 +24,10 @@ const SMALL = 11;
  * @returns {Chart}
  */
 export function chartOf(lines, drawn, width, log, font) {
-  const { low, high, ticks } = rangeOf(drawn, log);
+  const { low, high, bend, ticks } = rangeOf(drawn, log);
   const widest = ticks.reduce((most, tick) => Math.max(most, widthOf(formatTick(tick), lettering(font, { size: SMALL }))), 0);
   const height = Math.round(Math.min(340, Math.max(220, width * 0.4)));
-  return { left: Math.ceil(widest) + 18, top: lines.y_name || lines.unit ? 30 : 12, right: 14, bottom: 46, width, height, low, high, log, ticks };
+  return { left: Math.ceil(widest) + 18, top: lines.y_name || lines.unit || bend ? 30 : 12, right: 14, bottom: 46, width, height, low, high, log, bend, ticks };
 }
 
 /**
@@ -34,23 +35,39 @@ export function chartOf(lines, drawn, width, log, font) {
  * @param {boolean} log
  */
 function rangeOf(drawn, log) {
-  let low = Infinity, high = -Infinity;
+  let low = Infinity, high = -Infinity, least = Infinity;
   for (const { series } of drawn) {
     for (const numbers of [series.y, series.low, series.high]) {
       for (const value of numbers?.data ?? []) {
-        if (!Number.isFinite(value) || (log && value <= 0)) continue;
+        if (!Number.isFinite(value)) continue;
         low = Math.min(low, value);
         high = Math.max(high, value);
+        if (value) least = Math.min(least, Math.abs(value));
       }
     }
     if (series.style === "bar" && !log) [low, high] = [Math.min(low, 0), Math.max(high, 0)];
   }
   if (low > high) [low, high] = log ? [0.1, 1] : [0, 1];
-  if (log) return { low: low / 1.15, high: high * 1.15, ticks: logTicks(low / 1.15, high * 1.15, 6) };
+  if (log && low <= 0) return bentRange(low, high, least);
+  if (log) return { bend: 0, low: low / 1.15, high: high * 1.15, ticks: logTicks(low / 1.15, high * 1.15, 6) };
   if (low > 0 && low < 0.6 * high) low = 0;
   const room = (high - low || Math.abs(high) || 1) * 0.06;
   [low, high] = [low === 0 ? 0 : low - room, high === 0 ? 0 : high + room];
-  return { low, high, ticks: linearTicks(low, high, 5) };
+  return { low, high, bend: 0, ticks: linearTicks(low, high, 5) };
+}
+
+/**
+ * A log scale on both sides of zero, which is linear nearer to it than `bend`: no value is left out.
+ * @param {number} low
+ * @param {number} high
+ * @param {number} least the smallest amount that is not zero
+ */
+function bentRange(low, high, least) {
+  const most = Math.max(-low, high);
+  const bend = most ? Math.max(least, most * LINEAR_BELOW) : 1;
+  const [down, up] = [low < 0 ? low * 1.15 : -bend / 4, high > 0 ? high * 1.15 : bend / 4];
+  const decades = (/** @type {number} */ end) => (end > bend ? logTicks(bend, end, 3).filter((tick) => tick > bend) : []);
+  return { low: down, high: up, bend, ticks: [...decades(-down).map((tick) => -tick).reverse(), 0, ...decades(up)] };
 }
 
 /**
@@ -59,10 +76,18 @@ function rangeOf(drawn, log) {
  */
 export function heightOf(chart, value) {
   const span = chart.height - chart.top - chart.bottom;
-  const place = chart.log
-    ? (Math.log(value) - Math.log(chart.low)) / (Math.log(chart.high) - Math.log(chart.low))
-    : (value - chart.low) / (chart.high - chart.low);
+  const [at, low, high] = [value, chart.low, chart.high].map((one) => scaled(chart, one));
+  const place = (at - low) / (high - low);
   return chart.height - chart.bottom - place * span;
+}
+
+/**
+ * @param {Chart} chart
+ * @param {number} value
+ */
+function scaled(chart, value) {
+  if (!chart.log) return value;
+  return chart.bend ? Math.sign(value) * Math.log1p(Math.abs(value) / chart.bend) : Math.log(value);
 }
 
 /**
@@ -87,7 +112,7 @@ export function paintAxes(pen, lines, chart, theme) {
     pen.line([[chart.left, y], [end, y]], theme.faint, tick === 0 ? 1.5 : 1);
     pen.text(formatTick(tick), chart.left - 8, y, { fill: theme.muted, size: SMALL, anchor: "end" });
   }
-  const named = axisName(lines);
+  const named = axisName(lines, chart);
   if (named) pen.text(named, 2, 11, { fill: theme.muted, size: 12 });
   const base = chart.height - chart.bottom;
   for (const [place, label] of placesShown(lines.x, chart, theme.font)) {
@@ -100,11 +125,14 @@ export function paintAxes(pen, lines, chart, theme) {
 }
 
 /**
- * What is measured, and in which unit.
+ * What is measured, in which unit, and on which scale where that could be mistaken.
  * @param {Lines} lines
+ * @param {Chart} chart
  */
-export function axisName(lines) {
-  return [shownText(lines.y_name, 80), lines.unit ? `(${shownText(lines.unit, 40)})` : ""].filter(Boolean).join(" ");
+export function axisName(lines, chart) {
+  const bent = chart.bend ? "log scale on both sides of zero" : "";
+  const named = [shownText(lines.y_name, 80), lines.unit ? `(${shownText(lines.unit, 40)})` : ""].filter(Boolean).join(" ");
+  return [named, bent].filter(Boolean).join(", ");
 }
 
 /**
@@ -174,7 +202,7 @@ function paintBand(pen, chart, one, count) {
  * @param {number[]} slot how far from the middle, and how thick
  */
 function paintBars(pen, chart, one, count, [shift, thick]) {
-  const base = heightOf(chart, chart.log ? chart.low : 0);
+  const base = heightOf(chart, chart.log && !chart.bend ? chart.low : 0);
   const { y, low, high } = one.series;
   for (const [across, top, place] of runsOf(chart, y.data, count).flat()) {
     const x = across + shift;
@@ -196,7 +224,7 @@ function runsOf(chart, values, count) {
   const runs = [[]];
   for (let place = 0; place < count; place++) {
     const value = values[place];
-    if (!Number.isFinite(value) || (chart.log && value <= 0)) runs.push([]);
+    if (!Number.isFinite(value)) runs.push([]);
     else runs[runs.length - 1].push([acrossOf(chart, place, count), heightOf(chart, value), place]);
   }
   return runs.filter((run) => run.length);

@@ -3,7 +3,7 @@
 import { fitted, oncePerFrame, Surface, whenResized } from "./canvas.js";
 import { classColour } from "./colour.js";
 import { choice, element, key } from "./elements.js";
-import { Figure, piecesShown } from "./figure.js";
+import { Figure } from "./figure.js";
 import { exact } from "./gridwords.js";
 import { readState, writeState } from "./hash.js";
 import { boxAt, layoutOne, layoutPanels, nearest, unitPoints } from "./panelslayout.js";
@@ -52,10 +52,9 @@ export class PanelsView {
     const { controls, stage, keys } = this.figure;
     this.modes = choice("Show", { all: "All layers", one: "One layer" }, (mode) => this.change(() => { this.one = mode === "one"; }));
     if (this.panels.sites.length > 1) controls.append(this.modes.root, this.player.root);
-    this.hint = element("div", { class: "hint", hidden: "" });
     const summary = `${shownText(this.panels.title, 200)}: ${this.panels.sites.length} panels of ${this.panels.points.shape[1]} points`;
     this.frame = element("div", { class: "window", role: "img", "aria-label": summary }, [this.back.canvas, this.front.canvas]);
-    stage.append(this.frame, this.hint);
+    stage.append(this.frame);
     const classes = this.panels.classes.slice(0, CLASSES_SHOWN);
     this.keys = classes.map((label, i) => key(shownText(label, 40), () => this.change(() => this.picked.toggle(i))));
     keys.append(...this.keys.map((made) => made.root));
@@ -65,7 +64,8 @@ export class PanelsView {
   listen() {
     const { canvas } = this.front;
     canvas.addEventListener("pointermove", (event) => this.hover(event));
-    canvas.addEventListener("pointerleave", () => { if (!this.drawing) this.look(-1); });
+    canvas.addEventListener("pointerleave", (event) => { if (!this.drawing && event.pointerType !== "touch") this.look(-1); });
+    canvas.addEventListener("pointercancel", () => { this.drawing = null; this.paint(); });
     canvas.addEventListener("pointerdown", (event) => this.begin(event));
     canvas.addEventListener("pointerup", (event) => this.finish(event));
     const last = this.panels.points.shape[1] - 1;
@@ -154,12 +154,7 @@ export class PanelsView {
    * @param {PointerEvent} [event]
    */
   look(point, event) {
-    if (this.hint) this.hint.hidden = point < 0 || !event;
-    if (this.hint && event && point >= 0) {
-      this.hint.replaceChildren(...piecesShown(this.pointWords(point)));
-      const left = Math.min(event.offsetX + 14, Math.max(0, this.figure.stage.clientWidth - 330));
-      this.hint.style.transform = `translate(${left}px, ${event.offsetY + 18}px)`;
-    }
+    this.figure.pointOut(point < 0 ? [] : this.pointWords(point), event);
     if (point === this.point) return;
     this.point = point;
     this.tell();
@@ -180,7 +175,7 @@ export class PanelsView {
     const box = this.layout.boxes.find((one) => one.panel === this.drawing?.panel);
     if (!box || !this.drawing) return;
     this.drawing.loop.push([(event.offsetX - box.x) / box.size, (event.offsetY - box.y) / box.size]);
-    if (this.hint) this.hint.hidden = true;
+    this.figure.pointOut([]);
     this.paint();
   }
 
@@ -193,6 +188,7 @@ export class PanelsView {
     this.front.canvas.releasePointerCapture(event.pointerId);
     const [xs, ys] = [0, 1].map((axis) => drawing.loop.map((corner) => corner[axis]));
     const drawn = Math.max(...xs) - Math.min(...xs) > 0.02 && Math.max(...ys) - Math.min(...ys) > 0.02;
+    if (!drawn && event.pointerType === "touch") return this.hover(event);
     this.change(() => (drawn ? this.picked.surround(drawing.panel, drawing.loop) : this.picked.clear()));
   }
 
@@ -298,15 +294,16 @@ export class PanelsView {
 
   /** @returns {Generator<import("./export.js").Cell[]>} */
   *rows() {
-    const { sites, points, labels, classes, texts } = this.panels;
+    const { sites, points, labels, classes, texts, rows, rows_name } = this.panels;
     const count = points.shape[1];
-    yield ["site", "point", ...("data" in labels ? ["label"] : []), ...(texts.length ? ["text"] : []), "x", "y", "chosen"];
+    yield [...(rows.length ? [rows_name] : []), "site", "point", ...("data" in labels ? ["label"] : []), ...(texts.length ? ["text"] : []), "x", "y", "chosen"];
     for (let panel = 0; panel < sites.length; panel++) {
       for (let point = 0; point < count; point++) {
         const at = 2 * (panel * count + point);
+        if (Number.isNaN(points.data[at]) && rows.length) continue; // a point of another row
         const label = "data" in labels ? [classes[labels.data[point]]] : [];
         const chosen = this.picked.mask ? this.picked.mask[point] : 1;
-        yield [sites[panel], point, ...label, ...(texts.length ? [texts[point]] : []), exact(points.data[at]), exact(points.data[at + 1]), chosen];
+        yield [...(rows.length ? [rows[panel]] : []), sites[panel], point, ...label, ...(texts.length ? [texts[point]] : []), exact(points.data[at]), exact(points.data[at + 1]), chosen];
       }
     }
   }

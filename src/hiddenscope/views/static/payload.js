@@ -3,12 +3,14 @@
  *
  * @typedef {{data: Float32Array | Int32Array, shape: number[]}} Numbers
  * @typedef {{kind: "Measure", name: string, values: Numbers, unit: string, meaning: "sequential" | "diverging",
- *   scale: "linear" | "log", each_layer: boolean, limits: [number, number] | null, influence: Numbers | null}} Measure
+ *   scale: "linear" | "log", each_layer: boolean, limits: [number, number] | null, influence: Numbers | null,
+ *   title: string}} Measure
  * @typedef {{kind: "Words", words: string[], chosen: Numbers, probabilities: Numbers | null}} Words
  * @typedef {{kind: "Grid", title: string, sites: string[], tokens: (string | null)[], measures: Measure[],
  *   words: Words | null, second: (string | null)[], texts: string[], text_of: number[], note: string}} Grid
  * @typedef {{kind: "Panels", title: string, sites: string[], points: Numbers, classes: string[],
- *   labels: Numbers | [], texts: string[], captions: string[], messages: string[], rows: string[], note: string}} Panels
+ *   labels: Numbers | [], texts: string[], captions: string[], messages: string[], rows: string[], rows_name: string,
+ *   note: string}} Panels
  * @typedef {{kind: "Series", name: string, y: Numbers, low: Numbers | null, high: Numbers | null, band: string,
  *   style: "line" | "dash" | "bar"}} Series
  * @typedef {{kind: "Lines", title: string, x: string[], series: Series[], x_name: string, y_name: string,

@@ -7,7 +7,7 @@ import { shownText } from "./text.js";
 const MOST_ROWS = 2000;
 
 /**
- * @param {string} caption
+ * @param {() => string} caption
  * @param {() => Iterable<import("./export.js").Cell[]>} rows the first is the head
  */
 export function tableBehind(caption, rows) {
@@ -15,7 +15,7 @@ export function tableBehind(caption, rows) {
   const root = element("details", { class: "behind" }, [summary]);
   root.addEventListener("toggle", () => {
     for (const old of root.querySelectorAll(".scroll")) old.remove();
-    if (root.open) root.append(drawn(caption, rows()));
+    if (root.open) root.append(drawn(caption(), rows()));
   });
   return root;
 }
