@@ -1,6 +1,7 @@
 """Drift: faults planted by hand are found where they are, and harmless changes are none."""
 
 import copy
+import importlib.util
 import json
 from collections.abc import Callable
 from functools import cache
@@ -17,7 +18,7 @@ import hiddenscope as hs
 from hiddenscope.analyses.drift.observe import gap
 from hiddenscope.cli import app
 from hiddenscope.errors import FileError, ModuleError, NotFinite, StatesError, TextError
-from hiddenscope.testing import tiny_model, tiny_tokenizer
+from hiddenscope.testing import build, tiny_model, tiny_tokenizer
 from hiddenscope.views import sections_of, views_of
 from hiddenscope.views.values import Grid, Lines
 
@@ -496,3 +497,73 @@ def _loaded(module: nn.Module) -> Any:
     from hiddenscope.loading import open_source
 
     return open_source((module, tiny_tokenizer()))
+
+
+def plain_llama() -> Any:
+    path = Path(__file__).parent.parent / "examples" / "plain_llama.py"
+    spec = importlib.util.spec_from_file_location("plain_llama", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+MISTAKES = {
+    "": (None, None),
+    "interleaved": ("layer.2", "blocks.1.attention"),
+    "repeat": ("layer.2", "blocks.1.attention"),
+    "eps": ("layer.2", "blocks.1.norm1"),
+}
+
+
+@cache
+def grouped_llama() -> hs.Model:
+    """A tiny Llama with two key and value heads for four query heads."""
+    config = {"vocab_size": 128, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "head_dim": 16}
+    config |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128, "pad_token_id": 0}
+    return hs.load((build({"model_class": "LlamaForCausalLM", "config_class": "LlamaConfig", "config": config}), None))
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_the_mistakes_of_a_plain_port_are_found(mistake: str) -> None:
+    model = grouped_llama()
+    facts = hs.drift(model, plain_llama().PlainLlama(model.module, mistake, block=1).eval(), TEXTS).facts
+    assert (facts["first_site"], facts["module"]) == MISTAKES[mistake]
+    assert facts["pairing"]["by"] == "blocks" and facts["compared"] == "parts"
+    assert facts["pairing"]["pairs"][2] == {
+        "site": "layer.2",
+        "reference": "output of model.layers.1",
+        "candidate": "output of blocks.1",
+    }
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_the_mistakes_of_a_plain_port_of_a_real_model_are_found(mistake: str, smollm2: hs.Model) -> None:
+    port = plain_llama().PlainLlama(smollm2.module, mistake, block=1).eval()
+    facts = hs.drift(smollm2, port, ["The capital of France is Paris.", "In 1969, people landed on the moon."]).facts
+    assert (facts["first_site"], facts["module"]) == MISTAKES[mistake]
+
+
+def test_a_foreign_program_is_paired_by_table_by_order_and_by_correlation() -> None:
+    model = grouped_llama()
+    port, other = plain_llama().PlainLlama(model.module).eval(), copy.deepcopy(model.module)
+    table = {"layer.1": "blocks.0", "layer.2": "blocks.1", "final": "norm"}
+    facts = hs.drift(model, port, TEXTS, pairing=table).facts
+    assert not facts["drifted"] and facts["pairing"]["by"] == "table"
+    with pytest.raises(StatesError, match="No tensor 'blocks.9'"):
+        hs.drift(model, port, TEXTS, pairing={"layer.1": "blocks.9"})
+    with pytest.raises(StatesError, match="No site 'layer.9'"):
+        hs.drift(model, port, TEXTS, pairing={"layer.9": "blocks.0"})
+
+    def states(ids: torch.Tensor) -> Any:
+        return other(ids, output_hidden_states=True, use_cache=False).hidden_states  # type: ignore[operator]
+
+    turned = hs.drift(model, lambda ids: dict(zip("dcba", states(ids), strict=True)), TEXTS).facts
+    assert not turned["drifted"] and turned["pairing"]["by"] == "correlation"
+    assert {pair["site"]: pair["candidate"] for pair in turned["pairing"]["pairs"]}["layer.1"] == "c"
+    scaled("model.layers.1.mlp.up_proj", 1.1)(other)
+    named = hs.drift(model, lambda ids: {f"layer.{k}": one for k, one in enumerate(states(ids)[:3])}, TEXTS).facts
+    assert (named["first_site"], named["pairing"]["by"], named["compared"]) == ("layer.2", "name", "passes")
+    with pytest.raises(StatesError, match="Nothing to compare"):
+        hs.drift(model, lambda ids: ids.float(), TEXTS)
