@@ -16,6 +16,21 @@ Results go to stdout, progress and errors to stderr. The exit code is 0 for succ
 command was interrupted; 1 is kept for `drift`, when it finds drift. Control characters and other invisible characters
 of tokens are escaped before they reach a terminal.
 
+## Texts and files
+
+| argument | what it is |
+|---|---|
+| `"A text."` | a text |
+| `@corpus.txt`, `@table.csv`, `--texts corpus.txt` | the texts of a file (.txt .jsonl .csv .tsv .parquet) |
+| `-`, `-.csv` | the lines of stdin, or a table on stdin |
+| `@@name` | the text `@name` |
+
+`--text COLUMN` names the column of the texts in a table. An argument that is the path of a file, or looks like one
+(`corpus.txt`), is an error: the states of a file's name are never what was meant. Datasets (`project`, `probe`,
+`graft`) and the source of `search` are files anyway, and need no `@`.
+
+Arguments are checked before a model is loaded.
+
 This page is written by `make docs` from the commands themselves.
 """
 LISTED = re.compile(r"(?<=<!-- analyses: `make docs` writes them -->\n).*(?=<!-- end of analyses -->)", re.DOTALL)

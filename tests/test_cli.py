@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 import hiddenscope as hs
 from hiddenscope import cli, errors, progress
 from hiddenscope.catalog import ANALYSES
-from hiddenscope.cli import command, terminal
+from hiddenscope.cli import arguments, command, terminal
 from hiddenscope.cli.demo import _print_grid
 from hiddenscope.loading import zoo
 from hiddenscope.results import FINDINGS
@@ -98,8 +98,120 @@ def test_a_list_that_cannot_be_written(tmp_path: Path, name: str, found: str) ->
 
 def test_only_a_newline_ends_a_line_of_stdin(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("a\u2028b\x0cc\n\nd\n"))
-    assert terminal.lines_of(["-", "e"]) == ["a\u2028b\x0cc", "", "d", "e"]
-    assert terminal.lines_of(["-"]) == []
+    assert arguments.texts_in(["-", "e"]) == ["a\u2028b\x0cc", "d", "e"]
+
+
+FILE_LIKE = ["corpus.txt", "no/such.csv.gz", "states.safetensors", "notes.MD"]
+TEXTS_TAKEN = {
+    "capture": ["{}"],
+    "profile": ["{}"],
+    "visibility": ["A text.", "{}"],
+    "lens": ["{}"],
+    "embed": ["A text.", "{}"],
+    "cluster": ["{}"],
+    "steer": ["{}", "--toward", "a", "--away", "b"],
+    "compare": ["A text.", "{}"],
+    "patch": ["{}", "b", "--answer", " x", "--other", " y"],
+    "drift": ["smollm2", "{}"],
+    "search": ["cities-complete", "{}"],
+}
+
+
+@pytest.mark.parametrize("name", TEXTS_TAKEN)
+def test_a_file_name_is_never_taken_as_a_text(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("plainly").write_text("A text.\n")
+    for word in [*FILE_LIKE, "plainly"]:
+        done = runner.invoke(cli.app, [name, *(part.format(word) for part in TEXTS_TAKEN[name])])
+        assert (done.exit_code, done.stdout) == (2, "")
+        assert word in done.stderr and f"@{word}" in done.stderr
+
+
+def test_every_command_with_texts_is_held_to_the_rule() -> None:
+    others = {"demo", "anatomy", "models", "project", "probe", "graft"}  # no texts, or a dataset
+    assert set(COMMANDS) - others == set(TEXTS_TAKEN)
+
+
+def test_what_words_stand_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table, lines = tmp_path / "table.csv", tmp_path / "lines.txt"
+    table.write_text("review,stars\ngood,5\nso so,3\n")
+    lines.write_text("one\n\ntwo\n")
+    assert arguments.texts_in([f"@{lines}", "three.", "@@four"]) == ["one", "two", "three.", "@four"]
+    assert arguments.texts_in([], str(table), "review") == ["good", "so so"]
+    assert arguments.texts_in([f"@{table}"], None, "review") == ["good", "so so"]
+    assert arguments.texts_in(["Read a.txt and e.g. b", "U.S.", "3.5"]) == ["Read a.txt and e.g. b", "U.S.", "3.5"]
+    monkeypatch.setattr("sys.stdin", io.StringIO("text\nfrom stdin\n"))
+    assert arguments.texts_in(["@-.csv"]) == ["from stdin"]
+    with pytest.raises(errors.TextError, match="it holds 2"):
+        arguments.text_in(f"@{lines}")
+    with pytest.raises(errors.TextError, match="no file is given"):
+        arguments.texts_in(["A text."], None, "review")
+    for word in ("", " "):
+        with pytest.raises(errors.TextError):
+            arguments.texts_in([word])
+
+
+def test_texts_come_from_files_and_from_stdin(folder: str, tmp_path: Path) -> None:
+    table = tmp_path / "table.csv"
+    table.write_text("review,stars\nThe capital,5\nof France is,3\n")
+    wanted = json.loads(ask("capture", "The capital", "of France is", "--model", folder, "--json"))["texts"]
+    for words in ([f"@{table}"], ["--texts", str(table)]):
+        assert json.loads(ask("capture", *words, "--text", "review", "--model", folder, "--json"))["texts"] == wanted
+    said = ask("capture", "-.csv", "--text", "review", "--model", folder, "--json", stdin=table.read_text())
+    assert json.loads(said)["texts"] == wanted
+    assert "2 vectors" in ask("embed", f"@{table}", "--text", "review", "--model", folder)
+    found = ask("search", str(table), "The capital", "--text", "review", "--model", folder)
+    assert found == ask("search", f"@{table}", "The capital", "--text", "review", "--model", folder)
+    done = runner.invoke(cli.app, ["embed", f"@{table}", "--text", "no", "--model", folder])
+    assert (done.exit_code, "No column 'no'" in done.stderr) == (2, True)
+
+
+WRONG = [
+    ["profile", "corpus.txt"],
+    ["capture", ""],
+    ["embed"],
+    ["capture", "A text.", "--sites", "layers.3"],
+    ["embed", "A text.", "--site", "laier.3"],
+    ["capture", "A text.", "--out", "x.pdf"],
+    ["lens", "A text.", "--out", "nowhere/x.html"],
+    ["lens", "A text.", "--fit", "tuned"],
+    ["project", "no-such-dataset"],
+    ["probe", "no-such-dataset"],
+    ["graft", "smollm2", "no-such-dataset"],
+    ["search", "nosuch.txt", "A text."],
+    ["steer", "A text.", "--toward", "a"],
+    ["steer", "A text.", "--toward", "a", "--away", "b", "--strengths", "one"],
+    ["steer", "A text.", "--toward", "a", "--away", "b", "--quality", "nosuch"],
+    ["steer", "A text.", "--toward", "Rome", "--away", "Montreal", "--data", "cities-complete"],
+    ["patch", "a", "b", "--answer", " x"],
+    ["compare", "A text."],
+    ["compare", "A text.", "B.", "--device", "gpu"],
+    ["compare", "A text.", "B.", "--dtype", "float33"],
+]
+
+
+def test_wrong_arguments_are_told_before_torch_is_imported() -> None:
+    program = f"""
+import sys
+from typer.testing import CliRunner
+from hiddenscope.cli import app
+for words in {WRONG!r}:
+    done = CliRunner().invoke(app, words)
+    print(done.exit_code, "torch" in sys.modules, "unexpected" in done.stderr, words, done.stderr)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    lines = [line for line in done.stdout.splitlines() if line[:1].isdecimal()]
+    assert len(lines) == len(WRONG)
+    assert [line for line in lines if not line.startswith("2 False False")] == []
+
+
+def test_errors_give_remedies_for_the_command_line(folder: str) -> None:
+    done = runner.invoke(cli.app, ["capture", "The " * 3000, "--model", folder, "--quiet"])
+    assert done.exit_code == 2
+    assert "--truncate" in done.stderr and "truncate=" not in done.stderr
+    done = runner.invoke(cli.app, ["cluster", *["The capital"] * 3, "--model", folder, "--quiet"])
+    assert done.exit_code == 2
+    assert "--smallest" in done.stderr and "smallest=" not in done.stderr
 
 
 def test_a_table_for_another_program_is_not_folded(capsys: pytest.CaptureFixture[str]) -> None:

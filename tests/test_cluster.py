@@ -211,7 +211,7 @@ def test_a_row_that_is_the_mean_is_no_error() -> None:
 
 def test_the_command_takes_vectors_without_a_model(tmp_path: Path) -> None:
     np.save(tmp_path / "vectors.npy", clouds([12, 9])[0])
-    said = CliRunner().invoke(cli.app, ["cluster", str(tmp_path / "vectors.npy")])
+    said = CliRunner().invoke(cli.app, ["cluster", f"@{tmp_path / 'vectors.npy'}"])
     assert said.exit_code == 0, said.output
     assert "21 texts make 2 clusters; 0 belong to none." in said.output
 

@@ -277,7 +277,7 @@ def test_the_command_keeps_the_vectors(
     )
     out, texts = tmp_path / f"vectors{suffix}", tmp_path / "texts.txt"
     texts.write_text("\n".join(TEXTS))
-    said = CliRunner().invoke(cli.app, ["embed", str(texts), "--out", str(out), "--pool", "-1"])
+    said = CliRunner().invoke(cli.app, ["embed", f"@{texts}", "--out", str(out), "--pool", "-1"])
     assert said.exit_code == 0, said.output
     assert "4 vectors, 64 wide" in said.output
     readers: dict[str, Callable[[Path], Any]] = {

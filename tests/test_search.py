@@ -265,7 +265,7 @@ def test_the_command_prints_what_is_nearest(minilm: hs.Model, tmp_path: Path) ->
     assert said.output.index("The probe entered orbit.") < said.output.index("sauce")
     assert "\x1b" not in said.output
     vectors = tmp_path / "vectors.npy"
-    made = CliRunner().invoke(cli.app, ["embed", str(texts), "--out", str(vectors), "--model", "minilm"])
+    made = CliRunner().invoke(cli.app, ["embed", f"@{texts}", "--out", str(vectors), "--model", "minilm"])
     assert made.exit_code == 0, made.output
     options = ["--texts", str(texts), "--json", "-k", "1", "--model", "minilm"]
     found = CliRunner().invoke(cli.app, ["search", str(vectors), "outer space", *options])

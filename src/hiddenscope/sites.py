@@ -145,6 +145,19 @@ def select(
     return tuple(sorted(chosen))
 
 
+def check_syntax(patterns: SitePatterns) -> None:
+    """Refuse patterns that no model could match, before one is loaded.
+
+    >>> check_syntax("layer.3-7, final, *.attn, hidden_states[2]")
+    >>> check_syntax("")
+    Traceback (most recent call last):
+    hiddenscope.errors.SiteError: No site '': it is empty. Choose 'layer.3', 'layer.*' or 'final'.
+    """
+    for item in _items(patterns):
+        if not any(form.fullmatch(item) for form in (_PATTERN, _HIDDEN, _LENS)) and item != "ln_final.hook_normalized":
+            raise _unreadable(item)
+
+
 def from_alias(name: str, *, depth: int, final: bool) -> Site:
     """The site that Hugging Face or TransformerLens calls `name`, in a stack of `depth` blocks.
 

@@ -9,17 +9,28 @@ import os
 import sys
 from collections.abc import Callable
 from importlib import import_module
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 import hiddenscope as hs
 from hiddenscope.catalog import ANALYSES, Analysis
 from hiddenscope.cli import capture, demo, models
+from hiddenscope.cli.arguments import with_stdin
 from hiddenscope.cli.generated import generated
+
+
+class _Commands(TyperGroup):
+    """The commands, whose words may be -.csv for a table on stdin."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, with_stdin(args))
+
 
 app = typer.Typer(
     name="hiddenscope",
+    cls=_Commands,
     help="See, measure, store and change every hidden state of a transformer model.",
     no_args_is_help=True,
     add_completion=False,

@@ -7,14 +7,14 @@ import typer
 import hiddenscope as hs
 from hiddenscope import errors
 from hiddenscope.cli.command import Shared, SitesOption, TextsArgument, TruncateOption, command, writes
-from hiddenscope.cli.terminal import lines_of, print_json, visible
+from hiddenscope.cli.terminal import print_json, visible
 
 
 @command
 @writes(".safetensors")
 def capture(
     shared: Shared,
-    texts: TextsArgument,
+    texts: TextsArgument = None,
     sites: SitesOption = "layer.*,final",
     generate: Annotated[
         int, typer.Option(help="Generate this many tokens after the text, and capture their states too.")
@@ -25,7 +25,7 @@ def capture(
 
     Prints the sites, the tokens and the shape. --out states.safetensors keeps the values.
     """
-    texts = lines_of(texts)
+    texts = texts or []
     if generate and len(texts) != 1:
         raise errors.TextError("--generate takes one text", f"there are {len(texts)}", "Give exactly one.")
     model = shared.load()

@@ -1,19 +1,23 @@
 """Which texts belong together."""
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 import hiddenscope as hs
+from hiddenscope.cli.arguments import TextRule
 from hiddenscope.cli.command import Shared, TruncateOption, command, show
-from hiddenscope.cli.embed import FilesArgument, PoolOption, SiteOption, position, texts_in
+from hiddenscope.cli.embed import PoolOption, SiteOption, position
 from hiddenscope.cli.search import opened
+
+SOURCE = "The texts; @FILE reads texts, states (.safetensors) or vectors (.npy), - reads lines of stdin."
 
 
 @command
 def cluster(
     shared: Shared,
-    texts: FilesArgument,
+    texts: Annotated[list[str] | None, typer.Argument(help=SOURCE), TextRule(vectors=True)] = None,
     site: SiteOption = None,
     pool: PoolOption = None,
     smallest: Annotated[int, typer.Option(help="The least texts that make a cluster.")] = 5,
@@ -24,7 +28,7 @@ def cluster(
     Prints every cluster with its most typical texts; --out clusters.html keeps the picture, .csv the numbers. States
     (.safetensors) and vectors (.npy) need no model.
     """
-    source = opened(texts[0]) if len(texts) == 1 else None
+    given: Any = texts  # a path, where the argument was a file of states or vectors
     options: dict[str, Any] = {"site": site, "pool": position(pool), "smallest": smallest, "truncate": truncate}
-    given = (shared.load(), texts_in(texts)) if source is None else (source,)
-    show(hs.cluster(*given, **options), shared)
+    source = (opened(given),) if isinstance(given, Path) else (shared.load(), given)
+    show(hs.cluster(*source, **options), shared)

@@ -2,8 +2,9 @@
 
 import inspect
 import os
+import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -14,12 +15,18 @@ import typer
 
 import hiddenscope as hs
 from hiddenscope import errors, progress
+from hiddenscope.cli.arguments import TextRule, check_place, text_in, texts_in
 from hiddenscope.cli.terminal import table, visible
 from hiddenscope.results import TABLES
+from hiddenscope.sites import check_syntax
 
 RESULTS = (".html", ".png", ".svg", ".pdf", ".json", ".csv", ".nc")
+KEYWORD = re.compile(r"""`?\b(?P<name>[a-z_]+)=(?P<value>'[^']*'|"[^"]*"|-?\w(?:[\w.*]*[\w*])?|)`?""")
 
-TextsArgument = Annotated[list[str], typer.Argument(help="The texts; - reads one from each line of stdin.")]
+TEXTS_HELP = "The texts; @FILE reads those of a file, - one from each line of stdin."
+TextsArgument = Annotated[list[str] | None, typer.Argument(help=TEXTS_HELP), TextRule()]
+TextsOption = Annotated[str | None, typer.Option("--texts", help="A file of texts: .txt .jsonl .csv .tsv .parquet.")]
+TextOption = Annotated[str | None, typer.Option("--text", help="The column of the texts in a file.")]
 SitesOption = Annotated[str, typer.Option(help="Which states: layer.3, layer.*, final, *.attn, a comma list.")]
 TruncateOption = Annotated[bool, typer.Option(help="Cut a text that is longer than the model's window.")]
 
@@ -45,7 +52,9 @@ class Shared:
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
     """A function as the command of the same name; its first parameter, `shared`, becomes the shared options."""
-    _, *parameters = inspect.signature(function, eval_str=True).parameters.values()
+    _, *declared = inspect.signature(function, eval_str=True).parameters.values()
+    rules = {parameter.name: rule for parameter in declared if (rule := _rule(parameter))}
+    parameters = [*declared, *_file_options(declared, rules)]
     hints = get_type_hints(Shared, include_extras=True)
     options = [
         inspect.Parameter(
@@ -57,14 +66,44 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     def run(**values: Any) -> None:
         shared = Shared(**{field.name: values.pop(field.name) for field in fields(Shared)})
         progress.show(shared.progress)
-        with _errors_as_messages(shared.debug):
+        with _errors_as_messages(shared.debug, {field.name for field in fields(Shared)} | set(values)):
             _check_writable(shared.out, getattr(function, "suffixes", RESULTS))
-            function(shared, **values)
+            check_place(shared.device, shared.dtype)
+            function(shared, **_understood(values, rules))
 
     run.__name__, run.__doc__ = function.__name__, function.__doc__
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in [*parameters, *options]}
     run.__signature__ = inspect.Signature([*parameters, *options])  # type: ignore[attr-defined]
     return run
+
+
+def _rule(parameter: inspect.Parameter) -> TextRule | None:
+    """How the words of an argument are read as texts; None for any other parameter."""
+    return next(
+        (part for part in getattr(parameter.annotation, "__metadata__", ()) if isinstance(part, TextRule)), None
+    )
+
+
+def _file_options(declared: Sequence[inspect.Parameter], rules: Mapping[str, TextRule]) -> Iterator[inspect.Parameter]:
+    """`--texts FILE` and `--text COLUMN`, for a command that takes many texts and has no such options of its own."""
+    if any(rule.many and rule.file_option for rule in rules.values()):
+        for name, annotation in (("texts_file", TextsOption), ("text_column", TextOption)):
+            yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def _understood(values: dict[str, Any], rules: Mapping[str, TextRule]) -> dict[str, Any]:
+    """The values with texts in place of words, and all checked that can be checked without a model."""
+    for name in ("sites", "site"):
+        if values.get(name) is not None:
+            check_syntax(values[name])
+    given = (values.pop("texts_file", None), values.pop("text_column", None))
+    for name, rule in rules.items():
+        if not rule.many:
+            values[name] = None if values[name] is None else text_in(values[name])
+        else:
+            file, column = given if rule.file_option else (None, None)
+            values[name] = texts_in(values[name] or (), file, column, rule)
+    return values
 
 
 def writes(*suffixes: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -78,8 +117,11 @@ def writes(*suffixes: str) -> Callable[[Callable[..., None]], Callable[..., None
 
 
 @contextmanager
-def _errors_as_messages(debug: bool) -> Iterator[None]:
-    """Turn an error into one message on stderr and an exit code, or with `debug` let it through."""
+def _errors_as_messages(debug: bool, options: Collection[str] = ()) -> Iterator[None]:
+    """Turn an error into one message on stderr and an exit code, or with `debug` let it through.
+
+    What an error says for Python is said for the command line, where the command has the option.
+    """
     try:
         yield
     except KeyboardInterrupt:
@@ -92,7 +134,7 @@ def _errors_as_messages(debug: bool) -> Iterator[None]:
             raise
         if _was_interrupted(error):
             _leave("Stopped.", 130)
-        _leave(str(error), 2)
+        _leave(in_options(str(error), options), 2)
     except (typer.Exit, typer.Abort):
         raise
     except OSError as error:
@@ -105,6 +147,23 @@ def _errors_as_messages(debug: bool) -> Iterator[None]:
         if _was_interrupted(error):
             _leave("Stopped.", 130)
         _leave(f"{type(error).__name__}: {error}\nThis is unexpected: --debug shows where it happened.", 2)
+
+
+def in_options(message: str, options: Collection[str]) -> str:
+    """A message with the options of a command in place of Python's keyword arguments.
+
+    >>> in_options("Split it, or give truncate=True. Name the column: text='...', task='x'.", {"truncate", "text"})
+    "Split it, or give --truncate. Name the column: --text '...', task='x'."
+    """
+
+    def spelled(match: re.Match[str]) -> str:
+        name, value = match["name"], match["value"]
+        if name not in options:
+            return match[0]
+        option = f"--{'no-' if value == 'False' else ''}{name.replace('_', '-')}"
+        return option if value in ("", "True", "False") else f"{option} {value}"
+
+    return KEYWORD.sub(spelled, message)
 
 
 def _was_interrupted(error: BaseException | None) -> bool:

@@ -5,7 +5,9 @@ from typing import Annotated
 import typer
 
 import hiddenscope as hs
+from hiddenscope.cli.arguments import TextRule
 from hiddenscope.cli.command import Shared, SitesOption, TruncateOption, command, show
+from hiddenscope.errors import TextError
 
 TargetOption = Annotated[
     str | None, typer.Option("--target", "--targets", help="The text of an encoder-decoder's decoder.")
@@ -15,12 +17,14 @@ OtherTargetOption = Annotated[
     typer.Option("--other-target", "--other-targets", help="The same for the second side, if it differs."),
 ]
 
+ONE = TextRule(many=False)
+
 
 @command
 def compare(
     shared: Shared,
-    a: Annotated[str, typer.Argument(help="A text.")],
-    b: Annotated[str | None, typer.Argument(help="The text that it is compared with.")] = None,
+    a: Annotated[str, typer.Argument(help="A text; @FILE reads it from a file."), ONE],
+    b: Annotated[str | None, typer.Argument(help="The text that it is compared with."), ONE] = None,
     other: Annotated[str | None, typer.Option(help="Compare the one text in this model too.")] = None,
     sites: SitesOption = "layer.*,final",
     target: TargetOption = None,
@@ -31,6 +35,9 @@ def compare(
 
     Prints the findings. --out compare.html keeps the pictures, .csv the numbers.
     """
+    if (b is None) == (other is None):
+        reason = "there is no second text and no other model" if b is None else "a second text and another model"
+        raise TextError("Cannot compare", reason, "Give a second text, or --other.")
     model = shared.load()
     second = hs.load(other, device=shared.device, dtype=shared.dtype) if other is not None else None
     if second is not None and other_target is not None:  # each model is given a decoder's text of its own

@@ -6,13 +6,14 @@ from typing import Annotated, Any
 import typer
 
 import hiddenscope as hs
-from hiddenscope.cli.command import Shared, SitesOption, command, show
-from hiddenscope.cli.terminal import lines_of
+from hiddenscope.cli.arguments import TextRule
+from hiddenscope.cli.command import TEXTS_HELP, Shared, SitesOption, command, show
 
 SIDE = "a zoo name, a Hugging Face id, a folder, a .gguf file, or states that `capture --out` wrote"
-TextsOption = Annotated[
+TextsArgument = Annotated[
     list[str] | None,
-    typer.Argument(help="The texts; - reads one from each line of stdin. Saved states come with theirs."),
+    typer.Argument(help=f"{TEXTS_HELP} Saved states come with theirs."),
+    TextRule(required=False),
 ]
 
 
@@ -20,7 +21,7 @@ TextsOption = Annotated[
 def drift(
     shared: Shared,
     candidate: Annotated[str, typer.Argument(help=f"What is tested: {SIDE}.")],
-    texts: TextsOption = None,
+    texts: TextsArgument = None,
     sites: SitesOption = "layer.*,final",
     attention: Annotated[str | None, typer.Option(help="The reference's attention kernel: eager, sdpa.")] = None,
     candidate_device: Annotated[str | None, typer.Option(help="The candidate's device, if it differs.")] = None,
@@ -41,7 +42,7 @@ def drift(
         dtype=candidate_dtype or shared.dtype,
         attention=candidate_attention,
     )
-    result = hs.drift(first, second, lines_of(texts) if texts else None, sites=sites, baseline=baseline)
+    result = hs.drift(first, second, texts or None, sites=sites, baseline=baseline)
     show(result, shared)
     if result.facts["drifted"]:
         raise typer.Exit(1)

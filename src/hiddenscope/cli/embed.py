@@ -7,18 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import hiddenscope as hs
-from hiddenscope.cli.command import Shared, TruncateOption, command, writes
-from hiddenscope.cli.terminal import lines_of, print_json
+from hiddenscope.cli.command import Shared, TextsArgument, TruncateOption, command, writes
+from hiddenscope.cli.terminal import print_json
 from hiddenscope.files import replacing
-from hiddenscope.texts import is_file
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-FilesArgument = Annotated[
-    list[str], typer.Argument(help="A file of texts (.txt .jsonl .csv .parquet), or the texts; - is stdin.")
-]
 SiteOption = Annotated[str | None, typer.Option(help="Which state: layer.3, final; the last if not given.")]
 PoolOption = Annotated[
     str | None, typer.Option(help="What stands for a text: mean, max, last, first, cls or a position.")
@@ -29,7 +25,7 @@ PoolOption = Annotated[
 @writes(".npy", ".safetensors", ".csv")
 def embed(
     shared: Shared,
-    texts: FilesArgument,
+    texts: TextsArgument = None,
     site: SiteOption = None,
     pool: PoolOption = None,
     adjust: Annotated[str | None, typer.Option(help="centre or whiten the vectors.")] = None,
@@ -42,7 +38,7 @@ def embed(
     """
     vectors = hs.embed(
         shared.load(),
-        texts_in(texts),
+        texts,
         pool=position(pool),
         site=site,
         normalize=normalize,
@@ -56,11 +52,6 @@ def embed(
     else:
         kept = f" in {shared.out}" if shared.out else "; --out vectors.npy keeps them"
         typer.echo(f"{len(vectors)} vectors, {vectors.shape[1]} wide{kept}")
-
-
-def texts_in(given: list[str]) -> Path | list[str]:
-    """The file that was named, or the texts themselves."""
-    return Path(given[0]) if len(given) == 1 and is_file(given[0]) else lines_of(given)
 
 
 def position(pool: str | None) -> str | int | None:

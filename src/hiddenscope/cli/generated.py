@@ -22,12 +22,12 @@ import typer
 
 import hiddenscope as hs
 from hiddenscope.catalog import Analysis, Option
-from hiddenscope.cli.command import Shared, command, show
-from hiddenscope.cli.terminal import lines_of
+from hiddenscope.cli.arguments import TextRule, dataset
+from hiddenscope.cli.command import TEXTS_HELP, Shared, command, show
 
 SHARED_HELP = {
-    "texts": "The texts; - reads one from each line of stdin.",
-    "text": "The texts; - reads one from each line of stdin.",
+    "texts": TEXTS_HELP,
+    "text": TEXTS_HELP,
     "sites": "Which states: layer.3, layer.*, final, *.attn, a comma list.",
     "targets": "The text of an encoder-decoder's decoder.",
     "truncate": "Cut a text that is longer than the model's window.",
@@ -70,8 +70,9 @@ def generated(analysis: Analysis) -> Callable[..., None]:
     encoding = [extra for extra in ENCODING if many and "Inputs" in texts[0].names and extra.name not in named]
 
     def call(shared: Shared, **words: Any) -> None:
+        read = {name: dataset(word) if name == "data" else word for name, word in words.items()}
         model = shared.load()
-        values = {parameter.name: _value(shared, parameter, words[parameter.name], many) for parameter in parameters}
+        values = {parameter.name: _value(shared, parameter, read[parameter.name]) for parameter in parameters}
         if encoding and many:
             values[many] = model.encode(values[many], **{extra.name: words[extra.name] for extra in encoding})
         show(getattr(hs, analysis.word)(model, **values), shared)
@@ -86,10 +87,8 @@ def generated(analysis: Analysis) -> Callable[..., None]:
     return command(call)
 
 
-def _value(shared: Shared, parameter: _Parameter, word: Any, many: str | None) -> Any:
+def _value(shared: Shared, parameter: _Parameter, word: Any) -> Any:
     """What the analysis is given for a word of the command line."""
-    if parameter.name == many:
-        return lines_of(word)
     if word is not None and "Model" in parameter.names:
         return hs.load(word, device=shared.device, dtype=shared.dtype)
     return word
@@ -100,7 +99,7 @@ def _as_typer(parameter: _Parameter, analysis: Analysis, module: str, many: str 
     option = analysis.options.get(parameter.name, Option(SHARED_HELP.get(parameter.name, "")))
     kind = list[str] if parameter.name == many else _kind(parameter, module)
     default = option.default if option.default is not None else parameter.default
-    required = parameter.name == many or (parameter.required and option.default is None)
+    required = parameter.name != many and parameter.required and option.default is None
     if default is None and not required:
         kind = kind | None
     if parameter.positional:
@@ -110,7 +109,7 @@ def _as_typer(parameter: _Parameter, analysis: Analysis, module: str, many: str 
     return inspect.Parameter(
         parameter.name,
         inspect.Parameter.KEYWORD_ONLY,
-        annotation=Annotated[kind, look],
+        annotation=Annotated[kind, look, TextRule()] if parameter.name == many else Annotated[kind, look],
         default=inspect.Parameter.empty if required else default,
     )
 

@@ -7,14 +7,14 @@ import typer
 import hiddenscope as hs
 from hiddenscope import errors
 from hiddenscope.cli.command import RESULTS, Shared, SitesOption, TextsArgument, command, show, writes
-from hiddenscope.cli.terminal import lines_of, print_json, visible
+from hiddenscope.cli.terminal import print_json, visible
 
 
 @command
 @writes(*RESULTS, ".safetensors")
 def lens(
     shared: Shared,
-    texts: TextsArgument,
+    texts: TextsArgument = None,
     k: Annotated[int, typer.Option("-k", help="How many words of each layer and token.")] = 5,
     target: Annotated[str | None, typer.Option(help="One token to follow (' Paris'), or next: the true next.")] = None,
     lens: Annotated[str, typer.Option(help="logit, or the path of a lens that was fitted.")] = "logit",
@@ -26,9 +26,9 @@ def lens(
     Prints the best words after the last token, layer by layer; --out lens.html keeps the whole grid, .csv the numbers.
     """
     if fit is not None:
-        _fit(shared, lines_of(texts), fit)
+        _fit(shared, texts or [], fit)
     else:
-        show(hs.lens(shared.load(), lines_of(texts), k=k, target=target, lens=lens, sites=sites), shared)
+        show(hs.lens(shared.load(), texts or [], k=k, target=target, lens=lens, sites=sites), shared)
 
 
 def _fit(shared: Shared, texts: list[str], kind: Any) -> None:

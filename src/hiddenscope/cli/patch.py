@@ -5,14 +5,17 @@ from typing import Annotated, Literal
 import typer
 
 import hiddenscope as hs
+from hiddenscope.cli.arguments import TextRule
 from hiddenscope.cli.command import Shared, SitesOption, command, show
+
+ONE = TextRule(many=False)
 
 
 @command
 def patch(
     shared: Shared,
-    clean: Annotated[str, typer.Argument(help="A prompt that the model continues with the answer.")],
-    corrupt: Annotated[str, typer.Argument(help="A prompt that it continues with the other answer.")],
+    clean: Annotated[str, typer.Argument(help="A prompt that the model continues with the answer."), ONE],
+    corrupt: Annotated[str, typer.Argument(help="A prompt that it continues with the other answer."), ONE],
     answer: Annotated[str, typer.Option(help="One token, with its leading space: ' Paris'.")],
     other: Annotated[str, typer.Option(help="The answer to the corrupt prompt: ' Berlin'.")],
     target: Annotated[str | None, typer.Option(help="The decoder's text, in an encoder-decoder.")] = None,

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 import hiddenscope as hs
+from hiddenscope.cli.arguments import dataset
 from hiddenscope.cli.command import Shared, SitesOption, TruncateOption, command, show
 
 DATA = "A shipped dataset, a file, - for stdin; or position, word-start, previous-token with --token each."
@@ -29,7 +30,7 @@ def probe(
     """
     given: Any = data
     if label in READY:
-        given = (hs.read(data, text=text), label)
+        given = (dataset(data, text), label)
     elif data not in READY:
-        given = hs.read(data, text=text, label=label)
+        given = dataset(data, text, label)
     show(hs.probe(shared.load(), given, task=task, sites=sites, token=token, seed=seed, truncate=truncate), shared)

@@ -6,6 +6,7 @@ import typer
 
 import hiddenscope as hs
 from hiddenscope import progress
+from hiddenscope.cli.arguments import dataset
 from hiddenscope.cli.command import Shared, SitesOption, TruncateOption, command, show
 
 
@@ -29,6 +30,7 @@ def project(
 
     Prints the findings. --out panels.html keeps the pictures: by PCA at once, then by the method asked for.
     """
+    datasets = {name: dataset(name, text, label) for name in data}
     models = [shared.load(), *(hs.load(name, device=shared.device, dtype=shared.dtype) for name in other or ())]
 
     def preview(result: "hs.Result") -> None:
@@ -36,7 +38,6 @@ def project(
             result.save(shared.out)
             progress.note(f"{shared.out} shows them by PCA; {method} follows.")
 
-    datasets = {name: hs.read(name, text=text, label=label) for name in data}
     result = hs.project(
         models[0] if len(models) == 1 else models,
         datasets if len(data) > 1 else datasets[data[0]],

@@ -7,54 +7,57 @@ import typer
 
 import hiddenscope as hs
 from hiddenscope import errors
-from hiddenscope.cli.command import Shared, TruncateOption, command, show
-from hiddenscope.cli.embed import PoolOption, SiteOption, position, texts_in
+from hiddenscope.cli.arguments import VECTORS, TextRule, dataset
+from hiddenscope.cli.command import TEXTS_HELP, Shared, TextOption, TruncateOption, command, show
+from hiddenscope.cli.embed import PoolOption, SiteOption, position
 
 SourceArgument = Annotated[
-    str, typer.Argument(help="Texts (.txt .jsonl .csv .parquet, - for stdin), states (.safetensors) or vectors (.npy).")
+    str,
+    typer.Argument(help="A file of texts (- for stdin), of states (.safetensors) or of vectors (.npy); or a dataset."),
 ]
+QueriesArgument = Annotated[list[str] | None, typer.Argument(help=TEXTS_HELP), TextRule(file_option=False)]
 
 
 @command
 def search(
     shared: Shared,
     source: SourceArgument,
-    queries: Annotated[list[str], typer.Argument(help="The texts to look for.")],
+    queries: QueriesArgument = None,
     k: Annotated[int, typer.Option("-k", help="How many of the nearest.")] = 10,
     site: SiteOption = None,
     pool: PoolOption = None,
     nearness: Annotated[str, typer.Option(help="cosine, dot or l2.")] = "cosine",
-    texts: Annotated[Path | None, typer.Option(help="The texts of the vectors in a .npy file.")] = None,
+    texts: Annotated[str | None, typer.Option(help="A file with the texts of the vectors in a .npy file.")] = None,
+    text: TextOption = None,
     truncate: TruncateOption = False,
 ) -> None:
     """Which texts are nearest to this one?
 
     Prints them, the nearest first; --out found.html keeps the picture, .csv the numbers.
     """
+    path = Path(source.removeprefix("@"))
+    named = texts if path.suffix.lower() in VECTORS else source
+    given: Any = None if named is None else list(dataset(named, text).texts)
+    rows = opened(path) if path.suffix.lower() in VECTORS else None
     model = shared.load()
-    rows = opened(source)
-    given: Any = texts if rows is not None else texts_in([source])
     options: dict[str, Any] = {"site": site, "pool": position(pool), "nearness": nearness}
     if truncate and rows is None:
-        given = model.encode(hs.read(given).texts, truncate=True)
-    query = model.encode(queries, truncate=truncate)
+        given = model.encode(given, truncate=True)
+    query = model.encode(queries or [], truncate=truncate)
     show(hs.search(model if rows is None else rows, (model, query), k, texts=given, **options), shared)
 
 
-def opened(source: str) -> Any:
-    """States or vectors from their file; None where it is a file of texts."""
+def opened(source: Path) -> Any:
+    """States or vectors from their file."""
     import numpy as np
 
-    suffix = Path(source).suffix.lower()
-    if suffix == ".safetensors":
+    if source.suffix.lower() == ".safetensors":
         try:
             return hs.States.load(source)
         except errors.FileError as error:
             if "Pair" not in str(error):
                 raise
             return hs.Pair.load(source)
-    if suffix != ".npy":
-        return None
     try:
         return np.load(source, mmap_mode="r")
     except (OSError, ValueError) as error:

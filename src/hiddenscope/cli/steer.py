@@ -5,18 +5,17 @@ from typing import Annotated, Any, Literal
 import typer
 
 import hiddenscope as hs
-from hiddenscope import texts
+from hiddenscope.cli.arguments import dataset, texts_in
 from hiddenscope.cli.command import Shared, TextsArgument, command, show
-from hiddenscope.cli.terminal import lines_of
 from hiddenscope.errors import TextError
 
 
 @command
 def steer(
     shared: Shared,
-    prompts: TextsArgument,
-    toward: Annotated[list[str], typer.Option(help="A text, or with --data a label, whose states are steered to.")],
-    away: Annotated[list[str], typer.Option(help="A text, or with --data a label, whose states are steered from.")],
+    toward: Annotated[list[str], typer.Option(help="A text, @FILE, or with --data a label, to steer to.")],
+    away: Annotated[list[str], typer.Option(help="A text, @FILE, or with --data a label, to steer away from.")],
+    prompts: TextsArgument = None,
     data: Annotated[str | None, typer.Option(help="Labelled texts: a shipped name, or a file.")] = None,
     answer: Annotated[list[str] | None, typer.Option(help="A token to look at, with its space: ' Paris'.")] = None,
     strengths: Annotated[str | None, typer.Option(help="Multiples of the difference, a comma list: -1,1,2.")] = None,
@@ -40,17 +39,18 @@ def steer(
         reason = "an ablation projects the direction out wholly"
         raise TextError("--strengths and --ablate were both given", reason, "Leave one of them out.")
     sets = _two_sets(data, toward, away)
-    model = shared.load()
-    direction = hs.Direction.between(model, *sets, sites=sites, pool=pool, upwards=upwards, spare_first=spare_first)
+    plain = None if quality is None else list(dataset(quality).texts)
     options: dict[str, Any] = (
         {} if strengths is None and not ablate else {"strengths": "ablate" if ablate else _numbers(strengths)}
     )
+    model = shared.load()
+    direction = hs.Direction.between(model, *sets, sites=sites, pool=pool, upwards=upwards, spare_first=spare_first)
     result = hs.steer(
         model,
-        lines_of(prompts),
+        prompts or [],
         direction,
         answers=answer or None,
-        quality=None if quality is None else list(texts.read(quality).texts),
+        quality=plain,
         new_tokens=new_tokens,
         **options,
     )
@@ -68,8 +68,8 @@ def _numbers(strengths: str | None) -> list[float]:
 def _two_sets(data: str | None, toward: list[str], away: list[str]) -> tuple[list[str], list[str]]:
     """The two sets of texts: those given, or those of a dataset that have the labels given."""
     if data is None:
-        return toward, away
-    read = texts.read(data)
+        return list(texts_in(toward)), list(texts_in(away))  # type: ignore[arg-type]
+    read = dataset(data)
     labels = [str(label) for label in read.labels or ()]
     for label in (*toward, *away):
         if label not in labels:

@@ -1,4 +1,4 @@
-"""What reaches a terminal: escaped text, tables and JSON; and the lines of stdin."""
+"""What reaches a terminal: escaped text, tables and JSON."""
 
 import json
 import sys
@@ -7,8 +7,6 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import typer
-
-from hiddenscope import errors
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -57,15 +55,3 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, text: Collec
 def print_json(value: object) -> None:
     """Print a value as JSON."""
     typer.echo(json.dumps(value, indent=2))
-
-
-def lines_of(texts: list[str]) -> list[str]:
-    """The texts, where - stands for the lines of stdin."""
-    if "-" in texts and sys.stdin is None:
-        raise errors.FileError("Cannot read stdin", "it is closed", "Pipe texts into the command, or give them here.")
-    return [line for text in texts for line in ([text] if text != "-" else _lines(sys.stdin.read()))]
-
-
-def _lines(text: str) -> list[str]:
-    """The lines of a file; only a newline ends a line, not the other separators of Unicode."""
-    return text.removesuffix("\n").split("\n") if text else []
