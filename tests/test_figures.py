@@ -16,6 +16,7 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import imread
+from matplotlib.text import Text
 from matplotlib.transforms import Affine2D
 from numpy.typing import NDArray
 
@@ -310,3 +311,34 @@ def test_no_window_system_is_touched() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
+
+
+def test_a_long_text_goes_on_beneath_itself() -> None:
+    """Rows of tokens, none cut off, on a page and not on a banner."""
+    tokens = tuple(f" w{k}" for k in range(120))
+    said = Words.of(np.array([[[f"s{k}"] for k in range(120)]] * 3, dtype=object))
+    values = np.arange(360.0).reshape(3, 120)
+    shown = drawn([Grid("Long", sites(1), tokens, (Measure("x", values),), words=said)])
+    assert shown.get_size_inches()[0] < 8
+    rows = [axes for axes in shown.axes if axes.get_ylim() == (0, 3)]
+    assert len(rows) > 5
+    labels = [label.get_text() for axes in rows for label in axes.get_xticklabels()]
+    assert [label.strip("␣") for label in labels] == [token.strip() for token in tokens]
+
+
+def test_an_exact_zero_is_marked_on_paper_and_the_least_amount_is_not() -> None:
+    shown = drawn([Grid("Zero", ("a",), ("x", "y", "z"), (Measure("x", [[0.0, 1e-30, 1.0]]),))])
+    marks = [line.get_xydata().tolist() for line in shown.axes[0].lines]
+    assert marks == [[[0.5, 0.5]]]
+    assert any("exactly 0" in text.get_text() for text in shown.findobj(Text))
+
+
+def test_layers_stand_at_their_depth_and_final_does_not_hide_the_last() -> None:
+    chosen = Lines("Chosen", ("layer.0", "layer.12", "layer.24", "layer.29", "final"), (Series("s", np.arange(5.0)),))
+    axes = drawn([chosen]).axes[0]
+    assert axes.get_xticks().tolist() == [0, 12, 24, 29, 30]
+    assert axes.lines[0].get_xdata().tolist() == [0, 12, 24, 29, 30]
+    for depth in (12, 30, 48):
+        axes = drawn([Lines("All", sites(depth), (Series("s", np.arange(depth + 2.0)),))]).axes[0]
+        labels = [label.get_text().strip() for label in axes.get_xticklabels()]
+        assert labels[-2:] == [str(depth), "final"]

@@ -6,14 +6,16 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import xarray
+from matplotlib.text import Text
 
 import hiddenscope as hs
 from hiddenscope.errors import FileError, StatesError
-from hiddenscope.results import FINDINGS
+from hiddenscope.results import FINDINGS, Width
 from hiddenscope.testing import tiny_model, tiny_tokenizer
 from hiddenscope.views import Grid, Lines, sections_of, views_of
 from hiddenscope.views.page import frame
@@ -52,7 +54,8 @@ def test_what_was_kept_can_be_drawn_in_another_process(tmp_path: Path) -> None:
 
 def test_an_analysis_brings_the_views_along() -> None:
     program = (
-        "import hiddenscope as hs; hs.profile; from hiddenscope.results import RENDERERS; print(sorted(RENDERERS))"
+        "import hiddenscope as hs; hs.profile; from hiddenscope.results import PAINTERS, RENDERERS; "
+        "print(sorted(RENDERERS | PAINTERS))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "['.html', '.pdf', '.png', '.svg']\n"
@@ -270,3 +273,38 @@ def test_a_large_first_token_is_remarked_on() -> None:
     assert "the first token from 90 to 4 and the others from 9 to 5" in grid.prose
     assert "shows hardly anything else" in lines.prose
     assert "of about the same size again" in lines.prose
+
+
+def test_a_figure_shows_the_view_and_the_measure_that_are_asked_for(model: hs.Model, tmp_path: Path) -> None:
+    result = hs.profile(model, "The capital of France is Paris. " * 2)
+    grid, lines, *_ = result.views
+    assert (grid, lines) == ("grid", "lines") and result.views["grid"].startswith("The norm of every state")
+
+    def titles(**look: Any) -> str:
+        result.save(tmp_path / "x.svg", **look)
+        return (tmp_path / "x.svg").read_text("utf-8")
+
+    assert "The norm of every state" in titles() and "The norm along the layers" not in titles()
+    assert "The norm along the layers" in titles(view="lines") and "of every state" not in titles(view="lines")
+    for name in ("kurtosis", "kurtosis over the width"):
+        assert "The kurtosis over the width of every state" in titles(measure=name)
+    everything = titles(view="all")
+    assert all(title in everything for title in ("The norm of every state", "The norm along the layers"))
+    result.save(tmp_path / "x.pdf", view="all")
+    assert (tmp_path / "x.pdf").read_bytes().count(b"/Type /Page ") == len(result.views)
+    for wrong in ({"view": "nosuch"}, {"measure": "nosuch"}, {"view": "lines", "measure": "norm"}, {"width": "wide"}):
+        with pytest.raises(StatesError):
+            result.save(tmp_path / "y.png", **wrong)
+    with pytest.raises(FileError, match="are for figures"):
+        result.save(tmp_path / "y.html", view="grid")
+    assert not (tmp_path / "y.png").exists() and not (tmp_path / "y.html").exists()
+
+
+@pytest.mark.parametrize(("width", "inches"), [("column", 3.3), ("page", 6.9)])
+def test_a_figure_is_as_wide_as_a_column_or_a_page_of_a_paper(model: hs.Model, width: Width, inches: float) -> None:
+    result = hs.profile(model, "The capital of France is Paris, and that of Germany is Berlin." * 2)
+    for view in result.views:
+        figure = result.figure(view, width=width)
+        assert figure.get_size_inches()[0] == pytest.approx(inches, abs=0.02), view
+        sizes = {text.get_fontsize() for text in figure.findobj(Text) if text.get_text().strip()}
+        assert min(sizes) >= 8

@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, NotRequired, Protocol, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NotRequired, Protocol, TypeAlias, TypedDict
 
 from hiddenscope.arguments import checked
 from hiddenscope.errors import Error, FileError, StatesError
@@ -32,14 +32,19 @@ from hiddenscope.sites import Site
 if TYPE_CHECKING:
     import numpy as np
     import xarray
+    from matplotlib.figure import Figure
 
 Facts: TypeAlias = Mapping[str, Any]
 """The findings of an analysis: snake_case keys that its page documents, and values as JSON keeps them."""
 
 Renderer: TypeAlias = Callable[["Result", Path], None]
+Width: TypeAlias = Literal["", "column", "page"]
 
 RENDERERS: dict[str, Renderer] = {}
-"""How to write a result to a file, by suffix; the views put `.html`, `.png`, `.svg` and `.pdf` here."""
+"""How to write a result to a file, by suffix; the views put `.html` here."""
+
+PAINTERS: dict[str, "Painter"] = {}
+"""What draws figures, by suffix; the views put `.png`, `.svg` and `.pdf` here."""
 
 DISPLAYS: dict[str, Callable[["Result"], str]] = {}
 """How to show a result in a notebook, by media type; the views put `text/html` and `image/png` (as base64) here."""
@@ -74,6 +79,27 @@ class HasJson(Protocol):
 
     def to_json(self) -> dict[str, Any]:
         """The value as JSON keeps it."""
+
+
+class Look(NamedTuple):
+    """Which view of a result a figure shows, which measure of a grid, and how wide it is."""
+
+    view: str = ""
+    measure: str = ""
+    width: Width = ""
+
+
+class Painter(Protocol):
+    """What draws the views of a result with matplotlib."""
+
+    def titles(self, result: "Result") -> dict[str, str]:
+        """The names of the views, each with its title."""
+
+    def figure(self, result: "Result", look: Look) -> "Figure":
+        """A view as a figure."""
+
+    def write(self, result: "Result", path: Path, look: Look) -> None:
+        """A view as a file."""
 
 
 class _Variable(TypedDict):
@@ -144,12 +170,14 @@ class Result:
         mine, theirs = (json.dumps([r.kind, _tag(r.facts), _tag(r.source)], sort_keys=True) for r in (self, other))
         return mine == theirs and _dtypes(self.data) == _dtypes(other.data) and self.data.identical(other.data)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: str | os.PathLike[str], *, view: str = "", measure: str = "", width: Width = "") -> None:
         """Write a file, whole or not at all, in the format that the suffix names.
 
-        `.html` is one page that works offline; `.png`, `.svg` and `.pdf` are figures for print. `.json` and `.nc` come
-        back exactly with `Result.load`. `.csv` is one row a number, for other programs: text that a spreadsheet would
-        take for a formula gets a leading apostrophe.
+        `.html` is one page that works offline. `.png`, `.svg` and `.pdf` are figures for print: the main view, or the
+        one that `view` names (`result.views` lists them; "all" is every view, in a PDF one on each page), with the
+        `measure` of a grid, as wide as the "column" or the "page" of a paper (3.3 and 6.9 inches). `.json` and `.nc`
+        come back exactly with `Result.load`. `.csv` is one row a number, for other programs: text that a spreadsheet
+        would take for a formula gets a leading apostrophe.
 
         >>> import tempfile, xarray
         >>> result = Result("profile", xarray.Dataset({"norm": ("site", [1.0, 2.5])}), {"largest": 2.5}, {})
@@ -159,14 +187,28 @@ class Result:
         True
         """
         writers = _WRITERS | RENDERERS
-        write = writers.get(Path(path).suffix.lower())
-        if write is None:
-            problem = f"Cannot save a result as {_safe(os.fspath(path))}"
-            raise FileError(
-                problem, f"the formats are {' '.join(sorted(writers))}", "Give the path one of these suffixes."
-            )
+        suffix, look = Path(path).suffix.lower(), Look(view, measure, width)
+        problem = f"Cannot save a result as {_safe(os.fspath(path))}"
+        if suffix not in writers and suffix not in PAINTERS:
+            formats = " ".join(sorted([*writers, *PAINTERS]))
+            raise FileError(problem, f"the formats are {formats}", "Give the path one of these suffixes.")
+        if any(look) and suffix not in PAINTERS:
+            reason = "view, measure and width are for figures"
+            raise FileError(problem, reason, f"Leave them out, or save as {' '.join(sorted(PAINTERS))}.")
         with replacing(path) as fresh:
-            write(self, fresh)
+            if suffix in PAINTERS:
+                PAINTERS[suffix].write(self, fresh, look)
+            else:
+                writers[suffix](self, fresh)
+
+    @property
+    def views(self) -> dict[str, str]:
+        """The names of the views of this result, the main one first, each with its title."""
+        return _painter().titles(self)
+
+    def figure(self, view: str = "", *, measure: str = "", width: Width = "") -> "Figure":
+        """One view as a matplotlib Figure, to change and save as you like; the options are those of `save`."""
+        return _painter().figure(self, Look(view, measure, width))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Result":
@@ -205,6 +247,12 @@ class Result:
         """Its kind and its model, as one line that is safe on a terminal."""
         model = self.source.get("model")
         return f"{_safe(self.kind)} of {_safe(model)}" if isinstance(model, str) else _safe(self.kind)
+
+
+def _painter() -> Painter:
+    if not PAINTERS:
+        raise FileError("A figure", "nothing draws yet", "Import hiddenscope.views.render first.")
+    return PAINTERS[".pdf"]
 
 
 def _lines(facts: Facts, indent: str) -> Iterator[str]:

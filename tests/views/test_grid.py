@@ -300,3 +300,21 @@ def test_a_phone_reads_out_what_a_finger_touches_and_shows_that_there_is_more(sh
         assert says in shown.readout(place_)
     shown.page.evaluate("scrollTo(0, 0)")
     shown.keep("phone-light")
+
+
+def test_the_address_restores_the_scroll_position_on_another_screen_too(show: Opener) -> None:
+    shown = show([norms(), comparison(), lines()], height=500)
+    shown.page.mouse.wheel(0, 900)
+    shown.until("location.hash.includes('at=')")
+    before = shown.view(1).bounding_box()
+    assert before
+    again = show([norms(), comparison(), lines()], height=500, fragment=shown.fragment)
+    again.until("scrollY > 0")
+    after = again.view(1).bounding_box()
+    assert after and after["y"] == pytest.approx(before["y"], abs=3)
+    small = show([norms(), comparison(), lines()], width=390, height=700, fragment=shown.fragment)
+    small.until("scrollY > 0")
+    there = small.view(1).bounding_box()
+    assert there and (there["y"] <= 0) == (before["y"] <= 0)
+    small.page.evaluate("scrollTo(0, 0)")
+    small.until("!location.hash.includes('at=')")

@@ -7,19 +7,24 @@ story    several results on one page, each with a title, what to look at, and it
 import base64
 import os
 from collections.abc import Sequence
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, get_args
 
 from hiddenscope.arguments import checked
-from hiddenscope.errors import FileError
+from hiddenscope.errors import FileError, StatesError
 from hiddenscope.files import replacing
-from hiddenscope.results import DISPLAYS, FINDINGS, RENDERERS, TABLES, Facts, Result, in_words
-from hiddenscope.views.figures import Format, image
+from hiddenscope.results import DISPLAYS, FINDINGS, PAINTERS, RENDERERS, TABLES, Facts, Look, Result, in_words
+from hiddenscope.views.figures import Format, figure, image
 from hiddenscope.views.kinds import KINDS, sections_of, views_of
 from hiddenscope.views.page import document, frame
-from hiddenscope.views.values import View
+from hiddenscope.views.values import Grid, View
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 NOTEBOOK_DPI = 130
+WIDTHS: dict[str, float | None] = {"": None, "column": 3.3, "page": 6.9}  # inches
 HEIGHT = 620  # of a notebook's output, until the page has said how high it is
 ORIGIN = ("model", "revision", "weights", "dtype", "device", "attention", "versions")
 
@@ -86,8 +91,64 @@ def _save_page(result: Result, path: Path) -> None:
     path.write_text(page(result), "utf-8")
 
 
-def _save_figure(suffix: Format, result: Result, path: Path) -> None:
-    path.write_bytes(image(views_of(result), suffix))
+@dataclass(frozen=True)
+class _Figures:
+    """Draws results for print, in one format."""
+
+    suffix: Format
+
+    def titles(self, result: Result) -> dict[str, str]:
+        return {name: view.title for name, view in named_views(result).items()}
+
+    def figure(self, result: Result, look: Look) -> "Figure":
+        return figure(_chosen_views(result, look), _inches(look))
+
+    def write(self, result: Result, path: Path, look: Look) -> None:
+        path.write_bytes(image(_chosen_views(result, look), self.suffix, width=_inches(look)))
+
+
+def named_views(result: Result) -> dict[str, View]:
+    """The views of a result by name: what a view is (grid, panels, lines), with a number from the second on."""
+    named: dict[str, View] = {}
+    for view in views_of(result):
+        kind = type(view).__name__.lower()
+        count = sum(type(other) is type(view) for other in named.values())
+        named[f"{kind}-{count + 1}" if count else kind] = view
+    return named
+
+
+def _chosen_views(result: Result, look: Look) -> list[View]:
+    named = named_views(result)
+    if look.view and look.view != "all" and look.view not in named:
+        reason = f"there are {', '.join(named)}"
+        raise StatesError(f"The view {look.view!r} of a {result.kind}", reason, 'Choose one of these, or "all".')
+    views = list(named.values()) if look.view == "all" else [named[look.view or next(iter(named))]]
+    known = result.data.get(look.measure)
+    name = look.measure if known is None else str(known.attrs.get("long_name", look.measure))
+    return [_with_measure(view, name) for view in views] if name else views
+
+
+def _with_measure(view: View, name: str) -> View:
+    """A grid whose first measure is the named one, under a title that says so."""
+    measures = view.measures if isinstance(view, Grid) else ()
+    known = {_plain(measure.name): place for place, measure in enumerate(measures)}
+    if not isinstance(view, Grid) or _plain(name) not in known:
+        reason = f"there are {', '.join(measure.name for measure in measures)}" if measures else "it is no grid"
+        raise StatesError(f"The measure {name!r} of {view.title!r}", reason, "Choose one of a grid's measures.")
+    chosen = measures[known[_plain(name)]]
+    title = chosen.title or (f"{view.title}: {chosen.name}" if known[_plain(name)] else view.title)
+    return replace(view, title=title, measures=(chosen, *(one for one in measures if one is not chosen)))
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("_", " ")
+
+
+def _inches(look: Look) -> float | None:
+    if look.width not in WIDTHS:
+        reason, choices = f"it is {look.width!r}", " or ".join(repr(name) for name in WIDTHS if name)
+        raise StatesError("The width of a figure", reason, f"Give {choices}, or leave it out.")
+    return WIDTHS[look.width]
 
 
 def _framed_page(result: Result) -> str:
@@ -99,8 +160,8 @@ def _encoded_figure(result: Result) -> str:
 
 
 RENDERERS[".html"] = _save_page
-for _suffix in (".png", ".svg", ".pdf"):
-    RENDERERS[_suffix] = partial(_save_figure, _suffix)
+for _suffix in get_args(Format):
+    PAINTERS[_suffix] = _Figures(_suffix)
 DISPLAYS.update({"text/html": _framed_page, "image/png": _encoded_figure})
 FINDINGS.update({word: kind.findings for word, kind in KINDS.items() if kind.findings})
 TABLES.update({word: kind.tables for word, kind in KINDS.items() if kind.tables})

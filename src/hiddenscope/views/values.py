@@ -5,8 +5,10 @@
 (2, 2)
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
@@ -19,6 +21,8 @@ Meaning: TypeAlias = Literal["sequential", "diverging"]
 Scale: TypeAlias = Literal["linear", "log"]
 Style: TypeAlias = Literal["line", "dash", "bar"]
 Token: TypeAlias = str | None
+
+_LAYER = re.compile(r"layer\.(\d+)")
 
 
 @dataclass(frozen=True, eq=False)
@@ -216,6 +220,22 @@ class Lines:
             raise StatesError(f"The lines {self.title!r}", "there are none", "Give places and at least one series.")
         for series in self.series:
             _same(series.y, (len(self.x),), f"The series {series.name!r}")
+
+    @property
+    def places(self) -> tuple[float, ...]:
+        """Where each x stands along the axis: layers of one stack at their depth, all else one after the other.
+
+        >>> Lines("Norms", ("layer.0", "layer.12", "final"), (Series("norm", [1.0, 2.0, 3.0]),)).places
+        (0.0, 12.0, 13.0)
+        """
+        layers = [_LAYER.fullmatch(x) for x in self.x]
+        depths = [float(layer[1]) for layer in layers if layer]
+        if self.x_name == "site" and self.x[-1] == "final" and len(depths) == len(self.x) - 1 > 0:
+            depths.append(depths[-1] + 1)
+        rises = all(before < after for before, after in pairwise(depths))
+        if self.x_name == "site" and len(depths) == len(self.x) and rises:
+            return tuple(depth - depths[0] for depth in depths)
+        return tuple(float(place) for place in range(len(self.x)))
 
 
 View: TypeAlias = Grid | Panels | Lines

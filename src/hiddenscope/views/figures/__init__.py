@@ -32,22 +32,42 @@ UNDATED = {".png": {"Software": "hiddenscope"}, ".svg": {"Date": None}, ".pdf": 
 _ALONE = threading.RLock()  # matplotlib reads its settings from one table for the whole process
 
 
-def image(views: Sequence[View], suffix: Format, *, dpi: float = 220) -> bytes:
+def image(views: Sequence[View], suffix: Format, *, dpi: float = 220, width: float | None = None) -> bytes:
     """The views, one beneath the other, as the bytes of a file; the same views give the same bytes.
 
-    A grid shows its first measure. Letters stay letters in SVG and PDF; a PDF carries its font along.
+    A grid shows its first measure. Letters stay letters in SVG and PDF; a PDF carries its font along, and has a page
+    for each view. `width` is in inches.
     """
     file = io.BytesIO()
     with _own_settings():
-        figure = _figure(views, Lettering(any_character=suffix == ".svg"))
-        most = MOST_PIXELS / max(figure.get_size_inches())
-        figure.savefig(file, format=suffix[1:], dpi=min(dpi, most), metadata=UNDATED[suffix], facecolor="white")
+        if suffix == ".pdf" and len(views) > 1:
+            return _pages(views, width)
+        drawn = _figure(views, Lettering(any_character=suffix == ".svg"), width)
+        most = MOST_PIXELS / max(drawn.get_size_inches())
+        drawn.savefig(file, format=suffix[1:], dpi=min(dpi, most), metadata=UNDATED[suffix], facecolor="white")
     return file.getvalue()
 
 
-def _figure(views: Sequence[View], lettering: Lettering) -> "Figure":
+def figure(views: Sequence[View], width: float | None = None) -> "Figure":
+    """The views, one beneath the other, as a matplotlib figure."""
+    with _own_settings():
+        return _figure(views, Lettering(any_character=False), width)
+
+
+def _pages(views: Sequence[View], width: float | None) -> bytes:
+    from matplotlib.backends.backend_pdf import PdfPages
+
+    file = io.BytesIO()
+    with PdfPages(file, metadata=UNDATED[".pdf"]) as pages:
+        for view in views:
+            drawn = _figure([view], Lettering(any_character=False), width)
+            pages.savefig(drawn, facecolor="white")
+    return file.getvalue()
+
+
+def _figure(views: Sequence[View], lettering: Lettering, width: float | None = None) -> "Figure":
     """The views on ordinary matplotlib axes."""
-    sheet = Sheet(lettering)
+    sheet = Sheet(lettering, None if width is None else 72 * width)
     for view in views:
         sheet.begin(view.title, view.note)
         if isinstance(view, Grid):

@@ -22,45 +22,99 @@ Array: TypeAlias = NDArray[np.float64]
 PAGE = 470.0  # what a grid would like to fill
 LONGEST_LABEL = 100.0  # of a token
 LONGEST = 760.0  # beyond this a grid grows no further: its cells get thinner, and only some are labelled
-LABEL_APART = 8.5
+LABEL_APART = 10.0
+KEY = 190.0  # how wide the scale of colours is
+LEAST_CELL, WORD_CELL = 10.5, 44.0  # how narrow a cell may be
+MOST_HIGH = 700.0  # of all lines of tokens; a longer text gets thinner cells instead
 MOST_VECTORS = 20_000  # with more cells than this a file is quicker to read as pixels
 DECADES = 1e-6  # a log scale reaches this far below its top
 BEND = 1e-4  # a log scale of differences is linear below this share of its top
 
 
 def draw_grid(grid: Grid, sheet: Sheet) -> None:
-    """The grid's first measure, with its words where it has some, and what the colours mean."""
+    """The grid's first measure, with its words where it has some, and what the colours mean.
+
+    A text that is too long for the page goes on beneath itself, as lines of a book do.
+    """
     from matplotlib.cm import ScalarMappable
 
     measure = grid.measures[0]
-    tokens, second = (_labels(row, sheet.lettering) for row in (grid.tokens, grid.second))
-    label = max(width_of(token, style.LABEL) for token in (*tokens, *second)) + 5
-    wide, high = _cell_size(grid, label)
-    axes = sheet.axes(Box(0, 0, wide * len(tokens), high * len(grid.sites)))
-    axes.set(xlim=(0, len(tokens)), ylim=(0, len(grid.sites)))
     painted = ScalarMappable(norm_of(measure), style.colormap(measure.meaning))
-    values = _shown(measure)
-    _paint_cells(axes, painted.to_rgba(values), wide, high)
+    shown, zero = _shown(measure), (measure.numbers == 0) & (grid.words is None)
+    labels = [_labels(row, sheet.lettering) for row in (grid.tokens, grid.second)]
+    label = max(width_of(token, style.LABEL) for token in (*labels[0], *labels[1])) + 5
+    page = sheet.room(PAGE)
+    rows = _rows_of_tokens(grid, page, label)
+    size = _cell_size(grid, label, page, len(rows[0]))
+    top = 0.0
+    for columns in rows:
+        part = _part_of(grid, columns)
+        tokens, second = ([row[column] for column in columns] if row else [] for row in labels)
+        wide, high = size
+        axes = sheet.axes(Box(0, top, wide * len(columns), high * len(grid.sites)))
+        axes.set(xlim=(0, len(columns)), ylim=(0, len(grid.sites)))
+        _draw_cells(axes, part, painted.to_rgba(shown[:, columns]), zero[:, columns], size, sheet.lettering)
+        _label_sites(axes, grid, high, sheet.lettering)
+        _label_tokens(axes, tokens, second, wide, label)
+        top = sheet.extent(axes).bottom + 8 + (label if second else 0)
+    bottom = top - 8 - (label if labels[1] else 0)
+    _draw_key(
+        measure, painted, sheet, Box(0, bottom + 18, min(KEY, _room(grid, page, label)), 7), zero=bool(zero.any())
+    )
+
+
+def _rows_of_tokens(grid: Grid, page: float, label: float) -> list[range]:
+    """The columns of each line of tokens; a grid of pairs of sites, or of very many tokens, stays in one."""
+    count = len(grid.tokens)
+    most = max(1, int(_room(grid, page, label) / (WORD_CELL if grid.words else LEAST_CELL)))
+    lines = math.ceil(count / most)
+    tall = lines * (len(grid.sites) * 11.0 + label) > MOST_HIGH
+    if lines == 1 or grid.tokens[: len(grid.sites)] == grid.sites or (tall and not grid.words):
+        return [range(count)]
+    return [range(start, min(start + most, count)) for start in range(0, count, most)]
+
+
+def _part_of(grid: Grid, columns: range) -> Grid:
+    """Some columns of a grid."""
+    place = slice(columns.start, columns.stop)
+    words = grid.words
+    if words is not None:
+        words = replace(words, chosen=words.chosen[:, place], probabilities=None)
+    measure = replace(grid.measures[0], values=grid.measures[0].numbers[:, place], influence=None)
+    cut = {name: getattr(grid, name)[place] for name in ("tokens", "second", "text_of")}
+    return replace(grid, measures=(measure,), words=words, **cut)
+
+
+def _draw_cells(
+    axes: "Axes", grid: Grid, colours: Array, zero: NDArray[np.bool_], size: tuple[float, float], lettering: Lettering
+) -> None:
+    """Cells with their words; marks for what is missing and for what is exactly zero."""
+    wide, high = size
+    colours[zero] = (1, 1, 1, 0)
+    _paint_cells(axes, colours, wide, high)
     if min(wide, high) > 6:
-        _strike_missing(axes, np.isnan(values), min(wide, high))
-    _write_words(axes, grid, painted.to_rgba(values), wide, sheet.lettering)
+        _mark(axes, np.isnan(grid.measures[0].numbers), (2, 2, -45), min(wide, high) - 4, style.FAINT)
+        _mark(axes, zero, ".", 2.4, style.MUTED)
+    _write_words(axes, grid, colours, wide, lettering)
     _part_texts(axes, grid)
-    _label_sites(axes, grid, high, sheet.lettering)
-    _label_tokens(axes, tokens, second, wide, label)
-    _draw_key(measure, painted, sheet, sheet.extent(axes).bottom + 18)
 
 
 def _labels(tokens: tuple[str | None, ...], lettering: Lettering) -> list[str]:
     return [lettering.fitted(lettering.token(token), LONGEST_LABEL, style.LABEL) for token in tokens]
 
 
-def _cell_size(grid: Grid, label: float) -> tuple[float, float]:
+def _room(grid: Grid, page: float, label: float) -> float:
+    """How wide all cells of a row may be: sites stand at their left, and a turned token reaches as far."""
+    return page - max(max(width_of(site[:40], style.LABEL) for site in grid.sites) + 8, 0.75 * label)
+
+
+def _cell_size(grid: Grid, label: float, page: float, columns: int) -> tuple[float, float]:
     """Cells as wide as the page allows, within reason; labels that nearly fit get the room they need."""
     high = min(14.0 if grid.words or len(grid.sites) <= 14 else 11.0, max(LONGEST / len(grid.sites), 0.5))
-    share = (PAGE - max(width_of(site[:40], style.LABEL) for site in grid.sites) - 8) / len(grid.tokens)
+    share = _room(grid, page, label) / columns
     if grid.words:
-        return min(80.0, max(44.0, share)), high
-    least, most = min(9.5, LONGEST / len(grid.tokens)), 60.0
+        return min(80.0, max(WORD_CELL, share)), high
+    least, most = min(LEAST_CELL, LONGEST / columns, max(share, 1.0) if page < PAGE else LEAST_CELL), 60.0
     fitting = label if label <= min(most, share * 1.02) else least
     return min(most, max(least, fitting, share)), high
 
@@ -128,14 +182,11 @@ def _paint_cells(axes: "Axes", colours: Array, wide: float, high: float) -> None
     )
 
 
-def _strike_missing(axes: "Axes", missing: NDArray[np.bool_], side: float) -> None:
-    """A stroke through every cell that has no value, while they are few enough to be looked at one by one."""
-    if 0 < missing.sum() <= 2_000:
-        rows, columns = np.nonzero(missing)
-        stroke: Any = (2, 2, -45)  # matplotlib's marker of two arms, turned
-        axes.plot(
-            columns + 0.5, rows + 0.5, linestyle="", marker=stroke, markersize=side - 4, color=style.FAINT, mew=0.6
-        )
+def _mark(axes: "Axes", cells: NDArray[np.bool_], marker: Any, size: float, colour: str) -> None:
+    """A mark in every such cell, while they are few enough to be looked at one by one."""
+    if 0 < cells.sum() <= 2_000:
+        rows, columns = np.nonzero(cells)
+        axes.plot(columns + 0.5, rows + 0.5, linestyle="", marker=marker, markersize=size, color=colour, mew=0.6)
 
 
 def _write_words(axes: "Axes", grid: Grid, colours: Array, wide: float, lettering: Lettering) -> None:
@@ -173,7 +224,7 @@ def _label_sites(axes: "Axes", grid: Grid, high: float, lettering: Lettering) ->
 
 def _label_tokens(axes: "Axes", tokens: list[str], second: list[str], wide: float, label: float) -> None:
     """The tokens below, and those of the other text above: level where they fit, and else turned."""
-    turn = 0 if label <= wide else 45 if wide >= 1.6 * style.LABEL else 90
+    turn = 0 if label <= wide else 45 if wide >= 1.8 * style.LABEL else 90
     columns = range(0, len(tokens), math.ceil(LABEL_APART / wide))
     places = [column + 0.5 for column in columns]
     below: dict[str, Any] = {"ha": "right", "va": "center"} if turn else {"ha": "center"}
@@ -187,9 +238,9 @@ def _label_tokens(axes: "Axes", tokens: list[str], second: list[str], wide: floa
         top.tick_params("x", length=0, pad=4)
 
 
-def _draw_key(measure: Measure, painted: Any, sheet: Sheet, top: float) -> None:
+def _draw_key(measure: Measure, painted: Any, sheet: Sheet, box: Box, *, zero: bool) -> None:
     """What the colours mean: a bar, its ticks, what it measures and in which unit."""
-    axes = sheet.axes(Box(0, top, 190, 7))
+    axes = sheet.axes(box)
     bar = sheet.figure.colorbar(painted, cax=axes, orientation="horizontal", format=number)
     assert bar.solids is not None
     bar.solids.set_edgecolor("face")  # or some viewers show lines between the colours
@@ -208,8 +259,12 @@ def _draw_key(measure: Measure, painted: Any, sheet: Sheet, top: float) -> None:
     else:
         bar.ax.xaxis.set_major_locator(style.linear_ticks(4))
     axes.tick_params("x", length=2.5, labelsize=style.SMALL)
+    if zero:
+        look: dict[str, Any] = {"size": style.SMALL, "color": style.MUTED, "va": "bottom", "ha": "right"}
+        axes.annotate("·  exactly 0", (1, 1), (0, 4), "axes fraction", "offset points", **look)
     lettering = sheet.lettering
+    room = box.width - (60 if zero else 0)
     unit = f" ({lettering.text(measure.unit, 40)})" if measure.unit else ""
     axes.set_title(
-        lettering.fitted(f"{lettering.text(measure.name, 60)}{unit}", 190, style.LABEL), color=style.MUTED, pad=3
+        lettering.fitted(f"{lettering.text(measure.name, 60)}{unit}", room, style.LABEL), color=style.MUTED, pad=3
     )

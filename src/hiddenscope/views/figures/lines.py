@@ -18,27 +18,29 @@ if TYPE_CHECKING:
 Array: TypeAlias = NDArray[np.float64]
 
 WIDTH, HEIGHT = 440.0, 190.0
+TICKS = 40.0  # room for the numbers of the axis
 DASH = (0, (3.0, 2.0))
 
 
 def draw_lines(lines: Lines, sheet: Sheet) -> None:
     """Every series, with what its band is in the legend."""
-    axes = sheet.axes(Box(0, 0, WIDTH, HEIGHT))
+    wide = sheet.room(WIDTH + TICKS) - TICKS
+    axes = sheet.axes(Box(0, 0, wide, min(HEIGHT, 0.6 * wide)))
     low, high = _limits(lines)
-    axes.set(xlim=(-0.5, len(lines.x) - 0.5), yscale=lines.scale, ylim=(low, high))
+    axes.set(xlim=(-0.5, lines.places[-1] + 0.5), yscale=lines.scale, ylim=(low, high))
     axes.yaxis.set_major_locator(style.log_ticks(low, high, 6) if lines.scale == "log" else style.linear_ticks(6))
     axes.yaxis.set_major_formatter(number)
     axes.minorticks_off()
     axes.grid(axis="y")
     axes.tick_params("y", length=0)
     axes.tick_params("x", length=2.5)
-    _label_places(axes, lines, sheet.lettering)
+    _label_places(axes, lines, sheet.lettering, wide)
     handles = _draw_series(axes, lines)
     unit = f"({lines.unit})" if lines.unit else ""
     name = " ".join(sheet.lettering.text(part, 80) for part in (lines.y_name, unit) if part)
     axes.set_title(name, color=style.MUTED)
     if [series.name for series in lines.series if not series.band] != [lines.y_name]:
-        sheet.legend(handles, _names(lines, sheet.lettering), Box(0, sheet.extent(axes).bottom + 8, WIDTH, 0))
+        sheet.legend(handles, _names(lines, sheet.lettering), Box(0, sheet.extent(axes).bottom + 8, wide, 0))
 
 
 def _names(lines: Lines, lettering: Lettering) -> list[str]:
@@ -63,10 +65,10 @@ def _limits(lines: Lines) -> tuple[float, float]:
     return low if low == 0 else low - room, high if high == 0 and not flat else high + room
 
 
-def _label_places(axes: "Axes", lines: Lines, lettering: Lettering) -> None:
+def _label_places(axes: "Axes", lines: Lines, lettering: Lettering, wide: float) -> None:
     labels = [lettering.text(_short(place), 16) for place in lines.x]
-    places = _labelled(labels, WIDTH / len(labels))
-    axes.set_xticks(places, [labels[place] for place in places])
+    shown = _labelled(labels, lines.places, wide / (lines.places[-1] + 1))
+    axes.set_xticks([lines.places[place] for place in shown], list(shown.values()))
     axes.set_xlabel("layer" if lines.x_name == "site" else lettering.text(lines.x_name, 80))
 
 
@@ -75,14 +77,23 @@ def _short(place: str) -> str:
     return re.sub(r"^(enc|dec)oder\.", r"\1 ", place).replace("layer.", "")
 
 
-def _labelled(labels: list[str], slot: float) -> list[int]:
-    """As many places as there is room to label, the last among them."""
+def _labelled(labels: list[str], places: tuple[float, ...], slot: float) -> dict[int, str]:
+    """As many labels as there is room for; `final` goes beneath where it would hide the last layer."""
     widths = [width_of(label, style.SMALL) for label in labels]
+
+    def clash(one: int, other: int) -> bool:
+        return abs(places[one] - places[other]) * slot < (widths[one] + widths[other]) / 2 + 4
+
+    last = len(labels) - 1
+    beneath = last > 0 and labels[last].endswith("final") and clash(last, last - 1)
+    kept = [last - 1 if beneath else last]
     ordinary = max(widths[:-1], default=0.0)
     step = next((size for size in (1, 2, 4, 5, 10, 20, 50, 100) if size * slot >= ordinary + 5), len(labels))
-    last = len(labels) - 1
-    clear = [place for place in range(0, last, step) if (last - place) * slot >= (max(widths) + ordinary) / 2 + 4]
-    return [*clear, last]
+    for place in range(kept[0] - 1, -1, -1):
+        if places[place] % step == 0 and not any(clash(place, other) for other in kept):
+            kept.append(place)
+    shown = {place: labels[place] for place in sorted(kept)}
+    return shown | ({last: f"\n{labels[last]}"} if beneath else {})
 
 
 def _draw_series(axes: "Axes", lines: Lines) -> "list[Artist]":
@@ -92,16 +103,17 @@ def _draw_series(axes: "Axes", lines: Lines) -> "list[Artist]":
     numbered = list(enumerate(lines.series))
     bars = [(place, series) for place, series in numbered if series.style == "bar"]
     thick = min(26.0 * len(lines.x) / WIDTH, 0.76 / max(1, len(bars)))
+    at = np.array(lines.places)
     for place, series in numbered:
         if series.style != "bar" and series.low is not None and series.high is not None:
             low, high = _drawable(series.low, log), _drawable(series.high, log)
-            axes.fill_between(np.arange(len(low)), low, high, color=style.class_colour(place), alpha=0.16, linewidth=0)
+            axes.fill_between(lines.places, low, high, color=style.class_colour(place), alpha=0.16, linewidth=0)
     for side, (place, series) in enumerate(bars):
-        x = np.arange(len(lines.x)) + (side - (len(bars) - 1) / 2) * thick
+        x = at + (side - (len(bars) - 1) / 2) * thick
         handles[place] = _draw_bars(axes, x, series, thick, style.class_colour(place), log)
     for place, series in numbered:
         if series.style != "bar":
-            handles[place] = _draw_line(axes, _drawable(series.y, log), series, style.class_colour(place))
+            handles[place] = _draw_line(axes, at, _drawable(series.y, log), series, style.class_colour(place))
     return [handles[place] for place, _ in numbered]
 
 
@@ -111,13 +123,13 @@ def _drawable(values: Floats, log: bool) -> Array:
     return np.where(np.isfinite(exact) & ((exact > 0) | (not log)), exact, np.nan)
 
 
-def _draw_line(axes: "Axes", y: Array, series: Series, colour: str) -> "Artist":
+def _draw_line(axes: "Axes", x: Array, y: Array, series: Series, colour: str) -> "Artist":
     dashed = series.style == "dash"
     there = np.isfinite(np.concatenate([[np.nan], y, [np.nan]]))
     alone = there[1:-1] & ~there[:-2] & ~there[2:]
     dotted = alone if dashed or len(y) > 60 else there[1:-1]  # a line of one point is a dot
     (line,) = axes.plot(
-        np.arange(len(y)), y, color=colour, linestyle=DASH if dashed else "solid", marker="o" if dotted.any() else "",
+        x, y, color=colour, linestyle=DASH if dashed else "solid", marker="o" if dotted.any() else "",
         markersize=3.4, markeredgewidth=0, markevery=np.flatnonzero(dotted).tolist(), zorder=3,
     )  # fmt: skip
     return line

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 PAGE, GAP = 480.0, 10.0
-CAPTION = 6.5
+CAPTION = 8.0
 MOST_CLASSES = 40
 MOST_VECTORS = 20_000  # with more dots than this a file is quicker to read as pixels
 
@@ -20,8 +20,9 @@ MOST_VECTORS = 20_000  # with more dots than this a file is quicker to read as p
 def draw_panels(panels: Panels, sheet: Sheet) -> None:
     """Every panel, wrapped, with its caption; the names of the classes stand above."""
     count = len(panels.sites)
-    across = max(1, min(count, int((PAGE + GAP) / ((84 if count > 4 else 110) + GAP))))
-    size = min(120.0 if count > 4 else 180.0, (PAGE - GAP * (across - 1)) / across)
+    page = sheet.room(PAGE)
+    across = max(1, min(count, int((page + GAP) / ((84 if count > 4 else 110) + GAP))))
+    size = min(120.0 if count > 4 else 180.0, (page - GAP * (across - 1)) / across)
     top = _draw_legend(panels, sheet)
     row: list[Axes] = []
     for panel in range(count):
@@ -33,7 +34,7 @@ def draw_panels(panels: Panels, sheet: Sheet) -> None:
             top += 31 if fresh else 13
         axes = sheet.axes(Box(len(row) * (size + GAP), top, size, size))
         if fresh:
-            name = sheet.lettering.fitted(sheet.lettering.text(panels.rows[panel], 80), PAGE, 9, bold=True)
+            name = sheet.lettering.fitted(sheet.lettering.text(panels.rows[panel], 80), page, 9, bold=True)
             axes.annotate(name, (0, 1), (0, 18), "axes fraction", "offset points", size=9, weight="bold")
         _draw_panel(panels, panel, axes, size, sheet)
         row.append(axes)
@@ -53,7 +54,7 @@ def _draw_legend(panels: Panels, sheet: Sheet) -> float:
     if len(classes) > MOST_CLASSES:
         names.append(f"and {len(classes) - MOST_CLASSES} more")
         handles.append(Line2D([], [], linestyle=""))
-    return sheet.legend(handles, names, Box(0, 0, PAGE, 0), handle=5) + 6
+    return sheet.legend(handles, names, Box(0, 0, sheet.room(PAGE), 0), handle=5) + 6
 
 
 def _draw_panel(panels: Panels, panel: int, axes: "Axes", size: float, sheet: Sheet) -> None:

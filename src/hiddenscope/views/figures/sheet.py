@@ -53,14 +53,19 @@ class _Block:
 class Sheet:
     """A figure that grows as views are drawn on it; matplotlib's own state is not touched."""
 
-    def __init__(self, lettering: Lettering) -> None:
+    def __init__(self, lettering: Lettering, width: float | None = None) -> None:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
 
         self.lettering = lettering
+        self.width = width  # of the paper, in points, where it is given
         self.figure = Figure(figsize=(10, 10), dpi=72 * FINE)
         self.canvas = FigureCanvasAgg(self.figure)
         self.blocks: list[_Block] = []
+
+    def room(self, otherwise: float) -> float:
+        """How wide a view may be, in points."""
+        return otherwise if self.width is None else self.width - 2 * EDGE
 
     def begin(self, title: str, note: str) -> None:
         """A new view; the axes that follow are its."""
@@ -102,7 +107,8 @@ class Sheet:
     def finish(self) -> None:
         """Move every view to its place, and write titles and notes."""
         extents = [_union([self.extent(axes) for axes, _ in block.axes]) for block in self.blocks]
-        width = max(LEAST_WIDTH, *(extent.width for extent in extents))
+        least = LEAST_WIDTH if self.width is None else self.width - 2 * EDGE
+        width = max(least, *(extent.width for extent in extents))
         heads = [self._head(block, width) for block in self.blocks]
         total = sum(head + extent.height for (_, _, head), extent in zip(heads, extents, strict=True))
         across, down = width + 2 * EDGE, total + APART * (len(self.blocks) - 1) + 2 * EDGE

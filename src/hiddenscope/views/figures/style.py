@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.ticker import Locator
 
 INK, MUTED, FAINT, PAPER = "#14171c", "#5b6270", "#d5d9e0", "#ffffff"
-SMALL, LABEL = 7.0, 7.5  # sizes of type, in points
+SMALL, LABEL = 8.0, 8.0  # sizes of type, in points
 
 # The page has the same colours, in `static/colour.js`.
 SEQUENTIAL: Final = {

@@ -23,6 +23,11 @@ export function writeState(place, state) {
   const all = new URLSearchParams(location.hash.slice(1));
   for (const name of [...all.keys()]) if (name.startsWith(`${place}.`)) all.delete(name);
   for (const [field, value] of Object.entries(state)) if (value) all.set(`${place}.${field}`, value);
+  keep(all);
+}
+
+/** @param {URLSearchParams} all */
+function keep(all) {
   const hash = `#${all}`;
   if (hash === location.hash || (hash === "#" && !location.hash)) return;
   try {
@@ -30,6 +35,25 @@ export function writeState(place, state) {
   } catch {
     // A frame in a notebook has no address to keep it in.
   }
+}
+
+/**
+ * Something of the page as a whole: "" where there is nothing.
+ * @param {string} name
+ */
+export function readPage(name) {
+  return new URLSearchParams(location.hash.slice(1)).get(name) ?? "";
+}
+
+/**
+ * @param {string} name
+ * @param {string} value
+ */
+export function writePage(name, value) {
+  const all = new URLSearchParams(location.hash.slice(1));
+  if (value) all.set(name, value);
+  else all.delete(name);
+  keep(all);
 }
 
 /** @param {() => void} act */

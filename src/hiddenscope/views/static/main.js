@@ -1,10 +1,12 @@
 /** The page: unpack the payload and put each view in its place. */
 
 import { GridView } from "./grid.js";
-import { whenLinked } from "./hash.js";
+import { readPage, whenLinked, writePage } from "./hash.js";
 import { LinesView } from "./lines.js";
 import { PanelsView } from "./panels.js";
 import { unpack } from "./payload.js";
+
+const SCROLL_RESTS = 200; // milliseconds
 
 /**
  * @param {HTMLElement} root
@@ -24,9 +26,42 @@ async function start() {
   const views = await unpack(payload.textContent ?? "");
   payload.remove();
   const shown = views.map((view, place) => show(roots[place], view, place));
-  whenLinked(() => shown.forEach((view) => view.restore()));
+  whenLinked(() => {
+    shown.forEach((view) => view.restore());
+    scrollBack(roots);
+  });
   document.documentElement.dataset.ready = "true";
   tellHeight();
+  if (parent === window) requestAnimationFrame(() => requestAnimationFrame(() => keepPlace(roots)));
+}
+
+/**
+ * The address keeps where one has scrolled to: in which view, and how far, in thousandths of its height. So it is the
+ * same place on another screen.
+ * @param {HTMLElement[]} roots
+ */
+function keepPlace(roots) {
+  let resting = 0;
+  scrollBack(roots);
+  addEventListener("scroll", () => {
+    clearTimeout(resting);
+    resting = window.setTimeout(() => writePage("at", scrolledTo(roots)), SCROLL_RESTS);
+  }, { passive: true });
+}
+
+/** @param {HTMLElement[]} roots */
+function scrolledTo(roots) {
+  const boxes = roots.map((root) => root.getBoundingClientRect());
+  const place = Math.max(0, boxes.filter((box) => box.top <= 0).length - 1);
+  return scrollY < 1 || !roots.length ? "" : `${place}~${Math.round((-1000 * boxes[place].top) / boxes[place].height)}`;
+}
+
+/** @param {HTMLElement[]} roots */
+function scrollBack(roots) {
+  const [place, part] = readPage("at").split("~").map(Number);
+  if (!(place in roots) || !Number.isFinite(part)) return;
+  const { top, height } = roots[place].getBoundingClientRect();
+  scrollTo(0, scrollY + top + (part * height) / 1000);
 }
 
 /** A frame around the page is told how high it is. */
