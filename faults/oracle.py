@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from faults.models import Subject, in_float64, outputs, with_kernel
+from hiddenscope.testing.faults import ModelParts, Planted
 
 FACTOR = 4.0  # how far beyond the largest rounding noise of the reference an output must move
 
@@ -111,6 +112,18 @@ def first_state(of: Subject, candidate: nn.Module, blocks: dict[str, str]) -> st
             if not _equal(_first(call.output), _first(other[path].output)):
                 return blocks[path]
     return None
+
+
+def objection(of: Subject, planted: Planted) -> str:
+    """What a fault declares that is not so: its module, or its first site; nothing if all of it is."""
+    wrong = deepest(wrong_on_equal_input(of, planted.module))
+    if not wrong or wrong[0] not in planted.paths:
+        return f"declares {' or '.join(planted.paths[:3])}, and on equal input {wrong[:3]} are wrong"
+    parts = ModelParts(of.module)
+    sites = {block.path: block.site for block in parts.blocks} | {path: parts.site(path) for path in parts.final_norms}
+    first = first_state(of, planted.module, sites)
+    expected = None if planted.first_site == "logits" else planted.first_site
+    return "" if first == expected else f"declares {planted.first_site}, and {first} differs first"
 
 
 def _passes(of: Subject) -> Iterator[dict[str, Any]]:

@@ -10,7 +10,7 @@ CORE = ("gpt2", "llama", "gemma3_text", "bert", "t5", "mixtral")  # these get a 
 # Changes of a run and not of a module: how texts are batched, threads, the padding side, and which side is the wider.
 RUNS = ("one_at_a_time", "more_threads", "padding_side", "from_fp64", "from_bf16")
 COMPILED = ("llama", "bert")  # a compiler takes seconds for each module
-REAL_KINDS = 30
+REAL_KINDS = 16
 REAL_HARMLESS = ("copy", "attention_kernel", "attention_plain", "linear_split", "norm_by_hand", "bf16", "one_at_a_time")
 
 

@@ -1,12 +1,13 @@
 """One pair, given to drift: what was declared beforehand, what an independent check says, and what drift says."""
 
 import copy
+import json
 import logging
 import time
 import traceback
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import transformers
 
 import hiddenscope as hs
 from faults.models import Subject, in_float64, subject
-from faults.oracle import FACTOR, moved, noise
+from faults.oracle import FACTOR, moved, noise, objection
 from faults.pairs import Spec
 from hiddenscope.testing.faults import HARMLESS, KINDS, UNNAMED, Planted
 
@@ -40,6 +41,14 @@ class Outcome:
     passes: Any = None
     error: str = ""
     seconds: float = 0.0
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, line: str) -> "Outcome":
+        values = json.loads(line)
+        return cls(**{**values, "spec": Spec(**values["spec"]), "paths": tuple(values["paths"])})
 
     @property
     def effective(self) -> bool:
@@ -83,6 +92,14 @@ def attempt(spec: Spec) -> Outcome:
             place = traceback.extract_tb(error.__traceback__)[-1]
             truth["error"] = f"{type(error).__name__}: {error} at {Path(place.filename).name}:{place.lineno}"
     return Outcome(spec, **{"moved": 0.0, **truth}, seconds=time.monotonic() - start)
+
+
+def check(spec: Spec) -> str:
+    """What an independent check has against the declaration of a fault that moves the output."""
+    of, planted = subject(spec.subject), plant(spec)
+    effective = moved(of, planted.module) / level(spec.subject) > FACTOR
+    said = objection(of, planted) if effective else ""
+    return said and f"{spec.subject}, {spec.kind}, seed {spec.seed} {said}"
 
 
 def _facts(facts: Any) -> Verdict:

@@ -1,6 +1,8 @@
 """Planted faults are what they say, harmless changes do no harm, and drift finds a short list of the former."""
 
+import copy
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,7 @@ from faults.report import BARS, fault_rows, harmless_rows, met, misses, page, sh
 from faults.trial import Outcome, attempt, level, plant
 from hiddenscope.errors import ModuleError
 from hiddenscope.testing import tiny_model
-from hiddenscope.testing.faults import HARMLESS, KINDS, UNNAMED, ModelParts
+from hiddenscope.testing.faults import HARMLESS, KINDS, UNNAMED
 
 # One place for every way in which a fault is planted: weights, attention, code, model-wide, unnamed.
 SLICE = [
@@ -57,11 +59,16 @@ def test_there_are_enough_kinds_families_and_pairs() -> None:
 def test_what_a_fault_declares_is_true(spec: Spec) -> None:
     of, planted = subject(spec.subject), plant(spec)
     assert oracle.moved(of, planted.module) / level(spec.subject) > oracle.FACTOR
-    wrong = oracle.deepest(oracle.wrong_on_equal_input(of, planted.module))
-    assert wrong[0] in planted.paths
-    parts = ModelParts(of.module)
-    sites = {block.path: block.site for block in parts.blocks} | {path: parts.site(path) for path in parts.final_norms}
-    assert oracle.first_state(of, planted.module, sites) == planted.first_site
+    assert oracle.objection(of, planted) == ""
+
+
+def test_a_false_declaration_is_found() -> None:
+    of, planted = subject("llama"), KINDS["norm_eps"].plant(subject("llama").module, layer=1)
+    assert "declares layer.1, and layer.2 differs first" in oracle.objection(of, replace(planted, first_site="layer.1"))
+    assert "are wrong" in oracle.objection(of, replace(planted, path="model.layers.1.mlp"))
+    untouched = replace(planted, module=copy.deepcopy(of.module))
+    assert "[] are wrong" in oracle.objection(of, untouched)
+    assert oracle.moved(of, untouched.module) == 0
 
 
 def test_a_fault_is_planted_in_a_copy_and_follows_from_its_seed() -> None:
@@ -116,6 +123,7 @@ def test_a_miss_is_counted_and_named() -> None:
     alarm = Outcome(Spec("x", "harmless", "three"), 1.0, **found)
     failed = Outcome(Spec("x", "harmless", "three"), 1.0, error="ValueError: no")
     everything = [right, wrong, quiet, alarm, failed]
+    assert [Outcome.from_json(one.to_json()) for one in everything] == everything
     assert shares(everything) == {"first layer exact": 0.5, "module exact": 0.5, "false alarms": 2}
     assert fault_rows(everything, lambda one: one.spec.kind) == [
         ["one", 1, 1, 1, 1],
