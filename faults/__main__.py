@@ -11,7 +11,7 @@ import multiprocessing
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import TypeVar
 
@@ -81,13 +81,14 @@ def tried(trial: Callable[[Spec], Made], chosen: list[Spec]) -> Iterator[Made]:
     start = time.monotonic()
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(WORKERS, context, prepare) as pool:
-        for done, outcome in enumerate(pool.map(trial, chosen, chunksize=8), 1):
+        jobs = [pool.submit(trial, spec) for spec in chosen]
+        for done, job in enumerate(as_completed(jobs), 1):
             said = f"{done} of {len(chosen)} pairs, {time.monotonic() - start:.0f} s"
             if sys.stderr.isatty():
                 print(f"\r\033[K{said}", end="" if done < len(chosen) else "\n", file=sys.stderr, flush=True)
             elif done % 100 == 0 or done == len(chosen):
                 print(said, file=sys.stderr, flush=True)
-            yield outcome
+            yield job.result()
 
 
 if __name__ == "__main__":
