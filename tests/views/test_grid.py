@@ -318,3 +318,32 @@ def test_the_address_restores_the_scroll_position_on_another_screen_too(show: Op
     assert there and (there["y"] <= 0) == (before["y"] <= 0)
     small.page.evaluate("scrollTo(0, 0)")
     small.until("!location.hash.includes('at=')")
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_every_word_can_be_read_and_the_answer_is_framed_where_it_first_appears(show: Opener, dark: bool) -> None:
+    """The contrast of WCAG 2, of every word against its cell, is 4.5 to 1 or more."""
+    grid = words()
+    shown = show([grid], color_scheme="dark" if dark else "light")
+    drawing = ElementTree.fromstring(shown.save("SVG"))
+    name = "{http://www.w3.org/2000/svg}"
+    cells = [one.attrib for one in drawing.iter(f"{name}rect") if 20 < float(one.attrib["height"]) < 30]
+    said = [one.attrib for one in drawing.iter(f"{name}text") if one.attrib.get("fill") in ("#000000", "#ffffff")]
+
+    def light(shade: str) -> float:
+        parts = [int(shade[k : k + 2], 16) / 255 for k in (1, 3, 5)]
+        linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    contrasts = []
+    for word in said:
+        x, y = float(word["x"]), float(word["y"])
+        under = [c for c in cells if 0 <= x - float(c["x"]) < float(c["width"]) and 0 <= y - float(c["y"]) < 23]
+        pair = sorted([light(word["fill"]), light(under[0]["fill"])])
+        contrasts.append((pair[1] + 0.05) / (pair[0] + 0.05))
+    assert len(contrasts) == 14 * 7 and min(contrasts) >= 4.5
+    assert grid.words is not None
+    top = grid.words.chosen[:, :, 0]
+    first = [int(np.argmax(top[:, column] == top[-1, column])) for column in range(7)]
+    frames = [one.attrib for one in drawing.iter(f"{name}rect") if one.attrib.get("stroke") in ("#000000", "#ffffff")]
+    assert len(frames) == sum(row < 13 for row in first)

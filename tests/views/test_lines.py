@@ -74,3 +74,20 @@ def test_a_log_scale_leaves_out_no_value(show: Opener) -> None:
     assert heights[1] - heights[2] == pytest.approx(heights[2] - heights[3], abs=0.05) and heights[1] - heights[2] > 10
     said = [node.text or "" for node in drawing.iter(f"{name}text")]
     assert any("both sides of zero" in text for text in said) and "−0.1" in said
+
+
+def test_layers_stand_at_their_depth_and_final_does_not_hide_the_last(show: Opener) -> None:
+    chosen = Lines("Chosen", ("layer.0", "layer.12", "layer.24", "layer.29", "final"), (Series("one", np.arange(5.0)),))
+    deep = lines()
+    shown = show([chosen, deep], width=390)
+    name = "{http://www.w3.org/2000/svg}"
+    drawing = ElementTree.fromstring(shown.save("SVG"))
+    across = np.array([float(dot.attrib["cx"]) for dot in drawing.iter(f"{name}circle")])
+    np.testing.assert_allclose(
+        (across - across[0]) / (across[-1] - across[0]), np.array([0, 12, 24, 29, 30]) / 30, atol=1e-3
+    )
+    shown.point(0.6 * shown.canvas().evaluate("canvas => canvas.clientWidth"), 100)
+    assert shown.readout().startswith("layer.12") or shown.readout().startswith("layer.24")
+    said = [node.text for node in ElementTree.fromstring(shown.save("SVG", 1)).iter(f"{name}text")]
+    assert "30" in said and "final" in said
+    shown.keep("lines-narrow-light")

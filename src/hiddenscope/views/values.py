@@ -92,6 +92,16 @@ class Words:
             _put(self, probabilities=floats(self.probabilities, "probabilities", 3))
             _same(self.probabilities, chosen.shape, "The probabilities of words")
 
+    def first_rows(self) -> list[int]:
+        """In each column, the lowest row that says what the top row says; -1 where that is the top row alone.
+
+        >>> Words.of([[["a"], ["b"]], [["c"], ["b"]], [["c"], ["d"]]]).first_rows()
+        [1, -1]
+        """
+        top = self.chosen[:, :, 0]
+        first = [int(np.argmax(column == column[-1])) for column in top.T]
+        return [-1 if row == len(top) - 1 or top[-1, place] < 0 else row for place, row in enumerate(first)]
+
     @classmethod
     def of(cls, strings: ArrayLike, probabilities: ArrayLike | None = None) -> "Words":
         """From the words themselves, `[site, token, rank]`, '' where there is none."""

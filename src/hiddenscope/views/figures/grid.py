@@ -190,17 +190,23 @@ def _mark(axes: "Axes", cells: NDArray[np.bool_], marker: Any, size: float, colo
 
 
 def _write_words(axes: "Axes", grid: Grid, colours: Array, wide: float, lettering: Lettering) -> None:
-    """The first word of every cell, in an ink that can be read on its colour."""
+    """The first word of every cell, in an ink that can be read on its colour; framed where an answer first appears."""
+    from matplotlib.patches import Rectangle
+
     if grid.words is None:
         return
+    first = grid.words.first_rows()
     for row, column in np.argwhere(grid.words.chosen[:, :, 0] >= 0):
         word = lettering.token(grid.words.words[grid.words.chosen[row, column, 0]], 30)
         light = float(colours[row, column, :3] @ [0.299, 0.587, 0.114]) > 140 / 255 or colours[row, column, 3] == 0
+        ink = style.INK if light else style.PAPER
+        if row == first[column]:
+            axes.add_patch(Rectangle((column + 0.03, row + 0.1), 0.94, 0.8, fill=False, linewidth=0.9, edgecolor=ink))
         axes.text(
             column + 0.5,
             row + 0.5,
             lettering.fitted(word, wide - 5, style.SMALL),
-            color=style.INK if light else style.PAPER,
+            color=ink,
             size=style.SMALL,
             ha="center",
             va="center_baseline",

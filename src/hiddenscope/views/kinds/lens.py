@@ -21,7 +21,8 @@ def views(result: Result) -> Iterator[View]:
     if grid is not None:
         probability = data["probability"].to_numpy()[:, : len(grid.tokens), 0]
         best = Measure("probability of the best word", probability, limits=(0, 1))
-        yield replace(grid, measures=(best, *grid.measures))
+        framed = "A frame marks where the word of the top row first appears in its column."
+        yield replace(grid, measures=(best, *grid.measures), note=f"{grid.note} {framed}".strip())
     sites = labels(data, "site")
     shares = (data[name] for name in SHARES if name in data)
     series = tuple(Series(share.attrs["long_name"], share.to_numpy()) for share in shares)

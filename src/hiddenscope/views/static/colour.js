@@ -106,12 +106,12 @@ export function parts(hex) {
 }
 
 /**
- * Ink that can be read on a colour.
+ * Ink that can be read on a colour: whichever of black and white has the larger contrast, which is 4.58 to 1 or more.
  * @param {number} red
  * @param {number} green
  * @param {number} blue
  */
 export function inkOn(red, green, blue) {
-  const [r, g, b] = [red, green, blue].map((part) => (part / 255) ** 2.2);
-  return 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.19 ? "#101318" : "#ffffff";
+  const [r, g, b] = [red, green, blue].map((part) => (part <= 10 ? part / 3294.6 : ((part / 255 + 0.055) / 1.055) ** 2.4));
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.179 ? "#000000" : "#ffffff";
 }

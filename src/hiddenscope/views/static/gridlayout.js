@@ -10,7 +10,7 @@ import { widthOf } from "./canvas.js";
 import { lettering } from "./pen.js";
 import { shownToken } from "./text.js";
 
-export const SIZES = { site: 12, token: 12, word: 11.5 };
+export const SIZES = { site: 12, token: 12, word: 11.5, mark: 9 };
 const LONGEST_TOKEN = 18;
 
 /**

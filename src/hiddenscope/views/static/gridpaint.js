@@ -147,7 +147,8 @@ function flipped(pixels, columns) {
 }
 
 /**
- * The first word of every cell.
+ * The first word of every cell: small where it has no letter and no digit, framed where the word of the top row first
+ * appears in its column.
  * @param {Pen} pen
  * @param {Layout} layout
  * @param {Window} visible
@@ -156,8 +157,8 @@ function flipped(pixels, columns) {
  * @param {Theme} theme
  */
 export function paintWords(pen, layout, visible, words, pixels, theme) {
-  const font = lettering(theme.font, { size: SIZES.word });
   const ranks = words.chosen.shape[2];
+  const first = firstCells(words, layout);
   for (let cell = 0; cell < layout.rows * layout.columns; cell++) {
     const column = cell % layout.columns;
     const word = words.chosen.data[cell * ranks];
@@ -165,9 +166,26 @@ export function paintWords(pen, layout, visible, words, pixels, theme) {
     const [x, y] = cornerOf(layout, cell);
     const clear = !pixels[4 * cell + 3];
     const fill = clear ? theme.ink : inkOn(pixels[4 * cell], pixels[4 * cell + 1], pixels[4 * cell + 2]);
-    const text = fitted(shownToken(words.words[word], 30), font, layout.wide - 8);
-    pen.text(text, x - visible.shift + layout.wide / 2, y + layout.high / 2, { fill, size: SIZES.word, anchor: "middle" });
+    const size = /[\p{L}\p{N}]/u.test(words.words[word]) ? SIZES.word : SIZES.mark;
+    const text = fitted(shownToken(words.words[word], 30), lettering(theme.font, { size }), layout.wide - 8);
+    pen.text(text, x - visible.shift + layout.wide / 2, y + layout.high / 2, { fill, size, anchor: "middle" });
+    if (cell === first[column]) pen.outline(x - visible.shift + 1.5, y + 1.5, layout.wide - 4, layout.high - 4, fill, 1.5);
   }
+}
+
+/**
+ * In each column, the lowest cell that says what the top one says; -1 where that is the top one alone.
+ * @param {import("./payload.js").Words} words
+ * @param {Layout} layout
+ */
+function firstCells(words, layout) {
+  const [ranks, top] = [words.chosen.shape[2], (layout.rows - 1) * layout.columns];
+  return layout.tokens.map((_, column) => {
+    const answer = words.chosen.data[(top + column) * ranks];
+    let cell = column;
+    while (words.chosen.data[cell * ranks] !== answer) cell += layout.columns;
+    return cell < top && answer >= 0 ? cell : -1;
+  });
 }
 
 /**

@@ -6,7 +6,7 @@ import { choice, key } from "./elements.js";
 import { Figure } from "./figure.js";
 import { exact } from "./gridwords.js";
 import { readState, writeState } from "./hash.js";
-import { acrossOf, axisName, chartOf, heightOf, paintAxes, paintSeries } from "./linespaint.js";
+import { acrossOf, axisName, chartOf, heightOf, paintAxes, paintSeries, placeAt } from "./linespaint.js";
 import { formatNumber } from "./numbers.js";
 import { canvasPen, lettering } from "./pen.js";
 import { shownText } from "./text.js";
@@ -57,11 +57,7 @@ export class LinesView {
   listen() {
     const { canvas } = this.surface;
     const last = this.lines.x.length - 1;
-    const at = (/** @type {PointerEvent} */ event) => {
-      const chart = this.chart(this.surface.width);
-      const share = (event.offsetX - chart.left) / (chart.width - chart.left - chart.right);
-      return share < 0 || share > 1 ? -1 : Math.min(last, Math.floor(share * (last + 1)));
-    };
+    const at = (/** @type {PointerEvent} */ event) => placeAt(this.chart(this.surface.width), event.offsetX);
     for (const touched of /** @type {const} */ (["pointermove", "pointerdown"])) {
       canvas.addEventListener(touched, (event) => {
         this.move(at(event));
@@ -146,7 +142,7 @@ export class LinesView {
     const pen = canvasPen(this.surface.clear(), this.theme.font);
     paintAxes(pen, this.lines, chart, this.theme);
     if (this.cursor >= 0) {
-      const x = acrossOf(chart, this.cursor, this.lines.x.length);
+      const x = acrossOf(chart, this.cursor);
       pen.line([[x, chart.top], [x, chart.height - chart.bottom]], this.theme.muted, 1, [3, 3]);
     }
     paintSeries(pen, this.lines, chart, this.drawn(), this.theme.ink);
@@ -158,7 +154,7 @@ export class LinesView {
    * @param {import("./linespaint.js").Chart} chart
    */
   marks(pen, chart) {
-    const x = acrossOf(chart, this.cursor, this.lines.x.length);
+    const x = acrossOf(chart, this.cursor);
     for (const { series, colour } of this.drawn()) {
       const value = series.y.data[this.cursor];
       if (series.style === "bar" || !Number.isFinite(value)) continue;

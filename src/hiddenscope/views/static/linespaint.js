@@ -3,12 +3,13 @@
 import { widthOf } from "./canvas.js";
 import { linearTicks, logTicks, formatTick } from "./numbers.js";
 import { lettering } from "./pen.js";
-import { shortSite, shownText } from "./text.js";
+import { placesAlong, shortSite, shownText } from "./text.js";
 
 /**
  * @typedef {import("./payload.js").Lines} Lines
  * @typedef {{left: number, top: number, right: number, bottom: number, width: number, height: number, low: number,
- *   high: number, log: boolean, bend: number, ticks: number[]}} Chart a log scale bends at zero where values reach it or lie below
+ *   high: number, log: boolean, bend: number, ticks: number[],
+ *   at: number[]}} Chart `at` is where each x stands; a log scale bends at zero where values reach it or lie below
  * @typedef {{series: import("./payload.js").Series, colour: string}} Drawn
  */
 
@@ -27,7 +28,7 @@ export function chartOf(lines, drawn, width, log, font) {
   const { low, high, bend, ticks } = rangeOf(drawn, log);
   const widest = ticks.reduce((most, tick) => Math.max(most, widthOf(formatTick(tick), lettering(font, { size: SMALL }))), 0);
   const height = Math.round(Math.min(340, Math.max(220, width * 0.4)));
-  return { left: Math.ceil(widest) + 18, top: lines.y_name || lines.unit || bend ? 30 : 12, right: 14, bottom: 46, width, height, low, high, log, bend, ticks };
+  return { left: Math.ceil(widest) + 18, top: lines.y_name || lines.unit || bend ? 30 : 12, right: 14, bottom: 46, width, height, low, high, log, bend, ticks, at: placesAlong(lines.x, lines.x_name === "site") };
 }
 
 /**
@@ -93,10 +94,28 @@ function scaled(chart, value) {
 /**
  * @param {Chart} chart
  * @param {number} place
- * @param {number} count
  */
-export function acrossOf(chart, place, count) {
-  return chart.left + ((place + 0.5) / count) * (chart.width - chart.left - chart.right);
+export function acrossOf(chart, place) {
+  return chart.left + (chart.at[place] + 0.5) * slotOf(chart);
+}
+
+/**
+ * The place that is nearest to an x, -1 outside of the chart.
+ * @param {Chart} chart
+ * @param {number} x
+ */
+export function placeAt(chart, x) {
+  const along = (x - chart.left) / slotOf(chart) - 0.5;
+  if (x < chart.left || x > chart.width - chart.right) return -1;
+  return chart.at.reduce((best, at, place) => (Math.abs(at - along) < Math.abs(chart.at[best] - along) ? place : best), 0);
+}
+
+/**
+ * How much room a layer has.
+ * @param {Chart} chart
+ */
+function slotOf(chart) {
+  return (chart.width - chart.left - chart.right) / (chart.at[chart.at.length - 1] + 1);
 }
 
 /**
@@ -115,13 +134,13 @@ export function paintAxes(pen, lines, chart, theme) {
   const named = axisName(lines, chart);
   if (named) pen.text(named, 2, 11, { fill: theme.muted, size: 12 });
   const base = chart.height - chart.bottom;
-  for (const [place, label] of placesShown(lines.x, chart, theme.font)) {
-    const x = acrossOf(chart, place, lines.x.length);
-    pen.line([[x, base], [x, base + 4]], theme.muted, 1);
-    pen.text(label, x, base + 14, { fill: theme.muted, size: SMALL, anchor: "middle" });
+  for (const { place, label, beneath } of placesShown(lines.x, chart, theme.font)) {
+    const x = acrossOf(chart, place);
+    pen.line([[x, base], [x, base + (beneath ? 18 : 4)]], theme.muted, 1);
+    pen.text(label, x, base + (beneath ? 25 : 14), { fill: theme.muted, size: SMALL, anchor: "middle" });
   }
   const x = (chart.left + end) / 2;
-  pen.text(lines.x_name === "site" ? "layer" : shownText(lines.x_name, 80), x, base + 34, { fill: theme.muted, size: 12, anchor: "middle" });
+  pen.text(lines.x_name === "site" ? "layer" : shownText(lines.x_name, 80), x, base + 37, { fill: theme.muted, size: 12, anchor: "middle" });
 }
 
 /**
@@ -136,22 +155,26 @@ export function axisName(lines, chart) {
 }
 
 /**
- * As many labels as there is room for, the last among them.
+ * As many labels as there is room for; `final` goes beneath where it would hide the last layer.
  * @param {string[]} x
  * @param {Chart} chart
  * @param {string} font
- * @returns {[number, string][]}
  */
 function placesShown(x, chart, font) {
   const labels = x.map((place) => shownText(shortSite(place), 16));
-  const widest = labels.reduce((most, label) => Math.max(most, widthOf(label, lettering(font, { size: SMALL }))), 0);
-  const slot = (chart.width - chart.left - chart.right) / x.length;
-  const ordinary = labels.slice(0, -1).reduce((most, label) => Math.max(most, widthOf(label, lettering(font, { size: SMALL }))), 0);
-  const step = [1, 2, 4, 5, 10, 20, 50, 100, 200].find((size) => size * slot >= ordinary + 8) ?? x.length;
-  const kept = labels.map((_, place) => place).filter((place) => place % step === 0);
+  const widths = labels.map((label) => widthOf(label, lettering(font, { size: SMALL })));
+  const slot = slotOf(chart);
+  const clash = (/** @type {number} */ one, /** @type {number} */ other) => Math.abs(chart.at[one] - chart.at[other]) * slot < (widths[one] + widths[other]) / 2 + 6;
   const last = x.length - 1;
-  const clear = kept.filter((place) => (last - place) * slot >= (widest + ordinary) / 2 + 6 || place === last);
-  return [...new Set([...clear, last])].map((place) => [place, labels[place]]);
+  const beneath = last > 0 && labels[last].endsWith("final") && clash(last, last - 1);
+  const kept = [beneath ? last - 1 : last];
+  const ordinary = Math.max(0, ...widths.slice(0, -1));
+  const step = [1, 2, 4, 5, 10, 20, 50, 100, 200].find((size) => size * slot >= ordinary + 8) ?? x.length;
+  for (let place = kept[0] - 1; place >= 0; place--) {
+    if (chart.at[place] % step === 0 && !kept.some((other) => clash(place, other))) kept.push(place);
+  }
+  const shown = kept.map((place) => ({ place, label: labels[place], beneath: false }));
+  return beneath ? [...shown, { place: last, label: labels[last], beneath }] : shown;
 }
 
 /**
@@ -164,7 +187,7 @@ function placesShown(x, chart, font) {
 export function paintSeries(pen, lines, chart, drawn, ink) {
   const count = lines.x.length;
   const bars = drawn.filter(({ series }) => series.style === "bar");
-  const thick = Math.min(40, (0.76 * (chart.width - chart.left - chart.right)) / count / Math.max(1, bars.length));
+  const thick = Math.min(40, (0.76 * slotOf(chart)) / Math.max(1, bars.length));
   for (const one of drawn) if (one.series.style !== "bar") paintBand(pen, chart, one, count);
   bars.forEach((one, k) => paintBars(pen, chart, { ...one, ink }, count, [(k - (bars.length - 1) / 2) * thick, thick]));
   for (const one of drawn) {
@@ -189,7 +212,7 @@ function paintBand(pen, chart, one, count) {
   const both = low.data.map((value, i) => value + 0 * high.data[i]);
   for (const run of runsOf(chart, both, count)) {
     const places = run.map(([, , place]) => place);
-    const top = places.map((place) => [acrossOf(chart, place, count), heightOf(chart, high.data[place])]);
+    const top = places.map((place) => [acrossOf(chart, place), heightOf(chart, high.data[place])]);
     pen.area([...top, ...run.map(([x, y]) => [x, y]).reverse()], one.colour, 0.16);
   }
 }
@@ -225,7 +248,7 @@ function runsOf(chart, values, count) {
   for (let place = 0; place < count; place++) {
     const value = values[place];
     if (!Number.isFinite(value)) runs.push([]);
-    else runs[runs.length - 1].push([acrossOf(chart, place, count), heightOf(chart, value), place]);
+    else runs[runs.length - 1].push([acrossOf(chart, place), heightOf(chart, value), place]);
   }
   return runs.filter((run) => run.length);
 }

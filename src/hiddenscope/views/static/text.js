@@ -73,6 +73,19 @@ export function shortSite(site) {
 }
 
 /**
+ * Where names stand along an axis: layers of one stack at their depth, all else one after the other.
+ * @param {string[]} names
+ * @param {boolean} areSites
+ */
+export function placesAlong(names, areSites) {
+  const depths = names.map((name) => Number(/^layer\.(\d+)$/.exec(name)?.[1] ?? NaN));
+  const last = names.length - 1;
+  if (last > 0 && names[last] === "final") depths[last] = depths[last - 1] + 1;
+  const known = areSites && depths.every((depth, i) => depth > (i ? depths[i - 1] : -1));
+  return known ? depths.map((depth) => depth - depths[0]) : names.map((_, i) => i);
+}
+
+/**
  * A name for a file, from a title.
  * @param {string} title
  */
