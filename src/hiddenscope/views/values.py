@@ -73,6 +73,8 @@ class Measure:
 class Words:
     """The top words of every cell: `chosen` `[site, token, rank]` indexes `words`, and is -1 where there is none.
 
+    With `framed`, the cell in which the word of the top row first appears in its column has a frame.
+
     >>> top = Words.of([[["Paris", "Rome"], ["Paris", ""]]], [[[0.9, 0.1], [1.0, 0.0]]])
     >>> top.words, top.chosen.tolist()
     (('Paris', 'Rome'), [[[0, 1], [0, -1]]])
@@ -81,6 +83,7 @@ class Words:
     words: tuple[str, ...]
     chosen: NDArray[np.int32]
     probabilities: Floats | None = None
+    framed: bool = False
 
     def __post_init__(self) -> None:
         chosen = np.asarray(self.chosen)

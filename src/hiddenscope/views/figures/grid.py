@@ -200,7 +200,7 @@ def _write_words(axes: "Axes", grid: Grid, colours: Array, wide: float, letterin
         word = lettering.token(grid.words.words[grid.words.chosen[row, column, 0]], 30)
         light = float(colours[row, column, :3] @ [0.299, 0.587, 0.114]) > 140 / 255 or colours[row, column, 3] == 0
         ink = style.INK if light else style.PAPER
-        if row == first[column]:
+        if grid.words.framed and row == first[column]:
             axes.add_patch(Rectangle((column + 0.03, row + 0.1), 0.94, 0.8, fill=False, linewidth=0.9, edgecolor=ink))
         axes.text(
             column + 0.5,

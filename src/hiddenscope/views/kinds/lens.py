@@ -22,7 +22,9 @@ def views(result: Result) -> Iterator[View]:
         probability = data["probability"].to_numpy()[:, : len(grid.tokens), 0]
         best = Measure("probability of the best word", probability, limits=(0, 1))
         framed = "A frame marks where the word of the top row first appears in its column."
-        yield replace(grid, measures=(best, *grid.measures), note=f"{grid.note} {framed}".strip())
+        words = None if grid.words is None else replace(grid.words, framed=True)
+        note = f"{grid.note} {framed}".strip()
+        yield replace(grid, measures=(best, *grid.measures), words=words, note=note)
     sites = labels(data, "site")
     shares = (data[name] for name in SHARES if name in data)
     series = tuple(Series(share.attrs["long_name"], share.to_numpy()) for share in shares)

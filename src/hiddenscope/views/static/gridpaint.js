@@ -147,8 +147,8 @@ function flipped(pixels, columns) {
 }
 
 /**
- * The first word of every cell: small where it has no letter and no digit, framed where the word of the top row first
- * appears in its column.
+ * The first word of every cell: small where it has no letter and no digit, and in some grids framed where the word of
+ * the top row first appears in its column.
  * @param {Pen} pen
  * @param {Layout} layout
  * @param {Window} visible
@@ -169,7 +169,7 @@ export function paintWords(pen, layout, visible, words, pixels, theme) {
     const size = /[\p{L}\p{N}]/u.test(words.words[word]) ? SIZES.word : SIZES.mark;
     const text = fitted(shownToken(words.words[word], 30), lettering(theme.font, { size }), layout.wide - 8);
     pen.text(text, x - visible.shift + layout.wide / 2, y + layout.high / 2, { fill, size, anchor: "middle" });
-    if (cell === first[column]) pen.outline(x - visible.shift + 1.5, y + 1.5, layout.wide - 4, layout.high - 4, fill, 1.5);
+    if (words.framed && cell === first[column]) pen.outline(x - visible.shift + 1.5, y + 1.5, layout.wide - 4, layout.high - 4, fill, 1.5);
   }
 }
 

@@ -5,7 +5,8 @@
  * @typedef {{kind: "Measure", name: string, values: Numbers, unit: string, meaning: "sequential" | "diverging",
  *   scale: "linear" | "log", each_layer: boolean, limits: [number, number] | null, influence: Numbers | null,
  *   title: string}} Measure
- * @typedef {{kind: "Words", words: string[], chosen: Numbers, probabilities: Numbers | null}} Words
+ * @typedef {{kind: "Words", words: string[], chosen: Numbers, probabilities: Numbers | null,
+ *   framed: boolean}} Words
  * @typedef {{kind: "Grid", title: string, sites: string[], tokens: (string | null)[], measures: Measure[],
  *   words: Words | null, second: (string | null)[], texts: string[], text_of: number[], note: string}} Grid
  * @typedef {{kind: "Panels", title: string, sites: string[], points: Numbers, classes: string[],
