@@ -66,7 +66,7 @@ PLAIN = {
     "search": r"^Nearest to|compared with every query",  # every row was looked at
     "project": r"Do not trust|look apart|groups can be seen|rotated|Trust is|dashed line|picture in two dimensions",
     "cluster": r"points that are together here may be apart",
-    "drift": r"^In the output, the KL|^Local error is what|sites? differs? on equal input",  # counts
+    "drift": r"^In the output, the KL|^Local error is what|sites? differs? on equal input|of the candidate differs in",
 }
 CLAIMS = {
     "project": r"\bare apart at\b",

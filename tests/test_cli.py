@@ -372,7 +372,7 @@ HEADINGS = [
     "The size of every state",
     "Two texts, compared",
     "What each layer would predict",
-    "What a state can see",
+    "Which states influence which",
     "Where the classes part",
 ]
 
