@@ -83,6 +83,8 @@ def test_a_loop_chooses_the_same_points_in_every_panel(show: Opener) -> None:
 def test_a_label_chooses_its_points(show: Opener) -> None:
     shown = show([panels()])
     toronto = shown.view().get_by_role("button", name="Toronto")
+    key, picture = toronto.bounding_box(), shown.canvas().bounding_box()
+    assert key and picture and key["y"] + key["height"] <= picture["y"]  # the legend is on top
     toronto.click()
     assert shown.readout() == "25 of 50 points chosen: Toronto 25"
     assert toronto.get_attribute("aria-pressed") == "true"

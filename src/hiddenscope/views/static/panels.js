@@ -58,6 +58,7 @@ export class PanelsView {
     const classes = this.panels.classes.slice(0, CLASSES_SHOWN);
     this.keys = classes.map((label, i) => key(shownText(label, 40), () => this.change(() => this.picked.toggle(i))));
     keys.append(...this.keys.map((made) => made.root));
+    stage.before(keys); // what the colours mean is read before the panels
     if (classes.length < this.panels.classes.length) keys.append(`and ${this.panels.classes.length - classes.length} more`);
   }
 
