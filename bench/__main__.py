@@ -37,15 +37,15 @@ INTRODUCTION = """\
 Written by `make bench`, one table for each architecture that was measured. Every number is a ratio of two ways run in
 turn in one process, the median over several rounds. CPU time counts all threads. The bar is compared with CPU time, on
 a GPU with wall time; memory has one ratio, which stands under CPU. A bare pass is the module's own forward under
-`no_grad`, with nothing else asked of it. A run replaces the table of its own architecture and leaves the others as they
-were measured, with the versions and the bars of that time.
+`no_grad`, with nothing else asked of it. A run replaces its rows in the table of its own architecture and leaves the
+others as they were measured, with the bars of that time.
 """
 TITLE = """\
 ## {architecture}: {cpu}
 
 {cores} cores, {threads} torch threads, Python {python}, torch {torch}, transformers {transformers}, hiddenscope
-{hiddenscope}; medians of {repeats} rounds (thrice as many
-for rows that take a second, fewer for those that take minutes); load average {load} when it began.
+{hiddenscope}; medians of {repeats} rounds, thrice as many for rows that take a second, fewer for those that take
+minutes; load average {load} when it began.
 """
 GPU_TITLE = """\
 ## {architecture}: {cpu}
@@ -65,15 +65,19 @@ def main() -> None:
             console.print(f"[dim]{name} ...[/dim]")
             rows += measured()
     console.print(_table(rows))
-    if not options.rows:
+    if not options.rows or options.write:
         _write(rows, machine, options.repeats)
         console.print(f"Written: {RESULTS.relative_to(ROOT)}, {PAGE.relative_to(ROOT)}")
 
 
 def _write(rows: list[Row], machine: dict[str, Any], repeats: int) -> None:
-    """Keep the rows under their architecture, a GPU's under "cuda", and write the page of all of them."""
+    """Keep the rows under their architecture, a GPU's under "cuda", and write the page of all of them.
+
+    Rows that were not measured this time stay as they were.
+    """
     results = json.loads(RESULTS.read_text("utf-8")) if RESULTS.exists() else {}
-    ours = [row for row in rows if row.name != "gpu"]
+    before = [Row.from_json(row) for row in results.get(machine["architecture"], {"rows": []})["rows"]]
+    ours = _in_place(before, [row for row in rows if row.name != "gpu"])
     results[machine["architecture"]] = _record(machine, repeats, ours)
     on_gpu = [row for row in rows if row.name == "gpu" and not row.skipped]
     if on_gpu:
@@ -81,6 +85,13 @@ def _write(rows: list[Row], machine: dict[str, Any], repeats: int) -> None:
         results["cuda"] = _record({**machine, "cpu": name, "architecture": "cuda"}, repeats, on_gpu)
     RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     PAGE.write_text(page(results), encoding="utf-8")
+
+
+def _in_place(before: list[Row], rows: list[Row]) -> list[Row]:
+    """The rows of before, and in their places those that were measured again, by name."""
+    measured = {row.name for row in rows}
+    names = dict.fromkeys(row.name for row in [*before, *rows])
+    return [row for name in names for row in (rows if name in measured else before) if row.name == name]
 
 
 def _record(machine: dict[str, Any], repeats: int, rows: list[Row]) -> dict[str, Any]:
@@ -104,6 +115,7 @@ def _options() -> Any:
     parser = argparse.ArgumentParser(prog="python -m bench", description="Measure what hiddenscope costs.")
     names = [*_groups(argparse.Namespace(repeats=0, full=False, peers=False))]
     parser.add_argument("rows", nargs="*", choices=[[], *names], help="only these; nothing is written then")
+    parser.add_argument("--write", action="store_true", help="write the named rows too; the others stay as they were")
     parser.add_argument("--repeats", type=int, default=7, help="rounds, of which the median is taken")
     parser.add_argument("--full", action="store_true", help=f"all {ragged.ALL:,} texts in the ragged row")
     parser.add_argument("--peers", action="store_true", help="measure other libraries, in an environment of their own")
