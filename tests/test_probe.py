@@ -14,6 +14,7 @@ from sklearn.metrics import r2_score
 from sklearn.preprocessing import StandardScaler
 
 import hiddenscope as hs
+from hiddenscope.analyses.probe.labels import control
 from hiddenscope.errors import Damaged, FileError, NotFinite, SiteError, StatesError, TextError
 from hiddenscope.files import write_tensors
 from hiddenscope.linear import Problems, assign_folds, logistic, mix, ridge, standardised
@@ -440,6 +441,19 @@ def test_copies_of_a_text_have_one_label_when_labels_are_permuted() -> None:
         result = hs.probe(hs.States((Site(0),), values, tokens, hs.Source("toy")), labels, seed=seed)
         called += float(result.data["p"][0]) <= 0.05
     assert called <= 4  # more comes up in 1 of 1,800 at a level of 5%
+
+
+def test_copies_of_a_text_have_one_control_label_in_any_order() -> None:
+    targets, folds = torch.arange(30) % 2, np.arange(30) % 5
+    groups = [f"text {k}" for k in range(30)]
+    rows = np.random.default_rng(0).permutation(np.repeat(np.arange(30), 3))
+    order = np.random.default_rng(1).permutation(90)
+    for seed in range(5):
+        drawn = control(targets[rows], [groups[k] for k in rows], folds[rows], None, seed)
+        alone = control(targets, groups, folds, None, seed)
+        assert torch.equal(drawn, alone[rows]) and not torch.equal(alone, targets)
+        moved = control(targets[rows[order]], [groups[k] for k in rows[order]], folds[rows[order]], None, seed)
+        assert torch.equal(moved, drawn[order])
 
 
 def test_few_texts_are_said_to_be_too_few_for_the_intervals() -> None:

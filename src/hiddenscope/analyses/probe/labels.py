@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from hiddenscope.errors import StatesError, TextError
 from hiddenscope.linear.crossvalidation import hashed
+from hiddenscope.measures.separation import shuffled
 from hiddenscope.model import Model
 from hiddenscope.sites import SitePatterns
 from hiddenscope.states import Pair, Readable, Tokens
@@ -202,14 +203,14 @@ def control(
 
     Tokens get one target drawn for each token id. Texts get the true targets shuffled within their fold, which so keeps
     its share of every class: otherwise a class that is rare in a fold is frequent outside it, and a probe that learns
-    that is wrong more often than by chance. The same rows in another order have the same control.
+    that is wrong more often than by chance. Copies of a text have one target among the true ones, and so they have
+    here. The same rows in another order have the same control.
     """
     if token_ids is None:
-        random, drawn = np.random.default_rng(seed), torch.empty_like(targets)
-        for fold in range(int(folds.max()) + 1):
-            rows = np.flatnonzero(folds == fold).tolist()
-            order = torch.tensor(sorted(rows, key=lambda row: (groups[row], float(targets[row]))))
-            drawn[order] = targets[order][torch.from_numpy(random.permutation(len(rows)))]
+        order = np.array(sorted(range(len(groups)), key=lambda row: (groups[row], float(targets[row]))))
+        names = np.array(groups, dtype=object)[order]
+        rows, drawn = torch.from_numpy(order), torch.empty_like(targets)
+        drawn[rows] = shuffled(targets[rows], 1, seed, names, folds[order])[1]
         return drawn
     ranked = targets.sort().values
     kinds, which = np.unique(token_ids, return_inverse=True)
