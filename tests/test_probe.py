@@ -18,7 +18,17 @@ from hiddenscope.analyses.probe.labels import control
 from hiddenscope.errors import Damaged, FileError, NotFinite, SiteError, StatesError, TextError
 from hiddenscope.files import write_tensors
 from hiddenscope.linear import Problems, assign_folds, logistic, mix, ridge, standardised
-from hiddenscope.linear.intervals import ENDS, Chance, Interval, accuracy, accuracy_interval, chance
+from hiddenscope.linear.intervals import (
+    ENDS,
+    Chance,
+    Interval,
+    Redrawn,
+    accuracy,
+    accuracy_interval,
+    chance,
+    redrawn_accuracy,
+)
+from hiddenscope.linear.permutations import redrawn
 from hiddenscope.sites import Site
 from hiddenscope.vectors.collection import copies_among
 from hiddenscope.views import sections_of, views_of
@@ -384,7 +394,7 @@ def test_the_mix_is_that_of_its_definition() -> None:
         assert at_weights.shape == own[0].shape
 
 
-NO_CORRECTION = Chance([1.0], [0.0], [1.0], ENDS, ENDS)
+NO_CORRECTION = Chance([1.0], [1.0], [0.0], [1.0], ENDS, ENDS)
 
 
 def interval_of(right: NDArray[np.bool_], groups: NDArray[np.int64], chance: Chance = NO_CORRECTION) -> Interval:
@@ -398,7 +408,7 @@ def test_the_interval_of_independent_rows_is_wilsons() -> None:
     assert (round(alone.low, 4), round(alone.high, 4)) == (0.4902, 0.9433)  # as in the tables
     sure = interval_of(np.ones(20, dtype=bool), np.arange(20))
     assert sure.high == 1 and 0.8 < sure.low < 0.85
-    wider = interval_of(np.array([True] * 8 + [False] * 2), np.arange(10), Chance([2.0], [0.0], [1.0], 3.0, 2.5))
+    wider = interval_of(np.array([True] * 8 + [False] * 2), np.arange(10), Chance([2.0], [1.0], [0.0], [1.0], 3.0, 2.5))
     assert wider.joint_low < wider.above < wider.low < alone.low < alone.high < wider.high
 
 
@@ -428,6 +438,55 @@ def test_labels_that_were_permuted_say_what_chance_is() -> None:
     assert chance(scores, torch.full((3, 200), 1.0)).factors == [1, 1, 1]  # never narrower than independent rows
     silent = chance(torch.full((2, 200), 0.5), torch.zeros(2, 200))
     assert silent.p == [1, 1] and silent.factors == [1, 1]
+
+
+def test_the_part_of_the_variance_that_class_sizes_bring_has_a_factor_of_its_own() -> None:
+    """It widens the interval of a probe that leans to a class, and not of one that reads both classes equally well."""
+    targets = torch.tensor([[0]] * 30 + [[1]] * 20)
+    leaning, even = torch.full((50, 1, 1), -1.0), (2.0 * targets - 1).view(50, 1, 1).clone()
+    even[:6], even[30:34] = 1, -1  # a fifth of either class is wrong
+    for scores, wider in ((leaning, True), (even, False)):
+        measured = accuracy(scores, targets, np.arange(50))
+        plain, other = (
+            accuracy_interval(measured, 50, np.arange(50), 0, NO_CORRECTION._replace(size_factors=[factor]))
+            for factor in (1.0, 2.0)
+        )
+        assert (other.low < plain.low - 0.03 and other.high > plain.high + 0.03) == wider
+        assert (other == plain) == (not wider)
+
+
+def test_drawn_class_sizes_tell_how_much_leaning_to_the_larger_class_gains() -> None:
+    """One that always says the larger class: the error is that of its size, and more than `between` has no part."""
+    labels = redrawn(np.arange(50) % 2, 500, 0, np.arange(50), np.arange(50) % 5)
+    assert labels is not None
+    larger = (labels.double().mean(1) > 0.5).double() * 2 - 1
+    shares = torch.tensor([0.5, 0.5])
+    always = redrawn_accuracy(larger.expand(50, 1, -1), labels.T, np.arange(50), shares)
+    torch.testing.assert_close(always.score, torch.maximum(labels.double().mean(1), 1 - labels.double().mean(1)))
+    torch.testing.assert_close(always.fresh, torch.full((500,), 0.5, dtype=torch.float64))
+    assert 1 <= size_factor(always) < 1.2
+    # One that leans the more, the larger the class: as far as the sizes are apart.
+    far = (labels.double().mean(1) - 0.5).abs()
+    leans = Redrawn(0.5 + 4 * far**2, torch.full((500,), 0.5), torch.zeros(500), 0.25 * (4 * far) ** 2 / 50)
+    assert 2.3 < size_factor(leans) < 3.7  # E[x⁴] of a normal distribution is 3 E[x²]²
+    assert chance(torch.rand(1, 20), torch.ones(1, 20)).size_factors == [1]
+
+
+def size_factor(measured: Redrawn) -> float:
+    together = Redrawn(*(part.double()[None] for part in measured))
+    return chance(torch.rand(1, 20), torch.ones(1, 20), redrawn=together).size_factors[0]
+
+
+def test_labels_of_drawn_class_sizes_go_to_whole_texts_and_evenly_to_folds() -> None:
+    classes, groups = np.repeat(np.arange(60) % 3 // 2, 2), np.repeat(np.arange(60), 2)
+    folds = np.repeat(np.random.default_rng(0).permutation(np.arange(60) % 5), 2)
+    drawn = redrawn(classes, 400, 0, groups, folds)
+    assert drawn is not None and (drawn[:, ::2] == drawn[:, 1::2]).all()
+    by_fold = torch.stack([drawn[:, folds == fold].sum(1) // 2 for fold in range(5)])
+    assert int((by_fold.amax(0) - by_fold.amin(0)).max()) <= 1
+    sizes = by_fold.sum(0).double()
+    assert abs(float(sizes.mean()) - 20) < 0.8 and 10 < float(sizes.var()) < 17  # binomial: 20 and 13.3
+    assert redrawn(np.arange(120) % 2, 9, 0, groups, folds) is None  # two labels in a text
 
 
 def test_copies_of_a_text_have_one_label_when_labels_are_permuted() -> None:

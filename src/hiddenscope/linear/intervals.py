@@ -5,6 +5,10 @@ so they tend to be right together. By how much that adds to the variance depends
 labels are permuted, the whole cross-validation is done again (`permutations`), and the variance of the score over
 permutations is divided by the one that independent rows would have. That factor, between 1 and 2, widens the interval.
 
+Permutations keep the sizes of the classes, but where labels are a sample, these sizes are too. Every fold has the same
+share of each class, so a probe that leans to the class that happens to be larger is right more often here than on fresh
+rows. So labels are also drawn anew, sizes included, and the error of the score that this brings is measured.
+
 The same permutations tell what the largest score of all sites comes to by chance (the max-statistic of Westfall and
 Young): the p-values and the interval of the best site are corrected by it. `make calibrate` measures all of this.
 """
@@ -38,6 +42,15 @@ class Estimate(NamedTuple):
     between: Tensor
 
 
+class Redrawn(NamedTuple):
+    """As `Estimate`, where classes have drawn sizes; `fresh` is the score on fresh rows of the true shares."""
+
+    score: Tensor
+    fresh: Tensor
+    within: Tensor
+    between: Tensor
+
+
 class Interval(NamedTuple):
     """A score, the ends of its 95% interval, and the lower end that holds for several scores jointly.
 
@@ -54,11 +67,13 @@ class Interval(NamedTuple):
 class Chance(NamedTuple):
     """What permuted labels tell: for each site a factor of the variance and a p-value, corrected for several sites.
 
-    `variances` are those of the scores (of log(1 - R²)) over permutations. `joint` is how many standard deviations the
-    largest of all scores stays below in 97.5% of permutations, and `joint_one_sided` in 95%.
+    `factors` are of the variance within classes, `size_factors` of that between them. `variances` are those of the
+    scores (of log(1 - R²)) over permutations. `joint` is how many standard deviations the largest of all scores stays
+    below in 97.5% of permutations, and `joint_one_sided` in 95%.
     """
 
     factors: list[float]
+    size_factors: list[float]
     variances: list[float]
     p: list[float]
     joint: float
@@ -72,16 +87,30 @@ def accuracy(scores: Tensor, targets: Tensor, groups: Ints) -> Estimate:
     >>> float(accuracy(scores, targets, np.arange(4)).score)
     0.75
     """
+    right, recalls = _recalls(scores, targets, int(targets.max()) + 1)
+    share, by_class = right.mean(0), recalls.gather(0, targets)
+    within, between = _variance(right - by_class, groups, len(recalls)), _variance(by_class - share, groups, 1)
+    return Estimate(share, within, between)
+
+
+def redrawn_accuracy(scores: Tensor, targets: Tensor, groups: Ints, shares: Tensor) -> Redrawn:
+    """The accuracy where classes have drawn sizes, and that on fresh rows, of which classes have these shares.
+
+    >>> scores, targets = torch.ones(4, 1, 1), torch.tensor([[1], [1], [1], [0]])
+    >>> [float(part) for part in redrawn_accuracy(scores, targets, np.arange(4), torch.tensor([0.5, 0.5]))[:2]]
+    [0.75, 0.5]
+    """
+    _, recalls = _recalls(scores, targets, len(shares))
+    score, *variances = accuracy(scores, targets, groups)
+    return Redrawn(score, shares.double() @ recalls, *variances)
+
+
+def _recalls(scores: Tensor, targets: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+    """Which rows are right `[row, set]`, and the share of them by class `[class, set]`; 0 where a class has no row."""
     chosen = scores.argmax(1) if scores.shape[1] > 1 else (scores[:, 0] > 0).long()
     right = (chosen == targets).double()
-    share, by_class = right.mean(0), torch.zeros_like(right)
-    classes = int(targets.max()) + 1
-    for one in range(classes):
-        members = targets == one
-        recall = (right * members).sum(0) / members.sum(0).clamp_min(1)
-        by_class += members * recall
-    within, between = _variance(right - by_class, groups, classes), _variance(by_class - share, groups, 1)
-    return Estimate(share, within, between)
+    members = [targets == one for one in range(classes)]
+    return right, torch.stack([(right * own).sum(0) / own.sum(0).clamp_min(1) for own in members])
 
 
 def r2(scores: Tensor, targets: Tensor, groups: Ints) -> Estimate:
@@ -111,13 +140,20 @@ def variance_factor(folds: int) -> float:
     return 1 + folds / (folds - 1)
 
 
-def chance(scores: Tensor, within: Tensor, *, least: float = 1.0, logarithmic: bool = False) -> Chance:
+def chance(
+    scores: Tensor,
+    within: Tensor,
+    *,
+    redrawn: Redrawn | None = None,
+    least: float = 1.0,
+    logarithmic: bool = False,
+) -> Chance:
     """What the scores `[site, labelling]` under labellings, the true one first, tell about those of the true one.
 
     A p-value is the share of labellings under which the largest score of all sites, each standardised over labellings,
     is as large. So for labels that mean nothing the chance that any site gets 0.05 or less is 0.05, however many sites
     there are and however they depend on one another. For R² (`logarithmic`) variances are those of log(1 - R²). No
-    factor is below `least`.
+    factor is below `least`. Factors of the variance between classes are 1 without labellings of drawn class sizes.
 
     >>> chance(torch.tensor([[0.9, 0.4, 0.5, 0.6], [0.5, 0.6, 0.4, 0.5]]), torch.full((2, 4), 0.01)).p
     [0.25, 0.75]
@@ -136,7 +172,19 @@ def chance(scores: Tensor, within: Tensor, *, least: float = 1.0, logarithmic: b
     joint, one_sided = (
         max(float(end), NormalDist().inv_cdf(level)) for end, level in zip(ends, ((1 + LEVEL) / 2, LEVEL), strict=True)
     )
-    return Chance(factors.tolist(), variances.tolist(), p, joint, one_sided)
+    size_factors = torch.ones_like(factors) if redrawn is None else _size_factors(redrawn, factors)
+    return Chance(factors.tolist(), size_factors.tolist(), variances.tolist(), p, joint, one_sided)
+
+
+def _size_factors(redrawn: Redrawn, factors: Tensor) -> Tensor:
+    """By how much drawn class sizes add to the squared error of a score more than `between` says, at least 1.
+
+    It is the error about what fresh rows give, so it holds the bias of folds that keep the shares of the classes.
+    """
+    error = (redrawn.score - redrawn.fresh.mean(1, keepdim=True)).square().mean(1)
+    between = redrawn.between.mean(1)
+    ratio = (error - factors * redrawn.within.mean(1)) / between.clamp_min(torch.finfo(torch.float64).tiny)
+    return torch.where(between > 0, ratio, 1.0).clamp_min(1.0)
 
 
 def accuracy_interval(measured: Estimate, rows: int, groups: Ints, site: int, chance: Chance) -> Interval:
@@ -146,8 +194,9 @@ def accuracy_interval(measured: Estimate, rows: int, groups: Ints, site: int, ch
     """
     share, within, between = (float(part) for part in measured)
     variance, factor, number = within + between, chance.factors[site], int(groups.max()) + 1
+    widened = factor * within + chance.size_factors[site] * between
     count = min(float(rows), max(float(number), share * (1 - share) / variance)) if variance > 0 else float(number)
-    count /= (factor * within + between) / variance if variance > 0 else factor
+    count /= widened / variance if variance > 0 else factor
     ends = wilson(share, count)
     joint, above = (_wilson(share, count, width)[0] for width in (chance.joint, chance.joint_one_sided))
     return Interval(share, *ends, joint, above)

@@ -5,6 +5,8 @@ of Newton's method, from coefficients 0 and the curvature that the learner names
 Cholesky factor serves all labellings. Labels that mean nothing are best predicted with a large penalty, and then the
 first step is nearly the last. Ridge regressions themselves are fitted exactly. The penalty is chosen anew for every
 labelling, on inner folds. The states are standardised once, over all rows: labels have no part in that.
+
+`measures.separation.shuffled` permutes labels; `redrawn` draws the sizes of the classes too.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,17 +21,44 @@ from torch import Tensor
 from hiddenscope.linear.crossvalidation import MIDDLE, PENALTIES
 from hiddenscope.linear.problems import Learner, gram
 
-Measure: TypeAlias = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-"""From scores `[row, output, labelling]` and targets `[row, labelling]`: two numbers a labelling."""
+Ints: TypeAlias = NDArray[np.int64]
+Measure: TypeAlias = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
+"""From scores `[row, output, labelling]` and targets `[row, labelling]`: some numbers a labelling."""
 
 RANK = 1e-12  # a squared singular value that is this share of the largest is rounding
 AT_ONCE = 1 << 23  # scores that are held together
 RARE = 1e-6  # the least share of a class that its intercept supposes
 
 
+def redrawn(classes: Ints, count: int, seed: int, groups: Ints, folds: Ints) -> Tensor | None:
+    """Labels that mean nothing, so many times, `[count, row]`, in which the sizes of the classes are drawn as well.
+
+    Rows of a group have one label, and every class is spread evenly over the folds, as `assign_folds` does it. Where
+    rows of a group have several labels, as tokens of a text do, there is none.
+
+    >>> by_fold = redrawn(np.arange(100) % 2, 9, 0, np.arange(100), np.arange(100) // 20).view(9, 5, 20).sum(2)
+    >>> len(by_fold.sum(1).unique()) > 1, bool((by_fold.amax(1) - by_fold.amin(1) <= 1).all())
+    (True, True)
+    """
+    generator, (_, first) = np.random.default_rng(seed), np.unique(groups, return_index=True)
+    own, fold_of = classes[first], folds[first]
+    if (own[groups] != classes).any():
+        return None
+    sizes = np.bincount(fold_of)
+    before = np.cumsum(sizes) - sizes
+    drawn = np.empty((count, len(own)), dtype=np.int64)
+    for labels in drawn:
+        order = np.lexsort((generator.random(len(own)), fold_of))  # fold by fold, in each at random
+        rank = np.arange(len(own)) - before[fold_of[order]]
+        place = (rank + generator.random(len(sizes))[fold_of[order]]) / sizes[fold_of[order]]
+        counts = generator.multinomial(len(own), np.bincount(own) / len(own))
+        labels[order[np.argsort(place)]] = np.repeat(np.arange(len(counts)), counts)  # one fold after the other
+    return torch.from_numpy(drawn[:, groups])
+
+
 def under_labellings(
-    states: Tensor, labellings: Tensor, folds: NDArray[np.int64], learner: Learner, measure: Measure
-) -> tuple[Tensor, Tensor]:
+    states: Tensor, labellings: Tensor, folds: Ints, learner: Learner, measure: Measure
+) -> tuple[Tensor, ...]:
     """What `measure` says of the held-out scores of standardised states `[row, width]`, for labellings `[set, row]`."""
     by_fold = [torch.from_numpy(np.flatnonzero(folds == fold)) for fold in range(int(folds.max()) + 1)]
     features = _features(states)
@@ -42,8 +71,7 @@ def under_labellings(
         for rows, held_out in zip(by_fold, _held_out(problem), strict=True):
             scores[rows] = held_out
         measured.append(measure(scores, some.T))
-    first, second = (torch.cat(numbers) for numbers in zip(*measured, strict=True))
-    return first, second
+    return tuple(torch.cat(numbers) for numbers in zip(*measured, strict=True))
 
 
 def _features(states: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ findings  the scores as a Dataset, and the facts
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -33,14 +33,16 @@ from hiddenscope.linear.intervals import (
     Chance,
     Estimate,
     Interval,
+    Redrawn,
     accuracy,
     accuracy_interval,
     chance,
     r2,
     r2_interval,
+    redrawn_accuracy,
     variance_factor,
 )
-from hiddenscope.linear.permutations import under_labellings
+from hiddenscope.linear.permutations import redrawn, under_labellings
 from hiddenscope.linear.probe import TASKS, Task, unscaled
 from hiddenscope.measures.separation import shuffled
 from hiddenscope.model import Model
@@ -52,6 +54,7 @@ from hiddenscope.vectors import Token
 FOLDS = 5
 MOST_CONTROLS, ROWS_OF_CONTROLS = 10, 1_000  # one control is uncertain where rows are few, so several are drawn
 PERMUTATIONS, PERMUTATIONS_OF_MANY, MANY = 199, 99, 1_000  # of the labels; fewer where there are many rows
+REDRAWN = 99  # labellings with drawn class sizes
 
 
 @checked
@@ -102,13 +105,15 @@ class _Target:
 class _Design:
     """The fold and the text of each row, and sets of targets `[set, row]`, the true ones first.
 
-    `targets` goes on with control targets, `permuted` with the true ones permuted between texts.
+    `targets` goes on with control targets, `permuted` with the true ones permuted between texts. `redrawn` has classes
+    of drawn sizes, and no true ones; None for numbers.
     """
 
     folds: Ints
     groups: Ints
     targets: torch.Tensor
     permuted: torch.Tensor
+    redrawn: torch.Tensor | None
 
     @property
     def fold_count(self) -> int:
@@ -173,8 +178,19 @@ def _design(rows: Rows, target: _Target, seed: int) -> _Design:
     # Classes are spread evenly over folds, and so they are when labels are permuted within them.
     strata = folds if target.classes is not None else None
     count = PERMUTATIONS if len(groups) <= MANY else PERMUTATIONS_OF_MANY
-    permuted = shuffled(target.values, count, seed, groups.reshape(-1), strata)
-    return _Design(folds, groups.reshape(-1), torch.stack([target.values, *sets]), permuted)
+    groups = groups.reshape(-1)
+    permuted = shuffled(target.values, count, seed, groups, strata)
+    of_sizes = redrawn(codes, REDRAWN, seed, groups, folds) if target.classes is not None else None
+    return _Design(folds, groups, torch.stack([target.values, *sets]), permuted, of_sizes)
+
+
+class _ByChance(NamedTuple):
+    """The scores of the true and of permuted targets, their variance within classes if rows were independent, and
+    those of classes of drawn sizes."""
+
+    scores: torch.Tensor
+    within: torch.Tensor
+    redrawn: Redrawn | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,7 +201,7 @@ class _Probed:
     scale: tuple[torch.Tensor, torch.Tensor]
     measured: Estimate
     control: float
-    by_chance: tuple[torch.Tensor, torch.Tensor]
+    by_chance: _ByChance
 
 
 def _scored(rows: Rows, target: _Target, design: _Design) -> Scored:
@@ -217,21 +233,27 @@ def _measured(scores: torch.Tensor, targets: torch.Tensor, target: _Target, desi
     return (r2 if target.classes is None else accuracy)(scores, targets, design.groups)
 
 
-def _by_chance(states: torch.Tensor, target: _Target, design: _Design) -> tuple[torch.Tensor, torch.Tensor]:
-    """The scores of the true and of permuted targets, and their variance within classes if rows were independent."""
-    return under_labellings(
-        states,
-        design.permuted,
-        design.folds,
-        target.learner,
-        lambda scores, targets: _measured(scores, targets, target, design)[:2],
-    )
+def _by_chance(states: torch.Tensor, target: _Target, design: _Design) -> _ByChance:
+    def permuted(scores: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return _measured(scores, targets, target, design)[:2]
+
+    def of_sizes(scores: torch.Tensor, targets: torch.Tensor) -> Redrawn:
+        return redrawn_accuracy(scores, targets, design.groups, shares)
+
+    scores, within = under_labellings(states, design.permuted, design.folds, target.learner, permuted)
+    if design.redrawn is None:
+        return _ByChance(scores, within, None)
+    shares = torch.bincount(target.values) / len(target.values)
+    measured = under_labellings(states, design.redrawn, design.folds, target.learner, of_sizes)
+    return _ByChance(scores, within, Redrawn(*measured))
 
 
-def _chance(by_chance: list[tuple[torch.Tensor, torch.Tensor]], target: _Target, design: _Design) -> Chance:
-    scores, within = (torch.stack(part) for part in zip(*by_chance, strict=True))
+def _chance(by_chance: list[_ByChance], target: _Target, design: _Design) -> Chance:
+    scores, within = (torch.stack([one[part] for one in by_chance]) for part in (0, 1))
+    of_sizes = [one.redrawn for one in by_chance if one.redrawn is not None]
+    together = Redrawn(*map(torch.stack, zip(*of_sizes, strict=True))) if of_sizes else None
     least = 1.0 if design.calibrated else variance_factor(design.fold_count)
-    return chance(scores, within, least=least, logarithmic=target.classes is None)
+    return chance(scores, within, redrawn=together, least=least, logarithmic=target.classes is None)
 
 
 def _interval(measured: Estimate, found: Chance, site: int, target: _Target, design: _Design) -> Interval:
