@@ -12,6 +12,7 @@ from rich.table import Table
 from bench import (
     capture,
     depth,
+    drift,
     embed,
     gpu,
     lens,
@@ -136,6 +137,7 @@ def _groups(options: Any) -> dict[str, Callable[[], list[Row]]]:
         "probe": lambda: probe.rows(options.repeats),
         "project": lambda: project.rows(options.repeats),
         "gpu": lambda: gpu.rows(options.repeats),
+        "drift": lambda: drift.rows(_few(options)),
         "patch": lambda: patch.rows(_few(options), ask_peers=options.peers),
         "peers": lambda: peers.rows(options.repeats) if options.peers else peers.not_asked(),
     }

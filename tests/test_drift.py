@@ -15,6 +15,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 import hiddenscope as hs
+from hiddenscope.analyses.drift import streaming
 from hiddenscope.analyses.drift.observe import gap
 from hiddenscope.cli import app
 from hiddenscope.errors import FileError, ModuleError, NotFinite, StatesError, TextError
@@ -361,6 +362,46 @@ def test_three_passes_of_each_model_and_nothing_is_left_behind(hanging: Callable
     narrow = hs.drift(model, port("llama").to(torch.bfloat16), TEXTS).facts
     assert narrow["passes"] == {"reference": 3, "candidate": 2}
     assert all(torch.equal(a, b) for a, b in zip(weights, model.module.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("family", ["llama", "bert", "t5", "mixtral"])
+def test_in_low_memory_the_verdict_is_the_same(family: str) -> None:
+    path = {"llama": f"{B}.mlp.up_proj", "bert": VALUE, "t5": CROSS}.get(family, f"{B}.mlp.gate")
+    candidate = port(family)
+    scaled(path, 1.1)(candidate)
+    whole, streamed = (hs.drift(reference(family), candidate, TEXTS, low_memory=low) for low in (False, True))
+    for key in ("first_site", "module", "beyond", "error", "envelope"):
+        assert streamed.facts[key] == whole.facts[key], key
+    for name in ("relative", "local", "ulp"):
+        np.testing.assert_array_equal(streamed.data[name], whole.data[name])
+    assert streamed.facts["passes"] == {"reference": 3, "candidate": 2}
+    assert not hs.drift(reference(family), reference(family), TEXTS, low_memory=True).facts["drifted"]
+
+
+def test_low_memory_holds_two_states_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    held: set[int] = set()
+    most: list[int] = []
+
+    class Counted(streaming.HandedState):
+        def __init__(self, *_: Any) -> None:
+            held.add(id(self))
+            most.append(len(held))
+
+        def __del__(self) -> None:
+            held.discard(id(self))
+
+    monkeypatch.setattr(streaming, "HandedState", Counted)
+    module: Any = tiny_model("llama", layers=8)
+    hs.drift((module, None), copy.deepcopy(module), TEXTS, low_memory=True)
+    assert len(most) > 8 and max(most) <= 3, "one with the candidate, one on its way, one about to be handed over"
+
+
+def test_an_error_of_the_reference_is_raised_in_low_memory() -> None:
+    module = port("llama")
+    model = hs.load((module, None))
+    module.model.layers[1].register_forward_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        hs.drift(model, port("llama"), TEXTS, low_memory=True)
 
 
 def test_a_module_that_counts_its_calls_fails_the_self_check() -> None:

@@ -30,6 +30,9 @@ def drift(
     baseline: Annotated[
         Path | None, typer.Option(help="A file of accepted errors; it is written where there is none.")
     ] = None,
+    low_memory: Annotated[
+        bool, typer.Option("--low-memory", help="Run both in step, with two layers' states in memory.")
+    ] = False,
 ) -> None:
     """Find where a candidate diverges from --model, whether that is more than rounding, and which module does it.
 
@@ -42,7 +45,7 @@ def drift(
         dtype=candidate_dtype or shared.dtype,
         attention=candidate_attention,
     )
-    result = hs.drift(first, second, texts or None, sites=sites, baseline=baseline)
+    result = hs.drift(first, second, texts or None, sites=sites, baseline=baseline, low_memory=low_memory)
     show(result, shared)
     if result.facts["drifted"]:
         raise typer.Exit(1)

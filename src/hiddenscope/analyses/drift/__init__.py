@@ -1,6 +1,7 @@
 """Where do two runs of a model diverge, is that rounding or a fault, and which module made it?
 
 sides        what the two sides are, whether they can be compared, and how their states are paired
+streaming    the same with two layers' states in memory
 foreign      a candidate of somebody else's making: its tensors paired with sites, its modules by their weights
 observe      one pass: its states, the reference's put in their place, and what rounding does to every part
 measured     errors by site and token, local and inherited, held against the noise
@@ -51,6 +52,7 @@ from hiddenscope.analyses.drift.sides import (
     opened,
 )
 from hiddenscope.analyses.drift.signatures import hints
+from hiddenscope.analyses.drift.streaming import of_live_streamed
 from hiddenscope.errors import FileError, StatesError
 from hiddenscope.files import replacing
 from hiddenscope.model import Model
@@ -93,13 +95,15 @@ def drift(
     sites: SitePatterns = "layer.*,final",
     pairing: Mapping[str, str] | str | None = None,
     baseline: str | os.PathLike[str] | None = None,
+    low_memory: bool = False,
 ) -> Result:
     """Find where a candidate diverges from its reference, whether that is more than rounding, and which module does it.
 
     Either side is a model, anything `hs.load` takes, or states that were saved elsewhere; the candidate may also be a
     module or a function of token ids of somebody else's making, whose tensors `pairing` pairs with sites. Two live
     models are compared part by part, each on the reference's own input. `baseline` names a file of accepted errors,
-    which is written where there is none. `sites` are those that the result shows; all of them are compared.
+    which is written where there is none. With `low_memory` both run in step, and two layers' states are held. `sites`
+    are those that the result shows; all of them are compared.
 
     >>> import copy
     >>> import hiddenscope as hs
@@ -112,7 +116,7 @@ def drift(
     (True, 'layer.2', 'model.layers.1.mlp.up_proj')
     """
     first, second = opened(reference, "reference"), opened(candidate, "candidate")
-    comparison = _compared(first, second, texts, pairing)
+    comparison = _compared(first, second, texts, pairing, low_memory)
     accepted = None if baseline is None else _accepted(Path(baseline), comparison.measured)
     data = _dataset(comparison, sites)
     facts = _facts(comparison, accepted)
@@ -121,7 +125,11 @@ def drift(
 
 
 def _compared(
-    first: Side, second: Side, texts: Texts | Inputs | None, pairing: Mapping[str, str] | str | None
+    first: Side,
+    second: Side,
+    texts: Texts | Inputs | None,
+    pairing: Mapping[str, str] | str | None,
+    low_memory: bool,
 ) -> _Comparison:
     if isinstance(first, Saved) and isinstance(second, Saved):
         return _two_saved(first, second)
@@ -135,7 +143,7 @@ def _compared(
         check_tokenizers(inputs, second)
         own = None if pairing is not None else as_live(second, model)
         if own is not None:
-            return _two_live(model, second, own, inputs)
+            return _two_live(model, second, own, inputs, low_memory)
         return _foreign(model, second.module, inputs, pairing)
     return _foreign(model, second, inputs, pairing)
 
@@ -146,19 +154,27 @@ def _given(model: Model, texts: Texts | Inputs | None) -> Inputs:
     return encoded(model, texts)
 
 
-def _two_live(model: Model, second: Model | Given, candidate: Live, inputs: Inputs) -> _Comparison:
+def _two_live(model: Model, second: Model | Given, candidate: Live, inputs: Inputs, low_memory: bool) -> _Comparison:
     """Two modules that run here: part by part, each on equal input."""
     reference = live(model)
     check_shapes(reference, candidate)
     source = _source_of(second, candidate)
-    return _by_parts(model, reference, candidate, inputs, source, _pairing(reference, candidate))
+    pairing = _pairing(reference, candidate)
+    return _by_parts(model, reference, candidate, inputs, source, pairing, low_memory=low_memory)
 
 
 def _by_parts(
-    model: Model, reference: Live, candidate: Live, inputs: Inputs, source: Mapping[str, Any], pairing: dict[str, Any]
+    model: Model,
+    reference: Live,
+    candidate: Live,
+    inputs: Inputs,
+    source: Mapping[str, Any],
+    pairing: dict[str, Any],
+    *,
+    low_memory: bool = False,
 ) -> _Comparison:
     with model.lock:
-        measured = of_live(reference, model, candidate, inputs)
+        measured = (of_live_streamed if low_memory else of_live)(reference, model, candidate, inputs)
         comparison = _Comparison(
             (reference.name, candidate.name),
             measured,
@@ -176,13 +192,13 @@ def _by_parts(
             total = _worst(measured, drifting[0])
             comparison.culprit = search.find(drifting[0], measured.beyond, total)
             comparison.hints = [] if comparison.culprit is None else hints(search, comparison.culprit)
-            comparison.restored = _restored(reference, candidate, measured)
+            comparison.restored = _restored(reference, candidate, measured, 1 if low_memory else None)
     return comparison
 
 
-def _restored(reference: Live, candidate: Live, measured: Errors) -> list[dict[str, Any]]:
+def _restored(reference: Live, candidate: Live, measured: Errors, most: int | None) -> list[dict[str, Any]]:
     """How much of the change of the output disappears when the reference's states are put back at a faulty part."""
-    parts = [Site.parse(name) for name in measured.drifting if name != LOGITS]
+    parts = [Site.parse(name) for name in measured.drifting if name != LOGITS][:most]
     batch = measured.first_batch[measured.drifting[0]]
     true = observe(reference, batch, parts)
     broken = observe(candidate, batch, ())

@@ -11,7 +11,7 @@ the same way, and at last the code that runs the blocks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any
@@ -236,7 +236,7 @@ class Search:
         module = self.reference.module
         inside = tuple(f"{path}." for path in self.reference.blocks.values())
         parts = {path: part for path, part in hooks.parts_of(module).items() if not path.startswith(inside)}
-        tracer = _Tracer(parts)
+        tracer = _Tracer(parts, hollow=set(self.reference.blocks.values()))
         with torch.no_grad(), hooks.watching(tracer.watches()):
             self.reference.run(self.batch)
         return tracer.top[0]
@@ -282,10 +282,10 @@ class Search:
 
 
 class _Tracer:
-    """Keeps every call of some modules as a tree, with copies of what went in and came out."""
+    """Keeps every call of some modules as a tree, with copies of what went in and came out except of `hollow` ones."""
 
-    def __init__(self, parts: Mapping[str, nn.Module]) -> None:
-        self.parts = parts
+    def __init__(self, parts: Mapping[str, nn.Module], hollow: Collection[str] = ()) -> None:
+        self.parts, self.hollow = parts, hollow
         self.top: list[ModuleCall] = []
         self._open: list[ModuleCall] = []
 
@@ -295,13 +295,16 @@ class _Tracer:
 
     def _watch(self, path: str, part: nn.Module) -> list[hooks.Watch]:
         def before(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+            if path in self.hollow:
+                args, kwargs = (), {}
             call = ModuleCall(path, mapped(args, _copy), mapped(dict(kwargs), _copy))
             (self._open[-1].inner if self._open else self.top).append(call)
             self._open.append(call)
 
         def after(output: Any) -> None:
             call = self._open.pop()
-            call.output = [tensor.detach().clone() for tensor in tensors_in(output)], form_of(output)
+            if path not in self.hollow:
+                call.output = [tensor.detach().clone() for tensor in tensors_in(output)], form_of(output)
 
         return [hooks.Watch(part, "input", before), hooks.Watch(part, "output", after)]
 

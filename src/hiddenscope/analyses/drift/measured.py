@@ -128,7 +128,7 @@ def _one_by_one(inputs: Inputs) -> list[tuple[list[int], Inputs]]:
 def _part_by_part(
     reference: Live, model: Model, candidate: Live, inputs: Inputs, batches: Sequence[tuple[list[int], Inputs]]
 ) -> Errors:
-    errors = _empty(inputs, reference)
+    errors = empty(inputs, reference)
     rounded = not_wider(candidate, reference)  # a candidate with more digits is compared in the reference's
     working = alike(reference, rounded)
     names = ("dtype", candidate.dtype != reference.dtype), ("kernel", working.kernel != reference.kernel)
@@ -145,16 +145,16 @@ def _part_by_part(
             free = whole if rounded is candidate else observe(rounded, batch, sites)
             equal = observe(rounded, batch, sites, put=_layers(true))
             runs = _Runs(plain, true, whole, free, equal)
-            _compare_batch(errors, runs, batch, _places(inputs, texts, errors.tokens), entries)
+            _compare_batch(errors, runs, batch, places_of(inputs, texts, errors.tokens), entries)
             if errors.observing_changed_nothing is None:
                 sides = [(reference, plain), (candidate, whole)]
-                errors.observing_changed_nothing = all(_unchanged(side, batch, seen) for side, seen in sides)
+                errors.observing_changed_nothing = all(unchanged(side, batch, seen) for side, seen in sides)
             advance(1)
     errors.passes = {
         "reference": sum({id(side): side.passes for side in (reference, working)}.values()) / len(batches),
         "candidate": sum({id(side): side.passes for side in (candidate, rounded)}.values()) / len(batches),
     }
-    _order(errors, sites)
+    ordered(errors, sites)
     return errors
 
 
@@ -173,13 +173,14 @@ class _Runs:
     equal: Observed
 
 
-def _empty(inputs: Inputs, reference: Live) -> Errors:
+def empty(inputs: Inputs, reference: Live) -> Errors:
+    """The errors of some texts, before any was measured."""
     stacks = reference.anatomy.stacks
     names = [stack.name for stack in stacks] if len(stacks) > 1 else [None]
     return Errors({name: sum(inputs.of(name).lengths) for name in names})
 
 
-def _places(inputs: Inputs, texts: Sequence[int], stacks: Mapping[str | None, int]) -> dict[str | None, list[int]]:
+def places_of(inputs: Inputs, texts: Sequence[int], stacks: Mapping[str | None, int]) -> dict[str | None, list[int]]:
     """The rows of a batch's tokens among all, stack by stack."""
     places: dict[str | None, list[int]] = {}
     for stack in stacks:
@@ -199,7 +200,7 @@ def _compare_batch(
     """Compare the passes of one batch."""
     plain, true, whole, free, equal = runs.plain, runs.true, runs.whole, runs.free, runs.equal
     for name, rows in true.rows.items():
-        main = _main(name)
+        main = main_site(name)
         if name not in free.rows or name not in equal.rows:
             if main == name and name not in entries:
                 measured.judge(name, Gap(torch.full((1,), torch.inf), torch.inf), true.noise[name], batch)
@@ -222,17 +223,17 @@ def _compare_batch(
 
 def _layers(seen: Observed) -> dict[str, Tensor]:
     """The whole layers and final: what is put in their place is where each part starts."""
-    return {name: rows for name, rows in seen.rows.items() if _main(name) == name and name != LOGITS}
+    return {name: rows for name, rows in seen.rows.items() if main_site(name) == name and name != LOGITS}
 
 
-def _main(name: str) -> str:
+def main_site(name: str) -> str:
     """The site that a branch of a block counts for."""
     for part in ("attn", "cross", "mlp"):
         name = name.removesuffix(f".{part}")
     return name
 
 
-def _order(measured: Errors, sites: Sequence[Site]) -> None:
+def ordered(measured: Errors, sites: Sequence[Site]) -> None:
     """The judged sites in the order of the pass, the logits last."""
     order = [str(site) for site in sites if not site.part]
     names = [name for name in [*order, LOGITS] if name in measured.beyond]
@@ -271,7 +272,7 @@ def divergence(one: Tensor, two: Tensor) -> tuple[Tensor, Tensor]:
     return terms.nan_to_num(nan=0.0).sum(-1).clamp_min(0), one.argmax(-1) != two.argmax(-1)
 
 
-def _unchanged(side: Live, batch: Inputs, seen: Observed) -> bool:
+def unchanged(side: Live, batch: Inputs, seen: Observed) -> bool:
     """Whether a pass without any hook gives the same output bit for bit."""
     with torch.inference_mode(False), torch.no_grad():
         output = side.run(side.batch(batch))
@@ -281,10 +282,18 @@ def _unchanged(side: Live, batch: Inputs, seen: Observed) -> bool:
 
 def _check(plain: Observed, free: Observed, inputs: Inputs, texts: Sequence[int], model: Model) -> None:
     """Refuse numbers that are not finite, on the side where they first come up."""
+    check = not_finite(inputs, texts, model)
+    for who, seen in (("reference", plain), ("candidate", free)):
+        for name, rows in seen.rows.items():
+            check(who, name, rows)
+
+
+def not_finite(inputs: Inputs, texts: Sequence[int], model: Model) -> Callable[[str, str, Tensor], None]:
+    """A check of the rows of some texts: it refuses a NaN or an infinity, and names side, site and token."""
+    stacks: dict[str | None, Any] = {"encoder": 0, "decoder": 0} if model.encoder_decoder else {None: 0}
 
     def shown(name: str, row: int) -> str:
-        stack = stack_of(name, {None: 0} if not model.encoder_decoder else {"encoder": 0, "decoder": 0})
-        own = inputs.of(stack)
+        own = inputs.of(stack_of(name, stacks))
         for text in texts:
             if row < own.lengths[text]:
                 token = model.text_encoder.string(own.ids[text][row])
@@ -292,8 +301,7 @@ def _check(plain: Observed, free: Observed, inputs: Inputs, texts: Sequence[int]
             row -= own.lengths[text]
         return f"row {row}"
 
-    check_finite(plain, "reference", shown)
-    check_finite(free, "candidate", shown)
+    return lambda who, name, rows: check_finite(Observed({name: rows}), who, shown)
 
 
 def of_passes(
@@ -304,13 +312,13 @@ def of_passes(
     inputs: Inputs,
 ) -> Errors:
     """A live reference against states that only whole passes can be compared with, given as rows of each site."""
-    measured = _empty(inputs, reference)
+    measured = empty(inputs, reference)
     sites = [site for site in reference.sites() if str(site) in given]
     batches = list(inputs.batches(model))
     for texts, batch in batches:
         plain = observe(reference, batch, sites)
         nulls = list(_null_passes(measured, reference, batch, sites, dtype))
-        places = _places(inputs, texts, measured.tokens)
+        places = places_of(inputs, texts, measured.tokens)
         for name in [*map(str, sites), LOGITS]:
             if name not in given or name not in plain.rows:
                 continue
@@ -324,7 +332,7 @@ def of_passes(
             if name == LOGITS:
                 add_consequences(measured, plain.rows[name], theirs)
     measured.passes = {"reference": reference.passes / len(batches), "candidate": 0}
-    _order(measured, sites)
+    ordered(measured, sites)
     return measured
 
 

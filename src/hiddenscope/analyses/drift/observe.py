@@ -172,15 +172,27 @@ class Observed:
     noise: dict[str, Noise] = field(default_factory=dict)
 
 
+Sink = Callable[[str, Tensor, Noise | None], Tensor | None]
+"""What takes a state in the place of memory: its name, its rows and their noise; what it returns replaces the state."""
+
+
 def observe(
-    side: Live, inputs: Inputs, sites: Sequence[Site], *, put: Mapping[str, Tensor] | None = None, noise: bool = False
+    side: Live,
+    inputs: Inputs,
+    sites: Sequence[Site],
+    *,
+    put: Mapping[str, Tensor] | None = None,
+    noise: bool = False,
+    sink: Sink | None = None,
 ) -> Observed:
     """One pass over a batch of texts. With `put` each state is replaced by the one given, after it was kept.
 
-    With `noise` every part is run again in float64 on its own input, which counts as another pass.
+    With `noise` every part is run again in float64 on its own input, which counts as another pass. With a `sink` no
+    state is kept: each is handed to it as it is made.
     """
     batch = side.batch(inputs)
     watcher = _Watcher(side, batch, sites, put or {}, noise=noise)
+    watcher.sink = sink
     side.passes += 2 if noise else 1
     with torch.inference_mode(False), torch.no_grad(), hooks.watching(watcher.watches()):
         output = side.run(batch)
@@ -201,6 +213,7 @@ class _Watcher:
     ) -> None:
         self.side, self.batch, self.put, self.noise = side, batch, put, noise
         self.seen = Observed()
+        self.sink: Sink | None = None
         self._places: dict[tuple[str, hooks.Side], list[Site]] = defaultdict(list)
         for site in sites:
             tap = side.taps[site]
@@ -219,16 +232,23 @@ class _Watcher:
             watches.append(hooks.Watch(module, which, self._at((path, which), sites)))
         return watches
 
-    def keep(self, name: str, rows: Tensor, wide: Tensor | None = None) -> None:
-        """Keep the rows of a site, and its noise."""
-        self.seen.rows[name] = rows.detach().to("cpu", copy=True)
+    def keep(self, name: str, rows: Tensor, wide: Tensor | None = None) -> Tensor | None:
+        """Keep the rows of a site, and its noise; what takes their place, if anything does."""
+        noise = None
         if self.noise:
             gaps = self._loose if wide is None else [gap(wide, rows), *self._loose]
             in_block = "layer.0" not in name and "layer" in name
             measured = wide is not None or (bool(gaps) and not in_block)
             dtype = rows.dtype
-            self.seen.noise[name] = Noise.of(gaps, dtype) if measured else Noise.assumed(dtype)
+            noise = Noise.of(gaps, dtype) if measured else Noise.assumed(dtype)
         self._loose = []
+        own = rows.detach().to("cpu", copy=True)
+        if self.sink is not None:
+            return self.sink(name, own, noise)
+        self.seen.rows[name] = own
+        if noise is not None:
+            self.seen.noise[name] = noise
+        return self.put.get(name)
 
     def _at(self, place: tuple[str, hooks.Side], sites: list[Site]) -> Callable[..., Any]:
         def seen(*what: Any) -> Any:
@@ -266,11 +286,11 @@ class _Watcher:
     def _pass(self, site: Site, tap: Tap, tensor: Tensor) -> Tensor | None:
         """Keep a state, and give what takes its place, if anything does."""
         states, rows = self._rows(site, tap, tensor)
-        self.keep(str(site), rows, self._in_float64.pop(str(site), None))
-        if str(site) not in self.put:
+        other = self.keep(str(site), rows, self._in_float64.pop(str(site), None))
+        if other is None:
             return None
         new = states.clone()
-        new[self.batch.of_stack(site.stack).mask.bool().to(new.device)] = self.put[str(site)].to(new)
+        new[self.batch.of_stack(site.stack).mask.bool().to(new.device)] = other.to(new)
         return tap.layout.with_states(tensor, new)
 
     def _blocks(self) -> list[hooks.Watch]:
