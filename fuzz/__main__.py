@@ -25,6 +25,7 @@ KINDS: dict[str, tuple[Make, float]] = {  # and how many of each, for one of --c
     "calls": (calls.cases, 1.6),
     "interrupts": (interrupts.cases, 2.0),
 }
+TOGETHER = {"calls": 50}  # cases in one process, where starting one takes longer than the case
 GOOD = {"loaded", "answered", "clean", "refused"}
 HEAD = ("kind", "cases", "worked", "refused", "foreign", "timeout", "memory", "crashed", "different", "s", "MB")
 
@@ -65,8 +66,12 @@ def main() -> int:
         for name in options.only:
             make, share = KINDS[name]
             begin, count = time.monotonic(), max(1, round(options.cases * share))
-            for outcome in sandboxed(make(count, options.seed, Path(work)), options.workers):
-                lines.setdefault(outcome.case.kind, Line()).add(outcome)
+            together = TOGETHER.get(name, 1)
+            for outcome in sandboxed(make(count, options.seed, Path(work)), options.workers, together=together):
+                line = lines.setdefault(outcome.case.kind, Line())
+                line.add(outcome)
+                if line.verdicts.total() % 500 == 0:
+                    print(f"{outcome.case.kind}: {dict(line.verdicts)}", file=sys.stderr, flush=True)
                 if outcome.verdict not in GOOD:
                     print(f"{outcome.verdict}: {outcome.case.name} {outcome.detail}", flush=True)
             print(f"{name}: {time.monotonic() - begin:,.0f} s", file=sys.stderr, flush=True)

@@ -272,10 +272,11 @@ def cases(count: int, seed: int, work: Path) -> Iterator[Case]:
         if number >= len(singles):
             changed[chance.choice([*call.arguments])] = chance.choice([*VALUES])
         words = ", ".join(f"{name}={value}" for name, value in changed.items())
-        yield Case("calls", f"{call.name}({words})", partial(_called, call, changed, work))
+        yield Case("calls", f"{call.name}({words})", partial(called, call, changed, work))
 
 
-def _called(call: Call, changed: Mapping[str, str], work: Path) -> str:
+def called(call: Call, changed: Mapping[str, str], work: Path) -> str:
+    """Call it with some arguments changed to the named values."""
     folder = work / "calls"
     folder.mkdir(parents=True, exist_ok=True)
     before = os.getcwd()

@@ -26,11 +26,11 @@ QUESTIONS: tuple[Callable[[hs.Model], Any], ...] = (
     lambda model: hs.resume(model, IDS, "layer.2", torch.ones(5, 64)),
     lambda model: hs.patch(model, hs.Contrast([5, 6, 7], [5, 9, 7], 11, 12)),
 )
-TOGETHER = 100  # interrupts to a process
+TOGETHER = 50  # interrupts to a process
 
 
 def cases(count: int, seed: int, work: Path) -> Iterator[Case]:
-    """So many of each kind; a hundred to a process."""
+    """So many of each kind; fifty to a process."""
     kinds = {"interrupts": _signals, "double interrupts": partial(_signals, twice=True), "at lines of hooks": _at_lines}
     for kind, attempt in kinds.items():
         for number in range(-(-count // TOGETHER)):

@@ -1,5 +1,6 @@
 """One case in a process of its own, which may use so much time and memory and no more."""
 
+import itertools
 import json
 import os
 import resource
@@ -57,83 +58,118 @@ def judged(attempt: Callable[[], str]) -> tuple[str, str]:
 
 
 def sandboxed(
-    cases: Iterable[Case], workers: int = 2, seconds: float = SECONDS, memory: int = MEMORY
+    cases: Iterable[Case], workers: int = 2, seconds: float = SECONDS, memory: int = MEMORY, together: int = 1
 ) -> Iterator[Outcome]:
-    """Run every case in a child of this process, some at a time, and give what came of each."""
-    waiting, running = iter(cases), list[_Child]()
+    """Run every case in a child of this process, some children at a time, and give what came of each.
+
+    So many cases run one after another in one child `together`; the limits hold for each of them.
+    """
+    groups, running = _groups(iter(cases), together), list[_Child]()
     exhausted = False
     while running or not exhausted:
         while not exhausted and len(running) < workers:
-            case = next(waiting, None)
-            if case is None:
+            group = next(groups, None)
+            if group is None:
                 exhausted = True
             else:
-                running.append(_Child(case))
+                running.append(_Child(group, memory))
         select.select([child.pipe for child in running], [], [], _POLL)
         for child in list(running):
-            outcome = child.outcome(seconds, memory)
-            if outcome is not None:
+            yield from child.outcomes(seconds, memory)
+            if child.ended:
                 running.remove(child)
-                yield outcome
+                if child.cases:
+                    running.append(_Child(child.cases, memory))
+
+
+def _groups(cases: Iterator[Case], together: int) -> Iterator[list[Case]]:
+    while group := list(itertools.islice(cases, together)):
+        yield group
 
 
 class _Child:
-    def __init__(self, case: Case) -> None:
-        self.case, self.begin, self.said = case, time.monotonic(), b""
-        self.waited, self.looked = 0.0, self.begin
+    """A process that runs cases one after another and says what came of each, until one breaks a limit."""
+
+    def __init__(self, cases: list[Case], memory: int) -> None:
+        self.cases, self.said, self.heard, self.ended = list(cases), b"", False, False
         self.before = psutil.Process().memory_info().rss
         self.pipe, writing = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
-            _work(case, writing)
+            _work(cases, writing, self.before + memory)
         os.close(writing)
         os.set_blocking(self.pipe, False)
         self.process = psutil.Process(self.pid)
+        self._next()
 
-    def outcome(self, seconds: float, memory: int) -> Outcome | None:
-        """What came of it, once it has ended or has used more than it may."""
+    def _next(self) -> None:
+        """From here on, time is counted for the next case."""
+        self.begin = self.looked = time.monotonic()
+        self.waited, self.used = 0.0, self._cpu()
+
+    def _cpu(self) -> float:
+        times = self.process.cpu_times()
+        return float(times.user + times.system)
+
+    def outcomes(self, seconds: float, memory: int) -> Iterator[Outcome]:
+        """What came of the cases that have ended since the last look, or have used more than they may."""
+        broken, closed = None, False
         try:
             while chunk := os.read(self.pipe, 2**16):
                 self.said += chunk
+            closed = True
         except BlockingIOError:
             broken = self._broken_limit(seconds, memory)
-            return None if broken is None else self._end(broken)
-        return self._end(None)
+        *lines, self.said = self.said.split(b"\n")
+        for line in lines:
+            verdict, detail, peak = json.loads(line)
+            peak, self.heard = max(0, peak - self.before), True
+            yield self._outcome("memory" if peak > memory else verdict, detail, peak)
+        if lines and not closed:
+            self._next()
+        elif broken is not None or closed:
+            yield from self._end(broken)
+
+    def _outcome(self, verdict: str, detail: str, peak: int) -> Outcome:
+        return Outcome(self.cases.pop(0), verdict, detail, time.monotonic() - self.begin, peak)
 
     def _broken_limit(self, seconds: float, memory: int) -> str | None:
-        times = self.process.cpu_times()
         now = time.monotonic()
-        # Where others share the processors, a case is not charged for the time in which it could not run: a long gap
-        # between two looks means that this process could not run either.
-        self.waited += min(now - self.looked, 5 * _POLL)
+        # Where others share the processors, a case is not charged for the time in which it could have run and was not
+        # let, or was stopped: only for what it used, and for sleep. A long gap between two looks means that this
+        # process could not run either.
+        if self.process.status() not in (psutil.STATUS_RUNNING, psutil.STATUS_STOPPED):
+            self.waited += min(now - self.looked, 5 * _POLL)
         self.looked = now
-        if max(times.user + times.system, self.waited / 6) > seconds:
+        if max(self._cpu() - self.used, self.waited / 2) > seconds:
             return "timeout"
         return "memory" if self.process.memory_info().rss - self.before > memory else None
 
-    def _end(self, broken: str | None) -> Outcome:
+    def _end(self, broken: str | None) -> Iterator[Outcome]:
         if broken is not None:
             os.kill(self.pid, signal.SIGKILL)
         os.close(self.pipe)
         _, status, used = os.wait4(self.pid, 0)
-        took = time.monotonic() - self.begin
-        peak = max(0, used.ru_maxrss * 1024 - self.before)
-        if broken is not None:
-            return Outcome(self.case, broken, "", took, peak)
-        if not self.said:
-            return Outcome(self.case, "crashed", f"exit status {status}", took, peak)
-        verdict, detail = json.loads(self.said)
-        over = "memory" if peak > MEMORY else verdict
-        return Outcome(self.case, over, detail, took, peak)
+        self.ended = True
+        if broken is not None or (self.cases and not (self.heard and status == 0)):
+            detail = "" if broken is not None else f"exit status {status}"
+            yield self._outcome(broken or "crashed", detail, max(0, used.ru_maxrss * 1024 - self.before))
 
 
-def _work(case: Case, writing: int) -> None:
+def _work(cases: list[Case], writing: int, memory: int) -> None:
+    status = 1
     try:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         quiet = os.open(os.devnull, os.O_RDWR)
         for descriptor in (0, 1, 2):
             os.dup2(quiet, descriptor)
         warnings.simplefilter("ignore")
-        os.write(writing, json.dumps(judged(case.attempt)).encode())
+        for case in cases:
+            verdict, detail = judged(case.attempt)
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+            os.write(writing, json.dumps([verdict, detail, peak]).encode() + b"\n")
+            if peak > memory:
+                break  # or the next ones would be charged for it: they get a process of their own
+        status = 0
     finally:
-        os._exit(0)
+        os._exit(status)

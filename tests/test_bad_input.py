@@ -159,9 +159,10 @@ def test_targets_that_do_not_fit(tiny: Tiny, hanging: Any) -> None:
     assert len(cut.decoder.tokens) == 128  # type: ignore[union-attr]
 
 
-def test_a_decoder_without_a_start_token(hanging: Any) -> None:
+@pytest.mark.parametrize("start", [None, 10**6, 10**30, -1])
+def test_a_decoder_without_a_start_token(hanging: Any, start: int | None) -> None:
     module = tiny_model("t5")
-    module.config.decoder_start_token_id = module.generation_config.decoder_start_token_id = None  # type: ignore
+    module.config.decoder_start_token_id = module.generation_config.decoder_start_token_id = start  # type: ignore
     model = hs.load((module, None))
     words = ("decoder_start_token_id", "`targets=`")
     refused(lambda: model.capture([TEXT]), TextError, ValueError, *words, model=model, hanging=hanging)

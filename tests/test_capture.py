@@ -594,6 +594,12 @@ def test_a_model_is_not_copied_and_the_error_says_what_to_do(tiny: Tiny) -> None
             copied(tiny("gpt2"))  # type: ignore[operator]
 
 
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e8m0fnu", "float4_e2m1fn_x2", "int8", "nothing"])
+def test_a_dtype_that_cannot_hold_states_is_refused(tiny: Tiny, dtype: str) -> None:
+    with pytest.raises(LoadError, match=f"Cannot use dtype '{dtype}'"):
+        tiny("gpt2").capture([TEXT], "layer.1", dtype=dtype)
+
+
 def test_a_dtype_may_be_named(tiny: Tiny) -> None:
     assert tiny("gpt2").capture([TEXT], "layer.1", dtype="float16").values.dtype == torch.float16  # type: ignore
     with pytest.raises(LoadError, match="dtype 'int8'"):

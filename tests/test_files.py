@@ -1,6 +1,7 @@
 """Files appear whole or not at all, and what a killed process leaves is removed by the next one."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -64,6 +65,19 @@ def test_a_place_that_cannot_be_written_is_a_file_error(tmp_path: Path, name: st
         fresh.write_text("new")
     assert "Cannot write" in str(caught.value) and len(str(caught.value)) < 500
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="a folder in which even root cannot write")
+def test_a_folder_in_which_nobody_can_write_is_a_file_error() -> None:
+    with pytest.raises(FileError, match="Cannot write"), replacing("/proc/self/x") as fresh:
+        fresh.write_text("new")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="a file that is open cannot be removed there")
+def test_a_folder_that_vanishes_while_it_is_written_is_a_file_error(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(FileError, match="Cannot write"), replacing(tmp_path / "folder" / "x") as fresh:
+        shutil.rmtree(fresh.parent)
 
 
 @pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="root may write everywhere")

@@ -172,7 +172,7 @@ def _fits_container(value: Any, origin: Any, inner: tuple[Any, ...]) -> bool:
         return len(inner) == len(given) and all(map(fits, given, inner))
     if not isinstance(given, Collection) or not inner:
         return True  # an iterator is not looked into: that would use it up
-    return isinstance(given, str) or all(fits(item, inner[0]) for item in itertools.islice(given, _LOOKED_AT))
+    return all(fits(item, inner[0]) for item in itertools.islice(given, _LOOKED_AT))
 
 
 def _is_array_like(hint: Any, value: Any) -> bool:

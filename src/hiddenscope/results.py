@@ -24,8 +24,8 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NotRequired, Protocol, TypeAlias, TypedDict
 
-from hiddenscope.arguments import checked
-from hiddenscope.errors import Error, FileError, StatesError
+from hiddenscope.arguments import checked, shown
+from hiddenscope.errors import ArgumentError, Error, FileError, StatesError
 from hiddenscope.files import UNSEALED, check_seal, replacing, seal
 from hiddenscope.sites import Site
 
@@ -144,6 +144,9 @@ class Result:
     source: Mapping[str, Any]
 
     def __init__(self, kind: str, data: "xarray.Dataset", facts: Facts, source: Mapping[str, Any] | HasJson) -> None:
+        if not all(hasattr(data, name) for name in ("data_vars", "indexes")):
+            reason = f"data must be an xarray.Dataset, got {shown(data)}"
+            raise ArgumentError("Cannot make a result", reason, "Give data as documented.")
         simple = {"facts": _simple(facts, "facts"), "source": _simple(source, "source")}
         for name, value in {"kind": kind, "data": data, **simple}.items():
             object.__setattr__(self, name, value)

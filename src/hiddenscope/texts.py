@@ -417,7 +417,7 @@ def _of_items(source: Any, columns: Columns, origin: _Origin) -> Iterator[Cells]
         reason = f"it has the splits {_listed(splits)}" if splits else f"it is a mapping with {_listed(list(source))}"
         remedy = f"Give one of them: data[{splits[0]!r}]." if splits else "Give (texts, labels), or a list of rows."
         raise TextError("Cannot read texts from a mapping", reason, remedy)
-    if not isinstance(source, Iterable) or isinstance(source, bytes):
+    if not isinstance(source, Iterable) or isinstance(source, bytes) or getattr(source, "shape", None) == ():
         remedy = "Give a path, a list of strings, (texts, labels), a frame or a Hugging Face dataset."
         raise TextError("Cannot read texts", f"the source is {_kind(source)}", remedy)
     yield from _of_records(((number, item) for number, item in enumerate(source, 1)), columns, origin)

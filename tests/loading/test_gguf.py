@@ -13,7 +13,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from hiddenscope import progress
-from hiddenscope.errors import Damaged, LoadError
+from hiddenscope.errors import Damaged, FileError, LoadError
 from hiddenscope.loading import open_source
 from hiddenscope.loading.gguf import read_header
 
@@ -131,6 +131,18 @@ def test_the_neighbours_of_a_gguf_are_not_read(
     assert [path.name for path in (own_cache / "gguf").iterdir()] == [
         path.name for path in (tmp_path / "another" / "gguf").iterdir()
     ]
+
+
+@pytest.mark.parametrize("place", ["file", "file/cache", "x" * 300])
+def test_a_cache_that_cannot_be_written_is_said(
+    saved_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    (tmp_path / "file").write_text("a file in the place of a folder")
+    monkeypatch.setenv("HIDDENSCOPE_CACHE", str(tmp_path / place))
+    with pytest.raises(FileError, match="set HIDDENSCOPE_CACHE to a folder that can be written"):
+        open_source(saved_gguf)
+    with pytest.raises(FileError, match="set HIDDENSCOPE_CACHE to a folder that can be written"):
+        open_source("smollm2")
 
 
 def test_conversion_shows_its_progress(saved_gguf: Path, own_cache: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -65,6 +65,11 @@ def test_a_revision_with_path_tricks_is_refused(revision: str, no_network: list[
         ("a/b/c", "owner/name"),
         ("gpt 2", "owner/name"),
         ("SmolLM2", "Did you mean 'smollm2'"),
+        ("x" * 300, "owner/name"),
+        ("owner/" + "x" * 300, "owner/name"),
+        ("/" + "x" * 300, "no such folder"),
+        ("x" * 300 + ".gguf", "no such folder or file"),
+        ("a/" * 3000, "owner/name"),
     ],
 )
 def test_what_is_nowhere_is_unknown(name: str, hint: str, no_network: list[object]) -> None:

@@ -77,6 +77,16 @@ def test_half_a_download_is_damaged(tmp_path: Path, kept: float) -> None:
         extract(path, MEMBER, io.BytesIO())
 
 
+def test_an_encrypted_wheel_is_damaged(tmp_path: Path) -> None:
+    path = make_wheel(tmp_path / NAME)
+    content = bytearray(path.read_bytes())
+    for at in (6, content.index(b"PK\x01\x02") + 8):  # the flags of the file's own header, and of the directory's entry
+        content[at] |= 1
+    path.write_bytes(content)
+    with pytest.raises(Damaged, match="not a readable wheel.*encrypted"):
+        extract(path, MEMBER, io.BytesIO())
+
+
 def test_spoilt_bytes_and_a_missing_member_are_damaged(tmp_path: Path) -> None:
     path = make_wheel(tmp_path / NAME)
     content = bytearray(path.read_bytes())

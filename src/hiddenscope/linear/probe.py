@@ -53,7 +53,7 @@ class Probe:
         rows = _rows(states)
         scaled, mean, deviation = standardised(torch.from_numpy(rows))
         if self.task == "classify":
-            self.classes_, codes = np.unique(np.asarray(labels), return_inverse=True)
+            self.classes_, codes = _classes(labels)
             if len(self.classes_) < 2:
                 raise StatesError("Cannot fit a probe", "the labels are all of one class", "Give at least two classes.")
             learner, targets = logistic(len(self.classes_), 1e-6), torch.from_numpy(codes.reshape(-1))
@@ -199,6 +199,18 @@ def _checked_penalty(penalty: float) -> float:
         problem = f"penalty must be a finite number > 0, got {str(penalty)[:40]}"
         raise StatesError(problem, "without a penalty a fit may have no end", "Give 1.0, for example.")
     return value
+
+
+def _classes(labels: ArrayLike) -> "tuple[NDArray[Any], NDArray[np.int64]]":
+    """The classes in order, and the number of each label's class."""
+    try:
+        classes, codes = np.unique(np.asarray(labels), return_inverse=True)
+    except TypeError as error:
+        reason = f"the labels cannot be sorted into classes ({str(error)[:100]})"
+        raise StatesError(
+            "Cannot fit a probe", reason, "Give labels of one type, all strings or all numbers."
+        ) from error
+    return classes, codes
 
 
 def _rows(states: ArrayLike | torch.Tensor) -> Floats:

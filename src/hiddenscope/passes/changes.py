@@ -212,7 +212,12 @@ def _positions(tokens: Any, text: int, length: int, texts: int, *, strict: bool)
     """The chosen positions of one text, in the order chosen."""
     if isinstance(tokens, slice):
         return list(range(length))[tokens]
-    array = np.asarray(tokens.cpu() if isinstance(tokens, Tensor) else tokens)
+    try:
+        array = np.asarray(tokens.cpu() if isinstance(tokens, Tensor) else tokens)
+    except (TypeError, ValueError, RuntimeError) as error:  # a list whose lists differ in length, a meta tensor
+        reason = f"they are no array ({str(error)[:100]})"
+        remedy = "Give positions as integers, a slice or a mask."
+        raise StatesError("Cannot read the tokens to change", reason, remedy) from error
     if array.dtype == bool:
         return _masked(array, text, length, texts)
     if array.ndim > 1 or (array.dtype.kind not in "iu" and array.size):

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hiddenscope.anatomy import arguments
-from hiddenscope.arguments import checked, require
+from hiddenscope.arguments import checked, require, shown
+from hiddenscope.errors import TextError
 
 Texts: TypeAlias = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
 """One text or many, each a string or a list of token ids."""
@@ -95,6 +96,11 @@ class Inputs:
 
     def some(self, indices: Sequence[int]) -> Inputs:
         """Some of the texts, in the given order, with their targets."""
+        indices = list(indices)
+        outside = next((i for i in indices if not -len(self.ids) <= i < len(self.ids)), None)
+        if outside is not None:
+            reason = f"there are {len(self.ids):,} texts"
+            raise TextError(f"No text {shown(outside)}", reason, "Number them from 0.")
         return Inputs(
             tuple(self.ids[i] for i in indices),
             None if self.texts is None else tuple(self.texts[i] for i in indices),
@@ -116,6 +122,7 @@ class Inputs:
         A batch has about `batch_tokens` tokens at most, padding included; a longer text is a batch by itself. A model
         that gives a text different states in a padded batch than alone (`model.batching`) gets one text at a time.
         """
+        require(model, BatchModel, "model", "Inputs.batches")
         kind, batching = model.device.type, model.batching
         kind = kind if kind in BATCH_TOKENS else "cpu"
         require(batch_tokens, int | None, "batch_tokens", "Inputs.batches")

@@ -78,7 +78,7 @@ class TextEncoder:
     def required_start(self) -> int:
         """The id that opens a decoder's text, or a TextError where the configuration names none."""
         if self.start is None:
-            reason = "its configuration names no decoder_start_token_id"
+            reason = "its configuration names no decoder_start_token_id that is in its vocabulary"
             raise TextError(f"No targets for the decoder of {self.name}", reason, "Give `targets=` as lists of ids.")
         return self.start
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from hiddenscope import progress
 from hiddenscope import texts as reader
+from hiddenscope.arguments import shown
 from hiddenscope.errors import StatesError, TextError
 from hiddenscope.model import Model
 from hiddenscope.passes import Inputs
@@ -161,6 +162,9 @@ def collection_of(
             remedy = "Give texts=, or states in place of the model."
             raise TextError(f"No texts for {source.name}", "a model alone has no vectors", remedy)
         given = texts_of(texts)
+        if not isinstance(given, Inputs | Iterable) or isinstance(given, bytes) or getattr(given, "shape", None) == ():
+            remedy = "Give a list of strings, a file or a frame."
+            raise TextError(f"No texts for {source.name}", f"texts are {shown(given)}", remedy)
         listed = given if isinstance(given, Inputs) else [given] if isinstance(given, str) else list(given)
         if token != "each":
             return _of_model(source, listed, site, token, truncate)

@@ -129,7 +129,11 @@ def _many(texts: Any) -> bool:
     if isinstance(texts, Inputs):
         return True
     sized = isinstance(texts, Sequence | np.ndarray | Tensor) and not isinstance(texts, str | bytes)
-    return sized and not (len(texts) and np.ndim(texts[0]) == 0 and not isinstance(texts[0], str))
+    if not sized or getattr(texts, "shape", None) == ():
+        return False
+    if not len(texts) or isinstance(texts[0], str | list | tuple):
+        return True
+    return getattr(texts[0], "ndim", 0) > 0  # a list of ids is one text
 
 
 def _slice(texts: Any, start: int) -> Any:

@@ -1,0 +1,106 @@
+"""Wrong arguments, flipped bits, damaged text files and interrupts: a short slice of what `make fuzz` tries at length.
+
+Folders and GGUF files are in loading/test_limits.py.
+"""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from fuzz import calls, interrupts, saved, texts
+from fuzz.sandbox import Case, sandboxed
+
+GOOD = {"loaded", "answered", "clean", "refused"}
+# Calls that once ended in an error that was not ours.
+ONCE_FOREIGN = [
+    ("Result", "data", "empty array"),
+    ("Inputs.batches", "model", "set"),
+    ("Inputs.some", "indices", "range"),
+    ("source", "stack", "empty string"),
+    ("Probe.fit", "labels", "array of objects"),
+    ("Probe.fit", "labels", "meta tensor"),
+    ("story", "results", "site"),
+    ("project", "data", "array of 0 axes"),
+    ("cluster", "texts", "Site"),
+    ("search", "texts", "nested list"),
+    ("search", "texts", "another model"),
+    ("edit projected", "tokens", "nested list"),
+    ("edit projected", "tokens", "meta tensor"),
+    ("capture_generation", "max_new_tokens", "nan"),
+    ("read", "source", "scalar tensor"),
+    ("Inputs.some", "indices", "site"),
+]
+
+
+def wrong(cases: Iterable[Case], together: int = 1) -> list[tuple[str, str, str]]:
+    """What went wrong, of so many cases."""
+    outcomes = list(sandboxed(cases, together=together))
+    assert outcomes
+    return [(out.case.name, out.verdict, out.detail) for out in outcomes if out.verdict not in GOOD]
+
+
+def test_calls_that_once_ended_in_a_foreign_error(tmp_path: Path) -> None:
+    named = {call.name: call for call in calls.calls()}
+    cases = [
+        Case("calls", f"{name}({argument}={value})", partial(calls.called, named[name], {argument: value}, tmp_path))
+        for name, argument, value in ONCE_FOREIGN
+    ]
+    assert wrong(cases, together=50) == []
+
+
+@pytest.mark.parametrize(
+    ("make", "count", "together"),
+    [
+        (calls.cases, 60, 60),
+        (saved.cases, 2, 1),
+        (texts.cases, 8, 1),
+        (texts.sites, 300, 1),
+        (interrupts.cases, 10, 1),
+    ],
+)
+def test_a_slice_of_what_is_tried_at_length(
+    tmp_path: Path, make: Callable[[int, int, Path], Iterable[Case]], count: int, together: int
+) -> None:
+    assert wrong(make(count, 2026, tmp_path), together) == []
+
+
+def killed() -> str:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return "loaded"
+
+
+def spinning() -> str:
+    while True:
+        pass
+
+
+def sleeping() -> str:
+    time.sleep(60)
+    return "loaded"
+
+
+def greedy() -> str:
+    return f"loaded{len(bytearray(3 * 2**27)) * 0}"
+
+
+def foreign() -> str:
+    raise KeyError("x")
+
+
+@pytest.mark.parametrize("together", [1, 3, 50])
+def test_the_sandbox_sees_what_goes_wrong(together: int) -> None:
+    """And the case after it runs all the same."""
+    bad = {"crashed": killed, "timeout": spinning, "memory": greedy, "foreign": foreign}
+    bad |= {"slept": sleeping} if together == 1 else {}
+    cases = [
+        case for name, attempt in bad.items() for case in (Case("", name, attempt), Case("", "", lambda: "loaded"))
+    ]
+    outcomes = sandboxed(cases, 1, seconds=0.5, memory=2**28, together=together)
+    found = [(out.case.name, out.verdict) for out in outcomes]
+    expected = [(name, "timeout" if name == "slept" else name) for name in bad]
+    assert found == [pair for bad_one in expected for pair in (bad_one, ("", "loaded"))]
