@@ -34,6 +34,13 @@ ONCE_FOREIGN = [
     ("capture_generation", "max_new_tokens", "nan"),
     ("read", "source", "scalar tensor"),
     ("Inputs.some", "indices", "site"),
+    ("Tokens.select", "rows", "ragged list"),
+    ("States.mix", "weights", "empty string"),
+    ("Probe.fit", "labels", "nested list"),
+    ("Contrast", "other", "surrogate"),
+    ("lens", "target", "surrogate"),
+    ("Inputs", "spans", "empty tuple"),
+    ("recording", "sites", "scalar tensor"),
 ]
 
 
@@ -85,7 +92,7 @@ def sleeping() -> str:
 
 
 def greedy() -> str:
-    return f"loaded{len(bytearray(3 * 2**27)) * 0}"
+    return "loaded" if bytearray(2**30) else ""
 
 
 def foreign() -> str:

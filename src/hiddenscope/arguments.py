@@ -172,6 +172,8 @@ def _fits_container(value: Any, origin: Any, inner: tuple[Any, ...]) -> bool:
         return len(inner) == len(given) and all(map(fits, given, inner))
     if not isinstance(given, Collection) or not inner:
         return True  # an iterator is not looked into: that would use it up
+    if isinstance(given, str):
+        return fits(given[:1], inner[0])
     return all(fits(item, inner[0]) for item in itertools.islice(given, _LOOKED_AT))
 
 

@@ -326,7 +326,8 @@ def _fits(site: Site, pattern: re.Match[str], layers: range) -> bool:
 
 
 def _items(patterns: SitePatterns) -> Iterator[str]:
-    listed = [patterns] if isinstance(patterns, str | Site) or not isinstance(patterns, Iterable) else list(patterns)
+    single = isinstance(patterns, str | Site) or not isinstance(patterns, Iterable)
+    listed = [patterns] if single or getattr(patterns, "shape", None) == () else list(patterns)
     if not listed:
         raise SiteError("No sites", "the list of patterns is empty", "Choose 'layer.*' or 'final'.")
     for pattern in listed:

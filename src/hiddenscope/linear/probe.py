@@ -205,7 +205,7 @@ def _classes(labels: ArrayLike) -> "tuple[NDArray[Any], NDArray[np.int64]]":
     """The classes in order, and the number of each label's class."""
     try:
         classes, codes = np.unique(np.asarray(labels), return_inverse=True)
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         reason = f"the labels cannot be sorted into classes ({str(error)[:100]})"
         raise StatesError(
             "Cannot fit a probe", reason, "Give labels of one type, all strings or all numbers."

@@ -101,6 +101,10 @@ class Inputs:
         if outside is not None:
             reason = f"there are {len(self.ids):,} texts"
             raise TextError(f"No text {shown(outside)}", reason, "Number them from 0.")
+        for name, part in (("texts", self.texts), ("spans", self.spans), ("targets", self.targets)):
+            if part is not None and len(part) != len(self.ids):
+                reason = f"{len(self.ids):,} texts have ids and {len(part):,} have {name}"
+                raise TextError("Cannot choose from these inputs", reason, "Give one for each text.")
         return Inputs(
             tuple(self.ids[i] for i in indices),
             None if self.texts is None else tuple(self.texts[i] for i in indices),

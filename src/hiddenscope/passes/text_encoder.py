@@ -171,6 +171,7 @@ class TextEncoder:
 
     def _bare(self, text: str) -> list[int]:
         tokenizer: Any = self.tokenizer
+        _check_characters(f"The text {ascii(text)[:40]}", text)
         return [int(i) for i in tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]]
 
     def _tokenized(self, texts: tuple[str, ...], limit: int | None) -> Inputs:
@@ -230,11 +231,15 @@ def _check_readable(number: int, text: str) -> None:
     if not text.strip():
         reason = "it is empty" if not text else "it is only white space"
         raise TextError(f"Text {number}", reason, "Leave it out, or give the ids of its tokens.")
+    _check_characters(f"Text {number}", text)
+
+
+def _check_characters(problem: str, text: str) -> None:
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
         reason = f"character {error.start} is a lone surrogate ({text[error.start]!a}), which no tokenizer can read"
-        raise TextError(f"Text {number}", reason, "Decode the text again, with errors='replace'.") from None
+        raise TextError(problem, reason, "Decode the text again, with errors='replace'.") from None
 
 
 def _first(inputs: Inputs, window: int) -> Inputs:

@@ -167,8 +167,12 @@ def _ints(given: ArrayLike, name: str, *shape: int) -> Ints:
 def chosen_rows(chosen: ArrayLike | slice, length: int) -> Ints:
     """The rows that a mask, a slice or indices choose, in order and each once."""
     mask = np.zeros(length, dtype=bool)
-    indices = chosen if isinstance(chosen, slice) else np.atleast_1d(np.asarray(chosen))
     problem = f"Cannot select from {length} tokens"
+    try:
+        indices = chosen if isinstance(chosen, slice) else np.atleast_1d(np.asarray(chosen))
+    except (TypeError, ValueError, RuntimeError) as error:  # a list whose lists differ in length, a meta tensor
+        reason = f"the rows are no array ({str(error)[:100]})"
+        raise StatesError(problem, reason, "Give a mask, a slice or indices.") from error
     if isinstance(indices, slice):
         mask[indices] = True
     elif indices.dtype.kind == "b" and indices.shape == (length,):
