@@ -37,10 +37,14 @@ ONCE_FOREIGN = [
     ("Tokens.select", "rows", "ragged list"),
     ("States.mix", "weights", "empty string"),
     ("Probe.fit", "labels", "nested list"),
+    ("Probe.score", "labels", "nested list"),
     ("Contrast", "other", "surrogate"),
     ("lens", "target", "surrogate"),
     ("Inputs", "spans", "empty tuple"),
     ("recording", "sites", "scalar tensor"),
+    ("patch", "sites", "empty list"),
+    ("Direction.of", "vector", "meta tensor"),
+    ("embed", "texts", "array of 0 axes"),
 ]
 
 

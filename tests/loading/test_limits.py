@@ -213,6 +213,7 @@ def test_a_slice_of_the_fuzzed_folders_and_files(tmp_path: Path) -> None:
         ("config.json", {"pad_token_id": 10**30}),
         ("config.json", {"pad_token_id": 10**9}),
         ("config.json", {"eos_token_id": {}}),
+        ("config.json", {"max_position_embeddings": 1}),
         ("tokenizer_config.json", {"model_max_length": "long"}),
         ("tokenizer_config.json", {"model_max_length": [1]}),
         ("tokenizer_config.json", {"extra_ids": 10**9}),

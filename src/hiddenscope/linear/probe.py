@@ -58,7 +58,7 @@ class Probe:
                 raise StatesError("Cannot fit a probe", "the labels are all of one class", "Give at least two classes.")
             learner, targets = logistic(len(self.classes_), 1e-6), torch.from_numpy(codes.reshape(-1))
         else:
-            learner, targets = ridge(), torch.from_numpy(np.asarray(labels, dtype=np.float64).reshape(-1))
+            learner, targets = ridge(), torch.from_numpy(_labels(labels, np.float64).reshape(-1))
         if len(targets) != len(rows):
             reason = f"there are {len(rows)} states and {len(targets)} labels"
             raise StatesError("Cannot fit a probe", reason, "Give one label for each state.")
@@ -106,7 +106,7 @@ class Probe:
 
     def score(self, states: ArrayLike | torch.Tensor, labels: ArrayLike) -> float:
         """The accuracy, or R² of a regression."""
-        predicted, true = self.predict(states), np.asarray(labels)
+        predicted, true = self.predict(states), _labels(labels, np.float64 if self.task == "regress" else None)
         if true.shape != predicted.shape:
             reason = f"there are {len(predicted):,} states, and labels of shape {list(true.shape)}"
             raise StatesError("Cannot score a probe", reason, "Give one label for each state.")
@@ -201,11 +201,18 @@ def _checked_penalty(penalty: float) -> float:
     return value
 
 
+def _labels(labels: ArrayLike, dtype: Any = None) -> "NDArray[Any]":
+    try:
+        return np.asarray(labels, dtype)
+    except (TypeError, ValueError, RuntimeError) as error:  # lists of several lengths, a meta tensor, words as numbers
+        raise StatesError("Cannot read the labels", str(error)[:150], "Give one label for each state.") from error
+
+
 def _classes(labels: ArrayLike) -> "tuple[NDArray[Any], NDArray[np.int64]]":
     """The classes in order, and the number of each label's class."""
     try:
-        classes, codes = np.unique(np.asarray(labels), return_inverse=True)
-    except (TypeError, ValueError) as error:
+        classes, codes = np.unique(_labels(labels), return_inverse=True)
+    except TypeError as error:
         reason = f"the labels cannot be sorted into classes ({str(error)[:100]})"
         raise StatesError(
             "Cannot fit a probe", reason, "Give labels of one type, all strings or all numbers."

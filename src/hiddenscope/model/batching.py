@@ -56,7 +56,7 @@ def _rope_switch(config: Any) -> int | None:
 def _same_without_mask(model: ModelLike) -> bool:
     """Whether a mask that hides nothing changes nothing, bit for bit, even where the text holds the padding token."""
     texts = trial_ids(model.module, 2, min(6, model.text_encoder.window or 6), seed=5)
-    texts[:, 1] = model.pad
+    texts[:, 1:2] = model.pad  # a window of one token has no second
     targets = Inputs(((1, 2), (3, 4))) if model.encoder_decoder else None
     batch = Inputs(tuple(map(tuple, texts.tolist())), targets=targets).pad(model)
     tap = model.anatomy.stacks[0].proof.taps[-1]

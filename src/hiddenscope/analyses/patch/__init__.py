@@ -115,6 +115,8 @@ def _check_count(name: str, given: object, *, least: int = 1) -> int:
 def _changeable_sites(model: Model, patterns: SitePatterns) -> tuple[tuple[Site, ...], list[Site]]:
     """The chosen sites at which a state can be changed, and those at which it cannot."""
     chosen = model.anatomy.select(patterns)
+    if not chosen:
+        raise SiteError("No sites to patch", "the list is empty", "Name at least one, such as 'layer.*'.")
     kept: list[Site] = []
     for site in chosen:
         try:

@@ -217,7 +217,7 @@ def _vector(given: Any) -> Tensor:
         array = (
             values.detach().cpu().double() if isinstance(values, Tensor) else torch.tensor(np.asarray(values, float))
         )
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, NotImplementedError):  # the last of a meta tensor, which has no numbers
         remedy = "Give a vector [width], {site: vector} or a fitted probe; for texts use Direction.between."
         raise StatesError("A direction must be a vector", f"got {type(given).__name__}", remedy) from None
     vector = array[0] if array.ndim == 2 and len(array) == 1 else array
