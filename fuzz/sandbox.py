@@ -113,7 +113,8 @@ class _Child:
 
     def outcomes(self, seconds: float, memory: int) -> Iterator[Outcome]:
         """What came of the cases that have ended since the last look, or have used more than they may."""
-        broken, closed = None, False
+        broken: str | None = None
+        closed = False
         try:
             while chunk := os.read(self.pipe, 2**16):
                 self.said += chunk

@@ -326,8 +326,13 @@ def _fits(site: Site, pattern: re.Match[str], layers: range) -> bool:
 
 
 def _items(patterns: SitePatterns) -> Iterator[str]:
-    single = isinstance(patterns, str | Site) or not isinstance(patterns, Iterable)
-    listed = [patterns] if single or getattr(patterns, "shape", None) == () else list(patterns)
+    listed: list[object] = [patterns]
+    if (
+        not isinstance(patterns, str | Site)
+        and isinstance(patterns, Iterable)
+        and getattr(patterns, "shape", None) != ()
+    ):
+        listed = list(patterns)
     if not listed:
         raise SiteError("No sites", "the list of patterns is empty", "Choose 'layer.*' or 'final'.")
     for pattern in listed:

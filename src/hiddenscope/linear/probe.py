@@ -208,7 +208,7 @@ def _labels(labels: ArrayLike, dtype: Any = None) -> "NDArray[Any]":
         raise StatesError("Cannot read the labels", str(error)[:150], "Give one label for each state.") from error
 
 
-def _classes(labels: ArrayLike) -> "tuple[NDArray[Any], NDArray[np.int64]]":
+def _classes(labels: ArrayLike) -> "tuple[NDArray[Any], NDArray[np.intp]]":
     """The classes in order, and the number of each label's class."""
     try:
         classes, codes = np.unique(_labels(labels), return_inverse=True)

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Sized
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -101,7 +101,8 @@ class Inputs:
         if outside is not None:
             reason = f"there are {len(self.ids):,} texts"
             raise TextError(f"No text {shown(outside)}", reason, "Number them from 0.")
-        for name, part in (("texts", self.texts), ("spans", self.spans), ("targets", self.targets)):
+        parts: dict[str, Sized | None] = {"texts": self.texts, "spans": self.spans, "targets": self.targets}
+        for name, part in parts.items():
             if part is not None and len(part) != len(self.ids):
                 reason = f"{len(self.ids):,} texts have ids and {len(part):,} have {name}"
                 raise TextError("Cannot choose from these inputs", reason, "Give one for each text.")
