@@ -326,13 +326,9 @@ def _fits(site: Site, pattern: re.Match[str], layers: range) -> bool:
 
 
 def _items(patterns: SitePatterns) -> Iterator[str]:
-    listed: list[object] = [patterns]
-    if (
-        not isinstance(patterns, str | Site)
-        and isinstance(patterns, Iterable)
-        and getattr(patterns, "shape", None) != ()
-    ):
-        listed = list(patterns)
+    given: object = patterns
+    many = isinstance(given, Iterable) and not isinstance(given, str | Site) and getattr(given, "shape", None) != ()
+    listed: list[object] = list(given) if many and isinstance(given, Iterable) else [given]
     if not listed:
         raise SiteError("No sites", "the list of patterns is empty", "Choose 'layer.*' or 'final'.")
     for pattern in listed:
