@@ -93,7 +93,8 @@ def _flipped_cache(chance: random.Random, work: Path) -> Callable[[], str]:
         try:
             os.environ["HIDDENSCOPE_CACHE"] = str(cached)
             expected = hs.load(sound).module.state_dict()
-            shutil.copytree(cached, folder / "cache")
+            # not what another case is writing there at this moment
+            shutil.copytree(cached, folder / "cache", ignore=shutil.ignore_patterns(".*"))
             os.environ["HIDDENSCOPE_CACHE"] = str(folder / "cache")
             hs.load(sound)
             files = sorted(path for path in (folder / "cache" / "gguf").rglob("*") if path.is_file())
