@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import psutil
+import torch
 
 from hiddenscope.errors import Error
 
@@ -165,6 +166,7 @@ def _work(cases: list[Case], writing: int, memory: int) -> None:
         for descriptor in (0, 1, 2):
             os.dup2(quiet, descriptor)
         warnings.simplefilter("ignore")
+        torch.set_num_threads(1)  # the threads of the parent are not in its fork, and OpenMP waits for them or crashes
         for case in cases:
             verdict, detail = judged(case.attempt)
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
