@@ -5,13 +5,13 @@ from typing import Any
 
 from hiddenscope.anatomy import Anatomy, Stack
 from hiddenscope.arguments import checked
-from hiddenscope.model import Model
+from hiddenscope.model import ModelLike, as_model
 from hiddenscope.results import Facts, Result
 from hiddenscope.sites import PARTS, Site
 
 
 @checked
-def anatomy(model: Model) -> Result:
+def anatomy(model: ModelLike) -> Result:
     """Where every layer of a model can be read, and its largest difference from Hugging Face's own `hidden_states`.
 
     The difference is 0 for every layer but the last: `layer.L` is raw, and the last entry has gone through the final
@@ -28,6 +28,7 @@ def anatomy(model: Model) -> Result:
     layer.3 hidden_states[3] different
     final hidden_states[3] the same
     """
+    model = as_model(model)
     import xarray
 
     parts = model.anatomy

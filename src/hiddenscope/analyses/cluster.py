@@ -12,7 +12,7 @@ from torch import Tensor
 from hiddenscope import progress
 from hiddenscope.arguments import checked
 from hiddenscope.errors import NotFinite, StatesError, TextError
-from hiddenscope.model import Model
+from hiddenscope.model import ModelLike, as_source
 from hiddenscope.passes import Inputs, Texts
 from hiddenscope.results import Facts, Result
 from hiddenscope.sites import Site
@@ -36,7 +36,7 @@ SEED = 0
 
 @checked
 def cluster(
-    source: Model | Readable | Pair | Array | Tensor,
+    source: ModelLike | Readable | Pair | Array | Tensor,
     texts: Texts | Inputs | Any = None,
     *,
     site: str | Site | None = None,
@@ -56,6 +56,7 @@ def cluster(
     >>> hs.cluster(points).data["size"].values.tolist()
     [20, 20]
     """
+    source = as_source(source)
     smallest = integer(smallest, "smallest", 2)
     collection = collection_of(source, texts, site, pool, truncate)
     rows = _sample(collection.count)

@@ -11,7 +11,7 @@ from torch import Tensor
 from hiddenscope import progress
 from hiddenscope.arguments import checked
 from hiddenscope.errors import StatesError
-from hiddenscope.model import Model
+from hiddenscope.model import Model, ModelLike, as_source
 from hiddenscope.passes import Inputs, Texts
 from hiddenscope.sites import Site
 from hiddenscope.vectors import Token, vectors
@@ -26,7 +26,7 @@ LEAST_LEFT = 1e-6  # a vector of which this share of the mean is left was the me
 
 @checked
 def embed(
-    model: Model | Any,
+    model: ModelLike | Any,
     texts: Texts | Inputs | Any,
     *,
     site: str | Site | None = None,
@@ -48,6 +48,7 @@ def embed(
     >>> hs.embed(hs.load((tiny_model("bert"), None)), [[5, 6, 7], [8, 9]]).shape
     (2, 64)
     """
+    model = as_source(model)
     if not isinstance(model, Model):
         reason = f"{type(model).__name__} is no model"
         raise StatesError("Cannot embed texts", reason, "Give a model. States have .pool().")

@@ -16,7 +16,7 @@ from hiddenscope import hooks, progress, texts
 from hiddenscope.arguments import checked
 from hiddenscope.errors import ModuleError, PassError, TextError
 from hiddenscope.linear.intervals import wilson
-from hiddenscope.model import Model
+from hiddenscope.model import Model, ModelLike, as_model
 from hiddenscope.passes import Inputs, Replace, edit, record, resume, skipping
 from hiddenscope.passes.answers import text_before, token_after
 from hiddenscope.results import Facts, Result
@@ -34,7 +34,9 @@ MOST_EXACT = 12  # prompts for which all 4,096 sign flips are tried
 
 
 @checked
-def graft(model: Model, donor: Model, data: Any, *, sites: SitePatterns | None = None, layers: int = 1) -> Result:
+def graft(
+    model: ModelLike, donor: ModelLike, data: Any, *, sites: SitePatterns | None = None, layers: int = 1
+) -> Result:
     """Graft blocks of a donor into a model, `layers` in a row, and count the right answers for every window of layers.
 
     The donor is another model of the same shape, such as another checkpoint. `data` are prompts and their answers, each
@@ -49,6 +51,7 @@ def graft(model: Model, donor: Model, data: Any, *, sites: SitePatterns | None =
     >>> result.data["site"].values.tolist(), result.facts["prompts"]
     (['layer.1', 'layer.2'], 2)
     """
+    model, donor = as_model(model), as_model(donor)
     _check_shapes(model, donor)
     _check_dtype_device_tokenizer(model, donor)
     windows = _windows(model, donor, sites, layers)

@@ -10,7 +10,7 @@ from torch import Tensor
 from hiddenscope import progress
 from hiddenscope.arguments import checked
 from hiddenscope.errors import NotFinite, StatesError
-from hiddenscope.model import Model
+from hiddenscope.model import Model, ModelLike, as_source
 from hiddenscope.passes import Inputs, Texts
 from hiddenscope.results import Facts, Result
 from hiddenscope.sites import Site
@@ -35,7 +35,7 @@ LISTED, SHORT = 5, 100  # queries, and characters of a text, that the facts list
 
 @checked
 def search(
-    source: Model | Readable | Pair | Array | Tensor,
+    source: ModelLike | Readable | Pair | Array | Tensor,
     query: Query | tuple[Model, Texts | Inputs],
     k: int = 10,
     *,
@@ -56,6 +56,7 @@ def search(
     >>> found.data["number"].values.tolist(), found.data["score"].values.round(2).tolist()
     ([[1, 2]], [[0.89, 0.45]])
     """
+    source = as_source(source)
     count = integer(k, "k", 1)
     if nearness not in NEARNESSES:
         problem = f"No nearness {str(nearness)[:40]!r}"

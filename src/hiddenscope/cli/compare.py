@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 import hiddenscope as hs
-from hiddenscope.cli.arguments import TextRule
+from hiddenscope.cli.arguments import TextRule, check_place
 from hiddenscope.cli.command import Shared, SitesOption, TruncateOption, command, show
 from hiddenscope.errors import TextError
 
@@ -26,6 +26,8 @@ def compare(
     a: Annotated[str, typer.Argument(help="A text; @FILE reads it from a file."), ONE],
     b: Annotated[str | None, typer.Argument(help="The text that it is compared with."), ONE] = None,
     other: Annotated[str | None, typer.Option(help="Compare the one text in this model too.")] = None,
+    other_dtype: Annotated[str | None, typer.Option(help="The other side's dtype, if it differs.")] = None,
+    other_device: Annotated[str | None, typer.Option(help="The other side's device, if it differs.")] = None,
     sites: SitesOption = "layer.*,final",
     target: TargetOption = None,
     other_target: OtherTargetOption = None,
@@ -35,11 +37,15 @@ def compare(
 
     Prints the findings. --out compare.html keeps the pictures, .csv the numbers.
     """
+    check_place(other_device, other_dtype)
+    if other is None and (other_dtype or other_device):
+        other = shared.model or ""  # the same model again, otherwise computed
     if (b is None) == (other is None):
         reason = "there is no second text and no other model" if b is None else "a second text and another model"
         raise TextError("Cannot compare", reason, "Give a second text, or --other.")
     model = shared.load()
-    second = hs.load(other, device=shared.device, dtype=shared.dtype) if other is not None else None
+    device, dtype = other_device or shared.device, other_dtype or shared.dtype
+    second = hs.load(other or None, device=device, dtype=dtype) if other is not None else None
     if second is not None and other_target is not None:  # each model is given a decoder's text of its own
         pairs = (model, target), (second, other_target)
         sides = [one.capture(a, sites, targets=text, truncate=truncate) for one, text in pairs]

@@ -89,7 +89,7 @@ def generated(analysis: Analysis) -> Callable[..., None]:
 
 def _value(shared: Shared, parameter: _Parameter, word: Any) -> Any:
     """What the analysis is given for a word of the command line."""
-    if word is not None and "Model" in parameter.names:
+    if word is not None and {"Model", "ModelLike"} & parameter.names:
         return hs.load(word, device=shared.device, dtype=shared.dtype)
     return word
 
@@ -116,7 +116,7 @@ def _as_typer(parameter: _Parameter, analysis: Analysis, module: str, many: str 
 
 def _kind(parameter: _Parameter, module: str) -> Any:
     """The type of a word of the command line."""
-    if not {"Texts", "Model"} & parameter.names:
+    if not {"Texts", "Model", "ModelLike"} & parameter.names:
         if words := tuple(_words(parameter.type, module)):
             return Literal[words]
         for plain in (bool, str, int, float):

@@ -7,10 +7,12 @@ generation   the states of a text while it is generated
 from __future__ import annotations
 
 import math
+import os
 import threading
+from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypedDict, Unpack
 
 import torch
 from torch import nn
@@ -19,7 +21,7 @@ from hiddenscope import hooks, progress
 from hiddenscope.anatomy import Anatomy, Stack, accepts, arguments, find, still_holds, trial_ids, vocabulary
 from hiddenscope.arguments import checked, require, shown
 from hiddenscope.bounded import Bounded
-from hiddenscope.errors import ModuleError, PassError, SiteError, TooLarge
+from hiddenscope.errors import LoadError, ModuleError, PassError, SiteError, TooLarge
 from hiddenscope.loading import Loaded, cache_folder, open_source, parse_dtype
 from hiddenscope.model import generation
 from hiddenscope.model.batching import try_batching
@@ -42,8 +44,6 @@ from hiddenscope.trials import Memory, Trials, weights_identity
 from hiddenscope.weights import Fingerprint, trust_finite
 
 if TYPE_CHECKING:
-    import os
-
     from transformers import PreTrainedTokenizerBase
 
 LIBRARIES = ("hiddenscope", "torch", "transformers", "tokenizers", "safetensors")
@@ -51,26 +51,91 @@ LIBRARIES = ("hiddenscope", "torch", "transformers", "tokenizers", "safetensors"
 WINDOWS = ("max_position_embeddings", "max_seq_len", "max_encoder_position_embeddings", "max_target_positions")
 
 
+class LoadNames(TypedDict, total=False):
+    """What `load` takes beside its own parameters: the head to load, and transformers' names for dtype and device."""
+
+    task: str | None
+    torch_dtype: str | torch.dtype | None
+    device_map: str | torch.device | int | None
+
+
 @checked
 def load(
-    source: str | os.PathLike[str] | tuple[nn.Module, PreTrainedTokenizerBase | None] | None = None,
+    source: str | os.PathLike[str] | nn.Module | tuple[nn.Module, Any] | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
     *,
-    task: str | None = None,
     dtype: str | torch.dtype | None = None,
     device: str | torch.device | None = None,
     attention: str | None = None,
     revision: str | None = None,
+    **names: Unpack[LoadNames],
 ) -> Model:
-    """Load a model and prove where its states live: a zoo name, a hub id, a folder, a .gguf, or (module, tokenizer).
+    """Load a model and prove where its states live: a zoo name, a hub id, a folder, a .gguf file or a live module.
+
+    A module comes with its `tokenizer`, as a second argument or as a pair; without one it takes lists of ids. `task`
+    chooses a head, such as "causal-lm". `torch_dtype` and `device_map` mean `dtype` and `device`, as in transformers.
 
     >>> from hiddenscope.testing import tiny_model
-    >>> load((tiny_model("gpt2"), None)).capture([[5, 6, 7]], "layer.*").values.shape
+    >>> load(tiny_model("gpt2")).capture([[5, 6, 7]], "layer.*").values.shape
     torch.Size([4, 3, 64])
     """
-    loaded = open_source(source, task=task, dtype=dtype, device=device, attention=attention, revision=revision)
+    if unknown := set(names) - set(LoadNames.__annotations__):
+        raise TypeError(f"load() got an unexpected keyword argument {min(unknown)!r}")
+    dtype = _one_of("dtype", dtype, "torch_dtype", names.get("torch_dtype"))
+    device = _one_of("device", device, "device_map", _device(names.get("device_map")))
+    given = _with_tokenizer(source, tokenizer)
+    task = names.get("task")
+    loaded = open_source(given, task=task, dtype=dtype, device=device, attention=attention, revision=revision)
     for note in loaded.notes:
         progress.note(f"{loaded.name}: {note}")
     return Model(loaded)
+
+
+def _one_of(name: str, value: Any, alias: str, other: Any) -> Any:
+    """The value of a parameter that has two names."""
+    if value is not None and other is not None:
+        raise LoadError(f"{name} and {alias} were both given", "they mean the same", f"Leave {alias} out.")
+    return other if value is None else value
+
+
+def _device(device_map: Any) -> Any:
+    """The device that transformers' `device_map` names."""
+    if isinstance(device_map, Mapping) or device_map in ("balanced", "balanced_low_0", "sequential"):
+        remedy = "Give 'auto' or one device; or load it with transformers, and give hs.load(module, tokenizer)."
+        raise LoadError("Cannot use this device_map", f"got {device_map!r:.60}", remedy)
+    return f"cuda:{device_map}" if isinstance(device_map, int) else device_map
+
+
+def _with_tokenizer(source: Any, tokenizer: Any) -> Any:
+    """A live module as the pair of it and its tokenizer; anything else as it is."""
+    if isinstance(source, nn.Module):
+        return source, tokenizer
+    if tokenizer is not None:
+        reason = f"the source is {source!r:.60}, which brings its own"
+        raise LoadError("Cannot use this tokenizer", reason, "Give hs.load(module, tokenizer).")
+    return source
+
+
+def as_model(given: ModelLike) -> Model:
+    """A model as it is; what `load` takes, loaded. Every analysis reads its first argument so.
+
+    >>> from hiddenscope.testing import tiny_model
+    >>> as_model((tiny_model("gpt2"), None))
+    Model(GPT2LMHeadModel: 3 layers, 64 wide, float32 on cpu)
+    """
+    model: Model = as_source(given)
+    return model
+
+
+def as_source(given: Any) -> Any:
+    """What an analysis may read states from: a model, loaded where it is named; states and arrays as they are."""
+    return load(given) if is_loadable(given) else given
+
+
+def is_loadable(given: Any) -> bool:
+    """Whether `load` takes it: a name, a path, a module or a (module, tokenizer) pair."""
+    pair = isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], nn.Module)
+    return pair or isinstance(given, str | os.PathLike | nn.Module)
 
 
 class PassLock:
@@ -362,6 +427,10 @@ def _first_pass(loaded: Loaded) -> None:
         raise
     except Exception:  # what else is wrong with it is said by the search for its states
         return
+
+
+ModelLike: TypeAlias = Model | str | os.PathLike[str] | nn.Module | tuple[nn.Module, Any]
+"""A model, or what `load` makes one of: a name, a path, a module or a (module, tokenizer) pair."""
 
 
 def _memory(loaded: Loaded) -> Memory | None:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence, Sized
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -20,8 +20,17 @@ from hiddenscope.anatomy import arguments
 from hiddenscope.arguments import checked, require, shown
 from hiddenscope.errors import TextError
 
-Texts: TypeAlias = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
-"""One text or many, each a string or a list of token ids."""
+Texts: TypeAlias = (
+    str
+    | Sequence[str]
+    | Sequence[int]
+    | Sequence[Sequence[int]]
+    | Tensor
+    | Mapping[str, Any]
+    | Sequence[Mapping[str, Any]]
+    | Sequence[Sequence[Mapping[str, Any]]]
+)
+"""One text or many, each a string or token ids; what a tokenizer returned; or chat messages."""
 
 BATCH_TOKENS = {"cpu": 2048, "cuda": 16384}
 # The fixed cost of a batch, counted in tokens: past that much padding in all, another batch is cheaper.

@@ -10,6 +10,7 @@ from weakref import ref
 import numpy as np
 
 from hiddenscope.errors import TextError
+from hiddenscope.passes.given import conversations, ids_of_encoding, rendered
 from hiddenscope.passes.inputs import Inputs, Texts
 from hiddenscope.states import Tokens
 
@@ -143,7 +144,13 @@ class TextEncoder:
     def _encoded(self, texts: Any, limit: int | None) -> Inputs:
         if isinstance(texts, str):
             texts = [texts]
-        if isinstance(texts, bytes | Mapping) or not isinstance(texts, Iterable):
+        if isinstance(texts, Mapping):
+            texts = ids_of_encoding(texts)
+        if (chats := conversations(texts)) is not None:
+            return self._tokenized(rendered(self.tokenizer, chats, self.name), limit, special=False)
+        if hasattr(texts, "tolist"):  # a tensor or an array of ids, or a column of a frame
+            texts = texts.tolist()
+        if isinstance(texts, bytes) or not isinstance(texts, Iterable):
             remedy = "Give a string or a list of ids, or a list of either."
             raise TextError("Cannot read the texts", f"got {type(texts).__name__}", remedy)
         if hasattr(texts, "columns"):
@@ -174,7 +181,7 @@ class TextEncoder:
         _check_characters(f"The text {ascii(text)[:40]}", text)
         return [int(i) for i in tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]]
 
-    def _tokenized(self, texts: tuple[str, ...], limit: int | None) -> Inputs:
+    def _tokenized(self, texts: tuple[str, ...], limit: int | None, *, special: bool = True) -> Inputs:
         for number, text in enumerate(texts):
             _check_readable(number, text)
         tokenizer: Any = self.tokenizer
@@ -185,7 +192,12 @@ class TextEncoder:
         fast = bool(getattr(tokenizer, "is_fast", False))
         cut = {"truncation": True, "max_length": limit} if limit else {}
         encoding = tokenizer(
-            list(texts), return_offsets_mapping=fast, return_attention_mask=False, verbose=False, **cut
+            list(texts),
+            add_special_tokens=special,
+            return_offsets_mapping=fast,
+            return_attention_mask=False,
+            verbose=False,
+            **cut,
         )
         spans = tuple(tuple(map(_span, row)) for row in encoding["offset_mapping"]) if fast else None
         return Inputs(tuple(tuple(ids) for ids in encoding["input_ids"]), texts, spans)

@@ -75,8 +75,8 @@ class States:
         """The hidden size: how many numbers a state has."""
         return self.values.shape[2]
 
-    def __getitem__(self, site: str | Site) -> torch.Tensor:
-        return self.values[self._index(site)]
+    def __getitem__(self, site: str | Site | int) -> torch.Tensor:
+        return self.values[self._index(_layer(site))]
 
     def __repr__(self) -> str:
         dtype = str(self.values.dtype).removeprefix("torch.")
@@ -315,12 +315,13 @@ class Pair:
     def __repr__(self) -> str:
         return f"{self.encoder!r}\n{self.decoder!r}"
 
-    def __getitem__(self, site: str | Site) -> torch.Tensor:
+    def __getitem__(self, site: str | Site | int) -> torch.Tensor:
+        named: str | Site = _layer(site)
         chosen: list[tuple[States, Site]] = []
         refused: dict[str, SiteError] = {}
         for stack, states in (("encoder", self.encoder), ("decoder", self.decoder)):
             try:
-                chosen += [(states, own_site) for own_site in states._choose(site)]
+                chosen += [(states, own_site) for own_site in states._choose(named)]
             except SiteError as error:
                 refused[stack] = error
         if not chosen:
@@ -385,6 +386,16 @@ def _take(values: torch.Tensor, dim: int, indices: Ints) -> torch.Tensor:
     if len(indices) and indices[-1] - indices[0] + 1 == len(indices):
         return values.narrow(dim, int(indices[0]), len(indices))
     return values.index_select(dim, torch.from_numpy(indices).to(values.device))
+
+
+def _layer(site: Any) -> Any:
+    """A whole number as the layer that it names; anything else as it is."""
+    if isinstance(site, bool | np.bool_) or not isinstance(site, int | np.integer):
+        return site
+    if site < 0:
+        reason = "the last may be the raw last layer or final, and Hugging Face's is either"
+        raise SiteError(f"No site {int(site)}", reason, f"Did you mean 'layer.{int(site)}'? Or 'final'.")
+    return f"layer.{int(site)}"
 
 
 def _many(count: int, what: str) -> str:

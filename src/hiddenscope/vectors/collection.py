@@ -20,6 +20,7 @@ from hiddenscope.arguments import shown
 from hiddenscope.errors import StatesError, TextError
 from hiddenscope.model import Model
 from hiddenscope.passes import Inputs
+from hiddenscope.passes.given import conversations
 from hiddenscope.sites import Site, select
 from hiddenscope.states import Pair, Readable, Source, Tokens
 from hiddenscope.vectors import Token, blocks, vectors
@@ -162,6 +163,8 @@ def collection_of(
             remedy = "Give texts=, or states in place of the model."
             raise TextError(f"No texts for {source.name}", "a model alone has no vectors", remedy)
         given = texts_of(texts)
+        if isinstance(given, Mapping) or conversations(given) is not None:
+            given = source.encode(given, truncate=truncate)
         if not isinstance(given, Inputs | Iterable) or isinstance(given, bytes) or getattr(given, "shape", None) == ():
             remedy = "Give a list of strings, a file or a frame."
             raise TextError(f"No texts for {source.name}", f"texts are {shown(given)}", remedy)

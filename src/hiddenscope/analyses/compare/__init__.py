@@ -21,7 +21,7 @@ from hiddenscope.analyses.compare.differences import (
 from hiddenscope.analyses.compare.sides import Sides, from_model, from_states, from_two_models
 from hiddenscope.arguments import checked
 from hiddenscope.errors import StatesError, TextError
-from hiddenscope.model import Model
+from hiddenscope.model import Model, ModelLike, as_source
 from hiddenscope.passes import Inputs, Texts
 from hiddenscope.results import Result
 from hiddenscope.sites import SitePatterns
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
 @checked
 def compare(
-    model: Model | Readable | Pair,
+    model: ModelLike | Readable | Pair,
     a: Texts | Inputs | Readable | Pair,
     b: Texts | Inputs | None = None,
     *,
-    other: Model | None = None,
+    other: ModelLike | None = None,
     sites: SitePatterns = "layer.*,final",
     targets: Texts | Inputs | None = None,
     truncate: bool = False,
@@ -57,7 +57,7 @@ def compare(
     >>> result.facts["stacks"][0]["first_difference"]["position"]
     [2, 2]
     """
-    sides = _sides(model, a, b, other, sites, targets, truncate)
+    sides = _sides(as_source(model), a, b, as_source(other), sites, targets, truncate)
     comparisons, sample = _compared(sides, sites, by_spans=b is None, two_models=other is not None)
     names = dict.fromkeys(one.stack for one in comparisons)
     stacks = [[one for one in comparisons if one.stack == name] for name in names]

@@ -16,7 +16,7 @@ from hiddenscope.analyses.lens.fitted import Lens, mapped, resolve
 from hiddenscope.analyses.lens.reading import Ints, LensSites, Part, Reading, read
 from hiddenscope.arguments import checked
 from hiddenscope.errors import PassError, TextError
-from hiddenscope.model import Model
+from hiddenscope.model import Model, ModelLike, as_model
 from hiddenscope.passes import Inputs, Texts, record
 from hiddenscope.passes.unembed import Unembedding
 from hiddenscope.results import Facts, Result
@@ -29,7 +29,7 @@ BATCH_TOKENS = 2_048  # tokens whose states are held at a time
 
 @checked
 def lens(
-    model: Model,
+    model: ModelLike,
     text: Texts | Inputs,
     *,
     k: int = 5,
@@ -53,6 +53,7 @@ def lens(
     >>> dict(result.data["word"].sizes), float(result.data["kl"].sel(site="layer.3").max())
     ({'site': 4, 'token': 3, 'rank': 5}, 0.0)
     """
+    model = as_model(model)
     chosen = LensSites.of(model, sites)
     fitted = resolve(model, lens)
     unembeddings = {site: Unembedding(model, site) for site in (chosen.last, chosen.final) if site is not None}

@@ -31,7 +31,7 @@ from hiddenscope.analyses.lens.reading import LensSites, read
 from hiddenscope.arguments import checked
 from hiddenscope.errors import FileError, StatesError, TextError
 from hiddenscope.files import read_tensors, write_tensors
-from hiddenscope.model import Model
+from hiddenscope.model import Model, ModelLike, as_model
 from hiddenscope.passes import Inputs, Texts
 from hiddenscope.passes.jacobian import tape
 from hiddenscope.passes.unembed import Unembedding
@@ -99,7 +99,7 @@ class Lens:
     @classmethod
     def fit(
         cls,
-        model: Model,
+        model: ModelLike,
         texts: Texts | Inputs,
         kind: Literal["tuned", "jacobian"] = "tuned",
         *,
@@ -113,6 +113,7 @@ class Lens:
         "jacobian" is the mean derivative of the last layer. It takes long; an interrupted fit continues from `partial`,
         a path.
         """
+        model = as_model(model)
         if kind not in KINDS:
             raise StatesError(f"No {kind!r} lens", f"the kinds are {' and '.join(KINDS)}", "Choose one of these.")
         if partial is not None and kind != "jacobian":

@@ -14,7 +14,7 @@ from hiddenscope.analyses.patch.cells import Effects, Into, Plan, patch_contrast
 from hiddenscope.analyses.patch.contrast import Contrast, EncodedContrast, encode
 from hiddenscope.arguments import checked
 from hiddenscope.errors import PassError, SiteError, TextError
-from hiddenscope.model import Model
+from hiddenscope.model import Model, ModelLike, as_model
 from hiddenscope.passes.edit import plan as changeable
 from hiddenscope.results import Facts, Result
 from hiddenscope.sites import Site, SitePatterns, summarise
@@ -41,7 +41,7 @@ LOOKS: Mapping[str, Mapping[str, str]] = {
 
 @checked
 def patch(
-    model: Model,
+    model: ModelLike,
     contrasts: Contrast | Sequence[Contrast],
     *,
     sites: SitePatterns = "layer.*",
@@ -64,6 +64,7 @@ def patch(
     >>> result.data["effect"].sel(site="layer.0").values.round(5).tolist()
     [0.0, 1.0, 0.0]
     """
+    model = as_model(model)
     listed = _listed(contrasts)
     _check_choice("into", into, get_args(Into))
     _check_choice("method", method, get_args(Method))

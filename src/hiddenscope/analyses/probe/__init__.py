@@ -45,7 +45,7 @@ from hiddenscope.linear.intervals import (
 from hiddenscope.linear.permutations import redrawn, under_labellings
 from hiddenscope.linear.probe import TASKS, Task, unscaled
 from hiddenscope.measures.separation import shuffled
-from hiddenscope.model import Model
+from hiddenscope.model import ModelLike, as_source
 from hiddenscope.results import Result
 from hiddenscope.sites import SitePatterns
 from hiddenscope.states import Pair, Readable
@@ -59,7 +59,7 @@ REDRAWN = 99  # labellings with drawn class sizes
 
 @checked
 def probe(
-    source: Model | Readable | Pair,
+    source: ModelLike | Readable | Pair,
     data: Any,
     *,
     task: Task = "classify",
@@ -84,7 +84,7 @@ def probe(
     """
     if task not in TASKS:
         raise StatesError(f"No task {str(task)[:40]!r}", "there are two", 'Use "classify" or "regress".')
-    rows = labelled_rows(source, data, task, sites, token, truncate)
+    rows = labelled_rows(as_source(source), data, task, sites, token, truncate)
     target = _classes(rows) if task == "classify" else _numbers(rows)
     scored = _scored(rows, target, _design(rows, target, seed))
     return Result("probe", table(scored), facts_of(scored, token), rows.vectors.source)

@@ -15,7 +15,7 @@ from hiddenscope.analyses.profile.statistics import stack_statistics
 from hiddenscope.arguments import checked
 from hiddenscope.errors import StatesError, TextError
 from hiddenscope.measures import FEWEST
-from hiddenscope.model import Model
+from hiddenscope.model import Model, ModelLike, as_source
 from hiddenscope.passes import Texts, resume
 from hiddenscope.results import Facts, Result
 from hiddenscope.sites import Site, SitePatterns, select
@@ -26,7 +26,7 @@ FinalNorm: TypeAlias = Literal["apart", "everywhere", "mixed"]
 
 @checked
 def profile(
-    source: Model | Readable | Pair,
+    source: ModelLike | Readable | Pair,
     texts: Texts | None = None,
     *,
     sites: SitePatterns = "layer.*,final",
@@ -48,6 +48,7 @@ def profile(
     >>> dict(result.data["norm"].sizes), result.data["norm_median"].dims
     ({'site': 5, 'token': 3}, ('site',))
     """
+    source = as_source(source)
     _check(final_norm, sample)
     captured = _states(source, texts, sites, targets, truncate)
     stacks: list[Readable] = [captured.encoder, captured.decoder] if isinstance(captured, Pair) else [captured]

@@ -27,7 +27,7 @@ from hiddenscope.arguments import checked
 from hiddenscope.errors import StatesError
 from hiddenscope.measures.distances import Distances
 from hiddenscope.measures.separation import Score, separation, shuffled
-from hiddenscope.model import Model
+from hiddenscope.model import Model, ModelLike, as_source
 from hiddenscope.results import Facts, Result
 from hiddenscope.sites import SitePatterns
 from hiddenscope.states import Pair, Readable, Source
@@ -44,7 +44,7 @@ FEWEST_SHUFFLES = 99
 
 @checked
 def project(
-    source: Model | Sequence[Model] | Readable | Pair,
+    source: ModelLike | Sequence[ModelLike] | Readable | Pair,
     data: Any = None,
     *,
     method: Method | Pictures = "umap",
@@ -67,6 +67,7 @@ def project(
     >>> dict(result.data["x"].sizes), result.facts["parts"][0]["classes"]
     ({'site': 5, 'text': 4}, [{'label': 'a', 'points': 2}, {'label': 'b', 'points': 2}])
     """
+    source = [as_source(one) for one in source] if isinstance(source, list) else as_source(source)
     how = method if isinstance(method, Pictures) else Pictures(method)
     seed = integer(seed, "seed", 0)
     models = [source] if isinstance(source, Model) else _models(source)

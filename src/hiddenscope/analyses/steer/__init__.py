@@ -40,7 +40,7 @@ from hiddenscope.analyses.steer.logprobs import (
 )
 from hiddenscope.arguments import checked
 from hiddenscope.errors import NotFinite, PassError, StatesError, TextError
-from hiddenscope.model import Model
+from hiddenscope.model import Model, ModelLike, as_model
 from hiddenscope.passes import Inputs, Texts, record
 from hiddenscope.results import Facts, Result
 from hiddenscope.sites import Site
@@ -69,7 +69,7 @@ LOOKS: dict[str, dict[str, str]] = {
 
 @checked
 def steer(
-    model: Model,
+    model: ModelLike,
     prompts: Texts | Inputs,
     direction: Direction,
     *,
@@ -92,6 +92,7 @@ def steer(
     >>> dict(result.data["probability"].sizes)
     {'site': 3, 'strength': 5, 'text': 1, 'answer': 2}
     """
+    model = as_model(model)
     check_head(model)
     steered, (how, multiples) = in_model(direction, model), _strengths(strengths)
     prompt_inputs = model.encode(prompts)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hiddenscope.arguments import checked
 from hiddenscope.errors import NotFinite, SiteError, StatesError, TextError
-from hiddenscope.model import Model
+from hiddenscope.model import Model, ModelLike, as_model
 from hiddenscope.passes import Inputs, Texts
 from hiddenscope.results import Facts
 from hiddenscope.sites import Site, SitePatterns, summarise
@@ -52,7 +52,7 @@ class Direction:
     @classmethod
     def between(
         cls,
-        model: Model,
+        model: ModelLike,
         toward: Texts | Inputs,
         away: Texts | Inputs,
         *,
@@ -71,6 +71,7 @@ class Direction:
         >>> hs.Direction.between(model, [[5, 6], [5, 9]], [[7, 8]], sites="layer.2")
         Direction(origin texts, toward 2, away 1, pool last)
         """
+        model = as_model(model)
         chosen = _spread_layers(model) if sites is None else model.anatomy.select(sites)
         for name, texts in (("toward", toward), ("away", away)):
             if not len(texts):

@@ -23,7 +23,7 @@ from hiddenscope.analyses.visibility.maps import (
 )
 from hiddenscope.arguments import checked
 from hiddenscope.errors import TextError, TooLarge
-from hiddenscope.model import Model
+from hiddenscope.model import Model, ModelLike, as_model
 from hiddenscope.passes import Inputs, Texts, record
 from hiddenscope.passes.buffers import SHARE_OF_FREE_MEMORY, free_memory
 from hiddenscope.results import Facts, Result
@@ -32,7 +32,7 @@ from hiddenscope.sites import Site, SitePatterns, summarise
 
 @checked
 def visibility(
-    model: Model,
+    model: ModelLike,
     text: Texts | Inputs,
     *,
     measure: MeasureName = "l1",
@@ -56,6 +56,7 @@ def visibility(
     >>> (seen > 0).astype(int).tolist()  # [token, source_token]
     [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
     """
+    model = as_model(model)
     chosen = model.anatomy.select(sites)
     how = InfluenceMeasure.of(measure, probes, seed, max(model.anatomy.width(site) for site in chosen))
     if target is not None and measure != "logit":

@@ -1,6 +1,6 @@
 """The difference of two texts or two models, as views and sentences."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import xarray
 
 GAP = "a gap"
+DIFFERING = ("dtype", "device", "attention", "revision")  # of one model: what a side is named by
 UNTESTED = "These numbers describe these texts; differences between sites were not tested on others."
 FEW_TOKENS = "With so few tokens, states that have nothing to do with each other look alike: give more text."
 RELATIVE = (
@@ -35,7 +36,7 @@ def views(result: Result) -> Iterator[View]:
             Measure(str(result.data[name].attrs["long_name"]), result.data[name].to_numpy(), limits=(0, 1))
             for name in ("cka", "cka_chance")
         )
-        note = f"Across run the sites of {result.source.get('other', result.source).get('model', 'the other')}."
+        note = f"Across run the sites of {side_names(result.source)[-1]}."
         sites, across = labels(result.data, "site"), labels(result.data, "source_site")
         yield Grid(f"How alike every pair of sites is: {title}", sites, across, measures, note=note)
 
@@ -70,11 +71,29 @@ def _title(result: Result) -> str:
     """The two sides: two models, two texts, or many."""
     model, attrs = result.source.get("model", "one"), result.data.attrs
     if "other" in result.source:
-        return f"{model} against {result.source['other'].get('model', 'the other')}"
+        return " against ".join(side_names(result.source))
     texts = [attrs.get(name, []) for name in ("texts", "other_texts")]
     if all(len(side) == 1 for side in texts) and len(texts[0][0] + texts[1][0]) <= 66 and texts[0] != texts[1]:
         return f"“{texts[0][0]}” against “{texts[1][0]}”"
     return f"The difference of {'two texts' if result.facts.get('texts', 1) == 1 else 'pairs of texts'} in {model}"
+
+
+def side_names(source: Mapping[str, Any]) -> tuple[str, ...]:
+    """The two models, each with what it does not share with the other: dtype, device, kernel, revision, weights.
+
+    >>> side_names({"model": "m", "dtype": "float32", "other": {"model": "m", "dtype": "bfloat16"}})
+    ('m (float32)', 'm (bfloat16)')
+    """
+    sides = (source, source.get("other", source))
+    differing = [name for name in DIFFERING if len({str(side.get(name) or "") for side in sides}) > 1]
+    if not differing and sides[0].get("model") == sides[1].get("model"):
+        differing = [name for name in ("weights",) if sides[0].get(name) != sides[1].get(name)]
+    return tuple(_side_name(side, differing) for side in sides)
+
+
+def _side_name(side: Mapping[str, Any], differing: Sequence[str]) -> str:
+    shown = [str(side.get(name) or f"no {name}")[:20] for name in differing]
+    return f"{side.get('model', 'one')} ({', '.join(shown)})" if shown else str(side.get("model", "one"))
 
 
 def findings(result: Result) -> Iterator[str]:
@@ -175,12 +194,12 @@ def sections(result: Result) -> Iterator[Section]:
     """The comparison as parts of a page."""
     shown, stacks = tuple(views(result)), result.facts["stacks"]
     texts = [result.data.attrs.get(name, []) for name in ("texts", "other_texts")]
-    models = [result.source.get("model"), result.source.get("other", {}).get("model")]
-    if models[1]:
-        sides = f"`{models[0]}` and `{models[1]}`"
+    two_models = "other" in result.source
+    if two_models:
+        sides = " and ".join(side_names(result.source))
     else:
         sides = " and ".join(quoted(side[0]) for side in texts) if [*map(len, texts)] == [1, 1] else "pairs of texts"
-    heading = "Two models, compared" if models[1] else "Two texts, compared"
+    heading = "Two models, compared" if two_models else "Two texts, compared"
     maps = [view for view in shown if isinstance(view, Grid)]
     lines = tuple(view for view in shown if isinstance(view, Lines))
     if stacks:
