@@ -1,4 +1,4 @@
-"""What people have at hand is taken as it is: a name or a module for a model, a tokenizer's output or a chat for texts."""
+"""What people have at hand is taken: a name or a module for a model, a tokenizer's output or a chat for texts."""
 
 from collections.abc import Callable
 from pathlib import Path
