@@ -63,7 +63,7 @@ TEXTS: dict[str, tuple[Any, str]] = {
     "a number": (5, "got int"),
     "bytes": (b"the one", "got bytes"),
     "bytes among texts": ([b"the one"], "text 0 is bytes"),
-    "what a tokenizer gives": ({"input_ids": [[5, 6]]}, "got dict"),
+    "a mapping without ids": ({"ids": [[5, 6]]}, "it has no input_ids, only ids"),
 }
 
 
