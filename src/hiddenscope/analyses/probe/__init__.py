@@ -249,7 +249,8 @@ def _by_chance(states: torch.Tensor, target: _Target, design: _Design) -> _ByCha
 
 
 def _chance(by_chance: list[_ByChance], target: _Target, design: _Design) -> Chance:
-    scores, within = (torch.stack([one[part] for one in by_chance]) for part in (0, 1))
+    scores = torch.stack([one.scores for one in by_chance])
+    within = torch.stack([one.within for one in by_chance])
     of_sizes = [one.redrawn for one in by_chance if one.redrawn is not None]
     together = Redrawn(*map(torch.stack, zip(*of_sizes, strict=True))) if of_sizes else None
     least = 1.0 if design.calibrated else variance_factor(design.fold_count)
