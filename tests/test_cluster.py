@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import hiddenscope as hs
 from hiddenscope import cli
-from hiddenscope.errors import NotFinite, StatesError, TextError
+from hiddenscope.errors import NotFinite, StatesError, TextError, UnknownModel
 
 TEXTS = ["The cat sat on the mat.", "A dog", "There is nothing in the house.", "The end."] * 3
 
@@ -193,7 +193,7 @@ HOLED = np.where(np.eye(20, 4) > 0, np.nan, 1.0)
         (lambda m: hs.cluster(m, []), TextError, "there are 0"),
         (lambda m: hs.cluster(m, [*TEXTS, ""]), TextError, "Text 12: it is empty"),
         (lambda m: hs.cluster(m.capture(TEXTS), TEXTS), TextError, "the states know their texts"),
-        (lambda m: hs.cluster("texts.txt"), StatesError, "got str"),
+        (lambda m: hs.cluster("texts.txt"), UnknownModel, "the name of a file of texts"),
     ],
 )
 def test_what_cannot_be_clustered_is_said(

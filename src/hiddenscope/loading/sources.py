@@ -23,6 +23,7 @@ from hiddenscope.loading.checkpoint import Loaded, LoadOptions, load_folder, loa
 from hiddenscope.loading.folder import INDEX, PICKLES, WEIGHTS, check_folder
 from hiddenscope.loading.gguf import CONVERSION, convert, read_header
 from hiddenscope.loading.sentences import sentence_modules
+from hiddenscope.texts import FORMATS
 
 if TYPE_CHECKING:
     import torch
@@ -119,6 +120,9 @@ def _local_path(source: str | os.PathLike[str]) -> Path | None:
         raise UnknownModel(f"Cannot load {text}", "it is a file and not .gguf", f"Load its folder: {path.parent}.")
     if written_as_path or path.suffix.lower() == ".gguf":
         raise UnknownModel(f"No model at {text[:200]}", "there is no such folder or file", "Check the path.")
+    if path.suffix.lower() in FORMATS:
+        reason = "it is the name of a file of texts, and not of a model"
+        raise UnknownModel(f"No model {text[:200]!r}", reason, "Give the model first, then the texts.")
     if close := get_close_matches(text.lower(), zoo.ZOO, n=1, cutoff=0.8):
         raise UnknownModel(f"No model {text!r}", f"the zoo has {', '.join(zoo.ZOO)}", f"Did you mean {close[0]!r}?")
     return None
