@@ -111,7 +111,7 @@ def test_the_sandbox_sees_what_goes_wrong(together: int) -> None:
     cases = [
         case for name, attempt in bad.items() for case in (Case("", name, attempt), Case("", "", lambda: "loaded"))
     ]
-    outcomes = sandboxed(cases, 1, seconds=0.5, memory=2**28, together=together)
+    outcomes = sandboxed(cases, 1, seconds=3, memory=2**28, together=together)
     found = [(out.case.name, out.verdict) for out in outcomes]
     expected = [(name, "timeout" if name == "slept" else name) for name in bad]
     assert found == [pair for bad_one in expected for pair in (bad_one, ("", "loaded"))]
