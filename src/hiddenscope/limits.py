@@ -7,7 +7,7 @@ and a count that the weight files cannot fill stops it. `bounded` limits its fir
 
 import re
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -76,17 +76,19 @@ def building(held: Held, config: Mapping[str, Any], name: str) -> Iterator[None]
 
     parts, thread = _Parts(held), threading.get_ident()
 
-    def added(module: Any, part_name: str, part: Any) -> None:
-        excess = parts.excess(module, part_name, part) if threading.get_ident() == thread else ""
-        if excess:
-            remedy = "Check that config and weights belong together."
-            raise Damaged(f"Cannot load {name}", f"a model of its config has {excess}{largest(config)}", remedy)
+    def watch(kind: str) -> Callable[[Any, str, Any], None]:
+        def added(module: Any, part_name: str, part: Any) -> None:
+            if threading.get_ident() == thread and parts.too_many(kind, module, part_name, part):
+                excess, remedy = parts.excess(), "Check that config and weights belong together."
+                raise Damaged(f"Cannot load {name}", f"a model of its config has {excess}{largest(config)}", remedy)
+
+        return added
 
     # These are called for every part that any module gets; they watch no pass.
     handles: list[Any] = []
     try:
         for kind in ("module", "parameter", "buffer"):
-            handles.append(getattr(modules, f"register_module_{kind}_registration_hook")(added))
+            handles.append(getattr(modules, f"register_module_{kind}_registration_hook")(watch(kind)))
         yield
     finally:
         for handle in handles:
@@ -98,33 +100,37 @@ class _Parts:
 
     def __init__(self, held: Held) -> None:
         self.held = held
-        self.modules = 0
-        self.sizes: dict[tuple[bool, int, str], int] = {}
-        self.totals = {True: 0, False: 0}
-        self.most_modules = MODULES + MODULES_PER_TENSOR * held.tensors
-        self.most_parameters = PARAMETERS + PARAMETERS_PER_BYTE * held.bytes
-        self.most_buffers = BUFFERS + BUFFERS_PER_BYTE * held.bytes
+        self.sizes: dict[tuple[str, int, str], int] = {}
+        self.totals = {"module": 0, "parameter": 0, "buffer": 0}
+        self.most = {
+            "module": MODULES + MODULES_PER_TENSOR * held.tensors,
+            "parameter": PARAMETERS + PARAMETERS_PER_BYTE * held.bytes,
+            "buffer": BUFFERS + BUFFERS_PER_BYTE * held.bytes,
+        }
 
-    def excess(self, module: Any, name: str, part: Any) -> str:
-        """What there is too much of, in words, now that a part was added; empty if there is not."""
-        from torch import Tensor, nn
+    def too_many(self, kind: str, module: Any, name: str, part: Any) -> bool:
+        """Whether there is too much of a kind, now that a part was added. It is called for every part of a model."""
+        if part is None:
+            return False
+        if kind == "module":
+            self.totals[kind] += 1
+        else:
+            key, size = (kind, id(module), name), part.numel()
+            if kind == "buffer":
+                size *= part.element_size()
+            self.totals[kind] += size - self.sizes.get(key, 0)
+            self.sizes[key] = size
+        return self.totals[kind] > self.most[kind]
 
-        if isinstance(part, nn.Module):
-            self.modules += 1
+    def excess(self) -> str:
+        """What there is too much of, in words."""
+        if self.totals["module"] > self.most["module"]:
             holds = f"its weight files hold {self.held.tensors:,} tensors"
-            return f"more than {self.most_modules:,} modules, and {holds}" if self.modules > self.most_modules else ""
-        if not isinstance(part, Tensor):
-            return ""
-        is_parameter, key = isinstance(part, nn.Parameter), (isinstance(part, nn.Parameter), id(module), name)
-        size = part.numel() if is_parameter else part.numel() * part.element_size()
-        self.totals[is_parameter] += size - self.sizes.get(key, 0)
-        self.sizes[key] = size
+            return f"more than {self.most['module']:,} modules, and {holds}"
         have = f"its weight files have {self.held.bytes:,} bytes"
-        if self.totals[True] > self.most_parameters:
-            return f"more than {self.most_parameters:,} parameters, and {have}"
-        if self.totals[False] > self.most_buffers:
-            return f"masks and tables of more than {self.most_buffers:,} bytes, and {have}"
-        return ""
+        if self.totals["parameter"] > self.most["parameter"]:
+            return f"more than {self.most['parameter']:,} parameters, and {have}"
+        return f"masks and tables of more than {self.most['buffer']:,} bytes, and {have}"
 
 
 def largest(config: Mapping[str, Any]) -> str:
