@@ -150,10 +150,7 @@ def _part_by_part(
                 sides = [(reference, plain), (candidate, whole)]
                 errors.observing_changed_nothing = all(unchanged(side, batch, seen) for side, seen in sides)
             advance(1)
-    errors.passes = {
-        "reference": sum({id(side): side.passes for side in (reference, working)}.values()) / len(batches),
-        "candidate": sum({id(side): side.passes for side in (candidate, rounded)}.values()) / len(batches),
-    }
+    errors.passes = passes_of((reference, working), (candidate, rounded), len(batches))
     ordered(errors, sites)
     return errors
 
@@ -231,6 +228,15 @@ def main_site(name: str) -> str:
     for part in ("attn", "cross", "mlp"):
         name = name.removesuffix(f".{part}")
     return name
+
+
+def passes_of(references: Sequence[Live], candidates: Sequence[Live], batches: int) -> dict[str, float]:
+    """How many passes of each model a batch took; a model that serves as two sides is counted once."""
+
+    def counted(sides: Sequence[Live]) -> float:
+        return sum({id(side): side.passes for side in sides}.values()) / batches
+
+    return {"reference": counted(references), "candidate": counted(candidates)}
 
 
 def ordered(measured: Errors, sites: Sequence[Site]) -> None:

@@ -26,6 +26,7 @@ from hiddenscope.analyses.drift.measured import (
     main_site,
     not_finite,
     ordered,
+    passes_of,
     places_of,
     stack_of,
     unchanged,
@@ -120,10 +121,7 @@ def of_live_streamed(reference: Live, model: Model, candidate: Live, inputs: Inp
             if errors.observing_changed_nothing is None:
                 errors.observing_changed_nothing = unchanged(candidate, batch, whole)
             advance(1)
-    errors.passes = {
-        "reference": sum({id(side): side.passes for side in (reference, working)}.values()) / len(batches),
-        "candidate": sum({id(side): side.passes for side in (candidate, rounded)}.values()) / len(batches),
-    }
+    errors.passes = passes_of((reference, working), (candidate, rounded), len(batches))
     ordered(errors, sites)
     return errors
 
