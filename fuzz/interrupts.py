@@ -95,7 +95,7 @@ def _signals(ask: Callable[[], Any], chance: random.Random, twice: bool = False)
     return interrupted
 
 
-class _AtLine:
+class AtLine:
     """Raises KeyboardInterrupt at the so-manyth line of hooks.py that is run."""
 
     def __init__(self, at: int) -> None:
@@ -112,7 +112,7 @@ class _AtLine:
 
 
 def _at_lines(ask: Callable[[], Any], chance: random.Random) -> bool:
-    sys.settrace(_AtLine(chance.randrange(1, chance.choice((60, 2000)))))
+    sys.settrace(AtLine(chance.randrange(1, chance.choice((60, 2000)))))
     try:
         ask()
     except KeyboardInterrupt:

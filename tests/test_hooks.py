@@ -4,18 +4,17 @@ import random
 import sys
 import threading
 from collections.abc import Callable
-from types import FrameType
 from typing import Any
 
 import pytest
 import torch
 
 import hiddenscope as hs
+from fuzz.interrupts import AtLine
 from hiddenscope import hooks
 from hiddenscope.testing import tiny_model
 
 IDS = [[5, 6, 7, 8, 9]]
-HOOKS = hooks.__file__
 
 QUESTIONS: dict[str, Callable[[hs.Model], Any]] = {
     "capture": lambda model: model.capture(IDS),
@@ -26,25 +25,9 @@ QUESTIONS: dict[str, Callable[[hs.Model], Any]] = {
 }
 
 
-class _Interrupt:
-    """Raises KeyboardInterrupt at the so-manyth line of hooks.py that is run."""
-
-    def __init__(self, at: int) -> None:
-        self.left = at
-
-    def __call__(self, frame: FrameType, event: str, arg: Any) -> Any:
-        if frame.f_code.co_filename != HOOKS:
-            return None
-        if event == "line":
-            self.left -= 1
-            if self.left == 0:
-                raise KeyboardInterrupt
-        return self
-
-
 def interrupted(ask: Callable[[], Any], at: int) -> bool:
     """Ask, and be interrupted; whether that happened before the question was answered."""
-    interrupt = _Interrupt(at)
+    interrupt = AtLine(at)
     before = sys.gettrace()
     sys.settrace(interrupt)
     try:
