@@ -93,12 +93,14 @@ class _Child:
 
     def __init__(self, cases: list[Case], memory: int) -> None:
         self.cases, self.said, self.heard, self.ended = list(cases), b"", False, False
-        self.before = psutil.Process().memory_info().rss
         self.pipe, writing = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
-            _work(cases, writing, self.before + memory)
+            _work(cases, writing, memory)
         os.close(writing)
+        # What the child holds before its first case, said by itself: mapped files that are resident in this process
+        # are not in its fork, so this process's own figure would hide as much of what the cases take.
+        self.before = int.from_bytes(os.read(self.pipe, 8), "big")
         os.set_blocking(self.pipe, False)
         self.process = psutil.Process(self.pid)
         self._next()
@@ -167,11 +169,13 @@ def _work(cases: list[Case], writing: int, memory: int) -> None:
             os.dup2(quiet, descriptor)
         warnings.simplefilter("ignore")
         torch.set_num_threads(1)  # the threads of the parent are not in its fork, and OpenMP waits for them or crashes
+        before = psutil.Process().memory_info().rss
+        os.write(writing, before.to_bytes(8, "big"))
         for case in cases:
             verdict, detail = judged(case.attempt)
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
             os.write(writing, json.dumps([verdict, detail, peak]).encode() + b"\n")
-            if peak > memory:
+            if peak - before > memory:
                 break  # or the next ones would be charged for it: they get a process of their own
         status = 0
     finally:

@@ -3,6 +3,7 @@
 Folders and GGUF files are in loading/test_limits.py.
 """
 
+import mmap
 import os
 import signal
 import time
@@ -101,6 +102,17 @@ def greedy() -> str:
 
 def foreign() -> str:
     raise KeyError("x")
+
+
+def test_what_this_process_has_mapped_does_not_hide_what_a_case_takes(tmp_path: Path) -> None:
+    """Mapped files count for this process and not for its fork."""
+    file = tmp_path / "mapped"
+    with file.open("wb") as writing:
+        writing.truncate(2**30)
+    with file.open("rb") as reading, mmap.mmap(reading.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        assert not any(mapped[place] for place in range(0, 2**30, 2**12))
+        (outcome,) = sandboxed([Case("", "greedy", greedy)], 1, memory=2**28)
+    assert outcome.verdict == "memory"
 
 
 @pytest.mark.parametrize("together", [1, 3, 50])
