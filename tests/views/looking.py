@@ -6,6 +6,45 @@ from pathlib import Path
 
 from playwright.sync_api import Download, Locator, Page
 
+# What hangs out at the right of a page of this width, unless it lies in something that scrolls or hides it.
+WIDER = """(width) => [...document.querySelectorAll('body *')].filter((one) => {
+  const box = one.getBoundingClientRect();
+  for (let up = one.parentElement; up; up = up.parentElement) {
+    if (up !== document.body && getComputedStyle(up).overflowX !== 'visible') return false;
+  }
+  return box.width && box.height && (box.right > width + 0.5 || box.left < -0.5);
+}).map((one) => `${one.tagName} ${one.className} ${(one.textContent ?? '').slice(0, 60)}`)"""
+
+# Texts whose contrast with what is behind them is below 4.5 to 1, as WCAG computes it.
+CONTRAST = """() => {
+  const colour = (text) => {
+    const context = Object.assign(document.createElement('canvas'), { width: 1, height: 1 }).getContext('2d');
+    context.fillStyle = text;
+    context.fillRect(0, 0, 1, 1);
+    const [r, g, b, a] = context.getImageData(0, 0, 1, 1).data;
+    return [r, g, b, a / 255];
+  };
+  const over = ([r, g, b, a], [R, G, B]) => [r * a + R * (1 - a), g * a + G * (1 - a), b * a + B * (1 - a), 1];
+  const linear = (part) => (part <= 10.31 ? part / 255 / 12.92 : ((part / 255 + 0.055) / 1.055) ** 2.4);
+  const light = ([r, g, b]) => 0.2126 * linear(r) + 0.7152 * linear(g) + 0.0722 * linear(b);
+  const behind = (one) => {
+    const own = colour(getComputedStyle(one).backgroundColor);
+    return own[3] === 1 ? own : over(own, one.parentElement ? behind(one.parentElement) : colour('Canvas'));
+  };
+  const opacity = (one) => (one ? Number(getComputedStyle(one).opacity) * opacity(one.parentElement) : 1);
+  const wrong = [];
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  for (let node = walker.nextNode(); node; node = walker.nextNode()) {
+    const one = node.parentElement;
+    if (!node.textContent.trim() || !one.getClientRects().length || one.matches('script, noscript')) continue;
+    const paper = behind(one), [r, g, b, a] = colour(getComputedStyle(one).color);
+    const [low, high] = [light(over([r, g, b, a * opacity(one)], paper)), light(paper)].sort((x, y) => x - y);
+    const ratio = (high + 0.05) / (low + 0.05);
+    if (ratio < 4.5) wrong.push(`${ratio.toFixed(2)} ${one.tagName}.${one.className} ${node.textContent.slice(0, 40)}`);
+  }
+  return wrong;
+}"""
+
 SCREENSHOTS = Path(__file__).parents[2] / "out" / "screenshots"
 
 

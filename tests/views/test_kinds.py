@@ -1,0 +1,43 @@
+"""The page of every kind of result, on a telephone: it fits, and can be read in the light and in the dark."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from looking import CONTRAST, WIDER
+from playwright.sync_api import Browser, Page
+from test_facts import RUNS
+
+import hiddenscope as hs
+from hiddenscope.catalog import ANALYSES
+
+TELEPHONE = {"width": 390, "height": 844}
+MAIN = [pytest.param(runs[0], id=word) for word, runs in RUNS.items()]
+MAIN += [pytest.param(RUNS["project"][1], id="project-two"), pytest.param(RUNS["drift"][1], id="drift-found")]
+
+
+@pytest.fixture
+def telephone(chromium: Browser) -> Iterator[Page]:
+    still = {"reduced_motion": "reduce"}  # so that no colour is on its way to another
+    context = chromium.new_context(viewport=TELEPHONE, offline=True, has_touch=True, is_mobile=True, **still)
+    context.set_default_timeout(8000)
+    yield context.new_page()
+    context.close()
+
+
+def test_every_kind_is_looked_at() -> None:
+    assert set(RUNS) == {analysis.word for analysis in ANALYSES if analysis.result}
+
+
+@pytest.mark.parametrize("run", MAIN)
+def test_a_page_fits_a_telephone_and_can_be_read(run: Callable[[], hs.Result], telephone: Page, tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    run().save(path)
+    telephone.goto(path.as_uri())
+    telephone.wait_for_selector("html[data-ready=true]", state="attached")
+    assert telephone.evaluate(WIDER, TELEPHONE["width"]) == []
+    assert telephone.evaluate("document.scrollingElement.scrollWidth") <= TELEPHONE["width"]
+    for scheme in ("light", "dark"):
+        telephone.emulate_media(color_scheme=scheme)
+        telephone.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        assert telephone.evaluate(CONTRAST) == [], scheme
