@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hiddenscope as hs
+from hiddenscope import texts
 from hiddenscope.errors import FileError, TextError
 from hiddenscope.texts import Labelled, Row, copy_groups, copy_key, read, rows, shipped
 
@@ -353,6 +354,33 @@ def test_a_compressed_bomb_is_refused(tmp_path: Path, kind: str, unit: bytes) ->
     path.write_bytes(gzip.compress(content, 9) if kind == "gz" else zstandard.ZstdCompressor().compress(content))
     with pytest.raises(FileError, match=r"become more than 4,\d{3},\d{3}, as no text does"):
         read(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "lines"),
+    [
+        ("a.txt", b"one\n\xff\xfe\nthree\n", [2]),
+        ("a.jsonl", b'{"text": "one"}\n{"te\n{"other": "two"}\n7\n{"text": " "}\n{"text": "three"}\n', [2, 3, 4, 5]),
+        ("a.csv", b'text,label\none,1\ntwo\n"tw"o,2\n,3\nthree,4\n', [3, 4, 5]),
+    ],
+)
+def test_broken_rows_can_be_left_out_and_each_is_named(
+    tmp_path: Path, name: str, data: bytes, lines: list[int]
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(data)
+    skipped: list[TextError] = []
+    assert [row.text for row in rows(path, skipped=skipped.append)] == ["one", "three"]
+    assert [error.problem for error in skipped] == [f"Line {line} of {name}" for line in lines]
+
+
+def test_a_line_that_is_too_long_can_be_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(texts, "LONGEST_FIELD", 10)
+    path = tmp_path / "long.txt"
+    path.write_text("one\n" + "x" * 35 + "\nthree\n" + "y" * 9 + "\nfive\n")
+    skipped: list[TextError] = []
+    assert [row.text for row in rows(path, skipped=skipped.append)] == ["one", "three", "five"]
+    assert [error.problem for error in skipped] == ["Line 2 of long.txt", "Line 4 of long.txt"]
 
 
 def test_a_line_without_an_end_is_refused(tmp_path: Path) -> None:

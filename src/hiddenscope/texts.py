@@ -17,7 +17,7 @@ import re
 import sys
 import threading
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -43,6 +43,9 @@ Cells: TypeAlias = tuple[int, Any, Any]
 """A row as it was read: its line or number, its text and its label, not checked yet."""
 Columns: TypeAlias = tuple[str | None, str | None]
 """The names of the text and label columns; None where they are to be found."""
+
+Skipped: TypeAlias = Callable[[TextError], None]
+"""What is given the error of every row that is left out."""
 
 _csv_limit = threading.Lock()
 
@@ -78,13 +81,18 @@ class Labelled:
 
 @dataclass(frozen=True)
 class _Origin:
-    """What is read, as errors name it: `Line 3 of cities.csv`."""
+    """What is read, as errors name it: `Line 3 of cities.csv`. `skipped` is given the errors of rows to leave out."""
 
     name: str
     unit: str = "row"
+    skipped: Skipped | None = None
 
-    def error(self, line: int, reason: str, remedy: str) -> TextError:
-        return TextError(f"{self.unit.capitalize()} {line:,} of {self.name}", reason, remedy)
+    def refuse(self, line: int, reason: str, remedy: str, cause: Exception | None = None) -> None:
+        """Raise the error of a row, or leave the row out."""
+        error = TextError(f"{self.unit.capitalize()} {line:,} of {self.name}", reason, remedy)
+        if self.skipped is None:
+            raise error from cause
+        self.skipped(error)
 
 
 def shipped() -> tuple[str, ...]:
@@ -96,37 +104,40 @@ def shipped() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in SHIPPED.iterdir() if path.suffix in FORMATS))
 
 
-def rows(source: Any, *, text: str | None = None, label: str | None = None) -> Iterator[Row]:
+def rows(
+    source: Any, *, text: str | None = None, label: str | None = None, skipped: Skipped | None = None
+) -> Iterator[Row]:
     """The rows of a source one after another, never all of them in memory.
 
     A source is the path of a .txt (one text per line), .jsonl, .csv, .tsv or .parquet file, which may be compressed as
     .gz or .zst; "-" for stdin ("-.csv" names its format); an open file; the name of a shipped dataset; a frame; a
     Hugging Face dataset; a list of strings; `(texts, labels)`; or what `read` gave. `text` and `label` name columns. If
     they are not given, a column with an obvious name is taken, or the only one that holds text. Labels of a .csv are
-    strings; blank lines of a file are skipped.
+    strings; blank lines of a file are skipped. With `skipped`, a broken row is no error: it is left out, and the error
+    that names it goes there.
 
     >>> next(rows("cities-complete")).label
     'Toronto'
     """
     columns = (text, label)
     if isinstance(source, str | os.PathLike):
-        return _of_name(os.fspath(source), columns)
+        return _of_name(os.fspath(source), columns, skipped)
     if hasattr(source, "read"):
         named = Path(str(getattr(source, "name", "")))
         kind = _format(named.name) or _without(columns)
         origin = _Origin(
-            named.name if _format(named.name) else "the open file", "row" if kind == ".parquet" else "line"
+            named.name if _format(named.name) else "the open file", "row" if kind == ".parquet" else "line", skipped
         )
         return _checked(_of_file(source, kind, origin, columns), origin)
     if isinstance(source, Labelled):
-        return _checked(_of_labelled(source, columns, origin := _Origin(source.name)), origin)
+        return _checked(_of_labelled(source, columns, origin := _Origin(source.name, skipped=skipped)), origin)
     if hasattr(source, "columns") and (hasattr(source, "itertuples") or hasattr(source, "iter_rows")):
-        return _checked(_of_frame(source, columns, origin := _Origin("the frame")), origin)
+        return _checked(_of_frame(source, columns, origin := _Origin("the frame", skipped=skipped)), origin)
     if hasattr(source, "column_names"):
-        return _checked(_of_dataset(source, columns, origin := _Origin("the dataset")), origin)
+        return _checked(_of_dataset(source, columns, origin := _Origin("the dataset", skipped=skipped)), origin)
     if isinstance(source, tuple) and len(source) == 2 and not any(isinstance(part, str) for part in source):
-        return _checked(_of_pair(*source, columns, origin := _Origin("(texts, labels)")), origin)
-    return _checked(_of_items(source, columns, origin := _Origin("the list")), origin)
+        return _checked(_of_pair(*source, columns, origin := _Origin("(texts, labels)", skipped=skipped)), origin)
+    return _checked(_of_items(source, columns, origin := _Origin("the list", skipped=skipped)), origin)
 
 
 @checked
@@ -206,14 +217,14 @@ def is_file(path: str | os.PathLike[str]) -> bool:
     return os.path.isfile(path)  # unlike Path's, this one never raises
 
 
-def _of_name(name: str, columns: Columns) -> Iterator[Row]:
+def _of_name(name: str, columns: Columns, skipped: Skipped | None) -> Iterator[Row]:
     if name.partition(".")[0] == "-":
         kind = _format(name) or _without(columns)
         if name != "-" and not _format(name):
             reason = "it names no known format"
             raise FileError(f"Cannot read stdin as {name!r}", reason, _formats("Write -.jsonl, for example"))
         stdin = getattr(sys.stdin, "buffer", sys.stdin)
-        return _checked(_of_file(stdin, kind, origin := _Origin("stdin", "line"), columns), origin)
+        return _checked(_of_file(stdin, kind, origin := _Origin("stdin", "line", skipped), columns), origin)
     path = _shipped_path(name) or Path(name)
     kind = _format(path.name)
     if not is_file(path):
@@ -221,7 +232,7 @@ def _of_name(name: str, columns: Columns) -> Iterator[Row]:
     if not kind:
         reason = f"{path.suffix!r} is not a known format"
         raise FileError(f"Cannot read texts from {name!a}", reason, _formats("Rename it"))
-    origin = _Origin(path.name, "row" if kind == ".parquet" else "line")
+    origin = _Origin(path.name, "row" if kind == ".parquet" else "line", skipped)
     return _checked(_of_path(path, kind, origin, columns), origin)
 
 
@@ -288,7 +299,8 @@ def _decoded(stream: Iterable[bytes | str], origin: _Origin) -> Iterator[tuple[i
             string = line if isinstance(line, str) else line.decode("utf-8")
         except UnicodeDecodeError as error:
             reason = f"it is not UTF-8 (byte {error.start + 1} of the line is 0x{error.object[error.start]:02x})"
-            raise origin.error(number, reason, "Save the file as UTF-8.") from error
+            origin.refuse(number, reason, "Save the file as UTF-8.", error)
+            continue
         yield number, string.removeprefix("\ufeff") if number == 1 else string
 
 
@@ -302,7 +314,10 @@ def _bounded(stream: Iterable[bytes | str], origin: _Origin) -> Iterator[bytes |
         number += 1
         if len(line) == LONGEST_FIELD:
             reason = f"it has {LONGEST_FIELD:,} characters or more"
-            raise origin.error(number, reason, "Split it into lines, one for each text.")
+            origin.refuse(number, reason, "Split it into lines, one for each text.")
+            while len(line) == LONGEST_FIELD and line[-1:] not in (b"\n", "\n"):
+                line = stream.readline(LONGEST_FIELD)
+            continue
         yield line
 
 
@@ -315,9 +330,11 @@ def _lines(stream: Iterable[bytes | str], origin: _Origin) -> Iterator[tuple[int
 def _json(stream: Iterable[bytes | str], origin: _Origin) -> Iterator[tuple[int, Any]]:
     for number, line in _lines(stream, origin):
         try:
-            yield number, json.loads(line)
+            record = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise origin.error(number, f"it is not JSON ({error})", "Correct the line, or remove it.") from error
+            origin.refuse(number, f"it is not JSON ({error})", "Correct the line, or remove it.", error)
+            continue
+        yield number, record
 
 
 def _csv(stream: Iterable[bytes | str], delimiter: str, origin: _Origin, columns: Columns) -> Iterator[Cells]:
@@ -335,7 +352,9 @@ def _csv(stream: Iterable[bytes | str], delimiter: str, origin: _Origin, columns
             cells = _next_row(reader)
         except csv.Error as error:
             reason = f"it is not a row of values separated by {delimiter!r} ({error})"
-            raise origin.error(begin, reason, "Correct the line.") from error
+            origin.refuse(begin, reason, "Correct the line.", error)
+            begin = reader.line_num + 1
+            continue
         if cells is None:
             return
         if cells and header is None:
@@ -345,8 +364,9 @@ def _csv(stream: Iterable[bytes | str], delimiter: str, origin: _Origin, columns
         elif cells and header is not None:
             if len(cells) != len(header):
                 reason = f"it has {len(cells)} columns and the header {len(header)} ({', '.join(header)[:200]})"
-                raise origin.error(begin, reason, "Quote what holds a separator, or correct the line.")
-            yield begin, cells[chosen[0]], None if chosen[1] is None else cells[chosen[1]] or None
+                origin.refuse(begin, reason, "Quote what holds a separator, or correct the line.")
+            else:
+                yield begin, cells[chosen[0]], None if chosen[1] is None else cells[chosen[1]] or None
         begin = reader.line_num + 1
 
 
@@ -400,14 +420,16 @@ def _of_records(records: Iterator[tuple[int, Any]], columns: Columns, origin: _O
     for number, record in chain([first], records):
         if not isinstance(record, Mapping):
             reason = f"it is {_kind(record)} and not a row with columns"
-            raise origin.error(number, reason, "Correct it, or remove it.")
+            origin.refuse(number, reason, "Correct it, or remove it.")
+            continue
         if text is None:
             strings = [name for name, value in record.items() if isinstance(value, str)]
             text, label = _chosen(list(record), strings, columns, origin)
         missing = [name for name in (text, columns[1]) if name is not None and name not in record]
         if missing:
             reason = f"it has no {missing[0]!r}, only {_listed(list(record))}"
-            raise origin.error(number, reason, "Correct it, or remove it.")
+            origin.refuse(number, reason, "Correct it, or remove it.")
+            continue
         yield number, record[text], None if label is None else record.get(label)
 
 
@@ -513,12 +535,13 @@ def _no_columns(columns: Columns, origin: _Origin) -> None:
 def _checked(cells: Iterator[Cells], origin: _Origin) -> Iterator[Row]:
     for line, text, label in cells:
         if not isinstance(text, str):
-            raise origin.error(line, f"the text is {_kind(text)}", "Give a string.")
-        if not text.strip():
-            raise origin.error(line, "the text is empty", "Remove the row, or fill it in.")
-        if not text.isascii() and any("\ud800" <= char <= "\udfff" for char in text):
-            raise origin.error(line, "the text holds half of a character (a lone surrogate)", "Save it as UTF-8 again.")
-        yield Row(str(text), _plain(label), line)
+            origin.refuse(line, f"the text is {_kind(text)}", "Give a string.")
+        elif not text.strip():
+            origin.refuse(line, "the text is empty", "Remove the row, or fill it in.")
+        elif not text.isascii() and any("\ud800" <= char <= "\udfff" for char in text):
+            origin.refuse(line, "the text holds half of a character (a lone surrogate)", "Save it as UTF-8 again.")
+        else:
+            yield Row(str(text), _plain(label), line)
 
 
 def _plain(label: Any) -> Any:
