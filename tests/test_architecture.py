@@ -33,7 +33,7 @@ ROWS = [
     {"texts", "states", "sites", "results", "datasets", "measures"},
     {"files", "compressed", "kernels", "limits"},
     {"arguments"},
-    {"errors", "progress", "catalog"},
+    {"errors", "progress", "catalog", "signatures"},
 ]
 VALUES = next(row for row in ROWS if "states" in row)
 ROOF = ROWS[0] | ROWS[1]  # only these may use the public names, `import hiddenscope as hs`

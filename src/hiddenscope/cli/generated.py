@@ -6,16 +6,13 @@ An analysis that takes `Inputs` needs no parameters for how texts are encoded: i
 Parameters that only a program can give, such as callbacks, are left out. Help is in the catalog, and here where several
 analyses share a parameter.
 
-Signatures are read from the source and not from the function, because importing an analysis imports torch, and
-`hiddenscope --help` should not take seconds.
+Signatures are read from the source (`hiddenscope.signatures`): importing an analysis imports torch, and `hiddenscope
+--help` should not take seconds.
 """
 
 import ast
 import inspect
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 import typer
@@ -24,6 +21,7 @@ import hiddenscope as hs
 from hiddenscope.catalog import Analysis, Option
 from hiddenscope.cli.arguments import TextRule, dataset
 from hiddenscope.cli.command import TEXTS_HELP, Shared, command, show
+from hiddenscope.signatures import Parameter, parameters_of, words_of
 
 SHARED_HELP = {
     "texts": TEXTS_HELP,
@@ -37,32 +35,16 @@ SHARED_HELP = {
 ONLY_IN_PYTHON = {"Callable"}
 
 
-@dataclass(frozen=True)
-class _Parameter:
-    """One parameter of an analysis, as its source declares it."""
-
-    name: str
-    type: ast.expr
-    positional: bool
-    required: bool
-    default: Any = None
-
-    @property
-    def names(self) -> set[str]:
-        """The names that its type is made of."""
-        return {node.id for node in ast.walk(self.type) if isinstance(node, ast.Name)}
-
-
 ENCODING = (
-    _Parameter("targets", ast.Name("str"), positional=False, required=False),
-    _Parameter("truncate", ast.Name("bool"), positional=False, required=False, default=False),
+    Parameter("targets", ast.Name("str"), positional=False, required=False),
+    Parameter("truncate", ast.Name("bool"), positional=False, required=False, default=False),
 )
 
 
 def generated(analysis: Analysis) -> Callable[..., None]:
     """The command of an analysis that needs no module of its own."""
     module = f"hiddenscope.{analysis.module}"
-    _, *declared = _parameters(module, analysis.word)
+    _, *declared = parameters_of(module, analysis.word)
     parameters = [parameter for parameter in declared if not ONLY_IN_PYTHON & parameter.names]
     texts = [parameter for parameter in parameters if parameter.positional and "Texts" in parameter.names]
     many = texts[0].name if len(texts) == 1 else None  # with one place for texts, a command takes any number of them
@@ -87,14 +69,14 @@ def generated(analysis: Analysis) -> Callable[..., None]:
     return command(call)
 
 
-def _value(shared: Shared, parameter: _Parameter, word: Any) -> Any:
+def _value(shared: Shared, parameter: Parameter, word: Any) -> Any:
     """What the analysis is given for a word of the command line."""
     if word is not None and {"Model", "ModelLike"} & parameter.names:
         return hs.load(word, device=shared.device, dtype=shared.dtype)
     return word
 
 
-def _as_typer(parameter: _Parameter, analysis: Analysis, module: str, many: str | None) -> inspect.Parameter:
+def _as_typer(parameter: Parameter, analysis: Analysis, module: str, many: str | None) -> inspect.Parameter:
     """A parameter as typer reads it."""
     option = analysis.options.get(parameter.name, Option(SHARED_HELP.get(parameter.name, "")))
     kind = list[str] if parameter.name == many else _kind(parameter, module)
@@ -114,54 +96,12 @@ def _as_typer(parameter: _Parameter, analysis: Analysis, module: str, many: str 
     )
 
 
-def _kind(parameter: _Parameter, module: str) -> Any:
+def _kind(parameter: Parameter, module: str) -> Any:
     """The type of a word of the command line."""
     if not {"Texts", "Model", "ModelLike"} & parameter.names:
-        if words := tuple(_words(parameter.type, module)):
+        if words := tuple(words_of(parameter.type, module)):
             return Literal[words]
         for plain in (bool, str, int, float):
             if plain.__name__ in parameter.names:
                 return plain
     return str
-
-
-def _words(type_: ast.expr, module: str) -> Iterator[str]:
-    """The words of a `Literal`, or of a name that stands for one here or in the module that it is imported from."""
-    for node in ast.walk(type_):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            yield node.value
-        elif isinstance(node, ast.Name) and (alias := _alias(node.id, module)):
-            yield from _words(*alias)
-
-
-def _alias(name: str, module: str) -> tuple[ast.expr, str] | None:
-    for node in _source(module).body:
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id == name:
-            literal = node.value is not None and "Literal" in ast.unparse(node.value)
-            return (node.value, module) if literal and node.value is not None else None
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("hiddenscope."):
-            for imported in node.names:
-                if (imported.asname or imported.name) == name:
-                    return _alias(imported.name, node.module)
-    return None
-
-
-def _parameters(module: str, function: str) -> Iterator[_Parameter]:
-    """The parameters of a function, from its source."""
-    node = next(node for node in _source(module).body if isinstance(node, ast.FunctionDef) and node.name == function)
-    positional, named = node.args.args, node.args.kwonlyargs
-    defaults = [None] * (len(positional) - len(node.args.defaults)) + node.args.defaults + node.args.kw_defaults
-    for place, (argument, default) in enumerate(zip([*positional, *named], defaults, strict=True)):
-        type_ = argument.annotation or ast.Name("str")
-        if isinstance(type_, ast.Constant):  # a type in quotes
-            type_ = ast.parse(str(type_.value), mode="eval").body
-        value = None if default is None else ast.literal_eval(default)
-        yield _Parameter(argument.arg, type_, place < len(positional), default is None, value)
-
-
-@cache
-def _source(module: str) -> ast.Module:
-    """The source of a module of ours; `importlib` would import the packages that it is in."""
-    path = Path(__file__).parents[2].joinpath(*module.split("."))
-    path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-    return ast.parse(path.read_text("utf-8"))
