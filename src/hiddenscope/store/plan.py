@@ -1,0 +1,220 @@
+"""StorePlan: what a store is to hold, decided before the first pass and never changed.
+
+The plan names everything that decides a number in the store: the model with the hash of its weights, the tokenizer,
+the sites, the dtype, the environment, the corpus, and for every unit the hash of its texts. A unit is computed anew
+from the plan alone, and on like hardware its bytes are the same.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from hiddenscope.arguments import checked
+from hiddenscope.errors import Damaged, SiteError, StoreError
+from hiddenscope.sites import Site
+from hiddenscope.store import records
+
+VERSION = 1
+FORMAT = "hiddenscope.store"
+DTYPES: dict[str, np.dtype[Any]] = {"bfloat16": np.dtype("<u2"), "float16": np.dtype("<f2"), "float32": np.dtype("<f4")}
+"""The dtypes that states may have in a store, and how numpy holds each: bfloat16 as the bits that it is."""
+
+_NO_DIGEST = ""
+
+
+@checked
+@dataclass(frozen=True)
+class StoreRow:
+    """One text as the model is given it, or one window of a long document.
+
+    `text` is the number of the text in the corpus, `start` the position of the first token in its document, `spans`
+    the characters of each token in the text, and `string` the whole text (on the row with start 0 alone). Rows with
+    the same `batch` run together.
+
+    >>> StoreRow(0, 0, (5, 6), ((0, 2), (2, 4)), 0, "abcd").to_json()["ids"]
+    [5, 6]
+    """
+
+    text: int
+    start: int
+    ids: tuple[int, ...]
+    spans: tuple[tuple[int, int], ...]
+    batch: int
+    string: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """A dict that JSON can hold."""
+        given = {"text": self.text, "start": self.start, "ids": list(self.ids), "batch": self.batch}
+        given["spans"] = [list(span) for span in self.spans]
+        return given if self.string is None else given | {"string": self.string}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "StoreRow":
+        """What `to_json` was made from."""
+        spans = tuple((int(start), int(end)) for start, end in data["spans"])
+        ids, string = tuple(map(int, data["ids"])), data.get("string")
+        return cls(int(data["text"]), int(data["start"]), ids, spans, int(data["batch"]), string)
+
+
+@dataclass(frozen=True)
+class UnitDigest:
+    """One unit in the plan: its number of rows and tokens, and the hash of `plan/<name>.jsonl`."""
+
+    name: str
+    rows: int
+    tokens: int
+    sha256: str
+
+
+@checked
+@dataclass(frozen=True)
+class StorePlan:
+    """What a store is to hold.
+
+    `model` has the fields of a `Source` and perhaps more; `corpus` says which texts, and `count` in it how many.
+    `pool` is None for a row of each token. `units`, `duplicates` and `strings` (hashes of the files beside the plan)
+    are filled in by `create`.
+
+    >>> plan = StorePlan({"model": "toy"}, {}, ("layer.0", "final"), {"layer.0": 4, "final": 4}, "bfloat16")
+    >>> StorePlan.decode(plan.encode(), "Cannot read it") == plan, len(plan.digest)
+    (True, 64)
+    """
+
+    model: dict[str, Any]
+    tokenizer: dict[str, Any]
+    sites: tuple[str, ...]
+    widths: dict[str, int]
+    dtype: str
+    pool: str | None = None
+    environment: dict[str, Any] = field(default_factory=dict)
+    corpus: dict[str, Any] = field(default_factory=dict)
+    units: tuple[UnitDigest, ...] = ()
+    duplicates: str = _NO_DIGEST
+    strings: str = _NO_DIGEST
+    version: int = VERSION
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sites", tuple(map(str, self.sites)))
+        problem, remedy = "Cannot make this plan of a store", "Give a plan as docs/store-format.md says."
+        if self.dtype not in DTYPES:
+            raise StoreError(problem, f"the dtype is {str(self.dtype)[:40]!r}", f"It must be {', '.join(DTYPES)}.")
+        try:
+            parsed = [Site.parse(site) for site in self.sites]
+        except SiteError as error:
+            raise StoreError(problem, str(error), remedy) from error
+        if not parsed or parsed != sorted(set(parsed)) or len({site.stack for site in parsed}) > 1:
+            reason = "its sites must be of one stack, each once, in the order of the forward pass"
+            raise StoreError(problem, reason, remedy)
+        if set(self.widths) != set(self.sites) or not all(_whole(width, 1) for width in self.widths.values()):
+            raise StoreError(problem, "it must have a width for each site", remedy)
+        if [unit.name for unit in self.units] != [unit_name(number) for number in range(len(self.units))]:
+            raise StoreError(problem, "its units must be 000000, 000001 and so on", remedy)
+
+    @property
+    def rows(self) -> int:
+        """The number of rows of states: of tokens, or where states are pooled of texts."""
+        return sum(self.rows_of(unit) for unit in self.units)
+
+    def rows_of(self, unit: UnitDigest) -> int:
+        """The number of rows of states in a unit."""
+        return unit.tokens if self.pool is None else unit.rows
+
+    @cached_property
+    def by_name(self) -> dict[str, UnitDigest]:
+        """The units by their names."""
+        return {unit.name: unit for unit in self.units}
+
+    @property
+    def digest(self) -> str:
+        """The checksum of plan.json, by which every record names its plan."""
+        digest = records.digest_of(self.encode())
+        assert digest is not None
+        return digest
+
+    def encode(self) -> bytes:
+        """The bytes of plan.json."""
+        return records.encode({"format": FORMAT, **asdict(self)})
+
+    @classmethod
+    def decode(cls, content: bytes, problem: str) -> "StorePlan":
+        """The plan in these bytes; an error for one that was changed, or that a newer hiddenscope wrote."""
+        given = records.decode(content, problem)
+        if given.pop("format", None) != FORMAT:
+            raise StoreError(problem, "its plan.json is of something else", "Give the folder of a store.")
+        version: Any = given.get("version")
+        if not _whole(version, 1) or version > VERSION:
+            reason = f"it is of version {str(version)[:20]}, and this hiddenscope reads up to version {VERSION}"
+            raise StoreError(problem, reason, "Install a newer hiddenscope.")
+        try:
+            known = {own.name for own in fields(cls)}
+            if set(given) != known:
+                raise ValueError(f"its fields are {', '.join(sorted(given))[:200]}")
+            units = tuple(_unit(unit) for unit in given["units"])
+            return cls(**given | {"sites": tuple(given["sites"]), "units": units})
+        except (KeyError, TypeError, ValueError) as error:
+            raise Damaged(problem, f"plan.json is not such a plan ({str(error)[:200]})", records.VERIFY) from error
+
+    def filled(self, units: Iterable[UnitDigest], duplicates: str, strings: str) -> "StorePlan":
+        """This plan with the hashes of the files beside it."""
+        return replace(self, units=tuple(units), duplicates=duplicates, strings=strings)
+
+    def differences(self, other: "StorePlan") -> list[str]:
+        """Every field in which another plan, which is asked for, differs from this one, which is there."""
+        mine, theirs = dict(_flat(asdict(self))), dict(_flat(asdict(other)))
+        units = self.units != other.units
+        names = [name for name in mine | theirs if mine.get(name, _ABSENT) != theirs.get(name, _ABSENT)]
+        listed = [
+            f"{name}: {_shown(mine.get(name, _ABSENT))} there, {_shown(theirs.get(name, _ABSENT))} asked"
+            for name in names
+            if not name.startswith("units")
+        ]
+        return listed + [_units_differ(self.units, other.units)] if units else listed
+
+
+_ABSENT = object()
+
+
+def unit_name(number: int) -> str:
+    """The name of a unit.
+
+    >>> unit_name(7)
+    '000007'
+    """
+    return f"{number:06d}"
+
+
+def _whole(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _unit(given: Mapping[str, Any]) -> UnitDigest:
+    unit = UnitDigest(**given)
+    if not (_whole(unit.rows, 1) and _whole(unit.tokens, unit.rows) and records.is_digest(unit.sha256)):
+        raise ValueError(f"unit {str(unit.name)[:20]} has no rows, or no hash")
+    return unit
+
+
+def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """The fields of nested mappings, by dotted names."""
+    if isinstance(value, Mapping) and value:
+        for key, inner in value.items():
+            yield from _flat(inner, f"{name}.{key}" if name else str(key))
+    else:
+        yield name, list(value) if isinstance(value, tuple) else value
+
+
+def _shown(value: object) -> str:
+    if value is _ABSENT:
+        return "nothing"
+    text = value if isinstance(value, str) and value.isprintable() and value else ascii(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _units_differ(mine: tuple[UnitDigest, ...], theirs: tuple[UnitDigest, ...]) -> str:
+    if len(mine) != len(theirs):
+        return f"units: {len(mine):,} there, {len(theirs):,} asked"
+    differing = [one.name for one, other in zip(mine, theirs, strict=True) if one != other]
+    return f"texts of {len(differing):,} units, the first is {differing[0]}"

@@ -1,0 +1,277 @@
+"""Writer: makes a store of a plan, and commits one unit after another.
+
+A unit is committed in six steps: its shard is written under a temporary name and hashed on the way; it is brought to
+the disk; it is renamed to its hash; the folder is brought to the disk; the record is linked into `commits/` only if
+there is none; that folder is brought to the disk. A crash at any instant leaves a unit committed whole or not at all.
+Of two processes that commit one unit, the first to link its record has, and the other discards its own.
+"""
+
+import hashlib
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Self
+
+from hiddenscope.arguments import checked
+from hiddenscope.errors import Damaged, FileError, StoreError
+from hiddenscope.store import records
+from hiddenscope.store.commits import Commit, Complete, committed
+from hiddenscope.store.folder import StoreFolder, shown, to_disk
+from hiddenscope.store.plan import StorePlan, StoreRow, UnitDigest, unit_name
+from hiddenscope.store.shard import layout_of, row_tensors, states_to_store, write_shard
+
+
+@checked
+def create(
+    path: str | os.PathLike[str],
+    plan: StorePlan,
+    units: Iterable[Sequence[StoreRow]],
+    duplicates: Iterable[tuple[int, int]] = (),
+    strings: Mapping[int, str] | None = None,
+) -> "Writer":
+    """Make a store, or go on with the one that is there if it has the same plan.
+
+    `units` gives the rows of each unit and is read once; rows lie in the order of the corpus. `duplicates` are pairs:
+    a text, and the earlier text that it is a copy of. `strings` says how token ids read.
+
+    >>> import tempfile
+    >>> import numpy as np
+    >>> plan = StorePlan({"model": "toy"}, {}, ("layer.0",), {"layer.0": 4}, "float32")
+    >>> with tempfile.TemporaryDirectory() as path:
+    ...     writer = create(path, plan, [[StoreRow(0, 0, (5, 6), ((0, 1), (1, 2)), 0)]])
+    ...     before = writer.pending()
+    ...     _ = writer.commit("000000", {"layer.0": np.zeros((2, 4), "float32")})
+    ...     before, writer.pending()
+    (['000000'], [])
+    """
+    folder = StoreFolder(path)
+    with _explained(folder):
+        _refuse_others(folder)
+        folder.make()
+        folder.remove_leftovers()
+        with folder.writing(folder=True) as fresh:
+            whole = _write_texts(fresh, plan, units, duplicates, strings or {})
+            with folder.locked():
+                _publish_plan(folder, fresh, whole)
+    return resume(path, digest=whole.digest)
+
+
+@checked
+def resume(path: str | os.PathLike[str], *, digest: str | None = None) -> "Writer":
+    """Go on with a store that is there; with `digest`, only if that is the digest of its plan."""
+    folder = StoreFolder(path)
+    folder.check()
+    plan = read_plan(folder)
+    if digest is not None and plan.digest != digest:
+        reason = f"its plan is {plan.digest[:12]}, not {digest[:12]}"
+        raise StoreError(f"Cannot go on with {folder.shown}", reason, "Give another folder.")
+    with _explained(folder):
+        folder.make()
+        folder.remove_leftovers()
+    return Writer(folder, plan)
+
+
+class Writer:
+    """Commits the units of a store. Several may be at work on one store, in any number of processes."""
+
+    def __init__(self, folder: StoreFolder, plan: StorePlan) -> None:
+        self.folder, self.plan, self.digest = folder, plan, plan.digest
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def path(self) -> Path:
+        """The folder of the store."""
+        return self.folder.path
+
+    def pending(self) -> list[str]:
+        """The units without a record, in order."""
+        done = self.folder.recorded()
+        return [unit.name for unit in self.plan.units if unit.name not in done]
+
+    def rows(self, unit: str) -> list[StoreRow]:
+        """The texts of a unit, checked against the plan."""
+        return read_rows(self.folder, self._unit(unit))
+
+    def commit(self, unit: str, values: Mapping[str, Any]) -> bool:
+        """Write the states of a unit by site, `[row, width]`, and record it; False if another was first."""
+        digest = self._unit(unit)
+        states = states_to_store(self.plan, digest, values)
+        if self.folder.record(unit).exists():
+            return False
+        tensors = row_tensors(self.rows(unit)) | states
+        layout = layout_of(self.plan, self.digest, digest)
+        with _explained(self.folder), self.folder.writing() as fresh:
+            sha256, table = write_shard(fresh, layout, tensors)
+            with self.folder.locked("data", shared=True):  # gc removes nothing between the two names
+                return self._record(fresh, Commit(self.digest, unit, sha256, layout.size, table))
+
+    def _record(self, fresh: Path, commit: Commit) -> bool:
+        final = self.folder.data(commit.sha256)
+        os.replace(fresh, final)
+        to_disk(final.parent)
+        if self.folder.publish(self.folder.record(commit.unit), commit.encode()):
+            return True
+        with suppress(FileError):  # a damaged record is for verify to name
+            if committed(self.folder, self.plan, commit.unit).sha256 != commit.sha256:
+                final.unlink(missing_ok=True)
+        return False
+
+    def complete(self) -> None:
+        """Write the record of all records, when no unit is pending."""
+        if missing := self.pending():
+            reason = f"{len(missing):,} units are not committed, the first is {missing[0]}"
+            raise StoreError(f"Cannot complete {self.folder.shown}", reason, "Commit them first.")
+        commits = {unit.name: committed(self.folder, self.plan, unit.name).sha256 for unit in self.plan.units}
+        with _explained(self.folder):
+            self.folder.publish(self.folder.complete, Complete(self.digest, commits).encode())
+
+    def close(self) -> None:
+        """Nothing is held between commits; this is here so that a writer may stand in a with statement."""
+
+    def _unit(self, name: str) -> UnitDigest:
+        unit = self.plan.by_name.get(name)
+        if unit is None:
+            reason = f"it has {len(self.plan.units):,} units"
+            raise StoreError(f"No unit {str(name)[:40]!r} in {self.folder.shown}", reason, "Name one of them.")
+        return unit
+
+
+def read_plan(folder: StoreFolder) -> StorePlan:
+    """The plan of a store."""
+    return StorePlan.decode(folder.read(folder.plan), f"Cannot open {folder.shown}")
+
+
+def read_rows(folder: StoreFolder, unit: UnitDigest) -> list[StoreRow]:
+    """The texts of a unit, checked against the plan."""
+    content = read_beside(folder, unit.name, unit.sha256)
+    try:
+        return [StoreRow.from_json(records.from_json(line)) for line in content.splitlines()]
+    except (KeyError, TypeError, ValueError) as error:
+        raise Damaged(f"Cannot read {folder.shown}", f"plan/{unit.name}.jsonl: {error}", records.VERIFY) from error
+
+
+def read_beside(folder: StoreFolder, name: str, sha256: str) -> bytes:
+    """A file of plan/, checked against its hash in the plan."""
+    content = folder.read(folder.texts(name))
+    if hashlib.sha256(content).hexdigest() != sha256:
+        reason = f"plan/{name}.jsonl is not what the plan was made with"
+        raise Damaged(f"Cannot read {folder.shown}", reason, records.VERIFY)
+    return content
+
+
+def _refuse_others(folder: StoreFolder) -> None:
+    """A store is made in an empty folder, or in one that was begun."""
+    if folder.path.is_dir() and not os.path.lexists(folder.plan):
+        others = sorted(set(os.listdir(folder.path)) - {"plan", "data", "commits", "tmp"})
+        if others:
+            reason = f"the folder holds other things, such as {shown(Path(others[0]))}"
+            raise StoreError(f"Cannot make a store in {folder.shown}", reason, "Give an empty folder, or a new one.")
+
+
+def _publish_plan(folder: StoreFolder, fresh: Path, plan: StorePlan) -> None:
+    """Put a plan in its place, unless there is one; another plan is refused."""
+    if os.path.lexists(folder.plan):
+        there = read_plan(folder)
+        if there.digest != plan.digest:
+            reason = "; ".join(there.differences(plan)[:20])
+            remedy = "Give another folder, or ask for the same as before."
+            raise StoreError(f"Cannot go on with {folder.shown}: it was begun otherwise", reason, remedy)
+        return
+    final = folder.path / "plan"
+    for leftover in final.iterdir():  # of a process that was killed before it had a plan.json
+        leftover.unlink()
+    final.rmdir()
+    os.replace(fresh, final)
+    to_disk(folder.path)
+    folder.publish(folder.plan, plan.encode())
+
+
+def _write_texts(
+    fresh: Path,
+    plan: StorePlan,
+    units: Iterable[Sequence[StoreRow]],
+    duplicates: Iterable[tuple[int, int]],
+    strings: Mapping[int, str],
+) -> StorePlan:
+    """Write the files of plan/, and the plan with their hashes."""
+    order = _Order()
+    digests = []
+    for number, rows in enumerate(units):
+        for row in rows:
+            order.check(row)
+        sha256 = _write_lines(fresh / f"{unit_name(number)}.jsonl", (row.to_json() for row in rows))
+        digests.append(UnitDigest(unit_name(number), len(rows), sum(len(row.ids) for row in rows), sha256))
+        if not rows:
+            raise StoreError("Cannot plan a store", f"unit {unit_name(number)} has no texts", "Leave it out.")
+    if not digests:
+        raise StoreError("Cannot plan a store", "there are no texts", "Give a corpus with texts.")
+    copies = sorted(duplicates)
+    order.check_copies(copies)
+    copied = _write_lines(fresh / "duplicates.jsonl", ({"text": text, "same_as": same} for text, same in copies))
+    reads = _write_lines(fresh / "strings.jsonl", ([number, strings[number]] for number in sorted(strings)))
+    to_disk(fresh)
+    filled = plan.filled(digests, copied, reads)
+    return StorePlan.decode(filled.encode(), "Cannot plan a store")  # tuples become lists, as they are when read
+
+
+def _write_lines(path: Path, values: Iterable[Any]) -> str:
+    digest = hashlib.sha256()
+    with path.open("wb") as file:
+        for value in values:
+            line = records.plain_json(value) + b"\n"
+            digest.update(line)
+            file.write(line)
+        file.flush()
+        os.fsync(file.fileno())
+    return digest.hexdigest()
+
+
+class _Order:
+    """Checks that rows come in the order of the corpus, and that no text is left out."""
+
+    def __init__(self) -> None:
+        self.last, self.missing = (-1, 0), set[int]()
+
+    def check(self, row: StoreRow) -> None:
+        problem = f"Cannot plan a store: text {row.text}"
+        if not row.ids or len(row.spans) != len(row.ids):
+            reason = f"it has {len(row.ids)} tokens and {len(row.spans)} spans"
+            raise StoreError(problem, reason, "Give one span a token, and at least one token.")
+        if (row.text, row.start) <= self.last or row.start < 0:
+            reason = f"its row at {row.start} comes after text {self.last[0]} at {self.last[1]}"
+            raise StoreError(problem, reason, "Give rows in the order of the corpus.")
+        self.missing.update(range(self.last[0] + 1, row.text))
+        self.last = row.text, row.start
+
+    def check_copies(self, copies: Sequence[tuple[int, int]]) -> None:
+        problem = "Cannot plan a store: its duplicates"
+        texts = {text for text, _ in copies}
+        last = max([self.last[0], *texts])
+        self.missing.update(range(self.last[0] + 1, last + 1))
+        if texts != self.missing or len(texts) != len(copies):
+            wrong = min(texts ^ self.missing, default=None)
+            reason = (
+                f"text {wrong} has rows and is a duplicate, or has neither" if wrong is not None else "one is twice"
+            )
+            raise StoreError(problem, reason, "Give rows, or an earlier text that it is a copy of.")
+        for text, same in copies:
+            if same in texts or not 0 <= same < text:
+                raise StoreError(problem, f"text {text} is said to be text {same}", "Name an earlier text with rows.")
+
+
+@contextmanager
+def _explained(folder: StoreFolder) -> Iterator[None]:
+    """Say what the system refused, such as a full disk or a folder that may not be written."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, FileError):
+            raise
+        reason, remedy = error.strerror or str(error), "Make room, or choose a folder that can be written; then go on."
+        raise FileError(f"Cannot write {folder.shown}", reason, remedy) from error
