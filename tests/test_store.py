@@ -3,7 +3,7 @@
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -187,3 +187,27 @@ def test_texts_that_were_changed_are_not_computed(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes().replace(b"[0,", b"[1,", 1))
     with pytest.raises(Damaged, match=r"plan/000000.jsonl is not what the plan was made with"):
         writer.rows("000000")
+
+
+def test_what_is_known_last_may_come_late(tmp_path: Path) -> None:
+    strings: dict[int, str] = {}
+
+    def units() -> Iterator[list[StoreRow]]:
+        for number in range(2):
+            strings[number] = f"token {number}"
+            yield [StoreRow(number, 0, (number,), ((0, 1),), 0)]
+
+    def late() -> StorePlan:
+        assert strings == {0: "token 0", 1: "token 1"}
+        return StorePlan({"model": "toy"}, {}, ("layer.0",), {"layer.0": 2}, "float32", corpus={"count": len(strings)})
+
+    writer = create(tmp_path / "store", late, units(), (), strings)
+    assert writer.plan.corpus == {"count": 2}
+    assert "token 1" in (tmp_path / "store" / "plan" / "strings.jsonl").read_text("utf-8")
+
+    def refused() -> StorePlan:
+        raise StoreError("No", "there is no room", "Make some.")
+
+    with pytest.raises(StoreError, match="no room"):
+        create(tmp_path / "other", refused, units())
+    assert not [path for path in (tmp_path / "other").rglob("*") if path.is_file()]

@@ -8,7 +8,7 @@ Of two processes that commit one unit, the first to link its record has, and the
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
@@ -25,7 +25,7 @@ from hiddenscope.store.shard import layout_of, row_tensors, states_to_store, wri
 @checked
 def create(
     path: str | os.PathLike[str],
-    plan: StorePlan,
+    plan: StorePlan | Callable[[], StorePlan],
     units: Iterable[Sequence[StoreRow]],
     duplicates: Iterable[tuple[int, int]] = (),
     strings: Mapping[int, str] | None = None,
@@ -33,7 +33,8 @@ def create(
     """Make a store, or go on with the one that is there if it has the same plan.
 
     `units` gives the rows of each unit and is read once; rows lie in the order of the corpus. `duplicates` are pairs:
-    a text, and the earlier text that it is a copy of. `strings` says how token ids read.
+    a text, and the earlier text that it is a copy of. `strings` says how token ids read. What is known only when the
+    last unit has been read may come late: `plan` may be a function, which may refuse, and the others may be filled.
 
     >>> import tempfile
     >>> import numpy as np
@@ -51,7 +52,7 @@ def create(
         folder.make()
         folder.remove_leftovers()
         with folder.writing(folder=True) as fresh:
-            whole = _write_texts(fresh, plan, units, duplicates, strings or {})
+            whole = _write_texts(fresh, plan, units, duplicates, {} if strings is None else strings)
             with folder.locked():
                 _publish_plan(folder, fresh, whole)
     return resume(path, digest=whole.digest)
@@ -194,7 +195,7 @@ def _publish_plan(folder: StoreFolder, fresh: Path, plan: StorePlan) -> None:
 
 def _write_texts(
     fresh: Path,
-    plan: StorePlan,
+    plan: StorePlan | Callable[[], StorePlan],
     units: Iterable[Sequence[StoreRow]],
     duplicates: Iterable[tuple[int, int]],
     strings: Mapping[int, str],
@@ -211,12 +212,13 @@ def _write_texts(
             raise StoreError("Cannot plan a store", f"unit {unit_name(number)} has no texts", "Leave it out.")
     if not digests:
         raise StoreError("Cannot plan a store", "there are no texts", "Give a corpus with texts.")
+    known = plan() if callable(plan) else plan
     copies = sorted(duplicates)
     order.check_copies(copies)
     copied = _write_lines(fresh / "duplicates.jsonl", ({"text": text, "same_as": same} for text, same in copies))
     reads = _write_lines(fresh / "strings.jsonl", ([number, strings[number]] for number in sorted(strings)))
     to_disk(fresh)
-    filled = plan.filled(digests, copied, reads)
+    filled = known.filled(digests, copied, reads)
     return StorePlan.decode(filled.encode(), "Cannot plan a store")  # tuples become lists, as they are when read
 
 
