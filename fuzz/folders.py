@@ -103,9 +103,16 @@ def _changed(base: Path, chance: random.Random, work: Path) -> Path:
         change = chance.choices((_config, _tokenizer, _special, _weights, _bytes, _bomb), (10, 4, 2, 2, 2, 4))[0]
         try:
             change(folder, chance)
-        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, struct.error):
             continue  # an earlier change left nothing here to be changed
     return folder
+
+
+def _content(path: Path) -> bytes:
+    """What is in a file; an earlier change may have put a pipe or a device in its place, which is read without end."""
+    if not path.is_file():
+        raise FileNotFoundError(path)
+    return path.read_bytes()
 
 
 def _value(chance: random.Random) -> Any:
@@ -124,7 +131,7 @@ def _places(content: Any) -> list[tuple[Any, Any]]:
 
 
 def _mutate(path: Path, chance: random.Random, likely: tuple[str, ...] = ()) -> None:
-    content = json.loads(path.read_text())
+    content = json.loads(_content(path))
     if likely and chance.random() < 0.4:
         content[chance.choice(likely)] = _value(chance)
     else:
@@ -147,7 +154,7 @@ def _config(folder: Path, chance: random.Random) -> None:
 
 def _tokenizer(folder: Path, chance: random.Random) -> None:
     path = folder / "tokenizer.json"
-    content = json.loads(path.read_text())
+    content = json.loads(_content(path))
     count = chance.choice((2, 10, 30, 100, 1000))
     grow = {"type": "Replace", "pattern": {"String": "e"}, "content": "e" * chance.choice((2, 10, 1000))}
     every = {"type": "Replace", "pattern": {"Regex": "."}, "content": "xx"}
@@ -201,7 +208,7 @@ def _special(folder: Path, chance: random.Random) -> None:
 def _weights(folder: Path, chance: random.Random) -> None:
     """Another header of the weights, or an index that lies."""
     path = folder / "model.safetensors"
-    content = path.read_bytes()
+    content = _content(path)
     (length,) = struct.unpack_from("<Q", content)
     header = json.loads(content[8 : 8 + length])
     way = chance.randrange(4)
@@ -224,7 +231,7 @@ def _weights(folder: Path, chance: random.Random) -> None:
 def _bytes(folder: Path, chance: random.Random) -> None:
     """Flipped, cut or added bytes in any file."""
     path = chance.choice(sorted(folder.iterdir()))
-    content = bytearray(path.read_bytes())
+    content = bytearray(_content(path))
     way = chance.randrange(4)
     if way == 0:
         for _ in range(chance.choice((1, 3, 20))):
@@ -242,7 +249,7 @@ def _bytes(folder: Path, chance: random.Random) -> None:
 def _bomb(folder: Path, chance: random.Random) -> None:
     """The numbers and shapes that are known to hurt."""
     path = folder / chance.choice(("config.json",) * 4 + ("tokenizer_config.json", "generation_config.json"))
-    content = json.loads(path.read_text())
+    content = json.loads(_content(path))
     many = chance.choice((10**4, 10**5, 10**6, 10**7, 10**9))
     integers = [(part, key) for part, key in _places(content) if type(part[key]) is int]
     way = chance.randrange(6)
