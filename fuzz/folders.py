@@ -66,7 +66,7 @@ def _load(path: Path) -> str:
 
 
 @cache
-def _rows() -> list[dict[str, Any]]:
+def rows() -> list[dict[str, Any]]:
     with gzip.open(CONFIGS) as file:
         return list(json.load(file))
 
@@ -79,7 +79,7 @@ def _base(chance: random.Random, work: Path) -> Path:
     if chance.random() < 0.5:
         family = chance.choice([name for name in FAMILIES if name in families()])
         return _saved(work / "sound" / family, lambda: tiny_model(family))
-    row = chance.choice(_rows())
+    row = chance.choice(rows())
     try:
         return _saved(work / "sound" / row["model_class"], lambda: build(row, most=2_000_000))
     except Exception:  # transformers cannot build or save it

@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 from torch import nn
 
 import hiddenscope as hs
+from fuzz import folders
 from hiddenscope import trials
 from hiddenscope.anatomy import find
 from hiddenscope.anatomy import find as find_states
 from hiddenscope.errors import LoadError
 from hiddenscope.loading import sources
-from hiddenscope.testing import tiny_model, tiny_tokenizer
+from hiddenscope.testing import build, tiny_model, tiny_tokenizer
 
 TEXT = [[5, 6, 7, 8]]
 
@@ -150,6 +151,21 @@ def test_rounding_is_within_the_tolerance_and_a_wrong_position_is_not(tiny: Call
     assert trials.disagreement(states.values, states.values.roll(1, dims=1), depths) > 1000
 
 
+def test_a_nested_configuration_that_is_changed_is_tried_anew(tmp_path: Path) -> None:
+    """Gemma 4 keeps values for each layer in a nested configuration, which transformers refuses to compare."""
+    row = next(row for row in folders.rows() if row["model_class"] == "Gemma4ForConditionalGeneration")
+    build(row).save_pretrained(tmp_path / "gemma4")
+    model, tried = hs.load(tmp_path / "gemma4"), list[int]()
+    config: Any = model.module.config.text_config  # type: ignore[union-attr]
+    for value in (None, 30.0, 30.0, 20.0):
+        config.final_logit_softcapping = value
+        config.somebody = value  # no field of the class: two configurations with other values of it are equal
+        model.trials.once("count", lambda: tried.append(1))
+    config.somebody = 1.0
+    model.trials.once("count", lambda: tried.append(1))
+    assert len(tried) == 4
+
+
 def test_what_is_configured_anew_is_not_recalled_from_disk(folder: Path) -> None:
     hs.load(folder).trials.once("answer", lambda: "first", form=str)
     model = hs.load(folder)
@@ -206,6 +222,8 @@ def shown(model: hs.Model) -> dict[str, Any]:
     resumed = hs.resume(model, TEXT, "layer.1", full.states["layer.1"])
     contrast = hs.Contrast("the cost of it", "the rest of it", " a", " t")
     results = {"lens": hs.lens(model, "the cost of it"), "patch": hs.patch(model, contrast)}
+    direction = hs.Direction.of(torch.linspace(-1, 1, 64), sites="layer.2")
+    results["steer"] = hs.steer(model, TEXT, direction, answers=[7], quality=[[5, 6, 7, 8], [9, 10]], new_tokens=2)
     numbers = {
         f"{name} {key}": torch.from_numpy(values.values.copy())
         for name, result in results.items()

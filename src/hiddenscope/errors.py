@@ -24,6 +24,9 @@ Every error says three things: the problem, the reason, the remedy.
 No site 'layer.40' in gpt2: it has layer.0 to layer.12. Did you mean 'layer.4'?
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class Error(Exception):
     """The root of the tree: `except hiddenscope.errors.Error` catches all of ours and nothing else."""
@@ -98,3 +101,21 @@ class FileError(Error, OSError):
 
 class Damaged(LoadError, FileError):
     """A checksum, a header or a length is not what it must be."""
+
+
+@contextmanager
+def without_panic(kind: type[Error], problem: str, remedy: str) -> Iterator[None]:
+    """Raise an error of ours where a library written in Rust panics: its own is no Exception and passes every handler.
+
+    >>> class PanicException(BaseException): ...
+    >>> with without_panic(TextError, "Cannot encode the text", "Use another tokenizer."):
+    ...     raise PanicException("retry-limit-in-match over")
+    Traceback (most recent call last):
+    hiddenscope.errors.TextError: Cannot encode the text: its library stopped (retry-limit-in-match over). Use another tokenizer.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise kind(problem, f"its library stopped ({str(error)[:200]})", remedy) from error

@@ -79,7 +79,7 @@ class Trials:
     def __init__(self, module: nn.Module, memory: Memory | None = None) -> None:
         self.module, self.memory = module, memory
         self._outcomes: dict[Hashable, Any] = {}
-        self._known_config: tuple[dict[str, Any], str] | None = None
+        self._known_config: tuple[Any, str] | None = None
 
     def once(
         self, name: str, attempt: Callable[[], Outcome], *, key: Hashable = (), form: type[Outcome] | None = None
@@ -122,20 +122,23 @@ class Trials:
 
     def _config_text(self) -> str:
         """The configuration as text, made again after a change only: that takes longer than a short pass's hooks."""
-        config: Any = getattr(self.module, "config", None)
-        values = {} if config is None else vars(config)
+        values = _config_values(getattr(self.module, "config", None))
         if self._known_config is None or self._known_config[0] != values:
-            self._known_config = deepcopy(values), _config_text(config)
+            self._known_config = deepcopy(values), repr(values)
         return self._known_config[1]
 
 
-def _config_text(config: Any) -> str:
-    """A configuration as text, nested ones included; the attention kernel is among its values."""
-    if config is None:
-        return ""
-    values = {name: value for name, value in vars(config).items() if name != "_name_or_path"}
-    nested = {name: _config_text(value) for name, value in values.items() if hasattr(value, "to_diff_dict")}
-    return repr({**values, **nested})
+def _config_values(value: Any) -> Any:
+    """A configuration as plain values, nested ones included; the attention kernel is among them.
+
+    Two configurations may be equal and differ: transformers compares declared fields alone, and refuses to compare
+    those that it keeps for each layer.
+    """
+    if hasattr(value, "to_diff_dict") or (dataclasses.is_dataclass(value) and not isinstance(value, type)):
+        value = {name: part for name, part in vars(value).items() if name != "_name_or_path"}
+    if type(value) is dict:
+        return {key: _config_values(part) for key, part in value.items()}
+    return list(map(_config_values, value)) if type(value) in (list, tuple) else value
 
 
 class Memory:

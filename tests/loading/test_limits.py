@@ -122,6 +122,26 @@ def test_a_tokenizer_that_multiplies_a_text_is_refused(llama: Path, kind: str) -
     check_tokenizer_file(path)
 
 
+def test_a_regular_expression_that_never_ends_is_an_error_of_ours(llama: Path) -> None:
+    """The library stops it after some millions of steps, with a panic that is no Exception."""
+    path, long = llama / "tokenizer.json", "a" * 60 + "b"
+    sound = json.loads(path.read_text())
+    split = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
+    replace = {"type": "Replace", "pattern": {"Regex": "(a+)+$"}, "content": "x"}
+    added = {"id": 127, "content": long, "single_word": False, "lstrip": False, "rstrip": False, "special": False}
+    path.write_text(json.dumps({**sound, "pre_tokenizer": split}))
+    with pytest.raises(hs.errors.TextError, match="retry-limit"):
+        hs.load(llama).capture(long)
+    tokens = [*sound["added_tokens"], {**added, "normalized": False}]
+    path.write_text(json.dumps({**sound, "decoder": replace, "added_tokens": tokens}))
+    with pytest.raises(hs.errors.TextError, match="retry-limit"):
+        hs.load(llama).capture(long)
+    tokens = [*sound["added_tokens"], {**added, "normalized": True}]
+    path.write_text(json.dumps({**sound, "normalizer": replace, "added_tokens": tokens}))
+    with pytest.raises(Damaged, match="retry-limit"):
+        hs.load(llama)
+
+
 def test_tokenizers_as_they_are_written_pass(tmp_path: Path) -> None:
     tiny_tokenizer(cls=True).save_pretrained(tmp_path)
     check_tokenizer_file(tmp_path / "tokenizer.json")

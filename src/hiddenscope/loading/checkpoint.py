@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hiddenscope import limits
-from hiddenscope.errors import Damaged, Error, LoadError, UnknownModel, Unsafe
+from hiddenscope.errors import Damaged, Error, LoadError, UnknownModel, Unsafe, without_panic
 from hiddenscope.loading.folder import Folder, is_own_kernel
 from hiddenscope.loading.sentences import SentenceModules
 from hiddenscope.loading.tokenizer_file import check_tokenizer_file
@@ -121,10 +121,13 @@ def load_tokenizer(folder: Folder) -> PreTrainedTokenizerBase | None:
         return None
     check_tokenizer_file(folder.path / "tokenizer.json")
     try:
-        with quiet_transformers():
+        problem = f"Cannot load the tokenizer of {folder.path}"
+        with quiet_transformers(), without_panic(Damaged, problem, "Use a tokenizer that you trust."):
             tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
                 str(folder.path), local_files_only=True, trust_remote_code=False
             )
+    except Damaged:
+        raise
     except Exception as error:
         if any(where.startswith("tokenizer_config.json") for where in folder.remote_code):
             raise _remote_code(folder, "Load it yourself and pass the live (module, tokenizer).") from error

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from hiddenscope import limits, progress
-from hiddenscope.errors import Damaged, LoadError
+from hiddenscope.errors import Damaged, LoadError, without_panic
 from hiddenscope.loading.cache import working_folder
 from hiddenscope.loading.checkpoint import quiet_transformers
 
@@ -184,7 +184,8 @@ def convert(source: Path, folder: Path) -> None:
     bar = progress.track(f"Converting {source.name}", total=3)
     with bar as advance, quiet_transformers(), _alone(source, folder.parent) as path:
         try:
-            tokenizer = read_tokenizer(path, header)
+            with without_panic(Damaged, f"Cannot read the tokenizer of {source.name}", "Download the file again."):
+                tokenizer = read_tokenizer(path, header)
             advance(1)
             module = read_module(path, header)
             advance(1)

@@ -9,13 +9,15 @@ from weakref import ref
 
 import numpy as np
 
-from hiddenscope.errors import TextError
+from hiddenscope.errors import TextError, without_panic
 from hiddenscope.passes.given import conversations, ids_of_encoding, rendered
 from hiddenscope.passes.inputs import Inputs, Texts
 from hiddenscope.states import Tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+OTHER_TOKENIZER = "Use a tokenizer that you trust, or give lists of token ids."
 
 
 @dataclass
@@ -179,7 +181,8 @@ class TextEncoder:
     def _bare(self, text: str) -> list[int]:
         tokenizer: Any = self.tokenizer
         _check_characters(f"The text {ascii(text)[:40]}", text)
-        return [int(i) for i in tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]]
+        with without_panic(TextError, f"Cannot encode the text {ascii(text)[:40]}", OTHER_TOKENIZER):
+            return [int(i) for i in tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]]
 
     def _tokenized(self, texts: tuple[str, ...], limit: int | None, *, special: bool = True) -> Inputs:
         for number, text in enumerate(texts):
@@ -191,14 +194,9 @@ class TextEncoder:
             raise TextError(f"Cannot encode the text {texts[0][:40]!r}", reason, remedy)
         fast = bool(getattr(tokenizer, "is_fast", False))
         cut = {"truncation": True, "max_length": limit} if limit else {}
-        encoding = tokenizer(
-            list(texts),
-            add_special_tokens=special,
-            return_offsets_mapping=fast,
-            return_attention_mask=False,
-            verbose=False,
-            **cut,
-        )
+        options = {"add_special_tokens": special, "return_offsets_mapping": fast, "return_attention_mask": False}
+        with without_panic(TextError, "Cannot encode the texts", OTHER_TOKENIZER):
+            encoding = tokenizer(list(texts), verbose=False, **options, **cut)
         spans = tuple(tuple(map(_span, row)) for row in encoding["offset_mapping"]) if fast else None
         return Inputs(tuple(tuple(ids) for ids in encoding["input_ids"]), texts, spans)
 
@@ -270,6 +268,7 @@ def _without_end(tokenizer: Any, ids: Sequence[int]) -> Sequence[int]:
 
 def _string(tokenizer: Any, token: int) -> str:
     """One token decoded. Sentencepiece decoders drop the space of a text's first word, so it is given back."""
-    text = str(tokenizer.decode([token], clean_up_tokenization_spaces=False))
+    with without_panic(TextError, f"Cannot decode the token {token}", OTHER_TOKENIZER):
+        text = str(tokenizer.decode([token], clean_up_tokenization_spaces=False))
     piece = tokenizer.convert_ids_to_tokens(token)
     return " " + text if isinstance(piece, str) and piece.startswith("▁") and not text.startswith(" ") else text

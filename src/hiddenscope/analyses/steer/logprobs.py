@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hiddenscope.analyses.steer.direction import in_stack
-from hiddenscope.errors import NotFinite, PassError, TextError
+from hiddenscope.errors import NotFinite, PassError, TextError, without_panic
 from hiddenscope.model import Model
 from hiddenscope.passes import Add, Change, Inputs, Pass, Project, Texts, edit, editing, record, resume
 from hiddenscope.passes.unembed import Unembedding
@@ -310,4 +310,5 @@ def _decoded(model: Model, ids: list[int]) -> str:
     stop = next((place for place, token in enumerate(ids) if token in known), len(ids))
     if model.tokenizer is None:
         return " ".join(map(str, ids[:stop]))
-    return str(model.tokenizer.decode(ids[:stop], clean_up_tokenization_spaces=False))
+    with without_panic(TextError, f"Cannot decode what {model.name} wrote", "Give new_tokens=0."):
+        return str(model.tokenizer.decode(ids[:stop], clean_up_tokenization_spaces=False))
