@@ -108,10 +108,10 @@ def without_panic(kind: type[Error], problem: str, remedy: str) -> Iterator[None
     """Raise an error of ours where a library written in Rust panics: its own is no Exception and passes every handler.
 
     >>> class PanicException(BaseException): ...
-    >>> with without_panic(TextError, "Cannot encode the text", "Use another tokenizer."):
-    ...     raise PanicException("retry-limit-in-match over")
+    >>> with without_panic(TextError, "Cannot encode the text", "Use another one."):
+    ...     raise PanicException("retry limit")
     Traceback (most recent call last):
-    hiddenscope.errors.TextError: Cannot encode the text: its library stopped (retry-limit-in-match over). Use another tokenizer.
+    hiddenscope.errors.TextError: Cannot encode the text: its library stopped (retry limit). Use another one.
     """
     try:
         yield
