@@ -3,6 +3,7 @@
 import inspect
 import io
 import json
+import re
 import runpy
 import subprocess
 import sys
@@ -52,7 +53,8 @@ def test_version() -> None:
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_takes_the_shared_options_and_says_what_each_does(name: str) -> None:
     options = {option for parameter in COMMANDS[name].params for option in parameter.opts}
-    assert {"--model", "--device", "--dtype", "--out", "--json", "--progress", "--debug"} <= options
+    place = set() if name == "models" else {"--device", "--dtype"}
+    assert {"--model", "--out", "--json", "--progress", "--debug"} | place <= options
     assert COMMANDS[name].help
     assert all(parameter.help for parameter in COMMANDS[name].params if parameter.name != "help")
 
@@ -187,6 +189,9 @@ WRONG = [
     ["compare", "A text."],
     ["compare", "A text.", "B.", "--device", "gpu"],
     ["compare", "A text.", "B.", "--dtype", "float33"],
+    ["lens", "A text.", "--view", "grid"],
+    ["lens", "A text.", "--out", "x.html", "--width", "page"],
+    ["lens", "A text.", "--out", "x.png", "--view", "graph"],
 ]
 
 
@@ -433,3 +438,23 @@ def test_a_closed_stdin_is_an_error() -> None:
     script = f"{sys.executable} -c 'from hiddenscope.cli import main; main()' capture - <&-"
     ended = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=120)
     assert ended.returncode == 2 and "stdin" in ended.stderr and "Traceback" not in ended.stderr
+
+
+def test_figures_are_chosen_and_what_was_written_is_told(folder: str, tmp_path: Path) -> None:
+    out = tmp_path / "norms.svg"
+    call = ["profile", TEXT, "--model", folder, "--sites", "layer.1,final", "--device", "cpu", "--dtype", "float32"]
+    done = runner.invoke(cli.app, [*call, "--out", str(out), "--measure", "kurtosis", "--width", "column"])
+    assert (done.exit_code, done.stderr) == (0, f"Wrote {out} ({command.in_bytes(out.stat().st_size)}).\n")
+    assert "kurtosis" in out.read_text("utf-8") and "norm (L2)" not in out.read_text("utf-8")
+    wide = re.search(r'width="([\d.]+)pt"', out.read_text("utf-8"))
+    assert wide and float(wide[1]) == pytest.approx(3.3 * 72, abs=1)
+    done = runner.invoke(cli.app, [*call, "--quiet", "--out", str(out), "--view", "grid-9"])
+    assert done.exit_code == 2 and "there are grid" in done.stderr
+    assert "middle layers" in done.stdout, "what was found is told all the same"
+
+
+def test_an_option_that_would_do_nothing_is_not_there() -> None:
+    options = {name: {option for parameter in COMMANDS[name].params for option in parameter.opts} for name in COMMANDS}
+    figures = {name for name, found in options.items() if {"--view", "--measure", "--width"} <= found}
+    assert figures == {analysis.word for analysis in ANALYSES if analysis.result}
+    assert not {"--device", "--dtype"} & options["models"]

@@ -4,115 +4,17 @@ A page names a key in backticks: `` `first_difference` ``. The page's table "Fac
 """
 
 import re
-from collections.abc import Callable, Iterator
-from functools import cache
+from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 
-import hiddenscope as hs
 from hiddenscope.catalog import ANALYSES
-from hiddenscope.testing import tiny_model, tiny_tokenizer
+from tests.every import CASES, RUNS, result_of
 
 DOCS = Path(__file__).parent.parent / "docs"
 KEY = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
-TEXT, OTHER = "The rest of the cats sat on the mat.", "A rest of the dogs sat on the mat."
-CLASSES = ([f"{'the cat' if k % 2 else 'on or of'} number {k}" for k in range(24)], [k % 2 for k in range(24)])
-
-
-@cache
-def tiny(family: str, seed: int = 0) -> hs.Model:
-    module = tiny_model(family, seed=seed)
-    if module.config.is_encoder_decoder:
-        module.config.decoder_start_token_id = 0
-    return hs.load((module, tiny_tokenizer()))
-
-
-def points() -> Any:
-    return np.repeat([[1.0, 0, 0], [0, 1.0, 0]], 20, axis=0) + np.random.default_rng(0).normal(0, 0.01, (40, 3))
-
-
-RUNS: dict[str, list[Callable[[], hs.Result]]] = {
-    "anatomy": [lambda: hs.anatomy(tiny("llama")), lambda: hs.anatomy(tiny("bert")), lambda: hs.anatomy(tiny("t5"))],
-    "profile": [
-        lambda: hs.profile(tiny("llama"), [TEXT, OTHER]),
-        lambda: hs.profile(tiny("llama"), "The"),
-        lambda: hs.profile(tiny("t5"), [TEXT, OTHER]),
-    ],
-    "compare": [
-        lambda: hs.compare(tiny("llama"), TEXT, OTHER),
-        lambda: hs.compare(tiny("llama"), TEXT, TEXT),
-        lambda: hs.compare(tiny("llama"), TEXT, other=tiny("llama", 1)),
-        lambda: hs.compare(tiny("t5"), TEXT, OTHER, targets=TEXT),
-    ],
-    "drift": [
-        lambda: hs.drift(tiny("llama"), tiny("llama"), [TEXT, OTHER]),
-        lambda: hs.drift(tiny("llama"), tiny("llama", 1), [TEXT, OTHER]),
-        lambda: hs.drift(tiny("t5"), tiny("t5", 1), [TEXT, OTHER]),
-        lambda: hs.drift(tiny("llama"), tiny("llama", 1).capture(TEXT), TEXT),
-    ],
-    "project": [
-        lambda: hs.project(tiny("llama"), CLASSES, method="pca"),
-        lambda: hs.project([tiny("llama"), tiny("gpt2")], {"a": CLASSES, "b": CLASSES}, method="pca"),
-    ],
-    "lens": [
-        lambda: hs.lens(tiny("llama"), TEXT, target="next"),
-        lambda: hs.lens(tiny("llama"), [TEXT, OTHER], target=20),
-        lambda: hs.lens(tiny("bert"), TEXT),
-        lambda: hs.lens(tiny("bart"), TEXT, targets=OTHER),
-    ],
-    "visibility": [
-        *(lambda measure=measure: hs.visibility(tiny("llama"), TEXT, measure=measure)
-          for measure in ("l1", "frobenius", "relative", "logit")),
-        lambda: hs.visibility(tiny("llama"), [TEXT, OTHER], sites="layer.*"),
-        lambda: hs.visibility(tiny("t5"), tiny("t5").encode(TEXT, targets=OTHER)),
-    ],
-    "probe": [
-        lambda: hs.probe(tiny("llama"), CLASSES),
-        lambda: hs.probe(tiny("llama"), (CLASSES[0], list(map(float, range(24)))), task="regress"),
-        lambda: hs.probe(tiny("llama"), (CLASSES[0], "position"), token="each"),
-    ],
-    "patch": [
-        lambda: hs.patch(tiny("llama"), hs.Contrast([5, 6, 7], [5, 9, 7], 11, 12)),
-        lambda: hs.patch(tiny("llama"), [hs.Contrast([5, 6, 7], [5, 9, 7], 11, other) for other in (12, 13)]),
-        lambda: hs.patch(tiny("llama"), hs.Contrast([5, 6, 7], [5, 9, 7], 11, 12), method="both"),
-        lambda: hs.patch(tiny("llama"), hs.Contrast([5, 6, 7], [5, 9, 7], 11, 12), method="attribution"),
-    ],
-    "graft": [
-        lambda: hs.graft(tiny("llama"), tiny("llama", 1), [([5, 6, 7], 11), ([8, 9], 12)]),
-        lambda: hs.graft(tiny("llama"), tiny("llama", 1), [([5, 6, 7], 11)], sites="layer.*"),
-    ],
-    "steer": [
-        lambda: hs.steer(
-            tiny("llama"),
-            [[5, 6, 7]],
-            hs.Direction.between(tiny("llama"), [[5, 6]], [[7, 8]]),
-            answers=[3, 4],
-            quality=[[9, 8, 7, 6]],
-            new_tokens=2,
-        ),
-        lambda: hs.steer(
-            tiny("llama"),
-            [[5, 6, 7]],
-            hs.Direction.of(SimpleNamespace(coef_=np.ones((1, 64)), site="layer.1"), sites="layer.*"),
-            strengths="ablate",
-            quality=[[9, 8, 7, 6]],
-            new_tokens=0,
-        ),
-    ],
-    "search": [
-        lambda: hs.search(tiny("llama"), TEXT, texts=[TEXT, OTHER, "mat"], k=2),
-        lambda: hs.search(points(), [0.0, 2.0, 1.0], k=2),
-    ],
-    "cluster": [
-        lambda: hs.cluster(points()),
-        lambda: hs.cluster(tiny("llama"), CLASSES[0]),
-    ],
-}  # fmt: skip
-CASES = [pytest.param(word, run, id=f"{word}-{place}") for word, runs in RUNS.items() for place, run in enumerate(runs)]
 
 
 def keys(facts: Any) -> Iterator[str]:
@@ -127,9 +29,9 @@ def test_every_analysis_is_run() -> None:
     assert set(RUNS) == {analysis.word for analysis in ANALYSES if analysis.result}
 
 
-@pytest.mark.parametrize(("word", "run"), CASES)
-def test_facts_have_documented_identifiers_for_keys(word: str, run: Callable[[], hs.Result]) -> None:
-    result = run()
+@pytest.mark.parametrize(("word", "place"), CASES)
+def test_facts_have_documented_identifiers_for_keys(word: str, place: int) -> None:
+    result = result_of(word, place)
     found = set(keys(result.facts))
     assert {key for key in found if not KEY.fullmatch(key)} == set()
     page = (DOCS / f"{word}.md").read_text("utf-8")

@@ -112,7 +112,7 @@ def test_an_edit_with_the_recorded_values_changes_nothing(model):
 
 ANALYSES = {
     "lens": (lambda model, a, b: hs.lens(model, [a], target=30), "entropy"),
-    "visibility": (lambda model, a, b: hs.visibility(model, [a], measure="frobenius"), "frobenius"),
+    "visibility": (lambda model, a, b: hs.visibility(model, [a], influence="frobenius"), "frobenius"),
     "patch": (lambda model, a, b: hs.patch(model, hs.Contrast(a, b, 30, 31)), "effect"),
     "steer": (
         lambda model, a, b: hs.steer(

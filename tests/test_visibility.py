@@ -82,7 +82,7 @@ def state(model: hs.Model, site: str) -> Tensor:
 
 
 def test_frobenius_is_the_norm_of_the_jacobian_that_torch_func_gives(gpt2: hs.Model) -> None:
-    found = hs.visibility(gpt2, IDS, measure="frobenius").data["frobenius"]
+    found = hs.visibility(gpt2, IDS, influence="frobenius").data["frobenius"]
     for target in (1, 2, 3, None):
         for source in range(LAYERS if target is None else target):
             jacobian = jacrev(above(gpt2.module, source, target), state(gpt2, f"layer.{source}"))
@@ -108,14 +108,14 @@ def test_l1_is_the_norm_of_the_gradient_of_a_scale_free_length(gpt2: hs.Model) -
 
 def test_relative_scales_by_the_norms_of_both_ends(gpt2: hs.Model) -> None:
     sites = "layer.0,layer.2-3"
-    frobenius = hs.visibility(gpt2, IDS, measure="frobenius", sites=sites).data["frobenius"].to_numpy()
-    relative = hs.visibility(gpt2, IDS, measure="relative", sites=sites).data["relative"].to_numpy()
+    frobenius = hs.visibility(gpt2, IDS, influence="frobenius", sites=sites).data["frobenius"].to_numpy()
+    relative = hs.visibility(gpt2, IDS, influence="relative", sites=sites).data["relative"].to_numpy()
     norms = gpt2.capture(IDS, sites).values.norm(dim=-1).numpy()
     np.testing.assert_allclose(relative, frobenius * norms[None, None] / norms[:, :, None, None], rtol=1e-5)
 
 
 def test_logit_is_the_gradient_of_the_log_probability_of_what_follows(gpt2: hs.Model) -> None:
-    result = hs.visibility(gpt2, IDS, measure="logit")
+    result = hs.visibility(gpt2, IDS, influence="logit")
     with torch.no_grad():
         answer = int(gpt2.module(torch.tensor(IDS)).logits[0, -1].argmax())
     asked = torch.tensor([*IDS[0][1:], answer])
@@ -129,7 +129,7 @@ def test_logit_is_the_gradient_of_the_log_probability_of_what_follows(gpt2: hs.M
         np.testing.assert_allclose(result.data["logit"].sel(source_site=f"layer.{source}"), expected, rtol=1e-5)
     assert result.data["logit"].dims == ("token", "source_site", "source_token")
     assert result.facts["stacks"][0]["targets"] == ["6", "7", "8", str(answer)]
-    one = hs.visibility(gpt2, IDS, measure="logit", target=6).data["logit"]
+    one = hs.visibility(gpt2, IDS, influence="logit", target=6).data["logit"]
     np.testing.assert_allclose(one[0], result.data["logit"][0], rtol=1e-6)
     assert not np.allclose(one[1], result.data["logit"][1])
 
@@ -276,29 +276,29 @@ def test_the_encoder_alone_needs_no_targets() -> None:
     assert [facts["stack"] for facts in alone.facts["stacks"]] == ["encoder"]
     for sites, measure in (("layer.*", "l1"), ("encoder.layer.*", "logit")):
         with pytest.raises(hs.errors.TextError, match="decoder_start_token_id"):
-            hs.visibility(model, IDS, sites=sites, measure=measure)  # type: ignore[arg-type]
+            hs.visibility(model, IDS, sites=sites, influence=measure)  # type: ignore[arg-type]
 
 
 def test_error_bars_hold_the_exact_value(gpt2: hs.Model) -> None:
     """Over 40 draws of 8 probes: 95% of all estimates within their bars, up to what chance makes of so many."""
-    exact = hs.visibility(gpt2, IDS, measure="frobenius", sites="layer.0,layer.2").data["frobenius"].to_numpy()
+    exact = hs.visibility(gpt2, IDS, influence="frobenius", sites="layer.0,layer.2").data["frobenius"].to_numpy()
     inside = exact > 0
     held, wide = [], []
     for seed in range(40):
-        data = hs.visibility(gpt2, IDS, measure="frobenius", sites="layer.0,layer.2", probes=8, seed=seed).data
+        data = hs.visibility(gpt2, IDS, influence="frobenius", sites="layer.0,layer.2", probes=8, seed=seed).data
         value, half = (data[name].to_numpy()[inside] for name in ("frobenius", "frobenius_error"))
         held.append((np.abs(value - exact[inside]) <= half + 1e-6 * exact[inside]).mean())
         wide.append(np.median(half / value))
         assert (data["frobenius"].to_numpy()[~inside] == 0).all()
     assert np.mean(held) >= 0.95 - 2 * np.std(held) / len(held) ** 0.5
     assert np.median(wide) < 0.3
-    many = hs.visibility(gpt2, IDS, measure="frobenius", sites="layer.0,layer.2", probes=32).data
+    many = hs.visibility(gpt2, IDS, influence="frobenius", sites="layer.0,layer.2", probes=32).data
     np.testing.assert_allclose(many["frobenius"].to_numpy()[inside], exact[inside], rtol=0.3)
 
 
 def test_error_bars_of_a_mean_hold_too_since_every_text_has_probes_of_its_own(gpt2: hs.Model) -> None:
     """Eight times one text: what the mean is off by shrinks by the root of eight, as its bars do."""
-    few: Any = {"measure": "frobenius", "sites": "layer.0,layer.2"}
+    few: Any = {"influence": "frobenius", "sites": "layer.0,layer.2"}
     exact = hs.visibility(gpt2, IDS, **few).data["frobenius"].to_numpy()
     inside = np.tri(2, 2, -1, dtype=bool)[:, None, :, None] & (exact > 0)
     off: dict[int, list[Any]] = {1: [], 8: []}
@@ -315,7 +315,7 @@ def test_error_bars_of_a_mean_hold_too_since_every_text_has_probes_of_its_own(gp
 
 def test_as_many_probes_as_the_states_are_wide_are_exact(gpt2: hs.Model) -> None:
     def frobenius(**options: Any) -> hs.Result:
-        return hs.visibility(gpt2, IDS, measure="frobenius", sites="layer.0,layer.2", **options)
+        return hs.visibility(gpt2, IDS, influence="frobenius", sites="layer.0,layer.2", **options)
 
     exact, drawn = frobenius(), frobenius(probes=8, seed=3)
     assert "frobenius_error" not in exact.data
@@ -358,7 +358,7 @@ def test_nothing_is_left_on_the_module_and_no_weight_gets_a_gradient(
 def test_narrow_states_come_out_near_wide_ones(attention: str) -> None:
     module: Any = tiny_model("llama")
     module.set_attn_implementation(attention)
-    few: Any = {"measure": "frobenius", "sites": "layer.0,layer.2"}
+    few: Any = {"influence": "frobenius", "sites": "layer.0,layer.2"}
     wide = hs.visibility(hs.load((module, None)), IDS, **few).data["frobenius"].to_numpy()
     narrow = hs.visibility(hs.load((module.to(torch.bfloat16), None)), IDS, **few).data["frobenius"]
     np.testing.assert_allclose(narrow, wide, rtol=0.1, atol=0.02 * wide.max())
@@ -380,7 +380,7 @@ def test_findings_are_read_off_the_map(gpt2: hs.Model) -> None:
 
 def test_what_is_said_of_one_text_is_said_to_be_untested(gpt2: hs.Model) -> None:
     for measure in ("l1", "logit"):
-        assert "were not tested" in hs.visibility(gpt2, IDS, measure=measure).summary()
+        assert "were not tested" in hs.visibility(gpt2, IDS, influence=measure).summary()
 
 
 def test_what_cannot_be_answered_is_said(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -389,17 +389,17 @@ def test_what_cannot_be_answered_is_said(tiny: Tiny, monkeypatch: pytest.MonkeyP
     for wrong, error, match in (
         ({"text": [[5]]}, errors.TextError, "no other to see"),
         ({"sites": "layer.9"}, errors.SiteError, "layer.9"),
-        ({"measure": "l2"}, errors.StatesError, "l1, frobenius, relative, logit"),
-        ({"measure": "frobenius", "probes": 1}, errors.StatesError, "at least two"),
-        ({"measure": "l1", "probes": 8}, errors.StatesError, "one vector for each target"),
+        ({"influence": "l2"}, errors.StatesError, "l1, frobenius, relative, logit"),
+        ({"influence": "frobenius", "probes": 1}, errors.StatesError, "at least two"),
+        ({"influence": "l1", "probes": 8}, errors.StatesError, "one vector for each target"),
         ({"target": " the"}, errors.TextError, "reads no token"),
-        ({"measure": "logit", "target": "nothing at all"}, errors.TextError, "tokens: "),
-        ({"measure": "logit", "target": 10**6}, errors.TextError, "ids of .* are 0"),
+        ({"influence": "logit", "target": "nothing at all"}, errors.TextError, "tokens: "),
+        ({"influence": "logit", "target": 10**6}, errors.TextError, "ids of .* are 0"),
     ):
         with pytest.raises(error, match=match):
             hs.visibility(model, **{"text": IDS, **wrong})
     with pytest.raises(errors.PassError, match="no language-model head"):
-        hs.visibility(tiny("gpt2", "base"), IDS, measure="logit")
+        hs.visibility(tiny("gpt2", "base"), IDS, influence="logit")
     monkeypatch.setattr("hiddenscope.analyses.visibility.free_memory", lambda: 10_000)
     with pytest.raises(errors.TooLarge, match="Choose fewer sites"):
         hs.visibility(model, IDS)
@@ -423,7 +423,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("measure", ["l1", "logit"])
 def test_the_pictures_hold_both_quadrants_of_every_state(tiny: Tiny, measure: Any) -> None:
     for model, targets in ((tiny("llama"), None), (tiny("t5"), [[3, 9, 4]])):
-        result = hs.visibility(model, model.encode(IDS, targets=targets), measure=measure)
+        result = hs.visibility(model, model.encode(IDS, targets=targets), influence=measure)
         grid, *lines = views_of(result)
         assert isinstance(grid, Grid)
         influence = grid.measures[0].influence
@@ -452,7 +452,7 @@ def test_the_command_prints_the_findings_and_keeps_the_map(tmp_path: Path) -> No
     assert "comes from its own token" in done.output
     kept = hs.Result.load(out)
     assert kept.equals(hs.visibility(hs.load(str(made)), ["The cat sat"], sites="layer.*"))
-    wrong = CliRunner().invoke(app, ["visibility", "The cat sat", *options, "--measure", "l3"])
+    wrong = CliRunner().invoke(app, ["visibility", "The cat sat", *options, "--influence", "l3"])
     assert wrong.exit_code == 2
     assert "'l1', 'frobenius', 'relative'" in wrong.output
 

@@ -92,7 +92,7 @@ ANALYSES = (
         "Which states influence a state, and which does it influence?",
         "explain",
         options={
-            "measure": Option("How influence is measured."),
+            "influence": Option("How influence is measured."),
             "probes": Option("Random vectors that estimate a Frobenius norm."),
             "target": Option("With logit: the token, in place of the true next one."),
         },

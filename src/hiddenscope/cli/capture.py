@@ -36,6 +36,7 @@ def capture(
         captured = model.capture(texts, sites, truncate=truncate)
     if shared.out:
         captured.save(shared.out)
+        shared.say_written()
     if shared.json:
         print_json(_described(captured))
     elif not shared.out:

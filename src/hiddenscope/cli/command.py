@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any, NoReturn, get_type_hints
+from typing import Annotated, Any, Literal, NoReturn, get_type_hints
 
 import typer
 
@@ -20,7 +20,9 @@ from hiddenscope.cli.terminal import table, visible
 from hiddenscope.results import TABLES
 from hiddenscope.sites import check_syntax
 
-RESULTS = (".html", ".png", ".svg", ".pdf", ".json", ".csv", ".nc")
+FIGURES = (".png", ".svg", ".pdf")
+RESULTS = (".html", *FIGURES, ".json", ".csv", ".nc")
+VIEW = re.compile(r"all|(?:grid|panels|lines)(?:-[0-9]+)?")
 KEYWORD = re.compile(r"""`?\b(?P<name>[a-z_]+)=(?P<value>'[^']*'|"[^"]*"|-?\w(?:[\w.*]*[\w*])?|)`?""")
 
 TEXTS_HELP = "The texts; @FILE reads those of a file, - one from each line of stdin."
@@ -39,6 +41,13 @@ class Shared:
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, mps, or auto to spread a large model.")] = None
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16, in place of the model's own.")] = None
     out: Annotated[Path | None, typer.Option(help="Write here; the suffix chooses the format.")] = None
+    view: Annotated[str | None, typer.Option(help="Which view a figure shows: grid, lines, lines-2, panels, all.")] = (
+        None
+    )
+    measure: Annotated[str | None, typer.Option(help="Which measure of a grid a figure shows.")] = None
+    width: Annotated[
+        Literal["column", "page"] | None, typer.Option(help="How wide a figure is: 3.3 or 6.9 inches.")
+    ] = None
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
     progress: Annotated[
         bool | None, typer.Option("--progress/--quiet", help="Show progress on stderr, or nothing.")
@@ -49,6 +58,17 @@ class Shared:
         """The model that the options name."""
         return hs.load(self.model, device=self.device, dtype=self.dtype)
 
+    @property
+    def look(self) -> dict[str, Any]:
+        """What a figure shows, as `Result.save` takes it."""
+        given = {"view": self.view, "measure": self.measure, "width": self.width}
+        return {name: value for name, value in given.items() if value is not None}
+
+    def say_written(self) -> None:
+        """Tell what --out wrote, and how large it is."""
+        if self.out is not None and self.progress is not False:
+            typer.echo(visible(f"Wrote {self.out} ({in_bytes(self.out.stat().st_size)})."), err=True)
+
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
     """A function as the command of the same name; its first parameter, `shared`, becomes the shared options."""
@@ -56,18 +76,25 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     rules = {parameter.name: rule for parameter in declared if (rule := _rule(parameter))}
     parameters = [*declared, *_file_options(declared, rules)]
     hints = get_type_hints(Shared, include_extras=True)
+    suffixes: Sequence[str] = getattr(function, "suffixes", RESULTS)
+    unused = {
+        *getattr(function, "unused", ()),
+        *(() if set(FIGURES) <= set(suffixes) else ("view", "measure", "width")),
+    }
     options = [
         inspect.Parameter(
             field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=hints[field.name]
         )
         for field in fields(Shared)
+        if field.name not in unused
     ]
 
     def run(**values: Any) -> None:
-        shared = Shared(**{field.name: values.pop(field.name) for field in fields(Shared)})
+        shared = Shared(**{option.name: values.pop(option.name) for option in options})
         progress.show(shared.progress)
-        with _errors_as_messages(shared.debug, {field.name for field in fields(Shared)} | set(values)):
-            _check_writable(shared.out, getattr(function, "suffixes", RESULTS))
+        with _errors_as_messages(shared.debug, {option.name for option in options} | set(values)):
+            _check_writable(shared.out, suffixes)
+            _check_look(shared)
             check_place(shared.device, shared.dtype)
             function(shared, **_understood(values, rules))
 
@@ -106,11 +133,15 @@ def _understood(values: dict[str, Any], rules: Mapping[str, TextRule]) -> dict[s
     return values
 
 
-def writes(*suffixes: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Declare the suffixes of --out, for a command that writes something else than a result."""
+def writes(*suffixes: str, unused: Sequence[str] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Declare the suffixes of --out, for a command that writes something else than a result.
+
+    `unused` are shared options that would do nothing here: the command does not have them.
+    """
 
     def declared(function: Callable[..., None]) -> Callable[..., None]:
         function.suffixes = suffixes  # type: ignore[attr-defined]
+        function.unused = unused  # type: ignore[attr-defined]
         return function
 
     return declared
@@ -185,16 +216,49 @@ def _check_writable(out: Path | None, suffixes: Sequence[str]) -> None:
         raise errors.FileError(f"Cannot write {str(out)!r}", reason, "Give the path one of these suffixes.")
 
 
+def _check_look(shared: Shared) -> None:
+    """Refuse the options of a figure where none is written, and a view that no result has."""
+    if shared.look and (shared.out is None or shared.out.suffix.lower() not in FIGURES):
+        reason = "no figure is written" if shared.out is None else f"{str(shared.out)!r} is no figure"
+        options = ", ".join(f"--{name}" for name in shared.look)
+        raise errors.FileError(f"Cannot use {options}", reason, f"Add --out with {', '.join(FIGURES)}.")
+    if shared.view is not None and not VIEW.fullmatch(shared.view):
+        remedy = "Give grid, panels or lines, lines-2 for the second of a kind, or all."
+        raise errors.StatesError(f"No view {shared.view!r}", "views are named for what they are", remedy)
+
+
+def in_bytes(count: int) -> str:
+    """A size as people write it.
+
+    >>> in_bytes(912), in_bytes(249_300), in_bytes(5_400_000)
+    ('912 bytes', '249 kB', '5.4 MB')
+    """
+    for size, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if count >= size:
+            return f"{count / size:.3g} {unit}" if count < 999.5 * size else f"{count / size:,.0f} {unit}"
+    return f"{count} bytes"
+
+
 def _leave(message: str, code: int) -> NoReturn:
     typer.echo(visible(message, keep="\n"), err=True)
     sys.exit(code)
 
 
 def show(result: "hs.Result", shared: Shared) -> None:
-    """Save a result with --out, and print it: as JSON, or its findings and tables."""
-    if shared.out:
-        result.save(shared.out)
-    if shared.json:
+    """Save a result with --out, and print it: as JSON, or its findings and tables.
+
+    Where it cannot be saved it is printed all the same: it may have taken long.
+    """
+    try:
+        if shared.out:
+            result.save(shared.out, **shared.look)
+    finally:
+        _print(result, shared.json)
+    shared.say_written()
+
+
+def _print(result: "hs.Result", as_json: bool) -> None:
+    if as_json:
         with TemporaryDirectory() as folder:
             result.save(Path(folder, "result.json"))
             typer.echo(Path(folder, "result.json").read_text("utf-8"))

@@ -47,6 +47,7 @@ def embed(
     )
     if shared.out:
         _save(vectors, shared.out)
+        shared.say_written()
     if shared.json:
         print_json(vectors.tolist())
     else:

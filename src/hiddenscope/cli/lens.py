@@ -38,6 +38,7 @@ def _fit(shared: Shared, texts: list[str], kind: Any) -> None:
     partial = shared.out.with_suffix(".partial.safetensors") if kind == "jacobian" else None
     fitted = hs.Lens.fit(shared.load(), texts, kind, partial=partial)
     fitted.save(shared.out)
+    shared.say_written()
     if partial is not None:
         partial.unlink(missing_ok=True)
     if shared.json:

@@ -15,7 +15,7 @@ from hiddenscope.loading.cache import verify_all
 
 
 @command
-@writes(".json")
+@writes(".json", unused=("device", "dtype"))
 def models(
     shared: Shared,
     verify: Annotated[
@@ -36,6 +36,7 @@ def models(
     if shared.out:
         with replacing(shared.out) as fresh:
             fresh.write_text(json.dumps(listing, indent=2) + "\n", "utf-8")
+        shared.say_written()
     if shared.json:
         print_json(listing)
     elif not shared.out:

@@ -35,7 +35,7 @@ def project(
 
     def preview(result: "hs.Result") -> None:
         if shared.out:
-            result.save(shared.out)
+            result.save(shared.out, **shared.look)
             progress.note(f"{shared.out} shows them by PCA; {method} follows.")
 
     result = hs.project(

@@ -35,7 +35,7 @@ def visibility(
     model: ModelLike,
     text: Texts | Inputs,
     *,
-    measure: MeasureName = "l1",
+    influence: MeasureName = "l1",
     sites: SitePatterns = "layer.*,final",
     probes: int | None = None,
     target: str | int | None = None,
@@ -43,10 +43,10 @@ def visibility(
 ) -> Result:
     """How much every state is influenced by every state before it: the map [site, token, source_site, source_token].
 
-    Measures: "l1", the L1 norm of the gradient of |h|₁/|h|₂; "frobenius", the norm of the Jacobian, exact for narrow
-    states and else estimated by `probes` random vectors, with a 95% interval; "relative", the same for a relative
-    change at both ends; "logit", the norm of the gradient of the log-probability of `target`, or of the true next
-    token, [token, source_site, source_token]. Several texts are averaged. A decoder's texts come with
+    `influence` is "l1", the L1 norm of the gradient of |h|₁/|h|₂; "frobenius", the norm of the Jacobian, exact for
+    narrow states and else estimated by `probes` random vectors, with a 95% interval; "relative", the same for a
+    relative change at both ends; "logit", the norm of the gradient of the log-probability of `target`, or of the true
+    next token, [token, source_site, source_token]. Several texts are averaged. A decoder's texts come with
     `model.encode(text, targets=...)`.
 
     >>> import hiddenscope as hs
@@ -58,33 +58,33 @@ def visibility(
     """
     model = as_model(model)
     chosen = model.anatomy.select(sites)
-    how = InfluenceMeasure.of(measure, probes, seed, max(model.anatomy.width(site) for site in chosen))
-    if target is not None and measure != "logit":
-        reason = f"the measure {measure} reads no token"
-        raise TextError(f"Cannot use the target {target!r:.40}", reason, "Give it with measure='logit'.")
+    how = InfluenceMeasure.of(influence, probes, seed, max(model.anatomy.width(site) for site in chosen))
+    if target is not None and influence != "logit":
+        reason = f"the measure {influence} reads no token"
+        raise TextError(f"Cannot use the target {target!r:.40}", reason, "Give it with influence='logit'.")
     inputs = model.encode(text)
-    stacks = _stacks(model, inputs, chosen, logit=measure == "logit")
-    predicted = _predicted(model, stacks, inputs, target) if measure == "logit" else [()] * len(inputs)
+    stacks = _stacks(model, inputs, chosen, logit=influence == "logit")
+    predicted = _predicted(model, stacks, inputs, target) if influence == "logit" else [()] * len(inputs)
     lengths = {name: min(of_stack.lengths) for name, of_stack in stacks.items()}
     cut = any(max(of_stack.lengths) > lengths[name] for name, of_stack in stacks.items())
     for name, length in lengths.items():
         inputs = first_tokens(inputs, name, length)
     axes = Axes(chosen, lengths)
     _check_memory(axes, how)
-    influence = _mean_map(model, inputs, axes, how, predicted)
+    found = _mean_map(model, inputs, axes, how, predicted)
     with model.lock:
         tokens = {name: model.text_encoder.tokens(inputs.of(name)) for name in lengths}
         strings = [[model.text_encoder.string(token) for token in row] for row in predicted]
-    data = dataset(axes, how, influence, tokens, strings)
+    data = dataset(axes, how, found, tokens, strings)
     causal = dict(zip(stacks, (stack.causal for stack in model.anatomy.stacks), strict=False))
     facts: Facts = {
-        "measure": measure,
+        "measure": influence,
         "probes": how.probes or None,
         "texts": len(inputs),
         "tokens": axes.tokens,
         "sites": summarise(chosen),
         "cut": cut,
-        **put_findings(data, axes, measure, causal),
+        **put_findings(data, axes, influence, causal),
     }
     return Result("visibility", data, facts, model.source(chosen[0].stack))
 

@@ -23,7 +23,7 @@ PAGE = 470.0  # what a grid would like to fill
 LONGEST_LABEL = 100.0  # of a token
 LONGEST = 760.0  # beyond this a grid grows no further: its cells get thinner, and only some are labelled
 LABEL_APART = 10.0
-KEY = 190.0  # how wide the scale of colours is
+KEY, KEY_LINE = 190.0, 10.0  # how wide the scale of colours is, and how high a line above it
 LEAST_CELL, WORD_CELL = 10.5, 44.0  # how narrow a cell may be
 MOST_HIGH = 700.0  # of all lines of tokens; a longer text gets thinner cells instead
 MOST_VECTORS = 20_000  # with more cells than this a file is quicker to read as pixels
@@ -58,9 +58,10 @@ def draw_grid(grid: Grid, sheet: Sheet) -> None:
         _label_tokens(axes, tokens, second, wide, label)
         top = sheet.extent(axes).bottom + 8 + (label if second else 0)
     bottom = top - 8 - (label if labels[1] else 0)
-    _draw_key(
-        measure, painted, sheet, Box(0, bottom + 18, min(KEY, _room(grid, page, label)), 7), zero=bool(zero.any())
-    )
+    wide = min(KEY, _room(grid, page, label))
+    name = _key_name(measure, wide - (60 if zero.any() else 0), sheet.lettering)
+    at = Box(0, bottom + 8 + KEY_LINE * (name.count("\n") + 1), wide, 7)
+    _draw_key(measure, name, painted, sheet, at, zero=bool(zero.any()))
 
 
 def _rows_of_tokens(grid: Grid, page: float, label: float) -> list[range]:
@@ -244,7 +245,13 @@ def _label_tokens(axes: "Axes", tokens: list[str], second: list[str], wide: floa
         top.tick_params("x", length=0, pad=4)
 
 
-def _draw_key(measure: Measure, painted: Any, sheet: Sheet, box: Box, *, zero: bool) -> None:
+def _key_name(measure: Measure, room: float, lettering: Lettering) -> str:
+    """What the colours measure and in which unit, in lines."""
+    unit = f" ({lettering.text(measure.unit)})" if measure.unit else ""
+    return lettering.wrapped(f"{lettering.text(measure.name)}{unit}", room, style.LABEL)
+
+
+def _draw_key(measure: Measure, name: str, painted: Any, sheet: Sheet, box: Box, *, zero: bool) -> None:
     """What the colours mean: a bar, its ticks, what it measures and in which unit."""
     axes = sheet.axes(box)
     bar = sheet.figure.colorbar(painted, cax=axes, orientation="horizontal", format=number)
@@ -268,9 +275,4 @@ def _draw_key(measure: Measure, painted: Any, sheet: Sheet, box: Box, *, zero: b
     if zero:
         look: dict[str, Any] = {"size": style.SMALL, "color": style.MUTED, "va": "bottom", "ha": "right"}
         axes.annotate("·  exactly 0", (1, 1), (0, 4), "axes fraction", "offset points", **look)
-    lettering = sheet.lettering
-    room = box.width - (60 if zero else 0)
-    unit = f" ({lettering.text(measure.unit, 40)})" if measure.unit else ""
-    axes.set_title(
-        lettering.fitted(f"{lettering.text(measure.name, 60)}{unit}", room, style.LABEL), color=style.MUTED, pad=3
-    )
+    axes.set_title(name, color=style.MUTED, pad=3)

@@ -1,5 +1,6 @@
 """Lines on paper: series along the layers, with bands."""
 
+import math
 import re
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -19,6 +20,9 @@ Array: TypeAlias = NDArray[np.float64]
 
 WIDTH, HEIGHT = 440.0, 190.0
 TICKS = 40.0  # room for the numbers of the axis
+LONGEST_LABEL = 60  # characters of what stands beneath the axis
+LEAST_SLOT = 36.0  # how narrow a place may be for a label in lines beneath it; in a narrower one it is turned
+LABEL_APART = 10.0
 DASH = (0, (3.0, 2.0))
 
 
@@ -37,15 +41,15 @@ def draw_lines(lines: Lines, sheet: Sheet) -> None:
     _label_places(axes, lines, sheet.lettering, wide)
     handles = _draw_series(axes, lines)
     unit = f"({lines.unit})" if lines.unit else ""
-    name = " ".join(sheet.lettering.text(part, 80) for part in (lines.y_name, unit) if part)
-    axes.set_title(name, color=style.MUTED)
+    name = " ".join(sheet.lettering.text(part) for part in (lines.y_name, unit) if part)
+    axes.set_title(sheet.lettering.wrapped(name, wide, style.LABEL), color=style.MUTED)
     if [series.name for series in lines.series if not series.band] != [lines.y_name]:
         sheet.legend(handles, _names(lines, sheet.lettering), Box(0, sheet.extent(axes).bottom + 8, wide, 0))
 
 
 def _names(lines: Lines, lettering: Lettering) -> list[str]:
-    bands = (f" (band: {lettering.text(series.band, 60)})" if series.band else "" for series in lines.series)
-    return [f"{lettering.text(series.name, 60)}{band}" for series, band in zip(lines.series, bands, strict=True)]
+    bands = (f" (band: {lettering.text(series.band)})" if series.band else "" for series in lines.series)
+    return [f"{lettering.text(series.name)}{band}" for series, band in zip(lines.series, bands, strict=True)]
 
 
 def _limits(lines: Lines) -> tuple[float, float]:
@@ -66,9 +70,17 @@ def _limits(lines: Lines) -> tuple[float, float]:
 
 
 def _label_places(axes: "Axes", lines: Lines, lettering: Lettering, wide: float) -> None:
-    labels = [lettering.text(_short(place), 16) for place in lines.x]
-    shown = _labelled(labels, lines.places, wide / (lines.places[-1] + 1))
-    axes.set_xticks([lines.places[place] for place in shown], list(shown.values()))
+    labels = [lettering.text(_short(place), LONGEST_LABEL) for place in lines.x]
+    slot = wide / (lines.places[-1] + 1)
+    if lines.x_name == "site" or max(width_of(label, style.SMALL) for label in labels) <= slot - 4:
+        shown = _labelled(labels, lines.places, slot)
+        axes.set_xticks([lines.places[place] for place in shown], list(shown.values()))
+    elif slot >= LEAST_SLOT:
+        axes.set_xticks(lines.places, [lettering.wrapped(label, slot - 4, style.SMALL) for label in labels])
+    else:
+        step = math.ceil(LABEL_APART / slot)
+        turned: dict[str, Any] = {"rotation": 45, "rotation_mode": "anchor", "ha": "right", "va": "center"}
+        axes.set_xticks(lines.places[::step], labels[::step], **turned)
     axes.set_xlabel("layer" if lines.x_name == "site" else lettering.text(lines.x_name, 80))
 
 

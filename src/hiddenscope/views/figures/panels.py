@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 PAGE, GAP = 480.0, 10.0
 CAPTION = 8.0
+TITLE_LINE, ROW_LINE = 11.0, 13.0  # how high a line of a panel's title is, and of the name of a row
 MOST_CLASSES = 40
 MOST_VECTORS = 20_000  # with more dots than this a file is quicker to read as pixels
 
@@ -24,18 +25,22 @@ def draw_panels(panels: Panels, sheet: Sheet) -> None:
     across = max(1, min(count, int((page + GAP) / ((84 if count > 4 else 110) + GAP))))
     size = min(120.0 if count > 4 else 180.0, (page - GAP * (across - 1)) / across)
     top = _draw_legend(panels, sheet)
+    titles = [sheet.lettering.wrapped(sheet.lettering.text(site), size, LABEL, bold=True) for site in panels.sites]
+    lines = max(title.count("\n") + 1 for title in titles)
     row: list[Axes] = []
     for panel in range(count):
         fresh = bool(panels.rows) and (panel == 0 or panels.rows[panel] != panels.rows[panel - 1])
         if row and (len(row) == across or fresh):
             top = max(sheet.extent(axes).bottom for axes in row) + GAP
             row = []
+        name = sheet.lettering.wrapped(sheet.lettering.text(panels.rows[panel]), page, 9, bold=True) if fresh else ""
         if not row:
-            top += 31 if fresh else 13
+            top += TITLE_LINE * lines + 2 + (5 + ROW_LINE * len(name.splitlines()) if fresh else 0)
         axes = sheet.axes(Box(len(row) * (size + GAP), top, size, size))
         if fresh:
-            name = sheet.lettering.fitted(sheet.lettering.text(panels.rows[panel], 80), page, 9, bold=True)
-            axes.annotate(name, (0, 1), (0, 18), "axes fraction", "offset points", size=9, weight="bold")
+            above = (0, 7 + TITLE_LINE * lines)
+            axes.annotate(name, (0, 1), above, "axes fraction", "offset points", size=9, weight="bold")
+        axes.set_title(titles[panel], weight="bold", pad=3)
         _draw_panel(panels, panel, axes, size, sheet)
         row.append(axes)
 
@@ -46,7 +51,7 @@ def _draw_legend(panels: Panels, sheet: Sheet) -> float:
 
     if not (classes := list(dict.fromkeys(panels.labels))):
         return 0.0
-    names = [sheet.lettering.text(label, 30) or "∅" for label in classes[:MOST_CLASSES]]
+    names = [sheet.lettering.text(label) or "∅" for label in classes[:MOST_CLASSES]]
     handles = [
         Line2D([], [], color=class_colour(place), linestyle="", marker="o", markersize=5.2, markeredgewidth=0)
         for place in range(len(names))
@@ -59,8 +64,6 @@ def _draw_legend(panels: Panels, sheet: Sheet) -> float:
 
 def _draw_panel(panels: Panels, panel: int, axes: "Axes", size: float, sheet: Sheet) -> None:
     lettering = sheet.lettering
-    title = lettering.fitted(lettering.text(panels.sites[panel], 60), size, LABEL, bold=True)
-    axes.set_title(title, weight="bold", pad=3)
     axes.set(xticks=[], yticks=[])
     axes.spines[:].set(visible=True, color=FAINT)
     if panels.captions:

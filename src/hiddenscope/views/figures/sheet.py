@@ -82,8 +82,9 @@ class Sheet:
         """A legend in as many columns as there is room for, with handles of so many points; where it ends."""
         axes = self.axes(Box(at.left, at.top, at.width, 1))
         axes.set_axis_off()
-        names = [self.lettering.fitted(name, at.width - handle - 5, LABEL) for name in names]
-        columns = max(1, int((at.width + 16) / (max(width_of(name, LABEL) for name in names) + handle + 5 + 16)))
+        names = [self.lettering.wrapped(name, at.width - handle - 6, LABEL) for name in names]
+        widest = max(width_of(line, LABEL) for name in names for line in name.splitlines())
+        columns = max(1, int((at.width + 16) / (widest + handle + 5 + 16)))
         # Matplotlib leaves out names that begin with an underscore, so they are written afterwards.
         apart = {"handletextpad": 0.7, "columnspacing": 2.1, "labelspacing": 0.5, "borderpad": 0, "borderaxespad": 0}
         legend = axes.legend(

@@ -211,14 +211,14 @@ class Lettering:
         return f"{text[:low]}…" if low else ""
 
     def wrapped(self, text: str, room: float, size: float, *, bold: bool = False) -> str:
-        """A text in lines of at most so many points."""
+        """A text in lines of at most so many points; a word that is longer than a line is broken."""
         lines: list[str] = []
         for word in filter(None, text.split(" ")):
             longer = f"{lines[-1]} {word}" if lines else word
             if lines and width_of(longer, size, bold=bold) <= room:
                 lines[-1] = longer
             else:
-                lines.append(self.fitted(word, room, size, bold=bold))
+                lines += _broken(word, room, size, bold=bold)
         return "\n".join(lines)
 
     def _seen(self, char: str) -> str:
@@ -226,6 +226,16 @@ class Lettering:
             return char if self.any_character or drawable(char) else _code(char)
         picture = CONTROL_PICTURES.get(char) or (chr(0x2400 + ord(char)) if ord(char) < 32 else "")
         return picture if picture and drawable(picture) else _code(char)
+
+
+def _broken(word: str, room: float, size: float, *, bold: bool) -> list[str]:
+    """A word in pieces of at most so many points, and of one character at least."""
+    pieces = [""]
+    for char in word:
+        if pieces[-1] and width_of(f"{pieces[-1]}{char}", size, bold=bold) > room:
+            pieces.append("")
+        pieces[-1] += char
+    return pieces
 
 
 def _code(char: str) -> str:
