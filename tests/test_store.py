@@ -3,15 +3,20 @@
 import hashlib
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from hiddenscope.errors import Damaged, StoreError
+import hiddenscope as hs
+from hiddenscope.errors import Damaged, StatesError, StoreError
 from hiddenscope.store import StorePlan, StoreRow, Writer, create, resume
 
 SITES = ("layer.0", "layer.1", "final")
@@ -211,3 +216,168 @@ def test_what_is_known_last_may_come_late(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="no room"):
         create(tmp_path / "other", refused, units())
     assert not [path for path in (tmp_path / "other").rglob("*") if path.is_file()]
+
+
+def expected(writer: Writer, site: str) -> NDArray[np.float32]:
+    """All rows of a site in the order of the corpus, copies too, as float32."""
+    by_text: dict[int, list[NDArray[Any]]] = {}
+    for unit in writer.plan.units:
+        states, done = values(writer, unit.name)[site], 0
+        for one in writer.rows(unit.name):
+            length = len(one.ids) if writer.plan.pool is None else 1
+            by_text.setdefault(one.text, []).append(states[done : done + length])
+            done += length
+    for text, same in COPIES:
+        by_text[text] = by_text[same]
+    rows = np.concatenate([part for text in sorted(by_text) for part in by_text[text]])
+    return (rows.astype(np.uint32) << 16).view(np.float32) if writer.plan.dtype == "bfloat16" else rows.astype("f4")
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_what_was_committed_is_read_back_exactly(tmp_path: Path, dtype: str) -> None:
+    import torch
+
+    writer = made(tmp_path, dtype=dtype)
+    store = hs.open(tmp_path)
+    assert store.complete and store.texts.tolist() == list(range(7)) and len(store) == 32
+    for site in SITES:
+        wanted, array = expected(writer, site), store[site]
+        assert array.shape == wanted.shape and array.dtype == wanted.dtype
+        assert np.array_equal(np.asarray(array), wanted)
+        blocks = list(store.blocks(site, rows=5))
+        assert {block.dtype for block in blocks} == {getattr(torch, dtype)} and max(map(len, blocks)) == 5
+        assert np.array_equal(torch.cat(blocks).float().numpy(), wanted)
+        assert np.array_equal(np.concatenate(list(array.blocks(7))), wanted)
+    assert np.array_equal(store[1][3], store["layer.1"][3])
+    assert repr(store).startswith(f"Store of toy, {dtype}: 3 sites x 32 rows of 7 texts, complete")
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_any_rows_are_those_of_the_whole(whole_store: tuple[hs.Store, NDArray[Any]], data: st.DataObject) -> None:
+    store, wanted = whole_store
+    count = len(wanted)
+    rows = data.draw(
+        st.one_of(
+            st.integers(-count, count - 1),
+            st.slices(count),
+            st.lists(st.integers(-count, count - 1), max_size=60).map(lambda some: np.array(some, dtype=int)),
+            st.lists(st.booleans(), min_size=count, max_size=count).map(np.array),
+        )
+    )
+    columns = data.draw(st.one_of(st.none(), st.integers(-WIDTH, WIDTH - 1), st.slices(WIDTH)))
+    found = store["final"][rows] if columns is None else store["final"][rows, columns]
+    right = wanted[rows] if columns is None else wanted[rows][..., columns]
+    assert found.shape == right.shape and np.array_equal(found, right)
+
+
+@pytest.fixture(scope="module")
+def whole_store(tmp_path_factory: pytest.TempPathFactory) -> tuple[hs.Store, NDArray[Any]]:
+    path = tmp_path_factory.mktemp("store")
+    writer = made(path, dtype="bfloat16")
+    return hs.open(path), expected(writer, "final")
+
+
+def test_rows_wider_than_a_block_are_read(tmp_path: Path) -> None:
+    width = 9000
+    writer = create(tmp_path, plan(sites=("final",), widths={"final": width}), [[row(0, 40)]])
+    wanted = np.random.default_rng(0).standard_normal((40, width), dtype=np.float32)
+    writer.commit("000000", {"final": wanted})
+    array = hs.open(tmp_path)["final"]
+    assert np.array_equal(array[[39, 3, 3, 20]], wanted[[39, 3, 3, 20]]) and np.array_equal(array[:], wanted)
+
+
+def test_the_tokens_are_those_of_the_corpus(tmp_path: Path) -> None:
+    made(tmp_path)
+    tokens = hs.open(tmp_path).tokens
+    assert tokens.lengths.tolist() == [5, 3, 4, 10, 3, 5, 2]
+    assert tokens.positions[tokens.rows(3)].tolist() == [0, 1, 2, 3, 4, 5, 3, 4, 5, 6], "windows keep true positions"
+    assert tokens.ids[tokens.rows(4)].tolist() == tokens.ids[tokens.rows(1)].tolist() == [17, 18, 19]
+    assert tokens.strings[5:8] == ("t17", "t18", "t19")
+    assert tokens.spans[tokens.rows(6)].tolist() == [[0, 2], [2, 4]]
+    assert tokens.texts is not None and tokens.texts[3] == "ab" * 10 and tokens.texts[4] == tokens.texts[1] == "ab" * 7
+
+
+def test_one_text_of_a_store(tmp_path: Path) -> None:
+    writer = made(tmp_path, dtype="bfloat16")
+    store, wanted = hs.open(tmp_path), expected(writer, "layer.1")
+    ends = np.cumsum(store.tokens.lengths)
+    for text in range(7):
+        part = store.of(text)
+        assert np.array_equal(part["layer.1"][:], wanted[ends[text] - store.tokens.lengths[text] : ends[text]])
+        assert part.tokens.equals(store.tokens.of(text))
+        assert np.array_equal(part.to_states("layer.1").values[0].float().numpy(), part["layer.1"][:])
+    with pytest.raises(StatesError, match="No text 7"):
+        store.of(7)
+
+
+def test_pooled_states_have_a_row_a_text(tmp_path: Path) -> None:
+    writer = made(tmp_path, pool="mean")
+    store = hs.open(tmp_path)
+    assert len(store) == 8 and store.tokens.lengths.tolist() == [1, 1, 1, 2, 1, 1, 1]
+    assert np.array_equal(store["final"][:], expected(writer, "final"))
+    assert store.tokens.positions.tolist() == [0, 0, 0, 0, 3, 0, 0, 0]
+
+
+def test_only_committed_units_are_shown(tmp_path: Path) -> None:
+    writer = made(tmp_path, ["000000"])
+    store = hs.open(tmp_path)
+    assert not store.complete and store.units == ("000000",)
+    assert store.texts.tolist() == [0, 1, 2, 4, 5] and store.tokens.count == 5
+    assert np.array_equal(store["final"][:12], expected(writer, "final")[:12])
+    assert store.of(5).tokens.ids.tolist() == store.of(0).tokens.ids.tolist()
+    with pytest.raises(StatesError, match="No text 3 in .* its unit is not committed, the corpus has 7"):
+        store.of(3)
+    assert writer.commit("000002", values(writer, "000002"))
+    assert len(store) == 20, "it stays as it was when it was opened"
+    assert hs.open(tmp_path).texts.tolist() == [0, 1, 2, 4, 5, 6]
+    empty = hs.open(made(tmp_path / "empty", []).path)
+    assert len(empty) == 0 and empty["final"][:].shape == (0, WIDTH) and len(empty.tokens) == 0
+
+
+def test_a_document_is_there_when_all_its_windows_are(tmp_path: Path) -> None:
+    units = [[row(0, 2), row(1, 4)], [row(1, 4, start=2), row(2, 3)]]
+    writer = create(tmp_path, plan(), units)
+    writer.commit("000001", values(writer, "000001"))
+    assert hs.open(tmp_path).texts.tolist() == [2]
+    writer.commit("000000", values(writer, "000000"))
+    assert hs.open(tmp_path).texts.tolist() == [0, 1, 2]
+
+
+def test_an_xarray_reads_what_is_asked(tmp_path: Path) -> None:
+    writer = made(tmp_path, dtype="bfloat16")
+    labelled = hs.open(tmp_path).to_xarray()
+    assert labelled.dims == ("site", "token", "width") and not labelled.variable._in_memory
+    one = labelled.sel(site="layer.1").isel(token=[3, 30], width=slice(4))
+    assert np.array_equal(one.values, expected(writer, "layer.1")[[3, 30], :4])
+    assert labelled["string"].values[5] == "t17" and labelled["text"].values[-1] == 6
+    damage(next((tmp_path / "data").iterdir()))
+    with pytest.raises(Damaged):
+        hs.open(tmp_path).to_xarray().load()
+
+
+def damage(path: Path, at: int = 5000, bit: int = 3) -> None:
+    content = bytearray(path.read_bytes())
+    content[at % len(content)] ^= 1 << bit
+    path.write_bytes(content)
+
+
+WITHOUT_TORCH = """
+import sys
+class Refusing:
+    def find_spec(self, name, *_):
+        if name.split(".")[0] == "torch":
+            raise ImportError("no torch here")
+sys.meta_path.insert(0, Refusing())
+import numpy as np
+import hiddenscope as hs
+store = hs.open(sys.argv[1])
+print(store, store["layer.1"][[0, 31]].sum(), store.of(3).tokens, len(store.tokens), store.to_xarray().dims)
+"""
+
+
+def test_a_store_is_read_without_torch(tmp_path: Path) -> None:
+    made(tmp_path)
+    done = subprocess.run([sys.executable, "-c", WITHOUT_TORCH, str(tmp_path)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "32" in done.stdout

@@ -59,6 +59,8 @@ if TYPE_CHECKING:  # the same names for type checkers; tests/test_public.py prin
     from hiddenscope.states import Source as Source
     from hiddenscope.states import States as States
     from hiddenscope.states import Tokens as Tokens
+    from hiddenscope.store import Store as Store
+    from hiddenscope.store import open as open  # noqa: A004
     from hiddenscope.texts import read as read
     from hiddenscope.views.render import story as story
 

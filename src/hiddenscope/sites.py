@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property, total_ordering
 from numbers import Integral
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from hiddenscope.arguments import checked
 from hiddenscope.errors import SiteError
@@ -143,6 +143,20 @@ def select(
             raise known.missing(item)
         chosen |= matching
     return tuple(sorted(chosen))
+
+
+def named_layer(site: Any) -> Any:
+    """A whole number as the layer that it names; anything else as it is.
+
+    >>> named_layer(3), named_layer("final")
+    ('layer.3', 'final')
+    """
+    if isinstance(site, bool) or not isinstance(site, Integral):
+        return site
+    if site < 0:
+        reason = "the last may be the raw last layer or final, and Hugging Face's is either"
+        raise SiteError(f"No site {int(site)}", reason, f"Did you mean 'layer.{int(site)}'? Or 'final'.")
+    return f"layer.{int(site)}"
 
 
 def check_syntax(patterns: SitePatterns) -> None:

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from hiddenscope.arguments import checked
 from hiddenscope.errors import FileError, NotFinite, SiteError, StatesError
-from hiddenscope.sites import Site, SitePatterns, select, summarise
+from hiddenscope.sites import Site, SitePatterns, named_layer, select, summarise
 from hiddenscope.states.files import StackParts, read, write
 from hiddenscope.states.tokens import Ints, Source, Tokens, chosen_rows, plain, shown
 
@@ -76,7 +76,7 @@ class States:
         return self.values.shape[2]
 
     def __getitem__(self, site: str | Site | int) -> torch.Tensor:
-        return self.values[self._index(_layer(site))]
+        return self.values[self._index(named_layer(site))]
 
     def __repr__(self) -> str:
         dtype = str(self.values.dtype).removeprefix("torch.")
@@ -316,7 +316,7 @@ class Pair:
         return f"{self.encoder!r}\n{self.decoder!r}"
 
     def __getitem__(self, site: str | Site | int) -> torch.Tensor:
-        named: str | Site = _layer(site)
+        named: str | Site = named_layer(site)
         chosen: list[tuple[States, Site]] = []
         refused: dict[str, SiteError] = {}
         for stack, states in (("encoder", self.encoder), ("decoder", self.decoder)):
@@ -386,16 +386,6 @@ def _take(values: torch.Tensor, dim: int, indices: Ints) -> torch.Tensor:
     if len(indices) and indices[-1] - indices[0] + 1 == len(indices):
         return values.narrow(dim, int(indices[0]), len(indices))
     return values.index_select(dim, torch.from_numpy(indices).to(values.device))
-
-
-def _layer(site: Any) -> Any:
-    """A whole number as the layer that it names; anything else as it is."""
-    if isinstance(site, bool | np.bool_) or not isinstance(site, int | np.integer):
-        return site
-    if site < 0:
-        reason = "the last may be the raw last layer or final, and Hugging Face's is either"
-        raise SiteError(f"No site {int(site)}", reason, f"Did you mean 'layer.{int(site)}'? Or 'final'.")
-    return f"layer.{int(site)}"
 
 
 def _many(count: int, what: str) -> str:

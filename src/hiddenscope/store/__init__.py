@@ -1,17 +1,23 @@
 """The store: states of a whole corpus in a folder, exact, resumable, and never silently wrong.
 
-plan        what a store is to hold, decided before the first pass
-folder      the files of a store, their locks, and how a file comes to be there
-records     small JSON files that end with their own checksum
-commits     the record that makes a unit visible
-checksums   CRC-32C of blocks, SHA-256 of files
-shard       the safetensors file of one unit
-writer      makes a store, and commits units
+plan          what a store is to hold, decided before the first pass
+folder        the files of a store, their locks, and how a file comes to be there
+records       small JSON files that end with their own checksum
+commits       the record that makes a unit visible
+checksums     CRC-32C of blocks, SHA-256 of files
+shard         the safetensors file of one unit
+writer        makes a store, and commits units
+shard_reader  reads rows of a shard, and checks the blocks that it reads
+text_index    which texts are there, and where the rows of each lie
+site_array    one site of a store as a lazy array
+labelled      a store as a lazy xarray
+store         opens a store, and reads it as States are read
 
 The format is in docs/store-format.md. Nothing here imports torch.
 """
 
 from hiddenscope.store.plan import StorePlan, StoreRow, UnitDigest
+from hiddenscope.store.store import Store, open  # noqa: A004
 from hiddenscope.store.writer import Writer, create, resume
 
-__all__ = ["StorePlan", "StoreRow", "UnitDigest", "Writer", "create", "resume"]
+__all__ = ["Store", "StorePlan", "StoreRow", "UnitDigest", "Writer", "create", "open", "resume"]

@@ -51,6 +51,11 @@ class StoreRow:
         given["spans"] = [list(span) for span in self.spans]
         return given if self.string is None else given | {"string": self.string}
 
+    @property
+    def string_bytes(self) -> bytes:
+        """The text in UTF-8; half of a surrogate pair as its three bytes."""
+        return (self.string or "").encode("utf-8", "surrogatepass")
+
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "StoreRow":
         """What `to_json` was made from."""
@@ -61,11 +66,12 @@ class StoreRow:
 
 @dataclass(frozen=True)
 class UnitDigest:
-    """One unit in the plan: its number of rows and tokens, and the hash of `plan/<name>.jsonl`."""
+    """One unit in the plan: its number of rows, tokens and bytes of text, and the hash of `plan/<name>.jsonl`."""
 
     name: str
     rows: int
     tokens: int
+    text_bytes: int
     sha256: str
 
 
@@ -192,7 +198,8 @@ def _whole(value: object, least: int) -> bool:
 
 def _unit(given: Mapping[str, Any]) -> UnitDigest:
     unit = UnitDigest(**given)
-    if not (_whole(unit.rows, 1) and _whole(unit.tokens, unit.rows) and records.is_digest(unit.sha256)):
+    counts = _whole(unit.rows, 1) and _whole(unit.tokens, unit.rows) and _whole(unit.text_bytes, 0)
+    if not (counts and records.is_digest(unit.sha256)):
         raise ValueError(f"unit {str(unit.name)[:20]} has no rows, or no hash")
     return unit
 

@@ -1,8 +1,8 @@
 """Shards: the safetensors file of one unit, whose every byte follows from the plan and the values.
 
 The header names the plan and the unit. Then come, without gaps, what the rows are (`text`, `start`, `offsets`, `ids`,
-`spans`), one tensor for each site, and last the checksum of every 16 KiB block before it (`blocks.crc32c`). Where each
-lies is computed from the plan, so nothing that a file says of itself is trusted.
+`spans`), one tensor for each site, the texts (`strings`), and last the checksum of every 16 KiB block before it
+(`blocks.crc32c`). Where each lies is computed from the plan, so nothing that a file says of itself is trusted.
 """
 
 import hashlib
@@ -38,9 +38,14 @@ class TensorPlace:
     name: str
 
     @property
+    def row_bytes(self) -> int:
+        """The length of one row in bytes."""
+        return int(np.prod(self.shape[1:], dtype=np.int64)) * self.dtype.itemsize
+
+    @property
     def nbytes(self) -> int:
         """Its length in bytes."""
-        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+        return self.shape[0] * self.row_bytes
 
     @property
     def end(self) -> int:
@@ -73,9 +78,11 @@ def layout_of(plan: StorePlan, digest: str, unit: UnitDigest) -> ShardLayout:
         ("text", np.dtype("<i8"), (unit.rows,), "I64"),
         ("start", np.dtype("<i8"), (unit.rows,), "I64"),
         ("offsets", np.dtype("<i8"), (unit.rows + 1,), "I64"),
+        ("strings.offsets", np.dtype("<i8"), (unit.rows + 1,), "I64"),
         ("ids", np.dtype("<i4"), (unit.tokens,), "I32"),
         ("spans", np.dtype("<i4"), (unit.tokens, 2), "I32"),
         *((site, states, (plan.rows_of(unit), plan.widths[site]), NAMES[plan.dtype]) for site in plan.sites),
+        ("strings", np.dtype("u1"), (unit.text_bytes,), "U8"),
     ]
     said = {"format": FORMAT, "plan": digest, "unit": unit.name}
     blocks = 0
@@ -110,10 +117,13 @@ def row_tensors(rows: Sequence[StoreRow]) -> dict[str, NDArray[Any]]:
     for name, values in (("ids", flat), ("spans", spans)):
         if values.size and not -_INT32 <= values.min() <= values.max() < _INT32:
             raise StoreError("Cannot store these texts", f"their {name} do not fit in 32 bits", "Split long texts.")
+    encoded = [row.string_bytes for row in rows]
     return {
         "text": np.array([row.text for row in rows], dtype="<i8"),
         "start": np.array([row.start for row in rows], dtype="<i8"),
         "offsets": np.cumsum([0, *lengths], dtype="<i8"),
+        "strings.offsets": np.cumsum([0, *map(len, encoded)], dtype="<i8"),
+        "strings": np.frombuffer(b"".join(encoded), dtype="u1"),
         "ids": flat.astype("<i4"),
         "spans": spans.astype("<i4"),
     }

@@ -207,7 +207,8 @@ def _write_texts(
         for row in rows:
             order.check(row)
         sha256 = _write_lines(fresh / f"{unit_name(number)}.jsonl", (row.to_json() for row in rows))
-        digests.append(UnitDigest(unit_name(number), len(rows), sum(len(row.ids) for row in rows), sha256))
+        tokens, text_bytes = sum(len(row.ids) for row in rows), sum(len(row.string_bytes) for row in rows)
+        digests.append(UnitDigest(unit_name(number), len(rows), tokens, text_bytes, sha256))
         if not rows:
             raise StoreError("Cannot plan a store", f"unit {unit_name(number)} has no texts", "Leave it out.")
     if not digests:

@@ -1,0 +1,139 @@
+"""SiteArray: the states of one site of a store, `[row, width]`, read when they are asked for."""
+
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hiddenscope.errors import StatesError
+from hiddenscope.store.plan import DTYPES
+from hiddenscope.store.shard_reader import ShardReader
+from hiddenscope.store.text_index import Ints, TextIndex
+
+AT_ONCE = 32 * 2**20  # bytes that are widened at a time
+
+
+class Shards(Protocol):
+    """The shards of a store by the numbers of their units."""
+
+    def __getitem__(self, number: int) -> ShardReader:
+        """The open shard of a unit."""
+
+
+class SiteArray:
+    """A lazy array: `array[3]`, `array[10:20]`, `array[[5, 900]]`, `array[mask, :8]`, `np.asarray(array)`.
+
+    float32 is given as it is, float16 and bfloat16 as float32, which is exact. Every block that is read is checked.
+    """
+
+    def __init__(self, shards: Shards, index: TextIndex, site: str, width: int, stored: str) -> None:
+        self._shards, self._index, self.site, self.stored = shards, index, site, stored
+        self.shape = (index.count, width)
+        self.dtype = np.dtype(np.float32)
+        self.row_bytes = width * DTYPES[stored].itemsize
+
+    ndim = 2
+
+    @property
+    def size(self) -> int:
+        """The number of values."""
+        return self.shape[0] * self.shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that all values take in memory."""
+        return self.size * self.dtype.itemsize
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __repr__(self) -> str:
+        return f"SiteArray({self.site}, {list(self.shape)}, {self.stored} on disk)"
+
+    def __iter__(self) -> Iterator[NDArray[np.float32]]:
+        return (row for part in self.blocks() for row in part)
+
+    def __getitem__(self, key: Any) -> Any:
+        rows, *columns = key if isinstance(key, tuple) else (key,)
+        if len(columns) > 1:
+            raise StatesError(f"Cannot index {self!r}", f"{len(columns) + 1} indices were given", "Give two at most.")
+        values = self._rows(rows)
+        return values[(..., *columns)] if columns else values
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        values: NDArray[Any] = self._range(0, len(self))
+        return values if dtype is None else values.astype(dtype, copy=False)
+
+    def blocks(self, rows: int | None = None) -> Iterator[NDArray[np.float32]]:
+        """All rows in order, some at a time, so that only those are held."""
+        step = rows or max(1, AT_ONCE // self.row_bytes)
+        return (self._range(start, min(start + step, len(self))) for start in range(0, len(self), step))
+
+    def native_blocks(self, rows: int) -> Iterator[NDArray[Any]]:
+        """All rows in order as they lie on disk, at most so many at a time; bfloat16 as its bits."""
+        for start in range(0, len(self), rows):
+            parts = [
+                self._shards[unit].rows(self.site, first, count)
+                for unit, first, count in self._index.runs(start, min(start + rows, len(self)))
+            ]
+            yield parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def _rows(self, rows: Any) -> Any:
+        if rows is Ellipsis:
+            rows = slice(None)
+        if isinstance(rows, slice):
+            start, stop, step = rows.indices(len(self))
+            if step == 1:
+                return self._range(start, max(start, stop))
+            return self._taken(np.arange(start, stop, step))
+        indices = np.asarray(rows)
+        if indices.dtype.kind == "b" and indices.shape == (len(self),):
+            return self._taken(np.flatnonzero(indices))
+        if indices.dtype.kind not in "iu" and indices.size:
+            reason = f"{indices.dtype} {list(indices.shape)} is neither a mask nor indices"
+            raise StatesError(f"Cannot index {self!r}", reason, "Give a number, a slice, a mask or indices.")
+        taken = self._taken(indices.astype(np.int64).reshape(-1))
+        return taken.reshape(*indices.shape, self.shape[1])
+
+    def _range(self, start: int, stop: int) -> NDArray[np.float32]:
+        out = np.empty((stop - start, self.shape[1]), np.float32)
+        step = max(1, AT_ONCE // self.row_bytes)
+        for begin in range(start, stop, step):
+            at = begin - start
+            for unit, first, count in self._index.runs(begin, min(begin + step, stop)):
+                widen(self._shards[unit].rows(self.site, first, count), self.stored, out[at : at + count])
+                at += count
+        return out
+
+    def _taken(self, rows: Ints) -> NDArray[np.float32]:
+        count = len(self)
+        if rows.size and not -count <= rows.min() <= rows.max() < count:
+            reason = f"the indices run from {rows.min():,} to {rows.max():,}"
+            raise IndexError(f"{self!r} has rows 0 to {count - 1:,}, and {reason}.")
+        wanted, inverse = np.unique(rows % max(1, count), return_inverse=True)
+        units, places = self._index.places(wanted)
+        native = np.empty((len(wanted), self.shape[1]), DTYPES[self.stored])
+        for unit in np.unique(units).tolist():
+            chosen = np.flatnonzero(units == unit)
+            sorting = np.argsort(places[chosen], kind="stable")  # copies of earlier texts come later and lie before
+            part = np.empty((len(chosen), self.shape[1]), DTYPES[self.stored])
+            self._shards[unit].take(self.site, places[chosen][sorting], part)
+            native[chosen[sorting]] = part
+        out = np.empty(native.shape, np.float32)
+        widen(native, self.stored, out)
+        return out if len(wanted) == len(rows) and (inverse == np.arange(len(rows))).all() else out[inverse]
+
+
+def widen(native: NDArray[Any], stored: str, out: NDArray[np.float32]) -> None:
+    """Put values into float32: exact for each dtype of a store.
+
+    >>> out = np.empty(2, np.float32)
+    >>> widen(np.array([0x3F80, 0xC000], np.uint16), "bfloat16", out)
+    >>> out.tolist()
+    [1.0, -2.0]
+    """
+    if stored == "bfloat16":
+        np.left_shift(native, 16, out=out.view(np.uint32), dtype=np.uint32, casting="unsafe")
+    else:
+        out[...] = native
