@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 import hiddenscope as hs
 from hiddenscope import cli
 from hiddenscope.errors import NotFinite, StatesError, TextError, UnknownModel
+from hiddenscope.views import Panels, views_of
 
 TEXTS = ["The cat sat on the mat.", "A dog", "There is nothing in the house.", "The end."] * 3
 
@@ -55,6 +56,16 @@ def test_what_belongs_to_none_is_noise() -> None:
         nothing.facts["cluster_count"] == 0 or nothing.data["stability"].values.min() < 0.75
     )  # what is not there is not firm
     assert nothing.facts["noise"] == int((nothing.data["cluster_of"] < 0).sum())
+
+
+def test_points_of_no_cluster_are_grey() -> None:
+    points, _ = clouds([60, 40], noise=12)
+    panels = views_of(hs.cluster(points))[0]
+    assert isinstance(panels, Panels)
+    assert panels.grey in panels.labels and panels.grey == panels.classes[-1] == "no cluster"
+    many = views_of(hs.cluster(clouds([12] * 10, width=20)[0]))[0]
+    assert isinstance(many, Panels)
+    assert len([name for name in many.classes if name != many.grey]) <= 8, "no two have one colour"
 
 
 def test_no_cluster_at_all_is_an_answer(tmp_path: Path) -> None:

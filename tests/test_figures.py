@@ -14,6 +14,7 @@ import matplotlib as mpl
 import numpy as np
 import pytest
 from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 from matplotlib.text import Text
@@ -23,7 +24,19 @@ from numpy.typing import NDArray
 from hiddenscope.views import Grid, Lines, Measure, Panels, Series, View, Words
 from hiddenscope.views.figures import Format, _figure, _own_settings, image
 from hiddenscope.views.figures.grid import ends, norm_of
-from hiddenscope.views.figures.style import Lettering, colormap, drawable, linear_ticks, log_ticks, number, width_of
+from hiddenscope.views.figures.style import (
+    ACCENT,
+    CLASSES,
+    FAINT,
+    NO_CLASS,
+    Lettering,
+    colormap,
+    drawable,
+    linear_ticks,
+    log_ticks,
+    number,
+    width_of,
+)
 
 FORMATS: list[Format] = [".png", ".svg", ".pdf"]
 SVG = "{http://www.w3.org/2000/svg}"
@@ -280,6 +293,19 @@ def test_any_number_of_panels_and_points() -> None:
     for shown in (one, many, classes, empty):
         assert image([shown], ".png", dpi=40).startswith(b"\x89PNG")
     assert "and 20 more" in texts([classes])
+
+
+def test_panels_on_paper_have_marks_and_grey_points() -> None:
+    points = np.array([[[0.0, 0.0], [1.0, 1.0]], [[0.0, 0.0], [1.0, 1.0]]])
+    shown = Panels("Two", ("layer.0", "layer.1"), points, ("none", "cats"), grey="none", marks=("", "apart"))
+    assert texts([shown]).count("apart") == 1
+    figure = drawn([shown])
+    plain, marked = (axes for axes in figure.axes if axes.collections)
+    assert [to_hex(spine.get_edgecolor()) for spine in (plain.spines["left"], marked.spines["left"])] == [FAINT, ACCENT]
+    grey, first = (to_hex(colour) for colour in np.atleast_2d(plain.collections[0].get_facecolor()))
+    assert (grey, first) == (NO_CLASS["light"][0], CLASSES["light"][0])
+    legend = next(axes for axes in figure.axes if axes.get_legend())
+    assert place(legend, figure)[1] <= place(plain, figure)[1], "the legend is on top"
 
 
 def test_nothing_is_cut_off_at_an_edge() -> None:

@@ -224,6 +224,27 @@ def test_models_and_datasets_side_by_side(tiny: Tiny, tmp_path: Path) -> None:
         hs.project([models[0], tiny("bert")], (TEXTS, LABELS), method="pca", token="each")
 
 
+def test_panels_are_marked_where_the_test_says_so_and_those_of_the_findings_come_first(tiny: Tiny) -> None:
+    rows, codes = points(40, 12, 2, apart=0.0)
+    deep = torch.stack([rows + (9 * codes[:, None] if layer in (7, 8, 9) else 0) for layer in range(13)])
+    result = hs.project(states(deep), codes.tolist(), method="pca")
+    separation = result.facts["parts"][0]["separation"]
+    panels = views_of(result)[0]
+    assert isinstance(panels, Panels)
+    marked = [site for site, mark in zip(panels.sites, panels.marks, strict=True) if mark == "apart"]
+    assert marked == separation["apart_at"] == ["layer.7", "layer.8", "layer.9"]
+    first = [panels.sites[panel] for panel in panels.first[0]]
+    assert len(first) == 5 and {"layer.0", "layer.7", "layer.12", separation["best"]["site"]} <= set(first)
+    noise = hs.project(states(deep[:7]), codes.tolist(), method="pca")
+    assert not any(views_of(noise)[0].marks) and "marked" not in views_of(noise)[0].note
+    models = hs.project([tiny("llama"), tiny("gpt2")], (TEXTS, LABELS), method="pca")
+    both = views_of(models)[0]
+    assert isinstance(both, Panels) and len(both.first) == 2
+    for column in zip(*both.first, strict=True):
+        depths = [both.depths[panel] for panel in column if panel >= 0]
+        assert max(depths) - min(depths) < 0.35
+
+
 def test_a_layer_whose_states_are_all_equal_says_so() -> None:
     values = torch.stack([torch.ones(12, 8), points(12, 8)[0]])
     result = hs.project(states(values), LABELS, method="pca")

@@ -122,7 +122,7 @@ def test_scripts_make_no_markup_run_no_text_and_ask_no_network(script: Path) -> 
 
 def test_the_page_and_the_figures_have_one_set_of_colours() -> None:
     text = (STATIC / "colour.js").read_text("utf-8")
-    for table in (style.SEQUENTIAL, style.DIVERGING, style.CLASSES):
+    for table in (style.SEQUENTIAL, style.DIVERGING, style.CLASSES, style.NO_CLASS):
         for shades in table.values():
             assert ", ".join(f'"{shade}"' for shade in shades) in text
 

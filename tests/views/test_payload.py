@@ -134,6 +134,8 @@ SITES = ("layer.0",)
         (lambda: Words(("a",), np.array([[[1]]])), "whole numbers"),
         (lambda: Panels("p", SITES, np.zeros((2, 3, 2))), r"\[1, 3, 2\]"),
         (lambda: Panels("p", SITES, np.zeros((1, 3, 2)), labels=("a",)), "3"),
+        (lambda: Panels("p", SITES, np.zeros((1, 3, 2)), first=((1,),)), "not there"),
+        (lambda: Panels("p", SITES, np.zeros((1, 3, 2)), marks=("a", "b")), "there are 2"),
         (lambda: Series("s", [1.0], low=[1.0]), "one side"),
         (lambda: Lines("l", SITES, (Series("s", [1.0, 2.0]),)), r"\[1\]"),
         (lambda: Lines("l", SITES, ()), "none"),

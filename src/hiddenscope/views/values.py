@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hiddenscope.errors import StatesError
+from hiddenscope.views.depths import by_order, shown_first
 
 Floats: TypeAlias = NDArray[np.float32] | NDArray[np.float16]
 Meaning: TypeAlias = Literal["sequential", "diverging"]
@@ -161,7 +162,11 @@ class Panels:
     There is one of `labels` and `texts` for each point, or none at all. There is one of `captions` (scores, say) and
     `messages` ("all states are equal", in place of a scatter) for each panel. `rows` names what a panel belongs to
     besides its site, such as a model, and `rows_name` says what these names are: each run of equal names begins a new
-    row.
+    row. `marks` has a word or two for panels that stand out. Points with the label `grey` belong to no class.
+
+    `depths` says how deep each panel lies in its model, from 0 to 1; without them, panels of a row are spread evenly.
+    `first` has the panels that are shown before all are asked for: for each row as many, at equal depths, and -1 where
+    there is none. Without it there are five in a row; where a single row has few panels, all are shown.
     """
 
     title: str
@@ -174,15 +179,29 @@ class Panels:
     rows: tuple[str, ...] = ()
     note: str = ""
     rows_name: str = "row"
+    marks: tuple[str, ...] = ()
+    grey: str = ""
+    depths: tuple[float, ...] = ()
+    first: tuple[tuple[int, ...], ...] = ()
 
     def __post_init__(self) -> None:
         _put(self, points=floats(self.points, "points", 3), sites=tuple(map(str, self.sites)))
-        _tuples(self, "labels", "texts", "captions", "messages", "rows")
+        _tuples(self, "labels", "texts", "captions", "messages", "rows", "marks")
         _same(self.points, (len(self.sites), self.points.shape[1], 2), "The points of panels")
         for name in ("labels", "texts"):
             _one_each(name, getattr(self, name), self.points.shape[1], "points")
-        for name in ("captions", "messages", "rows"):
+        for name in ("captions", "messages", "rows", "marks", "depths"):
             _one_each(name, getattr(self, name), len(self.sites), "panels")
+        _put(self, depths=tuple(map(float, self.depths or by_order(self.rows, len(self.sites)))))
+        first = self.first or shown_first(self.depths, self.rows)
+        _put(self, first=tuple(tuple(map(int, row)) for row in first))
+        if any(not -1 <= panel < len(self.sites) for row in self.first for panel in row):
+            raise StatesError("The first panels", "one is not there", "Count panels from 0, and give -1 for none.")
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The labels in the order in which they are met."""
+        return tuple(dict.fromkeys(self.labels))
 
 
 @dataclass(frozen=True, eq=False)

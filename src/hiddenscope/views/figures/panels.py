@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hiddenscope.views.figures.sheet import Box, Sheet
-from hiddenscope.views.figures.style import FAINT, LABEL, MUTED, class_colour
+from hiddenscope.views.figures.style import ACCENT, FAINT, LABEL, MUTED, NO_CLASS, class_colour, width_of
 from hiddenscope.views.values import Panels
 
 if TYPE_CHECKING:
@@ -49,12 +49,13 @@ def _draw_legend(panels: Panels, sheet: Sheet) -> float:
     """The classes by their colours; where the panels may begin."""
     from matplotlib.lines import Line2D
 
-    if not (classes := list(dict.fromkeys(panels.labels))):
+    if not (classes := panels.classes):
         return 0.0
+    colours = _colours(panels)
     names = [sheet.lettering.text(label) or "∅" for label in classes[:MOST_CLASSES]]
     handles = [
-        Line2D([], [], color=class_colour(place), linestyle="", marker="o", markersize=5.2, markeredgewidth=0)
-        for place in range(len(names))
+        Line2D([], [], color=colours[label], linestyle="", marker="o", markersize=5.2, markeredgewidth=0)
+        for label in classes[:MOST_CLASSES]
     ]
     if len(classes) > MOST_CLASSES:
         names.append(f"and {len(classes) - MOST_CLASSES} more")
@@ -64,10 +65,14 @@ def _draw_legend(panels: Panels, sheet: Sheet) -> float:
 
 def _draw_panel(panels: Panels, panel: int, axes: "Axes", size: float, sheet: Sheet) -> None:
     lettering = sheet.lettering
+    mark = lettering.text(panels.marks[panel], 40) if panels.marks else ""
+    beside = width_of(axes.get_title(loc="left").split("\n")[-1], LABEL, bold=True) + 4
+    if mark and beside + width_of(mark, LABEL) <= size:  # a name comes first; the frame is the mark's colour anyway
+        axes.set_title(mark, loc="right", pad=3, color=ACCENT)
     axes.set(xticks=[], yticks=[])
-    axes.spines[:].set(visible=True, color=FAINT)
+    axes.spines[:].set(visible=True, color=ACCENT if mark else FAINT)
     if panels.captions:
-        caption = lettering.wrapped(lettering.text(panels.captions[panel]), size, CAPTION)
+        caption = lettering.wrapped(lettering.text(panels.captions[panel].replace("\n", "; ")), size, CAPTION)
         axes.set_xlabel(caption, loc="left", size=CAPTION, labelpad=3)
     if panels.messages and panels.messages[panel]:
         message = lettering.wrapped(lettering.text(panels.messages[panel], 200), size - 12, LABEL)
@@ -75,8 +80,10 @@ def _draw_panel(panels: Panels, panel: int, axes: "Axes", size: float, sheet: Sh
         return
     points = panels.points[panel].astype(np.float64)
     there = np.isfinite(points).all(axis=1)
-    classes = {label: place for place, label in enumerate(dict.fromkeys(panels.labels))}
-    colours = np.array([class_colour(classes[label]) for label in panels.labels] or [class_colour(0)] * len(points))
+    known = _colours(panels)
+    colours = np.array([known[label] for label in panels.labels] or [class_colour(0)] * len(points))
+    order = np.argsort([label != panels.grey for label in panels.labels], kind="stable") if panels.grey else ...
+    points, colours, there = points[order], colours[order], there[order]  # grey points lie beneath the others
     radius, cover = _dots(len(points))
     if there.any():
         axes.set_aspect("equal", adjustable="datalim")  # both axes to one scale
@@ -84,6 +91,13 @@ def _draw_panel(panels: Panels, panel: int, axes: "Axes", size: float, sheet: Sh
             points[there, 0], points[there, 1], s=(2 * radius) ** 2, c=colours[there].tolist(), alpha=cover,
             linewidths=0, rasterized=len(points) > MOST_VECTORS,
         )  # fmt: skip
+
+
+def _colours(panels: Panels) -> dict[str, str]:
+    """The colour of each class."""
+    classes = [label for label in panels.classes if not panels.grey or label != panels.grey]
+    colours = {label: class_colour(place) for place, label in enumerate(classes)}
+    return colours | ({panels.grey: NO_CLASS["light"][0]} if panels.grey else {})
 
 
 def _dots(count: int) -> tuple[float, float]:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.ticker import Locator
 
 INK, MUTED, FAINT, PAPER = "#14171c", "#5b6270", "#d5d9e0", "#ffffff"
+ACCENT = "#b3401f"
 SMALL, LABEL = 8.0, 8.0  # sizes of type, in points
 
 # The page has the same colours, in `static/colour.js`.
@@ -41,10 +42,13 @@ DIVERGING: Final = {
 """From below zero to above, evenly spaced, zero in the middle."""
 
 CLASSES: Final = {
-    "light": ("#0072b2", "#d55e00", "#009e73", "#b8569a", "#c98a00", "#3ba3dd", "#7a6a00", "#6b6b6b"),
-    "dark": ("#4ba3dc", "#f08343", "#2fc49a", "#d98cbf", "#e8b13d", "#8fd0f5", "#d6ca5a", "#a8a8a8"),
+    "light": ("#0072b2", "#d55e00", "#009e73", "#b8569a", "#c98a00", "#3ba3dd", "#7a6a00", "#333b4d"),
+    "dark": ("#4ba3dc", "#f08343", "#2fc49a", "#d98cbf", "#e8b13d", "#8fd0f5", "#d6ca5a", "#e3e8f2"),
 }
 """For labels and series, in this order; after eight they come round again."""
+
+NO_CLASS: Final = {"light": ("#8a919c",), "dark": ("#737b87",)}
+"""For points that belong to no class."""
 
 FAMILY = "DejaVu Sans"  # it comes with matplotlib, so a figure is the same everywhere
 OTHER_FAMILIES = (  # for what it lacks, where a machine has them

@@ -9,7 +9,7 @@ from hiddenscope.results import Result, Table
 from hiddenscope.views.drawing import quoted
 from hiddenscope.views.values import Lines, Panels, Section, Series, View
 
-NAMED, SHORT, MOST = 8, 40, 5_000
+NAMED, SHORT, MOST = 7, 40, 5_000  # with the other clusters, as many as there are colours
 OTHERS = "other clusters"
 UNTESTED = "HDBSCAN finds clusters in noise too: whether these are more than that was not tested."
 NOISE = "no cluster"
@@ -36,6 +36,7 @@ def views(result: Result) -> Iterator[View]:
         labels=tuple(labels[row] for row in order),
         texts=tuple(texts[row] for row in order),
         captions=(caption,),
+        grey=NOISE,
         note="Two of the principal directions: points that are together here may be apart in others.",
     )
     if len(names) > 1:

@@ -1,18 +1,20 @@
 """Labelled texts in two dimensions, layer by layer: views, findings and sections."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hiddenscope.results import Facts, Result
 from hiddenscope.sites import Site, summarise
+from hiddenscope.views.depths import shown_first
 from hiddenscope.views.drawing import labels, quoted
 from hiddenscope.views.values import Lines, Panels, Section, Series, View
 
 if TYPE_CHECKING:
     import xarray
 
+APART = "apart"
 METHODS = {"umap": "UMAP", "pca": "PCA", "pacmap": "PaCMAP", "tsne": "t-SNE"}
 ALONG = {
     "silhouette": ("How far apart the classes are", "silhouette"),
@@ -29,21 +31,44 @@ def views(result: Result) -> Iterator[View]:
     method = METHODS.get(str(data.attrs.get("method")), "projection")
     panels = [_panel(data, row, site) for row in rows for site in range(data.sizes["site"])]
     shown = [panel for panel in panels if panel is not None]
+    sites, names = ([panel[key] for panel in shown] for key in ("site", "row"))
+    parts = dict(zip(map(_row_name, rows), result.facts["parts"], strict=True))
+    found = [parts[row].get("separation") or {} for row in names]
+    depths = [_depth(result, panel, shown) for panel in shown]
     yield Panels(
         _title(result, method),
-        tuple(panel["site"] for panel in shown),
+        tuple(sites),
         np.stack([panel["points"] for panel in shown]),
         labels=_classes(data),
         texts=_texts(data),
         captions=tuple(panel["caption"] for panel in shown),
         messages=tuple(panel["message"] for panel in shown),
-        rows=tuple(panel["row"] for panel in shown) if len(rows) > 1 else (),
+        rows=tuple(names) if len(rows) > 1 else (),
         rows_name=", ".join(dim for dim in ("model", "dataset") if dim in data.dims) or "row",
         note=_note(result),
+        marks=tuple(APART if site in one.get("apart_at", ()) else "" for site, one in zip(sites, found, strict=True)),
+        depths=tuple(depths),
+        first=shown_first(depths, names, _told(sites, found)),
     )
     for measure, (title, y_name) in ALONG.items():
         if measure in data:
             yield _along(data, rows, measure, f"{title}, along the layers of {_models(result)}", y_name)
+
+
+def _depth(result: Result, panel: Mapping[str, Any], shown: Sequence[Mapping[str, Any]]) -> float:
+    """How deep a site lies in its model, from 0 to 1."""
+    layers = [Site.parse(other["site"]).layer for other in shown if other["row"] == panel["row"]]
+    model = result.source.get("models", {}).get(panel["model"], result.source)
+    depth = model.get("depth")
+    last = max([depth if isinstance(depth, int) else 0, *(layer for layer in layers if layer is not None)])
+    layer = Site.parse(panel["site"]).layer
+    return 1.0 if layer is None else layer / max(1, last)
+
+
+def _told(sites: Sequence[str], found: Sequence[Facts]) -> list[int]:
+    """The panels that the findings name: the best site of each row, and the first at which the classes are apart."""
+    best = [panel for panel, site in enumerate(sites) if found[panel] and site == found[panel]["best"]["site"]]
+    return best + [panel for panel, site in enumerate(sites) if site in found[panel].get("apart_at", ())[:1]]
 
 
 def _names(data: "xarray.Dataset", dim: str) -> list[str | None]:
@@ -75,6 +100,7 @@ def _panel(data: "xarray.Dataset", row: tuple[str | None, str | None], site: int
         "caption": "" if empty else _caption(here),
         "message": "All states are equal here" if empty else "",
         "row": _row_name(row),
+        "model": row[0],
     }
 
 
@@ -82,10 +108,10 @@ def _caption(here: "xarray.Dataset") -> str:
     scores = []
     for name in ("silhouette", "neighbour"):
         if name in here and np.isfinite(value := float(here[name])):
-            scores.append(f"{name} {value:.2f}, p {float(here[f'{name}_p']):.2g}")
+            scores.append(f"{name} {value:.2f} (p {float(here[f'{name}_p']):.2g})")
     if "trust" in here and np.isfinite(trust := float(here["trust"])):
         scores.append(f"trust {trust:.2f}")
-    return "; ".join(scores)
+    return "\n".join(scores)
 
 
 def _classes(data: "xarray.Dataset") -> tuple[str, ...]:
@@ -132,9 +158,18 @@ def _sites(names: Sequence[str]) -> str:
 
 def _note(result: Result) -> str:
     sentences = [
-        "Scores are those of the full space, with p-values from shuffled labels, for each site by itself. Trust is the "
-        "trustworthiness of the picture: 1 if no point has a neighbour in it that is far away in the full space."
+        "Beneath each panel are scores of the full space, with p-values from shuffled labels for that site alone. "
+        "Silhouette: 1 if the classes are far apart, 0 if not at all. Neighbour: the share of points whose nearest "
+        "point is of their class. Trust, the trustworthiness of the picture: 1 if no point has a neighbour in it that "
+        "is far away in the full space."
     ]
+    if any(part.get("separation", {}).get("apart_at") for part in result.facts["parts"]):
+        sentences.append(
+            f"A panel marked “{APART}” has its classes apart in the full space: p at most 0.05 by the silhouette, "
+            "corrected for the number of sites."
+        )
+    if len(result.facts["parts"]) > 1 and "model" in result.data.dims:
+        sentences.append("A percentage is the depth of a site in its model; panels of one column are about as deep.")
     for name, part in _named(result):
         doubts = part.get("picture", {}).get("doubts", [])
         sentences += [f"{f'{name}, ' if name else ''}{doubt['site']}: {_doubt(doubt)}." for doubt in doubts[:3]]

@@ -17,9 +17,12 @@ const ANCHORS = {
 
 /** @type {Record<"light" | "dark", string[]>} */
 const CLASSES = {
-  light: ["#0072b2", "#d55e00", "#009e73", "#b8569a", "#c98a00", "#3ba3dd", "#7a6a00", "#6b6b6b"],
-  dark: ["#4ba3dc", "#f08343", "#2fc49a", "#d98cbf", "#e8b13d", "#8fd0f5", "#d6ca5a", "#a8a8a8"],
+  light: ["#0072b2", "#d55e00", "#009e73", "#b8569a", "#c98a00", "#3ba3dd", "#7a6a00", "#333b4d"],
+  dark: ["#4ba3dc", "#f08343", "#2fc49a", "#d98cbf", "#e8b13d", "#8fd0f5", "#d6ca5a", "#e3e8f2"],
 };
+
+/** @type {Record<"light" | "dark", string[]>} */
+const NO_CLASS = { light: ["#8a919c"], dark: ["#737b87"] };
 
 /** @type {Map<string, Uint8Array>} */
 const made = new Map();
@@ -95,6 +98,14 @@ function wholePixels(map) {
 export function classColour(n, dark) {
   const colours = CLASSES[dark ? "dark" : "light"];
   return colours[n % colours.length];
+}
+
+/**
+ * The colour of points that belong to no class.
+ * @param {boolean} dark
+ */
+export function noClassColour(dark) {
+  return NO_CLASS[dark ? "dark" : "light"][0];
 }
 
 /**

@@ -1,13 +1,14 @@
 /** Painting panels: points are stamped into pixels, so that ten thousand of them take a few milliseconds. */
 
-import { fitted, newContext } from "./canvas.js";
+import { fitted, newContext, widthOf } from "./canvas.js";
 import { parts } from "./colour.js";
 import { LINE, wrapped } from "./panelslayout.js";
 import { lettering } from "./pen.js";
 import { shownText } from "./text.js";
 
 /**
- * @typedef {{units: Float32Array, labels: ArrayLike<number>, colours: string[], chosen: Uint8Array | null}} Dots
+ * @typedef {{places: Float32Array, labels: ArrayLike<number>, colours: string[], grey: number, chosen: Uint8Array | null}} Dots
+ * @typedef {import("./panelslayout.js").Box} Box
  * @typedef {import("./theme.js").Theme} Theme
  */
 
@@ -28,29 +29,43 @@ export function dotOpacity(count) {
 }
 
 /**
+ * The points in the order in which they are drawn, each with its colour: those that are not chosen lie beneath those of
+ * no class, and these beneath the others.
+ * @param {Dots} dots
+ * @param {Theme} theme
+ * @param {(x: number, y: number, colour: string) => void} draw
+ */
+function eachDot(dots, theme, draw) {
+  const { places, labels, colours, grey, chosen } = dots;
+  for (let pass = 0; pass < 3; pass++) {
+    if ((pass === 0 && !chosen) || (pass === 1 && grey < 0)) continue;
+    for (let i = 0; i < places.length / 2; i++) {
+      const wanted = chosen && !chosen[i] ? 0 : labels[i] === grey ? 1 : 2;
+      const x = places[2 * i], y = places[2 * i + 1];
+      if (wanted === pass && x === x && y === y) draw(x, y, pass ? colours[labels[i]] : theme.faint);
+    }
+  }
+}
+
+/**
  * A picture of one panel's points.
  * @param {Dots} dots
- * @param {number} size in CSS pixels
+ * @param {Box} box in CSS pixels
  * @param {number} ratio
  * @param {Theme} theme
  */
-export function stampDots(dots, size, ratio, theme) {
-  const side = Math.max(1, Math.round(size * ratio));
-  const context = newContext(side, side);
-  const image = context.createImageData(side, side);
+export function stampDots(dots, box, ratio, theme) {
+  const [wide, high] = [box.width, box.height].map((side) => Math.max(1, Math.round(side * ratio)));
+  const context = newContext(wide, high);
+  const image = context.createImageData(wide, high);
   const [red, green, blue] = parts(theme.paper);
   new Uint32Array(image.data.buffer).fill((255 << 24) | (blue << 16) | (green << 8) | red);
-  const count = dots.units.length / 2;
-  const stamp = roundStamp(dotSize(count, size) * ratio, dotOpacity(count));
-  const inks = dots.colours.map(parts);
-  const grey = parts(theme.faint);
-  for (const pass of dots.chosen ? [0, 1] : [1]) {
-    for (let i = 0; i < count; i++) {
-      if (dots.chosen && dots.chosen[i] !== pass) continue;
-      const [x, y] = [dots.units[2 * i] * side, dots.units[2 * i + 1] * side];
-      if (x === x && y === y) press(image.data, side, x, y, stamp, pass ? inks[dots.labels[i] % inks.length] : grey);
-    }
-  }
+  const count = dots.places.length / 2;
+  const stamp = roundStamp(dotSize(count, box.width) * ratio, dotOpacity(count));
+  const inks = new Map([theme.faint, ...dots.colours].map((colour) => [colour, parts(colour)]));
+  eachDot(dots, theme, (x, y, colour) => {
+    press(image, (x - box.x) * ratio, (y - box.y) * ratio, stamp, /** @type {number[]} */ (inks.get(colour)));
+  });
   context.putImageData(image, 0, 0);
   return context.canvas;
 }
@@ -73,19 +88,19 @@ function roundStamp(radius, opacity) {
 }
 
 /**
- * @param {Uint8ClampedArray} pixels
- * @param {number} side
+ * @param {ImageData} image
  * @param {number} atX
  * @param {number} atY
  * @param {Float32Array} stamp
  * @param {number[]} ink
  */
-function press(pixels, side, atX, atY, stamp, ink) {
+function press(image, atX, atY, stamp, ink) {
+  const { data: pixels, width, height } = image;
   const [left, top] = [Math.round(atX - 0.5), Math.round(atY - 0.5)];
   for (let k = 0; k < stamp.length; k += 3) {
     const x = left + stamp[k], y = top + stamp[k + 1];
-    if (x < 0 || y < 0 || x >= side || y >= side) continue;
-    const to = 4 * (y * side + x), share = stamp[k + 2];
+    if (x < 0 || y < 0 || x >= width || y >= height) continue;
+    const to = 4 * (y * width + x), share = stamp[k + 2];
     pixels[to] += (ink[0] - pixels[to]) * share;
     pixels[to + 1] += (ink[1] - pixels[to + 1]) * share;
     pixels[to + 2] += (ink[2] - pixels[to + 2]) * share;
@@ -96,50 +111,59 @@ function press(pixels, side, atX, atY, stamp, ink) {
  * The same points with a pen, for a drawing that keeps its lines sharp.
  * @param {import("./pen.js").Pen} pen
  * @param {Dots} dots
- * @param {import("./panelslayout.js").Box} box
+ * @param {Box} box
  * @param {Theme} theme
  */
 export function drawDots(pen, dots, box, theme) {
-  const count = dots.units.length / 2;
-  const radius = dotSize(count, box.size);
-  for (const pass of dots.chosen ? [0, 1] : [1]) {
-    for (let i = 0; i < count; i++) {
-      if (dots.chosen && dots.chosen[i] !== pass) continue;
-      const [x, y] = [box.x + dots.units[2 * i] * box.size, box.y + dots.units[2 * i + 1] * box.size];
-      const fill = pass ? dots.colours[dots.labels[i] % dots.colours.length] : theme.faint;
-      if (x === x && y === y) pen.dot(x, y, radius, fill, dotOpacity(count));
-    }
-  }
+  const count = dots.places.length / 2;
+  const radius = dotSize(count, box.width);
+  eachDot(dots, theme, (x, y, colour) => {
+    const within = x >= box.x && y >= box.y && x <= box.x + box.width && y <= box.y + box.height;
+    if (within) pen.dot(x, y, radius, colour, dotOpacity(count));
+  });
 }
 
 /**
  * @param {import("./pen.js").Pen} pen
- * @param {import("./panelslayout.js").Box} box
- * @param {{site: string, caption: string, message: string, current: boolean}} labels
+ * @param {Box} box
+ * @param {{site: string, caption: string, message: string, mark: string}} labels
  * @param {Theme} theme
  */
 export function paintAround(pen, box, labels, theme) {
-  const bold = lettering(theme.font, { size: 12, bold: true });
-  const title = fitted(shownText(labels.site, 60), bold, box.size);
-  pen.text(title, box.x, box.y - 10, { fill: labels.current ? theme.accent : theme.ink, size: 12, bold: true });
-  pen.outline(box.x + 0.5, box.y + 0.5, box.size - 1, box.size - 1, labels.current ? theme.accent : theme.faint, labels.current ? 2 : 1);
-  const message = wrapped(shownText(labels.message, 200), box.size - 24, theme.font, 12);
+  const plain = lettering(theme.font, { size: 12 });
+  const mark = fitted(shownText(labels.mark, 40), plain, box.width / 2);
+  const room = mark ? box.width - widthOf(mark, plain) - 8 : box.width;
+  const title = fitted(shownText(labels.site, 60), lettering(theme.font, { size: 12, bold: true }), room);
+  pen.text(title, box.x, box.y - 10, { fill: theme.ink, size: 12, bold: true });
+  if (mark) pen.text(mark, box.x + box.width, box.y - 10, { fill: theme.accent, size: 12, anchor: "end" });
+  pen.outline(box.x + 0.5, box.y + 0.5, box.width - 1, box.height - 1, mark ? theme.accent : theme.faint, 1);
+  const message = wrapped(shownText(labels.message, 200), box.width - 24, theme.font, 12);
   message.forEach((line, i) => {
-    const y = box.y + box.size / 2 + (i - (message.length - 1) / 2) * 17;
-    const short = fitted(line, lettering(theme.font, { size: 12 }), box.size - 12);
-    pen.text(short, box.x + box.size / 2, y, { fill: theme.muted, size: 12, anchor: "middle" });
+    const y = box.y + box.height / 2 + (i - (message.length - 1) / 2) * 17;
+    const short = fitted(line, lettering(theme.font, { size: 12 }), box.width - 12);
+    pen.text(short, box.x + box.width / 2, y, { fill: theme.muted, size: 12, anchor: "middle" });
   });
-  wrapped(shownText(labels.caption, 300), box.size, theme.font, CAPTION).forEach((line, i) => {
-    const short = fitted(line, lettering(theme.font, { size: CAPTION }), box.size);
-    pen.text(short, box.x, box.y + box.size + 10 + LINE * i, { fill: theme.muted, size: CAPTION });
+  captionOf(labels.caption, box.width, theme.font).forEach((line, i) => {
+    const short = fitted(line, lettering(theme.font, { size: CAPTION }), box.width);
+    pen.text(short, box.x, box.y + box.height + 10 + LINE * i, { fill: theme.muted, size: CAPTION });
   });
 }
 
 /**
- * @param {import("./payload.js").Panels} panels
- * @param {number} size
+ * A caption in lines.
+ * @param {string} caption
+ * @param {number} room
  * @param {string} font
  */
-export function captionLines(panels, size, font) {
-  return panels.captions.reduce((most, caption) => Math.max(most, wrapped(shownText(caption, 300), size, font, CAPTION).length), 0);
+function captionOf(caption, room, font) {
+  return wrapped(caption.slice(0, 300).split("\n").map((line) => shownText(line)).join("\n"), room, font, CAPTION);
+}
+
+/**
+ * @param {import("./payload.js").Panels} panels
+ * @param {number} width
+ * @param {string} font
+ */
+export function captionLines(panels, width, font) {
+  return panels.captions.reduce((most, caption) => Math.max(most, captionOf(caption, width, font).length), 0);
 }

@@ -1,8 +1,11 @@
-/** Which points of the panels are chosen: by label, or by a loop drawn in one panel. */
+/** Which points of the panels are chosen: by label, one by one, by a loop drawn in one panel, or by words in their texts. */
 
 import { inside, unitPoints } from "./panelslayout.js";
+import { shortened } from "./text.js";
 
 const MOST_CORNERS = 60;
+const MOST_POINTS = 100;
+const LONGEST = 80; // characters that are looked for
 
 export class Picked {
   /** @param {import("./payload.js").Panels} panels */
@@ -10,16 +13,33 @@ export class Picked {
     this.panels = panels;
     /** @type {Set<number>} */
     this.classes = new Set();
+    /** @type {Set<number>} */
+    this.points = new Set();
     /** @type {{panel: number, loop: number[][]} | null} */
     this.lasso = null;
+    this.words = "";
     /** @type {Uint8Array | null} */
     this.mask = null;
   }
 
   /** @param {number} label */
   toggle(label) {
-    this.lasso = null;
+    [this.lasso, this.points] = [null, new Set()];
     if (!this.classes.delete(label)) this.classes.add(label);
+    this.settle();
+  }
+
+  /** @param {number} point */
+  togglePoint(point) {
+    this.lasso = null;
+    this.classes.clear();
+    if (!this.points.delete(point) && this.points.size < MOST_POINTS) this.points.add(point);
+    this.settle();
+  }
+
+  /** @param {string} words */
+  find(words) {
+    this.words = words.slice(0, LONGEST);
     this.settle();
   }
 
@@ -29,42 +49,60 @@ export class Picked {
    */
   surround(panel, loop) {
     this.classes.clear();
+    this.points.clear();
     const step = Math.ceil(loop.length / MOST_CORNERS);
-    const round = (/** @type {number} */ value) => Math.round(1000 * value) / 1000;
+    const round = (/** @type {number} */ value) => Math.round(1e4 * value) / 1e4;
     const kept = loop.filter((_, i) => i % step === 0).map(([x, y]) => [round(x), round(y)]);
     this.lasso = { panel, loop: kept };
     this.settle();
   }
 
+  /** What was chosen by hand; what is looked for stays. */
   clear() {
     this.classes.clear();
+    this.points.clear();
     this.lasso = null;
     this.settle();
   }
 
   settle() {
-    const { labels } = this.panels;
-    if (this.lasso) this.mask = inside(unitPoints(this.panels, this.lasso.panel), this.lasso.loop);
-    else if (this.classes.size && "data" in labels) this.mask = Uint8Array.from(labels.data, (label) => (this.classes.has(label) ? 1 : 0));
-    else this.mask = null;
-    if (this.lasso && !this.mask?.includes(1)) [this.lasso, this.mask] = [null, null];
+    const chosen = this.byHand();
+    const wanted = this.words.trim().toLowerCase();
+    if (wanted) {
+      this.mask = Uint8Array.from(this.panels.texts, (text, i) => Number(text.toLowerCase().includes(wanted) && (!chosen || chosen[i] === 1)));
+    } else this.mask = chosen;
+  }
+
+  byHand() {
+    const { labels, points } = this.panels;
+    if (this.lasso) {
+      const mask = inside(unitPoints(this.panels, this.lasso.panel), this.lasso.loop);
+      if (mask.includes(1)) return mask;
+      this.lasso = null;
+    }
+    if (this.points.size) return Uint8Array.from({ length: points.shape[1] }, (_, i) => Number(this.points.has(i)));
+    if (this.classes.size && "data" in labels) return Uint8Array.from(labels.data, (label) => Number(this.classes.has(label)));
+    return null;
   }
 
   /** For a link: `Toronto` as its number, a loop as its panel and corners. */
   state() {
     const loop = this.lasso ? `${this.lasso.panel}:${this.lasso.loop.map((corner) => corner.join("_")).join("~")}` : "";
-    return { labels: [...this.classes].sort((a, b) => a - b).join("."), lasso: loop };
+    const listed = (/** @type {Set<number>} */ numbers) => [...numbers].sort((a, b) => a - b).join(".");
+    return { labels: listed(this.classes), points: listed(this.points), lasso: loop, find: this.words.trim() };
   }
 
   /** @param {Record<string, string>} state */
   restore(state) {
-    const known = (state.labels ?? "").split(".").filter(Boolean).map(Number).filter((label) => label in this.panels.classes);
-    this.classes = new Set(known);
+    const known = (/** @type {string} */ text, /** @type {number} */ count) =>
+      new Set(text.split(".").filter(Boolean).map(Number).filter((number) => Number.isInteger(number) && number >= 0 && number < count));
+    this.classes = known(state.labels ?? "", this.panels.classes.length);
+    this.points = new Set([...known(state.points ?? "", this.panels.points.shape[1])].slice(0, MOST_POINTS));
     const [panel, corners] = (state.lasso ?? "").split(":");
     const loop = (corners ?? "").split("~").map((corner) => corner.split("_").map(Number));
     const sound = loop.length > 2 && loop.every((corner) => corner.length === 2 && corner.every(Number.isFinite));
     this.lasso = sound && Number(panel) in this.panels.sites ? { panel: Number(panel), loop } : null;
-    this.settle();
+    this.find(this.panels.texts.length ? (state.find ?? "") : "");
   }
 
   /** How many are chosen, in words. */
@@ -78,7 +116,8 @@ export class Picked {
       all++;
       if ("data" in labels) counts.set(labels.data[i], (counts.get(labels.data[i]) ?? 0) + 1);
     });
-    const parts = [...counts].sort((a, b) => b[1] - a[1]).slice(0, 6).map(([label, count]) => `${classes[label]} ${count}`);
-    return `${all} of ${this.mask.length} points chosen${parts.length ? `: ${parts.join(", ")}` : ""}`;
+    const parts = [...counts].sort((a, b) => b[1] - a[1]).slice(0, 6).map(([label, count]) => `${shortened(classes[label], 60)} ${count}`);
+    const what = this.words.trim() ? `points have “${this.words.trim()}” in their text` : "points chosen";
+    return `${all} of ${this.mask.length} ${what}${parts.length ? `: ${parts.join(", ")}` : ""}`;
   }
 }

@@ -11,7 +11,7 @@
  *   words: Words | null, second: (string | null)[], texts: string[], text_of: number[], note: string}} Grid
  * @typedef {{kind: "Panels", title: string, sites: string[], points: Numbers, classes: string[],
  *   labels: Numbers | [], texts: string[], captions: string[], messages: string[], rows: string[], rows_name: string,
- *   note: string}} Panels
+ *   note: string, marks: string[], grey: string, depths: number[], first: number[][]}} Panels
  * @typedef {{kind: "Series", name: string, y: Numbers, low: Numbers | null, high: Numbers | null, band: string,
  *   style: "line" | "dash" | "bar"}} Series
  * @typedef {{kind: "Lines", title: string, x: string[], series: Series[], x_name: string, y_name: string,

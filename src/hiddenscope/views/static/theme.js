@@ -5,6 +5,7 @@
  */
 
 const darkness = matchMedia("(prefers-color-scheme: dark)");
+const coarseness = matchMedia("(pointer: coarse)");
 const stillness = matchMedia("(prefers-reduced-motion: reduce)");
 
 /** @returns {Theme} */
@@ -25,6 +26,11 @@ export function theme() {
 /** @param {() => void} act */
 export function whenThemeChanges(act) {
   darkness.addEventListener("change", act);
+}
+
+/** Whether the reader points with a finger. */
+export function hasFinger() {
+  return coarseness.matches;
 }
 
 /** Whether the reader asked for things to keep still. */
