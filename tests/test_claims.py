@@ -60,8 +60,8 @@ BACKED = re.compile(
 SAYS_UNTESTED = re.compile(r"\b(was|were) not tested\b")
 # Sentences that compare and leave nothing to be tested: definitions, instructions, what is equal bit for bit.
 PLAIN = {
-    "compare": r"differ nowhere|Where states grow|that differ at all",
-    "anatomy": r"bit for bit|the raw layer|largest difference|bar that stands out",
+    "compare": r"have equal states everywhere|over the tokens that differ",
+    "anatomy": r"bit for bit|The bar is the raw|largest absolute difference",
     "probe": r"^One more probe|what counts is|^Better than guessing",  # the last is what is counted below
     "search": r"^Nearest to|compared with every query",  # every row was looked at
     "project": r"Do not trust|look apart|groups can be seen|rotated|Trust is|dashed line|picture in two dimensions",
@@ -78,7 +78,7 @@ CLAIMS = {
 
 def sentences(result: hs.Result) -> list[str]:
     """All that a person is told: the findings, the prose of the page and the notes below its pictures."""
-    told = [result.summary(), *(section.prose for section in sections_of(result))]
+    told = [result.summary(), *(f"{section.prose}\n{section.reading}" for section in sections_of(result))]
     told += [str(getattr(view, "note", "")) for view in views_of(result)]
     return [part.strip() for text in told for part in re.split(r"(?<=[.!?])\s+|\n", text) if part.strip()]
 
@@ -247,16 +247,19 @@ def _clouds() -> hs.Result:
 
 
 PLANTED: dict[str, tuple[Callable[[], hs.Result], str]] = {
-    "anatomy": (lambda: hs.anatomy(random_model(0)), r"All 4 entries of hidden_states are among its states"),
-    "profile": (_massive, r"Massive activations: 1 values of channel 2 at layer\.1 .* 0 of them at a first token"),
-    "compare": (lambda: hs.compare(random_model(1), "the cat sat", "the cat sat"), r"They differ nowhere\."),
-    "project": (lambda: hs.project(*_apart(), method="pca"), r"The classes are apart at layer\.1 \(p at most 0\.05"),
-    "lens": (lambda: hs.lens(_with_idle_block(3), "the cat sat"), r"that is settled from layer\.[0-2] on"),
+    "anatomy": (lambda: hs.anatomy(random_model(0)), r"All 4 entries of hidden_states equal one of its named states"),
+    "profile": (_massive, r"Massive activations: 1 value in channel 2 at layer\.1, 0 of them at a first token"),
+    "compare": (lambda: hs.compare(random_model(1), "the cat sat", "the cat sat"), r"have equal states everywhere\."),
+    "project": (
+        lambda: hs.project(*_apart(), method="pca"),
+        r"The classes are apart at layer\.1 by the silhouette \(p at most 0\.05",
+    ),
+    "lens": (lambda: hs.lens(_with_idle_block(3), "the cat sat"), r"the top token from layer\.[0-2] on"),
     "visibility": (lambda: hs.visibility(_with_idle_block(2), "the cat sat"), r"from \d+% at .* to 100% at layer\.2"),
     "probe": (lambda: hs.probe(*_apart()), r"^Better than guessing the largest class \(50%\): .*layer\.1"),
     "patch": (
         lambda: hs.patch(random_model(3), hs.Contrast("the mat sat", "the hat sat", "a", "e")),
-        r"The token that differs, .* reaches one half first at layer\.0",
+        r"the token that differs, restores at least half of the logit difference at layer\.0",
     ),
     "graft": (
         lambda: random_graft(np.random.default_rng(0), np.repeat(np.arange(12) < 8, 10).reshape(12, 10)),

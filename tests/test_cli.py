@@ -372,13 +372,13 @@ def test_compare_tells_and_keeps(folder: str, tmp_path: Path) -> None:
     assert (done.exit_code, "no second text and no other model" in done.stderr) == (2, True)
 
 
-HEADINGS = [
-    "What the model computes, and the proof",
-    "The size of every state",
-    "Two texts, compared",
-    "What each layer would predict",
-    "Which states influence which",
-    "Where the classes part",
+HEADINGS = [  # in the order of the page: what makes people stay first, the proof last
+    "Which states influence which?",
+    "What would each layer predict?",
+    "At which layers are the classes apart?",
+    "Where do two texts differ?",
+    "How large is every state?",
+    "How do we know which state is which?",
 ]
 
 
@@ -389,11 +389,15 @@ def test_demo_writes_a_page_and_says_where(folder: str, tmp_path: Path, monkeypa
     assert str(page) in printed
     assert printed.index("final ") < printed.index("Try next")
     told = page.read_text("utf-8")
-    for heading in HEADINGS:
-        assert f"{heading}</h2>" in told, heading
+    assert re.findall('<div class="prose">\n<h2>(.*?)</h2>', told)[: len(HEADINGS)] == HEADINGS
     assert "Which states carry the answer" not in told  # this tokenizer does not know Berlin
+    open_views = re.sub("<details.*?</details>", "", told, flags=re.DOTALL).count("<section data-view=")
+    assert open_views == len(HEADINGS), "one view a part; the others are folded"
     profile = hs.profile(hs.load(folder, device="cpu", dtype="float32"), TEXT)
-    assert next(sentence for sentence in FINDINGS["profile"](profile) if "a median norm" in sentence) in told
+    assert (
+        next(sentence for sentence in FINDINGS["profile"](profile) if "the median norm of the first" in sentence)
+        in told
+    )
     facts = json.loads(ask("demo", "--model", folder, "--json", "--out", str(tmp_path / "other.html")))
     assert facts["profile"] == profile.facts
     assert Path(facts["page"]).read_text("utf-8") == told

@@ -162,7 +162,7 @@ def test_its_view_and_its_findings(tiny: Tiny, tmp_path: Path) -> None:
     assert [series.name for series in lines.series[1:]] == ["the model alone", "the donor alone"]
     (section,) = sections_of(result)
     assert "LlamaForCausalLM answers 100% of 6 prompts right" in section.prose
-    assert "lowest for layer.2" in result.summary()
+    assert "the fewest answers are right for layer.2" in result.summary()
     result.save(tmp_path / "graft.json")
     assert hs.Result.load(tmp_path / "graft.json").equals(result)
     assert {"middle", "late", "middle_less_late", "lowest", "prompts", "donor", "notes"} <= set(result.facts)

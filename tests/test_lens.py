@@ -617,7 +617,7 @@ def test_the_command_reads_and_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert hs.Lens.load(path).kind == "tuned"
     done = run.invoke(app, ["lens", "The cat\x1b[31m", "-k", "2", "--lens", path, "--target", "next"])
     assert done.exit_code == 0, done.output
-    assert "best words" in done.output
+    assert "top tokens" in done.output
     assert "layer.3" in done.output
     assert "tuned" in done.output
     assert "\x1b" not in done.output
@@ -630,9 +630,9 @@ def test_its_pictures_and_what_is_told(tiny: Tiny, tmp_path: Path) -> None:
     grid, *lines = views_of(result)
     assert isinstance(grid, Grid)
     assert [measure.name for measure in grid.measures][:3] == [
-        "probability of the best word",
+        "probability of the top token",
         "entropy",
-        "KL from the model's answer",
+        "KL divergence from the model's own prediction",
     ]
     assert grid.words is not None
     assert grid.words.chosen.shape == (4, result.data.sizes["token"], 5)

@@ -477,11 +477,14 @@ def test_its_pictures_and_its_story(tiny: Tiny, tmp_path: Path) -> None:
     )
     assert [series.style for series in lines.series] == ["line", "dash"]
     told = sections_of(result)
-    assert "reaches one half first at layer.0 and last at" in told[0].prose
+    assert "restores at least half of the logit difference at layer.0" in told[0].prose
+    assert (
+        "The hidden state of the clean run at this layer and token replaces the one of the corrupted" in told[0].reading
+    )
     assert len(told) == 2
     lines = result.summary().splitlines()
-    assert "States of the clean run were put into the corrupt run, one site and token at a time" in lines[2]
-    assert any("exactly zero" in line for line in lines)
+    assert "restores at least half of the logit difference at layer.0" in lines[1], "the finding comes first"
+    assert any("an effect of exactly 0" in line for line in lines)
     gaps, *_ = views_of(hs.patch(tiny("llama"), replace(CONTRAST, corrupt=[*CORRUPT[:2], *CORRUPT[1:]])))
     assert isinstance(gaps, Grid) and None in gaps.second and "Hatched" in gaps.note
     result.save(tmp_path / "patch.json")
@@ -492,14 +495,13 @@ def test_sentences_say_no_more_than_was_computed(tiny: Tiny) -> None:
     model = tiny("llama")
     one = hs.patch(model, CONTRAST)
     several = hs.patch(model, [CONTRAST, replace(CONTRAST, corrupt=[7, 99, 46, 64, 31, 50])])
-    assert "except the one at which the answer is read" in one.summary()
-    assert "All tokens but the one at which the answer is read are exchanged" in sections_of(one)[1].prose
-    assert "Here all tokens are exchanged at once" not in sections_of(one)[1].prose
+    assert "except the token at which the answer is read" in one.summary()
+    assert "The token at which the answer is read keeps its own state" in sections_of(one)[1].reading
     parts = hs.patch(model, CONTRAST, sites="*.mlp")
-    assert "except the one at which" not in parts.summary(), "what a branch adds is exchanged at all tokens"
-    assert "All tokens are exchanged" in sections_of(parts)[1].prose
-    assert "one contrast; whether it holds for others was not tested" in one.summary()
-    assert "averages over 2 contrasts; differences between sites were not tested" in several.summary()
+    assert "except the token at which" not in parts.summary(), "what a branch adds is exchanged at all tokens"
+    assert "keeps its own state" not in sections_of(parts)[1].reading
+    assert "one pair of prompts; whether it holds for others was not tested" in one.summary()
+    assert "averages over 2 pairs of prompts; differences between sites were not tested" in several.summary()
     assert set(one.facts["layer_windows"]) == {"layers", "largest"}, "no thirds of the depth that are none"
 
 
@@ -509,7 +511,23 @@ def test_a_carrier_is_named_by_its_first_and_last_site_with_one_half(tiny: Tiny)
         half = np.flatnonzero(result.data["effect"].values[:, column] >= 0.5)
         carrier = result.facts[name]
         assert [carrier["from"], carrier["to"]] == result.data["site"].values[half[[0, -1]]].tolist()
-    assert "reaches one half first at layer.0 and last at" in result.summary()
+        assert carrier["half_at"] == result.data["site"].values[half].tolist()
+
+
+def test_where_a_token_carries_the_answer_is_told_as_ranges_and_nothing_else(tiny: Tiny) -> None:
+    result = hs.patch(tiny("llama"), CONTRAST)
+    sites = result.data["site"].values.tolist()
+
+    def told(**changes: object) -> str:
+        facts = {**result.facts, "answer_token": None, **changes}
+        return hs.Result("patch", result.data, facts, result.source).summary().splitlines()[1]
+
+    def carrier(*rows: int) -> dict[str, object]:
+        return {**result.facts["differing_token"], "half_at": [sites[row] for row in rows]}
+
+    assert "at layer.0 to layer.3 (" in told(differing_token=carrier(0, 1, 2, 3))
+    assert "at layer.0 to layer.1 and layer.3 (" in told(differing_token=carrier(0, 1, 3)), "no range over a gap"
+    assert "No single state restores half of the logit difference" in told(differing_token=carrier())
 
 
 def test_the_command(tmp_path: Path) -> None:

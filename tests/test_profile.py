@@ -144,7 +144,7 @@ def test_a_source_of_very_many_tokens_is_told_in_its_first(monkeypatch: pytest.M
     for name in ("norm_median", "anisotropy", "effective_rank", "cka"):
         np.testing.assert_array_equal(cut.data[name], whole.data[name])
     assert (cut.facts["tokens_kept"], cut.facts["tokens"]) == (8, len(captured.tokens))
-    assert "kept of the first 8" in cut.summary() and "kept of" not in whole.summary()
+    assert "holds the first 8 of" in cut.summary() and "holds the first" not in whole.summary()
 
 
 def test_blocks_that_do_not_fit_the_tokens_are_refused() -> None:
@@ -368,15 +368,15 @@ def test_a_profile_is_shown_and_told() -> None:
     assert all(isinstance(one, Lines) for one in lines)
     assert [one.y_name for one in lines if isinstance(one, Lines)] == [
         "norm",
-        "change over what it was given",
+        "norm of the change over the norm before",
         "kurtosis over the width",
         "mean cosine",
-        "directions",
+        "dimensions",
     ]
     prose = " ".join(section.prose for section in sections_of(result))
-    assert "Massive activations: 60 values of channel 5 at layer.1 to layer.3" in prose
-    assert "First tokens weigh in how states spread" in prose
-    assert "over 400 tokens" in prose
+    assert "Massive activations: 60 values in channel 5 at layer.1 to layer.3" in prose
+    assert "The first tokens hide how states spread" in prose
+    assert "(400 tokens)" in prose
     assert "`final`" not in prose, "there is none"
     few = hs.profile(states(values[:, :9]))
     assert few.facts["stacks"][0]["few_tokens"] and "so few tokens" in few.summary()

@@ -505,5 +505,8 @@ def test_nearest_points_that_contradict_the_silhouette_are_said_to() -> None:
     shift = 5 * torch.eye(40)[0]
     result = hs.project(states(torch.cat([twins, twins + shift])[None]), ["a"] * 30 + ["b"] * 30, method="pca")
     (sentence,) = [line for line in result.summary().splitlines() if "silhouette" in line]
-    assert "are apart at layer.0 (p at most 0.05" in sentence
-    assert "of the same class for 0% (p = 1, for that site alone), which does not show it." in sentence
+    assert "are apart at layer.0 by the silhouette (p at most 0.05" in sentence
+    assert (
+        "of 0% of the points has the same class (p = 1 at that site), so nearest neighbours alone do not show it."
+        in sentence
+    )

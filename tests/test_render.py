@@ -180,7 +180,7 @@ def test_the_raw_last_layer_stands_out_of_the_anatomy(model: hs.Model) -> None:
     proved, raw = lines.series
     assert np.nansum(proved.y) == 0
     assert np.isfinite(raw.y).nonzero()[0].tolist() == [lines.x.index("layer.3")]
-    assert "layer.3 is raw and hidden_states[3] is normed" in lines.note
+    assert "layer.3 is raw, and hidden_states[3] is normed" in lines.note
     (bert,) = views_of(hs.anatomy(hs.load((tiny_model("bert"), None))))
     assert isinstance(bert, Lines)
     assert len(bert.series) == 1
@@ -221,8 +221,11 @@ def test_a_story_reads_its_numbers_off_the_results(model: hs.Model, tmp_path: Pa
     assert told.count("<section data-view=") == 1 + len(views_of(norms)) + 1
     assert "<p>Once <code>upon</code> &lt;a&gt; time.</p>" in told
     assert "“The cat sat.”" in told
-    assert next(sentence for sentence in FINDINGS["profile"](norms) if "a median norm" in sentence) in told
-    assert "shows hardly anything else" not in told, "that holds where the first token is far larger"
+    assert (
+        next(sentence for sentence in FINDINGS["profile"](norms) if "the median norm of the first token" in sentence)
+        in told
+    )
+    assert "hides all others" not in told, "that holds where the first token is far larger"
     assert told.index("Sizes of toy") < told.index("<li>The end</li>")
     with pytest.raises(FileError, match="it is a page"):
         hs.story([proof], tmp_path / "story.txt")
@@ -251,11 +254,13 @@ def test_texts_and_tokens_in_a_story_stay_words(kind: str, tmp_path: Path) -> No
     model.text_encoder._strings.update(dict.fromkeys(range(128), HOSTILE))
     found = hostile(kind, model)
     hs.story([found], tmp_path / "story.html")
-    told = re.findall(r'<div class="prose">(.*?)</div>', (tmp_path / "story.html").read_text("utf-8"), re.DOTALL)
-    assert sum(prose.count(r"“’x’\n\n# H\n\n- y") for prose in told) >= 2, "it is there, on one line"
-    assert re.findall("<h2>(.*?)</h2>", "".join(told)) == [section.title for section in sections_of(found)]
-    assert "<li>" not in "".join(told)
-    assert all(re.fullmatch(r"layer\.\d+|final", code) for code in re.findall("<code>(.*?)</code>", "".join(told)))
+    told, _, _ = (tmp_path / "story.html").read_text("utf-8").partition("<main>")[2].partition("<noscript>")
+    assert told.count(r"“’x’\n\n# H\n\n- y") >= 2, "it is there, on one line"
+    titles = [section.title for section in sections_of(found)]
+    assert re.findall("(?:<h2>|<summary>More: )(.*?)</", told) == titles
+    assert "<li>" not in told
+    codes = r"layer\.(?:\d+|k)|final|docs/\w+\.md"
+    assert all(re.fullmatch(codes, code) for code in re.findall("<code>(.*?)</code>", told))
 
 
 def test_a_large_first_token_is_remarked_on() -> None:
@@ -269,10 +274,10 @@ def test_a_large_first_token_is_remarked_on() -> None:
     data = xarray.Dataset({"norm": (("site", "token"), np.ones((3, 1))), **columns}, coords)
     facts = {"texts": 1, "stacks": [{"stack": None, "few_tokens": True, **norms, **ends}]}
     grid, lines = sections_of(hs.Result("profile", data, facts, {}))
-    assert "a median norm of 300 and the others of 3: 100.0 times as much" in grid.prose
-    assert "the first token from 90 to 4 and the others from 9 to 5" in grid.prose
-    assert "shows hardly anything else" in lines.prose
-    assert "of about the same size again" in lines.prose
+    assert "is 300, and that of the other tokens 3: the first is 100.0 times as large" in grid.prose
+    assert "the norm of the first token from 90 to 4 and that of the other tokens from 9 to 5" in grid.prose
+    assert "hides all others" in lines.prose
+    assert "have about the same norm" in lines.prose
 
 
 def test_a_figure_shows_the_view_and_the_measure_that_are_asked_for(model: hs.Model, tmp_path: Path) -> None:

@@ -42,7 +42,8 @@ class Analysis:
 
     Its command is generated from the function, with `options` for the parameters that `cli/generated.py` does not know;
     with `own_command` it has a module of its own, `cli/<word>.py`. `result` is False where the function returns
-    something else than a `Result`.
+    something else than a `Result`. `heading` begins the title of a result and is followed by the model's name; without
+    one, that is its word and "of".
     """
 
     word: str
@@ -51,6 +52,7 @@ class Analysis:
     own_command: bool = False
     result: bool = True
     options: Mapping[str, Option] = field(default_factory=dict)
+    heading: str = ""
 
     @property
     def module(self) -> str:
@@ -76,6 +78,7 @@ ANALYSES = (
         "Where, and by how much, do two texts or two models differ?",
         "describe",
         own_command=True,
+        heading="comparison in",
     ),
     Analysis(
         "drift", "Where do two runs of a model diverge, and which part is at fault?", "describe", own_command=True
@@ -85,24 +88,45 @@ ANALYSES = (
         "How do labelled texts lie in every layer, and are their classes apart?",
         "describe",
         own_command=True,
+        heading="labelled texts in",
     ),
-    Analysis("lens", "What would each layer predict, if it were the last?", "explain", own_command=True),
+    Analysis(
+        "lens",
+        "What would each layer predict, if it were the last?",
+        "explain",
+        own_command=True,
+        heading="predictions of each layer of",
+    ),
     Analysis(
         "visibility",
         "Which states influence a state, and which does it influence?",
         "explain",
+        heading="influence of states in",
         options={
             "influence": Option("How influence is measured."),
             "probes": Option("Random vectors that estimate a Frobenius norm."),
             "target": Option("With logit: the token, in place of the true next one."),
         },
     ),
-    Analysis("probe", "What can a linear probe read from the states of each layer?", "explain", own_command=True),
-    Analysis("patch", "Which states carry an answer from one run to another?", "change", own_command=True),
+    Analysis(
+        "probe",
+        "What can a linear probe read from the states of each layer?",
+        "explain",
+        own_command=True,
+        heading="linear probes of",
+    ),
+    Analysis(
+        "patch",
+        "Which states carry an answer from one run to another?",
+        "change",
+        own_command=True,
+        heading="activation patching in",
+    ),
     Analysis(
         "graft",
         "What do the layers of another model of the same shape do in this one?",
         "change",
+        heading="layers of a donor in",
         options={
             "donor": Option("A model of the same shape, from which layers are taken."),
             "data": Option("Prompts, each labelled with its answer: a file, or a shipped dataset."),
@@ -111,11 +135,15 @@ ANALYSES = (
         },
     ),
     Analysis(
-        "steer", "Can a direction change what the model writes, and what does that cost?", "change", own_command=True
+        "steer",
+        "Can a direction change what the model writes, and what does that cost?",
+        "change",
+        own_command=True,
+        heading="steering",
     ),
     Analysis("embed", "Which vector stands for a text?", "represent", own_command=True, result=False),
-    Analysis("search", "Which texts are nearest to this one?", "represent", own_command=True),
-    Analysis("cluster", "Which texts belong together?", "represent", own_command=True),
+    Analysis("search", "Which texts are nearest to this one?", "represent", own_command=True, heading="search in"),
+    Analysis("cluster", "Which texts belong together?", "represent", own_command=True, heading="clusters in"),
 )
 
 ANALYSIS = {analysis.word: analysis for analysis in ANALYSES}

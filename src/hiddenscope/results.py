@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NotRequired, Protocol, TypeAlias, TypedDict
 
 from hiddenscope.arguments import checked, shown
+from hiddenscope.catalog import ANALYSIS
 from hiddenscope.errors import ArgumentError, Error, FileError, StatesError
 from hiddenscope.files import UNSEALED, check_seal, replacing, seal
 from hiddenscope.sites import Site
@@ -247,9 +248,12 @@ class Result:
 
     @property
     def title(self) -> str:
-        """Its kind and its model, as one line that is safe on a terminal."""
-        model = self.source.get("model")
-        return f"{_safe(self.kind)} of {_safe(model)}" if isinstance(model, str) else _safe(self.kind)
+        """What it is and its model, as one line that is safe on a terminal."""
+        known, model = ANALYSIS.get(self.kind), self.source.get("model")
+        heading = (known and known.heading) or f"{_safe(self.kind)} of"
+        if isinstance(model, str):
+            return f"{heading} {_safe(model)}"
+        return heading.rsplit(" ", 1)[0] if " " in heading else heading
 
 
 def _painter() -> Painter:

@@ -10,6 +10,8 @@ from test_facts import RUNS
 
 import hiddenscope as hs
 from hiddenscope.catalog import ANALYSES
+from hiddenscope.results import FINDINGS
+from hiddenscope.views.page import inline
 
 TELEPHONE = {"width": 390, "height": 844}
 MAIN = [pytest.param(runs[0], id=word) for word, runs in RUNS.items()]
@@ -32,7 +34,11 @@ def test_every_kind_is_looked_at() -> None:
 @pytest.mark.parametrize("run", MAIN)
 def test_a_page_fits_a_telephone_and_can_be_read(run: Callable[[], hs.Result], telephone: Page, tmp_path: Path) -> None:
     path = tmp_path / "page.html"
-    run().save(path)
+    result = run()
+    result.save(path)
+    told = path.read_text("utf-8")
+    first = inline(next(iter(FINDINGS[result.kind](result))))
+    assert told.index(first) < told.index("<section data-view"), "what was found is read before the picture"
     telephone.goto(path.as_uri())
     telephone.wait_for_selector("html[data-ready=true]", state="attached")
     assert telephone.evaluate(WIDER, TELEPHONE["width"]) == []

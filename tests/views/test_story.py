@@ -1,12 +1,16 @@
 """The guided page, as somebody opens it: from disk, with no network, every view alive."""
 
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
-from playwright.sync_api import Browser
+from playwright.sync_api import Browser, Page
 
 import hiddenscope as hs
 from hiddenscope.testing import tiny_model, tiny_tokenizer
+from hiddenscope.views import sections_of, views_of
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -22,10 +26,9 @@ def test_a_story_is_alive_offline(scheme: str, chromium: Browser, tmp_path: Path
     page.on("request", lambda request: wrong.append(request.url) if request.url != path.as_uri() else None)
     page.goto(path.as_uri())
     page.wait_for_selector("html[data-ready=true]", state="attached")
-    assert page.locator(".prose h2").all_inner_texts()[:3] == [
-        "What the model computes, and the proof",
-        "The size of every state",
-        "The same along the layers",
+    assert page.locator(".part > .prose h2").all_inner_texts() == [
+        "How do we know which state is which?",
+        "How large is every state?",
     ]
     grid = page.locator('section[data-view="1"]')
     grid.locator(".stage").focus()
@@ -36,3 +39,136 @@ def test_a_story_is_alive_offline(scheme: str, chromium: Browser, tmp_path: Path
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "nothing hangs out at the side"
     page.close()
     assert [one for one in wrong if not one.startswith("data:")] == []
+
+
+@pytest.fixture(scope="module")
+def model() -> hs.Model:
+    return hs.load((tiny_model("gpt2"), tiny_tokenizer()))
+
+
+@pytest.fixture(scope="module")
+def written(model: hs.Model, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A story of four parts, with folds."""
+    text, other = "The cat sat on the mat.", "The cat sat on the hat."
+    path = tmp_path_factory.mktemp("story") / "story.html"
+    results = [hs.lens(model, text), hs.compare(model, text, other), hs.profile(model, text), hs.anatomy(model)]
+    hs.story(results, path, title="A story", opening="Once.", closing="# Go on")
+    return path
+
+
+@pytest.fixture
+def opened(chromium: Browser, written: Path) -> Iterator[Callable[..., Page]]:
+    contexts = []
+
+    def at(width: int, fragment: str = "") -> Page:
+        context = chromium.new_context(viewport={"width": width, "height": 900}, offline=True)
+        contexts.append(context)
+        context.set_default_timeout(8000)
+        page = context.new_page()
+        page.goto(written.as_uri() + fragment)
+        page.wait_for_selector("html[data-ready=true]", state="attached")
+        return page
+
+    yield at
+    for context in contexts:
+        context.close()
+
+
+def box(page: Page, selector: str) -> dict[str, float]:
+    found = page.locator(selector).first.bounding_box()
+    assert found, selector
+    return {**found, "right": found["x"] + found["width"], "bottom": found["y"] + found["height"]}
+
+
+def settled(page: Page) -> None:
+    page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
+
+def test_contents_stand_on_the_left_where_there_is_room_and_above_elsewhere(opened: Callable[..., Page]) -> None:
+    wide, narrow = opened(1200), opened(1100)
+    assert box(wide, ".contents")["right"] <= box(wide, "main")["x"] + 1
+    assert box(narrow, ".contents")["bottom"] <= box(narrow, "main")["y"] + 1
+    titles = wide.locator(".part > .prose h2").all_inner_texts()
+    assert len(titles) == 4 and wide.locator(".contents a").all_inner_texts() == titles
+
+
+def test_a_large_screen_is_used(opened: Callable[..., Page]) -> None:
+    page = opened(1920)
+    words, picture = box(page, ".part > .prose"), box(page, ".pictures section")
+    assert words["right"] <= picture["x"] and abs(words["y"] - picture["y"]) < 120, "words stand beside the picture"
+    assert picture["right"] > 1800 and picture["width"] > 1000
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_a_link_of_the_contents_goes_to_its_part_and_leaves_what_is_pinned(opened: Callable[..., Page]) -> None:
+    page = opened(1300)
+    page.locator('section[data-view="0"] canvas.front').click(position={"x": 200, "y": 40})
+    assert "pin" in page.evaluate("location.hash")
+    page.locator(".contents a").nth(2).click()
+    settled(page)
+    assert abs(page.locator("#part-3").bounding_box()["y"]) < 60  # type: ignore[index]
+    assert page.locator(".contents a[aria-current]").all_inner_texts() == ["How large is every state?"]
+    assert "pin" in page.evaluate("location.hash")
+    assert "pinned" in page.locator('section[data-view="0"] .readout').inner_text()
+
+
+def test_a_link_to_a_part_opens_there(opened: Callable[..., Page]) -> None:
+    page = opened(1300, "#part-3")
+    settled(page)
+    assert abs(page.locator("#part-3").bounding_box()["y"]) < 60  # type: ignore[index]
+
+
+def test_what_is_folded_is_drawn_when_it_is_opened(opened: Callable[..., Page]) -> None:
+    page = opened(1300)
+    folded = page.locator("details.fold").first
+    canvas = folded.locator("canvas").first
+    assert not canvas.is_visible()
+    folded.locator("> summary").click()
+    canvas.wait_for(state="visible")
+    settled(page)
+    assert (canvas.bounding_box() or {"width": 0})["width"] > 600
+    painted = "c => c.getContext('2d').getImageData(0, 0, c.width, c.height).data.some((value) => value > 0)"
+    assert canvas.evaluate(painted)
+
+
+def test_an_address_that_names_something_in_a_fold_opens_the_fold(opened: Callable[..., Page]) -> None:
+    place = opened(1300).locator("details.fold section[data-view]").first.get_attribute("data-view")
+    for fragment in (f"#{place}.scale=linear", f"#at={place}~0"):
+        page = opened(1300, fragment)
+        settled(page)
+        assert page.locator(f'section[data-view="{place}"] canvas').first.is_visible(), fragment
+
+
+def test_terms_are_explained_once_where_they_first_occur(written: Path) -> None:
+    html = written.read_text("utf-8").partition("<main>")[2].partition("<noscript>")[0]
+    terms = re.findall("<dt>(.*?)</dt>", html)
+    assert {"logit", "unembedding", "KL", "entropy", "kurtosis"} <= set(terms) and len(set(terms)) == len(terms)
+    parts = re.split('(?=<article class="part")', html)
+    for term in ("unembedding", "KL", "kurtosis"):
+        first = next(part for part in parts if re.search(rf"\b{term}\b", part))
+        assert f"<dt>{term}</dt>" in first
+
+
+def test_every_section_says_how_its_numbers_are_defined(model: hs.Model) -> None:
+    text, other = "The cat sat on the mat.", "The cat sat on the hat."
+    results = [hs.lens(model, text), hs.compare(model, text, other), hs.profile(model, text), hs.anatomy(model)]
+    results += [hs.visibility(model, text), hs.patch(model, hs.Contrast(text, other, 7, 9))]
+    for found in results:
+        sections = sections_of(found)
+        assert all(section.reading for section in sections), found.kind
+        assert sections[0].prose and not sections[0].folded
+        shown = [view.title for section in sections for view in section.views]
+        assert sorted(shown) == sorted(view.title for view in views_of(found)), "every view, once"
+
+
+def test_the_docs_are_a_link_where_they_lie_beside_the_page(model: hs.Model, tmp_path: Path) -> None:
+    root = Path(__file__).parents[2]
+    found = hs.anatomy(model)
+    with TemporaryDirectory(dir=root) as folder:
+        hs.story([found], Path(folder) / "story.html")
+        (link,) = re.findall('<a href="(.*?)">', (Path(folder) / "story.html").read_text("utf-8"))
+        assert (Path(folder) / link).resolve() == root / "docs" / "anatomy.md"
+        assert (Path(folder) / link).is_file()
+    hs.story([found], tmp_path / "story.html")
+    told = (tmp_path / "story.html").read_text("utf-8")
+    assert "<a href=" not in told and "<code>docs/anatomy.md</code>" in told

@@ -17,14 +17,15 @@ from hiddenscope.cli.terminal import print_json, table, visible
 def demo(shared: Shared) -> None:
     """Write a page that shows a model's hidden states, and print where it is.
 
-    The page needs no network. It proves where the states live, shows the norm of every state of a sentence, compares
-    that sentence with another, and shows what each layer would predict, which states influence a state, and which of
-    them carry the answer.
+    The page needs no network. It shows which states carry an answer, which states influence which, what each layer
+    would predict, where two cities come apart, where two sentences differ, how large every state is, and the proof that
+    each state has the right name.
     """
     page = shared.out or Path("hiddenscope-demo.html")
     model = shared.load()
     results = {result.kind: result for result in _results(model)}
-    hs.story([*results.values()], page, title=f"The hidden states of {model.name}", opening=OPENING, closing=CLOSING)
+    shown = [results[kind] for kind in STORY if kind in results]
+    hs.story(shown, page, title=f"The hidden states of {model.name}", opening=OPENING, closing=CLOSING)
     if shared.json:
         facts = {kind: result.facts for kind, result in results.items()}
         print_json({"page": str(page), "text": SENTENCE, "other_text": ANOTHER, **facts})
@@ -37,7 +38,7 @@ def demo(shared: Shared) -> None:
 
 
 def _results(model: "hs.Model") -> Iterator["hs.Result"]:
-    """The results on the page, in order; those that need next-token logits only for a model that has them."""
+    """The results on the page; those that need next-token logits only for a model that has them."""
     yield hs.anatomy(model)
     yield hs.profile(model, SENTENCE)
     yield hs.compare(model, SENTENCE, ANOTHER)
@@ -62,30 +63,40 @@ SENTENCE = "The capital of France is Paris."
 ANOTHER = "The capital of Germany is Berlin."
 PROMPT, OTHER_PROMPT = "The capital of France is", "The capital of Germany is"
 SUMMARISED = ("compare", "lens", "patch")
+STORY = (
+    "patch",
+    "visibility",
+    "lens",
+    "project",
+    "compare",
+    "profile",
+    "anatomy",
+)  # what makes people stay comes first
 
 OPENING = """
-A transformer turns every token into a vector and changes that vector block by block. The vectors after each block are
-its hidden states. This page shows those of one sentence in a small real model: how large they are, how those of another
-sentence differ, what each layer would predict if it were the last, which states influence each other, which of them
-carry the answer, and at which layers sentences on two cities are apart. The page needs no network: everything on it was
-computed when it was written.
+A transformer turns every token into a vector, and every block changes that vector. The vector of a token after k blocks
+is a hidden state; here it is called `layer.k`. After the last block and the final norm it is called `final`.
+
+This page looks at the hidden states of a small model from several sides. In every grid, tokens run across and layers
+run up, so a picture reads like the forward pass, from the bottom to the top. Point at anything, tap it, or use the
+arrow keys to read its numbers. The page needs no network.
 """
 
 CLOSING = """
-# Go on
+# Try it on your own text
 
-- `hiddenscope profile "Your own text." --out profile.html` writes such a page about your own text; `.pdf` is a figure.
+- `hiddenscope profile "Your own text." --out profile.html` shows how large every state of your text is.
 - `hiddenscope compare "One text." "Another text." --out difference.html` shows where two of your texts differ.
 - `hiddenscope lens "Your own text" --out lens.html` shows what every layer would predict.
 - `hiddenscope project your.csv --out panels.html` draws your labelled texts, layer by layer.
-- `hiddenscope anatomy --model gpt2` proves the anatomy of another model; a folder or a `.gguf` file will do too.
+- `hiddenscope anatomy --model gpt2` proves the names of another model's states; a folder or a `.gguf` file works too.
 - `hs.profile(hs.load(), "Your own text.").data` is an xarray Dataset to compute with.
 """
 
 NEXT = """
 Try next:
   hiddenscope anatomy                                      the proof, layer by layer
-  hiddenscope profile "Your own text." --out profile.html  the same picture of your own text
+  hiddenscope profile "Your own text." --out profile.html  how large every state of your text is
   hiddenscope compare "One text." "Another text."          where, and by how much, their states differ
   hiddenscope lens "Your own text"                         what every layer would predict
   hiddenscope capture "Your own text." --sites final       its states; --out states.safetensors keeps them

@@ -103,6 +103,19 @@ def labels(data: "xarray.Dataset", dim: str) -> tuple[str, ...]:
     return tuple(map(str, data[dim].to_numpy().tolist()))
 
 
+def ranges(chosen: Sequence[str], sites: Sequence[str]) -> str:
+    """Some of the sites as a reader would say it: neighbours as a range.
+
+    >>> ranges(["layer.0", "layer.1", "final"], ["layer.0", "layer.1", "layer.2", "final"])
+    'layer.0 to layer.1 and final'
+    """
+    rows = sorted(sites.index(site) for site in chosen)
+    starts = [row for row in rows if row - 1 not in rows]
+    ends = [row for row in rows if row + 1 not in rows]
+    names = [sites[a] if a == b else f"{sites[a]} to {sites[b]}" for a, b in zip(starts, ends, strict=True)]
+    return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
+
+
 def numeric(variable: "xarray.DataArray") -> bool:
     """Whether a variable holds numbers, and any at all."""
     return variable.dtype.kind in "biuf" and variable.size > 0

@@ -41,18 +41,24 @@ def document(views: Sequence[View], title: str, prose: Sequence[str] = ()) -> st
     if len(prose) > len(views) + 1:
         reason = f"there are {len(prose)} pieces of prose for {len(views)} views"
         raise StatesError(f"The page {title!r}", reason, "Give one for each view, and at most one after the last.")
+    places = (placed(view, i) for i, view in enumerate(views))
+    pieces = zip_longest((paragraphs(text) for text in prose), places, fillvalue="")
+    return assembled(views, title, "".join(f"{before}{place}" for before, place in pieces))
+
+
+def assembled(views: Sequence[View], title: str, body: str, contents: str = "") -> str:
+    """A page of markup that is ours, with the script that draws the views and the numbers that they hold."""
     script, style = joined("main.js"), _static("style.css")
     name = title or (views[0].title if views else "")
-    pieces = zip_longest(map(_prose, prose), (_place(view, i) for i, view in enumerate(views)), fillvalue="")
     return "".join(
         [
             '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n',
             f'<meta http-equiv="Content-Security-Policy" content="{policy(script, style)}">\n',
             '<meta name="viewport" content="width=device-width, initial-scale=1">\n',
             '<meta name="color-scheme" content="light dark">\n<link rel="icon" href="data:,">\n',
-            f"<title>{plain(name)}</title>\n<style>{style}</style>\n</head>\n<body>\n",
+            f"<title>{plain(name)}</title>\n<style>{style}</style>\n</head>\n<body>\n{contents}",
             f"<main>\n<h1>{plain(title)}</h1>\n" if title else "<main>\n",
-            *(f"{before}{place}" for before, place in pieces),
+            body,
             "<noscript><p>The pictures here are drawn by JavaScript, which is off.</p></noscript>\n</main>\n",
             f'<script type="application/octet-stream" id="payload">{pack(views)}</script>\n',
             f'<script type="module">{script}</script>\n</body>\n</html>\n',
@@ -128,29 +134,33 @@ def _static(name: str) -> str:
     return (files("hiddenscope.views") / "static" / name).read_text("utf-8")
 
 
-def _place(view: View, place: int) -> str:
+def placed(view: View, place: int) -> str:
+    """Where the script draws a view, the `place`th of its page."""
     kind = {Grid: "grid", Panels: "panels", Lines: "lines"}[type(view)]
     return f'<section data-view="{place}" class="{kind}"></section>\n'
 
 
-def _prose(text: str) -> str:
-    return f'<div class="prose">\n{"".join(_blocks(text))}</div>\n' if text.strip() else ""
+def paragraphs(text: str) -> str:
+    """Prose as markup: paragraphs, headings, lists and code."""
+    return f'<div class="prose">\n{"".join(blocks(text))}</div>\n' if text.strip() else ""
 
 
-def _blocks(text: str) -> Iterator[str]:
+def blocks(text: str) -> Iterator[str]:
+    """The pieces of prose, one after the other."""
     for paragraph in re.split(r"\n\s*\n", text.strip()):
         for kind, lines in groupby(
             paragraph.splitlines(), key=lambda line: line[:2] if line[:2] in ("# ", "- ") else ""
         ):
             if kind == "# ":
-                yield from (f"<h2>{_inline(line[2:])}</h2>\n" for line in lines)
+                yield from (f"<h2>{inline(line[2:])}</h2>\n" for line in lines)
             elif kind == "- ":
-                yield f"<ul>{''.join(f'<li>{_inline(line[2:])}</li>' for line in lines)}</ul>\n"
+                yield f"<ul>{''.join(f'<li>{inline(line[2:])}</li>' for line in lines)}</ul>\n"
             else:
-                yield f"<p>{_inline(' '.join(lines))}</p>\n"
+                yield f"<p>{inline(' '.join(lines))}</p>\n"
 
 
-def _inline(text: str) -> str:
+def inline(text: str) -> str:
+    """One line of prose as markup."""
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", plain(text))
 
 

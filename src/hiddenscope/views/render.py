@@ -1,7 +1,7 @@
 """Results as pages, figures and notebook outputs: fills the tables in which `Result` looks for them.
 
-page     one result: its views, its findings, and where it comes from
-story    several results on one page, each with a title, what to look at, and its views
+page     one result: its findings, its views, and where it comes from
+story    several results on one page, each with a title, what was found, how to read it, and its views
 """
 
 import base64
@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
+from urllib.parse import quote
 
 from hiddenscope.arguments import checked
 from hiddenscope.errors import FileError, StatesError
@@ -17,7 +18,8 @@ from hiddenscope.files import replacing
 from hiddenscope.results import DISPLAYS, FINDINGS, PAINTERS, RENDERERS, TABLES, Facts, Look, Result, in_words
 from hiddenscope.views.figures import Format, figure, image
 from hiddenscope.views.kinds import KINDS, sections_of, views_of
-from hiddenscope.views.page import document, frame
+from hiddenscope.views.page import frame
+from hiddenscope.views.story import told, unfolded
 from hiddenscope.views.values import Grid, View
 
 if TYPE_CHECKING:
@@ -26,14 +28,25 @@ if TYPE_CHECKING:
 NOTEBOOK_DPI = 130
 WIDTHS: dict[str, float | None] = {"": None, "column": 3.3, "page": 6.9}  # inches
 HEIGHT = 620  # of a notebook's output, until the page has said how high it is
+LEADING = 3  # findings above the views, where there are many
 ORIGIN = ("model", "revision", "weights", "dtype", "device", "attention", "versions")
 
 
-def page(result: Result) -> str:
-    """A result as one HTML page."""
-    views = views_of(result)
+def page(result: Result, docs: str = "") -> str:
+    """A result as one HTML page: what was found, then the views; `docs` is where the docs lie, seen from the page."""
     title = f"{result.title[:1].upper()}{result.title[1:]}"
-    return document(views, title, [*[""] * len(views), _closing(result)])
+    findings = _findings(result)
+    sections = [*unfolded(sections_of(result))]
+    if result.kind in KINDS:
+        sections[-1] = replace(sections[-1], docs=result.kind)
+    opening = "\n".join(findings if len(findings) <= LEADING + 1 else findings[:LEADING])
+    parts = {
+        "More findings": findings[LEADING:] if len(findings) > LEADING + 1 else [],
+        "Facts": [] if result.kind in FINDINGS else _items(result.facts),
+        "Where it comes from": _items({key: result.source.get(key) for key in ORIGIN}),
+    }
+    closing = "\n\n".join(f"# {name}\n\n" + "\n".join(lines) for name, lines in parts.items() if lines)
+    return told(sections, title, opening, closing, docs)
 
 
 @checked
@@ -54,26 +67,23 @@ def story(
     """
     if Path(path).suffix.lower() != ".html":
         raise FileError(f"A story in {os.fspath(path)!r}", "it is a page", "Give the path the suffix .html.")
-    prose: list[str] = []
-    views: list[View] = []
-    for section in (section for result in results for section in sections_of(result)):
-        prose += [f"# {section.title}\n\n{section.prose}", *[""] * (len(section.views) - 1)]
-        views += section.views
+    sections = [section for result in results for section in sections_of(result)]
     title = title or ", ".join(result.title for result in results)
-    html = document(views, title, [f"{opening}\n\n{prose[0]}" if prose else opening, *prose[1:], closing])
     with replacing(path) as fresh:
-        fresh.write_text(html, "utf-8")
+        fresh.write_text(told(sections, title, opening, closing, _docs_from(fresh)), "utf-8")
 
 
-def _closing(result: Result) -> str:
-    """What stands beneath the views: the findings in sentences, or else the facts, and where they come from."""
+def _docs_from(path: str | os.PathLike[str]) -> str:
+    """Where the docs lie, seen from a page that is written in their repository; elsewhere nothing is known of them."""
+    page, root = Path(path).resolve(), Path(__file__).resolve().parents[3]
+    if not page.is_relative_to(root) or not (root / "docs" / "index.md").is_file():
+        return ""
+    return quote(Path(os.path.relpath(root / "docs", page.parent)).as_posix())
+
+
+def _findings(result: Result) -> list[str]:
     findings = FINDINGS.get(result.kind)
-    parts = {
-        "Findings": [f"- {sentence}".replace("\n", " ") for sentence in findings(result)] if findings else [],
-        "Facts": [] if findings else _items(result.facts),
-        "Where it comes from": _items({key: result.source.get(key) for key in ORIGIN}),
-    }
-    return "\n\n".join(f"# {name}\n\n" + "\n".join(lines) for name, lines in parts.items() if lines)
+    return [f"- {sentence}".replace("\n", " ") for sentence in findings(result)] if findings else []
 
 
 def _items(facts: Facts) -> list[str]:
@@ -88,7 +98,7 @@ def _items(facts: Facts) -> list[str]:
 
 
 def _save_page(result: Result, path: Path) -> None:
-    path.write_text(page(result), "utf-8")
+    path.write_text(page(result, _docs_from(path)), "utf-8")
 
 
 @dataclass(frozen=True)

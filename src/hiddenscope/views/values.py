@@ -275,11 +275,19 @@ View: TypeAlias = Grid | Panels | Lines
 
 @dataclass(frozen=True)
 class Section:
-    """A title, a few paragraphs as `document` takes them, and the views that they are about."""
+    """A part of a page: its title, what was found, and the views that show it.
+
+    `reading` says in a sentence or two what the views show and how their numbers are defined. `prose` is the findings,
+    as paragraphs that `document` takes. A `folded` section stands behind "More" beneath the one before it. `docs` is
+    the word of the docs page that says more.
+    """
 
     title: str
     prose: str
     views: tuple[View, ...]
+    reading: str = ""
+    folded: bool = False
+    docs: str = ""
 
 
 def floats(numbers: ArrayLike, name: str, dims: int) -> Floats:

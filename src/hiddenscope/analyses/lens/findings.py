@@ -19,18 +19,18 @@ Bools: TypeAlias = NDArray[np.bool_]
 Variable: TypeAlias = "tuple[str | tuple[str, ...], np.ndarray[Any, Any]]"
 
 ATTRIBUTES: dict[str, dict[str, str]] = {
-    "word": {"long_name": "best words"},
-    "probability": {"long_name": "probability of the best words"},
-    "word_id": {"long_name": "ids of the best words"},
+    "word": {"long_name": "top tokens"},
+    "probability": {"long_name": "probability of the top tokens"},
+    "word_id": {"long_name": "ids of the top tokens"},
     "entropy": {"long_name": "entropy", "units": "nats"},
-    "kl": {"long_name": "KL from the model's answer", "units": "nats", "scale": "log"},
+    "kl": {"long_name": "KL divergence from the model's own prediction", "units": "nats", "scale": "log"},
     "target_probability": {"long_name": "probability of {target}", "scale": "log"},
     "target_rank": {"long_name": "rank of {target}", "scale": "log"},
-    "agreement": {"long_name": "best word is the model's own"},
-    "accuracy": {"long_name": "best word is the true next token"},
-    "settled_share": {"long_name": "settled: the best word is the model's own from here on"},
-    "kl_mean": {"long_name": "mean KL from the model's answer", "units": "nats", "scale": "log"},
-    "settled": {"long_name": "layer from which the best word is the model's own"},
+    "agreement": {"long_name": "top token is the model's own prediction"},
+    "accuracy": {"long_name": "top token is the true next token"},
+    "settled_share": {"long_name": "settled: top token is the model's own prediction from here on"},
+    "kl_mean": {"long_name": "mean KL divergence from the model's own prediction", "units": "nats", "scale": "log"},
+    "settled": {"long_name": "layer from which on the top token is the model's own prediction"},
 }
 
 

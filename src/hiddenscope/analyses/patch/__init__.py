@@ -256,7 +256,8 @@ def _carriers(data: "xarray.Dataset", plan: Plan, contrast: EncodedContrast, mea
         column = int(columns[np.argmax(np.nan_to_num(values[:, columns]).max(0))])
         half = np.flatnonzero(np.nan_to_num(values[:, column]) >= HALF)
         ends = {"from": sites[half[0]], "to": sites[half[-1]]} if len(half) else {"from": None, "to": None}
-        facts[name] = {**_token(data, column), "largest": float(np.nanmax(values[:, column])), **ends}
+        carried = {"half_at": [sites[row] for row in half], **ends}
+        facts[name] = {**_token(data, column), "largest": float(np.nanmax(values[:, column])), **carried}
     return facts
 
 

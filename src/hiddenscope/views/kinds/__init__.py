@@ -16,7 +16,7 @@ A result of any other kind is shown by the dimensions of its data.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -68,7 +68,10 @@ def views_of(result: Result) -> tuple[View, ...]:
 def sections_of(result: Result) -> list[Section]:
     """The sections of a result; a kind that has none shows its views and no more."""
     sections = KINDS[result.kind].sections if result.kind in KINDS else None
-    return list(sections(result)) if sections else [Section(result.title.capitalize(), "", views_of(result))]
+    if sections is None:
+        return [Section(result.title.capitalize(), "", views_of(result))]
+    first, *others = sections(result)
+    return [replace(first, docs=result.kind), *others]
 
 
 def _by_dimensions(result: Result) -> Iterator[View]:

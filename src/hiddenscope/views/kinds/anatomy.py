@@ -22,21 +22,21 @@ def views(result: Result) -> Iterator[View]:
     sites, entries = labels(result.data, "site"), result.data["entry"].to_numpy().tolist()
     difference = result.data["difference"].to_numpy().astype(np.float64)
     raw = difference > 0
-    note = "Zero means the same bit for bit."
+    note = "0 means equal bit for bit."
     stacks = np.array([site.rpartition("layer.")[0] or site.rpartition("final")[0] for site in sites])
     series = [
-        Series(f"proved {stack.replace('.', ' ')}layers", np.where(here, difference, np.nan))
+        Series(f"{stack.replace('.', ' ')}layers that equal their entry", np.where(here, difference, np.nan))
         for stack in dict.fromkeys(stacks.tolist())
         if (here := ~raw & (stacks == stack)).any()
     ]
     if raw.any():
         pairs = [
-            f"{site} is raw and {entry} is normed" for site, entry, it in zip(sites, entries, raw, strict=True) if it
+            f"{site} is raw, and {entry} is normed" for site, entry, it in zip(sites, entries, raw, strict=True) if it
         ]
         note += f" {'; '.join(pairs)}."
         series.append(Series("raw last layer", np.where(raw, difference, np.nan), style="bar"))
     title = f"The layers of {result.source.get('model', 'the model')} compared with hidden_states"
-    yield Lines(title, sites, tuple(series), y_name="largest difference from hidden_states", note=note)
+    yield Lines(title, sites, tuple(series), y_name="largest absolute difference", note=note)
 
 
 def findings(result: Result) -> Iterator[str]:
@@ -51,21 +51,20 @@ def findings(result: Result) -> Iterator[str]:
 
 
 def _built(facts: dict[str, Any]) -> str:
-    article = "an" if facts["stack"] == "encoder" else "a"
-    causal = "causal" if facts["causal"] else "not causal"
-    final = f"final norm {facts['final_norm']}" if facts["final_norm"] else "without a final norm"
+    causal = "a causal" if facts["causal"] else "a bidirectional"
+    final = f"and the final norm {facts['final_norm']}" if facts["final_norm"] else "and no final norm"
     kind = {"single": "single-branch ", "other": ""}.get(facts["block_kind"], f"{facts['block_kind']} ")
-    blocks = f"{facts['blocks']} {kind}blocks, {facts['width']} wide"
-    return f"{article} {facts['stack']} of {blocks}, {causal}, {final}"
+    return f"{causal} {facts['stack']}: {facts['blocks']} {kind}blocks of hidden size {facts['width']}, {final}"
 
 
 def _proof(facts: dict[str, Any], two: bool) -> str:
     name = f"{facts['stack']}_hidden_states" if two else "hidden_states"
     which = "The last" if facts.get("earlier_entries") else "All"
-    proof = f"{which} {facts['proved_entries']} entries of {name} are among its states, bit for bit"
+    proof = f"{which} {facts['proved_entries']} entries of {name} equal one of its named states bit for bit"
     if facts["raw_difference"] is None:
         return proof
-    return f"{proof}; the raw layer.{facts['blocks']} differs from the last entry by {facts['raw_difference']:,.4g}"
+    raw = f"layer.{facts['blocks']}, before the final norm, differs from it by up to {facts['raw_difference']:,.4g}"
+    return f"{proof}; the last entry is final, and {raw}"
 
 
 def _sums(facts: dict[str, Any]) -> Iterator[str]:
@@ -80,11 +79,11 @@ def _sums(facts: dict[str, Any]) -> Iterator[str]:
 
 def _head(head: dict[str, Any] | None) -> str:
     if head is None:
-        return "It has no head, and so no logits."
-    reads = "reads final as it is" if head["reads_final"] else "reads the last layer through other modules"
-    gives = "gives the logits" if head["gives_logits"] else "gives what the logits are made from"
-    tied = ", with the weight of the token embedding" if head["tied"] else ""
-    return f"The head {head['path']} {reads} and {gives}{tied}."
+        return "The model has no head, and so no logits."
+    reads = "reads final directly" if head["reads_final"] else "reads the last layer through other modules"
+    gives = "gives the logits" if head["gives_logits"] else "gives what the logits are computed from"
+    tied = "; it shares its weight with the token embedding" if head["tied"] else ""
+    return f"The unembedding, {head['path']}, {reads} and {gives}{tied}."
 
 
 def sections(result: Result) -> Iterator[Section]:
@@ -93,18 +92,21 @@ def sections(result: Result) -> Iterator[Section]:
     built = "; ".join(f"the {one['stack']} has {one['blocks']} blocks of width {one['width']}" for one in stacks)
     proofs = " ".join(f"{_proof(one, len(stacks) > 1)}." for one in stacks)
     normed = any(one["final_norm"] for one in stacks)
-    final = " The last one then goes through a norm, and is called `final` after it." if normed else ""
+    final = " After the final norm the last one is called `final`." if normed else ""
     trap = (
-        " The bar that stands out is the raw last layer. Hugging Face does not report it at all: the last entry is "
-        "`final`, which is normed, and the others are not."
+        "\n\nThe bar is the raw last layer. Hugging Face does not report it: the last entry of `hidden_states` is "
+        "`final`, which is normed, while all others are raw."
+    )
+    reading = (
+        "The picture shows the largest absolute difference between each layer and its entry in Hugging Face's "
+        "`hidden_states`, measured when the model was loaded."
     )
     yield Section(
-        "What the model computes, and the proof",
-        f"A vector for every token enters `{model}` and runs through its blocks, and every block changes it: {built}. "
-        f"The vector after k blocks is the hidden state `layer.k`; `layer.0` is what enters the first block.{final}\n\n"
-        "These names were checked on the model itself when it was loaded, against what Hugging Face reports as "
-        f"`hidden_states`. {proofs}{trap if normed else ''}",
+        "How do we know which state is which?",
+        f"Every block of `{model}` changes the vector of every token: {built}. The vector after k blocks is the hidden "
+        f"state `layer.k`; `layer.0` enters the first block.{final}\n\n{proofs}{trap if normed else ''}",
         tuple(views(result)),
+        reading,
     )
 
 

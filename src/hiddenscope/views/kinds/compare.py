@@ -17,10 +17,12 @@ GAP = "a gap"
 DIFFERING = ("dtype", "device", "attention", "revision")  # of one model: what a side is named by
 UNTESTED = "These numbers describe these texts; differences between sites were not tested on others."
 FEW_TOKENS = "With so few tokens, states that have nothing to do with each other look alike: give more text."
-RELATIVE = (
-    "Where states grow from layer to layer, so does their difference: the second picture gives it as a share of the "
-    "mean of the two norms. Both are taken over the tokens that differ at all."
+ALONG = (
+    "The lines are the median and the largest L2 norm of the difference, over the tokens that differ. States grow "
+    "along "
+    "the layers, so the second picture divides the difference by the mean norm of the two states."
 )
+MATRIX = "A cell compares the states of two sites over all tokens by linear CKA."
 
 
 def views(result: Result) -> Iterator[View]:
@@ -36,16 +38,18 @@ def views(result: Result) -> Iterator[View]:
             Measure(str(result.data[name].attrs["long_name"]), result.data[name].to_numpy(), limits=(0, 1))
             for name in ("cka", "cka_chance")
         )
-        note = f"Across run the sites of {side_names(result.source)[-1]}."
+        note = (
+            f"Columns are sites of {side_names(result.source)[-1]}, rows are sites of {side_names(result.source)[0]}."
+        )
         sites, across = labels(result.data, "site"), labels(result.data, "source_site")
-        yield Grid(f"How alike every pair of sites is: {title}", sites, across, measures, note=note)
+        yield Grid(f"How similar every pair of sites is: {title}", sites, across, measures, note=note)
 
 
 def _with_both_rows(grid: Grid, data: "xarray.Dataset") -> Grid:
     """The grid with the tokens of the second side above those of the first."""
     tokens, second = (_with_gaps(data, prefix) for prefix in ("", "other_"))
     equal = int((data["l2"].to_numpy() == 0).all(0).sum())
-    same = f"{equal} of {len(tokens)} tokens are exactly the same at every site." if equal else ""
+    same = f"{equal} of {len(tokens)} tokens have exactly equal states at every site." if equal else ""
     gaps = "Hatched: a token that only one side has." if None in (*tokens, *second) else ""
     note = " ".join(filter(None, [grid.note, same, gaps]))
     return replace(grid, tokens=tokens, second=second, note=note)
@@ -75,7 +79,7 @@ def _title(result: Result) -> str:
     texts = [attrs.get(name, []) for name in ("texts", "other_texts")]
     if all(len(side) == 1 for side in texts) and len(texts[0][0] + texts[1][0]) <= 66 and texts[0] != texts[1]:
         return f"“{texts[0][0]}” against “{texts[1][0]}”"
-    return f"The difference of {'two texts' if result.facts.get('texts', 1) == 1 else 'pairs of texts'} in {model}"
+    return f"The difference between {'two texts' if result.facts.get('texts', 1) == 1 else 'pairs of texts'} in {model}"
 
 
 def side_names(source: Mapping[str, Any]) -> tuple[str, ...]:
@@ -99,19 +103,22 @@ def _side_name(side: Mapping[str, Any], differing: Sequence[str]) -> str:
 def findings(result: Result) -> Iterator[str]:
     """Where the two sides differ, where the difference grows, and what the final norm does to it."""
     for facts in result.facts["stacks"]:
-        yield from _first(facts)
+        yield from _first(facts, _sides(result))
         yield from _growth(facts)
         yield from _end(facts)
         if "sites_of_one_side" in facts:
-            yield f"Only one side has {facts['sites_of_one_side']}."
+            yield f"Only one of the two has {facts['sites_of_one_side']}."
     if result.facts["gaps"]:
         gaps, compared = result.facts["gaps"], result.facts["tokens_compared"]
-        yield f"{gaps:,} tokens are on one side only, and {compared:,} were compared."
+        yield f"{compared:,} tokens were compared; {gaps:,} have no counterpart."
     if "cka" in result.facts:
         yield from _cka(result.facts["cka"])
     if floor := result.facts.get("rounding_floor"):
         between = {"two_copies": "alone and in two copies", "two_runs": "twice"}[floor["between"]]
-        yield f"The first text, run {between}, differs from itself by {floor['relative']:.2g} of its norm."
+        yield (
+            f"Rounding alone makes the first text, run {between}, differ from itself by {floor['relative']:.2g} of "
+            "its norm."
+        )
     yield from result.facts["notes"]
     yield from _untested(result)
 
@@ -130,31 +137,41 @@ def _token(string: str | None) -> str:
     return GAP if string is None else quoted(string.strip() or string)
 
 
-def _first(facts: Mapping[str, Any]) -> Iterator[str]:
+def _sides(result: Result) -> str:
+    """What is compared, as the subject of a sentence."""
+    if "other" in result.source:
+        return "The two models"
+    return "The two texts" if result.facts.get("texts", 1) == 1 else "The texts of the two sides"
+
+
+def _first(facts: Mapping[str, Any], sides: str) -> Iterator[str]:
     """Where the two sides first differ, and how many tokens do not."""
     first = facts["first_difference"]
     if first is None:
-        yield f"They differ nowhere{_of(facts)}."
+        yield f"{sides} have equal states everywhere{_of(facts)}."
         return
     here, there = map(_token, first["token"])
     text = f" of text {first['text']}" if first["text"] else ""
     site = f", from {first['site']} on" if first["site"] else ""
-    yield f"They first differ{_of(facts)} at token {max(first['position'])}{text}, {here} against {there}{site}."
+    tokens = here if here == there else f"{here} against {there}"
+    yield f"{sides} first differ{_of(facts)} at token {max(first['position'])}{text} ({tokens}){site}."
     equal, compared = facts["tokens_equal"], facts["tokens_compared"]
     if compared:
-        yield f"{equal:,} of {compared:,} tokens are exactly equal at every site."
+        yield f"{equal:,} of {compared:,} tokens have exactly equal states at every site."
 
 
 def _growth(facts: Mapping[str, Any]) -> Iterator[str]:
     if largest := facts.get("largest_relative"):
         here, there = map(_token, largest["token"])
-        where = f"at {largest['site']}, {here} against {there}"
+        where = (
+            f"of {here} at {largest['site']}" if here == there else f"between {here} and {there} at {largest['site']}"
+        )
         yield f"The largest relative difference is {largest['relative']:.3g}, {where}."
     if jump := facts.get("largest_jump"):
         low, high = jump["from"], jump["to"]
         yield (
-            f"The difference jumps most from `{low['site']}` to `{high['site']}`, where its median goes from "
-            f"{low['median']:.3g} to {high['median']:.3g}."
+            f"The median difference grows most from `{low['site']}` to `{high['site']}`: from {low['median']:.3g} to "
+            f"{high['median']:.3g}."
         )
 
 
@@ -164,26 +181,26 @@ def _end(facts: Mapping[str, Any]) -> Iterator[str]:
         return
     before, last, final = (facts["end"][name] for name in ("before_last", "last", "final"))
     yield (
-        f"At the end the median is {before['median']:.3g} at `{before['site']}`, {last['median']:.3g} at raw "
-        f"`{last['site']}` and {final['median']:.3g} at `{final['site']}`."
+        f"At the end, the median difference is {before['median']:.3g} at `{before['site']}`, {last['median']:.3g} at "
+        f"`{last['site']}` and {final['median']:.3g} at `{final['site']}`, after the final norm."
     )
     if last["median"] > before["median"] > final["median"]:
         yield (
-            "Hugging Face's `hidden_states` shows only the first and the third of these, as if the last block pulled "
-            "the two together. Here it takes them farther apart, and all of the drop is the final norm's."
+            "Hugging Face's `hidden_states` holds only the first and the third of these, so that the last block seems "
+            "to bring the states together. In fact it moves them farther apart, and the final norm causes the drop."
         )
 
 
 def _cka(facts: Mapping[str, Any]) -> Iterator[str]:
     tokens = f"{facts['sampled_tokens']:,} tokens"
     if "most_alike" not in facts:
-        yield f"Linear CKA over {tokens} has no value: all states of a site are equal, on one side at least."
+        yield f"Linear CKA over {tokens} is not defined, because all states of a site are equal."
         return
     best = facts["most_alike"]
     pair = f"`{best['site']}` and `{best['source_site']}`"
-    yield f"By linear CKA over {tokens}, {pair} are most alike: {best['cka']:.2f}."
+    yield f"By linear CKA over {tokens}, {pair} are most alike ({best['cka']:.2f})."
     yield (
-        f"The median of all pairs is {facts['median']:.2f}; tokens paired at random would give "
+        f"The median CKA of all pairs of sites is {facts['median']:.2f}; with tokens paired at random it would be "
         f"{facts['median_by_chance']:.2f}."
     )
     if facts["few_tokens"]:
@@ -199,18 +216,22 @@ def sections(result: Result) -> Iterator[Section]:
         sides = " and ".join(side_names(result.source))
     else:
         sides = " and ".join(quoted(side[0]) for side in texts) if [*map(len, texts)] == [1, 1] else "pairs of texts"
-    heading = "Two models, compared" if two_models else "Two texts, compared"
+    heading = "Where do two models differ?" if two_models else "Where do two texts differ?"
     maps = [view for view in shown if isinstance(view, Grid)]
     lines = tuple(view for view in shown if isinstance(view, Lines))
     if stacks:
-        how = f"The states of {sides}, token by token: one side stands below, the other above, and the colour is the "
-        how += "length of the difference of the two states, on a log scale. Other measures are a click away."
-        parts = " ".join(sentence for facts in stacks for part in (_first, _growth) for sentence in part(facts))
-        yield Section(heading, f"{how}\n\n{parts}", (maps.pop(0),))
+        reading = (
+            f"A cell compares the hidden states of {sides} at one token and layer; the tokens of one stand below, "
+            "those "
+            "of the other above. The colour is the L2 norm of the difference, on a log scale, and a dot marks an "
+            "exact 0."
+        )
+        subject = _sides(result)
+        parts = [sentence for facts in stacks for sentence in (*_first(facts, subject), *_growth(facts))]
+        yield Section(heading, " ".join([*parts, *_untested(result)]), (maps.pop(0),), reading)
     if lines:
-        end = [sentence for facts in stacks for sentence in _end(facts)]
-        yield Section("The difference along the layers", " ".join([RELATIVE, *end, *_untested(result)]), lines)
+        end = " ".join(sentence for facts in stacks for sentence in _end(facts))
+        yield Section("The difference along the layers", end, lines, ALONG, folded=True)
     if maps:
-        prose = "Linear CKA is 1 where two sites are the same up to a rotation and a scale."
-        alike = " ".join([prose, *_cka(result.facts["cka"]), *_untested(result)])
-        yield Section("How alike every pair of sites is", alike, tuple(maps))
+        alike = " ".join([*_cka(result.facts["cka"]), *_untested(result)])
+        yield Section("How similar is every pair of sites?", alike, tuple(maps), MATRIX)

@@ -10,9 +10,9 @@ from hiddenscope.views.values import Grid, Lines, Section, Series, View
 
 MEASURES = ("relative", "local", "inherited", "max_abs", "ulp", "mismatched", "cosine")
 LINES = {
-    "total_error": "the whole pass",
-    "local_error": "local: on the reference's own input",
-    "inherited_error": "inherited from the layers before",
+    "total_error": "total error",
+    "local_error": "local error, on the reference's own input",
+    "inherited_error": "error inherited from the layers before",
 }
 NOISE = {
     "float64": "the reference in float64",
@@ -65,21 +65,21 @@ def findings(result: Result) -> Iterator[str]:
 def _verdict(facts: Facts) -> str:
     if not facts["drifted"]:
         largest = facts["largest"]
-        how = f"at most {largest['beyond']:.2g} of the noise envelope, at `{largest['site']}`"
-        return f"No drift: the difference is {how}."
+        how = f"{largest['beyond']:.2g} times the noise envelope, at `{largest['site']}`"
+        return f"No drift: the largest difference is {how}."
     where = f"`{facts['first_site']}`"
     if token := facts["first_token"]:
-        where += f" (most at {quoted(token['token'])}, position {token['position']} of text {token['text']})"
-    return f"Drift: the two first differ at {where}, {_times(facts['beyond'])} beyond the noise envelope."
+        where += f" (largest at {quoted(token['token'])}, position {token['position']} of text {token['text']})"
+    return f"Drift: the two first differ at {where}, by {_times(facts['beyond'])} the noise envelope."
 
 
 def _times(beyond: float) -> str:
-    return "infinitely far" if np.isinf(beyond) else f"{beyond:,.3g} times"
+    return "infinitely many times" if np.isinf(beyond) else f"{beyond:,.3g} times"
 
 
 def _module(facts: Facts) -> str:
-    name = f"`{facts['module']}`" if facts["module"] else "the candidate itself, outside all its parts"
-    own = ": its parts agree, so the fault is in its own code" if facts["own_code"] else ""
+    name = f"`{facts['module']}`" if facts["module"] else "the candidate itself, outside all of its submodules"
+    own = "; its submodules agree, so the fault is in its own forward code" if facts["own_code"] else ""
     others = len(facts["drifting_sites"]) - 1
     more = f" {others} more {'site differs' if others == 1 else 'sites differ'} on equal input." if others else ""
     more = more if facts["compared"] == "parts" else ""
@@ -91,31 +91,36 @@ def _consequences(facts: Facts) -> Iterator[str]:
     mean, largest = facts["kl_mean"], facts["kl_max"]
     yield (
         f"In the output, the KL divergence is {mean:.3g} nats on average and {largest:.3g} at most; "
-        f"the most likely token changes at {changed:,} of {of:,} tokens."
+        f"the most likely next token changes at {changed:,} of {of:,} positions."
     )
     for part in facts.get("restored", []):
         where = f"`{part['sites'][0]}`" if len(part["sites"]) == 1 else f"all {len(part['sites'])} sites that differ"
-        yield f"With the reference's states put back at {where}, {part['share']:.1%} of that disappears."
+        yield f"Putting the reference's states back at {where} removes {part['share']:.1%} of the KL divergence."
 
 
 def _measured(facts: Facts) -> str:
-    sources = ", ".join(NOISE.get(name, name) for name in facts["noise"]["made_of"])
+    sources = "; ".join(NOISE.get(name, name) for name in facts["noise"]["made_of"])
     passes = facts["passes"]
     counted = f"{passes['reference']:g} passes of the reference and {passes['candidate']:g} of the candidate"
-    margin = f"the envelope is {facts['noise']['margin']} times that"
-    return f"Noise: {sources or 'none could be measured'}; {margin} ({counted})."
+    measured = f"Noise was measured with {sources}" if sources else "No noise could be measured"
+    return f"{measured}. The noise envelope is {facts['noise']['margin']} times that noise ({counted})."
 
 
 def sections(result: Result) -> Iterator[Section]:
     """The verdict with the grid, then the growth."""
     shown = tuple(views(result))
     maps, lines = (tuple(view for view in shown if isinstance(view, kind)) for kind in (Grid, Lines))
-    yield Section("Drift" if result.facts["drifted"] else "No drift", " ".join(findings(result)), maps)
-    how = (
-        "Local error is what a part does wrong when it starts from the reference's own state; inherited error is what "
-        "it makes of the error that comes in. What stays below the dashed line is rounding."
+    reading = (
+        "Every cell compares one hidden state of the candidate with that of the reference. The colour is the relative "
+        "error: the L2 norm of the difference over the norm of the reference's state."
     )
-    yield Section("How the error grows", how, lines)
+    yield Section("Drift" if result.facts["drifted"] else "No drift", " ".join(findings(result)), maps, reading)
+    how = (
+        "The local error of a part is measured on the reference's own input; the inherited error is what the part "
+        "makes "
+        "of the error in its input. Errors below the dashed line, the noise envelope, can be rounding."
+    )
+    yield Section("How does the error grow?", "", lines, how)
 
 
 def tables(result: Result) -> Iterator[Table]:
@@ -125,4 +130,4 @@ def tables(result: Result) -> Iterator[Table]:
         for site in result.facts["drifting_sites"][:MOST_ROWS]
     ]
     if len(rows) > 1:
-        yield Table(("site", "error", "beyond noise"), rows, title="Sites that differ beyond noise")
+        yield Table(("site", "error", "over the envelope"), rows, title="Sites that differ by more than noise")

@@ -1,4 +1,4 @@
-"""How many answers stay right while layers come from a donor."""
+"""How many answers stay right with layers of a donor."""
 
 from collections.abc import Iterator
 
@@ -20,7 +20,7 @@ def views(result: Result) -> Iterator[View]:
         level = np.full(data.sizes["site"], facts[f"{name}_alone"]["accuracy"])
         series.append(Series(f"the {name} alone", level, style="dash"))
     title = f"Right answers of {_model(result)} with {_grafted(facts)} of {facts['donor']}"
-    note = f"Windows are named by their first layer; {facts['prompts']} prompts."
+    note = f"Each point is named by its first layer; {facts['prompts']} prompts."
     yield Lines(title, labels(data, "site"), tuple(series), y_name="right answers", unit="share", note=note)
 
 
@@ -30,12 +30,12 @@ def findings(result: Result) -> Iterator[str]:
     mine, theirs = facts["model_alone"], facts["donor_alone"]
     yield (
         f"Alone, {_model(result)} answers {mine['accuracy']:.0%} of {facts['prompts']} prompts right "
-        f"({_interval(mine)}), {facts['donor']} {theirs['accuracy']:.0%} ({_interval(theirs)})."
+        f"({_interval(mine)}); {facts['donor']} answers {theirs['accuracy']:.0%} right ({_interval(theirs)})."
     )
     lowest = facts["lowest"]
     yield (
-        f"With {_grafted(facts)} of the donor it is lowest for {_range(lowest)}: {lowest['accuracy']:.0%} "
-        f"({_interval(lowest)}, for all windows together)."
+        f"With {_grafted(facts)} of the donor, the fewest answers are right for {_range(lowest)}: "
+        f"{lowest['accuracy']:.0%} ({_interval(lowest)}, corrected for all windows)."
     )
     if "middle_less_late" in facts:
         yield _comparison(facts)
@@ -44,14 +44,20 @@ def findings(result: Result) -> Iterator[str]:
 
 def sections(result: Result) -> Iterator[Section]:
     """One section with everything."""
-    yield Section("Layers of a donor", " ".join(findings(result)), tuple(views(result)))
+    reading = (
+        f"At every point, {_grafted(result.facts)} of the donor replace those of the model, and the line is the share "
+        "of "
+        "prompts that are then answered right. The dashed lines are the two models alone."
+    )
+    yield Section("What do layers of a donor change?", " ".join(findings(result)), tuple(views(result)), reading)
 
 
 def _comparison(facts: Facts) -> str:
     middle, late, difference = facts["middle"], facts["late"], facts["middle_less_late"]
     numbers = (
-        f"Windows centred in the middle third of the depth ({_range(middle)}) leave {middle['accuracy']:.0%} right, "
-        f"those centred in the last third ({_range(late)}) {late['accuracy']:.0%}"
+        f"With windows in the middle third of the depth ({_range(middle)}) {middle['accuracy']:.0%} of the answers "
+        "stay "
+        f"right, with windows in the last third ({_range(late)}) {late['accuracy']:.0%}"
     )
     test = f"sign-flip test over {facts['prompts']} prompts: p = {difference['p']:.2g}"
     if difference["p"] > LEVEL:

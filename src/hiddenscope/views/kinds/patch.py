@@ -1,4 +1,4 @@
-"""How much of the answer each state carries from one run to another."""
+"""Activation patching: which states carry the answer from one run to another."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hiddenscope.results import Facts, Result
-from hiddenscope.views.drawing import grid_of, labels, quoted
+from hiddenscope.views.drawing import grid_of, labels, quoted, ranges
 from hiddenscope.views.values import Lines, Section, Series, Style, View
 
 if TYPE_CHECKING:
@@ -24,49 +24,61 @@ def views(result: Result) -> Iterator[View]:
         data = result.data.isel(token=slice(len(grid.tokens)))
         corrupt, clean = (_tokens(data, prefix) for prefix in ("other_", ""))
         gaps = "Hatched: a token that only one prompt has." if None in (*clean, *corrupt) else ""
-        several = "The tokens are those of the first contrast." if result.facts["contrasts"] > 1 else ""
-        note = " ".join(filter(None, [grid.note, "Clean prompt above, corrupt prompt below.", gaps, several]))
+        several = "The tokens are those of the first pair of prompts." if result.facts["contrasts"] > 1 else ""
+        note = " ".join(filter(None, [grid.note, "Clean prompt above, corrupted prompt below.", gaps, several]))
         yield replace(grid, tokens=corrupt, second=clean, note=note)
     if "swap" in result.data:
         yield _layers(result)
 
 
 def findings(result: Result) -> Iterator[str]:
-    """Both runs, where the answer is carried, and how sure that is."""
+    """Where the answer is carried, what both runs predict, how it was measured, and how sure that is."""
     facts = result.facts
+    yield from _carriers(result)
     yield _runs(result)
-    yield _exchange(facts)
-    yield from _carriers(facts)
+    yield _effect(facts)
     yield from _layer_windows(facts)
     if (facts.get("agreement") or {}).get("correlation") is not None:
         agreement = facts["agreement"]
         yield (
-            f"Attribution correlates with the exact effect at r = {agreement['correlation']:.2f} over "
-            f"{agreement['cells']} cells; its mean absolute error is {agreement['mean_absolute_error']:.2f}."
+            f"Over {agreement['cells']} cells, attribution correlates with the exact effect at r = "
+            f"{agreement['correlation']:.2f}; its mean absolute error is {agreement['mean_absolute_error']:.2f}."
         )
     yield _certainty(facts)
     cells = facts["cells"]
-    yield f"{cells['equal']} of {cells['total']} cells are exactly zero: there the states of both runs are equal."
+    yield (
+        f"{cells['equal']} of {cells['total']} cells have an effect of exactly 0, because both runs have the same "
+        "state "
+        "there."
+    )
     yield from facts["notes"]
 
 
 def sections(result: Result) -> Iterator[Section]:
     """The grid with what it shows, then whole layers."""
     shown, facts = tuple(views(result)), result.facts
-    opening = f"{_runs(result)} {_exchange(facts)} The colour is the effect."
-    carriers = " ".join([*_carriers(facts), _certainty(facts)])
-    yield Section("Which states carry the answer", f"{opening}\n\n{carriers}", shown[:1])
+    found = " ".join([*_carriers(result), _certainty(facts)])
+    yield Section(
+        "Which states carry the answer?",
+        f"{_runs(result)}\n\n{found}",
+        shown[:1],
+        f"{_experiment(facts)} {_effect(facts)}",
+    )
     if shown[1:]:
-        tokens = "All tokens but the one at which the answer is read are" if _streams(result) else "All tokens are"
-        exchange = f"{tokens} exchanged at once, at one site and at several layers in a row."
-        yield Section("Whole layers from the other run", " ".join([exchange, *_layer_windows(facts)]), shown[1:])
+        spared = "The token at which the answer is read keeps its own state: " if _streams(result) else ""
+        why = "with it, every layer would give the other run. " if spared else ""
+        reading = (
+            "The solid line patches all tokens of one layer at once. The dashed line patches several layers in a row, "
+            f"named by the lowest. {spared}{why}The effect is defined as above."
+        )
+        yield Section("Whole layers at once", " ".join(_layer_windows(facts)), shown[1:], reading, folded=True)
 
 
 def _title(result: Result) -> str:
     facts, model = result.facts, result.source.get("model", "the model")
     answers = f"{_answer(facts, 'answer')} over {_answer(facts, 'other')}"
-    verb = "restores of" if facts["into"] == "corrupt" else "takes from"
-    return f"What each state {verb} {answers} in {model}"
+    verb = "restores" if facts["into"] == "corrupt" else "removes"
+    return f"How much of the preference for {answers} each state {verb} in {model}"
 
 
 def _answer(facts: Facts, name: str) -> str:
@@ -88,36 +100,57 @@ def _runs(result: Result) -> str:
     answer, other = (_answer(facts, name) for name in ("answer", "other"))
     if [len(side) for side in texts] == [1, 1]:
         return (
-            f"After {quoted(texts[0][0])} the logit of {answer} is {_above(clean)} that of {other}, after "
-            f"{quoted(texts[1][0])} it is {_above(corrupt)}."
+            f"After the clean prompt {quoted(texts[0][0])} the logit of {answer} is {_above(clean)} that of {other}; "
+            f"after the corrupted prompt {quoted(texts[1][0])} it is {_above(corrupt)}."
         )
-    average = f", on average over {facts['contrasts']} contrasts" if facts["contrasts"] > 1 else ""
-    logit = f"In the clean run the logit of {answer} is {_above(clean)} that of {other}"
-    return f"{logit}, in the corrupt run it is {_above(corrupt)}{average}."
+    average = f"On average over {facts['contrasts']} pairs of prompts, the" if facts["contrasts"] > 1 else "The"
+    logit = f"{average} logit of {answer} is {_above(clean)} that of {other} after the clean prompt"
+    return f"{logit}; after the corrupted prompt it is {_above(corrupt)}."
 
 
 def _above(difference: float) -> str:
     return f"{abs(difference):.2f} {'below' if difference < 0 else 'above'}"
 
 
-def _exchange(facts: Facts) -> str:
-    source, change = ("clean", "comes back") if facts["into"] == "corrupt" else ("corrupt", "is lost")
-    tokens = "one site and token" if facts["window"] == 1 else f"one site and {facts['window']} tokens"
+def _experiment(facts: Facts) -> str:
+    """What was done for every cell."""
+    source, run = ("clean", "corrupted") if facts["into"] == "corrupt" else ("corrupted", "clean")
+    tokens = "token" if facts["window"] == 1 else f"{facts['window']} tokens"
+    states, replace_, ones = ("state", "replaces", "one") if facts["window"] == 1 else ("states", "replace", "ones")
     return (
-        f"States of the {source} run were put into the {facts['into']} run, {tokens} at a time; the effect is the "
-        f"share of that difference which {change}."
+        f"Every cell is one experiment. The hidden {states} of the {source} run at this layer and {tokens} {replace_} "
+        f"the {ones} of the {run} run, and the model computes the rest."
     )
 
 
-def _carriers(facts: Facts) -> Iterator[str]:
-    """Where two tokens carry half of the answer."""
-    names = {"differing_token": "The token that differs", "answer_token": "The token at which the answer is read"}
-    for key, name in names.items():
-        carrier = facts[key]
-        if carrier and carrier["from"]:
-            token = quoted(carrier["token"].strip() or carrier["token"])
-            where = f"first at {carrier['from']} and last at {carrier['to']}"
-            yield f"{name}, {token}, reaches one half {where}; its largest effect is {carrier['largest']:.2f}."
+def _effect(facts: Facts) -> str:
+    change, nothing = ("restored", "the corrupted") if facts["into"] == "corrupt" else ("lost", "the clean")
+    everything = "the clean" if facts["into"] == "corrupt" else "the corrupted"
+    return (
+        f"The effect is the share of the logit difference between the two answers that is {change}: 0 is {nothing} "
+        "run, "
+        f"1 is {everything} run."
+    )
+
+
+def _carriers(result: Result) -> Iterator[str]:
+    """Where two tokens carry at least half of the answer; without one, the largest effect of all."""
+    facts, sites = result.facts, labels(result.data, "site")
+    verb = "restores" if facts["into"] == "corrupt" else "removes"
+    names = {"differing_token": "the token that differs", "answer_token": "the token at which the answer is read"}
+    carriers = {key: carrier for key in names if (carrier := facts[key]) and carrier["half_at"]}
+    for key, carrier in carriers.items():
+        token = quoted(carrier["token"].strip() or carrier["token"])
+        yield (
+            f"Patching {token}, {names[key]}, {verb} at least half of the logit difference at "
+            f"{ranges(carrier['half_at'], sites)} (largest effect {carrier['largest']:.2f})."
+        )
+    if not carriers and (largest := facts["largest"]):
+        token = quoted(largest["token"].strip() or largest["token"])
+        yield (
+            f"No single state {verb} half of the logit difference: the largest effect is {largest['value']:.2f}, of "
+            f"{token} at {largest['site']}."
+        )
 
 
 def _layer_windows(facts: Facts) -> Iterator[str]:
@@ -125,10 +158,10 @@ def _layer_windows(facts: Facts) -> Iterator[str]:
     if not windows:
         return
     largest = windows["largest"]
-    spared = "" if largest["site"].endswith(BRANCHES) else ", except the one at which the answer is read"
+    spared = "" if largest["site"].endswith(BRANCHES) else ", except the token at which the answer is read,"
     yield (
-        f"When all tokens of {windows['layers']} layers in a row are exchanged{spared}, the window from "
-        f"{largest['site']} has the largest effect, {largest['value']:.2f}."
+        f"Patching all tokens{spared} in {windows['layers']} layers in a row has the largest effect from "
+        f"{largest['site']} on: {largest['value']:.2f}."
     )
 
 
@@ -136,8 +169,8 @@ def _certainty(facts: Facts) -> str:
     """How far the numbers reach."""
     count = facts["contrasts"]
     if count == 1:
-        return "This is one contrast; whether it holds for others was not tested."
-    return f"These are averages over {count} contrasts; differences between sites were not tested."
+        return "This is one pair of prompts; whether it holds for others was not tested."
+    return f"These are averages over {count} pairs of prompts; differences between sites were not tested."
 
 
 def _streams(result: Result) -> bool:
@@ -158,5 +191,5 @@ def _layers(result: Result) -> Lines:
             low, high = y - error.to_numpy(), y + error.to_numpy()
             series.append(Series(long_name, y, low, high, band="one standard error", style=style))
     series = [one for one in series if np.isfinite(one.y).any()]
-    title = f"Whole layers from the other run, in {result.source.get('model', 'the model')}"
+    title = f"The effect of patching whole layers, in {result.source.get('model', 'the model')}"
     return Lines(title, labels(data, "site"), tuple(series), y_name="effect", unit="share of the logit difference")

@@ -36,11 +36,13 @@ def views(result: Result) -> Iterator[View]:
     both = {"first": "first token", "median": "other tokens, median"}
     added, kurtosis = ({f"{name}_{side}": words for side, words in both.items()} for name in ("added", "kurtosis"))
     massive = " ".join(sentence for facts in result.facts["stacks"] for sentence in _massive(facts))
-    yield from _lines(result, added, "What each block adds along the layers", "change over what it was given")
+    yield from _lines(
+        result, added, "What each block adds, along the layers", "norm of the change over the norm before"
+    )
     yield from _lines(result, kurtosis, "The kurtosis along the layers", "kurtosis over the width", massive)
-    yield from _lines(result, ANISOTROPY, "Anisotropy along the layers", "mean cosine")
+    yield from _lines(result, ANISOTROPY, "The anisotropy along the layers", "mean cosine")
     if not all(facts["few_tokens"] for facts in result.facts["stacks"]):
-        yield from _lines(result, SPREAD, "In how many directions states spread, along the layers", "directions")
+        yield from _lines(result, SPREAD, "How many dimensions states fill, along the layers", "dimensions")
         if "cka" in result.data and result.data.sizes["site"] > 1:
             yield _cka_grid(result)
 
@@ -92,8 +94,8 @@ def _cka_grid(result: Result) -> Grid:
     measures = tuple(
         Measure(str(data[name].attrs["long_name"]), data[name].to_numpy(), limits=(0, 1)) for name in names
     )
-    title = f"How alike every pair of layers of {result.source.get('model', 'the model')} is"
-    note = "Layers run up and across; 1 where two are the same up to a rotation and a scale."
+    title = f"How similar every pair of layers of {result.source.get('model', 'the model')} is"
+    note = "Rows and columns are layers."
     return Grid(title, labels(data, "site"), labels(data, "source_site"), measures, note=note)
 
 
@@ -106,12 +108,16 @@ def findings(result: Result) -> Iterator[str]:
             yield FEW_TOKENS
     if result.facts["tokens_kept"] < result.facts["tokens"]:
         kept, tokens = result.facts["tokens_kept"], result.facts["tokens"]
-        yield f"Numbers of single tokens are kept of the first {kept:,} of {tokens:,}; all else is of all tokens."
+        yield f"The grid holds the first {kept:,} of {tokens:,} tokens; all other numbers are of all tokens."
     yield UNTESTED
 
 
 def _of(facts: Mapping[str, Any]) -> str:
     return f" of the {facts['stack']}" if facts["stack"] else ""
+
+
+def _count(count: int, word: str) -> str:
+    return f"{count:,} {word}{'' if count == 1 else 's'}"
 
 
 def _number(value: float) -> str:
@@ -122,33 +128,37 @@ def _norms(facts: Mapping[str, Any]) -> Iterator[str]:
     if "norm_ratio" in facts:
         first, others, ratio = (facts[name] for name in ("first_token_norm", "other_tokens_norm", "norm_ratio"))
         yield (
-            f"Over the middle layers{_of(facts)} ({facts['middle_layers']}) the first token has a median norm of "
-            f"{_number(first)} and the others of {_number(others)}: {ratio:,.1f} times as much."
+            f"In the middle layers{_of(facts)} ({facts['middle_layers']}) the median norm of the first token is "
+            f"{_number(first)}, and that of the other tokens {_number(others)}: the first is {ratio:,.1f} times as "
+            "large."
         )
 
 
 def _final_norm(facts: Mapping[str, Any]) -> Iterator[str]:
     changes = [
         f"{who} from {_number(facts['before_final'][name])} to {_number(facts['at_final'][name])}"
-        for name, who in (("first_token_norm", "the first token"), ("other_tokens_norm", "the others"))
+        for name, who in (("first_token_norm", "the first token"), ("other_tokens_norm", "the other tokens"))
         if name in facts.get("at_final", {})
     ]
     if changes:
-        yield f"The final norm{_of(facts)} then takes {' and '.join(changes)}."
+        yield f"The final norm{_of(facts)} changes the norm of {' and that of '.join(changes)}."
 
 
 def _largest_norm(facts: Mapping[str, Any]) -> Iterator[str]:
     if largest := facts.get("largest_norm"):
         token = quoted(largest["token"].strip() or largest["token"])
-        yield f"The largest norm{_of(facts)} is {_number(largest['norm'])}, of {token} at {largest['site']}."
+        yield (
+            f"The state with the largest norm{_of(facts)}, {_number(largest['norm'])}, is {token} at {largest['site']}."
+        )
 
 
 def _added(facts: Mapping[str, Any]) -> Iterator[str]:
     if added := facts.get("added"):
         low, high = added["lowest"], added["highest"]
         yield (
-            f"The block that makes `{high['site']}` changes its input most, by {high['value']:.2f} of its norm in the "
-            f"median, and the one that makes `{low['site']}` least, by {low['value']:.2f}."
+            f"The block that makes `{high['site']}` changes states most: the change has {high['value']:.2f} times the "
+            f"norm of its input (median over tokens). The block that makes `{low['site']}` changes them least "
+            f"({low['value']:.2f} times)."
         )
 
 
@@ -160,11 +170,11 @@ def _massive(facts: Mapping[str, Any]) -> Iterator[str]:
         numbers = ", ".join(channels) + ("" if listed else " and others")
         token = quoted(largest["token"].strip() or largest["token"])
         yield (
-            f"Massive activations{_of(facts)}: {massive['values']:,} values of "
-            f"{'channel' if len(channels) == 1 else 'channels'} {numbers} at {massive['sites']} are "
-            f"{massive['threshold']:,} times the median absolute value or more, {massive['at_first_tokens']:,} of them "
-            f"at a first token; the largest is {largest['times_median']:,.0f} times the median ({token}, position "
-            f"{largest['position']}, {largest['site']})."
+            f"Massive activations{_of(facts)}: {_count(massive['values'], 'value')} in "
+            f"{'channel' if len(channels) == 1 else 'channels'} {numbers} at {massive['sites']}, "
+            f"{massive['at_first_tokens']:,} of them at a first token; the largest is "
+            f"{largest['times_median']:,.0f} times the median ({token}, position {largest['position']}, "
+            f"{largest['site']})."
         )
 
 
@@ -172,27 +182,31 @@ def _spread(facts: Mapping[str, Any]) -> Iterator[str]:
     ranks = facts.get("effective_rank", {})
     if len(ranks) == 2 and ranks["all_tokens"] < ranks["other_tokens"] / 2 and not facts["few_tokens"]:
         yield (
-            f"First tokens weigh in how states spread: with them the middle layers{_of(facts)} have an effective rank "
-            f"of {ranks['all_tokens']:.1f}, without them of {ranks['other_tokens']:.0f}."
+            f"The first tokens hide how states spread: the middle layers{_of(facts)} have an effective rank of "
+            f"{ranks['all_tokens']:.1f} with them, and of {ranks['other_tokens']:.0f} without."
         )
 
 
 def _cka(facts: Mapping[str, Any]) -> Iterator[str]:
     if not (cka := facts.get("cka")):
         return
-    names = {"median": "for all tokens", "median_other_tokens": "without first ones", "median_by_chance": "by chance"}
+    names = {
+        "median": "over all tokens",
+        "median_other_tokens": "without first tokens",
+        "median_by_chance": "with tokens paired at random",
+    }
     medians = [f"{cka[name]:.2f} {words}" for name, words in names.items() if name in cka]
     if medians:
         count = f"{cka['sampled_tokens']:,}"
-        yield f"The median linear CKA of all pairs of layers{_of(facts)} over {count} tokens is {', '.join(medians)}."
+        yield f"The median linear CKA of all pairs of layers{_of(facts)} ({count} tokens) is {', '.join(medians)}."
     if least := cka.get("least_alike"):
-        yield f"Least alike are `{least['site']}` and `{least['source_site']}`, with {least['cka']:.2f}."
+        yield f"`{least['site']}` and `{least['source_site']}` are least alike ({least['cka']:.2f})."
 
 
 def _not_finite(facts: Mapping[str, Any]) -> Iterator[str]:
     if broken := facts.get("not_finite"):
         where = f"{quoted(broken['token'])} at {broken['site']}"
-        yield f"{broken['states']:,} states{_of(facts)} are not finite and are left out; the first is that of {where}."
+        yield f"{broken['states']:,} states{_of(facts)} are not finite and were left out; the first is {where}."
 
 
 def sections(result: Result) -> Iterator[Section]:
@@ -202,46 +216,43 @@ def sections(result: Result) -> Iterator[Section]:
     texts = result.data.attrs.get("texts", [])
     text = quoted(texts[0]) if len(texts) == 1 else f"{result.facts['texts']} texts"
     norms = " ".join(sentence for facts in stacks for part in (_norms, _final_norm) for sentence in part(facts))
-    yield Section(
-        "The size of every state",
-        f"These are all the states of {text}: tokens run across, layers run up, and the colour is the norm of the "
-        f"vector, on a log scale. Point at a cell, or use the arrow keys, to read it out.\n\n{norms}",
-        tuple(grids[:1]),
+    reading = (
+        f"Every cell is one hidden state of {text}: tokens run across, layers run up. The colour is the L2 norm of the "
+        "vector, on a log scale."
     )
-    yield Section(
-        "The same along the layers",
-        "One line for the first token, one for the others, with a band around the middle half of them. "
-        + " ".join([*(sentence for facts in stacks for sentence in _lessons(facts)), UNTESTED]),
-        tuple(lines[:1]),
-    )
+    yield Section("How large is every state?", f"{norms} {UNTESTED}", tuple(grids[:1]), reading)
+    lessons = " ".join(sentence for facts in stacks for sentence in _lessons(facts))
+    both = "One line is the norm of the first token, the other the median norm of all other tokens; the band holds the "
+    both += "middle half of them."
+    yield Section("The same along the layers", lessons, tuple(lines[:1]), both, folded=True)
     if lines[1:]:
         apart = len(set(result.data["form"].to_numpy().tolist())) > 1
         parts = [sentence for facts in stacks for part in (_added, _massive, _spread) for sentence in part(facts)]
-        prose = " ".join([HOW, *([APART] if apart else []), *parts])
-        yield Section("What blocks add, and how states spread", prose, tuple(lines[1:]))
+        how = f"{HOW} {APART}" if apart else HOW
+        yield Section("What blocks add, and how states spread", " ".join(parts), tuple(lines[1:]), how, folded=True)
     if grids[1:]:
-        alike = " ".join([CKA, *(sentence for facts in stacks for sentence in _cka(facts))])
-        yield Section("How alike the layers are", alike, tuple(grids[1:]))
+        alike = " ".join(sentence for facts in stacks for sentence in _cka(facts))
+        yield Section("How similar the layers are", alike, tuple(grids[1:]), CKA, folded=True)
 
 
 HOW = (
-    "Each block changes what it is given, here as a share of its norm. The kurtosis says how much a few channels stand "
-    "out of a state: it is 3 where values are normally distributed. Anisotropy is the mean cosine between different "
-    "tokens."
+    "The first picture divides the norm of what each block adds by the norm of its input. The others show the "
+    "kurtosis of "
+    "the states and their anisotropy."
 )
-APART = "`final` is normed and the layers are not, so it is not compared with them."
-CKA = "Linear CKA is 1 where two layers are the same up to a rotation and a scale."
+APART = "`final` is normed and the layers are not, so the two are not compared."
+CKA = "A cell compares the states of two layers over all tokens by linear CKA."
 
 
 def _lessons(facts: Mapping[str, Any]) -> Iterator[str]:
     """What follows from the norms, where it does."""
     if facts.get("norm_ratio", 0) >= 10:
         yield (
-            "A first token that is so much larger hides the rest: a mean of states over tokens, or a distance between "
-            "the states of two texts, then shows hardly anything else."
+            "A first token of this size hides all others: it dominates a mean over tokens, and a distance between two "
+            "texts."
         )
     before, after = facts.get("before_final", {}), facts.get("at_final", {})
     if "first_token_norm" in after and "other_tokens_norm" in after:
         larger = before["first_token_norm"] > 2 * before["other_tokens_norm"]
         if larger and 1 / 2 < after["first_token_norm"] / after["other_tokens_norm"] < 2:
-            yield "At `final` the first token and the others are of about the same size again: a norm does that."
+            yield "At `final`, after the final norm, the first token and the others have about the same norm."

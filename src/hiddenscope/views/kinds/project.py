@@ -174,7 +174,7 @@ def _note(result: Result) -> str:
         doubts = part.get("picture", {}).get("doubts", [])
         sentences += [f"{f'{name}, ' if name else ''}{doubt['site']}: {_doubt(doubt)}." for doubt in doubts[:3]]
         if len(doubts) > 3:
-            sentences.append(f"The same holds at {len(doubts) - 3} more.")
+            sentences.append(f"The same holds at {len(doubts) - 3} more sites.")
     return " ".join(sentences)
 
 
@@ -186,8 +186,8 @@ def _doubt(doubt: Facts) -> str:
             f"({doubt['full_space']:.2f}, p {doubt['p']:.2g})"
         )
     return (
-        f"{doubt['groups']} groups can be seen (silhouette {doubt['shown']:.2f}) that hardly stand apart in the full "
-        f"space ({doubt['full_space']:.2f})"
+        f"the picture shows {doubt['groups']} groups (silhouette {doubt['shown']:.2f}) that are hardly apart in the "
+        f"full space ({doubt['full_space']:.2f})"
     )
 
 
@@ -216,7 +216,7 @@ def _findings_of(of: str, part: Facts) -> Iterator[str]:
     if part.get("class_count") == 1:
         yield f"The points{of} are all of one class."
     if predicted := part.get("labels_predicted"):
-        yield f"For {predicted} of {part['points']} texts{of} the label is the token that the model predicts next."
+        yield f"For {predicted} of {part['points']} texts{of} the model predicts the label as the next token."
     if equal := part.get("all_equal_at"):
         yield f"All states{of} are equal at {_sites(equal)}."
     if separation := part.get("separation"):
@@ -230,14 +230,14 @@ def _separation(of: str, separation: Facts) -> str:
     best = separation["best"]
     if separation["apart_at"]:
         where = _sites(separation["apart_at"])
-        apart = f"The classes{of} are apart at {where} (p at most 0.05, for all sites together, by the silhouette)"
+        apart = f"The classes{of} are apart at {where} by the silhouette (p at most 0.05, corrected for all sites)"
     else:
         apart = f"No site is shown to set the classes{of} apart"
     neighbour, p = best["neighbour"], best["p"]["neighbour"]
-    differs = ", which does not show it" if separation["apart_at"] and p > 0.05 else ""
+    differs = ", so nearest neighbours alone do not show it" if separation["apart_at"] and p > 0.05 else ""
     return (
-        f"{apart}; the largest silhouette is {best['silhouette']:.2f}, at {best['site']}. There the nearest point is "
-        f"of the same class for {neighbour:.0%} (p = {p:.2g}, for that site alone){differs}."
+        f"{apart}. The largest silhouette is {best['silhouette']:.2f}, at {best['site']}; there the nearest neighbour "
+        f"of {neighbour:.0%} of the points has the same class (p = {p:.2g} at that site){differs}."
     )
 
 
@@ -245,9 +245,10 @@ def _tightness(comparison: Facts) -> str:
     sides = [f"{quoted(side['dataset'])} {side['median_within']:.2f}" for side in comparison["datasets"]]
     counts = [f"{len(side['tighter_at'])} in {quoted(side['dataset'])}" for side in comparison["datasets"]]
     return (
-        f"In {comparison['model']}, the distance within classes over that of all pairs is {' and '.join(sides)} "
-        f"(median over {len(comparison['sites'])} sites; smaller at {' and '.join(counts)}). The difference was not "
-        "tested."
+        f"In {comparison['model']}, the mean distance within classes, divided by that of all pairs, is "
+        f"{' and '.join(sides)} (median over {len(comparison['sites'])} sites; it is smaller at "
+        f"{' and '.join(counts)}). "
+        "The difference was not tested."
     )
 
 
@@ -256,14 +257,17 @@ def sections(result: Result) -> Iterator[Section]:
     panels, *along = views(result)
     method = METHODS.get(str(result.data.attrs.get("method")), "projection")
     point = _points(result).replace("each text", "one text").replace("every token", "one token")
-    opening = (
-        f"One panel for each layer, by {method}. Every point is {point}, coloured by its class, and the panels are "
-        "rotated so that points do not jump from one to the next. A picture in two dimensions can show what is not "
-        "there, so each has the scores of the full space beneath it, with p-values from shuffled labels."
+    reading = (
+        f"Every panel is one layer, drawn by {method}. Every point is the hidden state of {point}, coloured by its "
+        "class. "
+        "A picture in two dimensions can show groups that are not there, so the scores beneath each panel are those of "
+        "the full space, with p-values from shuffled labels."
     )
-    yield Section("Where the classes part", f"{opening}\n\n{' '.join(findings(result))}", (panels,))
+    yield Section("At which layers are the classes apart?", " ".join(findings(result)), (panels,), reading)
     if along:
         how = (
-            "The same scores along the layers. At any one layer, one in twenty shuffled labels reaches the dashed line."
+            "The lines are the same scores along the layers. At any one layer, one in twenty shuffled labels reaches "
+            "the "
+            "dashed line."
         )
-        yield Section("The separation along the layers", how, tuple(along))
+        yield Section("The scores along the layers", "", tuple(along), how, folded=True)

@@ -10,16 +10,23 @@ from hiddenscope.views.drawing import MAP, labels, quoted
 from hiddenscope.views.values import Grid, Lines, Measure, Section, Series, View
 
 SHARES = {"own_below": "of the influence of the site below", "own_first": "of the influence of the first site"}
-DECAYS = {"decay_below": "one site below", "decay_first": "from the first site to the last"}
-SIDES = (
-    "Point at a cell: one colour shows how much every other state influences it, the other how much it influences them."
-)
+DECAYS = {"decay_below": "of the site below on a state", "decay_first": "of the first site on the last"}
+SIDES = "Point at a cell: states that influence it turn blue, and states that it influences turn orange."
+MEASURES = {
+    "l1": "Influence is read off the Jacobian: it is the L1 norm of the gradient of |h|₁/|h|₂ with respect to the "
+    "source, where h is the influenced state. The ratio does not depend on how long h is.",
+    "frobenius": "Influence is the Frobenius norm of the Jacobian of one state with respect to the other.",
+    "relative": "Influence is the Frobenius norm of the Jacobian in relative terms: the relative change of a state for "
+    "a relative change of the other.",
+    "logit": "Influence is the L2 norm of the gradient of a token's log-probability with respect to a state.",
+}
 UNTESTED = "These numbers describe these texts; differences between sites and tokens were not tested on others."
 FIRST_LEFT_OUT = "The influence of the first token is left out."
 
 
 def views(result: Result) -> Iterator[View]:
-    """The map, which shows both what a cell sees and what sees it; then shares along the layers, and distances."""
+    """The map, which shows what influences a cell and what it influences; then shares along the layers, and "
+    "distances."""
     measure = result.facts["measure"]
     yield _prediction_map(result) if measure == "logit" else _state_map(result, measure)
     model = result.source.get("model", "the model")
@@ -29,19 +36,19 @@ def views(result: Result) -> Iterator[View]:
     sites = labels(result.data, "source_site")
     shares = tuple(Series(words, y) for words, y in own.items() if np.isfinite(y).any())
     if shares:
-        title = f"How much of a state’s influence comes from its own token, in {model}"
-        yield Lines(title, sites, shares, y_name="share of its own token")
+        title = f"How much of the influence on a state comes from its own token, in {model}"
+        yield Lines(title, sites, shares, y_name="share of the same token")
     distances = tuple(_distance_series(result))
     if distances:
         title = f"How influence decays with the distance in tokens, in {model}"
         left_out = any("first_token_share" in facts for facts in result.facts["stacks"])
-        note = f"The influence of a state at the same token is 1 here. {FIRST_LEFT_OUT if left_out else ''}".strip()
+        note = f"Relative to the influence of the same token, which is 1. {FIRST_LEFT_OUT if left_out else ''}".strip()
         places = labels(result.data, "distance")
         yield Lines(title, places, distances, "tokens back", "influence", scale="log", note=note)
     if "reach" in result.data:
-        title = f"The influence of every site on the last, in {model}"
+        title = f"The influence of every layer on the last, in {model}"
         unit = str(result.data[measure].attrs["units"])
-        reach = Series("over all tokens, on average", result.data["reach"].to_numpy())
+        reach = Series("summed over source tokens, averaged over target tokens", result.data["reach"].to_numpy())
         yield Lines(title, sites, (reach,), y_name="influence", unit=unit, scale="log")
 
 
@@ -54,7 +61,7 @@ def _distance_series(result: Result) -> Iterator[Series]:
 
 
 def _state_map(result: Result, name: str) -> Grid:
-    """The map of states; at rest the grid shows what the last of them sees, and no cell is shown to see itself."""
+    """The map of states; at rest the grid shows the influence on the last of them. A cell does not influence itself."""
     data = result.data
     influence = data[name].transpose(*MAP).to_numpy().copy()
     sites, tokens = influence.shape[:2]
@@ -64,7 +71,7 @@ def _state_map(result: Result, name: str) -> Grid:
     where = f"{labels(data, 'site')[-1]} at {quoted(str(data['string'].values[-1]))}"
     units = str(data[name].attrs["units"])
     measure = Measure(f"influence on {where}", last, units, scale="log", influence=influence)
-    note = f"{SIDES} At first the influence on {where} is shown. It is the {data[name].attrs['long_name']}."
+    note = f"{SIDES} Until you do, the colours show the influence on {where}."
     return _grid(result, "string", labels(data, "site"), measure, note)
 
 
@@ -78,7 +85,7 @@ def _prediction_map(result: Result) -> Grid:
     target = str(data["target"].values[-1])
     words = f"log p of {target!r}" if target else "log p of the next token"
     measure = Measure(f"influence on the last {words}", seen[-1], "nats per L2", scale="log", influence=influence)
-    note = "The top row stands for the predictions: point there to see which states influence each of them."
+    note = "The top row stands for the predictions: point at one of its cells to see which states influence it."
     return _grid(result, "source_string", labels(data, "source_site"), measure, note)
 
 
@@ -102,10 +109,10 @@ def findings(result: Result) -> Iterator[str]:
             f"{cross['share']:.0%} comes from {cross['source_site']}."
         )
     if result.facts["cut"]:
-        yield f"Every text was cut to the tokens that all have, {result.facts['tokens']} in all."
+        yield f"All texts were cut to the length of the shortest, {result.facts['tokens']} tokens."
     if result.facts["probes"]:
         probes = result.facts["probes"]
-        yield f"Estimated with {probes} random vectors for each target; the error is half of a 95% interval."
+        yield f"The map is estimated with {probes} random vectors for each target; its error is half of a 95% interval."
     if result.facts["stacks"]:
         yield UNTESTED
 
@@ -115,53 +122,62 @@ def _of_stack(facts: Mapping[str, Any]) -> Iterator[str]:
     if own := facts.get("own_below"):
         least, most = own["least"], own["most"]
         yield (
-            f"Of the influence of one site below on a state{in_stack}, {own['mean']:.0%} comes from its own token on "
-            f"average: from {least['share']:.0%} at {least['site']} to {most['share']:.0%} at {most['site']}."
+            f"On average {own['mean']:.0%} of the influence of the site below on a state{in_stack} comes from the same "
+            f"token (from {least['share']:.0%} at {least['site']} to {most['share']:.0%} at {most['site']})."
         )
     if first := facts.get("own_first"):
-        yield f"Of the influence of {first['source_site']} on {first['site']} it is {first['share']:.0%}."
+        yield (
+            f"Of the influence of {first['source_site']} on {first['site']}, {first['share']:.0%} comes from the same "
+            "token; the rest comes from other tokens."
+        )
     if (share := facts.get("first_token_share")) is not None:
-        yield f"Of the influence of other tokens one site below, {share:.0%} comes from the first token{in_stack}."
+        yield f"The first token{in_stack} has {share:.0%} of the influence that other tokens of the site below have."
     ends = facts.get("own_first", {})
-    across = f"{ends.get('source_site', 'the first site')} on {ends.get('site', 'the last')}"
-    for key, source in (("distance_below", "the site below"), ("distance_first", across)):
+    across = f"{ends.get('source_site', 'the first site')} have on {ends.get('site', 'the last')}"
+    for key, source in (("distance_below", "the site below have on a state"), ("distance_first", across)):
         if distances := facts.get(key):
             yield _distance(source, distances)
     if reach := facts.get("reach"):
         first, below = reach["first"], reach["below"]
         yield (
-            f"Over all tokens, the influence of {first['source_site']} on {reach['site']} is {first['influence']:.3g}, "
-            f"and that of {below['source_site']} is {below['influence']:.3g}."
+            f"Summed over all tokens, the influence of {first['source_site']} on {reach['site']} is "
+            f"{first['influence']:.3g}; that of {below['source_site']} is {below['influence']:.3g}."
         )
 
 
 def _distance(source: str, distances: Mapping[str, Any]) -> str:
     return (
-        f"Of the influence that comes from other tokens of {source}, half comes from within "
-        f"{distances['half_within']} tokens and nine tenths from within {distances['nine_tenths_within']}; the "
-        f"farthest is {distances['farthest']} tokens back."
+        f"Half of the influence that other tokens of {source} comes from at most {distances['half_within']} tokens "
+        f"away, and 90% from at most {distances['nine_tenths_within']}; the farthest token is {distances['farthest']} "
+        "away."
     )
 
 
 def _predictions(facts: Mapping[str, Any]) -> Iterator[str]:
     seen = facts["most_seen"]
     token = quoted(seen["source_token"].strip() or seen["source_token"])
-    yield f"The last prediction is influenced most by {token} at {seen['source_site']}."
-    shares = [f"{one['share']:.0%} of {one['source_site']}" for one in facts["own"]]
+    yield f"{token} at {seen['source_site']} has the largest influence on the last prediction."
+    shares = [f"{one['share']:.0%} at {one['source_site']}" for one in facts["own"]]
     if shares:
-        yield f"The share of the token that predicts is {' and '.join(shares)}."
+        yield f"The token that predicts has {' and '.join(shares)} of the influence on its prediction."
     if distances := facts.get("distance_first"):
-        yield _distance("the first site", distances)
+        yield _distance("the first site have on a prediction", distances)
 
 
 def sections(result: Result) -> Iterator[Section]:
     """The map as parts of a page."""
     shown = tuple(views(result))
-    yield Section(
-        "Which states influence which",
-        f"Every state is computed from those below it, at its own token and at those it can attend to. {SIDES}",
-        tuple(view for view in shown if isinstance(view, Grid)),
+    told = list(findings(result))
+    reading = (
+        f"{SIDES} A state is computed from states of lower layers, at its own token and at the tokens that it attends "
+        f"to. {MEASURES[result.facts['measure']]}"
     )
+    maps = tuple(view for view in shown if isinstance(view, Grid))
+    yield Section("Which states influence which?", " ".join([*told[:2], *told[2:][-1:]]), maps, reading)
     lines = tuple(view for view in shown if isinstance(view, Lines))
     if lines:
-        yield Section("From how far back influence comes", " ".join(findings(result)), lines)
+        reading = (
+            "The lines sum up the map: how much of the influence comes from the same token, how it falls with the "
+            "distance between tokens, and how large it is from each layer to the last."
+        )
+        yield Section("How influence falls with distance", " ".join(told[2:]), lines, reading, folded=True)

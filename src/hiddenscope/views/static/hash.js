@@ -28,6 +28,7 @@ export function writeState(place, state) {
 
 /** @param {URLSearchParams} all */
 function keep(all) {
+  for (const [name, value] of [...all]) if (!value) all.delete(name); // a link of the contents, which has done its work
   const hash = `#${all}`;
   if (hash === location.hash || (hash === "#" && !location.hash)) return;
   try {

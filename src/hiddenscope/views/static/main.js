@@ -1,7 +1,8 @@
 /** The page: unpack the payload and put each view in its place. */
 
+import { followContents, opened } from "./contents.js";
 import { GridView } from "./grid.js";
-import { readPage, whenLinked, writePage } from "./hash.js";
+import { readPage, readState, whenLinked, writePage } from "./hash.js";
 import { LinesView } from "./lines.js";
 import { PanelsView } from "./panels.js";
 import { unpack } from "./payload.js";
@@ -30,8 +31,10 @@ async function start() {
     shown.forEach((view) => view.restore());
     scrollBack(roots);
   });
+  roots.forEach((root, place) => { if (Object.keys(readState(place)).length) opened(root); });
   document.documentElement.dataset.ready = "true";
   tellHeight();
+  followContents();
   if (parent === window) requestAnimationFrame(() => requestAnimationFrame(() => keepPlace(roots)));
 }
 
@@ -51,15 +54,19 @@ function keepPlace(roots) {
 
 /** @param {HTMLElement[]} roots */
 function scrolledTo(roots) {
-  const boxes = roots.map((root) => root.getBoundingClientRect());
-  const place = Math.max(0, boxes.filter((box) => box.top <= 0).length - 1);
-  return scrollY < 1 || !roots.length ? "" : `${place}~${Math.round((-1000 * boxes[place].top) / boxes[place].height)}`;
+  const seen = roots.filter((root) => !root.closest("details:not([open])"));
+  const above = seen.filter((root) => root.getBoundingClientRect().top <= 0);
+  const root = above.at(-1) ?? seen[0];
+  if (scrollY < 1 || !root) return "";
+  const { top, height } = root.getBoundingClientRect();
+  return `${roots.indexOf(root)}~${Math.round((-1000 * top) / height)}`;
 }
 
 /** @param {HTMLElement[]} roots */
 function scrollBack(roots) {
   const [place, part] = readPage("at").split("~").map(Number);
   if (!(place in roots) || !Number.isFinite(part)) return;
+  opened(roots[place]);
   const { top, height } = roots[place].getBoundingClientRect();
   scrollTo(0, scrollY + top + (part * height) / 1000);
 }

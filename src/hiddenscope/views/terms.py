@@ -1,0 +1,67 @@
+"""Terms of the field, each explained in one sentence where a page first uses it.
+
+>>> [term for term, _ in explained("The logit of Paris rises.", set())]
+['logit']
+"""
+
+import re
+from collections.abc import Iterator
+
+from hiddenscope.views.values import Grid, Panels, View
+
+TERMS = {
+    "residual stream": "the vector of a token that every block reads and adds to; its value after k blocks is "
+    "`layer.k`",
+    "logit": "the score that the model gives to a token; a softmax turns the logits of all tokens into probabilities",
+    "unembedding": "the last matrix of the model, which turns a hidden state into logits",
+    "KL": "the Kullback-Leibler divergence of one prediction from another, in nats: 0 if both give every token the "
+    "same probability",
+    "entropy": "how undecided a prediction is, in nats: 0 if one token has all of the probability",
+    "perplexity": "how badly the model predicts a text: 1 if it is sure of every token, larger if it is surprised",
+    "Jacobian": "the matrix of derivatives of one state with respect to another",
+    "UMAP": "a method that draws points of many dimensions in two, and tries to keep neighbours together",
+    "silhouette": "how much nearer points are to their own class than to the next: 1 if the classes are far apart, "
+    "0 if they are mixed, below 0 if points are nearer to another class",
+    "trustworthiness": "how far neighbours in the picture are neighbours in the full space too: 1 if all of them are",
+    "p-value": "how often shuffled labels give a score at least as high",
+    "kurtosis": "how much a few channels of a state stand out: 3 if its values are normally distributed",
+    "anisotropy": "the mean cosine between the states of different tokens: 0 if they point everywhere",
+    "CKA": "centred kernel alignment, how alike two sets of states are: 1 if they are the same up to a rotation and a "
+    "scale",
+    "massive activation": "a value at least 1,000 times as large as the median absolute value of its layer",
+}
+_SPELLINGS = {"trustworthiness": r"trust(?:worthiness)?", "p-value": r"p-values?|p \d", "KL": r"KL", "CKA": r"CKA"}
+
+
+def explained(text: str, known: set[str]) -> Iterator[tuple[str, str]]:
+    """The terms that a text uses and nobody has explained yet, in the order of the text; they are known afterwards.
+
+    A term in the explanation of another is explained too.
+    """
+    found = {
+        term: place.start()
+        for term in TERMS
+        if term not in known and (place := re.search(_pattern(term), text)) is not None
+    }
+    known.update(found)
+    for term in sorted(found, key=found.__getitem__):
+        yield term, TERMS[term]
+        yield from explained(TERMS[term], known)
+
+
+def _pattern(term: str) -> str:
+    exact = term.isupper()
+    spelling = _SPELLINGS.get(term, rf"{re.escape(term)}s?")
+    return rf"\b(?:{spelling})\b" if exact else rf"(?i)\b(?:{spelling})\b"
+
+
+def words_on(view: View) -> str:
+    """All words that a view shows, apart from the user's own texts."""
+    words = [view.title, view.note]
+    if isinstance(view, Grid):
+        words += [word for measure in view.measures for word in (measure.name, measure.unit)]
+    elif isinstance(view, Panels):
+        words += view.captions
+    else:
+        words += [view.y_name, view.unit, *(series.name for series in view.series)]
+    return " ".join(words)
