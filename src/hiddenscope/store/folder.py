@@ -175,11 +175,9 @@ class StoreFolder:
         try:
             yield path
         finally:
-            try:
-                with suppress(OSError):
-                    _remove(path)
-            finally:
-                os.close(descriptor)
+            with suppress(OSError):
+                _remove(path)
+            os.close(descriptor)
 
     def publish(self, path: Path, content: bytes) -> bool:
         """Write a record whole, only if there is none under this name: False if there is one."""
@@ -213,7 +211,7 @@ class StoreFolder:
 
     def remove_leftovers(self) -> list[str]:
         """Remove what killed processes left in tmp/; what a process holds stays."""
-        return [path.name for path in self.temporaries() if remove_unheld(path)]
+        return [path.name for path in self.temporaries() if _remove_unheld(path)]
 
 
 def to_disk(path: Path) -> None:
@@ -261,8 +259,7 @@ def _held(parent: Path, *, folder: bool) -> tuple[int, Path]:
         os.close(descriptor)
 
 
-def remove_unheld(path: Path) -> bool:
-    """Remove a temporary file or folder, unless a process holds it; whether it was removed."""
+def _remove_unheld(path: Path) -> bool:
     try:
         descriptor = os.open(path, _READ)
     except OSError:

@@ -1,0 +1,209 @@
+"""A question as code that makes the same result: "as Python" and "as command".
+
+>>> asked = {"analysis": "lens", "model": {"name": "smollm2"}, "arguments": {"text": "A text.", "k": 3}}
+>>> print(as_python(asked, {}))
+import hiddenscope as hs
+<BLANKLINE>
+model = hs.load('smollm2')
+result = hs.lens(model, 'A text.', k=3)
+result.save('lens.html')
+<BLANKLINE>
+>>> as_command(asked, {}).text
+"hiddenscope lens --model smollm2 -k 3 --out lens.html 'A text.'"
+"""
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from hiddenscope.app.frames import Header
+from hiddenscope.app.schemas import Question, questions_of
+from hiddenscope.catalog import ANALYSIS
+
+ONLY_PYTHON = "This can be asked in Python only."
+# What the command of an analysis has another name for, or has not at all.
+SPELLED = {("lens", "k"): "-k", ("search", "k"): "-k", ("compare", "targets"): "--target"}
+NOT_IN_COMMANDS = {("lens", "targets"), ("steer", "quality"), ("steer", "direction"), ("search", "texts")}
+FILE_LIKE = re.compile(r"\S+\.[A-Za-z0-9]{1,11}")
+
+
+class Command(NamedTuple):
+    """A command line, or None and why there is none."""
+
+    text: str | None
+    reason: str = ""
+
+
+class _Missing(Exception):
+    """The command line has no way to say this."""
+
+
+def as_python(asked: Header, names: Mapping[str, str]) -> str | None:
+    """A program that makes the same result. `names` are the paths and files that opaque names stand for."""
+    word, arguments = asked["analysis"], asked["arguments"]
+    if word in ("state", "store"):
+        return _of_state(asked, names) if word == "state" else None
+    lines = ["import hiddenscope as hs", "", f"model = {_load(asked['model'], names)}"]
+    if word == "grid":  # the same norms, by the analysis that has them
+        return _program([*lines, f"result = hs.profile(model, {arguments['text']!r})", "result.save('profile.html')"])
+    given = [one for one in questions_of(ANALYSIS[word]) if arguments.get(one.name) is not None]
+    values = [_in_python(one, arguments[one.name], names) for one in given]
+    named = _names_needed(word, given)
+    parts = [f"{one.name}={value}" if one.name in named else value for one, value in zip(given, values, strict=True)]
+    if word == "search":
+        query = _in_python(given[0], arguments["query"], names)
+        parts[0] = f"(model, {query})"
+    if word == "drift" and "texts" not in arguments:
+        parts.insert(1, "None")
+    lines.append(f"result = hs.{word}({', '.join(['model', *parts])})")
+    return _program([*lines, f"result.save('{word}.html')"])
+
+
+def as_command(asked: Header, names: Mapping[str, str]) -> Command:
+    """A command line that makes the same result."""
+    word, arguments = asked["analysis"], asked["arguments"]
+    if word in ("state", "store"):
+        return Command(None, ONLY_PYTHON)
+    if word == "grid":
+        word, arguments = "profile", {"texts": arguments["text"]}
+    try:
+        options, words = _options(word, asked["model"], arguments, names)
+    except _Missing as missing:
+        return Command(None, str(missing))
+    dashes = ["--"] if any(one.startswith("-") for one in words) else []
+    return Command(shlex.join(["hiddenscope", word, *options, "--out", f"{word}.html", *dashes, *words]))
+
+
+def _program(lines: Sequence[str]) -> str:
+    return "\n".join(lines) + "\n"
+
+
+def _of_state(asked: Header, names: Mapping[str, str]) -> str:
+    """One state in Python, and what the model predicts when it is changed."""
+    arguments = asked["arguments"]
+    text, site, token = arguments["text"], arguments["site"], arguments["token"]
+    lines = ["import hiddenscope as hs", "", f"model = {_load(asked['model'], names)}"]
+    lines += [f"states = model.capture({text!r})", f"state = states[{site!r}][{token}]"]
+    change = arguments.get("change")
+    if change is None:
+        return _program([*lines, "print(float(state.norm()))"])
+    made = {"ablate": f"hs.Scale(0.0, tokens={token})"}
+    if change["kind"] == "replace":
+        lines.append(f"other = model.capture({change.get('text')!r})")
+        made["replace"] = f"hs.Replace(other[{site!r}][{token}], tokens={token})"
+    if change["kind"] == "steer":
+        for name in ("toward", "away"):
+            lines.append(f"{name} = model.capture({change.get(name)!r})[{site!r}][-1]")
+        made["steer"] = f"hs.Add((toward - away).float(), tokens={token}, scale={change.get('strength', 1.0)!r})"
+    lines.append(f"changed = hs.edit(model, [{text!r}], {{{site!r}: {made[change['kind']]}}}, (), logits=True)")
+    lines.append("best = changed.logits[-1].float().softmax(-1).topk(10)")
+    return _program([*lines, "print([(model.tokenizer.decode(int(i)), float(p)) for p, i in zip(*best)])"])
+
+
+def _load(choice: Header, names: Mapping[str, str]) -> str:
+    dtype = f", dtype={choice['dtype']!r}" if choice.get("dtype") else ""
+    return f"hs.load({names.get(choice['name'], choice['name'])!r}{dtype})"
+
+
+def _names_needed(word: str, given: Sequence[Question]) -> set[str]:
+    """Which arguments must be named: keyword-only ones, and all after a positional one that is left out."""
+    order = [one.name for one in questions_of(ANALYSIS[word]) if one.positional]
+    present = [one.name for one in given if one.positional]
+    unbroken = {name for place, name in enumerate(present) if order[place] == name}
+    return {one.name for one in given if one.name not in unbroken}
+
+
+def _in_python(question: Question, value: Any, names: Mapping[str, str]) -> str:
+    if question.kind == "model":
+        return _load(value, names)
+    if question.kind == "data":
+        return repr(names.get(value, value))
+    if question.kind == "contrast":
+        return f"hs.Contrast({', '.join(f'{name}={part!r}' for name, part in value.items())})"
+    if question.kind == "direction":
+        toward, away = (_as_list(value[name]) for name in ("toward", "away"))
+        rest = "".join(f", {name}={part!r}" for name, part in value.items() if name not in ("toward", "away"))
+        return f"hs.Direction.between(model, {toward!r}, {away!r}{rest})"
+    return repr(value)
+
+
+def _as_list(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, list) else [value]
+
+
+def _options(word: str, model: Header, arguments: Header, names: Mapping[str, str]) -> tuple[list[str], list[str]]:
+    """The options of a command, and its words."""
+    options, words = ["--model", names.get(model["name"], model["name"])], []
+    options += ["--dtype", model["dtype"]] if model.get("dtype") else []
+    for question in questions_of(ANALYSIS[word]):
+        value = arguments.get(question.name)
+        if value is None:
+            continue
+        if question.kind == "direction":
+            options += _direction(value)
+        elif question.kind == "contrast":
+            words += [_text(value["clean"]), _text(value["corrupt"])]
+            options += [*_pairs({"answer": value["answer"], "other": value["other"]})]
+            options += [*_pairs({"target": value.get("targets"), "at": value.get("at")})]
+        elif (word, question.name) in NOT_IN_COMMANDS:
+            raise _Missing(f"`hiddenscope {word}` has no option for {question.name}. {ONLY_PYTHON}")
+        elif question.positional and question.kind in ("text", "texts", "model", "data"):
+            words += _words(word, question, value, model, names)
+        else:
+            options += _option(word, question, value, model, names)
+    return options, words
+
+
+def _words(word: str, question: Question, value: Any, model: Header, names: Mapping[str, str]) -> list[str]:
+    if question.kind == "data":
+        return [names.get(value, value)]
+    if question.kind == "model":
+        return [_same_dtype(value, model, names)]
+    if word == "search":
+        raise _Missing(f"`hiddenscope search` searches a file. {ONLY_PYTHON}")
+    return [_text(text) for text in _as_list(value)]
+
+
+def _option(word: str, question: Question, value: Any, model: Header, names: Mapping[str, str]) -> list[str]:
+    option = SPELLED.get((word, question.name), f"--{question.name.replace('_', '-')}")
+    if word == "steer" and question.name == "answers":
+        return [piece for one in _as_list(value) for piece in ("--answer", str(one))]
+    if question.kind == "model":
+        return [option, _same_dtype(value, model, names)]
+    if question.kind == "flag":
+        return [option] if value else []
+    if question.kind == "numbers":
+        return ["--ablate"] if value == "ablate" else [f"{option}={','.join(map(str, _as_list(value)))}"]
+    if isinstance(value, list):
+        raise _Missing(f"`hiddenscope {word}` takes one text for {question.name}. {ONLY_PYTHON}")
+    return [f"{option}={value}"] if str(value).startswith("-") else [option, str(value)]
+
+
+def _direction(value: Header) -> list[str]:
+    texts = [
+        piece for name in ("toward", "away") for text in _as_list(value[name]) for piece in (f"--{name}", _text(text))
+    ]
+    flags = [f"--{name.replace('_', '-')}" for name in ("upwards", "spare_first") if value.get(name)]
+    return [*texts, *_pairs({"sites": value.get("sites"), "pool": value.get("pool")}), *flags]
+
+
+def _pairs(values: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in values.items():
+        if value is not None:
+            yield from ([f"--{name}={value}"] if str(value).startswith("-") else [f"--{name}", str(value)])
+
+
+def _same_dtype(choice: Header, model: Header, names: Mapping[str, str]) -> str:
+    if choice.get("dtype") != model.get("dtype"):
+        raise _Missing(f"The two models have different dtypes. {ONLY_PYTHON}")
+    return names.get(choice["name"], choice["name"])
+
+
+def _text(text: str) -> str:
+    """A text as an argument: one that looks like a file, or like stdin, cannot be given so."""
+    if text.startswith("@"):
+        return f"@{text}"
+    if text == "-" or not text.strip() or FILE_LIKE.fullmatch(text) or "\0" in text:
+        raise _Missing(f"A command line takes {text[:40]!r} for something else than a text. {ONLY_PYTHON}")
+    return text

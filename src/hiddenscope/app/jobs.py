@@ -1,0 +1,187 @@
+"""Jobs: a queue of bounded length, one model job at a time, and what becomes of each.
+
+A job is queued, running, then done, failed or cancelled. A question that is asked twice at once is one job.
+"""
+
+import asyncio
+import contextlib
+import secrets
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+from hiddenscope.app.cache import ResultCache, StoredResult
+from hiddenscope.app.frames import Header
+from hiddenscope.app.process import SECONDS_TO_STOP, WorkerLost, WorkerProcess
+from hiddenscope.app.schemas import JobAnswer, Progress
+
+JobState: TypeAlias = Literal["queued", "running", "done", "failed", "cancelled"]
+
+OVER = ("done", "failed", "cancelled")
+MOST_REMEMBERED = 500
+SECONDS_OF_SILENCE = 10.0
+
+
+class QueueFull(Exception):
+    """There are as many jobs as the queue takes."""
+
+
+@dataclass(eq=False)
+class JobRecord:
+    """One job: the question as it was asked (`asked`) and as the worker takes it (`request`), and how it stands."""
+
+    key: str
+    asked: Header
+    request: Header
+    id: str = field(default_factory=lambda: secrets.token_urlsafe(12))
+    state: JobState = "queued"
+    askers: int = 1
+    progress: Progress | None = None
+    partial: bytes = b""
+    partials: int = 0
+    error: str | None = None
+    note: str = ""
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def tell(self, **fields: Any) -> None:
+        """Set fields, and wake everybody who follows the job."""
+        for name, value in fields.items():
+            setattr(self, name, value)
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+
+class Jobs:
+    """The queue, the worker behind it, and the cache that results go to."""
+
+    def __init__(self, worker: WorkerProcess, cache: ResultCache, length: int) -> None:
+        self.worker, self.cache, self.length = worker, cache, length
+        self._known: OrderedDict[str, JobRecord] = OrderedDict()
+        self._waiting: list[JobRecord] = []
+        self._running: JobRecord | None = None
+        self._more = asyncio.Event()
+
+    def submit(self, key: str, asked: Header, request: Header) -> JobRecord:
+        """Queue a question, or join the job that asks the same."""
+        for job in (*self._waiting, *([self._running] if self._running else [])):
+            if job.key == key and job.state not in OVER:
+                job.askers += 1
+                return job
+        if len(self._waiting) >= self.length:
+            raise QueueFull
+        job = JobRecord(key, asked, request)
+        self._remember(job)
+        self._waiting.append(job)
+        self._more.set()
+        return job
+
+    def finished(self, key: str, asked: Header) -> JobRecord:
+        """A job whose result was there already."""
+        job = JobRecord(key, asked, {}, state="done")
+        self._remember(job)
+        return job
+
+    def get(self, id_: str) -> JobRecord | None:
+        """A job by its id."""
+        return self._known.get(id_)
+
+    def answer(self, job: JobRecord) -> JobAnswer:
+        """How a job stands, as the API says it."""
+        before = self._waiting.index(job) + (self._running is not None) if job in self._waiting else 0
+        return JobAnswer(
+            id=job.id,
+            analysis=job.asked["analysis"],
+            state=job.state,
+            waiting=before,
+            progress=job.progress,
+            partial=job.partials,
+            result=job.key if job.state == "done" else None,
+            error=job.error,
+            note=job.note,
+        )
+
+    async def follow(self, job: JobRecord) -> AsyncIterator[JobAnswer | None]:
+        """How a job stands, again and again until it is over; None from time to time where nothing happens."""
+        while True:
+            changed, said = job.changed, self.answer(job)
+            yield said
+            if said.state in OVER:
+                return
+            while changed is job.changed:
+                try:
+                    await asyncio.wait_for(changed.wait(), SECONDS_OF_SILENCE)
+                except TimeoutError:
+                    yield None
+
+    async def cancel(self, job: JobRecord) -> None:
+        """Cancel a job, once everybody who asked for it has gone."""
+        job.askers -= 1
+        if job.askers > 0 or job.state in OVER:
+            return
+        if job in self._waiting:
+            self._waiting.remove(job)
+            job.tell(state="cancelled")
+            self._stir()
+        elif job is self._running:
+            await self.worker.interrupt()
+            asyncio.get_running_loop().call_later(SECONDS_TO_STOP, self._kill_if_running, job)
+
+    async def run(self) -> None:
+        """Answer one job after another, for as long as the server runs."""
+        while True:
+            await self._more.wait()
+            if not self._waiting:
+                self._more.clear()
+                continue
+            job = self._running = self._waiting.pop(0)
+            self._stir()
+            try:
+                await self._answer(job)
+            finally:
+                self._running = None
+
+    async def _answer(self, job: JobRecord) -> None:
+        job.tell(state="running")
+        try:
+            header, body = await self.worker.ask(job.request, lambda *message: self._heard(job, *message))
+        except WorkerLost as lost:
+            ended = {"state": "cancelled"} if job.askers <= 0 else {"state": "failed", "error": str(lost)}
+            job.tell(**ended)
+            return
+        except OSError as error:
+            job.tell(state="failed", error=f"The worker could not be started: {error.strerror or error}.")
+            return
+        kind = header.pop("type")
+        if kind == "cancelled":
+            job.tell(state="cancelled")
+        elif kind == "error":
+            job.tell(state="failed", error=header["message"])
+        else:
+            middle = header.pop("payload_bytes")
+            stored = StoredResult({**header, "request": job.asked}, body[:middle], body[middle:])
+            note = await asyncio.to_thread(self.cache.put, job.key, stored)
+            job.tell(state="done", note=note)
+
+    def _heard(self, job: JobRecord, header: Header, body: bytes) -> None:
+        if header["type"] == "progress":
+            progress = Progress(what=header["what"], done=header["done"], total=header["total"])
+            job.tell(progress=progress)
+        elif header["type"] == "partial":
+            job.tell(partial=body[: header["payload_bytes"]], partials=job.partials + 1)
+
+    def _stir(self) -> None:
+        """Those who wait have moved up."""
+        for job in self._waiting:
+            job.tell()
+
+    def _kill_if_running(self, job: JobRecord) -> None:
+        if self._running is job and job.state == "running" and job.askers <= 0:
+            self._task = asyncio.ensure_future(self.worker.kill())
+
+    def _remember(self, job: JobRecord) -> None:
+        self._known[job.id] = job
+        over = [id_ for id_, one in self._known.items() if one.state in OVER]
+        for id_ in over[: max(0, len(self._known) - MOST_REMEMBERED)]:
+            with contextlib.suppress(KeyError):
+                del self._known[id_]

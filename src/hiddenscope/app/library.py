@@ -1,0 +1,292 @@
+"""What the page may choose from: models, datasets and kept states. Everything has an opaque name, and none is a path.
+
+Folders and files are looked for below a root that was given at the start, and nowhere else: a link that leads out of it
+is not followed. Uploads are parsed here, under limits, and kept as plain JSON.
+"""
+
+import hashlib
+import io
+import json
+import os
+import re
+import struct
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hiddenscope import texts
+from hiddenscope.app.schemas import MOST_CHARACTERS, DatasetAnswer, ModelAnswer, ModelChoice, StoreAnswer
+from hiddenscope.app.settings import Settings
+from hiddenscope.errors import TextError, UnknownModel
+from hiddenscope.files import identity, replacing
+from hiddenscope.loading import zoo
+
+UPLOAD_FORMATS = (".txt", ".csv", ".tsv", ".jsonl")
+MOST_ROWS = 20_000
+MOST_UPLOADS = 50
+MOST_FOUND = 500
+DEEPEST = 4
+MOST_METADATA = 16 * 2**20
+STATES_FORMAT = "hiddenscope.states/1"
+
+_UPLOAD = re.compile(r"upload:[0-9a-f]{16}")
+_HUB_FOLDER = re.compile(r"models--([A-Za-z0-9_.\-]+)(?:--([A-Za-z0-9_.\-]+))?")
+
+
+@dataclass(frozen=True)
+class Upload:
+    """Texts that somebody uploaded, the file's name, and the columns that were taken."""
+
+    file: str
+    texts: tuple[str, ...]
+    labels: tuple[Any, ...] | None
+
+
+class Library:
+    """The models, datasets and states that a workbench offers."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.root = None if settings.root is None else settings.root.resolve()
+        self.uploads_folder = settings.folder / "uploads"
+        self._uploads: OrderedDict[str, Upload] = OrderedDict()
+
+    def models(self) -> list[ModelAnswer]:
+        """Those of the zoo, those in the local cache of the hub, and folders below the root."""
+        of_zoo = [
+            ModelAnswer(name=entry.name, label=entry.description, source="zoo", here=entry.cached)
+            for entry in zoo.listing()
+        ]
+        of_hub = [ModelAnswer(name=name, label=name, source="hub", here=True) for name in _hub_models()]
+        folders = [
+            ModelAnswer(name=name, label=self._label(path), source="folder", here=True)
+            for name, path in self._found(_is_model, "folder")
+        ]
+        return [*of_zoo, *of_hub, *folders]
+
+    def model_path(self, name: str) -> str:
+        """What `hs.load` takes for the name of a model; an UnknownModel where a folder is not below the root."""
+        if not name.startswith("folder:"):
+            return name
+        return str(self._path(name, _is_model, "folder"))
+
+    def model_identity(self, choice: ModelChoice) -> str:
+        """What tells a model from others without loading it: the zoo's version, the hub's commit, a folder's files."""
+        name = choice.name
+        if name in zoo.ZOO:
+            mark = zoo.ZOO[name].revision
+        elif name.startswith("folder:"):
+            path = self._path(name, _is_model, "folder")
+            mark = identity(sorted(path.iterdir()) if path.is_dir() else [path])
+        else:
+            mark = _hub_commit(name)
+        return f"{name} {choice.dtype} {mark}"
+
+    def datasets(self) -> list[DatasetAnswer]:
+        """The shipped datasets, then the uploads."""
+        shipped = [(name, name, texts.read(name)) for name in texts.shipped()]
+        known = [(name, upload.file, upload) for name in self._upload_names() if (upload := self._upload(name))]
+        return [_dataset(*one) for one in (*shipped, *known)]
+
+    def add_dataset(self, file: str, content: bytes, text: str | None, label: str | None) -> DatasetAnswer:
+        """Parse an uploaded file and keep its texts; a TextError says what is wrong with it."""
+        suffix = Path(file).suffix.lower()
+        if suffix not in UPLOAD_FORMATS:
+            remedy = f"Upload one of {' '.join(UPLOAD_FORMATS)}; Python reads the others."
+            raise TextError(f"Cannot read {file[:80]!r}", f"{suffix or 'no suffix'!r} is not a known format", remedy)
+        stream = io.BytesIO(content)
+        stream.name = f"upload{suffix}"
+        rows: list[texts.Row] = []
+        for row in texts.rows(stream, text=text, label=label):
+            if len(rows) == MOST_ROWS or len(row.text) > MOST_CHARACTERS:
+                reason = f"line {row.line:,} is row {len(rows) + 1:,} and has {len(row.text):,} characters"
+                remedy = f"Upload at most {MOST_ROWS:,} rows of {MOST_CHARACTERS:,} characters; Python takes more."
+                raise TextError(f"{file[:80]!r} is too large", reason, remedy)
+            rows.append(row)
+        read = texts.read(
+            ([row.text for row in rows], [row.label for row in rows]) if _labelled(rows) else _texts(rows)
+        )
+        upload = Upload(Path(file).name[:120], read.texts, read.labels)
+        name = (
+            f"upload:{hashlib.sha256(json.dumps([upload.file, upload.texts, upload.labels]).encode()).hexdigest()[:16]}"
+        )
+        self._keep(name, upload)
+        return _dataset(name, upload.file, upload)
+
+    def dataset(self, name: str) -> Upload | None:
+        """An upload, or None for the name of a shipped dataset; a TextError where there is neither."""
+        if _UPLOAD.fullmatch(name):
+            upload = self._upload(name)
+            if upload is None:
+                raise TextError(f"No dataset {name!r}", "it was not uploaded here, or was dropped", "Upload it again.")
+            return upload
+        if name not in texts.shipped():
+            listed = ", ".join(texts.shipped())
+            raise TextError(f"No dataset {name[:80]!r}", f"there are {listed}", "Choose one of these, or upload one.")
+        return None
+
+    def stores(self) -> list[StoreAnswer]:
+        """States that were kept in files below the root."""
+        found = ((name, path, _states_header(path)) for name, path in self._found(_is_states, "store"))
+        return [_store(name, self._label(path), path, header) for name, path, header in found if header is not None]
+
+    def store_path(self, name: str) -> Path:
+        """The file of kept states."""
+        return self._path(name, _is_states, "store")
+
+    def _found(self, fits: Callable[[Path], bool], kind: str) -> Iterator[tuple[str, Path]]:
+        """Everything of a kind below the root, each with its name."""
+        if self.root is None:
+            return
+        count, waiting = 0, [(self.root, 0)]
+        while waiting and count < MOST_FOUND:
+            folder, depth = waiting.pop(0)
+            for path in _entries(folder):
+                if not path.resolve().is_relative_to(self.root):
+                    continue
+                if fits(path):
+                    count += 1
+                    yield self._name(path, kind), path
+                elif depth < DEEPEST and path.is_dir() and not path.name.startswith("."):
+                    waiting.append((path, depth + 1))
+
+    def _name(self, path: Path, kind: str) -> str:
+        return f"{kind}:{hashlib.sha256(self._label(path).encode('utf-8', 'surrogateescape')).hexdigest()[:16]}"
+
+    def _label(self, path: Path) -> str:
+        assert self.root is not None, "there is nothing below no root"
+        return str(path.relative_to(self.root)).encode("utf-8", "replace").decode()
+
+    def _path(self, name: str, fits: Callable[[Path], bool], kind: str) -> Path:
+        for known, path in self._found(fits, kind):
+            if known == name:
+                return path
+        where = "no folder was given to look in" if self.root is None else "there is none below the root"
+        raise UnknownModel(f"No {kind} {name[:80]!r}", where, "Start `hiddenscope serve --root FOLDER` above it.")
+
+    def _keep(self, name: str, upload: Upload) -> None:
+        self._uploads[name] = upload
+        self._uploads.move_to_end(name)
+        while len(self._uploads) > MOST_UPLOADS:
+            self._uploads.popitem(last=False)
+        try:
+            self.uploads_folder.mkdir(parents=True, exist_ok=True)
+            with replacing(self._upload_path(name)) as fresh:
+                fresh.write_text(json.dumps([upload.file, upload.texts, upload.labels]), "utf-8")
+            files = sorted(self.uploads_folder.glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
+            for path in files[:-MOST_UPLOADS]:
+                path.unlink(missing_ok=True)
+        except OSError:  # a full disk: it is known until the server stops
+            return
+
+    def _upload_path(self, name: str) -> Path:
+        return self.uploads_folder / f"{name.removeprefix('upload:')}.json"
+
+    def _upload_names(self) -> list[str]:
+        kept = [f"upload:{path.stem}" for path in sorted(self.uploads_folder.glob("*.json"))]
+        return list(dict.fromkeys([*self._uploads, *filter(_UPLOAD.fullmatch, kept)]))
+
+    def _upload(self, name: str) -> Upload | None:
+        if name not in self._uploads:
+            try:
+                file, read, labels = json.loads(self._upload_path(name).read_text("utf-8"))
+            except (OSError, ValueError):
+                return None
+            self._uploads[name] = Upload(file, tuple(read), None if labels is None else tuple(labels))
+        return self._uploads[name]
+
+
+def _labelled(rows: list[texts.Row]) -> bool:
+    return bool(rows) and any(row.label is not None for row in rows)
+
+
+def _texts(rows: list[texts.Row]) -> list[str]:
+    return [row.text for row in rows]
+
+
+def _dataset(name: str, label: str, data: Any) -> DatasetAnswer:
+    counts = Counter(str(one)[:80] for one in data.labels or ())
+    return DatasetAnswer(
+        name=name,
+        label=label,
+        texts=len(data.texts),
+        labels=dict(counts.most_common(50)),
+        sample=[text[:200] for text in data.texts[:5]],
+    )
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir())[:MOST_FOUND]
+    except OSError:
+        return []
+
+
+def _is_model(path: Path) -> bool:
+    try:
+        if path.suffix.lower() == ".gguf":
+            return path.is_file()
+        return path.is_dir() and (path / "config.json").is_file() and any(path.glob("*.safetensors"))
+    except OSError:
+        return False
+
+
+def _is_states(path: Path) -> bool:
+    try:
+        return path.suffix == ".safetensors" and path.is_file() and _states_header(path) is not None
+    except OSError:
+        return False
+
+
+def _states_header(path: Path) -> dict[str, Any] | None:
+    """What a file of states says of itself, read without torch; None where it is another file."""
+    try:
+        with path.open("rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            if length > MOST_METADATA:
+                return None
+            header = json.loads(file.read(length))
+        notes = header.get("__metadata__") or {}
+        if notes.get("format") != STATES_FORMAT:
+            return None
+        stacks = json.loads(notes["states"])
+        return {prefix: {**stack, "tokens": header[f"{prefix}values"]["shape"][1]} for prefix, stack in stacks.items()}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, struct.error):
+        return None
+
+
+def _store(name: str, label: str, path: Path, stacks: dict[str, Any]) -> StoreAnswer:
+    first = next(iter(stacks.values()))
+    return StoreAnswer(
+        name=name,
+        label=label,
+        bytes=path.stat().st_size,
+        sites=[str(site) for stack in stacks.values() for site in stack["sites"]][:500],
+        tokens=sum(int(stack["tokens"]) for stack in stacks.values()),
+        texts=int(first["count"]),
+        model=str(first["source"].get("model", ""))[:200],
+    )
+
+
+def _hub_cache() -> Path:
+    home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "huggingface")
+    return Path(os.environ.get("HF_HUB_CACHE") or Path(home, "hub"))
+
+
+def _hub_models() -> list[str]:
+    """The ids of models in the local cache of the hub that have weights which can be read."""
+    names = []
+    for path in _entries(_hub_cache()):
+        match = _HUB_FOLDER.fullmatch(path.name)
+        if match and any(path.glob("snapshots/*/*.safetensors")):
+            names.append("/".join(filter(None, match.groups())))
+    return names
+
+
+def _hub_commit(name: str) -> str:
+    """The commit of a hub id in the local cache; nothing where it is not there."""
+    try:
+        return (_hub_cache() / f"models--{name.replace('/', '--')}" / "refs" / "main").read_text("ascii").strip()[:64]
+    except (OSError, ValueError):
+        return ""

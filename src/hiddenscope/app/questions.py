@@ -1,0 +1,293 @@
+"""Questions answered by models, in the worker process: every analysis, and those that only the page asks.
+
+This module imports torch; only the worker imports it.
+"""
+
+import json
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, TypeAlias
+
+import torch
+import xarray
+from torch import Tensor
+
+import hiddenscope as hs
+from hiddenscope.app.frames import Header
+from hiddenscope.app.schemas import questions_of
+from hiddenscope.catalog import ANALYSIS
+from hiddenscope.errors import Error, SiteError, TextError, TooLarge
+from hiddenscope.results import FINDINGS, Result
+from hiddenscope.sites import Site, to_alias
+from hiddenscope.states import States
+from hiddenscope.texts import Labelled
+from hiddenscope.views import pack, sections_of
+from hiddenscope.views.render import named_views
+
+MOST_MODELS = 2
+MOST_CAPTURES = 16
+MOST_CAPTURED_BYTES = 256 * 2**20
+NEAREST = 8
+PREDICTIONS = 10
+
+Preview: TypeAlias = Callable[["AnswerBytes"], None]
+
+
+@dataclass(frozen=True)
+class AnswerBytes:
+    """An answer as it travels: what the page reads, the payload of the views, the data as a .nc file."""
+
+    header: Header
+    payload: bytes = b""
+    data: bytes = b""
+
+
+class Models:
+    """The models that are loaded, two at most, and the states of the last texts: only a new text is computed."""
+
+    def __init__(self, device: str | None = None) -> None:
+        self.device = device
+        self._loaded: OrderedDict[str, hs.Model] = OrderedDict()
+        self._captured: OrderedDict[tuple[int, str], States] = OrderedDict()
+
+    def get(self, choice: Header) -> hs.Model:
+        """The model of a choice, which has the path or the name that `hs.load` takes."""
+        key = json.dumps([choice["path"], choice.get("dtype"), choice.get("identity")])
+        if key not in self._loaded:
+            while len(self._loaded) >= MOST_MODELS:
+                self._loaded.popitem(last=False)
+                self._captured.clear()
+            self._loaded[key] = hs.load(choice["path"], dtype=choice.get("dtype"), device=self.device)
+        self._loaded.move_to_end(key)
+        return self._loaded[key]
+
+    def states(self, model: hs.Model, text: str) -> States:
+        """The states of one text at every layer and final."""
+        key = id(model), text
+        if key not in self._captured:
+            captured = model.capture(text)
+            if not isinstance(captured, States):
+                reason = f"{model.name} has an encoder and a decoder"
+                raise TextError("No grid of one text", reason, "Ask an analysis in its place: lens, profile, compare.")
+            self._captured[key] = captured
+            while len(self._captured) > 1 and (
+                len(self._captured) > MOST_CAPTURES
+                or sum(one.values.nbytes for one in self._captured.values()) > MOST_CAPTURED_BYTES
+            ):
+                self._captured.popitem(last=False)
+        self._captured.move_to_end(key)
+        return self._captured[key]
+
+
+def answer(request: Header, models: Models, preview: Preview) -> AnswerBytes:
+    """The answer to a request, as the server resolved it."""
+    word, arguments = request["analysis"], request["arguments"]
+    if word == "state":
+        return AnswerBytes({"state": _state(models, models.get(request["model"]), arguments)})
+    if word == "grid":
+        model = models.get(request["model"])
+        titles = (f"The norm of every state of {model.name}", f"The norm along the layers of {model.name}")
+        return packed(_grid(models, model, arguments["text"]), titles)
+    if word == "store":
+        return packed(_search_store(models, request))
+    return packed(_analysis(models, request, preview))
+
+
+def packed(result: Result, titles: Sequence[str] = ()) -> AnswerBytes:
+    """A result as it travels; its first views may get titles of their own."""
+    views = dict(named_views(result))
+    shown = [*views.values()]
+    shown[: len(titles)] = [replace(view, title=title) for view, title in zip(shown, titles, strict=False)]
+    by_title = {view.title: place for place, view in enumerate(shown)}
+    sections = []
+    for section in () if titles else sections_of(result):
+        for view in section.views:
+            if view.title not in by_title:
+                by_title[view.title] = len(shown)
+                shown.append(view)
+        sections.append(
+            {"title": section.title, "prose": section.prose, "views": [by_title[view.title] for view in section.views]}
+        )
+    names = [*views, *[""] * (len(shown) - len(views))]
+    findings = FINDINGS.get(result.kind)
+    header: Header = {
+        "title": result.title,
+        "findings": [str(sentence) for sentence in findings(result)] if findings else [],
+        "views": [
+            {"name": name, "title": view.title, "kind": type(view).__name__.lower()}
+            for name, view in zip(names, shown, strict=True)
+        ],
+        "sections": sections,
+    }
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "result.nc")
+        result.save(path)
+        return AnswerBytes(header, pack(shown).encode("ascii"), path.read_bytes())
+
+
+def _analysis(models: Models, request: Header, preview: Preview) -> Result:
+    word, arguments = request["analysis"], dict(request["arguments"])
+    model = models.get(request["model"])
+    for question in questions_of(ANALYSIS[word]):
+        if (given := arguments.get(question.name)) is not None:
+            arguments[question.name] = _value(models, model, question.kind, given)
+    if word == "search":
+        arguments["query"] = (model, arguments["query"])
+    if word == "project" and arguments.get("method", "umap") != "pca":
+        arguments["method"] = hs.Pictures(arguments.get("method", "umap"), preview=lambda early: preview(packed(early)))
+    if word == "drift":
+        arguments.setdefault("texts", None)
+    result: Result = getattr(hs, word)(model, **arguments)
+    return result
+
+
+def _value(models: Models, model: hs.Model, kind: str, given: Any) -> Any:
+    """What an analysis takes for an argument of a request."""
+    if kind == "model":
+        return models.get(given)
+    if kind == "contrast":
+        return hs.Contrast(**given)
+    if kind == "direction":
+        return hs.Direction.between(model, **{name: _listed(name, value) for name, value in given.items()})
+    if kind == "data" and isinstance(given, dict):
+        labels = given["labels"]
+        return Labelled(tuple(given["texts"]), None if labels is None else tuple(labels), given["file"])
+    return given
+
+
+def _listed(name: str, value: Any) -> Any:
+    return [value] if name in ("toward", "away") and isinstance(value, str) else value
+
+
+def _search_store(models: Models, request: Header) -> Result:
+    arguments = request["arguments"]
+    states = hs.States.load(arguments["path"])
+    model = models.get(request["model"])
+    return hs.search(states, (model, arguments["query"]), arguments.get("k", 10), site=arguments.get("site"))
+
+
+def _grid(models: Models, model: hs.Model, text: str) -> Result:
+    """The norm of every state of a text."""
+    states = models.states(model, text)
+    norms = states.values.to(torch.float64).norm(dim=-1).to(torch.float32).numpy()
+    look = {"long_name": "norm", "units": "L2", "scale": "log"}
+    coordinates = {
+        "site": [str(site) for site in states.sites],
+        "string": ("token", list(states.tokens.strings)),
+        "id": ("token", states.tokens.ids),
+    }
+    along = {
+        "norm_first": ("site", norms[:, 0], {**look, "long_name": "first token"}),
+        "norm_last": ("site", norms[:, -1], {**look, "long_name": "last token"}),
+    }
+    data = xarray.Dataset({"norm": (("site", "token"), norms, look), **along}, coordinates, {"texts": [text]})
+    return Result("norms", data, {}, states.source)
+
+
+def _state(models: Models, model: hs.Model, arguments: Header) -> Header:
+    """One state: its names, its norm, the nearest others, what a lens reads there; predictions before and after."""
+    text, token = arguments["text"], arguments["token"]
+    states = models.states(model, text)
+    site = Site.parse(arguments["site"])
+    if site not in states.sites or token >= len(states.tokens):
+        reason = f"it has {states.sites[0]} to {states.sites[-1]} and {len(states.tokens)} tokens"
+        raise SiteError(f"No state at {site}, token {token}", reason, "Choose a cell of the grid.")
+    row = states[site][token].to(torch.float64)
+    found: Header = {
+        "site": str(site),
+        "token": token,
+        "string": states.tokens.strings[token],
+        "id": int(states.tokens.ids[token]),
+        "names": _names(model, site, token),
+        "norm": float(row.norm()),
+        "nearest": _nearest(states, site, token),
+        "lens": _lens(model, text, site, token),
+    }
+    change = arguments.get("change")
+    found["before"] = _predictions(model, text, None)
+    if change is not None:
+        found["change"] = change["kind"]
+        found["after"] = _predictions(model, text, {site: _change(models, model, site, token, change)})
+    return found
+
+
+def _names(model: hs.Model, site: Site, token: int) -> dict[str, str]:
+    """The state in all notations."""
+    source = model.source(site.stack)
+    marks: dict[str, Any] = {"depth": source.depth, "final": source.final}
+    huggingface = to_alias(site, "hidden_states", **marks)
+    lens = to_alias(site, "transformer_lens", **marks)
+    names = {"hiddenscope": f'states["{site}"][{token}]'}
+    if huggingface:
+        names["Hugging Face"] = f"outputs.{huggingface}[0, {token}]"
+    if lens:
+        names["TransformerLens"] = f'cache["{lens}"][0, {token}]'
+    return names
+
+
+def _nearest(states: States, site: Site, token: int) -> list[Header]:
+    """The states of the same text that point the same way most."""
+    values = states.values.to(torch.float32)
+    units = values / values.norm(dim=-1, keepdim=True).clamp_min(1e-30)
+    place = states.sites.index(site)
+    cosines = units @ units[place, token]
+    cosines[place, token] = -torch.inf
+    best = cosines.flatten().topk(min(NEAREST, cosines.numel() - 1))
+    columns = cosines.shape[1]
+    return [
+        {"site": str(states.sites[at // columns]), "token": at % columns, "cosine": value}
+        for value, at in zip(best.values.tolist(), best.indices.tolist(), strict=True)
+    ]
+
+
+def _lens(model: hs.Model, text: str, site: Site, token: int) -> list[Header] | str:
+    """What the layer would predict there, or why that cannot be said."""
+    try:
+        data = hs.lens(model, text, k=PREDICTIONS, sites=site).data.sel(site=str(site)).isel(token=token)
+    except Error as error:
+        return str(error)
+    pairs = zip(data["word"].values.tolist(), data["probability"].values.tolist(), strict=True)
+    return [{"word": word, "probability": probability} for word, probability in pairs]
+
+
+def _predictions(model: hs.Model, text: str, changes: dict[str | Site, Any] | None) -> list[Header] | str:
+    """The likeliest next tokens after the text, or why there are none."""
+    try:
+        if changes is None:
+            logits = hs.record(model, [text], (), logits=True).logits
+        else:
+            logits = hs.edit(model, [text], changes, (), logits=True).logits
+    except TooLarge:
+        raise
+    except Error as error:
+        if changes is not None:
+            raise
+        return str(error)
+    assert isinstance(logits, Tensor), "logits were asked for"
+    best = logits[-1].to(torch.float32).softmax(-1).topk(min(PREDICTIONS, logits.shape[-1]))
+    with model.lock:
+        words = [model.text_encoder.string(int(one)) for one in best.indices]
+    return [{"word": word, "probability": p} for word, p in zip(words, best.values.tolist(), strict=True)]
+
+
+def _change(models: Models, model: hs.Model, site: Site, token: int, change: Header) -> Any:
+    """A change as `hs.edit` takes it."""
+    if change["kind"] == "ablate":
+        return hs.Scale(0.0, tokens=token)
+    if change["kind"] == "replace":
+        other = models.states(model, _needed(change, "text"))
+        if token >= len(other.tokens):
+            reason = f"text B has {len(other.tokens)} tokens"
+            raise TextError(f"No state to put at token {token}", reason, "Choose an earlier cell, or a longer text B.")
+        return hs.Replace(other[site][token], tokens=token)
+    toward, away = (models.states(model, _needed(change, name))[site][-1] for name in ("toward", "away"))
+    return hs.Add((toward - away).to(torch.float32), tokens=token, scale=change.get("strength", 1.0))
+
+
+def _needed(change: Header, name: str) -> str:
+    if not change.get(name):
+        raise TextError(f"Cannot {change['kind']} a state", f"no text was given for {name!r}", "Give one.")
+    return str(change[name])

@@ -1,0 +1,325 @@
+"""The routes of the API: thin. Parse, look in the cache, queue, and send what was found.
+
+A job is submitted with `POST /api/jobs`; when the answer is there already, that says so at once. Its progress is
+followed with server-sent events; its result has an id of its own, under which it is found again later.
+"""
+
+import asyncio
+import json
+import mimetypes
+from collections.abc import AsyncIterator
+from importlib.resources import files
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, FastAPI, HTTPException, Query, Request, Response
+from fastapi import Path as InPath
+from fastapi.responses import StreamingResponse
+
+from hiddenscope.app.cache import KEY, ResultCache, StoredResult, key_of
+from hiddenscope.app.code import as_command, as_python
+from hiddenscope.app.frames import Header
+from hiddenscope.app.jobs import JobRecord, Jobs, QueueFull
+from hiddenscope.app.library import Library
+from hiddenscope.app.schemas import (
+    ASKED,
+    AnalysisAnswer,
+    DatasetAnswer,
+    JobAnswer,
+    JobRequest,
+    ModelAnswer,
+    ModelChoice,
+    Problem,
+    ResultAnswer,
+    StoreAnswer,
+    analyses,
+    questions_of,
+)
+from hiddenscope.app.settings import Settings
+from hiddenscope.errors import Error
+from hiddenscope.results import Result
+
+PROBLEMS: dict[int | str, dict[str, Any]] = {
+    401: {"model": Problem, "description": "No token."},
+    403: {"model": Problem, "description": "The request comes from another site."},
+    404: {"model": Problem, "description": "There is no such thing."},
+    413: {"model": Problem, "description": "The request is too large."},
+    421: {"model": Problem, "description": "The Host header names another machine."},
+    422: {"model": Problem, "description": "The request cannot be understood, or asks for what there is not."},
+}
+BUSY: dict[int | str, dict[str, Any]] = {429: {"model": Problem, "description": "Too much is waiting already."}}
+BAD: dict[int | str, dict[str, Any]] = {400: {"model": Problem, "description": "The body is not JSON."}}
+
+Format = Literal["html", "png", "svg", "pdf", "csv", "json", "nc"]
+JobId = Annotated[str, InPath(min_length=1, max_length=40)]
+ResultId = Annotated[str, InPath(pattern=f"^{KEY.pattern}$")]
+QUESTIONS = {analysis.word: questions_of(analysis) for analysis in ASKED}
+EVENTS = {
+    "content": {"text/event-stream": {"schema": {"type": "string"}}},
+    "description": "Jobs as JSON, until it is over.",
+}
+
+
+class Desk:
+    """What the routes share: the library, the cache, the queue."""
+
+    def __init__(self, settings: Settings, jobs: Jobs, cache: ResultCache, library: Library) -> None:
+        self.settings, self.jobs, self.cache, self.library = settings, jobs, cache, library
+        self.streams = 0
+        self.drawing = asyncio.Semaphore(2)
+
+    def resolved(self, asked: Header) -> tuple[str, Header]:
+        """The key of a question, and the question as the worker takes it: names in place of ids, texts of uploads."""
+        identities: list[str] = []
+        request = {**asked, "model": self._model(asked["model"], identities), "arguments": dict(asked["arguments"])}
+        for question in QUESTIONS.get(asked["analysis"], ()):
+            value = request["arguments"].get(question.name)
+            if value is not None and question.kind == "model":
+                request["arguments"][question.name] = self._model(value, identities)
+            elif value is not None and question.kind == "data" and (upload := self.library.dataset(value)):
+                data = {"file": upload.file, "texts": upload.texts, "labels": upload.labels}
+                request["arguments"][question.name] = data
+        if asked["analysis"] == "store":
+            path = self.library.store_path(asked["arguments"]["store"])
+            request["arguments"]["path"] = str(path)
+            identities.append(str(path.stat().st_mtime_ns))
+        return key_of(asked, identities), request
+
+    def _model(self, choice: Header, identities: list[str]) -> Header:
+        identity = self.library.model_identity(ModelChoice(**choice))
+        identities.append(identity)
+        return {"path": self.library.model_path(choice["name"]), "dtype": choice.get("dtype"), "identity": identity}
+
+    def names(self, asked: Header) -> dict[str, str]:
+        """What the opaque names of a question stand for, in code that a person runs."""
+        given = [asked["model"]["name"]]
+        for question in QUESTIONS.get(asked["analysis"], ()):
+            value = asked["arguments"].get(question.name)
+            if value is not None and question.kind in ("model", "data"):
+                given.append(value["name"] if question.kind == "model" else value)
+        names = {}
+        for name in given:
+            if name.startswith("folder:"):
+                names[name] = self.library.model_path(name)
+            elif name.startswith("upload:") and (upload := self.library.dataset(name)):
+                names[name] = upload.file
+        return names
+
+    def result(self, id_: str) -> StoredResult:
+        """A result that was kept."""
+        found = self.cache.get(id_)
+        if found is None:
+            raise HTTPException(404, "No such result: it was never computed here, or has been dropped. Ask again.")
+        return found
+
+    def job(self, id_: str) -> JobRecord:
+        """A job that is known."""
+        job = self.jobs.get(id_)
+        if job is None:
+            raise HTTPException(404, "No such job: the server was started anew, or it is long over. Ask again.")
+        return job
+
+
+def api(desk: Desk) -> APIRouter:
+    """The routes under /api."""
+    router = APIRouter(prefix="/api", responses=PROBLEMS)
+    _lists(router, desk)
+    _jobs(router, desk)
+    _results(router, desk)
+    return router
+
+
+def _lists(router: APIRouter, desk: Desk) -> None:
+    @router.get("/analyses")
+    async def list_analyses() -> list[AnalysisAnswer]:
+        """Every analysis, with its question and its parameters."""
+        return analyses()
+
+    @router.get("/models")
+    def list_models() -> list[ModelAnswer]:
+        """The models that can be had: of the zoo, of the local cache of the hub, and of folders below the root."""
+        return desk.library.models()
+
+    @router.get("/datasets")
+    def list_datasets() -> list[DatasetAnswer]:
+        """The shipped datasets, and those that were uploaded."""
+        return desk.library.datasets()
+
+    @router.post("/datasets", status_code=201, openapi_extra={"requestBody": _UPLOAD})
+    async def upload_dataset(
+        request: Request,
+        file: Annotated[
+            str, Query(min_length=1, max_length=200, description="The name of the file: its suffix counts.")
+        ],
+        text: Annotated[str | None, Query(min_length=1, max_length=200, description="The column of the texts.")] = None,
+        label: Annotated[str | None, Query(min_length=1, max_length=200, description="That of the labels.")] = None,
+    ) -> DatasetAnswer:
+        """Upload labelled texts as .txt, .csv, .tsv or .jsonl."""
+        content = await request.body()
+        return await asyncio.to_thread(desk.library.add_dataset, file, content, text, label)
+
+    @router.get("/stores")
+    def list_stores() -> list[StoreAnswer]:
+        """States that were kept in files below the root."""
+        return desk.library.stores()
+
+
+_UPLOAD = {
+    "required": True,
+    "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
+}
+
+
+def _jobs(router: APIRouter, desk: Desk) -> None:
+    @router.post("/jobs", status_code=202, responses={200: {"model": JobAnswer}, **BUSY, **BAD})
+    async def submit_job(body: JobRequest, response: Response) -> JobAnswer:
+        """Ask a question: 202 and a job to follow, or 200 where the result is there already."""
+        asked = body.model_dump(exclude_none=True, mode="json")
+        key, request = await asyncio.to_thread(desk.resolved, asked)
+        if await asyncio.to_thread(desk.cache.get, key) is not None:
+            response.status_code = 200
+            return desk.jobs.answer(desk.jobs.finished(key, asked))
+        try:
+            return desk.jobs.answer(desk.jobs.submit(key, asked, request))
+        except QueueFull:
+            reason = f"{desk.jobs.length} questions are waiting already. Wait for one, or cancel one."
+            raise HTTPException(429, reason, headers={"Retry-After": "5"}) from None
+
+    @router.get("/jobs/{id}")
+    async def read_job(id: JobId) -> JobAnswer:  # noqa: A002
+        """How a job stands."""
+        return desk.jobs.answer(desk.job(id))
+
+    @router.delete("/jobs/{id}")
+    async def cancel_job(id: JobId) -> JobAnswer:  # noqa: A002
+        """Cancel a job: it is taken from the queue, or stopped."""
+        job = desk.job(id)
+        await desk.jobs.cancel(job)
+        return desk.jobs.answer(job)
+
+    @router.get("/jobs/{id}/events", response_class=StreamingResponse, responses={200: EVENTS, **BUSY})
+    async def follow_job(id: JobId) -> StreamingResponse:  # noqa: A002
+        """Follow a job: server-sent events, each a job as JSON, until it is over."""
+        job = desk.job(id)
+        if desk.streams >= desk.settings.streams:
+            raise HTTPException(429, f"{desk.streams} pages follow jobs already. Close one.")
+        return StreamingResponse(_events(desk, job), media_type="text/event-stream")
+
+    @router.get("/jobs/{id}/partial", response_class=Response, responses={200: _PAYLOAD})
+    async def read_partial(id: JobId) -> Response:  # noqa: A002
+        """The views of the last partial result, packed."""
+        job = desk.job(id)
+        if not job.partials:
+            raise HTTPException(404, "This job has given no partial result.")
+        return Response(job.partial, media_type="text/plain")
+
+
+_PAYLOAD = {
+    "content": {"text/plain": {"schema": {"type": "string"}}},
+    "description": "Views, packed as in the reports.",
+}
+
+
+async def _events(desk: Desk, job: JobRecord) -> AsyncIterator[str]:
+    desk.streams += 1
+    try:
+        async for said in desk.jobs.follow(job):
+            yield ": still there\n\n" if said is None else f"data: {said.model_dump_json()}\n\n"
+    finally:
+        desk.streams -= 1
+
+
+def _results(router: APIRouter, desk: Desk) -> None:
+    @router.get("/results/{id}")
+    def read_result(id: ResultId) -> ResultAnswer:  # noqa: A002
+        """A result: its title, findings, views, sections, and the code that makes it."""
+        header = desk.result(id).header
+        asked = header["request"]
+        try:
+            names = desk.names(asked)
+        except Error:  # what it was made of is gone
+            names = {}
+        command = as_command(asked, names)
+        return ResultAnswer(
+            id=id,
+            analysis=asked["analysis"],
+            model=ModelChoice(**asked["model"]),
+            title=header.get("title", "state"),
+            findings=header.get("findings", []),
+            views=header.get("views", []),
+            sections=header.get("sections", []),
+            python=as_python(asked, names),
+            command=command.text,
+            command_reason=command.reason,
+            state=header.get("state"),
+        )
+
+    @router.get("/results/{id}/payload", response_class=Response, responses={200: _PAYLOAD})
+    def read_payload(id: ResultId) -> Response:  # noqa: A002
+        """The views of a result, packed as in the reports."""
+        return Response(desk.result(id).payload, media_type="text/plain")
+
+    @router.get("/results/{id}/file", response_class=Response, responses={200: _FILE})
+    async def read_file(
+        id: ResultId,  # noqa: A002
+        format: Format,  # noqa: A002
+        view: Annotated[str, Query(max_length=60, description="For png, svg and pdf: which view, or all.")] = "",
+        measure: Annotated[str, Query(max_length=200, description="For png, svg and pdf: a measure of a grid.")] = "",
+    ) -> Response:
+        """A result as a file."""
+        stored = await asyncio.to_thread(desk.result, id)
+        if not stored.data:
+            raise HTTPException(422, "One state is no result that can be saved. Copy its Python code in its place.")
+        async with desk.drawing:
+            content = await asyncio.to_thread(_file, stored, format, view, measure)
+        name = f"{stored.header['request']['analysis']}.{format}"
+        kind = mimetypes.guess_type(name)[0] or "application/octet-stream"
+        headers = {"content-disposition": f'attachment; filename="{name}"', "content-security-policy": "sandbox"}
+        return Response(content, media_type=kind, headers=headers)
+
+
+_FILE = {"content": {"application/octet-stream": {"schema": {"type": "string"}}}, "description": "The file."}
+
+
+def _file(stored: StoredResult, format_: str, view: str, measure: str) -> bytes:
+    with TemporaryDirectory(prefix="hiddenscope-") as folder:
+        kept, made = Path(folder, "kept.nc"), Path(folder, f"made.{format_}")
+        kept.write_bytes(stored.data)
+        if format_ == "nc":
+            return stored.data
+        look = {"view": view, "measure": measure} if format_ in ("png", "svg", "pdf") else {}
+        Result.load(kept).save(made, **look)  # type: ignore[arg-type]
+        return made.read_bytes()
+
+
+def pages(application: FastAPI) -> None:
+    """The page and its scripts: every file is read when the server starts, and nothing else is ever served."""
+    served = {f"/{room}/static/{name}": content for room in ("app", "views") for name, content in _static(room)}
+    index = served["/app/static/index.html"]
+
+    @application.get("/", include_in_schema=False)
+    async def page() -> Response:
+        return Response(index, media_type="text/html")
+
+    @application.get("/favicon.ico", include_in_schema=False)
+    async def icon() -> Response:
+        return Response(b"", 204)
+
+    @application.get("/{room}/static/{name}", include_in_schema=False)
+    async def static(request: Request) -> Response:
+        content = served.get(request.url.path)
+        if content is None:
+            raise HTTPException(404, "There is no such file.")
+        kind = mimetypes.guess_type(request.url.path)[0] or "text/plain"
+        return Response(content, media_type="text/javascript" if kind.endswith("javascript") else kind)
+
+
+def _static(room: str) -> list[tuple[str, bytes]]:
+    folder = files(f"hiddenscope.{room}") / "static"
+    return [(file.name, file.read_bytes()) for file in folder.iterdir() if file.is_file()]
+
+
+def said(problem: str) -> bytes:
+    """A problem as the body of an answer."""
+    return json.dumps({"detail": problem}).encode()

@@ -1,0 +1,77 @@
+/** Asking from the page: one question at a time in each place, its progress in the page's head, with a way to cancel it. */
+
+import { button, element } from "../../views/static/elements.js";
+import { ask, Cancelled } from "./api.js";
+
+const PATIENCE = 350; // milliseconds until progress is shown
+
+/** What runs now, and where the reader sees it. */
+export class Asker {
+  /** @param {HTMLElement} status */
+  constructor(status) {
+    this.status = status;
+    /** @type {Map<string, AbortController>} */
+    this.running = new Map();
+  }
+
+  /**
+   * Ask in a place of the page; what is still asked there is cancelled. Undefined where another question took its place.
+   * @param {string} place
+   * @param {import("./api.js").Asked} asked
+   * @param {(job: import("./api.js").Job) => void} [told]
+   * @returns {Promise<import("./api.js").ResultAnswer | undefined>}
+   */
+  async ask(place, asked, told) {
+    this.cancel(place);
+    const control = new AbortController();
+    this.running.set(place, control);
+    const start = performance.now();
+    try {
+      return await ask(asked, (job) => {
+        if (performance.now() - start > PATIENCE || job.progress || job.waiting) this.show(job, control);
+        told?.(job);
+        if (job.note) this.say(job.note);
+      }, control.signal);
+    } catch (error) {
+      if (error instanceof Cancelled) return undefined;
+      throw error;
+    } finally {
+      if (this.running.get(place) === control) this.running.delete(place);
+      if (!this.running.size && !this.status.dataset.kept) this.status.replaceChildren();
+    }
+  }
+
+  /** @param {string} place */
+  cancel(place) {
+    this.running.get(place)?.abort();
+    this.running.delete(place);
+  }
+
+  /** @param {string} sentence */
+  say(sentence) {
+    this.status.dataset.kept = "true";
+    this.status.replaceChildren(sentence);
+  }
+
+  /**
+   * @param {import("./api.js").Job} job
+   * @param {AbortController} control
+   */
+  show(job, control) {
+    if (job.state !== "queued" && job.state !== "running") return;
+    delete this.status.dataset.kept;
+    const words = job.state === "queued" ? `${job.analysis}: ${job.waiting} before it` : `${job.analysis}: ${job.progress?.what ?? "working"}`;
+    let shown = this.status.querySelector("span");
+    if (!shown) {
+      shown = element("span");
+      this.status.replaceChildren(shown, element("progress", { "aria-label": "Progress", max: "1" }), button("Cancel", "Stop this question", () => undefined));
+    }
+    shown.textContent = words.slice(0, 80);
+    const bar = this.status.querySelector("progress");
+    const { done, total } = job.progress ?? { done: 0, total: null };
+    if (total) bar?.setAttribute("value", String(Math.min(1, done / total)));
+    else bar?.removeAttribute("value");
+    const stop = this.status.querySelector("button");
+    if (stop) stop.onclick = () => { control.abort(); this.status.replaceChildren("Cancelled."); };
+  }
+}

@@ -1,0 +1,145 @@
+/** A question with its form and its answer: any analysis, on any model. The address holds what was filled in. */
+
+import { button, element } from "../../views/static/elements.js";
+import { readPage, writePage } from "../../views/static/hash.js";
+import { unpack } from "../../views/static/payload.js";
+import { readText, Refused } from "./api.js";
+import { modelField } from "./fields.js";
+import { Form } from "./form.js";
+import { held, hold } from "./place.js";
+import { findingsShown, said, saveMenu, showViews, viewsOf } from "./result.js";
+
+/** @typedef {import("./api.js").AnalysisAnswer} AnalysisAnswer */
+
+/** One analysis: its model, its form, and what it answers. */
+export class Questioning {
+  /**
+   * @param {AnalysisAnswer} analysis
+   * @param {import("./form.js").Lists} lists
+   * @param {import("./asking.js").Asker} asker
+   */
+  constructor(analysis, lists, asker) {
+    this.analysis = analysis;
+    this.asker = asker;
+    this.form = new Form(analysis.parameters, lists);
+    this.model = modelField("Model", lists.models, held("model"), (name) => hold("model", name));
+    this.answer = element("div", { class: "views" });
+    const go = element("button", { type: "submit", class: "main" }, ["Ask"]);
+    const asking = element("form", { class: "asking" }, [element("div", { class: "form" }, [this.model.root]), this.form.root, element("div", { class: "row" }, [go])]);
+    asking.addEventListener("submit", (event) => {
+      event.preventDefault();
+      void this.ask();
+    });
+    this.root = element("div", {}, [asking, this.answer]);
+  }
+
+  /** What the address says was filled in; whether there was anything. */
+  restore() {
+    try {
+      const values = JSON.parse(readPage("q") || "null");
+      if (values === null || typeof values !== "object") return false;
+      this.form.set(values);
+      return true;
+    } catch {
+      return false;
+    }
+  }
+
+  async ask() {
+    const given = this.form.get();
+    const empty = this.analysis.parameters.find((one) => one.required && given[one.name] === undefined);
+    if (empty) return this.answer.replaceChildren(said(`Fill in ${empty.name.replaceAll("_", " ")} first.`));
+    writePage("q", JSON.stringify(given));
+    this.answer.classList.add("stale");
+    try {
+      const result = await this.asker.ask("question", { analysis: this.analysis.word, model: { name: this.model.get() }, arguments: given }, (job) => void this.early(job));
+      if (result) await this.show(result);
+    } catch (error) {
+      if (!(error instanceof Refused)) throw error;
+      this.answer.replaceChildren(said(error.message));
+    } finally {
+      this.answer.classList.remove("stale");
+    }
+    return undefined;
+  }
+
+  /**
+   * A partial result is shown as soon as there is one.
+   * @param {import("./api.js").Job} job
+   */
+  async early(job) {
+    if (!job.partial || this.seen === `${job.id} ${job.partial}`) return;
+    this.seen = `${job.id} ${job.partial}`;
+    const views = await unpack(await readText(`/api/jobs/${job.id}/partial`));
+    if (job.state !== "running") return;
+    const place = element("div");
+    this.answer.replaceChildren(said("A first picture; the rest is being computed.", true), place);
+    showViews(place, views, 0);
+  }
+
+  /** @param {import("./api.js").ResultAnswer} result */
+  async show(result) {
+    const views = await viewsOf(result.id);
+    const place = element("div");
+    this.answer.replaceChildren(
+      element("div", { class: "row" }, [element("h2", { class: "part" }, [result.title]), saveMenu(result, () => ({ view: "", measure: "" }))]),
+      ...(result.findings.length ? [findingsShown(result.findings)] : []), place,
+    );
+    showViews(place, views, 0);
+    document.documentElement.dataset.ready = "true";
+  }
+}
+
+/**
+ * Every question, as cards; choosing one opens its form.
+ * @param {HTMLElement} root
+ * @param {import("./asking.js").Asker} asker
+ * @param {AnalysisAnswer[]} analyses
+ * @param {import("./form.js").Lists} lists
+ */
+export function askTab(root, asker, analyses, lists) {
+  const place = element("div");
+  const cards = analyses.map((analysis) => {
+    const card = element("button", { type: "button", class: "card", "aria-pressed": "false" }, [element("strong", {}, [analysis.word]), element("span", {}, [analysis.question])]);
+    card.addEventListener("click", () => { writePage("word", analysis.word); writePage("q", ""); open(analysis, false); });
+    return /** @type {const} */ ([analysis, card]);
+  });
+  const open = (/** @type {AnalysisAnswer} */ analysis, /** @type {boolean} */ linked) => {
+    for (const [one, card] of cards) card.setAttribute("aria-pressed", String(one === analysis));
+    const questioning = new Questioning(analysis, lists, asker);
+    place.replaceChildren(element("h2", { class: "part" }, [analysis.question]), questioning.root);
+    if (linked && questioning.restore()) void questioning.ask();
+    else place.scrollIntoView({ block: "nearest" });
+  };
+  root.replaceChildren(
+    element("h2", { class: "part" }, ["Every question"]),
+    element("p", { class: "lead" }, ["Each of these is one function in Python and one command in a terminal, under the same name."]),
+    element("ul", { class: "cards" }, cards.map(([, card]) => element("li", {}, [card]))), place,
+  );
+  const linked = analyses.find((one) => one.word === readPage("word"));
+  if (linked) open(linked, true);
+  document.documentElement.dataset.ready = "true";
+}
+
+/**
+ * The drift of two models: one question on a page of its own.
+ * @param {HTMLElement} root
+ * @param {import("./asking.js").Asker} asker
+ * @param {AnalysisAnswer} drift
+ * @param {import("./form.js").Lists} lists
+ */
+export function driftTab(root, asker, drift, lists) {
+  const questioning = new Questioning(drift, lists, asker);
+  root.replaceChildren(
+    element("h2", { class: "part" }, ["Where do two models diverge?"]),
+    element("p", { class: "lead" }, ["The first is the reference, the second the candidate: a port, a fine-tuned copy, another checkpoint of the same shape. You see where they part, whether that is more than rounding, and which module is at fault."]),
+    questioning.root,
+  );
+  if (questioning.restore()) void questioning.ask();
+  document.documentElement.dataset.ready = "true";
+}
+
+/** @param {() => void} act */
+export function tryAgain(act) {
+  return button("Try again", "Ask once more", act);
+}

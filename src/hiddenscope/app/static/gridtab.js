@@ -1,0 +1,259 @@
+/** The grid is the page: a model, a text, a second text, one grid that overlays paint, one state beside it, lines below. */
+
+import { choice, element } from "../../views/static/elements.js";
+import { GridView } from "../../views/static/grid.js";
+import { writeState } from "../../views/static/hash.js";
+import { Refused } from "./api.js";
+import { DTYPES, modelField, textField } from "./fields.js";
+import { StatePanel } from "./panel.js";
+import { held, heldCell, hold } from "./place.js";
+import { findingsShown, said, saveMenu, showViews, viewsOf } from "./result.js";
+
+/**
+ * @typedef {import("./api.js").Asked} Asked
+ * @typedef {import("./panel.js").Cell} Cell
+ */
+
+const REST = 120; // milliseconds after the last keystroke
+const OVERLAYS = { norm: "Norm", difference: "Difference to B", lens: "Lens", visibility: "Visibility", patch: "Patch", drift: "Drift" };
+const EXPLAINED = /** @type {Record<string, string>} */ ({
+  norm: "How large every state is.",
+  difference: "How far the states of the two texts are apart.",
+  lens: "The word that each layer would predict, if it were the last.",
+  visibility: "Which states influence the chosen cell, and which it influences.",
+  patch: "How much of the answer comes back when one state of text A is put into text B.",
+  drift: "Where a second model, or the same in another dtype, diverges.",
+});
+
+/** The grid of the workbench: choosing a cell opens its state. */
+class ChoosingGrid extends GridView {
+  /**
+   * @param {HTMLElement} root
+   * @param {import("../../views/static/payload.js").Grid} grid
+   * @param {(cell: number) => void} chosen
+   */
+  constructor(root, grid, chosen) {
+    super(root, grid, 0);
+    this.chosen = chosen;
+  }
+
+  /** @param {number} cell */
+  hold(cell) {
+    super.hold(cell);
+    this.chosen?.(this.pin);
+  }
+}
+
+export class GridTab {
+  /**
+   * @param {HTMLElement} root
+   * @param {import("./asking.js").Asker} asker
+   * @param {import("./api.js").ModelAnswer[]} models
+   */
+  constructor(root, asker, models) {
+    this.root = root;
+    this.asker = asker;
+    this.models = models;
+    this.resting = 0;
+    /** @type {ChoosingGrid | null} */
+    this.grid = null;
+    /** @type {import("./api.js").ResultAnswer | null} */
+    this.result = null;
+    this.build();
+    this.restore();
+  }
+
+  build() {
+    const later = () => { clearTimeout(this.resting); this.resting = window.setTimeout(() => void this.paint(), REST); };
+    this.model = modelField("Model", this.models, held("model"), (name) => { hold("model", name); void this.paint(); });
+    this.a = textField("Text A", held("a"), (text) => { hold("a", text); later(); });
+    this.b = textField("Text B, to compare with", held("b"), (text) => { hold("b", text); if (this.usesB()) later(); });
+    this.overlays = choice("Overlay", OVERLAYS, (overlay) => { hold("overlay", overlay); this.arrange(); void this.paint(); });
+    this.overlays.root.id = "overlays";
+    this.extra = element("div", { class: "extra" });
+    this.save = element("div", { class: "save" });
+    this.explained = element("p", { class: "lead tight" });
+    this.stage = element("div", { class: "views" }, [said("Asking …", true)]);
+    this.below = element("div", { class: "views" });
+    this.aside = element("aside", { class: "state", "aria-label": "The chosen state" });
+    this.panel = new StatePanel(this.aside, (cell, change) => void this.read(cell, change), {
+      choose: (site, token) => this.choose(site, token),
+      see: () => { hold("overlay", "visibility"); this.restore(); },
+      textB: () => held("b"),
+    });
+    this.panel.empty();
+    this.root.replaceChildren(
+      element("div", { class: "ask", id: "ask" }, [this.model.root, this.a.root, this.b.root]),
+      element("div", { class: "overlays" }, [this.overlays.root, this.extra, this.save]),
+      element("div", { class: "desk" }, [element("div", {}, [this.explained, this.stage, this.below]), this.aside]),
+    );
+  }
+
+  /** Take everything from the address. */
+  restore() {
+    this.model?.set(held("model"));
+    this.a?.set(held("a"));
+    this.b?.set(held("b"));
+    this.arrange();
+    void this.paint();
+  }
+
+  usesB() {
+    return ["difference", "patch"].includes(held("overlay"));
+  }
+
+  /** What the overlay needs beside the texts. */
+  arrange() {
+    const overlay = held("overlay");
+    this.overlays?.set(overlay);
+    const again = (/** @type {import("./place.js").Held} */ name) => (/** @type {string} */ value) => {
+      hold(name, value);
+      clearTimeout(this.resting);
+      this.resting = window.setTimeout(() => void this.paint(), 3 * REST);
+    };
+    const fields = {
+      patch: () => [textField("Answer to A", held("answer"), again("answer"), "small"), textField("Answer to B", held("other"), again("other"), "small")],
+      drift: () => [modelField("Against", this.models, held("second"), again("second")), dtypeField(held("seconddtype"), again("seconddtype"))],
+    };
+    this.extra?.replaceChildren(...(fields[/** @type {"patch" | "drift"} */ (overlay)]?.() ?? []).map(({ root }) => root));
+  }
+
+  /** @returns {Asked} */
+  asked() {
+    const [text, other, model] = [held("a"), held("b"), { name: held("model") }];
+    const contrasts = { clean: text, corrupt: other, answer: held("answer"), other: held("other") };
+    const second = held("seconddtype") === "as it is" ? { name: held("second") } : { name: held("second"), dtype: held("seconddtype") };
+    const questions = /** @type {Record<string, [string, Record<string, unknown>]>} */ ({
+      norm: ["grid", { text }],
+      difference: ["compare", { a: text, b: other }],
+      lens: ["lens", { text }],
+      visibility: ["visibility", { text }],
+      patch: ["patch", { contrasts }],
+      drift: ["drift", { candidate: second, texts: text }],
+    });
+    const [analysis, given] = questions[held("overlay")] ?? questions.norm;
+    return { analysis, model, arguments: given };
+  }
+
+  /** Ask for what the overlay shows, and paint it. */
+  async paint() {
+    const needs = missing(this.usesB());
+    if (needs) return this.stage?.replaceChildren(said(needs, true));
+    this.stage?.classList.add("stale");
+    try {
+      const result = await this.asker.ask("grid", this.asked());
+      if (!result) return undefined;
+      await this.show(result);
+    } catch (error) {
+      if (!(error instanceof Refused)) throw error;
+      this.stage?.replaceChildren(said(error.message));
+      this.below?.replaceChildren();
+    } finally {
+      this.stage?.classList.remove("stale");
+    }
+    return undefined;
+  }
+
+  /** @param {import("./api.js").ResultAnswer} result */
+  async show(result) {
+    const views = await viewsOf(result.id);
+    const first = views.findIndex((view) => view.kind === "Grid");
+    const view = views[first];
+    if (!view || view.kind !== "Grid" || !this.stage || !this.below) return;
+    this.result = result;
+    const root = element("section", { "data-view": "0", class: "grid" });
+    this.stage.replaceChildren(root);
+    this.grid = new ChoosingGrid(root, view, (cell) => this.chosen(cell));
+    if (this.explained) this.explained.textContent = EXPLAINED[held("overlay")] ?? "";
+    const rest = element("div");
+    this.below.replaceChildren(...(result.findings.length ? [findingsShown(result.findings)] : []), rest);
+    showViews(rest, views.filter((_, i) => i !== first), 1);
+    const named = result.views[first]?.name ?? "";
+    this.save?.replaceChildren(saveMenu(result, () => ({ view: named, measure: this.grid?.shown ? this.grid.measure.name : "" })));
+    document.documentElement.dataset.ready = "true";
+    const cell = heldCell();
+    if (cell) this.open(cell.site, cell.column);
+    else this.panel?.empty();
+  }
+
+  /** @param {number} pin */
+  chosen(pin) {
+    if (!this.grid || pin < 0) {
+      this.asker.cancel("state");
+      return this.panel?.empty();
+    }
+    const { sites, tokens } = this.grid.grid;
+    return this.open(sites[Math.floor(pin / tokens.length)], pin % tokens.length);
+  }
+
+  /**
+   * Read the state of a column of the grid; columns that text A has not are no state of it.
+   * @param {string} site
+   * @param {number} column
+   */
+  open(site, column) {
+    const tokens = this.grid?.grid.tokens ?? [];
+    if (!(column in tokens) || tokens[column] === null) return this.panel?.wrong("Text A has no token here: this column belongs to text B alone.");
+    const token = tokens.slice(0, column).filter((one) => one !== null).length;
+    void this.read({ site, column, token }, null);
+    return undefined;
+  }
+
+  /**
+   * @param {Cell} cell
+   * @param {Record<string, unknown> | null} change
+   */
+  async read(cell, change) {
+    this.panel?.wait(cell);
+    const given = { text: held("a"), site: cell.site, token: cell.token, ...(change ? { change } : {}) };
+    try {
+      const result = await this.asker.ask("state", { analysis: "state", model: { name: held("model") }, arguments: given });
+      if (result && this.grid) this.panel?.show(result, cell, this.grid.grid);
+    } catch (error) {
+      if (!(error instanceof Refused)) throw error;
+      this.panel?.wrong(error.message);
+    }
+  }
+
+  /**
+   * Choose a state by its name, as the panel's links do.
+   * @param {string} site
+   * @param {number} token
+   */
+  choose(site, token) {
+    if (!this.grid) return;
+    const { sites, tokens } = this.grid.grid;
+    const columns = tokens.flatMap((one, i) => (one === null ? [] : [i]));
+    const row = sites.indexOf(site);
+    if (row < 0 || columns[token] === undefined) return void this.read({ site, column: token, token }, null);
+    const cell = row * tokens.length + columns[token];
+    if (cell !== this.grid.pin) this.grid.hold(cell);
+  }
+}
+
+/**
+ * What must be typed first, in a sentence; nothing where all is there.
+ * @param {boolean} both
+ */
+function missing(both) {
+  if (!held("a").trim()) return "Type a text to see its states.";
+  if (both && !held("b").trim()) return "Type a text B to compare with.";
+  if (both && held("a") === held("b")) return "Text B is text A. Change one of them.";
+  return "";
+}
+
+/**
+ * @param {string} value
+ * @param {(value: string) => void} act
+ */
+function dtypeField(value, act) {
+  const select = element("select", {}, DTYPES.map((name) => element("option", { value: name }, [name])));
+  select.value = value;
+  select.addEventListener("change", () => act(select.value));
+  return { root: element("label", { class: "field small" }, [element("span", {}, ["in dtype"]), select]) };
+}
+
+/** Choose a cell before the first grid is there, as the example does. @param {string} pin */
+export function pinFirst(pin) {
+  if (!heldCell()) writeState(0, { pin });
+}

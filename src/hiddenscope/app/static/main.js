@@ -1,0 +1,72 @@
+/** The workbench: tabs, each made when it is first shown. */
+
+import { element } from "../../views/static/elements.js";
+import { readPage, whenLinked, writePage } from "../../views/static/hash.js";
+import { read, Refused } from "./api.js";
+import { Asker } from "./asking.js";
+import { askTab, driftTab } from "./asktab.js";
+import { DatasetTab, storeTab } from "./datatab.js";
+import { GridTab, pinFirst } from "./gridtab.js";
+import { held } from "./place.js";
+import { said } from "./result.js";
+import { tour } from "./tour.js";
+
+const TABS = /** @type {Record<string, string>} */ ({ grid: "Grid", data: "Datasets", stores: "Stores", drift: "Drift", ask: "All questions" });
+const FIRST_CELL = "layer.24~4";
+
+const work = /** @type {HTMLElement} */ (document.getElementById("work"));
+const nav = /** @type {HTMLElement} */ (document.getElementById("tabs"));
+const status = /** @type {HTMLElement} */ (document.getElementById("status"));
+
+async function start() {
+  const asker = new Asker(status);
+  const [analyses, models, datasets] = await Promise.all([
+    /** @type {Promise<import("./api.js").AnalysisAnswer[]>} */ (read("/api/analyses")),
+    /** @type {Promise<import("./api.js").ModelAnswer[]>} */ (read("/api/models")),
+    /** @type {Promise<import("./api.js").DatasetAnswer[]>} */ (read("/api/datasets")),
+  ]);
+  const lists = { models, datasets };
+  const drift = analyses.find((one) => one.word === "drift");
+  /** @type {GridTab | null} */
+  let grid = null;
+  if (!location.hash) pinFirst(FIRST_CELL);
+
+  const show = () => {
+    const tab = held("tab") in TABS ? held("tab") : "grid";
+    for (const link of nav.querySelectorAll("a")) {
+      if (link.dataset.tab === tab) link.setAttribute("aria-current", "page");
+      else link.removeAttribute("aria-current");
+    }
+    document.title = `${TABS[tab]} · hiddenscope`;
+    const root = element("div");
+    work.replaceChildren(root);
+    grid = null;
+    if (tab === "grid") {
+      grid = new GridTab(root, asker, models);
+      tour(root);
+    } else if (tab === "data") new DatasetTab(root, asker, analyses, lists);
+    else if (tab === "stores") storeTab(root, asker, lists).catch((error) => root.replaceChildren(said(String(error.message))));
+    else if (tab === "drift" && drift) driftTab(root, asker, drift, lists);
+    else askTab(root, asker, analyses, lists);
+  };
+
+  nav.replaceChildren(...Object.entries(TABS).map(([tab, label]) => {
+    const link = element("a", { href: `#tab=${tab}`, "data-tab": tab }, [label]);
+    link.addEventListener("click", (event) => {
+      if (event.ctrlKey || event.metaKey || event.shiftKey) return;
+      event.preventDefault();
+      for (const name of ["q", "word", "data", "store"]) writePage(name, "");
+      writePage("tab", tab === "grid" ? "" : tab);
+      show();
+      work.focus({ preventScroll: true });
+    });
+    return link;
+  }));
+  whenLinked(() => (grid && held("tab") === "grid" ? grid.restore() : show()));
+  if (readPage("token")) writePage("token", "");
+  show();
+}
+
+start().catch((/** @type {Error} */ error) => {
+  work.replaceChildren(said(error instanceof Refused ? error.message : `The page cannot be shown: ${error.message}`));
+});

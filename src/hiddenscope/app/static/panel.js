@@ -1,0 +1,177 @@
+/** The side panel: one state. Its names, its norm, its nearest others, what a lens reads there, and what changes do. */
+
+import { button, element } from "../../views/static/elements.js";
+import { largest, sourcesOf, targetsOf } from "../../views/static/influence.js";
+import { formatNumber } from "../../views/static/numbers.js";
+import { shownText, shownToken } from "../../views/static/text.js";
+import { saveMenu, said } from "./result.js";
+
+/**
+ * @typedef {{site: string, column: number, token: number}} Cell
+ * @typedef {import("./api.js").ResultAnswer} ResultAnswer
+ */
+
+const MOST_LINKS = 3;
+
+export class StatePanel {
+  /**
+   * @param {HTMLElement} root
+   * @param {(cell: Cell, change: Record<string, unknown> | null) => void} ask
+   * @param {{choose: (site: string, token: number) => void, see: () => void, textB: () => string}} page
+   */
+  constructor(root, ask, page) {
+    this.root = root;
+    this.ask = ask;
+    this.page = page;
+    this.strength = "4";
+    this.toward = "";
+    this.away = "";
+  }
+
+  /** Nothing is chosen. */
+  empty() {
+    this.root.replaceChildren(
+      element("h2", {}, ["One state"]),
+      element("p", {}, ["Choose a cell of the grid: click it, or move with the arrow keys and press Enter. Here you see what that state is, what is near it, and what happens when it is changed."]),
+    );
+  }
+
+  /** @param {string} sentence */
+  wrong(sentence) {
+    this.root.replaceChildren(element("h2", {}, ["One state"]), said(sentence));
+  }
+
+  /** @param {Cell} cell */
+  wait(cell) {
+    if (this.root.dataset.cell === `${cell.site}~${cell.column}`) return this.root.classList.add("stale");
+    this.root.replaceChildren(element("h2", {}, [cell.site]), element("p", {}, ["Reading this state …"]));
+    return undefined;
+  }
+
+  /**
+   * @param {ResultAnswer} result
+   * @param {Cell} cell
+   * @param {import("../../views/static/payload.js").Grid} grid the grid that is shown
+   */
+  show(result, cell, grid) {
+    const { state } = result;
+    if (!state) return;
+    this.root.classList.remove("stale");
+    this.root.dataset.cell = `${cell.site}~${cell.column}`;
+    const facts = [
+      ...Object.entries(state.names).flatMap(([tool, name]) => [element("dt", {}, [tool]), element("dd", {}, [element("code", {}, [name])])]),
+      element("dt", {}, ["norm"]), element("dd", {}, [formatNumber(state.norm)]),
+      element("dt", {}, ["token id"]), element("dd", {}, [String(state.id)]),
+    ];
+    this.root.replaceChildren(
+      element("h2", {}, [`${state.site}, “`, element("bdi", {}, [shownToken(state.string)]), "”"]),
+      element("dl", {}, facts),
+      heading("What this layer would predict here"), predictions(state.lens),
+      heading("Nearest states of this text"), this.near(state.nearest, grid),
+      ...this.seen(cell, grid),
+      heading("Change it, and read the next token"), this.changes(cell), this.outcome(state),
+      element("div", { class: "acts" }, [saveMenu(result, () => ({ view: "", measure: "" }))]),
+    );
+  }
+
+  /**
+   * @param {{site: string, token: number, cosine: number}[]} nearest
+   * @param {import("../../views/static/payload.js").Grid} grid
+   */
+  near(nearest, grid) {
+    const tokens = grid.tokens.filter((token) => token !== null);
+    return element("ul", { class: "words" }, nearest.slice(0, 5).map(({ site, token, cosine }) => {
+      const go = element("button", { type: "button", class: "plain" }, [`${site}, ${shownToken(tokens[token] ?? null, 20)}`]);
+      go.addEventListener("click", () => this.page.choose(site, token));
+      return element("li", {}, [go, element("span", {}, [`cosine ${cosine.toFixed(3)}`])]);
+    }));
+  }
+
+  /**
+   * What it sees and what sees it: from the map where that is the overlay, or else a way to it.
+   * @param {Cell} cell
+   * @param {import("../../views/static/payload.js").Grid} grid
+   */
+  seen(cell, grid) {
+    const map = grid.measures.find((measure) => measure.influence)?.influence;
+    const row = grid.sites.indexOf(cell.site);
+    const title = heading("What it sees, and what sees it");
+    if (!map || row < 0) return [title, element("div", { class: "acts" }, [button("Show on the grid", "Paint which states influence it, and which it influences", () => this.page.see())])];
+    const count = grid.sites.length * grid.tokens.length;
+    const at = row * grid.tokens.length + cell.column;
+    const data = /** @type {Float32Array} */ (map.data);
+    const both = /** @type {const} */ ([["Sees most", sourcesOf(data, at, count)], ["Is seen most by", targetsOf(data, at, count)]]);
+    const lines = both.map(([words, values]) => element("p", {}, [`${words}: ${strongest(values, grid) || "none"}.`]));
+    return [title, ...lines];
+  }
+
+  /** @param {Cell} cell */
+  changes(cell) {
+    const toward = element("input", { type: "text", value: this.toward, placeholder: "She is very happy", "aria-label": "Steer toward this text" });
+    const away = element("input", { type: "text", value: this.away, placeholder: "She is very sad", "aria-label": "Steer away from this text" });
+    const strength = element("input", { type: "number", value: this.strength, step: "0.5", "aria-label": "Strength" });
+    const replace = button("Patch from text B", "Put the state of text B at this place here", () => this.ask(cell, { kind: "replace", text: this.page.textB() }));
+    replace.disabled = !this.page.textB();
+    const steer = button("Steer", "Add the difference of two texts' last states", () => {
+      [this.toward, this.away, this.strength] = [toward.value, away.value, strength.value];
+      const texts = { toward: toward.value || toward.placeholder, away: away.value || away.placeholder };
+      this.ask(cell, { kind: "steer", ...texts, strength: Number(strength.value) || 0 });
+    });
+    return element("div", {}, [
+      element("div", { class: "acts" }, [button("Ablate", "Put zeros in its place", () => this.ask(cell, { kind: "ablate" })), replace]),
+      element("details", {}, [
+        element("summary", {}, ["Steer along a direction"]),
+        element("div", { class: "form" }, [field("Toward", toward), field("Away from", away), field("Strength", strength), steer]),
+      ]),
+    ]);
+  }
+
+  /** @param {import("./api.js").StateAnswer} state */
+  outcome(state) {
+    if (!state.after) return predictions(state.before);
+    return element("div", { class: "sides" }, [
+      element("div", {}, [heading("As it is"), predictions(state.before)]),
+      element("div", {}, [heading({ ablate: "Ablated", replace: "Patched", steer: "Steered" }[state.change ?? ""] ?? "Changed"), predictions(state.after)]),
+    ]);
+  }
+}
+
+/** @param {string} words */
+function heading(words) {
+  return element("h3", {}, [words]);
+}
+
+/**
+ * @param {string} label
+ * @param {HTMLElement} input
+ */
+function field(label, input) {
+  return element("label", { class: "field" }, [element("span", {}, [label]), input]);
+}
+
+/** @param {import("./api.js").Prediction[] | string} given */
+function predictions(given) {
+  if (typeof given === "string") return element("p", {}, [shownText(given, 400)]);
+  return element("ol", { class: "words" }, given.slice(0, 6).map(({ word, probability }) => element("li", {}, [
+    element("meter", { value: String(probability), max: "1", "aria-hidden": "true" }),
+    element("bdi", {}, [shownToken(word, 24)]),
+    element("span", {}, [probability >= 0.0005 ? probability.toFixed(3) : probability.toExponential(1)]),
+  ])));
+}
+
+/**
+ * The places of the largest values, in words.
+ * @param {Float32Array} values
+ * @param {import("../../views/static/payload.js").Grid} grid
+ */
+function strongest(values, grid) {
+  const rest = values.slice();
+  const places = [];
+  for (let i = 0; i < MOST_LINKS; i++) {
+    const at = largest(rest);
+    if (at < 0) break;
+    places.push(`${grid.sites[Math.floor(at / grid.tokens.length)]} at ${shownToken(grid.tokens[at % grid.tokens.length], 14)}`);
+    rest[at] = NaN;
+  }
+  return places.join("; ");
+}

@@ -1,0 +1,134 @@
+/** A result on the page: its findings, its views, and the menu that saves it. */
+
+import { button, element } from "../../views/static/elements.js";
+import { GridView } from "../../views/static/grid.js";
+import { LinesView } from "../../views/static/lines.js";
+import { PanelsView } from "../../views/static/panels.js";
+import { unpack } from "../../views/static/payload.js";
+import { shownText } from "../../views/static/text.js";
+import { readText } from "./api.js";
+
+/**
+ * @typedef {import("../../views/static/payload.js").View} View
+ * @typedef {import("./api.js").ResultAnswer} ResultAnswer
+ */
+
+const FILES = /** @type {const} */ ([
+  ["html", "Page that works offline (HTML)"],
+  ["png", "Picture (PNG)"],
+  ["svg", "Drawing (SVG)"],
+  ["pdf", "Document (PDF)"],
+  ["csv", "Numbers (CSV)"],
+  ["nc", "Data, exactly (netCDF)"],
+]);
+
+/**
+ * The views of a result.
+ * @param {string} id
+ * @returns {Promise<View[]>}
+ */
+export async function viewsOf(id) {
+  const text = await readText(`/api/results/${id}/payload`);
+  return text ? unpack(text) : [];
+}
+
+/**
+ * A place for a view, with the view in it.
+ * @param {View} view
+ * @param {number} place which view of the page it is
+ */
+export function placed(view, place) {
+  const root = element("section", { "data-view": String(place), class: view.kind.toLowerCase() });
+  const make = () => (view.kind === "Grid" ? new GridView(root, view, place) : view.kind === "Panels" ? new PanelsView(root, view, place) : new LinesView(root, view, place));
+  return { root, make };
+}
+
+/**
+ * Show views in order; the first has this place.
+ * @param {HTMLElement} parent
+ * @param {View[]} views
+ * @param {number} first
+ */
+export function showViews(parent, views, first) {
+  const made = views.map((view, i) => placed(view, first + i));
+  parent.replaceChildren(...made.map(({ root }) => root));
+  for (const { make } of made) make();
+}
+
+/** @param {string[]} findings */
+export function findingsShown(findings) {
+  return element("ul", { class: "findings" }, findings.map((sentence) => element("li", {}, [shownText(sentence, 2000)])));
+}
+
+/**
+ * A sentence that stands out.
+ * @param {string} sentence
+ * @param {boolean} [quiet]
+ */
+export function said(sentence, quiet = false) {
+  return element("p", quiet ? { class: "say quiet" } : { class: "say", role: "alert" }, [shownText(sentence, 2000)]);
+}
+
+/**
+ * The menu that saves a result: files, code, a link.
+ * @param {ResultAnswer} result
+ * @param {() => {view: string, measure: string}} look which view is shown now, and which measure
+ */
+export function saveMenu(result, look) {
+  const items = element("div", { hidden: "" });
+  const open = element("button", { type: "button", "aria-expanded": "false" }, ["Save ▾"]);
+  const shut = () => { items.hidden = true; open.setAttribute("aria-expanded", "false"); };
+  for (const [format, label] of result.state ? [] : FILES) {
+    const link = element("a", { href: "#", download: "" }, [label]);
+    link.addEventListener("click", () => {
+      const query = new URLSearchParams({ format });
+      if (format === "png" || format === "svg" || format === "pdf") Object.entries(look()).forEach(([name, value]) => value && query.set(name, value));
+      link.href = `/api/results/${result.id}/file?${query}`;
+      shut();
+    });
+    items.append(link);
+  }
+  const python = button("As Python", "Code that makes the same result", () => { shut(); code("As Python", result.python ?? ""); });
+  const command = button("As command", result.command ? "A command that makes the same result" : result.command_reason, () => { shut(); code("As command", result.command ?? ""); });
+  python.disabled = !result.python;
+  command.disabled = !result.command;
+  items.append(python, command, button("Copy the link to this view", "The address holds everything", () => { shut(); copy(location.href); }));
+  open.addEventListener("click", () => {
+    items.hidden = !items.hidden;
+    open.setAttribute("aria-expanded", String(!items.hidden));
+    if (!items.hidden) /** @type {HTMLElement | null} */ (items.firstElementChild)?.focus();
+  });
+  const menu = element("div", { class: "menu save" }, [open, items]);
+  menu.addEventListener("keydown", (event) => {
+    if (event.key !== "Escape" || items.hidden) return;
+    shut();
+    open.focus();
+  });
+  menu.addEventListener("focusout", (event) => {
+    if (!(event.relatedTarget instanceof Node && menu.contains(event.relatedTarget))) shut();
+  });
+  return menu;
+}
+
+/**
+ * @param {string} title
+ * @param {string} text
+ */
+function code(title, text) {
+  const dialog = element("dialog", { "aria-label": title }, [
+    element("h2", {}, [title]),
+    element("pre", { tabindex: "0" }, [element("code", {}, [text])]),
+    element("div", { class: "acts" }, [
+      button("Copy", "Copy the code", () => copy(text)),
+      button("Close", "Close this", () => dialog.close()),
+    ]),
+  ]);
+  dialog.addEventListener("close", () => dialog.remove());
+  document.body.append(dialog);
+  dialog.showModal();
+}
+
+/** @param {string} text */
+function copy(text) {
+  void navigator.clipboard?.writeText(text).catch(() => undefined);
+}

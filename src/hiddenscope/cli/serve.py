@@ -1,0 +1,75 @@
+"""The workbench in a browser."""
+
+import ipaddress
+import socket
+import threading
+import webbrowser
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+
+def serve(
+    host: Annotated[
+        str, typer.Option(help="The address to listen on; another than loopback needs --remote.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="The port; the next free one if it is taken.", min=1, max=65_535)] = 8765,
+    root: Annotated[
+        Path | None,
+        typer.Option(help="Offer models and states in folders below this one.", exists=True, file_okay=False),
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, mps.")] = None,
+    remote: Annotated[bool, typer.Option("--remote", help="Allow others on the network, with the token.")] = False,
+    open_page: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in a browser.")] = True,
+    debug: Annotated[bool, typer.Option("--debug", help="Show what the worker prints.")] = False,
+) -> None:
+    """Open the workbench: a page in which every question can be asked.
+
+    It listens on this machine alone. The link that it prints holds a token; who has not got it gets nothing.
+    """
+    try:
+        app: Any = import_module("hiddenscope.app")
+    except ImportError as error:
+        typer.echo(f"The workbench needs {error.name}: pip install 'hiddenscope[app]'.", err=True)
+        raise typer.Exit(2) from None
+    if not _is_loopback(host) and not remote:
+        typer.echo(f"{host} can be reached from other machines. Add --remote to allow that.", err=True)
+        raise typer.Exit(2)
+    settings = app.Settings(host=host, port=_free(host, port), root=root, device=device, remote=remote, debug=debug)
+    link = f"{settings.address}?token={settings.token}"
+    typer.echo(f"hiddenscope is at {link}\nPress Ctrl-C to stop.")
+    server = app.server(settings)
+    if open_page:
+        threading.Thread(target=_open_when_started, args=(server, link), daemon=True).start()
+    server.run()
+
+
+def _open_when_started(server: Any, link: str) -> None:
+    pause = threading.Event()
+    while not server.started:
+        if server.should_exit or pause.wait(0.05):
+            return
+    webbrowser.open(link)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _free(host: str, port: int) -> int:
+    """The port, or the next one that is free."""
+    for candidate in range(port, min(port + 20, 65_536)):
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as trial:
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                trial.bind((host, candidate))
+            except OSError:
+                continue
+            return candidate
+    typer.echo(f"No free port from {port} on. Give another with --port.", err=True)
+    raise typer.Exit(2)

@@ -1,0 +1,38 @@
+"""One question for every analysis, small enough for a tiny model."""
+
+from typing import Any
+
+from serving import Bench
+
+TEXT = "The rest is here."
+QUESTIONS: dict[str, dict[str, Any]] = {
+    "anatomy": {},
+    "profile": {"texts": TEXT},
+    "compare": {"a": TEXT, "b": "The rest is there."},
+    "drift": {"candidate": {"name": "other"}, "texts": [TEXT]},
+    "project": {"data": "cities-incomplete", "method": "pca", "sites": "layer.1"},
+    "lens": {"text": TEXT, "k": 2},
+    "visibility": {"text": TEXT, "sites": "layer.*"},
+    "probe": {"data": "cities-incomplete", "sites": "layer.1", "truncate": True},
+    "patch": {"contrasts": {"clean": "The rest", "corrupt": "The best", "answer": "s", "other": "t"}},
+    "graft": {"donor": {"name": "other"}, "data": "upload"},
+    "steer": {
+        "prompts": [TEXT],
+        "direction": {"toward": ["a b"], "away": ["c d"], "sites": "layer.1"},
+        "new_tokens": 2,
+    },
+    "search": {"query": TEXT, "k": 1, "texts": ["The rest.", "Another."]},
+    "cluster": {"texts": ["a", "b", "c", "d e", "f g", "h i"], "smallest": 2},
+}
+
+
+def named(bench: Bench, arguments: dict[str, Any]) -> dict[str, Any]:
+    """The arguments with opaque names in place of what they stand for."""
+    given = dict(arguments)
+    for name in ("candidate", "donor", "other"):
+        if name in given:
+            given[name] = {"name": bench.folder(f"models/{given[name]['name']}")}
+    if given.get("data") == "upload":
+        rows = b"text,label\nThe rest is,a\nThe best is,b\nThe test is,a\n"
+        given["data"] = bench.ask("POST", "/api/datasets?file=rows.csv", rows).json["name"]
+    return given

@@ -1,0 +1,114 @@
+"""A running workbench, and a client that speaks plain HTTP to it, so that every header is its own."""
+
+import http.client
+import json
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import hiddenscope.app as app
+
+TOKEN = "a-token-for-tests"
+SECONDS = 300.0
+
+
+@dataclass
+class Answer:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+@dataclass
+class Bench:
+    """A workbench that runs in a thread of the test."""
+
+    settings: app.Settings
+    guard: Any
+
+    @property
+    def netloc(self) -> str:
+        return f"127.0.0.1:{self.settings.port}"
+
+    @property
+    def worker(self) -> Any:
+        return self.guard.worker
+
+    def raw(self, method: str, path: str, headers: dict[str, str] | None = None, body: bytes | None = None) -> Answer:
+        """A request with these headers and no others."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.settings.port, timeout=SECONDS)
+        try:
+            connection.putrequest(method, path, skip_host=True, skip_accept_encoding=True)
+            for name, value in {"Host": self.netloc, **(headers or {})}.items():
+                connection.putheader(name, value)
+            if body is not None and "Transfer-Encoding" not in (headers or {}):
+                connection.putheader("Content-Length", str(len(body)))
+            connection.endheaders(body)
+            response = connection.getresponse()
+            return Answer(response.status, {k.lower(): v for k, v in response.getheaders()}, response.read())
+        finally:
+            connection.close()
+
+    def ask(self, method: str, path: str, body: Any = None, **headers: str) -> Answer:
+        """A request of a program that has the token."""
+        content = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
+        own = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
+        return self.raw(method, path, own | headers, content)
+
+    def submit(self, analysis: str, model: str, **arguments: Any) -> Answer:
+        request = {"analysis": analysis, "model": {"name": model}, "arguments": arguments}
+        return self.ask("POST", "/api/jobs", request)
+
+    def wait(self, job: str, *states: str) -> dict[str, Any]:
+        """Poll until a job is in one of these states, or over."""
+        until = time.monotonic() + SECONDS
+        while time.monotonic() < until:
+            said: dict[str, Any] = self.ask("GET", f"/api/jobs/{job}").json
+            if said["state"] in (states or ("done", "failed", "cancelled")):
+                return said
+            time.sleep(0.02)
+        raise AssertionError(f"still {said}")
+
+    def answer(self, analysis: str, model: str, **arguments: Any) -> dict[str, Any]:
+        """The result of a question, waited for."""
+        submitted = self.submit(analysis, model, **arguments)
+        assert submitted.status in (200, 202), submitted.body
+        said = self.wait(submitted.json["id"])
+        assert said["state"] == "done", said
+        answered: dict[str, Any] = self.ask("GET", f"/api/results/{said['result']}").json
+        return answered
+
+    def folder(self, label: str) -> str:
+        """The opaque name of a model's folder."""
+        return str(next(one["name"] for one in self.ask("GET", "/api/models").json if one["label"] == label))
+
+
+def running(settings: app.Settings) -> Iterator[Bench]:
+    server = app.server(settings)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        assert thread.is_alive(), "the server did not start"
+        time.sleep(0.01)
+    yield Bench(settings, server.config.app)
+    server.should_exit = True
+    thread.join(20)
+
+
+def free_port() -> int:
+    import socket
+
+    with socket.socket() as trial:
+        trial.bind(("127.0.0.1", 0))
+        return int(trial.getsockname()[1])
+
+
+def settings_in(folder: Path, **options: Any) -> app.Settings:
+    return app.Settings(port=free_port(), token=TOKEN, folder=folder / "cache", **options)

@@ -1,0 +1,89 @@
+"""As Python and as command: what the page offers is run here, and gives the same numbers."""
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from asking import QUESTIONS, TEXT, named
+from serving import Bench
+from typer.main import get_command
+
+import hiddenscope as hs
+from hiddenscope.app.code import as_command
+from hiddenscope.cli import app
+
+NO_COMMAND = {"search"}
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder in which a person runs code, with the file that was uploaded."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.csv").write_text("text,label\nThe rest is,a\nThe best is,b\nThe test is,a\n")
+    return tmp_path
+
+
+def computed(bench: Bench, id_: str, here: Path) -> hs.Result:
+    path = here / "computed.nc"
+    path.write_bytes(bench.ask("GET", f"/api/results/{id_}/file?format=nc").body)
+    return hs.Result.load(path)
+
+
+def same(first: hs.Result, second: hs.Result) -> bool:
+    """The same numbers; texts know where they came from, and say so in attributes."""
+    return bool(first.kind == second.kind and first.data.equals(second.data))
+
+
+@pytest.mark.parametrize("word", QUESTIONS)
+def test_the_code_of_every_analysis_gives_the_same(bench: Bench, tiny_name: str, here: Path, word: str) -> None:
+    answered = bench.answer(word, tiny_name, **named(bench, QUESTIONS[word]))
+    expected = computed(bench, answered["id"], here)
+    namespace: dict[str, Any] = {}
+    exec(answered["python"].replace(f"{word}.html", "python.nc"), namespace)
+    assert same(hs.Result.load(here / "python.nc"), expected)
+    if word in NO_COMMAND:
+        assert answered["command"] is None and "Python only" in answered["command_reason"]
+        return
+    words = shlex.split(answered["command"].replace(f"--out {word}.html", "--out command.nc"))
+    assert words.pop(0) == "hiddenscope"
+    with pytest.raises(SystemExit) as left:
+        get_command(app)(args=words)
+    assert left.value.code == (1 if word == "drift" else 0)
+    assert same(hs.Result.load(here / "command.nc"), expected)
+
+
+def test_the_code_of_the_grid_and_of_a_state_runs(bench: Bench, tiny_name: str, here: Path) -> None:
+    grid = bench.answer("grid", tiny_name, text=TEXT)
+    namespace: dict[str, Any] = {}
+    exec(grid["python"], namespace)
+    norms = computed(bench, grid["id"], here).data["norm"].to_numpy()
+    assert namespace["result"].data["norm"].to_numpy() == pytest.approx(norms)
+    for change in (
+        None,
+        {"kind": "ablate"},
+        {"kind": "replace", "text": "a b c d e"},
+        {"kind": "steer", "toward": "a", "away": "b"},
+    ):
+        given = {} if change is None else {"change": change}
+        state = bench.answer("state", tiny_name, text=TEXT, site="layer.2", token=1, **given)
+        exec(state["python"], namespace)
+        if change is not None:
+            best = namespace["best"].values.tolist()
+            assert best == pytest.approx([one["probability"] for one in state["state"]["after"]], abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"), [("-", "takes '-' for"), ("corpus.txt", "'corpus.txt'"), ("  ", "something else")]
+)
+def test_a_text_that_a_command_line_takes_for_something_else_has_no_command(text: str, said: str) -> None:
+    asked = {"analysis": "lens", "model": {"name": "smollm2"}, "arguments": {"text": text}}
+    assert as_command(asked, {}).text is None and said in as_command(asked, {}).reason
+
+
+@pytest.mark.parametrize("text", ["--help", "@name", "it's; rm -rf $HOME `x`", "a\nb", "-k"])
+def test_a_hostile_text_is_one_word_of_the_command(text: str) -> None:
+    asked = {"analysis": "lens", "model": {"name": "smollm2"}, "arguments": {"text": text}}
+    words = shlex.split(as_command(asked, {}).text or "")
+    assert words[-1] == (f"@{text}" if text.startswith("@") else text)
+    assert words[-2] == "--" or not text.startswith("-")

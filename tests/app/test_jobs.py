@@ -1,0 +1,279 @@
+"""Questions over HTTP, on a tiny real model: answers, progress, cancelling, and what happens when things break."""
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from asking import QUESTIONS, TEXT, named
+from serving import Bench
+
+import hiddenscope as hs
+from hiddenscope.app.cache import ResultCache, StoredResult
+from hiddenscope.app.schemas import ASKED
+from hiddenscope.views import unpack
+
+
+def test_every_analysis_is_asked_here() -> None:
+    assert {analysis.word for analysis in ASKED} == set(QUESTIONS)
+
+
+@pytest.mark.parametrize("word", QUESTIONS)
+def test_every_analysis_answers(bench: Bench, tiny_name: str, word: str) -> None:
+    result = bench.answer(word, tiny_name, **named(bench, QUESTIONS[word]))
+    assert result["analysis"] == word and result["title"].startswith(word)
+    assert f"hs.{word}(" in result["python"]
+    views = unpack(bench.ask("GET", f"/api/results/{result['id']}/payload").body.decode())
+    assert [view.title for view in views] == [view["title"] for view in result["views"]]
+    assert all(place < len(views) for section in result["sections"] for place in section["views"])
+
+
+def test_an_answer_is_that_of_the_library_bit_for_bit(bench: Bench, tiny_name: str, root: Any, tmp_path: Any) -> None:
+    result = bench.answer("lens", tiny_name, text=TEXT, k=2)
+    kept = tmp_path / "lens.nc"
+    kept.write_bytes(bench.ask("GET", f"/api/results/{result['id']}/file?format=nc").body)
+    assert hs.Result.load(kept).data.identical(hs.lens(root / "models" / "tiny", TEXT, k=2).data)
+
+
+def test_a_question_asked_again_is_answered_at_once(bench: Bench, tiny_name: str) -> None:
+    first = bench.answer("grid", tiny_name, text="Once more.")
+    again = bench.submit("grid", tiny_name, text="Once more.")
+    assert again.status == 200
+    assert again.json["state"] == "done" and again.json["result"] == first["id"]
+    assert bench.submit("grid", tiny_name, text="Once more").status == 202
+
+
+def test_the_grid_has_the_norms_of_the_states(bench: Bench, tiny_name: str, root: Any) -> None:
+    result = bench.answer("grid", tiny_name, text=TEXT)
+    grid, *_ = unpack(bench.ask("GET", f"/api/results/{result['id']}/payload").body.decode())
+    states = hs.load(root / "models" / "tiny").capture(TEXT)
+    assert isinstance(states, hs.States)
+    assert grid.tokens == states.tokens.strings  # type: ignore[union-attr]
+    norms = states.values.double().norm(dim=-1).float().numpy()
+    assert (grid.measures[0].values == norms).all()  # type: ignore[union-attr]
+
+
+def test_one_state_with_its_names_and_what_changes_do(bench: Bench, tiny_name: str) -> None:
+    cell = {"text": TEXT, "site": "layer.2", "token": 1}
+    plain = bench.answer("state", tiny_name, **cell)["state"]
+    assert plain["names"]["Hugging Face"] == "outputs.hidden_states[2][0, 1]"
+    assert plain["names"]["TransformerLens"] == 'cache["blocks.1.hook_resid_post"][0, 1]'
+    assert len(plain["nearest"]) == 8 and all(-1.001 <= one["cosine"] <= 1.001 for one in plain["nearest"])
+    assert {"site": "layer.2", "token": 1} not in [{k: one[k] for k in ("site", "token")} for one in plain["nearest"]]
+    assert len(plain["lens"]) == 10 and "after" not in plain
+    gone = bench.answer("state", tiny_name, **cell, change={"kind": "ablate"})["state"]
+    assert gone["before"] == plain["before"] != gone["after"]
+    same = bench.answer("state", tiny_name, **cell, change={"kind": "replace", "text": TEXT})["state"]
+    assert same["after"] == same["before"]  # its own state in its own place
+    moved = {"kind": "steer", "toward": "a b", "away": "c d", "strength": 4.0}
+    assert bench.answer("state", tiny_name, **cell, change=moved)["state"]["after"] != plain["before"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"text": TEXT, "site": "layer.9", "token": 0}, "No state at layer.9"),
+        ({"text": TEXT, "site": "layer.1", "token": 999}, "token 999"),
+        ({"text": TEXT, "site": "layer.1", "token": 1, "change": {"kind": "replace"}}, "no text was given"),
+    ],
+)
+def test_a_failed_job_says_why(bench: Bench, tiny_name: str, arguments: dict[str, Any], said: str) -> None:
+    job = bench.wait(bench.submit("state", tiny_name, **arguments).json["id"])
+    assert job["state"] == "failed" and said in job["error"]
+
+
+@pytest.mark.parametrize(
+    ("request_", "status", "said"),
+    [
+        ({"analysis": "nothing", "model": {"name": "x"}, "arguments": {}}, 422, "analysis"),
+        ({"analysis": "lens", "model": {"name": "../x"}, "arguments": {"text": "x"}}, 422, "model.name"),
+        ({"analysis": "lens", "model": {"name": "/etc"}, "arguments": {"text": "x"}}, 422, "model.name"),
+        ({"analysis": "lens", "model": {"name": "folder:0123456789abcdef"}, "arguments": {"text": "x"}}, 422, "below"),
+        ({"analysis": "lens", "model": {"name": "x"}, "arguments": {"text": "x", "lens": "/etc/passwd"}}, 422, "lens"),
+        ({"analysis": "lens", "model": {"name": "x"}, "arguments": {"text": "x" * 20_001}}, 422, "20000"),
+        ({"analysis": "lens", "model": {"name": "x"}, "arguments": {"text": ""}}, 422, "text"),
+        ({"analysis": "lens", "model": {"name": "x"}, "arguments": {"text": "x", "k": "5"}}, 422, "k"),
+        ({"analysis": "probe", "model": {"name": "x"}, "arguments": {"data": "nothing"}}, 422, "No dataset"),
+        ({"analysis": "probe", "model": {"name": "x"}, "arguments": {"data": "../x.csv"}}, 422, "data"),
+        ([], 422, "understood"),
+    ],
+)
+def test_a_bad_request_is_refused_in_a_sentence(bench: Bench, request_: Any, status: int, said: str) -> None:
+    answer = bench.ask("POST", "/api/jobs", request_)
+    assert answer.status == status and said in answer.json["detail"]
+    assert bench.ask("POST", "/api/jobs", b'{"x": "\\ud800"').status in (400, 422)
+
+
+def test_a_model_that_cannot_be_loaded_fails_and_the_next_question_works(bench: Bench, tiny_name: str) -> None:
+    job = bench.wait(bench.submit("lens", "no-such/model", text="x").json["id"])
+    assert job["state"] == "failed" and "no-such/model" in job["error"]
+    assert bench.answer("lens", tiny_name, text="after that", k=1)
+
+
+SLOW: dict[str, Any] = {
+    "text": "a b c d e f g h i j k l m n o p q r s t u v w",
+    "measure": "frobenius",
+    "probes": 100_000,
+}
+
+
+def test_events_follow_a_job_until_it_is_cancelled_and_the_next_question_works(bench: Bench, tiny_name: str) -> None:
+    bench.answer("grid", tiny_name, text="warm")
+    job = bench.submit("visibility", tiny_name, **SLOW).json
+    told: list[dict[str, Any]] = []
+    follower = threading.Thread(target=lambda: told.extend(events(bench, job["id"])))
+    follower.start()
+    bench.wait(job["id"], "running")
+    behind = bench.submit("grid", tiny_name, text="behind").json
+    assert behind["state"] == "queued" and behind["waiting"] == 1
+    assert bench.submit("grid", tiny_name, text="warm").status == 200  # what is known is answered meanwhile
+    bench.ask("DELETE", f"/api/jobs/{job['id']}")
+    assert bench.wait(job["id"])["state"] == "cancelled"
+    follower.join(60)
+    assert told[-1]["state"] == "cancelled" and any(one["state"] == "running" for one in told)
+    assert bench.wait(behind["id"])["state"] == "done"
+
+
+def events(bench: Bench, job: str) -> list[dict[str, Any]]:
+    body = bench.ask("GET", f"/api/jobs/{job}/events").body.decode()
+    return [json.loads(line.removeprefix("data: ")) for line in body.splitlines() if line.startswith("data: ")]
+
+
+def test_a_queued_job_is_cancelled_without_being_run(bench: Bench, tiny_name: str) -> None:
+    first = bench.submit("visibility", tiny_name, **SLOW, seed=1).json["id"]
+    second = bench.submit("visibility", tiny_name, **SLOW, seed=2).json["id"]
+    assert bench.ask("DELETE", f"/api/jobs/{second}").json["state"] == "cancelled"
+    bench.ask("DELETE", f"/api/jobs/{first}")
+    assert bench.wait(first)["state"] == "cancelled"
+
+
+def test_a_killed_worker_fails_its_job_and_the_next_question_works(bench: Bench, tiny_name: str) -> None:
+    job = bench.submit("visibility", tiny_name, **SLOW, seed=3).json["id"]
+    bench.wait(job, "running")
+    until = time.monotonic() + 60
+    while bench.worker.pid is None and time.monotonic() < until:
+        time.sleep(0.02)
+    os.kill(bench.worker.pid, signal.SIGKILL)
+    said = bench.wait(job)
+    assert said["state"] == "failed" and "killed" in said["error"]
+    assert bench.answer("grid", tiny_name, text="after the kill")
+
+
+def test_a_full_queue_a_full_disk_and_the_end_of_the_server(another: Callable[..., Any], tmp_path: Any) -> None:
+    (tmp_path / "cache").write_text("a file where the folder should be")
+    with another(queue_length=1) as small:
+        name = small.folder("models/tiny")
+        first = small.submit("visibility", name, **SLOW).json["id"]
+        small.wait(first, "running")
+        queued = small.submit("grid", name, text="one")
+        assert queued.status == 202
+        full = small.submit("grid", name, text="two")
+        assert full.status == 429 and "waiting already" in full.json["detail"]
+        assert small.submit("grid", name, text="one").json["id"] == queued.json["id"]  # the same question joins its job
+        small.ask("DELETE", f"/api/jobs/{first}")
+        job = small.wait(queued.json["id"])
+        assert job["state"] == "done" and "could not be kept" in job["note"]
+        assert small.ask("GET", f"/api/results/{job['result']}").status == 200
+        assert small.submit("grid", name, text="one").status == 200
+        pid = small.worker.pid
+    until = time.monotonic() + 30
+    while time.monotonic() < until and Path(f"/proc/{pid}").exists():
+        time.sleep(0.05)
+    assert not Path(f"/proc/{pid}").exists(), "the worker outlived its server"
+
+
+def test_the_cache_drops_what_was_not_used_for_longest(tmp_path: Any) -> None:
+    cache = ResultCache(tmp_path, 3_500)
+    keys = [f"{number:064x}" for number in range(4)]
+    for place, key in enumerate(keys[:3]):
+        assert cache.put(key, StoredResult({"request": {}}, b"p" * 1000, b"")) == ""
+        os.utime(tmp_path / f"{key}.result", (place, place))
+    ResultCache(tmp_path, 3_500).get(keys[0])  # used last now
+    cache.put(keys[3], StoredResult({"request": {}}, b"p" * 1000, b""))
+    fresh = ResultCache(tmp_path, 3_500)
+    assert [fresh.get(key) is not None for key in keys] == [True, False, True, True]
+
+
+def test_a_damaged_entry_counts_as_missing(tmp_path: Any) -> None:
+    cache, key = ResultCache(tmp_path, 10**6), "0" * 64
+    cache.put(key, StoredResult({"request": {}}, b"payload", b"data"))
+    path = tmp_path / f"{key}.result"
+    whole = path.read_bytes()
+    assert ResultCache(tmp_path, 10**6).get(key) == StoredResult({"request": {}}, b"payload", b"data")
+    for damaged in (whole[:-1], b"", whole.replace(b"payload", b"paXload"), b"x" * 100):
+        path.write_bytes(damaged)
+        assert ResultCache(tmp_path, 10**6).get(key) is None
+
+
+@pytest.mark.parametrize(
+    ("format_", "start"),
+    [
+        ("html", b"<!doctype html>"),
+        ("png", b"\x89PNG"),
+        ("svg", b"<?xml"),
+        ("pdf", b"%PDF"),
+        ("csv", b""),
+        ("json", b"{"),
+    ],
+)
+def test_a_result_is_saved_in_every_format(bench: Bench, tiny_name: str, format_: str, start: bytes) -> None:
+    result = bench.answer("lens", tiny_name, text=TEXT, k=2)
+    file = bench.ask("GET", f"/api/results/{result['id']}/file?format={format_}")
+    assert file.status == 200 and file.body.startswith(start) and len(file.body) > 500
+    assert file.headers["content-disposition"] == f'attachment; filename="lens.{format_}"'
+
+
+def test_a_view_and_a_measure_are_chosen_and_a_wrong_one_is_named(bench: Bench, tiny_name: str) -> None:
+    id_ = bench.answer("lens", tiny_name, text=TEXT, k=2)["id"]
+    pictures = {
+        bench.ask("GET", f"/api/results/{id_}/file?format=png{more}").body
+        for more in ("", "&measure=entropy", "&view=lines")
+    }
+    assert len(pictures) == 3
+    wrong = bench.ask("GET", f"/api/results/{id_}/file?format=png&view=nothing")
+    assert wrong.status == 422 and "there are grid" in wrong.json["detail"]
+    assert bench.ask("GET", f"/api/results/{'0' * 64}/file?format=png").status == 404
+    assert bench.ask("GET", f"/api/results/{id_}/file?format=exe").status == 422
+
+
+def test_uploads_are_parsed_under_limits(bench: Bench) -> None:
+    good = bench.ask(
+        "POST", "/api/datasets?file=a.jsonl", b'{"text": "one", "label": 1}\n{"text": "two", "label": 2}\n'
+    )
+    assert good.status == 201 and good.json["texts"] == 2 and good.json["labels"] == {"1": 1, "2": 1}
+    assert good.json["name"] in [one["name"] for one in bench.ask("GET", "/api/datasets").json]
+    for name, content, said in (
+        ("a.exe", b"x", "not a known format"),
+        ("a.parquet", b"PAR1", "not a known format"),
+        ("a.csv", b"", "empty"),
+        ("a.txt", b"x" * 20_001, "too large"),
+        ("a.txt", b"x\n" * 20_001, "too large"),
+        ("a.csv", b"text\n\xff\xfe\n", "a.csv"),
+    ):
+        answer = bench.ask("POST", f"/api/datasets?file={name}", content)
+        assert answer.status == 422, (name, answer.body)
+        assert said in answer.json["detail"] or name == "a.csv"
+
+
+def test_states_below_the_root_are_found_and_searched(bench: Bench, tiny_name: str, root: Any) -> None:
+    model = hs.load(root / "models" / "tiny")
+    model.capture(["The rest.", "Another one.", "The test."]).save(root / "kept.safetensors")
+    (store,) = bench.ask("GET", "/api/stores").json
+    assert store["texts"] == 3 and store["label"] == "kept.safetensors" and "layer.1" in store["sites"]
+    found = bench.answer("store", tiny_name, store=store["name"], query="The rest.", site="layer.2", k=2)
+    assert found["title"].startswith("search")
+
+
+def test_a_link_out_of_the_root_is_not_followed(bench: Bench, root: Any, tmp_path: Any) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "config.json").write_text("{}")
+    (outside / "model.safetensors").write_bytes(b"")
+    (root / "way-out").symlink_to(outside)
+    labels = [one["label"] for one in bench.ask("GET", "/api/models").json]
+    assert "models/tiny" in labels and "way-out" not in labels
