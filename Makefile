@@ -5,7 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: help setup demo browser test check scripts format conformance bench calibrate fuzz faults docs clean
+.PHONY: help setup demo browser test check scripts format conformance bench calibrate fuzz chaos faults docs clean
 
 help:            ## Say what can be made.
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
@@ -62,6 +62,9 @@ calibrate: $(STAMP) ## Measure whether intervals and tests hold at the level tha
 
 fuzz: $(STAMP)   ## Try hostile and damaged input at length. CASES=1000 make fuzz   tries fewer.
 	$(BIN)/python -m fuzz --cases $(or $(CASES),10000)
+
+chaos: $(STAMP)  ## Do faults to stores and jobs at length: flipped bits, crashes, kills.
+	$(BIN)/python -m chaos
 
 faults: $(STAMP) ## Plant faults in models, let drift look for them, and write the table of docs/faults.md.
 	$(BIN)/python -m faults --write

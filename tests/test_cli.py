@@ -53,8 +53,9 @@ def test_version() -> None:
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_takes_the_shared_options_and_says_what_each_does(name: str) -> None:
     options = {option for parameter in COMMANDS[name].params for option in parameter.opts}
-    place = set() if name == "models" else {"--device", "--dtype"}
-    assert {"--model", "--out", "--json", "--progress", "--debug"} | place <= options
+    place = set() if name in ("models", "store") else {"--device", "--dtype"}
+    model = set() if name == "store" else {"--model", "--out"}
+    assert {"--json", "--progress", "--debug"} | place | model <= options
     assert COMMANDS[name].help
     assert all(parameter.help for parameter in COMMANDS[name].params if parameter.name != "help")
 
@@ -130,7 +131,7 @@ def test_a_file_name_is_never_taken_as_a_text(name: str, tmp_path: Path, monkeyp
 
 
 def test_every_command_with_texts_is_held_to_the_rule() -> None:
-    others = {"demo", "anatomy", "models", "project", "probe", "graft"}  # no texts, or a dataset
+    others = {"demo", "anatomy", "models", "store", "project", "probe", "graft"}  # no texts, or a dataset
     assert set(COMMANDS) - others == set(TEXTS_TAKEN)
 
 

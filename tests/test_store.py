@@ -5,7 +5,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,57 +18,25 @@ from numpy.typing import NDArray
 import hiddenscope as hs
 from hiddenscope.errors import Damaged, StatesError, StoreError
 from hiddenscope.store import StorePlan, StoreRow, Writer, create, resume
+from hiddenscope.testing import tiny_store
+from hiddenscope.testing.stores import COPIES, SITES, tiny_row, tiny_rows, tiny_values
 
-SITES = ("layer.0", "layer.1", "final")
 WIDTH = 24
+STRINGS = {number: f"t{number}" for number in range(200)}
 
 
 def plan(**changes: Any) -> StorePlan:
-    fields: dict[str, Any] = {"model": {"model": "toy", "dtype": "float32"}, "tokenizer": {}, "sites": SITES}
+    fields: dict[str, Any] = {
+        "model": {"model": "toy", "dtype": "float32", "depth": 1, "final": True},
+        "tokenizer": {},
+        "sites": SITES,
+    }
     fields |= {"widths": dict.fromkeys(SITES, WIDTH), "dtype": "float32", "corpus": {"count": 7}}
     return StorePlan(**fields | changes)
 
 
 def texts() -> list[list[StoreRow]]:
-    """Three units: of three texts, of a document in two windows, and of one text after two copies."""
-    rows = [row(0, 5), row(1, 3, batch=1), row(2, 4)], [row(3, 6), row(3, 4, start=3)], [row(6, 2)]
-    return [list(unit) for unit in rows]
-
-
-COPIES = [(4, 1), (5, 0)]
-STRINGS = {number: f"t{number}" for number in range(200)}
-
-
-def row(text: int, length: int, start: int = 0, batch: int = 0) -> StoreRow:
-    ids = tuple((text * 17 + start + place) % 200 for place in range(length))
-    spans = tuple((2 * (start + place), 2 * (start + place) + 2) for place in range(length))
-    return StoreRow(text, start, ids, spans, batch, None if start else "ab" * (length + 4))
-
-
-def values(writer: Writer, unit: str) -> dict[str, NDArray[Any]]:
-    """States that depend on the site, the text, the position and the channel."""
-    from hiddenscope.store.plan import DTYPES
-
-    made = {}
-    for number, site in enumerate(writer.plan.sites):
-        rows = [
-            np.sin(np.arange(WIDTH) + 100 * number + 10 * one.text + one.start + place)
-            for one in writer.rows(unit)
-            for place in range(len(one.ids) if writer.plan.pool is None else 1)
-        ]
-        wide = np.array(rows, dtype=np.float32)
-        narrow = wide.view(np.uint32) >> 16 if writer.plan.dtype == "bfloat16" else wide
-        made[site] = narrow.astype(DTYPES[writer.plan.dtype])
-    return made
-
-
-def made(path: Path, units: Sequence[str] | None = None, **changes: Any) -> Writer:
-    writer = create(path, plan(**changes), texts(), COPIES, STRINGS)
-    for unit in writer.pending() if units is None else units:
-        assert writer.commit(unit, values(writer, unit))
-    if not writer.pending():
-        writer.complete()
-    return writer
+    return tiny_rows()
 
 
 def files_of(path: Path) -> Mapping[str, bytes]:
@@ -76,10 +44,10 @@ def files_of(path: Path) -> Mapping[str, bytes]:
 
 
 def test_the_same_corpus_gives_the_same_bytes_in_any_order(tmp_path: Path) -> None:
-    made(tmp_path / "a")
-    writer = made(tmp_path / "b", [])
+    tiny_store(tmp_path / "a")
+    writer = tiny_store(tmp_path / "b", units=[])
     for unit in reversed(writer.pending()):
-        assert resume(tmp_path / "b", digest=writer.digest).commit(unit, values(writer, unit))
+        assert resume(tmp_path / "b", digest=writer.digest).commit(unit, tiny_values(writer, unit))
     writer.complete()
     assert files_of(tmp_path / "a") == files_of(tmp_path / "b")
     for name, content in files_of(tmp_path / "a").items():
@@ -92,10 +60,10 @@ def test_a_shard_is_a_plain_safetensors_file(tmp_path: Path, dtype: str) -> None
     import torch
     from safetensors.torch import load_file
 
-    writer = made(tmp_path, dtype=dtype)
+    writer = tiny_store(tmp_path, dtype=dtype)
     record = json.loads((tmp_path / "commits/000001.json").read_text())
     tensors = load_file(tmp_path / "data" / f"{record['sha256']}.safetensors")
-    expected = values(writer, "000001")
+    expected = tiny_values(writer, "000001")
     for site in SITES:
         assert tensors[site].dtype == getattr(torch, dtype)
         bits = tensors[site].view(torch.int16 if dtype != "float32" else torch.int32).numpy()
@@ -106,17 +74,17 @@ def test_a_shard_is_a_plain_safetensors_file(tmp_path: Path, dtype: str) -> None
 
 
 def test_a_unit_is_committed_once(tmp_path: Path) -> None:
-    writer = made(tmp_path, ["000000"])
+    writer = tiny_store(tmp_path, units=["000000"])
     before = files_of(tmp_path)
-    assert not writer.commit("000000", values(writer, "000000")) and files_of(tmp_path) == before
+    assert not writer.commit("000000", tiny_values(writer, "000000")) and files_of(tmp_path) == before
     assert writer.pending() == ["000001", "000002"]
     with pytest.raises(StoreError, match="2 units are not committed, the first is 000001"):
         writer.complete()
 
 
 def test_the_loser_of_a_race_discards_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    writer, other = made(tmp_path, []), resume(tmp_path)
-    theirs = {site: array + 1 for site, array in values(writer, "000000").items()}
+    writer, other = tiny_store(tmp_path, units=[]), resume(tmp_path)
+    theirs = {site: array + 1 for site, array in tiny_values(writer, "000000").items()}
     write = os.fsync
 
     def meanwhile(descriptor: int) -> None:
@@ -124,16 +92,22 @@ def test_the_loser_of_a_race_discards_its_own(tmp_path: Path, monkeypatch: pytes
         assert other.commit("000000", theirs)
 
     monkeypatch.setattr(os, "fsync", meanwhile)  # the other is first while this one's shard goes to the disk
-    assert not writer.commit("000000", values(writer, "000000"))
+    assert not writer.commit("000000", tiny_values(writer, "000000"))
     (shard,) = (tmp_path / "data").iterdir()
     assert json.loads((tmp_path / "commits/000000.json").read_text())["sha256"] == shard.stem
     assert not list((tmp_path / "tmp").iterdir())
 
 
 def test_another_plan_is_refused_with_every_difference(tmp_path: Path) -> None:
-    made(tmp_path, [])
+    tiny_store(tmp_path, units=[])
     with pytest.raises(StoreError) as caught:
-        create(tmp_path, plan(dtype="bfloat16", model={"model": "toy", "weights": "1f"}), texts(), COPIES, STRINGS)
+        create(
+            tmp_path,
+            plan(dtype="bfloat16", model={"model": "toy", "weights": "1f", "depth": 1, "final": True}),
+            texts(),
+            COPIES,
+            STRINGS,
+        )
     for difference in (
         "dtype: float32 there, bfloat16 asked",
         "model.dtype: float32 there, nothing asked",
@@ -143,7 +117,7 @@ def test_another_plan_is_refused_with_every_difference(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="units: 3 there, 2 asked"):
         create(tmp_path, plan(), texts()[:2], COPIES, STRINGS)
     changed = texts()
-    changed[1][0] = row(3, 5)
+    changed[1][0] = tiny_row(3, 5)
     with pytest.raises(StoreError, match="texts of 1 units, the first is 000001"):
         create(tmp_path, plan(), changed, COPIES, STRINGS)
     assert create(tmp_path, plan(), texts(), COPIES, STRINGS).pending() == ["000000", "000001", "000002"]
@@ -153,12 +127,12 @@ def test_another_plan_is_refused_with_every_difference(tmp_path: Path) -> None:
     ("units", "copies", "what"),
     [
         ([], [], "there are no texts"),
-        ([[row(0, 2)], []], [], "unit 000001 has no texts"),
-        ([[row(1, 2), row(0, 2)]], [], "comes after text 1"),
-        ([[row(0, 2), row(0, 2)]], [], "comes after text 0"),
-        ([[row(0, 2), row(2, 2)]], [], "text 1 has rows and is a duplicate, or has neither"),
-        ([[row(0, 2), row(1, 2)]], [(1, 0)], "text 1 has rows and is a duplicate"),
-        ([[row(0, 2)]], [(1, 2), (2, 0)], "text 1 is said to be text 2"),
+        ([[tiny_row(0, 2)], []], [], "unit 000001 has no texts"),
+        ([[tiny_row(1, 2), tiny_row(0, 2)]], [], "comes after text 1"),
+        ([[tiny_row(0, 2), tiny_row(0, 2)]], [], "comes after text 0"),
+        ([[tiny_row(0, 2), tiny_row(2, 2)]], [], "text 1 has rows and is a duplicate, or has neither"),
+        ([[tiny_row(0, 2), tiny_row(1, 2)]], [(1, 0)], "text 1 has rows and is a duplicate"),
+        ([[tiny_row(0, 2)]], [(1, 2), (2, 0)], "text 1 is said to be text 2"),
         ([[StoreRow(0, 0, (), (), 0)]], [], "0 tokens"),
         ([[StoreRow(0, 0, (1,), (), 0)]], [], "1 tokens and 0 spans"),
     ],
@@ -172,8 +146,8 @@ def test_a_plan_that_does_not_fit_together_is_refused(
 
 
 def test_values_that_do_not_fit_the_plan_are_refused(tmp_path: Path) -> None:
-    writer = made(tmp_path, [])
-    good = values(writer, "000000")
+    writer = tiny_store(tmp_path, units=[])
+    good = tiny_values(writer, "000000")
     for wrong, what in (
         ({"layer.0": good["layer.0"]}, "the sites are layer.0, and the plan has"),
         (good | {"final": good["final"][1:]}, r"final is float32 \[11, 24\]"),
@@ -187,7 +161,7 @@ def test_values_that_do_not_fit_the_plan_are_refused(tmp_path: Path) -> None:
 
 
 def test_texts_that_were_changed_are_not_computed(tmp_path: Path) -> None:
-    writer = made(tmp_path, [])
+    writer = tiny_store(tmp_path, units=[])
     path = tmp_path / "plan/000000.jsonl"
     path.write_bytes(path.read_bytes().replace(b"[0,", b"[1,", 1))
     with pytest.raises(Damaged, match=r"plan/000000.jsonl is not what the plan was made with"):
@@ -222,7 +196,7 @@ def expected(writer: Writer, site: str) -> NDArray[np.float32]:
     """All rows of a site in the order of the corpus, copies too, as float32."""
     by_text: dict[int, list[NDArray[Any]]] = {}
     for unit in writer.plan.units:
-        states, done = values(writer, unit.name)[site], 0
+        states, done = tiny_values(writer, unit.name)[site], 0
         for one in writer.rows(unit.name):
             length = len(one.ids) if writer.plan.pool is None else 1
             by_text.setdefault(one.text, []).append(states[done : done + length])
@@ -237,7 +211,7 @@ def expected(writer: Writer, site: str) -> NDArray[np.float32]:
 def test_what_was_committed_is_read_back_exactly(tmp_path: Path, dtype: str) -> None:
     import torch
 
-    writer = made(tmp_path, dtype=dtype)
+    writer = tiny_store(tmp_path, dtype=dtype)
     store = hs.open(tmp_path)
     assert store.complete and store.texts.tolist() == list(range(7)) and len(store) == 32
     for site in SITES:
@@ -274,13 +248,13 @@ def test_any_rows_are_those_of_the_whole(whole_store: tuple[hs.Store, NDArray[An
 @pytest.fixture(scope="module")
 def whole_store(tmp_path_factory: pytest.TempPathFactory) -> tuple[hs.Store, NDArray[Any]]:
     path = tmp_path_factory.mktemp("store")
-    writer = made(path, dtype="bfloat16")
+    writer = tiny_store(path, dtype="bfloat16")
     return hs.open(path), expected(writer, "final")
 
 
 def test_rows_wider_than_a_block_are_read(tmp_path: Path) -> None:
     width = 9000
-    writer = create(tmp_path, plan(sites=("final",), widths={"final": width}), [[row(0, 40)]])
+    writer = create(tmp_path, plan(sites=("final",), widths={"final": width}), [[tiny_row(0, 40)]])
     wanted = np.random.default_rng(0).standard_normal((40, width), dtype=np.float32)
     writer.commit("000000", {"final": wanted})
     array = hs.open(tmp_path)["final"]
@@ -288,7 +262,7 @@ def test_rows_wider_than_a_block_are_read(tmp_path: Path) -> None:
 
 
 def test_the_tokens_are_those_of_the_corpus(tmp_path: Path) -> None:
-    made(tmp_path)
+    tiny_store(tmp_path)
     tokens = hs.open(tmp_path).tokens
     assert tokens.lengths.tolist() == [5, 3, 4, 10, 3, 5, 2]
     assert tokens.positions[tokens.rows(3)].tolist() == [0, 1, 2, 3, 4, 5, 3, 4, 5, 6], "windows keep true positions"
@@ -299,7 +273,7 @@ def test_the_tokens_are_those_of_the_corpus(tmp_path: Path) -> None:
 
 
 def test_one_text_of_a_store(tmp_path: Path) -> None:
-    writer = made(tmp_path, dtype="bfloat16")
+    writer = tiny_store(tmp_path, dtype="bfloat16")
     store, wanted = hs.open(tmp_path), expected(writer, "layer.1")
     ends = np.cumsum(store.tokens.lengths)
     for text in range(7):
@@ -312,7 +286,7 @@ def test_one_text_of_a_store(tmp_path: Path) -> None:
 
 
 def test_pooled_states_have_a_row_a_text(tmp_path: Path) -> None:
-    writer = made(tmp_path, pool="mean")
+    writer = tiny_store(tmp_path, pool="mean")
     store = hs.open(tmp_path)
     assert len(store) == 8 and store.tokens.lengths.tolist() == [1, 1, 1, 2, 1, 1, 1]
     assert np.array_equal(store["final"][:], expected(writer, "final"))
@@ -320,7 +294,7 @@ def test_pooled_states_have_a_row_a_text(tmp_path: Path) -> None:
 
 
 def test_only_committed_units_are_shown(tmp_path: Path) -> None:
-    writer = made(tmp_path, ["000000"])
+    writer = tiny_store(tmp_path, units=["000000"])
     store = hs.open(tmp_path)
     assert not store.complete and store.units == ("000000",)
     assert store.texts.tolist() == [0, 1, 2, 4, 5] and store.tokens.count == 5
@@ -328,24 +302,24 @@ def test_only_committed_units_are_shown(tmp_path: Path) -> None:
     assert store.of(5).tokens.ids.tolist() == store.of(0).tokens.ids.tolist()
     with pytest.raises(StatesError, match="No text 3 in .* its unit is not committed, the corpus has 7"):
         store.of(3)
-    assert writer.commit("000002", values(writer, "000002"))
+    assert writer.commit("000002", tiny_values(writer, "000002"))
     assert len(store) == 20, "it stays as it was when it was opened"
     assert hs.open(tmp_path).texts.tolist() == [0, 1, 2, 4, 5, 6]
-    empty = hs.open(made(tmp_path / "empty", []).path)
+    empty = hs.open(tiny_store(tmp_path / "empty", units=[]).path)
     assert len(empty) == 0 and empty["final"][:].shape == (0, WIDTH) and len(empty.tokens) == 0
 
 
 def test_a_document_is_there_when_all_its_windows_are(tmp_path: Path) -> None:
-    units = [[row(0, 2), row(1, 4)], [row(1, 4, start=2), row(2, 3)]]
+    units = [[tiny_row(0, 2), tiny_row(1, 4)], [tiny_row(1, 4, start=2), tiny_row(2, 3)]]
     writer = create(tmp_path, plan(), units)
-    writer.commit("000001", values(writer, "000001"))
+    writer.commit("000001", tiny_values(writer, "000001"))
     assert hs.open(tmp_path).texts.tolist() == [2]
-    writer.commit("000000", values(writer, "000000"))
+    writer.commit("000000", tiny_values(writer, "000000"))
     assert hs.open(tmp_path).texts.tolist() == [0, 1, 2]
 
 
 def test_an_xarray_reads_what_is_asked(tmp_path: Path) -> None:
-    writer = made(tmp_path, dtype="bfloat16")
+    writer = tiny_store(tmp_path, dtype="bfloat16")
     labelled = hs.open(tmp_path).to_xarray()
     assert labelled.dims == ("site", "token", "width") and not labelled.variable._in_memory
     one = labelled.sel(site="layer.1").isel(token=[3, 30], width=slice(4))
@@ -377,7 +351,7 @@ print(store, store["layer.1"][[0, 31]].sum(), store.of(3).tokens, len(store.toke
 
 
 def test_a_store_is_read_without_torch(tmp_path: Path) -> None:
-    made(tmp_path)
+    tiny_store(tmp_path)
     done = subprocess.run([sys.executable, "-c", WITHOUT_TORCH, str(tmp_path)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "32" in done.stdout

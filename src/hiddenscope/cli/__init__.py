@@ -16,7 +16,7 @@ from typer.core import TyperGroup
 
 import hiddenscope as hs
 from hiddenscope.catalog import ANALYSES, Analysis
-from hiddenscope.cli import capture, demo, models, serve
+from hiddenscope.cli import capture, demo, models, serve, store
 from hiddenscope.cli.arguments import with_stdin
 from hiddenscope.cli.generated import generated
 
@@ -50,6 +50,7 @@ COMMANDS = (
     demo.demo,
     capture.capture,
     *map(_command_of, ANALYSES),
+    store.store,
     models.models,
     serve.serve,
 )

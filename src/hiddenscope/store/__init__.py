@@ -11,6 +11,7 @@ shard_reader  reads rows of a shard, and checks the blocks that it reads
 text_index    which texts are there, and where the rows of each lie
 site_array    one site of a store as a lazy array
 labelled      a store as a lazy xarray
+verify        reads every byte of a store; removes what nobody needs
 store         opens a store, and reads it as States are read
 
 The format is in docs/store-format.md. Nothing here imports torch.
@@ -18,6 +19,19 @@ The format is in docs/store-format.md. Nothing here imports torch.
 
 from hiddenscope.store.plan import StorePlan, StoreRow, UnitDigest
 from hiddenscope.store.store import Store, open  # noqa: A004
-from hiddenscope.store.writer import Writer, create, resume
+from hiddenscope.store.verify import gc, verify
+from hiddenscope.store.writer import Writer, create, read_plan_of, resume
 
-__all__ = ["Store", "StorePlan", "StoreRow", "UnitDigest", "Writer", "create", "open", "resume"]
+__all__ = [
+    "Store",
+    "StorePlan",
+    "StoreRow",
+    "UnitDigest",
+    "Writer",
+    "create",
+    "gc",
+    "open",
+    "read_plan_of",
+    "resume",
+    "verify",
+]

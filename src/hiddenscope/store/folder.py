@@ -175,9 +175,11 @@ class StoreFolder:
         try:
             yield path
         finally:
-            with suppress(OSError):
-                _remove(path)
-            os.close(descriptor)
+            try:
+                with suppress(OSError):
+                    _remove(path)
+            finally:
+                os.close(descriptor)
 
     def publish(self, path: Path, content: bytes) -> bool:
         """Write a record whole, only if there is none under this name: False if there is one."""
@@ -211,7 +213,7 @@ class StoreFolder:
 
     def remove_leftovers(self) -> list[str]:
         """Remove what killed processes left in tmp/; what a process holds stays."""
-        return [path.name for path in self.temporaries() if _remove_unheld(path)]
+        return [path.name for path in self.temporaries() if remove_unheld(path)]
 
 
 def to_disk(path: Path) -> None:
@@ -259,7 +261,8 @@ def _held(parent: Path, *, folder: bool) -> tuple[int, Path]:
         os.close(descriptor)
 
 
-def _remove_unheld(path: Path) -> bool:
+def remove_unheld(path: Path) -> bool:
+    """Remove a temporary file or folder, unless a process holds it; whether it was removed."""
     try:
         descriptor = os.open(path, _READ)
     except OSError:

@@ -7,7 +7,7 @@ a few threads, each of which checks a piece while it is still in the processor's
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, lru_cache
 from typing import Any
@@ -82,15 +82,22 @@ class ShardReader:
             for number, offset in enumerate(offsets.tolist()):
                 target[number] = content[offset : offset + width]
 
+    def check_header(self) -> None:
+        """Check the table of checksums and the header."""
+        assert self._sums is not None
+
+    def pieces(self) -> Iterator[_Bytes]:
+        """All bytes of the file, some MiB at a time, checked."""
+        blocks, at_once = len(self._sums), 256
+        for first in range(0, blocks, at_once):
+            yield self._blocks(first, min(first + at_once, blocks))
+        yield self._table()
+
     @cached_property
     def _sums(self) -> list[int]:
         """The checksums of the blocks, themselves checked; and the header is the one that the plan makes."""
         layout = self.layout
-        table = np.empty(layout.size - layout.covered, np.uint8)
-        self._fill(table, layout.covered)
-        if hashlib.sha256(table.data).hexdigest() != self.commit.blocks:
-            raise self._damaged("has a damaged table of checksums")
-        sums: Sums = table.view("<u4")
+        sums: Sums = self._table().view("<u4")
         listed: list[int] = sums.tolist()
         header = np.empty(min(-(-len(layout.header) // BLOCK) * BLOCK, layout.covered), np.uint8)
         self._fill(header, 0)
@@ -98,6 +105,14 @@ class ShardReader:
         if header[: len(layout.header)].tobytes() != layout.header:
             raise self._damaged("has a header that does not follow from the plan")
         return listed
+
+    def _table(self) -> _Bytes:
+        """The bytes of the table of checksums, checked."""
+        table = np.empty(self.layout.size - self.layout.covered, np.uint8)
+        self._fill(table, self.layout.covered)
+        if hashlib.sha256(table.data).hexdigest() != self.commit.blocks:
+            raise self._damaged("has a damaged table of checksums")
+        return table
 
     def _blocks(self, first: int, last: int) -> _Bytes:
         """Blocks that follow one another, checked."""

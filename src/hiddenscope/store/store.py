@@ -29,6 +29,7 @@ from hiddenscope.store.shard import layout_of
 from hiddenscope.store.shard_reader import ShardReader
 from hiddenscope.store.site_array import SiteArray
 from hiddenscope.store.text_index import Ints, PlannedRows, TextIndex, index_texts, spread
+from hiddenscope.store.verify import gc, verify
 from hiddenscope.store.writer import read_beside, read_plan, read_rows
 
 if TYPE_CHECKING:
@@ -170,6 +171,9 @@ class Store:
     def close(self) -> None:
         """Close the files; what was read stays."""
         self._shards.close()
+
+    verify = staticmethod(verify)
+    gc = staticmethod(gc)
 
     def __repr__(self) -> str:
         done, planned = len(self._shards.units), len(self.plan.units)

@@ -6,6 +6,7 @@ there is none; that folder is brought to the disk. A crash at any instant leaves
 Of two processes that commit one unit, the first to link its record has, and the other discards its own.
 """
 
+import filecmp
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -148,6 +149,16 @@ def read_plan(folder: StoreFolder) -> StorePlan:
     return StorePlan.decode(folder.read(folder.plan), f"Cannot open {folder.shown}")
 
 
+@checked
+def read_plan_of(path: str | os.PathLike[str]) -> StorePlan | None:
+    """The plan of the store in a folder; None where there is no store."""
+    folder = StoreFolder(path)
+    if not os.path.lexists(folder.plan):
+        return None
+    folder.check()
+    return read_plan(folder)
+
+
 def read_rows(folder: StoreFolder, unit: UnitDigest) -> list[StoreRow]:
     """The texts of a unit, checked against the plan."""
     content = read_beside(folder, unit.name, unit.sha256)
@@ -183,6 +194,7 @@ def _publish_plan(folder: StoreFolder, fresh: Path, plan: StorePlan) -> None:
             reason = "; ".join(there.differences(plan)[:20])
             remedy = "Give another folder, or ask for the same as before."
             raise StoreError(f"Cannot go on with {folder.shown}: it was begun otherwise", reason, remedy)
+        _restore_texts(folder, fresh)
         return
     final = folder.path / "plan"
     for leftover in final.iterdir():  # of a process that was killed before it had a plan.json
@@ -191,6 +203,19 @@ def _publish_plan(folder: StoreFolder, fresh: Path, plan: StorePlan) -> None:
     os.replace(fresh, final)
     to_disk(folder.path)
     folder.publish(folder.plan, plan.encode())
+
+
+def _restore_texts(folder: StoreFolder, fresh: Path) -> None:
+    """Put the same files again in the place of those that were damaged or lost since."""
+    final = folder.path / "plan"
+    for path in sorted(fresh.iterdir()):
+        try:
+            same = filecmp.cmp(path, final / path.name, shallow=False)
+        except OSError:
+            same = False
+        if not same:
+            os.replace(path, final / path.name)
+    to_disk(final)
 
 
 def _write_texts(

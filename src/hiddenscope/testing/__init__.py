@@ -1,6 +1,7 @@
 """Tiny real models by family, a tiny tokenizer for them, and planted faults: for our tests and for yours.
 
 models   tiny models and a tokenizer, made in memory
+stores   a small store of states
 faults   kinds of porting mistake, planted in a copy of a model, and changes that do no harm
 
 >>> module = tiny_model("gpt2")
@@ -17,6 +18,7 @@ from hiddenscope.testing.models import (
     tiny_model,
     tiny_tokenizer,
 )
+from hiddenscope.testing.stores import tiny_store
 
 __all__ = [
     "build",
@@ -25,5 +27,6 @@ __all__ = [
     "misreport",
     "nan_weight",
     "tiny_model",
+    "tiny_store",
     "tiny_tokenizer",
 ]

@@ -1,0 +1,203 @@
+"""verify and gc: every byte of a store read and compared, and what nobody needs removed."""
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hiddenscope import progress
+from hiddenscope.arguments import checked
+from hiddenscope.errors import Damaged, Error
+from hiddenscope.store import records
+from hiddenscope.store.commits import Commit, Complete, committed, completed
+from hiddenscope.store.folder import FOLDERS, StoreFolder, remove_unheld, to_disk
+from hiddenscope.store.plan import StorePlan, UnitDigest
+from hiddenscope.store.shard import layout_of
+from hiddenscope.store.shard_reader import ShardReader
+from hiddenscope.store.writer import read_beside, read_plan
+
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True)
+class StoreDamage:
+    """Something in a store that is damaged or missing: the unit that it belongs to, if it is of one, and what it is."""
+
+    unit: str | None
+    what: str
+
+    def __str__(self) -> str:
+        return f"unit {self.unit}: {self.what}" if self.unit else self.what
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What verify found: every damage, the units that are not committed, and files that no record names."""
+
+    damages: tuple[StoreDamage, ...]
+    pending: tuple[str, ...]
+    unneeded: tuple[str, ...]
+    complete: bool
+
+    @property
+    def intact(self) -> bool:
+        """Whether nothing is damaged or missing. Units that are not committed yet are not missing."""
+        return not self.damages
+
+    @property
+    def units(self) -> tuple[str, ...]:
+        """The units that are damaged or missing, each once."""
+        return tuple(sorted({damage.unit for damage in self.damages if damage.unit}))
+
+
+@dataclass(frozen=True)
+class Removed:
+    """What gc removed, and whether a process at work kept it from looking at shards."""
+
+    files: tuple[str, ...]
+    freed: int
+    busy: bool
+
+
+@checked
+def verify(path: str | os.PathLike[str]) -> Verification:
+    """Read every byte of a store and compare it with its checksum.
+
+    >>> import tempfile
+    >>> from hiddenscope.store import StorePlan, StoreRow, create
+    >>> plan = StorePlan({"model": "toy"}, {}, ("layer.0",), {"layer.0": 4}, "float32")
+    >>> with tempfile.TemporaryDirectory() as path:
+    ...     _ = create(path, plan, [[StoreRow(0, 0, (5, 6), ((0, 1), (1, 2)), 0)]])
+    ...     found = verify(path)
+    >>> found.intact, found.pending
+    (True, ('000000',))
+    """
+    folder = StoreFolder(path)
+    folder.check()
+    found = _Found(folder)
+    plan = found.attempt(None, read_plan, folder)
+    if plan is None:
+        return Verification(tuple(found.damages), (), (), False)
+    for name, sha256 in (("duplicates", plan.duplicates), ("strings", plan.strings)):
+        found.attempt(None, read_beside, folder, name, sha256)
+    complete = found.attempt(None, completed, folder, plan)
+    recorded = folder.recorded()
+    commits: dict[str, Commit] = {}
+    with progress.track("Verifying", total=len(plan.units)) as advance:
+        for unit in plan.units:
+            commit = _verify_unit(found, plan, unit, recorded, complete)
+            commits |= {unit.name: commit} if commit else {}
+            advance(1)
+    for name in sorted(recorded - set(plan.by_name)):
+        found.damages.append(StoreDamage(None, f"commits/{name}.json is of a unit that is not in the plan"))
+    found.damages += [StoreDamage(None, f"{name} is a link") for name in _links(folder)]
+    pending = () if complete else tuple(name for name in plan.by_name if name not in recorded)
+    unneeded = folder.stored() - {commit.sha256 for commit in commits.values()}
+    names = sorted(f"data/{sha256}.safetensors" for sha256 in unneeded)
+    return Verification(tuple(found.damages), pending, tuple(names), complete is not None)
+
+
+@checked
+def gc(path: str | os.PathLike[str], *, damaged: bool = False) -> Removed:
+    """Remove what killed processes left: temporary files that nobody holds, and shards that no record names.
+
+    With `damaged`, also the records of damaged units, so that they are computed anew when the job is run again.
+    """
+    folder = StoreFolder(path)
+    folder.check()
+    plan = read_plan(folder)
+    names, freed = [], 0
+    for leftover in folder.temporaries():
+        size = _size(leftover)
+        if remove_unheld(leftover):
+            names.append(f"tmp/{leftover.name}")
+            freed += size
+    with folder.locked("data", wait=False) as free:  # a process that is between its two names holds it too
+        if free:
+            gone = _discard_damaged(folder, verify(path)) if damaged else []
+            needed = {committed(folder, plan, unit).sha256 for unit in folder.recorded()}
+            gone += [folder.data(sha256) for sha256 in sorted(folder.stored() - needed)]
+            freed += sum(map(_size, gone))
+            for file in gone:
+                file.unlink(missing_ok=True)
+            for name in ("data", "commits", "."):
+                to_disk(folder.path / name)
+            names += [str(file.relative_to(folder.path)) for file in gone]
+    return Removed(tuple(names), freed, not free)
+
+
+def _discard_damaged(folder: StoreFolder, found: Verification) -> list[Path]:
+    """Remove the records of damaged units, the record of all records first; the shards themselves are unneeded then."""
+    gone = [folder.record(unit) for unit in found.units if os.path.lexists(folder.record(unit))]
+    if found.damages and os.path.lexists(folder.complete):
+        gone.insert(0, folder.complete)
+    for file in gone:
+        file.unlink()
+    return gone
+
+
+def _verify_unit(
+    found: "_Found", plan: StorePlan, unit: UnitDigest, recorded: set[str], complete: Complete | None
+) -> Commit | None:
+    """Check one unit: its texts, its record and its shard."""
+    name, folder = unit.name, found.folder
+    found.attempt(name, read_beside, folder, name, unit.sha256)
+    if name not in recorded:
+        if complete is not None:
+            found.damages.append(StoreDamage(name, f"commits/{name}.json is missing"))
+        return None
+    commit = found.attempt(name, committed, folder, plan, name)
+    if commit is None:
+        return None
+    found.attempt(name, _check_shard, folder, plan, commit)
+    if complete is not None and complete.units[name] != commit.sha256:
+        found.damages.append(StoreDamage(name, "its record is not the one that complete.json lists"))
+    return commit
+
+
+def _check_shard(folder: StoreFolder, plan: StorePlan, commit: Commit) -> None:
+    """Read a shard whole: every block, and all bytes together."""
+    layout = layout_of(plan, plan.digest, plan.by_name[commit.unit])
+    reader = ShardReader(folder, commit, layout)
+    try:
+        reader.check_header()
+        whole = hashlib.sha256()
+        for piece in reader.pieces():
+            whole.update(piece.data)
+    finally:
+        reader.close()
+    if whole.hexdigest() != commit.sha256:
+        reason = f"data/{commit.sha256}.safetensors is not the file that its name says"
+        raise Damaged(f"Cannot read unit {commit.unit}", reason, records.VERIFY)
+
+
+def _links(folder: StoreFolder) -> Iterator[str]:
+    """Links inside a store, of whatever name."""
+    for name in (".", *FOLDERS):
+        with suppress(OSError), os.scandir(folder.path / name) as entries:
+            yield from sorted(f"{name}/{entry.name}".removeprefix("./") for entry in entries if entry.is_symlink())
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.lstat().st_size
+    except OSError:
+        return 0
+
+
+class _Found:
+    """What has been found so far."""
+
+    def __init__(self, folder: StoreFolder) -> None:
+        self.folder, self.damages = folder, list[StoreDamage]()
+
+    def attempt(self, unit: str | None, read: Callable[..., Value], *given: Any) -> Value | None:
+        """What a function reads; None, and a damage more, where it cannot."""
+        try:
+            return read(*given)
+        except Error as error:
+            self.damages.append(StoreDamage(unit, error.reason))
+            return None
