@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -39,7 +40,13 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "embed": lambda model: hs.embed(model, TEXTS),
     "search": lambda model: hs.search(model, "A dog", texts=TEXTS),
     "cluster": lambda model: hs.cluster(model, TEXTS, smallest=2),
+    "extract": lambda model: _extracted(model),
 }
+
+
+def _extracted(model: Any) -> tuple[Any, ...]:
+    with TemporaryDirectory() as folder:
+        return hs.extract(model, TEXTS, folder, sites="layer.1").sites
 
 
 @pytest.fixture(scope="module")

@@ -39,6 +39,10 @@ if TYPE_CHECKING:  # the same names for type checkers; tests/test_public.py prin
     from hiddenscope.analyses.steer import steer as steer
     from hiddenscope.analyses.steer.direction import Direction as Direction
     from hiddenscope.analyses.visibility import visibility as visibility
+    from hiddenscope.extract import Corpus as Corpus
+    from hiddenscope.extract import Engine as Engine
+    from hiddenscope.extract import ExtractJob as ExtractJob
+    from hiddenscope.extract import extract as extract
     from hiddenscope.linear.probe import Probe as Probe
     from hiddenscope.model import Model as Model
     from hiddenscope.model import load as load

@@ -43,7 +43,7 @@ class Analysis:
     Its command is generated from the function, with `options` for the parameters that `cli/generated.py` does not know;
     with `own_command` it has a module of its own, `cli/<word>.py`. `result` is False where the function returns
     something else than a `Result`. `heading` begins the title of a result and is followed by the model's name; without
-    one, that is its word and "of".
+    one, that is its word and "of". `room` is where its module is.
     """
 
     word: str
@@ -51,13 +51,14 @@ class Analysis:
     group: Group
     own_command: bool = False
     result: bool = True
+    room: str = "analyses."
     options: Mapping[str, Option] = field(default_factory=dict)
     heading: str = ""
 
     @property
     def module(self) -> str:
         """Where its function is, below `hiddenscope`."""
-        return f"analyses.{self.word}"
+        return f"{self.room}{self.word}"
 
 
 ANALYSES = (
@@ -144,6 +145,14 @@ ANALYSES = (
     Analysis("embed", "Which vector stands for a text?", "represent", own_command=True, result=False),
     Analysis("search", "Which texts are nearest to this one?", "represent", own_command=True, heading="search in"),
     Analysis("cluster", "Which texts belong together?", "represent", own_command=True, heading="clusters in"),
+    Analysis(
+        "extract",
+        "How are the states of a whole corpus computed and kept?",
+        "represent",
+        own_command=True,
+        result=False,
+        room="",
+    ),
 )
 
 ANALYSIS = {analysis.word: analysis for analysis in ANALYSES}
@@ -152,7 +161,10 @@ NAMES = {
     "Add": "passes.changes",
     "Adjustment": "analyses.embed",
     "Contrast": "analyses.patch.contrast",
+    "Corpus": "extract",
     "Direction": "analyses.steer.direction",
+    "Engine": "extract",
+    "ExtractJob": "extract",
     "Inputs": "passes.inputs",
     "Lens": "analyses.lens.fitted",
     "Model": "model",

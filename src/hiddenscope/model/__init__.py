@@ -290,6 +290,11 @@ class Model:
         raise ModuleError("Cannot copy or pickle a Model", reason, remedy)
 
     @property
+    def folder(self) -> str | None:
+        """The folder that it was read from; None for a live module."""
+        return None if self._loaded.folder is None else os.fspath(self._loaded.folder)
+
+    @property
     def device(self) -> torch.device:
         """Where its inputs go."""
         return hooks.input_device(self.module)

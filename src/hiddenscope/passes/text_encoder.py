@@ -51,6 +51,30 @@ class TextEncoder:
         self._check(inputs)
         return inputs
 
+    def encode_whole(self, texts: Sequence[str]) -> Inputs:
+        """The ids of texts that may be longer than the model takes."""
+        inputs = self._tokenized(tuple(texts), None)
+        self._check(inputs, whole=True)
+        return inputs
+
+    def windows(self, text: str, window: int, stride: int) -> Inputs:
+        """A text in windows of so many tokens, each of which begins `stride` tokens after the one before.
+
+        Every window is framed by the special tokens that a text has.
+        """
+        tokenizer: Any = self.tokenizer
+        overlap = window - tokenizer.num_special_tokens_to_add() - stride
+        if overlap < 0 or not getattr(tokenizer, "is_fast", False):
+            reason = f"windows of {window} tokens that begin every {stride} would leave tokens out"
+            reason = reason if overlap < 0 else "its tokenizer is not a fast one, and cannot cut windows"
+            raise TextError(f"Cannot cut a text for {self.name}", reason, "Give a smaller stride, or shorter texts.")
+        cut = {"truncation": True, "max_length": window, "stride": overlap, "return_overflowing_tokens": True}
+        encoding = tokenizer(text, return_offsets_mapping=True, return_attention_mask=False, verbose=False, **cut)
+        spans = tuple(tuple(map(_span, row)) for row in encoding["offset_mapping"])
+        inputs = Inputs(tuple(tuple(ids) for ids in encoding["input_ids"]), None, spans)
+        self._check(inputs)
+        return inputs
+
     def _limit(self, truncate: bool | int) -> int | None:
         """How many tokens of a text are kept; None for all."""
         if isinstance(truncate, bool):
@@ -200,11 +224,11 @@ class TextEncoder:
         spans = tuple(tuple(map(_span, row)) for row in encoding["offset_mapping"]) if fast else None
         return Inputs(tuple(tuple(ids) for ids in encoding["input_ids"]), texts, spans)
 
-    def _check(self, inputs: Inputs) -> None:
+    def _check(self, inputs: Inputs, *, whole: bool = False) -> None:
         for number, length in enumerate(inputs.lengths):
             if not length:
                 raise TextError(f"Text {number}", "it has no tokens", "Leave it out, or give it at least one token.")
-            if self.window and length > self.window:
+            if self.window and length > self.window and not whole:
                 reason = f"it has {length:,} tokens and {self.name} takes at most {self.window:,}"
                 remedy = "Split it, or give truncate=True to keep the first tokens only."
                 raise TextError(f"Text {number}", reason, remedy)

@@ -1,0 +1,243 @@
+"""Compute: the states of one unit, and a pipeline in which one unit is written while the next is computed."""
+
+import os
+import queue
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hiddenscope.errors import NotFinite
+from hiddenscope.extract.planning import Wanted
+from hiddenscope.loading import parse_dtype
+from hiddenscope.model import Model
+from hiddenscope.passes import Inputs, buffers_for, recordable, run
+from hiddenscope.sites import Site
+from hiddenscope.store import StorePlan, StoreRow, Writer
+from hiddenscope.vectors.pooling import Pool, check_cls
+
+AHEAD = 1  # units that wait between the pass and the disk: with the one computed and the one written, three are held
+TIMED_TOKENS = 4096
+
+
+@dataclass(frozen=True)
+class Done:
+    """A unit that has been committed: by this worker, or (`first` is False) by another one before.
+
+    `bare_seconds` is what the bare forward pass over the unit would take.
+    """
+
+    unit: str
+    tokens: int
+    bytes: int
+    bare_seconds: float
+    first: bool
+
+
+def wanted_of(plan: StorePlan) -> Wanted:
+    """What a plan asks of every text."""
+    sites = tuple(map(Site.parse, plan.sites))
+    return Wanted(sites, plan.pool, parse_dtype(plan.dtype), plan.widths[plan.sites[0]])
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """As many threads for an operation as the plan says: sums over more or fewer have other last bits."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+class Unit:
+    """The states of a unit: on their way to host memory when this is made, there when `values` is asked."""
+
+    def __init__(self, model: Model, rows: Sequence[StoreRow], kept: Wanted) -> None:
+        self.rows, self.kept = rows, kept
+        self._buffers: list[Any] = []
+        self._pooled: Tensor | None = None
+        inputs = model.encode(Inputs(tuple(row.ids for row in rows)))
+        batches = _batches(rows)
+        with model.lock:
+            if kept.pool is None:
+                buffers = buffers_for(model, kept.sites, inputs, kept.dtype)
+                for indices in batches:
+                    run(model, inputs.some(indices).pad(model), indices, buffers)
+                self._buffers = list(buffers.values())
+            else:
+                self._pooled = self._pool(model, inputs, batches, kept.pool)
+
+    def values(self) -> Mapping[str, Any]:
+        """The values of each site as numpy sees them, bfloat16 as its bits; a NaN or an infinity is an error."""
+        if self._pooled is not None:
+            values, finite = self._pooled, bool(self._pooled.isfinite().all())
+        else:
+            buffer = self._buffers[0].buffer
+            values, finite = buffer.finish(), buffer.finite
+        if not finite:
+            raise self._not_finite(values)
+        return {str(site): _as_numpy(own) for site, own in zip(self.kept.sites, values, strict=True)}
+
+    def _pool(self, model: Model, inputs: Inputs, batches: Sequence[list[int]], how: str) -> Tensor:
+        """One row for each row of the plan; the states of one batch are held at a time."""
+        token = int(how) if how.lstrip("-").isdecimal() else how
+        if token == "cls":
+            check_cls(model.source(self.kept.sites[0].stack), [row.ids[0] for row in self.rows], self.rows[0].text)
+        pooled = torch.empty(len(self.kept.sites), len(inputs), self.kept.width, dtype=self.kept.dtype)
+        pool = Pool(inputs.lengths, token)
+        for indices in batches:
+            some = inputs.some(indices)
+            buffers = buffers_for(model, self.kept.sites, some)
+            run(model, some.pad(model), range(len(some)), buffers)
+            (buffer,) = buffers.values()
+            pooled[:, indices] = pool(buffer.buffer.finish(), indices).to(self.kept.dtype)
+        return pooled
+
+    def _not_finite(self, values: Tensor) -> NotFinite:
+        lengths = [len(row.ids) if self._pooled is None else 1 for row in self.rows]
+        ends = np.cumsum(lengths)
+        for site, own in zip(self.kept.sites, values, strict=True):
+            wrong = (~own.isfinite().all(1)).nonzero()
+            if len(wrong):
+                row = int(wrong[0])
+                index = int(np.searchsorted(ends, row, side="right"))
+                text, position = self.rows[index].text, row - int(ends[index]) + lengths[index]
+                where = f"{site}, text {text:,}" + (f", position {position}" if self._pooled is None else "")
+                remedy = "Look at the block that computes it, load the model in a wider dtype, or give dtype='float32'."
+                return NotFinite("States are not finite", f"a NaN or an infinity at {where}", remedy)
+        return NotFinite("States are not finite", "their sum is not", "Load the model in a wider dtype.")
+
+
+def bare_speed(model: Model, rows: Sequence[StoreRow], kept: Wanted) -> float:
+    """Tokens a second of the bare forward pass, up to the deepest site, over the first batches of a unit."""
+    batches, tokens = [], 0
+    for batch in _batches(rows):
+        batches.append(batch)
+        tokens += sum(len(rows[index].ids) for index in batch)
+        if tokens >= TIMED_TOKENS:
+            break
+    inputs = model.encode(Inputs(tuple(row.ids for row in rows)))
+    with model.lock:
+        run_bare(model, inputs, batches[:1], kept)  # the first pass of a process is a slow one
+        begin = time.perf_counter()
+        run_bare(model, inputs, batches, kept)
+        return tokens / (time.perf_counter() - begin)
+
+
+def run_bare(model: Model, inputs: Inputs, batches: Sequence[Sequence[int]], kept: Wanted) -> None:
+    """The forward pass over some batches, up to the deepest site, and nothing else but one row a text."""
+    for indices in batches:
+        some = inputs.some(indices)
+        buffers = buffers_for(model, kept.sites[-1:], some, keep="device")
+        run(model, some.pad(model), range(len(some)), buffers)
+        for buffer in buffers.values():
+            buffer.buffer.finish()
+    if model.device.type == "cuda":
+        torch.cuda.synchronize(model.device)
+
+
+def _batches(rows: Sequence[StoreRow]) -> list[list[int]]:
+    """The indices of the rows of each batch, in the order in which the batches run."""
+    found: dict[int, list[int]] = defaultdict(list)
+    for index, row in enumerate(rows):
+        found[row.batch].append(index)
+    return [found[number] for number in sorted(found)]
+
+
+def _as_numpy(values: Tensor) -> Any:
+    values = values.contiguous()
+    return values.view(torch.int16).numpy().view(np.uint16) if values.dtype == torch.bfloat16 else values.numpy()
+
+
+class Pipeline:
+    """Computes units in this thread, and commits them in another: a slow disk slows the pass, and memory stays bounded.
+
+    `report` is called, in the other thread, with every unit that has been committed.
+    """
+
+    def __init__(self, model: Model, writer: Writer, report: Callable[[Done], None]) -> None:
+        recordable(model.module)
+        self.model, self.writer, self.report = model, writer, report
+        self.kept = wanted_of(writer.plan)
+        self._speed: float | None = None
+        self._error: BaseException | None = None
+        self._waiting: queue.Queue[tuple[str, Unit] | None] = queue.Queue(AHEAD)
+        self._thread = threading.Thread(target=self._write, name="hiddenscope-write", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop()
+        if kind is None:
+            self._raise()
+
+    def put(self, unit: str) -> None:
+        """Compute a unit and hand it over to be written; one that somebody else has committed is left alone."""
+        self._raise()
+        if self.writer.folder.record(unit).exists():
+            self.report(self._done(unit, first=False))
+            return
+        rows = self.writer.rows(unit)
+        if self._speed is None:
+            self._speed = bare_speed(self.model, rows, self.kept)
+        self._hand_over((unit, Unit(self.model, rows, self.kept)))
+
+    def _hand_over(self, item: tuple[str, Unit] | None) -> None:
+        while self._thread.is_alive():
+            self._raise()
+            try:
+                return self._waiting.put(item, timeout=0.2)
+            except queue.Full:
+                continue
+        return self._raise()
+
+    def _write(self) -> None:
+        try:
+            while (item := self._waiting.get()) is not None:
+                unit, computed = item
+                del item
+                first = self.writer.commit(unit, computed.values())
+                del computed
+                self.report(self._done(unit, first=first))
+        except BaseException as error:
+            self._error = error
+
+    def _stop(self) -> None:
+        """Let what waits be written, and end the thread."""
+        while self._thread.is_alive():
+            try:
+                self._waiting.put(None, timeout=0.2)
+                break
+            except queue.Full:
+                continue
+        self._thread.join()
+
+    def _raise(self) -> None:
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+    def _done(self, unit: str, *, first: bool) -> Done:
+        digest = self.writer.plan.by_name[unit]
+        rows = self.writer.plan.rows_of(digest)
+        seconds = digest.tokens / self._speed if self._speed else 0.0
+        return Done(unit, digest.tokens, rows * self.kept.row_bytes, seconds, first)
+
+
+def cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

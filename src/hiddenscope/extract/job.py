@@ -1,0 +1,354 @@
+"""Job: a corpus, a model and a store; what it will cost, and how far it is."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, get_args
+
+import torch
+
+from hiddenscope.arguments import checked
+from hiddenscope.errors import ArgumentError, FileError, PassError
+from hiddenscope.extract import cluster, local
+from hiddenscope.extract.compute import Done, Pipeline, bare_speed, cores, threads, wanted_of
+from hiddenscope.extract.corpus import Corpus, SeenTexts
+from hiddenscope.extract.planning import UNIT_BYTES, Planner, Wanted, differences, head, read_again, wanted
+from hiddenscope.extract.recipe import recipe_of
+from hiddenscope.model import Model, ModelLike, as_model
+from hiddenscope.passes import EVERYTHING
+from hiddenscope.sites import SitePatterns
+from hiddenscope.store import StorePlan, Writer, create, resume
+
+POOLINGS = ("mean", "max", "last", "first", "cls")
+
+EngineKind: TypeAlias = Literal["local", "ray"]
+
+
+@checked
+@dataclass(frozen=True)
+class Engine:
+    """Where a job is computed: in this process, in several of this machine, or on a Ray cluster.
+
+    `workers` are processes, one if not given (with Ray as many as the cluster has room for). `threads` are those of
+    each; the cores divided by the workers if not given. `address` is that of a Ray cluster, such as "auto".
+    `unit_bytes` bounds the states of a unit: memory holds about three, and a crash costs one or two.
+
+    >>> Engine(workers=2).kind
+    'local'
+    """
+
+    kind: EngineKind = "local"
+    workers: int | None = None
+    threads: int | None = None
+    address: str | None = None
+    unit_bytes: int = UNIT_BYTES
+
+    def __post_init__(self) -> None:
+        for name in ("workers", "threads", "unit_bytes"):
+            value = getattr(self, name)
+            if isinstance(value, int) and value < 1:
+                raise ArgumentError(f"{name} must be at least 1, got {value}", "work has to be done", "Give more.")
+        if self.kind not in get_args(EngineKind):
+            reason = f"there are {' and '.join(get_args(EngineKind))}"
+            raise ArgumentError(f"No engine {str(self.kind)[:40]!r}", reason, "Choose one of them.")
+        if self.address is not None and self.kind != "ray":
+            raise ArgumentError("Cannot use an address", f"the engine is {self.kind!r}", "Give engine='ray' with it.")
+
+    def threads_of_each(self, there: StorePlan | None) -> int:
+        """The threads of a worker: as given, or as the store was begun with."""
+        if self.threads is not None:
+            return self.threads
+        if there is not None and isinstance(there.environment.get("threads"), int):
+            return int(there.environment["threads"])
+        if self.kind == "local":
+            return torch.get_num_threads() if self.workers in (None, 1) else max(1, cores() // (self.workers or 1))
+        return 1
+
+
+@dataclass(frozen=True)
+class JobProgress:
+    """How far a job is. `share_of_bare_pass` is 1 where it is as fast as the forward passes alone would be."""
+
+    units: int
+    units_done: int
+    tokens: int
+    tokens_done: int
+    bytes_written: int
+    seconds: float
+    tokens_per_second: float
+    share_of_bare_pass: float | None
+    seconds_left: float | None
+
+    def line(self) -> str:
+        """The same in a line."""
+        share = "" if self.share_of_bare_pass is None else f", {self.share_of_bare_pass:.0%} of the bare pass"
+        left = "" if self.seconds_left is None else f", {duration(self.seconds_left)} left"
+        speed = f"{self.tokens_per_second:,.0f} tokens/s{share}"
+        return f"{self.units_done:,} of {self.units:,} units, {speed}, {size(self.bytes_written)} written{left}"
+
+    def to_json(self) -> dict[str, Any]:
+        """The same for a program."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class JobCost:
+    """What a job will cost. `seconds` is for the forward passes that are left; None where they run elsewhere."""
+
+    texts: int
+    duplicates: int
+    skipped: int
+    rows: int
+    tokens: int
+    sites: int
+    units: int
+    units_left: int
+    bytes: int
+    bytes_left: int
+    bytes_free: int
+    seconds: float | None
+
+    def lines(self) -> list[str]:
+        """The same in lines."""
+        notes = [f"{self.duplicates:,} of them copies of others"] if self.duplicates else []
+        notes += [f"{self.skipped:,} broken rows left out"] if self.skipped else []
+        texts = f"{self.texts:,} texts" + (f" ({', '.join(notes)})" if notes else "")
+        found = "" if self.units_left == self.units else f"; {self.units - self.units_left:,} are there already"
+        time_left = "" if self.seconds is None else f", about {duration(self.seconds)}"
+        return [
+            f"{texts}, {self.tokens:,} tokens, {self.sites} sites",
+            f"{self.units:,} units, {size(self.bytes)}{found}",
+            f"to do: {size(self.bytes_left)} of {size(self.bytes_free)} free{time_left}",
+        ]
+
+    def to_json(self) -> dict[str, Any]:
+        """The same for a program."""
+        return asdict(self)
+
+
+def duration(seconds: float) -> str:
+    """Seconds as a person says them.
+
+    >>> duration(9), duration(200), duration(9000)
+    ('9 s', '3 min', '2.5 h')
+    """
+    return (
+        f"{seconds:.0f} s"
+        if seconds < 100
+        else f"{seconds / 60:.0f} min"
+        if seconds < 6000
+        else f"{seconds / 3600:.1f} h"
+    )
+
+
+def size(count: float) -> str:
+    """Bytes as a person says them.
+
+    >>> size(1500), size(2.5e9)
+    ('1.5 kB', '2.5 GB')
+    """
+    power = next((power for power in (4, 3, 2, 1) if count >= 1000**power), 0)
+    return f"{count:.0f} bytes" if not power else f"{count / 1000**power:.1f} {'kMGT'[power - 1]}B"
+
+
+@checked
+class ExtractJob:
+    """A job that is planned: `cost` says what it will take, `run` does it.
+
+    >>> import tempfile
+    >>> from hiddenscope.testing import tiny_model, tiny_tokenizer
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     job = ExtractJob.plan((tiny_model("gpt2"), tiny_tokenizer()), ["The rest.", "A cat sat."], folder)
+    ...     job.run()
+    ...     job.cost.texts, job.cost.tokens
+    (2, 16)
+    """
+
+    def __init__(self, model: Model, writer: Writer, engine: Engine, fresh: bool) -> None:
+        self.model, self.writer, self.engine = model, writer, engine
+        self.kept = wanted_of(writer.plan)
+        self.pending = writer.pending()
+        if not fresh and self.pending:  # two jobs at once begin at different units
+            turn = random.randrange(len(self.pending))
+            self.pending = self.pending[turn:] + self.pending[:turn]
+        self.cost = self._cost()
+
+    @classmethod
+    def plan(
+        cls,
+        model: ModelLike,
+        corpus: Any,
+        to: str | os.PathLike[str],
+        *,
+        sites: SitePatterns = EVERYTHING,
+        pool: str | int | None = None,
+        dtype: str | torch.dtype | None = None,
+        engine: EngineKind | Engine = "local",
+    ) -> ExtractJob:
+        """Read the corpus and plan a job, with the parameters of `hs.extract`; nothing is computed yet.
+
+        In a folder that holds a job already, the same one is found again, and another one refused.
+        """
+        if pool is not None and pool not in POOLINGS and not str(pool).lstrip("-").isdecimal():
+            reason = f"the poolings are {', '.join(POOLINGS)} and positions"
+            raise PassError(f"No pooling {str(pool)[:40]!r}", reason, "Choose one of them, or None for every token.")
+        chosen = engine if isinstance(engine, Engine) else Engine(engine)
+        loaded = as_model(model)
+        texts = corpus if isinstance(corpus, Corpus) else Corpus(corpus)
+        writer, fresh = _writer(loaded, texts, Path(to), wanted(loaded, sites, pool, dtype), chosen)
+        return cls(loaded, writer, chosen, fresh)
+
+    def _cost(self) -> JobCost:
+        units, left = self.writer.plan.units, set(self.pending)
+        tokens_left = sum(unit.tokens for unit in units if unit.name in left)
+        whole, rest = (
+            sum(self.kept.bytes(unit.rows, unit.tokens) for unit in units if unit.name in names)
+            for names in ({unit.name for unit in units}, left)
+        )
+        seconds = None
+        if self.engine.kind == "local" and left:
+            with threads(self._threads):
+                speed = bare_speed(self.model, self.writer.rows(self.pending[0]), self.kept)
+            seconds = tokens_left / speed / (self.engine.workers or 1)
+        corpus = self.writer.plan.corpus
+        return JobCost(
+            texts=corpus["count"],
+            duplicates=corpus["duplicates"],
+            skipped=corpus["skipped"],
+            rows=sum(unit.rows for unit in units),
+            tokens=sum(unit.tokens for unit in units),
+            sites=len(self.writer.plan.sites),
+            units=len(units),
+            units_left=len(left),
+            bytes=whole,
+            bytes_left=rest,
+            bytes_free=free_on_disk(self.writer.path),
+            seconds=seconds,
+        )
+
+    @property
+    def _threads(self) -> int:
+        return int(self.writer.plan.environment["threads"])
+
+    def run(self, report: Callable[[JobProgress], None] = lambda progress: None) -> None:
+        """Compute what is pending, and complete the store. `report` is called after every unit."""
+        check_disk(self.writer.path, self.cost.bytes_left)
+        if self.pending:
+            self._compute(_Meter(self, report).take)
+        if not self.writer.pending():  # or another job is at work on the rest
+            self.writer.folder.remove_leftovers()
+            self.writer.complete()
+
+    def _compute(self, report: Callable[[Done], None]) -> None:
+        engine = self.engine
+        if engine.kind == "local" and engine.workers in (None, 1):
+            with threads(self._threads), Pipeline(self.model, self.writer, report) as pipeline:
+                for unit in self.pending:
+                    pipeline.put(unit)
+            return
+        with recipe_of(self.model) as recipe:
+            if engine.kind == "local":
+                local.run(recipe, self.writer, self.pending, engine.workers or 1, report)
+            else:
+                cluster.run(recipe, self.writer, self.pending, engine.workers, engine.address, report)
+
+    def left(self) -> str:
+        """How a job that was stopped goes on, in a sentence."""
+        done, units = len(self.writer.plan.units) - len(self.writer.pending()), len(self.writer.plan.units)
+        return f"{done:,} of {units:,} units are kept in {self.writer.folder.shown}; the same command again goes on."
+
+
+class _Meter:
+    """Counts what is done."""
+
+    def __init__(self, job: ExtractJob, report: Callable[[JobProgress], None]) -> None:
+        self.job, self.report = job, report
+        self.begin = time.perf_counter()
+        self.units = self.tokens = self.bytes = self.computed = 0
+        self.bare = 0.0
+
+    def take(self, done: Done) -> None:
+        """Count one more unit, and report."""
+        self.units += 1
+        self.tokens += done.tokens
+        if done.first:
+            self.bytes += done.bytes
+            self.computed += done.tokens
+            self.bare += done.bare_seconds
+        seconds = time.perf_counter() - self.begin
+        workers = self.job.engine.workers or 1
+        names = set(self.job.pending)
+        tokens = sum(unit.tokens for unit in self.job.writer.plan.units if unit.name in names)
+        speed = self.computed / seconds
+        self.report(
+            JobProgress(
+                units=len(names),
+                units_done=self.units,
+                tokens=tokens,
+                tokens_done=self.tokens,
+                bytes_written=self.bytes,
+                seconds=seconds,
+                tokens_per_second=speed,
+                share_of_bare_pass=self.bare / workers / seconds if self.bare else None,
+                seconds_left=(tokens - self.tokens) / speed if speed else None,
+            )
+        )
+
+
+def free_on_disk(path: Path) -> int:
+    """The bytes that are free where a folder is, or will be."""
+    there = path.absolute()
+    while not there.is_dir():
+        there = there.parent
+    return shutil.disk_usage(there).free
+
+
+def check_disk(path: Path, needed: int) -> None:
+    """Refuse a job for which the disk has no room, before it begins."""
+    free = free_on_disk(path)
+    if needed > free:
+        reason = f"it takes {size(needed)}, and {size(free)} are free there"
+        remedy = "Give fewer sites, dtype='bfloat16' or pool='mean', or another disk."
+        raise FileError(f"Too little room for the states in {str(path)[:200]!a}", reason, remedy)
+
+
+def _writer(model: Model, corpus: Corpus, path: Path, kept: Wanted, engine: Engine) -> tuple[Writer, bool]:
+    """The store of a job, and whether it is a fresh one."""
+    if os.path.lexists(path / "plan.json"):
+        there = resume(path)
+        count = engine.threads_of_each(there.plan)
+        asked = replace(head(model, kept, count), corpus=_again(model, corpus, there.plan))
+        if (error := differences(there.plan, asked)) is not None:
+            raise error
+        return there, False
+    _check_writable(path)
+    with SeenTexts() as seen:
+        planner = Planner(model, corpus, kept, engine.unit_bytes)
+
+        def plan() -> StorePlan:
+            described = planner.described() | {"duplicates": planner.identity.count - seen.new}
+            check_disk(path, kept.bytes(planner.rows, planner.tokens))
+            return replace(head(model, kept, engine.threads_of_each(None)), corpus=described)
+
+        return create(path, plan, planner.units(seen), seen.duplicates(), planner.strings), True
+
+
+def _again(model: Model, corpus: Corpus, there: StorePlan) -> dict[str, Any]:
+    """The corpus as a plan describes it; which texts are copies follows from the texts."""
+    return read_again(model, corpus) | {"duplicates": there.corpus.get("duplicates")}
+
+
+def _check_writable(path: Path) -> None:
+    """Refuse a folder that cannot be written at once, and not after the corpus has been read."""
+    there = path.absolute()
+    while not there.exists():
+        there = there.parent
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        reason = f"{str(there)[:200]!a} is {'read-only' if there.is_dir() else 'no folder'}"
+        raise FileError(f"Cannot write a store to {str(path)[:200]!a}", reason, "Give a folder that can be written.")

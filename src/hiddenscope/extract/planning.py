@@ -1,0 +1,273 @@
+"""Planning: a corpus made into units of fixed rows and fixed batches, in one pass of the tokenizer over its texts.
+
+What a unit holds depends on the texts, the tokenizer and the model's batching alone, so that a unit that is computed
+again, on like hardware, has the same bytes.
+"""
+
+import hashlib
+import json
+import platform
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from itertools import islice
+from typing import Any
+
+import torch
+
+from hiddenscope import progress
+from hiddenscope.errors import PassError, StoreError, TextError
+from hiddenscope.extract.corpus import Corpus, Identity, SeenTexts, Skips
+from hiddenscope.loading import parse_dtype
+from hiddenscope.model import Model
+from hiddenscope.passes import Inputs
+from hiddenscope.passes.inputs import BATCH_TOKENS
+from hiddenscope.sites import Site, SitePatterns
+from hiddenscope.store import StorePlan, StoreRow
+
+UNIT_BYTES = 256 * 10**6  # of states: what is held in memory two or three times, and what a crash costs
+MOST_TOKENS = 2**17  # of a unit
+CHUNK = 256  # texts that are tokenised at a time
+CHUNK_CHARACTERS = 2**20
+DTYPES = ("bfloat16", "float16", "float32")
+_BESIDE = 48  # bytes that a store keeps of a token besides its states, at most
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is to be kept of every text: the sites, how they are pooled, and the dtype of the values."""
+
+    sites: tuple[Site, ...]
+    pool: str | None
+    dtype: torch.dtype
+    width: int
+
+    @property
+    def row_bytes(self) -> int:
+        """The bytes of one row at all sites."""
+        return len(self.sites) * self.width * self.dtype.itemsize
+
+    def bytes(self, rows: int, tokens: int) -> int:
+        """The bytes that a store takes, a little too many rather than too few."""
+        kept = tokens if self.pool is None else rows
+        return kept * self.row_bytes + tokens * _BESIDE + rows * 256
+
+
+def wanted(model: Model, sites: SitePatterns, pool: str | int | None, dtype: Any) -> Wanted:
+    """What is asked for, checked against the model."""
+    chosen = model.anatomy.select(sites)
+    if not chosen:
+        raise PassError("No sites to extract", "the list is empty", "Name at least one, such as 'layer.*'.")
+    if any(site.stack == "decoder" for site in chosen) and model.encoder_decoder:
+        reason = "the decoder reads targets, and a corpus has none"
+        raise PassError(f"Cannot extract {chosen[-1]} of {model.name}", reason, "Name sites such as 'encoder.layer.*'.")
+    widths = {model.anatomy.width(site): site for site in chosen}
+    if len(widths) > 1:
+        reason = " and ".join(f"{site} is {width} wide" for width, site in widths.items())
+        raise PassError("Cannot keep these states together", reason, "Extract them into stores of their own.")
+    kept = parse_dtype(dtype) if dtype is not None else model.dtype if pool is None else torch.float32
+    if _name(kept) not in DTYPES:
+        raise PassError(f"Cannot store {_name(kept)}", f"a store holds {', '.join(DTYPES)}", "Give dtype='float32'.")
+    return Wanted(tuple(chosen), None if pool is None else str(pool), kept, next(iter(widths)))
+
+
+def head(model: Model, kept: Wanted, threads: int) -> StorePlan:
+    """The plan of a store without its corpus."""
+    source = model.source(kept.sites[0].stack).to_json() | {"class": type(model.module).__name__}
+    source["device"] = model.device.type  # not which one of several
+    return StorePlan(
+        model=source,
+        tokenizer=tokenizer_identity(model.tokenizer),
+        sites=tuple(map(str, kept.sites)),
+        widths={str(site): kept.width for site in kept.sites},
+        dtype=_name(kept.dtype),
+        pool=kept.pool,
+        environment=environment(model, threads),
+    )
+
+
+def environment(model: Model, threads: int) -> dict[str, Any]:
+    """What else decides the bits of a state: the machine, its instructions, its threads."""
+    cuda = model.device.type == "cuda"
+    return {
+        "machine": platform.machine(),
+        "processor": torch.cuda.get_device_name(model.device) if cuda else torch.backends.cpu.get_cpu_capability(),
+        "threads": threads,
+        "float32_matmul_precision": torch.get_float32_matmul_precision(),
+    }
+
+
+def tokenizer_identity(tokenizer: Any) -> dict[str, Any]:
+    """The class of a tokenizer and a hash of all that it does, whatever it was last called with."""
+    if tokenizer is None:
+        return {}
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None:
+        content = json.loads(backend.to_str())
+        for state in ("truncation", "padding"):  # of the last call
+            content.pop(state, None)
+    else:
+        content = {"vocabulary": dict(tokenizer.get_vocab()), "special": tokenizer.special_tokens_map}
+    text = json.dumps(content, sort_keys=True, default=str)
+    return {"class": type(tokenizer).__name__, "sha256": hashlib.sha256(text.encode("utf-8")).hexdigest()}
+
+
+class Planner:
+    """Reads a corpus once, as the rows of one unit after another; what it knows of the corpus is whole at the end."""
+
+    def __init__(self, model: Model, corpus: Corpus, kept: Wanted, unit_bytes: int = UNIT_BYTES) -> None:
+        self.model, self.corpus, self.kept = model, corpus, kept
+        self.window, self.stride = _windows(model, corpus)
+        self.identity, self.skips, self.strings = Identity(), Skips(), dict[int, str]()
+        self.rows = self.tokens = 0
+        least = BATCH_TOKENS.get(model.device.type, BATCH_TOKENS["cpu"])
+        most = MOST_TOKENS if kept.pool else min(MOST_TOKENS, unit_bytes // kept.row_bytes)
+        self.unit_tokens = max(most, least if unit_bytes >= UNIT_BYTES else 1)
+
+    def units(self, seen: SeenTexts) -> Iterator[list[StoreRow]]:
+        """The rows of one unit after another."""
+        waiting: list[StoreRow] = []
+        tokens = 0
+        for row in self._rows(seen):
+            waiting.append(row)
+            tokens += len(row.ids)
+            if tokens >= self.unit_tokens:
+                yield self._composed(waiting)
+                waiting, tokens = [], 0
+        if waiting:
+            yield self._composed(waiting)
+        if not self.rows:
+            self.described()  # which refuses an empty corpus
+
+    def described(self) -> dict[str, Any]:
+        """The corpus in the plan, once it has been read."""
+        return described(self.corpus, self.identity, self.skips, self.window, self.stride)
+
+    def _composed(self, rows: list[StoreRow]) -> list[StoreRow]:
+        """The rows of a unit with the batch that each is in, numbered as they run."""
+        inputs = Inputs(tuple(row.ids for row in rows))
+        batch_of: dict[int, int] = {}
+        for number, (indices, _) in enumerate(inputs.batches(self.model)):
+            batch_of.update(dict.fromkeys(indices, number))
+        string = self.model.text_encoder.string
+        for token in set(inputs.flat.tolist()) - self.strings.keys():
+            self.strings[token] = string(token)
+        self.rows += len(rows)
+        self.tokens += len(inputs.flat)
+        return [
+            StoreRow(row.text, row.start, row.ids, row.spans, batch_of[index], row.string)
+            for index, row in enumerate(rows)
+        ]
+
+    def _rows(self, seen: SeenTexts) -> Iterator[StoreRow]:
+        for chunk in self._chunks(seen):
+            texts = [text for _, text in chunk]
+            try:
+                whole = self.model.text_encoder.encode_whole(texts)
+            except TextError as error:
+                raise self._named(error, chunk) from None
+            for index, (number, text) in enumerate(chunk):
+                spans = ((-1, -1),) * len(whole.ids[index]) if whole.spans is None else whole.spans[index]
+                if self.window is None or len(whole.ids[index]) <= self.window:
+                    yield StoreRow(number, 0, whole.ids[index], spans, 0, text)
+                else:
+                    yield from self._cut(number, text, len(whole.ids[index]))
+
+    def _cut(self, number: int, text: str, tokens: int) -> Iterator[StoreRow]:
+        """The windows of a long text."""
+        if self.stride is None or self.window is None:
+            reason = f"it has {tokens:,} tokens and {self.model.name} takes {self.window:,}"
+            remedy = "Give a stride, as in hs.Corpus(source, stride=256): it is cut into windows then."
+            raise TextError(f"Text {number:,} of the corpus", reason, remedy)
+        cut = self.model.text_encoder.windows(text, self.window, self.stride)
+        assert cut.spans is not None
+        for index, (ids, spans) in enumerate(zip(cut.ids, cut.spans, strict=True)):
+            yield StoreRow(number, index * self.stride, ids, spans, 0, None if index else text)
+
+    def _chunks(self, seen: SeenTexts) -> Iterator[list[tuple[int, str]]]:
+        """New texts with their numbers, some at a time."""
+        chunk: list[tuple[int, str]] = []
+        characters = 0
+        with progress.track("Planning") as advance:
+            for text in self.corpus.read(self.skips):
+                number = self.identity.count
+                self.identity.add(text)
+                advance(1)
+                if seen.first(text, number) != number:
+                    continue
+                chunk.append((number, text))
+                characters += len(text)
+                if len(chunk) == CHUNK or characters > CHUNK_CHARACTERS:
+                    yield chunk
+                    chunk, characters = [], 0
+        if chunk:
+            yield chunk
+
+    def _named(self, error: TextError, chunk: Sequence[tuple[int, str]]) -> TextError:
+        """The error of a text with its number in the corpus, in place of that in its chunk."""
+        problem = error.problem
+        with suppress(ValueError, IndexError):
+            problem = f"Text {chunk[int(problem.removeprefix('Text '))][0]:,} of the corpus"
+        return TextError(problem, error.reason, error.remedy)
+
+
+def read_again(model: Model, corpus: Corpus) -> dict[str, Any]:
+    """The corpus as a plan describes it, without the tokenizer: to be held against the plan of a store."""
+    identity, skips = Identity(), Skips()
+    with progress.track("Reading the corpus") as advance:
+        for text in corpus.read(skips):
+            identity.add(text)
+            advance(1)
+    return described(corpus, identity, skips, *_windows(model, corpus))
+
+
+def described(
+    corpus: Corpus, identity: Identity, skips: Skips, window: int | None, stride: int | None
+) -> dict[str, Any]:
+    """What a plan says of a corpus."""
+    if not identity.count:
+        left = f"; {skips.count:,} broken rows were left out, the first: {skips.named[0]}" if skips.count else ""
+        raise TextError("No texts", f"the corpus is empty{left}", "Give at least one.")
+    return {
+        "sha256": identity.digest,
+        "count": identity.count,
+        "window": window,
+        "stride": stride,
+        "skipped": skips.count,
+        "skipped_rows": list(islice(skips.named, 100)),
+    }
+
+
+def _windows(model: Model, corpus: Corpus) -> tuple[int | None, int | None]:
+    """The longest row in tokens, and how far windows are apart."""
+    own = model.text_encoder.window
+    window = own if corpus.window is None else corpus.window
+    if own is not None and window is not None and window > own:
+        raise TextError(f"window must be at most {own:,}, got {window:,}", f"{model.name} takes no more", "Give less.")
+    return window, corpus.stride
+
+
+def differences(there: StorePlan, asked: StorePlan) -> StoreError | None:
+    """The error that names every difference between the plan of a store and the one that is asked for."""
+    named = there.differences(StorePlan(**{**_fields(asked), **_filled(there)}))
+    if not named:
+        return None
+    return StoreError(
+        "Cannot go on with this store: it was begun otherwise",
+        "; ".join(named[:20]),
+        "Give another folder, or ask for the same as before.",
+    )
+
+
+def _fields(plan: StorePlan) -> dict[str, Any]:
+    plain = json.loads(json.dumps(asdict(plan)))  # tuples become lists, as they are when read
+    return {**plain, "sites": tuple(plan.sites)}
+
+
+def _filled(plan: StorePlan) -> dict[str, Any]:
+    """What depends on the texts, which the corpus stands for."""
+    return {"units": plan.units, "duplicates": plan.duplicates, "strings": plan.strings}
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

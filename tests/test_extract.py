@@ -1,0 +1,464 @@
+"""Extract: a corpus job gives the states that capture gives, whatever happens to it on the way."""
+
+import gzip
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+import torch
+import zstandard
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+import hiddenscope as hs
+from hiddenscope import cli
+from hiddenscope.errors import ArgumentError, FileError, NotFinite, PassError, StoreError, TextError
+from hiddenscope.extract import Corpus, Engine, ExtractJob, JobProgress, extract, job
+from hiddenscope.extract.compute import Pipeline
+from hiddenscope.extract.corpus import SeenTexts
+from hiddenscope.extract.planning import tokenizer_identity
+from hiddenscope.store import resume
+from hiddenscope.testing import tiny_model, tiny_tokenizer
+
+runner = CliRunner()
+TEXTS = [f"The cat number {number} sat on the mat." * (1 + number % 3) for number in range(24)]
+UNIT = 250_000  # bytes: about six units
+SMALL = Engine(unit_bytes=UNIT, threads=1)
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """A folder in memory, where there is one: a job waits for the disk after every file."""
+    with TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as folder:
+        yield Path(folder)
+
+
+def files_of(folder: Path) -> dict[str, str]:
+    """The hash of every file of a store."""
+    paths = [path for path in folder.rglob("*") if path.is_file()]
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
+
+
+def rows_of(folder: Path) -> list[Any]:
+    store = resume(folder)
+    return [row for unit in store.plan.units for row in store.rows(unit.name)]
+
+
+def states_of(folder: Path, site: str) -> torch.Tensor:
+    """All rows of a site, read without the store."""
+    parts = []
+    for unit in resume(folder).plan.units:
+        record = json.loads((folder / "commits" / f"{unit.name}.json").read_bytes())
+        parts.append(load_file(folder / "data" / f"{record['sha256']}.safetensors")[site])
+    return torch.cat(parts)
+
+
+@pytest.fixture
+def gpt2(tiny: Callable[..., hs.Model]) -> hs.Model:
+    return tiny("gpt2")
+
+
+@pytest.mark.parametrize("family", ["gpt2", "bert", "t5"])
+def test_a_store_holds_what_capture_gives(tiny: Callable[..., hs.Model], family: str, tmp_path: Path) -> None:
+    model = tiny(family)
+    sites = "encoder.layer.*" if family == "t5" else "layer.*"
+    extract(model, TEXTS, tmp_path / "store", sites=sites, engine=SMALL)
+    captured = model.capture(TEXTS, sites)
+    states = captured.encoder if isinstance(captured, hs.Pair) else captured
+    rows = rows_of(tmp_path / "store")
+    assert len(resume(tmp_path / "store").plan.units) > 3
+    assert [row.text for row in rows] == list(range(len(TEXTS))) and [row.string for row in rows] == TEXTS
+    assert [token for row in rows for token in row.ids] == states.tokens.ids.tolist()
+    assert [list(span) for row in rows for span in row.spans] == states.tokens.spans.tolist()
+    for site in states.sites:  # batches differ, so the last bits may
+        torch.testing.assert_close(states_of(tmp_path / "store", str(site)), states[site], rtol=1e-4, atol=1e-4)
+
+
+def test_pooled_and_narrow_states(gpt2: hs.Model, tmp_path: Path) -> None:
+    states = gpt2.capture(TEXTS, "layer.2")
+    for pool, dtype in (("mean", None), ("last", "float16"), (0, "bfloat16"), (None, "bfloat16")):
+        folder = tmp_path / f"{pool}-{dtype}"
+        extract(gpt2, TEXTS, folder, sites="layer.2", pool=pool, dtype=dtype, engine=SMALL)
+        kept = states_of(folder, "layer.2")
+        assert kept.dtype == (torch.float32 if dtype is None else getattr(torch, dtype))
+        wanted = states["layer.2"] if pool is None else states.pool("last" if pool == "last" else "mean", "layer.2")
+        if pool == 0:
+            wanted = states["layer.2"][states.tokens.positions == 0]
+        torch.testing.assert_close(kept.float(), wanted, rtol=1e-2, atol=1e-2)
+
+
+def test_copies_are_computed_once(gpt2: hs.Model, tmp_path: Path) -> None:
+    extract(gpt2, ["A cat.", "A dog.", "A cat.", "A cow.", "A dog."], tmp_path / "store", engine=SMALL)
+    assert [row.text for row in rows_of(tmp_path / "store")] == [0, 1, 3]
+    lines = (tmp_path / "store" / "plan" / "duplicates.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == [{"text": 2, "same_as": 0}, {"text": 4, "same_as": 1}]
+    assert resume(tmp_path / "store").plan.corpus["duplicates"] == 2
+
+
+@pytest.mark.parametrize("family", ["gpt2", "bert"])
+def test_long_texts_are_cut_into_windows_with_true_positions(
+    tiny: Callable[..., hs.Model], family: str, tmp_path: Path
+) -> None:
+    model, text = tiny(family), "".join(f"{number} cats sat. " for number in range(40))
+    whole = model.text_encoder.encode_whole([text])
+    with pytest.raises(TextError, match="Text 1 of the corpus: it has .* tokens and .* takes 32. Give a stride"):
+        extract(model, Corpus(["A cat.", text], window=32), tmp_path / "store")
+    extract(model, Corpus(["A cat.", text], window=32, stride=20), tmp_path / "store", engine=SMALL)
+    rows = [row for row in rows_of(tmp_path / "store") if row.text == 1]
+    assert [row.start for row in rows] == [20 * number for number in range(len(rows))] and len(rows) > 10
+    assert [row.string for row in rows] == [text] + [None] * (len(rows) - 1)
+    assert whole.spans is not None
+    seen = set()
+    for row in rows:
+        assert len(row.ids) <= 32
+        for place, (token, span) in enumerate(zip(row.ids, row.spans, strict=True), row.start):
+            if span != (-1, -1):  # the frame of every window has no characters
+                assert (whole.ids[0][place], whole.spans[0][place]) == (token, span)
+                seen.add(place)
+    assert seen == {place for place, span in enumerate(whole.spans[0]) if span != (-1, -1)}
+
+
+def test_a_stride_that_would_leave_tokens_out_is_refused(gpt2: hs.Model, tmp_path: Path) -> None:
+    with pytest.raises(TextError, match="would leave tokens out"):
+        extract(gpt2, Corpus(["A cat sat. " * 40], window=32, stride=32), tmp_path / "store")
+
+
+def test_folders_files_and_streams_are_one_corpus(gpt2: hs.Model, tmp_path: Path) -> None:
+    folder = tmp_path / "corpus"
+    (folder / "b").mkdir(parents=True)
+    (folder / ".hidden.txt").write_text("Not this.\n")
+    (folder / "notes.md").write_text("Nor this.\n")
+    (folder / "a.txt").write_text("\n".join(TEXTS[:10]))
+    lines = "".join(json.dumps({"text": text}) + "\n" for text in TEXTS[10:])
+    (folder / "b" / "c.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+    extract(gpt2, TEXTS, tmp_path / "list", engine=SMALL)
+    extract(gpt2, folder, tmp_path / "folder", engine=SMALL)
+    extract(gpt2, (text for text in TEXTS), tmp_path / "stream", engine=SMALL)
+    assert files_of(tmp_path / "list") == files_of(tmp_path / "folder") == files_of(tmp_path / "stream")
+
+
+def test_broken_rows_are_named_or_counted(gpt2: hs.Model, tmp_path: Path) -> None:
+    path = tmp_path / "corpus.jsonl"
+    path.write_bytes(b'{"text": "A cat."}\n{"text": "A d\n{"text": "\xff"}\n{"text": "A cow."}\n')
+    with pytest.raises(TextError, match="Line 2 of corpus.jsonl: it is not JSON"):
+        extract(gpt2, path, tmp_path / "store")
+    assert not (tmp_path / "store" / "plan.json").exists()
+    extract(gpt2, Corpus(path, skip_bad=True), tmp_path / "store")
+    corpus = resume(tmp_path / "store").plan.corpus
+    assert (corpus["count"], corpus["skipped"]) == (2, 2)
+    assert [line.partition(":")[0] for line in corpus["skipped_rows"]] == [
+        "Line 2 of corpus.jsonl",
+        "Line 3 of corpus.jsonl",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "what"),
+    [
+        ("empty.txt", b"", "No texts: the corpus is empty"),
+        ("junk.jsonl", bytes(range(256)) * 9, "Line 1 of junk.jsonl: it is not JSON"),
+        ("junk.parquet", b"PAR1 nothing", "Cannot read junk.parquet"),
+        ("bomb.txt.gz", gzip.compress(b"a" * 2**25), "as no text does"),
+        ("bomb.txt.zst", zstandard.compress(b"a" * 2**25), "as no text does"),
+    ],
+)
+def test_a_corpus_that_cannot_be_read_leaves_no_store(
+    gpt2: hs.Model, tmp_path: Path, name: str, data: bytes, what: str
+) -> None:
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises((TextError, FileError), match=what):
+        extract(gpt2, tmp_path / name, tmp_path / "store")
+    with pytest.raises(StoreError, match=r"it has no plan\.json"):
+        resume(tmp_path / "store")
+    assert [path for path in (tmp_path / "store").rglob("*") if path.is_file()] == []
+
+
+def test_a_job_that_was_stopped_goes_on_and_another_is_refused(gpt2: hs.Model, tmp_path: Path) -> None:
+    extract(gpt2, TEXTS, tmp_path / "whole", engine=SMALL)
+    begun = ExtractJob.plan(gpt2, TEXTS, tmp_path / "store", engine=SMALL)
+
+    def stop(now: JobProgress) -> None:
+        if now.units_done == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        begun.run(stop)
+    left = len(resume(tmp_path / "store").pending())
+    assert 0 < left < len(begun.writer.plan.units)
+    assert f"{len(begun.writer.plan.units) - left} of {len(begun.writer.plan.units)} units are kept" in begun.left()
+    other: Any
+    for other, what in (
+        ({"sites": "layer.1"}, "sites: .* there"),
+        ({"dtype": "float16"}, "dtype: float32 there, float16 asked"),
+        ({"engine": Engine(threads=2)}, "environment.threads: 1 there, 2 asked"),
+        ({"corpus": TEXTS[1:]}, "corpus.count: 24 there, 23 asked"),
+        ({"corpus": Corpus(TEXTS, window=64)}, "corpus.window: 128 there, 64 asked"),
+        ({"model": hs.load((tiny_model("gpt2", seed=1), tiny_tokenizer()))}, "model.weights: .* there"),
+        ({"model": hs.load((tiny_model("gpt2"), tiny_tokenizer(bos=False)))}, "tokenizer.sha256: .* there"),
+    ):
+        with pytest.raises(StoreError, match=what):
+            extract(**{"model": gpt2, "corpus": TEXTS, "to": tmp_path / "store"} | other)
+    extract(gpt2, TEXTS, tmp_path / "store")  # with as many threads as it was begun with
+    assert files_of(tmp_path / "store") == files_of(tmp_path / "whole")
+
+
+def test_two_jobs_on_one_store_at_once(tmp_path: Path) -> None:
+    models = [hs.load((tiny_model("gpt2"), tiny_tokenizer())) for _ in range(2)]
+    extract(models[0], TEXTS, tmp_path / "alone", engine=SMALL)
+    errors: list[Exception] = []
+
+    def work(model: hs.Model) -> None:
+        try:
+            extract(model, TEXTS, tmp_path / "store", engine=SMALL)
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(model,)) for model in models]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert files_of(tmp_path / "store") == files_of(tmp_path / "alone")
+
+
+def test_workers_give_the_same_bytes_and_one_that_stands_still_or_dies_is_replaced(
+    gpt2: hs.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hiddenscope.extract.schedule.PATIENCE", 0.5)
+    extract(gpt2, TEXTS, tmp_path / "alone", engine=SMALL)
+    killed: list[int] = []
+
+    def disturb(now: JobProgress) -> None:
+        ours = [number for number in workers() if number not in killed]
+        if now.units_done in (1, 2) and ours:
+            os.kill(ours[0], signal.SIGSTOP if now.units_done == 1 else signal.SIGKILL)
+            killed.append(ours[0])
+
+    begun = ExtractJob.plan(gpt2, TEXTS, tmp_path / "store", engine=Engine(workers=2, threads=1, unit_bytes=UNIT))
+    begun.run(disturb)
+    assert len(killed) == 2
+    assert files_of(tmp_path / "store") == files_of(tmp_path / "alone")
+    assert workers() == []
+
+
+def workers() -> list[int]:
+    """The processes that this one has started."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            number, _, rest = path.read_text().partition(" (")
+        except OSError:
+            continue
+        state, parent = rest.rpartition(") ")[2].split()[:2]
+        if int(parent) == os.getpid() and state != "Z":
+            found.append(int(number))
+    return sorted(found)
+
+
+def test_an_error_of_a_worker_is_the_jobs(tmp_path: Path) -> None:
+    module = tiny_model("gpt2")
+    with torch.no_grad():
+        module.get_parameter("transformer.h.1.mlp.c_proj.bias").fill_(1e6)
+    model = hs.load((module, tiny_tokenizer()))
+    for engine in (SMALL, Engine(workers=2, unit_bytes=UNIT)):
+        with pytest.raises(NotFinite, match=r"layer.2, text \d+, position"):
+            extract(model, TEXTS, tmp_path / "store", sites="layer.*", dtype="float16", engine=engine)
+        (tmp_path / "store").rename(tmp_path / f"old-{engine.workers}")
+
+
+def test_too_little_room_is_said_before_the_first_pass(
+    gpt2: hs.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job, "free_on_disk", lambda path: 10_000)
+    with pytest.raises(FileError, match=r"it takes 1.4 MB, and 10.0 kB are free there"):
+        extract(gpt2, TEXTS, tmp_path / "store")
+    assert [path for path in (tmp_path / "store").rglob("*") if path.is_file()] == []
+
+
+def test_a_folder_that_cannot_be_written_is_refused(gpt2: hs.Model, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FileError, match="no folder"):
+        extract(gpt2, TEXTS, tmp_path / "file" / "store")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.txt").write_text("")
+    with pytest.raises(StoreError, match=r"such as thesis\.txt"):
+        extract(gpt2, TEXTS, tmp_path / "other")
+    if os.geteuid() != 0:  # to whom nothing is read-only
+        (tmp_path / "closed").mkdir(mode=0o500)
+        with pytest.raises(FileError, match="read-only"):
+            extract(gpt2, TEXTS, tmp_path / "closed" / "store")
+
+
+def test_what_cannot_be_extracted_is_said(tiny: Callable[..., hs.Model], tmp_path: Path) -> None:
+    t5 = tiny("t5")
+    with pytest.raises(PassError, match="the decoder reads targets, and a corpus has none"):
+        extract(t5, TEXTS, tmp_path / "store", sites="decoder.layer.*")
+    with pytest.raises(PassError, match="No pooling 'median'"):
+        extract(t5, TEXTS, tmp_path / "store", pool="median")
+    with pytest.raises(ArgumentError, match="No engine 'spark'"):
+        extract(t5, TEXTS, tmp_path / "store", engine="spark")  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="workers must be at least 1"):
+        Engine(workers=0)
+    with pytest.raises(TextError, match="stride must be at least 1"):
+        Corpus(TEXTS, stride=0)
+
+
+def test_a_slow_disk_slows_the_pass_and_memory_stays_bounded(
+    gpt2: hs.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned = ExtractJob.plan(gpt2, TEXTS, tmp_path / "store", engine=SMALL)
+    held, most = [0], [0]
+    release = threading.Event()
+    commit, put = planned.writer.commit, Pipeline._hand_over
+
+    def slow(unit: str, values: Any) -> bool:
+        release.wait(0.05)
+        held[0] -= 1
+        return commit(unit, values)
+
+    def counted(self: Pipeline, item: Any) -> None:
+        held[0] += 1
+        most[0] = max(most[0], held[0])
+        put(self, item)
+
+    monkeypatch.setattr(planned.writer, "commit", slow)
+    monkeypatch.setattr(Pipeline, "_hand_over", counted)
+    planned.run()
+    assert most[0] <= 3
+
+
+def test_progress_adds_up(gpt2: hs.Model, tmp_path: Path) -> None:
+    planned, seen = ExtractJob.plan(gpt2, TEXTS, tmp_path / "store", engine=SMALL), list[JobProgress]()
+    planned.run(seen.append)
+    last, cost = seen[-1], planned.cost
+    assert [now.units_done for now in seen] == list(range(1, cost.units + 1))
+    assert last.tokens_done == last.tokens == cost.tokens and last.seconds_left == 0
+    on_disk = sum(path.stat().st_size for path in (tmp_path / "store" / "data").iterdir())
+    assert last.bytes_written < on_disk < cost.bytes
+    assert last.share_of_bare_pass is not None and "of the bare pass" in last.line()
+    assert json.loads(json.dumps(last.to_json()))["units"] == cost.units
+
+
+def test_a_tokenizer_is_itself_whatever_it_was_asked(gpt2: hs.Model) -> None:
+    tokenizer: Any = tiny_tokenizer()
+    before = tokenizer_identity(tokenizer)
+    tokenizer("A cat sat on the mat.", truncation=True, max_length=4, padding="max_length")
+    assert tokenizer_identity(tokenizer) == before != tokenizer_identity(tiny_tokenizer(bos=False))
+
+
+def test_many_texts_are_told_apart_on_disk() -> None:
+    with SeenTexts() as index:
+        firsts = [index.first(str(number % 1000), number) for number in range(3000)]
+        assert firsts == [number % 1000 for number in range(3000)]
+        assert len(list(index.duplicates())) == 2000 and index.new == 1000
+
+
+HOST = """
+import os, signal, sys
+import torch
+from hiddenscope import progress
+from hiddenscope.extract import Engine, extract
+from hiddenscope.testing import tiny_model, tiny_tokenizer
+torch.set_num_threads(1)
+texts = [f"The cat number {number} sat on the mat." * (1 + number % 3) for number in range(24)]
+module, tokenizer = tiny_model("gpt2"), tiny_tokenizer()
+for line in sys.stdin:
+    child = os.fork()
+    if not child:
+        extract((module, tokenizer), texts, line.strip(), engine=Engine(unit_bytes=250_000, threads=1))
+        os._exit(0)
+    print(child, flush=True)
+    print(os.waitpid(child, 0)[1], flush=True)
+"""
+
+
+def test_a_job_that_is_killed_twenty_times_ends_as_one_that_was_not(tmp_path: Path) -> None:
+    """Every job is a process of its own, forked from one that has torch; it is killed at a random instant."""
+    host = subprocess.Popen(
+        [sys.executable, "-c", HOST],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=os.environ | {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"},
+    )
+    assert host.stdin is not None and host.stdout is not None
+
+    def attempt(folder: Path, after: float | None) -> tuple[int, float]:
+        host.stdin.write(f"{folder}\n".encode())  # type: ignore[union-attr]
+        host.stdin.flush()  # type: ignore[union-attr]
+        child, begin = int(host.stdout.readline()), time.monotonic()  # type: ignore[union-attr]
+        if after is not None:
+            time.sleep(after)
+            os.kill(child, signal.SIGKILL)
+        return int(host.stdout.readline()), time.monotonic() - begin  # type: ignore[union-attr]
+
+    try:
+        status, took = attempt(tmp_path / "whole", None)
+        assert status == 0
+        kills = folder = 0
+        while kills < 20:
+            # Short of what a whole job takes; when one ends nevertheless, the next begins a store of its own.
+            status, _ = attempt(tmp_path / str(folder), took * (0.3 + 0.65 * (kills * 0.618 % 1)))
+            kills += status == signal.SIGKILL
+            if status == 0:
+                assert files_of(tmp_path / str(folder)) == files_of(tmp_path / "whole")
+                folder += 1
+        assert attempt(tmp_path / str(folder), None)[0] == 0
+        assert files_of(tmp_path / str(folder)) == files_of(tmp_path / "whole")
+    finally:
+        host.stdin.close()
+        host.wait()
+        host.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("model")
+    tiny_model("gpt2").save_pretrained(folder)  # type: ignore[operator]
+    tiny_tokenizer().save_pretrained(folder)
+    return str(folder)
+
+
+def test_the_command_says_what_it_does(saved: str, tmp_path: Path) -> None:
+    words = ["extract", "cities-incomplete", "--to", str(tmp_path / "store"), "--model", saved, "--sites", "layer.1"]
+    done = runner.invoke(cli.app, [*words, "--json", "--out", str(tmp_path / "job.json")])
+    assert done.exit_code == 0, done.output
+    events = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [event["event"] for event in events] == ["cost", "progress", "end"]
+    assert events[0]["texts"] == 50 and events[2]["units_pending"] == 0
+    assert json.loads((tmp_path / "job.json").read_text())["tokens_done"] == events[0]["tokens"]
+    again = runner.invoke(cli.app, words)
+    assert again.exit_code == 0 and "1 units" in again.stdout and "1 are there already" in again.stderr
+    other = runner.invoke(cli.app, [*words, "--store-dtype", "bfloat16"])
+    assert other.exit_code == 2 and "dtype: float32 there, bfloat16 asked" in other.stderr
+
+
+def test_the_command_reads_stdin_and_names_what_it_left_out(saved: str, tmp_path: Path) -> None:
+    lines = b'{"body": "A cat."}\nno JSON\n{"body": "A dog."}\n'
+    words = ["extract", "-.jsonl", "--to", str(tmp_path / "store"), "--model", saved, "--text", "body"]
+    done = runner.invoke(cli.app, words, input=lines)
+    assert done.exit_code == 2 and "Line 2 of stdin: it is not JSON" in done.stderr
+    done = runner.invoke(cli.app, [*words, "--skip-bad"], input=lines)
+    assert done.exit_code == 0 and "left out: Line 2 of stdin" in done.stderr and "2 texts" in done.stderr
+
+
+def test_an_interrupted_command_says_how_to_go_on(saved: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(job: ExtractJob, report: Any) -> None:
+        raise KeyboardInterrupt
+
+    words = ["extract", "cities-incomplete", "--to", str(tmp_path / "store"), "--model", saved, "--sites", "layer.1"]
+    with monkeypatch.context() as patch:
+        patch.setattr(ExtractJob, "run", interrupted)
+        done = runner.invoke(cli.app, words)
+    assert done.exit_code == 130 and "0 of 1 units are kept" in done.stderr and "same command again" in done.stderr
+    assert runner.invoke(cli.app, words).exit_code == 0
