@@ -29,7 +29,21 @@ of tokens are escaped before they reach a terminal.
 (`corpus.txt`), is an error: the states of a file's name are never what was meant. Datasets (`project`, `probe`,
 `graft`) and the source of `search` are files anyway, and need no `@`.
 
-Arguments are checked before a model is loaded.
+Arguments are checked before a model is loaded, and before torch is imported: a layer that is not there, by the model's
+config, is refused at once. On a terminal a line on stderr says what is being done and for how long; `--progress` writes
+each step as a plain line where stderr is no terminal, and `--quiet` writes nothing. Ctrl-C stops a command within a
+second. A file that was to replace another is written whole or not at all.
+
+## Figures
+
+`--out figure.pdf` (`.png`, `.svg`) draws the main view of a result. `--view lines` chooses another, `--view all` takes
+every view, in a PDF each on a page of its own; `--measure` chooses a measure of a grid by the name of its variable, and
+`--width column` or `page` makes it 3.3 or 6.9 inches wide, with letters of 8 points.
+
+## Completion
+
+`hiddenscope --install-completion` teaches your shell (bash, zsh, fish, PowerShell) to complete commands, options, the
+names of the zoo's models and of the shipped datasets with the Tab key; `--show-completion` prints what that is.
 
 This page is written by `make docs` from the commands themselves.
 """

@@ -1,16 +1,25 @@
-"""Progress, for everything that takes long: on stderr, or where a program wants it.
+"""Progress on stderr, for everything that takes long.
 
->>> with track("Reading", total=3) as advance:
+On a terminal there is one line that says what is being done, with a spinner and the seconds so far, or a bar. Where
+stderr goes to a file, each step is a plain line, and only if progress was asked for.
+
+>>> with status("Loading"), track("Reading", total=3) as advance:
 ...     for _ in range(3):
 ...         advance(1)
 """
 
+import os
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+SPINNER, PLAIN_SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏", "|/-\\"
+STEP = 0.1  # seconds between two pictures of the spinner
+ERASE, SHOW_CURSOR = "\r\x1b[2K", "\x1b[?25h"
+
 _shown: bool | None = None
-_sink: "Callable[[str, float, float | None], None] | None" = None
 
 
 def show(choice: bool | None) -> None:
@@ -19,61 +28,127 @@ def show(choice: bool | None) -> None:
     _shown = choice
 
 
-@contextmanager
-def sent_to(sink: Callable[[str, float, float | None], None]) -> Iterator[None]:
-    """Call `sink(what, done, total)` as work goes on, in place of bars on stderr; a note is something of no total.
+def note(message: str) -> None:
+    """Print one line on stderr, if progress is shown."""
+    if _visible():
+        with _line.aside():
+            print(message, file=sys.stderr)
 
-    >>> with sent_to(print), track("Reading", total=2) as advance:
-    ...     advance(1)
-    Reading 0.0 2
-    Reading 1.0 2
-    """
-    global _sink
-    before, _sink = _sink, sink
+
+@contextmanager
+def status(what: str) -> Iterator[None]:
+    """Say what is being done while the body runs; within another status it takes that one's place."""
+    before = _line.message
+    _line.say(what if _visible() else "")
     try:
         yield
     finally:
-        _sink = before
+        _line.say(before, again=True)
 
 
-def note(message: str) -> None:
-    """Print one line on stderr, if progress is shown."""
-    if _sink is not None:
-        _sink(message, 0.0, None)
-    elif _visible():
-        print(message, file=sys.stderr)
+def clear() -> None:
+    """Take the status off the terminal, so that results can be printed there; the next `status` brings it back."""
+    _line.say("")
 
 
 @contextmanager
 def track(what: str, total: float | None = None, *, unit: str = "") -> Iterator[Callable[[float], None]]:
     """Show a progress bar while the body runs; the body calls the function it gets with how much was done."""
-    if _sink is not None:
-        yield _told(_sink, what, total)
-        return
-    if not _visible():
-        yield lambda amount: None
+    if not _visible() or not _drawable():
+        with status(what):
+            yield lambda amount: None
         return
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     count = DownloadColumn() if unit == "bytes" else MofNCompleteColumn()
     columns = (TextColumn("{task.description}"), BarColumn(), count, TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+    with _line.aside(), Progress(*columns, console=Console(stderr=True), transient=True) as bars:
         task = bars.add_task(what, total=total)
         yield lambda amount: bars.advance(task, amount)
 
 
-def _told(sink: Callable[[str, float, float | None], None], what: str, total: float | None) -> Callable[[float], None]:
-    done = 0.0
-
-    def advance(amount: float) -> None:
-        nonlocal done
-        done += amount
-        sink(what, done, total)
-
-    sink(what, done, total)
-    return advance
-
-
 def _visible() -> bool:
-    return sys.stderr.isatty() if _shown is None else _shown
+    return _on_terminal() if _shown is None else _shown
+
+
+def _on_terminal() -> bool:
+    return sys.stderr is not None and sys.stderr.isatty()
+
+
+def _drawable() -> bool:
+    """Whether a line on stderr can be drawn again in its place."""
+    return _on_terminal() and os.environ.get("TERM") != "dumb"
+
+
+class _Line:
+    """The line at the bottom of a terminal, which a thread draws while it has a message and nothing else is there."""
+
+    def __init__(self) -> None:
+        self.message = ""
+        self._since = 0.0
+        self._aside = 0
+        self._lock = threading.RLock()
+        self._work = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def say(self, message: str, *, again: bool = False) -> None:
+        """Show another message, or none; a plain line is not written `again`."""
+        with self._lock:
+            if message == self.message:
+                return
+            self._erase()
+            self.message, self._since = message, time.monotonic()
+            if message and not _drawable():
+                if not again:
+                    print(f"{message} ...", file=sys.stderr, flush=True)
+            elif message:
+                self._start()
+            else:
+                self._work.clear()
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Leave the line to something else."""
+        with self._lock:
+            self._erase()
+            self._aside += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._aside -= 1
+
+    def _start(self) -> None:
+        self._work.set()
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._draw, name="status", daemon=True)
+            self._thread.start()
+
+    def _draw(self) -> None:
+        spinner = SPINNER if "utf" in (sys.stderr.encoding or "").lower() else PLAIN_SPINNER
+        step = 0
+        while True:
+            self._work.wait()
+            time.sleep(STEP)
+            with self._lock:
+                if self.message and not self._aside and _drawable():
+                    text = f"{spinner[step % len(spinner)]} {self.message} {time.monotonic() - self._since:.1f} s"
+                    sys.stderr.write(f"{ERASE}{text[: _columns() - 1]}")
+                    sys.stderr.flush()
+            step += 1
+
+    def _erase(self) -> None:
+        if self.message and not self._aside and _drawable():
+            sys.stderr.write(ERASE)
+            sys.stderr.flush()
+
+
+def _columns() -> int:
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).columns or 80
+    except (OSError, ValueError):
+        return 80
+
+
+_line = _Line()

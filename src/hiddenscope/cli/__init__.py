@@ -9,31 +9,67 @@ import os
 import sys
 from collections.abc import Callable
 from importlib import import_module
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from typer.core import TyperGroup
 
 import hiddenscope as hs
-from hiddenscope.catalog import ANALYSES, Analysis
-from hiddenscope.cli import capture, demo, models, serve, store
+from hiddenscope.catalog import ANALYSES, GROUPS, Analysis, Group
+from hiddenscope.cli import capture, demo, interrupt, models, serve, store
 from hiddenscope.cli.arguments import with_stdin
 from hiddenscope.cli.generated import generated
 
 
+class CommandGroup(NamedTuple):
+    """Commands that belong together, with one to try."""
+
+    title: str
+    words: tuple[str, ...]
+    example: str
+
+
+def _of_group(group: Group, example: str, *more: str) -> CommandGroup:
+    return CommandGroup(GROUPS[group], (*more, *(one.word for one in ANALYSES if one.group == group)), example)
+
+
+CONTRAST = '"The capital of France is" "The capital of Germany is" --answer " Paris" --other " Berlin"'
+COMMAND_GROUPS = (
+    CommandGroup("Begin here", ("demo", "serve", "models"), "demo"),
+    _of_group("describe", 'profile "The capital of France is Paris." --out profile.html', "capture"),
+    _of_group("explain", 'lens "The capital of France is"'),
+    _of_group("change", f"patch {CONTRAST}"),
+    _of_group("represent", 'search cities-complete "The CN Tower" -k 3'),
+    CommandGroup("States of a whole corpus, on disk", ("extract", "store"), ""),
+)
+
+
 class _Commands(TyperGroup):
-    """The commands, whose words may be -.csv for a table on stdin."""
+    """The commands in groups, with an example of each; without a command they are listed."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, with_stdin(args))
+        if not args and not ctx.resilient_parsing:
+            typer.echo(ctx.get_help())
+            ctx.exit()
+        return super().parse_args(ctx, with_stdin(args))  # a word may be -.csv, for a table on stdin
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        placed = {word for group in COMMAND_GROUPS for word in group.words}
+        others = CommandGroup("More", tuple(word for word in self.list_commands(ctx) if word not in placed), "")
+        for group in (*COMMAND_GROUPS, others):
+            commands = {word: self.get_command(ctx, word) for word in group.words}
+            rows = [(word, found.get_short_help_str(1_000)) for word, found in commands.items() if found is not None]
+            if rows:
+                with formatter.section(group.title):
+                    formatter.write_dl(rows)
+                    if group.example:
+                        formatter.write(f"\n{'':{formatter.current_indent}}$ hiddenscope {group.example}\n")
 
 
 app = typer.Typer(
     name="hiddenscope",
     cls=_Commands,
     help="See, measure, store and change every hidden state of a transformer model.",
-    no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,  # rich alone would double the time that --help takes
     pretty_exceptions_enable=False,
 )
@@ -82,8 +118,9 @@ def main() -> None:
             )  # a terminal that cannot show a token must not stop the command
     if sys.stdout is None:
         sys.exit("Cannot print: stdout is closed.")
+    interrupt.watch()
     try:
-        app()
+        app(prog_name="hiddenscope")
     finally:
         _flush()
 

@@ -83,6 +83,11 @@ def dataset(name: str, text: str | None = None, label: str | None = None) -> Lab
     return reader.read(_opened(name), text=text, label=label)
 
 
+def shipped() -> list[str]:
+    """The names of the shipped datasets, for a shell to complete."""
+    return list(reader.shipped())
+
+
 def check_place(device: str | None, dtype: str | None) -> None:
     """Refuse a device or a dtype that torch cannot have; whether this machine has it is seen later.
 

@@ -7,7 +7,7 @@ import typer
 import hiddenscope as hs
 from hiddenscope import errors
 from hiddenscope.cli.command import Shared, SitesOption, TextsArgument, TruncateOption, command, writes
-from hiddenscope.cli.terminal import print_json, visible
+from hiddenscope.cli.terminal import echo, print_json, visible
 
 
 @command
@@ -40,7 +40,7 @@ def capture(
     if shared.json:
         print_json(_described(captured))
     elif not shared.out:
-        typer.echo(visible(repr(captured), keep="\n"))
+        echo(visible(repr(captured), keep="\n"))
 
 
 def _described(captured: "hs.States | hs.Pair") -> dict[str, object]:

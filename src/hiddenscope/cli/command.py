@@ -15,8 +15,11 @@ import typer
 
 import hiddenscope as hs
 from hiddenscope import errors, progress
+from hiddenscope.cli import interrupt
 from hiddenscope.cli.arguments import TextRule, check_place, text_in, texts_in
-from hiddenscope.cli.terminal import table, visible
+from hiddenscope.cli.terminal import echo, table, visible
+from hiddenscope.loading.outline import check_sites, outline
+from hiddenscope.loading.zoo import ZOO
 from hiddenscope.results import TABLES
 from hiddenscope.sites import check_syntax
 
@@ -25,6 +28,9 @@ RESULTS = (".html", *FIGURES, ".json", ".csv", ".nc")
 VIEW = re.compile(r"all|(?:grid|panels|lines)(?:-[0-9]+)?")
 KEYWORD = re.compile(r"""`?\b(?P<name>[a-z_]+)=(?P<value>'[^']*'|"[^"]*"|-?\w(?:[\w.*]*[\w*])?|)`?""")
 
+NEEDS_HEAD = {"lens": "read with a lens", "patch": "patch", "steer": "steer", "graft": "graft into"}
+
+MODEL_HELP = "A zoo name, a Hugging Face id, a folder or a .gguf file."
 TEXTS_HELP = "The texts; @FILE reads those of a file, - one from each line of stdin."
 TextsArgument = Annotated[list[str] | None, typer.Argument(help=TEXTS_HELP), TextRule()]
 TextsOption = Annotated[str | None, typer.Option("--texts", help="A file of texts: .txt .jsonl .csv .tsv .parquet.")]
@@ -37,7 +43,7 @@ TruncateOption = Annotated[bool, typer.Option(help="Cut a text that is longer th
 class Shared:
     """The options that every command takes; its fields are their names, types and defaults."""
 
-    model: Annotated[str | None, typer.Option(help="A zoo name, a Hugging Face id, a folder or a .gguf file.")] = None
+    model: Annotated[str | None, typer.Option(help=MODEL_HELP, autocompletion=lambda: list(ZOO))] = None
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, mps, or auto to spread a large model.")] = None
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16, in place of the model's own.")] = None
     out: Annotated[Path | None, typer.Option(help="Write here; the suffix chooses the format.")] = None
@@ -56,7 +62,13 @@ class Shared:
 
     def load(self) -> "hs.Model":
         """The model that the options name."""
-        return hs.load(self.model, device=self.device, dtype=self.dtype)
+        return self.load_other(self.model)
+
+    def load_other(self, name: str | None, **options: str | None) -> "hs.Model":
+        """Another model, with the same options except those given."""
+        given = {"device": self.device, "dtype": self.dtype, **{key: value for key, value in options.items() if value}}
+        with progress.status(f"Loading {outline(name).described(given['dtype'])}"):
+            return hs.load(name, **given)  # type: ignore[arg-type]
 
     @property
     def look(self) -> dict[str, Any]:
@@ -67,7 +79,7 @@ class Shared:
     def say_written(self) -> None:
         """Tell what --out wrote, and how large it is."""
         if self.out is not None and self.progress is not False:
-            typer.echo(visible(f"Wrote {self.out} ({in_bytes(self.out.stat().st_size)})."), err=True)
+            echo(visible(f"Wrote {self.out} ({in_bytes(self.out.stat().st_size)})."), err=True)
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
@@ -96,7 +108,10 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
             _check_writable(shared.out, suffixes)
             _check_look(shared)
             check_place(shared.device, shared.dtype)
-            function(shared, **_understood(values, rules))
+            with progress.status(f"Running {function.__name__}"):
+                understood = _understood(values, rules)
+                _check_outline(function.__name__, shared, understood)
+                function(shared, **understood)
 
     run.__name__, run.__doc__ = function.__name__, function.__doc__
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in [*parameters, *options]}
@@ -133,6 +148,21 @@ def _understood(values: dict[str, Any], rules: Mapping[str, TextRule]) -> dict[s
     return values
 
 
+def _check_outline(word: str, shared: Shared, values: Mapping[str, Any]) -> None:
+    """Refuse at once what the model's config shows to be impossible."""
+    if shared.model is not None and shared.model.endswith(".safetensors"):
+        return
+    known = outline(shared.model)
+    for name in ("sites", "site"):
+        if isinstance(values.get(name), str):
+            check_sites(known, values[name])
+    if word in NEEDS_HEAD and known.headless:
+        reason = "it has no head, a module that makes logits"
+        raise errors.PassError(
+            f"Cannot {NEEDS_HEAD[word]} {known.name}", reason, "Give a language model: --model NAME."
+        )
+
+
 def writes(*suffixes: str, unused: Sequence[str] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Declare the suffixes of --out, for a command that writes something else than a result.
 
@@ -154,9 +184,10 @@ def _errors_as_messages(debug: bool, options: Collection[str] = ()) -> Iterator[
     What an error says for Python is said for the command line, where the command has the option.
     """
     try:
-        yield
+        with interrupt.guarded():
+            yield
     except KeyboardInterrupt:
-        _leave("Stopped.", 130)
+        _stop()
     except BrokenPipeError:  # whoever read our output has gone, as in `hiddenscope models | head -1`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
@@ -164,7 +195,7 @@ def _errors_as_messages(debug: bool, options: Collection[str] = ()) -> Iterator[
         if debug:
             raise
         if _was_interrupted(error):
-            _leave("Stopped.", 130)
+            _stop()
         _leave(in_options(str(error), options), 2)
     except (typer.Exit, typer.Abort):
         raise
@@ -176,7 +207,7 @@ def _errors_as_messages(debug: bool, options: Collection[str] = ()) -> Iterator[
         if debug:
             raise
         if _was_interrupted(error):
-            _leave("Stopped.", 130)
+            _stop()
         _leave(f"{type(error).__name__}: {error}\nThis is unexpected: --debug shows where it happened.", 2)
 
 
@@ -239,6 +270,11 @@ def in_bytes(count: int) -> str:
     return f"{count} bytes"
 
 
+def _stop() -> NoReturn:
+    interrupt.say_stopped()
+    sys.exit(interrupt.EXIT_CODE)
+
+
 def _leave(message: str, code: int) -> NoReturn:
     typer.echo(visible(message, keep="\n"), err=True)
     sys.exit(code)
@@ -261,9 +297,9 @@ def _print(result: "hs.Result", as_json: bool) -> None:
     if as_json:
         with TemporaryDirectory() as folder:
             result.save(Path(folder, "result.json"))
-            typer.echo(Path(folder, "result.json").read_text("utf-8"))
+            echo(Path(folder, "result.json").read_text("utf-8"))
         return
-    typer.echo(visible(result.summary(), keep="\n"))
+    echo(visible(result.summary(), keep="\n"))
     for printed in TABLES[result.kind](result) if result.kind in TABLES else ():
-        typer.echo(f"\n{visible(printed.title)}" if printed.title else "")
+        echo(f"\n{visible(printed.title)}" if printed.title else "")
         table(printed.columns, printed.rows, text=printed.text)

@@ -44,8 +44,9 @@ def compare(
         reason = "there is no second text and no other model" if b is None else "a second text and another model"
         raise TextError("Cannot compare", reason, "Give a second text, or --other.")
     model = shared.load()
-    device, dtype = other_device or shared.device, other_dtype or shared.dtype
-    second = hs.load(other or None, device=device, dtype=dtype) if other is not None else None
+    second = None
+    if other is not None:
+        second = shared.load_other(other or None, device=other_device, dtype=other_dtype)
     if second is not None and other_target is not None:  # each model is given a decoder's text of its own
         pairs = (model, target), (second, other_target)
         sides = [one.capture(a, sites, targets=text, truncate=truncate) for one, text in pairs]

@@ -4,12 +4,10 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
-import typer
-
 import hiddenscope as hs
 from hiddenscope import errors, progress
 from hiddenscope.cli.command import Shared, command, writes
-from hiddenscope.cli.terminal import print_json, table, visible
+from hiddenscope.cli.terminal import echo, print_json, table, visible
 
 
 @command
@@ -30,11 +28,11 @@ def demo(shared: Shared) -> None:
         facts = {kind: result.facts for kind, result in results.items()}
         print_json({"page": str(page), "text": SENTENCE, "other_text": ANOTHER, **facts})
         return
-    typer.echo(visible(f"{results['anatomy'].summary()}\n", keep="\n"))
+    echo(visible(f"{results['anatomy'].summary()}\n", keep="\n"))
     _print_grid(results["profile"])
     summaries = "".join(f"\n{results[kind].summary()}\n" for kind in SUMMARISED if kind in results)
-    typer.echo(visible(summaries, keep="\n"))
-    typer.echo(f"The whole page, to open in a browser: {visible(str(page.resolve()))}\n{NEXT}")
+    echo(visible(summaries, keep="\n"))
+    echo(f"The whole page, to open in a browser: {visible(str(page.resolve()))}\n{NEXT}")
 
 
 def _results(model: "hs.Model") -> Iterator["hs.Result"]:

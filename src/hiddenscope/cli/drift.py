@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 import hiddenscope as hs
-from hiddenscope.cli.arguments import TextRule
+from hiddenscope.cli.arguments import TextRule, check_place
 from hiddenscope.cli.command import TEXTS_HELP, Shared, SitesOption, command, show
 
 SIDE = "a zoo name, a Hugging Face id, a folder, a .gguf file, or states that `capture --out` wrote"
@@ -38,21 +38,18 @@ def drift(
 
     Exits with 1 when there is drift, with 0 when there is none, with 2 on failure. --out drift.html keeps the pictures.
     """
-    first = _side(shared.model, device=shared.device, dtype=shared.dtype, attention=attention)
-    second = _side(
-        candidate,
-        device=candidate_device or shared.device,
-        dtype=candidate_dtype or shared.dtype,
-        attention=candidate_attention,
-    )
+    check_place(candidate_device, candidate_dtype)
+    first = _side(shared, shared.model, attention=attention)
+    options = {"device": candidate_device, "dtype": candidate_dtype, "attention": candidate_attention}
+    second = _side(shared, candidate, **options)
     result = hs.drift(first, second, texts or None, sites=sites, baseline=baseline, low_memory=low_memory)
     show(result, shared)
     if result.facts["drifted"]:
         raise typer.Exit(1)
 
 
-def _side(name: str | None, **options: Any) -> Any:
+def _side(shared: Shared, name: str | None, **options: str | None) -> Any:
     """A model, or the path of saved states as it is."""
     if name is not None and name.endswith(".safetensors"):
         return Path(name)
-    return hs.load(name, **options)
+    return shared.load_other(name, **options)

@@ -8,7 +8,7 @@ import typer
 
 import hiddenscope as hs
 from hiddenscope.cli.command import Shared, TextsArgument, TruncateOption, command, writes
-from hiddenscope.cli.terminal import print_json
+from hiddenscope.cli.terminal import echo, print_json
 from hiddenscope.files import replacing
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def embed(
         print_json(vectors.tolist())
     else:
         kept = f" in {shared.out}" if shared.out else "; --out vectors.npy keeps them"
-        typer.echo(f"{len(vectors)} vectors, {vectors.shape[1]} wide{kept}")
+        echo(f"{len(vectors)} vectors, {vectors.shape[1]} wide{kept}")
 
 
 def position(pool: str | None) -> str | int | None:

@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal
 import typer
 
 import hiddenscope as hs
-from hiddenscope import errors
+from hiddenscope import errors, progress
+from hiddenscope.cli import interrupt
 from hiddenscope.cli.command import Shared, SitesOption, command, writes
 from hiddenscope.cli.embed import position
 from hiddenscope.cli.terminal import visible
@@ -47,12 +48,13 @@ def extract(
     planned = hs.ExtractJob.plan(
         shared.load(), texts, to, sites=sites, pool=position(pool), dtype=store_dtype, engine=chosen
     )
+    progress.clear()
     said = _Said(shared.json)
     said.cost(planned)
     try:
         planned.run(said.progress)
     except KeyboardInterrupt:
-        typer.echo(f"\nStopped: {planned.left()}", err=True)
+        interrupt.say_stopped(f"\nStopped: {planned.left()}")
         raise typer.Exit(130) from None
     except errors.FileError as error:
         remedy = f"{error.remedy} {planned.left()}"

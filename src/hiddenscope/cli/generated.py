@@ -72,7 +72,7 @@ def generated(analysis: Analysis) -> Callable[..., None]:
 def _value(shared: Shared, parameter: Parameter, word: Any) -> Any:
     """What the analysis is given for a word of the command line."""
     if word is not None and {"Model", "ModelLike"} & parameter.names:
-        return hs.load(word, device=shared.device, dtype=shared.dtype)
+        return shared.load_other(word)
     return word
 
 

@@ -7,7 +7,7 @@ import typer
 import hiddenscope as hs
 from hiddenscope import errors
 from hiddenscope.cli.command import RESULTS, Shared, SitesOption, TextsArgument, command, show, writes
-from hiddenscope.cli.terminal import print_json, visible
+from hiddenscope.cli.terminal import echo, print_json, visible
 
 
 @command
@@ -44,4 +44,4 @@ def _fit(shared: Shared, texts: list[str], kind: Any) -> None:
     if shared.json:
         print_json(fitted.facts)
     else:
-        typer.echo(visible(f"{fitted!r}, kept in {shared.out}"))
+        echo(visible(f"{fitted!r}, kept in {shared.out}"))

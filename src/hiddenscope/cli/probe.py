@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 import hiddenscope as hs
-from hiddenscope.cli.arguments import dataset
+from hiddenscope.cli.arguments import dataset, shipped
 from hiddenscope.cli.command import Shared, SitesOption, TruncateOption, command, show
 
 DATA = "A shipped dataset, a file, - for stdin; or position, word-start, previous-token with --token each."
@@ -15,7 +15,7 @@ READY = ("position", "word-start", "previous-token")
 @command
 def probe(
     shared: Shared,
-    data: Annotated[str, typer.Argument(help=DATA)] = "cities-incomplete",
+    data: Annotated[str, typer.Argument(help=DATA, autocompletion=shipped)] = "cities-incomplete",
     task: Annotated[Literal["classify", "regress"], typer.Option(help="Classes, or numbers.")] = "classify",
     token: Annotated[str, typer.Option(help="What stands for a text: last, first, mean, max, cls, each.")] = "last",
     text: Annotated[str | None, typer.Option(help="The column of the texts.")] = None,

@@ -6,7 +6,7 @@ import typer
 
 import hiddenscope as hs
 from hiddenscope import progress
-from hiddenscope.cli.arguments import dataset
+from hiddenscope.cli.arguments import dataset, shipped
 from hiddenscope.cli.command import Shared, SitesOption, TruncateOption, command, show
 
 
@@ -14,7 +14,10 @@ from hiddenscope.cli.command import Shared, SitesOption, TruncateOption, command
 def project(
     shared: Shared,
     data: Annotated[
-        list[str], typer.Argument(help="A shipped dataset such as cities-incomplete, a file, or several to compare.")
+        list[str],
+        typer.Argument(
+            help="A shipped dataset such as cities-incomplete, a file, or several to compare.", autocompletion=shipped
+        ),
     ],
     method: Annotated[Literal["umap", "pca", "pacmap", "tsne"], typer.Option(help="How pictures are made.")] = "umap",
     token: Annotated[str, typer.Option(help="What stands for a text: last, first, mean, max, cls, each.")] = "last",
@@ -31,7 +34,7 @@ def project(
     Prints the findings. --out panels.html keeps the pictures: by PCA at once, then by the method asked for.
     """
     datasets = {name: dataset(name, text, label) for name in data}
-    models = [shared.load(), *(hs.load(name, device=shared.device, dtype=shared.dtype) for name in other or ())]
+    models = [shared.load(), *map(shared.load_other, other or ())]
 
     def preview(result: "hs.Result") -> None:
         if shared.out:

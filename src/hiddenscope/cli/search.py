@@ -7,13 +7,16 @@ import typer
 
 import hiddenscope as hs
 from hiddenscope import errors
-from hiddenscope.cli.arguments import VECTORS, TextRule, dataset
+from hiddenscope.cli.arguments import VECTORS, TextRule, dataset, shipped
 from hiddenscope.cli.command import TEXTS_HELP, Shared, TextOption, TruncateOption, command, show
 from hiddenscope.cli.embed import PoolOption, SiteOption, position
 
 SourceArgument = Annotated[
     str,
-    typer.Argument(help="A file of texts (- for stdin), of states (.safetensors) or of vectors (.npy); or a dataset."),
+    typer.Argument(
+        help="A file of texts (- for stdin), of states (.safetensors) or of vectors (.npy); or a dataset.",
+        autocompletion=shipped,
+    ),
 ]
 QueriesArgument = Annotated[list[str] | None, typer.Argument(help=TEXTS_HELP), TextRule(file_option=False)]
 

@@ -7,7 +7,7 @@ import typer
 
 import hiddenscope as hs
 from hiddenscope.cli.command import Shared, command, in_bytes, writes
-from hiddenscope.cli.terminal import print_json, visible
+from hiddenscope.cli.terminal import echo, print_json, visible
 
 
 @command
@@ -29,7 +29,7 @@ def store(
     if shared.json:
         print_json(facts)
     else:
-        typer.echo("\n".join(visible(line) for line in lines))
+        echo("\n".join(visible(line) for line in lines))
     if code:
         raise typer.Exit(code)
 

@@ -8,11 +8,19 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from hiddenscope import progress
+
 if TYPE_CHECKING:
     from rich.console import Console
 
 
 WIDE = 400  # columns of a table that goes to a file or another program, so that no line is wrapped
+
+
+def echo(text: str, *, err: bool = False) -> None:
+    """Print a text; the status that stood on the terminal is gone then."""
+    progress.clear()
+    typer.echo(text, err=err)
 
 
 def visible(text: str, *, keep: str = "") -> str:
@@ -49,9 +57,10 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, text: Collec
         table.add_column(Text(visible(name)), justify="left" if place in text else "right", overflow="fold")
     for row in rows:
         table.add_row(*(Text(visible(cell)) for cell in row))
+    progress.clear()
     _console().print(table)
 
 
 def print_json(value: object) -> None:
     """Print a value as JSON."""
-    typer.echo(json.dumps(value, indent=2))
+    echo(json.dumps(value, indent=2))

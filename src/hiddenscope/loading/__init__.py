@@ -6,6 +6,7 @@
     cache        folders that appear whole or not at all
     gguf         checking a GGUF header; a GGUF file converted to a safetensors folder
     folder       what a folder holds, checked before any library loads it
+    outline      what a checkpoint says of itself before its weights are read
     checkpoint   a checked folder made into a module and a tokenizer, and the dtype to compute in
 
 >>> import torch

@@ -1,0 +1,83 @@
+"""Ctrl-C on the command line: the command ends soon, whatever it is doing, with one word and the exit code 130.
+
+Python raises KeyboardInterrupt between two steps of its own. That is too late where one step of compiled code takes
+long, where a thread has to end first (numba compiles for seconds), and where a library swallows the exception. So a
+thread is told of the signal too, and ends the process if it is still there after a moment. Files are written whole or
+not at all, so nothing is lost by that.
+"""
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+from typing import NoReturn
+
+from hiddenscope import progress
+
+GRACE = 0.5  # seconds for what a command removes before it ends, such as half-written files
+EXIT_CODE = 130
+
+
+def watch() -> None:
+    """End the process soon after Ctrl-C from now on; where there are no signals to be had, do nothing."""
+    if threading.current_thread() is not threading.main_thread():
+        return
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    signal.signal(signal.SIGINT, _interrupted)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)  # Python writes the signal's number there at once
+    threading.Thread(target=_end_soon, args=(reader,), name="interrupt", daemon=True).start()
+
+
+@contextmanager
+def guarded() -> Iterator[None]:
+    """Let Ctrl-C raise KeyboardInterrupt while the body runs; anywhere else it ends the process at once."""
+    _state.said = _state.said and _state.depth > 0
+    _state.depth += 1
+    try:
+        yield
+    finally:
+        _state.depth -= 1
+
+
+def say_stopped(message: str = "Stopped.") -> None:
+    """Say once that the command was stopped."""
+    if not _state.said and sys.stderr is not None:
+        _state.said = True
+        progress.clear()
+        sys.stderr.write(f"{progress.SHOW_CURSOR if sys.stderr.isatty() else ''}{message}\n")
+        sys.stderr.flush()
+
+
+@dataclass
+class _State:
+    depth: int = 0
+    said: bool = False
+
+
+_state = _State()
+
+
+def _leave() -> NoReturn:
+    say_stopped()
+    os._exit(EXIT_CODE)
+
+
+def _interrupted(number: int, frame: FrameType | None) -> NoReturn:
+    if not _state.depth:
+        _leave()
+    sys.unraisablehook = lambda unraisable: None  # an interrupt within a destructor would be printed with its traceback
+    threading.excepthook = lambda thread: None
+    raise KeyboardInterrupt
+
+
+def _end_soon(reader: int) -> None:
+    while os.read(reader, 1) != bytes([signal.SIGINT]) or signal.getsignal(signal.SIGINT) is not _interrupted:
+        pass  # a server that handles the signal itself ends by itself
+    time.sleep(GRACE)
+    _leave()

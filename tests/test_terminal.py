@@ -1,0 +1,244 @@
+"""A command in a terminal: it refuses quickly, says what it does, and stops when it is told to. Real processes all."""
+
+import csv
+import os
+import pty
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from hiddenscope import cli
+from hiddenscope.errors import SiteError
+from hiddenscope.loading.outline import Outline, check_sites, outline
+from hiddenscope.testing import tiny_model
+from tests.test_cli import folder  # noqa: F401  # a fixture
+
+COMMANDS = get_command(cli.app).commands  # type: ignore[attr-defined]
+TEXT = "The capital of France is Paris."
+STEER = ["--toward", "The capital", "--away", "of France"]
+PATCH = ["The capital", "of France", "--answer", " x", "--other", " y"]
+RIGHT: dict[str, list[str]] = {
+    "demo": [],
+    "capture": [TEXT],
+    "anatomy": [],
+    "profile": [TEXT],
+    "compare": [TEXT, TEXT],
+    "drift": ["smollm2", TEXT],
+    "project": ["cities-incomplete"],
+    "lens": [TEXT],
+    "visibility": [TEXT],
+    "probe": [],
+    "patch": PATCH,
+    "graft": ["smollm2", "cities-incomplete"],
+    "steer": [TEXT, *STEER],
+    "embed": [TEXT],
+    "search": ["cities-complete", TEXT],
+    "cluster": [TEXT],
+    "models": [],
+}
+WRONG_OPTIONS = {
+    "sites": [("--sites", "laier.3"), ("--sites", ""), ("--sites", "layer.9", "--model", "{folder}")],
+    "site": [("--site", "laier.3"), ("--site", "layer.9", "--model", "{folder}")],
+    "out": [("--out", "x.docx"), ("--out", "nowhere/x.json")],
+    "device": [("--device", "gpu")],
+    "dtype": [("--dtype", "float33")],
+    "view": [("--out", "x.png", "--view", "graph"), ("--view", "grid")],
+    "width": [("--out", "x.html", "--width", "page"), ("--out", "x.png", "--width", "wide")],
+    "text_column": [("--text", "review")],
+}
+WRONG: list[list[str]] = [
+    [name, *RIGHT[name], *option]
+    for name in RIGHT
+    for key, options in WRONG_OPTIONS.items()
+    if key in {parameter.name for parameter in COMMANDS[name].params}
+    for option in options
+]
+WRONG += [
+    [name, *RIGHT[name], extra] for name in ("capture", "profile", "visibility", "embed", "lens") for extra in ("", " ")
+]
+WRONG += [[name, "corpus.txt"] for name in ("capture", "profile", "embed", "cluster", "lens", "visibility")]
+WRONG += [[name] for name in ("capture", "profile", "embed", "cluster", "lens", "visibility", "compare", "drift")]
+WRONG += [[name] for name in ("patch", "graft", "steer", "search", "project")]
+WRONG += [[name, "no-such-dataset"] for name in ("project", "probe")]
+WRONG += [
+    ["nothing"],
+    ["compare", TEXT],
+    ["compare", "", TEXT],
+    ["compare", TEXT, "--other", "smollm2", "--other-dtype", "float33"],
+    ["compare", TEXT, TEXT, "--other-device", "gpu"],
+    ["drift", "smollm2", ""],
+    ["drift", "smollm2", TEXT, "--candidate-dtype", "float33"],
+    ["graft", "smollm2", "no-such-dataset"],
+    ["search", "nosuch.txt", TEXT],
+    ["search", "cities-complete", ""],
+    ["lens", TEXT, "--fit", "tuned"],
+    ["steer", TEXT, "--toward", "a"],
+    ["steer", TEXT, *STEER, "--strengths", "one"],
+    ["steer", TEXT, *STEER, "--quality", "nosuch"],
+    ["steer", TEXT, "--toward", "Rome", "--away", "Montreal", "--data", "cities-complete"],
+    ["patch", *PATCH[:2], "--answer", " x"],
+    ["patch", "", *PATCH[1:]],
+    ["models", "--dtype", "float32"],
+    *([name, *RIGHT[name], "--model", "{headless}"] for name in ("lens", "patch", "steer")),
+]
+
+
+@pytest.fixture(scope="module")
+def headless(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("headless")
+    tiny_model("gpt2", task="base").save_pretrained(path)  # type: ignore[operator]
+    return str(path)
+
+
+def test_every_command_has_wrong_arguments() -> None:
+    assert set(RIGHT) == set(COMMANDS) - {"serve", "store", "extract"}
+    assert {words[0] for words in WRONG} >= set(RIGHT)
+
+
+def test_wrong_arguments_are_told_without_torch(folder: str, headless: str, tmp_path: Path) -> None:  # noqa: F811
+    wrong = [[word.format(folder=folder, headless=headless) for word in words] for words in WRONG]
+    right = [[name, *words] for name, words in RIGHT.items()]
+    right += [shlex.split(group.example) for group in cli.COMMAND_GROUPS if group.example]
+    program = f"""
+import sys
+sys.modules["torch"] = sys.modules["transformers"] = None  # importing them raises
+from typer.testing import CliRunner
+from hiddenscope.cli import app
+for words in {wrong!r}:
+    done = CliRunner().invoke(app, words)
+    fine = done.exit_code == 2 and done.stderr and not done.stdout and "unexpected" not in done.stderr
+    print("fine" if fine else "NOT", words, done.exit_code, done.output)
+for name, *words in {right!r}:
+    done = CliRunner().invoke(app, [name, *words])
+    if name != "models" and "halted" not in done.stderr:  # so it is the wrong part that is refused above
+        print("NOT", name, words, done.output)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert done.stdout.count("fine [") == len(WRONG), done.stdout[done.stdout.find("NOT [") :][:2000]
+    assert "NOT" not in done.stdout, done.stdout[done.stdout.find("NOT") :][:2000]
+
+
+def test_what_a_checkpoint_says_of_itself(folder: str, headless: str, tmp_path: Path) -> None:  # noqa: F811
+    tiny = outline(folder)
+    assert (tiny.layers, tiny.dtype, tiny.headless) == (3, "float32", False)
+    assert tiny.parameters == 5 * 16 + 2 * 16 * 16 + 3 * (4 * 16 * 16 + 3 * 16 * 32 + 2 * 16) - 64
+    assert outline(headless).headless
+    assert outline("someone/model") == Outline("model")
+    (tmp_path / "config.json").write_text('{"num_hidden_layers": "many", "architectures": 3}')
+    (tmp_path / "model.safetensors").write_bytes(b"\xff" * 20)
+    assert outline(str(tmp_path)).layers is None
+    with pytest.raises(SiteError, match="it has layer.0 to layer.3"):
+        check_sites(tiny, "layer.2,layer.4.attn")
+    check_sites(tiny, "layer.*,final,layer.-1,*.mlp,layer.3,hidden_states[9]")
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Labelled texts that take a while."""
+    path = tmp_path_factory.mktemp("corpus") / "corpus.csv"
+    with path.open("w", newline="") as file:
+        rows = [(f"{TEXT} " * (1 + k % 7) + str(k), k % 2) for k in range(600)]
+        csv.writer(file).writerows([("text", "label"), *rows])
+    return path
+
+
+LONG = " ".join(TEXT.split() * 60)
+INTERRUPTED: dict[str, tuple[list[str], str]] = {
+    "project": (["{corpus}"], "Drawing by umap"),
+    "steer": ([TEXT, *STEER, "--new-tokens", "1500"], "Measuring the perplexity"),
+    "patch": ([f"{LONG} capital", f"{LONG} France", "--answer", " of", "--other", " is"], "Patching"),
+    "visibility": ([LONG, "--influence", "frobenius"], "Looking back"),
+    "probe": (["{corpus}", "--token", "mean"], "Probing"),
+    "drift": (["{folder}", "@{corpus}"], "Comparing"),
+}
+
+
+def started(words: list[str], **options: Any) -> "subprocess.Popen[str]":
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    call = [sys.executable, "-m", "hiddenscope", *words]
+    return subprocess.Popen(call, stdout=subprocess.PIPE, text=True, env=environment, **options)
+
+
+def test_ctrl_c_stops_what_takes_long(folder: str, corpus: Path, tmp_path: Path) -> None:  # noqa: F811
+    place = ["--model", folder, "--device", "cpu", "--dtype", "float32", "--progress"]
+
+    def interrupted(name: str) -> tuple[list[str], int, str]:
+        words, step = INTERRUPTED[name]
+        given = [word.format(corpus=corpus, folder=folder) for word in words]
+        out = ["--out", str(tmp_path / f"{name}.html")]
+        seen = [""]
+        with started([name, *given, *place, *out], stderr=subprocess.PIPE) as process:
+            assert process.stderr is not None
+            while (line := process.stderr.readline()) and not line.startswith(step):
+                seen.append(line)
+            process.send_signal(signal.SIGINT)
+            said = process.stderr.read()
+        return [*seen, line], process.returncode, said
+
+    with ThreadPoolExecutor(len(INTERRUPTED)) as threads:
+        for name, (seen, code, said) in zip(INTERRUPTED, threads.map(interrupted, INTERRUPTED), strict=True):
+            assert seen[-1], (name, seen)
+            assert (code, said.count("Stopped.")) == (130, 1), (name, said)
+            assert said.endswith("Stopped.\n") and "Traceback" not in said and "Exception ignored" not in said, said
+    assert {path.name for path in tmp_path.iterdir()} <= {"project.html"}, "it was written by PCA first"
+
+
+def test_ctrl_c_while_a_model_is_loaded_and_a_status_line_before(folder: str) -> None:  # noqa: F811
+    ours, theirs = pty.openpty()
+    try:
+        process = started(["capture", TEXT, "--model", folder], stderr=theirs)
+        os.close(theirs)
+        said = ""
+        while not re.search(r"Loading \S+ \(\d+K, float32\) \d+\.\d s", said):
+            said += os.read(ours, 4096).decode()
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=60)
+        while "Stopped." not in said:
+            said += os.read(ours, 4096).decode()
+    finally:
+        os.close(ours)
+    assert (process.returncode, out) == (130, "")
+    assert "Traceback" not in said and "\x1b[2K" in said
+
+
+def test_ctrl_c_while_it_starts() -> None:
+    program = "import os, signal, hiddenscope.__main__; os.kill(os.getpid(), signal.SIGINT); print('went on')"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "Stopped.\n")
+
+
+def test_without_a_command_all_of_them_are_listed_with_examples() -> None:
+    done = CliRunner().invoke(cli.app, [])
+    assert done.exit_code == 0
+    for name in COMMANDS:
+        assert re.search(rf"^  {name} +\w", done.stdout, re.MULTILINE), name
+    for group in cli.COMMAND_GROUPS:
+        assert f"{group.title}:" in done.stdout
+        assert not group.example or f"$ hiddenscope {group.example}\n" in done.stdout
+    assert "..." not in done.stdout.partition("Begin here")[2], "no line of help is cut"
+
+
+COMPLETED = {
+    "hiddenscope le": "lens",
+    "hiddenscope lens --si": "--sites",
+    "hiddenscope lens --model smol": "smollm2",
+    "hiddenscope project cities-": "cities-incomplete",
+    "hiddenscope lens --width c": "column",
+}
+
+
+@pytest.mark.parametrize("typed", COMPLETED)
+def test_a_shell_completes(typed: str) -> None:
+    asked = {"_HIDDENSCOPE_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" "))}
+    call = [sys.executable, "-m", "hiddenscope"]
+    done = subprocess.run(call, capture_output=True, text=True, check=True, env={**os.environ, **asked})
+    assert COMPLETED[typed] in done.stdout.splitlines()
