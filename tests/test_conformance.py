@@ -9,10 +9,11 @@ import pytest
 
 from hiddenscope.anatomy import Anatomy, find
 from hiddenscope.anatomy.blocks import Block
-from hiddenscope.testing import tiny_model
+from hiddenscope.testing import build, tiny_model
 
 sys.path.insert(0, str(Path(__file__).parent / "conformance"))
 
+import analyses
 import oracle
 import run
 
@@ -108,3 +109,20 @@ def test_the_record_is_above_the_bar() -> None:
     recorded = json.loads(run.RECORD.read_text("utf-8"))
     assert all(recorded[name] >= run.BAR[name] for name in run.BAR)
     assert all(recorded["refused"].values())
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors:UserWarning")  # torch, on building a MobileBERT
+@pytest.mark.parametrize(
+    "name", ["LlamaForCausalLM", "MobileBertForMaskedLM", "BartForConditionalGeneration", "Gemma3nForCausalLM"]
+)
+def test_every_analysis_keeps_its_laws(name: str) -> None:
+    """All classes: python tests/conformance/run.py --analyses."""
+    row = next(row for row in run.rows() if row["model_class"] == name)
+    assert set(analyses.tried(build(row)).items()) == {(law, ("kept", "")) for law in analyses.LAWS}
+
+
+def test_the_laws_of_analyses_are_broken_by_another_model() -> None:
+    subject = analyses.Subject(tiny_model("llama"))
+    assert subject.model
+    subject.module = tiny_model("llama", seed=1)
+    assert all(law(subject) for law in (analyses.lens, analyses.patch, analyses.steer))

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 import pandas
+import pyarrow
+import pyarrow.parquet
 import pytest
 import zstandard
 from hypothesis import given, settings
@@ -20,7 +22,7 @@ from hypothesis import strategies as st
 
 import hiddenscope as hs
 from hiddenscope import texts
-from hiddenscope.errors import FileError, TextError
+from hiddenscope.errors import FileError, TextError, TooLarge
 from hiddenscope.texts import Labelled, Row, copy_groups, copy_key, read, rows, shipped
 
 TEXTS, LABELS = ("one, two", 'a "quoted" text', "ünï cödé"), ("x", "y", "x")
@@ -352,7 +354,7 @@ def test_a_compressed_bomb_is_refused(tmp_path: Path, kind: str, unit: bytes) ->
     content = unit * (2**23 // len(unit))
     path = tmp_path / f"bomb.{'jsonl' if unit.startswith(b'{') else 'txt'}.{kind}"
     path.write_bytes(gzip.compress(content, 9) if kind == "gz" else zstandard.ZstdCompressor().compress(content))
-    with pytest.raises(FileError, match=r"become more than 4,\d{3},\d{3}, as no text does"):
+    with pytest.raises(FileError, match=r"become more than 4,\d{3},\d{3}, as no text does|1,000,000 blank lines"):
         read(path)
 
 
@@ -389,3 +391,48 @@ def test_a_line_without_an_end_is_refused(tmp_path: Path) -> None:
     os.truncate(path, 2**27)  # which takes no room on the disk
     with pytest.raises(TextError, match="67,108,864 characters or more"):
         read(path)
+
+
+@pytest.mark.parametrize(("limit", "said"), [("MOST_TEXTS", "10 texts"), ("MOST_CHARACTERS", "10 characters")])
+def test_a_file_is_not_held_in_memory_beyond_a_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, said: str
+) -> None:
+    path = tmp_path / "many.txt"
+    path.write_text("a\n" * 11)
+    assert len(read(path)) == 11
+    monkeypatch.setattr(f"hiddenscope.texts.{limit}", 10)
+    for source in (path, io.BytesIO(path.read_bytes())):
+        with pytest.raises(TooLarge, match=f"more than {said}, and all of them would be held in memory"):
+            read(source)
+    assert len([*rows(path)]) == len(read(["a"] * 11)) == 11  # streamed, or in memory already
+
+
+@pytest.mark.parametrize(("kind", "end"), [("txt", "\n"), ("csv", "\r\n"), ("jsonl", "\n")])
+def test_a_million_blank_lines_are_refused(tmp_path: Path, kind: str, end: str) -> None:
+    path = tmp_path / f"blank.{kind}"
+    path.write_text(("text" if kind == "csv" else '"text"') + end * 1_000_003 + "a", newline="")
+    with pytest.raises(FileError, match="1,000,000 blank lines stand before line 1,000,002"):
+        read(path)
+
+
+def parquet_of(path: Path, texts: list[str], **options: Any) -> None:
+    columns = {"text": texts, "label": [text[:1] for text in texts]}
+    pyarrow.parquet.write_table(pyarrow.table(columns), path, **options)
+
+
+@pytest.mark.parametrize("dictionary", [True, False])
+def test_a_parquet_file_gives_the_same_rows_however_it_is_coded(tmp_path: Path, dictionary: bool) -> None:
+    texts = [f"text {number % 7} of {'some' * (number % 5)}" for number in range(3000)]
+    parquet_of(tmp_path / "a.parquet", texts, use_dictionary=dictionary, row_group_size=1500)
+    found = read(tmp_path / "a.parquet")
+    assert found.texts == tuple(texts)
+    assert found.labels == tuple(text[:1] for text in texts)
+
+
+def test_parquet_bombs_are_refused_or_held_once(tmp_path: Path) -> None:
+    parquet_of(tmp_path / "a.parquet", ["a" * 10**7], compression="zstd", use_dictionary=False)
+    with pytest.raises(FileError, match=r"bytes of it become 10,\d{3},\d{3}, as no text does"):
+        read(tmp_path / "a.parquet")
+    parquet_of(tmp_path / "b.parquet", ["b" * 10**6] * 1000, compression="none")
+    assert (tmp_path / "b.parquet").stat().st_size < 10**7
+    assert len({id(text) for text in read(tmp_path / "b.parquet").texts}) == 1

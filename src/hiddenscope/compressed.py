@@ -19,6 +19,15 @@ MOST_GROWTH = 250
 _BUFFER = 2**17
 
 
+def believable(packed: int) -> int:
+    """How many bytes so many packed ones may become.
+
+    >>> believable(10), believable(10**6)
+    (4194304, 250000000)
+    """
+    return max(UNSUSPECTED, MOST_GROWTH * packed)
+
+
 @contextmanager
 def decompressed(stream: Any, name: str) -> Iterator[Any]:
     """The stream, decompressed if its first bytes say that it is compressed; what was given stays open.
@@ -78,7 +87,7 @@ class _Bounded(io.RawIOBase):
         chunk = self.plain.read(len(buffer))
         buffer[: len(chunk)] = chunk
         self.count += len(chunk)
-        if self.count > max(UNSUSPECTED, MOST_GROWTH * self.packed.count):
+        if self.count > believable(self.packed.count):
             reason = f"its first {self.packed.count:,} bytes become more than {self.count:,}, as no text does"
             raise FileError(f"Cannot read {self.name}", reason, "If it is yours, decompress it first.")
         return len(chunk)

@@ -25,8 +25,8 @@ from typing import Any, TypeAlias
 
 from hiddenscope import progress
 from hiddenscope.arguments import checked
-from hiddenscope.compressed import decompressed
-from hiddenscope.errors import FileError, TextError
+from hiddenscope.compressed import believable, decompressed
+from hiddenscope.errors import FileError, TextError, TooLarge
 
 TEXT_NAMES = ("text", "sentence", "prompt", "content")
 LABEL_NAMES = ("label", "class", "target")
@@ -35,9 +35,11 @@ COMPRESSIONS = (".gz", ".zst")
 SHIPPED = Path(__file__).parent / "datasets"
 PARQUET_BATCH = 1024
 UNNAMED = "the texts"
-LONGEST_FIELD = (
-    2**26
-)  # characters of one line, or one field of a .csv, where the csv module stops at 131,072 by default
+# Characters of one line, or one field of a .csv, where the csv module stops at 131,072 by default.
+LONGEST_FIELD = 2**26
+MOST_BLANK = 1_000_000  # blank lines in a row
+# What `read` holds in memory from one file. `rows` has no such limit.
+MOST_TEXTS, MOST_CHARACTERS = 2**22, 2**30
 
 Cells: TypeAlias = tuple[int, Any, Any]
 """A row as it was read: its line or number, its text and its label, not checked yet."""
@@ -50,7 +52,7 @@ Skipped: TypeAlias = Callable[[TextError], None]
 _csv_limit = threading.Lock()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Row:
     """One text, its label if it has one, and the line of the file that it begins on (or its number), from 1."""
 
@@ -154,7 +156,7 @@ def read(source: Any, *, text: str | None = None, label: str | None = None) -> L
     name = _name(source)
     all_rows: list[Row] = []
     with progress.track("Reading") as advance:
-        for row in rows(source, text=text, label=label):
+        for row in _holdable(rows(source, text=text, label=label), source):
             all_rows.append(row)
             advance(1)
     if not all_rows:
@@ -165,6 +167,22 @@ def read(source: Any, *, text: str | None = None, label: str | None = None) -> L
         raise TextError(f"Cannot read the labels of {name}", reason, "Give every text a label, or none of them.")
     labels = None if unlabelled else tuple(row.label for row in all_rows)
     return Labelled(tuple(row.text for row in all_rows), labels, name)
+
+
+def _holdable(found: Iterator[Row], source: Any) -> Iterator[Row]:
+    """The rows of a source, as long as they can be held in memory; what is in memory already has no limit."""
+    if not (isinstance(source, str | os.PathLike) or hasattr(source, "read")):
+        yield from found
+        return
+    characters = 0
+    for count, row in enumerate(found, 1):
+        characters += len(row.text)
+        if count > MOST_TEXTS or characters > MOST_CHARACTERS:
+            many = f"{MOST_TEXTS:,} texts" if count > MOST_TEXTS else f"{MOST_CHARACTERS:,} characters"
+            reason = f"it has more than {many}, and all of them would be held in memory"
+            remedy = "Split the file, or give a list of the texts that you want."
+            raise TooLarge(f"Cannot read {_name(source)} as a whole", reason, remedy)
+        yield row
 
 
 def _name(source: Any) -> str:
@@ -309,9 +327,13 @@ def _bounded(stream: Iterable[bytes | str], origin: _Origin) -> Iterator[bytes |
     if not isinstance(stream, io.IOBase):
         yield from stream
         return
-    number = 0
+    number = blank = 0
     while line := stream.readline(LONGEST_FIELD):
         number += 1
+        blank = blank + 1 if len(line) <= 2 and line.isspace() else 0
+        if blank > MOST_BLANK:
+            reason = f"{MOST_BLANK:,} blank lines stand before line {number:,}"
+            raise FileError(f"Cannot read {origin.name}", reason, "Remove them, if it is yours.")
         if len(line) == LONGEST_FIELD:
             reason = f"it has {LONGEST_FIELD:,} characters or more"
             origin.refuse(number, reason, "Split it into lines, one for each text.")
@@ -393,10 +415,14 @@ def _parquet(stream: Any, origin: _Origin, columns: Columns) -> Iterator[Cells]:
         strings = [name for name, kind in kinds.items() if str(kind) in ("string", "large_string", "string_view")]
         text, label = _chosen(list(kinds), strings, columns, origin)
         names = [name for name in (text, label) if name is not None]
+        _check_growth(file.metadata, names, origin)
+        # A page may name one long string a million times: as a dictionary it is in memory once.
+        coded = [name for name in names if name in strings]
+        file = parquet.ParquetFile(stream, metadata=file.metadata, read_dictionary=coded)
         number = 0
         for batch in file.iter_batches(PARQUET_BATCH, columns=names):
-            texts = batch.column(text).to_pylist()
-            labels = [None] * len(texts) if label is None else batch.column(label).to_pylist()
+            texts = _values(batch.column(text))
+            labels = [None] * len(texts) if label is None else _values(batch.column(label))
             for cells in zip(texts, labels, strict=True):
                 number += 1
                 yield number, *cells
@@ -405,6 +431,29 @@ def _parquet(stream: Any, origin: _Origin, columns: Columns) -> Iterator[Cells]:
             raise
         reason = f"it is not a complete parquet file ({error})"
         raise FileError(f"Cannot read {origin.name}", reason, "Make or download it again.") from error
+
+
+def _check_growth(metadata: Any, names: list[str], origin: _Origin) -> None:
+    """Refuse a parquet file whose columns, by its own account, become absurdly much longer when they are unpacked."""
+    packed = plain = 0
+    for group in map(metadata.row_group, range(metadata.num_row_groups)):
+        parts = [group.column(number) for number in range(group.num_columns)]
+        chosen = [part for part in parts if part.path_in_schema.partition(".")[0] in names]
+        packed += sum(part.total_compressed_size for part in chosen)
+        plain += sum(part.total_uncompressed_size for part in chosen)
+    if plain > believable(packed):
+        reason = f"{packed:,} bytes of it become {plain:,}, as no text does"
+        raise FileError(f"Cannot read {origin.name}", reason, "If it is yours, write it without compression.")
+
+
+def _values(column: Any) -> list[Any]:
+    """The values of a column of a batch, each string once in memory however often it comes."""
+    if not hasattr(column, "dictionary"):
+        values: list[Any] = column.to_pylist()
+        return values
+    places = column.indices.unique().drop_null()
+    strings = dict(zip(places.to_pylist(), column.dictionary.take(places).to_pylist(), strict=True))
+    return [strings.get(place) for place in column.indices.to_pylist()]
 
 
 def _of_records(records: Iterator[tuple[int, Any]], columns: Columns, origin: _Origin) -> Iterator[Cells]:

@@ -3,6 +3,7 @@
 python tests/conformance/run.py                    all of them, against the recorded count
 python tests/conformance/run.py --only GPT2Model   some, by class or by model type
 python tests/conformance/run.py --record           all, and record what came out
+python tests/conformance/run.py --analyses         every analysis on all of them, and the laws that it must keep
 """
 
 import argparse
@@ -15,12 +16,14 @@ import time
 import traceback
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 HERE = Path(__file__).parent
+Rows = list[dict[str, Any]]
+Tried = TypeVar("Tried")
 RECORD = HERE / "recorded.json"
 WORKERS = 2
 MOST_WEIGHTS = 20_000_000
@@ -46,11 +49,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="classes or model types to try")
     parser.add_argument("--record", action="store_true", help="record the counts and the refused classes")
+    parser.add_argument("--analyses", action="store_true", help="run every analysis, and hold it to its laws")
     given = parser.parse_args(arguments)
     groups = [group for group in grouped(rows()) if not given.only or set(given.only) & set(_names(group))]
     if not groups:
         parser.error(f"no class and no model type is called {' or '.join(given.only)}")
-    outcomes = sorted(tried(groups), key=lambda outcome: (outcome.model_type, outcome.name))
+    if given.analyses:
+        return analysed(groups)
+    outcomes = sorted(tried(groups, attempt), key=lambda outcome: (outcome.model_type, outcome.name))
     print("\n".join(report(outcomes)))
     if given.record:
         RECORD.write_text(json.dumps(record(outcomes), indent=1) + "\n", "utf-8")
@@ -76,7 +82,7 @@ def _names(group: list[dict[str, Any]]) -> tuple[str, str]:
     return group[0]["model_class"], group[0]["model_type"]
 
 
-def tried(groups: list[list[dict[str, Any]]]) -> Iterator[Outcome]:
+def tried(groups: list[Rows], attempt: Callable[[Rows], Tried]) -> Iterator[Tried]:
     """Try every group, some at a time, with a word on stderr about how far it is."""
     start = time.monotonic()
     with multiprocessing.get_context("spawn").Pool(min(WORKERS, len(groups)), _prepare) as pool:
@@ -129,6 +135,39 @@ def _attempt(row: dict[str, Any]) -> tuple[str, str, tuple[str, ...], tuple[str,
     refused = {block.refused for stack in found.stacks for block in stack.blocks if block.refused}
     kinds = tuple(stack.kind for stack in found.stacks)
     return "wrong" if wrong else "proved", "; ".join(wrong), kinds, tuple(sorted(refused))
+
+
+def analysed(groups: list[Rows]) -> int:
+    """Run every analysis on every group, print what came of it, and say whether any went wrong."""
+    rows = sorted((row for some in tried(groups, analyse) for row in some), key=lambda row: row[1:])
+    verdicts = ("kept", "refused", "wrong", "crashed")
+    counts = Counter((name, verdict) for _, name, verdict, _ in rows)
+    names = list(dict.fromkeys(name for _, name, _, _ in rows))
+    print("\n".join(_table(["analysis", *verdicts], [[name, *(counts[name, v] for v in verdicts)] for name in names])))
+    for verdict in verdicts[1:]:
+        why: dict[tuple[str, str], list[str]] = defaultdict(list)
+        for model, name, found, reason in rows:
+            if found == verdict:
+                why[name, reason].append(model)
+        for (name, reason), models in sorted(why.items()):
+            print(f"{verdict}: {name} of {', '.join(models)}: {reason}")
+    return int(any(verdict in ("wrong", "crashed") for _, _, verdict, _ in rows))
+
+
+def analyse(group: Rows) -> list[tuple[str, str, str, str]]:
+    """Build one class and run every analysis on it: its name, the analysis, what came of it, and why."""
+    import analyses
+
+    from hiddenscope.errors import Error
+    from hiddenscope.testing import build
+
+    name = group[0]["model_class"]
+    try:
+        module = build(group[0], most=MOST_WEIGHTS)
+        found = analyses.tried(module)
+    except Error as error:
+        return [(name, "load", "refused", error.reason)]
+    return [(name, analysis, *outcome) for analysis, outcome in found.items()]
 
 
 def report(outcomes: list[Outcome]) -> Iterator[str]:

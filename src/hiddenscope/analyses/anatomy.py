@@ -41,6 +41,7 @@ def anatomy(model: ModelLike) -> Result:
         "model_class": type(model.module).__name__,
         "stacks": [_stack(parts, stack) for stack in parts.stacks],
         "head": None if head is None else {**vars(head)},
+        "makes_logits": parts.makes_logits,
         "padded_batches": model.batching.padding_safe,
         "notes": [*_refused_parts(parts), f"On padded batches: {model.batching.reason}.", *model.notes],
     }

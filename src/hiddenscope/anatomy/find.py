@@ -71,7 +71,8 @@ def find(module: nn.Module, *, name: str = "") -> Anatomy:
         causal = not _sees_ahead(module, first, i)
         label = ("encoder", "decoder")[i] if len(first.stacks) > 1 else "decoder" if causal else "encoder"
         stacks.append(Stack(label, proof, _rightly_named(module, first, i, blocks), causal))
-    return Anatomy(tuple(stacks), _head(module, first), name)
+    makes_logits = isinstance(getattr(first.traces[-1].output, "logits", None), Tensor)
+    return Anatomy(tuple(stacks), _head(module, first), name, makes_logits)
 
 
 def still_holds(module: nn.Module, anatomy: Anatomy) -> bool:

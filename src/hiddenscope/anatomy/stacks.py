@@ -55,11 +55,15 @@ class Head:
 
 @dataclass(frozen=True)
 class Anatomy:
-    """The stacks of a model, its head, and a tap for each of its sites."""
+    """The stacks of a model, its head, and a tap for each of its sites.
+
+    A model may make logits without a head, a module that makes them: MobileBERT joins two weights for that.
+    """
 
     stacks: tuple[Stack, ...]
     head: Head | None
     name: str
+    makes_logits: bool = False
 
     @cached_property
     def taps(self) -> Mapping[Site, Tap]:

@@ -116,13 +116,13 @@ def _one_batch(model: ModelLike, inputs: Inputs) -> Pass:
     """The layers, and the logits where there is a head, of one pass over the texts, whether padding is safe or not."""
     batch = inputs.pad(model)
     buffers = buffers_for(model, model.anatomy.select("layer.*"), inputs)
-    output = run(model, batch, range(len(inputs)), buffers, logits=model.anatomy.head is not None)
+    output = run(model, batch, range(len(inputs)), buffers, logits=model.anatomy.makes_logits)
     return Pass(states_in(buffers), _logits(output, batch, model))
 
 
 def _logits(output: Any, batch: PaddedBatch, model: ModelLike) -> Tensor | None:
     """The logits where the head gives one row per token."""
-    if model.anatomy.head is None:
+    if not model.anatomy.makes_logits:
         return None
     try:
         return token_logits(output, batch, model)

@@ -220,7 +220,7 @@ def _full_pass(model: ModelLike, inputs: Inputs) -> Pass:
     """The full pass, with logits where there is a row of them for each token."""
     sites = model.anatomy.select(EVERYTHING)
     try:
-        return make_pass(model, inputs, sites, logits=model.anatomy.head is not None)
+        return make_pass(model, inputs, sites, logits=model.anatomy.makes_logits)
     except PassError:
         return make_pass(model, inputs, sites)
 

@@ -107,7 +107,7 @@ def begin(
     """The own passes of some texts, in one batch where that is allowed, with what a sweep needs of them."""
     recordable(model.module)
     inputs = model.encode(texts, targets=targets)
-    if model.anatomy.head is None:
+    if not model.anatomy.makes_logits:
         remedy = "Load it with task='causal-lm' or 'masked-lm'."
         raise PassError(f"No logits of {model.anatomy.name}", "it has no language-model head", remedy)
     check_targets(model, inputs, (), logits=True)
@@ -199,7 +199,7 @@ def _try_shortcuts(model: ModelLike) -> Shortcuts:
         notes.append(f"Every block was run, because {skips.refused or 'its states do not lie text by text'}.")
     if why := _why_not_reused(model, base):
         notes.append(f"Keys and values were computed anew, because {why}.")
-    for shortcuts in _attempts(joins, not why, model.encoder_decoder):
+    for shortcuts in _attempts(joins, not why, model.encoder_decoder, model.anatomy.head is not None):
         failed = _failure(model, base, variants, expected, at, shortcuts)
         if shortcuts.reuses and not failed:  # a batch with a variant of the first token reuses nothing
             later = [k for k, (one,) in enumerate(variants) if one.tokens[0]]
@@ -229,13 +229,14 @@ def _why_not_reused(model: ModelLike, base: Base) -> str:
     return _unusable(base.cache, _answering(model).depth, base.padded_length)
 
 
-def _attempts(joins: bool, reuses: bool, encoder: bool) -> Iterator[Shortcuts]:
+def _attempts(joins: bool, reuses: bool, encoder: bool, head: bool) -> Iterator[Shortcuts]:
     """The shortcuts in the order in which they are tried; those of an encoder come first where there is one."""
     for encodes_once in (True, False) if encoder else (False,):
         for join, reuse in ((True, True), (True, False), (False, True), (False, False)):
             if (joins or not join) and (reuses or not reuse):
-                yield Shortcuts(join, reuse, narrows=True, encodes_once=encodes_once)
-        yield Shortcuts(narrows=False, encodes_once=encodes_once)
+                yield Shortcuts(join, reuse, narrows=head, encodes_once=encodes_once)
+        if head:
+            yield Shortcuts(narrows=False, encodes_once=encodes_once)
 
 
 def _name(shortcuts: Shortcuts) -> str:

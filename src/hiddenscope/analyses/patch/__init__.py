@@ -68,9 +68,9 @@ def patch(
     listed = _listed(contrasts)
     _check_choice("into", into, get_args(Into))
     _check_choice("method", method, get_args(Method))
-    if model.anatomy.head is None:
+    if not model.anatomy.makes_logits:
         remedy = "Load it with task='causal-lm' or 'masked-lm'."
-        raise PassError(f"Cannot patch {model.name}", "it has no head, a module that makes logits", remedy)
+        raise PassError(f"Cannot patch {model.name}", "it has no head, and makes no logits", remedy)
     chosen, left_out = _changeable_sites(model, sites)
     plan = Plan(
         chosen,

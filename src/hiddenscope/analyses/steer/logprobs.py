@@ -84,9 +84,9 @@ def masked_model(model: Model) -> bool:
 
 def check_head(model: Model) -> None:
     """Refuse a model that gives no logits, or a masked language model without a mask token."""
-    if model.anatomy.head is None:
+    if not model.anatomy.makes_logits:
         remedy = "Load it with task='causal-lm' or 'masked-lm'."
-        raise PassError(f"Cannot steer {model.name}", "it has no head, a module that makes logits", remedy)
+        raise PassError(f"Cannot steer {model.name}", "it has no head, and makes no logits", remedy)
     if masked_model(model) and _mask(model) is None:
         reason = "it is a masked language model, and its tokenizer has no mask token"
         raise PassError(f"Cannot steer {model.name}", reason, "Load it with the tokenizer that has one.")

@@ -46,7 +46,7 @@ def findings(result: Result) -> Iterator[str]:
         yield f"{result.facts['model_class']} has {_built(facts)}."
         yield f"{_proof(facts, two)}."
         yield from _sums(facts)
-    yield _head(result.facts["head"])
+    yield _head(result.facts["head"], result.facts.get("makes_logits", False))
     yield from result.facts["notes"]
 
 
@@ -77,9 +77,9 @@ def _sums(facts: dict[str, Any]) -> Iterator[str]:
     yield f"In a {kind} block {sums}: {places}."
 
 
-def _head(head: dict[str, Any] | None) -> str:
+def _head(head: dict[str, Any] | None, makes_logits: bool) -> str:
     if head is None:
-        return "The model has no head, and so no logits."
+        return "No single module makes its logits." if makes_logits else "The model has no head, and so no logits."
     reads = "reads final directly" if head["reads_final"] else "reads the last layer through other modules"
     gives = "gives the logits" if head["gives_logits"] else "gives what the logits are computed from"
     tied = "; it shares its weight with the token embedding" if head["tied"] else ""
