@@ -172,6 +172,23 @@ def test_a_model_that_padding_disturbs_is_run_text_by_text(name: str) -> None:
     assert hs.record(model, [texts[0], texts[3]], "layer.1").states.values.shape[1] == 18
 
 
+def test_a_text_that_is_too_short_for_the_model_is_named() -> None:
+    model = hs.load((with_config("CanineModel"), None))
+    assert model.capture([[5, 6, 7, 8]]).tokens.count == 1  # type: ignore[union-attr]
+    with pytest.raises(TextError, match="Text 1: it has 3 tokens and CanineModel takes no fewer than 4"):
+        model.capture([[5, 6, 7, 8], [5, 6, 7]])
+
+
+def test_the_best_tokens_are_the_same_in_a_batch() -> None:
+    """Doge keeps the best tokens of a long text; equal words have equal scores, and padding decides between them."""
+    model = hs.load((with_config("DogeForCausalLM", keep_window_size=8), None))
+    assert hs.load((with_config("DogeForCausalLM"), None)).batching.padding_safe  # no text is that long
+    texts = [[20 + k % 5 for k in range(length)] for length in (12, 20, 40)]
+    states = model.capture(texts, "layer.*")
+    for number, text in enumerate(texts):
+        assert disagreement(model.capture([text], "layer.*"), states.of(number)) <= 1
+
+
 def test_sparse_attention_is_what_it_was_however_short_a_text_came_before() -> None:
     """BigBird turns to full attention for good when it meets a short text."""
     sizes = {"block_size": 4, "num_random_blocks": 1}

@@ -9,9 +9,10 @@ import torch
 from numpy.typing import NDArray
 
 import hiddenscope as hs
+from fuzz import folders
 from hiddenscope.passes import Batching
 from hiddenscope.sites import Site
-from hiddenscope.testing import tiny_model, tiny_tokenizer
+from hiddenscope.testing import build, tiny_model, tiny_tokenizer
 from hiddenscope.views import sections_of, views_of
 from hiddenscope.views.values import Grid, Lines
 
@@ -173,6 +174,18 @@ def test_a_model_that_is_not_to_be_batched_is_run_apart_and_says_its_floor() -> 
     model.batching = Batching(True, 0.1, "", rope_switch=20)
     assert "positions are scaled" in hs.compare(model, ONE, LONGER).summary()
     assert hs.compare(model, ONE, TWO).facts["run"] == "together"
+
+
+def test_a_text_is_itself_in_a_model_that_rounds_the_rows_of_a_batch_otherwise() -> None:
+    row = next(row for row in folders.rows() if row["model_class"] == "GraniteSWAForCausalLM")
+    model = hs.load((build(row), None))
+    same = hs.compare(model, [[5, 6, 7, 8, 9, 10]], [[5, 6, 7, 8, 9, 10]])
+    assert same.facts["stacks"][0]["first_difference"] is None
+    model.trials._outcomes = {key: value for key, value in model.trials._outcomes.items() if key[0] != "equal rows"}  # type: ignore[index]
+    model.trials.once("equal rows", lambda: False)  # which models do depends on the processor
+    other = hs.compare(model, [[5, 6, 7]], [[5, 8, 7]])
+    assert other.facts["run"] == "together" and other.facts["rounding_floor"]["relative"] < 1e-4
+    assert "not rounded alike" in other.summary()
 
 
 def test_targets_are_the_decoders_texts(tiny: Tiny) -> None:

@@ -18,6 +18,7 @@ from hiddenscope.anatomy import find
 from hiddenscope.anatomy import find as find_states
 from hiddenscope.errors import LoadError
 from hiddenscope.loading import sources
+from hiddenscope.model import generation
 from hiddenscope.testing import build, tiny_model, tiny_tokenizer
 
 TEXT = [[5, 6, 7, 8]]
@@ -164,6 +165,24 @@ def test_a_nested_configuration_that_is_changed_is_tried_anew(tmp_path: Path) ->
     config.somebody = 1.0
     model.trials.once("count", lambda: tried.append(1))
     assert len(tried) == 4
+
+
+def test_a_scale_that_the_module_holds_itself_is_seen_when_it_changes() -> None:
+    row = next(row for row in folders.rows() if row["model_class"] == "CohereForCausalLM")
+    early, late = build(row), build(row)
+    model = hs.load((early, None))
+    hs.lens(model, TEXT)
+    early.logit_scale = late.logit_scale = 3.0  # type: ignore[assignment]
+    ours, expected = hs.lens(model, TEXT), hs.lens(hs.load((late, None)), TEXT)
+    assert ours.data["probability"].equals(expected.data["probability"])
+
+
+def test_another_way_of_generating_is_tried_by_itself() -> None:
+    model = hs.load((tiny_model("llama"), None))
+    for penalty in (1.0, 1.5, 1.0):
+        model.module.generation_config.repetition_penalty = penalty  # type: ignore[union-attr]
+        assert not generation.refusal(model, 5)
+    assert sum(key[0] == "generation" for key in model.trials._outcomes) == 2  # type: ignore[index]
 
 
 def test_what_is_configured_anew_is_not_recalled_from_disk(folder: Path) -> None:

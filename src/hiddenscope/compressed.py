@@ -1,4 +1,4 @@
-"""Compressed text, decompressed as it is read, and no further than it is believable.
+"""Compressed text and parquet columns, decompressed as they are read, and no further than it is believable.
 
 A few megabytes can hold gigabytes of one letter. Real texts shrink to a third or a tenth. So what grows beyond some
 megabytes by more than a factor that no text reaches is refused.
@@ -97,3 +97,26 @@ def _zstandard(stream: Any) -> Any:
     import zstandard
 
     return zstandard.ZstdDecompressor().stream_reader(stream, read_across_frames=True, closefd=False)
+
+
+def check_growth(metadata: Any, columns: list[str], name: str) -> None:
+    """Refuse a parquet file whose columns, by its own account, become absurdly much longer when they are unpacked."""
+    packed = plain = 0
+    for group in map(metadata.row_group, range(metadata.num_row_groups)):
+        parts = [group.column(number) for number in range(group.num_columns)]
+        chosen = [part for part in parts if part.path_in_schema.partition(".")[0] in columns]
+        packed += sum(part.total_compressed_size for part in chosen)
+        plain += sum(part.total_uncompressed_size for part in chosen)
+    if plain > believable(packed):
+        reason = f"{packed:,} bytes of it become {plain:,}, as no text does"
+        raise FileError(f"Cannot read {name}", reason, "If it is yours, write it without compression.")
+
+
+def column_values(column: Any) -> list[Any]:
+    """The values of a column of a parquet batch, each string once in memory however often it comes."""
+    if not hasattr(column, "dictionary"):
+        values: list[Any] = column.to_pylist()
+        return values
+    places = column.indices.unique().drop_null()
+    strings = dict(zip(places.to_pylist(), column.dictionary.take(places).to_pylist(), strict=True))
+    return [strings.get(place) for place in column.indices.to_pylist()]

@@ -25,7 +25,7 @@ from typing import Any, TypeAlias
 
 from hiddenscope import progress
 from hiddenscope.arguments import checked
-from hiddenscope.compressed import believable, decompressed
+from hiddenscope.compressed import check_growth, column_values, decompressed
 from hiddenscope.errors import FileError, TextError, TooLarge
 
 TEXT_NAMES = ("text", "sentence", "prompt", "content")
@@ -415,14 +415,14 @@ def _parquet(stream: Any, origin: _Origin, columns: Columns) -> Iterator[Cells]:
         strings = [name for name, kind in kinds.items() if str(kind) in ("string", "large_string", "string_view")]
         text, label = _chosen(list(kinds), strings, columns, origin)
         names = [name for name in (text, label) if name is not None]
-        _check_growth(file.metadata, names, origin)
+        check_growth(file.metadata, names, origin.name)
         # A page may name one long string a million times: as a dictionary it is in memory once.
         coded = [name for name in names if name in strings]
         file = parquet.ParquetFile(stream, metadata=file.metadata, read_dictionary=coded)
         number = 0
         for batch in file.iter_batches(PARQUET_BATCH, columns=names):
-            texts = _values(batch.column(text))
-            labels = [None] * len(texts) if label is None else _values(batch.column(label))
+            texts = column_values(batch.column(text))
+            labels = [None] * len(texts) if label is None else column_values(batch.column(label))
             for cells in zip(texts, labels, strict=True):
                 number += 1
                 yield number, *cells
@@ -431,29 +431,6 @@ def _parquet(stream: Any, origin: _Origin, columns: Columns) -> Iterator[Cells]:
             raise
         reason = f"it is not a complete parquet file ({error})"
         raise FileError(f"Cannot read {origin.name}", reason, "Make or download it again.") from error
-
-
-def _check_growth(metadata: Any, names: list[str], origin: _Origin) -> None:
-    """Refuse a parquet file whose columns, by its own account, become absurdly much longer when they are unpacked."""
-    packed = plain = 0
-    for group in map(metadata.row_group, range(metadata.num_row_groups)):
-        parts = [group.column(number) for number in range(group.num_columns)]
-        chosen = [part for part in parts if part.path_in_schema.partition(".")[0] in names]
-        packed += sum(part.total_compressed_size for part in chosen)
-        plain += sum(part.total_uncompressed_size for part in chosen)
-    if plain > believable(packed):
-        reason = f"{packed:,} bytes of it become {plain:,}, as no text does"
-        raise FileError(f"Cannot read {origin.name}", reason, "If it is yours, write it without compression.")
-
-
-def _values(column: Any) -> list[Any]:
-    """The values of a column of a batch, each string once in memory however often it comes."""
-    if not hasattr(column, "dictionary"):
-        values: list[Any] = column.to_pylist()
-        return values
-    places = column.indices.unique().drop_null()
-    strings = dict(zip(places.to_pylist(), column.dictionary.take(places).to_pylist(), strict=True))
-    return [strings.get(place) for place in column.indices.to_pylist()]
 
 
 def _of_records(records: Iterator[tuple[int, Any]], columns: Columns, origin: _Origin) -> Iterator[Cells]:

@@ -122,13 +122,13 @@ class Trials:
 
     def _config_text(self) -> str:
         """The configuration as text, made again after a change only: that takes longer than a short pass's hooks."""
-        values = _config_values(getattr(self.module, "config", None))
+        values = config_values(getattr(self.module, "config", None))
         if self._known_config is None or self._known_config[0] != values:
             self._known_config = deepcopy(values), repr(values)
         return self._known_config[1]
 
 
-def _config_values(value: Any) -> Any:
+def config_values(value: Any) -> Any:
     """A configuration as plain values, nested ones included; the attention kernel is among them.
 
     Two configurations may be equal and differ: transformers compares declared fields alone, and refuses to compare
@@ -137,8 +137,8 @@ def _config_values(value: Any) -> Any:
     if hasattr(value, "to_diff_dict") or (dataclasses.is_dataclass(value) and not isinstance(value, type)):
         value = {name: part for name, part in vars(value).items() if name != "_name_or_path"}
     if type(value) is dict:
-        return {key: _config_values(part) for key, part in value.items()}
-    return list(map(_config_values, value)) if type(value) in (list, tuple) else value
+        return {key: config_values(part) for key, part in value.items()}
+    return list(map(config_values, value)) if type(value) in (list, tuple) else value
 
 
 class Memory:

@@ -473,7 +473,9 @@ def _text_encoder(model: Model, tokenizer: PreTrainedTokenizerBase | None) -> Te
     size = vocabulary(model.module)
     pad = next((pad for pad in pads if isinstance(pad, int) and 0 <= pad < size), 0)
     target_window = getattr(config, "max_decoder_position_embeddings", None)
-    return TextEncoder(tokenizer, _window(model.module, text), size, model.name, start, pad, target_window)
+    pooled = getattr(config, "downsampling_rate", 1)  # CANINE makes one molecule of so many characters, and needs one
+    shortest = pooled if isinstance(pooled, int) else 1
+    return TextEncoder(tokenizer, _window(model.module, text), size, model.name, start, pad, target_window, shortest)
 
 
 def _generation_config(module: nn.Module) -> Any:

@@ -36,11 +36,20 @@ def try_batching(model: ModelLike) -> Batching:
     config: Any = getattr(model.module, "config", None)
     if getattr(config, "attention_type", None) == "block_sparse":  # BigBird
         return Batching(False, worst, "its sparse attention depends on the longest text of a batch", masked)
+    if _breaks_ties(config, model.text_encoder.window):
+        reason = "of many tokens its attention keeps some, and which of two equal ones depends on the padding"
+        return Batching(False, worst, reason, masked)
     if worst <= 1:
         reason = "texts padded on the right gave the same states as alone, within rounding"
         return Batching(True, worst, reason, masked, _rope_switch(config))
     reason = f"texts in a padded batch were off by {worst:,.0f} times the rounding tolerance"
     return Batching(False, worst, reason, masked)
+
+
+def _breaks_ties(config: Any, window: int | None) -> bool:
+    """Whether a text may be so long that Doge keeps the best tokens alone: the same word twice has the same score."""
+    kept = getattr(config, "keep_window_size", None)
+    return isinstance(kept, int) and (window is None or window > kept)
 
 
 def _rope_switch(config: Any) -> int | None:

@@ -16,6 +16,7 @@ from hiddenscope.model.batching import disagreement
 from hiddenscope.passes import Inputs, ModelLike, Recording, record, recording
 from hiddenscope.sites import Site, SitePatterns
 from hiddenscope.states import Pair, States
+from hiddenscope.trials import config_values
 
 TRIAL_PROMPT, TRIAL_TOKENS = 6, 4
 # What configurations call the distance that attention looks back.
@@ -58,7 +59,8 @@ def refusal(model: ModelLike, length: int) -> str:
     """
     windows = [window for window in attention_windows(model) if window < length]
     prompt = max([TRIAL_PROMPT, *(window * (2 if length > 2 * window else 1) + 2 for window in windows)])
-    return model.trials.once("generation", lambda: _try_generation(model, prompt), key=prompt)
+    how = repr(config_values(getattr(model.module, "generation_config", None)))
+    return model.trials.once("generation", lambda: _try_generation(model, prompt), key=(prompt, how))
 
 
 def attention_windows(model: ModelLike) -> set[int]:

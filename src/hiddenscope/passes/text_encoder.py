@@ -25,7 +25,7 @@ class TextEncoder:
     """A tokenizer and the limits of its model: it makes Inputs of texts, and refuses what the model cannot take.
 
     `window` is the longest text in tokens, `vocabulary` the number of ids, `start` the id that opens a decoder's text,
-    `pad` the padding id, `target_window` the decoder's own window, if it has one.
+    `pad` the padding id, `target_window` the decoder's own window, if it has one, `shortest` the shortest text.
     """
 
     tokenizer: PreTrainedTokenizerBase | Any | None
@@ -35,6 +35,7 @@ class TextEncoder:
     start: int | None = None
     pad: int = 0
     target_window: int | None = None
+    shortest: int = 1
     _strings: dict[int, str] = field(default_factory=dict, repr=False)
     _tokens: dict[int, tuple[ref[Inputs], Tokens]] = field(default_factory=dict, repr=False)
 
@@ -228,6 +229,9 @@ class TextEncoder:
         for number, length in enumerate(inputs.lengths):
             if not length:
                 raise TextError(f"Text {number}", "it has no tokens", "Leave it out, or give it at least one token.")
+            if length < self.shortest:
+                reason = f"it has {length} tokens and {self.name} takes no fewer than {self.shortest}"
+                raise TextError(f"Text {number}", reason, "Give a longer one.")
             if self.window and length > self.window and not whole:
                 reason = f"it has {length:,} tokens and {self.name} takes at most {self.window:,}"
                 remedy = "Split it, or give truncate=True to keep the first tokens only."

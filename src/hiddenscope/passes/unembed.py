@@ -76,7 +76,7 @@ class Unembedding:
 
     def __post_init__(self) -> None:
         head = _head(self.model)  # somebody may have exchanged it
-        key = str(self.entry), None if head is None else ref(head)
+        key = str(self.entry), None if head is None else ref(head), _numbers_around_head(self.model)
         with self.model.lock:
             self.recipe = self.model.trials.once("unembed", self._try, key=key)
 
@@ -208,6 +208,14 @@ def _head(model: ModelLike) -> Any:
     """The module that makes the logits; None where no single module does, or where there are none."""
     head = model.anatomy.head
     return None if head is None else model.module.get_submodule(head.path)
+
+
+def _numbers_around_head(model: ModelLike) -> tuple[tuple[str, float], ...]:
+    """Numbers that the modules around the head hold themselves, as Cohere holds the scale of its logits."""
+    path = "" if model.anatomy.head is None else model.anatomy.head.path
+    names = path.split(".")[:-1] if path else []
+    around = [model.module.get_submodule(".".join(names[:end])) for end in range(len(names) + 1)]
+    return tuple((name, value) for part in around for name, value in vars(part).items() if type(value) in (int, float))
 
 
 def _true_pass(model: ModelLike, entry: Site) -> tuple[Tensor, Tensor]:

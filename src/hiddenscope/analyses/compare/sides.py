@@ -11,12 +11,14 @@ import torch
 from hiddenscope.errors import StatesError, TextError
 from hiddenscope.model import Model
 from hiddenscope.passes import Columns, Inputs, Texts, in_columns, record, recordable
+from hiddenscope.passes.resume import trial_texts
 from hiddenscope.sites import Site, SitePatterns, select
 from hiddenscope.states import Pair, Readable, Source, States, Tokens
 
 Side: TypeAlias = States | Pair
 Run: TypeAlias = Literal["together", "apart", "two_models", "states"]
 
+TRIAL_TOKENS = 7
 UNKNOWN = Source("states of no named model")
 
 
@@ -24,8 +26,9 @@ UNKNOWN = Source("states of no named model")
 class Sides:
     """The two sides of every text, how many texts there are, and how they were run.
 
-    Where a text cannot share a batch with the one that it is compared with, `note` says why, and `repeat` runs the
-    first text twice, to show what rounding alone does: once alone, and again in "two_copies" or in "two_runs".
+    Where a text cannot share a batch with the one that it is compared with, or the texts of a batch are not rounded
+    alike, `note` says so, and `repeat` runs the first text twice, to show what rounding alone does: once alone, and
+    again in "two_copies" or in "two_runs".
     """
 
     pairs: Iterator[tuple[Side, Side]]
@@ -36,7 +39,7 @@ class Sides:
 
 
 def from_model(model: Model, a: Inputs, b: Inputs, sites: SitePatterns) -> Sides:
-    """Two texts in one model, in one batch wherever possible: what is the same is then the same bit for bit."""
+    """Two texts in one model, in one batch wherever possible: what is the same is then mostly so bit for bit."""
     recordable(model.module)
     model.anatomy.select(sites)
     if len(a) != len(b):
@@ -47,9 +50,6 @@ def from_model(model: Model, a: Inputs, b: Inputs, sites: SitePatterns) -> Sides
     scaled = switch is not None and any(
         (one > switch) != (two > switch) for one, two in zip(a.lengths, b.lengths, strict=True)
     )
-    if batching.padding_safe and not scaled:
-        return Sides(_together(model, a, b, sites), len(a), "together")
-    why = "one side of a pair is so long that its positions are scaled" if batching.padding_safe else batching.reason
     first = a.some([0])
 
     def repeat() -> tuple[Side, Side, str]:
@@ -59,6 +59,15 @@ def from_model(model: Model, a: Inputs, b: Inputs, sites: SitePatterns) -> Sides
         except Exception:
             return alone, record(model, first, sites).states, "two_runs"
 
+    if batching.padding_safe and not scaled:
+        together = _together(model, a, b, sites)
+        if model.trials.once("equal rows", lambda: _rounds_alike(model), form=bool):
+            return Sides(together, len(a), "together")
+        note = (
+            "The texts of a batch are not rounded alike in this model; differences below the rounding floor are none."
+        )
+        return Sides(together, len(a), "together", note, repeat)
+    why = "one side of a pair is so long that its positions are scaled" if batching.padding_safe else batching.reason
     note = f"The two sides were run apart, because {why}; differences below the rounding floor are none."
     return Sides(_apart((model, model), (a, b), sites), len(a), "apart", note, repeat)
 
@@ -91,8 +100,22 @@ def _plain(texts: Any) -> Any:
 
 def _together(model: Model, a: Inputs, b: Inputs, sites: SitePatterns) -> Iterator[tuple[Side, Side]]:
     for number in range(len(a)):
-        both = record(model, _joined(a.some([number]), b.some([number])), sites).states
-        yield _one_text(both, 0), _one_text(both, 1)
+        one, two = a.some([number]), b.some([number])
+        if one.ids == two.ids and (one.targets and one.targets.ids) == (two.targets and two.targets.ids):
+            states = record(model, one, sites).states  # once: two rows of a batch may be rounded otherwise
+            yield states, states
+        else:
+            both = record(model, _joined(one, two), sites).states
+            yield _one_text(both, 0), _one_text(both, 1)
+
+
+def _rounds_alike(model: Model) -> bool:
+    """Whether a text in two copies gives the same states twice, bit for bit; experts and scans may not."""
+    text = trial_texts(model, [TRIAL_TOKENS], seed=13)
+    text = text.with_targets(trial_texts(model, [TRIAL_TOKENS], seed=14)) if model.encoder_decoder else text
+    both = record(model, _joined(text, text)).states
+    sides = [both.encoder, both.decoder] if isinstance(both, Pair) else [both]
+    return all(torch.equal(side.of(0).values, side.of(1).values) for side in sides)
 
 
 def _apart(
