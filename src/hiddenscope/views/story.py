@@ -13,13 +13,12 @@ from hiddenscope.views.page import assembled, blocks, inline, paragraphs, placed
 from hiddenscope.views.terms import explained, words_on
 from hiddenscope.views.values import Section, View
 
-FEWEST = 3  # parts from which on a page has contents
-
 
 def told(sections: Sequence[Section], title: str, opening: str = "", closing: str = "", docs: str = "") -> str:
-    """The sections in order, with contents where there are several; `docs` is where the docs lie, seen from the page.
+    """The sections in order; `docs` is where the docs lie, seen from the page.
 
-    A folded section stands behind "More" in the part of the one before it.
+    A folded section stands behind "More" in the part of the one before it. A page whose parts say what was found has
+    contents, where there are several; one whose opening says it all has none.
     """
     parts = _parts(sections)
     views: list[View] = []
@@ -27,7 +26,8 @@ def told(sections: Sequence[Section], title: str, opening: str = "", closing: st
     opened = "".join([paragraphs(opening), _terms(opening, known)])
     bodies = [_part(part, number, views, known, docs) for number, part in enumerate(parts, 1)]
     body = "".join([opened, *bodies, paragraphs(closing)])
-    return assembled(views, title, body, _contents(parts) if len(parts) >= FEWEST else "")
+    several = sum(bool(part[0].prose) for part in parts) > 1
+    return assembled(views, title, body, _contents(parts) if several else "")
 
 
 def _parts(sections: Sequence[Section]) -> list[list[Section]]:
