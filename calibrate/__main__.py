@@ -35,7 +35,7 @@ def main() -> None:
         for experiment in study.experiments:
             if not re.search(options.only, f"{study.name}: {experiment.what}"):
                 continue
-            row = experiment.run(options.runs, options.jobs)
+            row = experiment.run(options.runs, options.device, options.jobs)
             _keep(study, row)
             told = ", ".join(f"{key} {_cell(share)}" for key, share in row.shares.items() if share.mean == share.mean)
             console.print(f"{study.name}: {row.what}, {row.runs} runs: {told}", highlight=False)
@@ -46,7 +46,8 @@ def main() -> None:
 def _options() -> Any:
     parser = argparse.ArgumentParser(prog="python -m calibrate", description="Measure whether stated levels hold.")
     parser.add_argument("only", nargs="?", default="", help="a regular expression: only these, as in 'probe: noise'")
-    parser.add_argument("--runs", type=int, default=200, help="runs of an experiment; fewer for one that takes long")
+    parser.add_argument("--runs", type=int, default=200, help="runs of an experiment")
+    parser.add_argument("--device", default="cpu", help="where the fits of probes are made: cpu or cuda")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     return parser.parse_args()
 
@@ -84,7 +85,8 @@ def table(study: Study, results: dict[str, Any]) -> str:
     lines = [("condition", "runs", *map(str, study.claims.values()))]
     lines.append(("---",) * len(lines[0]))
     lines += _lines(study, results.get(study.name, {}))
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n"
+    machines = sorted({row["machine"] for row in results.get(study.name, {}).values()})
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + f"\n\nMeasured on {'; '.join(machines)}.\n"
 
 
 def _lines(study: Study, known: dict[str, Any]) -> Iterator[tuple[str, ...]]:

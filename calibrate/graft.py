@@ -5,7 +5,7 @@ from functools import partial
 
 import numpy as np
 
-from calibrate.trials import Claim, Experiment, Study
+from calibrate.trials import Claim, Experiment, Study, each
 from hiddenscope.analyses.graft import sign_flip_p
 from hiddenscope.linear.intervals import wilson
 
@@ -34,5 +34,5 @@ STUDY = Study(
         "test": Claim("p ≤ 0.05 of a difference that is 0", 0.0, 0.05),
         "interval": Claim("the 95% interval holds the share", 0.93),
     },
-    [Experiment(f"{prompts} prompts", partial(trial, prompts=prompts), sum_up) for prompts in (10, 25, 50)],
+    [Experiment(f"{prompts} prompts", each(partial(trial, prompts=prompts)), sum_up) for prompts in (10, 25, 50)],
 )

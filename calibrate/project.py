@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from calibrate.trials import Claim, Experiment, Study
+from calibrate.trials import Claim, Experiment, Study, each
 from hiddenscope.measures.distances import Distances
 from hiddenscope.measures.separation import SCORES, corrected, separation, shuffled
 
@@ -43,7 +43,7 @@ STUDY = Study(
     [
         Experiment(
             f"{texts} texts, {tokens} token{'s' * (tokens > 1)} each",
-            partial(trial, texts=texts, tokens=tokens),
+            each(partial(trial, texts=texts, tokens=tokens)),
             sum_up,
         )
         for texts, tokens in ((20, 1), (40, 1), (20, 5))

@@ -1,8 +1,10 @@
 """Trials: a claim that has a level, an experiment that puts it to the test again and again, and what came of it."""
 
+import platform
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from functools import cache
 from math import inf, nan, sqrt
 from multiprocessing import get_context
 from typing import Any, NamedTuple
@@ -47,23 +49,48 @@ class Share(NamedTuple):
         return self.mean != self.mean or claim.low - slack <= self.mean <= claim.high + slack
 
 
+Trials = Callable[[Sequence[int], str, int], Sequence[Any]]
+"""From seeds, a device and a number of processes: what came of the trial of each seed."""
+
+
 @dataclass(frozen=True)
 class Experiment:
-    """A condition, a trial of it (a picklable function of a seed), and how trials are summed up, one number a run."""
+    """A condition, its trials, and how they are summed up, one number a run."""
 
     what: str
-    trial: Callable[[int], Any]
+    trials: Trials
     sum_up: Callable[[Sequence[Any]], Mapping[str, Sequence[float]]]
-    cost: float = 1.0  # of a run, for one that is quick: there are so many times fewer runs
 
-    def run(self, runs: int, jobs: int) -> "Row":
-        count = max(10, round(runs / self.cost))
-        if jobs == 1:
-            records = [self.trial(seed) for seed in range(count)]
-        else:
-            with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_one_thread) as pool:
-                records = list(pool.map(self.trial, range(count), chunksize=5))
-        return Row(self.what, count, {key: Share.of(runs) for key, runs in self.sum_up(records).items()})
+    def run(self, runs: int, device: str, jobs: int) -> "Row":
+        records = self.trials(range(runs), device, jobs)
+        return Row(
+            self.what, runs, {key: Share.of(by_run) for key, by_run in self.sum_up(records).items()}, _machine(device)
+        )
+
+
+def _machine(device: str) -> str:
+    """The architecture, and the GPU where there was one."""
+    import torch
+
+    return platform.machine() + (f", {torch.cuda.get_device_name()}" if device == "cuda" else "")
+
+
+def each(trial: Callable[[int], Any]) -> Trials:
+    """Trials that are made one by one, on processors, by a picklable function of a seed."""
+    return lambda seeds, device, jobs: mapped(trial, seeds, jobs)
+
+
+def mapped(function: Callable[[int], Any], seeds: Sequence[int], jobs: int) -> list[Any]:
+    """The function of every seed, in so many processes."""
+    if jobs == 1:
+        return [function(seed) for seed in seeds]
+    return list(_pool(jobs).map(function, seeds, chunksize=5))
+
+
+@cache
+def _pool(jobs: int) -> ProcessPoolExecutor:
+    """Processes that serve all experiments, since each takes seconds to start."""
+    return ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_one_thread)
 
 
 def _one_thread() -> None:
@@ -79,15 +106,16 @@ class Row:
     what: str
     runs: int
     shares: dict[str, Share]
+    machine: str
 
     def to_json(self) -> dict[str, Any]:
         shares = {key: [None if one != one else one for one in share] for key, share in self.shares.items()}
-        return {"runs": self.runs, "shares": shares}
+        return {"runs": self.runs, "machine": self.machine, "shares": shares}
 
     @classmethod
     def from_json(cls, what: str, given: Mapping[str, Any]) -> "Row":
         shares = {key: Share(*(nan if one is None else one for one in pair)) for key, pair in given["shares"].items()}
-        return cls(what, given["runs"], shares)
+        return cls(what, given["runs"], shares, given["machine"])
 
 
 @dataclass(frozen=True)

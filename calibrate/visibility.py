@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from calibrate.trials import Claim, Experiment, Study
+from calibrate.trials import Claim, Experiment, Study, each
 from hiddenscope.analyses.visibility.maps import InfluenceMeasure
 
 WIDTH, STATES = 64, 200
@@ -34,7 +34,9 @@ STUDY = Study(
     {"interval": Claim("the 95% interval holds the norm", 0.93)},
     [
         Experiment(
-            f"{probes} probes, {directions} directions", partial(trial, probes=probes, directions=directions), sum_up
+            f"{probes} probes, {directions} directions",
+            each(partial(trial, probes=probes, directions=directions)),
+            sum_up,
         )
         for probes in (4, 16)
         for directions in (1, 4, 16)

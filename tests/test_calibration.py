@@ -9,6 +9,8 @@ import torch
 
 import hiddenscope as hs
 from calibrate import __main__ as page
+from calibrate import draws
+from calibrate.probe import Draw, states_of, trials
 from calibrate.trials import Claim, Share
 from hiddenscope.linear.intervals import wilson
 from hiddenscope.sites import Site
@@ -60,6 +62,28 @@ def test_the_interval_of_the_best_site_holds_its_truth_and_a_plain_one_does_not(
 
 def test_noise_is_seldom_called_above_chance(runs: list[Run]) -> None:
     assert sum(bool(run.above) for run in runs) <= 4  # more comes up in 1 of 390 at a level of 5%
+
+
+@pytest.mark.parametrize(
+    ("draw", "rows", "share"), [(draws.planted, 20, 0.75), (draws.noise, 40, 0.5), (draws.numbers, 24, 0.5)]
+)
+def test_the_fits_of_many_draws_at_once_are_those_of_the_probe(draw: Draw, rows: int, share: float) -> None:
+    """Two implementations: what calibration says of its probes holds for those of `hs.probe`."""
+    seeds = range(2)
+    for seed, record in zip(seeds, trials(seeds, "cpu", 1, draw=draw, rows=rows, share=share), strict=True):
+        drawn = draw(seed, rows, share)
+        task = "regress" if drawn.targets.is_floating_point() else "classify"
+        result = hs.probe(states_of(drawn, seed), drawn.targets.tolist(), task=task, seed=seed)
+        facts, name = result.facts, result.facts["score"]
+        ends = [result.data[f"{name}{end}"].to_numpy() for end in ("", "_low", "_high")]
+        # A row whose score is nearly 0 may be of either class.
+        tolerance = 1e-5 if task == "regress" else 1.5 / rows
+        for given, found in zip((record.score, record.low, record.high), ends, strict=True):
+            np.testing.assert_allclose(given[: len(found)], found, atol=tolerance)
+        assert record.score[-1] == pytest.approx(facts["mix"][name], abs=max(tolerance, 0.01))
+        if record.score[: len(ends[0])] == ends[0].tolist():
+            assert record.best_interval == pytest.approx(facts["best"]["interval"], abs=1e-6)
+            assert [f"layer.{site}" for site in record.above] == [str(site) for site in facts["above_chance_at"]]
 
 
 def test_what_is_out_of_its_range_is_told_from_what_chance_explains() -> None:

@@ -5,6 +5,8 @@ import pytest
 import torch
 
 import hiddenscope as hs
+from calibrate import draws
+from calibrate.probe import trials
 from hiddenscope.errors import NotFinite
 from hiddenscope.testing import nan_weight, tiny_model
 
@@ -154,3 +156,11 @@ def test_vectors_of_texts_give_what_they_give_on_a_cpu(model):
     pooled = hs.embed(model, given, site="layer.3", pool="mean", normalize=False)
     expected = model.capture(given).pool("mean", "layer.3").numpy()
     np.testing.assert_allclose(pooled, expected, rtol=2e-2, atol=2e-2)
+
+
+def test_calibration_on_a_gpu_says_what_it_says_without():
+    for draw, share in ((draws.planted, 0.5), (draws.numbers, 0.5)):
+        here, there = (trials(range(2), device, 1, draw=draw, rows=24, share=share) for device in ("cpu", "cuda"))
+        for one, other in zip(here, there, strict=True):
+            assert one.score == pytest.approx(other.score, abs=0.05)
+            assert one.low[:6] == pytest.approx(other.low[:6], abs=0.05)

@@ -209,7 +209,7 @@ def test_numbers_under_every_labelling_are_predicted_as_by_a_plain_nested_loop(s
     folds = np.arange(len(states)) % 4
     kept: list[torch.Tensor] = []
 
-    def keep(scores: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def keep(scores: torch.Tensor, _: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         kept.append(scores)
         return targets[0], targets[0]
 
@@ -237,7 +237,7 @@ def test_permuted_classes_are_predicted_nearly_as_by_whole_fits(classes: int) ->
     folds = assign_folds(np.arange(120) % classes, [f"text {k}" for k in range(120)], 5)
     kept: list[torch.Tensor] = []
 
-    def keep(scores: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def keep(scores: torch.Tensor, _: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         kept.append(scores)
         return targets[0], targets[0]
 

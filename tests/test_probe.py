@@ -14,21 +14,31 @@ from sklearn.metrics import r2_score
 from sklearn.preprocessing import StandardScaler
 
 import hiddenscope as hs
-from hiddenscope.analyses.probe.labels import control
+from hiddenscope.analyses.probe.certainty import by_chance
+from hiddenscope.analyses.probe.design import design_of, target_of
+from hiddenscope.analyses.probe.labels import control, labelled_rows
 from hiddenscope.errors import Damaged, FileError, NotFinite, SiteError, StatesError, TextError
 from hiddenscope.files import write_tensors
 from hiddenscope.linear import Problems, assign_folds, logistic, mix, ridge, standardised
 from hiddenscope.linear.intervals import (
     ENDS,
     Chance,
+    Explained,
+    Factors,
     Interval,
     Redrawn,
+    Spread,
     accuracy,
     accuracy_interval,
     chance,
+    factors,
+    r2,
+    r2_interval,
     redrawn_accuracy,
+    spread,
 )
-from hiddenscope.linear.permutations import redrawn
+from hiddenscope.linear.permutations import STRENGTHS, redrawn, resampled
+from hiddenscope.linear.permutations import planted as planted_numbers
 from hiddenscope.sites import Site
 from hiddenscope.vectors.collection import copies_among
 from hiddenscope.views import sections_of, views_of
@@ -394,13 +404,16 @@ def test_the_mix_is_that_of_its_definition() -> None:
         assert at_weights.shape == own[0].shape
 
 
-NO_CORRECTION = Chance([1.0], [1.0], [0.0], [1.0], ENDS, ENDS)
+ALONE = Chance([1.0], ENDS)
+PLAIN = Factors(1.0, 1.0)
 
 
-def interval_of(right: NDArray[np.bool_], groups: NDArray[np.int64], chance: Chance = NO_CORRECTION) -> Interval:
+def interval_of(
+    right: NDArray[np.bool_], groups: NDArray[np.int64], factors: Factors = PLAIN, chance: Chance = ALONE
+) -> Interval:
     """The interval of a share of rows that are right, all of one class."""
     scores, targets = torch.from_numpy(np.where(right, -1.0, 1.0)).view(-1, 1, 1), torch.zeros(len(right), 1).long()
-    return accuracy_interval(accuracy(scores, targets, groups), len(right), groups, 0, chance)
+    return accuracy_interval(accuracy(scores, targets, groups), len(right), groups, factors, chance)
 
 
 def test_the_interval_of_independent_rows_is_wilsons() -> None:
@@ -408,8 +421,13 @@ def test_the_interval_of_independent_rows_is_wilsons() -> None:
     assert (round(alone.low, 4), round(alone.high, 4)) == (0.4902, 0.9433)  # as in the tables
     sure = interval_of(np.ones(20, dtype=bool), np.arange(20))
     assert sure.high == 1 and 0.8 < sure.low < 0.85
-    wider = interval_of(np.array([True] * 8 + [False] * 2), np.arange(10), Chance([2.0], [1.0], [0.0], [1.0], 3.0, 2.5))
-    assert wider.joint_low < wider.above < wider.low < alone.low < alone.high < wider.high
+    assert alone.joint_low == alone.above == alone.low
+    four = Chance([1.0] * 4, 3.0)
+    wider = interval_of(np.array([True] * 8 + [False] * 2), np.arange(10), Factors(2.0, 1.0), four)
+    assert wider.joint_low < wider.above == wider.low < alone.low < alone.high < wider.high
+    # Bonferroni's end for four sites is nearer than three standard deviations, and that of a hundred is not.
+    hundred = interval_of(np.array([True] * 8 + [False] * 2), np.arange(10), chance=Chance([1.0] * 100, 3.0))
+    assert hundred.joint_low < interval_of(np.array([True] * 8 + [False] * 2), np.arange(10), chance=four).joint_low
 
 
 def test_rows_of_one_text_that_go_together_count_for_fewer() -> None:
@@ -431,13 +449,22 @@ def test_labels_that_were_permuted_say_what_chance_is() -> None:
     rng = np.random.default_rng(0)
     scores = torch.from_numpy(rng.normal(0.5, 0.05, (3, 200)))
     scores[1, 0] = 0.9
-    found = chance(scores, torch.full((3, 200), 0.05**2 / 1.5))
+    found = chance(scores)
     assert found.p[1] == 1 / 200 < 0.05 < min(found.p[0], found.p[2])
-    assert all(1.2 < factor < 1.9 for factor in found.factors)  # 1.5, but for the draw
-    assert 1.7 < found.joint_one_sided < found.joint < 3
-    assert chance(scores, torch.full((3, 200), 1.0)).factors == [1, 1, 1]  # never narrower than independent rows
-    silent = chance(torch.full((2, 200), 0.5), torch.zeros(2, 200))
-    assert silent.p == [1, 1] and silent.factors == [1, 1]
+    assert 2 < found.joint < 3
+    assert chance(torch.full((2, 200), 0.5)) == Chance([1, 1], ENDS)
+    assert 1.2 < factors(scores[0, 1:], torch.full((199,), 0.05**2 / 1.5)).within < 1.9  # 1.5, but for the draw
+    assert factors(scores[0, 1:], torch.full((199,), 1.0)) == (1, 1)  # never narrower than independent rows
+    assert factors(torch.full((9,), 0.5), torch.zeros(9), least=2.25) == (2.25, 1)
+
+
+def test_predictions_that_lean_to_no_class_go_together_by_two_over_pi() -> None:
+    """Of nearly linear fits of noise: with the intercept most predictions are the larger class, and hardly vary."""
+    given = states(torch.randn(1, 60, 40, generator=torch.Generator().manual_seed(0)))
+    rows = labelled_rows(given, [int(k < 24) for k in range(60)], "classify", "layer.*", "last", False)
+    target = target_of(rows, "classify")
+    found = by_chance(standardised(given.values[0])[0], torch.zeros(60), target, design_of(rows, target, 0)).varies
+    assert isinstance(found, Factors) and 1.25 < found.within < 2.05  # 1 + 2 / π, but for the draw
 
 
 def test_the_part_of_the_variance_that_class_sizes_bring_has_a_factor_of_its_own() -> None:
@@ -448,8 +475,7 @@ def test_the_part_of_the_variance_that_class_sizes_bring_has_a_factor_of_its_own
     for scores, wider in ((leaning, True), (even, False)):
         measured = accuracy(scores, targets, np.arange(50))
         plain, other = (
-            accuracy_interval(measured, 50, np.arange(50), 0, NO_CORRECTION._replace(size_factors=[factor]))
-            for factor in (1.0, 2.0)
+            accuracy_interval(measured, 50, np.arange(50), Factors(1.0, factor), ALONE) for factor in (1.0, 2.0)
         )
         assert (other.low < plain.low - 0.03 and other.high > plain.high + 0.03) == wider
         assert (other == plain) == (not wider)
@@ -469,12 +495,46 @@ def test_drawn_class_sizes_tell_how_much_leaning_to_the_larger_class_gains() -> 
     far = (labels.double().mean(1) - 0.5).abs()
     leans = Redrawn(0.5 + 4 * far**2, torch.full((500,), 0.5), torch.zeros(500), 0.25 * (4 * far) ** 2 / 50)
     assert 2.3 < size_factor(leans) < 3.7  # E[x⁴] of a normal distribution is 3 E[x²]²
-    assert chance(torch.rand(1, 20), torch.ones(1, 20)).size_factors == [1]
 
 
 def size_factor(measured: Redrawn) -> float:
-    together = Redrawn(*(part.double()[None] for part in measured))
-    return chance(torch.rand(1, 20), torch.ones(1, 20), redrawn=together).size_factors[0]
+    return factors(torch.rand(20), torch.ones(20), Redrawn(*(part.double() for part in measured))).between
+
+
+def test_the_interval_of_r2_holds_what_makes_the_found_value_likely() -> None:
+    """A value has its own deviation, which is large where much could be read: so the interval reaches up farther."""
+    influence = torch.full((1, 50), 0.1, dtype=torch.float64)
+    found = Explained(torch.tensor(0.0), torch.tensor(0.0), influence)
+    own = 0.1**2 * 50 / 50**2 * 50 / 49
+    worlds = Spread(np.array([0.0, -0.1, -0.5]), np.array([0.02, 0.1, 0.2]), np.full(3, own))
+    interval = r2_interval(found, np.arange(50), worlds, Chance([1.0], 3.0))
+    assert interval.low == pytest.approx(1 - np.exp(ENDS * 0.02), abs=1e-3)
+    assert interval.high == pytest.approx(1 - np.exp(-0.288), abs=1e-3)  # -0.288 has a deviation of 0.147: the last
+    assert interval.joint_low == interval.above < interval.low < interval.score < interval.high
+    wider = r2_interval(found._replace(influence=2 * influence), np.arange(50), worlds, Chance([1.0], 3.0))
+    assert wider.low < interval.low < interval.high < wider.high
+
+
+def test_planted_numbers_are_read_the_better_the_stronger_they_are() -> None:
+    generator = torch.Generator().manual_seed(0)
+    signal, noise = torch.randn(60, generator=generator).double(), torch.randn(60, generator=generator).double()
+    groups = np.arange(60) // 2
+    drawn = resampled(noise, 240, 0, groups)
+    made = planted_numbers(drawn, 3 * signal + 1)
+    correlation = [float(torch.corrcoef(torch.stack([signal, row]))[0, 1]) for row in made]
+    by_strength = np.array(correlation).reshape(len(STRENGTHS), -1).mean(1)
+    np.testing.assert_allclose(by_strength, STRENGTHS, atol=0.12)
+    measured = r2(signal.expand(240, -1).T[:, None] * 0.5, made.T, groups)
+    worlds = spread(measured, len(STRENGTHS), groups)
+    assert (np.diff(worlds.logarithm) < 0).all() and (worlds.deviation**2 >= worlds.within - 1e-12).all()
+
+
+def test_the_variance_of_few_numbers_is_found_too_small_by_that_of_their_mean() -> None:
+    numbers = torch.randn(10, 4_000, generator=torch.Generator().manual_seed(0)).double()
+    predicted = torch.zeros(10, 1, 4_000, dtype=torch.float64)  # the true mean: an R² of 0 on fresh rows
+    found = r2(predicted, numbers, np.arange(10))
+    explained = 1 - (1 - found.score).mean()  # about -1 / 9: the mean of the sample is nearer to it
+    assert float(explained) < -0.1 and abs(float(found.logarithm.mean())) < 0.02
 
 
 def test_labels_of_drawn_class_sizes_go_to_whole_texts_and_evenly_to_folds() -> None:

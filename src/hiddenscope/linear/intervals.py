@@ -3,13 +3,18 @@
 The predictions of cross-validation are not independent: two rows of different folds each helped to predict the other,
 so they tend to be right together. By how much that adds to the variance depends on the states, and is measured: the
 labels are permuted, the whole cross-validation is done again (`permutations`), and the variance of the score over
-permutations is divided by the one that independent rows would have. That factor, between 1 and 2, widens the interval.
+permutations is divided by the one that independent rows would have. For an accuracy that factor is about 1 + 2 / π. It
+is that of predictions without their intercept: where states say nothing a probe leans to the larger class, and its
+predictions hardly vary, but where they say something it does not.
 
 Permutations keep the sizes of the classes, but where labels are a sample, these sizes are too. Every fold has the same
 share of each class, so a probe that leans to the class that happens to be larger is right more often here than on fresh
 rows. So labels are also drawn anew, sizes included, and the error of the score that this brings is measured.
 
-The same permutations tell what the largest score of all sites comes to by chance (the max-statistic of Westfall and
+The variance of an R² depends on how much can be read. So numbers are planted that follow the states more and more, and
+the interval holds every value whose own variance makes the one that was found likely, as Wilson's does for a share.
+
+Permutations also tell what the largest score of all sites comes to by chance (the max-statistic of Westfall and
 Young): the p-values and the interval of the best site are corrected by it. `make calibrate` measures all of this.
 """
 
@@ -27,14 +32,15 @@ Ints: TypeAlias = NDArray[np.int64]
 LEVEL = 0.95
 ENDS = NormalDist().inv_cdf((1 + LEVEL) / 2)  # standard deviations to either end of an interval
 FEWEST = 20  # groups: with fewer, intervals were not calibrated
+TRIED = 4_000  # values of log(1 - R²) among which those that an interval holds are looked for
+TINY = torch.finfo(torch.float64).tiny
 
 
 class Estimate(NamedTuple):
-    """Scores, one for each labelling, and their variance if rows were independent.
+    """Accuracies, one for each labelling, and their variance if rows were independent.
 
     The variance has two parts. `within` is that among rows of one class. `between` comes from how many rows of each
-    class were drawn, where classes are predicted unequally well; permutations leave these numbers as they are. The
-    variances of R² are those of log(1 - R²), whose distribution is less skewed.
+    class were drawn, where classes are predicted unequally well; permutations leave these numbers as they are.
     """
 
     score: Tensor
@@ -51,10 +57,22 @@ class Redrawn(NamedTuple):
     between: Tensor
 
 
-class Interval(NamedTuple):
-    """A score, the ends of its 95% interval, and the lower end that holds for several scores jointly.
+class Explained(NamedTuple):
+    """R², one for each labelling.
 
-    `above` is the lower end of a one-sided interval, jointly: what is above chance must be above it by more than that.
+    `logarithm` is log(1 - R²), less skewed than R²; it allows for the mean of the targets being that of the sample, so
+    that their variance is found too small. `influence` `[labelling, row]` is what each row adds to it.
+    """
+
+    score: Tensor
+    logarithm: Tensor
+    influence: Tensor
+
+
+class Interval(NamedTuple):
+    """A score, the ends of its 95% interval, and the lower end that holds for the best of several scores too.
+
+    `above` is the end that must be above chance where a score is called so.
     """
 
     score: float
@@ -65,19 +83,29 @@ class Interval(NamedTuple):
 
 
 class Chance(NamedTuple):
-    """What permuted labels tell: for each site a factor of the variance and a p-value, corrected for several sites.
+    """What permuted labels tell: for each site a p-value, corrected for several sites.
 
-    `factors` are of the variance within classes, `size_factors` of that between them. `variances` are those of the
-    scores (of log(1 - R²)) over permutations. `joint` is how many standard deviations the largest of all scores stays
-    below in 97.5% of permutations, and `joint_one_sided` in 95%.
+    `joint` is how many standard deviations the largest of all scores stays below in 97.5% of permutations.
     """
 
-    factors: list[float]
-    size_factors: list[float]
-    variances: list[float]
     p: list[float]
     joint: float
-    joint_one_sided: float
+
+
+class Factors(NamedTuple):
+    """By how much cross-validation adds to the variance within classes, and drawn class sizes to that between them."""
+
+    within: float
+    between: float
+
+
+class Spread(NamedTuple):
+    """For each strength of planted numbers: mean and deviation of log(1 - R²), and `within`, its variance if rows were
+    independent."""
+
+    logarithm: Floats
+    deviation: Floats
+    within: Floats
 
 
 def accuracy(scores: Tensor, targets: Tensor, groups: Ints) -> Estimate:
@@ -102,7 +130,7 @@ def redrawn_accuracy(scores: Tensor, targets: Tensor, groups: Ints, shares: Tens
     """
     _, recalls = _recalls(scores, targets, len(shares))
     score, *variances = accuracy(scores, targets, groups)
-    return Redrawn(score, shares.double() @ recalls, *variances)
+    return Redrawn(score, shares.to(recalls) @ recalls, *variances)
 
 
 def _recalls(scores: Tensor, targets: Tensor, classes: int) -> tuple[Tensor, Tensor]:
@@ -113,21 +141,21 @@ def _recalls(scores: Tensor, targets: Tensor, classes: int) -> tuple[Tensor, Ten
     return right, torch.stack([(right * own).sum(0) / own.sum(0).clamp_min(1) for own in members])
 
 
-def r2(scores: Tensor, targets: Tensor, groups: Ints) -> Estimate:
+def r2(scores: Tensor, targets: Tensor, groups: Ints) -> Explained:
     """1 - the squared errors of all rows / those of their mean, as scikit-learn's `r2_score`."""
-    error = (scores[:, 0] - targets).double().square()
-    spread = (targets - targets.mean(0)).double().square()
-    ratio = error.sum(0) / spread.sum(0)
-    shares = error / error.sum(0).clamp_min(torch.finfo(torch.float64).tiny) - spread / spread.sum(0)
-    within = _variance(len(shares) * shares, groups, 1)
-    return Estimate(1 - ratio, within, torch.zeros_like(within))
+    away = (targets - targets.mean(0)).double()
+    errors, spread = (scores[:, 0] - targets).double().square(), away.square()
+    error, variance = errors.mean(0).clamp_min(TINY), spread.mean(0)
+    fresh = variance + _variance(away, groups, 1)  # the mean of the sample is nearer to its targets than the true one
+    influence = errors / error - spread / variance
+    return Explained(1 - errors.mean(0) / variance, (error / fresh).log(), influence.T)
 
 
 def _variance(residuals: Tensor, groups: Ints, fitted: int) -> Tensor:
     """The variance of the mean of residuals `[row, set]` when groups of rows are drawn; `fitted` means were removed."""
     number = int(groups.max()) + 1
-    sums = torch.zeros(number, residuals.shape[1], dtype=torch.float64)
-    sums.index_add_(0, torch.from_numpy(groups), residuals)
+    sums = torch.zeros(number, residuals.shape[1], dtype=torch.float64, device=residuals.device)
+    sums.index_add_(0, torch.from_numpy(groups).to(sums.device), residuals)
     return sums.square().sum(0) / len(residuals) ** 2 * (number / max(1, number - fitted))
 
 
@@ -140,77 +168,99 @@ def variance_factor(folds: int) -> float:
     return 1 + folds / (folds - 1)
 
 
-def chance(
-    scores: Tensor,
-    within: Tensor,
-    *,
-    redrawn: Redrawn | None = None,
-    least: float = 1.0,
-    logarithmic: bool = False,
-) -> Chance:
+def chance(scores: Tensor) -> Chance:
     """What the scores `[site, labelling]` under labellings, the true one first, tell about those of the true one.
 
     A p-value is the share of labellings under which the largest score of all sites, each standardised over labellings,
     is as large. So for labels that mean nothing the chance that any site gets 0.05 or less is 0.05, however many sites
-    there are and however they depend on one another. For R² (`logarithmic`) variances are those of log(1 - R²). No
-    factor is below `least`. Factors of the variance between classes are 1 without labellings of drawn class sizes.
+    there are and however they depend on one another.
 
-    >>> chance(torch.tensor([[0.9, 0.4, 0.5, 0.6], [0.5, 0.6, 0.4, 0.5]]), torch.full((2, 4), 0.01)).p
+    >>> chance(torch.tensor([[0.9, 0.4, 0.5, 0.6], [0.5, 0.6, 0.4, 0.5]])).p
     [0.25, 0.75]
     """
-    scores, within = scores.double(), within.double()
-    shuffled = (1 - scores[:, 1:]).log() if logarithmic else scores[:, 1:]
-    expected = within[:, 1:].mean(1)
-    variances = shuffled.var(1)
-    ratio = variances / expected.clamp_min(torch.finfo(torch.float64).tiny)
-    factors = torch.where(expected > 0, ratio, least).clamp_min(least)
+    scores = scores.double()
     deviation = scores.std(1, keepdim=True, correction=0)
     away = (scores - scores.mean(1, keepdim=True)) / deviation.clamp_min(1e-9)
     largest = away.amax(0)
     p = [float((largest >= true - 1e-9).double().mean()) for true in away[:, 0]]
-    ends = torch.quantile(largest, torch.tensor([(1 + LEVEL) / 2, LEVEL], dtype=torch.float64))
-    joint, one_sided = (
-        max(float(end), NormalDist().inv_cdf(level)) for end, level in zip(ends, ((1 + LEVEL) / 2, LEVEL), strict=True)
-    )
-    size_factors = torch.ones_like(factors) if redrawn is None else _size_factors(redrawn, factors)
-    return Chance(factors.tolist(), size_factors.tolist(), variances.tolist(), p, joint, one_sided)
+    return Chance(p, max(ENDS, float(torch.quantile(largest, (1 + LEVEL) / 2))))
 
 
-def _size_factors(redrawn: Redrawn, factors: Tensor) -> Tensor:
+def factors(scores: Tensor, within: Tensor, redrawn: Redrawn | None = None, least: float = 1.0) -> Factors:
+    """From scores of permuted labels without intercepts, and their variance within classes if rows were independent.
+
+    No factor is below `least`. Without labellings of drawn class sizes, that of the variance between classes is 1.
+
+    >>> round(factors(torch.tensor([0.4, 0.5, 0.6]), torch.full((3,), 0.005)).within, 3)
+    2.0
+    """
+    expected = float(within.double().mean())
+    factor = max(least, float(scores.double().var()) / expected) if expected > 0 else least
+    return Factors(factor, 1.0 if redrawn is None else _size_factor(redrawn, factor))
+
+
+def _size_factor(redrawn: Redrawn, factor: float) -> float:
     """By how much drawn class sizes add to the squared error of a score more than `between` says, at least 1.
 
     It is the error about what fresh rows give, so it holds the bias of folds that keep the shares of the classes.
     """
-    error = (redrawn.score - redrawn.fresh.mean(1, keepdim=True)).square().mean(1)
-    between = redrawn.between.mean(1)
-    ratio = (error - factors * redrawn.within.mean(1)) / between.clamp_min(torch.finfo(torch.float64).tiny)
-    return torch.where(between > 0, ratio, 1.0).clamp_min(1.0)
+    error = float((redrawn.score - redrawn.fresh.mean()).square().mean())
+    between = float(redrawn.between.mean())
+    return max(1.0, (error - factor * float(redrawn.within.mean())) / between) if between > 0 else 1.0
 
 
-def accuracy_interval(measured: Estimate, rows: int, groups: Ints, site: int, chance: Chance) -> Interval:
+def accuracy_interval(measured: Estimate, rows: int, groups: Ints, factors: Factors, chance: Chance) -> Interval:
     """Wilson's interval, which is honest at 0 and 1 too, of as many independent rows as would have that variance.
 
     Rows of one group that are right and wrong together count for fewer, but never for fewer than there are groups.
     """
     share, within, between = (float(part) for part in measured)
-    variance, factor, number = within + between, chance.factors[site], int(groups.max()) + 1
-    widened = factor * within + chance.size_factors[site] * between
+    variance, number = within + between, int(groups.max()) + 1
+    widened = factors.within * within + factors.between * between
     count = min(float(rows), max(float(number), share * (1 - share) / variance)) if variance > 0 else float(number)
-    count /= widened / variance if variance > 0 else factor
-    ends = wilson(share, count)
-    joint, above = (_wilson(share, count, width)[0] for width in (chance.joint, chance.joint_one_sided))
-    return Interval(share, *ends, joint, above)
+    count /= widened / variance if variance > 0 else factors.within
+    low, high = wilson(share, count)
+    # Scores of permuted labels are skewed where a probe leans to a class: then Bonferroni's end is nearer.
+    joint = max(_wilson(share, count, chance.joint)[0], wilson(share, count, len(chance.p))[0])
+    return Interval(share, low, high, joint, low)
 
 
-def r2_interval(measured: Estimate, site: int, chance: Chance) -> Interval:
-    """The interval of a normal distribution of log(1 - R²).
+def spread(planted: Explained, strengths: int, groups: Ints, least: float = 1.0) -> Spread:
+    """How log(1 - R²) varies over planted numbers, equally many labellings of each strength.
 
-    Few large errors decide about its variance, which so is often found too small: it is at least that of chance.
+    States stay as they are in these labellings, and so does what they make of a row's influence on average. On fresh
+    states that varies as well: its variance is added.
     """
-    score = float(measured.score)
-    deviation = max(chance.factors[site] * float(measured.within), chance.variances[site]) ** 0.5
-    widths = np.array([ENDS, -ENDS, chance.joint, chance.joint_one_sided])
-    return Interval(score, *(1 - (1 - score) * np.exp(widths * deviation)).tolist())
+    logarithm = planted.logarithm.double().view(strengths, -1)
+    influence = planted.influence.double().view(strengths, logarithm.shape[1], -1)
+    within = _variance(planted.influence.T, groups, 1).view(strengths, -1).mean(1)
+    of_mean = _variance(influence.mean(1).T, groups, 1)
+    by_state = (of_mean - (within - of_mean) / (logarithm.shape[1] - 1)).clamp_min(0)
+    variance = torch.maximum(logarithm.var(1) + by_state, least * within)
+    return Spread(*(part.cpu().numpy() for part in (logarithm.mean(1), variance.sqrt(), within)))
+
+
+def r2_interval(measured: Explained, groups: Ints, spread: Spread, chance: Chance) -> Interval:
+    """All values whose own deviation makes the one that was found likely; log(1 - R²) is taken as normal.
+
+    Where rows vary in their influence more than those of planted numbers do, the deviation is so much larger.
+    """
+    score, found = float(measured.score), float(measured.logarithm)
+    descending = np.minimum.accumulate(spread.logarithm)
+    expected = float(np.interp(-found, -descending, spread.within))
+    own = float(_variance(measured.influence.T, groups, 1))
+    larger = max(1.0, own / expected) ** 0.5 if expected > 0 else 1.0
+    deviation = larger * float(spread.deviation.max())
+    reach = max(chance.joint, ENDS) * deviation + 1e-9
+    tried = np.linspace(found - reach, found + reach, TRIED)
+    deviations = larger * np.interp(-tried, -descending, spread.deviation)
+
+    def ends(width: float) -> tuple[float, float]:
+        likely = tried[np.abs(found - tried) <= width * deviations + reach / TRIED]
+        return min(score, float(1 - np.exp(likely.max()))), max(score, float(1 - np.exp(likely.min())))
+
+    joint, _ = ends(chance.joint)
+    return Interval(score, *ends(ENDS), joint, joint)
 
 
 def wilson(share: float, count: float, shares: int = 1) -> tuple[float, float]:

@@ -290,11 +290,8 @@ def minimise(evaluate: Evaluate, start: Tensor, precondition: Precondition, tole
     >>> minimise(bowl, torch.zeros(2, 1), lambda gradients, which: gradients).point.T.tolist()
     [[3.0, 3.0]]
     """
-    columns = start.shape[1]
-    minimum = Minimum(
-        start.clone(), torch.zeros(columns, dtype=torch.bool), torch.full((columns,), MOST_STEPS, dtype=torch.int64)
-    )
-    which = torch.arange(columns)
+    which = torch.arange(start.shape[1], device=start.device)
+    minimum = Minimum(start.clone(), torch.zeros_like(which, dtype=torch.bool), torch.full_like(which, MOST_STEPS))
     descent = _Descent(start.clone(), *evaluate(start, which), [])
     for step in range(MOST_STEPS + 1):
         converged = descent.gradient.abs().amax(0) <= tolerance

@@ -6,7 +6,8 @@ Cholesky factor serves all labellings. Labels that mean nothing are best predict
 first step is nearly the last. Ridge regressions themselves are fitted exactly. The penalty is chosen anew for every
 labelling, on inner folds. The states are standardised once, over all rows: labels have no part in that.
 
-`measures.separation.shuffled` permutes labels; `redrawn` draws the sizes of the classes too.
+`measures.separation.shuffled` permutes labels; `redrawn` draws the sizes of the classes too. Numbers that follow what a
+probe predicts, more and more, are made by `planted` from `resampled` ones.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -22,12 +23,14 @@ from hiddenscope.linear.crossvalidation import MIDDLE, PENALTIES
 from hiddenscope.linear.problems import Learner, gram
 
 Ints: TypeAlias = NDArray[np.int64]
-Measure: TypeAlias = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
-"""From scores `[row, output, labelling]` and targets `[row, labelling]`: some numbers a labelling."""
+Measure: TypeAlias = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, ...]]
+"""From scores, the intercepts in them `[row, output, labelling]`, and targets `[row, labelling]`: one or more numbers
+for each labelling."""
 
 RANK = 1e-12  # a squared singular value that is this share of the largest is rounding
 AT_ONCE = 1 << 23  # scores that are held together
 RARE = 1e-6  # the least share of a class that its intercept supposes
+STRENGTHS = (0.0, 0.25, 0.45, 0.65, 0.85, 0.98)  # correlations of planted numbers with what a probe predicts
 
 
 def redrawn(classes: Ints, count: int, seed: int, groups: Ints, folds: Ints) -> Tensor | None:
@@ -56,6 +59,44 @@ def redrawn(classes: Ints, count: int, seed: int, groups: Ints, folds: Ints) -> 
     return torch.from_numpy(drawn[:, groups])
 
 
+def resampled(numbers: Tensor, count: int, seed: int, groups: Ints) -> Tensor:
+    """Numbers that mean nothing, so many times, `[count, row]`: those of groups that are drawn with replacement.
+
+    Where all rows of each group have one number, a group gets that of another. Otherwise the numbers of the drawn
+    groups are laid over the rows one group after the other.
+
+    >>> resampled(torch.tensor([1.0, 1.0, 2.0, 2.0]), 50, 0, np.array([0, 0, 1, 1])).unique(dim=0).tolist()
+    [[1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 2.0, 2.0], [2.0, 2.0, 1.0, 1.0], [2.0, 2.0, 2.0, 2.0]]
+    """
+    generator, order = np.random.default_rng(seed), np.argsort(groups, kind="stable")
+    own = numbers.numpy()[order]
+    sizes = np.bincount(groups)
+    starts = np.cumsum(sizes) - sizes
+    uniform = bool((np.repeat(own[starts], sizes) == own).all())
+    drawn = np.empty((count, len(own)))
+    for labels in drawn:
+        chosen = generator.integers(len(sizes), size=len(sizes))
+        if uniform:
+            labels[:] = own[starts][chosen][groups]
+        else:
+            rows = np.concatenate([np.arange(starts[k], starts[k] + sizes[k]) for k in chosen])
+            labels[order] = np.resize(own[rows], len(own))
+    return torch.from_numpy(drawn)
+
+
+def planted(noise: Tensor, predicted: Tensor) -> Tensor:
+    """Numbers `[..., labelling, row]` that go with `predicted` `[..., row]` as `STRENGTHS` says, equally many each.
+
+    >>> planted(torch.ones(6, 2), torch.tensor([3.0, 5.0]))[:2].tolist()
+    [[1.0, 1.0], [0.7182458639144897, 1.2182458639144897]]
+    """
+    centred = predicted - predicted.mean(-1, keepdim=True)
+    deviation = centred.square().mean(-1, keepdim=True).sqrt()
+    signal = centred / torch.where(deviation > 0, deviation, 1.0)
+    strength = torch.tensor(STRENGTHS).to(noise).repeat_interleave(noise.shape[-2] // len(STRENGTHS))[:, None]
+    return strength * signal.unsqueeze(-2) + (1 - strength.square()).sqrt() * noise
+
+
 def under_labellings(
     states: Tensor, labellings: Tensor, folds: Ints, learner: Learner, measure: Measure
 ) -> tuple[Tensor, ...]:
@@ -68,9 +109,10 @@ def under_labellings(
     for some in torch.split(labellings, max(1, AT_ONCE // (labellings.shape[1] * learner.outputs))):
         problem = _Labelled.over(parts, grams, [some[:, rows].T for rows in by_fold], learner)
         scores = torch.empty(len(states), learner.outputs, len(some), dtype=torch.float64)
-        for rows, held_out in zip(by_fold, _held_out(problem), strict=True):
-            scores[rows] = held_out
-        measured.append(measure(scores, some.T))
+        intercepts = torch.empty_like(scores)
+        for fold, (rows, held_out) in enumerate(zip(by_fold, _held_out(problem), strict=True)):
+            scores[rows], intercepts[rows] = held_out, problem.intercept((fold,))
+        measured.append(measure(scores, intercepts, some.T))
     return tuple(torch.cat(numbers) for numbers in zip(*measured, strict=True))
 
 
@@ -112,25 +154,31 @@ class _Labelled(NamedTuple):
 
     def scores(self, left_out: Sequence[int]) -> Iterator[list[Tensor]]:
         """Under each penalty, the scores of the rows of the folds that are left out, predicted from the others."""
-        inside = [fold for fold in range(len(self.parts)) if fold not in left_out]
-        count = sum(len(self.parts[fold]) for fold in inside)
+        inside, count = self._inside(left_out)
         mean = torch.stack([self.parts[fold].sum(0) for fold in inside]).sum(0) / count
         level = self.levels[inside].sum(0) / count
         inner = self.learner.curvature * self.grams[inside].sum(0).addr(mean, mean, alpha=-count)
         goal = self.products[inside].sum(0) - count * torch.outer(mean, level.flatten())
+        start, away = self.intercept(left_out), [self.parts[fold] - mean for fold in left_out]
         for penalty in PENALTIES:
             shifted = inner.clone()
             shifted.diagonal().add_(penalty)
             coef = torch.cholesky_solve(goal, torch.linalg.cholesky(shifted))
-            start = self._intercept(level)
-            yield [((self.parts[fold] - mean) @ coef).view(-1, *level.shape) + start for fold in left_out]
+            yield [(rows @ coef).view(-1, *level.shape) + start for rows in away]
 
-    def _intercept(self, level: Tensor) -> Tensor:
+    def intercept(self, left_out: Sequence[int]) -> Tensor:
         """The scores that fit the mean of the targets, or the shares of the classes, where states say nothing."""
+        inside, count = self._inside(left_out)
+        level = self.levels[inside].sum(0) / count
         if self.targets[0].is_floating_point():
             return level
         shares = level.clamp(RARE, 1 - RARE)
         return shares.logit() if self.learner.outputs == 1 else shares.log()
+
+    def _inside(self, left_out: Sequence[int]) -> tuple[list[int], int]:
+        """The folds that are trained on, and the number of their rows."""
+        inside = [fold for fold in range(len(self.parts)) if fold not in left_out]
+        return inside, sum(len(self.parts[fold]) for fold in inside)
 
 
 def _held_out(problem: _Labelled) -> Iterator[Tensor]:

@@ -41,12 +41,17 @@ class Column:
 
 @dataclass(frozen=True, eq=False)
 class Mix:
-    """The probe of a mix of all sites: its score, and the weight of each site with its range over the folds."""
+    """The probe of a mix of all sites: its score, the weight of each site with its range over the folds, the penalties.
 
-    interval: Interval
+    Of the R² of a mix no interval is known that holds.
+    """
+
+    score: float
+    interval: Interval | None
     weights: Floats
     low: Floats
     high: Floats
+    penalty: Floats
 
 
 class Draws(NamedTuple):
@@ -121,21 +126,21 @@ def table(scored: Scored) -> "xarray.Dataset":
         variables["majority"] = ((), scored.chance, {"long_name": "share of the largest class"})
     if scored.mix is not None:
         variables |= _mix_variables(scored.mix, score, name)
-        if scored.classes is None:
-            del variables[f"mix_{score}_low"], variables[f"mix_{score}_high"]
     return xarray.Dataset(variables, coords)
 
 
 def _mix_variables(mix: Mix, score: str, name: str) -> dict[str, Any]:
-    interval = mix.interval
-    return {
+    variables: dict[str, Any] = {
         "mix_weight": ("site", mix.weights, {"long_name": "weight in the mix"}),
         "mix_weight_low": ("site", mix.low, {"long_name": "weight in the mix, least of the folds"}),
         "mix_weight_high": ("site", mix.high, {"long_name": "weight in the mix, most of the folds"}),
-        f"mix_{score}": ((), interval.score, {"long_name": f"{name} of the mix"}),
-        f"mix_{score}_low": ((), interval.low, {"long_name": f"{name} of the mix, low end of the 95% interval"}),
-        f"mix_{score}_high": ((), interval.high, {"long_name": f"{name} of the mix, high end of the 95% interval"}),
+        "mix_penalty": ("fold", mix.penalty, {"long_name": "penalty of each fold in the mix", "scale": "log"}),
+        f"mix_{score}": ((), mix.score, {"long_name": f"{name} of the mix"}),
     }
+    for end in ("low", "high") if mix.interval is not None else ():
+        described = {"long_name": f"{name} of the mix, {end} end of the 95% interval"}
+        variables[f"mix_{score}_{end}"] = ((), getattr(mix.interval, end), described)
+    return variables
 
 
 def facts_of(scored: Scored, token: Token) -> Facts:
@@ -160,7 +165,7 @@ def facts_of(scored: Scored, token: Token) -> Facts:
     facts["best"] = {
         "site": sites[best],
         score: column.interval.score,
-        "interval": [min(column.interval.low, column.interval.joint_low), column.interval.high],
+        "interval": as_best(column.interval),
         "p": column.p,
         "control": column.control,
         "selectivity": column.interval.score - column.control,
@@ -169,20 +174,25 @@ def facts_of(scored: Scored, token: Token) -> Facts:
     facts["above_chance_at"] = [
         site
         for site, column in zip(sites, scored.columns, strict=True)
-        if column.p <= LEAST_LIKELY and column.interval.above > scored.chance
+        if is_above(column.interval, column.p, scored.chance)
     ]
     facts["permutations"] = scored.draws.permutations
     if scored.mix is not None:
         top, interval = int(np.argmax(scored.mix.weights)), scored.mix.interval
-        facts["mix"] = {
-            score: interval.score,
-            "interval": [interval.low, interval.high],
-            "largest_weight": {"site": sites[top], "weight": float(scored.mix.weights[top])},
-        }
-        if scored.classes is None:  # of the R² of a mix no interval is known that holds
-            del facts["mix"]["interval"]
+        facts["mix"] = {score: scored.mix.score} | ({"interval": [interval.low, interval.high]} if interval else {})
+        facts["mix"]["largest_weight"] = {"site": sites[top], "weight": float(scored.mix.weights[top])}
     facts["control"] = {"kind": "shuffled" if rows.token_ids is None else "by_token_id", "draws": scored.draws.controls}
     return {**facts, **_conditions(scored)}
+
+
+def as_best(interval: Interval) -> list[float]:
+    """The ends of the interval of the best site, corrected for its choice."""
+    return [min(interval.low, interval.joint_low), interval.high]
+
+
+def is_above(interval: Interval, p: float, chance: float) -> bool:
+    """Whether permuted labels do not explain the score, and its interval is above chance."""
+    return p <= LEAST_LIKELY and interval.above > chance
 
 
 def _conditions(scored: Scored) -> Facts:

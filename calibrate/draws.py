@@ -1,0 +1,126 @@
+"""Draws: states with labels whose truth is known, of noise and of a model, and fresh ones of the same distribution."""
+
+import os
+import tempfile
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+import hiddenscope as hs
+from hiddenscope.files import replacing
+from hiddenscope.linear import standardised
+
+SITES, WIDTH, FRESH = 6, 64, 400
+STRENGTHS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0)  # how far apart the classes are, in standard deviations / 2
+REAL_SITES = "layer.0,layer.6,layer.12,layer.18,layer.24,layer.30"
+
+
+class Drawn(NamedTuple):
+    """States `[site, row, width]` with targets, and fresh ones; `fresh_targets` are P(class 1), or numbers."""
+
+    states: torch.Tensor
+    targets: torch.Tensor
+    fresh: torch.Tensor
+    fresh_targets: torch.Tensor
+
+
+def noise(seed: int, rows: int, share: float) -> Drawn:
+    """Independent sites that tell nothing."""
+    generator = torch.Generator().manual_seed(seed)
+    states = torch.randn(SITES, rows + FRESH, WIDTH, generator=generator)
+    targets = _classes(torch.full((rows,), share), generator)
+    return Drawn(states[:, :rows], targets, states[:, rows:], torch.full((FRESH,), share))
+
+
+def planted(seed: int, rows: int, share: float) -> Drawn:
+    """Independent sites in which one direction tells the class, from not at all to well."""
+    generator = torch.Generator().manual_seed(seed)
+    shares = torch.full((rows,), share)
+    targets = torch.cat([_classes(shares, generator), torch.rand(FRESH, generator=generator) < share]).long()
+    states = torch.randn(SITES, rows + FRESH, WIDTH, generator=generator)
+    states[:, :, 0] += torch.tensor(STRENGTHS)[:, None] * (2 * targets - 1)
+    return Drawn(states[:, :rows], targets[:rows], states[:, rows:], targets[rows:].float())
+
+
+def real(seed: int, rows: int, share: float) -> Drawn:
+    """States of a model, whose layers go together, with labels that are drawn."""
+    generator = torch.Generator().manual_seed(seed)
+    pool = _pool()
+    order = torch.randperm(pool.shape[1], generator=generator)
+    targets = _classes(torch.full((rows,), share), generator)
+    new = order[rows : rows + FRESH]
+    return Drawn(pool[:, order[:rows]], targets, pool[:, new], torch.full((len(new),), share))
+
+
+def real_planted(seed: int, rows: int, share: float) -> Drawn:
+    """States of a model, with labels that follow one direction of layer.18, of which a fifth are drawn anew."""
+    generator = torch.Generator().manual_seed(seed)
+    pool = _pool()
+    order = torch.randperm(pool.shape[1], generator=generator)
+    along = _direction()
+    likely = torch.where(along > along.quantile(1 - share), 0.8 + 0.2 * share, 0.2 * share)[order]
+    targets = _classes(likely[:rows], generator)
+    new = slice(rows, rows + FRESH)
+    return Drawn(pool[:, order[:rows]], targets, pool[:, order[new]], likely[new])
+
+
+def numbers(seed: int, rows: int, share: float) -> Drawn:
+    """Numbers, of which `share` of the variance lies along a direction that each site shows more or less of."""
+    generator = torch.Generator().manual_seed(seed)
+    states = torch.randn(SITES, rows + FRESH, WIDTH, generator=generator)
+    hidden = torch.randn(rows + FRESH, generator=generator)
+    states[:, :, 0] += torch.tensor(STRENGTHS)[:, None] * hidden
+    targets = share**0.5 * hidden + (1 - share) ** 0.5 * torch.randn(rows + FRESH, generator=generator)
+    return Drawn(states[:, :rows], targets[:rows], states[:, rows:], targets[rows:])
+
+
+def real_numbers(seed: int, rows: int, share: float) -> Drawn:
+    """States of a model, with numbers that are drawn."""
+    drawn, generator = real(seed, rows, 0.5), torch.Generator().manual_seed(seed + 1_000_000)
+    targets = torch.randn(rows + drawn.fresh.shape[1], generator=generator)
+    return drawn._replace(targets=targets[:rows], fresh_targets=targets[rows:])
+
+
+def real_planted_numbers(seed: int, rows: int, share: float) -> Drawn:
+    """States of a model, with numbers of which `share` of the variance lies along one direction of layer.18."""
+    generator = torch.Generator().manual_seed(seed)
+    pool = _pool()
+    order = torch.randperm(pool.shape[1], generator=generator)[: rows + FRESH]
+    along = _direction()[order] * pool.shape[1] ** 0.5
+    targets = share**0.5 * along + (1 - share) ** 0.5 * torch.randn(len(order), generator=generator)
+    return Drawn(pool[:, order[:rows]], targets[:rows], pool[:, order[rows:]], targets[rows:])
+
+
+def _classes(shares: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Drawn classes; again where one of them has fewer than two rows, which no probe takes."""
+    while True:
+        drawn = (torch.rand(len(shares), generator=generator) < shares).long()
+        if 2 <= int(drawn.sum()) <= len(drawn) - 2:
+            return drawn
+
+
+@lru_cache
+def _direction() -> torch.Tensor:
+    """Where each token of the pool is along the second principal direction of layer.18."""
+    own, *_ = standardised(_pool()[3])
+    along: torch.Tensor = torch.linalg.svd(own, full_matrices=False)[0][:, 1]
+    return along
+
+
+@lru_cache
+def _pool() -> torch.Tensor:
+    """The states of all different tokens, but first ones, of the shipped texts; computed once for all processes."""
+    path = Path(tempfile.gettempdir()) / f"hiddenscope-calibrate-{os.getuid()}-{hs.__version__}.npy"
+    if not path.exists():
+        model = hs.load()
+        texts = [text for name in ("cities-complete", "cities-incomplete", "plain") for text in hs.read(name).texts]
+        states = model.capture(texts, REAL_SITES)
+        assert isinstance(states, hs.States)
+        values = states.values[:, torch.from_numpy(np.asarray(states.tokens.positions) > 0)].float()
+        _, first = np.unique(values[-1].numpy().round(3), axis=0, return_index=True)
+        with replacing(path) as temporary, open(temporary, "wb") as file:
+            np.save(file, values[:, torch.from_numpy(np.sort(first))].numpy())
+    return torch.from_numpy(np.load(path))

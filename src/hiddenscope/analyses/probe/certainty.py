@@ -1,0 +1,86 @@
+"""Certainty: what other labellings of the same states tell about a score, and its interval."""
+
+from functools import partial
+from typing import NamedTuple
+
+import torch
+
+from hiddenscope.analyses.probe.design import Design, ProbeTarget
+from hiddenscope.linear.intervals import (
+    Chance,
+    Estimate,
+    Explained,
+    Factors,
+    Interval,
+    Redrawn,
+    Spread,
+    accuracy,
+    accuracy_interval,
+    factors,
+    r2,
+    r2_interval,
+    redrawn_accuracy,
+    spread,
+    variance_factor,
+)
+from hiddenscope.linear.permutations import STRENGTHS, planted, under_labellings
+
+
+class ByChance(NamedTuple):
+    """The scores of the true and of permuted targets, and how much the score varies."""
+
+    scores: torch.Tensor
+    varies: Factors | Spread
+
+
+def measured_of(
+    scores: torch.Tensor, targets: torch.Tensor, target: ProbeTarget, design: Design
+) -> Estimate | Explained:
+    """The accuracy or R² of scores `[row, output, set]`."""
+    return (r2 if target.classes is None else accuracy)(scores, targets, design.groups)
+
+
+def by_chance(states: torch.Tensor, predicted: torch.Tensor, target: ProbeTarget, design: Design) -> ByChance:
+    """What labels that mean nothing lead to, and numbers that follow the prediction of the probe of all rows."""
+    measure = partial(of_labellings, target, design)
+    labellings = labellings_of(predicted, target, design)
+    return by_chance_of(under_labellings(states, labellings, design.folds, target.learner, measure), target, design)
+
+
+def labellings_of(predicted: torch.Tensor, target: ProbeTarget, design: Design) -> torch.Tensor:
+    """The true targets, permuted ones, and redrawn or planted ones."""
+    if target.classes is not None:
+        return torch.cat([design.permuted, design.redrawn])
+    return torch.cat([design.permuted, planted(design.redrawn, predicted.double())])
+
+
+def of_labellings(
+    target: ProbeTarget, design: Design, scores: torch.Tensor, intercepts: torch.Tensor, targets: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    """The parts of `Explained`; or of `Redrawn`, the accuracy without intercepts, and its variance within classes."""
+    if target.classes is None:
+        return r2(scores, targets, design.groups)
+    even = accuracy(scores - intercepts, targets, design.groups)
+    shares = torch.bincount(target.values) / len(target.values)
+    return (*redrawn_accuracy(scores, targets, design.groups, shares), even.score, even.within)
+
+
+def by_chance_of(found: tuple[torch.Tensor, ...], target: ProbeTarget, design: Design) -> ByChance:
+    """From what `of_labellings` gave."""
+    least = 1.0 if design.calibrated else variance_factor(design.fold_count)
+    count = len(design.permuted)
+    if target.classes is None:
+        worlds = Explained(*(part[count:] for part in found))
+        return ByChance(found[0][:count], spread(worlds, len(STRENGTHS), design.groups, least))
+    *parts, even, within = found
+    of_sizes = Redrawn(*(part[count:] for part in parts)) if len(design.redrawn) else None
+    return ByChance(found[0][:count], factors(even[1:count], within[1:count], of_sizes, least))
+
+
+def interval_of(measured: Estimate | Explained, varies: Factors | Spread, found: Chance, design: Design) -> Interval:
+    """The interval of one score."""
+    if isinstance(measured, Explained):
+        assert isinstance(varies, Spread)
+        return r2_interval(measured, design.groups, varies, found)
+    assert isinstance(varies, Factors)
+    return accuracy_interval(measured, len(design.folds), design.groups, varies, found)
