@@ -14,10 +14,12 @@ import xarray
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import hiddenscope as hs
 from hiddenscope.errors import FileError, StatesError
 from hiddenscope.results import FINDINGS, RENDERERS, Result
 from hiddenscope.sites import Site
 from hiddenscope.states import Source
+from hiddenscope.testing import tiny_model, tiny_tokenizer
 
 HOSTILE = ["", "\0", "a\0b", "\ud800", "\ud83d\ude00", "\U0001f600", "\\", "\\0", "\\N", "\\ud800", "=1+1", "-2", "+3"]
 HOSTILE += ["@x", "\tx", "\rx", "a,b", 'a"b', "a\nb", "</script>", "\u2028", "\u202e", " ", "x" * 100_000]
@@ -289,3 +291,39 @@ def test_no_text_in_a_csv_is_taken_for_a_formula(tmp_path: Path, text: str) -> N
         cells = {cell for row in csv.reader(file) for cell in row}
     assert f"'{text}" in cells and text not in cells and "plain" in cells
     assert "-2.0" in cells, "numbers stay numbers"
+
+
+def test_a_result_is_read_by_tokens_and_sites() -> None:
+    result = hs.profile((tiny_model("llama"), tiny_tokenizer()), ["The cat sat.", "The end."], sites="layer.1,final")
+    strings = result.data["string"].values.tolist()
+    norm = result["norm"]
+    assert norm["token"].values.tolist() == strings and norm["site"].values.tolist() == ["layer.1", "final"]
+    assert (norm.values == result.data["norm"].values).all()
+    table = result.to_pandas("norm")
+    assert (table.index.tolist(), table.columns.tolist()) == (["layer.1", "final"], strings)
+    assert (table.loc["final"].values == result.data["norm"].sel(site="final").values).all()
+    rows = result.to_pandas()
+    assert rows.index.names == ["site", "token"] and len(rows) == norm.size
+    assert set(rows.columns) == {str(name) for name, one in result.data.items() if one.dims == norm.dims}
+    assert rows["norm"].values.tolist() == norm.values.ravel().tolist()
+    assert "norm" in result and "norms" not in result and list(result) == [str(name) for name in result.data]
+    with pytest.raises(StatesError, match="Did you mean 'norm'"):
+        result["norms"]
+
+
+def test_a_map_is_read_by_tokens_at_both_ends() -> None:
+    result = hs.visibility((tiny_model("gpt2"), tiny_tokenizer()), "The cat", sites="layer.1,final")
+    seen = result["l1"]
+    strings = result.data["string"].values.tolist()
+    assert seen["token"].values.tolist() == seen["source_token"].values.tolist() == strings
+    table = result.to_pandas()
+    assert table.index.names == list(result.data["l1"].dims) and (table["l1"].values == seen.values.ravel()).all()
+
+
+def test_results_of_one_dimension_and_of_none() -> None:
+    along = xarray.Dataset({"error": ("site", [1.0, 2.0]), "whole": ((), 3.0)}, {"site": ["layer.0", "final"]})
+    result = hs.Result("toy", along, {}, {})
+    assert result.to_pandas().to_dict() == {"error": {"layer.0": 1.0, "final": 2.0}}
+    assert result.to_pandas("whole").to_numpy().tolist() == [[3.0]]
+    with pytest.raises(StatesError, match="no variables"):
+        hs.Result("toy", xarray.Dataset(), {}, {}).to_pandas()

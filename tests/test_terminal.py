@@ -220,7 +220,7 @@ def test_without_a_command_all_of_them_are_listed_with_examples() -> None:
     done = CliRunner().invoke(cli.app, [])
     assert done.exit_code == 0
     for name in COMMANDS:
-        assert re.search(rf"^  {name} +\w", done.stdout, re.MULTILINE), name
+        assert len(re.findall(rf"^  {name} +\w", done.stdout, re.MULTILINE)) == 1, name
     for group in cli.COMMAND_GROUPS:
         assert f"{group.title}:" in done.stdout
         assert not group.example or f"$ hiddenscope {group.example}\n" in done.stdout

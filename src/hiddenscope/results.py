@@ -20,6 +20,7 @@ import tempfile
 import webbrowser
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NotRequired, Protocol, TypeAlias, TypedDict
@@ -32,6 +33,7 @@ from hiddenscope.sites import Site
 
 if TYPE_CHECKING:
     import numpy as np
+    import pandas
     import xarray
     from matplotlib.figure import Figure
 
@@ -168,6 +170,71 @@ class Result:
         findings = FINDINGS.get(self.kind)
         lines = _lines(self.facts, "  ") if findings is None else (f"  {_safe(line)}" for line in findings(self))
         return "\n".join([self.title, *lines])
+
+    def __getitem__(self, name: str) -> "xarray.DataArray":
+        """One of its variables, labelled so that people can read it: tokens by their strings, sites by their names.
+
+        >>> import xarray
+        >>> strings = {"site": ["layer.0"], "string": ("token", ["The", " cat"])}
+        >>> norms = xarray.Dataset({"norm": (("site", "token"), [[1.0, 2.5]])}, strings)
+        >>> float(Result("profile", norms, {}, {})["norm"].sel(site="layer.0", token=" cat"))
+        2.5
+        """
+        if name not in self.data:
+            names = [str(known) for known in self.data]
+            near = get_close_matches(str(name), names, 1)
+            remedy = f"Did you mean {near[0]!r}?" if near else "Choose one of these."
+            raise StatesError(f"No {shown(name)} in the {self.title}", f"it has {', '.join(names) or 'none'}", remedy)
+        variable = self.data[name]
+        strings = {str(dim): self._strings(str(dim)) for dim in variable.dims if str(dim).endswith("token")}
+        return variable.assign_coords({dim: (dim, found) for dim, found in strings.items() if found is not None})
+
+    def _strings(self, dim: str) -> "np.ndarray[Any, Any] | None":
+        """The strings of the tokens along a dimension; those of a map are the same at both ends, and kept once."""
+        own = [name for name in (f"{dim.removesuffix('token')}string", "string") if name in self.data.coords]
+        found = self.data[own[0]].to_numpy() if own else None
+        return found if found is not None and found.shape == (self.data.sizes[dim],) else None
+
+    def __iter__(self) -> Iterator[str]:
+        return map(str, self.data)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.data
+
+    def to_pandas(self, name: str = "") -> "pandas.DataFrame":
+        """A variable as a table, sites down and tokens across; or without a name, all that belong to the same things.
+
+        Without a name there is a row for each site and token (or whatever the first variable runs over), and a column
+        for each variable that runs over the same.
+
+        >>> import xarray
+        >>> strings = {"site": ["layer.0"], "string": ("token", ["The", " cat"])}
+        >>> norms = xarray.Dataset({"norm": (("site", "token"), [[1.0, 2.5]])}, strings)
+        >>> print(Result("profile", norms, {}, {}).to_pandas("norm"))  # doctest: +NORMALIZE_WHITESPACE
+        token    The   cat
+        site
+        layer.0  1.0   2.5
+        """
+        import pandas
+
+        dims = self._first.dims
+        columns = {one: self[one] for one in ([name] if name else self) if name or self.data[one].dims == dims}
+        first = next(iter(columns.values()))
+        if name and first.ndim == 2:
+            rows, across = (pandas.Index(first[dim].values, name=dim) for dim in first.dims)
+            return pandas.DataFrame(first.values, rows, across)
+        labels = [first[dim].values for dim in first.dims]
+        values = {one: variable.values.ravel() for one, variable in columns.items()}
+        if first.ndim > 1:
+            return pandas.DataFrame(values, pandas.MultiIndex.from_product(labels, names=list(first.dims)))
+        return pandas.DataFrame(values, pandas.Index(labels[0], name=first.dims[0]) if labels else None)
+
+    @property
+    def _first(self) -> "xarray.DataArray":
+        """The first variable, which says what the others belong to."""
+        if not len(self.data):
+            raise StatesError(f"A table of the {self.title}", "it has no variables", "Read its facts.")
+        return self.data[next(iter(self.data))]
 
     def equals(self, other: "Result") -> bool:
         """Whether everything is the same: kind, facts, source, and the data with its dtypes and attributes."""

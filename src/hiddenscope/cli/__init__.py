@@ -29,8 +29,12 @@ class CommandGroup(NamedTuple):
     example: str
 
 
+ON_DISK = CommandGroup("States of a whole corpus, on disk", ("extract", "store"), "")
+
+
 def _of_group(group: Group, example: str, *more: str) -> CommandGroup:
-    return CommandGroup(GROUPS[group], (*more, *(one.word for one in ANALYSES if one.group == group)), example)
+    words = (one.word for one in ANALYSES if one.group == group and one.word not in ON_DISK.words)
+    return CommandGroup(GROUPS[group], (*more, *words), example)
 
 
 CONTRAST = '"The capital of France is" "The capital of Germany is" --answer " Paris" --other " Berlin"'
@@ -40,7 +44,7 @@ COMMAND_GROUPS = (
     _of_group("explain", 'lens "The capital of France is"'),
     _of_group("change", f"patch {CONTRAST}"),
     _of_group("represent", 'search cities-complete "The CN Tower" -k 3'),
-    CommandGroup("States of a whole corpus, on disk", ("extract", "store"), ""),
+    ON_DISK,
 )
 
 
