@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import hiddenscope as hs
 from hiddenscope import cli
 from hiddenscope.errors import NotFinite, StatesError, TextError, UnknownModel
-from hiddenscope.views import Panels, views_of
+from hiddenscope.views import Panels, sections_of, views_of
 
 TEXTS = ["The cat sat on the mat.", "A dog", "There is nothing in the house.", "The end."] * 3
 
@@ -56,6 +56,16 @@ def test_what_belongs_to_none_is_noise() -> None:
         nothing.facts["cluster_count"] == 0 or nothing.data["stability"].values.min() < 0.75
     )  # what is not there is not firm
     assert nothing.facts["noise"] == int((nothing.data["cluster_of"] < 0).sum())
+
+
+def test_each_cluster_has_a_list_of_its_typical_texts(tiny: Callable[..., hs.Model]) -> None:
+    found = hs.cluster(tiny("llama"), [f"{'the cat' if k % 2 else 'on or of'} number {k}" for k in range(24)])
+    (section,) = sections_of(found)
+    clusters = found.facts["clusters"]
+    assert clusters and len(section.tables) == len(clusters)
+    for cluster, table in zip(clusters, section.tables, strict=True):
+        assert [text for (text,) in table.rows] == cluster["typical"]
+        assert table.title.startswith(f"Cluster {cluster['cluster']}: {cluster['size']} texts")
 
 
 def test_points_of_no_cluster_are_grey() -> None:

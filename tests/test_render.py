@@ -64,8 +64,8 @@ def test_an_analysis_brings_the_views_along() -> None:
 def test_a_page_tells_the_facts_and_holds_no_markup_of_theirs() -> None:
     told = page(result())
     assert "<h1>Sizes of toy</h1>" in told
-    assert "<li>where: site final</li>" in told
-    assert "<li>text: &lt;b&gt;</li>" in told
+    assert "<td>where</td><td>site final</td>" in told
+    assert "<td>text</td><td>&lt;b&gt;</td>" in told
     assert told.count("</script>") == 2
 
 

@@ -14,6 +14,7 @@ from hiddenscope.errors import NotFinite, SiteError, StatesError, TextError
 from hiddenscope.sites import Site
 from hiddenscope.vectors import collection, nearest
 from hiddenscope.vectors.nearest import Nearest
+from hiddenscope.views import Lines, sections_of
 from hiddenscope.views.kinds.search import views
 
 TEXTS = ["The cat sat on the mat.", "A dog", "There is nothing in the house.", "The end.", "A dog", "Where is it?"]
@@ -242,6 +243,14 @@ def test_it_is_shown_and_kept(tiny: Callable[..., hs.Model], queries: int, tmp_p
     assert (tmp_path / "found.html").stat().st_size > 10_000
     assert [type(view).__name__ for view in views(found)] == ["Grid", "Lines"]
     assert next(views(found)).title.startswith("Nearest to")
+    (section,) = sections_of(found)
+    assert len(section.tables) == queries and all(isinstance(view, Lines) for view in section.views)
+    for number, table in enumerate(section.tables):
+        here = found.data.isel(query=number)
+        assert table.columns == ("rank", "cosine", "text")
+        assert [row[2] for row in table.rows] == here["string"].values.tolist(), "texts in full"
+        assert [row[1] for row in table.rows] == here["score"].values.tolist()
+    assert (tmp_path / "found.html").read_text("utf-8").count('<figure class="listing">') == queries
     found.save(tmp_path / "found.json")
     assert hs.Result.load(tmp_path / "found.json").equals(found)
     hs.search(ONE, ONE[:queries], 2).save(tmp_path / "numbers.png")

@@ -15,7 +15,6 @@ import hiddenscope as hs
 from hiddenscope import texts
 from hiddenscope.cli import app
 from hiddenscope.errors import Error, NotFinite, PassError, SiteError, StatesError, TextError
-from hiddenscope.results import in_words
 from hiddenscope.testing import tiny_model, tiny_tokenizer
 from hiddenscope.views import sections_of, views_of
 from hiddenscope.views.values import Grid, Lines
@@ -520,7 +519,13 @@ def test_it_is_shown_and_told(tiny: Tiny) -> None:
     told = " ".join(section.prose for section in sections)
     assert f"{best['perplexity_change']:+.1%}" in told
     here = result.data.sel(site=best["site"], strength=best["strength"])
-    assert all(in_words(text) in told for text in here["written"].values.tolist())
+    answers, written = sections[0].tables
+    assert answers.columns[2:4] == ("probability before", "after")
+    assert (best["probability_before"], best["probability"]) in [row[2:4] for row in answers.rows]
+    assert written.columns == ("prompt", "before", "after")
+    columns = (here["prompt"], here["written_before"], here["written"])
+    rows = zip(*(column.values.tolist() for column in columns), strict=True)
+    assert written.rows == tuple(tuple(str(cell).strip() for cell in row) for row in rows)
     assert sum(len(section.views) for section in sections) == 5
 
 

@@ -43,6 +43,14 @@ def test_a_page_fits_a_telephone_and_can_be_read(run: Callable[[], hs.Result], t
     telephone.wait_for_selector("html[data-ready=true]", state="attached")
     assert telephone.evaluate(WIDER, TELEPHONE["width"]) == []
     assert telephone.evaluate("document.scrollingElement.scrollWidth") <= TELEPHONE["width"]
+    headings = telephone.locator("h2").all_inner_texts()
+    assert "Facts" not in headings and not any("{'" in text for text in telephone.locator(".prose").all_inner_texts())
+    for view in telephone.locator("section.grid, section.lines").all():
+        before, canvas = view.locator(".readout").inner_text(), view.locator("canvas.front")
+        box = canvas.bounding_box()
+        assert box
+        canvas.tap(position={"x": 0.7 * box["width"], "y": 0.4 * box["height"]})
+        assert view.locator(".readout").inner_text() != before, "a finger reads out"
     for scheme in ("light", "dark"):
         telephone.emulate_media(color_scheme=scheme)
         telephone.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")

@@ -16,6 +16,7 @@ from scenes import comparison, hostile, influence, lines, norms, panels, visibil
 from hiddenscope.errors import StatesError
 from hiddenscope.views import Grid, Lines, Measure, Panels, Series, View, Words, pack, unpack
 from hiddenscope.views.payload import rounded
+from hiddenscope.views.values import Listing
 
 TEXT = st.text(st.characters(), max_size=8)
 FLOATS = st.floats(width=32)
@@ -139,6 +140,7 @@ SITES = ("layer.0",)
         (lambda: Series("s", [1.0], low=[1.0]), "one side"),
         (lambda: Lines("l", SITES, (Series("s", [1.0, 2.0]),)), r"\[1\]"),
         (lambda: Lines("l", SITES, ()), "none"),
+        (lambda: Listing("t", ("a", "b"), (("c",),)), "a cell for each column"),
     ],
 )
 def test_what_cannot_be_drawn_is_an_error(make: Any, says: str) -> None:

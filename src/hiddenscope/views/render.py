@@ -20,7 +20,7 @@ from hiddenscope.views.figures import Format, figure, image
 from hiddenscope.views.kinds import KINDS, sections_of, views_of
 from hiddenscope.views.page import frame
 from hiddenscope.views.story import told, unfolded
-from hiddenscope.views.values import Grid, View
+from hiddenscope.views.values import Grid, Listing, View
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -39,10 +39,11 @@ def page(result: Result, docs: str = "") -> str:
     sections = [*unfolded(sections_of(result))]
     if result.kind in KINDS:
         sections[-1] = replace(sections[-1], docs=result.kind)
+    if result.kind not in FINDINGS and result.facts:
+        sections[0] = replace(sections[0], tables=(_table(result.facts), *sections[0].tables))
     opening = "\n".join(findings if len(findings) <= LEADING + 1 else findings[:LEADING])
     parts = {
         "More findings": findings[LEADING:] if len(findings) > LEADING + 1 else [],
-        "Facts": [] if result.kind in FINDINGS else _items(result.facts),
         "Where it comes from": _items({key: result.source.get(key) for key in ORIGIN}),
     }
     closing = "\n\n".join(f"# {name}\n\n" + "\n".join(lines) for name, lines in parts.items() if lines)
@@ -84,6 +85,12 @@ def _docs_from(path: str | os.PathLike[str]) -> str:
 def _findings(result: Result) -> list[str]:
     findings = FINDINGS.get(result.kind)
     return [f"- {sentence}".replace("\n", " ") for sentence in findings(result)] if findings else []
+
+
+def _table(facts: Facts) -> Listing:
+    """The facts of a kind that has no sentences for them, with names as a person reads them."""
+    pairs = (line.removeprefix("- ").split(": ", 1) for line in _items(facts))
+    return Listing("What was found", ("name", "value"), tuple((key.replace("_", " "), value) for key, value in pairs))
 
 
 def _items(facts: Facts) -> list[str]:

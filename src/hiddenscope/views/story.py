@@ -9,6 +9,7 @@ True
 
 from collections.abc import Iterator, Sequence
 
+from hiddenscope.views.listing import listed
 from hiddenscope.views.page import assembled, blocks, inline, paragraphs, placed, plain
 from hiddenscope.views.terms import explained, words_on
 from hiddenscope.views.values import Section, View
@@ -85,10 +86,12 @@ def _docs(section: Section, docs: str) -> str:
 def _placed(section: Section, views: list[View]) -> str:
     start = len(views)
     views += section.views
-    return "".join(placed(view, place) for place, view in enumerate(section.views, start))
+    places = (placed(view, place) for place, view in enumerate(section.views, start))
+    return "".join([listed(section.tables), *places])
 
 
 def unfolded(sections: Sequence[Section]) -> Iterator[Section]:
     """The sections of a page about one result, where the findings stand above all of them and nothing is folded."""
     for section in sections:
-        yield Section(section.title if section.reading else "", "", section.views, section.reading)
+        title = section.title if section.reading else ""
+        yield Section(title, "", section.views, section.reading, tables=section.tables)

@@ -274,12 +274,32 @@ View: TypeAlias = Grid | Panels | Lines
 
 
 @dataclass(frozen=True)
+class Listing:
+    """Texts and numbers that a page shows as a table, or as a list where there is one column.
+
+    The numbers of the column `bar` have bars too; a full one is `most`, or the largest of them.
+    """
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str | float, ...], ...]
+    bar: str = ""
+    most: float = 0.0
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        if any(len(row) != len(self.columns) for row in self.rows):
+            reason = f"there are rows of other lengths than {len(self.columns)}"
+            raise StatesError(f"The list {self.title!r}", reason, "Give a cell for each column.")
+
+
+@dataclass(frozen=True)
 class Section:
     """A part of a page: its title, what was found, and the views that show it.
 
     `reading` says in a sentence or two what the views show and how their numbers are defined. `prose` is the findings,
     as paragraphs that `document` takes. A `folded` section stands behind "More" beneath the one before it. `docs` is
-    the word of the docs page that says more.
+    the word of the docs page that says more. `tables` stand above the views.
     """
 
     title: str
@@ -288,6 +308,7 @@ class Section:
     reading: str = ""
     folded: bool = False
     docs: str = ""
+    tables: tuple[Listing, ...] = ()
 
 
 def floats(numbers: ArrayLike, name: str, dims: int) -> Floats:

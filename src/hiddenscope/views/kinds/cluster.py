@@ -7,9 +7,10 @@ import numpy as np
 
 from hiddenscope.results import Result, Table
 from hiddenscope.views.drawing import quoted
-from hiddenscope.views.values import Lines, Panels, Section, Series, View
+from hiddenscope.views.values import Lines, Listing, Panels, Section, Series, View
 
 NAMED, SHORT, MOST = 7, 40, 5_000  # with the other clusters, as many as there are colours
+LISTED = 24
 OTHERS = "other clusters"
 UNTESTED = "HDBSCAN finds clusters in noise too: whether these are more than that was not tested."
 NOISE = "no cluster"
@@ -80,8 +81,25 @@ def findings(result: Result) -> Iterator[str]:
 
 
 def sections(result: Result) -> Iterator[Section]:
-    """The findings, with the views."""
-    yield Section("What belongs together", " ".join(findings(result)), tuple(views(result)))
+    """The texts that are most typical of each cluster, and the views."""
+    unit = result.facts["unit"]
+    reading = (
+        f"Every cluster has a list of the {unit}s most typical of it, the most typical first. In the picture every "
+        f"point is a {unit}, coloured by its cluster, and grey if it is in none. How stable a cluster is, is the share "
+        "of it that comes back when a fifth of all is left out."
+    )
+    shown, lists = tuple(views(result)), tuple(_lists(result))
+    yield Section("What belongs together", " ".join(findings(result)), shown, reading, tables=lists)
+
+
+def _lists(result: Result) -> Iterator[Listing]:
+    """The most typical texts of each cluster."""
+    unit = result.facts["unit"]
+    for cluster in result.facts["clusters"][:LISTED]:
+        if texts := cluster.get("typical"):
+            share = f"{cluster['stability']:.0%} stable"
+            title = f"Cluster {cluster['cluster']}: {cluster['size']:,} {unit}s, {share}"
+            yield Listing(title, (unit,), tuple((str(text).strip() or repr(text),) for text in texts))
 
 
 def tables(result: Result) -> Iterator[Table]:

@@ -7,9 +7,10 @@ import numpy as np
 
 from hiddenscope.results import Result, Table
 from hiddenscope.views.drawing import quoted
-from hiddenscope.views.values import Grid, Lines, Measure, Section, Series, View, Words
+from hiddenscope.views.values import Grid, Lines, Listing, Measure, Section, Series, View, Words
 
 QUERIES, RANKS, CURVES = 40, 20, 8
+LISTED = 100  # of the nearest to one query
 SEPARATE = 4  # up to so many queries get a picture each, in which a text has room
 SHORT = 60
 
@@ -93,8 +94,36 @@ def _score(nearness: str) -> str:
 
 
 def sections(result: Result) -> Iterator[Section]:
-    """The findings, with the views."""
-    yield Section("What is nearest", " ".join(findings(result)), tuple(views(result)))
+    """A list of the nearest to each query with their scores; then how nearness falls off."""
+    facts = result.facts
+    reading = (
+        f"There is a list for every query: the rank of a {facts['unit']}, the {_score(facts['nearness'])} of its "
+        "vector and the query's, which is also the length of the bar, and the text itself."
+    )
+    lines = tuple(view for view in views(result) if isinstance(view, Lines))
+    yield Section("What is nearest", " ".join(findings(result)), lines, reading, tables=tuple(_lists(result)))
+
+
+def _lists(result: Result) -> Iterator[Listing]:
+    """The nearest to each query: rank, score, and the text in full."""
+    data = result.data.isel(query=slice(QUERIES), rank=slice(LISTED))
+    name, unit = _score(result.facts["nearness"]), str(result.facts["unit"])
+    most = float(np.abs(data["score"].to_numpy()).max(initial=0.0))
+    cut = [f"The first {data.sizes[dim]} of {size}." if size > data.sizes[dim] else "" for dim, size in
+           (("query", result.data.sizes["query"]), ("rank", result.data.sizes["rank"]))]  # fmt: skip
+    for number, query in enumerate(_different([_short(one) for one in data["query"].to_numpy()])):
+        here = data.isel(query=number)
+        scores, ranks = here["score"].to_numpy().tolist(), here["rank"].to_numpy().tolist()
+        rows = tuple(zip(ranks, scores, _texts(here), strict=True))
+        note = " ".join(filter(None, [cut[1], cut[0] if number == data.sizes["query"] - 1 else ""]))
+        yield Listing(f"Nearest to “{query}”", ("rank", name, unit), rows, name, most, note)
+
+
+def _texts(data: Any) -> list[str]:
+    """The nearest to one query in full: a text, a token with its place, or a number."""
+    if "position" in data or "string" not in data:
+        return _names(data)
+    return [str(string) for string in data["string"].to_numpy()]
 
 
 def tables(result: Result) -> Iterator[Table]:

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from hiddenscope.results import Facts, Result, Table
 from hiddenscope.views.drawing import labels, quoted
-from hiddenscope.views.values import Grid, Lines, Measure, Scale, Section, Series, View
+from hiddenscope.views.values import Grid, Lines, Listing, Measure, Scale, Section, Series, View
 
 if TYPE_CHECKING:
     import xarray
@@ -51,12 +51,14 @@ def sections(result: Result) -> Iterator[Section]:
     shown, facts = tuple(views(result)), result.facts
     grids, lines = (tuple(view for view in shown if isinstance(view, kind)) for kind in (Grid, Lines))
     opening = f"{_direction(facts)}\n\n{_quality(facts)} {_best(facts)}"
-    texts = "\n".join(_texts(result))
+    tables = (*_before_and_after(result), *_texts(result))
+    reading = (
+        "Each table compares the model unchanged with the model steered. The perplexity is that of other texts under "
+        "the same change: where it rises, the model predicts them less well."
+    )
+    yield Section("What the model answers, steered", opening, grids or lines, reading, tables=tables)
     if grids:
-        yield Section("What the model answers, steered", opening, grids)
-        yield Section("What it answers and what it costs", texts or "Probabilities, and the perplexity.", lines)
-    else:
-        yield Section("What the model answers, steered", f"{opening}\n\n{texts}".strip(), lines)
+        yield Section("What it answers and what it costs", "Probabilities, and the perplexity.", lines)
 
 
 def tables(result: Result) -> Iterator[Table]:
@@ -149,16 +151,37 @@ def _extremes(answer: Facts, facts: Facts) -> Iterator[str]:
             yield f"{_name(answer['answer'])} is {name} at {setting['site']}{strength}: {_moved(setting)}."
 
 
-def _texts(result: Result) -> Iterator[str]:
+def _before_and_after(result: Result) -> Iterator[Listing]:
+    """Each answer, how low and how high it can be brought without much harm, and what that costs."""
+    facts = result.facts
+    rows = []
+    for answer in facts["answers"]:
+        for setting in (answer["lowest"], answer["highest"]):
+            if setting:
+                where = f"{setting['site']}, {_change(result, setting['strength'])}"
+                before, after = (float(setting[key]) for key in ("probability_before", "probability"))
+                cost = _percent(setting["perplexity_change"])
+                rows.append((_name(answer["answer"]), where, before, after, cost))
+    if rows:
+        within = f"{facts['quality']['within']:.0%}"
+        columns = ("answer", "where", "probability before", "after", "change of perplexity")
+        note = f"The lowest and the highest of the settings that change the perplexity by at most {within}."
+        yield Listing("Answers before and after", columns, tuple(rows), note=note)
+
+
+def _texts(result: Result) -> Iterator[Listing]:
     """Each prompt with what was written after it, before and after."""
     if "written" not in result.data:
         return
     site, strength = _setting(result)
-    yield f"What the model writes after each prompt, unchanged and {_change(result, strength)} at {site}:\n"
     here = result.data.sel(site=site, strength=strength)
     columns = (here["prompt"], here["written_before"], here["written"])
-    for prompt, before, after in zip(*(column.to_numpy().tolist() for column in columns), strict=True):
-        yield f"- {quoted(prompt)}: unchanged {quoted(before)}; steered {quoted(after)}"
+    rows = tuple(
+        tuple(str(cell).strip() for cell in row)
+        for row in zip(*(column.to_numpy().tolist() for column in columns), strict=True)
+    )
+    title = f"What the model writes, unchanged and steered at {site} {_change(result, strength)}"
+    yield Listing(title, ("prompt", "before", "after"), rows)
 
 
 def _setting(result: Result) -> tuple[str, float]:
