@@ -1,4 +1,4 @@
-"""Progress on stderr, for everything that takes long.
+"""Progress, for everything that takes long: on stderr, or where a program wants it.
 
 On a terminal there is one line that says what is being done, with a spinner and the seconds so far, or a bar. Where
 stderr goes to a file, each step is a plain line, and only if progress was asked for.
@@ -20,6 +20,7 @@ STEP = 0.1  # seconds between two pictures of the spinner
 ERASE, SHOW_CURSOR = "\r\x1b[2K", "\x1b[?25h"
 
 _shown: bool | None = None
+_sink: "Callable[[str, float, float | None], None] | None" = None
 
 
 def show(choice: bool | None) -> None:
@@ -28,9 +29,28 @@ def show(choice: bool | None) -> None:
     _shown = choice
 
 
+@contextmanager
+def sent_to(sink: Callable[[str, float, float | None], None]) -> Iterator[None]:
+    """Call `sink(what, done, total)` as work goes on, in place of bars on stderr; a note is something of no total.
+
+    >>> with sent_to(print), track("Reading", total=2) as advance:
+    ...     advance(1)
+    Reading 0.0 2
+    Reading 1.0 2
+    """
+    global _sink
+    before, _sink = _sink, sink
+    try:
+        yield
+    finally:
+        _sink = before
+
+
 def note(message: str) -> None:
     """Print one line on stderr, if progress is shown."""
-    if _visible():
+    if _sink is not None:
+        _sink(message, 0.0, None)
+    elif _visible():
         with _line.aside():
             print(message, file=sys.stderr)
 
@@ -38,6 +58,10 @@ def note(message: str) -> None:
 @contextmanager
 def status(what: str) -> Iterator[None]:
     """Say what is being done while the body runs; within another status it takes that one's place."""
+    if _sink is not None:
+        _sink(what, 0.0, None)
+        yield
+        return
     before = _line.message
     _line.say(what if _visible() else "")
     try:
@@ -54,6 +78,9 @@ def clear() -> None:
 @contextmanager
 def track(what: str, total: float | None = None, *, unit: str = "") -> Iterator[Callable[[float], None]]:
     """Show a progress bar while the body runs; the body calls the function it gets with how much was done."""
+    if _sink is not None:
+        yield _told(_sink, what, total)
+        return
     if not _visible() or not _drawable():
         with status(what):
             yield lambda amount: None
@@ -66,6 +93,18 @@ def track(what: str, total: float | None = None, *, unit: str = "") -> Iterator[
     with _line.aside(), Progress(*columns, console=Console(stderr=True), transient=True) as bars:
         task = bars.add_task(what, total=total)
         yield lambda amount: bars.advance(task, amount)
+
+
+def _told(sink: Callable[[str, float, float | None], None], what: str, total: float | None) -> Callable[[float], None]:
+    done = 0.0
+
+    def advance(amount: float) -> None:
+        nonlocal done
+        done += amount
+        sink(what, done, total)
+
+    sink(what, done, total)
+    return advance
 
 
 def _visible() -> bool:
