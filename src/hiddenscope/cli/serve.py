@@ -10,8 +10,17 @@ from typing import Annotated, Any
 
 import typer
 
+from hiddenscope.cli.command import Shared, command, writes
+from hiddenscope.cli.terminal import print_json
+from hiddenscope.errors import LoadError
 
+PORTS = 20  # how many are tried
+
+
+@command
+@writes(unused=("model", "dtype", "out"))
 def serve(
+    shared: Shared,
     host: Annotated[
         str, typer.Option(help="The address to listen on; another than loopback needs --remote.")
     ] = "127.0.0.1",
@@ -20,10 +29,8 @@ def serve(
         Path | None,
         typer.Option(help="Offer models and states in folders below this one.", exists=True, file_okay=False),
     ] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, mps.")] = None,
     remote: Annotated[bool, typer.Option("--remote", help="Allow others on the network, with the token.")] = False,
     open_page: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in a browser.")] = True,
-    debug: Annotated[bool, typer.Option("--debug", help="Show what the worker prints.")] = False,
 ) -> None:
     """Open the workbench: a page in which every question can be asked.
 
@@ -31,15 +38,19 @@ def serve(
     """
     try:
         app: Any = import_module("hiddenscope.app")
-    except ImportError as error:
-        typer.echo(f"The workbench needs {error.name}: pip install 'hiddenscope[app]'.", err=True)
-        raise typer.Exit(2) from None
+    except ModuleNotFoundError as error:
+        reason = f"{error.name} is not installed"
+        raise LoadError("Cannot start the workbench", reason, "Run pip install 'hiddenscope[app]'.") from None
     if not _is_loopback(host) and not remote:
-        typer.echo(f"{host} can be reached from other machines. Add --remote to allow that.", err=True)
-        raise typer.Exit(2)
-    settings = app.Settings(host=host, port=_free(host, port), root=root, device=device, remote=remote, debug=debug)
+        reason = f"{host} can be reached from other machines"
+        raise LoadError("Cannot start the workbench", reason, "Add --remote to allow that.")
+    places = {"host": host, "port": _free(host, port), "root": root, "device": shared.device}
+    settings = app.Settings(**places, remote=remote, debug=shared.debug)
     link = f"{settings.address}?token={settings.token}"
-    typer.echo(f"hiddenscope is at {link}\nPress Ctrl-C to stop.")
+    if shared.json:
+        print_json({"address": settings.address, "token": settings.token, "link": link})
+    else:
+        typer.echo(f"hiddenscope is at {link}\nPress Ctrl-C to stop.")
     server = app.server(settings)
     if open_page:
         threading.Thread(target=_open_when_started, args=(server, link), daemon=True).start()
@@ -48,10 +59,10 @@ def serve(
 
 def _open_when_started(server: Any, link: str) -> None:
     pause = threading.Event()
-    while not server.started:
-        if server.should_exit or pause.wait(0.05):
-            return
-    webbrowser.open(link)
+    while not server.started and not server.should_exit:
+        pause.wait(0.05)
+    if server.started:
+        webbrowser.open(link)
 
 
 def _is_loopback(host: str) -> bool:
@@ -63,7 +74,7 @@ def _is_loopback(host: str) -> bool:
 
 def _free(host: str, port: int) -> int:
     """The port, or the next one that is free."""
-    for candidate in range(port, min(port + 20, 65_536)):
+    for candidate in range(port, min(port + PORTS, 65_536)):
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as trial:
             trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
@@ -71,5 +82,5 @@ def _free(host: str, port: int) -> int:
             except OSError:
                 continue
             return candidate
-    typer.echo(f"No free port from {port} on. Give another with --port.", err=True)
-    raise typer.Exit(2)
+    reason = f"no port from {port} on is free at {host}"
+    raise LoadError("Cannot start the workbench", reason, "Give another with --port.")
