@@ -11,7 +11,7 @@ from hiddenscope.app import SHIPPED, Settings
 from hiddenscope.app.cache import ResultCache, StoredResult, key_of
 from hiddenscope.app.library import Library
 from hiddenscope.app.questions import Models, answer
-from hiddenscope.app.schemas import ModelChoice
+from hiddenscope.app.schemas import REQUESTS, ModelChoice
 
 MODEL = {"name": "smollm2"}
 A, B = "The capital of France is", "The capital of Germany is"
@@ -37,7 +37,8 @@ def main() -> None:
     SHIPPED.mkdir()
     cache, models, library = ResultCache(SHIPPED, 10**8), Models(), Library(Settings(folder=Path("unused")))
     for word, arguments in EXAMPLE:
-        asked = {"analysis": word, "model": MODEL, "arguments": arguments}
+        given = {"analysis": word, "model": MODEL, "arguments": arguments}
+        asked = REQUESTS[word](**given).model_dump(exclude_none=True, mode="json")
         choices = [MODEL, *(value for name, value in arguments.items() if name == "candidate")]
         identities = [library.model_identity(ModelChoice(**choice)) for choice in choices]
         resolved = {name: _loadable(value) if name == "candidate" else value for name, value in arguments.items()}

@@ -1,17 +1,36 @@
 """Tiny models that are loaded once, real ones where they can be had, and a look at what hangs on a module."""
 
 import os
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
 import pytest
 import torch
+from playwright.sync_api import Browser, sync_playwright
 from torch import nn
 
 import hiddenscope as hs
 from hiddenscope.errors import Unreachable
 from hiddenscope.testing import tiny_model, tiny_tokenizer
+
+FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+FLAGS += ["--disable-component-update", "--disable-sync"]
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Browser]:
+    path = os.environ.get("HIDDENSCOPE_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
+    if not path:
+        missing = "there is no Chromium to draw the views in: `make browser` installs it, as root and with apt"
+        if os.environ.get("HIDDENSCOPE_REQUIRE_BROWSER"):
+            pytest.fail(missing)
+        pytest.skip(missing)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=FLAGS)
+        yield browser
+        browser.close()
 
 
 @cache

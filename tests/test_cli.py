@@ -53,9 +53,9 @@ def test_version() -> None:
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_takes_the_shared_options_and_says_what_each_does(name: str) -> None:
     options = {option for parameter in COMMANDS[name].params for option in parameter.opts}
-    place = set() if name in ("models", "store") else {"--device", "--dtype"}
-    model = set() if name == "store" else {"--model", "--out"}
-    assert name == "serve" or {"--json", "--progress", "--debug"} | place | model <= options
+    place = set() if name in ("models", "store", "serve") else {"--device", "--dtype"}
+    model = set() if name in ("store", "serve") else {"--model", "--out"}
+    assert {"--json", "--progress", "--debug"} | place | model <= options
     assert COMMANDS[name].help
     assert all(parameter.help for parameter in COMMANDS[name].params if parameter.name != "help")
 

@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from serving import Bench, running, settings_in
+from pages import Opener, Workbench
+from playwright.sync_api import Browser
+from serving import TOKEN, Bench, running, settings_in
 
 from hiddenscope.testing import tiny_model, tiny_tokenizer
 
@@ -48,3 +50,48 @@ def another(root: Path, tmp_path: Path, _offline: None) -> Callable[..., Any]:
 @pytest.fixture(scope="session")
 def tiny_name(bench: Bench) -> str:
     return bench.folder("models/tiny")
+
+
+@pytest.fixture
+def look(chromium: Browser, bench: Bench) -> Iterator[Opener]:
+    """Open the workbench in a browser. Afterwards: nothing else was asked for, and nothing went wrong."""
+    wrong: list[str] = []
+    contexts = []
+
+    def opened(fragment: str = "", *, at: Bench = bench, expected: tuple[str, ...] = (), **options: Any) -> Workbench:
+        size = {"width": options.pop("width", 1440), "height": options.pop("height", 1000)}
+        context = chromium.new_context(viewport=size, **options)
+        contexts.append(context)
+        context.set_default_timeout(60_000)
+        own = f"http://{at.netloc}/"
+        page = context.new_page()
+
+        def note(words: str) -> None:
+            if not any(one in words for one in expected):
+                wrong.append(words)
+
+        def route(route: Any) -> None:
+            if route.request.url.startswith((own, "data:", "blob:")):
+                route.continue_()
+            else:
+                note(f"a request for {route.request.url[:200]}")
+                route.abort()
+
+        context.route("**/*", route)
+        page.on("console", lambda message: note(message.text) if message.type in ("error", "warning") else None)
+        page.on("pageerror", lambda error: note(str(error)))
+        page.on("dialog", lambda dialog: note(dialog.message))
+        page.goto(f"{own}?token={TOKEN}")
+        assert page.url.split("#")[0] == own
+        shown = Workbench(page)
+        if fragment:
+            page.goto(f"{own}{fragment}")
+            page.reload()
+        shown.until("() => document.documentElement.dataset.ready === 'true'")
+        shown.settle()
+        return shown
+
+    yield opened
+    for context in contexts:
+        context.close()
+    assert wrong == []

@@ -1,34 +1,15 @@
 """A real browser that opens pages from disk, without a network; asking for anything but the page fails the test."""
 
-import os
-import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from looking import Opener, Shown
-from playwright.sync_api import Browser, ConsoleMessage, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage
 
 from hiddenscope.views import View
 from hiddenscope.views.page import document
-
-FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-FLAGS += ["--disable-component-update", "--disable-sync"]
-
-
-@pytest.fixture(scope="session")
-def chromium() -> Iterator[Browser]:
-    path = os.environ.get("HIDDENSCOPE_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
-    if not path:
-        missing = "there is no Chromium to draw the views in: `make browser` installs it, as root and with apt"
-        if os.environ.get("HIDDENSCOPE_REQUIRE_BROWSER"):
-            pytest.fail(missing)
-        pytest.skip(missing)
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=FLAGS)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture

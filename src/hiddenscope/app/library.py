@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import hiddenscope as hs
 from hiddenscope import texts
 from hiddenscope.app.schemas import MOST_CHARACTERS, DatasetAnswer, ModelAnswer, ModelChoice, StoreAnswer
 from hiddenscope.app.settings import Settings
-from hiddenscope.errors import TextError, UnknownModel
+from hiddenscope.errors import Error, TextError, UnknownModel
 from hiddenscope.files import identity, replacing
 from hiddenscope.loading import zoo
 
@@ -128,8 +129,9 @@ class Library:
 
     def stores(self) -> list[StoreAnswer]:
         """States that were kept in files below the root."""
-        found = ((name, path, _states_header(path)) for name, path in self._found(_is_states, "store"))
-        return [_store(name, self._label(path), path, header) for name, path, header in found if header is not None]
+        found = ((name, path) for name, path in self._found(_is_states, "store"))
+        listed = (_store(name, self._label(path), path) for name, path in found)
+        return [one for one in listed if one is not None]
 
     def store_path(self, name: str) -> Path:
         """The file of kept states."""
@@ -234,6 +236,8 @@ def _is_model(path: Path) -> bool:
 
 def _is_states(path: Path) -> bool:
     try:
+        if path.is_dir():
+            return (path / "plan.json").is_file() and (path / "commits").is_dir()
         return path.suffix == ".safetensors" and path.is_file() and _states_header(path) is not None
     except OSError:
         return False
@@ -256,7 +260,13 @@ def _states_header(path: Path) -> dict[str, Any] | None:
         return None
 
 
-def _store(name: str, label: str, path: Path, stacks: dict[str, Any]) -> StoreAnswer:
+def _store(name: str, label: str, path: Path) -> StoreAnswer | None:
+    """What a file of states or a store says of itself; None where it is damaged."""
+    if path.is_dir():
+        return _opened(name, label, path)
+    stacks = _states_header(path)
+    if stacks is None:
+        return None
     first = next(iter(stacks.values()))
     return StoreAnswer(
         name=name,
@@ -267,6 +277,22 @@ def _store(name: str, label: str, path: Path, stacks: dict[str, Any]) -> StoreAn
         texts=int(first["count"]),
         model=str(first["source"].get("model", ""))[:200],
     )
+
+
+def _opened(name: str, label: str, path: Path) -> StoreAnswer | None:
+    try:
+        with hs.open(path) as store:
+            return StoreAnswer(
+                name=name,
+                label=label,
+                bytes=sum(file.stat().st_size for file in (path / "data").iterdir()),
+                sites=[str(site) for site in store.sites][:500],
+                tokens=len(store),
+                texts=len(store.texts),
+                model=str(store.source.model)[:200],
+            )
+    except (OSError, Error):
+        return None
 
 
 def _hub_cache() -> Path:

@@ -164,7 +164,8 @@ def _listed(name: str, value: Any) -> Any:
 
 def _search_store(models: Models, request: Header) -> Result:
     arguments = request["arguments"]
-    states = hs.States.load(arguments["path"])
+    path = Path(arguments["path"])
+    states = hs.open(path) if path.is_dir() else hs.States.load(path)
     model = models.get(request["model"])
     return hs.search(states, (model, arguments["query"]), arguments.get("k", 10), site=arguments.get("site"))
 

@@ -2,6 +2,7 @@
 
 import ipaddress
 import socket
+import sys
 import threading
 import webbrowser
 from importlib import import_module
@@ -51,6 +52,7 @@ def serve(
         print_json({"address": settings.address, "token": settings.token, "link": link})
     else:
         typer.echo(f"hiddenscope is at {link}\nPress Ctrl-C to stop.")
+    sys.stdout.flush()
     server = app.server(settings)
     if open_page:
         threading.Thread(target=_open_when_started, args=(server, link), daemon=True).start()

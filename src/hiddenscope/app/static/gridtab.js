@@ -74,7 +74,7 @@ export class GridTab {
     this.save = element("div", { class: "save" });
     this.explained = element("p", { class: "lead tight" });
     this.stage = element("div", { class: "views" }, [said("Asking …", true)]);
-    this.below = element("div", { class: "views" });
+    this.below = element("div", { class: "views below" });
     this.aside = element("aside", { class: "state", "aria-label": "The chosen state" });
     this.panel = new StatePanel(this.aside, (cell, change) => void this.read(cell, change), {
       choose: (site, token) => this.choose(site, token),
@@ -85,7 +85,7 @@ export class GridTab {
     this.root.replaceChildren(
       element("div", { class: "ask", id: "ask" }, [this.model.root, this.a.root, this.b.root]),
       element("div", { class: "overlays" }, [this.overlays.root, this.extra, this.save]),
-      element("div", { class: "desk" }, [element("div", {}, [this.explained, this.stage, this.below]), this.aside]),
+      element("div", { class: "desk" }, [element("div", { class: "first" }, [this.explained, this.stage]), this.below, this.aside]),
     );
   }
 

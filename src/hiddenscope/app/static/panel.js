@@ -152,11 +152,12 @@ function field(label, input) {
 /** @param {import("./api.js").Prediction[] | string} given */
 function predictions(given) {
   if (typeof given === "string") return element("p", {}, [shownText(given, 400)]);
-  return element("ol", { class: "words" }, given.slice(0, 6).map(({ word, probability }) => element("li", {}, [
-    element("meter", { value: String(probability), max: "1", "aria-hidden": "true" }),
-    element("bdi", {}, [shownToken(word, 24)]),
-    element("span", {}, [probability >= 0.0005 ? probability.toFixed(3) : probability.toExponential(1)]),
-  ])));
+  return element("ol", { class: "words" }, given.slice(0, 6).map(({ word, probability }) => {
+    const shown = probability >= 0.0005 ? probability.toFixed(3) : probability.toExponential(1);
+    const item = element("li", {}, [element("bdi", {}, [shownToken(word, 24)]), element("span", {}, [shown])]);
+    item.style.setProperty("--share", `${100 * probability}%`);
+    return item;
+  }));
 }
 
 /**

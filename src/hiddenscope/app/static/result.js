@@ -57,7 +57,15 @@ export function showViews(parent, views, first) {
 
 /** @param {string[]} findings */
 export function findingsShown(findings) {
-  return element("ul", { class: "findings" }, findings.map((sentence) => element("li", {}, [shownText(sentence, 2000)])));
+  return element("ul", { class: "findings" }, findings.map((sentence) => element("li", {}, inline(sentence))));
+}
+
+/**
+ * A sentence in which words between backticks are code.
+ * @param {string} sentence
+ */
+function inline(sentence) {
+  return shownText(sentence, 2000).split("`").map((part, i) => (i % 2 ? element("code", {}, [part]) : part));
 }
 
 /**
@@ -66,7 +74,7 @@ export function findingsShown(findings) {
  * @param {boolean} [quiet]
  */
 export function said(sentence, quiet = false) {
-  return element("p", quiet ? { class: "say quiet" } : { class: "say", role: "alert" }, [shownText(sentence, 2000)]);
+  return element("p", quiet ? { class: "say quiet" } : { class: "say", role: "alert" }, inline(sentence));
 }
 
 /**

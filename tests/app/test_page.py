@@ -1,0 +1,239 @@
+"""The page in a real browser: overlays, cells, tabs, links, files, keys and errors, on a tiny model."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import pytest
+from pages import Opener, Workbench, fragment
+from serving import Bench
+
+A, B = "The rest is here", "The best is here"
+AXE = Path(__file__).parents[2] / "node_modules" / "axe-core" / "axe.min.js"
+OVERLAYS = {
+    "Norm": "The norm of every state",
+    "Difference to B": "against",
+    "Lens": "What each layer of",
+    "Visibility": "Which states of",
+    "Patch": "preference for",
+    "Drift": "The error of",
+}
+
+
+@pytest.fixture
+def here(tiny_name: str, bench: Bench) -> dict[str, str]:
+    """What an address has for the tiny model."""
+    second = bench.folder("models/other")
+    more = {"answer": "s", "other": "t", "second": second, "seconddtype": "as it is"}
+    return {"model": tiny_name, "a": A, "b": B, "overlay": "norm", **more}
+
+
+def test_a_first_visit_shows_a_worked_example_without_any_model(look: Opener, another: Any) -> None:
+    """Every overlay of the example, and changes of its state, come with the package: no worker is ever started."""
+    with another() as fresh:
+        shown = look(at=fresh)
+        shown.heading("What each layer of smollm2")
+        shown.until("() => (document.querySelector('aside.state h2')?.textContent ?? '').startsWith('layer.24')")
+        shown.keep("workbench-light")
+        for label, words in OVERLAYS.items():
+            shown.overlay(label)
+            shown.heading(words)
+        for act, said in (("Ablate", "Ablated"), ("Patch from text B", "Patched")):
+            shown.page.get_by_role("button", name=act, exact=True).click()
+            shown.panel.get_by_role("heading", name=said).wait_for()
+        assert fresh.worker.pid is None
+
+
+def test_the_tour_has_three_steps_and_stays_away_once_dismissed(look: Opener, here: dict[str, str]) -> None:
+    shown = look(fragment(**here))
+    tour = shown.page.get_by_label("A short tour")
+    for step in ("1 of 3", "2 of 3", "3 of 3"):
+        assert step in tour.inner_text()
+        tour.get_by_role("button", name="Done" if step == "3 of 3" else "Next").click()
+    assert tour.count() == 0
+    shown.page.reload()
+    shown.heading("The norm")
+    assert tour.count() == 0
+
+
+def test_every_overlay_paints_the_same_grid_and_the_address_holds_it(look: Opener, here: dict[str, str]) -> None:
+    shown = look(fragment(**here))
+    shown.heading("The norm")
+    for label, words in OVERLAYS.items():
+        shown.overlay(label)
+        shown.heading(words)
+        assert shown.page.locator(".grid canvas.front").count() == 1
+        again = look(unquote(shown.fragment).replace(" ", "+"))
+        again.heading(words)
+        assert again.page.get_by_role("radio", name=label, exact=True).is_checked()
+
+
+def test_typing_changes_the_grid_and_the_address(look: Opener, here: dict[str, str]) -> None:
+    shown = look(fragment(**here))
+    shown.heading("The norm")
+    shown.page.get_by_label("Text A").fill("Another text that is longer")
+    shown.until("() => document.querySelector('.grid .window')?.getAttribute('aria-label')?.includes('21 tokens')")
+    assert "Another+text" in shown.fragment
+    shown.page.get_by_label("Text A").fill(" ")
+    shown.page.get_by_text("Type a text to see its states.").wait_for()
+
+
+def test_a_cell_is_chosen_by_mouse_and_by_keys_and_changed(look: Opener, here: dict[str, str]) -> None:
+    shown = look(fragment(**here))
+    shown.heading("The norm")
+    assert "Choose a cell" in shown.panel.inner_text()
+    shown.choose(200, 40)
+    shown.panel.get_by_text("Nearest states").wait_for()
+    first = shown.panel.locator("h2").inner_text()
+    assert "0.pin=" in shown.fragment
+    shown.page.locator(".grid .stage").focus()
+    for key in ("ArrowRight", "ArrowDown", "Enter"):
+        shown.page.keyboard.press(key)
+    shown.until(f"() => document.querySelector('aside.state h2')?.textContent !== {first!r}")
+    shown.panel.get_by_text("Nearest states").wait_for()
+    for act, said in (("Ablate", "Ablated"), ("Patch from text B", "Patched")):
+        shown.panel.get_by_role("button", name=act, exact=True).click()
+        shown.panel.get_by_role("heading", name=said).wait_for()
+    shown.panel.get_by_text("Steer along a direction").click()
+    shown.panel.get_by_role("button", name="Steer", exact=True).click()
+    shown.panel.get_by_role("heading", name="Steered").wait_for()
+    shown.panel.locator(".words button").first.click()
+    shown.panel.get_by_role("button", name="Show on the grid").click()
+    shown.heading("Which states of")
+    shown.panel.get_by_text("Sees most").wait_for()
+    shown.page.locator(".grid .stage").focus()
+    shown.page.keyboard.press("Escape")
+    shown.panel.get_by_text("Choose a cell").wait_for()
+
+
+def saved(shown: Workbench, label: str) -> bytes:
+    shown.page.get_by_role("button", name="Save ▾").first.click()
+    with shown.page.expect_download() as waiting:
+        shown.page.get_by_role("link", name=label).click()
+    return Path(waiting.value.path()).read_bytes()
+
+
+def test_a_view_is_saved_as_files_and_as_code(look: Opener, here: dict[str, str]) -> None:
+    shown = look(fragment(**here | {"overlay": "lens"}))
+    shown.heading("What each layer")
+    assert saved(shown, "(HTML)").startswith(b"<!doctype html>")
+    assert saved(shown, "(PNG)").startswith(b"\x89PNG")
+    assert b"<svg" in saved(shown, "(SVG)")
+    assert b"probability" in saved(shown, "(CSV)")
+    for name, words in (("As Python", "hs.lens(model, "), ("As command", "hiddenscope lens --model")):
+        shown.page.get_by_role("button", name="Save ▾").first.click()
+        shown.page.get_by_role("button", name=name).click()
+        assert words in shown.page.locator("dialog pre").inner_text()
+        shown.page.keyboard.press("Escape")
+
+
+def test_errors_are_sentences_and_the_next_question_works(look: Opener, here: dict[str, str]) -> None:
+    shown = look(fragment(**here))
+    shown.heading("The norm")
+    shown.page.get_by_label("Model").fill("no-such/model")
+    shown.page.get_by_label("Model").press("Enter")
+    shown.page.get_by_role("alert").get_by_text("no-such/model").wait_for()
+    shown.page.get_by_label("Model").fill("models/tiny")
+    shown.page.get_by_label("Model").press("Enter")
+    shown.heading("The norm")
+
+
+def test_a_model_name_that_is_refused_says_so(look: Opener, here: dict[str, str]) -> None:
+    shown = look(fragment(**here), expected=("422",))
+    shown.heading("The norm")
+    shown.page.get_by_label("Model").fill("../../etc/passwd")
+    shown.page.get_by_label("Model").press("Enter")
+    shown.page.get_by_role("alert").get_by_text("cannot be understood").wait_for()
+
+
+def test_a_long_question_shows_progress_and_can_be_cancelled(look: Opener, here: dict[str, str]) -> None:
+    given = {"text": ["a b c d e f g h i j k l m n o p q r s t"], "influence": "frobenius", "probes": 77_777}
+    shown = look(fragment(tab="ask", word="visibility", model=here["model"], q=json.dumps(given)))
+    cancel = shown.page.get_by_role("button", name="Cancel")
+    cancel.wait_for()
+    assert "visibility" in shown.page.locator("#status").inner_text()
+    cancel.click()
+    shown.page.get_by_text("Cancelled.").wait_for()
+    shown.page.get_by_role("link", name="Grid", exact=True).click()
+    shown.heading("The norm" if "overlay=norm" in shown.fragment else "What each layer")
+
+
+def test_datasets_are_uploaded_and_looked_at(look: Opener, here: dict[str, str], tmp_path: Path) -> None:
+    shown = look(fragment(tab="data", model=here["model"]))
+    file = tmp_path / "mine.csv"
+    file.write_text(
+        "text,label\n" + "".join(f"the {word} is,{word[0]}\n" for word in ("rest", "test", "real", "take") * 3)
+    )
+    shown.page.get_by_label("Upload a dataset").set_input_files(file)
+    card = shown.page.get_by_role("button", name="mine.csv")
+    card.wait_for()
+    assert card.get_attribute("aria-pressed") == "true"
+    shown.page.get_by_label("Method").select_option("pca")
+    shown.page.get_by_role("button", name="Ask", exact=True).click()
+    shown.page.locator(".panels canvas").first.wait_for()
+    shown.keep("workbench-datasets")
+    shown.page.get_by_role("radio", name="Read the labels").check()
+    shown.page.get_by_role("button", name="Ask", exact=True).click()
+    shown.page.locator(".lines canvas").first.wait_for()
+    file.write_bytes(b"\x00\x01")
+    shown.page.get_by_label("Upload a dataset").set_input_files(tmp_path / "mine.csv")
+
+
+def test_kept_states_are_opened_and_searched(look: Opener, here: dict[str, str], root: Path) -> None:
+    import hiddenscope as hs
+
+    hs.load(root / "models" / "tiny").capture(["The rest.", "Another one."]).save(root / "kept.safetensors")
+    shown = look(fragment(tab="stores", model=here["model"]))
+    shown.page.get_by_role("button", name="kept.safetensors").click()
+    shown.page.get_by_label("The model that they were made with").fill("models/tiny")
+    shown.page.get_by_label("Query").fill("The rest.")
+    shown.page.get_by_role("button", name="Search").click()
+    shown.page.locator(".findings li").first.wait_for()
+
+
+def test_drift_of_two_models_has_a_tab(look: Opener, here: dict[str, str]) -> None:
+    shown = look(fragment(tab="drift", model=here["model"]))
+    shown.page.get_by_label("Candidate").fill("models/other")
+    shown.page.get_by_label("Texts").fill(A)
+    shown.page.get_by_role("button", name="Ask", exact=True).click()
+    shown.page.locator(".grid canvas.front").wait_for()
+    assert "drift" in shown.page.locator("h2.part").nth(1).inner_text()
+
+
+def test_a_form_that_is_not_filled_in_says_what_is_missing(look: Opener, here: dict[str, str]) -> None:
+    shown = look(fragment(tab="ask", model=here["model"]))
+    shown.page.get_by_role("button", name="steer").click()
+    shown.page.get_by_role("button", name="Ask", exact=True).click()
+    shown.page.get_by_text("Fill in prompts first.").wait_for()
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (1440, "light"), (1920, "dark")])
+def test_nothing_is_wider_than_the_window_and_no_accessibility_fault_is_serious(
+    look: Opener, here: dict[str, str], width: int, scheme: str
+) -> None:
+    for tab in ("grid", "data", "stores", "drift", "ask"):
+        more = {"0.pin": "layer.1~1", "overlay": "lens"} if tab == "grid" else {"word": "steer"}
+        shown = look(fragment(**here | {"tab": tab} | more), width=width, color_scheme=scheme, bypass_csp=True)
+        if tab == "grid":
+            shown.panel.get_by_text("Nearest states").wait_for()
+        assert shown.page.evaluate("document.documentElement.scrollWidth <= innerWidth"), tab
+        shown.keep(f"workbench-{tab}-{width}-{scheme}")
+        if width < 1920:
+            assert faults(shown) == [], tab
+
+
+def faults(shown: Workbench) -> list[str]:
+    """What axe-core calls serious or worse; nothing where it is not installed."""
+    if not AXE.exists():
+        if os.environ.get("HIDDENSCOPE_REQUIRE_BROWSER"):
+            pytest.fail("axe-core is not installed: `make scripts` installs it")
+        return []
+    shown.page.add_script_tag(content=AXE.read_text("utf-8"))
+    found = shown.page.evaluate("() => axe.run({ resultTypes: ['violations'] })")
+    return [
+        f"{one['id']}: {one['nodes'][0]['html'][:160]}"
+        for one in found["violations"]
+        if one["impact"] in ("serious", "critical")
+    ]
