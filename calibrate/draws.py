@@ -14,17 +14,22 @@ from hiddenscope.files import replacing
 from hiddenscope.linear import standardised
 
 SITES, WIDTH, FRESH = 6, 64, 400
+TOKENS = 4  # of a text
 STRENGTHS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0)  # how far apart the classes are, in standard deviations / 2
 REAL_SITES = "layer.0,layer.6,layer.12,layer.18,layer.24,layer.30"
 
 
 class Drawn(NamedTuple):
-    """States `[site, row, width]` with targets, and fresh ones; `fresh_targets` are P(class 1), or numbers."""
+    """States `[site, row, width]` with targets, and fresh ones; `fresh_targets` are P(class 1), or numbers.
+
+    So many rows one after the other are the tokens of one text.
+    """
 
     states: torch.Tensor
     targets: torch.Tensor
     fresh: torch.Tensor
     fresh_targets: torch.Tensor
+    tokens: int = 1
 
 
 def noise(seed: int, rows: int, share: float) -> Drawn:
@@ -43,6 +48,21 @@ def planted(seed: int, rows: int, share: float) -> Drawn:
     states = torch.randn(SITES, rows + FRESH, WIDTH, generator=generator)
     states[:, :, 0] += torch.tensor(STRENGTHS)[:, None] * (2 * targets - 1)
     return Drawn(states[:, :rows], targets[:rows], states[:, rows:], targets[rows:].float())
+
+
+def planted_tokens(seed: int, texts: int, share: float) -> Drawn:
+    """As `planted`, with texts of several tokens: half of the variance of a token is that of its text."""
+    generator = torch.Generator().manual_seed(seed)
+    new = FRESH // TOKENS
+    classes = torch.cat(
+        [_classes(torch.full((texts,), share), generator), torch.rand(new, generator=generator) < share]
+    )
+    targets = classes.long().repeat_interleave(TOKENS)
+    own = torch.randn(SITES, texts + new, WIDTH, generator=generator).repeat_interleave(TOKENS, 1)
+    states = (own + torch.randn(own.shape, generator=generator)) / 2**0.5
+    states[:, :, 0] += torch.tensor(STRENGTHS)[:, None] * (2 * targets - 1)
+    rows = texts * TOKENS
+    return Drawn(states[:, :rows], targets[:rows], states[:, rows:], targets[rows:].float(), TOKENS)
 
 
 def real(seed: int, rows: int, share: float) -> Drawn:

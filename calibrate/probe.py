@@ -25,6 +25,7 @@ from hiddenscope.linear.intervals import chance
 from hiddenscope.linear.permutations import planted
 from hiddenscope.linear.probe import Task
 from hiddenscope.sites import Site
+from hiddenscope.vectors import Token
 
 TEXTS = (20, 50, 200)
 ROUGH = 0.01  # how far above chance a true score must be to count: it was measured by drawing
@@ -50,10 +51,10 @@ class Record(NamedTuple):
 
 
 def states_of(drawn: Drawn, seed: int) -> hs.States:
-    """Drawn states, a text each."""
-    rows = drawn.states.shape[1]
-    texts = tuple(f"run {seed} text {k}" for k in range(rows))
-    tokens = hs.Tokens(texts, range(rows), [0] * rows, range(rows), ["t"] * rows)
+    """Drawn states, as those of texts."""
+    rows, text = drawn.states.shape[1], np.arange(drawn.states.shape[1]) // drawn.tokens
+    texts = tuple(f"run {seed} text {k}" for k in range(int(text[-1]) + 1))
+    tokens = hs.Tokens(texts, text, np.arange(rows) % drawn.tokens, np.arange(rows), ("t",) * rows)
     return hs.States(tuple(Site(k) for k in range(len(drawn.states))), drawn.states, tokens, hs.Source("drawn"))
 
 
@@ -68,7 +69,8 @@ class Prepared(NamedTuple):
 def prepared(seed: int, draw: Draw, rows: int, share: float) -> Prepared:
     drawn = draw(seed, rows, share)
     task: Task = "regress" if drawn.targets.is_floating_point() else "classify"
-    labelled = labelled_rows(states_of(drawn, seed), drawn.targets.tolist(), task, "layer.*", "last", False)
+    token: Token = "each" if drawn.tokens > 1 else "last"
+    labelled = labelled_rows(states_of(drawn, seed), drawn.targets.tolist(), task, "layer.*", token, False)
     target = target_of(labelled, task)
     return Prepared(seed, target, design_of(labelled, target, seed))
 
@@ -237,5 +239,6 @@ STUDY = Study(
     "over runs: over training sets of that size.",
     CLAIMS,
     [experiment(name, draw, rows, share) for share in (0.5, UNEQUAL) for rows in TEXTS for name, draw in CLASSES]
+    + [experiment(f"planted, {draws.TOKENS} tokens a text", draws.planted_tokens, rows, 0.5) for rows in TEXTS[:2]]
     + [experiment(name, draw, rows, share) for rows in TEXTS for name, draw, share in NUMBERS],
 )
