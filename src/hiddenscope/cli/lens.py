@@ -23,7 +23,7 @@ def lens(
 ) -> None:
     """Show what each layer would predict, if it were the last.
 
-    Prints the best words after the last token, layer by layer; --out lens.html keeps the whole grid, .csv the numbers.
+    Prints the top tokens after the last token, layer by layer; --out lens.html keeps the whole grid, .csv the numbers.
     """
     if fit is not None:
         _fit(shared, texts or [], fit)

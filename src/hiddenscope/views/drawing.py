@@ -13,6 +13,7 @@ CELLS = ("site", "token")
 MAP = (*CELLS, "source_site", "source_token")
 RANKED = (*CELLS, "rank")
 MOST_TOKENS = 4_096
+UNTESTED = "These numbers describe these texts; other texts were not tested."
 
 
 def grid_of(result: Result, names: Sequence[Hashable], title: str = "") -> Grid | None:

@@ -43,7 +43,7 @@ def lens(
     For each site and token: the `k` most likely words of the vocabulary with their probabilities, the entropy, and the
     KL divergence of this prediction from the model's own. `target` is a word of the vocabulary to follow, as a string
     or an id, or "next" for the token that comes next in the text: its probability and its rank. Along the sites, two
-    rates: how often the best word is the model's own, and how often it is the true next token. `lens` is "logit"; or a
+    rates: how often the top token is the model's own, and how often it is the true next token. `lens` is "logit"; or a
     fitted lens (`hs.Lens.fit`), which first maps the states nearer to the last layer; or the path of one that was
     saved. `targets` are the decoder's texts, in an encoder-decoder.
 

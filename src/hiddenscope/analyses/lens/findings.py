@@ -46,7 +46,7 @@ class Target:
 class Predictions:
     """The reading of the chosen sites, and the model's own `answer` after each token, with its probability.
 
-    `stays` [site, token]: the best word of this site, and of every site above it that was read, is the answer. `known`
+    `stays` [site, token]: the top token of this site, and of every site above it that was read, is the answer. `known`
     [site]: no layer above was left out, so that an answer that stays is settled there.
     """
 

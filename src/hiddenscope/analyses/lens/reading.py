@@ -252,7 +252,7 @@ class _Measures:
         return values.view(*self.shape, *values.shape[1:])
 
     def _keep_best(self, logits: Tensor, start: int) -> Tensor:
-        """Keep the k best words so far, and return the largest logit of each row of this block.
+        """Keep the k top tokens so far, and return the largest logit of each row of this block.
 
         After the first block, most rows have nothing better in most blocks, and `topk` costs more than any other step.
         """

@@ -69,7 +69,7 @@ class Points:
 
     @property
     def strings(self) -> list[str]:
-        """What a reader sees of each point: the text, or the token."""
+        """What stands for a point in words: its text, or its token."""
         if self.tokens is not None:
             return list(self.tokens.strings)
         return list(self.texts) if self.texts is not None else [f"text {row}" for row in range(len(self))]

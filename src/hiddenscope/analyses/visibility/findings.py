@@ -1,7 +1,7 @@
 """The map as labelled arrays, and what it shows.
 
-How much of what a state sees is its own token's, how influence decays with the distance in tokens, and how far back in
-layers it reaches.
+How much of the influence on a state comes from its own token, how influence decays with the distance in tokens, and how
+far back in layers it reaches.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,12 +23,12 @@ MEASURES = {
     "logit": ("norm of the gradient of a token's log-probability", "nats per L2"),
 }
 SHARES = {
-    "own_below": "share on the token itself, of what is seen of the site below",
-    "own_first": "share on the token itself, of what is seen of the first site",
+    "own_below": "share of the same token in the influence of the site below",
+    "own_first": "share of the same token in the influence of the first site",
 }
 DECAYS = {
-    "decay_below": "influence of the site below, as a share of that of the token itself",
-    "decay_first": "influence of the first site on the last, as a share of that of the token itself",
+    "decay_below": "influence of the site below, relative to that of the same token",
+    "decay_first": "influence of the first site on the last, relative to that of the same token",
 }
 FEWEST = 4  # from so many tokens on, a causal text's first token is told apart from the others
 
@@ -117,7 +117,7 @@ def put_findings(data: "xarray.Dataset", axes: Axes, measure: str, causal: Mappi
         stacks.append({"stack": stack, **_stack_facts(names, inside, own, decay, causal[stack])})
     for name, long_name in SHARES.items():
         data[name] = ("site", shares[name].astype(np.float32), {"long_name": long_name, "units": "share"})
-    look = {"long_name": "what the last site sees of each, over all tokens", "scale": "log"}
+    look = {"long_name": "influence of each site on the last, summed over tokens", "scale": "log"}
     data["reach"] = ("source_site", reach.astype(np.float32), {**look, "units": data[measure].attrs["units"]})
     _put_decays(data, decays)
     return {"stacks": stacks, **(_across_stacks(values, axes) if len(axes.lengths) > 1 else {})}
@@ -157,7 +157,7 @@ def _own_share(seen: Numbers, causal: bool) -> float:
 
 
 def _decays(inside: Numbers, causal: bool) -> dict[str, Numbers]:
-    """By distance in tokens, for one site below and from the first site to the last, each for 1 on the token itself."""
+    """Influence by distance in tokens, relative to that of the same token: of the site below, and of the first site."""
     below = [_by_distance(inside[site, :, site - 1], causal) for site in range(1, len(inside))]
     below = [one / one[0] for one in below if one[0] > 0]
     first = _by_distance(inside[-1, :, 0], causal)
@@ -217,7 +217,7 @@ def _first_token_share(inside: Numbers) -> float:
 
 
 def _distances(decay: Numbers) -> dict[str, Any] | None:
-    """At which distances half and nine tenths of the influence of other tokens are reached."""
+    """Within which distances half and 90% of the influence of other tokens lie."""
     others = np.nan_to_num(decay[1:])
     if not others.sum() > 0:
         return None
@@ -232,7 +232,7 @@ def _distances(decay: Numbers) -> dict[str, Any] | None:
 
 
 def _across_stacks(values: Numbers, axes: Axes) -> dict[str, Any]:
-    """The share of the encoder's last site in what the decoder's last site sees of it and of the decoder's first."""
+    """The share of the encoder in the influence of its last site and of the decoder's first on the decoder's last."""
     encoders, decoders = axes.rows("encoder"), axes.rows("decoder")
     if not encoders or not decoders:
         return {}
@@ -255,7 +255,7 @@ def _of_predictions(
     inside = values[:, rows][..., columns]
     own = np.full(len(axes.sites), np.nan)
     own[rows] = [_own_share(inside[:, k], causal[stack]) for k in range(len(rows))]
-    look = {"long_name": "share on the token that predicts", "units": "share"}
+    look = {"long_name": "share of the token that predicts", "units": "share"}
     data["own"] = ("source_site", own.astype(np.float32), look)
     site, token = np.unravel_index(np.argmax(inside[-1]), inside[-1].shape)
     facts: dict[str, Any] = {

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hiddenscope.results import Result
-from hiddenscope.views.drawing import grid_of, labels, quoted
+from hiddenscope.views.drawing import UNTESTED, grid_of, labels, quoted
 from hiddenscope.views.values import Grid, Lines, Measure, Section, Series, View
 
 if TYPE_CHECKING:
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 GAP = "a gap"
 DIFFERING = ("dtype", "device", "attention", "revision")  # of one model: what a side is named by
-UNTESTED = "These numbers describe these texts; differences between sites were not tested on others."
 FEW_TOKENS = "With so few tokens, states that have nothing to do with each other look alike: give more text."
 ALONG = (
     "The lines are the median and the largest L2 norm of the difference, over the tokens that differ. States grow "

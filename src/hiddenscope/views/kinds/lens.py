@@ -1,10 +1,10 @@
-"""What each layer would predict: the grid of best words, and how predictions develop along the layers."""
+"""What each layer would predict: the grid of top tokens, and how predictions develop along the layers."""
 
 from collections.abc import Iterator
 from dataclasses import replace
 
 from hiddenscope.results import Facts, Result, Table
-from hiddenscope.views.drawing import grid_of, labels, quoted
+from hiddenscope.views.drawing import UNTESTED, grid_of, labels, quoted
 from hiddenscope.views.values import Grid, Lines, Measure, Section, Series, View
 
 SHARES = ("agreement", "settled_share", "accuracy")
@@ -17,11 +17,10 @@ LENSES = {
     "jacobian": "Every hidden state goes through the mean Jacobian of the last layer with respect to its own, then "
     "through the model's own final norm and unembedding.",
 }
-UNTESTED = "These numbers describe these texts; differences between layers were not tested on others."
 
 
 def views(result: Result) -> Iterator[View]:
-    """Every cell with its best word; how often layers are right; how far they are from the model's own prediction."""
+    """Every cell with its top token; how often layers are right; how far they are from the model's own prediction."""
     data, model = result.data, str(result.source.get("model", "the model"))
     lens = "" if result.facts["lens"] == "logit" else f", by the {result.facts['lens']} lens"
     title = f"What each layer of {model} would predict{lens}"

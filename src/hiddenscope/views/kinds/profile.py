@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from hiddenscope.results import Result
-from hiddenscope.views.drawing import grid_of, labels, quoted, title_of
+from hiddenscope.views.drawing import UNTESTED, grid_of, labels, quoted, title_of
 from hiddenscope.views.values import Grid, Lines, Measure, Section, Series, View
 
 ANISOTROPY = {"anisotropy": "all tokens", "anisotropy_others": "without first tokens"}
@@ -16,7 +16,6 @@ SPREAD = {
     "effective_rank_others": "effective rank, without first tokens",
     "intrinsic_dimension_others": "intrinsic dimension, without first tokens",
 }
-UNTESTED = "These numbers describe these texts; differences between sites were not tested on others."
 FEW_TOKENS = "With so few tokens, spread, dimension and CKA say little: give more text."
 
 

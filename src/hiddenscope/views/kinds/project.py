@@ -14,6 +14,7 @@ from hiddenscope.views.values import Lines, Panels, Section, Series, View
 if TYPE_CHECKING:
     import xarray
 
+EXAMPLE = 80  # characters of a text that is shown as an example
 APART = "apart"
 METHODS = {"umap": "UMAP", "pca": "PCA", "pacmap": "PaCMAP", "tsne": "t-SNE"}
 ALONG = {
@@ -257,17 +258,43 @@ def sections(result: Result) -> Iterator[Section]:
     panels, *along = views(result)
     method = METHODS.get(str(result.data.attrs.get("method")), "projection")
     point = _points(result).replace("each text", "one text").replace("every token", "one token")
+    apart = [
+        sentence for name, part in _named(result) for sentence in _verdicts(f" of {quoted(name)}" if name else "", part)
+    ]
     reading = (
         f"Every panel is one layer, drawn by {method}. Every point is the hidden state of {point}, coloured by its "
         "class. "
-        "A picture in two dimensions can show groups that are not there, so the scores beneath each panel are those of "
-        "the full space, with p-values from shuffled labels."
+        f"{_examples(result)}A picture in two dimensions can show groups that are not there, so the scores beneath "
+        "each "
+        "panel are those of the full space, with p-values from shuffled labels."
     )
-    yield Section("At which layers are the classes apart?", " ".join(findings(result)), (panels,), reading)
+    yield Section("At which layers are the classes apart?", " ".join(apart), (panels,), reading)
     if along:
+        rest = " ".join(sentence for sentence in findings(result) if sentence not in apart)
         how = (
             "The lines are the same scores along the layers. At any one layer, one in twenty shuffled labels reaches "
             "the "
             "dashed line."
         )
-        yield Section("The scores along the layers", "", tuple(along), how, folded=True)
+        yield Section("The scores along the layers", rest, tuple(along), how, folded=True)
+
+
+def _verdicts(of: str, part: Facts) -> Iterator[str]:
+    """Where the classes are apart, and nothing else."""
+    if separation := part.get("separation"):
+        yield _separation(of, separation)
+
+
+def _examples(result: Result) -> str:
+    """A text of each dataset, so that a reader knows what the points are."""
+    texts, data = result.data.attrs.get("texts", []), result.data
+    if "text" not in data.dims or len(texts) != data.sizes["text"]:
+        return ""
+    names = data["of"].to_numpy().tolist() if "of" in data else [""] * len(texts)
+    first = dict(reversed(list(zip(names, texts, strict=True))))
+    shown = [f"{f'{quoted(name)}, ' if name else ''}{quoted(_short(text))}" for name, text in sorted(first.items())]
+    return f"A text, for example: {'; '.join(shown)}. " if len(shown) <= 3 else ""
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= EXAMPLE else f"{text[: EXAMPLE - 1]}…"

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from hiddenscope.results import Result
-from hiddenscope.views.drawing import MAP, labels, quoted
+from hiddenscope.views.drawing import MAP, UNTESTED, labels, quoted
 from hiddenscope.views.values import Grid, Lines, Measure, Section, Series, View
 
 SHARES = {"own_below": "of the influence of the site below", "own_first": "of the influence of the first site"}
@@ -20,7 +20,6 @@ MEASURES = {
     "a relative change of the other.",
     "logit": "Influence is the L2 norm of the gradient of a token's log-probability with respect to a state.",
 }
-UNTESTED = "These numbers describe these texts; differences between sites and tokens were not tested on others."
 FIRST_LEFT_OUT = "The influence of the first token is left out."
 
 
