@@ -64,7 +64,8 @@ PLAIN = {
     "anatomy": r"bit for bit|The bar is the raw|largest absolute difference",
     "probe": r"^One more probe|what counts is|^Better than guessing",  # the last is what is counted below
     "search": r"^Nearest to|compared with every query",  # every row was looked at
-    "project": r"Do not trust|look apart|groups can be seen|rotated|Trust is|dashed line|picture in two dimensions",
+    "project": r"Do not trust|look apart|groups can be seen|rotated|Trust is|dashed line|picture in two dimensions"
+    r"|^Silhouette: 1 if|^Neighbour: the share",
     "cluster": r"points that are together here may be apart",
     "drift": r"^In the output, the KL|^Local error is what|sites? differs? on equal input|of the candidate differs in",
 }
@@ -247,7 +248,10 @@ def _clouds() -> hs.Result:
 
 
 PLANTED: dict[str, tuple[Callable[[], hs.Result], str]] = {
-    "anatomy": (lambda: hs.anatomy(random_model(0)), r"All 4 entries of hidden_states equal one of its named states"),
+    "anatomy": (
+        lambda: hs.anatomy(random_model(0)),
+        r"Each of the 4 entries of hidden_states equals a named state bit for bit",
+    ),
     "profile": (_massive, r"Massive activations: 1 value in channel 2 at layer\.1, 0 of them at a first token"),
     "compare": (lambda: hs.compare(random_model(1), "the cat sat", "the cat sat"), r"have equal states everywhere\."),
     "project": (

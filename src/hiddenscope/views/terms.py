@@ -12,6 +12,10 @@ from hiddenscope.views.values import Grid, Panels, View
 TERMS = {
     "residual stream": "the vector of a token that every block reads and adds to; its value after k blocks is "
     "`layer.k`",
+    "site": "the place of a hidden state in the model, such as `layer.3` or `final`",
+    "clean prompt": "the prompt whose answer is followed",
+    "corrupted prompt": "the same prompt with a change that leads to another answer",
+    "logit difference": "the logit of one answer minus that of the other",
     "logit": "the score that the model gives to a token; a softmax turns the logits of all tokens into probabilities",
     "unembedding": "the last matrix of the model, which turns a hidden state into logits",
     "KL": "the Kullback-Leibler divergence of one prediction from another, in nats: 0 if both give every token the "

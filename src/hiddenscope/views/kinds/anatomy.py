@@ -59,8 +59,8 @@ def _built(facts: dict[str, Any]) -> str:
 
 def _proof(facts: dict[str, Any], two: bool) -> str:
     name = f"{facts['stack']}_hidden_states" if two else "hidden_states"
-    which = "The last" if facts.get("earlier_entries") else "All"
-    proof = f"{which} {facts['proved_entries']} entries of {name} equal one of its named states bit for bit"
+    which = "last " if facts.get("earlier_entries") else ""
+    proof = f"Each of the {which}{facts['proved_entries']} entries of {name} equals a named state bit for bit"
     if facts["raw_difference"] is None:
         return proof
     raw = f"layer.{facts['blocks']}, before the final norm, differs from it by up to {facts['raw_difference']:,.4g}"

@@ -73,12 +73,14 @@ def sections(result: Result) -> Iterator[Section]:
     described = " ".join([*_answers(facts), *_target(facts)])
     grids = tuple(view for view in shown if isinstance(view, Grid))
     yield Section("What would each layer predict?", f"{described} {UNTESTED}", grids, reading)
-    settled = " how often it is and stays so in all layers above (settled)," if "settled_share" in result.data else ""
-    correct = " how often it is the true next token," if "accuracy" in result.data else ""
+    shares = ["is the model's own prediction"]
+    shares += ["is so and stays so in all layers above (settled)"] if "settled_share" in result.data else []
+    shares += ["is the true next token"] if "accuracy" in result.data else []
     along = (
-        f"The first picture shows how often the top token of a layer is the model's own prediction,{settled}{correct} "
-        "as shares of all tokens. The next shows the KL divergence of each layer's prediction from the model's own, "
-        "which is 0 at the last layer."
+        f"The first picture shows for how many tokens the top token of a layer {', '.join(shares[:-1])}"
+        f"{' and ' if shares[:-1] else ''}{shares[-1]}. The next shows the KL divergence of each layer's prediction "
+        "from "
+        "the model's own, which is 0 at the last layer."
     )
     lines = tuple(view for view in shown if isinstance(view, Lines))
     yield Section("How predictions form along the layers", "", lines, along, folded=True)

@@ -65,8 +65,8 @@ def sections(result: Result) -> Iterator[Section]:
         f"{_experiment(facts)} {_effect(facts)}",
     )
     if shown[1:]:
-        spared = "The token at which the answer is read keeps its own state: " if _streams(result) else ""
-        why = "with it, every layer would give the other run. " if spared else ""
+        spared = "The token at which the answer is read keeps its own state; " if _streams(result) else ""
+        why = "patching it too would give the other run at every layer. " if spared else ""
         reading = (
             "The solid line patches all tokens of one layer at once. The dashed line patches several layers in a row, "
             f"named by the lowest. {spared}{why}The effect is defined as above."
@@ -160,8 +160,9 @@ def _layer_windows(facts: Facts) -> Iterator[str]:
     largest = windows["largest"]
     spared = "" if largest["site"].endswith(BRANCHES) else ", except the token at which the answer is read,"
     yield (
-        f"Patching all tokens{spared} in {windows['layers']} layers in a row has the largest effect from "
-        f"{largest['site']} on: {largest['value']:.2f}."
+        f"Patching all tokens of {windows['layers']} layers in a row{spared} has the largest effect for the window "
+        "that "
+        f"begins at {largest['site']}: {largest['value']:.2f}."
     )
 
 

@@ -167,11 +167,12 @@ def _massive(facts: Mapping[str, Any]) -> Iterator[str]:
         largest, channels = facts["largest_value"], [str(one["channel"]) for one in massive["channels"]]
         listed = sum(one["values"] for one in massive["channels"]) == massive["values"]
         numbers = ", ".join(channels) + ("" if listed else " and others")
+        first = "all" if massive["at_first_tokens"] == massive["values"] else f"{massive['at_first_tokens']:,}"
         token = quoted(largest["token"].strip() or largest["token"])
         yield (
             f"Massive activations{_of(facts)}: {_count(massive['values'], 'value')} in "
             f"{'channel' if len(channels) == 1 else 'channels'} {numbers} at {massive['sites']}, "
-            f"{massive['at_first_tokens']:,} of them at a first token; the largest is "
+            f"{first} of them at a first token; the largest is "
             f"{largest['times_median']:,.0f} times the median ({token}, position {largest['position']}, "
             f"{largest['site']})."
         )

@@ -130,7 +130,7 @@ def _of_stack(facts: Mapping[str, Any]) -> Iterator[str]:
             "token; the rest comes from other tokens."
         )
     if (share := facts.get("first_token_share")) is not None:
-        yield f"The first token{in_stack} has {share:.0%} of the influence that other tokens of the site below have."
+        yield f"Of the influence of other tokens of the site below{in_stack}, the first token has {share:.0%}."
     ends = facts.get("own_first", {})
     across = f"{ends.get('source_site', 'the first site')} have on {ends.get('site', 'the last')}"
     for key, source in (("distance_below", "the site below have on a state"), ("distance_first", across)):
