@@ -6,6 +6,7 @@ It runs alone: `PYTHONPATH=src python -m bench.gpu` measures, prints, and writes
 import json
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import hiddenscope as hs
-from bench import measure
+from bench import extract, measure
 from bench.measure import Row
 
 TEXTS, TOKENS, LENS_TOKENS, PATCH_TOKENS = 64, 256, 64, 12
@@ -73,7 +74,20 @@ def rows(repeats: int) -> list[Row]:
         what = f"{where}, {PATCH_TOKENS} tokens, every layer: hs.patch / one bare pass"
         bar = PATCH_BAR if shape == "8B" else None
         made.append(Row("gpu", what, *_both(ratios["patch"]), bar, judged="wall"))
-    return made
+    return [*made, *_extracted(found)]
+
+
+def _extracted(found: dict[str, Any]) -> list[Row]:
+    """The row of a corpus job, where it was measured."""
+    if "extract" not in found:
+        return []
+    job = found["extract"]
+    speeds = [f"{job[name] / 1e9:.1f} GB/s" for name in ("bytes_per_second", "raw_bytes_per_second")]
+    what = (
+        f"{found['gpu']}: Llama-1B shape, bfloat16, {job['tokens']:,} tokens, every layer and final to the local disk"
+    )
+    what += f" at {speeds[0]} (the disk alone takes {speeds[1]}): throughput of extract / of bare passes"
+    return [Row("gpu", what, None, job["share_of_bare_pass"], None, at_least=True, judged="wall")]
 
 
 def _both(ratio: dict[str, float]) -> tuple[float, float]:
@@ -86,7 +100,10 @@ def compare(repeats: int, shapes: tuple[str, ...] = tuple(SHAPES)) -> dict[str, 
     for shape in shapes:
         found[shape] = _shape(shape, repeats)
         torch.cuda.empty_cache()
-    return {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "shapes": found}
+    found_here = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "shapes": found}
+    if find_spec("crc32c") is None:  # a store cannot be written without it
+        return found_here
+    return found_here | {"extract": extract.on_gpu(llama("1B"), 3)}
 
 
 @torch.no_grad()

@@ -1,16 +1,16 @@
 """Extract: a corpus job gives the states that capture gives, whatever happens to it on the way."""
 
 import gzip
-import hashlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
+from resource import RLIMIT_FSIZE, getrlimit, setrlimit
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -21,17 +21,20 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 import hiddenscope as hs
+from chaos import kills
+from chaos.kills import files_of, texts
 from hiddenscope import cli
 from hiddenscope.errors import ArgumentError, FileError, NotFinite, PassError, StoreError, TextError
-from hiddenscope.extract import Corpus, Engine, ExtractJob, JobProgress, extract, job
+from hiddenscope.extract import Corpus, Engine, ExtractJob, JobProgress, extract, job, schedule
 from hiddenscope.extract.compute import Pipeline
 from hiddenscope.extract.corpus import SeenTexts
 from hiddenscope.extract.planning import tokenizer_identity
 from hiddenscope.store import resume
 from hiddenscope.testing import tiny_model, tiny_tokenizer
 
+ROOT = Path(__file__).parent.parent
 runner = CliRunner()
-TEXTS = [f"The cat number {number} sat on the mat." * (1 + number % 3) for number in range(24)]
+TEXTS = texts()
 UNIT = 250_000  # bytes: about six units
 SMALL = Engine(unit_bytes=UNIT, threads=1)
 
@@ -41,12 +44,6 @@ def tmp_path() -> Iterator[Path]:
     """A folder in memory, where there is one: a job waits for the disk after every file."""
     with TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as folder:
         yield Path(folder)
-
-
-def files_of(folder: Path) -> dict[str, str]:
-    """The hash of every file of a store."""
-    paths = [path for path in folder.rglob("*") if path.is_file()]
-    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
 
 
 def rows_of(folder: Path) -> list[Any]:
@@ -235,12 +232,12 @@ def test_two_jobs_on_one_store_at_once(tmp_path: Path) -> None:
 def test_workers_give_the_same_bytes_and_one_that_stands_still_or_dies_is_replaced(
     gpt2: hs.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hiddenscope.extract.schedule.PATIENCE", 0.5)
+    monkeypatch.setattr(schedule, "PATIENCE", 0.5)
     extract(gpt2, TEXTS, tmp_path / "alone", engine=SMALL)
     killed: list[int] = []
 
     def disturb(now: JobProgress) -> None:
-        ours = [number for number in workers() if number not in killed]
+        ours = [number for number in kills.children() if number not in killed]
         if now.units_done in (1, 2) and ours:
             os.kill(ours[0], signal.SIGSTOP if now.units_done == 1 else signal.SIGKILL)
             killed.append(ours[0])
@@ -249,21 +246,7 @@ def test_workers_give_the_same_bytes_and_one_that_stands_still_or_dies_is_replac
     begun.run(disturb)
     assert len(killed) == 2
     assert files_of(tmp_path / "store") == files_of(tmp_path / "alone")
-    assert workers() == []
-
-
-def workers() -> list[int]:
-    """The processes that this one has started."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            number, _, rest = path.read_text().partition(" (")
-        except OSError:
-            continue
-        state, parent = rest.rpartition(") ")[2].split()[:2]
-        if int(parent) == os.getpid() and state != "Z":
-            found.append(int(number))
-    return sorted(found)
+    assert kills.children() == []
 
 
 def test_an_error_of_a_worker_is_the_jobs(tmp_path: Path) -> None:
@@ -284,6 +267,31 @@ def test_too_little_room_is_said_before_the_first_pass(
     with pytest.raises(FileError, match=r"it takes 1.4 MB, and 10.0 kB are free there"):
         extract(gpt2, TEXTS, tmp_path / "store")
     assert [path for path in (tmp_path / "store").rglob("*") if path.is_file()] == []
+
+
+def test_a_full_disk_stops_a_job_and_it_goes_on_when_there_is_room(gpt2: hs.Model, tmp_path: Path) -> None:
+    extract(gpt2, TEXTS, tmp_path / "whole", engine=SMALL)
+    begun, before = ExtractJob.plan(gpt2, TEXTS, tmp_path / "store", engine=SMALL), getrlimit(RLIMIT_FSIZE)
+
+    def fill(now: JobProgress) -> None:
+        setrlimit(RLIMIT_FSIZE, (UNIT // 2, before[1]))
+
+    try:
+        with pytest.raises(FileError, match="then go on"):
+            begun.run(fill)
+    finally:
+        setrlimit(RLIMIT_FSIZE, before)
+    assert 0 < len(resume(tmp_path / "store").pending()) < len(begun.writer.plan.units)
+    extract(gpt2, TEXTS, tmp_path / "store", engine=SMALL)
+    assert files_of(tmp_path / "store") == files_of(tmp_path / "whole")
+
+
+@pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
+def test_a_node_of_a_ray_cluster_is_killed_and_the_store_is_the_same() -> None:
+    command = [sys.executable, "-m", "chaos", "nodes", "--count", "1"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "nodes: 1 nodes of a Ray cluster killed" in done.stdout
 
 
 def test_a_folder_that_cannot_be_written_is_refused(gpt2: hs.Model, tmp_path: Path) -> None:
@@ -364,61 +372,9 @@ def test_many_texts_are_told_apart_on_disk() -> None:
         assert len(list(index.duplicates())) == 2000 and index.new == 1000
 
 
-HOST = """
-import os, signal, sys
-import torch
-from hiddenscope import progress
-from hiddenscope.extract import Engine, extract
-from hiddenscope.testing import tiny_model, tiny_tokenizer
-torch.set_num_threads(1)
-texts = [f"The cat number {number} sat on the mat." * (1 + number % 3) for number in range(24)]
-module, tokenizer = tiny_model("gpt2"), tiny_tokenizer()
-for line in sys.stdin:
-    child = os.fork()
-    if not child:
-        extract((module, tokenizer), texts, line.strip(), engine=Engine(unit_bytes=250_000, threads=1))
-        os._exit(0)
-    print(child, flush=True)
-    print(os.waitpid(child, 0)[1], flush=True)
-"""
-
-
-def test_a_job_that_is_killed_twenty_times_ends_as_one_that_was_not(tmp_path: Path) -> None:
-    """Every job is a process of its own, forked from one that has torch; it is killed at a random instant."""
-    host = subprocess.Popen(
-        [sys.executable, "-c", HOST],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=os.environ | {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"},
-    )
-    assert host.stdin is not None and host.stdout is not None
-
-    def attempt(folder: Path, after: float | None) -> tuple[int, float]:
-        host.stdin.write(f"{folder}\n".encode())  # type: ignore[union-attr]
-        host.stdin.flush()  # type: ignore[union-attr]
-        child, begin = int(host.stdout.readline()), time.monotonic()  # type: ignore[union-attr]
-        if after is not None:
-            time.sleep(after)
-            os.kill(child, signal.SIGKILL)
-        return int(host.stdout.readline()), time.monotonic() - begin  # type: ignore[union-attr]
-
-    try:
-        status, took = attempt(tmp_path / "whole", None)
-        assert status == 0
-        kills = folder = 0
-        while kills < 20:
-            # Short of what a whole job takes; when one ends nevertheless, the next begins a store of its own.
-            status, _ = attempt(tmp_path / str(folder), took * (0.3 + 0.65 * (kills * 0.618 % 1)))
-            kills += status == signal.SIGKILL
-            if status == 0:
-                assert files_of(tmp_path / str(folder)) == files_of(tmp_path / "whole")
-                folder += 1
-        assert attempt(tmp_path / str(folder), None)[0] == 0
-        assert files_of(tmp_path / str(folder)) == files_of(tmp_path / "whole")
-    finally:
-        host.stdin.close()
-        host.wait()
-        host.stdout.close()
+def test_jobs_that_are_killed_twenty_times_end_as_one_that_was_not(tmp_path: Path) -> None:
+    killed, completed, wrong = kills.kill_jobs(20, tmp_path / "jobs")
+    assert (killed, wrong) == (20, []) and completed
 
 
 @pytest.fixture(scope="module")

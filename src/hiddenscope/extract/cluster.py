@@ -147,20 +147,9 @@ def _ray(address: str | None) -> Any:
         reason = "Ray is not installed"
         raise LoadError("Cannot use the engine 'ray'", reason, "Install it: pip install hiddenscope[ray].") from error
     if not ray.is_initialized():
-        # A worker must find the same hiddenscope, also where it runs from its sources.
-        path = os.pathsep.join(filter(None, [_sources(), os.environ.get("PYTHONPATH", "")]))
-        ray.init(
-            address=address,
-            log_to_driver=False,
-            include_dashboard=False if address is None else None,
-            logging_level=logging.ERROR,
-            runtime_env={"env_vars": {"PYTHONPATH": path}},
-        )
+        options: dict[str, Any] = {"include_dashboard": False} if address is None else {}
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **options)
     return ray
-
-
-def _sources() -> str:
-    return os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
 def _room(ray: Any, cpus: int, gpus: int) -> int:

@@ -1,0 +1,179 @@
+"""A corpus job, end to end: against the bare forward pass over the same batches, and against the loop people write.
+
+Everything is counted: reading the file, tokenising, planning, the passes, the checksums, and the bytes on the disk.
+"""
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+import hiddenscope as hs
+from bench import measure, ragged
+from bench.measure import Row
+from hiddenscope.extract import JobProgress
+from hiddenscope.passes import Inputs
+from hiddenscope.testing import tiny_tokenizer
+
+TEXTS, BATCH = 64, 32
+SHARE_BAR, LOOP_BAR, WORKERS_BAR, MEMORY_BAR = 0.9, 2.5, 1.0, 1.1
+SITES = "layer.*,final"
+UNIT_BYTES = 64 * 10**6  # for the rows of workers: some units for each
+FEW, MANY = 2_000, 20_000
+GPU_TEXTS, GPU_TOKENS = 1_024, 256
+
+
+@torch.no_grad()
+def rows(repeats: int) -> list[Row]:
+    """The rows of one process, of two workers, and of memory."""
+    model = hs.load("smollm2", dtype="float32", device="cpu")
+    texts, kind = ragged._texts(model.tokenizer, TEXTS)
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        corpus = folder / "corpus.jsonl"
+        corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), "utf-8")
+        ways: dict[str, Callable[[], Any]] = {
+            "ours": lambda: extracted(model, corpus, folder / "store"),
+            "bare": bare_passes(model, corpus, folder / "planned"),
+            "loop": lambda: _loop(model, corpus, folder / "loop"),
+        }
+        found = measure.ratios(measure.interleaved(ways, repeats), "ours")
+        what = f"smollm2, float32, {len(texts)} {kind} of {ragged.SHORTEST} to {ragged.LONGEST} tokens, {SITES}"
+        bare = "bare passes over the same batches"
+        loop = f"batches of {BATCH} in order, output_hidden_states=True, torch.save"
+        share, gain = found["bare"], found["loop"]
+        return [
+            Row("extract", f"{what}: throughput of extract / of {bare}", share.cpu, share.wall, SHARE_BAR, True),
+            Row("extract", f"the same: throughput of extract / of {loop}", gain.cpu, gain.wall, LOOP_BAR, True),
+            _workers(model, corpus, folder),
+            _memory(),
+        ]
+
+
+def extracted(model: hs.Model, corpus: Any, to: Path, **options: Any) -> None:
+    """The whole job, into a folder that is removed first."""
+    shutil.rmtree(to, ignore_errors=True)
+    hs.extract(model, corpus, to, sites=SITES, **options)
+
+
+def bare_passes(model: hs.Model, corpus: Any, to: Path, **options: Any) -> Callable[[], None]:
+    """What runs the base model over the batches of a job, each already on its device, and does nothing else."""
+    shutil.rmtree(to, ignore_errors=True)
+    writer = hs.ExtractJob.plan(model, corpus, to, sites=SITES, **options).writer
+    base: Any = getattr(model.module, "model", model.module)
+    batches = []
+    for unit in writer.plan.units:
+        by_batch: dict[int, list[Any]] = {}
+        for row in writer.rows(unit.name):
+            by_batch.setdefault(row.batch, []).append(row.ids)
+        batches += [Inputs(tuple(ids)).pad(model) for ids in by_batch.values()]
+    given = [batch.arguments(base, masked=model.batching.needs_mask) | {"use_cache": False} for batch in batches]
+
+    def run() -> None:
+        for arguments in given:
+            base(**arguments)
+        if model.device.type == "cuda":
+            torch.cuda.synchronize()
+
+    return run
+
+
+def _loop(model: hs.Model, corpus: Path, to: Path) -> None:
+    """What people write today."""
+    shutil.rmtree(to, ignore_errors=True)
+    to.mkdir()
+    tokenizer: Any = model.tokenizer
+    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+    texts = [json.loads(line)["text"] for line in corpus.read_text("utf-8").splitlines()]
+    for start in range(0, len(texts), BATCH):
+        filled = tokenizer(texts[start : start + BATCH], padding=True, return_tensors="pt")
+        output = model.module(**filled, output_hidden_states=True)
+        torch.save([states.clone() for states in output.hidden_states], to / f"{start}.pt")
+
+
+def _workers(model: hs.Model, corpus: Path, folder: Path) -> Row:
+    """Tokens a second between the first unit and the last: two processes of one thread, one of two threads."""
+    speeds = {}
+    for workers, threads in ((2, 1), (1, 2)):
+        seen: list[tuple[float, JobProgress]] = []
+        shutil.rmtree(folder / "workers", ignore_errors=True)
+        engine = hs.Engine(workers=workers, threads=threads, unit_bytes=UNIT_BYTES)
+        job = hs.ExtractJob.plan(model, corpus, folder / "workers", sites=SITES, engine=engine)
+        job.run(lambda now, seen=seen: seen.append((time.perf_counter(), now)))  # type: ignore[misc]
+        (begin, first), (end, last) = seen[workers - 1], seen[-1]
+        speeds[workers] = (last.tokens_done - first.tokens_done) / (end - begin)
+    what = "the same, once started: tokens a second of two workers with a thread each / of one process with two threads"
+    return Row("extract", what, None, speeds[2] / speeds[1], WORKERS_BAR, at_least=True, judged="wall")
+
+
+def _memory() -> Row:
+    """The peak of a process that extracts ten times the corpus, for one that extracts a tenth, each by itself."""
+    what = f"peak memory of a job over {MANY:,} texts / over {FEW:,}"
+    if not sys.platform.startswith("linux"):
+        return Row("extract", what, skipped="the peak is read from /proc, which Linux has")
+    peaks = []
+    for count in (FEW, MANY):
+        command = [sys.executable, "-m", "bench.extract", "memory", str(count)]
+        peaks.append(int(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[-1]))
+    return Row("extract", what, peaks[1] / peaks[0], None, MEMORY_BAR)
+
+
+def _peak(count: int) -> int:
+    """The peak of this process over a job with so many texts and many units."""
+    from hiddenscope.testing import tiny_model
+
+    model = hs.load((tiny_model("llama"), tiny_tokenizer()))
+    texts = (f"The cat number {number} sat on the mat, and so did the dog." for number in range(count))
+    with TemporaryDirectory() as folder:
+        hs.extract(model, texts, Path(folder, "store"), engine=hs.Engine(unit_bytes=4 * 10**6))
+    return measure.resident("VmHWM")
+
+
+def on_gpu(module: Any, repeats: int) -> dict[str, Any]:
+    """On a GPU: the share of the bare pass that a job reaches with all layers to the disk, and the disk's own speed."""
+    model = hs.load((module, tiny_tokenizer()))
+    texts = [f"{number} " + "the cat sat on " * (GPU_TOKENS // 4) for number in range(GPU_TEXTS)]
+    options: dict[str, Any] = {"engine": hs.Engine(unit_bytes=2 * 10**9)}
+    with TemporaryDirectory() as name:
+        corpus = hs.Corpus(texts, window=GPU_TOKENS, stride=GPU_TOKENS - 8)
+        bare = bare_passes(model, corpus, Path(name, "planned"), **options)
+        costs = measure.interleaved({"bare": bare}, repeats)
+        seen: list[JobProgress] = []
+        job = hs.ExtractJob.plan(model, corpus, Path(name, "store"), sites=SITES, **options)
+        job.run(seen.append)
+        raw = _raw_speed(Path(name, "raw"), seen[-1].bytes_written)
+    seconds, last = measure.median(costs["bare"]).wall, seen[-1]
+    return {
+        "tokens": last.tokens,
+        "bytes": last.bytes_written,
+        "bare_tokens_per_second": last.tokens / seconds,
+        "tokens_per_second": last.tokens_per_second,
+        "share_of_bare_pass": seconds / last.seconds,
+        "bytes_per_second": last.bytes_written / last.seconds,
+        "raw_bytes_per_second": raw,
+    }
+
+
+def _raw_speed(path: Path, size: int) -> float:
+    """Bytes a second that the disk takes, written in one go and brought to it."""
+    import os
+
+    piece, left = os.urandom(2**26), min(size, 8 * 10**9)
+    begin, written = time.perf_counter(), 0
+    with path.open("wb", buffering=0) as file:
+        while written < left:
+            written += file.write(piece)
+        os.fsync(file.fileno())
+    return written / (time.perf_counter() - begin)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "memory":
+        print(_peak(int(sys.argv[2])))

@@ -1,0 +1,48 @@
+"""Nodes: machines of a Ray cluster that are killed while a job runs on them; here each is a raylet of this machine."""
+
+import os
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+# Read when Ray is imported: time for a busy machine, and workers that are not starved there.
+os.environ.setdefault("RAY_raylet_start_wait_time_s", "180")
+os.environ.setdefault("RAY_worker_niceness", "0")
+
+import hiddenscope as hs
+from chaos.kills import UNIT_BYTES, faults, texts
+from hiddenscope.extract import JobProgress
+from hiddenscope.testing import tiny_model, tiny_tokenizer
+
+COUNT = 5
+MEMORY = 80 * 2**20
+
+
+def run(count: int = COUNT) -> list[str]:
+    """Kill so many nodes, each replaced by another, and say what came of it: the figures first, then what is wrong."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    model, corpus = hs.load((tiny_model("gpt2"), tiny_tokenizer())), texts(24 * count)
+    options = {"num_cpus": 1, "object_store_memory": MEMORY}
+    with TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as name:
+        folder = Path(name)
+        hs.extract(model, corpus, folder / "whole", engine=hs.Engine(unit_bytes=UNIT_BYTES, threads=1))
+        cluster = Cluster(initialize_head=True, head_node_args={**options, "include_dashboard": False})
+        nodes: list[Any] = [cluster.add_node(**options)]
+        killed: list[Any] = []
+
+        def report(now: JobProgress) -> None:
+            if now.units_done % 4 == 2 and len(killed) < count:
+                killed.append(nodes.pop())
+                cluster.remove_node(killed[-1], allow_graceful=False)
+                nodes.append(cluster.add_node(**options))
+
+        try:
+            engine = hs.Engine("ray", workers=2, threads=1, address=cluster.address, unit_bytes=UNIT_BYTES)
+            hs.ExtractJob.plan(model, corpus, folder / "store", engine=engine).run(report)
+        finally:
+            ray.shutdown()
+            cluster.shutdown()
+        wrong = faults(folder / "store", folder / "whole")
+    return [f"nodes: {len(killed)} nodes of a Ray cluster killed; {len(wrong)} faults in the store", *wrong]
