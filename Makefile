@@ -51,8 +51,8 @@ format: $(STAMP) ## Format, and mend what lint can mend.
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-conformance: $(STAMP) ## Prove the anatomy of every text model that transformers has.
-	$(BIN)/python tests/conformance/run.py
+conformance: $(STAMP) ## Prove the anatomy of every text model that transformers has. ANALYSES=1 runs every analysis on them.
+	$(BIN)/python tests/conformance/run.py $(if $(ANALYSES),--analyses)
 
 bench: $(STAMP)  ## Measure speed and memory against the bare forward pass.
 	$(BIN)/python -m bench $(if $(PEERS),--peers)

@@ -1,10 +1,13 @@
 """The first pass of a model from a file, over a few tokens, in which no operation may give an absurdly large tensor."""
 
 from collections.abc import Mapping
+from math import prod
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
 
 from hiddenscope.errors import TooLarge
 from hiddenscope.limits import largest
@@ -12,6 +15,7 @@ from hiddenscope.limits import largest
 # What one operation of a pass over a few tokens may give, and how many operations such a pass may take.
 OUTPUT, OUTPUT_PER_BYTE = 2**26, 4
 OPERATIONS, OPERATIONS_PER_MODULE = 50_000, 500
+WIDEST = 16  # bytes of one number, at most
 
 
 class Bounded(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -34,14 +38,20 @@ class Bounded(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.config: Mapping[str, Any] = config.to_dict() if hasattr(config, "to_dict") else {}
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        output = function(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
         self.operations -= 1
         if self.operations < 0:
             raise self._refusal("it makes too many operations")
+        if _may_exceed(self.largest, args, kwargs):
+            self._check(_by_shapes(function, args, kwargs))  # before there is memory for it
+        output = function(*args, **kwargs)
+        self._check(output)
+        return output
+
+    def _check(self, output: Any) -> None:
         for part in output if isinstance(output, tuple | list) else (output,):
             if isinstance(part, Tensor) and (size := part.numel() * part.element_size()) > self.largest:
                 raise self._refusal(f"it makes a tensor of {size:,} bytes")
-        return output
 
     def _refusal(self, what: str) -> TooLarge:
         return TooLarge(
@@ -49,3 +59,29 @@ class Bounded(TorchDispatchMode):  # type: ignore[no-untyped-call]
             f"for a few tokens {what}{largest(self.config)}",
             "Check the sizes in its config.",
         )
+
+
+def _may_exceed(most: int, args: Any, kwargs: Any) -> bool:
+    """Whether an operation could give so many bytes: two tensors, every number with every other, or a given size."""
+    leaves = tree_leaves((args, kwargs))
+    sizes = sorted((leaf.numel() for leaf in leaves if isinstance(leaf, Tensor)), reverse=True)
+    given = [leaf for leaf in leaves if type(leaf) is int and leaf > 1]
+    return prod([*sizes[:2], *given]) * WIDEST > most
+
+
+def _by_shapes(function: Any, args: Any, kwargs: Any) -> Any:
+    """What an operation gives, without its numbers; None where that depends on the numbers."""
+
+    def bare(leaf: Any) -> Any:
+        return (
+            leaf.to("meta")
+            if isinstance(leaf, Tensor)
+            else torch.device("meta")
+            if type(leaf) is torch.device
+            else leaf
+        )
+
+    try:
+        return function(*tree_map(bare, args), **tree_map(bare, kwargs))
+    except Exception:
+        return None

@@ -207,6 +207,16 @@ def test_limits_act_in_their_own_thread_alone_and_leave_nothing() -> None:
     assert many() == 5_000
 
 
+def test_a_tensor_is_refused_before_there_is_memory_for_it() -> None:
+    """A mask of every token by every other has no memory yet when it is refused."""
+    rows = torch.ones(10**6, dtype=torch.bool)
+    for make in (lambda: rows[:, None] & rows, lambda: torch.zeros(10**6, 10**6), lambda: rows[:9].repeat(10**11)):
+        with pytest.raises(TooLarge, match="it makes a tensor of [0-9,]+ bytes"), Bounded(nn.Linear(2, 2), "x"):
+            make()
+    with Bounded(nn.Linear(2, 2), "x"):
+        assert int((rows[:100, None] & rows[:100]).nonzero().sum()) == 990_000
+
+
 def test_a_pass_that_never_ends_is_stopped() -> None:
     class Loop(nn.Module):
         def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
