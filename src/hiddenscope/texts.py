@@ -180,7 +180,7 @@ def _holdable(found: Iterator[Row], source: Any) -> Iterator[Row]:
         if count > MOST_TEXTS or characters > MOST_CHARACTERS:
             many = f"{MOST_TEXTS:,} texts" if count > MOST_TEXTS else f"{MOST_CHARACTERS:,} characters"
             reason = f"it has more than {many}, and all of them would be held in memory"
-            remedy = "Split the file, or give a list of the texts that you want."
+            remedy = "Give it to hs.extract, which reads row by row; or split it, or give a list of texts."
             raise TooLarge(f"Cannot read {_name(source)} as a whole", reason, remedy)
         yield row
 
