@@ -11,6 +11,7 @@ from test_facts import RUNS
 import hiddenscope as hs
 from hiddenscope.catalog import ANALYSES
 from hiddenscope.results import FINDINGS
+from hiddenscope.views import sections_of
 from hiddenscope.views.page import inline
 
 TELEPHONE = {"width": 390, "height": 844}
@@ -37,6 +38,7 @@ def test_a_page_fits_a_telephone_and_can_be_read(run: Callable[[], hs.Result], t
     result = run()
     result.save(path)
     told = path.read_text("utf-8")
+    assert all(section.reading for section in sections_of(result)), "every section says what its numbers are"
     first = inline(next(iter(FINDINGS[result.kind](result))))
     assert told.index(first) < told.index("<section data-view"), "what was found is read before the picture"
     telephone.goto(path.as_uri())

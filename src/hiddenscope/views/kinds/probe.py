@@ -94,14 +94,13 @@ def _sites(names: Sequence[str]) -> str:
 def sections(result: Result) -> Iterator[Section]:
     """How the probes were trained and tested, the findings, and the mix."""
     scores, *weights = views(result)
-    sentences = list(findings(result))
-    yield Section("What can be read from each layer", f"{_method(result)}\n\n{' '.join(sentences)}", (scores,))
+    yield Section("What can a probe read from each layer?", " ".join(findings(result)), (scores,), _method(result))
     if weights:
         how = (
             "One more probe reads a weighted sum of all layers, and learns the weights with its coefficients. The "
             "weights add up to 1; the band is their range over the folds."
         )
-        yield Section("All layers together", how, tuple(weights))
+        yield Section("All layers together", "", tuple(weights), how, folded=True)
 
 
 def _method(result: Result) -> str:
@@ -116,6 +115,7 @@ def _method(result: Result) -> str:
     return (
         f"A linear probe was trained on the states of every layer to predict {quoted(str(facts['data']))}, and tested "
         f"on texts that it had not seen ({facts['rows']:,} rows of {facts['texts']:,} texts, {facts['folds']} folds). "
-        f"The line is {score}, the band its 95% interval. A probe can memorise: so one is also trained on control "
-        f"labels ({control}), and what counts is how much better it is on the true ones."
+        f"The line is {score}, and the band is its 95% interval. A probe can memorise, so another is trained on "
+        "control "
+        f"labels ({control}): what counts is how much better the probe is on the true labels."
     )

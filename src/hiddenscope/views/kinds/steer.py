@@ -58,7 +58,8 @@ def sections(result: Result) -> Iterator[Section]:
     )
     yield Section("What the model answers, steered", opening, grids or lines, reading, tables=tables)
     if grids:
-        yield Section("What it answers and what it costs", "Probabilities, and the perplexity.", lines)
+        how = "The lines are the probability of each answer, and the perplexity of other texts under the same change."
+        yield Section("What it answers, and what that costs", "", lines, how, folded=True)
 
 
 def tables(result: Result) -> Iterator[Table]:
