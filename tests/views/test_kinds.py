@@ -11,7 +11,7 @@ from test_facts import RUNS
 import hiddenscope as hs
 from hiddenscope.catalog import ANALYSES
 from hiddenscope.results import FINDINGS
-from hiddenscope.views import sections_of
+from hiddenscope.views import sections_of, views_of
 from hiddenscope.views.page import inline
 
 TELEPHONE = {"width": 390, "height": 844}
@@ -39,6 +39,7 @@ def test_a_page_fits_a_telephone_and_can_be_read(run: Callable[[], hs.Result], t
     result.save(path)
     told = path.read_text("utf-8")
     assert all(section.reading for section in sections_of(result)), "every section says what its numbers are"
+    assert not any("Point at" in view.note for view in views_of(result)), "a note is printed too"
     first = inline(next(iter(FINDINGS[result.kind](result))))
     assert told.index(first) < told.index("<section data-view"), "what was found is read before the picture"
     telephone.goto(path.as_uri())

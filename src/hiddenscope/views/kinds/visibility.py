@@ -70,7 +70,7 @@ def _state_map(result: Result, name: str) -> Grid:
     where = f"{labels(data, 'site')[-1]} at {quoted(str(data['string'].values[-1]))}"
     units = str(data[name].attrs["units"])
     measure = Measure(f"influence on {where}", last, units, scale="log", influence=influence)
-    note = f"{SIDES} Until you do, the colours show the influence on {where}."
+    note = f"The colours show the influence on {where}."
     return _grid(result, "string", labels(data, "site"), measure, note)
 
 
@@ -84,7 +84,7 @@ def _prediction_map(result: Result) -> Grid:
     target = str(data["target"].values[-1])
     words = f"log p of {target!r}" if target else "log p of the next token"
     measure = Measure(f"influence on the last {words}", seen[-1], "nats per L2", scale="log", influence=influence)
-    note = "The top row stands for the predictions: point at one of its cells to see which states influence it."
+    note = "The top row stands for the predictions."
     return _grid(result, "source_string", labels(data, "source_site"), measure, note)
 
 
