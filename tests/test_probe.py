@@ -529,6 +529,15 @@ def test_planted_numbers_are_read_the_better_the_stronger_they_are() -> None:
     assert (np.diff(worlds.logarithm) < 0).all() and (worlds.deviation**2 >= worlds.within - 1e-12).all()
 
 
+def test_few_numbers_have_finite_intervals_too() -> None:
+    """Of four texts one may be drawn four times: numbers that are all equal."""
+    given = states(torch.randn(2, 4, 6, generator=torch.Generator().manual_seed(0)))
+    result = hs.probe(given, [1.0, 2.0, 2.0, 4.0], task="regress")
+    ends = [result.data[f"r2{end}"].to_numpy() for end in ("_low", "", "_high")]
+    assert np.isfinite(ends).all() and (np.diff(ends, axis=0) >= 0).all()
+    assert (np.ptp(resampled(torch.arange(3.0), 200, 0, np.arange(3)).numpy(), axis=1) > 0).all()
+
+
 def test_the_variance_of_few_numbers_is_found_too_small_by_that_of_their_mean() -> None:
     numbers = torch.randn(10, 4_000, generator=torch.Generator().manual_seed(0)).double()
     predicted = torch.zeros(10, 1, 4_000, dtype=torch.float64)  # the true mean: an R² of 0 on fresh rows

@@ -256,7 +256,7 @@ def r2_interval(measured: Explained, groups: Ints, spread: Spread, chance: Chanc
     deviations = larger * np.interp(-tried, -descending, spread.deviation)
 
     def ends(width: float) -> tuple[float, float]:
-        likely = tried[np.abs(found - tried) <= width * deviations + reach / TRIED]
+        likely = tried[np.abs(found - tried) <= width * deviations + 2 * reach / TRIED]  # a step more: never none
         return min(score, float(1 - np.exp(likely.max()))), max(score, float(1 - np.exp(likely.min())))
 
     joint, _ = ends(chance.joint)

@@ -63,10 +63,11 @@ def resampled(numbers: Tensor, count: int, seed: int, groups: Ints) -> Tensor:
     """Numbers that mean nothing, so many times, `[count, row]`: those of groups that are drawn with replacement.
 
     Where all rows of each group have one number, a group gets that of another. Otherwise the numbers of the drawn
-    groups are laid over the rows one group after the other.
+    groups are laid over the rows one group after the other. Numbers that come out all equal are drawn again: they have
+    no variance to explain.
 
     >>> resampled(torch.tensor([1.0, 1.0, 2.0, 2.0]), 50, 0, np.array([0, 0, 1, 1])).unique(dim=0).tolist()
-    [[1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 2.0, 2.0], [2.0, 2.0, 1.0, 1.0], [2.0, 2.0, 2.0, 2.0]]
+    [[1.0, 1.0, 2.0, 2.0], [2.0, 2.0, 1.0, 1.0]]
     """
     generator, order = np.random.default_rng(seed), np.argsort(groups, kind="stable")
     own = numbers.numpy()[order]
@@ -75,12 +76,14 @@ def resampled(numbers: Tensor, count: int, seed: int, groups: Ints) -> Tensor:
     uniform = bool((np.repeat(own[starts], sizes) == own).all())
     drawn = np.empty((count, len(own)))
     for labels in drawn:
-        chosen = generator.integers(len(sizes), size=len(sizes))
-        if uniform:
-            labels[:] = own[starts][chosen][groups]
-        else:
-            rows = np.concatenate([np.arange(starts[k], starts[k] + sizes[k]) for k in chosen])
-            labels[order] = np.resize(own[rows], len(own))
+        labels[:] = 0
+        while not np.ptp(labels):
+            chosen = generator.integers(len(sizes), size=len(sizes))
+            if uniform:
+                labels[:] = own[starts][chosen][groups]
+            else:
+                rows = np.concatenate([np.arange(starts[k], starts[k] + sizes[k]) for k in chosen])
+                labels[order] = np.resize(own[rows], len(own))
     return torch.from_numpy(drawn)
 
 
