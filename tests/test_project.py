@@ -510,3 +510,14 @@ def test_nearest_points_that_contradict_the_silhouette_are_said_to() -> None:
         "of 0% of the points has the same class (p = 1 at that site), so nearest neighbours alone do not show it."
         in sentence
     )
+
+
+def test_sections_hold_every_finding_and_name_the_classes() -> None:
+    rows, codes = points(30, 8, 2, apart=9.0)
+    labelled = hs.project(states(rows[None]), ["ab"[code] for code in codes], method="pca")
+    bare = hs.project(states(torch.cat([rows, rows])[None, :30]), method="pca")
+    for result in (labelled, bare):
+        told = " ".join(section.prose for section in sections_of(result))
+        assert all(line.strip() in told for line in result.summary().splitlines()[1:])
+    assert "(“a”, “b”)" in sections_of(labelled)[0].reading or "(“b”, “a”)" in sections_of(labelled)[0].reading
+    assert "classes" not in sections_of(bare)[0].title

@@ -262,18 +262,18 @@ def sections(result: Result) -> Iterator[Section]:
     ]
     reading = (
         f"Every panel is one layer, drawn by {method}. Every point is the hidden state of {point}, coloured by its "
-        "class. "
-        f"{_examples(result)}A picture in two dimensions can show groups that are not there, so the scores beneath "
-        "each "
-        "panel are those of the full space, with p-values from shuffled labels."
+        f"class{_class_names(result)}. {_examples(result)}A picture in two dimensions can show groups that are not "
+        "there, so the scores beneath each panel are those of the full space, with p-values from shuffled labels."
     )
-    yield Section("At which layers are the classes apart?", " ".join(apart), (panels,), reading)
+    told = list(findings(result))
+    first = apart if along and apart else told
+    title = "At which layers are the classes apart?" if apart else "How do the texts lie in every layer?"
+    yield Section(title, " ".join(first), (panels,), reading)
     if along:
-        rest = " ".join(sentence for sentence in findings(result) if sentence not in apart)
+        rest = " ".join(sentence for sentence in told if sentence not in first)
         how = (
             "The lines are the same scores along the layers. At any one layer, one in twenty shuffled labels reaches "
-            "the "
-            "dashed line."
+            "the dashed line."
         )
         yield Section("The scores along the layers", rest, tuple(along), how, folded=True)
 
@@ -282,6 +282,12 @@ def _verdicts(of: str, part: Facts) -> Iterator[str]:
     """Where the classes are apart, and nothing else."""
     if separation := part.get("separation"):
         yield _separation(of, separation)
+
+
+def _class_names(result: Result) -> str:
+    """The classes in brackets, where they are few."""
+    names = list(dict.fromkeys(name for name in _classes(result.data) if name))
+    return f" ({', '.join(quoted(name) for name in names)})" if 0 < len(names) <= 4 else ""
 
 
 def _examples(result: Result) -> str:
