@@ -64,8 +64,7 @@ PLAIN = {
     "anatomy": r"bit for bit|The bar is the raw|largest absolute difference",
     "probe": r"^One more probe|what counts is|^Better than guessing",  # the last is what is counted below
     "search": r"^Nearest to|compared with every query",  # every row was looked at
-    "project": r"Do not trust|look apart|groups can be seen|rotated|Trust is|dashed line|picture in two dimensions"
-    r"|^Silhouette: 1 if|^Neighbour: the share",
+    "project": r"Do not trust|look apart|groups can be seen|^Neighbour is|dashed line|picture in two dimensions",
     "cluster": r"points that are together here may be apart",
     "drift": r"^In the output, the KL|^Local error is what|sites? differs? on equal input|of the candidate differs in",
 }

@@ -159,15 +159,12 @@ def _sites(names: Sequence[str]) -> str:
 
 def _note(result: Result) -> str:
     sentences = [
-        "Beneath each panel are scores of the full space, with p-values from shuffled labels for that site alone. "
-        "Silhouette: 1 if the classes are far apart, 0 if not at all. Neighbour: the share of points whose nearest "
-        "point is of their class. Trust, the trustworthiness of the picture: 1 if no point has a neighbour in it that "
-        "is far away in the full space."
+        "Scores are those of the full space, and p-values are for one site alone. Neighbour is the share of points "
+        "whose nearest point is of their class; trust is the trustworthiness of the picture."
     ]
     if any(part.get("separation", {}).get("apart_at") for part in result.facts["parts"]):
         sentences.append(
-            f"A panel marked “{APART}” has its classes apart in the full space: p at most 0.05 by the silhouette, "
-            "corrected for the number of sites."
+            f"Panels marked “{APART}” have classes apart by the silhouette (p at most 0.05, corrected for all sites)."
         )
     if len(result.facts["parts"]) > 1 and "model" in result.data.dims:
         sentences.append("A percentage is the depth of a site in its model; panels of one column are about as deep.")

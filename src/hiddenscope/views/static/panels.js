@@ -68,7 +68,7 @@ export class PanelsView {
     this.words.addEventListener("input", () => this.change(() => this.picked.find(this.words?.value ?? "")));
     if (this.panels.sites.length > 1) controls.append(this.modes.root, this.player.root);
     if (this.panels.texts.length) controls.append(this.words);
-    controls.append(this.tools.root, this.zoom.root);
+    controls.append(element("div", { class: "hands" }, [this.tools.root, this.zoom.root]));
     const marked = this.panels.sites.filter((_, i) => this.panels.marks[i]).length;
     const summary = `${shownText(this.panels.title, 200)}: ${this.panels.sites.length} panels of ${this.panels.points.shape[1]} points`;
     const label = marked ? `${summary}, ${marked} marked ${shownText(this.panels.marks.find(Boolean) ?? "", 40)}` : summary;
