@@ -26,6 +26,7 @@ from hiddenscope.cli import arguments, command, terminal
 from hiddenscope.cli.demo import _print_grid
 from hiddenscope.loading import zoo
 from hiddenscope.results import FINDINGS
+from hiddenscope.views import render
 
 runner = CliRunner()
 TEXT = "The capital of France is Paris."
@@ -422,3 +423,21 @@ def test_an_option_that_would_do_nothing_is_not_there() -> None:
     figures = {name for name, found in options.items() if {"--view", "--measure", "--width"} <= found}
     assert figures == {analysis.word for analysis in ANALYSES if analysis.result}
     assert not {"--device", "--dtype"} & options["models"]
+
+
+def test_the_other_side_has_a_dtype_and_a_device_of_its_own(folder: str, tmp_path: Path) -> None:
+    out = tmp_path / "sides.nc"
+    call = ["compare", TEXT, "--model", folder, "--sites", "layer.1,final", "--device", "cpu", "--dtype", "float32"]
+    other = ["--other-dtype", "bfloat16", "--other-device", "cpu", "--out", str(out), "--quiet"]
+    done = runner.invoke(cli.app, [*call, *other])
+    assert done.exit_code == 0, done.stderr
+    source = hs.Result.load(out).source
+    assert (source["dtype"], source["other"]["dtype"], source["other"]["model"]) == (
+        "float32",
+        "bfloat16",
+        source["model"],
+    )
+    title = next(iter(hs.Result.load(out).views.values()))
+    assert "float32" in title and "bfloat16" in title
+    page = render.page(hs.Result.load(out))
+    assert "dtype: float32" in page and "dtype of the other side: bfloat16" in page

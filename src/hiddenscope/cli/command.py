@@ -187,7 +187,7 @@ def _errors_as_messages(debug: bool, options: Collection[str] = ()) -> Iterator[
         with interrupt.guarded():
             yield
     except KeyboardInterrupt:
-        _stop()
+        interrupt.leave()
     except BrokenPipeError:  # whoever read our output has gone, as in `hiddenscope models | head -1`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
@@ -195,7 +195,7 @@ def _errors_as_messages(debug: bool, options: Collection[str] = ()) -> Iterator[
         if debug:
             raise
         if _was_interrupted(error):
-            _stop()
+            interrupt.leave()
         _leave(in_options(str(error), options), 2)
     except (typer.Exit, typer.Abort):
         raise
@@ -207,7 +207,7 @@ def _errors_as_messages(debug: bool, options: Collection[str] = ()) -> Iterator[
         if debug:
             raise
         if _was_interrupted(error):
-            _stop()
+            interrupt.leave()
         _leave(f"{type(error).__name__}: {error}\nThis is unexpected: --debug shows where it happened.", 2)
 
 
@@ -268,11 +268,6 @@ def in_bytes(count: int) -> str:
         if count >= size:
             return f"{count / size:.3g} {unit}" if count < 999.5 * size else f"{count / size:,.0f} {unit}"
     return f"{count} bytes"
-
-
-def _stop() -> NoReturn:
-    interrupt.say_stopped()
-    sys.exit(interrupt.EXIT_CODE)
 
 
 def _leave(message: str, code: int) -> NoReturn:

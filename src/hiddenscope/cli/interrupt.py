@@ -29,6 +29,7 @@ def watch() -> None:
         return
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
+    _state.watched = True
     signal.signal(signal.SIGINT, _interrupted)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)  # Python writes the signal's number there at once
     threading.Thread(target=_end_soon, args=(reader,), name="interrupt", daemon=True).start()
@@ -58,19 +59,23 @@ def say_stopped(message: str = "Stopped.") -> None:
 class _State:
     depth: int = 0
     said: bool = False
+    watched: bool = False
 
 
 _state = _State()
 
 
-def _leave() -> NoReturn:
+def leave() -> NoReturn:
+    """Say that the command was stopped, and end: at once, since to take a large model apart takes longer than that."""
     say_stopped()
+    if not _state.watched:
+        sys.exit(EXIT_CODE)
     os._exit(EXIT_CODE)
 
 
 def _interrupted(number: int, frame: FrameType | None) -> NoReturn:
     if not _state.depth:
-        _leave()
+        leave()
     sys.unraisablehook = lambda unraisable: None  # an interrupt within a destructor would be printed with its traceback
     threading.excepthook = lambda thread: None
     raise KeyboardInterrupt
@@ -80,4 +85,4 @@ def _end_soon(reader: int) -> None:
     while os.read(reader, 1) != bytes([signal.SIGINT]) or signal.getsignal(signal.SIGINT) is not _interrupted:
         pass  # a server that handles the signal itself ends by itself
     time.sleep(GRACE)
-    _leave()
+    leave()

@@ -9,6 +9,9 @@ from hiddenscope.cli.arguments import dataset, texts_in
 from hiddenscope.cli.command import Shared, TextsArgument, command, show
 from hiddenscope.errors import TextError
 
+FEW = 10  # the perplexity of many settings on many texts takes nearly all of the time
+QUALITY = f"Texts for the perplexity: a file, or plain for all 40 shipped sentences; {FEW} of them if not given."
+
 
 @command
 def steer(
@@ -22,7 +25,7 @@ def steer(
     ablate: Annotated[bool, typer.Option("--ablate", help="Project the direction out instead of adding it.")] = False,
     upwards: Annotated[bool, typer.Option("--upwards", help="In every layer above each site too.")] = False,
     sites: Annotated[str | None, typer.Option(help="Which states, one at a time; ten layers if not given.")] = None,
-    quality: Annotated[str | None, typer.Option(help="Texts for the perplexity: a shipped name, or a file.")] = None,
+    quality: Annotated[str | None, typer.Option(help=QUALITY)] = None,
     pool: Annotated[
         Literal["last", "mean", "max", "cls"], typer.Option(help="Which states of a text make its direction.")
     ] = "last",
@@ -39,7 +42,7 @@ def steer(
         reason = "an ablation projects the direction out wholly"
         raise TextError("--strengths and --ablate were both given", reason, "Leave one of them out.")
     sets = _two_sets(data, toward, away)
-    plain = None if quality is None else list(dataset(quality).texts)
+    plain = list(dataset("plain").texts[:FEW] if quality is None else dataset(quality).texts)
     options: dict[str, Any] = (
         {} if strengths is None and not ablate else {"strengths": "ablate" if ablate else _numbers(strengths)}
     )

@@ -9,7 +9,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, get_args
 from urllib.parse import quote
 
 from hiddenscope.arguments import checked
@@ -29,6 +29,7 @@ NOTEBOOK_DPI = 130
 WIDTHS: dict[str, float | None] = {"": None, "column": 3.3, "page": 6.9}  # inches
 HEIGHT = 620  # of a notebook's output, until the page has said how high it is
 LEADING = 3  # findings above the views, where there are many
+SECOND = {"other": "other side", "candidate": "candidate", "donor": "donor"}  # keys of a second source
 ORIGIN = ("model", "revision", "weights", "dtype", "device", "attention", "versions")
 
 
@@ -44,7 +45,7 @@ def page(result: Result, docs: str = "") -> str:
     opening = "\n".join(findings if len(findings) <= LEADING + 1 else findings[:LEADING])
     parts = {
         "More findings": findings[LEADING:] if len(findings) > LEADING + 1 else [],
-        "Where it comes from": _items({key: result.source.get(key) for key in ORIGIN}),
+        "Where it comes from": _items(_origin(result)),
     }
     closing = "\n\n".join(f"# {name}\n\n" + "\n".join(lines) for name, lines in parts.items() if lines)
     return told(sections, title, opening, closing, docs)
@@ -91,6 +92,19 @@ def _table(facts: Facts) -> Listing:
     """The facts of a kind that has no sentences for them, with names as a person reads them."""
     pairs = (line.removeprefix("- ").split(": ", 1) for line in _items(facts))
     return Listing("What was found", ("name", "value"), tuple((key.replace("_", " "), value) for key, value in pairs))
+
+
+def _origin(result: Result) -> Facts:
+    """Where a result comes from; of a second model, what differs."""
+    origin: dict[str, Any] = {}
+    for key in ORIGIN:
+        origin[key] = result.source.get(key)
+        for role in SECOND:
+            second = result.source.get(role)
+            theirs = second.get(key) if isinstance(second, dict) else None
+            if theirs is not None and theirs != origin[key]:
+                origin[f"{key} of the {SECOND[role]}"] = theirs
+    return origin
 
 
 def _items(facts: Facts) -> list[str]:
