@@ -3,9 +3,11 @@
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from numpy.typing import NDArray
 
 import hiddenscope as hs
 from hiddenscope.errors import Damaged, StatesError, StoreError
-from hiddenscope.store import StorePlan, StoreRow, Writer, create, resume
+from hiddenscope.store import StorePlan, StoreRow, Writer, create, resume, verify
 from hiddenscope.testing import tiny_store
 from hiddenscope.testing.stores import COPIES, SITES, tiny_row, tiny_rows, tiny_values
 
@@ -355,3 +357,24 @@ def test_a_store_is_read_without_torch(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", WITHOUT_TORCH, str(tmp_path)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "32" in done.stdout
+
+
+GOLDEN = Path(__file__).parent / "golden"
+VALUES = {"layer.0": "0bda554a61066195", "layer.1": "7ccfc1e63a6bf678", "final": "95e48e7857001204"}
+
+
+def test_a_store_of_version_1_is_read_and_written_as_ever(tmp_path: Path) -> None:
+    path = tmp_path / "golden"
+    shutil.copytree(GOLDEN / "store-1", path)
+    store = hs.open(path)
+    digests = {str(site): hashlib.sha256(np.asarray(store[site]).tobytes()).hexdigest()[:16] for site in store.sites}
+    assert digests == VALUES and store.complete and verify(path).intact
+    assert store.tokens.lengths.tolist() == [5, 3, 4, 10, 3, 5, 2] and store.tokens.strings[:2] == ("t0", "t1")
+    plan = replace(store.plan, units=(), duplicates="", strings="")
+    writer = create(tmp_path / "again", plan, texts(), COPIES, STRINGS)
+    for unit in writer.pending():
+        parts = [store.of(text) for text in sorted({row.text for row in writer.rows(unit)})]
+        states = {site: np.concatenate([np.asarray(part[site]) for part in parts]) for site in SITES}
+        writer.commit(unit, {site: (array.view(np.uint32) >> 16).astype("<u2") for site, array in states.items()})
+    writer.complete()
+    assert files_of(tmp_path / "again") == files_of(GOLDEN / "store-1")
