@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hiddenscope.errors import StoreError
-from hiddenscope.store.checksums import BLOCK, Digests, pieces_of
+from hiddenscope.store.checksums import BLOCK, PIECE, Digests, pieces_of
 from hiddenscope.store.plan import DTYPES, StorePlan, StoreRow, UnitDigest
 
 TABLE = "blocks.crc32c"
@@ -134,8 +134,11 @@ def write_shard(path: Path, layout: ShardLayout, tensors: Mapping[str, NDArray[A
     buffers = [memoryview(layout.header)]
     buffers += [_bytes_of(tensors[name]) for name in layout.places if name != TABLE]
     with path.open("r+b", buffering=0) as file, Digests() as digests:
+        done = 0
         for piece in digests.passing(pieces_of(buffers)):
             _write(file.fileno(), piece)
+            _begin_writeback(file.fileno(), done, len(piece))
+            done += len(piece)
         table = digests.block_table()
         _write(file.fileno(), memoryview(table))
         os.fsync(file.fileno())
@@ -145,6 +148,12 @@ def write_shard(path: Path, layout: ShardLayout, tensors: Mapping[str, NDArray[A
 def _write(descriptor: int, piece: memoryview) -> None:
     while len(piece):
         piece = piece[os.write(descriptor, piece) :]
+
+
+def _begin_writeback(descriptor: int, start: int, length: int) -> None:
+    """Have the disk begin with these bytes at once, while the next are hashed; `fsync` would wait for all of them."""
+    if hasattr(os, "posix_fadvise") and length >= PIECE:
+        os.posix_fadvise(descriptor, start, length, os.POSIX_FADV_DONTNEED)
 
 
 def _bytes_of(array: NDArray[Any]) -> memoryview:

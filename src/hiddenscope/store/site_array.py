@@ -107,6 +107,13 @@ class SiteArray:
         return out
 
     def _taken(self, rows: Ints) -> NDArray[np.float32]:
+        native = self.native(rows)
+        out = np.empty(native.shape, np.float32)
+        widen(native, self.stored, out)
+        return out
+
+    def native(self, rows: Ints) -> NDArray[Any]:
+        """Some rows as they lie on disk, in the order in which they are asked for; bfloat16 as its bits."""
         count = len(self)
         if rows.size and not -count <= rows.min() <= rows.max() < count:
             reason = f"the indices run from {rows.min():,} to {rows.max():,}"
@@ -120,9 +127,8 @@ class SiteArray:
             part = np.empty((len(chosen), self.shape[1]), DTYPES[self.stored])
             self._shards[unit].take(self.site, places[chosen][sorting], part)
             native[chosen[sorting]] = part
-        out = np.empty(native.shape, np.float32)
-        widen(native, self.stored, out)
-        return out if len(wanted) == len(rows) and (inverse == np.arange(len(rows))).all() else out[inverse]
+        in_order = len(wanted) == len(rows) and bool((inverse == np.arange(len(rows))).all())
+        return native if in_order else native[inverse]
 
 
 def widen(native: NDArray[Any], stored: str, out: NDArray[np.float32]) -> None:

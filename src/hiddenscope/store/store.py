@@ -277,12 +277,19 @@ class Store:
 
     def blocks(self, site: str | Site, rows: int | None = None) -> "Iterator[torch.Tensor]":
         """The rows of one site in order, in their own dtype, some at a time: 64 MiB, or as many as are asked for."""
-        import torch
-
         array = self[site]
         for part in array.native_blocks(rows or max(1, min(ROWS, AT_ONCE // array.row_bytes))):
-            bits = torch.from_numpy(part)
-            yield bits.view(torch.bfloat16) if self.plan.dtype == "bfloat16" else bits
+            yield self._tensor(part)
+
+    def rows(self, site: str | Site, numbers: Sequence[int] | Ints) -> "torch.Tensor":
+        """Some rows of one site, in their own dtype and in the order in which they are asked for."""
+        return self._tensor(self[site].native(np.asarray(numbers, dtype=np.int64)))
+
+    def _tensor(self, native: NDArray[Any]) -> "torch.Tensor":
+        import torch
+
+        bits = torch.from_numpy(native)
+        return bits.view(torch.bfloat16) if self.plan.dtype == "bfloat16" else bits
 
     def to_states(self, sites: SitePatterns = "*") -> "states.States":
         """The states in memory: of `.of(text)`, or of a store that is small."""

@@ -79,6 +79,7 @@ class Writer:
 
     def __init__(self, folder: StoreFolder, plan: StorePlan) -> None:
         self.folder, self.plan, self.digest = folder, plan, plan.digest
+        self._rows: tuple[str, list[StoreRow]] = "", []  # of the unit that was read last: it is committed next
 
     def __enter__(self) -> Self:
         return self
@@ -98,7 +99,11 @@ class Writer:
 
     def rows(self, unit: str) -> list[StoreRow]:
         """The texts of a unit, checked against the plan."""
-        return read_rows(self.folder, self._unit(unit))
+        kept, rows = self._rows
+        if kept != unit:
+            rows = read_rows(self.folder, self._unit(unit))
+            self._rows = unit, rows
+        return list(rows)
 
     def commit(self, unit: str, values: Mapping[str, Any]) -> bool:
         """Write the states of a unit by site, `[row, width]`, and record it; False if another was first."""

@@ -16,12 +16,13 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hiddenscope.analyses.drift.culprit import Culprit, Search
 from hiddenscope.analyses.drift.foreign import (
@@ -240,7 +241,8 @@ def _foreign(
         paired = {site: value.name for site, value in pairs.chosen.items()}
         theirs = rows_of_function(given, paired, reference, inputs)
         dtype = next(iter(theirs.values())).dtype
-        measured = of_passes(reference, model, theirs, dtype, inputs)
+        taken = {name: partial(_some, rows) for name, rows in theirs.items()}
+        measured = of_passes(reference, model, taken, dtype, inputs)
     source = {"model": name, "dtype": str(dtype).removeprefix("torch.")}
     return _Comparison(
         (model.name, name),
@@ -251,6 +253,10 @@ def _foreign(
         pairs.facts(reference),
         {**measured.passes, "candidate": 1},
     )
+
+
+def _some(rows: Tensor, numbers: Sequence[int]) -> Tensor:
+    return rows.cpu()[list(numbers)]
 
 
 def _source_of(second: Model | Given, candidate: Live) -> dict[str, Any]:
@@ -288,12 +294,8 @@ def _one_saved(model: Model, saved: Saved, texts: Texts | Inputs | None, *, swap
     names = (saved.name, model.name) if swapped else (model.name, saved.name)
     both = common(tuple(reference.sites()), saved.sites, names)
     for site in both:
-        if reference.anatomy.width(site) != saved.rows(site).shape[-1]:
-            reason = (
-                f"{site} is {reference.anatomy.width(site)} wide in one and {saved.rows(site).shape[-1]} in the other"
-            )
-            raise StatesError("Cannot compare the two runs", reason, "Give two versions of one model.")
-    by_name = {str(site): saved.rows(site) for site in both}
+        _check_widths(site, reference.anatomy.width(site), saved.width(site))
+    by_name = {str(site): partial(saved.rows, site) for site in both}
     with model.lock:
         measured = of_passes(reference, model, by_name, saved.dtype, inputs)
     sources = [model.source(None).to_json(), saved.stacks[0].source.to_json()]
@@ -322,15 +324,11 @@ def _two_saved(first: Saved, second: Saved) -> _Comparison:
         if one.ids.tolist() != two.ids.tolist() or one.lengths.tolist() != two.lengths.tolist():
             reason = f"they hold {len(one):,} and {len(two):,} tokens that are not the same"
             raise StatesError("The two saved runs are of different texts", reason, "Capture both on the same texts.")
-    pairs = [(site, first.rows(site), second.rows(site)) for site in both]
-    for site, mine, theirs in pairs:
-        if mine.shape != theirs.shape:
-            reason = f"{site} is {mine.shape[-1]} wide in one and {theirs.shape[-1]} in the other"
-            raise StatesError("Cannot compare the two runs", reason, "Give two versions of one model.")
+    for site in both:
+        _check_widths(site, first.width(site), second.width(site))
     tokens = {stack: first.of(stack).tokens for stack in dict.fromkeys(site.stack for site in both)}
-    measured = of_states(
-        {str(site): (mine, theirs) for site, mine, theirs in pairs}, {s: len(t) for s, t in tokens.items()}
-    )
+    pairs = {str(site): zip(first.blocks(site), second.blocks(site), strict=True) for site in both}
+    measured = of_states(pairs, {stack: len(own) for stack, own in tokens.items()})
     shown = [{"site": str(site), "reference": str(site), "candidate": str(site)} for site in both]
     sources = [first.stacks[0].source.to_json(), second.stacks[0].source.to_json()]
     return _Comparison(
@@ -342,6 +340,12 @@ def _two_saved(first: Saved, second: Saved) -> _Comparison:
         {"by": "site", "pairs": shown},
         {"reference": 0, "candidate": 0},
     )
+
+
+def _check_widths(site: Site, mine: int, theirs: int) -> None:
+    if mine != theirs:
+        reason = f"{site} is {mine} wide in one and {theirs} in the other"
+        raise StatesError("Cannot compare the two runs", reason, "Give two versions of one model.")
 
 
 def _accepted(path: Path, measured: Errors) -> dict[str, Any]:

@@ -8,9 +8,10 @@ in float64, with another attention kernel, in another batch, with another number
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -29,6 +30,7 @@ from hiddenscope.analyses.drift.observe import (
     attention_kernel,
     check_finite,
     gap,
+    gap_of_blocks,
     observe,
 )
 from hiddenscope.analyses.drift.sides import alike, not_wider
@@ -38,6 +40,8 @@ from hiddenscope.passes import Inputs
 from hiddenscope.sites import Site
 
 Array: TypeAlias = NDArray[np.float64]
+Taken: TypeAlias = Callable[[Sequence[int]], Tensor]
+"""What gives some rows of a site."""
 
 CELLS: Mapping[str, Mapping[str, str]] = {
     "relative": {"long_name": "relative error", "units": "L2 over the reference's norm", "scale": "log"},
@@ -313,7 +317,7 @@ def not_finite(inputs: Inputs, texts: Sequence[int], model: Model) -> Callable[[
 def of_passes(
     reference: Live,
     model: Model,
-    given: Mapping[str, Tensor],
+    given: Mapping[str, Taken],
     dtype: torch.dtype,
     inputs: Inputs,
 ) -> Errors:
@@ -329,7 +333,7 @@ def of_passes(
             if name not in given or name not in plain.rows:
                 continue
             rows_here = places[stack_of(name, measured.tokens)]
-            theirs = given[name].cpu()[list(rows_here)]
+            theirs = given[name](rows_here)
             _refuse_infinite(theirs, name)
             gaps = [gap(plain.rows[name], null.rows[name]) for null in nulls]
             judge_rows(measured, name, (plain.rows[name], theirs), gaps, batch)
@@ -342,17 +346,38 @@ def of_passes(
     return measured
 
 
-def of_states(pairs: Mapping[str, tuple[Tensor, Tensor]], tokens: dict[str | None, int]) -> Errors:
-    """Two runs of which only the states are here: the rounding tolerance of their dtype stands for the noise."""
+def of_states(pairs: Mapping[str, Iterable[tuple[Tensor, Tensor]]], tokens: dict[str | None, int]) -> Errors:
+    """Two runs of which only the states are here, in blocks: the tolerance of their dtype stands for the noise."""
     measured = Errors(tokens, sources=["tolerance"])
-    for name, (one, two) in pairs.items():
-        one, two = one.cpu(), two.cpu()
-        check_finite(Observed({name: one}), "reference", lambda _, row: f"in row {row}")
-        _refuse_infinite(two, name)
-        judge_rows(measured, name, (one, two), [], Inputs(()))
-        for measure, values in cells(one, two).items():
-            measured.put(name, measure, range(len(one)), values)
+    for name, blocks in pairs.items():
+        dtypes: set[torch.dtype] = set()
+        error = gap_of_blocks(_measuring(measured, name, blocks, dtypes))
+        judge_gap(measured, name, error, _coarse(dtypes), [], Inputs(()))
     return measured
+
+
+def _measuring(
+    measured: Errors, name: str, blocks: Iterable[tuple[Tensor, Tensor]], dtypes: set[torch.dtype]
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Blocks of two runs, measured token by token on their way."""
+    done = 0
+    for one, two in blocks:
+        one, two = one.cpu(), two.cpu()
+        check_finite(Observed({name: one}), "reference", partial(_row, "in row", done))
+        check_finite(Observed({name: two}), "candidate", partial(_row, "row", done))
+        for measure, values in cells(one, two).items():
+            measured.put(name, measure, range(done, done + len(one)), values)
+        dtypes |= {one.dtype, two.dtype}
+        done += len(one)
+        yield one, two
+
+
+def _row(words: str, done: int, _: object, row: int) -> str:
+    return f"{words} {done + row}"
+
+
+def _coarse(dtypes: Iterable[torch.dtype]) -> torch.dtype:
+    return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
 
 
 def _refuse_infinite(rows: Tensor, name: str) -> None:
@@ -361,8 +386,13 @@ def _refuse_infinite(rows: Tensor, name: str) -> None:
 
 def judge_rows(measured: Errors, name: str, pair: tuple[Tensor, Tensor], nulls: Sequence[Gap], batch: Inputs) -> None:
     """Hold whole passes against each other, token by token: noise grows very differently from token to token."""
-    error = gap(*pair)
-    coarse = max((one.dtype for one in pair), key=lambda dtype: torch.finfo(dtype).eps)
+    judge_gap(measured, name, gap(*pair), _coarse(one.dtype for one in pair), nulls, batch)
+
+
+def judge_gap(
+    measured: Errors, name: str, error: Gap, coarse: torch.dtype, nulls: Sequence[Gap], batch: Inputs
+) -> None:
+    """Hold the gap between two passes, of which the coarser is in this dtype, against that of passes without fault."""
     unit = torch.finfo(coarse).eps
     if nulls:
         expected = torch.stack([null.rows for null in nulls]).amax(0)

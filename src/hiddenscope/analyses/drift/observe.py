@@ -118,15 +118,24 @@ def gap(reference: Tensor, other: Tensor) -> Gap:
     >>> gap(torch.ones(2, 4), torch.tensor([[1.0] * 4, [2.0] * 4])).rows
     tensor([0., 1.], dtype=torch.float64)
     """
-    one, two = reference.detach().cpu().double(), other.detach().cpu().double()
-    difference, norms = two - one, one.norm(dim=-1)
+    return gap_of_blocks([(reference, other)])
+
+
+def gap_of_blocks(pairs: Iterable[tuple[Tensor, Tensor]]) -> Gap:
+    """The gap of rows that come in blocks, the same as that of all rows together."""
+    apart, sizes = [torch.empty(0, dtype=torch.float64)], [torch.empty(0, dtype=torch.float64)]
+    off = largest = torch.zeros((), dtype=torch.float64)
+    for reference, other in pairs:
+        one, two = reference.detach().cpu().double(), other.detach().cpu().double()
+        difference = two - one
+        apart.append(difference.norm(dim=-1))
+        sizes.append(one.norm(dim=-1))
+        if one.numel():
+            off, largest = off.maximum(difference.abs().amax(0)), largest.maximum(one.abs().amax(0))
+    norms = torch.cat(sizes)
     floor = SMALLEST * float(norms.square().mean().sqrt()) if len(norms) else 0.0
-    rows = _over(difference.norm(dim=-1), norms.clamp_min(floor))
-    if not one.numel():
-        return Gap(rows, 0.0)
-    largest = one.abs().amax(0)
-    channels = _over(difference.abs().amax(0), largest.clamp_min(SMALLEST * float(one.abs().max())))
-    return Gap(rows, float(channels.max()))
+    channels = _over(off, largest.clamp_min(SMALLEST * float(largest.max())))
+    return Gap(_over(torch.cat(apart), norms.clamp_min(floor)), float(channels.max()))
 
 
 def _over(difference: Tensor, size: Tensor) -> Tensor:

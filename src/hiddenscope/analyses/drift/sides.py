@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -21,7 +21,10 @@ from hiddenscope.model import Model, load
 from hiddenscope.passes import Inputs, TextEncoder, Texts, recordable
 from hiddenscope.sites import Site, summarise
 from hiddenscope.states import Pair, Readable, States
+from hiddenscope.store import Store
+from hiddenscope.store import open as open_store
 
+BLOCK = 8192  # rows of saved states that are compared at a time
 KNOWN_KERNELS = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
 
 
@@ -30,7 +33,7 @@ class Saved:
     """States from another run: only whole passes can be compared with them."""
 
     name: str
-    stacks: tuple[States, ...]
+    stacks: tuple[States | Store, ...]
 
     @property
     def dtype(self) -> torch.dtype:
@@ -38,22 +41,32 @@ class Saved:
 
         Mamba keeps its residual stream in float32 whatever its weights are in.
         """
-        first = self.stacks[0].values[0]
-        narrow = [
-            dtype for dtype in (torch.bfloat16, torch.float16) if bool((first.to(dtype).to(first) == first).all())
-        ]
-        return next(iter(narrow), first.dtype)
+        narrow, own = [torch.bfloat16, torch.float16], torch.float32
+        for block in self.blocks(self.stacks[0].sites[0]):
+            own = block.dtype
+            narrow = [dtype for dtype in narrow if bool((block.to(dtype).to(block) == block).all())]
+        return next(iter(narrow), own)
 
     @property
     def sites(self) -> tuple[Site, ...]:
         """The sites of all its stacks."""
         return tuple(site for states in self.stacks for site in states.sites)
 
-    def rows(self, site: Site) -> Tensor:
-        """The states of a site, one row a token."""
-        return next(states[site] for states in self.stacks if site in states.sites)
+    def width(self, site: Site) -> int:
+        """How many numbers a state of the site has."""
+        states = self.of(site.stack)
+        return states.width if isinstance(states, States) else states[site].shape[1]
 
-    def of(self, stack: str | None) -> States:
+    def rows(self, site: Site, numbers: Sequence[int]) -> Tensor:
+        """Some rows of a site."""
+        states = self.of(site.stack)
+        return states[site].cpu()[list(numbers)] if isinstance(states, States) else states.rows(site, numbers)
+
+    def blocks(self, site: Site) -> Iterator[Tensor]:
+        """The states of a site, so many rows at a time for every side."""
+        return self.of(site.stack).blocks(site, BLOCK)
+
+    def of(self, stack: str | None) -> States | Store:
         """The states of a stack."""
         return next(states for states in self.stacks if states.sites[0].stack == stack)
 
@@ -75,10 +88,13 @@ def opened(given: Any, who: str) -> Side:
         return given
     if isinstance(given, Pair):
         return Saved(given.encoder.source.model, (given.encoder, given.decoder))
-    if isinstance(given, States):
+    if isinstance(given, States | Store):
         return Saved(given.source.model, (given,))
     if isinstance(given, str | os.PathLike):
         path = Path(given)
+        if (path / "plan.json").is_file():
+            store = open_store(path)
+            return Saved(f"{store.source.model} ({path.name})", (store,))
         return _saved_file(path) if path.suffix == ".safetensors" and path.is_file() else load(given)
     if isinstance(given, Readable):
         return Saved(str(getattr(getattr(given, "source", None), "model", "states")), (_gathered(given),))

@@ -1,0 +1,119 @@
+"""A store on disk: writing, reading one layer and reading here and there, against the bare file system."""
+
+import os
+import shutil
+import statistics
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+import hiddenscope as hs
+from bench import measure
+from bench.measure import Row
+from hiddenscope.store import StorePlan, StoreRow, Writer, create
+from hiddenscope.store.checksums import PIECE
+
+UNITS, ROWS, WIDTH, SITES = 8, 16_384, 2048, ("layer.0", "layer.1")
+PICKED = 1000
+WRITE_BAR, READ_BAR, PICK_BAR = 0.8, 0.8, 5.0
+
+
+def rows(repeats: int) -> list[Row]:
+    """One store of two layers in bfloat16, and one plain file of the bytes of a layer."""
+    folder = Path(tempfile.mkdtemp(prefix="hiddenscope-bench-"))
+    try:
+        states = np.random.default_rng(0).integers(0, 2**16, (ROWS, WIDTH), dtype=np.uint16)
+        return [_write(folder, states, repeats), *_read(folder, states, repeats)]
+    finally:
+        shutil.rmtree(folder)
+
+
+def _write(folder: Path, states: np.ndarray, repeats: int) -> Row:
+    """Units committed with their checksums, against the same bytes in one file."""
+    size = UNITS * len(SITES) * states.nbytes
+
+    def ours() -> None:
+        shutil.rmtree(folder / "store", ignore_errors=True)
+        _stored(folder / "store", states)
+
+    ways = {"raw": lambda: _raw(folder / "raw", states, UNITS * len(SITES)), "ours": ours}
+    ratio = measure.ratios(measure.interleaved(ways, repeats, before=os.sync, warm=False), "ours")["raw"]
+    what = f"{size / 1e9:.1f} GB in {UNITS} units, checksums and fsync: speed"
+    what = f"{what} / that of one sequential write with fsync"
+    return Row("store write", what, ratio.cpu, ratio.wall, WRITE_BAR, at_least=True, judged="wall")
+
+
+def _read(folder: Path, states: np.ndarray, repeats: int) -> list[Row]:
+    """One layer of the store against a plain file of as many bytes, and 1,000 vectors against that layer."""
+    path, plain = folder / "store", folder / "plain"
+    shutil.rmtree(path, ignore_errors=True)
+    _stored(path, states)
+    _raw(plain, states, UNITS)
+    size = f"{plain.stat().st_size / 1e6:.0f} MB"
+    numbers = np.sort(np.random.default_rng(1).choice(UNITS * ROWS, PICKED, replace=False))
+    found = []
+    for cold in (False, True):
+        opened = hs.open(path)
+        ways: dict[str, Callable[[], object]] = {
+            "raw": lambda: np.fromfile(plain, np.uint16),
+            "layer": lambda opened=opened, cold=cold: _layer(hs.open(path) if cold else opened),
+            "picked": lambda opened=opened, cold=cold: (hs.open(path) if cold else opened).rows("layer.1", numbers),
+        }
+        before = (lambda: _evict(folder)) if cold else (lambda: None)
+        costs = measure.interleaved(ways, repeats, before=before, warm=not cold)
+        when = "cold" if cold else "warm"
+        layer, raw, picked = (costs[name] for name in ("layer", "raw", "picked"))
+        read, pick = measure.ratios(costs, "layer")["raw"], measure.ratios(costs, "picked")["layer"]
+        seconds = statistics.median(cost.wall for cost in picked) * 1000
+        found += [
+            Row(
+                f"store read {when}",
+                f"one layer of {size}, every block checked: speed / that of a plain file of the same bytes",
+                *(read.cpu, read.wall, READ_BAR),
+                at_least=True,
+                judged="wall",
+            ),
+            Row(
+                f"store pick {when}",
+                f"reading that layer / reading {PICKED:,} of its vectors, checked ({seconds:.0f} ms)",
+                *(pick.cpu, pick.wall, PICK_BAR),
+                at_least=True,
+                judged="wall",
+            ),
+        ]
+        assert len(layer) == len(raw)
+    return found
+
+
+def _layer(store: hs.Store) -> int:
+    return sum(len(block) for block in store.blocks("layer.1"))
+
+
+def _stored(path: Path, states: np.ndarray) -> Writer:
+    plan = StorePlan({"model": "bench"}, {}, SITES, dict.fromkeys(SITES, WIDTH), "bfloat16")
+    ids, spans = tuple(range(ROWS)), ((-1, -1),) * ROWS
+    writer = create(path, plan, ([StoreRow(unit, 0, ids, spans, 0)] for unit in range(UNITS)))
+    for unit in writer.pending():
+        writer.commit(unit, dict.fromkeys(SITES, states))
+    writer.complete()
+    return writer
+
+
+def _raw(path: Path, states: np.ndarray, times: int) -> None:
+    content = states.reshape(-1).view(np.uint8).data
+    with path.open("wb", buffering=0) as file:
+        for _ in range(times):
+            for start in range(0, len(content), PIECE):
+                file.write(content[start : start + PIECE])
+        os.fsync(file.fileno())
+
+
+def _evict(folder: Path) -> None:
+    """Have the system forget what it holds of the files, which are on the disk."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            descriptor = os.open(path, os.O_RDONLY)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(descriptor)

@@ -1,0 +1,192 @@
+"""An analysis of a store is the analysis of the states in it, without holding them."""
+
+import copy
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import xarray
+
+import hiddenscope as hs
+from hiddenscope.store import StorePlan, StoreRow, create
+from hiddenscope.testing import tiny_model, tiny_tokenizer
+
+WORDS = ["the", "a", "of", "river", "city", "house", "green", "old", "new", "runs", "stands", "under", "by"]
+
+
+@pytest.fixture(scope="module")
+def model() -> hs.Model:
+    return hs.load((tiny_model("gpt2"), tiny_tokenizer()))
+
+
+@pytest.fixture(scope="module")
+def texts() -> list[str]:
+    draw = np.random.default_rng(0)
+    return [" ".join(draw.choice(WORDS, 3 + number % 7)) for number in range(40)]
+
+
+@pytest.fixture(scope="module")
+def states(model: hs.Model, texts: list[str]) -> hs.States:
+    captured = model.capture(texts)
+    assert isinstance(captured, hs.States)
+    return captured
+
+
+@pytest.fixture(scope="module")
+def store(states: hs.States, tmp_path_factory: pytest.TempPathFactory) -> hs.Store:
+    return stored(states, tmp_path_factory.mktemp("store"))
+
+
+def stored(states: hs.States, path: Path, units: int = 7) -> hs.Store:
+    """The same states in a store of several units; texts that are there twice are there once."""
+    tokens = states.tokens
+    assert tokens.texts is not None
+    first: dict[str, int] = {}
+    copies = [
+        (text, first[string]) for text, string in enumerate(tokens.texts) if first.setdefault(string, text) != text
+    ]
+    kept = sorted(first.values())
+    rows = [
+        StoreRow(
+            text,
+            0,
+            tuple(tokens.of(text).ids.tolist()),
+            tuple((int(start), int(end)) for start, end in tokens.of(text).spans),
+            0,
+            tokens.texts[text],
+        )
+        for text in kept
+    ]
+    sites = tuple(map(str, states.sites))
+    source = states.source.to_json()
+    plan = StorePlan(
+        source, {}, sites, dict.fromkeys(sites, states.width), source["dtype"], corpus={"count": tokens.count}
+    )
+    strings = dict(zip(tokens.ids.tolist(), tokens.strings, strict=True))
+    writer = create(
+        path, plan, [list(some) for some in np.array_split(np.array(rows, dtype=object), units)], copies, strings
+    )
+    for unit in writer.pending():
+        own = [states.of(row.text).values for row in writer.rows(unit)]
+        writer.commit(unit, dict(zip(sites, torch.cat(own, 1).numpy(), strict=True)))
+    writer.complete()
+    return hs.open(path)
+
+
+def same(one: hs.Result, two: hs.Result) -> None:
+    xarray.testing.assert_identical(one.data.drop_attrs(), two.data.drop_attrs())
+    assert one.facts == two.facts
+
+
+def test_a_store_reads_as_its_states(store: hs.Store, states: hs.States) -> None:
+    assert store.tokens.equals(states.tokens) and store.source == states.source
+    assert torch.equal(store.to_states().values, states.values)
+    assert store.to_xarray().equals(states.to_xarray())
+
+
+def test_profile(store: hs.Store, states: hs.States) -> None:
+    same(hs.profile(store), hs.profile(states))
+
+
+@pytest.mark.parametrize("method", ["pca"])
+def test_project(store: hs.Store, states: hs.States, texts: list[str], method: Any) -> None:
+    labels = [text.split()[0] for text in texts]
+    same(hs.project(store, labels, method=method), hs.project(states, labels, method=method))
+
+
+def test_probe(store: hs.Store, states: hs.States, texts: list[str]) -> None:
+    labels = ["long" if len(text.split()) > 5 else "short" for text in texts]
+    same(hs.probe(store, labels), hs.probe(states, labels))
+
+
+def test_search(store: hs.Store, states: hs.States, model: hs.Model) -> None:
+    queries = {"mean": (model, ["old river"]), "each": states["final"][3].numpy()}
+    for pool, query in queries.items():
+        found, wanted = (hs.search(source, query, 5, pool=pool) for source in (store, states))
+        same(found, wanted)
+
+
+def test_cluster(store: hs.Store, states: hs.States) -> None:
+    same(hs.cluster(store), hs.cluster(states))
+
+
+def test_drift(model: hs.Model, tmp_path: Path) -> None:
+    states = model.capture(["old river runs", "the city", "old river runs", "a house stands by the river"])
+    assert isinstance(states, hs.States)
+    store = stored(states, tmp_path / "store", units=2)
+    module = copy.deepcopy(model.module)
+    module.transformer.h[1].mlp.c_fc.weight.data.mul_(1.05)
+    other = hs.load((module, model.tokenizer)).capture(list(states.tokens.texts or ()))
+    assert isinstance(other, hs.States)
+    against = stored(other, tmp_path / "other", units=3)
+    same(hs.drift(store, against, None), hs.drift(states, other, None))
+    found = hs.drift(model, store, None)
+    same(found, hs.drift(model, states, None))
+    assert not found.facts["drifted"] and hs.drift(model, tmp_path / "other", None).facts["first_site"] == "layer.2"
+
+
+LARGER = """
+import resource, sys
+from pathlib import Path
+import numpy as np
+import torch
+import hiddenscope as hs
+from hiddenscope.store import StorePlan, StoreRow, create, store
+from hiddenscope.analyses.drift import sides
+from hiddenscope.measures import cloud
+
+store.AT_ONCE, sides.BLOCK, cloud.CHUNK = 2**20, 256, 2**17  # less at a time, as the store is small
+torch.set_num_threads(1)
+draw, width, sites = np.random.default_rng(0), 256, ("layer.0", "layer.1")
+
+def row(text, length):
+    return StoreRow(text, 0, tuple(range(text, text + length)), ((-1, -1),) * length, 0)
+
+def stored(path, length):
+    plan = StorePlan({"model": "toy"}, {}, sites, dict.fromkeys(sites, width), "float32")
+    writer = create(path, plan, [[row(text, length)] for text in range(24)])
+    for unit in writer.pending():
+        writer.commit(unit, {site: draw.standard_normal((length, width), dtype=np.float32) for site in sites})
+    writer.complete()
+    return hs.open(path)
+
+def analyses(found):
+    labels = [str(text % 2) for text in range(found.tokens.count)]
+    yield "profile", lambda: hs.profile(found, sample=64)
+    yield "search", lambda: hs.search(found, draw.standard_normal(width), site="layer.1")
+    yield "cluster", lambda: hs.cluster(found, site="layer.1")
+    yield "probe", lambda: hs.probe(found, labels)
+    yield "project", lambda: hs.project(found, labels, method="pca")
+    yield "drift", lambda: hs.drift(found, found, None)
+
+def peak():
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmHWM"):
+            return int(line.split()[1]) * 1024
+
+for _, run in analyses(stored(Path(sys.argv[1], "small"), 64)):  # what is loaded and made once
+    run()
+large = stored(Path(sys.argv[1], "large"), 2048)  # 96 MiB
+for name, run in analyses(large):
+    Path("/proc/self/clear_refs").write_text("5")
+    before = peak()
+    run()
+    print(name, (peak() - before) >> 20)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the memory of a process is not told here")
+def test_a_store_is_not_held_in_memory(tmp_path: Path) -> None:
+    # Every array is given back to the system when it is let go, so that holes between small ones do not count.
+    allocator = {"MALLOC_MMAP_THRESHOLD_": "65536", "OMP_NUM_THREADS": "1"}
+    program = [sys.executable, "-c", LARGER, str(tmp_path)]
+    done = subprocess.run(program, capture_output=True, text=True, env={**os.environ, **allocator})
+    assert done.returncode == 0, done.stderr[-2000:]
+    grown = {name: int(mebibytes) for name, mebibytes in map(str.split, done.stdout.splitlines())}
+    assert set(grown) == {"profile", "search", "cluster", "probe", "project", "drift"}
+    assert max(grown.values()) < 48, f"of a store of 96 MiB, half would be in memory: {grown}"
