@@ -132,6 +132,7 @@ def test_events_follow_a_job_until_it_is_cancelled_and_the_next_question_works(b
     behind = bench.submit("grid", tiny_name, text="behind").json
     assert behind["state"] == "queued" and behind["waiting"] == 1
     assert bench.submit("grid", tiny_name, text="warm").status == 200  # what is known is answered meanwhile
+    assert bench.submit("visibility", tiny_name, **SLOW).json["id"] == job["id"]  # a page that asks the same, and goes
     bench.ask("DELETE", f"/api/jobs/{job['id']}")
     assert bench.wait(job["id"])["state"] == "cancelled"
     follower.join(60)

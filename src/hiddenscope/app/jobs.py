@@ -36,7 +36,7 @@ class JobRecord:
     request: Header
     id: str = field(default_factory=lambda: secrets.token_urlsafe(12))
     state: JobState = "queued"
-    askers: int = 1
+    stopping: bool = False
     progress: Progress | None = None
     partial: bytes = b""
     partials: int = 0
@@ -65,8 +65,7 @@ class Jobs:
     def submit(self, key: str, asked: Header, request: Header) -> JobRecord:
         """Queue a question, or join the job that asks the same."""
         for job in (*self._waiting, *([self._running] if self._running else [])):
-            if job.key == key and job.state not in OVER:
-                job.askers += 1
+            if job.key == key and job.state not in OVER and not job.stopping:
                 return job
         if len(self._waiting) >= self.length:
             raise QueueFull
@@ -115,10 +114,10 @@ class Jobs:
                     yield None
 
     async def cancel(self, job: JobRecord) -> None:
-        """Cancel a job, once everybody who asked for it has gone."""
-        job.askers -= 1
-        if job.askers > 0 or job.state in OVER:
+        """Cancel a job, for everybody who asked for it: a page that has gone away cannot say that it has."""
+        if job.stopping or job.state in OVER:
             return
+        job.stopping = True
         if job in self._waiting:
             self._waiting.remove(job)
             job.tell(state="cancelled")
@@ -146,7 +145,7 @@ class Jobs:
         try:
             header, body = await self.worker.ask(job.request, lambda *message: self._heard(job, *message))
         except WorkerLost as lost:
-            ended = {"state": "cancelled"} if job.askers <= 0 else {"state": "failed", "error": str(lost)}
+            ended = {"state": "cancelled"} if job.stopping else {"state": "failed", "error": str(lost)}
             job.tell(**ended)
             return
         except OSError as error:
@@ -176,7 +175,7 @@ class Jobs:
             job.tell()
 
     def _kill_if_running(self, job: JobRecord) -> None:
-        if self._running is job and job.state == "running" and job.askers <= 0:
+        if self._running is job and job.state == "running":
             self._task = asyncio.ensure_future(self.worker.kill())
 
     def _remember(self, job: JobRecord) -> None:

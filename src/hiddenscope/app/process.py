@@ -45,6 +45,8 @@ class WorkerProcess:
             await process.stdin.drain()
             while True:
                 header, body = await self._next(process)
+                if header.get("leaving"):
+                    await self._kill()  # or the next question would go to a process that ends
                 if header["type"] in ("result", "error", "cancelled"):
                     return header, body
                 listener(header, body)

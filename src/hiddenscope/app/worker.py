@@ -109,9 +109,10 @@ def _answer_one(request: Header, models: Models, pipe: _Pipe, interrupts: _Inter
         pipe.send_answer("result", found)
     except KeyboardInterrupt:
         interrupts.answering = False
-        pipe.send({"type": "cancelled"})
-        if len(sys.modules) != modules:
-            os._exit(0)  # an interrupted import leaves modules in pieces
+        leaving = len(sys.modules) != modules  # an interrupted import leaves modules in pieces
+        pipe.send({"type": "cancelled", "leaving": leaving})
+        if leaving:
+            os._exit(0)
     except Error as error:
         pipe.send({"type": "error", "message": str(error), "kind": type(error).__name__})
     except MemoryError:
@@ -120,9 +121,10 @@ def _answer_one(request: Header, models: Models, pipe: _Pipe, interrupts: _Inter
         traceback.print_exc()
         name, interrupted = type(error).__name__, _was_interrupted(error)
         message = NO_MEMORY if "OutOfMemory" in name else f"Unexpectedly, {name}: {str(error)[:500]}"
-        pipe.send({"type": "cancelled"} if interrupted else {"type": "error", "message": message, "kind": name})
+        cancelled = {"type": "cancelled", "leaving": True}  # the import of something was interrupted
+        pipe.send(cancelled if interrupted else {"type": "error", "message": message, "kind": name})
         if interrupted:
-            os._exit(0)  # the import of something was interrupted
+            os._exit(0)
 
 
 NO_MEMORY = (

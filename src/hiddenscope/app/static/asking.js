@@ -25,10 +25,14 @@ export class Asker {
     this.cancel(place);
     const control = new AbortController();
     this.running.set(place, control);
-    const start = performance.now();
+    /** @type {import("./api.js").Job | null} */
+    let last = null;
+    let patient = true;
+    const waiting = setTimeout(() => { patient = false; if (last) this.show(last, control); }, PATIENCE);
     try {
       return await ask(asked, (job) => {
-        if (performance.now() - start > PATIENCE || job.progress || job.waiting) this.show(job, control);
+        last = job;
+        if (!patient) this.show(job, control);
         told?.(job);
         if (job.note) this.say(job.note);
       }, control.signal);
@@ -36,6 +40,7 @@ export class Asker {
       if (error instanceof Cancelled) return undefined;
       throw error;
     } finally {
+      clearTimeout(waiting);
       if (this.running.get(place) === control) this.running.delete(place);
       if (!this.running.size && !this.status.dataset.kept) this.status.replaceChildren();
     }
@@ -72,6 +77,6 @@ export class Asker {
     if (total) bar?.setAttribute("value", String(Math.min(1, done / total)));
     else bar?.removeAttribute("value");
     const stop = this.status.querySelector("button");
-    if (stop) stop.onclick = () => { control.abort(); this.status.replaceChildren("Cancelled."); };
+    if (stop) stop.onclick = () => { control.abort(); this.say("Cancelled."); };
   }
 }
