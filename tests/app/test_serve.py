@@ -1,0 +1,62 @@
+"""`hiddenscope serve` as somebody starts it: quickly, without torch, with a link, and gone after Ctrl-C."""
+
+import http.client
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from serving import free_port
+from typer.testing import CliRunner
+
+from hiddenscope import cli
+
+
+def started(tmp_path: Path, *options: str) -> tuple[subprocess.Popen[str], dict[str, str]]:
+    program = "import sys; from hiddenscope.cli import main; sys.argv[0] = 'hiddenscope'; main()"
+    words = ["serve", "--no-open", "--json", "--port", str(free_port()), *options]
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path
+    )
+    assert process.stdout is not None
+    lines = ""
+    while not lines.rstrip().endswith("}"):
+        lines += process.stdout.readline() or pytest.fail(process.communicate()[1])
+    return process, json.loads(lines)
+
+
+def test_the_command_serves_until_it_is_stopped_and_never_prints_a_request(tmp_path: Path) -> None:
+    process, told = started(tmp_path)
+    port = int(told["address"].rstrip("/").rpartition(":")[2])
+    statuses = []
+    for _ in range(200):
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+        try:
+            connection.request("GET", f"/?token={told['token']}")
+            statuses.append(connection.getresponse().status)
+            connection.request("GET", "/api/analyses", headers={"Authorization": f"Bearer {told['token']}"})
+            statuses.append(connection.getresponse().status)
+            break
+        except (ConnectionError, http.client.HTTPException):
+            assert process.poll() is None
+            time.sleep(0.1)
+        finally:
+            connection.close()
+    assert statuses == [303, 200]
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert told["token"] not in out + err  # the link was printed once, at the start
+
+
+def test_the_server_imports_no_torch() -> None:
+    program = "import hiddenscope.app as app, sys; app.create(app.Settings(token='x')); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert not {"torch", "transformers"} & set(done.stdout.split())
+
+
+def test_another_address_needs_a_flag() -> None:
+    done = CliRunner().invoke(cli.app, ["serve", "--host", "0.0.0.0", "--no-open"])
+    assert done.exit_code == 2 and "--remote" in done.stderr
