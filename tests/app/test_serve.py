@@ -28,26 +28,32 @@ def started(tmp_path: Path, *options: str) -> tuple[subprocess.Popen[str], dict[
     return process, json.loads(lines)
 
 
+def status(port: int, path: str, **headers: str) -> int | None:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    try:
+        connection.request("GET", path, headers=headers)
+        return connection.getresponse().status
+    except ConnectionError:
+        return None
+    finally:
+        connection.close()
+
+
 def test_the_command_serves_until_it_is_stopped_and_never_prints_a_request(tmp_path: Path) -> None:
     process, told = started(tmp_path)
-    port = int(told["address"].rstrip("/").rpartition(":")[2])
-    statuses = []
-    for _ in range(200):
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
-        try:
-            connection.request("GET", f"/?token={told['token']}")
-            statuses.append(connection.getresponse().status)
-            connection.request("GET", "/api/analyses", headers={"Authorization": f"Bearer {told['token']}"})
-            statuses.append(connection.getresponse().status)
-            break
-        except (ConnectionError, http.client.HTTPException):
+    try:
+        port = int(told["address"].rstrip("/").rpartition(":")[2])
+        visit = f"/?token={told['token']}"
+        while (first := status(port, visit)) is None:
             assert process.poll() is None
             time.sleep(0.1)
-        finally:
-            connection.close()
-    assert statuses == [303, 200]
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+        assert first == 303
+        assert status(port, "/api/analyses", Authorization=f"Bearer {told['token']}") == 200
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.communicate()
     assert told["token"] not in out + err  # the link was printed once, at the start
 
 
