@@ -91,7 +91,7 @@ if not TYPE_CHECKING:
     def __getattr__(name: str) -> object:
         if name not in PUBLIC:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        if name == "Result" or name in ANALYSIS:
+        if name == "Result" or (name in ANALYSIS and ANALYSIS[name].result):
             import_module(f"{__name__}.views")  # so that a result finds its pages and figures
         value = getattr(import_module(f"{__name__}.{PUBLIC[name]}"), name)
         globals()[name] = value
