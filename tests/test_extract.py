@@ -25,7 +25,7 @@ from chaos import kills
 from chaos.kills import files_of, texts
 from hiddenscope import cli
 from hiddenscope.errors import ArgumentError, FileError, NotFinite, PassError, StoreError, TextError
-from hiddenscope.extract import Corpus, Engine, ExtractJob, JobProgress, extract, job, schedule
+from hiddenscope.extract import Corpus, Engine, ExtractJob, JobProgress, compute, extract, job, schedule
 from hiddenscope.extract.compute import Pipeline
 from hiddenscope.extract.corpus import SeenTexts
 from hiddenscope.extract.planning import tokenizer_identity
@@ -346,7 +346,9 @@ def test_a_slow_disk_slows_the_pass_and_memory_stays_bounded(
     assert most[0] <= 3
 
 
-def test_progress_adds_up(gpt2: hs.Model, tmp_path: Path) -> None:
+def test_progress_adds_up(gpt2: hs.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ExtractJob.plan(gpt2, TEXTS, tmp_path / "small", engine=SMALL).cost.seconds is None
+    monkeypatch.setattr(compute, "WORTH_TIMING", 1)
     planned, seen = ExtractJob.plan(gpt2, TEXTS, tmp_path / "store", engine=SMALL), list[JobProgress]()
     planned.run(seen.append)
     last, cost = seen[-1], planned.cost
@@ -354,7 +356,7 @@ def test_progress_adds_up(gpt2: hs.Model, tmp_path: Path) -> None:
     assert last.tokens_done == last.tokens == cost.tokens and last.seconds_left == 0
     on_disk = sum(path.stat().st_size for path in (tmp_path / "store" / "data").iterdir())
     assert last.bytes_written < on_disk < cost.bytes
-    assert last.share_of_bare_pass is not None and "of the bare pass" in last.line()
+    assert cost.seconds is not None and last.share_of_bare_pass is not None and "of the bare pass" in last.line()
     assert json.loads(json.dumps(last.to_json()))["units"] == cost.units
 
 

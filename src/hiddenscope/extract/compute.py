@@ -25,7 +25,7 @@ from hiddenscope.store import StorePlan, StoreRow, Writer
 from hiddenscope.vectors.pooling import Pool, check_cls
 
 AHEAD = 1  # units that wait between the pass and the disk: with the one computed and the one written, three are held
-TIMED_TOKENS = 4096
+WORTH_TIMING = 40  # a job of at least so many times the tokens of the batch that is timed
 
 
 @dataclass(frozen=True)
@@ -118,20 +118,22 @@ class Unit:
         return NotFinite("States are not finite", "their sum is not", "Load the model in a wider dtype.")
 
 
-def bare_speed(model: Model, rows: Sequence[StoreRow], kept: Wanted) -> float:
-    """Tokens a second of the bare forward pass, up to the deepest site, over the first batches of a unit."""
-    batches, tokens = [], 0
-    for batch in _batches(rows):
-        batches.append(batch)
-        tokens += sum(len(rows[index].ids) for index in batch)
-        if tokens >= TIMED_TOKENS:
-            break
+def bare_speed(model: Model, rows: Sequence[StoreRow], kept: Wanted, tokens: int) -> float | None:
+    """Tokens a second of the bare forward pass, up to the deepest site; None where measuring would cost too much.
+
+    One batch of a unit is timed, for a job of so many tokens.
+    """
     inputs = model.encode(Inputs(tuple(row.ids for row in rows)))
+    costs, batches = inputs.costs, _batches(rows)
+    sizes = [sum(costs[index] for index in batch) for batch in batches]
+    timed = len(batches) // 2
+    if tokens < WORTH_TIMING * sizes[timed]:
+        return None
     with model.lock:
-        run_bare(model, inputs, batches[:1], kept)  # the first pass of a process is a slow one
+        run_bare(model, inputs, [batches[sizes.index(min(sizes))]], kept)  # the first pass of a process is a slow one
         begin = time.perf_counter()
-        run_bare(model, inputs, batches, kept)
-        return tokens / (time.perf_counter() - begin)
+        run_bare(model, inputs, [batches[timed]], kept)
+        return sizes[timed] / (time.perf_counter() - begin)
 
 
 def run_bare(model: Model, inputs: Inputs, batches: Sequence[Sequence[int]], kept: Wanted) -> None:
@@ -162,14 +164,16 @@ def _as_numpy(values: Tensor) -> Any:
 class Pipeline:
     """Computes units in this thread, and commits them in another: a slow disk slows the pass, and memory stays bounded.
 
-    `report` is called, in the other thread, with every unit that has been committed.
+    `report` is called, in the other thread, with every unit that has been committed. `speed` is that of the bare pass.
     """
 
-    def __init__(self, model: Model, writer: Writer, report: Callable[[Done], None]) -> None:
+    def __init__(
+        self, model: Model, writer: Writer, report: Callable[[Done], None], speed: float | None = None
+    ) -> None:
         recordable(model.module)
         self.model, self.writer, self.report = model, writer, report
         self.kept = wanted_of(writer.plan)
-        self._speed: float | None = None
+        self._speed = speed
         self._error: BaseException | None = None
         self._waiting: queue.Queue[tuple[str, Unit] | None] = queue.Queue(AHEAD)
         self._thread = threading.Thread(target=self._write, name="hiddenscope-write", daemon=True)
@@ -192,8 +196,6 @@ class Pipeline:
             self.report(self._done(unit, first=False))
             return
         rows = self.writer.rows(unit)
-        if self._speed is None:
-            self._speed = bare_speed(self.model, rows, self.kept)
         self._hand_over((unit, Unit(self.model, rows, self.kept)))
 
     def _hand_over(self, item: tuple[str, Unit] | None) -> None:

@@ -73,7 +73,10 @@ class Engine:
 
 @dataclass(frozen=True)
 class JobProgress:
-    """How far a job is. `share_of_bare_pass` is 1 where it is as fast as the forward passes alone would be."""
+    """How far a job is. `share_of_bare_pass` is 1 where it is as fast as the forward passes alone would be.
+
+    It is None where the cost has no seconds: for a job on a cluster, and for one that is too small to be timed.
+    """
 
     units: int
     units_done: int
@@ -99,7 +102,7 @@ class JobProgress:
 
 @dataclass(frozen=True)
 class JobCost:
-    """What a job will cost. `seconds` is for the forward passes that are left; None where they run elsewhere."""
+    """What a job will cost. `seconds` is for the forward passes; None where they run elsewhere, or are few."""
 
     texts: int
     duplicates: int
@@ -177,6 +180,7 @@ class ExtractJob:
         if not fresh and self.pending:  # two jobs at once begin at different units
             turn = random.randrange(len(self.pending))
             self.pending = self.pending[turn:] + self.pending[:turn]
+        self._speed: float | None = None
         self.cost = self._cost()
 
     @classmethod
@@ -214,8 +218,8 @@ class ExtractJob:
         seconds = None
         if self.engine.kind == "local" and left:
             with threads(self._threads):
-                speed = bare_speed(self.model, self.writer.rows(self.pending[0]), self.kept)
-            seconds = tokens_left / speed / (self.engine.workers or 1)
+                self._speed = bare_speed(self.model, self.writer.rows(self.pending[0]), self.kept, tokens_left)
+            seconds = tokens_left / self._speed / (self.engine.workers or 1) if self._speed else None
         corpus = self.writer.plan.corpus
         return JobCost(
             texts=corpus["count"],
@@ -248,13 +252,13 @@ class ExtractJob:
     def _compute(self, report: Callable[[Done], None]) -> None:
         engine = self.engine
         if engine.kind == "local" and engine.workers in (None, 1):
-            with threads(self._threads), Pipeline(self.model, self.writer, report) as pipeline:
+            with threads(self._threads), Pipeline(self.model, self.writer, report, self._speed) as pipeline:
                 for unit in self.pending:
                     pipeline.put(unit)
             return
         with recipe_of(self.model) as recipe:
             if engine.kind == "local":
-                local.run(recipe, self.writer, self.pending, engine.workers or 1, report)
+                local.run(recipe, self.writer, self.pending, engine.workers or 1, report, self._speed)
             else:
                 cluster.run(recipe, self.writer, self.pending, engine.workers, engine.address, report)
 

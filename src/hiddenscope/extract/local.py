@@ -27,11 +27,17 @@ END_SECONDS = 2.0
 
 
 def run(
-    recipe: ModelRecipe, writer: Writer, units: Sequence[str], workers: int, report: Callable[[Done], None]
+    recipe: ModelRecipe,
+    writer: Writer,
+    units: Sequence[str],
+    workers: int,
+    report: Callable[[Done], None],
+    speed: float | None = None,
 ) -> None:
     """Compute units in so many processes; one that dies is started again."""
     schedule = Schedule(units, report)
-    order = {"recipe": recipe.to_json(), "store": str(writer.path.absolute()), "digest": writer.digest}
+    order: dict[str, Any] = {"recipe": recipe.to_json(), "store": str(writer.path.absolute()), "digest": writer.digest}
+    order["speed"] = speed
     served = [_Served(schedule, order | {"device": _device(recipe, number)}) for number in range(workers)]
     try:
         for one in served:
@@ -179,7 +185,7 @@ def main() -> None:
         writer = resume(order["store"], digest=order["digest"])
         with threads(writer.plan.environment["threads"]):
             model = ModelRecipe.from_json(order["recipe"]).model(writer.plan, order["device"])
-            with Pipeline(model, writer, lambda done: say(asdict(done))) as pipeline:
+            with Pipeline(model, writer, lambda done: say(asdict(done)), order["speed"]) as pipeline:
                 say({"ready": os.getpid()})
                 for line in sys.stdin.buffer:
                     pipeline.put(json.loads(line)["unit"])
