@@ -24,7 +24,7 @@ from hiddenscope.store import verify
 from hiddenscope.testing import tiny_model, tiny_tokenizer
 
 UNIT_BYTES = 250_000
-COUNT, OF_WORKERS = 500, 25
+COUNT, OF_WORKERS = 520, 25
 HOST = f"""
 import os, sys
 import torch
