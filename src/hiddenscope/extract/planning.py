@@ -103,9 +103,9 @@ def tokenizer_identity(tokenizer: Any) -> dict[str, Any]:
         return {}
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None:
-        # Before the added tokens it says how texts were cut and padded in the last call. To parse it all takes a second.
-        _, mark, rest = backend.to_str().partition('"added_tokens"')
-        text = mark + rest
+        # What comes before the added tokens says how texts were cut and padded in the last call. Parsing takes a second.
+        text = str(backend.to_str())
+        text = text[max(0, text.find('"added_tokens"')) :]
     else:
         content = {"vocabulary": dict(tokenizer.get_vocab()), "special": tokenizer.special_tokens_map}
         text = json.dumps(content, sort_keys=True, default=str)
