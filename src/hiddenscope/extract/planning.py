@@ -103,7 +103,7 @@ def tokenizer_identity(tokenizer: Any) -> dict[str, Any]:
         return {}
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None:
-        # What comes before the added tokens says how texts were cut and padded in the last call. Parsing takes a second.
+        # What comes before the added tokens is how texts were cut and padded in the last call. Parsing takes a second.
         text = str(backend.to_str())
         text = text[max(0, text.find('"added_tokens"')) :]
     else:
