@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import hiddenscope as hs
-from hiddenscope.errors import Damaged, StatesError, StoreError
+from hiddenscope.errors import Damaged, Error, StatesError, StoreError
 from hiddenscope.store import StorePlan, StoreRow, Writer, create, resume, verify
 from hiddenscope.testing import tiny_store
 from hiddenscope.testing.stores import COPIES, SITES, tiny_row, tiny_rows, tiny_values
@@ -252,6 +252,18 @@ def whole_store(tmp_path_factory: pytest.TempPathFactory) -> tuple[hs.Store, NDA
     path = tmp_path_factory.mktemp("store")
     writer = tiny_store(path, dtype="bfloat16")
     return hs.open(path), expected(writer, "final")
+
+
+def test_rows_that_are_not_there_are_an_error(whole_store: tuple[hs.Store, NDArray[Any]]) -> None:
+    array = whole_store[0]["final"]
+    for rows in (32, -33, [0, 99], "a", 1.5, {}, np.zeros((2, 2), bool), (1, 2, 3)):
+        with pytest.raises(StatesError, match="Cannot index SiteArray"):
+            array[rows]
+    for number in (0, -1, "a"):
+        with pytest.raises(Error):
+            list(whole_store[0].blocks("final", number))  # type: ignore[arg-type]
+        with pytest.raises(Error):
+            list(array.blocks(number))  # type: ignore[arg-type]
 
 
 def test_rows_wider_than_a_block_are_read(tmp_path: Path) -> None:

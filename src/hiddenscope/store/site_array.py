@@ -67,11 +67,12 @@ class SiteArray:
 
     def blocks(self, rows: int | None = None) -> Iterator[NDArray[np.float32]]:
         """All rows in order, some at a time, so that only those are held."""
-        step = rows or max(1, AT_ONCE // self.row_bytes)
+        step = max(1, AT_ONCE // self.row_bytes) if rows is None else _positive(rows)
         return (self._range(start, min(start + step, len(self))) for start in range(0, len(self), step))
 
     def native_blocks(self, rows: int) -> Iterator[NDArray[Any]]:
         """All rows in order as they lie on disk, at most so many at a time; bfloat16 as its bits."""
+        _positive(rows)
         for start in range(0, len(self), rows):
             parts = [
                 self._shards[unit].rows(self.site, first, count)
@@ -117,7 +118,7 @@ class SiteArray:
         count = len(self)
         if rows.size and not -count <= rows.min() <= rows.max() < count:
             reason = f"the indices run from {rows.min():,} to {rows.max():,}"
-            raise IndexError(f"{self!r} has rows 0 to {count - 1:,}, and {reason}.")
+            raise StatesError(f"Cannot index {self!r}", reason, f"Give indices from 0 to {count - 1:,}.")
         wanted, inverse = np.unique(rows % max(1, count), return_inverse=True)
         units, places = self._index.places(wanted)
         native = np.empty((len(wanted), self.shape[1]), DTYPES[self.stored])
@@ -129,6 +130,14 @@ class SiteArray:
             native[chosen[sorting]] = part
         in_order = len(wanted) == len(rows) and bool((inverse == np.arange(len(rows))).all())
         return native if in_order else native[inverse]
+
+
+def _positive(rows: Any) -> int:
+    if isinstance(rows, bool) or not isinstance(rows, int | np.integer) or rows < 1:
+        raise StatesError(
+            "Cannot read blocks", f"rows must be an integer >= 1, got {str(rows)[:40]}", "Give 1,024, say."
+        )
+    return int(rows)
 
 
 def widen(native: NDArray[Any], stored: str, out: NDArray[np.float32]) -> None:

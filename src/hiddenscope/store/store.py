@@ -278,7 +278,7 @@ class Store:
     def blocks(self, site: str | Site, rows: int | None = None) -> "Iterator[torch.Tensor]":
         """The rows of one site in order, in their own dtype, some at a time: 64 MiB, or as many as are asked for."""
         array = self[site]
-        for part in array.native_blocks(rows or max(1, min(ROWS, AT_ONCE // array.row_bytes))):
+        for part in array.native_blocks(max(1, min(ROWS, AT_ONCE // array.row_bytes)) if rows is None else rows):
             yield self._tensor(part)
 
     def rows(self, site: str | Site, numbers: Sequence[int] | Ints) -> "torch.Tensor":
