@@ -136,6 +136,7 @@ def _options(word: str, model: Header, arguments: Header, names: Mapping[str, st
     """The options of a command, and its words."""
     options, words = ["--model", names.get(model["name"], model["name"])], []
     options += ["--dtype", model["dtype"]] if model.get("dtype") else []
+    options += ["--quality", "plain"] if word == "steer" else []  # what Python measures on, if nothing else is given
     for question in questions_of(ANALYSIS[word]):
         value = arguments.get(question.name)
         if value is None:
