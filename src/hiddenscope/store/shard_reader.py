@@ -64,6 +64,18 @@ class ShardReader:
         content = self._blocks(block, -(-end // BLOCK))
         return content[start - block * BLOCK : end - block * BLOCK].view(place.dtype).reshape(count, *place.shape[1:])
 
+    def prefetch(self, tensor: str, rows: NDArray[np.int64]) -> None:
+        """Have the disk begin with rows that are about to be taken, and with the checksums of their blocks."""
+        place, table = self.layout.places[tensor], self.layout.covered
+        starts = place.start + rows[:AT_ONCE] * place.row_bytes
+        self._will_need(table, self.layout.size - table)
+        for start in starts.tolist():
+            self._will_need(start, place.row_bytes)
+
+    def _will_need(self, start: int, length: int) -> None:
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(self._descriptor, start, length, os.POSIX_FADV_WILLNEED)
+
     def take(self, tensor: str, rows: NDArray[np.int64], out: NDArray[Any]) -> None:
         """Put rows here and there, in ascending order, into an array of the tensor's dtype."""
         place = self.layout.places[tensor]
@@ -135,9 +147,8 @@ class ShardReader:
         groups = np.split(np.arange(len(blocks)), np.flatnonzero(np.diff(blocks) != 1) + 1)
         spans = [(int(group[0]), int(blocks[group[0]]), len(group)) for group in groups if len(group)]
 
-        if hasattr(os, "posix_fadvise"):
-            for _, block, count in spans:  # so that the disk has all of them to do at once
-                os.posix_fadvise(self._descriptor, block * BLOCK, count * BLOCK, os.POSIX_FADV_WILLNEED)
+        for _, block, count in spans:  # so that the disk has all of them to do at once
+            self._will_need(block * BLOCK, count * BLOCK)
 
         def some(portion: int) -> None:
             for at, block, count in spans[portion::THREADS]:

@@ -11,6 +11,7 @@ from hiddenscope.store.plan import DTYPES
 from hiddenscope.store.shard_reader import ShardReader
 from hiddenscope.store.text_index import Ints, TextIndex
 
+FEW = 32  # shards that the disk is asked for at once, fewer than are kept open
 AT_ONCE = 32 * 2**20  # bytes that are widened at a time
 
 
@@ -122,7 +123,10 @@ class SiteArray:
         wanted, inverse = np.unique(rows % max(1, count), return_inverse=True)
         units, places = self._index.places(wanted)
         native = np.empty((len(wanted), self.shape[1]), DTYPES[self.stored])
-        for unit in np.unique(units).tolist():
+        needed = np.unique(units).tolist()
+        for unit in needed if len(needed) <= FEW else ():
+            self._shards[unit].prefetch(self.site, places[units == unit])
+        for unit in needed:
             chosen = np.flatnonzero(units == unit)
             sorting = np.argsort(places[chosen], kind="stable")  # copies of earlier texts come later and lie before
             part = np.empty((len(chosen), self.shape[1]), DTYPES[self.stored])
