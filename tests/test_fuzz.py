@@ -46,6 +46,7 @@ ONCE_FOREIGN = [
     ("patch", "sites", "empty list"),
     ("Direction.of", "vector", "meta tensor"),
     ("embed", "texts", "array of 0 axes"),
+    ("visibility", "sites", "empty list"),
 ]
 
 

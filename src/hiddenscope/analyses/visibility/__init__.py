@@ -22,7 +22,7 @@ from hiddenscope.analyses.visibility.maps import (
     influence_on_states,
 )
 from hiddenscope.arguments import checked
-from hiddenscope.errors import TextError, TooLarge
+from hiddenscope.errors import PassError, TextError, TooLarge
 from hiddenscope.model import Model, ModelLike, as_model
 from hiddenscope.passes import Inputs, Texts, record
 from hiddenscope.passes.buffers import SHARE_OF_FREE_MEMORY, free_memory
@@ -58,6 +58,8 @@ def visibility(
     """
     model = as_model(model)
     chosen = model.anatomy.select(sites)
+    if not chosen:
+        raise PassError("No sites to look at", "the list is empty", "Name at least one, such as 'layer.*'.")
     how = InfluenceMeasure.of(influence, probes, seed, max(model.anatomy.width(site) for site in chosen))
     if target is not None and influence != "logit":
         reason = f"the measure {influence} reads no token"
