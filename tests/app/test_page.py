@@ -10,6 +10,8 @@ import pytest
 from pages import Opener, Workbench, fragment
 from serving import Bench
 
+import hiddenscope as hs
+
 A, B = "The rest is here", "The best is here"
 AXE = Path(__file__).parents[2] / "node_modules" / "axe-core" / "axe.min.js"
 OVERLAYS = {
@@ -182,8 +184,6 @@ def test_datasets_are_uploaded_and_looked_at(look: Opener, here: dict[str, str],
 
 
 def test_kept_states_are_opened_and_searched(look: Opener, here: dict[str, str], root: Path) -> None:
-    import hiddenscope as hs
-
     hs.load(root / "models" / "tiny").capture(["The rest.", "Another one."]).save(root / "kept.safetensors")
     shown = look(fragment(tab="stores", model=here["model"]))
     shown.page.get_by_role("button", name="kept.safetensors").click()
@@ -237,3 +237,19 @@ def faults(shown: Workbench) -> list[str]:
         for one in found["violations"]
         if one["impact"] in ("serious", "critical")
     ]
+
+
+@pytest.mark.real
+def test_the_real_model_follows_what_is_typed(look: Opener, smollm2: hs.Model) -> None:
+    """On smollm2 itself: a text that nobody computed before, its grid, one of its states, and what its loss does."""
+    shown = look(fragment(overlay="norm", a="The Seine flows through the city of"))
+    shown.heading("The norm of every state of smollm2")
+    text = "The Thames flows slowly through the old city of"
+    shown.page.get_by_label("Text A").fill(text)
+    tokens = f"{smollm2.encode(text).lengths[0]} tokens"
+    shown.until(f"() => document.querySelector('.grid .window')?.getAttribute('aria-label')?.includes({tokens!r})")
+    shown.heading("The norm of every state of smollm2")
+    shown.choose(300, 60)
+    shown.panel.get_by_text("Nearest states").wait_for()
+    shown.panel.get_by_role("button", name="Ablate", exact=True).click()
+    shown.panel.get_by_role("heading", name="Ablated").wait_for()
