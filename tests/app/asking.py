@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from serving import Bench
+from .serving import Bench
 
 TEXT = "The rest is here."
 QUESTIONS: dict[str, dict[str, Any]] = {

@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pages import Opener, Workbench
 from playwright.sync_api import Browser
-from serving import TOKEN, Bench, running, settings_in
 
 from hiddenscope.testing import tiny_model, tiny_tokenizer
+
+from .pages import Opener, Workbench
+from .serving import TOKEN, Bench, running, settings_in
 
 
 @pytest.fixture(scope="session")

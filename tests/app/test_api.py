@@ -4,10 +4,11 @@ import threading
 import time
 
 import psutil
-from asking import TEXT
-from serving import TOKEN, Bench
 
 from fuzz.requests import try_requests
+
+from .asking import TEXT
+from .serving import TOKEN, Bench
 
 CLIENTS, SECONDS = 20, 4
 

@@ -5,13 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from asking import QUESTIONS, TEXT, named
-from serving import Bench
 from typer.main import get_command
 
 import hiddenscope as hs
 from hiddenscope.app.code import as_command
 from hiddenscope.cli import app
+
+from .asking import QUESTIONS, TEXT, named
+from .serving import Bench
 
 NO_COMMAND = {"search"}
 

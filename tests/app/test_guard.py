@@ -1,7 +1,8 @@
 """Nobody gets in who does not belong: real requests with the headers that an attacker can have a browser send."""
 
 import pytest
-from serving import TOKEN, Bench
+
+from .serving import TOKEN, Bench
 
 JOB = b'{"analysis":"grid","model":{"name":"smollm2"},"arguments":{"text":"x"}}'
 JSON = {"Content-Type": "application/json"}

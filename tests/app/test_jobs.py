@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from asking import QUESTIONS, TEXT, named
-from serving import Bench
 
 import hiddenscope as hs
 from hiddenscope.app.cache import ResultCache, StoredResult
 from hiddenscope.app.schemas import ASKED
 from hiddenscope.views import unpack
+
+from .asking import QUESTIONS, TEXT, named
+from .serving import Bench
 
 
 def test_every_analysis_is_asked_here() -> None:

@@ -7,10 +7,11 @@ from typing import Any
 from urllib.parse import unquote
 
 import pytest
-from pages import Opener, Workbench, fragment
-from serving import Bench
 
 import hiddenscope as hs
+
+from .pages import Opener, Workbench, fragment
+from .serving import Bench
 
 A, B = "The rest is here", "The best is here"
 AXE = Path(__file__).parents[2] / "node_modules" / "axe-core" / "axe.min.js"

@@ -9,10 +9,11 @@ import time
 from pathlib import Path
 
 import pytest
-from serving import free_port
 from typer.testing import CliRunner
 
 from hiddenscope import cli
+
+from .serving import free_port
 
 
 def started(tmp_path: Path, *options: str) -> tuple[subprocess.Popen[str], dict[str, str]]:

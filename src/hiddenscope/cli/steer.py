@@ -9,7 +9,7 @@ from hiddenscope.cli.arguments import dataset, texts_in
 from hiddenscope.cli.command import Shared, TextsArgument, command, show
 from hiddenscope.errors import TextError
 
-FEW = 10  # the perplexity of many settings on many texts takes nearly all of the time
+FEW = 10  # on all 40 the perplexity of every setting takes most of the time
 QUALITY = f"Texts for the perplexity: a file, or plain for all 40 shipped sentences; {FEW} of them if not given."
 
 
