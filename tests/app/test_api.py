@@ -23,7 +23,7 @@ def test_twenty_clients_at_once_while_a_model_works(bench: Bench, tiny_name: str
     """Cached results are answered while a job runs, nothing fails, and memory does not grow with the requests."""
     known = bench.answer("lens", tiny_name, text=TEXT, k=2)["id"]
     busy = bench.submit(
-        "visibility", tiny_name, text="a b c d e f g h i j k l m n o p", influence="frobenius", probes=99_999
+        "visibility", tiny_name, text="a b c d e f g h i j k l m n o p", influence="frobenius", probes=999_999
     )
     before, until = psutil.Process().memory_info().rss, time.monotonic() + SECONDS
     failed: list[str] = []

@@ -119,7 +119,7 @@ def test_a_model_that_cannot_be_loaded_fails_and_the_next_question_works(bench: 
 SLOW: dict[str, Any] = {
     "text": "a b c d e f g h i j k l m n o p q r s t u v w",
     "influence": "frobenius",
-    "probes": 100_000,
+    "probes": 1_000_000,
 }
 
 
