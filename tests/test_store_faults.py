@@ -388,6 +388,7 @@ def test_the_command(tmp_path: Path) -> None:
     run = CliRunner().invoke
     path = str(tiny_store(tmp_path, units=["000000"]).path)
     assert "3 sites x 20 rows of 5 texts, 1 of 3 units are committed" in run(cli.app, ["store", "info", path]).output
+    assert "\\n" not in run(cli.app, ["store", "info", path]).output
     assert json.loads(run(cli.app, ["store", "info", path, "--json"]).output)["planned_units"] == 3
     sound = run(cli.app, ["store", "verify", path])
     assert sound.exit_code == 0 and "Every byte is as it was written. 2 units are not committed yet." in sound.output

@@ -29,7 +29,7 @@ class CommandGroup(NamedTuple):
     example: str
 
 
-ON_DISK = CommandGroup("States of a whole corpus, on disk", ("extract", "store"), "")
+ON_DISK = CommandGroup("States of a whole corpus, on disk", ("extract", "store"), "extract cities-complete --to states")
 
 
 def _of_group(group: Group, example: str, *more: str) -> CommandGroup:

@@ -102,7 +102,8 @@ class _Said:
         if self.live and self.last:
             typer.echo("", err=True)
         left = f", {pending:,} are left to another job" if pending else ""
-        typer.echo(visible(f"{job.cost.units:,} units, {job.cost.tokens:,} tokens in {job.writer.path}{left}"))
+        units = f"{job.cost.units:,} unit{'s' * (job.cost.units != 1)}"
+        typer.echo(visible(f"{units}, {job.cost.tokens:,} tokens in {job.writer.path}{left}"))
 
     def _line(self, event: str, values: dict[str, Any]) -> None:
         typer.echo(json.dumps({"event": event, **values}))

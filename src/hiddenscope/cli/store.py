@@ -52,7 +52,7 @@ def _info(path: Path, _: bool) -> tuple[list[str], dict[str, Any], int]:
         "bytes": size,
         "plan": plan.digest,
     }
-    return [repr(found), f"  size    {in_bytes(size)}", f"  plan    {plan.digest}"], facts, 0
+    return [*repr(found).splitlines(), f"  size    {in_bytes(size)}", f"  plan    {plan.digest}"], facts, 0
 
 
 def _verify(path: Path, _: bool) -> tuple[list[str], dict[str, Any], int]:

@@ -126,7 +126,7 @@ class JobCost:
         time_left = "" if self.seconds is None else f", about {duration(self.seconds)}"
         return [
             f"{texts}, {self.tokens:,} tokens, {self.sites} sites",
-            f"{self.units:,} units, {size(self.bytes)}{found}",
+            f"{self.units:,} unit{'s' * (self.units != 1)}, {size(self.bytes)}{found}",
             f"to do: {size(self.bytes_left)} of {size(self.bytes_free)} free{time_left}",
         ]
 
