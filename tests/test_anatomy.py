@@ -336,7 +336,7 @@ def test_entries_of_other_blocks_have_no_site_and_it_is_said() -> None:
     (note,) = model.notes
     assert "funnel.decoder.layers" in note and "hidden_states[0] to hidden_states[4]" in note
     result = hs.anatomy(model)
-    assert note in result.facts["notes"] and "The last 4 entries of hidden_states" in result.summary()
+    assert note in result.facts["notes"] and "the last 4 entries of hidden_states" in result.summary()
     (facts,) = result.facts["stacks"]
     assert (facts["proved_entries"], facts["earlier_entries"]) == (4, 5)
     assert result.data["entry"].values.tolist() == [f"hidden_states[{k}]" for k in (5, 6, 7, 8)]

@@ -114,7 +114,7 @@ class Jobs:
                     yield None
 
     async def cancel(self, job: JobRecord) -> None:
-        """Cancel a job, for everybody who asked for it: a page that has gone away cannot say that it has."""
+        """Cancel a job, for everybody who asked for it: a closed page does not say that it is closed."""
         if job.stopping or job.state in OVER:
             return
         job.stopping = True

@@ -36,8 +36,9 @@ class Engine:
     """Where a job is computed: in this process, in several of this machine, or on a Ray cluster.
 
     `workers` are processes, one if not given (with Ray as many as the cluster has room for). `threads` are those of
-    each; the cores divided by the workers if not given. `address` is that of a Ray cluster, such as "auto".
-    `unit_bytes` bounds the states of a unit: memory holds about three, and a crash costs one or two.
+    each. If not given, a job that goes on takes those of the store; a new one takes torch's own with one worker, the
+    cores divided by the workers with several, and one with Ray. `address` is that of a Ray cluster, such as "auto".
+    `unit_bytes` bounds the states of a unit: each worker holds about three in memory, and a crash costs one or two.
 
     >>> Engine(workers=2).kind
     'local'
@@ -53,7 +54,7 @@ class Engine:
         for name in ("workers", "threads", "unit_bytes"):
             value = getattr(self, name)
             if isinstance(value, int) and value < 1:
-                raise ArgumentError(f"{name} must be at least 1, got {value}", "work has to be done", "Give more.")
+                raise ArgumentError(f"{name} must be at least 1, got {value}", "it is too small", "Give 1 or more.")
         if self.kind not in get_args(EngineKind):
             reason = f"there are {' and '.join(get_args(EngineKind))}"
             raise ArgumentError(f"No engine {str(self.kind)[:40]!r}", reason, "Choose one of them.")
@@ -73,9 +74,11 @@ class Engine:
 
 @dataclass(frozen=True)
 class JobProgress:
-    """How far a job is. `share_of_bare_pass` is 1 where it is as fast as the forward passes alone would be.
+    """How far a job is, of the units that were pending when it began.
 
-    It is None where the cost has no seconds: for a job on a cluster, and for one that is too small to be timed.
+    `share_of_bare_pass` is the time of the forward passes alone over the time taken: 1 means no overhead. It is None
+    for a job on a cluster, for one that is too small to be timed, and until this job has committed a unit. Speeds count
+    what this job committed itself, so `seconds_left` is too long while another job works on the same store.
     """
 
     units: int
@@ -120,14 +123,14 @@ class JobCost:
     def lines(self) -> list[str]:
         """The same in lines."""
         notes = [f"{self.duplicates:,} of them copies of others"] if self.duplicates else []
-        notes += [f"{self.skipped:,} broken rows left out"] if self.skipped else []
+        notes += [f"{self.skipped:,} broken lines left out besides"] if self.skipped else []
         texts = f"{self.texts:,} texts" + (f" ({', '.join(notes)})" if notes else "")
         found = "" if self.units_left == self.units else f"; {self.units - self.units_left:,} are there already"
         time_left = "" if self.seconds is None else f", about {duration(self.seconds)}"
         return [
             f"{texts}, {self.tokens:,} tokens, {self.sites} sites",
             f"{self.units:,} unit{'s' * (self.units != 1)}, {size(self.bytes)}{found}",
-            f"to do: {size(self.bytes_left)} of {size(self.bytes_free)} free{time_left}",
+            f"still to write: {size(self.bytes_left)} ({size(self.bytes_free)} free on this disk){time_left}",
         ]
 
     def to_json(self) -> dict[str, Any]:

@@ -253,7 +253,7 @@ def differences(there: StorePlan, asked: StorePlan) -> StoreError | None:
     if not named:
         return None
     return StoreError(
-        "Cannot go on with this store: it was begun otherwise",
+        "Cannot go on with this store: it was started with other settings",
         "; ".join(named[:20]),
         "Give another folder, or ask for the same as before.",
     )

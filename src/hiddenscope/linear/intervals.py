@@ -3,16 +3,16 @@
 The predictions of cross-validation are not independent: two rows of different folds each helped to predict the other,
 so they tend to be right together. By how much that adds to the variance depends on the states, and is measured: the
 labels are permuted, the whole cross-validation is done again (`permutations`), and the variance of the score over
-permutations is divided by the one that independent rows would have. For an accuracy that factor is about 1 + 2 / π. It
-is that of predictions without their intercept: where states say nothing a probe leans to the larger class, and its
-predictions hardly vary, but where they say something it does not.
+permutations is divided by the one that independent rows would have. For an accuracy that factor is mostly near 1.6. It
+is measured with the intercept left out: with it, a probe of uninformative states predicts the larger class nearly
+always, so that its score hardly varies, while the score of a probe of informative states does.
 
-Permutations keep the sizes of the classes, but where labels are a sample, these sizes are too. Every fold has the same
-share of each class, so a probe that leans to the class that happens to be larger is right more often here than on fresh
-rows. So labels are also drawn anew, sizes included, and the error of the score that this brings is measured.
+Permutations keep the sizes of the classes. If the labels were sampled, these sizes are random too. Every fold has the
+same share of each class, so a probe that leans to the class that happens to be larger is right more often here than on
+fresh rows. So labels are also drawn anew, sizes included, and the error of the score that this brings is measured.
 
-The variance of an R² depends on how much can be read. So numbers are planted that follow the states more and more, and
-the interval holds every value whose own variance makes the one that was found likely, as Wilson's does for a share.
+The variance of an R² depends on how much can be read. So targets are made that hold a rising share of signal, and the
+interval holds every true value that a test with its own variance would not reject, as Wilson's does for a share.
 
 Permutations also tell what the largest score of all sites comes to by chance (the max-statistic of Westfall and
 Young): the p-values and the interval of the best site are corrected by it. `make calibrate` measures all of this.
@@ -72,7 +72,8 @@ class Explained(NamedTuple):
 class Interval(NamedTuple):
     """A score, the ends of its 95% interval, and the lower end that holds for the best of several scores too.
 
-    `above` is the end that must be above chance where a score is called so.
+    A score is called above chance if its p-value is small and `above` is above chance. For an accuracy `above` is
+    `low`, for an R² it is the stricter `joint_low`.
     """
 
     score: float
@@ -152,7 +153,10 @@ def r2(scores: Tensor, targets: Tensor, groups: Ints) -> Explained:
 
 
 def _variance(residuals: Tensor, groups: Ints, fitted: int) -> Tensor:
-    """The variance of the mean of residuals `[row, set]` when groups of rows are drawn; `fitted` means were removed."""
+    """The variance of the mean of residuals `[row, set]` when groups of rows are drawn.
+
+    `fitted` is how many means were subtracted from them.
+    """
     number = int(groups.max()) + 1
     sums = torch.zeros(number, residuals.shape[1], dtype=torch.float64, device=residuals.device)
     sums.index_add_(0, torch.from_numpy(groups).to(sums.device), residuals)
@@ -160,7 +164,7 @@ def _variance(residuals: Tensor, groups: Ints, fitted: int) -> Tensor:
 
 
 def variance_factor(folds: int) -> float:
-    """By how much cross-validation in so many folds adds to the variance of a score at most (Nadeau and Bengio, 2003).
+    """The factor by which Nadeau and Bengio (2003) correct the variance of a score cross-validated in so many folds.
 
     >>> variance_factor(5)
     2.25
@@ -172,8 +176,8 @@ def chance(scores: Tensor) -> Chance:
     """What the scores `[site, labelling]` under labellings, the true one first, tell about those of the true one.
 
     A p-value is the share of labellings under which the largest score of all sites, each standardised over labellings,
-    is as large. So for labels that mean nothing the chance that any site gets 0.05 or less is 0.05, however many sites
-    there are and however they depend on one another.
+    is as large. So for labels that mean nothing the chance that any site gets 0.05 or less is at most 0.05, however
+    many sites there are and however they depend on one another.
 
     >>> chance(torch.tensor([[0.9, 0.4, 0.5, 0.6], [0.5, 0.6, 0.4, 0.5]])).p
     [0.25, 0.75]
@@ -189,7 +193,7 @@ def chance(scores: Tensor) -> Chance:
 def factors(scores: Tensor, within: Tensor, redrawn: Redrawn | None = None, least: float = 1.0) -> Factors:
     """From scores of permuted labels without intercepts, and their variance within classes if rows were independent.
 
-    No factor is below `least`. Without labellings of drawn class sizes, that of the variance between classes is 1.
+    That within classes is at least `least`. That between them is at least 1; it is 1 without labellings of drawn sizes.
 
     >>> round(factors(torch.tensor([0.4, 0.5, 0.6]), torch.full((3,), 0.005)).within, 3)
     2.0
@@ -212,7 +216,8 @@ def _size_factor(redrawn: Redrawn, factor: float) -> float:
 def accuracy_interval(measured: Estimate, rows: int, groups: Ints, factors: Factors, chance: Chance) -> Interval:
     """Wilson's interval, which is honest at 0 and 1 too, of as many independent rows as would have that variance.
 
-    Rows of one group that are right and wrong together count for fewer, but never for fewer than there are groups.
+    Rows of one group that are right and wrong together count for fewer, but for no fewer than there are groups, before
+    the factors are applied.
     """
     share, within, between = (float(part) for part in measured)
     variance, number = within + between, int(groups.max()) + 1
@@ -220,7 +225,8 @@ def accuracy_interval(measured: Estimate, rows: int, groups: Ints, factors: Fact
     count = min(float(rows), max(float(number), share * (1 - share) / variance)) if variance > 0 else float(number)
     count /= widened / variance if variance > 0 else factors.within
     low, high = wilson(share, count)
-    # Scores of permuted labels are skewed where a probe leans to a class: then Bonferroni's end is nearer.
+    # Both ends hold for the best of all sites, so the larger one does. Bonferroni's is the larger where scores of
+    # permuted labels are skewed, as those of a probe that leans to a class are.
     joint = max(_wilson(share, count, chance.joint)[0], wilson(share, count, len(chance.p))[0])
     return Interval(share, low, high, joint, low)
 
@@ -228,8 +234,8 @@ def accuracy_interval(measured: Estimate, rows: int, groups: Ints, factors: Fact
 def spread(planted: Explained, strengths: int, groups: Ints, least: float = 1.0) -> Spread:
     """How log(1 - R²) varies over planted numbers, equally many labellings of each strength.
 
-    States stay as they are in these labellings, and so does what they make of a row's influence on average. On fresh
-    states that varies as well: its variance is added.
+    The states are the same in all labellings, so the part of a row's influence that comes from its state does not vary
+    here. On fresh states it would: its variance is added.
     """
     logarithm = planted.logarithm.double().view(strengths, -1)
     influence = planted.influence.double().view(strengths, logarithm.shape[1], -1)
@@ -241,7 +247,7 @@ def spread(planted: Explained, strengths: int, groups: Ints, least: float = 1.0)
 
 
 def r2_interval(measured: Explained, groups: Ints, spread: Spread, chance: Chance) -> Interval:
-    """All values whose own deviation makes the one that was found likely; log(1 - R²) is taken as normal.
+    """All true values that a test with their own deviation would not reject; log(1 - R²) is taken as normal.
 
     Where rows vary in their influence more than those of planted numbers do, the deviation is so much larger.
     """

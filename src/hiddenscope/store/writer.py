@@ -1,9 +1,9 @@
 """Writer: makes a store of a plan, and commits one unit after another.
 
-A unit is committed in six steps: its shard is written under a temporary name and hashed on the way; it is brought to
-the disk; it is renamed to its hash; the folder is brought to the disk; the record is linked into `commits/` only if
-there is none; that folder is brought to the disk. A crash at any instant leaves a unit committed whole or not at all.
-Of two processes that commit one unit, the first to link its record has, and the other discards its own.
+A unit is committed in six steps: its shard is written under a temporary name and hashed on the way; the shard is
+fsynced; it is renamed to its hash; the folder is fsynced; the record is linked into `commits/` only if there is none;
+that folder is fsynced. A crash at any instant leaves a unit committed whole or not at all. Of two processes that commit
+one unit, the first to link its record wins, and the other deletes its own shard.
 """
 
 import filecmp
@@ -34,8 +34,8 @@ def create(
     """Make a store, or go on with the one that is there if it has the same plan.
 
     `units` gives the rows of each unit and is read once; rows lie in the order of the corpus. `duplicates` are pairs:
-    a text, and the earlier text that it is a copy of. `strings` says how token ids read. What is known only when the
-    last unit has been read may come late: `plan` may be a function, which may refuse, and the others may be filled.
+    a text, and the earlier text that it is a copy of. `strings` says how token ids read. `plan` may be a function: it
+    is called when the last unit has been read, and may raise. `duplicates` and `strings` may be filled till then.
 
     >>> import tempfile
     >>> import numpy as np
@@ -106,16 +106,19 @@ class Writer:
         return list(rows)
 
     def commit(self, unit: str, values: Mapping[str, Any]) -> bool:
-        """Write the states of a unit by site, `[row, width]`, and record it; False if another was first."""
-        digest = self._unit(unit)
-        states = states_to_store(self.plan, digest, values)
+        """Write the states of a unit and record it; False if another was first.
+
+        There is one array for each site, `[token, width]`, or `[text, width]` in a pooled store.
+        """
+        planned = self._unit(unit)
+        states = states_to_store(self.plan, planned, values)
         if self.folder.record(unit).exists():
             return False
         tensors = row_tensors(self.rows(unit)) | states
-        layout = layout_of(self.plan, self.digest, digest)
+        layout = layout_of(self.plan, self.digest, planned)
         with _explained(self.folder), self.folder.writing() as fresh:
             sha256, table = write_shard(fresh, layout, tensors)
-            with self.folder.locked("data", shared=True):  # gc removes nothing between the two names
+            with self.folder.locked("data", shared=True):  # so that gc does not delete it before its record
                 return self._record(fresh, Commit(self.digest, unit, sha256, layout.size, table))
 
     def _record(self, fresh: Path, commit: Commit) -> bool:
@@ -198,7 +201,7 @@ def _publish_plan(folder: StoreFolder, fresh: Path, plan: StorePlan) -> None:
         if there.digest != plan.digest:
             reason = "; ".join(there.differences(plan)[:20])
             remedy = "Give another folder, or ask for the same as before."
-            raise StoreError(f"Cannot go on with {folder.shown}: it was begun otherwise", reason, remedy)
+            raise StoreError(f"Cannot go on with {folder.shown}: it was started with other settings", reason, remedy)
         _restore_texts(folder, fresh)
         return
     final = folder.path / "plan"
@@ -275,7 +278,7 @@ class _Order:
         problem = f"Cannot plan a store: text {row.text}"
         if not row.ids or len(row.spans) != len(row.ids):
             reason = f"it has {len(row.ids)} tokens and {len(row.spans)} spans"
-            raise StoreError(problem, reason, "Give one span a token, and at least one token.")
+            raise StoreError(problem, reason, "Give at least one token, and one span for each.")
         if (row.text, row.start) <= self.last or row.start < 0:
             reason = f"its row at {row.start} comes after text {self.last[0]} at {self.last[1]}"
             raise StoreError(problem, reason, "Give rows in the order of the corpus.")

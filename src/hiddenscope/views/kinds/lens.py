@@ -111,7 +111,7 @@ def _answers(facts: Facts) -> Iterator[str]:
     elif not known.endswith("layer.0"):
         yield f"Whether a prediction stays the same is known from {known} on, because layers below were left out."
     if facts["half_settled_from"]:
-        yield f"Half of all predictions stay the same from {facts['half_settled_from']} on."
+        yield f"At half of the tokens the prediction no longer changes from {facts['half_settled_from']} on."
 
 
 def _target(facts: Facts) -> Iterator[str]:

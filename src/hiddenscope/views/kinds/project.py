@@ -241,11 +241,11 @@ def _separation(of: str, separation: Facts) -> str:
 
 def _tightness(comparison: Facts) -> str:
     sides = [f"{side['median_within']:.2f} for {quoted(side['dataset'])}" for side in comparison["datasets"]]
-    counts = [f"{len(side['tighter_at'])} sites for {quoted(side['dataset'])}" for side in comparison["datasets"]]
+    counts = [f"for {quoted(side['dataset'])} at {len(side['tighter_at'])} sites" for side in comparison["datasets"]]
     return (
         f"In {comparison['model']}, the mean distance within classes, divided by that of all pairs, is "
-        f"{' and '.join(sides)} (median over {len(comparison['sites'])} sites). It is the smaller one at "
-        f"{' and at '.join(counts)}. The difference was not tested."
+        f"{' and '.join(sides)} (median over {len(comparison['sites'])} sites). It is smaller "
+        f"{' and '.join(counts)}. The difference was not tested."
     )
 
 
