@@ -147,8 +147,8 @@ def _of_stack(facts: Mapping[str, Any]) -> Iterator[str]:
 def _distance(source: str, distances: Mapping[str, Any]) -> str:
     return (
         f"Half of the influence that other tokens of {source} comes from at most {distances['half_within']} tokens "
-        f"away, and 90% from at most {distances['nine_tenths_within']}; the farthest token that is counted is {distances['farthest']} "
-        "away."
+        f"away, and 90% from at most {distances['nine_tenths_within']}; the farthest token that is counted is "
+        f"{distances['farthest']} away."
     )
 
 
