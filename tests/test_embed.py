@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -16,6 +17,7 @@ from hiddenscope import cli, progress
 from hiddenscope.analyses.embed import Adjustment, mean_cosine
 from hiddenscope.errors import Damaged, FileError, StatesError, TextError
 from hiddenscope.loading import zoo
+from hiddenscope.testing import tiny_model, tiny_tokenizer
 
 TEXTS = ["The cat sat on the mat.", "A dog", "There is nothing in the house and nothing in the garden.", "The end."]
 RAGGED = [" ".join(["river", "stone", "a", "light", "over"][: n % 5 + 1] * (n % 7 + 1)) for n in range(37)]
@@ -289,3 +291,9 @@ def test_the_command_keeps_the_vectors(
     wrong = CliRunner().invoke(cli.app, ["embed", "A dog", "--out", str(tmp_path / "vectors.txt")])
     assert wrong.exit_code == 2
     assert "this command writes .npy .safetensors .csv" in wrong.output
+
+
+def test_a_column_of_a_frame_is_many_texts() -> None:
+    model = hs.load((tiny_model("gpt2"), tiny_tokenizer()))
+    texts = ["A cat sat.", "The rest."]
+    assert np.array_equal(hs.embed(model, pd.Series(texts, index=[7, 3])), hs.embed(model, texts))

@@ -46,6 +46,13 @@ ONCE_FOREIGN = [
     ("patch", "sites", "empty list"),
     ("Direction.of", "vector", "meta tensor"),
     ("embed", "texts", "array of 0 axes"),
+    ("embed", "texts", "meta tensor"),
+    ("embed", "texts", "series"),
+    ("edit", "inputs", "meta tensor"),
+    ("edit values", "values", "meta tensor"),
+    ("Direction.between", "away", "scalar tensor"),
+    ("Adjustment.fit", "values", "tensor of integers"),
+    ("capture_generation", "sites", "empty tuple"),
     ("visibility", "sites", "empty list"),
 ]
 

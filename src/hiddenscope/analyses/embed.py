@@ -115,6 +115,8 @@ class Adjustment:
             problem = f"No adjustment {str(how)[:40]!r}"
             raise StatesError(problem, "there are two", 'Use "centre", "whiten" or None.')
         wide = torch.as_tensor(values).double()
+        if wide.ndim != 2:
+            raise StatesError(f"Cannot {how} these values", f"their shape is {list(wide.shape)}", "Give [text, width].")
         count, width = wide.shape
         mean = wide.mean(0)
         if count < 2:

@@ -45,6 +45,8 @@ def generate(
     if window and length > window and len(model.anatomy.stacks) == 1:
         reason = f"with the prompt's that is {length:,}, and {model.anatomy.name} takes {window:,}"
         raise TextError(f"{max_new_tokens:,} new tokens", reason, "Ask for fewer, or give a shorter prompt.")
+    if not model.anatomy.select(sites):
+        raise PassError("States from inside generate", "no site was named", "Name at least one, as in sites='layer.*'.")
     ids = torch.tensor([prompt.ids[0]], device=model.device)
     with recording(model, sites) as recorded, torch.no_grad():
         written = _written(model, ids, max_new_tokens + 1, options)

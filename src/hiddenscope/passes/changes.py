@@ -258,6 +258,8 @@ def _numbers(name: str, values: Any) -> Tensor:
         raise StatesError(problem, f"their dtype is {tensor.dtype}", "Give floating numbers.")
     if tensor.ndim > 3 or not tensor.numel():
         raise StatesError(problem, f"their shape is {list(tensor.shape)}", "Give [width] or [token, width].")
+    if tensor.is_meta:
+        raise StatesError(problem, "a meta tensor has no values", "Give a tensor with values.")
     if not bool(torch.isfinite(tensor).all()):
         raise NotFinite(problem, "there is a NaN or an infinity among them", "Give finite numbers.")
     return tensor

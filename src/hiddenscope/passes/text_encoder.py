@@ -175,6 +175,8 @@ class TextEncoder:
             texts = ids_of_encoding(texts)
         if (chats := conversations(texts)) is not None:
             return self._tokenized(rendered(self.tokenizer, chats, self.name), limit, special=False)
+        if getattr(texts, "is_meta", False):
+            raise TextError("Cannot read the texts", "a meta tensor has no values", "Give a tensor with values.")
         if hasattr(texts, "tolist"):  # a tensor or an array of ids, or a column of a frame
             texts = texts.tolist()
         if isinstance(texts, bytes) or not isinstance(texts, Iterable):

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from hiddenscope.errors import StatesError, TextError
@@ -135,10 +136,11 @@ def _checked(token: Token) -> Token:
 
 
 def _listed(model: Model, texts: Any) -> Any:
-    """The texts, as a list where they come from an iterator, a set or the keys of a mapping."""
+    """The texts, as a list where they come from an iterator, a set, the keys of a mapping or a column of a frame."""
     if texts is None:
         raise TextError(f"No texts for {model.name}", "a model alone has no vectors", "Give texts, or give states.")
-    return list(texts) if isinstance(texts, Iterator | Set) else texts
+    column = hasattr(texts, "tolist") and not isinstance(texts, np.ndarray | Tensor)
+    return list(texts) if column or isinstance(texts, Iterator | Set) else texts
 
 
 def _of_model(model: Model, texts: Texts | Inputs, sites: tuple[Site, ...], token: Token, **options: Any) -> Vectors:

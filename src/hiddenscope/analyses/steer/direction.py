@@ -74,7 +74,7 @@ class Direction:
         model = as_model(model)
         chosen = _spread_layers(model) if sites is None else model.anatomy.select(sites)
         for name, texts in (("toward", toward), ("away", away)):
-            if not len(texts):
+            if getattr(texts, "shape", None) != () and not len(texts):
                 raise TextError("A direction between two sets of texts", f"{name} is empty", "Give at least one text.")
         inputs = [model.encode(texts) for texts in (toward, away)]
         if sorted(inputs[0].ids) == sorted(inputs[1].ids):
