@@ -396,7 +396,7 @@ def test_the_command_says_what_it_does(saved: str, tmp_path: Path) -> None:
     assert events[0]["texts"] == 50 and events[2]["units_pending"] == 0
     assert json.loads((tmp_path / "job.json").read_text())["tokens_done"] == events[0]["tokens"]
     again = runner.invoke(cli.app, words)
-    assert again.exit_code == 0 and "1 units" in again.stdout and "1 are there already" in again.stderr
+    assert again.exit_code == 0 and "1 unit," in again.stdout and "1 are there already" in again.stderr
     other = runner.invoke(cli.app, [*words, "--store-dtype", "bfloat16"])
     assert other.exit_code == 2 and "dtype: float32 there, bfloat16 asked" in other.stderr
 
