@@ -172,8 +172,8 @@ class ExtractJob:
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     job = ExtractJob.plan((tiny_model("gpt2"), tiny_tokenizer()), ["The rest.", "A cat sat."], folder)
     ...     job.run()
-    ...     job.cost.texts, job.cost.tokens
-    (2, 16)
+    ...     job.cost.texts, job.cost.units_left, job.writer.pending()
+    (2, 1, [])
     """
 
     def __init__(self, model: Model, writer: Writer, engine: Engine, fresh: bool) -> None:

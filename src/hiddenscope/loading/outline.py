@@ -65,7 +65,7 @@ def check_sites(model: Outline, patterns: str) -> None:
 
     >>> check_sites(Outline("gpt2", 12), "layer.3,layer.20")
     Traceback (most recent call last):
-    hiddenscope.errors.SiteError: No site 'layer.20' in gpt2: it has layer.0 to layer.12, final. Did you mean 'layer.2'?
+    hiddenscope.errors.SiteError: No site 'layer.20' in gpt2: it has layer.0 to layer.12 and final. Did you mean 'layer.2'?
     """
     if model.layers is None:
         return
