@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
@@ -14,6 +15,9 @@ from torch import nn
 import hiddenscope as hs
 from hiddenscope.errors import Unreachable
 from hiddenscope.testing import tiny_model, tiny_tokenizer
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in what a shell runs in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 FLAGS += ["--disable-component-update", "--disable-sync"]

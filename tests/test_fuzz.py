@@ -53,6 +53,10 @@ ONCE_FOREIGN = [
     ("Direction.between", "away", "scalar tensor"),
     ("Adjustment.fit", "values", "tensor of integers"),
     ("capture_generation", "sites", "empty tuple"),
+    ("Inputs", "ids", "empty tuple"),
+    ("States.blocks", "rows", "0"),
+    ("Lens.fit", "partial", "long string"),
+    ("embed", "texts", "result"),
     ("visibility", "sites", "empty list"),
 ]
 

@@ -63,9 +63,9 @@ def outline(source: str | None) -> Outline:
 def check_sites(model: Outline, patterns: str) -> None:
     """Refuse a layer above the last one of a model, where its depth is known.
 
-    >>> check_sites(Outline("gpt2", 12), "layer.3,layer.20")
+    >>> check_sites(Outline("t5", 9), "layer.3,layer.20")
     Traceback (most recent call last):
-    hiddenscope.errors.SiteError: No site 'layer.20' in gpt2: it has layer.0 to layer.12 and final. Did you mean 'layer.2'?
+    hiddenscope.errors.SiteError: No site 'layer.20' in t5: it has layer.0 to layer.9 and final. Did you mean 'layer.2'?
     """
     if model.layers is None:
         return

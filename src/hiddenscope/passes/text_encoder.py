@@ -46,6 +46,8 @@ class TextEncoder:
         [1, 1]
         """
         limit = self._limit(truncate)
+        if isinstance(texts, Inputs) and not len(texts):
+            raise TextError("No texts", "the inputs are empty", "Give at least one text.")
         inputs = texts if isinstance(texts, Inputs) else self._encoded(texts, limit)
         if limit and max(inputs.lengths) > limit:
             inputs = _first(inputs, limit)
@@ -182,6 +184,8 @@ class TextEncoder:
         if isinstance(texts, bytes) or not isinstance(texts, Iterable):
             remedy = "Give a string or a list of ids, or a list of either."
             raise TextError("Cannot read the texts", f"got {type(texts).__name__}", remedy)
+        if hasattr(texts, "facts"):
+            raise TextError("Cannot read the texts", f"got a {type(texts).__name__}", "Give the texts themselves.")
         if hasattr(texts, "columns"):
             remedy = "Give one column, as in frame['text'].tolist(), or read the file with hs.read."
             raise TextError("Cannot read the texts", f"got a {type(texts).__name__}, a table", remedy)

@@ -194,6 +194,8 @@ class States:
 
     def blocks(self, site: str | Site, rows: int = 65_536) -> Iterator[torch.Tensor]:
         """The rows of one site in order, at most `rows` at a time, as `Readable` promises."""
+        if rows < 1:
+            raise StatesError(f"rows must be at least 1, got {rows}", "a block holds rows", "Give a larger number.")
         return iter(torch.split(self[site], rows))
 
     def to_numpy(self) -> NDArray[Any]:

@@ -343,7 +343,7 @@ class JacobianSums:
             "texts": hashlib.sha256(json.dumps(ids).encode()).hexdigest(),
         }
         self.partial, self.done, self.totals, self._saved = partial, 0, dict[int, Tensor](), time.monotonic()
-        if partial is not None and Path(partial).exists():
+        if partial is not None and os.path.exists(partial):
             self._load(partial)
 
     def add(self, text: Mapping[int, Tensor]) -> None:
