@@ -84,7 +84,7 @@ def _queries(collection: Collection, query: Any, model: Model | None, nearness: 
     try:
         given = query.detach().cpu() if isinstance(query, Tensor) else torch.as_tensor(np.asarray(query, dtype=float))
         rows = given.double().reshape(1, -1) if given.ndim == 1 else given.double()
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, NotImplementedError):  # the last is a meta tensor's, which has no values
         rows = torch.zeros(0)
     if rows.ndim != 2 or not rows.numel():
         reason = f"{type(query).__name__} is neither texts nor vectors"

@@ -196,7 +196,8 @@ class States:
         """The rows of one site in order, at most `rows` at a time, as `Readable` promises."""
         if rows < 1:
             raise StatesError(f"rows must be at least 1, got {rows}", "a block holds rows", "Give a larger number.")
-        return iter(torch.split(self[site], rows))
+        values = self[site]
+        return iter(torch.split(values, min(rows, max(1, len(values)))))
 
     def to_numpy(self) -> NDArray[Any]:
         """The values as a numpy array: float32 and float64 as they are, narrower ones widened to float32 (exact)."""

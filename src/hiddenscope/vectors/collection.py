@@ -221,8 +221,9 @@ def _of_states(source: Readable | Pair, site: str | Site | None, token: Token) -
 
 
 def _of_array(source: Any, texts: Any, site: str | Site | None, token: Token | None) -> Collection:
-    values = source.detach().cpu() if isinstance(source, Tensor) else source
+    values = source.detach().cpu() if isinstance(source, Tensor) and not source.is_meta else source
     shaped = isinstance(values, Tensor | np.ndarray) and values.ndim == 2 and 0 not in values.shape
+    shaped = shaped and not getattr(values, "is_meta", False)
     if not shaped or not (values.is_floating_point() if isinstance(values, Tensor) else values.dtype.kind == "f"):
         given = f"{values.dtype} {list(values.shape)}" if hasattr(values, "dtype") else type(source).__name__
         remedy = "Give a model with texts=, states, or an array [text, width] of floats."
