@@ -57,6 +57,8 @@ ONCE_FOREIGN = [
     ("States.blocks", "rows", "0"),
     ("States.blocks", "rows", "10**30"),
     ("search", "query", "meta tensor"),
+    ("probe", "seed", "-1"),
+    ("patch", "window", "10**30"),
     ("cluster", "source", "meta tensor"),
     ("Lens.fit", "partial", "long string"),
     ("embed", "texts", "result"),

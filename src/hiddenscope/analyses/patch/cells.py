@@ -137,8 +137,9 @@ class Cells:
         self.variants: dict[tuple[int, int], Variant] = {}
         for row, site in enumerate(plan.sites):
             differing = self._differing(site)
-            for column in range(len(contrast.columns[site.stack])):
-                positions = self.positions(site.stack, range(column, column + plan.window))
+            count = len(contrast.columns[site.stack])
+            for column in range(count):
+                positions = self.positions(site.stack, range(column, min(count, column + plan.window)))
                 cell = row, starts[site.stack] + column
                 self.paired[cell] = bool(positions)
                 if any(here in differing for here, _ in positions):

@@ -29,6 +29,7 @@ from hiddenscope.results import Result
 from hiddenscope.sites import SitePatterns
 from hiddenscope.states import Pair, Readable
 from hiddenscope.vectors import Token
+from hiddenscope.vectors.collection import integer
 
 
 @checked
@@ -58,6 +59,7 @@ def probe(
     """
     if task not in TASKS:
         raise StatesError(f"No task {str(task)[:40]!r}", "there are two", 'Use "classify" or "regress".')
+    seed = integer(seed, "seed", 0)
     rows = labelled_rows(as_source(source), data, task, sites, token, truncate)
     target = target_of(rows, task)
     scored = _scored(rows, target, design_of(rows, target, seed))
