@@ -102,9 +102,9 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
             mode = fresh.stat().st_mode  # as the umask has it; a library may give its file to the owner alone
             yield fresh
             fresh.chmod(mode)
-            _to_disk(fresh)  # or a power cut could leave an empty file under the final name
+            to_disk(fresh)  # or a power cut could leave an empty file under the final name
             os.replace(fresh, target)
-            _to_disk(target.parent)
+            to_disk(target.parent)
     except OSError as error:
         reason = _safe(error.strerror or str(error))  # its text may name the fresh path, which nobody asked for
         remedy = "Choose a folder that exists and can be written."
@@ -216,7 +216,7 @@ def identity(paths: Iterable[Path]) -> str:
     return repr([(name, stat.st_size, stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns) for name, stat in stats])
 
 
-def _to_disk(path: Path) -> None:
+def to_disk(path: Path) -> None:
     """Have what was written of a file, or of a folder's names, kept by the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:

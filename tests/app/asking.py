@@ -5,6 +5,11 @@ from typing import Any
 from .serving import Bench
 
 TEXT = "The rest is here."
+# A question that takes minutes: every text by itself takes seconds.
+SLOW: dict[str, Any] = {
+    "text": ["a b c d e f g h i j " * 5 + str(k) for k in range(10, 99)],
+    "influence": "frobenius",
+}
 QUESTIONS: dict[str, dict[str, Any]] = {
     "anatomy": {},
     "profile": {"texts": TEXT},

@@ -7,7 +7,7 @@ import psutil
 
 from fuzz.requests import try_requests
 
-from .asking import TEXT
+from .asking import SLOW, TEXT
 from .serving import TOKEN, Bench
 
 CLIENTS, SECONDS = 20, 4
@@ -22,9 +22,7 @@ def test_any_request_is_answered_as_documented(bench: Bench) -> None:
 def test_twenty_clients_at_once_while_a_model_works(bench: Bench, tiny_name: str) -> None:
     """Cached results are answered while a job runs, nothing fails, and memory does not grow with the requests."""
     known = bench.answer("lens", tiny_name, text=TEXT, k=2)["id"]
-    busy = bench.submit(
-        "visibility", tiny_name, text="a b c d e f g h i j k l m n o p", influence="frobenius", probes=999_999
-    )
+    busy = bench.submit("visibility", tiny_name, **SLOW, seed=4)
     before, until = psutil.Process().memory_info().rss, time.monotonic() + SECONDS
     failed: list[str] = []
     asked = [0] * CLIENTS
@@ -50,4 +48,4 @@ def test_twenty_clients_at_once_while_a_model_works(bench: Bench, tiny_name: str
     bench.ask("DELETE", f"/api/jobs/{busy.json['id']}")
     assert failed == [] and min(asked) > 0
     assert psutil.Process().memory_info().rss - before < 200 * 2**20
-    assert bench.wait(busy.json["id"])["state"] in ("cancelled", "done")
+    assert bench.wait(busy.json["id"])["state"] == "cancelled"

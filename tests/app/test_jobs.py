@@ -16,7 +16,7 @@ from hiddenscope.app.cache import ResultCache, StoredResult
 from hiddenscope.app.schemas import ASKED
 from hiddenscope.views import unpack
 
-from .asking import QUESTIONS, TEXT, named
+from .asking import QUESTIONS, SLOW, TEXT, named
 from .serving import Bench
 
 
@@ -114,13 +114,6 @@ def test_a_model_that_cannot_be_loaded_fails_and_the_next_question_works(bench: 
     job = bench.wait(bench.submit("lens", "no-such/model", text="x").json["id"])
     assert job["state"] == "failed" and "no-such/model" in job["error"]
     assert bench.answer("lens", tiny_name, text="after that", k=1)
-
-
-SLOW: dict[str, Any] = {
-    "text": "a b c d e f g h i j k l m n o p q r s t u v w",
-    "influence": "frobenius",
-    "probes": 1_000_000,
-}
 
 
 def test_events_follow_a_job_until_it_is_cancelled_and_the_next_question_works(bench: Bench, tiny_name: str) -> None:

@@ -27,6 +27,7 @@ from pathlib import Path
 from types import ModuleType
 
 from hiddenscope.errors import Damaged, FileError, StoreError
+from hiddenscope.files import to_disk
 from hiddenscope.store import records
 
 PLAN = "plan.json"
@@ -214,15 +215,6 @@ class StoreFolder:
     def remove_leftovers(self) -> list[str]:
         """Remove what killed processes left in tmp/; what a process holds stays."""
         return [path.name for path in self.temporaries() if remove_unheld(path)]
-
-
-def to_disk(path: Path) -> None:
-    """Have what was written of a file, or of a folder's names, kept by the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def shown(path: os.PathLike[str]) -> str:

@@ -11,9 +11,10 @@ from typing import Any, TypeVar
 from hiddenscope import progress
 from hiddenscope.arguments import checked
 from hiddenscope.errors import Damaged, Error
+from hiddenscope.files import to_disk
 from hiddenscope.store import records
 from hiddenscope.store.commits import Commit, Complete, committed, completed
-from hiddenscope.store.folder import FOLDERS, StoreFolder, remove_unheld, to_disk
+from hiddenscope.store.folder import FOLDERS, StoreFolder, remove_unheld
 from hiddenscope.store.plan import StorePlan, UnitDigest
 from hiddenscope.store.shard import layout_of
 from hiddenscope.store.shard_reader import ShardReader

@@ -16,9 +16,10 @@ from typing import Any, Self
 
 from hiddenscope.arguments import checked
 from hiddenscope.errors import Damaged, FileError, StoreError
+from hiddenscope.files import to_disk
 from hiddenscope.store import records
 from hiddenscope.store.commits import Commit, Complete, committed
-from hiddenscope.store.folder import StoreFolder, shown, to_disk
+from hiddenscope.store.folder import StoreFolder, shown
 from hiddenscope.store.plan import StorePlan, StoreRow, UnitDigest, unit_name
 from hiddenscope.store.shard import layout_of, row_tensors, states_to_store, write_shard
 
