@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -95,11 +96,11 @@ def kill_workers(count: int, folder: Path, seed: int = 0) -> tuple[int, list[str
     folder.mkdir()
     model, corpus = hs.load((tiny_model("gpt2"), tiny_tokenizer())), texts(12 * max(count, 2))
     hs.extract(model, corpus, folder / "whole", engine=hs.Engine(unit_bytes=UNIT_BYTES, threads=1))
-    engine = hs.Engine(unit_bytes=UNIT_BYTES, threads=1, workers=2)
+    engine, others = hs.Engine(unit_bytes=UNIT_BYTES, threads=1, workers=2), children()
 
     def kill() -> None:
         time.sleep(chance.uniform(0, 0.05))
-        if own := children():
+        if own := children(besides=others):
             killed.append(chance.choice(own))
             with suppress(ProcessLookupError):
                 os.kill(killed[-1], signal.SIGKILL)
@@ -112,8 +113,8 @@ def kill_workers(count: int, folder: Path, seed: int = 0) -> tuple[int, list[str
     return len(set(killed)), faults(folder / "store", folder / "whole")
 
 
-def children() -> list[int]:
-    """The processes that this one has started and that live."""
+def children(besides: Collection[int] = ()) -> list[int]:
+    """The processes that this one has started and that live, without those that were there `besides` a job's own."""
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -121,7 +122,7 @@ def children() -> list[int]:
         except OSError:
             continue
         state, parent = rest.rpartition(") ")[2].split()[:2]
-        if int(parent) == os.getpid() and state != "Z":
+        if int(parent) == os.getpid() and state != "Z" and int(number) not in besides:
             found.append(int(number))
     return sorted(found)
 
