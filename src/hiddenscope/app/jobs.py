@@ -18,7 +18,7 @@ from hiddenscope.app.schemas import JobAnswer, Progress
 
 JobState: TypeAlias = Literal["queued", "running", "done", "failed", "cancelled"]
 
-OVER = ("done", "failed", "cancelled")
+FINAL_STATES = ("done", "failed", "cancelled")
 MOST_REMEMBERED = 500
 SECONDS_OF_SILENCE = 10.0
 
@@ -36,7 +36,7 @@ class JobRecord:
     request: Header
     id: str = field(default_factory=lambda: secrets.token_urlsafe(12))
     state: JobState = "queued"
-    stopping: bool = False
+    cancelling: bool = False
     progress: Progress | None = None
     partial: bytes = b""
     partials: int = 0
@@ -44,7 +44,7 @@ class JobRecord:
     note: str = ""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def tell(self, **fields: Any) -> None:
+    def update(self, **fields: Any) -> None:
         """Set fields, and wake everybody who follows the job."""
         for name, value in fields.items():
             setattr(self, name, value)
@@ -60,22 +60,22 @@ class Jobs:
         self._known: OrderedDict[str, JobRecord] = OrderedDict()
         self._waiting: list[JobRecord] = []
         self._running: JobRecord | None = None
-        self._more = asyncio.Event()
+        self._work = asyncio.Event()
 
     def submit(self, key: str, asked: Header, request: Header) -> JobRecord:
         """Queue a question, or join the job that asks the same."""
         for job in (*self._waiting, *([self._running] if self._running else [])):
-            if job.key == key and job.state not in OVER and not job.stopping:
+            if job.key == key and job.state not in FINAL_STATES and not job.cancelling:
                 return job
         if len(self._waiting) >= self.length:
             raise QueueFull
         job = JobRecord(key, asked, request)
         self._remember(job)
         self._waiting.append(job)
-        self._more.set()
+        self._work.set()
         return job
 
-    def finished(self, key: str, asked: Header) -> JobRecord:
+    def record_cached(self, key: str, asked: Header) -> JobRecord:
         """A job whose result was there already."""
         job = JobRecord(key, asked, {}, state="done")
         self._remember(job)
@@ -85,7 +85,7 @@ class Jobs:
         """A job by its id."""
         return self._known.get(id_)
 
-    def answer(self, job: JobRecord) -> JobAnswer:
+    def status_of(self, job: JobRecord) -> JobAnswer:
         """How a job stands, as the API says it."""
         before = self._waiting.index(job) + (self._running is not None) if job in self._waiting else 0
         return JobAnswer(
@@ -103,9 +103,9 @@ class Jobs:
     async def follow(self, job: JobRecord) -> AsyncIterator[JobAnswer | None]:
         """How a job stands, again and again until it is over; None from time to time where nothing happens."""
         while True:
-            changed, said = job.changed, self.answer(job)
-            yield said
-            if said.state in OVER:
+            changed, status = job.changed, self.status_of(job)
+            yield status
+            if status.state in FINAL_STATES:
                 return
             while changed is job.changed:
                 try:
@@ -115,13 +115,13 @@ class Jobs:
 
     async def cancel(self, job: JobRecord) -> None:
         """Cancel a job, for everybody who asked for it: a closed page does not say that it is closed."""
-        if job.stopping or job.state in OVER:
+        if job.cancelling or job.state in FINAL_STATES:
             return
-        job.stopping = True
+        job.cancelling = True
         if job in self._waiting:
             self._waiting.remove(job)
-            job.tell(state="cancelled")
-            self._stir()
+            job.update(state="cancelled")
+            self._notify_waiting()
         elif job is self._running:
             await self.worker.interrupt()
             asyncio.get_running_loop().call_later(SECONDS_TO_STOP, self._kill_if_running, job)
@@ -129,50 +129,50 @@ class Jobs:
     async def run(self) -> None:
         """Answer one job after another, for as long as the server runs."""
         while True:
-            await self._more.wait()
+            await self._work.wait()
             if not self._waiting:
-                self._more.clear()
+                self._work.clear()
                 continue
             job = self._running = self._waiting.pop(0)
-            self._stir()
+            self._notify_waiting()
             try:
-                await self._answer(job)
+                await self._run_one(job)
             finally:
                 self._running = None
 
-    async def _answer(self, job: JobRecord) -> None:
-        job.tell(state="running")
+    async def _run_one(self, job: JobRecord) -> None:
+        job.update(state="running")
         try:
-            header, body = await self.worker.ask(job.request, lambda *message: self._heard(job, *message))
+            header, body = await self.worker.ask(job.request, lambda *message: self._on_message(job, *message))
         except WorkerLost as lost:
-            ended = {"state": "cancelled"} if job.stopping else {"state": "failed", "error": str(lost)}
-            job.tell(**ended)
+            ended = {"state": "cancelled"} if job.cancelling else {"state": "failed", "error": str(lost)}
+            job.update(**ended)
             return
         except OSError as error:
-            job.tell(state="failed", error=f"The worker could not be started: {error.strerror or error}.")
+            job.update(state="failed", error=f"The worker could not be started: {error.strerror or error}.")
             return
         kind = header.pop("type")
         if kind == "cancelled":
-            job.tell(state="cancelled")
+            job.update(state="cancelled")
         elif kind == "error":
-            job.tell(state="failed", error=header["message"])
+            job.update(state="failed", error=header["message"])
         else:
             middle = header.pop("payload_bytes")
             stored = StoredResult({**header, "request": job.asked}, body[:middle], body[middle:])
             note = await asyncio.to_thread(self.cache.put, job.key, stored)
-            job.tell(state="done", note=note)
+            job.update(state="done", note=note)
 
-    def _heard(self, job: JobRecord, header: Header, body: bytes) -> None:
+    def _on_message(self, job: JobRecord, header: Header, body: bytes) -> None:
         if header["type"] == "progress":
             progress = Progress(what=header["what"], done=header["done"], total=header["total"])
-            job.tell(progress=progress)
+            job.update(progress=progress)
         elif header["type"] == "partial":
-            job.tell(partial=body[: header["payload_bytes"]], partials=job.partials + 1)
+            job.update(partial=body[: header["payload_bytes"]], partials=job.partials + 1)
 
-    def _stir(self) -> None:
-        """Those who wait have moved up."""
+    def _notify_waiting(self) -> None:
+        """Tell everybody who follows a queued job that the queue has moved."""
         for job in self._waiting:
-            job.tell()
+            job.update()
 
     def _kill_if_running(self, job: JobRecord) -> None:
         if self._running is job and job.state == "running":
@@ -180,7 +180,7 @@ class Jobs:
 
     def _remember(self, job: JobRecord) -> None:
         self._known[job.id] = job
-        over = [id_ for id_, one in self._known.items() if one.state in OVER]
-        for id_ in over[: max(0, len(self._known) - MOST_REMEMBERED)]:
+        finished = [id_ for id_, one in self._known.items() if one.state in FINAL_STATES]
+        for id_ in finished[: max(0, len(self._known) - MOST_REMEMBERED)]:
             with contextlib.suppress(KeyError):
                 del self._known[id_]

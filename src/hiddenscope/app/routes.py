@@ -179,9 +179,9 @@ def _jobs(router: APIRouter, desk: Desk) -> None:
         key, request = await asyncio.to_thread(desk.resolved, asked)
         if await asyncio.to_thread(desk.cache.get, key) is not None:
             response.status_code = 200
-            return desk.jobs.answer(desk.jobs.finished(key, asked))
+            return desk.jobs.status_of(desk.jobs.record_cached(key, asked))
         try:
-            return desk.jobs.answer(desk.jobs.submit(key, asked, request))
+            return desk.jobs.status_of(desk.jobs.submit(key, asked, request))
         except QueueFull:
             reason = f"{desk.jobs.length} questions are waiting already. Wait for one, or cancel one."
             raise HTTPException(429, reason, headers={"Retry-After": "5"}) from None
@@ -189,14 +189,14 @@ def _jobs(router: APIRouter, desk: Desk) -> None:
     @router.get("/jobs/{id}")
     async def read_job(id: JobId) -> JobAnswer:  # noqa: A002
         """How a job stands."""
-        return desk.jobs.answer(desk.job(id))
+        return desk.jobs.status_of(desk.job(id))
 
     @router.delete("/jobs/{id}")
     async def cancel_job(id: JobId) -> JobAnswer:  # noqa: A002
         """Cancel a job: it is taken from the queue, or stopped."""
         job = desk.job(id)
         await desk.jobs.cancel(job)
-        return desk.jobs.answer(job)
+        return desk.jobs.status_of(job)
 
     @router.get("/jobs/{id}/events", response_class=StreamingResponse, responses={200: EVENTS, **BUSY})
     async def follow_job(id: JobId) -> StreamingResponse:  # noqa: A002
@@ -224,8 +224,8 @@ _PAYLOAD = {
 async def _events(desk: Desk, job: JobRecord) -> AsyncIterator[str]:
     desk.streams += 1
     try:
-        async for said in desk.jobs.follow(job):
-            yield ": still there\n\n" if said is None else f"data: {said.model_dump_json()}\n\n"
+        async for status in desk.jobs.follow(job):
+            yield ": still there\n\n" if status is None else f"data: {status.model_dump_json()}\n\n"
     finally:
         desk.streams -= 1
 
