@@ -32,7 +32,7 @@ browser:         ## Install the browser that the views are tested in, where that
 	  command -v chromium >/dev/null || echo 'There is no Chromium, and it cannot be installed here (that takes root and apt): the views are not tested in a browser.'; }
 
 test: $(STAMP) browser ## Run the tests, the docstrings' examples and the docs' examples.
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 check: $(STAMP) scripts ## Check format, lint and types.
 	$(BIN)/ruff format --check .

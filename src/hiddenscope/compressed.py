@@ -53,7 +53,7 @@ def decompressed(stream: Any, name: str) -> Iterator[Any]:
             raise FileError(f"Cannot read {name}", reason, "Make or download the file again.") from error
         raise
     finally:
-        if wrapped is not None:
+        if wrapped is not None and not wrapped.closed:  # a reader that broke off may have closed its file first
             wrapped.detach()
 
 
