@@ -71,7 +71,7 @@ def bare_passes(model: hs.Model, corpus: Any, to: Path, **options: Any) -> Calla
     batches = []
     for unit in writer.plan.units:
         by_batch: dict[int, list[Any]] = {}
-        for row in writer.rows(unit.name):
+        for row in writer.sequences(unit.name):
             by_batch.setdefault(row.batch, []).append(row.ids)
         batches += [Inputs(tuple(ids)).pad(model) for ids in by_batch.values()]
     given = [batch.arguments(base, masked=model.batching.needs_mask) | {"use_cache": False} for batch in batches]

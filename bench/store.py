@@ -12,7 +12,7 @@ import numpy as np
 import hiddenscope as hs
 from bench import measure
 from bench.measure import Row
-from hiddenscope.store import StorePlan, StoreRow, Writer, create
+from hiddenscope.store import StorePlan, StoreSequence, Writer, create
 from hiddenscope.store.checksums import PIECE
 from hiddenscope.store.store import AT_ONCE
 
@@ -101,7 +101,7 @@ def _layer(store: hs.Store) -> int:
 def _stored(path: Path, states: np.ndarray) -> Writer:
     plan = StorePlan({"model": "bench"}, {}, SITES, dict.fromkeys(SITES, WIDTH), "bfloat16")
     ids, spans = tuple(range(ROWS)), ((-1, -1),) * ROWS
-    writer = create(path, plan, ([StoreRow(unit, 0, ids, spans, 0)] for unit in range(UNITS)))
+    writer = create(path, plan, ([StoreSequence(unit, 0, ids, spans, 0)] for unit in range(UNITS)))
     for unit in writer.pending():
         writer.commit(unit, dict.fromkeys(SITES, states))
     writer.complete()

@@ -55,7 +55,7 @@ def readable(path: Path) -> bool:
             np.asarray(store[site])
         assert len(store.tokens) == len(store)
         for unit in writer.plan.units:
-            writer.rows(unit.name)
+            writer.sequences(unit.name)
     except Error:
         return False
     return True

@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -29,7 +30,8 @@ from hiddenscope.extract import Corpus, Engine, ExtractJob, JobProgress, compute
 from hiddenscope.extract.compute import Pipeline
 from hiddenscope.extract.corpus import SeenTexts
 from hiddenscope.extract.planning import tokenizer_identity
-from hiddenscope.store import resume
+from hiddenscope.passes import inputs
+from hiddenscope.store import resume, verify
 from hiddenscope.testing import tiny_model, tiny_tokenizer
 
 ROOT = Path(__file__).parent.parent
@@ -46,9 +48,9 @@ def tmp_path() -> Iterator[Path]:
         yield Path(folder)
 
 
-def rows_of(folder: Path) -> list[Any]:
+def sequences_of(folder: Path) -> list[Any]:
     store = resume(folder)
-    return [row for unit in store.plan.units for row in store.rows(unit.name)]
+    return [row for unit in store.plan.units for row in store.sequences(unit.name)]
 
 
 def states_of(folder: Path, site: str) -> torch.Tensor:
@@ -72,7 +74,7 @@ def test_a_store_holds_what_capture_gives(tiny: Callable[..., hs.Model], family:
     extract(model, TEXTS, tmp_path / "store", sites=sites, engine=SMALL)
     captured = model.capture(TEXTS, sites)
     states = captured.encoder if isinstance(captured, hs.Pair) else captured
-    rows = rows_of(tmp_path / "store")
+    rows = sequences_of(tmp_path / "store")
     assert len(resume(tmp_path / "store").plan.units) > 3
     assert [row.text for row in rows] == list(range(len(TEXTS))) and [row.string for row in rows] == TEXTS
     assert [token for row in rows for token in row.ids] == states.tokens.ids.tolist()
@@ -96,7 +98,7 @@ def test_pooled_and_narrow_states(gpt2: hs.Model, tmp_path: Path) -> None:
 
 def test_copies_are_computed_once(gpt2: hs.Model, tmp_path: Path) -> None:
     extract(gpt2, ["A cat.", "A dog.", "A cat.", "A cow.", "A dog."], tmp_path / "store", engine=SMALL)
-    assert [row.text for row in rows_of(tmp_path / "store")] == [0, 1, 3]
+    assert [row.text for row in sequences_of(tmp_path / "store")] == [0, 1, 3]
     lines = (tmp_path / "store" / "plan" / "duplicates.jsonl").read_text().splitlines()
     assert [json.loads(line) for line in lines] == [{"text": 2, "same_as": 0}, {"text": 4, "same_as": 1}]
     assert resume(tmp_path / "store").plan.corpus["duplicates"] == 2
@@ -111,7 +113,7 @@ def test_long_texts_are_cut_into_windows_with_true_positions(
     with pytest.raises(TextError, match="Text 1 of the corpus: it has .* tokens and .* takes 32. Give a stride"):
         extract(model, Corpus(["A cat.", text], window=32), tmp_path / "store")
     extract(model, Corpus(["A cat.", text], window=32, stride=20), tmp_path / "store", engine=SMALL)
-    rows = [row for row in rows_of(tmp_path / "store") if row.text == 1]
+    rows = [row for row in sequences_of(tmp_path / "store") if row.text == 1]
     assert [row.start for row in rows] == [20 * number for number in range(len(rows))] and len(rows) > 10
     assert [row.string for row in rows] == [text] + [None] * (len(rows) - 1)
     assert whole.spans is not None
@@ -192,7 +194,10 @@ def test_a_job_that_was_stopped_goes_on_and_another_is_refused(gpt2: hs.Model, t
         begun.run(stop)
     left = len(resume(tmp_path / "store").pending())
     assert 0 < left < len(begun.writer.plan.units)
-    assert f"{len(begun.writer.plan.units) - left} of {len(begun.writer.plan.units)} units are kept" in begun.left()
+    assert (
+        f"{len(begun.writer.plan.units) - left} of {len(begun.writer.plan.units)} units are kept"
+        in begun.how_to_resume()
+    )
     other: Any
     for other, what in (
         ({"sites": "layer.1"}, "sites: .* there"),
@@ -207,6 +212,87 @@ def test_a_job_that_was_stopped_goes_on_and_another_is_refused(gpt2: hs.Model, t
             extract(**{"model": gpt2, "corpus": TEXTS, "to": tmp_path / "store"} | other)
     extract(gpt2, TEXTS, tmp_path / "store")  # with as many threads as it was begun with
     assert files_of(tmp_path / "store") == files_of(tmp_path / "whole")
+
+
+def damage(path: Path, how: str) -> None:
+    """Delete a file, flip a bit in the middle of it, or cut it off there."""
+    content = bytearray(path.read_bytes())
+    middle = len(content) // 2
+    if how == "deleted":
+        path.unlink()
+    elif how == "cut off":
+        path.write_bytes(content[:middle])
+    else:
+        content[middle] ^= 4
+        path.write_bytes(content)
+
+
+@pytest.mark.parametrize("how", ["deleted", "flipped", "cut off"])
+def test_the_same_job_again_heals_whatever_file_is_damaged(gpt2: hs.Model, tmp_path: Path, how: str) -> None:
+    corpus = [*TEXTS[:12], TEXTS[0]]  # a copy too
+
+    def again() -> None:  # a stream, which can be read once
+        extract(gpt2, iter(corpus), tmp_path / "store", sites="layer.1", engine=Engine(unit_bytes=30_000, threads=1))
+
+    again()
+    sound = files_of(tmp_path / "store")
+    assert len(resume(tmp_path / "store").plan.units) > 1
+    for name in sound:
+        damage(tmp_path / "store" / name, how)
+        if name not in ("plan.json", "complete.json") or how != "deleted":
+            assert not verify(tmp_path / "store").intact, name
+        again()
+        assert files_of(tmp_path / "store") == sound and verify(tmp_path / "store").intact, name
+
+
+def test_the_same_job_again_heals_many_files_and_lost_folders(gpt2: hs.Model, tmp_path: Path) -> None:
+    def again(**options: Any) -> None:
+        extract(gpt2, TEXTS, tmp_path / "store", sites="layer.1", engine=Engine(threads=1, **options))
+
+    again(unit_bytes=UNIT // 4)
+    sound, store = files_of(tmp_path / "store"), tmp_path / "store"
+    for names in (["plan"], ["data"], ["commits"], ["plan", "commits", "complete.json"], ["data", "tmp"]):
+        for name in names:
+            shutil.rmtree(store / name) if (store / name).is_dir() else (store / name).unlink()
+        again()  # with units of another size, which the plan decides
+        assert files_of(store) == sound and verify(store).intact, names
+    for number, name in enumerate(sorted(sound)):
+        if name not in ("plan.json", "complete.json"):
+            damage(store / name, ("deleted", "flipped", "cut off")[number % 3])
+    again()
+    assert files_of(store) == sound and verify(store).intact
+
+
+def test_a_store_in_the_making_heals_too(gpt2: hs.Model, tmp_path: Path) -> None:
+    extract(gpt2, TEXTS, tmp_path / "whole", engine=SMALL)
+    begun = ExtractJob.plan(gpt2, TEXTS, tmp_path / "store", engine=SMALL)
+    for unit in begun.pending[:3]:
+        with Pipeline(gpt2, begun.writer, lambda done: None) as pipeline:
+            pipeline.put(unit)
+    damage(tmp_path / "store/commits/000000.json", "flipped")
+    damage(tmp_path / "store/plan/000004.jsonl", "deleted")
+    record = json.loads((tmp_path / "store/commits/000001.json").read_bytes())
+    damage(tmp_path / f"store/data/{record['sha256']}.safetensors", "cut off")
+    extract(gpt2, TEXTS, tmp_path / "store", engine=SMALL)
+    assert files_of(tmp_path / "store") == files_of(tmp_path / "whole")
+
+
+def test_texts_that_cannot_be_made_again_are_refused(
+    gpt2: hs.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    extract(gpt2, TEXTS, tmp_path / "store", engine=SMALL)
+    before = files_of(tmp_path / "store")
+    for name, reason in (("plan/000001.jsonl", "texts of . units, the first is"), ("plan.json", "is of plan")):
+        content = (tmp_path / "store" / name).read_bytes()
+        damage(tmp_path / "store" / name, "deleted")
+        with monkeypatch.context() as patch:  # as another version of hiddenscope might batch them
+            patch.setitem(inputs.BATCH_TOKENS, "cpu", 40)
+            with pytest.raises(StoreError, match=reason):
+                extract(gpt2, TEXTS, tmp_path / "store", engine=SMALL)
+        with pytest.raises(StoreError, match=r"corpus.count: 24 there, 23 asked" if "/" in name else reason):
+            extract(gpt2, TEXTS[1:], tmp_path / "store", engine=SMALL)
+        (tmp_path / "store" / name).write_bytes(content)
+    assert files_of(tmp_path / "store") == before and verify(tmp_path / "store").intact
 
 
 def test_two_jobs_on_one_store_at_once(tmp_path: Path) -> None:

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 import hiddenscope as hs
 from hiddenscope.errors import Damaged, Error, StatesError, StoreError
-from hiddenscope.store import StorePlan, StoreRow, Writer, create, resume, verify
+from hiddenscope.store import StorePlan, StoreSequence, Writer, create, resume, verify
 from hiddenscope.testing import tiny_store
-from hiddenscope.testing.stores import COPIES, SITES, tiny_row, tiny_rows, tiny_values
+from hiddenscope.testing.stores import COPIES, SITES, tiny_sequence, tiny_sequences, tiny_values
 
 WIDTH = 24
 STRINGS = {number: f"t{number}" for number in range(200)}
@@ -37,8 +37,8 @@ def plan(**changes: Any) -> StorePlan:
     return StorePlan(**fields | changes)
 
 
-def texts() -> list[list[StoreRow]]:
-    return tiny_rows()
+def texts() -> list[list[StoreSequence]]:
+    return tiny_sequences()
 
 
 def files_of(path: Path) -> Mapping[str, bytes]:
@@ -119,7 +119,7 @@ def test_another_plan_is_refused_with_every_difference(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="units: 3 there, 2 asked"):
         create(tmp_path, plan(), texts()[:2], COPIES, STRINGS)
     changed = texts()
-    changed[1][0] = tiny_row(3, 5)
+    changed[1][0] = tiny_sequence(3, 5)
     with pytest.raises(StoreError, match="texts of 1 units, the first is 000001"):
         create(tmp_path, plan(), changed, COPIES, STRINGS)
     assert create(tmp_path, plan(), texts(), COPIES, STRINGS).pending() == ["000000", "000001", "000002"]
@@ -129,18 +129,18 @@ def test_another_plan_is_refused_with_every_difference(tmp_path: Path) -> None:
     ("units", "copies", "what"),
     [
         ([], [], "there are no texts"),
-        ([[tiny_row(0, 2)], []], [], "unit 000001 has no texts"),
-        ([[tiny_row(1, 2), tiny_row(0, 2)]], [], "comes after text 1"),
-        ([[tiny_row(0, 2), tiny_row(0, 2)]], [], "comes after text 0"),
-        ([[tiny_row(0, 2), tiny_row(2, 2)]], [], "text 1 has rows and is a duplicate, or has neither"),
-        ([[tiny_row(0, 2), tiny_row(1, 2)]], [(1, 0)], "text 1 has rows and is a duplicate"),
-        ([[tiny_row(0, 2)]], [(1, 2), (2, 0)], "text 1 is said to be text 2"),
-        ([[StoreRow(0, 0, (), (), 0)]], [], "0 tokens"),
-        ([[StoreRow(0, 0, (1,), (), 0)]], [], "1 tokens and 0 spans"),
+        ([[tiny_sequence(0, 2)], []], [], "unit 000001 has no texts"),
+        ([[tiny_sequence(1, 2), tiny_sequence(0, 2)]], [], "comes after text 1"),
+        ([[tiny_sequence(0, 2), tiny_sequence(0, 2)]], [], "comes after text 0"),
+        ([[tiny_sequence(0, 2), tiny_sequence(2, 2)]], [], "text 1 has sequences and is a duplicate, or has neither"),
+        ([[tiny_sequence(0, 2), tiny_sequence(1, 2)]], [(1, 0)], "text 1 has sequences and is a duplicate"),
+        ([[tiny_sequence(0, 2)]], [(1, 2), (2, 0)], "text 1 is said to be text 2"),
+        ([[StoreSequence(0, 0, (), (), 0)]], [], "0 tokens"),
+        ([[StoreSequence(0, 0, (1,), (), 0)]], [], "1 tokens and 0 spans"),
     ],
 )
 def test_a_plan_that_does_not_fit_together_is_refused(
-    tmp_path: Path, units: list[list[StoreRow]], copies: list[tuple[int, int]], what: str
+    tmp_path: Path, units: list[list[StoreSequence]], copies: list[tuple[int, int]], what: str
 ) -> None:
     with pytest.raises(StoreError, match=what):
         create(tmp_path / "store", plan(), units, copies)
@@ -167,16 +167,16 @@ def test_texts_that_were_changed_are_not_computed(tmp_path: Path) -> None:
     path = tmp_path / "plan/000000.jsonl"
     path.write_bytes(path.read_bytes().replace(b"[0,", b"[1,", 1))
     with pytest.raises(Damaged, match=r"plan/000000.jsonl is not what the plan was made with"):
-        writer.rows("000000")
+        writer.sequences("000000")
 
 
 def test_what_is_known_last_may_come_late(tmp_path: Path) -> None:
     strings: dict[int, str] = {}
 
-    def units() -> Iterator[list[StoreRow]]:
+    def units() -> Iterator[list[StoreSequence]]:
         for number in range(2):
             strings[number] = f"token {number}"
-            yield [StoreRow(number, 0, (number,), ((0, 1),), 0)]
+            yield [StoreSequence(number, 0, (number,), ((0, 1),), 0)]
 
     def late() -> StorePlan:
         assert strings == {0: "token 0", 1: "token 1"}
@@ -199,7 +199,7 @@ def expected(writer: Writer, site: str) -> NDArray[np.float32]:
     by_text: dict[int, list[NDArray[Any]]] = {}
     for unit in writer.plan.units:
         states, done = tiny_values(writer, unit.name)[site], 0
-        for one in writer.rows(unit.name):
+        for one in writer.sequences(unit.name):
             length = len(one.ids) if writer.plan.pool is None else 1
             by_text.setdefault(one.text, []).append(states[done : done + length])
             done += length
@@ -268,7 +268,7 @@ def test_rows_that_are_not_there_are_an_error(whole_store: tuple[hs.Store, NDArr
 
 def test_rows_wider_than_a_block_are_read(tmp_path: Path) -> None:
     width = 9000
-    writer = create(tmp_path, plan(sites=("final",), widths={"final": width}), [[tiny_row(0, 40)]])
+    writer = create(tmp_path, plan(sites=("final",), widths={"final": width}), [[tiny_sequence(0, 40)]])
     wanted = np.random.default_rng(0).standard_normal((40, width), dtype=np.float32)
     writer.commit("000000", {"final": wanted})
     array = hs.open(tmp_path)["final"]
@@ -324,7 +324,7 @@ def test_only_committed_units_are_shown(tmp_path: Path) -> None:
 
 
 def test_a_document_is_there_when_all_its_windows_are(tmp_path: Path) -> None:
-    units = [[tiny_row(0, 2), tiny_row(1, 4)], [tiny_row(1, 4, start=2), tiny_row(2, 3)]]
+    units = [[tiny_sequence(0, 2), tiny_sequence(1, 4)], [tiny_sequence(1, 4, start=2), tiny_sequence(2, 3)]]
     writer = create(tmp_path, plan(), units)
     writer.commit("000001", tiny_values(writer, "000001"))
     assert hs.open(tmp_path).texts.tolist() == [2]
@@ -385,7 +385,7 @@ def test_a_store_of_version_1_is_read_and_written_as_ever(tmp_path: Path) -> Non
     plan = replace(store.plan, units=(), duplicates="", strings="")
     writer = create(tmp_path / "again", plan, texts(), COPIES, STRINGS)
     for unit in writer.pending():
-        parts = [store.of(text) for text in sorted({row.text for row in writer.rows(unit)})]
+        parts = [store.of(text) for text in sorted({row.text for row in writer.sequences(unit)})]
         states = {site: np.concatenate([np.asarray(part[site]) for part in parts]) for site in SITES}
         writer.commit(unit, {site: (array.view(np.uint32) >> 16).astype("<u2") for site, array in states.items()})
     writer.complete()

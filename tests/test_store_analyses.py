@@ -13,7 +13,7 @@ import torch
 import xarray
 
 import hiddenscope as hs
-from hiddenscope.store import StorePlan, StoreRow, create
+from hiddenscope.store import StorePlan, StoreSequence, create
 from hiddenscope.testing import tiny_model, tiny_tokenizer
 
 WORDS = ["the", "a", "of", "river", "city", "house", "green", "old", "new", "runs", "stands", "under", "by"]
@@ -52,7 +52,7 @@ def stored(states: hs.States, path: Path, units: int = 7) -> hs.Store:
     ]
     kept = sorted(first.values())
     rows = [
-        StoreRow(
+        StoreSequence(
             text,
             0,
             tuple(tokens.of(text).ids.tolist()),
@@ -72,7 +72,7 @@ def stored(states: hs.States, path: Path, units: int = 7) -> hs.Store:
         path, plan, [list(some) for some in np.array_split(np.array(rows, dtype=object), units)], copies, strings
     )
     for unit in writer.pending():
-        own = [states.of(row.text).values for row in writer.rows(unit)]
+        own = [states.of(row.text).values for row in writer.sequences(unit)]
         writer.commit(unit, dict(zip(sites, torch.cat(own, 1).numpy(), strict=True)))
     writer.complete()
     return hs.open(path)
@@ -136,7 +136,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import hiddenscope as hs
-from hiddenscope.store import StorePlan, StoreRow, create, store
+from hiddenscope.store import StorePlan, StoreSequence, create, store
 from hiddenscope.analyses.drift import sides
 from hiddenscope.measures import cloud
 
@@ -145,7 +145,7 @@ torch.set_num_threads(1)
 draw, width, sites = np.random.default_rng(0), 256, ("layer.0", "layer.1")
 
 def row(text, length):
-    return StoreRow(text, 0, tuple(range(text, text + length)), ((-1, -1),) * length, 0)
+    return StoreSequence(text, 0, tuple(range(text, text + length)), ((-1, -1),) * length, 0)
 
 def stored(path, length):
     plan = StorePlan({"model": "toy"}, {}, sites, dict.fromkeys(sites, width), "float32")

@@ -23,7 +23,7 @@ from hiddenscope import cli
 from hiddenscope.errors import Damaged, Error, FileError, StoreError
 from hiddenscope.store import gc, records, resume, verify
 from hiddenscope.testing import tiny_store
-from hiddenscope.testing.stores import SITES, tiny_rows, tiny_values
+from hiddenscope.testing.stores import SITES, tiny_sequences, tiny_values
 
 UNITS = ("000000", "000001", "000002")
 
@@ -118,7 +118,7 @@ def test_texts_that_were_damaged_are_put_right_by_the_same_job(tmp_path: Path) -
     (tmp_path / "plan/strings.jsonl").unlink()
     assert verify(tmp_path).units == ("000001",) and len(verify(tmp_path).damages) == 2
     tiny_store(tmp_path)
-    assert intact(tmp_path) and writer.rows("000001") == tiny_rows()[1]
+    assert intact(tmp_path) and writer.sequences("000001") == tiny_sequences()[1]
 
 
 def everything(path: Path) -> dict[str, bytes]:
@@ -397,6 +397,7 @@ def test_the_command(tmp_path: Path) -> None:
     damage(shard(tmp_path, "000000"))
     wrong = run(cli.app, ["store", "verify", path])
     assert wrong.exit_code == 1 and wrong.output.startswith("unit 000000: data/")
+    assert f"1 damage. Run the `hiddenscope extract ... --to {path}` that made this store again" in wrong.output
     assert run(cli.app, ["store", "info", str(tmp_path / "none")]).exit_code == 2
 
 
@@ -476,7 +477,7 @@ class StoreMachine(RuleBasedStateMachine):
             assert set(store.units) == self.committed and verify(self.path).intact
             writer = resume(self.path)
             for unit in self.committed:
-                texts = {row.text for row in writer.rows(unit)}
+                texts = {row.text for row in writer.sequences(unit)}
                 found = [store.of(text)["final"][:] for text in sorted(texts)]
                 assert np.array_equal(np.concatenate(found), tiny_values(writer, unit)["final"])
 

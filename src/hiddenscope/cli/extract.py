@@ -17,7 +17,7 @@ from hiddenscope.cli.terminal import visible
 from hiddenscope.files import replacing
 
 CORPUS = "A file of texts (.txt .jsonl .csv .tsv .parquet), a folder of such files, - for stdin, a shipped dataset."
-POOL = "Keep one row for each text: mean, max, last, first, cls or a position."
+POOL = "Keep one vector for each text: mean, max, last, first, cls or a position."
 
 
 @command
@@ -32,7 +32,7 @@ def extract(
     text: Annotated[str | None, typer.Option(help="The column of the texts in a file.")] = None,
     window: Annotated[int | None, typer.Option(help="The longest text in tokens, if not the model's own.")] = None,
     stride: Annotated[int | None, typer.Option(help="Cut longer texts into windows, so many tokens apart.")] = None,
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave broken rows out, and list them.")] = False,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave broken lines out, and list them.")] = False,
     engine: Annotated[Literal["local", "ray"], typer.Option(help="This machine, or a Ray cluster.")] = "local",
     workers: Annotated[int | None, typer.Option(help="Processes that compute.")] = None,
     threads: Annotated[int | None, typer.Option(help="Threads of each worker.")] = None,
@@ -54,10 +54,10 @@ def extract(
     try:
         planned.run(said.progress)
     except KeyboardInterrupt:
-        interrupt.say_stopped(f"\nStopped: {planned.left()}")
+        interrupt.say_stopped(f"\nStopped: {planned.how_to_resume()}")
         raise typer.Exit(130) from None
     except errors.FileError as error:
-        remedy = f"{error.remedy} {planned.left()}"
+        remedy = f"{error.remedy} {planned.how_to_resume()}"
         raise errors.FileError(error.problem, error.reason, remedy) from error
     said.end(planned, shared.out)
 

@@ -1,13 +1,16 @@
 """What a store holds, whether it is intact, and what can be removed from it."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 import hiddenscope as hs
 from hiddenscope.cli.command import Shared, command, in_bytes, writes
 from hiddenscope.cli.terminal import echo, print_json, visible
+
+if TYPE_CHECKING:
+    from hiddenscope.store.verify import Verification
 
 
 @command
@@ -66,13 +69,20 @@ def _verify(path: Path, _: bool) -> tuple[list[str], dict[str, Any], int]:
         "unneeded": list(found.unneeded),
     }
     lines = [str(damage) for damage in found.damages]
-    verdict = "Every byte is as it was written." if found.intact else f"{len(lines):,} damages. {REMEDY}"
+    verdict = "Every byte is as it was written." if found.intact else _remedies(found, path)
     waiting = f" {len(found.pending):,} units are not committed yet." if found.pending else ""
     unneeded = f" {len(found.unneeded):,} files are not needed: `hiddenscope store gc`." if found.unneeded else ""
     return [*lines, verdict + waiting + unneeded], facts, 0 if found.intact else 1
 
 
-REMEDY = "`hiddenscope store gc --damaged` removes damaged units, and the same `extract` again computes them anew."
+def _remedies(found: "Verification", path: Path) -> str:
+    """How much is damaged, and which command puts it right."""
+    said = [f"{len(found.damages):,} damage{'s' * (len(found.damages) != 1)}."]
+    if any(damage.recomputable for damage in found.damages):
+        said.append(f"Run the `hiddenscope extract ... --to {path}` that made this store again: it heals them.")
+    if not all(damage.recomputable for damage in found.damages):
+        said.append("A link must be replaced by the file itself, and a record that is not in the plan be removed.")
+    return " ".join(said)
 
 
 def _gc(path: Path, damaged: bool) -> tuple[list[str], dict[str, Any], int]:

@@ -1,7 +1,7 @@
 """Extract: the states of a whole corpus, in a store on disk.
 
 corpus     the texts, read one after another, and an index on disk that finds copies
-planning   texts made into units of fixed rows and batches
+planning   texts made into units of fixed sequences and batches
 compute    the states of a unit, and a pipeline in which a unit is written while the next is computed
 schedule   which units are to be computed, in hand, done
 recipe     how another process comes by the same model
@@ -44,8 +44,8 @@ def extract(
     """The states of every text of a corpus, in a store in the folder `to`.
 
     `corpus` is whatever `hs.read` takes, a folder of such files, "-" for stdin, or an `hs.Corpus` with windows for long
-    texts. It is never whole in memory. `pool` keeps one row for each text ("mean", "max", "last", "first", "cls" or a
-    position), `dtype` another precision. `engine` may be an `hs.Engine` with workers. A job that was stopped goes on
+    texts. It is never whole in memory. `pool` keeps one vector for each text ("mean", "max", "last", "first", "cls" or
+    a position), `dtype` another precision. `engine` may be an `hs.Engine` with workers. A job that was stopped goes on
     when it is called again.
 
     >>> import tempfile
@@ -70,6 +70,6 @@ def extract(
         try:
             job.run(report)
         except KeyboardInterrupt:
-            progress.note(f"Stopped: {job.left()}")
+            progress.note(f"Stopped: {job.how_to_resume()}")
             raise
     return open_store(to)

@@ -68,11 +68,11 @@ def run(
     order = {"recipe": recipe.to_json(), "store": str(writer.path.absolute()), "digest": writer.digest}
     count = workers or _room(ray, cpus, gpus)
     make = ray.remote(num_cpus=cpus, num_gpus=gpus, max_restarts=0, max_task_retries=0)(RayWorker)
-    crew = _Actors(ray, lambda: make.remote(order), Schedule(units, report))
+    actors = _Actors(ray, lambda: make.remote(order), Schedule(units, report))
     try:
-        crew.run(count)
+        actors.run(count)
     finally:
-        crew.end()
+        actors.end()
 
 
 class _Actors:
@@ -154,5 +154,5 @@ def _ray(address: str | None) -> Any:
 
 def _room(ray: Any, cpus: int, gpus: int) -> int:
     """How many workers the cluster has room for."""
-    there = ray.cluster_resources()
-    return max(1, int(there.get("GPU", 0) // gpus if gpus else there.get("CPU", 1) // cpus))
+    resources = ray.cluster_resources()
+    return max(1, int(resources.get("GPU", 0) // gpus if gpus else resources.get("CPU", 1) // cpus))

@@ -21,7 +21,7 @@ from hiddenscope.loading import parse_dtype
 from hiddenscope.model import Model
 from hiddenscope.passes import Inputs, buffers_for, recordable, run
 from hiddenscope.sites import Site
-from hiddenscope.store import StorePlan, StoreRow, Writer
+from hiddenscope.store import StorePlan, StoreSequence, Writer
 from hiddenscope.vectors.pooling import Pool, check_cls
 
 AHEAD = 1  # units that wait between the pass and the disk: with the one computed and the one written, three are held
@@ -62,20 +62,20 @@ def threads(count: int) -> Iterator[None]:
 class Unit:
     """The states of a unit: on their way to host memory when this is made, there when `values` is asked."""
 
-    def __init__(self, model: Model, rows: Sequence[StoreRow], kept: Wanted) -> None:
-        self.rows, self.kept = rows, kept
+    def __init__(self, model: Model, sequences: Sequence[StoreSequence], wanted: Wanted) -> None:
+        self.sequences, self.wanted = sequences, wanted
         self._buffers: list[Any] = []
         self._pooled: Tensor | None = None
-        inputs = model.encode(Inputs(tuple(row.ids for row in rows)))
-        batches = _batches(rows)
+        inputs = model.encode(Inputs(tuple(sequence.ids for sequence in sequences)))
+        batches = _batches(sequences)
         with model.lock:
-            if kept.pool is None:
-                buffers = buffers_for(model, kept.sites, inputs, kept.dtype)
+            if wanted.pool is None:
+                buffers = buffers_for(model, wanted.sites, inputs, wanted.dtype)
                 for indices in batches:
                     run(model, inputs.some(indices).pad(model), indices, buffers)
                 self._buffers = list(buffers.values())
             else:
-                self._pooled = self._pool(model, inputs, batches, kept.pool)
+                self._pooled = self._pool(model, inputs, batches, wanted.pool)
 
     def values(self) -> Mapping[str, Any]:
         """The values of each site as numpy sees them, bfloat16 as its bits; a NaN or an infinity is an error."""
@@ -86,61 +86,62 @@ class Unit:
             values, finite = buffer.finish(), buffer.finite
         if not finite:
             raise self._not_finite(values)
-        return {str(site): _as_numpy(own) for site, own in zip(self.kept.sites, values, strict=True)}
+        return {str(site): _as_numpy(own) for site, own in zip(self.wanted.sites, values, strict=True)}
 
     def _pool(self, model: Model, inputs: Inputs, batches: Sequence[list[int]], how: str) -> Tensor:
-        """One row for each row of the plan; the states of one batch are held at a time."""
+        """One vector for each sequence of the plan; the states of one batch are held at a time."""
         token = int(how) if how.lstrip("-").isdecimal() else how
         if token == "cls":
-            check_cls(model.source(self.kept.sites[0].stack), [row.ids[0] for row in self.rows], self.rows[0].text)
-        pooled = torch.empty(len(self.kept.sites), len(inputs), self.kept.width, dtype=self.kept.dtype)
+            firsts = [sequence.ids[0] for sequence in self.sequences]
+            check_cls(model.source(self.wanted.sites[0].stack), firsts, self.sequences[0].text)
+        pooled = torch.empty(len(self.wanted.sites), len(inputs), self.wanted.width, dtype=self.wanted.dtype)
         pool = Pool(inputs.lengths, token)
         for indices in batches:
             some = inputs.some(indices)
-            buffers = buffers_for(model, self.kept.sites, some)
+            buffers = buffers_for(model, self.wanted.sites, some)
             run(model, some.pad(model), range(len(some)), buffers)
             (buffer,) = buffers.values()
-            pooled[:, indices] = pool(buffer.buffer.finish(), indices).to(self.kept.dtype)
+            pooled[:, indices] = pool(buffer.buffer.finish(), indices).to(self.wanted.dtype)
         return pooled
 
     def _not_finite(self, values: Tensor) -> NotFinite:
-        lengths = [len(row.ids) if self._pooled is None else 1 for row in self.rows]
+        lengths = [len(sequence.ids) if self._pooled is None else 1 for sequence in self.sequences]
         ends = np.cumsum(lengths)
-        for site, own in zip(self.kept.sites, values, strict=True):
+        for site, own in zip(self.wanted.sites, values, strict=True):
             wrong = (~own.isfinite().all(1)).nonzero()
             if len(wrong):
                 row = int(wrong[0])
                 index = int(np.searchsorted(ends, row, side="right"))
-                text, position = self.rows[index].text, row - int(ends[index]) + lengths[index]
+                text, position = self.sequences[index].text, row - int(ends[index]) + lengths[index]
                 where = f"{site}, text {text:,}" + (f", position {position}" if self._pooled is None else "")
                 remedy = "Look at the block that computes it, load the model in a wider dtype, or give dtype='float32'."
                 return NotFinite("States are not finite", f"a NaN or an infinity at {where}", remedy)
         return NotFinite("States are not finite", "their sum is not", "Load the model in a wider dtype.")
 
 
-def bare_speed(model: Model, rows: Sequence[StoreRow], kept: Wanted, tokens: int) -> float | None:
+def bare_speed(model: Model, sequences: Sequence[StoreSequence], wanted: Wanted, tokens: int) -> float | None:
     """Tokens a second of the bare forward pass, up to the deepest site; None where measuring would cost too much.
 
     One batch of a unit is timed, for a job of so many tokens.
     """
-    inputs = model.encode(Inputs(tuple(row.ids for row in rows)))
-    costs, batches = inputs.costs, _batches(rows)
+    inputs = model.encode(Inputs(tuple(sequence.ids for sequence in sequences)))
+    costs, batches = inputs.costs, _batches(sequences)
     sizes = [sum(costs[index] for index in batch) for batch in batches]
     timed = len(batches) // 2
     if tokens < WORTH_TIMING * sizes[timed]:
         return None
     with model.lock:
-        run_bare(model, inputs, [batches[sizes.index(min(sizes))]], kept)  # the first pass of a process is a slow one
+        run_bare(model, inputs, [batches[sizes.index(min(sizes))]], wanted)  # the first pass of a process is a slow one
         begin = time.perf_counter()
-        run_bare(model, inputs, [batches[timed]], kept)
+        run_bare(model, inputs, [batches[timed]], wanted)
         return sizes[timed] / (time.perf_counter() - begin)
 
 
-def run_bare(model: Model, inputs: Inputs, batches: Sequence[Sequence[int]], kept: Wanted) -> None:
-    """The forward pass over some batches, up to the deepest site, and nothing else but one row a text."""
+def run_bare(model: Model, inputs: Inputs, batches: Sequence[Sequence[int]], wanted: Wanted) -> None:
+    """The forward pass over some batches, up to the deepest site, and nothing else but one vector a text."""
     for indices in batches:
         some = inputs.some(indices)
-        buffers = buffers_for(model, kept.sites[-1:], some, keep="device")
+        buffers = buffers_for(model, wanted.sites[-1:], some, keep="device")
         run(model, some.pad(model), range(len(some)), buffers)
         for buffer in buffers.values():
             buffer.buffer.finish()
@@ -148,11 +149,11 @@ def run_bare(model: Model, inputs: Inputs, batches: Sequence[Sequence[int]], kep
         torch.cuda.synchronize(model.device)
 
 
-def _batches(rows: Sequence[StoreRow]) -> list[list[int]]:
-    """The indices of the rows of each batch, in the order in which the batches run."""
+def _batches(sequences: Sequence[StoreSequence]) -> list[list[int]]:
+    """The indices of the sequences of each batch, in the order in which the batches run."""
     found: dict[int, list[int]] = defaultdict(list)
-    for index, row in enumerate(rows):
-        found[row.batch].append(index)
+    for index, sequence in enumerate(sequences):
+        found[sequence.batch].append(index)
     return [found[number] for number in sorted(found)]
 
 
@@ -172,7 +173,7 @@ class Pipeline:
     ) -> None:
         recordable(model.module)
         self.model, self.writer, self.report = model, writer, report
-        self.kept = wanted_of(writer.plan)
+        self.wanted = wanted_of(writer.plan)
         self._speed = speed
         self._error: BaseException | None = None
         self._waiting: queue.Queue[tuple[str, Unit] | None] = queue.Queue(AHEAD)
@@ -195,8 +196,8 @@ class Pipeline:
         if self.writer.folder.record(unit).exists():
             self.report(self._done(unit, first=False))
             return
-        rows = self.writer.rows(unit)
-        self._hand_over((unit, Unit(self.model, rows, self.kept)))
+        sequences = self.writer.sequences(unit)
+        self._hand_over((unit, Unit(self.model, sequences, self.wanted)))
 
     def _hand_over(self, item: tuple[str, Unit] | None) -> None:
         while self._thread.is_alive():
@@ -237,7 +238,7 @@ class Pipeline:
         digest = self.writer.plan.by_name[unit]
         rows = self.writer.plan.rows_of(digest)
         seconds = digest.tokens / self._speed if self._speed else 0.0
-        return Done(unit, digest.tokens, rows * self.kept.row_bytes, seconds, first)
+        return Done(unit, digest.tokens, rows * self.wanted.row_bytes, seconds, first)
 
 
 def cores() -> int:

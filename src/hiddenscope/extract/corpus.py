@@ -16,7 +16,7 @@ from hiddenscope.arguments import checked
 from hiddenscope.errors import FileError, TextError
 from hiddenscope.texts import COMPRESSIONS, FORMATS, rows
 
-LISTED = 1000  # skipped rows that are named in the plan; all are counted
+LISTED = 1000  # skipped lines that are named in the plan; all are counted
 _KEY = 16  # bytes of SHA-256 by which texts are told apart
 
 
@@ -27,7 +27,7 @@ class Corpus:
 
     `source` is whatever `hs.read` takes, or a folder of such files, or "-" for stdin. `text` names the column. A text
     of more tokens than `window` (the model's own, if not given) is cut into windows, each beginning `stride` tokens
-    after the one before. With `skip_bad` a broken row is left out, and counted.
+    after the one before. With `skip_bad` a broken line is left out, and counted.
 
     >>> [text for text in Corpus(["a cat", "a dog"]).read()]
     ['a cat', 'a dog']
@@ -46,7 +46,7 @@ class Corpus:
                 raise TextError(f"{name} must be at least 1, got {value}", "a text has tokens", "Give more.")
 
     def read(self, skipped: "list[str] | Skips | None" = None) -> Iterator[str]:
-        """The texts one after another; the rows that were left out are named in `skipped`."""
+        """The texts one after another; the lines that were left out are named in `skipped`."""
         named: Any = [] if skipped is None else skipped
         sink = (lambda error: named.append(f"{error.problem}: {error.reason}")) if self.skip_bad else None
         parts = [self.source]
@@ -57,7 +57,7 @@ class Corpus:
 
 
 class Skips:
-    """The rows that were left out: their number, and the names of the first."""
+    """The lines that were left out: their number, and the names of the first."""
 
     def __init__(self) -> None:
         self.count = 0

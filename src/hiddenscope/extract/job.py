@@ -6,24 +6,33 @@ import os
 import random
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 
+from hiddenscope import progress
 from hiddenscope.arguments import checked
 from hiddenscope.errors import ArgumentError, FileError, PassError
 from hiddenscope.extract import cluster, local
 from hiddenscope.extract.compute import Done, Pipeline, bare_speed, cores, threads, wanted_of
 from hiddenscope.extract.corpus import Corpus, SeenTexts
-from hiddenscope.extract.planning import UNIT_BYTES, Planner, Wanted, differences, head, read_again, wanted
+from hiddenscope.extract.planning import (
+    UNIT_BYTES,
+    Planner,
+    Wanted,
+    choose,
+    differences,
+    plan_without_corpus,
+    read_corpus,
+)
 from hiddenscope.extract.recipe import recipe_of
 from hiddenscope.model import Model, ModelLike, as_model
 from hiddenscope.passes import EVERYTHING
 from hiddenscope.sites import SitePatterns
-from hiddenscope.store import StorePlan, Writer, create, resume
+from hiddenscope.store import StorePlan, Writer, create, damaged_texts, discard_damaged, recover_plan, resume
 
 POOLINGS = ("mean", "max", "last", "first", "cls")
 
@@ -61,12 +70,12 @@ class Engine:
         if self.address is not None and self.kind != "ray":
             raise ArgumentError("Cannot use an address", f"the engine is {self.kind!r}", "Give engine='ray' with it.")
 
-    def threads_of_each(self, there: StorePlan | None) -> int:
+    def threads_of_each(self, stored: StorePlan | None) -> int:
         """The threads of a worker: as given, or as the store was begun with."""
         if self.threads is not None:
             return self.threads
-        if there is not None and isinstance(there.environment.get("threads"), int):
-            return int(there.environment["threads"])
+        if stored is not None and isinstance(stored.environment.get("threads"), int):
+            return int(stored.environment["threads"])
         if self.kind == "local":
             return torch.get_num_threads() if self.workers in (None, 1) else max(1, cores() // (self.workers or 1))
         return 1
@@ -110,7 +119,7 @@ class JobCost:
     texts: int
     duplicates: int
     skipped: int
-    rows: int
+    sequences: int
     tokens: int
     sites: int
     units: int
@@ -176,13 +185,13 @@ class ExtractJob:
     (2, 1, [])
     """
 
-    def __init__(self, model: Model, writer: Writer, engine: Engine, fresh: bool) -> None:
+    def __init__(self, model: Model, writer: Writer, engine: Engine, new: bool) -> None:
         self.model, self.writer, self.engine = model, writer, engine
-        self.kept = wanted_of(writer.plan)
+        self.wanted = wanted_of(writer.plan)
         self.pending = writer.pending()
-        if not fresh and self.pending:  # two jobs at once begin at different units
-            turn = random.randrange(len(self.pending))
-            self.pending = self.pending[turn:] + self.pending[:turn]
+        if not new and self.pending:  # two jobs at once begin at different units
+            first = random.randrange(len(self.pending))
+            self.pending = self.pending[first:] + self.pending[:first]
         self._speed: float | None = None
         self.cost = self._cost()
 
@@ -208,33 +217,33 @@ class ExtractJob:
         chosen = engine if isinstance(engine, Engine) else Engine(engine)
         loaded = as_model(model)
         texts = corpus if isinstance(corpus, Corpus) else Corpus(corpus)
-        writer, fresh = _writer(loaded, texts, Path(to), wanted(loaded, sites, pool, dtype), chosen)
-        return cls(loaded, writer, chosen, fresh)
+        writer, new = _writer(loaded, texts, Path(to), choose(loaded, sites, pool, dtype), chosen)
+        return cls(loaded, writer, chosen, new)
 
     def _cost(self) -> JobCost:
-        units, left = self.writer.plan.units, set(self.pending)
-        tokens_left = sum(unit.tokens for unit in units if unit.name in left)
-        whole, rest = (
-            sum(self.kept.bytes(unit.rows, unit.tokens) for unit in units if unit.name in names)
-            for names in ({unit.name for unit in units}, left)
+        units, pending = self.writer.plan.units, set(self.pending)
+        tokens_left = sum(unit.tokens for unit in units if unit.name in pending)
+        bytes_in_all, bytes_left = (
+            sum(self.wanted.bytes(unit.sequences, unit.tokens) for unit in units if unit.name in names)
+            for names in ({unit.name for unit in units}, pending)
         )
         seconds = None
-        if self.engine.kind == "local" and left:
+        if self.engine.kind == "local" and pending:
             with threads(self._threads):
-                self._speed = bare_speed(self.model, self.writer.rows(self.pending[0]), self.kept, tokens_left)
+                self._speed = bare_speed(self.model, self.writer.sequences(self.pending[0]), self.wanted, tokens_left)
             seconds = tokens_left / self._speed / (self.engine.workers or 1) if self._speed else None
         corpus = self.writer.plan.corpus
         return JobCost(
             texts=corpus["count"],
             duplicates=corpus["duplicates"],
             skipped=corpus["skipped"],
-            rows=sum(unit.rows for unit in units),
+            sequences=sum(unit.sequences for unit in units),
             tokens=sum(unit.tokens for unit in units),
             sites=len(self.writer.plan.sites),
             units=len(units),
-            units_left=len(left),
-            bytes=whole,
-            bytes_left=rest,
+            units_left=len(pending),
+            bytes=bytes_in_all,
+            bytes_left=bytes_left,
             bytes_free=free_on_disk(self.writer.path),
             seconds=seconds,
         )
@@ -265,7 +274,7 @@ class ExtractJob:
             else:
                 cluster.run(recipe, self.writer, self.pending, engine.workers, engine.address, report)
 
-    def left(self) -> str:
+    def how_to_resume(self) -> str:
         """How a job that was stopped goes on, in a sentence."""
         done, units = len(self.writer.plan.units) - len(self.writer.pending()), len(self.writer.plan.units)
         return f"{done:,} of {units:,} units are kept in {self.writer.folder.shown}; the same command again goes on."
@@ -310,10 +319,10 @@ class _Meter:
 
 def free_on_disk(path: Path) -> int:
     """The bytes that are free where a folder is, or will be."""
-    there = path.absolute()
-    while not there.is_dir():
-        there = there.parent
-    return shutil.disk_usage(there).free
+    folder = path.absolute()
+    while not folder.is_dir():
+        folder = folder.parent
+    return shutil.disk_usage(folder).free
 
 
 def check_disk(path: Path, needed: int) -> None:
@@ -325,37 +334,59 @@ def check_disk(path: Path, needed: int) -> None:
         raise FileError(f"Too little room for the states in {str(path)[:200]!a}", reason, remedy)
 
 
-def _writer(model: Model, corpus: Corpus, path: Path, kept: Wanted, engine: Engine) -> tuple[Writer, bool]:
-    """The store of a job, and whether it is a fresh one."""
-    if os.path.lexists(path / "plan.json"):
-        there = resume(path)
-        count = engine.threads_of_each(there.plan)
-        asked = replace(head(model, kept, count), corpus=_again(model, corpus, there.plan))
-        if (error := differences(there.plan, asked)) is not None:
-            raise error
-        return there, False
-    _check_writable(path)
+def _writer(model: Model, corpus: Corpus, path: Path, wanted: Wanted, engine: Engine) -> tuple[Writer, bool]:
+    """The store of a job, and whether it is a new one. What was damaged since is made, or is to be computed, again."""
+    stored = recover_plan(path)
+    damaged = [] if stored is None else damaged_texts(path)
+    if stored is None:
+        _check_writable(path)
+    if damaged:
+        progress.note(f"damaged or lost, and made again: {_listed(damaged)}")
+    if stored is None or damaged:  # the corpus may be a stream, which is read once: `create` refuses another one
+        _plan(model, corpus, path, wanted, engine, stored)
+    else:
+        _refuse_another_job(stored, model, corpus, wanted, engine)
+    writer = resume(path)
+    # To read every shard of a large store takes hours, so that is done where there is nothing else to do.
+    if units := discard_damaged(path, read_shards=not writer.pending()):
+        progress.note(f"damaged, and computed again: {_listed(units)}")
+    return writer, stored is None
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 5:,} more" if len(names) > 5 else ""
+    return f"{', '.join(names[:5])}{more}"
+
+
+def _plan(model: Model, corpus: Corpus, path: Path, wanted: Wanted, engine: Engine, stored: StorePlan | None) -> None:
+    """Write the plan of a store: a new one, or what is damaged of the one that is there."""
+    units = () if stored is None else stored.units
     with SeenTexts() as seen:
-        planner = Planner(model, corpus, kept, engine.unit_bytes)
+        planner = Planner(model, corpus, wanted, engine.unit_bytes)
 
         def plan() -> StorePlan:
             described = planner.described() | {"duplicates": planner.identity.count - seen.new}
-            check_disk(path, kept.bytes(planner.rows, planner.tokens))
-            return replace(head(model, kept, engine.threads_of_each(None)), corpus=described)
+            if stored is None:
+                check_disk(path, wanted.bytes(planner.sequences, planner.tokens))
+            return replace(plan_without_corpus(model, wanted, engine.threads_of_each(stored)), corpus=described)
 
-        return create(path, plan, planner.units(seen), seen.duplicates(), planner.strings), True
+        create(path, plan, planner.units(seen, units), seen.duplicates(), planner.strings)
 
 
-def _again(model: Model, corpus: Corpus, there: StorePlan) -> dict[str, Any]:
-    """The corpus as a plan describes it; which texts are copies follows from the texts."""
-    return read_again(model, corpus) | {"duplicates": there.corpus.get("duplicates")}
+def _refuse_another_job(stored: StorePlan, model: Model, corpus: Corpus, wanted: Wanted, engine: Engine) -> None:
+    """Refuse to go on with a store that was begun with another model, corpus or option."""
+    # Which texts are copies follows from the texts, so the number of copies is not counted again.
+    described = read_corpus(model, corpus) | {"duplicates": stored.corpus.get("duplicates")}
+    asked = replace(plan_without_corpus(model, wanted, engine.threads_of_each(stored)), corpus=described)
+    if (error := differences(stored, asked)) is not None:
+        raise error
 
 
 def _check_writable(path: Path) -> None:
     """Refuse a folder that cannot be written at once, and not after the corpus has been read."""
-    there = path.absolute()
-    while not there.exists():
-        there = there.parent
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        reason = f"{str(there)[:200]!a} is {'read-only' if there.is_dir() else 'no folder'}"
+    folder = path.absolute()
+    while not folder.exists():
+        folder = folder.parent
+    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        reason = f"{str(folder)[:200]!a} is {'read-only' if folder.is_dir() else 'no folder'}"
         raise FileError(f"Cannot write a store to {str(path)[:200]!a}", reason, "Give a folder that can be written.")

@@ -1,4 +1,6 @@
-"""Planning: a corpus made into units of fixed rows and fixed batches, in one pass of the tokenizer over its texts.
+"""Planning: a corpus made into units of fixed sequences and batches, in one pass of the tokenizer over its texts.
+
+A sequence is what the model is given: the tokens of a text, or of one window of a long text.
 
 What a unit holds depends on the texts, the tokenizer and the model's batching alone, so that a unit that is computed
 again, on like hardware, has the same bytes.
@@ -23,7 +25,7 @@ from hiddenscope.model import Model
 from hiddenscope.passes import Inputs
 from hiddenscope.passes.inputs import BATCH_TOKENS
 from hiddenscope.sites import Site, SitePatterns
-from hiddenscope.store import StorePlan, StoreRow
+from hiddenscope.store import StorePlan, StoreSequence, UnitDigest
 
 UNIT_BYTES = 256 * 10**6  # of states: what is held in memory two or three times, and what a crash costs
 MOST_TOKENS = 2**17  # of a unit
@@ -44,16 +46,16 @@ class Wanted:
 
     @property
     def row_bytes(self) -> int:
-        """The bytes of one row at all sites."""
+        """The bytes of one row of states, a token's or a pooled one, at all sites."""
         return len(self.sites) * self.width * self.dtype.itemsize
 
-    def bytes(self, rows: int, tokens: int) -> int:
+    def bytes(self, sequences: int, tokens: int) -> int:
         """The bytes that a store takes, a little too many rather than too few."""
-        kept = tokens if self.pool is None else rows
-        return kept * self.row_bytes + tokens * _BESIDE + rows * 256
+        rows = tokens if self.pool is None else sequences
+        return rows * self.row_bytes + tokens * _BESIDE + sequences * 256
 
 
-def wanted(model: Model, sites: SitePatterns, pool: str | int | None, dtype: Any) -> Wanted:
+def choose(model: Model, sites: SitePatterns, pool: str | int | None, dtype: Any) -> Wanted:
     """What is asked for, checked against the model."""
     chosen = model.anatomy.select(sites)
     if not chosen:
@@ -65,23 +67,23 @@ def wanted(model: Model, sites: SitePatterns, pool: str | int | None, dtype: Any
     if len(widths) > 1:
         reason = " and ".join(f"{site} is {width} wide" for width, site in widths.items())
         raise PassError("Cannot keep these states together", reason, "Extract them into stores of their own.")
-    kept = parse_dtype(dtype) if dtype is not None else model.dtype if pool is None else torch.float32
-    if _name(kept) not in DTYPES:
-        raise PassError(f"Cannot store {_name(kept)}", f"a store holds {', '.join(DTYPES)}", "Give dtype='float32'.")
-    return Wanted(tuple(chosen), None if pool is None else str(pool), kept, next(iter(widths)))
+    stored = parse_dtype(dtype) if dtype is not None else model.dtype if pool is None else torch.float32
+    if _name(stored) not in DTYPES:
+        raise PassError(f"Cannot store {_name(stored)}", f"a store holds {', '.join(DTYPES)}", "Give dtype='float32'.")
+    return Wanted(tuple(chosen), None if pool is None else str(pool), stored, next(iter(widths)))
 
 
-def head(model: Model, kept: Wanted, threads: int) -> StorePlan:
+def plan_without_corpus(model: Model, wanted: Wanted, threads: int) -> StorePlan:
     """The plan of a store without its corpus."""
-    source = model.source(kept.sites[0].stack).to_json() | {"class": type(model.module).__name__}
+    source = model.source(wanted.sites[0].stack).to_json() | {"class": type(model.module).__name__}
     source["device"] = model.device.type  # not which one of several
     return StorePlan(
         model=source,
         tokenizer=tokenizer_identity(model.tokenizer),
-        sites=tuple(map(str, kept.sites)),
-        widths={str(site): kept.width for site in kept.sites},
-        dtype=_name(kept.dtype),
-        pool=kept.pool,
+        sites=tuple(map(str, wanted.sites)),
+        widths={str(site): wanted.width for site in wanted.sites},
+        dtype=_name(wanted.dtype),
+        pool=wanted.pool,
         environment=environment(model, threads),
     )
 
@@ -113,53 +115,54 @@ def tokenizer_identity(tokenizer: Any) -> dict[str, Any]:
 
 
 class Planner:
-    """Reads a corpus once, as the rows of one unit after another; what it knows of the corpus is whole at the end."""
+    """Reads a corpus once, as the sequences of one unit after another; then it knows the whole corpus."""
 
-    def __init__(self, model: Model, corpus: Corpus, kept: Wanted, unit_bytes: int = UNIT_BYTES) -> None:
-        self.model, self.corpus, self.kept = model, corpus, kept
+    def __init__(self, model: Model, corpus: Corpus, wanted: Wanted, unit_bytes: int = UNIT_BYTES) -> None:
+        self.model, self.corpus, self.wanted = model, corpus, wanted
         self.window, self.stride = _windows(model, corpus)
         self.identity, self.skips, self.strings = Identity(), Skips(), dict[int, str]()
-        self.rows = self.tokens = 0
+        self.sequences = self.tokens = 0
         least = BATCH_TOKENS.get(model.device.type, BATCH_TOKENS["cpu"])
-        most = MOST_TOKENS if kept.pool else min(MOST_TOKENS, unit_bytes // kept.row_bytes)
+        most = MOST_TOKENS if wanted.pool else min(MOST_TOKENS, unit_bytes // wanted.row_bytes)
         self.unit_tokens = max(most, least if unit_bytes >= UNIT_BYTES else 1)
 
-    def units(self, seen: SeenTexts) -> Iterator[list[StoreRow]]:
-        """The rows of one unit after another."""
-        waiting: list[StoreRow] = []
-        tokens = 0
-        for row in self._rows(seen):
-            waiting.append(row)
-            tokens += len(row.ids)
-            if tokens >= self.unit_tokens:
+    def units(self, seen: SeenTexts, stored: Sequence[UnitDigest] = ()) -> Iterator[list[StoreSequence]]:
+        """The sequences of one unit after another; of a store that is there, each unit has as many as it has there."""
+        waiting: list[StoreSequence] = []
+        number = tokens = 0
+        for sequence in self._sequences(seen):
+            waiting.append(sequence)
+            tokens += len(sequence.ids)
+            known = number < len(stored)
+            if len(waiting) == stored[number].sequences if known else tokens >= self.unit_tokens:
                 yield self._composed(waiting)
-                waiting, tokens = [], 0
+                waiting, tokens, number = [], 0, number + 1
         if waiting:
             yield self._composed(waiting)
-        if not self.rows:
+        if not self.sequences:
             self.described()  # which refuses an empty corpus
 
     def described(self) -> dict[str, Any]:
         """The corpus in the plan, once it has been read."""
         return described(self.corpus, self.identity, self.skips, self.window, self.stride)
 
-    def _composed(self, rows: list[StoreRow]) -> list[StoreRow]:
-        """The rows of a unit with the batch that each is in, numbered as they run."""
-        inputs = Inputs(tuple(row.ids for row in rows))
+    def _composed(self, sequences: list[StoreSequence]) -> list[StoreSequence]:
+        """The sequences of a unit with the batch that each is in, numbered as they run."""
+        inputs = Inputs(tuple(sequence.ids for sequence in sequences))
         batch_of: dict[int, int] = {}
         for number, (indices, _) in enumerate(inputs.batches(self.model)):
             batch_of.update(dict.fromkeys(indices, number))
         string = self.model.text_encoder.string
         for token in set(inputs.flat.tolist()) - self.strings.keys():
             self.strings[token] = string(token)
-        self.rows += len(rows)
+        self.sequences += len(sequences)
         self.tokens += len(inputs.flat)
         return [
-            StoreRow(row.text, row.start, row.ids, row.spans, batch_of[index], row.string)
-            for index, row in enumerate(rows)
+            StoreSequence(sequence.text, sequence.start, sequence.ids, sequence.spans, batch_of[index], sequence.string)
+            for index, sequence in enumerate(sequences)
         ]
 
-    def _rows(self, seen: SeenTexts) -> Iterator[StoreRow]:
+    def _sequences(self, seen: SeenTexts) -> Iterator[StoreSequence]:
         for chunk in self._chunks(seen):
             texts = [text for _, text in chunk]
             try:
@@ -169,11 +172,11 @@ class Planner:
             for index, (number, text) in enumerate(chunk):
                 spans = ((-1, -1),) * len(whole.ids[index]) if whole.spans is None else whole.spans[index]
                 if self.window is None or len(whole.ids[index]) <= self.window:
-                    yield StoreRow(number, 0, whole.ids[index], spans, 0, text)
+                    yield StoreSequence(number, 0, whole.ids[index], spans, 0, text)
                 else:
                     yield from self._cut(number, text, len(whole.ids[index]))
 
-    def _cut(self, number: int, text: str, tokens: int) -> Iterator[StoreRow]:
+    def _cut(self, number: int, text: str, tokens: int) -> Iterator[StoreSequence]:
         """The windows of a long text."""
         if self.stride is None or self.window is None:
             reason = f"it has {tokens:,} tokens and {self.model.name} takes {self.window:,}"
@@ -182,7 +185,7 @@ class Planner:
         cut = self.model.text_encoder.windows(text, self.window, self.stride)
         assert cut.spans is not None
         for index, (ids, spans) in enumerate(zip(cut.ids, cut.spans, strict=True)):
-            yield StoreRow(number, index * self.stride, ids, spans, 0, None if index else text)
+            yield StoreSequence(number, index * self.stride, ids, spans, 0, None if index else text)
 
     def _chunks(self, seen: SeenTexts) -> Iterator[list[tuple[int, str]]]:
         """New texts with their numbers, some at a time."""
@@ -211,8 +214,8 @@ class Planner:
         return TextError(problem, error.reason, error.remedy)
 
 
-def read_again(model: Model, corpus: Corpus) -> dict[str, Any]:
-    """The corpus as a plan describes it, without the tokenizer: to be held against the plan of a store."""
+def read_corpus(model: Model, corpus: Corpus) -> dict[str, Any]:
+    """The corpus as a plan describes it, without the tokenizer: to be compared with the plan of a store."""
     identity, skips = Identity(), Skips()
     with progress.track("Reading the corpus") as advance:
         for text in corpus.read(skips):
@@ -226,8 +229,8 @@ def described(
 ) -> dict[str, Any]:
     """What a plan says of a corpus."""
     if not identity.count:
-        left = f"; {skips.count:,} broken rows were left out, the first: {skips.named[0]}" if skips.count else ""
-        raise TextError("No texts", f"the corpus is empty{left}", "Give at least one.")
+        skipped = f"; {skips.count:,} broken lines were left out, the first: {skips.named[0]}" if skips.count else ""
+        raise TextError("No texts", f"the corpus is empty{skipped}", "Give at least one.")
     return {
         "sha256": identity.digest,
         "count": identity.count,
@@ -239,7 +242,7 @@ def described(
 
 
 def _windows(model: Model, corpus: Corpus) -> tuple[int | None, int | None]:
-    """The longest row in tokens, and how far windows are apart."""
+    """The longest sequence in tokens, and how far windows are apart."""
     own = model.text_encoder.window
     window = own if corpus.window is None else corpus.window
     if own is not None and window is not None and window > own:
@@ -247,9 +250,9 @@ def _windows(model: Model, corpus: Corpus) -> tuple[int | None, int | None]:
     return window, corpus.stride
 
 
-def differences(there: StorePlan, asked: StorePlan) -> StoreError | None:
+def differences(stored: StorePlan, asked: StorePlan) -> StoreError | None:
     """The error that names every difference between the plan of a store and the one that is asked for."""
-    named = there.differences(StorePlan(**{**_fields(asked), **_filled(there)}))
+    named = stored.differences(StorePlan(**{**_fields(asked), **_filled(stored)}))
     if not named:
         return None
     return StoreError(

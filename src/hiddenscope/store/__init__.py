@@ -7,31 +7,36 @@ commits       the record that makes a unit visible
 checksums     CRC-32C of blocks, SHA-256 of files
 shard         the safetensors file of one unit
 writer        makes a store, and commits units
-shard_reader  reads rows of a shard, and checks the blocks that it reads
+shard_reader  reads rows of tensors of a shard, and checks the blocks that it reads
 text_index    which texts are there, and where the rows of each lie
 site_array    one site of a store as a lazy array
 labelled      a store as a lazy xarray
 verify        reads every byte of a store; removes what nobody needs
 store         opens a store, and reads it as States are read
 
+A sequence is what the model is given: the tokens of a text, or of one window of a long text. A row is one vector of a
+site: a token's, or where states are pooled a sequence's.
+
 The format is in docs/store-format.md. Nothing here imports torch.
 """
 
-from hiddenscope.store.plan import StorePlan, StoreRow, UnitDigest
+from hiddenscope.store.plan import StorePlan, StoreSequence, UnitDigest
 from hiddenscope.store.store import Store, open  # noqa: A004
-from hiddenscope.store.verify import gc, verify
-from hiddenscope.store.writer import Writer, create, read_plan_of, resume
+from hiddenscope.store.verify import damaged_texts, discard_damaged, gc, verify
+from hiddenscope.store.writer import Writer, create, recover_plan, resume
 
 __all__ = [
     "Store",
     "StorePlan",
-    "StoreRow",
+    "StoreSequence",
     "UnitDigest",
     "Writer",
     "create",
+    "damaged_texts",
+    "discard_damaged",
     "gc",
     "open",
-    "read_plan_of",
+    "recover_plan",
     "resume",
     "verify",
 ]

@@ -27,14 +27,14 @@ _NO_DIGEST = ""
 
 @checked
 @dataclass(frozen=True)
-class StoreRow:
-    """One text as the model is given it, or one window of a long document.
+class StoreSequence:
+    """What the model is given at once: the tokens of one text, or of one window of a long document.
 
     `text` is the number of the text in the corpus, `start` the position of the first token in its document, `spans`
-    the characters of each token in the text, and `string` the whole text (on the row with start 0 alone). Rows with
-    the same `batch` run together.
+    the characters of each token in the text, and `string` the whole text (where start is 0 alone). Sequences with the
+    same `batch` run together.
 
-    >>> StoreRow(0, 0, (5, 6), ((0, 2), (2, 4)), 0, "abcd").to_json()["ids"]
+    >>> StoreSequence(0, 0, (5, 6), ((0, 2), (2, 4)), 0, "abcd").to_json()["ids"]
     [5, 6]
     """
 
@@ -57,7 +57,7 @@ class StoreRow:
         return (self.string or "").encode("utf-8", "surrogatepass")
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> "StoreRow":
+    def from_json(cls, data: Mapping[str, Any]) -> "StoreSequence":
         """What `to_json` was made from."""
         spans = tuple((int(start), int(end)) for start, end in data["spans"])
         ids, string = tuple(map(int, data["ids"])), data.get("string")
@@ -66,10 +66,13 @@ class StoreRow:
 
 @dataclass(frozen=True)
 class UnitDigest:
-    """One unit in the plan: its number of rows, tokens and bytes of text, and the hash of `plan/<name>.jsonl`."""
+    """One unit in the plan: its number of sequences, tokens and bytes of text, and the hash of `plan/<name>.jsonl`.
+
+    plan.json has `rows` for the number of sequences.
+    """
 
     name: str
-    rows: int
+    sequences: int
     tokens: int
     text_bytes: int
     sha256: str
@@ -81,8 +84,8 @@ class StorePlan:
     """What a store is to hold.
 
     `model` has the fields of a `Source` and perhaps more; `corpus` says which texts, and `count` in it how many.
-    `pool` is None for a row of each token. `units`, `duplicates` and `strings` (hashes of the files beside the plan)
-    are filled in by `create`.
+    `pool` is None for a row of states for each token. `units`, `duplicates` and `strings` (hashes of the files
+    beside the plan) are filled in by `create`.
 
     >>> plan = StorePlan({"model": "toy"}, {}, ("layer.0", "final"), {"layer.0": 4, "final": 4}, "bfloat16")
     >>> StorePlan.decode(plan.encode(), "Cannot read it") == plan, len(plan.digest)
@@ -126,7 +129,7 @@ class StorePlan:
 
     def rows_of(self, unit: UnitDigest) -> int:
         """The number of rows of states in a unit."""
-        return unit.tokens if self.pool is None else unit.rows
+        return unit.tokens if self.pool is None else unit.sequences
 
     @cached_property
     def by_name(self) -> dict[str, UnitDigest]:
@@ -142,7 +145,8 @@ class StorePlan:
 
     def encode(self) -> bytes:
         """The bytes of plan.json."""
-        return records.encode({"format": FORMAT, **asdict(self)})
+        units = [_renamed(asdict(unit), "sequences", "rows") for unit in self.units]
+        return records.encode({"format": FORMAT, **asdict(self), "units": units})
 
     @classmethod
     def decode(cls, content: bytes, problem: str) -> "StorePlan":
@@ -197,11 +201,16 @@ def _whole(value: object, least: int) -> bool:
 
 
 def _unit(given: Mapping[str, Any]) -> UnitDigest:
-    unit = UnitDigest(**given)
-    counts = _whole(unit.rows, 1) and _whole(unit.tokens, unit.rows) and _whole(unit.text_bytes, 0)
+    unit = UnitDigest(**_renamed(given, "rows", "sequences"))
+    counts = _whole(unit.sequences, 1) and _whole(unit.tokens, unit.sequences) and _whole(unit.text_bytes, 0)
     if not (counts and records.is_digest(unit.sha256)):
-        raise ValueError(f"unit {str(unit.name)[:20]} has no rows, or no hash")
+        raise ValueError(f"unit {str(unit.name)[:20]} has no sequences, or no hash")
     return unit
+
+
+def _renamed(fields: Mapping[str, Any], old: str, new: str) -> dict[str, Any]:
+    """Fields of a unit with one of them under another name."""
+    return {new if name == old else name: value for name, value in fields.items()}
 
 
 def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:

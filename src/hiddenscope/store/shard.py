@@ -1,7 +1,7 @@
 """Shards: the safetensors file of one unit, whose every byte follows from the plan and the values.
 
-The header names the plan and the unit. Then come, without gaps, what the rows are (`text`, `start`, `offsets`, `ids`,
-`spans`), one tensor for each site, the texts (`strings`), and last the checksum of every 16 KiB block before it
+The header names the plan and the unit. Then come, without gaps, what the sequences are (`text`, `start`, `offsets`,
+`ids`, `spans`), one tensor for each site, the texts (`strings`), and last the checksum of every 16 KiB block before it
 (`blocks.crc32c`). Where each lies is computed from the plan, so nothing that a file says of itself is trusted.
 """
 
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from hiddenscope.errors import StoreError
 from hiddenscope.store.checksums import BLOCK, PIECE, Digests, pieces_of
-from hiddenscope.store.plan import DTYPES, StorePlan, StoreRow, UnitDigest
+from hiddenscope.store.plan import DTYPES, StorePlan, StoreSequence, UnitDigest
 
 TABLE = "blocks.crc32c"
 FORMAT = "hiddenscope.store/1"
@@ -75,10 +75,10 @@ def layout_of(plan: StorePlan, digest: str, unit: UnitDigest) -> ShardLayout:
     """The layout of a unit's shard, in the store of the plan with this digest."""
     states = DTYPES[plan.dtype]
     tensors: list[_Tensor] = [
-        ("text", np.dtype("<i8"), (unit.rows,), "I64"),
-        ("start", np.dtype("<i8"), (unit.rows,), "I64"),
-        ("offsets", np.dtype("<i8"), (unit.rows + 1,), "I64"),
-        ("strings.offsets", np.dtype("<i8"), (unit.rows + 1,), "I64"),
+        ("text", np.dtype("<i8"), (unit.sequences,), "I64"),
+        ("start", np.dtype("<i8"), (unit.sequences,), "I64"),
+        ("offsets", np.dtype("<i8"), (unit.sequences + 1,), "I64"),
+        ("strings.offsets", np.dtype("<i8"), (unit.sequences + 1,), "I64"),
         ("ids", np.dtype("<i4"), (unit.tokens,), "I32"),
         ("spans", np.dtype("<i4"), (unit.tokens, 2), "I32"),
         *((site, states, (plan.rows_of(unit), plan.widths[site]), NAMES[plan.dtype]) for site in plan.sites),
@@ -109,18 +109,18 @@ def _placed(tensors: Sequence[_Tensor], said: Mapping[str, str]) -> tuple[bytes,
     }
 
 
-def row_tensors(rows: Sequence[StoreRow]) -> dict[str, NDArray[Any]]:
-    """What the rows of a unit are, as its shard holds it."""
-    lengths = [len(row.ids) for row in rows]
-    flat = np.array([token for row in rows for token in row.ids], dtype=np.int64)
-    spans = np.array([span for row in rows for span in row.spans], dtype=np.int64).reshape(-1, 2)
+def sequence_tensors(sequences: Sequence[StoreSequence]) -> dict[str, NDArray[Any]]:
+    """What the sequences of a unit are, as its shard holds it."""
+    lengths = [len(sequence.ids) for sequence in sequences]
+    flat = np.array([token for sequence in sequences for token in sequence.ids], dtype=np.int64)
+    spans = np.array([span for sequence in sequences for span in sequence.spans], dtype=np.int64).reshape(-1, 2)
     for name, values in (("ids", flat), ("spans", spans)):
         if values.size and not -_INT32 <= values.min() <= values.max() < _INT32:
             raise StoreError("Cannot store these texts", f"their {name} do not fit in 32 bits", "Split long texts.")
-    encoded = [row.string_bytes for row in rows]
+    encoded = [sequence.string_bytes for sequence in sequences]
     return {
-        "text": np.array([row.text for row in rows], dtype="<i8"),
-        "start": np.array([row.start for row in rows], dtype="<i8"),
+        "text": np.array([sequence.text for sequence in sequences], dtype="<i8"),
+        "start": np.array([sequence.start for sequence in sequences], dtype="<i8"),
         "offsets": np.cumsum([0, *lengths], dtype="<i8"),
         "strings.offsets": np.cumsum([0, *map(len, encoded)], dtype="<i8"),
         "strings": np.frombuffer(b"".join(encoded), dtype="u1"),

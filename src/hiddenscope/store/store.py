@@ -28,9 +28,9 @@ from hiddenscope.store.plan import StorePlan
 from hiddenscope.store.shard import layout_of
 from hiddenscope.store.shard_reader import ShardReader
 from hiddenscope.store.site_array import SiteArray
-from hiddenscope.store.text_index import Ints, PlannedRows, TextIndex, index_texts, spread
+from hiddenscope.store.text_index import Ints, PlannedSequences, TextIndex, index_texts, spread
 from hiddenscope.store.verify import gc, verify
-from hiddenscope.store.writer import read_beside, read_plan, read_rows
+from hiddenscope.store.writer import read_beside, read_plan, read_sequences
 
 if TYPE_CHECKING:
     import torch
@@ -46,10 +46,10 @@ def open(path: str | os.PathLike[str]) -> "Store":  # noqa: A001
     """Open the store in a folder, for reading.
 
     >>> import tempfile
-    >>> from hiddenscope.store import StorePlan, StoreRow, create
+    >>> from hiddenscope.store import StorePlan, StoreSequence, create
     >>> plan = StorePlan({"model": "toy"}, {}, ("layer.0",), {"layer.0": 4}, "float32")
     >>> with tempfile.TemporaryDirectory() as path:
-    ...     writer = create(path, plan, [[StoreRow(0, 0, (5, 6), ((0, 1), (1, 2)), 0)]])
+    ...     writer = create(path, plan, [[StoreSequence(0, 0, (5, 6), ((0, 1), (1, 2)), 0)]])
     ...     _ = writer.commit("000000", {"layer.0": np.ones((2, 4), "float32")})
     ...     store = open(path)
     ...     store["layer.0"].shape, store["layer.0"][1].tolist(), store.tokens.ids.tolist()
@@ -127,20 +127,20 @@ class _Shards:
         return dict(map(records.from_json, lines))
 
     @cached_property
-    def planned(self) -> PlannedRows:
-        """The rows of all committed units."""
+    def planned(self) -> PlannedSequences:
+        """The sequences of all committed units."""
         texts, starts, offsets = self.tensor("text"), self.tensor("start"), self.tensor("offsets")
         tokens = [np.diff(ends) for ends in offsets]
         lengths = tokens if self.plan.pool is None else [np.ones_like(some) for some in tokens]
         firsts = [np.cumsum(some) - some for some in lengths]
         units = [np.full(len(some), number) for number, some in enumerate(texts)]
-        return PlannedRows(*(_joined(parts) for parts in (texts, starts, units, firsts, lengths)))
+        return PlannedSequences(*(_joined(parts) for parts in (texts, starts, units, firsts, lengths)))
 
     @cached_property
     def partial(self) -> list[int]:
-        """Texts that may have rows in a unit that is not committed: the first and last of each such unit."""
+        """Texts that may have sequences in a unit that is not committed: the first and last of each such unit."""
         missing = [unit for unit in self.plan.units if unit.name not in self.commits]
-        ends = [(rows[0].text, rows[-1].text) for rows in (read_rows(self.folder, unit) for unit in missing)]
+        ends = [(some[0].text, some[-1].text) for some in (read_sequences(self.folder, unit) for unit in missing)]
         return sorted({text for pair in ends for text in pair})
 
 
@@ -260,7 +260,7 @@ class Store:
         return np.concatenate(parts)[spread(bases[index.run_unit] + index.run_first, lengths)]
 
     def _strings(self) -> tuple[str, ...] | None:
-        """The texts, where they were kept: each is on the first of its rows."""
+        """The texts, where they were kept: each is on the first of its sequences."""
         if not any(unit.text_bytes for unit in self.plan.units):
             return None
         index, planned = self._index, self._shards.planned
@@ -269,11 +269,11 @@ class Store:
         strings: dict[int, str] = {}
         wanted = np.unique(firsts)
         for unit in np.unique(planned.unit[wanted]).tolist():
-            rows = wanted[planned.unit[wanted] == unit]
+            numbers = wanted[planned.unit[wanted] == unit]
             content, ends = (self._shards.whole(unit, name) for name in ("strings", "strings.offsets"))
-            for row, local in zip(rows.tolist(), (rows - bases[unit]).tolist(), strict=True):
-                strings[row] = content[ends[local] : ends[local + 1]].tobytes().decode("utf-8", "surrogatepass")
-        return tuple(strings[row] for row in firsts)
+            for number, local in zip(numbers.tolist(), (numbers - bases[unit]).tolist(), strict=True):
+                strings[number] = content[ends[local] : ends[local + 1]].tobytes().decode("utf-8", "surrogatepass")
+        return tuple(strings[number] for number in firsts)
 
     def blocks(self, site: str | Site, rows: int | None = None) -> "Iterator[torch.Tensor]":
         """The rows of one site in order, in their own dtype, some at a time: 64 MiB, or as many as are asked for."""

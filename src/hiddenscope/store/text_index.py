@@ -1,6 +1,6 @@
 """TextIndex: which texts the committed units of a store hold, and where the rows of each lie.
 
-A text is there when all its rows are committed; a copy of another text is there when that one is, and its rows are
+A text is there when all its sequences are committed; a copy of another text is there when that one is, and its rows are
 those of that one. Rows are counted in the order of the corpus, so that a store reads like the states of its texts.
 """
 
@@ -15,8 +15,8 @@ Ints: TypeAlias = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
-class PlannedRows:
-    """The rows of the committed units, in order: the text of each, its first position, its unit, and where it lies.
+class PlannedSequences:
+    """The sequences of the committed units, in order: the text, first position and unit of each, and where it lies.
 
     `first` is the first row of states in the unit's shard, `length` how many there are.
     """
@@ -32,7 +32,7 @@ class PlannedRows:
 class TextIndex:
     """The texts that are there, by their numbers in the corpus, and the rows of states in the order of the texts.
 
-    `order` are the planned rows, text after text (a copy names those of another again), and `owner` the text of each,
+    `order` are the sequences, text after text (a copy names those of another again), and `owner` the text of each,
     counted among those that are there. Rows of states that follow one another in one shard are a run: `run_begin` is
     the first among all rows, `run_unit` its unit and `run_first` the first in that unit's shard.
     """
@@ -45,7 +45,7 @@ class TextIndex:
     run_first: Ints
     count: int
 
-    def part(self, number: int, planned: PlannedRows) -> "TextIndex":
+    def part(self, number: int, planned: PlannedSequences) -> "TextIndex":
         """The index of one of the texts."""
         start, end = np.searchsorted(self.owner, [number, number + 1])
         order = self.order[start:end]
@@ -67,24 +67,24 @@ class TextIndex:
         return self.run_unit[run], self.run_first[run] + rows - self.run_begin[run]
 
 
-def index_texts(planned: PlannedRows, copies: Mapping[int, int], partial: Sequence[int]) -> TextIndex:
-    """The index of some planned rows; texts in `partial` have rows that are not committed, and are left out.
+def index_texts(planned: PlannedSequences, copies: Mapping[int, int], partial: Sequence[int]) -> TextIndex:
+    """The index of some sequences; texts in `partial` have sequences that are not committed, and are left out.
 
     >>> one = np.array([0, 1, 2])
-    >>> index = index_texts(PlannedRows(one, one * 0, one * 0, one * 2, one * 0 + 2), {3: 0}, [])
+    >>> index = index_texts(PlannedSequences(one, one * 0, one * 0, one * 2, one * 0 + 2), {3: 0}, [])
     >>> index.texts.tolist(), index.count, list(index.runs(4, 8))
     ([0, 1, 2, 3], 8, [(0, 4, 2), (0, 0, 2)])
     """
-    there, at, rows = np.unique(planned.text, return_index=True, return_counts=True)
+    there, at, counts = np.unique(planned.text, return_index=True, return_counts=True)
     keep = ~np.isin(there, np.array(partial, dtype=np.int64))
-    there, at, rows = there[keep], at[keep], rows[keep]
+    there, at, counts = there[keep], at[keep], counts[keep]
     pairs = np.array(sorted(copies.items()), dtype=np.int64).reshape(-1, 2)
     pairs = pairs[np.isin(pairs[:, 1], there)]
     texts = np.concatenate([there, pairs[:, 0]])
     origin = np.concatenate([np.arange(len(there)), np.searchsorted(there, pairs[:, 1])])
     sorting = np.argsort(texts, kind="stable")
     texts, origin = texts[sorting], origin[sorting]
-    order, owner = _spread(at[origin], rows[origin])
+    order, owner = _spread(at[origin], counts[origin])
     return _with_runs(planned, texts, order, owner)
 
 
@@ -95,7 +95,7 @@ def _spread(starts: Ints, counts: Ints) -> tuple[Ints, Ints]:
     return starts[owner] + within, owner
 
 
-def _with_runs(planned: PlannedRows, texts: Ints, order: Ints, owner: Ints) -> TextIndex:
+def _with_runs(planned: PlannedSequences, texts: Ints, order: Ints, owner: Ints) -> TextIndex:
     lengths, units = planned.length[order], planned.unit[order]
     begins = np.cumsum(lengths) - lengths
     breaks = np.ones(len(order), dtype=bool)

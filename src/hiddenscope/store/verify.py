@@ -1,9 +1,13 @@
-"""verify and gc: every byte of a store read and compared, and what nobody needs removed."""
+"""verify and gc: every byte of a store read and compared, and what nobody needs removed.
+
+What is damaged can be computed again: `discard_damaged` removes the records of damaged units, so that the job that
+made the store has them to do again.
+"""
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,10 +29,14 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class StoreDamage:
-    """Something in a store that is damaged or missing: the unit that it belongs to, if it is of one, and what it is."""
+    """Something in a store that is damaged or missing: the unit that it belongs to, if it is of one, and what it is.
+
+    `recomputable` says whether the same job, run again, puts it right.
+    """
 
     unit: str | None
     what: str
+    recomputable: bool = True
 
     def __str__(self) -> str:
         return f"unit {self.unit}: {self.what}" if self.unit else self.what
@@ -68,10 +76,10 @@ def verify(path: str | os.PathLike[str]) -> Verification:
     """Read every byte of a store and compare it with its checksum.
 
     >>> import tempfile
-    >>> from hiddenscope.store import StorePlan, StoreRow, create
+    >>> from hiddenscope.store import StorePlan, StoreSequence, create
     >>> plan = StorePlan({"model": "toy"}, {}, ("layer.0",), {"layer.0": 4}, "float32")
     >>> with tempfile.TemporaryDirectory() as path:
-    ...     _ = create(path, plan, [[StoreRow(0, 0, (5, 6), ((0, 1), (1, 2)), 0)]])
+    ...     _ = create(path, plan, [[StoreSequence(0, 0, (5, 6), ((0, 1), (1, 2)), 0)]])
     ...     found = verify(path)
     >>> found.intact, found.pending
     (True, ('000000',))
@@ -82,19 +90,19 @@ def verify(path: str | os.PathLike[str]) -> Verification:
     plan = found.attempt(None, read_plan, folder)
     if plan is None:
         return Verification(tuple(found.damages), (), (), False)
-    for name, sha256 in (("duplicates", plan.duplicates), ("strings", plan.strings)):
-        found.attempt(None, read_beside, folder, name, sha256)
+    for unit, name, sha256 in _texts_of(plan):
+        found.attempt(unit, read_beside, folder, name, sha256)
     complete = found.attempt(None, completed, folder, plan)
     recorded = folder.recorded()
     commits: dict[str, Commit] = {}
     with progress.track("Verifying", total=len(plan.units)) as advance:
         for unit in plan.units:
-            commit = _verify_unit(found, plan, unit, recorded, complete)
+            commit = _verify_unit(found, plan, unit, recorded, complete, read_shards=True)
             commits |= {unit.name: commit} if commit else {}
             advance(1)
     for name in sorted(recorded - set(plan.by_name)):
-        found.damages.append(StoreDamage(None, f"commits/{name}.json is of a unit that is not in the plan"))
-    found.damages += [StoreDamage(None, f"{name} is a link") for name in _links(folder)]
+        found.damages.append(StoreDamage(None, f"commits/{name}.json is of a unit that is not in the plan", False))
+    found.damages += [StoreDamage(None, f"{name} is a link", False) for name in _links(folder)]
     pending = () if complete else tuple(name for name in plan.by_name if name not in recorded)
     unneeded = folder.stored() - {commit.sha256 for commit in commits.values()}
     names = sorted(f"data/{sha256}.safetensors" for sha256 in unneeded)
@@ -118,7 +126,8 @@ def gc(path: str | os.PathLike[str], *, damaged: bool = False) -> Removed:
             freed += size
     with folder.locked("data", wait=False) as free:  # a process that is between its two names holds it too
         if free:
-            gone = _discard_damaged(folder, verify(path)) if damaged else []
+            found = verify(path) if damaged else None
+            gone = _remove_records(folder, found.units) if found is not None and found.damages else []
             needed = {committed(folder, plan, unit).sha256 for unit in folder.recorded()}
             gone += [folder.data(sha256) for sha256 in sorted(folder.stored() - needed)]
             freed += sum(map(_size, gone))
@@ -130,22 +139,89 @@ def gc(path: str | os.PathLike[str], *, damaged: bool = False) -> Removed:
     return Removed(tuple(names), freed, not free)
 
 
-def _discard_damaged(folder: StoreFolder, found: Verification) -> list[Path]:
-    """Remove the records of damaged units, the record of all records first; the shards themselves are unneeded then."""
-    gone = [folder.record(unit) for unit in found.units if os.path.lexists(folder.record(unit))]
-    if found.damages and os.path.lexists(folder.complete):
-        gone.insert(0, folder.complete)
-    for file in gone:
-        file.unlink()
+def _remove_records(folder: StoreFolder, units: Iterable[str]) -> list[Path]:
+    """Remove the record of all records first, and then those of some units; their shards are unneeded then."""
+    gone = [path for path in (folder.complete, *map(folder.record, units)) if os.path.lexists(path)]
+    for path in gone:
+        path.unlink()
+    for name in (".", "commits"):
+        to_disk(folder.path / name)
     return gone
 
 
+@checked
+def damaged_texts(path: str | os.PathLike[str]) -> list[str]:
+    """The files of plan/ that are damaged or missing; with the plan they can be made again from the corpus."""
+    folder = StoreFolder(path)
+    plan, found = read_plan(folder), _Found(folder)
+    names = [
+        name for unit, name, sha256 in _texts_of(plan) if found.attempt(unit, read_beside, folder, name, sha256) is None
+    ]
+    return [f"plan/{name}.jsonl" for name in names]
+
+
+@checked
+def discard_damaged(path: str | os.PathLike[str], *, read_shards: bool = True) -> list[str]:
+    """Remove the records of damaged units, so that they are pending and are computed again; the units by name.
+
+    Without `read_shards`, only the records, and the length, header and table of checksums of each shard are read.
+    """
+    folder = StoreFolder(path)
+    plan = read_plan(folder)
+    units = _damaged_units(folder, plan, plan.units, read_shards)
+    if not units and not _complete_is_wrong(folder, plan):
+        return []
+    with folder.locked("data"):  # no other process commits, or tidies up, meanwhile
+        again = [unit for unit in plan.units if unit.name in units]  # which another job may have mended since
+        units = _damaged_units(folder, plan, again, read_shards)
+        _remove_records(folder, units)
+    return units
+
+
+def _damaged_units(folder: StoreFolder, plan: StorePlan, units: Iterable[UnitDigest], read_shards: bool) -> list[str]:
+    """The units whose record or shard is damaged; a unit without a record is pending."""
+    found, recorded = _Found(folder), folder.recorded()
+    listed = list(units)
+    with progress.track("Verifying", total=len(listed)) if read_shards else nullcontext(_ignore) as advance:
+        for unit in listed:
+            _verify_unit(found, plan, unit, recorded, None, read_shards=read_shards)
+            advance(1)
+    return sorted({damage.unit for damage in found.damages if damage.unit})
+
+
+def _complete_is_wrong(folder: StoreFolder, plan: StorePlan) -> bool:
+    """Whether complete.json is damaged, or lists a unit that has no record, or another one."""
+    try:
+        complete = completed(folder, plan)
+        return complete is not None and any(
+            committed(folder, plan, unit).sha256 != sha256 for unit, sha256 in complete.units.items()
+        )
+    except Damaged:
+        return True
+
+
+def _ignore(_: int) -> None:
+    pass
+
+
+def _texts_of(plan: StorePlan) -> Iterator[tuple[str | None, str, str]]:
+    """The files of plan/: the unit of each, if it is of one, its name and its hash."""
+    yield None, "duplicates", plan.duplicates
+    yield None, "strings", plan.strings
+    yield from ((unit.name, unit.name, unit.sha256) for unit in plan.units)
+
+
 def _verify_unit(
-    found: "_Found", plan: StorePlan, unit: UnitDigest, recorded: set[str], complete: Complete | None
+    found: "_Found",
+    plan: StorePlan,
+    unit: UnitDigest,
+    recorded: set[str],
+    complete: Complete | None,
+    *,
+    read_shards: bool,
 ) -> Commit | None:
-    """Check one unit: its texts, its record and its shard."""
+    """Check one unit: its record and its shard."""
     name, folder = unit.name, found.folder
-    found.attempt(name, read_beside, folder, name, unit.sha256)
     if name not in recorded:
         if complete is not None:
             found.damages.append(StoreDamage(name, f"commits/{name}.json is missing"))
@@ -153,24 +229,24 @@ def _verify_unit(
     commit = found.attempt(name, committed, folder, plan, name)
     if commit is None:
         return None
-    found.attempt(name, _check_shard, folder, plan, commit)
+    found.attempt(name, _check_shard, folder, plan, commit, read_shards)
     if complete is not None and complete.units[name] != commit.sha256:
         found.damages.append(StoreDamage(name, "its record is not the one that complete.json lists"))
     return commit
 
 
-def _check_shard(folder: StoreFolder, plan: StorePlan, commit: Commit) -> None:
-    """Read a shard whole: every block, and all bytes together."""
+def _check_shard(folder: StoreFolder, plan: StorePlan, commit: Commit, whole: bool) -> None:
+    """Check the length, header and table of checksums of a shard; with `whole` also every block, and all together."""
     layout = layout_of(plan, plan.digest, plan.by_name[commit.unit])
     reader = ShardReader(folder, commit, layout)
     try:
         reader.check_header()
-        whole = hashlib.sha256()
-        for piece in reader.pieces():
-            whole.update(piece.data)
+        digest = hashlib.sha256()
+        for piece in reader.pieces() if whole else ():
+            digest.update(piece.data)
     finally:
         reader.close()
-    if whole.hexdigest() != commit.sha256:
+    if whole and digest.hexdigest() != commit.sha256:
         reason = f"data/{commit.sha256}.safetensors is not the file that its name says"
         raise Damaged(f"Cannot read unit {commit.unit}", reason, records.VERIFY)
 

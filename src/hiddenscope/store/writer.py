@@ -19,30 +19,30 @@ from hiddenscope.errors import Damaged, FileError, StoreError
 from hiddenscope.files import to_disk
 from hiddenscope.store import records
 from hiddenscope.store.commits import Commit, Complete, committed
-from hiddenscope.store.folder import StoreFolder, shown
-from hiddenscope.store.plan import StorePlan, StoreRow, UnitDigest, unit_name
-from hiddenscope.store.shard import layout_of, row_tensors, states_to_store, write_shard
+from hiddenscope.store.folder import FOLDERS, StoreFolder, shown
+from hiddenscope.store.plan import StorePlan, StoreSequence, UnitDigest, unit_name
+from hiddenscope.store.shard import layout_of, sequence_tensors, states_to_store, write_shard
 
 
 @checked
 def create(
     path: str | os.PathLike[str],
     plan: StorePlan | Callable[[], StorePlan],
-    units: Iterable[Sequence[StoreRow]],
+    units: Iterable[Sequence[StoreSequence]],
     duplicates: Iterable[tuple[int, int]] = (),
     strings: Mapping[int, str] | None = None,
 ) -> "Writer":
     """Make a store, or go on with the one that is there if it has the same plan.
 
-    `units` gives the rows of each unit and is read once; rows lie in the order of the corpus. `duplicates` are pairs:
-    a text, and the earlier text that it is a copy of. `strings` says how token ids read. `plan` may be a function: it
+    `units` gives the sequences of each unit, in the order of the corpus, and is read once. `duplicates` are pairs: a
+    text, and the earlier text that it is a copy of. `strings` says how token ids read. `plan` may be a function: it
     is called when the last unit has been read, and may raise. `duplicates` and `strings` may be filled till then.
 
     >>> import tempfile
     >>> import numpy as np
     >>> plan = StorePlan({"model": "toy"}, {}, ("layer.0",), {"layer.0": 4}, "float32")
     >>> with tempfile.TemporaryDirectory() as path:
-    ...     writer = create(path, plan, [[StoreRow(0, 0, (5, 6), ((0, 1), (1, 2)), 0)]])
+    ...     writer = create(path, plan, [[StoreSequence(0, 0, (5, 6), ((0, 1), (1, 2)), 0)]])
     ...     before = writer.pending()
     ...     _ = writer.commit("000000", {"layer.0": np.zeros((2, 4), "float32")})
     ...     before, writer.pending()
@@ -80,7 +80,7 @@ class Writer:
 
     def __init__(self, folder: StoreFolder, plan: StorePlan) -> None:
         self.folder, self.plan, self.digest = folder, plan, plan.digest
-        self._rows: tuple[str, list[StoreRow]] = "", []  # of the unit that was read last: it is committed next
+        self._last_read: tuple[str, list[StoreSequence]] = "", []  # a unit is read, computed, and committed next
 
     def __enter__(self) -> Self:
         return self
@@ -98,13 +98,13 @@ class Writer:
         done = self.folder.recorded()
         return [unit.name for unit in self.plan.units if unit.name not in done]
 
-    def rows(self, unit: str) -> list[StoreRow]:
+    def sequences(self, unit: str) -> list[StoreSequence]:
         """The texts of a unit, checked against the plan."""
-        kept, rows = self._rows
-        if kept != unit:
-            rows = read_rows(self.folder, self._unit(unit))
-            self._rows = unit, rows
-        return list(rows)
+        name, sequences = self._last_read
+        if name != unit:
+            sequences = read_sequences(self.folder, self._unit(unit))
+            self._last_read = unit, sequences
+        return list(sequences)
 
     def commit(self, unit: str, values: Mapping[str, Any]) -> bool:
         """Write the states of a unit and record it; False if another was first.
@@ -115,7 +115,7 @@ class Writer:
         states = states_to_store(self.plan, planned, values)
         if self.folder.record(unit).exists():
             return False
-        tensors = row_tensors(self.rows(unit)) | states
+        tensors = sequence_tensors(self.sequences(unit)) | states
         layout = layout_of(self.plan, self.digest, planned)
         with _explained(self.folder), self.folder.writing() as fresh:
             sha256, table = write_shard(fresh, layout, tensors)
@@ -159,20 +159,32 @@ def read_plan(folder: StoreFolder) -> StorePlan:
 
 
 @checked
-def read_plan_of(path: str | os.PathLike[str]) -> StorePlan | None:
-    """The plan of the store in a folder; None where there is no store."""
+def recover_plan(path: str | os.PathLike[str]) -> StorePlan | None:
+    """The plan of a store whose job is run again; None where there is none, or where plan.json is damaged.
+
+    Folders of the store that were lost are made again.
+    """
     folder = StoreFolder(path)
     if not os.path.lexists(folder.plan):
         return None
-    folder.check()
-    return read_plan(folder)
+    with _explained(folder):
+        folder.make()
+    return _sound_plan(folder)
 
 
-def read_rows(folder: StoreFolder, unit: UnitDigest) -> list[StoreRow]:
+def _sound_plan(folder: StoreFolder) -> StorePlan | None:
+    """The plan of a store; None where plan.json is missing or damaged."""
+    try:
+        return read_plan(folder) if os.path.lexists(folder.plan) else None
+    except Damaged:
+        return None
+
+
+def read_sequences(folder: StoreFolder, unit: UnitDigest) -> list[StoreSequence]:
     """The texts of a unit, checked against the plan."""
     content = read_beside(folder, unit.name, unit.sha256)
     try:
-        return [StoreRow.from_json(records.from_json(line)) for line in content.splitlines()]
+        return [StoreSequence.from_json(records.from_json(line)) for line in content.splitlines()]
     except (KeyError, TypeError, ValueError) as error:
         raise Damaged(f"Cannot read {folder.shown}", f"plan/{unit.name}.jsonl: {error}", records.VERIFY) from error
 
@@ -189,7 +201,8 @@ def read_beside(folder: StoreFolder, name: str, sha256: str) -> bytes:
 def _refuse_others(folder: StoreFolder) -> None:
     """A store is made in an empty folder, or in one that was begun."""
     if folder.path.is_dir() and not os.path.lexists(folder.plan):
-        others = sorted(set(os.listdir(folder.path)) - {"plan", "data", "commits", "tmp"})
+        lost = {folder.complete.name} if (folder.path / "commits").is_dir() else set()  # a store without its plan.json
+        others = sorted(set(os.listdir(folder.path)) - {*FOLDERS, *lost})
         if others:
             reason = f"the folder holds other things, such as {shown(Path(others[0]))}"
             raise StoreError(f"Cannot make a store in {folder.shown}", reason, "Give an empty folder, or a new one.")
@@ -197,14 +210,16 @@ def _refuse_others(folder: StoreFolder) -> None:
 
 def _publish_plan(folder: StoreFolder, fresh: Path, plan: StorePlan) -> None:
     """Put a plan in its place, unless there is one; another plan is refused."""
-    if os.path.lexists(folder.plan):
-        there = read_plan(folder)
-        if there.digest != plan.digest:
-            reason = "; ".join(there.differences(plan)[:20])
+    stored = _sound_plan(folder)
+    if stored is not None:
+        if stored.digest != plan.digest:
+            reason = "; ".join(stored.differences(plan)[:20])
             remedy = "Give another folder, or ask for the same as before."
             raise StoreError(f"Cannot go on with {folder.shown}: it was started with other settings", reason, remedy)
         _restore_texts(folder, fresh)
         return
+    _refuse_records_of_others(folder, plan)
+    folder.plan.unlink(missing_ok=True)  # it is damaged
     final = folder.path / "plan"
     for leftover in final.iterdir():  # of a process that was killed before it had a plan.json
         leftover.unlink()
@@ -212,6 +227,21 @@ def _publish_plan(folder: StoreFolder, fresh: Path, plan: StorePlan) -> None:
     os.replace(fresh, final)
     to_disk(folder.path)
     folder.publish(folder.plan, plan.encode())
+
+
+def _refuse_records_of_others(folder: StoreFolder, plan: StorePlan) -> None:
+    """Where plan.json was lost, the units that are there say whether this plan is the one that they were made by."""
+    for path in (folder.complete, *(folder.record(unit) for unit in sorted(folder.recorded()))):
+        try:
+            named = records.decode(folder.read(path), folder.shown).get("plan")
+        except Damaged:  # or missing
+            continue
+        if named != plan.digest:
+            problem = f"Cannot go on with {folder.shown}: its plan.json is damaged or lost"
+            reason = (
+                f"{path.relative_to(folder.path)} is of plan {str(named)[:12]}, and {plan.digest[:12]} is asked for"
+            )
+            raise StoreError(problem, reason, "Ask for the same as before, or give another folder.")
 
 
 def _restore_texts(folder: StoreFolder, fresh: Path) -> None:
@@ -230,20 +260,21 @@ def _restore_texts(folder: StoreFolder, fresh: Path) -> None:
 def _write_texts(
     fresh: Path,
     plan: StorePlan | Callable[[], StorePlan],
-    units: Iterable[Sequence[StoreRow]],
+    units: Iterable[Sequence[StoreSequence]],
     duplicates: Iterable[tuple[int, int]],
     strings: Mapping[int, str],
 ) -> StorePlan:
     """Write the files of plan/, and the plan with their hashes."""
     order = _Order()
     digests = []
-    for number, rows in enumerate(units):
-        for row in rows:
-            order.check(row)
-        sha256 = _write_lines(fresh / f"{unit_name(number)}.jsonl", (row.to_json() for row in rows))
-        tokens, text_bytes = sum(len(row.ids) for row in rows), sum(len(row.string_bytes) for row in rows)
-        digests.append(UnitDigest(unit_name(number), len(rows), tokens, text_bytes, sha256))
-        if not rows:
+    for number, sequences in enumerate(units):
+        for sequence in sequences:
+            order.check(sequence)
+        sha256 = _write_lines(fresh / f"{unit_name(number)}.jsonl", (sequence.to_json() for sequence in sequences))
+        tokens = sum(len(sequence.ids) for sequence in sequences)
+        text_bytes = sum(len(sequence.string_bytes) for sequence in sequences)
+        digests.append(UnitDigest(unit_name(number), len(sequences), tokens, text_bytes, sha256))
+        if not sequences:
             raise StoreError("Cannot plan a store", f"unit {unit_name(number)} has no texts", "Leave it out.")
     if not digests:
         raise StoreError("Cannot plan a store", "there are no texts", "Give a corpus with texts.")
@@ -270,21 +301,21 @@ def _write_lines(path: Path, values: Iterable[Any]) -> str:
 
 
 class _Order:
-    """Checks that rows come in the order of the corpus, and that no text is left out."""
+    """Checks that sequences come in the order of the corpus, and that no text is left out."""
 
     def __init__(self) -> None:
         self.last, self.missing = (-1, 0), set[int]()
 
-    def check(self, row: StoreRow) -> None:
-        problem = f"Cannot plan a store: text {row.text}"
-        if not row.ids or len(row.spans) != len(row.ids):
-            reason = f"it has {len(row.ids)} tokens and {len(row.spans)} spans"
+    def check(self, sequence: StoreSequence) -> None:
+        problem = f"Cannot plan a store: text {sequence.text}"
+        if not sequence.ids or len(sequence.spans) != len(sequence.ids):
+            reason = f"it has {len(sequence.ids)} tokens and {len(sequence.spans)} spans"
             raise StoreError(problem, reason, "Give at least one token, and one span for each.")
-        if (row.text, row.start) <= self.last or row.start < 0:
-            reason = f"its row at {row.start} comes after text {self.last[0]} at {self.last[1]}"
-            raise StoreError(problem, reason, "Give rows in the order of the corpus.")
-        self.missing.update(range(self.last[0] + 1, row.text))
-        self.last = row.text, row.start
+        if (sequence.text, sequence.start) <= self.last or sequence.start < 0:
+            reason = f"its sequence at {sequence.start} comes after text {self.last[0]} at {self.last[1]}"
+            raise StoreError(problem, reason, "Give sequences in the order of the corpus.")
+        self.missing.update(range(self.last[0] + 1, sequence.text))
+        self.last = sequence.text, sequence.start
 
     def check_copies(self, copies: Sequence[tuple[int, int]]) -> None:
         problem = "Cannot plan a store: its duplicates"
@@ -294,12 +325,16 @@ class _Order:
         if texts != self.missing or len(texts) != len(copies):
             wrong = min(texts ^ self.missing, default=None)
             reason = (
-                f"text {wrong} has rows and is a duplicate, or has neither" if wrong is not None else "one is twice"
+                f"text {wrong} has sequences and is a duplicate, or has neither"
+                if wrong is not None
+                else "one is twice"
             )
-            raise StoreError(problem, reason, "Give rows, or an earlier text that it is a copy of.")
+            raise StoreError(problem, reason, "Give sequences, or an earlier text that it is a copy of.")
         for text, same in copies:
             if same in texts or not 0 <= same < text:
-                raise StoreError(problem, f"text {text} is said to be text {same}", "Name an earlier text with rows.")
+                raise StoreError(
+                    problem, f"text {text} is said to be text {same}", "Name an earlier text with sequences."
+                )
 
 
 @contextmanager

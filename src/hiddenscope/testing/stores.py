@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from hiddenscope.store import StorePlan, StoreRow, Writer, create
+from hiddenscope.store import StorePlan, StoreSequence, Writer, create
 from hiddenscope.store.plan import DTYPES
 
 SITES = ("layer.0", "layer.1", "final")
@@ -26,7 +26,7 @@ def tiny_store(
     widths = dict.fromkeys(SITES, width)
     model = {"model": "toy", "dtype": dtype, "depth": 1, "final": True}
     plan = StorePlan(model, {}, SITES, widths, dtype, pool, corpus={"count": 7})
-    writer = create(path, plan, tiny_rows(), COPIES, {number: f"t{number}" for number in range(200)})
+    writer = create(path, plan, tiny_sequences(), COPIES, {number: f"t{number}" for number in range(200)})
     for unit in writer.pending() if units is None else units:
         writer.commit(unit, tiny_values(writer, unit))
     if not writer.pending():
@@ -34,17 +34,17 @@ def tiny_store(
     return writer
 
 
-def tiny_rows() -> list[list[StoreRow]]:
+def tiny_sequences() -> list[list[StoreSequence]]:
     """Three units: of three texts, of a document in two windows, and of one text after two copies."""
     units = [(0, 5, 0), (1, 3, 0), (2, 4, 0)], [(3, 6, 0), (3, 4, 3)], [(6, 2, 0)]
-    return [[tiny_row(*given) for given in unit] for unit in units]
+    return [[tiny_sequence(*given) for given in unit] for unit in units]
 
 
-def tiny_row(text: int, length: int, start: int = 0) -> StoreRow:
+def tiny_sequence(text: int, length: int, start: int = 0) -> StoreSequence:
     """A text of some tokens, or a window that begins at `start`."""
     ids = tuple((text * 17 + start + place) % 200 for place in range(length))
     spans = tuple((2 * (start + place), 2 * (start + place) + 2) for place in range(length))
-    return StoreRow(text, start, ids, spans, text % 2, None if start else "ab" * (length + 4))
+    return StoreSequence(text, start, ids, spans, text % 2, None if start else "ab" * (length + 4))
 
 
 def tiny_values(writer: Writer, unit: str) -> dict[str, NDArray[np.generic]]:
@@ -54,14 +54,14 @@ def tiny_values(writer: Writer, unit: str) -> dict[str, NDArray[np.generic]]:
 
 def _stored(writer: Writer, unit: str, site: str) -> NDArray[np.generic]:
     plan = writer.plan
-    places = list(_places(writer.rows(unit), whole=plan.pool is not None))
+    places = list(_places(writer.sequences(unit), whole=plan.pool is not None))
     channels = np.arange(plan.widths[site]) + 100 * plan.sites.index(site)
     wide = np.sin(np.array(places)[:, None] + channels).astype(np.float32)
     bits = wide.view(np.uint32) >> 16 if plan.dtype == "bfloat16" else wide
     return bits.astype(DTYPES[plan.dtype])
 
 
-def _places(rows: Iterable[StoreRow], *, whole: bool) -> Iterator[int]:
-    for row in rows:
-        for place in range(1 if whole else len(row.ids)):
-            yield 10 * row.text + row.start + place
+def _places(sequences: Iterable[StoreSequence], *, whole: bool) -> Iterator[int]:
+    for sequence in sequences:
+        for place in range(1 if whole else len(sequence.ids)):
+            yield 10 * sequence.text + sequence.start + place
