@@ -9,12 +9,14 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from resource import RLIMIT_FSIZE, getrlimit, setrlimit
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import zstandard
@@ -25,7 +27,8 @@ import hiddenscope as hs
 from chaos import kills
 from chaos.kills import files_of, texts
 from hiddenscope import cli
-from hiddenscope.errors import ArgumentError, FileError, NotFinite, PassError, StoreError, TextError
+from hiddenscope.analyses.probe.labels import labelled_rows
+from hiddenscope.errors import ArgumentError, FileError, NotFinite, PassError, StatesError, StoreError, TextError
 from hiddenscope.extract import Corpus, Engine, ExtractJob, JobProgress, compute, extract, job, schedule
 from hiddenscope.extract.compute import Pipeline
 from hiddenscope.extract.corpus import SeenTexts
@@ -125,6 +128,68 @@ def test_long_texts_are_cut_into_windows_with_true_positions(
                 assert (whole.ids[0][place], whole.spans[0][place]) == (token, span)
                 seen.add(place)
     assert seen == {place for place, span in enumerate(whole.spans[0]) if span != (-1, -1)}
+
+
+@pytest.mark.parametrize("family", ["gpt2", "bert"])
+def test_every_nth_token_is_kept_with_its_true_position(
+    tiny: Callable[..., hs.Model], family: str, tmp_path: Path
+) -> None:
+    model, long = tiny(family), "".join(f"{number} cats sat. " for number in range(40))
+    corpus = Corpus([*TEXTS[:6], TEXTS[1], long, TEXTS[7]], window=32, stride=20)
+    whole = extract(model, corpus, tmp_path / "1", sites="layer.1,layer.2", engine=SMALL)
+    for every in (2, 7, 50):  # of a window between 50 and 100 no token is kept
+        folder = tmp_path / str(every)
+        store = extract(model, replace(corpus, every=every), folder, sites="layer.1,layer.2", engine=SMALL)
+        kept = np.flatnonzero(whole.tokens.positions % every == 0)
+        for name in ("text", "positions", "ids", "spans"):
+            assert getattr(store.tokens, name).tolist() == getattr(whole.tokens, name)[kept].tolist(), name
+        assert store.tokens.strings == tuple(whole.tokens.strings[row] for row in kept)
+        assert store.tokens.texts == whole.tokens.texts and store.every == every
+        for site in ("layer.1", "layer.2"):
+            assert np.array_equal(store[site][:], whole[site][kept])
+            assert torch.equal(torch.cat(list(store.blocks(site, 3))), whole.to_states(site).values[0][kept])
+        for text in range(9):
+            own = kept[whole.tokens.text[kept] == text]
+            assert np.array_equal(store.of(text)["layer.2"][:], whole["layer.2"][own])
+            assert store.of(text).tokens.positions.tolist() == whole.tokens.positions[own].tolist()
+        assert store.to_xarray().equals(whole.to_xarray().isel(token=kept))
+        assert verify(folder).intact and json.loads((folder / "plan.json").read_bytes())["version"] == 2
+        with pytest.raises(StoreError, match=rf"every: {every} there, 3 asked"):
+            extract(model, replace(corpus, every=3), folder, sites="layer.1,layer.2", engine=SMALL)
+    assert json.loads((tmp_path / "1/plan.json").read_bytes())["version"] == 1
+
+
+def test_a_store_of_every_nth_token_heals_and_costs_less(gpt2: hs.Model, tmp_path: Path) -> None:
+    corpus = Corpus([*TEXTS, TEXTS[0]], every=5)
+    job = ExtractJob.plan(gpt2, corpus, tmp_path / "store", sites="layer.*", engine=SMALL)
+    job.run()
+    sound = files_of(tmp_path / "store")
+    assert job.cost.bytes < ExtractJob.plan(gpt2, TEXTS, tmp_path / "whole", sites="layer.*").cost.bytes / 3
+    for name in sound:
+        damage(tmp_path / "store" / name, "flipped")
+        extract(gpt2, corpus, tmp_path / "store", sites="layer.*", engine=SMALL)
+        assert files_of(tmp_path / "store") == sound, name
+    with pytest.raises(PassError, match="Cannot keep every 5th token: pool='mean' keeps one vector for each text"):
+        extract(gpt2, corpus, tmp_path / "pooled", pool="mean")
+    with pytest.raises(TextError, match="every must be at least 1, got 0"):
+        Corpus(TEXTS, every=0)
+
+
+def test_analyses_of_every_nth_token(gpt2: hs.Model, tmp_path: Path) -> None:
+    store = extract(gpt2, Corpus(TEXTS, every=4), tmp_path / "store", sites="layer.*", engine=SMALL)
+    states = store.to_states()
+    assert hs.profile(store).facts == hs.profile(states).facts
+    labels = [str(number % 2) for number in range(len(TEXTS))]
+    assert hs.probe(store, labels, token="mean").facts == hs.probe(states, labels, token="mean").facts
+    for token in ("last", -1):
+        with pytest.raises(StatesError, match="the store keeps every 4th token, and the last may not be among them"):
+            hs.probe(store, labels, token=token)
+    with pytest.raises(StatesError, match="No token at position 3 of every text"):
+        hs.probe(store, labels, token=3)
+    rows = labelled_rows(store, "position", "regress", "layer.*", "each", False)
+    assert rows.labels == store.tokens.positions.tolist() and {label % 4 for label in rows.labels} == {0}
+    with pytest.raises(StatesError):  # no token has its neighbour here
+        hs.probe(store, "previous-token", token="each")
 
 
 def test_a_stride_that_would_leave_tokens_out_is_refused(gpt2: hs.Model, tmp_path: Path) -> None:

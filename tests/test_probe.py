@@ -16,7 +16,7 @@ from sklearn.preprocessing import StandardScaler
 import hiddenscope as hs
 from hiddenscope.analyses.probe.certainty import by_chance
 from hiddenscope.analyses.probe.design import design_of, target_of
-from hiddenscope.analyses.probe.labels import control, labelled_rows
+from hiddenscope.analyses.probe.labels import control, labelled_rows, previous_token
 from hiddenscope.errors import Damaged, FileError, NotFinite, SiteError, StatesError, TextError
 from hiddenscope.files import write_tensors
 from hiddenscope.linear import Problems, assign_folds, logistic, mix, ridge, standardised
@@ -365,6 +365,12 @@ def test_ready_labels_need_no_data(tiny: Tiny, ready: str) -> None:
         assert result.facts["left_out"] == 100
     if ready == "word-start":
         assert set(counts) == {"begins a word", "goes on"}
+
+
+def test_the_previous_token_is_the_one_before_in_the_text() -> None:
+    positions = [0, 1, 2, 1, 2, 0, 4, 5]  # two windows that overlap, and a text of which some tokens are kept
+    tokens = hs.Tokens(None, [0] * 5 + [1] * 3, positions, [7] * 8, ("a",) * 8)
+    assert [label is not None for label in previous_token(tokens, "classify")] == [0, 1, 1, 0, 1, 0, 0, 1]
 
 
 def test_position_is_a_number_too(tiny: Tiny) -> None:

@@ -372,21 +372,28 @@ def test_a_store_is_read_without_torch(tmp_path: Path) -> None:
 
 
 GOLDEN = Path(__file__).parent / "golden"
-VALUES = {"layer.0": "0bda554a61066195", "layer.1": "7ccfc1e63a6bf678", "final": "95e48e7857001204"}
+VALUES = {
+    1: {"layer.0": "0bda554a61066195", "layer.1": "7ccfc1e63a6bf678", "final": "95e48e7857001204"},
+    2: {"layer.0": "f0c450ec486227c9", "layer.1": "7fb5f6506383be81", "final": "f3b56d2a143438b6"},
+}
+LENGTHS = {1: [5, 3, 4, 10, 3, 5, 2], 2: [2, 1, 2, 4, 1, 2, 1]}
 
 
-def test_a_store_of_version_1_is_read_and_written_as_ever(tmp_path: Path) -> None:
-    path = tmp_path / "golden"
-    shutil.copytree(GOLDEN / "store-1", path)
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_store_of_every_version_is_read_and_written_as_ever(tmp_path: Path, version: int) -> None:
+    path, golden = tmp_path / "golden", GOLDEN / f"store-{version}"
+    shutil.copytree(golden, path)
     store = hs.open(path)
+    assert store.plan.version == version == json.loads((path / "plan.json").read_bytes())["version"]
     digests = {str(site): hashlib.sha256(np.asarray(store[site]).tobytes()).hexdigest()[:16] for site in store.sites}
-    assert digests == VALUES and store.complete and verify(path).intact
-    assert store.tokens.lengths.tolist() == [5, 3, 4, 10, 3, 5, 2] and store.tokens.strings[:2] == ("t0", "t1")
+    assert digests == VALUES[version] and store.complete and verify(path).intact
+    assert store.tokens.lengths.tolist() == LENGTHS[version]
+    assert store.tokens.strings[:2] == ("t0", f"t{store.every}")
     plan = replace(store.plan, units=(), duplicates="", strings="")
-    writer = create(tmp_path / "again", plan, texts(), COPIES, STRINGS)
+    writer = create(tmp_path / "again", plan, texts(), COPIES, STRINGS, every=plan.every)
     for unit in writer.pending():
         parts = [store.of(text) for text in sorted({row.text for row in writer.sequences(unit)})]
         states = {site: np.concatenate([np.asarray(part[site]) for part in parts]) for site in SITES}
         writer.commit(unit, {site: (array.view(np.uint32) >> 16).astype("<u2") for site, array in states.items()})
     writer.complete()
-    assert files_of(tmp_path / "again") == files_of(GOLDEN / "store-1")
+    assert files_of(tmp_path / "again") == files_of(golden)

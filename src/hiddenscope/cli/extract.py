@@ -32,6 +32,7 @@ def extract(
     text: Annotated[str | None, typer.Option(help="The column of the texts in a file.")] = None,
     window: Annotated[int | None, typer.Option(help="The longest text in tokens, if not the model's own.")] = None,
     stride: Annotated[int | None, typer.Option(help="Cut longer texts into windows, so many tokens apart.")] = None,
+    every: Annotated[int, typer.Option(help="Of every text keep the tokens at positions 0, n, 2n and so on.")] = 1,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave broken lines out, and list them.")] = False,
     engine: Annotated[Literal["local", "ray"], typer.Option(help="This machine, or a Ray cluster.")] = "local",
     workers: Annotated[int | None, typer.Option(help="Processes that compute.")] = None,
@@ -43,7 +44,7 @@ def extract(
     Says what the job will cost, and computes. The same command again goes on with a job that was stopped. --json prints
     lines of JSON: the cost, the progress after every unit, and the end; --out job.json keeps the last.
     """
-    texts = hs.Corpus(corpus.removeprefix("@"), text, window, stride, skip_bad)
+    texts = hs.Corpus(corpus.removeprefix("@"), text, window, stride, skip_bad, every)
     chosen = hs.Engine(engine, workers, threads, address)
     planned = hs.ExtractJob.plan(
         shared.load(), texts, to, sites=sites, pool=position(pool), dtype=store_dtype, engine=chosen
@@ -52,10 +53,8 @@ def extract(
     said = _Said(shared.json)
     said.cost(planned)
     try:
-        planned.run(said.progress)
-    except KeyboardInterrupt:
-        interrupt.say_stopped(f"\nStopped: {planned.how_to_resume()}")
-        raise typer.Exit(130) from None
+        with interrupt.explained(planned.how_to_resume):
+            planned.run(said.progress)
     except errors.FileError as error:
         remedy = f"{error.remedy} {planned.how_to_resume()}"
         raise errors.FileError(error.problem, error.reason, remedy) from error

@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
@@ -46,10 +46,26 @@ def guarded() -> Iterator[None]:
         _state.depth -= 1
 
 
-def say_stopped(message: str = "Stopped.") -> None:
-    """Say once that the command was stopped."""
+@contextmanager
+def explained(how_to_resume: Callable[[], str]) -> Iterator[None]:
+    """Say how to go on, when Ctrl-C stops the body: also where the process is ended before the body has ended."""
+    _state.how_to_resume = how_to_resume
+    try:
+        yield
+    except KeyboardInterrupt:
+        say_stopped()
+        raise
+    finally:
+        _state.how_to_resume = None
+
+
+def say_stopped() -> None:
+    """Say once that the command was stopped, and how to go on where that is known."""
     if not _state.said and sys.stderr is not None:
         _state.said = True
+        message = "Stopped."
+        if _state.how_to_resume is not None:
+            message = f"{chr(10) * sys.stderr.isatty()}Stopped: {_state.how_to_resume()}"
         progress.clear()
         sys.stderr.write(f"{progress.SHOW_CURSOR if sys.stderr.isatty() else ''}{message}\n")
         sys.stderr.flush()
@@ -60,6 +76,7 @@ class _State:
     depth: int = 0
     said: bool = False
     watched: bool = False
+    how_to_resume: Callable[[], str] | None = None
 
 
 _state = _State()

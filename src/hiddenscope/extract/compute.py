@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import accumulate
 from types import TracebackType
 from typing import Any, Self
 
@@ -45,7 +46,7 @@ class Done:
 def wanted_of(plan: StorePlan) -> Wanted:
     """What a plan asks of every text."""
     sites = tuple(map(Site.parse, plan.sites))
-    return Wanted(sites, plan.pool, parse_dtype(plan.dtype), plan.widths[plan.sites[0]])
+    return Wanted(sites, plan.pool, parse_dtype(plan.dtype), plan.widths[plan.sites[0]], plan.every)
 
 
 @contextmanager
@@ -86,7 +87,19 @@ class Unit:
             values, finite = buffer.finish(), buffer.finite
         if not finite:
             raise self._not_finite(values)
-        return {str(site): _as_numpy(own) for site, own in zip(self.wanted.sites, values, strict=True)}
+        kept = self._kept()
+        return {
+            str(site): _as_numpy(own if kept is None else own[kept])
+            for site, own in zip(self.wanted.sites, values, strict=True)
+        }
+
+    def _kept(self) -> Tensor | None:
+        """The rows of the tokens that are kept; None where all are."""
+        if self.wanted.every == 1:
+            return None
+        starts = accumulate((len(sequence.ids) for sequence in self.sequences), initial=0)
+        pairs = zip(self.sequences, starts, strict=False)
+        return torch.tensor([start + index for own, start in pairs for index in own.kept(self.wanted.every)])
 
     def _pool(self, model: Model, inputs: Inputs, batches: Sequence[list[int]], how: str) -> Tensor:
         """One vector for each sequence of the plan; the states of one batch are held at a time."""

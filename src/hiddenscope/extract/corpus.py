@@ -27,7 +27,8 @@ class Corpus:
 
     `source` is whatever `hs.read` takes, or a folder of such files, or "-" for stdin. `text` names the column. A text
     of more tokens than `window` (the model's own, if not given) is cut into windows, each beginning `stride` tokens
-    after the one before. With `skip_bad` a broken line is left out, and counted.
+    after the one before. With `skip_bad` a broken line is left out, and counted. With `every` only the states of the
+    tokens at positions 0, n, 2n and so on of a text are kept; all are computed.
 
     >>> [text for text in Corpus(["a cat", "a dog"]).read()]
     ['a cat', 'a dog']
@@ -38,9 +39,10 @@ class Corpus:
     window: int | None = None
     stride: int | None = None
     skip_bad: bool = False
+    every: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("window", "stride"):
+        for name in ("window", "stride", "every"):
             value = getattr(self, name)
             if isinstance(value, int) and value < 1:
                 raise TextError(f"{name} must be at least 1, got {value}", "a text has tokens", "Give more.")

@@ -217,7 +217,7 @@ class ExtractJob:
         chosen = engine if isinstance(engine, Engine) else Engine(engine)
         loaded = as_model(model)
         texts = corpus if isinstance(corpus, Corpus) else Corpus(corpus)
-        writer, new = _writer(loaded, texts, Path(to), choose(loaded, sites, pool, dtype), chosen)
+        writer, new = _writer(loaded, texts, Path(to), choose(loaded, sites, pool, dtype, texts.every), chosen)
         return cls(loaded, writer, chosen, new)
 
     def _cost(self) -> JobCost:
@@ -370,7 +370,7 @@ def _plan(model: Model, corpus: Corpus, path: Path, wanted: Wanted, engine: Engi
                 check_disk(path, wanted.bytes(planner.sequences, planner.tokens))
             return replace(plan_without_corpus(model, wanted, engine.threads_of_each(stored)), corpus=described)
 
-        create(path, plan, planner.units(seen, units), seen.duplicates(), planner.strings)
+        create(path, plan, planner.units(seen, units), seen.duplicates(), planner.strings, every=wanted.every)
 
 
 def _refuse_another_job(stored: StorePlan, model: Model, corpus: Corpus, wanted: Wanted, engine: Engine) -> None:

@@ -37,12 +37,13 @@ _BESIDE = 48  # bytes that a store keeps of a token besides its states, at most
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is to be kept of every text: the sites, how they are pooled, and the dtype of the values."""
+    """What is to be kept of every text: the sites, how they are pooled, the dtype of the values, every n-th token."""
 
     sites: tuple[Site, ...]
     pool: str | None
     dtype: torch.dtype
     width: int
+    every: int = 1
 
     @property
     def row_bytes(self) -> int:
@@ -51,12 +52,15 @@ class Wanted:
 
     def bytes(self, sequences: int, tokens: int) -> int:
         """The bytes that a store takes, a little too many rather than too few."""
-        rows = tokens if self.pool is None else sequences
+        rows = -(-tokens // self.every) + sequences * (self.every > 1) if self.pool is None else sequences
         return rows * self.row_bytes + tokens * _BESIDE + sequences * 256
 
 
-def choose(model: Model, sites: SitePatterns, pool: str | int | None, dtype: Any) -> Wanted:
+def choose(model: Model, sites: SitePatterns, pool: str | int | None, dtype: Any, every: int) -> Wanted:
     """What is asked for, checked against the model."""
+    if pool is not None and every > 1:
+        remedy = "Give one of the two."
+        raise PassError(f"Cannot keep every {every}th token", f"pool={pool!r} keeps one vector for each text", remedy)
     chosen = model.anatomy.select(sites)
     if not chosen:
         raise PassError("No sites to extract", "the list is empty", "Name at least one, such as 'layer.*'.")
@@ -70,7 +74,7 @@ def choose(model: Model, sites: SitePatterns, pool: str | int | None, dtype: Any
     stored = parse_dtype(dtype) if dtype is not None else model.dtype if pool is None else torch.float32
     if _name(stored) not in DTYPES:
         raise PassError(f"Cannot store {_name(stored)}", f"a store holds {', '.join(DTYPES)}", "Give dtype='float32'.")
-    return Wanted(tuple(chosen), None if pool is None else str(pool), stored, next(iter(widths)))
+    return Wanted(tuple(chosen), None if pool is None else str(pool), stored, next(iter(widths)), every)
 
 
 def plan_without_corpus(model: Model, wanted: Wanted, threads: int) -> StorePlan:
@@ -84,6 +88,7 @@ def plan_without_corpus(model: Model, wanted: Wanted, threads: int) -> StorePlan
         widths={str(site): wanted.width for site in wanted.sites},
         dtype=_name(wanted.dtype),
         pool=wanted.pool,
+        every=wanted.every,
         environment=environment(model, threads),
     )
 

@@ -17,7 +17,7 @@ from hiddenscope.errors import Damaged, SiteError, StoreError
 from hiddenscope.sites import Site
 from hiddenscope.store import records
 
-VERSION = 1
+VERSION = 2  # of a plan that keeps some of the tokens; all others are of version 1
 FORMAT = "hiddenscope.store"
 DTYPES: dict[str, np.dtype[Any]] = {"bfloat16": np.dtype("<u2"), "float16": np.dtype("<f2"), "float32": np.dtype("<f4")}
 """The dtypes that states may have in a store, and how numpy holds each: bfloat16 as the bits that it is."""
@@ -51,6 +51,14 @@ class StoreSequence:
         given["spans"] = [list(span) for span in self.spans]
         return given if self.string is None else given | {"string": self.string}
 
+    def kept(self, every: int) -> range:
+        """The indices of the tokens that are kept where only those at positions 0, n, 2n of a document are.
+
+        >>> list(StoreSequence(0, 3, (5, 6, 7, 8, 9), ((-1, -1),) * 5, 0).kept(2))
+        [1, 3]
+        """
+        return range(-self.start % every, len(self.ids), every)
+
     @property
     def string_bytes(self) -> bytes:
         """The text in UTF-8; half of a surrogate pair as its three bytes."""
@@ -68,7 +76,7 @@ class StoreSequence:
 class UnitDigest:
     """One unit in the plan: its number of sequences, tokens and bytes of text, and the hash of `plan/<name>.jsonl`.
 
-    plan.json has `rows` for the number of sequences.
+    plan.json has `rows` for the number of sequences. `kept` is the number of tokens that are kept, if not all are.
     """
 
     name: str
@@ -76,6 +84,7 @@ class UnitDigest:
     tokens: int
     text_bytes: int
     sha256: str
+    kept: int | None = None
 
 
 @checked
@@ -85,7 +94,7 @@ class StorePlan:
 
     `model` has the fields of a `Source` and perhaps more; `corpus` says which texts, and `count` in it how many.
     `pool` is None for a row of states for each token. `units`, `duplicates` and `strings` (hashes of the files
-    beside the plan) are filled in by `create`.
+    beside the plan) are filled in by `create`. With `every` only the tokens at positions 0, n, 2n of a text are kept.
 
     >>> plan = StorePlan({"model": "toy"}, {}, ("layer.0", "final"), {"layer.0": 4, "final": 4}, "bfloat16")
     >>> StorePlan.decode(plan.encode(), "Cannot read it") == plan, len(plan.digest)
@@ -103,7 +112,7 @@ class StorePlan:
     units: tuple[UnitDigest, ...] = ()
     duplicates: str = _NO_DIGEST
     strings: str = _NO_DIGEST
-    version: int = VERSION
+    every: int = 1
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sites", tuple(map(str, self.sites)))
@@ -119,6 +128,8 @@ class StorePlan:
             raise StoreError(problem, reason, remedy)
         if set(self.widths) != set(self.sites) or not all(_whole(width, 1) for width in self.widths.values()):
             raise StoreError(problem, "it must have a width for each site", remedy)
+        if not _whole(self.every, 1) or (self.every > 1 and self.pool is not None):
+            raise StoreError(problem, "it keeps every n-th token, n from 1 on, or pools them", remedy)
         if [unit.name for unit in self.units] != [unit_name(number) for number in range(len(self.units))]:
             raise StoreError(problem, "its units must be 000000, 000001 and so on", remedy)
 
@@ -129,7 +140,16 @@ class StorePlan:
 
     def rows_of(self, unit: UnitDigest) -> int:
         """The number of rows of states in a unit."""
-        return unit.tokens if self.pool is None else unit.sequences
+        return self.tokens_of(unit) if self.pool is None else unit.sequences
+
+    def tokens_of(self, unit: UnitDigest) -> int:
+        """The number of tokens that the shard of a unit lists."""
+        return unit.tokens if unit.kept is None else unit.kept
+
+    @property
+    def version(self) -> int:
+        """The version of the format that this plan needs."""
+        return 1 if self.every == 1 else 2
 
     @cached_property
     def by_name(self) -> dict[str, UnitDigest]:
@@ -146,7 +166,12 @@ class StorePlan:
     def encode(self) -> bytes:
         """The bytes of plan.json."""
         units = [_renamed(asdict(unit), "sequences", "rows") for unit in self.units]
-        return records.encode({"format": FORMAT, **asdict(self), "units": units})
+        given = {"format": FORMAT, **asdict(self), "version": self.version}
+        if self.version == 1:
+            del given["every"]
+            for unit in units:
+                del unit["kept"]
+        return records.encode({**given, "units": units})
 
     @classmethod
     def decode(cls, content: bytes, problem: str) -> "StorePlan":
@@ -159,11 +184,15 @@ class StorePlan:
             reason = f"it is of version {str(version)[:20]}, and this hiddenscope reads up to version {VERSION}"
             raise StoreError(problem, reason, "Install a newer hiddenscope.")
         try:
-            known = {own.name for own in fields(cls)}
+            del given["version"]
+            known = {own.name for own in fields(cls)} - ({"every"} if version == 1 else set())
             if set(given) != known:
                 raise ValueError(f"its fields are {', '.join(sorted(given))[:200]}")
-            units = tuple(_unit(unit) for unit in given["units"])
-            return cls(**given | {"sites": tuple(given["sites"]), "units": units})
+            units = tuple(_unit(unit, version) for unit in given["units"])
+            plan = cls(**given | {"sites": tuple(given["sites"]), "units": units})
+            if plan.version != version:
+                raise ValueError(f"every is {plan.every}")
+            return plan
         except (KeyError, TypeError, ValueError) as error:
             raise Damaged(problem, f"plan.json is not such a plan ({str(error)[:200]})", records.VERIFY) from error
 
@@ -200,9 +229,13 @@ def _whole(value: object, least: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
-def _unit(given: Mapping[str, Any]) -> UnitDigest:
+def _unit(given: Mapping[str, Any], version: int) -> UnitDigest:
     unit = UnitDigest(**_renamed(given, "rows", "sequences"))
     counts = _whole(unit.sequences, 1) and _whole(unit.tokens, unit.sequences) and _whole(unit.text_bytes, 0)
+    if version == 1:
+        counts = counts and unit.kept is None
+    else:
+        counts = counts and _whole(unit.kept, 0) and _whole(unit.tokens, unit.kept or 0)
     if not (counts and records.is_digest(unit.sha256)):
         raise ValueError(f"unit {str(unit.name)[:20]} has no sequences, or no hash")
     return unit

@@ -79,8 +79,8 @@ def layout_of(plan: StorePlan, digest: str, unit: UnitDigest) -> ShardLayout:
         ("start", np.dtype("<i8"), (unit.sequences,), "I64"),
         ("offsets", np.dtype("<i8"), (unit.sequences + 1,), "I64"),
         ("strings.offsets", np.dtype("<i8"), (unit.sequences + 1,), "I64"),
-        ("ids", np.dtype("<i4"), (unit.tokens,), "I32"),
-        ("spans", np.dtype("<i4"), (unit.tokens, 2), "I32"),
+        ("ids", np.dtype("<i4"), (plan.tokens_of(unit),), "I32"),
+        ("spans", np.dtype("<i4"), (plan.tokens_of(unit), 2), "I32"),
         *((site, states, (plan.rows_of(unit), plan.widths[site]), NAMES[plan.dtype]) for site in plan.sites),
         ("strings", np.dtype("u1"), (unit.text_bytes,), "U8"),
     ]
@@ -109,11 +109,13 @@ def _placed(tensors: Sequence[_Tensor], said: Mapping[str, str]) -> tuple[bytes,
     }
 
 
-def sequence_tensors(sequences: Sequence[StoreSequence]) -> dict[str, NDArray[Any]]:
-    """What the sequences of a unit are, as its shard holds it."""
-    lengths = [len(sequence.ids) for sequence in sequences]
-    flat = np.array([token for sequence in sequences for token in sequence.ids], dtype=np.int64)
-    spans = np.array([span for sequence in sequences for span in sequence.spans], dtype=np.int64).reshape(-1, 2)
+def sequence_tensors(sequences: Sequence[StoreSequence], every: int = 1) -> dict[str, NDArray[Any]]:
+    """What the sequences of a unit are, as its shard holds it, with every n-th of their tokens."""
+    kept = [(sequence, sequence.kept(every)) for sequence in sequences]
+    lengths = [len(indices) for _, indices in kept]
+    flat = np.array([sequence.ids[index] for sequence, indices in kept for index in indices], dtype=np.int64)
+    listed = [sequence.spans[index] for sequence, indices in kept for index in indices]
+    spans = np.array(listed, dtype=np.int64).reshape(-1, 2)
     for name, values in (("ids", flat), ("spans", spans)):
         if values.size and not -_INT32 <= values.min() <= values.max() < _INT32:
             raise StoreError("Cannot store these texts", f"their {name} do not fit in 32 bits", "Split long texts.")

@@ -193,6 +193,11 @@ class Store:
         return self.plan.dtype
 
     @property
+    def every(self) -> int:
+        """Of a text the tokens at positions 0, n, 2n and so on are kept: n, and so 1 where all are."""
+        return self.plan.every
+
+    @property
     def units(self) -> tuple[str, ...]:
         """The units that were committed when the store was opened."""
         return tuple(unit.name for unit in self._shards.units)
@@ -239,8 +244,9 @@ class Store:
         index, planned, shards = self._index, self._shards.planned, self._shards
         text = np.repeat(index.owner, planned.length[index.order])
         if self.plan.pool is None:
+            every, starts = self.every, planned.start[index.order]
             within = spread(np.zeros_like(index.order), planned.length[index.order])
-            positions = np.repeat(planned.start[index.order], planned.length[index.order]) + within
+            positions = np.repeat(-(-starts // every) * every, planned.length[index.order]) + within * every
             ids, spans = self._of_tokens("ids"), self._of_tokens("spans")
             strings = tuple(shards.strings.get(token) or str(token) for token in ids.tolist())
         else:

@@ -58,7 +58,8 @@ class TextIndex:
             begin = int(self.run_begin[run])
             until = int(self.run_begin[run + 1]) if run + 1 < len(self.run_begin) else self.count
             stop = min(end, until)
-            yield int(self.run_unit[run]), int(self.run_first[run]) + start - begin, stop - start
+            if stop > start:  # of a window that is shorter than `every` no token may be kept
+                yield int(self.run_unit[run]), int(self.run_first[run]) + start - begin, stop - start
             start, run = stop, run + 1
 
     def places(self, rows: Ints) -> tuple[Ints, Ints]:

@@ -90,8 +90,8 @@ def verify(path: str | os.PathLike[str]) -> Verification:
     plan = found.attempt(None, read_plan, folder)
     if plan is None:
         return Verification(tuple(found.damages), (), (), False)
-    for unit, name, sha256 in _texts_of(plan):
-        found.attempt(unit, read_beside, folder, name, sha256)
+    for owner, name, sha256 in _texts_of(plan):
+        found.attempt(owner, read_beside, folder, name, sha256)
     complete = found.attempt(None, completed, folder, plan)
     recorded = folder.recorded()
     commits: dict[str, Commit] = {}

@@ -31,12 +31,15 @@ def create(
     units: Iterable[Sequence[StoreSequence]],
     duplicates: Iterable[tuple[int, int]] = (),
     strings: Mapping[int, str] | None = None,
+    *,
+    every: int = 1,
 ) -> "Writer":
     """Make a store, or go on with the one that is there if it has the same plan.
 
     `units` gives the sequences of each unit, in the order of the corpus, and is read once. `duplicates` are pairs: a
     text, and the earlier text that it is a copy of. `strings` says how token ids read. `plan` may be a function: it
     is called when the last unit has been read, and may raise. `duplicates` and `strings` may be filled till then.
+    `every` is that of the plan: the units count the tokens that are kept.
 
     >>> import tempfile
     >>> import numpy as np
@@ -54,7 +57,7 @@ def create(
         folder.make()
         folder.remove_leftovers()
         with folder.writing(folder=True) as fresh:
-            whole = _write_texts(fresh, plan, units, duplicates, {} if strings is None else strings)
+            whole = _write_texts(fresh, plan, units, duplicates, {} if strings is None else strings, every)
             with folder.locked():
                 _publish_plan(folder, fresh, whole)
     return resume(path, digest=whole.digest)
@@ -115,7 +118,7 @@ class Writer:
         states = states_to_store(self.plan, planned, values)
         if self.folder.record(unit).exists():
             return False
-        tensors = sequence_tensors(self.sequences(unit)) | states
+        tensors = sequence_tensors(self.sequences(unit), self.plan.every) | states
         layout = layout_of(self.plan, self.digest, planned)
         with _explained(self.folder), self.folder.writing() as fresh:
             sha256, table = write_shard(fresh, layout, tensors)
@@ -263,6 +266,7 @@ def _write_texts(
     units: Iterable[Sequence[StoreSequence]],
     duplicates: Iterable[tuple[int, int]],
     strings: Mapping[int, str],
+    every: int,
 ) -> StorePlan:
     """Write the files of plan/, and the plan with their hashes."""
     order = _Order()
@@ -273,12 +277,15 @@ def _write_texts(
         sha256 = _write_lines(fresh / f"{unit_name(number)}.jsonl", (sequence.to_json() for sequence in sequences))
         tokens = sum(len(sequence.ids) for sequence in sequences)
         text_bytes = sum(len(sequence.string_bytes) for sequence in sequences)
-        digests.append(UnitDigest(unit_name(number), len(sequences), tokens, text_bytes, sha256))
+        kept = None if every == 1 else sum(len(sequence.kept(every)) for sequence in sequences)
+        digests.append(UnitDigest(unit_name(number), len(sequences), tokens, text_bytes, sha256, kept))
         if not sequences:
             raise StoreError("Cannot plan a store", f"unit {unit_name(number)} has no texts", "Leave it out.")
     if not digests:
         raise StoreError("Cannot plan a store", "there are no texts", "Give a corpus with texts.")
     known = plan() if callable(plan) else plan
+    if known.every != every:
+        raise StoreError("Cannot plan a store", f"every is {every}, and {known.every} in the plan", "Give the same.")
     copies = sorted(duplicates)
     order.check_copies(copies)
     copied = _write_lines(fresh / "duplicates.jsonl", ({"text": text, "same_as": same} for text, same in copies))

@@ -14,7 +14,13 @@ COPIES = ((4, 1), (5, 0))
 
 
 def tiny_store(
-    path: Path, *, units: Iterable[str] | None = None, dtype: str = "float32", width: int = 24, pool: str | None = None
+    path: Path,
+    *,
+    units: Iterable[str] | None = None,
+    dtype: str = "float32",
+    width: int = 24,
+    pool: str | None = None,
+    every: int = 1,
 ) -> Writer:
     """Make a store of seven texts in three units, and commit all units, or those that are named.
 
@@ -25,8 +31,9 @@ def tiny_store(
     """
     widths = dict.fromkeys(SITES, width)
     model = {"model": "toy", "dtype": dtype, "depth": 1, "final": True}
-    plan = StorePlan(model, {}, SITES, widths, dtype, pool, corpus={"count": 7})
-    writer = create(path, plan, tiny_sequences(), COPIES, {number: f"t{number}" for number in range(200)})
+    plan = StorePlan(model, {}, SITES, widths, dtype, pool, corpus={"count": 7}, every=every)
+    strings = {number: f"t{number}" for number in range(200)}
+    writer = create(path, plan, tiny_sequences(), COPIES, strings, every=every)
     for unit in writer.pending() if units is None else units:
         writer.commit(unit, tiny_values(writer, unit))
     if not writer.pending():
@@ -54,14 +61,14 @@ def tiny_values(writer: Writer, unit: str) -> dict[str, NDArray[np.generic]]:
 
 def _stored(writer: Writer, unit: str, site: str) -> NDArray[np.generic]:
     plan = writer.plan
-    places = list(_places(writer.sequences(unit), whole=plan.pool is not None))
+    places = list(_places(writer.sequences(unit), plan))
     channels = np.arange(plan.widths[site]) + 100 * plan.sites.index(site)
     wide = np.sin(np.array(places)[:, None] + channels).astype(np.float32)
     bits = wide.view(np.uint32) >> 16 if plan.dtype == "bfloat16" else wide
     return bits.astype(DTYPES[plan.dtype])
 
 
-def _places(sequences: Iterable[StoreSequence], *, whole: bool) -> Iterator[int]:
+def _places(sequences: Iterable[StoreSequence], plan: StorePlan) -> Iterator[int]:
     for sequence in sequences:
-        for place in range(1 if whole else len(sequence.ids)):
+        for place in sequence.kept(plan.every) if plan.pool is None else range(1):
             yield 10 * sequence.text + sequence.start + place

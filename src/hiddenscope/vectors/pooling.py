@@ -242,6 +242,10 @@ def _lengths(source: Readable, token: Token) -> Any:
         reason = f"text {int(np.argmin(lengths))} has no tokens here" if len(lengths) else "there are no texts"
         raise StatesError("No vector for every text", reason, "Pool before selecting tokens, or leave that text out.")
     starts = np.cumsum(lengths) - lengths
+    every = getattr(source, "every", 1)
+    if every > 1 and (token == "last" or (isinstance(token, int) and token < 0)):
+        reason = f"the store keeps every {every}th token, and the last may not be among them"
+        raise StatesError("No last token of every text", reason, 'Use token="mean", "max", "first" or "each".')
     if token == "cls":
         check_cls(getattr(source, "source", None), tokens.ids[starts], 0)
     if token in ("first", "cls") or isinstance(token, int):

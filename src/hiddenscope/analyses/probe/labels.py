@@ -171,13 +171,15 @@ def word_start(tokens: Tokens, task: str) -> list[Any]:
 
 
 def previous_token(tokens: Tokens, task: str) -> list[Any]:
-    """The token before: the most frequent ones are classes, all others are one more class."""
+    """The token before: the most frequent ones are classes, all others are one more class.
+
+    A token whose neighbour is not here, at the start of a text or of a window or where tokens were left out, has none.
+    """
     if task == "regress":
         raise StatesError("Cannot regress the previous token", "it is a class", 'Use task="classify".')
-    before = [
-        None if row == 0 or tokens.text[row - 1] != tokens.text[row] else int(tokens.ids[row - 1])
-        for row in range(len(tokens))
-    ]
+    follows = (np.diff(tokens.text) == 0) & (np.diff(tokens.positions) == 1)
+    neighbours = zip(tokens.ids[:-1].tolist(), follows, strict=True)
+    before = [None, *(token if near else None for token, near in neighbours)][: len(tokens)]
     counts = Counter(token for token in before if token is not None)
     texts = defaultdict(set)
     for token, text in zip(before, tokens.text, strict=True):
