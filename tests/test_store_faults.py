@@ -19,9 +19,11 @@ from typer.testing import CliRunner
 import hiddenscope as hs
 from chaos.crashes import dying
 from chaos.flips import flips, intact, readable
+from chaos.power import power_losses
 from hiddenscope import cli
 from hiddenscope.errors import Damaged, Error, FileError, StoreError
 from hiddenscope.store import gc, records, resume, verify
+from hiddenscope.store import writer as store_writer
 from hiddenscope.testing import tiny_store
 from hiddenscope.testing.stores import SITES, tiny_sequences, tiny_values
 
@@ -168,6 +170,19 @@ def test_a_process_that_dies_at_any_step_leaves_a_unit_whole_or_not_there(tmp_pa
     assert done[-1] != "died at write"
 
 
+def test_the_power_may_go_at_any_instant(tmp_path: Path) -> None:
+    done, points, wrong = power_losses(tmp_path, 80)
+    assert (done, wrong) == (80, []) and points > 40
+
+
+def test_a_folder_that_is_not_brought_to_the_disk_would_be_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_writer, "to_disk", lambda path: None)
+    _, points, wrong = power_losses(tmp_path, 60)
+    assert points < 60 and any("is not intact" in fault or "is lost" in fault for fault in wrong)
+
+
 def test_two_jobs_at_once_make_one_store(tmp_path: Path) -> None:
     sound = everything(tiny_store(tmp_path / "sound").path)
     threads = [threading.Thread(target=tiny_store, args=[tmp_path / "store"]) for _ in range(4)]
@@ -282,8 +297,8 @@ def test_a_folder_that_is_no_store_is_refused(tmp_path: Path) -> None:
 
 def test_a_newer_version_is_refused(tmp_path: Path) -> None:
     tiny_store(tmp_path)
-    reseal(tmp_path / "plan.json", version=2)
-    with pytest.raises(StoreError, match=r"it is of version 2, and this hiddenscope reads up to version 1"):
+    reseal(tmp_path / "plan.json", version=3)
+    with pytest.raises(StoreError, match=r"it is of version 3, and this hiddenscope reads up to version 2"):
         hs.open(tmp_path)
 
 
@@ -348,6 +363,9 @@ def test_a_hash_that_is_no_hash_is_refused(tmp_path: Path, field: str, value: An
         {"dtype": "float8"},
         {"more": 1},
         {"version": "1"},
+        {"version": 2},
+        {"version": 2, "every": 2},
+        {"every": 2},
         {"duplicates": "../../x"},
     ],
 )
