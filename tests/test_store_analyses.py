@@ -1,6 +1,7 @@
 """An analysis of a store is the analysis of the states in it, without holding them."""
 
 import copy
+import json
 import os
 import subprocess
 import sys
@@ -11,8 +12,12 @@ import numpy as np
 import pytest
 import torch
 import xarray
+from typer.testing import CliRunner
 
 import hiddenscope as hs
+from hiddenscope import cli
+from hiddenscope.catalog import ANALYSES, Analysis
+from hiddenscope.signatures import parameters_of
 from hiddenscope.store import StorePlan, StoreSequence, create
 from hiddenscope.testing import tiny_model, tiny_tokenizer
 
@@ -128,6 +133,82 @@ def test_drift(model: hs.Model, tmp_path: Path) -> None:
     found = hs.drift(model, store, None)
     same(found, hs.drift(model, states, None))
     assert not found.facts["drifted"] and hs.drift(model, tmp_path / "other", None).facts["first_site"] == "layer.2"
+
+
+@pytest.fixture(scope="module")
+def written(model: hs.Model, states: hs.States, texts: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the states as a store and as a file, the model, and the labels of the texts."""
+    folder = tmp_path_factory.mktemp("written")
+    stored(states, folder / "store")
+    states.save(folder / "states.safetensors")
+    model.module.save_pretrained(folder / "model")  # type: ignore[operator]
+    model.tokenizer.save_pretrained(folder / "model")  # type: ignore[union-attr]
+    rows = [{"text": text, "first": text.split()[0], "length": len(text.split())} for text in texts]
+    for name, some in (("labels", rows), ("others", rows[::-1])):
+        (folder / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in some))
+    return folder
+
+
+def source_of(analysis: Analysis) -> set[str]:
+    """The names in the type of what an analysis reads."""
+    first, *_ = parameters_of(f"hiddenscope.{analysis.module}", analysis.word)
+    return first.names
+
+
+def test_commands_read_states_in_place_of_a_model(written: Path, store: hs.Store, texts: list[str]) -> None:
+    labels, lengths = [text.split()[0] for text in texts], [len(text.split()) for text in texts]
+    file, folder = str(written / "labels.jsonl"), str(written / "model")
+    loaded = hs.load(folder)
+    asked: dict[str, tuple[list[str], Any]] = {
+        "profile": (["--sample", "50"], lambda: hs.profile(store, sample=50)),
+        "project": ([file, "--label", "first", "--method", "pca"], lambda: hs.project(store, labels, method="pca")),
+        "probe": ([file, "--label", "length", "--task", "regress"], lambda: hs.probe(store, lengths, task="regress")),
+        "search": (
+            ["old river", "the city", "-k", "4", "--model", folder],
+            lambda: hs.search(store, (loaded, ["old river", "the city"]), 4),
+        ),
+        "cluster": (["--smallest", "4"], lambda: hs.cluster(store, smallest=4)),
+    }
+    two_sided = {"compare", "drift"}  # each side of drift may be the path of states
+    assert set(asked) | two_sided == {one.word for one in ANALYSES if "Readable" in source_of(one)}
+    for word, (words, python) in asked.items():
+        wanted, kept = python(), written / f"{word}.json"
+        wanted.save(kept)
+        for name in ("store", "states.safetensors"):
+            out = written / f"{word}-{name}.json"
+            done = CliRunner().invoke(cli.app, [word, *words, "--states", str(written / name), "--out", str(out)])
+            assert done.exit_code == 0, (word, name, done.output)
+            same(hs.Result.load(out), hs.Result.load(kept))
+
+
+def test_drift_reads_a_store_on_the_command_line(written: Path) -> None:
+    done = CliRunner().invoke(cli.app, ["drift", str(written / "store"), "--model", str(written / "model")])
+    assert done.exit_code == 0, done.output
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (["profile", "A text.", "--states", "{store}"], "Texts were given beside --states"),
+        (["profile", "--states", "{store}", "--model", "gpt2"], "Cannot use --model with --states"),
+        (["cluster", "--states", "{store}", "--truncate"], "Cannot use --truncate with --states"),
+        (["profile", "--states", "nosuch"], "there is no such file or folder"),
+        (["profile", "--states", "{folder}"], "it has no plan.json, so it is no store"),
+        (["profile", "--states", "{folder}/labels.jsonl"], "it is no .safetensors file"),
+        (["profile", "--states", "{store}", "--sites", "layer.9"], "No site 'layer.9'"),
+        (["probe", "{folder}/others.jsonl", "--label", "first", "--states", "{store}"], "text 0 differs"),
+        (["probe", "cities-complete", "--states", "{store}"], "are not those of the states"),
+        (["project", "{folder}/labels.jsonl", "cities-complete", "--states", "{store}"], "Cannot compare datasets"),
+        (["project", "--states", "{store}", "--other", "gpt2"], "Cannot use --other with --states"),
+        (["project"], "No dataset"),
+        (["search"], "No texts"),
+        (["search", "--states", "{store}"], "No texts"),
+    ],
+)
+def test_what_has_no_use_beside_states_is_refused(written: Path, words: list[str], what: str) -> None:
+    given = [word.format(store=written / "store", folder=written) for word in words]
+    done = CliRunner().invoke(cli.app, given)
+    assert done.exit_code == 2 and what in done.stderr, done.output
 
 
 LARGER = """

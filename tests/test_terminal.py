@@ -4,11 +4,16 @@ import csv
 import os
 import pty
 import re
+import secrets
 import shlex
 import signal
+import socket
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +24,8 @@ from typer.testing import CliRunner
 from hiddenscope import cli
 from hiddenscope.errors import SiteError
 from hiddenscope.loading.outline import Outline, check_sites, outline
+from hiddenscope.store import verify
+from hiddenscope.store.folder import StoreFolder
 from hiddenscope.testing import tiny_model
 from tests.test_cli import folder  # noqa: F401  # a fixture
 
@@ -68,6 +75,8 @@ WRONG += [
 WRONG += [[name, "corpus.txt"] for name in ("capture", "profile", "embed", "cluster", "lens", "visibility")]
 WRONG += [[name] for name in ("capture", "profile", "embed", "cluster", "lens", "visibility", "compare", "drift")]
 WRONG += [[name] for name in ("patch", "graft", "steer", "search", "project")]
+WRONG += [[name, "--states", "nowhere"] for name in ("profile", "project", "cluster")]
+WRONG += [["probe", "cities-complete", "--states", "nowhere"], ["search", TEXT, "--states", "nowhere"]]
 WRONG += [[name, "no-such-dataset"] for name in ("project", "probe")]
 WRONG += [
     ["nothing"],
@@ -162,8 +171,8 @@ INTERRUPTED: dict[str, tuple[list[str], str]] = {
 }
 
 
-def started(words: list[str], **options: Any) -> "subprocess.Popen[str]":
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+def started(words: list[str], marker: str = "HIDDENSCOPE_TEST", **options: Any) -> "subprocess.Popen[str]":
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", marker: "1"}
     call = [sys.executable, "-m", "hiddenscope", *words]
     return subprocess.Popen(call, stdout=subprocess.PIPE, text=True, env=environment, **options)
 
@@ -190,6 +199,66 @@ def test_ctrl_c_stops_what_takes_long(folder: str, corpus: Path, tmp_path: Path)
             assert (code, said.count("Stopped.")) == (130, 1), (name, said)
             assert said.endswith("Stopped.\n") and "Traceback" not in said and "Exception ignored" not in said, said
     assert {path.name for path in tmp_path.iterdir()} <= {"project.html"}, "it was written by PCA first"
+
+
+def with_marker(marker: str) -> list[int]:
+    """The processes that live and have a variable of this name in their environment, so that ours started them."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):
+            if f"{marker}=1".encode() in path.read_bytes() and "Z" not in path.with_name("stat").read_text():
+                found.append(int(path.parent.name))
+    return found
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_ctrl_c_stops_a_job_that_goes_on_later(folder: str, tmp_path: Path, workers: int) -> None:  # noqa: F811
+    marker, store = f"HIDDENSCOPE_TEST_{secrets.token_hex(8)}", tmp_path / "store"
+    (tmp_path / "corpus.txt").write_text("".join(f"{TEXT} " * 100 + f"{number}\n" for number in range(900)))
+    words = ["extract", str(tmp_path / "corpus.txt"), "--to", str(store), "--model", folder, "--threads", "1"]
+    words += ["--workers", str(workers), "--device", "cpu", "--json"]
+    with started(words, stderr=subprocess.PIPE, marker=marker) as process:
+        assert process.stdout is not None and process.stderr is not None
+        while (line := process.stdout.readline()) and '"progress"' not in line:  # until a unit is committed
+            pass
+        process.send_signal(signal.SIGINT)
+        said = process.stderr.read()
+    assert process.returncode == 130, said
+    kept = re.search(r"Stopped: (\d) of (\d) units are kept in \S+; the same command again goes on\.\n$", said)
+    assert kept and 1 <= int(kept[1]) <= int(kept[2]) == 5, said
+    assert said.count("Stopped") == 1 and "Traceback" not in said and "Exception ignored" not in said, said
+    while with_marker(marker):  # a worker ends when it sees that its pipe is closed
+        time.sleep(0.1)
+    StoreFolder(store).remove_leftovers()  # what a process still held would stay
+    assert list((store / "tmp").iterdir()) == []
+    assert verify(store).intact and len(verify(store).pending) == int(kept[2]) - int(kept[1])
+    done = started(words, stderr=subprocess.PIPE)
+    assert f'"units_left": {int(kept[2]) - int(kept[1])}' in done.communicate()[0] and done.returncode == 0
+    assert verify(store).intact and verify(store).complete
+
+
+@pytest.mark.skipif(find_spec("uvicorn") is None, reason="the workbench is not installed")
+def test_ctrl_c_stops_the_workbench(folder: str) -> None:  # noqa: F811
+    marker = f"HIDDENSCOPE_TEST_{secrets.token_hex(8)}"
+    with started(["serve", "--no-open", "--json"], stderr=subprocess.PIPE, marker=marker) as process:
+        assert process.stdout is not None and process.stderr is not None
+        said = ""
+        while (line := process.stdout.readline()) and not line.startswith("}"):
+            said += line
+        address = re.search(r"127\.0\.0\.1:(\d+)", said)
+        assert address, said
+        while True:  # until it listens
+            with socket.socket() as trial:
+                if not trial.connect_ex(("127.0.0.1", int(address[1]))):
+                    break
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        told = process.stderr.read()
+    assert process.returncode == 130 and told.endswith("Stopped.\n") and "Traceback" not in told, told
+    while with_marker(marker):
+        time.sleep(0.1)
+    with socket.socket() as trial:
+        assert trial.connect_ex(("127.0.0.1", int(address[1]))), "the port is free"
 
 
 def test_ctrl_c_while_a_model_is_loaded_and_a_status_line_before(folder: str) -> None:  # noqa: F811

@@ -43,12 +43,14 @@ class TextRule:
 
     `many` texts may come from `--texts FILE` too, unless the command has a use of its own for that option. They are
     `required`, or may be left out. With `vectors` a file may hold states or vectors: the command is given its path.
+    `beside_states` texts are wanted with `--states` too, as queries are; others are those of the states.
     """
 
     many: bool = True
     file_option: bool = True
     required: bool = True
     vectors: bool = False
+    beside_states: bool = False
 
 
 def texts_in(

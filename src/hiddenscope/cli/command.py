@@ -6,7 +6,7 @@ import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any, Literal, NoReturn, get_type_hints
@@ -17,6 +17,7 @@ import hiddenscope as hs
 from hiddenscope import errors, progress
 from hiddenscope.cli import interrupt
 from hiddenscope.cli.arguments import TextRule, check_place, text_in, texts_in
+from hiddenscope.cli.states import check_states
 from hiddenscope.cli.terminal import echo, table, visible
 from hiddenscope.loading.outline import check_sites, outline
 from hiddenscope.loading.zoo import ZOO
@@ -69,6 +70,11 @@ class Shared:
         given = {"device": self.device, "dtype": self.dtype, **{key: value for key, value in options.items() if value}}
         with progress.status(f"Loading {outline(name).described(given['dtype'])}"):
             return hs.load(name, **given)  # type: ignore[arg-type]
+
+    @property
+    def of_model(self) -> dict[str, Any]:
+        """Which model, and how it is loaded."""
+        return {"model": self.model, "device": self.device, "dtype": self.dtype}
 
     @property
     def look(self) -> dict[str, Any]:
@@ -144,12 +150,20 @@ def _understood(values: dict[str, Any], rules: Mapping[str, TextRule]) -> dict[s
             values[name] = None if values[name] is None else text_in(values[name])
         else:
             file, column = given if rule.file_option else (None, None)
-            values[name] = texts_in(values[name] or (), file, column, rule)
+            needed = replace(rule, required=rule.required and values.get("states") is None)
+            values[name] = texts_in(values[name] or (), file, column, needed)
+            if values.get("states") is not None and values[name] and not rule.beside_states:
+                remedy = "Leave one of the two out."
+                raise errors.TextError("Texts were given beside --states", "the states know their texts", remedy)
     return values
 
 
 def _check_outline(word: str, shared: Shared, values: Mapping[str, Any]) -> None:
-    """Refuse at once what the model's config shows to be impossible."""
+    """Refuse at once what the model's config shows to be impossible, or what has no use beside states."""
+    if values.get("states") is not None:
+        queries = word == "search"  # which the model reads
+        check_states(values["states"], {} if queries else shared.of_model, {} if queries else values)
+        return
     if shared.model is not None and shared.model.endswith(".safetensors"):
         return
     known = outline(shared.model)

@@ -8,8 +8,9 @@ import typer
 import hiddenscope as hs
 from hiddenscope.cli.arguments import TextRule, check_place
 from hiddenscope.cli.command import TEXTS_HELP, Shared, SitesOption, command, show
+from hiddenscope.cli.states import is_store
 
-SIDE = "a zoo name, a Hugging Face id, a folder, a .gguf file, or states that `capture --out` wrote"
+SIDE = "a zoo name, a Hugging Face id, a folder, a .gguf file, or states that `capture` or `extract` wrote"
 TextsArgument = Annotated[
     list[str] | None,
     typer.Argument(help=f"{TEXTS_HELP} Saved states come with theirs."),
@@ -49,7 +50,7 @@ def drift(
 
 
 def _side(shared: Shared, name: str | None, **options: str | None) -> Any:
-    """A model, or the path of saved states as it is."""
-    if name is not None and name.endswith(".safetensors"):
+    """A model, or the path of saved states, or of a store, as it is."""
+    if name is not None and (name.endswith(".safetensors") or is_store(name)):
         return Path(name)
     return shared.load_other(name, **options)

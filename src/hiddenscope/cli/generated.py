@@ -3,7 +3,8 @@
 The first parameter of an analysis is the model. Of the others, positional ones become arguments and keyword-only ones
 options; the type says how a word of the command line is read (`Texts`, a second `Model`, a number, one of a few words).
 An analysis that takes `Inputs` needs no parameters for how texts are encoded: its command has these options anyway.
-Parameters that only a program can give, such as callbacks, are left out. Help is in the catalog, and here where several
+An analysis that takes `Readable` states has `--states PATH` in place of a model and its texts. Parameters that only a
+program can give, such as callbacks, are left out. Help is in the catalog, and here where several
 analyses share a parameter.
 
 Signatures are read from the source (`hiddenscope.signatures`): importing an analysis imports torch, and `hiddenscope
@@ -13,6 +14,7 @@ Signatures are read from the source (`hiddenscope.signatures`): importing an ana
 import ast
 import inspect
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
@@ -21,6 +23,7 @@ import hiddenscope as hs
 from hiddenscope.catalog import Analysis, Option
 from hiddenscope.cli.arguments import TextRule, dataset
 from hiddenscope.cli.command import TEXTS_HELP, Shared, command, show
+from hiddenscope.cli.states import StatesOption, read_states
 from hiddenscope.signatures import Parameter, parameters_of, words_of
 
 SHARED_HELP = {
@@ -44,14 +47,19 @@ ENCODING = (
 def generated(analysis: Analysis) -> Callable[..., None]:
     """The command of an analysis that needs no module of its own."""
     module = f"hiddenscope.{analysis.module}"
-    _, *declared = parameters_of(module, analysis.word)
+    source, *declared = parameters_of(module, analysis.word)
     parameters = [parameter for parameter in declared if not ONLY_IN_PYTHON & parameter.names]
     texts = [parameter for parameter in parameters if parameter.positional and "Texts" in parameter.names]
     many = texts[0].name if len(texts) == 1 else None  # with one place for texts, a command takes any number of them
     named = {parameter.name for parameter in parameters}
     encoding = [extra for extra in ENCODING if many and "Inputs" in texts[0].names and extra.name not in named]
 
-    def call(shared: Shared, **words: Any) -> None:
+    def call(shared: Shared, *, states: Path | None = None, **words: Any) -> None:
+        if states is not None:
+            of_texts = {many, *(extra.name for extra in ENCODING)}
+            own = {parameter.name: words[parameter.name] for parameter in parameters if parameter.name not in of_texts}
+            show(getattr(hs, analysis.word)(read_states(states), **own), shared)
+            return
         read = {name: dataset(word) if name == "data" else word for name, word in words.items()}
         model = shared.load()
         values = {parameter.name: _value(shared, parameter, read[parameter.name]) for parameter in parameters}
@@ -61,6 +69,8 @@ def generated(analysis: Analysis) -> Callable[..., None]:
 
     first = inspect.Parameter("shared", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=Shared)
     others = [_as_typer(parameter, analysis, module, many) for parameter in (*parameters, *encoding)]
+    if "Readable" in source.names:
+        others.append(inspect.Parameter("states", first.KEYWORD_ONLY, annotation=StatesOption, default=None))
     call.__signature__ = inspect.Signature([first, *others])  # type: ignore[attr-defined]
     call.__name__ = analysis.word
     call.__doc__ = (

@@ -7,6 +7,7 @@ import typer
 import hiddenscope as hs
 from hiddenscope.cli.arguments import dataset, shipped
 from hiddenscope.cli.command import Shared, SitesOption, TruncateOption, command, show
+from hiddenscope.cli.states import StatesOption, labels_of, read_states
 
 DATA = "A shipped dataset, a file, - for stdin; or position, word-start, previous-token with --token each."
 READY = ("position", "word-start", "previous-token")
@@ -22,12 +23,20 @@ def probe(
     label: Annotated[str | None, typer.Option(help="The column of the labels, or a ready label of tokens.")] = None,
     sites: SitesOption = "layer.*,final",
     seed: Annotated[int, typer.Option(help="The seed of the folds and of the control labels.")] = 0,
+    states: StatesOption = None,
     truncate: TruncateOption = False,
 ) -> None:
     """What can a linear probe read from the states of each layer?
 
-    Prints the findings. --out probe.html keeps the pictures, probe.nc the probes.
+    Prints the findings. --out probe.html keeps the pictures, probe.nc the probes. With --states, DATA has the labels
+    of the texts that the states were made of.
     """
+    if states is not None:
+        source = read_states(states)
+        ready = next((word for word in (label, data) if word in READY), None)
+        labels = ready or labels_of(source, data, text, label)
+        show(hs.probe(source, labels, task=task, sites=sites, token=token, seed=seed), shared)
+        return
     given: Any = data
     if label in READY:
         given = (dataset(data, text), label)

@@ -1,6 +1,7 @@
 """How labelled texts lie in every layer."""
 
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -8,17 +9,19 @@ import hiddenscope as hs
 from hiddenscope import progress
 from hiddenscope.cli.arguments import dataset, shipped
 from hiddenscope.cli.command import Shared, SitesOption, TruncateOption, command, show
+from hiddenscope.cli.states import StatesOption, labels_of, read_states
+from hiddenscope.errors import TextError
 
 
 @command
 def project(
     shared: Shared,
     data: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(
             help="A shipped dataset such as cities-incomplete, a file, or several to compare.", autocompletion=shipped
         ),
-    ],
+    ] = None,
     method: Annotated[Literal["umap", "pca", "pacmap", "tsne"], typer.Option(help="How pictures are made.")] = "umap",
     token: Annotated[str, typer.Option(help="What stands for a text: last, first, mean, max, cls, each.")] = "last",
     sites: SitesOption = "layer.*,final",
@@ -27,14 +30,15 @@ def project(
     text: Annotated[str | None, typer.Option(help="The column of the texts.")] = None,
     label: Annotated[str | None, typer.Option(help="The column of the labels.")] = None,
     other: Annotated[list[str] | None, typer.Option(help="Another model beside the first; may be repeated.")] = None,
+    states: StatesOption = None,
     truncate: TruncateOption = False,
 ) -> None:
     """How do labelled texts lie in every layer, and are their classes apart?
 
     Prints the findings. --out panels.html keeps the pictures: by PCA at once, then by the method asked for.
+    With --states, DATA has the labels of the texts that the states were made of.
     """
-    datasets = {name: dataset(name, text, label) for name in data}
-    models = [shared.load(), *map(shared.load_other, other or ())]
+    source, labelled = _sources(shared, data or [], states, other or [], (text, label))
 
     def preview(result: "hs.Result") -> None:
         if shared.out:
@@ -42,8 +46,8 @@ def project(
             progress.note(f"{shared.out} shows them by PCA; {method} follows.")
 
     result = hs.project(
-        models[0] if len(models) == 1 else models,
-        datasets if len(data) > 1 else datasets[data[0]],
+        source,
+        labelled,
         method=hs.Pictures(method, neighbours, preview),
         token=token,
         sites=sites,
@@ -51,3 +55,20 @@ def project(
         truncate=truncate,
     )
     show(result, shared)
+
+
+def _sources(
+    shared: Shared, data: list[str], states: Path | None, other: list[str], columns: tuple[str | None, str | None]
+) -> tuple[Any, Any]:
+    """What is projected: models and datasets, or states and their labels."""
+    if states is not None:
+        if len(data) > 1:
+            reason = f"there are {len(data)} files, and states have one label for each text"
+            raise TextError("Cannot compare datasets in --states", reason, "Give one, or none.")
+        source = read_states(states)
+        return source, labels_of(source, data[0], *columns) if data else None
+    if not data:
+        raise TextError("No dataset", "none was given", "Give a shipped name such as cities-incomplete, or a file.")
+    datasets = {name: dataset(name, *columns) for name in data}
+    models = [shared.load(), *map(shared.load_other, other)]
+    return models[0] if len(models) == 1 else models, datasets if len(data) > 1 else datasets[data[0]]

@@ -7,24 +7,27 @@ import typer
 
 import hiddenscope as hs
 from hiddenscope import errors
-from hiddenscope.cli.arguments import VECTORS, TextRule, dataset, shipped
+from hiddenscope.cli.arguments import VECTORS, TextRule, dataset, shipped, texts_in
 from hiddenscope.cli.command import TEXTS_HELP, Shared, TextOption, TruncateOption, command, show
 from hiddenscope.cli.embed import PoolOption, SiteOption, position
+from hiddenscope.cli.states import StatesOption, read_states
 
 SourceArgument = Annotated[
-    str,
+    str | None,
     typer.Argument(
-        help="A file of texts (- for stdin), of states (.safetensors) or of vectors (.npy); or a dataset.",
+        help="A file of texts (- for stdin), of states (.safetensors) or of vectors (.npy); a dataset; or --states.",
         autocompletion=shipped,
     ),
 ]
-QueriesArgument = Annotated[list[str] | None, typer.Argument(help=TEXTS_HELP), TextRule(file_option=False)]
+QueriesArgument = Annotated[
+    list[str] | None, typer.Argument(help=TEXTS_HELP), TextRule(file_option=False, beside_states=True)
+]
 
 
 @command
 def search(
     shared: Shared,
-    source: SourceArgument,
+    source: SourceArgument = None,
     queries: QueriesArgument = None,
     k: Annotated[int, typer.Option("-k", help="How many of the nearest.")] = 10,
     site: SiteOption = None,
@@ -32,16 +35,24 @@ def search(
     nearness: Annotated[str, typer.Option(help="cosine, dot or l2.")] = "cosine",
     texts: Annotated[str | None, typer.Option(help="A file with the texts of the vectors in a .npy file.")] = None,
     text: TextOption = None,
+    states: StatesOption = None,
     truncate: TruncateOption = False,
 ) -> None:
     """Which texts are nearest to this one?
 
     Prints them, the nearest first; --out found.html keeps the picture, .csv the numbers.
     """
-    path = Path(source.removeprefix("@"))
-    named = texts if path.suffix.lower() in VECTORS else source
+    if states is not None:
+        queries = [*([] if source is None else _texts(source)), *(queries or [])]
+    path = Path((source or "").removeprefix("@")) if states is None else states
+    if not path.name:
+        raise errors.TextError("No source to search", "none was given", "Give a file, a dataset, or --states.")
+    vectors = states is not None or path.suffix.lower() in VECTORS
+    named = texts if vectors else source
     given: Any = None if named is None else list(dataset(named, text).texts)
-    rows = opened(path) if path.suffix.lower() in VECTORS else None
+    rows = opened(path) if vectors else None
+    if not queries:
+        raise errors.TextError("No texts", "no query was given", "Give a text to search for.")
     model = shared.load()
     options: dict[str, Any] = {"site": site, "pool": position(pool), "nearness": nearness}
     if truncate and rows is None:
@@ -50,17 +61,16 @@ def search(
     show(hs.search(model if rows is None else rows, (model, query), k, texts=given, **options), shared)
 
 
+def _texts(word: str) -> list[str]:
+    return list(texts_in([word]))  # type: ignore[arg-type]
+
+
 def opened(source: Path) -> Any:
     """States or vectors from their file."""
     import numpy as np
 
-    if source.suffix.lower() == ".safetensors":
-        try:
-            return hs.States.load(source)
-        except errors.FileError as error:
-            if "Pair" not in str(error):
-                raise
-            return hs.Pair.load(source)
+    if source.suffix.lower() != ".npy":
+        return read_states(source)
     try:
         return np.load(source, mmap_mode="r")
     except (OSError, ValueError) as error:

@@ -1,0 +1,77 @@
+"""States in place of a model: `--states PATH`, one rule for every command whose analysis reads states.
+
+PATH is a store that `extract` wrote, or a .safetensors file that `capture --out` wrote. Nothing is computed anew, so
+the options of a model and of its texts have no use beside it. Labels come from the file of labelled texts that the
+states were made of: one for each text, in the same order.
+"""
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+import hiddenscope as hs
+from hiddenscope import errors
+from hiddenscope.cli.arguments import dataset
+
+STATES_HELP = "States in place of a model: a store that extract wrote, or a file that capture wrote."
+StatesOption = Annotated[Path | None, typer.Option("--states", help=STATES_HELP)]
+OF_TEXTS = ("targets", "truncate", "other")  # options of texts, or of another model, that have no use beside states
+
+
+def is_store(path: str | os.PathLike[str]) -> bool:
+    """Whether a path is the folder of a store."""
+    return os.path.isdir(path) and os.path.lexists(Path(path) / "plan.json")
+
+
+def check_states(path: Path, of_model: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+    """Refuse a path that cannot hold states, and options that have no use beside it, before torch is imported."""
+    if not is_store(path) and not (path.suffix.lower() == ".safetensors" and path.is_file()):
+        reason = "there is no such file or folder"
+        if path.exists():
+            reason = "it has no plan.json, so it is no store" if path.is_dir() else "it is no .safetensors file"
+        remedy = "Give the folder that `extract --to` wrote, or the file that `capture --out` wrote."
+        raise errors.FileError(f"Cannot read states from {str(path)[:80]!r}", reason, remedy)
+    useless = [name for name, value in of_model.items() if value is not None]
+    useless += [name for name in OF_TEXTS if options.get(name)]
+    if useless:
+        named = ", ".join(f"--{name}" for name in useless)
+        raise errors.StatesError(f"Cannot use {named} with --states", "no model computes anything", "Leave one out.")
+
+
+def read_states(path: Path) -> "hs.Store | hs.States | hs.Pair":
+    """The store in a folder, or the states in a file."""
+    if is_store(path):
+        return hs.open(path)
+    try:
+        return hs.States.load(path)
+    except errors.FileError as error:
+        if "Pair" not in str(error):
+            raise
+        return hs.Pair.load(path)
+
+
+def labels_of(states: "hs.Store | hs.States | hs.Pair", name: str, text: str | None, label: str | None) -> list[Any]:
+    """The labels of the texts of states, from the file of labelled texts that they were made of."""
+    read = dataset(name, text, label)
+    if read.labels is None:
+        raise errors.TextError(f"No labels in {name[:80]}", "it has texts alone", "Name the column: label='...'.")
+    part: Any = states.encoder if isinstance(states, hs.Pair) else states
+    numbers = part.texts.tolist() if isinstance(part, hs.Store) else list(range(part.tokens.count))
+    _same_texts(read.texts, numbers, part.tokens.texts, name)
+    return [read.labels[number] for number in numbers]
+
+
+def _same_texts(
+    read: "tuple[str, ...] | list[str]", numbers: list[int], texts: Iterable[str] | None, name: str
+) -> None:
+    """Refuse a file of other texts: its labels would be those of others."""
+    problem, remedy = f"The texts of {name[:80]} are not those of the states", "Give the file that they were made of."
+    if numbers and numbers[-1] >= len(read):
+        raise errors.TextError(problem, f"it has {len(read):,} texts, and the states text {numbers[-1]:,}", remedy)
+    if texts is not None:
+        for number, own in zip(numbers, texts, strict=True):
+            if read[number] != own:
+                raise errors.TextError(problem, f"text {number:,} differs", remedy)
