@@ -235,6 +235,15 @@ def is_file(path: str | os.PathLike[str]) -> bool:
     return os.path.isfile(path)  # unlike Path's, this one never raises
 
 
+def names_a_file(text: str) -> bool:
+    """Whether a string ends as the name of a file of texts does: whoever has a text, not a path, gives it in a list.
+
+    >>> names_a_file("corpus.txt"), names_a_file("A text.")
+    (True, False)
+    """
+    return text.lower().endswith((*FORMATS, *COMPRESSIONS))
+
+
 def _of_name(name: str, columns: Columns, skipped: Skipped | None) -> Iterator[Row]:
     if name.partition(".")[0] == "-":
         kind = _format(name) or _without(columns)

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from hiddenscope.app.frames import Header
-from hiddenscope.app.schemas import Question, questions_of
+from hiddenscope.app.schemas import Question, never_a_path, questions_of
 from hiddenscope.catalog import ANALYSIS
 
 ONLY_PYTHON = "This can be asked in Python only."
@@ -125,7 +125,7 @@ def _in_python(question: Question, value: Any, names: Mapping[str, str]) -> str:
         toward, away = (_as_list(value[name]) for name in ("toward", "away"))
         rest = "".join(f", {name}={part!r}" for name, part in value.items() if name not in ("toward", "away"))
         return f"hs.Direction.between(model, {toward!r}, {away!r}{rest})"
-    return repr(value)
+    return repr(never_a_path(question.kind, value))
 
 
 def _as_list(value: Any) -> list[Any]:

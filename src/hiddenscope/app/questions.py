@@ -17,7 +17,7 @@ from torch import Tensor
 
 import hiddenscope as hs
 from hiddenscope.app.frames import Header
-from hiddenscope.app.schemas import questions_of
+from hiddenscope.app.schemas import Kind, never_a_path, questions_of
 from hiddenscope.catalog import ANALYSIS
 from hiddenscope.errors import Error, SiteError, TextError, TooLarge
 from hiddenscope.results import FINDINGS, Result
@@ -144,7 +144,7 @@ def _analysis(models: Models, request: Header, preview: Preview) -> Result:
     return result
 
 
-def _value(models: Models, model: hs.Model, kind: str, given: Any) -> Any:
+def _value(models: Models, model: hs.Model, kind: Kind, given: Any) -> Any:
     """What an analysis takes for an argument of a request."""
     if kind == "model":
         return models.get(given)
@@ -155,7 +155,7 @@ def _value(models: Models, model: hs.Model, kind: str, given: Any) -> Any:
     if kind == "data" and isinstance(given, dict):
         labels = given["labels"]
         return Labelled(tuple(given["texts"]), None if labels is None else tuple(labels), given["file"])
-    return given
+    return never_a_path(kind, given)
 
 
 def _listed(name: str, value: Any) -> Any:

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from hiddenscope.catalog import ANALYSES, Analysis
 from hiddenscope.signatures import Parameter, parameters_of, words_of
+from hiddenscope.texts import names_a_file
 
 MOST_CHARACTERS = 20_000
 MOST_TEXTS = 2_000
@@ -148,6 +149,15 @@ def questions_of(analysis: Analysis) -> tuple[Question, ...]:
     """
     _, *parameters = parameters_of(f"hiddenscope.{analysis.module}", analysis.word)
     return tuple(_questions(analysis, parameters))
+
+
+def never_a_path(kind: Kind, value: Any) -> Any:
+    """Texts of a request as an analysis takes them: some read a single string that names a file, but none in a list.
+
+    >>> never_a_path("texts", "diary.txt"), never_a_path("texts", "A text.")
+    (['diary.txt'], 'A text.')
+    """
+    return [value] if kind == "texts" and isinstance(value, str) and names_a_file(value) else value
 
 
 def _questions(analysis: Analysis, parameters: list[Parameter]) -> Iterator[Question]:

@@ -27,7 +27,6 @@ from hiddenscope.vectors import Token, blocks, vectors
 
 Ints: TypeAlias = NDArray[np.int64]
 
-FILES = (*reader.FORMATS, *reader.COMPRESSIONS)
 ROWS, BYTES = 32_768, 2**26  # of an array that are read at a time, the fewer of both
 
 
@@ -41,7 +40,7 @@ def texts_of(given: Any) -> Any:
         return list(given.texts)
     if isinstance(given, Inputs):
         return given
-    named = isinstance(given, str) and given.lower().endswith(FILES) and reader.is_file(given)
+    named = isinstance(given, str) and reader.names_a_file(given) and reader.is_file(given)
     tabular = named or isinstance(given, os.PathLike)
     tabular = tabular or any(hasattr(given, name) for name in ("read", "columns", "column_names"))
     return list(reader.read(given).texts) if tabular else given
