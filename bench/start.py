@@ -1,7 +1,7 @@
-"""How soon the command answers, against importing what it works with."""
+"""How soon a command answers, against importing what it works with."""
 
 import gc
-import os
+import resource
 import subprocess
 import sys
 import time
@@ -11,33 +11,56 @@ from pathlib import Path
 from bench import measure
 from bench.measure import Cost, Row
 
-BAR = 0.1
+IMPORT = "python -c 'import torch, transformers'"
+BARS = {"--help": 0.1, "--version": 0.03, "lens corpus.txt": 0.2}  # the last is refused: it is the name of a file
+STATUS, STATUS_BAR = "lens --progress --nosuch", 0.05
 
 
 def rows(repeats: int) -> list[Row]:
-    """`hiddenscope --help` for one `import torch, transformers`, each in a process of its own."""
+    """What each command costs for one `import torch, transformers`, each in a process of its own."""
     script = Path(sys.executable).parent / "hiddenscope"
     if not script.exists():
         return [Row("start", "hiddenscope --help", skipped="the command is not installed beside this Python")]
-    commands = {
-        "help": [str(script), "--help"],
-        "import": [sys.executable, "-c", "import torch, transformers"],
-    }
-    costs: dict[str, list[Cost]] = {name: [] for name in commands}
+    reference = [sys.executable, "-c", "import torch, transformers"]
+    costs: dict[str, list[Cost]] = {name: [] for name in (*BARS, STATUS, IMPORT)}
     for round_ in range(repeats + 1):
-        for name, command in commands.items():
+        for name, kept in costs.items():
             gc.collect()
-            cost = child(command)
+            command = reference if name == IMPORT else [str(script), *name.split()]
+            cost = until_status(command) if name == STATUS else child(command)
             if round_:  # the first round fills the file cache
-                costs[name].append(cost)
-    ratio = measure.ratios(costs, "import")["help"]
-    return [Row("start", "hiddenscope --help / python -c 'import torch, transformers'", ratio.cpu, ratio.wall, BAR)]
+                kept.append(cost)
+    ratios = measure.ratios(costs, IMPORT)
+    whole = [
+        Row("start", f"hiddenscope {name} / {IMPORT}", ratios[name].cpu, ratios[name].wall, BARS[name]) for name in BARS
+    ]
+    what = f"hiddenscope lens, until its status is on stderr / {IMPORT}"
+    return [*whole, Row("start", what, None, ratios[STATUS].wall, STATUS_BAR, judged="wall")]
 
 
 def child(command: Sequence[str]) -> Cost:
     """What a command costs, with all the processes that it starts and waits for."""
-    before, wall = os.times(), time.perf_counter()
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    after = os.times()
-    used = (after.children_user - before.children_user) + (after.children_system - before.children_system)
-    return Cost(used, time.perf_counter() - wall)
+    before, wall = _used(), time.perf_counter()
+    ended = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    if ended.returncode not in (0, 2):  # 2: the argument was refused, as it should be
+        raise RuntimeError(f"{' '.join(command)} ended with {ended.returncode}.")
+    return Cost(_used() - before, time.perf_counter() - wall)
+
+
+def until_status(command: Sequence[str]) -> Cost:
+    """The time until the first line on stderr; the CPU time is that of the whole command."""
+    before, wall = _used(), time.perf_counter()
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        line = process.stderr.readline()
+        seconds = time.perf_counter() - wall
+        process.stderr.read()
+    if line != "Running lens ...\n":
+        raise RuntimeError(f"The first line on stderr must be the status, got {line!r}.")
+    return Cost(_used() - before, seconds)
+
+
+def _used() -> float:
+    """Seconds of CPU time of the processes that have ended."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime

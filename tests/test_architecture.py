@@ -38,7 +38,7 @@ ROWS = [
     {"errors", "progress", "catalog", "signatures"},
 ]
 VALUES = next(row for row in ROWS if "states" in row)
-ROOF = ROWS[1] | ROWS[2]  # only these may use the public names, `import hiddenscope as hs`
+ROOF = ROWS[0] | ROWS[1] | ROWS[2]  # only these may use the public names, `import hiddenscope as hs`
 ROW_OF = {room: row for row, rooms in enumerate(ROWS) for room in rooms}
 NAMELESS = {"utils", "util", "helpers", "helper", "core", "common", "misc"}
 UNSAFE = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}

@@ -399,6 +399,16 @@ def test_a_stdout_that_cannot_be_written_gives_the_usual_exit_code(redirection: 
     assert message in ended.stderr and "Traceback" not in ended.stderr and "unexpected" not in ended.stderr
 
 
+@pytest.mark.parametrize("word", ["--version", "--help"])
+def test_a_full_disk_is_an_error_of_help_too(word: str) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("there is no /dev/full here")
+    with Path("/dev/full").open("w") as full:
+        call = [sys.executable, "-m", "hiddenscope", word]
+        ended = subprocess.run(call, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (ended.returncode, ended.stderr) == (2, "Cannot print: No space left on device.\n")
+
+
 def test_a_closed_stdin_is_an_error() -> None:
     script = f"{sys.executable} -c 'from hiddenscope.cli import main; main()' capture - <&-"
     ended = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=120)

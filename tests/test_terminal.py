@@ -21,7 +21,8 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from hiddenscope import cli
+import hiddenscope as hs
+from hiddenscope import cli, progress
 from hiddenscope.errors import SiteError
 from hiddenscope.loading.outline import Outline, check_sites, outline
 from hiddenscope.store import verify
@@ -277,6 +278,57 @@ def test_ctrl_c_while_a_model_is_loaded_and_a_status_line_before(folder: str) ->
         os.close(ours)
     assert (process.returncode, out) == (130, "")
     assert "Traceback" not in said and "\x1b[2K" in said
+
+
+def test_the_status_is_shown_before_the_command_line_is_imported() -> None:
+    call = [sys.executable, "-X", "importtime", "-m", "hiddenscope", "lens", "--progress", "--nosuch"]
+    done = subprocess.run(call, capture_output=True, text=True)
+    lines = done.stderr.splitlines()
+    imported = [line.rpartition("|")[2].strip() for line in lines[: lines.index("Running lens ...")]]
+    assert not {"typer", "pydantic", "numpy", "xarray", "torch", "hiddenscope.cli"} & set(imported)
+    assert done.returncode == 2 and "No such option: --nosuch" in lines[-1]
+    assert lines.count("Running lens ...") == 1
+
+
+def test_the_status_is_shown_once_and_gone_before_anything_is_printed() -> None:
+    for words in (["lens", "--nosuch"], ["lens"], ["models", "--out", "x.docx"], ["models"]):
+        ours, theirs = pty.openpty()
+        process = started(words, stderr=theirs)
+        os.close(theirs)
+        out, _ = process.communicate(timeout=60)
+        said = read_all(ours)
+        status, _, rest = said.rpartition(progress.ERASE)
+        assert f"Running {words[0]}" in status and "Running" not in rest, said
+        assert rest if process.returncode else out, said
+
+
+def read_all(terminal: int) -> str:
+    """What a process that has ended wrote to a terminal."""
+    said = b""
+    try:
+        while part := os.read(terminal, 4096):
+            said += part
+    except OSError:  # Linux ends a terminal with an error
+        pass
+    finally:
+        os.close(terminal)
+    return said.decode()
+
+
+@pytest.mark.parametrize(
+    "words", [["models"], ["models", "--quiet"], ["nothing", "--progress"], ["lens", "--progress", "--help"]]
+)
+def test_no_status_where_none_was_asked_for(words: list[str]) -> None:
+    with started(words, stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None
+        assert "Running" not in process.stderr.read()
+
+
+def test_the_version_is_printed_without_the_command_line() -> None:
+    call = [sys.executable, "-X", "importtime", "-m", "hiddenscope", "--version"]
+    done = subprocess.run(call, capture_output=True, text=True, check=True)
+    assert done.stdout == f"{hs.__version__}\n"
+    assert "typer" not in done.stderr
 
 
 def test_ctrl_c_while_it_starts() -> None:

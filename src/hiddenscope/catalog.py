@@ -157,6 +157,9 @@ ANALYSES = (
 
 ANALYSIS = {analysis.word: analysis for analysis in ANALYSES}
 
+COMMANDS = ("demo", "capture", *ANALYSIS, "store", "models", "serve")
+"""The words of all commands, in the order in which they are listed."""
+
 NAMES = {
     "Add": "passes.changes",
     "Adjustment": "analyses.embed",

@@ -57,17 +57,25 @@ def note(message: str) -> None:
 
 @contextmanager
 def status(what: str) -> Iterator[None]:
-    """Say what is being done while the body runs; within another status it takes that one's place."""
+    """Say what is being done while the body runs; within another status it takes that one's place.
+
+    A status of the same words is the same one: it ends with the body.
+    """
     if _sink is not None:
         _sink(what, 0.0, None)
         yield
         return
-    before = _line.message
+    before = _line.message if _line.message != what else ""
     _line.say(what if _visible() else "")
     try:
         yield
     finally:
         _line.say(before, again=True)
+
+
+def begin(what: str) -> None:
+    """Say what is being done until the next `status` or `clear`."""
+    _line.say(what if _visible() else "")
 
 
 def clear() -> None:
@@ -142,6 +150,7 @@ class _Line:
                 if not again:
                     print(f"{message} ...", file=sys.stderr, flush=True)
             elif message:
+                self._draw()
                 self._start()
             else:
                 self._work.clear()
@@ -161,21 +170,23 @@ class _Line:
     def _start(self) -> None:
         self._work.set()
         if self._thread is None or not self._thread.is_alive():
-            self._thread = threading.Thread(target=self._draw, name="status", daemon=True)
+            self._thread = threading.Thread(target=self._draw_again, name="status", daemon=True)
             self._thread.start()
 
-    def _draw(self) -> None:
-        spinner = SPINNER if "utf" in (sys.stderr.encoding or "").lower() else PLAIN_SPINNER
-        step = 0
+    def _draw_again(self) -> None:
         while True:
             self._work.wait()
             time.sleep(STEP)
             with self._lock:
-                if self.message and not self._aside and _drawable():
-                    text = f"{spinner[step % len(spinner)]} {self.message} {time.monotonic() - self._since:.1f} s"
-                    sys.stderr.write(f"{ERASE}{text[: _columns() - 1]}")
-                    sys.stderr.flush()
-            step += 1
+                self._draw()
+
+    def _draw(self) -> None:
+        if self.message and not self._aside and _drawable():
+            spinner = SPINNER if "utf" in (sys.stderr.encoding or "").lower() else PLAIN_SPINNER
+            seconds = time.monotonic() - self._since
+            text = f"{spinner[round(seconds / STEP) % len(spinner)]} {self.message} {seconds:.1f} s"
+            sys.stderr.write(f"{ERASE}{text[: _columns() - 1]}")
+            sys.stderr.flush()
 
     def _erase(self) -> None:
         if self.message and not self._aside and _drawable():

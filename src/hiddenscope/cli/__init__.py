@@ -15,8 +15,9 @@ import typer
 from typer.core import TyperGroup
 
 import hiddenscope as hs
-from hiddenscope.catalog import ANALYSES, GROUPS, Analysis, Group
-from hiddenscope.cli import capture, demo, interrupt, models, serve, store
+from hiddenscope import progress
+from hiddenscope.catalog import ANALYSES, ANALYSIS, COMMANDS, GROUPS, Group
+from hiddenscope.cli import interrupt
 from hiddenscope.cli.arguments import with_stdin
 from hiddenscope.cli.generated import generated
 
@@ -57,6 +58,12 @@ class _Commands(TyperGroup):
             ctx.exit()
         return super().parse_args(ctx, with_stdin(args))  # a word may be -.csv, for a table on stdin
 
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        finally:
+            progress.clear()  # before typer says which argument is wrong
+
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         placed = {word for group in COMMAND_GROUPS for word in group.words}
         others = CommandGroup("More", tuple(word for word in self.list_commands(ctx) if word not in placed), "")
@@ -79,23 +86,15 @@ app = typer.Typer(
 )
 
 
-def _command_of(analysis: Analysis) -> Callable[..., None]:
-    if not analysis.own_command:
-        return generated(analysis)
-    function: Callable[..., None] = getattr(import_module(f"{__name__}.{analysis.word}"), analysis.word)
+def _command_of(word: str) -> Callable[..., None]:
+    if word in ANALYSIS and not ANALYSIS[word].own_command:
+        return generated(ANALYSIS[word])
+    function: Callable[..., None] = getattr(import_module(f"{__name__}.{word}"), word)
     return function
 
 
-COMMANDS = (
-    demo.demo,
-    capture.capture,
-    *map(_command_of, ANALYSES),
-    store.store,
-    models.models,
-    serve.serve,
-)
-for _command in COMMANDS:
-    app.command()(_command)
+for _word in COMMANDS:
+    app.command()(_command_of(_word))
 
 
 def _version(asked: bool) -> None:
@@ -124,19 +123,16 @@ def main() -> None:
         sys.exit("Cannot print: stdout is closed.")
     interrupt.watch()
     try:
-        app(prog_name="hiddenscope")
-    finally:
-        _flush()
-
-
-def _flush() -> None:
-    """Write out what was printed; a full disk or a reader that has gone shows only now."""
-    try:
-        sys.stdout.flush()
+        try:
+            app(prog_name="hiddenscope")
+        finally:
+            sys.stdout.flush()  # a full disk or a reader that has gone shows only now
     except BrokenPipeError:
         _discard_output()
         sys.exit(141)
     except OSError as error:
+        if "--debug" in sys.argv:
+            raise
         _discard_output()
         print(f"Cannot print: {error.strerror}.", file=sys.stderr)
         sys.exit(2)

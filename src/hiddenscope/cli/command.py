@@ -285,7 +285,7 @@ def in_bytes(count: int) -> str:
 
 
 def _leave(message: str, code: int) -> NoReturn:
-    typer.echo(visible(message, keep="\n"), err=True)
+    echo(visible(message, keep="\n"), err=True)
     sys.exit(code)
 
 
