@@ -13,8 +13,8 @@ WIDTH = 100
 HEAD = """# The command line
 
 Results go to stdout, progress and errors to stderr. The exit code is 0 for success, 2 for an error, and 130 when the
-command was interrupted; 1 is kept for `drift`, when it finds drift. Control characters and other invisible characters
-of tokens are escaped before they reach a terminal.
+command was interrupted; 1 is kept for `drift` when it finds drift, and for `store verify` when it finds damage. Control
+characters and other invisible characters of tokens are escaped before they reach a terminal.
 
 ## Texts and files
 
@@ -24,6 +24,7 @@ of tokens are escaped before they reach a terminal.
 | `@corpus.txt`, `@table.csv`, `--texts corpus.txt` | the texts of a file (.txt .jsonl .csv .tsv .parquet) |
 | `-`, `-.csv` | the lines of stdin, or a table on stdin |
 | `@@name` | the text `@name` |
+| `--states states/`, `--states states.safetensors` | in place of a model and texts: a store, or a file of states |
 
 `--text COLUMN` names the column of the texts in a table. An argument that is the path of a file, or looks like one
 (`corpus.txt`), is an error: the states of a file's name are never what was meant. Datasets (`project`, `probe`,

@@ -164,6 +164,7 @@ def test_a_store_of_every_nth_token_heals_and_costs_less(gpt2: hs.Model, tmp_pat
     job = ExtractJob.plan(gpt2, corpus, tmp_path / "store", sites="layer.*", engine=SMALL)
     job.run()
     sound = files_of(tmp_path / "store")
+    assert 5 * job.cost.tokens_kept < 1.2 * job.cost.tokens + 5 * 24 and "of them kept" in job.cost.lines()[0]
     assert job.cost.bytes < ExtractJob.plan(gpt2, TEXTS, tmp_path / "whole", sites="layer.*").cost.bytes / 3
     for name in sound:
         damage(tmp_path / "store" / name, "flipped")

@@ -22,10 +22,10 @@ from chaos.flips import flips, intact, readable
 from chaos.power import power_losses
 from hiddenscope import cli
 from hiddenscope.errors import Damaged, Error, FileError, StoreError
-from hiddenscope.store import gc, records, resume, verify
+from hiddenscope.store import discard_damaged, gc, records, resume, verify
 from hiddenscope.store import writer as store_writer
 from hiddenscope.testing import tiny_store
-from hiddenscope.testing.stores import SITES, tiny_sequences, tiny_values
+from hiddenscope.testing.stores import SITES, tiny_plan, tiny_sequences, tiny_values
 
 UNITS = ("000000", "000001", "000002")
 
@@ -417,6 +417,12 @@ def test_the_command(tmp_path: Path) -> None:
     assert wrong.exit_code == 1 and wrong.output.startswith("unit 000000: data/")
     assert f"1 damage. Run the `hiddenscope extract ... --to {path}` that made this store again" in wrong.output
     assert run(cli.app, ["store", "info", str(tmp_path / "none")]).exit_code == 2
+    assert run(cli.app, ["store", "verify", path]).exit_code == 1
+    for lost in ("data", "plan.json"):
+        where = tmp_path / lost
+        shutil.rmtree(where) if where.is_dir() else where.unlink()
+        told = run(cli.app, ["store", "verify", path])
+        assert told.exit_code == 2 and "Run the `hiddenscope extract` that made it again" in told.output
 
 
 class StoreMachine(RuleBasedStateMachine):
@@ -477,6 +483,18 @@ class StoreMachine(RuleBasedStateMachine):
         assert verify(self.path).units == (unit,)
         gc(self.path, damaged=True)
         self.committed.discard(unit)
+
+    @precondition(lambda self: self.begun)
+    @rule(data=st.data(), deleted=st.booleans())
+    def damage_anything_and_heal(self, data: st.DataObject, deleted: bool) -> None:
+        files = sorted(file for file in self.path.rglob("*") if file.is_file() and file.parent.name != "tmp")
+        file = data.draw(st.sampled_from(files))
+        file.unlink() if deleted else damage(file, at=data.draw(st.integers(-3000, -1)))
+        tiny_plan(self.path)
+        discard_damaged(self.path)
+        left = {path.stem for path in (self.path / "commits").glob("*.json")}
+        assert left <= self.committed and len(self.committed - left) <= (file.parent.name in ("data", "commits"))
+        self.committed = left
 
     @precondition(lambda self: self.begun)
     @rule()

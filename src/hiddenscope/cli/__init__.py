@@ -1,7 +1,7 @@
 """The `hiddenscope` command: parse, call, print. Most commands are generated; the others have a module each.
 
-Results go to stdout, progress and errors to stderr. The exit code is 0 for success, 1 when `drift` finds drift, 2 for
-an error, and 130 when the command was interrupted.
+Results go to stdout, progress and errors to stderr. The exit code is 0 for success, 1 when `drift` finds drift or
+`store verify` damage, 2 for an error, and 130 when the command was interrupted.
 """
 
 import io

@@ -46,6 +46,7 @@ def _info(path: Path, _: bool) -> tuple[list[str], dict[str, Any], int]:
         "sites": list(plan.sites),
         "dtype": plan.dtype,
         "pool": plan.pool,
+        "every": plan.every,
         "units": len(found.units),
         "planned_units": len(plan.units),
         "complete": found.complete,

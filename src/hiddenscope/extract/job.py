@@ -114,13 +114,17 @@ class JobProgress:
 
 @dataclass(frozen=True)
 class JobCost:
-    """What a job will cost. `seconds` is for the forward passes; None where they run elsewhere, or are few."""
+    """What a job will cost. `seconds` is for the forward passes; None where they run elsewhere, or are few.
+
+    All `tokens` are computed; the states of `tokens_kept` of them are written, or in a pooled store of none.
+    """
 
     texts: int
     duplicates: int
     skipped: int
     sequences: int
     tokens: int
+    tokens_kept: int
     sites: int
     units: int
     units_left: int
@@ -134,10 +138,11 @@ class JobCost:
         notes = [f"{self.duplicates:,} of them copies of others"] if self.duplicates else []
         notes += [f"{self.skipped:,} broken lines left out besides"] if self.skipped else []
         texts = f"{self.texts:,} texts" + (f" ({', '.join(notes)})" if notes else "")
+        kept = f" ({self.tokens_kept:,} of them kept)" if 0 < self.tokens_kept < self.tokens else ""
         found = "" if self.units_left == self.units else f"; {self.units - self.units_left:,} are there already"
         time_left = "" if self.seconds is None else f", about {duration(self.seconds)}"
         return [
-            f"{texts}, {self.tokens:,} tokens, {self.sites} sites",
+            f"{texts}, {self.tokens:,} tokens{kept}, {self.sites} sites",
             f"{self.units:,} unit{'s' * (self.units != 1)}, {size(self.bytes)}{found}",
             f"still to write: {size(self.bytes_left)} ({size(self.bytes_free)} free on this disk){time_left}",
         ]
@@ -239,6 +244,7 @@ class ExtractJob:
             skipped=corpus["skipped"],
             sequences=sum(unit.sequences for unit in units),
             tokens=sum(unit.tokens for unit in units),
+            tokens_kept=self.writer.plan.rows if self.wanted.pool is None else 0,
             sites=len(self.writer.plan.sites),
             units=len(units),
             units_left=len(pending),

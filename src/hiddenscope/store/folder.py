@@ -104,8 +104,9 @@ class StoreFolder:
             reason = "it is no folder" if os.path.lexists(self.path) else "there is no such folder"
             raise StoreError(problem, reason, "Give the folder that hs.extract wrote.")
         if not os.path.lexists(self.plan):
-            reason = "it has no plan.json" + (", but it has units" if (self.path / "commits").is_dir() else "")
-            raise StoreError(problem, reason, "Give the folder that hs.extract wrote.")
+            if (self.path / "commits").is_dir():
+                raise StoreError(problem, "it has no plan.json, but it has units", records.AGAIN)
+            raise StoreError(problem, "it has no plan.json", "Give the folder that hs.extract wrote.")
         for name in FOLDERS:
             self._check_folder(name, problem)
 
@@ -115,7 +116,7 @@ class StoreFolder:
         except OSError as error:
             if name == "tmp":  # a copy of a store need not have it
                 return
-            raise Damaged(problem, f"its folder {name}/ is missing", records.VERIFY) from error
+            raise Damaged(problem, f"its folder {name}/ is missing", records.AGAIN) from error
         if not stat.S_ISDIR(mode):
             what = "a link" if stat.S_ISLNK(mode) else "no folder"
             reason = f"{name} is {what}, and nothing in a store may lead elsewhere"

@@ -22,6 +22,7 @@ from hiddenscope.errors import Damaged
 from hiddenscope.files import UNSEALED
 
 VERIFY = "Run `hiddenscope store verify`."
+AGAIN = "Run the `hiddenscope extract` that made it again: what is lost is made anew."
 _END = b'"seal":"%s"}\n' % UNSEALED.encode()
 _DIGITS = 64
 _AFTER = len(b'"}\n')

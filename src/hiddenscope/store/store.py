@@ -179,7 +179,8 @@ class Store:
         done, planned = len(self._shards.units), len(self.plan.units)
         state = "complete" if self.complete else f"{done:,} of {planned:,} units are committed"
         shape = f"{len(self.sites)} sites x {self._index.count:,} rows of {len(self.texts):,} texts"
-        title = f"Store of {plain(self.source.model)}, {self.plan.dtype}: {shape}, {state}"
+        some = f", every {self.every}th token" if self.every > 1 else ""
+        title = f"Store of {plain(self.source.model)}, {self.plan.dtype}: {shape}{some}, {state}"
         return f"{title}\n  sites   {summarise(self.sites)}"
 
     @property

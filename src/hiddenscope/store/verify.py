@@ -7,7 +7,7 @@ made the store has them to do again.
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -182,7 +182,7 @@ def _damaged_units(folder: StoreFolder, plan: StorePlan, units: Iterable[UnitDig
     """The units whose record or shard is damaged; a unit without a record is pending."""
     found, recorded = _Found(folder), folder.recorded()
     listed = list(units)
-    with progress.track("Verifying", total=len(listed)) if read_shards else nullcontext(_ignore) as advance:
+    with progress.track("Verifying", total=len(listed)) as advance:
         for unit in listed:
             _verify_unit(found, plan, unit, recorded, None, read_shards=read_shards)
             advance(1)
@@ -198,10 +198,6 @@ def _complete_is_wrong(folder: StoreFolder, plan: StorePlan) -> bool:
         )
     except Damaged:
         return True
-
-
-def _ignore(_: int) -> None:
-    pass
 
 
 def _texts_of(plan: StorePlan) -> Iterator[tuple[str | None, str, str]]:

@@ -29,16 +29,23 @@ def tiny_store(
     ...     tiny_store(Path(folder), units=["000001"]).pending()
     ['000000', '000002']
     """
-    widths = dict.fromkeys(SITES, width)
-    model = {"model": "toy", "dtype": dtype, "depth": 1, "final": True}
-    plan = StorePlan(model, {}, SITES, widths, dtype, pool, corpus={"count": 7}, every=every)
-    strings = {number: f"t{number}" for number in range(200)}
-    writer = create(path, plan, tiny_sequences(), COPIES, strings, every=every)
+    writer = tiny_plan(path, dtype=dtype, width=width, pool=pool, every=every)
     for unit in writer.pending() if units is None else units:
         writer.commit(unit, tiny_values(writer, unit))
     if not writer.pending():
         writer.complete()
     return writer
+
+
+def tiny_plan(
+    path: Path, *, dtype: str = "float32", width: int = 24, pool: str | None = None, every: int = 1
+) -> Writer:
+    """Make the store without its units, or what is damaged of its plan."""
+    widths = dict.fromkeys(SITES, width)
+    model = {"model": "toy", "dtype": dtype, "depth": 1, "final": True}
+    plan = StorePlan(model, {}, SITES, widths, dtype, pool, corpus={"count": 7}, every=every)
+    strings = {number: f"t{number}" for number in range(200)}
+    return create(path, plan, tiny_sequences(), COPIES, strings, every=every)
 
 
 def tiny_sequences() -> list[list[StoreSequence]]:
