@@ -25,6 +25,7 @@ from bench import (
     project,
     ragged,
     search,
+    serve,
     start,
     store,
     visibility,
@@ -142,6 +143,7 @@ def _groups(options: Any) -> dict[str, Callable[[], list[Row]]]:
         "project": lambda: project.rows(options.repeats),
         "gpu": lambda: gpu.rows(options.repeats),
         "drift": lambda: drift.rows(_few(options)),
+        "serve": lambda: serve.rows(_many(options)),
         "patch": lambda: patch.rows(_few(options), ask_peers=options.peers),
         "peers": lambda: peers.rows(options.repeats) if options.peers else peers.not_asked(),
     }

@@ -73,7 +73,7 @@ def test_an_analysis_is_one_word_everywhere(analysis: Analysis) -> None:
     assert callable(getattr(hs, word))
     assert word in get_command(app).commands  # type: ignore[attr-defined]
     assert (find_spec(f"hiddenscope.cli.{word}") is not None) == analysis.own_command
-    assert (word in KINDS) == analysis.result
+    assert (word in KINDS) == analysis.in_app
     assert (ROOT / "docs" / f"{word}.md").is_file()
     assert (ROOT / "tests" / f"test_{word}.py").is_file()
 

@@ -42,8 +42,8 @@ class Analysis:
 
     Its command is generated from the function, with `options` for the parameters that `cli/generated.py` does not know;
     with `own_command` it has a module of its own, `cli/<word>.py`. `result` is False where the function returns
-    something else than a `Result`. `heading` begins the title of a result and is followed by the model's name; without
-    one, that is its word and "of". `room` is where its module is.
+    something else than a `Result`; `in_app` is False where the workbench does not ask it. `heading` begins the title of
+    a result and is followed by the model's name; without one, that is its word and "of". `room` is where its module is.
     """
 
     word: str
@@ -51,6 +51,7 @@ class Analysis:
     group: Group
     own_command: bool = False
     result: bool = True
+    in_app: bool = True
     room: str = "analyses."
     options: Mapping[str, Option] = field(default_factory=dict)
     heading: str = ""
@@ -142,7 +143,14 @@ ANALYSES = (
         own_command=True,
         heading="steering",
     ),
-    Analysis("embed", "Which vector stands for a text?", "represent", own_command=True, result=False),
+    Analysis(
+        "embed",
+        "Which vector stands for a text?",
+        "represent",
+        own_command=True,
+        result=False,
+        heading="vectors of texts in",
+    ),
     Analysis("search", "Which texts are nearest to this one?", "represent", own_command=True, heading="search in"),
     Analysis("cluster", "Which texts belong together?", "represent", own_command=True, heading="clusters in"),
     Analysis(
@@ -151,6 +159,7 @@ ANALYSES = (
         "represent",
         own_command=True,
         result=False,
+        in_app=False,
         room="",
     ),
 )

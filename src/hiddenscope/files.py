@@ -82,8 +82,10 @@ def _digest(content: mmap.mmap, at: int) -> bytes:
 
 
 @contextmanager
-def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
+def replacing(path: str | os.PathLike[str], *, durable: bool = True) -> Iterator[Path]:
     """A fresh path beside this one, which replaces it when the body succeeds and is removed when it fails.
+
+    With `durable=False` it is not waited for until the disk has it: for files whose reader checks that they are whole.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -102,9 +104,11 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
             mode = fresh.stat().st_mode  # as the umask has it; a library may give its file to the owner alone
             yield fresh
             fresh.chmod(mode)
-            to_disk(fresh)  # or a power cut could leave an empty file under the final name
+            if durable:
+                to_disk(fresh)  # or a power cut could leave an empty file under the final name
             os.replace(fresh, target)
-            to_disk(target.parent)
+            if durable:
+                to_disk(target.parent)
     except OSError as error:
         reason = _safe(error.strerror or str(error))  # its text may name the fresh path, which nobody asked for
         remedy = "Choose a folder that exists and can be written."

@@ -323,6 +323,19 @@ class Result:
         return heading.rsplit(" ", 1)[0] if " " in heading else heading
 
 
+def to_bytes(result: Result, suffix: str) -> bytes:
+    """What `save` writes as `.json` or `.nc`, from which `Result.load` makes the same result.
+
+    >>> import xarray
+    >>> to_bytes(Result("profile", xarray.Dataset(), {}, {}), ".json")[:1]
+    b'{'
+    """
+    with tempfile.TemporaryDirectory(prefix="hiddenscope-") as folder:
+        path = Path(folder, f"result{suffix}")
+        _WRITERS[suffix](result, path)
+        return path.read_bytes()
+
+
 def _painter() -> Painter:
     if not PAINTERS:
         raise FileError("A figure", "nothing draws yet", "Import hiddenscope.views.render first.")

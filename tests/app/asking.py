@@ -26,6 +26,7 @@ QUESTIONS: dict[str, dict[str, Any]] = {
         "direction": {"toward": ["a b"], "away": ["c d"], "sites": "layer.1"},
         "new_tokens": 2,
     },
+    "embed": {"texts": ["The rest.", "Another.", "The rest."], "normalize": False},
     "search": {"query": TEXT, "k": 1, "texts": ["The rest.", "Another."]},
     "cluster": {"texts": ["a", "b", "c", "d e", "f g", "h i"], "smallest": 2},
 }

@@ -4,6 +4,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 from typer.main import get_command
 
@@ -36,7 +37,7 @@ def same(first: hs.Result, second: hs.Result) -> bool:
     return bool(first.kind == second.kind and first.data.equals(second.data))
 
 
-@pytest.mark.parametrize("word", QUESTIONS)
+@pytest.mark.parametrize("word", [word for word in QUESTIONS if word != "embed"])
 def test_the_code_of_every_analysis_gives_the_same(bench: Bench, tiny_name: str, here: Path, word: str) -> None:
     answered = bench.answer(word, tiny_name, **named(bench, QUESTIONS[word]))
     expected = computed(bench, answered["id"], here)
@@ -52,6 +53,17 @@ def test_the_code_of_every_analysis_gives_the_same(bench: Bench, tiny_name: str,
         get_command(app)(args=words)
     assert left.value.code == (1 if word == "drift" else 0)
     assert same(hs.Result.load(here / "command.nc"), expected)
+
+
+def test_the_code_of_embed_writes_the_same_vectors(bench: Bench, tiny_name: str, here: Path) -> None:
+    answered = bench.answer("embed", tiny_name, **QUESTIONS["embed"])
+    expected = computed(bench, answered["id"], here).data["vector"].to_numpy()
+    exec(answered["python"], {})
+    assert (numpy.load(here / "embed.npy") == expected).all()
+    (here / "embed.npy").unlink()
+    with pytest.raises(SystemExit) as left:
+        get_command(app)(args=shlex.split(answered["command"])[1:])
+    assert left.value.code == 0 and (numpy.load(here / "embed.npy") == expected).all()
 
 
 def test_the_code_of_the_grid_and_of_a_state_runs(bench: Bench, tiny_name: str, here: Path) -> None:

@@ -7,12 +7,12 @@ import pytest
 from .serving import Bench
 
 
-@pytest.mark.parametrize("word", ["cluster", "search"])
+@pytest.mark.parametrize("word", ["cluster", "search", "embed"])
 def test_a_text_that_is_the_path_of_a_file_is_a_text(bench: Bench, tiny_name: str, tmp_path: Path, word: str) -> None:
     """Python reads a file where one string names it; a page would so read every text file of the machine."""
     secret = tmp_path / "diary.txt"
     secret.write_text("my secret\nmy second secret\nmy third secret\n")
-    given = {"query": "a"} if word == "search" else {"smallest": 2}
+    given = {"search": {"query": "a"}, "cluster": {"smallest": 2}}.get(word, {})
     submitted = bench.submit(word, tiny_name, texts=str(secret), **given)
     said = bench.wait(submitted.json["id"])
     if said["state"] == "done":

@@ -39,7 +39,7 @@ def key_of(request: Any, identities: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class StoredResult:
-    """A result as it is kept: what the page reads of it, its views' payload, and its data as a .nc file."""
+    """A result as it is kept: what the page reads of it, its views' payload, and its data as a .json or .nc file."""
 
     header: Header
     payload: bytes
@@ -49,6 +49,11 @@ class StoredResult:
     def size(self) -> int:
         """About how many bytes it has."""
         return len(self.payload) + len(self.data) + 10_000
+
+    @property
+    def suffix(self) -> str:
+        """The format of its data."""
+        return ".json" if self.data.startswith(b"{") else ".nc"
 
     def packed(self) -> bytes:
         """Its bytes, which end with their checksum."""
@@ -106,7 +111,8 @@ class ResultCache:
         self._remember(key, result)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            with replacing(self._path(key)) as fresh:
+            # Somebody waits for the answer, and an entry that a power cut damages counts as missing.
+            with replacing(self._path(key), durable=False) as fresh:
                 fresh.write_bytes(result.packed())
             self._drop_oldest(keep=self._path(key))
         except (OSError, Error) as error:

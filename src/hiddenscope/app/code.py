@@ -56,8 +56,10 @@ def as_python(asked: Header, names: Mapping[str, str]) -> str | None:
         parts[0] = f"(model, {query})"
     if word == "drift" and "texts" not in arguments:
         parts.insert(1, "None")
-    lines.append(f"result = hs.{word}({', '.join(['model', *parts])})")
-    return _program([*lines, f"result.save('{word}.html')"])
+    call = f"hs.{word}({', '.join(['model', *parts])})"
+    if word == "embed":
+        return _program(["import numpy", *lines, f"vectors = {call}", f"numpy.save('{_file(word)}', vectors)"])
+    return _program([*lines, f"result = {call}", f"result.save('{_file(word)}')"])
 
 
 def as_command(asked: Header, names: Mapping[str, str]) -> Command:
@@ -72,7 +74,12 @@ def as_command(asked: Header, names: Mapping[str, str]) -> Command:
     except _Missing as missing:
         return Command(None, str(missing))
     dashes = ["--"] if any(one.startswith("-") for one in words) else []
-    return Command(shlex.join(["hiddenscope", word, *options, "--out", f"{word}.html", *dashes, *words]))
+    return Command(shlex.join(["hiddenscope", word, *options, "--out", _file(word), *dashes, *words]))
+
+
+def _file(word: str) -> str:
+    """The file that the code of an analysis writes; `embed` gives a bare array."""
+    return "embed.npy" if word == "embed" else f"{word}.html"
 
 
 def _program(lines: Sequence[str]) -> str:
@@ -173,7 +180,7 @@ def _option(word: str, question: Question, value: Any, model: Header, names: Map
     if question.kind == "model":
         return [option, _same_dtype(value, model, names)]
     if question.kind == "flag":
-        return [option] if value else []
+        return [] if value == bool(question.default) else [option if value else option.replace("--", "--no-")]
     if question.kind == "numbers":
         return ["--ablate"] if value == "ablate" else [f"{option}={','.join(map(str, _as_list(value)))}"]
     if isinstance(value, list):

@@ -8,7 +8,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, TypeAlias
 
 import torch
@@ -16,11 +15,13 @@ import xarray
 from torch import Tensor
 
 import hiddenscope as hs
+from hiddenscope import progress
+from hiddenscope.analyses.embed import mean_cosine
 from hiddenscope.app.frames import Header
 from hiddenscope.app.schemas import Kind, never_a_path, questions_of
 from hiddenscope.catalog import ANALYSIS
 from hiddenscope.errors import Error, SiteError, TextError, TooLarge
-from hiddenscope.results import FINDINGS, Result
+from hiddenscope.results import FINDINGS, Result, to_bytes
 from hiddenscope.sites import Site, to_alias
 from hiddenscope.states import States
 from hiddenscope.texts import Labelled
@@ -32,13 +33,14 @@ MOST_CAPTURES = 16
 MOST_CAPTURED_BYTES = 256 * 2**20
 NEAREST = 8
 PREDICTIONS = 10
+MOST_BYTES_AS_JSON = 2**15  # below that JSON is written faster than netCDF, which takes 20 ms or more
 
 Preview: TypeAlias = Callable[["AnswerBytes"], None]
 
 
 @dataclass(frozen=True)
 class AnswerBytes:
-    """An answer as it travels: what the page reads, the payload of the views, the data as a .nc file."""
+    """An answer as it travels: what the page reads, the payload of the views, the data as a .json or .nc file."""
 
     header: Header
     payload: bytes = b""
@@ -60,7 +62,8 @@ class Models:
             while len(self._loaded) >= MOST_MODELS:
                 self._loaded.popitem(last=False)
                 self._captured.clear()
-            self._loaded[key] = hs.load(choice["path"], dtype=choice.get("dtype"), device=self.device)
+            with progress.status(f"Loading {Path(choice['path']).name}"):
+                self._loaded[key] = hs.load(choice["path"], dtype=choice.get("dtype"), device=self.device)
         self._loaded.move_to_end(key)
         return self._loaded[key]
 
@@ -122,10 +125,8 @@ def packed(result: Result, titles: Sequence[str] = ()) -> AnswerBytes:
         ],
         "sections": sections,
     }
-    with TemporaryDirectory() as folder:
-        path = Path(folder, "result.nc")
-        result.save(path)
-        return AnswerBytes(header, pack(shown).encode("ascii"), path.read_bytes())
+    small = result.data.nbytes <= MOST_BYTES_AS_JSON
+    return AnswerBytes(header, pack(shown).encode("ascii"), to_bytes(result, ".json" if small else ".nc"))
 
 
 def _analysis(models: Models, request: Header, preview: Preview) -> Result:
@@ -140,8 +141,20 @@ def _analysis(models: Models, request: Header, preview: Preview) -> Result:
         arguments["method"] = hs.Pictures(arguments.get("method", "umap"), preview=lambda early: preview(packed(early)))
     if word == "drift":
         arguments.setdefault("texts", None)
+    if word == "embed":
+        return _vectors(model, arguments)
     result: Result = getattr(hs, word)(model, **arguments)
     return result
+
+
+def _vectors(model: hs.Model, arguments: Header) -> Result:
+    """The vectors of `hs.embed`, each with its text."""
+    listed = [arguments["texts"]] if isinstance(arguments["texts"], str) else arguments["texts"]
+    found = hs.embed(model, **{**arguments, "texts": listed})
+    coordinates = {"string": ("text", listed)}
+    data = xarray.Dataset({"vector": (("text", "width"), found)}, coordinates)
+    facts = {"texts": len(found), "width": found.shape[1], "mean_cosine": mean_cosine(torch.from_numpy(found))}
+    return Result("embed", data, facts, model.source())
 
 
 def _value(models: Models, model: hs.Model, kind: Kind, given: Any) -> Any:

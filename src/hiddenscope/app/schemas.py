@@ -218,8 +218,8 @@ def _request(word: str, arguments: type[BaseModel]) -> type[BaseModel]:
     return create_model(f"{word.capitalize()}Request", __base__=Strict, __doc__=arguments.__doc__, **fields)
 
 
-ASKED = tuple(analysis for analysis in ANALYSES if analysis.result)
-"""The analyses that the API answers: those that return a `Result`."""
+ASKED = tuple(analysis for analysis in ANALYSES if analysis.in_app)
+"""The analyses that the API answers."""
 
 OWN_ARGUMENTS: dict[str, type[BaseModel]] = {"grid": GridArguments, "state": StateArguments, "store": StoreArguments}
 REQUESTS = {analysis.word: _request(analysis.word, _arguments(analysis)) for analysis in ASKED} | {

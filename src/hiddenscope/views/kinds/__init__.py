@@ -46,7 +46,7 @@ def _kind(word: str) -> Kind:
     return Kind(module.views, *(getattr(module, name, None) for name in ("findings", "sections", "tables")))
 
 
-KINDS = {analysis.word: _kind(analysis.word) for analysis in ANALYSES if analysis.result}
+KINDS = {analysis.word: _kind(analysis.word) for analysis in ANALYSES if analysis.in_app}
 
 
 def views_of(result: Result) -> tuple[View, ...]:
