@@ -63,6 +63,7 @@ calibrate: $(STAMP) ## Measure whether intervals and tests hold at the level tha
 fuzz: $(STAMP)   ## Try hostile and damaged input at length. CASES=1000 make fuzz   tries fewer.
 	$(BIN)/python -m fuzz --cases $(or $(CASES),10000)
 	$(BIN)/python -m fuzz.requests --cases $(or $(CASES),5000)
+	$(BIN)/python -m fuzz.load
 
 chaos: $(STAMP)  ## Do faults to stores and jobs at length: flipped bits, crashes, kills, losses of power.
 	$(BIN)/python -m chaos

@@ -3,21 +3,36 @@
 import json
 import os
 import signal
+import socket
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy
+import psutil
 import pytest
+import torch
+import xarray
 
 import hiddenscope as hs
+from hiddenscope.app import jobs
 from hiddenscope.app.cache import ResultCache, StoredResult
+from hiddenscope.app.questions import packed
 from hiddenscope.app.schemas import ASKED
+from hiddenscope.app.worker import NO_MEMORY, explained
 from hiddenscope.views import unpack
 
 from .asking import QUESTIONS, SLOW, TEXT, named
-from .serving import Bench
+from .serving import TOKEN, Bench
+
+if sys.platform == "linux":
+    import resource
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits another process")
 
 
 def test_every_analysis_is_asked_here() -> None:
@@ -39,6 +54,14 @@ def test_an_answer_is_that_of_the_library_bit_for_bit(bench: Bench, tiny_name: s
     kept = tmp_path / "lens.nc"
     kept.write_bytes(bench.ask("GET", f"/api/results/{result['id']}/file?format=nc").body)
     assert hs.Result.load(kept).data.identical(hs.lens(root / "models" / "tiny", TEXT, k=2).data)
+
+
+def test_small_results_are_kept_as_json_and_large_ones_as_netcdf() -> None:
+    """JSON is written sooner while it is short; both come back exactly."""
+    for tokens, suffix in ((5, ".json"), (50_000, ".nc")):
+        data = xarray.Dataset({"norm": (("site", "token"), numpy.arange(tokens, dtype="float32")[None])})
+        answered = packed(hs.Result("norms", data.assign_coords(site=["layer.0"]), {}, {}))
+        assert StoredResult(answered.header, answered.payload, answered.data).suffix == suffix
 
 
 def test_a_question_asked_again_is_answered_at_once(bench: Bench, tiny_name: str) -> None:
@@ -134,6 +157,13 @@ def test_events_follow_a_job_until_it_is_cancelled_and_the_next_question_works(b
     assert bench.wait(behind["id"])["state"] == "done"
 
 
+def test_a_model_that_is_loaded_is_named_meanwhile(bench: Bench, tiny_name: str) -> None:
+    """In a dtype that no other test asks for, so that it is loaded now."""
+    request = {"analysis": "grid", "model": {"name": tiny_name, "dtype": "float16"}, "arguments": {"text": "x"}}
+    told = events(bench, bench.ask("POST", "/api/jobs", request).json["id"])
+    assert "Loading tiny" in [one["progress"]["what"] for one in told if one["progress"]]
+
+
 def events(bench: Bench, job: str) -> list[dict[str, Any]]:
     body = bench.ask("GET", f"/api/jobs/{job}/events").body.decode()
     return [json.loads(line.removeprefix("data: ")) for line in body.splitlines() if line.startswith("data: ")]
@@ -157,6 +187,80 @@ def test_a_killed_worker_fails_its_job_and_the_next_question_works(bench: Bench,
     said = bench.wait(job)
     assert said["state"] == "failed" and "killed" in said["error"]
     assert bench.answer("grid", tiny_name, text="after the kill")
+
+
+@contextmanager
+def limited(pid: int, which: int, most: int) -> Iterator[None]:
+    """A process that may have no more of something while the body runs."""
+    before = resource.prlimit(pid, which)
+    resource.prlimit(pid, which, (most, before[1]))
+    try:
+        yield
+    finally:
+        resource.prlimit(pid, which, before)
+
+
+@linux
+def test_memory_that_runs_out_in_a_pass_is_said_and_the_same_worker_answers_next(bench: Bench, tiny_name: str) -> None:
+    texts = [f"{number} {'a b c d e f g h i j ' * 6}" for number in range(1_000)]
+    bench.answer("profile", tiny_name, texts="warm up")
+    pid = bench.worker.pid
+    held = psutil.Process(pid).memory_info().vms
+    with limited(pid, resource.RLIMIT_AS, held + 64 * 2**20):  # the states of the texts take twice as much
+        job = bench.wait(bench.submit("profile", tiny_name, texts=texts).json["id"])
+        assert job["state"] == "failed" and "Out of memory" in job["error"]
+        assert bench.answer("grid", tiny_name, text="after memory ran out")
+    assert bench.worker.pid == pid
+
+
+def test_what_torch_raises_without_memory_is_explained() -> None:
+    """On a CPU that is a plain RuntimeError; a GPU's has a class of its own."""
+    with pytest.raises(RuntimeError) as raised:
+        torch.empty(2**58)
+    assert explained(raised.value) == NO_MEMORY
+
+
+@linux
+def test_a_disk_that_fills_while_a_result_is_written_is_said_and_the_next_one_is_kept(
+    bench: Bench, tiny_name: str
+) -> None:
+    bench.answer("grid", tiny_name, text="warm")
+    folder = bench.settings.folder / "results"
+    before = set(folder.iterdir())
+    with limited(os.getpid(), resource.RLIMIT_FSIZE, 2_000):  # the file is cut there, as on a disk that is full
+        job = bench.wait(bench.submit("grid", tiny_name, text="too much for the disk").json["id"])
+    assert job["state"] == "done" and "could not be kept on disk (File too large)" in job["note"]
+    assert bench.ask("GET", f"/api/results/{job['result']}").status == 200
+    assert set(folder.iterdir()) == before  # nothing is left of it
+    kept = bench.answer("grid", tiny_name, text="after that")["id"]
+    assert (folder / f"{kept}.result").exists()
+
+
+@linux
+def test_a_disk_that_is_full_for_the_worker_is_said_and_the_next_question_works(bench: Bench, tiny_name: str) -> None:
+    bench.answer("grid", tiny_name, text="warm")
+    with limited(bench.worker.pid, resource.RLIMIT_FSIZE, 100):
+        job = bench.wait(bench.submit("grid", tiny_name, text="no room to work in").json["id"])
+    assert job["state"] == "failed" and "The disk could not be" in job["error"]
+    assert bench.answer("grid", tiny_name, text="room again")
+
+
+def test_a_page_that_goes_away_ends_its_job_and_makes_room_for_the_next(
+    bench: Bench, tiny_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "SECONDS_ALONE", 0.5)
+    bench.answer("grid", tiny_name, text="warm")
+    job = bench.submit("visibility", tiny_name, **SLOW, seed=5).json["id"]
+    for _ in range(bench.settings.streams + 1):  # more than may follow at a time
+        with socket.create_connection(("127.0.0.1", bench.settings.port)) as stream:
+            head = (
+                f"GET /api/jobs/{job}/events HTTP/1.1\r\nHost: {bench.netloc}\r\nAuthorization: Bearer {TOKEN}\r\n\r\n"
+            )
+            stream.sendall(head.encode())
+            assert stream.recv(12).endswith(b"200")
+    behind = bench.submit("grid", tiny_name, text="behind a page that went away").json["id"]
+    assert bench.wait(behind)["state"] == "done"
+    assert bench.ask("GET", f"/api/jobs/{job}").json["state"] == "cancelled"
 
 
 def test_a_full_queue_a_full_disk_and_the_end_of_the_server(another: Callable[..., Any], tmp_path: Any) -> None:
@@ -214,6 +318,7 @@ def test_a_damaged_entry_counts_as_missing(tmp_path: Any) -> None:
         ("pdf", b"%PDF"),
         ("csv", b""),
         ("json", b"{"),
+        ("nc", b"\x89HDF"),
     ],
 )
 def test_a_result_is_saved_in_every_format(bench: Bench, tiny_name: str, format_: str, start: bytes) -> None:

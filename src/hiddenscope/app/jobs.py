@@ -6,8 +6,9 @@ A job is queued, running, then done, failed or cancelled. A question that is ask
 import asyncio
 import contextlib
 import secrets
+import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -21,6 +22,7 @@ JobState: TypeAlias = Literal["queued", "running", "done", "failed", "cancelled"
 FINAL_STATES = ("done", "failed", "cancelled")
 MOST_REMEMBERED = 500
 SECONDS_OF_SILENCE = 10.0
+SECONDS_ALONE = 10.0  # a page that is loaded again comes back sooner
 
 
 class QueueFull(Exception):
@@ -42,6 +44,8 @@ class JobRecord:
     partials: int = 0
     error: str | None = None
     note: str = ""
+    followers: int = 0
+    read_at: float = 0.0
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def update(self, **fields: Any) -> None:
@@ -66,6 +70,7 @@ class Jobs:
         """Queue a question, or join the job that asks the same."""
         for job in (*self._waiting, *([self._running] if self._running else [])):
             if job.key == key and job.state not in FINAL_STATES and not job.cancelling:
+                job.read_at = time.monotonic()
                 return job
         if len(self._waiting) >= self.length:
             raise QueueFull
@@ -83,7 +88,10 @@ class Jobs:
 
     def get(self, id_: str) -> JobRecord | None:
         """A job by its id."""
-        return self._known.get(id_)
+        job = self._known.get(id_)
+        if job is not None:
+            job.read_at = time.monotonic()
+        return job
 
     def status_of(self, job: JobRecord) -> JobAnswer:
         """How a job stands, as the API says it."""
@@ -100,21 +108,30 @@ class Jobs:
             note=job.note,
         )
 
-    async def follow(self, job: JobRecord) -> AsyncIterator[JobAnswer | None]:
-        """How a job stands, again and again until it is over; None from time to time where nothing happens."""
-        while True:
-            changed, status = job.changed, self.status_of(job)
-            yield status
-            if status.state in FINAL_STATES:
-                return
-            while changed is job.changed:
-                try:
-                    await asyncio.wait_for(changed.wait(), SECONDS_OF_SILENCE)
-                except TimeoutError:
-                    yield None
+    async def follow(self, job: JobRecord) -> AsyncGenerator[JobAnswer | None, None]:
+        """How a job stands, again and again until it is over; None from time to time where nothing happens.
+
+        A job that was followed, and that nobody follows or reads any more, is cancelled: its page was closed.
+        """
+        job.followers += 1
+        try:
+            while True:
+                changed, status = job.changed, self.status_of(job)
+                yield status
+                if status.state in FINAL_STATES:
+                    return
+                while changed is job.changed:
+                    try:
+                        await asyncio.wait_for(changed.wait(), SECONDS_OF_SILENCE)
+                    except TimeoutError:
+                        yield None
+        finally:
+            job.followers -= 1
+            if not job.followers and job.state not in FINAL_STATES:
+                asyncio.get_running_loop().call_later(SECONDS_ALONE, self._cancel_if_alone, job)
 
     async def cancel(self, job: JobRecord) -> None:
-        """Cancel a job, for everybody who asked for it: a closed page does not say that it is closed."""
+        """Cancel a job, for everybody who asked for it."""
         if job.cancelling or job.state in FINAL_STATES:
             return
         job.cancelling = True
@@ -173,6 +190,10 @@ class Jobs:
         """Tell everybody who follows a queued job that the queue has moved."""
         for job in self._waiting:
             job.update()
+
+    def _cancel_if_alone(self, job: JobRecord) -> None:
+        if not job.followers and time.monotonic() - job.read_at >= SECONDS_ALONE:
+            self._task = asyncio.ensure_future(self.cancel(job))
 
     def _kill_if_running(self, job: JobRecord) -> None:
         if self._running is job and job.state == "running":

@@ -8,10 +8,11 @@ import asyncio
 import json
 import mimetypes
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from importlib.resources import files
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 from fastapi import APIRouter, FastAPI, HTTPException, Query, Request, Response
 from fastapi import Path as InPath
@@ -51,13 +52,24 @@ PROBLEMS: dict[int | str, dict[str, Any]] = {
 BUSY: dict[int | str, dict[str, Any]] = {429: {"model": Problem, "description": "Too much is waiting already."}}
 BAD: dict[int | str, dict[str, Any]] = {400: {"model": Problem, "description": "The body is not JSON."}}
 
-Format = Literal["html", "png", "svg", "pdf", "csv", "json", "nc"]
+Format: TypeAlias = Literal["html", "png", "svg", "pdf", "csv", "json", "nc"]
 JobId = Annotated[str, InPath(min_length=1, max_length=40)]
 ResultId = Annotated[str, InPath(pattern=f"^{KEY.pattern}$")]
 QUESTIONS = {analysis.word: questions_of(analysis) for analysis in ASKED}
+_EVENT = {
+    "type": "object",
+    "properties": {
+        "data": {
+            "type": "string",
+            "contentMediaType": "application/json",
+            "contentSchema": {"$ref": "#/components/schemas/JobAnswer"},
+        }
+    },
+    "required": ["data"],
+}
 EVENTS = {
-    "content": {"text/event-stream": {"schema": {"type": "string"}}},
-    "description": "Jobs as JSON, until it is over.",
+    "content": {"text/event-stream": {"schema": _EVENT}},
+    "description": "Events, each with a job as JSON in its data, until the job is over.",
 }
 
 
@@ -224,8 +236,9 @@ _PAYLOAD = {
 async def _events(desk: Desk, job: JobRecord) -> AsyncIterator[str]:
     desk.streams += 1
     try:
-        async for status in desk.jobs.follow(job):
-            yield ": still there\n\n" if status is None else f"data: {status.model_dump_json()}\n\n"
+        async with aclosing(desk.jobs.follow(job)) as statuses:
+            async for status in statuses:
+                yield ": still there\n\n" if status is None else f"data: {status.model_dump_json()}\n\n"
     finally:
         desk.streams -= 1
 
@@ -274,20 +287,34 @@ def _results(router: APIRouter, desk: Desk) -> None:
         async with desk.drawing:
             content = await asyncio.to_thread(_file, stored, format, view, measure)
         name = f"{stored.header['request']['analysis']}.{format}"
-        kind = mimetypes.guess_type(name)[0] or "application/octet-stream"
         headers = {"content-disposition": f'attachment; filename="{name}"', "content-security-policy": "sandbox"}
-        return Response(content, media_type=kind, headers=headers)
+        return Response(content, media_type=MEDIA_TYPES[format], headers=headers)
 
 
-_FILE = {"content": {"application/octet-stream": {"schema": {"type": "string"}}}, "description": "The file."}
+MEDIA_TYPES: dict[Format, str] = {
+    "html": "text/html",
+    "png": "image/png",
+    "svg": "image/svg+xml",
+    "pdf": "application/pdf",
+    "csv": "text/csv",
+    "json": "application/json",
+    "nc": "application/x-netcdf",
+}
+_FILE = {
+    "content": {
+        media_type: {"schema": {"type": "object"} if media_type.endswith("json") else {"type": "string"}}
+        for media_type in MEDIA_TYPES.values()
+    },
+    "description": "The file.",
+}
 
 
 def _file(stored: StoredResult, format_: str, view: str, measure: str) -> bytes:
     with TemporaryDirectory(prefix="hiddenscope-") as folder:
-        kept, made = Path(folder, "kept.nc"), Path(folder, f"made.{format_}")
-        kept.write_bytes(stored.data)
-        if format_ == "nc":
+        kept, made = Path(folder, f"kept{stored.suffix}"), Path(folder, f"made.{format_}")
+        if made.suffix == kept.suffix:
             return stored.data
+        kept.write_bytes(stored.data)
         look = {"view": view, "measure": measure} if format_ in ("png", "svg", "pdf") else {}
         Result.load(kept).save(made, **look)  # type: ignore[arg-type]
         return made.read_bytes()

@@ -4,6 +4,7 @@ It ends when its stdin closes, so that no worker outlives its server. An interru
 answers; while it writes a frame, or waits for a question, an interrupt waits or is forgotten.
 """
 
+import errno
 import os
 import queue
 import signal
@@ -115,12 +116,9 @@ def _answer_one(request: Header, models: Models, pipe: _Pipe, interrupts: _Inter
             os._exit(0)
     except Error as error:
         pipe.send({"type": "error", "message": str(error), "kind": type(error).__name__})
-    except MemoryError:
-        pipe.send({"type": "error", "message": NO_MEMORY, "kind": "MemoryError"})
     except Exception as error:
         traceback.print_exc()
-        name, interrupted = type(error).__name__, _was_interrupted(error)
-        message = NO_MEMORY if "OutOfMemory" in name else f"Unexpectedly, {name}: {str(error)[:500]}"
+        name, message, interrupted = type(error).__name__, explained(error), _was_interrupted(error)
         cancelled = {"type": "cancelled", "leaving": True}  # the import of something was interrupted
         pipe.send(cancelled if interrupted else {"type": "error", "message": message, "kind": name})
         if interrupted:
@@ -130,6 +128,18 @@ def _answer_one(request: Header, models: Models, pipe: _Pipe, interrupts: _Inter
 NO_MEMORY = (
     "Out of memory: the model or the texts are too large for this machine. Ask for fewer texts or a smaller model."
 )
+
+
+NO_DISK = "The disk could not be read or written ({}). Free some space on it, and ask again."
+
+
+def explained(error: Exception) -> str:
+    """What went wrong, as the page says it. On a CPU torch has no error of its own for memory that ran out."""
+    if isinstance(error, MemoryError) or "OutOfMemory" in type(error).__name__ or "can't allocate" in str(error):
+        return NO_MEMORY
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO):
+        return NO_DISK.format(os.strerror(error.errno))
+    return f"Unexpectedly, {type(error).__name__}: {str(error)[:500]}"
 
 
 def _was_interrupted(error: BaseException | None) -> bool:
