@@ -339,7 +339,11 @@ def test_a_store_in_the_making_heals_too(gpt2: hs.Model, tmp_path: Path) -> None
     damage(tmp_path / "store/plan/000004.jsonl", "deleted")
     record = json.loads((tmp_path / "store/commits/000001.json").read_bytes())
     damage(tmp_path / f"store/data/{record['sha256']}.safetensors", "cut off")
-    extract(gpt2, TEXTS, tmp_path / "store", engine=SMALL)
+    again = ExtractJob.plan(gpt2, TEXTS, tmp_path / "store", engine=SMALL)
+    assert again.cost.damaged == ("plan/000004.jsonl", "unit 000000", "unit 000001")
+    assert again.cost.lines()[-1] == "damaged, and made again: plan/000004.jsonl, unit 000000, unit 000001"
+    assert again.cost.units_left == again.cost.units - 1
+    again.run()
     assert files_of(tmp_path / "store") == files_of(tmp_path / "whole")
 
 

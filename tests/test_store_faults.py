@@ -256,6 +256,27 @@ def test_a_disk_that_cannot_be_read_is_an_error(tmp_path: Path, monkeypatch: pyt
         np.asarray(store["final"])
 
 
+@pytest.mark.parametrize("step", ["preadv", "open"])
+def test_a_disk_that_cannot_be_read_is_no_reason_to_discard_a_unit(
+    tmp_path: Path, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny_store(tmp_path)
+    before, calls = everything(tmp_path), {"preadv": os.preadv, "open": os.open}
+
+    def failing(target: Any, *args: Any, **kwargs: Any) -> Any:
+        if step == "open" and ".safetensors" not in str(target):
+            return calls["open"](target, *args, **kwargs)
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, step, failing)
+        with pytest.raises(FileError, match="Too many open files"):
+            discard_damaged(tmp_path)
+        with pytest.raises(FileError, match="Too many open files"):
+            gc(tmp_path, damaged=True)
+    assert everything(tmp_path) == before and discard_damaged(tmp_path) == []
+
+
 @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="a folder in which even root cannot write")
 def test_a_folder_that_cannot_be_written_is_an_error() -> None:
     with pytest.raises(FileError, match="Cannot write"):

@@ -13,7 +13,6 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 
-from hiddenscope import progress
 from hiddenscope.arguments import checked
 from hiddenscope.errors import ArgumentError, FileError, PassError
 from hiddenscope.extract import cluster, local
@@ -34,6 +33,7 @@ from hiddenscope.passes import EVERYTHING
 from hiddenscope.sites import SitePatterns
 from hiddenscope.store import StorePlan, Writer, create, damaged_texts, discard_damaged, recover_plan, resume
 
+LISTED = 5  # damaged files and units that are named
 POOLINGS = ("mean", "max", "last", "first", "cls")
 
 EngineKind: TypeAlias = Literal["local", "ray"]
@@ -116,7 +116,8 @@ class JobProgress:
 class JobCost:
     """What a job will cost. `seconds` is for the forward passes; None where they run elsewhere, or are few.
 
-    All `tokens` are computed; the states of `tokens_kept` of them are written, or in a pooled store of none.
+    All `tokens` are computed; the states of `tokens_kept` of them are written, or in a pooled store of none. `damaged`
+    are the files of the plan and the units that were damaged or lost since the store was begun, and are made again.
     """
 
     texts: int
@@ -132,6 +133,7 @@ class JobCost:
     bytes_left: int
     bytes_free: int
     seconds: float | None
+    damaged: tuple[str, ...] = ()
 
     def lines(self) -> list[str]:
         """The same in lines."""
@@ -141,10 +143,13 @@ class JobCost:
         kept = f" ({self.tokens_kept:,} of them kept)" if 0 < self.tokens_kept < self.tokens else ""
         found = "" if self.units_left == self.units else f"; {self.units - self.units_left:,} are there already"
         time_left = "" if self.seconds is None else f", about {duration(self.seconds)}"
+        more = f" and {len(self.damaged) - LISTED:,} more" if len(self.damaged) > LISTED else ""
+        damaged = [f"damaged, and made again: {', '.join(self.damaged[:LISTED])}{more}"] if self.damaged else []
         return [
             f"{texts}, {self.tokens:,} tokens{kept}, {self.sites} sites",
             f"{self.units:,} unit{'s' * (self.units != 1)}, {size(self.bytes)}{found}",
             f"still to write: {size(self.bytes_left)} ({size(self.bytes_free)} free on this disk){time_left}",
+            *damaged,
         ]
 
     def to_json(self) -> dict[str, Any]:
@@ -190,7 +195,7 @@ class ExtractJob:
     (2, 1, [])
     """
 
-    def __init__(self, model: Model, writer: Writer, engine: Engine, new: bool) -> None:
+    def __init__(self, model: Model, writer: Writer, engine: Engine, *, new: bool, damaged: Sequence[str] = ()) -> None:
         self.model, self.writer, self.engine = model, writer, engine
         self.wanted = wanted_of(writer.plan)
         self.pending = writer.pending()
@@ -198,7 +203,7 @@ class ExtractJob:
             first = random.randrange(len(self.pending))
             self.pending = self.pending[first:] + self.pending[:first]
         self._speed: float | None = None
-        self.cost = self._cost()
+        self.cost = self._cost(tuple(damaged))
 
     @classmethod
     def plan(
@@ -222,10 +227,10 @@ class ExtractJob:
         chosen = engine if isinstance(engine, Engine) else Engine(engine)
         loaded = as_model(model)
         texts = corpus if isinstance(corpus, Corpus) else Corpus(corpus)
-        writer, new = _writer(loaded, texts, Path(to), choose(loaded, sites, pool, dtype, texts.every), chosen)
-        return cls(loaded, writer, chosen, new)
+        writer, new, damaged = _writer(loaded, texts, Path(to), choose(loaded, sites, pool, dtype, texts.every), chosen)
+        return cls(loaded, writer, chosen, new=new, damaged=damaged)
 
-    def _cost(self) -> JobCost:
+    def _cost(self, damaged: tuple[str, ...]) -> JobCost:
         units, pending = self.writer.plan.units, set(self.pending)
         tokens_left = sum(unit.tokens for unit in units if unit.name in pending)
         bytes_in_all, bytes_left = (
@@ -252,6 +257,7 @@ class ExtractJob:
             bytes_left=bytes_left,
             bytes_free=free_on_disk(self.writer.path),
             seconds=seconds,
+            damaged=damaged,
         )
 
     @property
@@ -340,28 +346,20 @@ def check_disk(path: Path, needed: int) -> None:
         raise FileError(f"Too little room for the states in {str(path)[:200]!a}", reason, remedy)
 
 
-def _writer(model: Model, corpus: Corpus, path: Path, wanted: Wanted, engine: Engine) -> tuple[Writer, bool]:
-    """The store of a job, and whether it is a new one. What was damaged since is made, or is to be computed, again."""
+def _writer(model: Model, corpus: Corpus, path: Path, wanted: Wanted, engine: Engine) -> tuple[Writer, bool, list[str]]:
+    """The store of a job, whether it is a new one, and what was damaged in it: that is made, or is pending, again."""
     stored = recover_plan(path)
     damaged = [] if stored is None else damaged_texts(path)
     if stored is None:
         _check_writable(path)
-    if damaged:
-        progress.note(f"damaged or lost, and made again: {_listed(damaged)}")
     if stored is None or damaged:  # the corpus may be a stream, which is read once: `create` refuses another one
         _plan(model, corpus, path, wanted, engine, stored)
     else:
         _refuse_another_job(stored, model, corpus, wanted, engine)
     writer = resume(path)
     # To read every shard of a large store takes hours, so that is done where there is nothing else to do.
-    if units := discard_damaged(path, read_shards=not writer.pending()):
-        progress.note(f"damaged, and computed again: {_listed(units)}")
-    return writer, stored is None
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - 5:,} more" if len(names) > 5 else ""
-    return f"{', '.join(names[:5])}{more}"
+    damaged += [f"unit {unit}" for unit in discard_damaged(path, read_shards=not writer.pending())]
+    return writer, stored is None, damaged
 
 
 def _plan(model: Model, corpus: Corpus, path: Path, wanted: Wanted, engine: Engine, stored: StorePlan | None) -> None:

@@ -126,8 +126,9 @@ def gc(path: str | os.PathLike[str], *, damaged: bool = False) -> Removed:
             freed += size
     with folder.locked("data", wait=False) as free:  # a process that is between its two names holds it too
         if free:
-            found = verify(path) if damaged else None
-            gone = _remove_records(folder, found.units) if found is not None and found.damages else []
+            units = _damaged_units(folder, plan, plan.units, read_shards=True) if damaged else []
+            wrong = bool(units) or (damaged and _complete_is_wrong(folder, plan))
+            gone = _remove_records(folder, units) if wrong else []
             needed = {committed(folder, plan, unit).sha256 for unit in folder.recorded()}
             gone += [folder.data(sha256) for sha256 in sorted(folder.stored() - needed)]
             freed += sum(map(_size, gone))
@@ -153,7 +154,7 @@ def _remove_records(folder: StoreFolder, units: Iterable[str]) -> list[Path]:
 def damaged_texts(path: str | os.PathLike[str]) -> list[str]:
     """The files of plan/ that are damaged or missing; with the plan they can be made again from the corpus."""
     folder = StoreFolder(path)
-    plan, found = read_plan(folder), _Found(folder)
+    plan, found = read_plan(folder), _Found(folder, Damaged)
     names = [
         name for unit, name, sha256 in _texts_of(plan) if found.attempt(unit, read_beside, folder, name, sha256) is None
     ]
@@ -168,19 +169,21 @@ def discard_damaged(path: str | os.PathLike[str], *, read_shards: bool = True) -
     """
     folder = StoreFolder(path)
     plan = read_plan(folder)
-    units = _damaged_units(folder, plan, plan.units, read_shards)
+    units = _damaged_units(folder, plan, plan.units, read_shards=read_shards)
     if not units and not _complete_is_wrong(folder, plan):
         return []
     with folder.locked("data"):  # no other process commits, or tidies up, meanwhile
         again = [unit for unit in plan.units if unit.name in units]  # which another job may have mended since
-        units = _damaged_units(folder, plan, again, read_shards)
+        units = _damaged_units(folder, plan, again, read_shards=read_shards)
         _remove_records(folder, units)
     return units
 
 
-def _damaged_units(folder: StoreFolder, plan: StorePlan, units: Iterable[UnitDigest], read_shards: bool) -> list[str]:
+def _damaged_units(
+    folder: StoreFolder, plan: StorePlan, units: Iterable[UnitDigest], *, read_shards: bool
+) -> list[str]:
     """The units whose record or shard is damaged; a unit without a record is pending."""
-    found, recorded = _Found(folder), folder.recorded()
+    found, recorded = _Found(folder, Damaged), folder.recorded()
     listed = list(units)
     with progress.track("Verifying", total=len(listed)) as advance:
         for unit in listed:
@@ -262,15 +265,18 @@ def _size(path: Path) -> int:
 
 
 class _Found:
-    """What has been found so far."""
+    """What has been found so far. `kind` is what counts as a damage; any other error is raised.
 
-    def __init__(self, folder: StoreFolder) -> None:
-        self.folder, self.damages = folder, list[StoreDamage]()
+    A disk that cannot be read just now is no reason to remove anything: there `kind` is Damaged.
+    """
+
+    def __init__(self, folder: StoreFolder, kind: type[Error] = Error) -> None:
+        self.folder, self.kind, self.damages = folder, kind, list[StoreDamage]()
 
     def attempt(self, unit: str | None, read: Callable[..., Value], *given: Any) -> Value | None:
         """What a function reads; None, and a damage more, where it cannot."""
         try:
             return read(*given)
-        except Error as error:
+        except self.kind as error:
             self.damages.append(StoreDamage(unit, error.reason))
             return None
