@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser
 
+import hiddenscope as hs
 from hiddenscope.testing import tiny_model, tiny_tokenizer
 
 from .pages import Opener, Workbench
 from .serving import TOKEN, Bench, running, settings_in
+from .texts import TEXTS
 
 
 @pytest.fixture(scope="session")
@@ -22,6 +24,21 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
         tiny_model("llama", seed=seed).save_pretrained(folder / "models" / name)  # type: ignore[operator]
         tiny_tokenizer().save_pretrained(folder / "models" / name)
     return folder
+
+
+@pytest.fixture(scope="session")
+def store(root: Path) -> hs.Store:
+    """What `hs.extract` made of a tiny model, below the root of the workbench."""
+    return hs.extract(hs.load(root / "models" / "tiny"), list(TEXTS), to=root / "corpora" / "states")
+
+
+@pytest.fixture(scope="session")
+def kept(root: Path) -> hs.States:
+    """States in a file."""
+    states = hs.load(root / "models" / "tiny").capture(list(TEXTS[:5]))
+    assert isinstance(states, hs.States)
+    states.save(root / "corpora" / "kept.safetensors")
+    return states
 
 
 @pytest.fixture(scope="session")
@@ -63,7 +80,7 @@ def look(chromium: Browser, bench: Bench) -> Iterator[Opener]:
         size = {"width": options.pop("width", 1440), "height": options.pop("height", 1000)}
         context = chromium.new_context(viewport=size, **options)
         contexts.append(context)
-        context.set_default_timeout(60_000)
+        context.set_default_timeout(240_000)  # a loaded machine starts a worker in minutes
         own = f"http://{at.netloc}/"
         page = context.new_page()
 

@@ -321,11 +321,15 @@ def test_the_address_restores_the_scroll_position_on_another_screen_too(show: Op
 
 
 @pytest.mark.parametrize("dark", [False, True])
-def test_every_word_can_be_read_and_the_answer_is_framed_where_it_first_appears(show: Opener, dark: bool) -> None:
+def test_every_word_can_be_read_and_the_answer_is_framed_where_it_is_settled(show: Opener, dark: bool) -> None:
     """The contrast of WCAG 2, of every word against its cell, is 4.5 to 1 or more."""
     grid = words()
     assert grid.words is not None
-    grid = replace(grid, words=replace(grid.words, framed=not dark))
+    chosen = grid.words.chosen.copy()
+    for column, row in ((2, 5), (4, 9)):  # settled from this row on, after a first time by chance
+        chosen[row:, column, 0] = chosen[1, column, 0] = chosen[-1, column, 0]
+        chosen[row - 1, column, 0] = (chosen[-1, column, 0] + 1) % len(grid.words.words)
+    grid = replace(grid, words=replace(grid.words, chosen=chosen, framed=not dark))
     shown = show([grid], color_scheme="dark" if dark else "light")
     drawing = ElementTree.fromstring(shown.save("SVG"))
     name = "{http://www.w3.org/2000/svg}"
@@ -346,6 +350,8 @@ def test_every_word_can_be_read_and_the_answer_is_framed_where_it_first_appears(
     assert len(contrasts) == 14 * 7 and min(contrasts) >= 4.5
     assert grid.words is not None
     top = grid.words.chosen[:, :, 0]
+    settled = [next(row for row in range(14) if (top[row:, column] == top[-1, column]).all()) for column in range(7)]
     first = [int(np.argmax(top[:, column] == top[-1, column])) for column in range(7)]
+    assert (settled[2], settled[4]) == (5, 9) != (first[2], first[4])
     frames = [one.attrib for one in drawing.iter(f"{name}rect") if one.attrib.get("stroke") in ("#000000", "#ffffff")]
-    assert len(frames) == (0 if dark else sum(row < 13 for row in first))
+    assert len(frames) == (0 if dark else sum(row < 13 for row in settled))

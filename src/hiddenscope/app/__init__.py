@@ -11,6 +11,7 @@ questions  what the worker answers
 frames     how the two talk
 cache      results once computed, on disk
 library    the models, datasets and states to choose from
+stores     what kept states hold, and their texts
 code       a question as Python, and as a command
 
 The server imports no torch.

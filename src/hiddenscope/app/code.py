@@ -42,8 +42,10 @@ class _Missing(Exception):
 def as_python(asked: Header, names: Mapping[str, str]) -> str | None:
     """A program that makes the same result. `names` are the paths and files that opaque names stand for."""
     word, arguments = asked["analysis"], asked["arguments"]
-    if word in ("state", "store"):
-        return _of_state(asked, names) if word == "state" else None
+    if word == "state":
+        return _of_state(asked, names)
+    if "store" in arguments:
+        return _of_store(asked, names)
     lines = ["import hiddenscope as hs", "", f"model = {_load(asked['model'], names)}"]
     if word == "grid":  # the same norms, by the analysis that has them
         return _program([*lines, f"result = hs.profile(model, {arguments['text']!r})", "result.save('profile.html')"])
@@ -65,7 +67,7 @@ def as_python(asked: Header, names: Mapping[str, str]) -> str | None:
 def as_command(asked: Header, names: Mapping[str, str]) -> Command:
     """A command line that makes the same result."""
     word, arguments = asked["analysis"], asked["arguments"]
-    if word in ("state", "store"):
+    if word == "state" or "store" in arguments:
         return Command(None, ONLY_PYTHON)
     if word == "grid":
         word, arguments = "profile", {"texts": arguments["text"]}
@@ -106,6 +108,26 @@ def _of_state(asked: Header, names: Mapping[str, str]) -> str:
     lines.append(f"changed = hs.edit(model, [{text!r}], {{{site!r}: {made[change['kind']]}}}, (), logits=True)")
     lines.append("best = changed.logits[-1].float().softmax(-1).topk(10)")
     return _program([*lines, "print([(model.tokenizer.decode(int(i)), float(p)) for p, i in zip(*best)])"])
+
+
+def _of_store(asked: Header, names: Mapping[str, str]) -> str | None:
+    """A question about kept states; None where they are there no longer."""
+    word, arguments = asked["analysis"], asked["arguments"]
+    path = names.get(arguments["store"])
+    if path is None:
+        return None
+    opening = "hs.States.load" if path.endswith(".safetensors") else "hs.open"
+    lines = ["import hiddenscope as hs", "", f"states = {opening}({path!r})"]
+    text, site, k = (arguments.get(name) for name in ("text", "site", "k"))
+    if word == "kept":
+        return _program([*lines, f"result = hs.profile(states.of({text}))", "result.save('profile.html')"])
+    if word == "store":
+        lines.append(f"model = {_load(asked['model'], names)}")
+        query = f"(model, {arguments['query']!r}), {k}" + (f", site={site!r}" if site else "")
+    else:
+        lines.append(f"state = states.of({text})[{site!r}][{arguments['token']}]")
+        query = f"state, {k + 1}, site={site!r}, pool='each'"  # the nearest of all is the state itself
+    return _program([*lines, f"result = hs.search(states, {query})", "result.save('search.html')"])
 
 
 def _load(choice: Header, names: Mapping[str, str]) -> str:

@@ -9,18 +9,17 @@ import io
 import json
 import os
 import re
-import struct
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import hiddenscope as hs
 from hiddenscope import texts
 from hiddenscope.app.schemas import MOST_CHARACTERS, DatasetAnswer, ModelAnswer, ModelChoice, StoreAnswer
 from hiddenscope.app.settings import Settings
-from hiddenscope.errors import Error, TextError, UnknownModel
+from hiddenscope.app.stores import describe, is_states
+from hiddenscope.errors import TextError, UnknownModel
 from hiddenscope.files import identity, replacing
 from hiddenscope.loading import zoo
 
@@ -29,8 +28,6 @@ MOST_ROWS = 20_000
 MOST_UPLOADS = 50
 MOST_FOUND = 500
 DEEPEST = 4
-MOST_METADATA = 16 * 2**20
-STATES_FORMAT = "hiddenscope.states/1"
 
 _UPLOAD = re.compile(r"upload:[0-9a-f]{16}")
 _HUB_FOLDER = re.compile(r"models--([A-Za-z0-9_.\-]+)(?:--([A-Za-z0-9_.\-]+))?")
@@ -128,14 +125,13 @@ class Library:
         return None
 
     def stores(self) -> list[StoreAnswer]:
-        """States that were kept in files below the root."""
-        found = ((name, path) for name, path in self._found(_is_states, "store"))
-        listed = (_store(name, self._label(path), path) for name, path in found)
+        """States that were kept below the root, in files and in stores."""
+        listed = (describe(name, self._label(path), path) for name, path in self._found(is_states, "store"))
         return [one for one in listed if one is not None]
 
     def store_path(self, name: str) -> Path:
-        """The file of kept states."""
-        return self._path(name, _is_states, "store")
+        """The file or the folder of kept states."""
+        return self._path(name, is_states, "store")
 
     def _found(self, fits: Callable[[Path], bool], kind: str) -> Iterator[tuple[str, Path]]:
         """Everything of a kind below the root, each with its name."""
@@ -232,67 +228,6 @@ def _is_model(path: Path) -> bool:
         return path.is_dir() and (path / "config.json").is_file() and any(path.glob("*.safetensors"))
     except OSError:
         return False
-
-
-def _is_states(path: Path) -> bool:
-    try:
-        if path.is_dir():
-            return (path / "plan.json").is_file() and (path / "commits").is_dir()
-        return path.suffix == ".safetensors" and path.is_file() and _states_header(path) is not None
-    except OSError:
-        return False
-
-
-def _states_header(path: Path) -> dict[str, Any] | None:
-    """What a file of states says of itself, read without torch; None where it is another file."""
-    try:
-        with path.open("rb") as file:
-            (length,) = struct.unpack("<Q", file.read(8))
-            if length > MOST_METADATA:
-                return None
-            header = json.loads(file.read(length))
-        notes = header.get("__metadata__") or {}
-        if notes.get("format") != STATES_FORMAT:
-            return None
-        stacks = json.loads(notes["states"])
-        return {prefix: {**stack, "tokens": header[f"{prefix}values"]["shape"][1]} for prefix, stack in stacks.items()}
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, struct.error):
-        return None
-
-
-def _store(name: str, label: str, path: Path) -> StoreAnswer | None:
-    """What a file of states or a store says of itself; None where it is damaged."""
-    if path.is_dir():
-        return _opened(name, label, path)
-    stacks = _states_header(path)
-    if stacks is None:
-        return None
-    first = next(iter(stacks.values()))
-    return StoreAnswer(
-        name=name,
-        label=label,
-        bytes=path.stat().st_size,
-        sites=[str(site) for stack in stacks.values() for site in stack["sites"]][:500],
-        tokens=sum(int(stack["tokens"]) for stack in stacks.values()),
-        texts=int(first["count"]),
-        model=str(first["source"].get("model", ""))[:200],
-    )
-
-
-def _opened(name: str, label: str, path: Path) -> StoreAnswer | None:
-    try:
-        with hs.open(path) as store:
-            return StoreAnswer(
-                name=name,
-                label=label,
-                bytes=sum(file.stat().st_size for file in (path / "data").iterdir()),
-                sites=[str(site) for site in store.sites][:500],
-                tokens=len(store),
-                texts=len(store.texts),
-                model=str(store.source.model)[:200],
-            )
-    except (OSError, Error):
-        return None
 
 
 def _hub_cache() -> Path:

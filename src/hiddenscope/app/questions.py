@@ -19,11 +19,12 @@ from hiddenscope import progress
 from hiddenscope.analyses.embed import mean_cosine
 from hiddenscope.app.frames import Header
 from hiddenscope.app.schemas import Kind, never_a_path, questions_of
+from hiddenscope.app.stores import plain
 from hiddenscope.catalog import ANALYSIS
-from hiddenscope.errors import Error, SiteError, TextError, TooLarge
+from hiddenscope.errors import Error, FileError, SiteError, TextError, TooLarge
 from hiddenscope.results import FINDINGS, Result, to_bytes
 from hiddenscope.sites import Site, to_alias
-from hiddenscope.states import States
+from hiddenscope.states import Pair, States
 from hiddenscope.texts import Labelled
 from hiddenscope.views import pack, sections_of
 from hiddenscope.views.render import named_views
@@ -35,6 +36,7 @@ NEAREST = 8
 PREDICTIONS = 10
 MOST_BYTES_AS_JSON = 2**15  # below that JSON is written faster than netCDF, which takes 20 ms or more
 
+Kept: TypeAlias = "hs.Store | States | Pair"
 Preview: TypeAlias = Callable[["AnswerBytes"], None]
 
 
@@ -54,6 +56,7 @@ class Models:
         self.device = device
         self._loaded: OrderedDict[str, hs.Model] = OrderedDict()
         self._captured: OrderedDict[tuple[int, str], States] = OrderedDict()
+        self._kept: dict[str, Kept] = {}
 
     def get(self, choice: Header) -> hs.Model:
         """The model of a choice, which has the path or the name that `hs.load` takes."""
@@ -66,6 +69,15 @@ class Models:
                 self._loaded[key] = hs.load(choice["path"], dtype=choice.get("dtype"), device=self.device)
         self._loaded.move_to_end(key)
         return self._loaded[key]
+
+    def kept(self, arguments: Header) -> "Kept":
+        """Kept states by their path; the last ones stay open."""
+        key = json.dumps([arguments["path"], arguments["identity"]])
+        if key not in self._kept:
+            self._kept.clear()
+            path = Path(arguments["path"])
+            self._kept[key] = hs.open(path) if path.is_dir() else _of_file(path)
+        return self._kept[key]
 
     def states(self, model: hs.Model, text: str) -> States:
         """The states of one text at every layer and final."""
@@ -85,6 +97,14 @@ class Models:
         return self._captured[key]
 
 
+def _of_file(path: Path) -> States | Pair:
+    """The states in a file: of one stack, or of an encoder and a decoder."""
+    try:
+        return States.load(path)
+    except FileError:
+        return Pair.load(path)
+
+
 def answer(request: Header, models: Models, preview: Preview) -> AnswerBytes:
     """The answer to a request, as the server resolved it."""
     word, arguments = request["analysis"], request["arguments"]
@@ -95,7 +115,11 @@ def answer(request: Header, models: Models, preview: Preview) -> AnswerBytes:
         titles = (f"The norm of every state of {model.name}", f"The norm along the layers of {model.name}")
         return packed(_grid(models, model, arguments["text"]), titles)
     if word == "store":
-        return packed(_search_store(models, request))
+        return _store_texts(models, request)
+    if word == "kept":
+        return _kept_norms(models, arguments)
+    if word == "nearest":
+        return _store_states(models, arguments)
     return packed(_analysis(models, request, preview))
 
 
@@ -175,18 +199,76 @@ def _listed(name: str, value: Any) -> Any:
     return [value] if name in ("toward", "away") and isinstance(value, str) else value
 
 
-def _search_store(models: Models, request: Header) -> Result:
+def _store_texts(models: Models, request: Header) -> AnswerBytes:
+    """The texts of kept states that are nearest to a query."""
     arguments = request["arguments"]
-    path = Path(arguments["path"])
-    states = hs.open(path) if path.is_dir() else hs.States.load(path)
-    model = models.get(request["model"])
-    return hs.search(states, (model, arguments["query"]), arguments.get("k", 10), site=arguments.get("site"))
+    kept = models.kept(arguments)
+    query = models.get(request["model"]), arguments["query"]
+    result = hs.search(kept, query, arguments["k"], site=arguments.get("site"))
+    return _with_nearest(result, kept, None)
+
+
+def _kept_norms(models: Models, arguments: Header) -> AnswerBytes:
+    """The norm of every kept state of one text."""
+    states = _kept_text(models.kept(arguments), arguments["text"])
+    name = f"every state of text {arguments['text']}, of {states.source.model}"
+    return packed(_norms(states), (f"The norm of {name}", f"The norm along the layers of text {arguments['text']}"))
+
+
+def _store_states(models: Models, arguments: Header) -> AnswerBytes:
+    """The states of a site that are nearest to one of them."""
+    kept, site, text = models.kept(arguments), arguments["site"], arguments["text"]
+    states = _kept_text(kept, text)
+    if arguments["token"] >= len(states.tokens):
+        reason = f"text {text} has {len(states.tokens)} tokens"
+        raise SiteError(f"No state at token {arguments['token']}", reason, "Choose a cell of the grid.")
+    result = hs.search(kept, states[site][arguments["token"]], arguments["k"] + 1, site=site, pool="each")
+    return _with_nearest(result, kept, (text, arguments["token"]))
+
+
+def _kept_text(kept: Kept, text: int) -> States:
+    """The states of one text, in memory."""
+    if isinstance(kept, Pair):
+        reason = "they are of an encoder and a decoder"
+        raise TextError("No grid of these states", reason, "Read them in Python: hs.Pair.load(path).")
+    part = kept.of(text)
+    if not len(part.tokens):
+        raise TextError(f"No grid of text {text}", "no token of it was kept", "Choose another text.")
+    return part if isinstance(part, States) else part.to_states()
+
+
+def _with_nearest(result: Result, kept: Kept, itself: tuple[int, int] | None) -> AnswerBytes:
+    """A search, with what was found as rows that name texts by their numbers; a state is not near to itself."""
+    numbers = kept.texts if isinstance(kept, hs.Store) else None
+    data = result.data.isel(query=0)
+    texts = data["text" if itself else "number"].to_numpy().tolist()
+    tokens = _tokens_within(kept, data) if itself else [None] * len(texts)
+    strings = data["string"].to_numpy().tolist() if "string" in data else [""] * len(texts)
+    rows = [
+        {"text": number if numbers is None else int(numbers[number]), "token": token, "string": plain(string[:300])}
+        for number, token, string in zip(texts, tokens, strings, strict=True)
+    ]
+    scored = [{**row, "score": score} for row, score in zip(rows, data["score"].to_numpy().tolist(), strict=True)]
+    found = packed(result)
+    nearest = [row for row in scored if (row["text"], row["token"]) != itself]
+    return replace(found, header={**found.header, "nearest": nearest})
+
+
+def _tokens_within(kept: Kept, data: xarray.Dataset) -> list[int]:
+    """Which token of its text each row is: a position may begin above 0, in a window."""
+    assert not isinstance(kept, Pair), "no state of a pair is asked for"
+    rows = data["number"].to_numpy()
+    return [int(row - kept.tokens.rows(text).start) for row, text in zip(rows, data["text"].to_numpy(), strict=True)]
 
 
 def _grid(models: Models, model: hs.Model, text: str) -> Result:
     """The norm of every state of a text."""
-    states = models.states(model, text)
-    norms = states.values.to(torch.float64).norm(dim=-1).to(torch.float32).numpy()
+    return _norms(models.states(model, text))
+
+
+def _norms(states: States) -> Result:
+    """The norm of every state of one text, and along the layers those of its first and its last token."""
+    norms = torch.stack([values.to(torch.float64).norm(dim=-1) for values in states.values]).to(torch.float32).numpy()
     look = {"long_name": "norm", "units": "L2", "scale": "log"}
     coordinates = {
         "site": [str(site) for site in states.sites],
@@ -197,7 +279,9 @@ def _grid(models: Models, model: hs.Model, text: str) -> Result:
         "norm_first": ("site", norms[:, 0], {**look, "long_name": "first token"}),
         "norm_last": ("site", norms[:, -1], {**look, "long_name": "last token"}),
     }
-    data = xarray.Dataset({"norm": (("site", "token"), norms, look), **along}, coordinates, {"texts": [text]})
+    data = xarray.Dataset({"norm": (("site", "token"), norms, look), **along}, coordinates)
+    if states.tokens.texts is not None:
+        data.attrs["texts"] = list(states.tokens.texts)
     return Result("norms", data, {}, states.source)
 
 

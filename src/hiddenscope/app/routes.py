@@ -25,6 +25,7 @@ from hiddenscope.app.jobs import JobRecord, Jobs, QueueFull
 from hiddenscope.app.library import Library
 from hiddenscope.app.schemas import (
     ASKED,
+    STORE_NAME,
     AnalysisAnswer,
     DatasetAnswer,
     JobAnswer,
@@ -34,10 +35,12 @@ from hiddenscope.app.schemas import (
     Problem,
     ResultAnswer,
     StoreAnswer,
+    StoreTextsAnswer,
     analyses,
     questions_of,
 )
 from hiddenscope.app.settings import Settings
+from hiddenscope.app.stores import read_texts, store_identity
 from hiddenscope.errors import Error
 from hiddenscope.results import Result
 
@@ -84,7 +87,9 @@ class Desk:
     def resolved(self, asked: Header) -> tuple[str, Header]:
         """The key of a question, and the question as the worker takes it: names in place of ids, texts of uploads."""
         identities: list[str] = []
-        request = {**asked, "model": self._model(asked["model"], identities), "arguments": dict(asked["arguments"])}
+        request = {**asked, "arguments": dict(asked["arguments"])}
+        if "model" in asked:
+            request["model"] = self._model(asked["model"], identities)
         for question in QUESTIONS.get(asked["analysis"], ()):
             value = request["arguments"].get(question.name)
             if value is not None and question.kind == "model":
@@ -92,10 +97,10 @@ class Desk:
             elif value is not None and question.kind == "data" and (upload := self.library.dataset(value)):
                 data = {"file": upload.file, "texts": upload.texts, "labels": upload.labels}
                 request["arguments"][question.name] = data
-        if asked["analysis"] == "store":
+        if "store" in asked["arguments"]:
             path = self.library.store_path(asked["arguments"]["store"])
-            request["arguments"]["path"] = str(path)
-            identities.append(str(path.stat().st_mtime_ns))
+            identities.append(store_identity(path))
+            request["arguments"] |= {"path": str(path), "identity": identities[-1]}
         return key_of(asked, identities), request
 
     def _model(self, choice: Header, identities: list[str]) -> Header:
@@ -105,7 +110,7 @@ class Desk:
 
     def names(self, asked: Header) -> dict[str, str]:
         """What the opaque names of a question stand for, in code that a person runs."""
-        given = [asked["model"]["name"]]
+        given = [asked["model"]["name"]] if "model" in asked else []
         for question in QUESTIONS.get(asked["analysis"], ()):
             value = asked["arguments"].get(question.name)
             if value is not None and question.kind in ("model", "data"):
@@ -116,6 +121,8 @@ class Desk:
                 names[name] = self.library.model_path(name)
             elif name.startswith("upload:") and (upload := self.library.dataset(name)):
                 names[name] = upload.file
+        if "store" in asked["arguments"]:
+            names[asked["arguments"]["store"]] = str(self.library.store_path(asked["arguments"]["store"]))
         return names
 
     def result(self, id_: str) -> StoredResult:
@@ -173,8 +180,17 @@ def _lists(router: APIRouter, desk: Desk) -> None:
 
     @router.get("/stores")
     def list_stores() -> list[StoreAnswer]:
-        """States that were kept in files below the root."""
+        """States that were kept below the root, in files and in stores."""
         return desk.library.stores()
+
+    @router.get("/stores/{name}/texts")
+    def list_texts(
+        name: Annotated[str, InPath(pattern=STORE_NAME)],
+        first: Annotated[int, Query(ge=0, le=10**12, description="Where the page begins.")] = 0,
+        count: Annotated[int, Query(ge=1, le=100, description="How many texts it has.")] = 20,
+    ) -> StoreTextsAnswer:
+        """The texts of kept states, a page at a time."""
+        return read_texts(desk.library.store_path(name), first, count)
 
 
 _UPLOAD = {
@@ -257,7 +273,7 @@ def _results(router: APIRouter, desk: Desk) -> None:
         return ResultAnswer(
             id=id,
             analysis=asked["analysis"],
-            model=ModelChoice(**asked["model"]),
+            model=ModelChoice(**asked["model"]) if "model" in asked else None,
             title=header.get("title", "state"),
             findings=header.get("findings", []),
             views=header.get("views", []),
@@ -266,6 +282,7 @@ def _results(router: APIRouter, desk: Desk) -> None:
             command=command.text,
             command_reason=command.reason,
             state=header.get("state"),
+            nearest=header.get("nearest", []),
         )
 
     @router.get("/results/{id}/payload", response_class=Response, responses={200: _PAYLOAD})

@@ -4,8 +4,9 @@ The first parameter of an analysis is the model. Of the others, the type says wh
 a dataset, a contrast, a direction, a number, one of a few words). Parameters that only a program can give, such as
 callbacks and paths, are left out: nothing that comes from a page names a path.
 
-`grid` and `state` are two questions that only the page asks: the norms of a text while it is typed, and all about one
-state, before and after a change.
+Some questions only the page asks. `grid`: the norms of a text while it is typed. `state`: all about one state, before
+and after a change. `store`, `kept` and `nearest`: of states that were kept before, the texts nearest to a query, the
+norms of one text, and the states nearest to one of it; the last two need no model.
 """
 
 import ast
@@ -23,6 +24,7 @@ MOST_CHARACTERS = 20_000
 MOST_TEXTS = 2_000
 MODEL_NAME = r"^(?:folder:[0-9a-f]{16}|[A-Za-z0-9_][A-Za-z0-9_.\-]{0,95}(?:/[A-Za-z0-9_][A-Za-z0-9_.\-]{0,95})?)$"
 DATA_NAME = r"^(?:upload:[0-9a-f]{16}|[A-Za-z0-9_][A-Za-z0-9_\-]{0,95})$"
+STORE_NAME = r"^store:[0-9a-f]{16}$"
 SITES = r"^[A-Za-z0-9_.*,\[\]\- ]{1,200}$"
 ONLY_IN_PYTHON = {"Callable", "Mapping"}
 
@@ -35,6 +37,8 @@ SitesName: TypeAlias = Annotated[str, Field(pattern=SITES)]
 Word: TypeAlias = Annotated[str, Field(min_length=1, max_length=200)]
 Number: TypeAlias = Annotated[float, Field(ge=-1e6, le=1e6, allow_inf_nan=False)]
 Integer: TypeAlias = Annotated[int, Field(ge=-1_000_000, le=1_000_000)]
+StoreName: TypeAlias = Annotated[str, Field(pattern=STORE_NAME)]
+TextNumber: TypeAlias = Annotated[int, Field(ge=0, le=10**12)]
 Dtype: TypeAlias = Literal["float32", "bfloat16", "float16"]
 
 
@@ -101,9 +105,26 @@ class StateArguments(Strict):
 class StoreArguments(Strict):
     """The nearest texts to a query, in states that were kept before."""
 
-    store: Annotated[str, Field(pattern=r"^store:[0-9a-f]{16}$")]
+    store: StoreName
     query: OneText
     site: SitesName | None = None
+    k: Annotated[int, Field(ge=1, le=100)] = 10
+
+
+class KeptArguments(Strict):
+    """The norm of every state of one text, in states that were kept before."""
+
+    store: StoreName
+    text: TextNumber
+
+
+class NearestArguments(Strict):
+    """The nearest states to one of a text, among all states of its site that were kept."""
+
+    store: StoreName
+    text: TextNumber
+    site: Annotated[str, Field(pattern=r"^[a-z0-9.]{1,40}$")]
+    token: Annotated[int, Field(ge=0, le=10_000_000)]
     k: Annotated[int, Field(ge=1, le=100)] = 10
 
 
@@ -210,18 +231,23 @@ def _arguments(analysis: Analysis) -> type[BaseModel]:
 
 
 def _request(word: str, arguments: type[BaseModel]) -> type[BaseModel]:
-    fields: dict[str, Any] = {
-        "analysis": (Literal[word], ...),
-        "model": (ModelChoice, ...),
-        "arguments": (arguments, ...),
-    }
+    fields: dict[str, Any] = {"analysis": (Literal[word], ...), "arguments": (arguments, ...)}
+    if word not in WITHOUT_MODEL:
+        fields["model"] = (ModelChoice, ...)
     return create_model(f"{word.capitalize()}Request", __base__=Strict, __doc__=arguments.__doc__, **fields)
 
 
 ASKED = tuple(analysis for analysis in ANALYSES if analysis.in_app)
 """The analyses that the API answers."""
 
-OWN_ARGUMENTS: dict[str, type[BaseModel]] = {"grid": GridArguments, "state": StateArguments, "store": StoreArguments}
+OWN_ARGUMENTS: dict[str, type[BaseModel]] = {
+    "grid": GridArguments,
+    "state": StateArguments,
+    "store": StoreArguments,
+    "kept": KeptArguments,
+    "nearest": NearestArguments,
+}
+WITHOUT_MODEL = {"kept", "nearest"}
 REQUESTS = {analysis.word: _request(analysis.word, _arguments(analysis)) for analysis in ASKED} | {
     word: _request(word, arguments) for word, arguments in OWN_ARGUMENTS.items()
 }
@@ -272,12 +298,24 @@ class SectionAnswer(BaseModel):
     views: list[int]
 
 
+class NearestAnswer(BaseModel):
+    """One of the nearest in kept states: the number of the text, its token where a state was asked for, and the score.
+
+    `string` is the text, or the token.
+    """
+
+    text: int
+    token: int | None
+    string: str
+    score: float
+
+
 class ResultAnswer(BaseModel):
     """A result as a page shows it; the numbers are in its payload and its files."""
 
     id: str
     analysis: str
-    model: ModelChoice
+    model: ModelChoice | None
     title: str
     findings: list[str]
     views: list[ViewAnswer]
@@ -286,6 +324,7 @@ class ResultAnswer(BaseModel):
     command: str | None
     command_reason: str = Field("", description="Why there is no command, where there is none.")
     state: dict[str, Any] | None = Field(None, description="What `state` answers.")
+    nearest: list[NearestAnswer] = Field([], description="What `store` and `nearest` answer, best first.")
 
 
 class QuestionAnswer(BaseModel):
@@ -337,6 +376,26 @@ class StoreAnswer(BaseModel):
     tokens: int
     texts: int
     model: str
+    dtype: str
+    width: int
+    complete: bool = Field(description="Whether all units of the store are committed.")
+
+
+class StoreText(BaseModel):
+    """One text of kept states: its number, how it begins, whether it goes on, and how many rows it has."""
+
+    number: int
+    text: str
+    cut: bool
+    tokens: int
+
+
+class StoreTextsAnswer(BaseModel):
+    """A page of the texts of kept states, in their order; `total` is how many there are."""
+
+    total: int
+    first: int
+    texts: list[StoreText]
 
 
 def analyses() -> list[AnalysisAnswer]:

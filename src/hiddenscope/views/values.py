@@ -74,7 +74,7 @@ class Measure:
 class Words:
     """The top words of every cell: `chosen` `[site, token, rank]` indexes `words`, and is -1 where there is none.
 
-    With `framed`, the cell in which the word of the top row first appears in its column has a frame.
+    With `framed`, a frame marks in each column the cell from which on the word is that of the top row and stays so.
 
     >>> top = Words.of([[["Paris", "Rome"], ["Paris", ""]]], [[[0.9, 0.1], [1.0, 0.0]]])
     >>> top.words, top.chosen.tolist()
@@ -96,15 +96,16 @@ class Words:
             _put(self, probabilities=floats(self.probabilities, "probabilities", 3))
             _same(self.probabilities, chosen.shape, "The probabilities of words")
 
-    def first_rows(self) -> list[int]:
-        """In each column, the lowest row that says what the top row says; -1 where that is the top row alone.
+    def settled_rows(self) -> list[int]:
+        """In each column, the row from which on all say what the top row says; -1 where that is the top row alone.
 
-        >>> Words.of([[["a"], ["b"]], [["c"], ["b"]], [["c"], ["d"]]]).first_rows()
-        [1, -1]
+        >>> Words.of([[["a"], ["b"], ["e"]], [["c"], ["b"], ["f"]], [["c"], ["d"], ["e"]]]).settled_rows()
+        [1, -1, -1]
         """
         top = self.chosen[:, :, 0]
-        first = [int(np.argmax(column == column[-1])) for column in top.T]
-        return [-1 if row == len(top) - 1 or top[-1, place] < 0 else row for place, row in enumerate(first)]
+        others = top[::-1] != top[-1]  # from the top down
+        rows = np.where(others.any(0), len(top) - others.argmax(0), 0)
+        return [int(row) for row in np.where((rows == len(top) - 1) | (top[-1] < 0), -1, rows)]
 
     @classmethod
     def of(cls, strings: ArrayLike, probabilities: ArrayLike | None = None) -> "Words":

@@ -2,7 +2,7 @@
  * The API, as the page uses it: lists, jobs that are followed until they are over, and results.
  *
  * @typedef {{name: string, dtype?: string}} ModelChoice
- * @typedef {{analysis: string, model: ModelChoice, arguments: Record<string, unknown>}} Asked
+ * @typedef {{analysis: string, model?: ModelChoice, arguments: Record<string, unknown>}} Asked
  * @typedef {{what: string, done: number, total: number | null}} Progress
  * @typedef {{id: string, analysis: string, state: "queued" | "running" | "done" | "failed" | "cancelled", waiting: number,
  *   progress: Progress | null, partial: number, result: string | null, error: string | null, note: string}} Job
@@ -10,12 +10,17 @@
  * @typedef {{site: string, token: number, string: string, id: number, names: Record<string, string>, norm: number,
  *   nearest: {site: string, token: number, cosine: number}[], lens: Prediction[] | string,
  *   before: Prediction[] | string, after?: Prediction[], change?: string}} StateAnswer
- * @typedef {{id: string, analysis: string, model: ModelChoice, title: string, findings: string[],
+ * @typedef {{text: number, token: number | null, string: string, score: number}} NearestAnswer
+ * @typedef {{id: string, analysis: string, model: ModelChoice | null, title: string, findings: string[],
  *   views: {name: string, title: string, kind: string}[], sections: {title: string, prose: string, views: number[]}[],
- *   python: string | null, command: string | null, command_reason: string, state: StateAnswer | null}} ResultAnswer
+ *   python: string | null, command: string | null, command_reason: string, state: StateAnswer | null,
+ *   nearest: NearestAnswer[]}} ResultAnswer
  * @typedef {{name: string, label: string, source: string, here: boolean}} ModelAnswer
  * @typedef {{name: string, label: string, texts: number, labels: Record<string, number>, sample: string[]}} DatasetAnswer
- * @typedef {{name: string, label: string, bytes: number, sites: string[], tokens: number, texts: number, model: string}} StoreAnswer
+ * @typedef {{name: string, label: string, bytes: number, sites: string[], tokens: number, texts: number, model: string,
+ *   dtype: string, width: number, complete: boolean}} StoreAnswer
+ * @typedef {{number: number, text: string, cut: boolean, tokens: number}} StoreText
+ * @typedef {{total: number, first: number, texts: StoreText[]}} StoreTexts
  * @typedef {{name: string, kind: string, required: boolean, default: string | number | boolean | null, choices: string[],
  *   help: string}} Question
  * @typedef {{word: string, question: string, group: string, parameters: Question[]}} AnalysisAnswer

@@ -1,15 +1,22 @@
 /** A question with its form and its answer: any analysis, on any model. The address holds what was filled in. */
 
-import { button, element } from "../../views/static/elements.js";
+import { element } from "../../views/static/elements.js";
 import { readPage, writePage } from "../../views/static/hash.js";
 import { unpack } from "../../views/static/payload.js";
 import { readText, Refused } from "./api.js";
 import { modelField } from "./fields.js";
 import { Form } from "./form.js";
-import { held, hold } from "./place.js";
+import { held, hold, isExample } from "./place.js";
 import { findingsShown, said, saveMenu, showViews, viewsOf } from "./result.js";
 
 /** @typedef {import("./api.js").AnalysisAnswer} AnalysisAnswer */
+
+const EXPECTED = /** @type {Record<string, string>} */ ({
+  project: "You will see one panel for every layer, in which each dot is a text in the colour of its label, and how far the labels are apart.",
+  probe: "You will see, layer by layer, how well a linear probe reads the label from the states, and what chance would give.",
+  graft: "You will see, layer by layer, what becomes of the answers when blocks of the other model take the place of this one's.",
+  drift: "You will see where the states of the two models part, whether that is more than rounding, and which module is at fault.",
+});
 
 /** One analysis: its model, its form, and what it answers. */
 export class Questioning {
@@ -17,15 +24,17 @@ export class Questioning {
    * @param {AnalysisAnswer} analysis
    * @param {import("./form.js").Lists} lists
    * @param {import("./asking.js").Asker} asker
+   * @param {string} [named] what its model is called
    */
-  constructor(analysis, lists, asker) {
+  constructor(analysis, lists, asker, named = "Model") {
     this.analysis = analysis;
     this.asker = asker;
     this.form = new Form(analysis.parameters, lists);
-    this.model = modelField("Model", lists.models, held("model"), (name) => hold("model", name));
-    this.answer = element("div", { class: "views" });
-    const go = element("button", { type: "submit", class: "main" }, ["Ask"]);
-    const asking = element("form", { class: "asking" }, [element("div", { class: "form" }, [this.model.root]), this.form.root, element("div", { class: "row" }, [go])]);
+    this.model = modelField(named, lists.models, held("model"), (name) => hold("model", name));
+    const expected = EXPECTED[analysis.word];
+    this.answer = element("div", { class: "views" }, expected ? [said(expected, true)] : []);
+    this.form.root.prepend(this.model.root);
+    const asking = element("form", { class: "asking" }, [this.form.root]);
     asking.addEventListener("submit", (event) => {
       event.preventDefault();
       void this.ask();
@@ -45,11 +54,12 @@ export class Questioning {
     }
   }
 
-  async ask() {
+  /** @param {boolean} [written] whether the address is to hold the question; the example's is short */
+  async ask(written = true) {
     const given = this.form.get();
     const empty = this.analysis.parameters.find((one) => one.required && given[one.name] === undefined);
     if (empty) return this.answer.replaceChildren(said(`Fill in ${empty.name.replaceAll("_", " ")} first.`));
-    writePage("q", JSON.stringify(given));
+    if (written) writePage("q", JSON.stringify(given));
     this.answer.classList.add("stale");
     try {
       const result = await this.asker.ask("question", { analysis: this.analysis.word, model: { name: this.model.get() }, arguments: given }, (job) => void this.early(job));
@@ -80,11 +90,11 @@ export class Questioning {
   /** @param {import("./api.js").ResultAnswer} result */
   async show(result) {
     const views = await viewsOf(result.id);
-    const place = element("div");
-    this.answer.replaceChildren(
-      element("div", { class: "row" }, [element("h2", { class: "part" }, [result.title.slice(0, 1).toUpperCase() + result.title.slice(1)]), saveMenu(result, () => ({ view: "", measure: "" }))]),
-      ...(result.findings.length ? [findingsShown(result.findings)] : []), place,
-    );
+    const place = element("div", { class: "views" });
+    const findings = result.findings.length ? [findingsShown(result.findings)] : [];
+    findings.forEach((list) => list.classList.add("beside"));
+    const head = element("div", { class: "row" }, [element("h2", { class: "tab" }, [result.title.slice(0, 1).toUpperCase() + result.title.slice(1)]), saveMenu(result, () => ({ view: "", measure: "" }))]);
+    this.answer.replaceChildren(element("div", { class: "found" }, [head, ...findings, place]));
     showViews(place, views, 0);
     document.documentElement.dataset.ready = "true";
   }
@@ -107,12 +117,12 @@ export function askTab(root, asker, analyses, lists) {
   const open = (/** @type {AnalysisAnswer} */ analysis, /** @type {boolean} */ linked) => {
     for (const [one, card] of cards) card.setAttribute("aria-pressed", String(one === analysis));
     const questioning = new Questioning(analysis, lists, asker);
-    place.replaceChildren(element("h2", { class: "part" }, [analysis.question]), questioning.root);
+    place.replaceChildren(element("h2", { class: "tab" }, [analysis.question]), questioning.root);
     if (linked && questioning.restore()) void questioning.ask();
     else place.scrollIntoView({ block: "nearest" });
   };
   root.replaceChildren(
-    element("h2", { class: "part" }, ["Every question"]),
+    element("h2", { class: "tab" }, ["Every question"]),
     element("p", { class: "lead" }, ["Each of these is one function in Python and one command in a terminal, under the same name."]),
     element("ul", { class: "cards" }, cards.map(([, card]) => element("li", {}, [card]))), place,
   );
@@ -129,17 +139,14 @@ export function askTab(root, asker, analyses, lists) {
  * @param {import("./form.js").Lists} lists
  */
 export function driftTab(root, asker, drift, lists) {
-  const questioning = new Questioning(drift, lists, asker);
+  const questioning = new Questioning(drift, lists, asker, "Reference");
   root.replaceChildren(
-    element("h2", { class: "part" }, ["Where do two models diverge?"]),
-    element("p", { class: "lead" }, ["The first is the reference, the second the candidate: a port, a fine-tuned copy, another checkpoint of the same shape. You see where they part, whether that is more than rounding, and which module is at fault."]),
+    element("h2", { class: "tab" }, ["Where do two models diverge?"]),
+    element("p", { class: "lead" }, ["The first is the reference, the second the candidate: a port, a fine-tuned copy, another checkpoint of the same shape, or the same model in another dtype."]),
     questioning.root,
   );
-  if (questioning.restore()) void questioning.ask();
+  const known = questioning.restore();
+  if (!known) questioning.form.set({ candidate: { name: held("second"), dtype: held("seconddtype") }, texts: [held("a")] });
+  if (known || isExample(["model", "a", "second", "seconddtype"])) void questioning.ask(known);
   document.documentElement.dataset.ready = "true";
-}
-
-/** @param {() => void} act */
-export function tryAgain(act) {
-  return button("Try again", "Ask once more", act);
 }

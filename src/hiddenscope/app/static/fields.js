@@ -19,6 +19,19 @@ export function textField(label, value, act, size = "") {
 }
 
 /**
+ * One of the dtypes in which a model can be loaded.
+ * @param {string} label
+ * @param {string} value
+ * @param {(value: string) => void} act
+ */
+export function dtypeField(label, value, act) {
+  const select = element("select", {}, DTYPES.map((name) => element("option", { value: name }, [name])));
+  select.value = value;
+  select.addEventListener("change", () => act(select.value));
+  return { root: element("label", { class: "field small" }, [element("span", {}, [label]), select]), input: select };
+}
+
+/**
  * A model: from the list, or any Hugging Face id.
  * @param {string} label
  * @param {import("./api.js").ModelAnswer[]} models

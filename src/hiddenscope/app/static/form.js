@@ -1,7 +1,7 @@
 /** A form for any analysis, made from what the API says of its parameters. */
 
 import { element } from "../../views/static/elements.js";
-import { modelField } from "./fields.js";
+import { DTYPES, dtypeField, modelField } from "./fields.js";
 
 /**
  * @typedef {import("./api.js").Question} Question
@@ -26,12 +26,22 @@ export class Form {
     const [first, aside] = [questions.filter((one) => !ASIDE.has(one.name) || one.required), questions.filter((one) => ASIDE.has(one.name) && !one.required)];
     const roots = (/** @type {Question[]} */ some) => some.map((one) => /** @type {Field} */ (this.fields.get(one.name)).root);
     const more = aside.length ? [element("details", {}, [element("summary", {}, ["More options"]), element("div", {}, roots(aside))])] : [];
-    this.root = element("div", { class: "form" }, [...roots(first), ...more]);
+    this.go = element("button", { type: "submit", class: "main" }, ["Ask"]);
+    this.root = element("div", { class: "form" }, [...roots(first), this.go, ...more]);
   }
 
   /** @returns {Record<string, unknown>} those that were filled in */
   get() {
     return Object.fromEntries([...this.fields].map(([name, field]) => [name, field.get()]).filter(([, value]) => value !== undefined));
+  }
+
+  /**
+   * Leave a field out of sight: the page asks for it elsewhere.
+   * @param {string} name
+   */
+  hide(name) {
+    const field = this.fields.get(name);
+    if (field) field.root.hidden = true;
   }
 
   /** @param {Record<string, unknown>} values */
@@ -94,7 +104,13 @@ function labelled(label, input, help, wide = false) {
  */
 function modelOf(label, lists) {
   const field = modelField(label, lists.models, "", () => undefined);
-  return { root: field.root, get: () => (field.get() ? { name: field.get() } : undefined), set: (value) => field.set(value.name) };
+  const dtype = dtypeField("Dtype", DTYPES[0], () => undefined);
+  const kind = () => (dtype.input.value === DTYPES[0] ? {} : { dtype: dtype.input.value });
+  return {
+    root: element("div", { class: "pair" }, [field.root, dtype.root]),
+    get: () => (field.get() ? { name: field.get(), ...kind() } : undefined),
+    set: (value) => { field.set(value.name); dtype.input.value = value.dtype ?? DTYPES[0]; },
+  };
 }
 
 /**

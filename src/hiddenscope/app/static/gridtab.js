@@ -1,13 +1,13 @@
 /** The grid is the page: a model, a text, a second text, one grid that overlays paint, one state beside it, lines below. */
 
 import { choice, element } from "../../views/static/elements.js";
-import { GridView } from "../../views/static/grid.js";
 import { writeState } from "../../views/static/hash.js";
 import { Refused } from "./api.js";
-import { DTYPES, modelField, textField } from "./fields.js";
+import { ChoosingGrid } from "./choosing.js";
+import { dtypeField, modelField, textField } from "./fields.js";
 import { StatePanel } from "./panel.js";
 import { held, heldCell, hold } from "./place.js";
-import { findingsShown, said, saveMenu, showViews, viewsOf } from "./result.js";
+import { findingsShown, remembered, said, saveMenu, showViews, viewsOf } from "./result.js";
 
 /**
  * @typedef {import("./api.js").Asked} Asked
@@ -24,25 +24,6 @@ const EXPLAINED = /** @type {Record<string, string>} */ ({
   patch: "How much of the answer comes back when one state of text A is put into text B.",
   drift: "Where a second model, or the same in another dtype, diverges.",
 });
-
-/** The grid of the workbench: choosing a cell opens its state. */
-class ChoosingGrid extends GridView {
-  /**
-   * @param {HTMLElement} root
-   * @param {import("../../views/static/payload.js").Grid} grid
-   * @param {(cell: number) => void} chosen
-   */
-  constructor(root, grid, chosen) {
-    super(root, grid, 0);
-    this.chosen = chosen;
-  }
-
-  /** @param {number} cell */
-  hold(cell) {
-    super.hold(cell);
-    this.chosen?.(this.pin);
-  }
-}
 
 export class GridTab {
   /**
@@ -113,7 +94,7 @@ export class GridTab {
     };
     const fields = {
       patch: () => [textField("Answer to A", held("answer"), again("answer"), "small"), textField("Answer to B", held("other"), again("other"), "small")],
-      drift: () => [modelField("Against", this.models, held("second"), again("second")), dtypeField(held("seconddtype"), again("seconddtype"))],
+      drift: () => [modelField("Against", this.models, held("second"), again("second")), dtypeField("in dtype", held("seconddtype"), again("seconddtype"))],
     };
     this.extra?.replaceChildren(...(fields[/** @type {"patch" | "drift"} */ (overlay)]?.() ?? []).map(({ root }) => root));
   }
@@ -129,7 +110,7 @@ export class GridTab {
       lens: ["lens", { text }],
       visibility: ["visibility", { text }],
       patch: ["patch", { contrasts }],
-      drift: ["drift", { candidate: second, texts: text }],
+      drift: ["drift", { candidate: second, texts: [text] }],
     });
     const [analysis, given] = questions[held("overlay")] ?? questions.norm;
     return { analysis, model, arguments: given };
@@ -163,7 +144,7 @@ export class GridTab {
     this.result = result;
     const root = element("section", { "data-view": "0", class: "grid" });
     this.stage.replaceChildren(root);
-    this.grid = new ChoosingGrid(root, view, (cell) => this.chosen(cell));
+    this.grid = remembered(root, new ChoosingGrid(root, view, (cell) => this.chosen(cell)));
     if (this.explained) this.explained.textContent = EXPLAINED[held("overlay")] ?? "";
     const rest = element("div");
     this.below.replaceChildren(...(result.findings.length ? [findingsShown(result.findings)] : []), rest);
@@ -240,17 +221,6 @@ function missing(both) {
   if (both && !held("b").trim()) return "Type a text B to compare with.";
   if (both && held("a") === held("b")) return "Text B is text A. Change one of them.";
   return "";
-}
-
-/**
- * @param {string} value
- * @param {(value: string) => void} act
- */
-function dtypeField(value, act) {
-  const select = element("select", {}, DTYPES.map((name) => element("option", { value: name }, [name])));
-  select.value = value;
-  select.addEventListener("change", () => act(select.value));
-  return { root: element("label", { class: "field small" }, [element("span", {}, ["in dtype"]), select]) };
 }
 
 /** Choose a cell before the first grid is there, as the example does. @param {string} pin */

@@ -5,10 +5,11 @@ import { readPage, whenLinked, writePage } from "../../views/static/hash.js";
 import { read, Refused } from "./api.js";
 import { Asker } from "./asking.js";
 import { askTab, driftTab } from "./asktab.js";
-import { DatasetTab, storeTab } from "./datatab.js";
+import { DatasetTab } from "./datatab.js";
 import { GridTab, pinFirst } from "./gridtab.js";
 import { held } from "./place.js";
-import { said } from "./result.js";
+import { destroyDetached, said } from "./result.js";
+import { storeTab } from "./storetab.js";
 import { tour } from "./tour.js";
 
 const TABS = /** @type {Record<string, string>} */ ({ grid: "Grid", data: "Datasets", stores: "Stores", drift: "Drift", ask: "All questions" });
@@ -40,6 +41,7 @@ async function start() {
     document.title = `${TABS[tab]} · hiddenscope`;
     const root = element("div");
     work.replaceChildren(root);
+    destroyDetached();
     grid = null;
     if (tab === "grid") {
       grid = new GridTab(root, asker, models);
@@ -55,7 +57,7 @@ async function start() {
     link.addEventListener("click", (event) => {
       if (event.ctrlKey || event.metaKey || event.shiftKey) return;
       event.preventDefault();
-      for (const name of ["q", "word", "data", "store"]) writePage(name, "");
+      for (const name of ["q", "word", "data", "store", "text", "site", "from"]) writePage(name, "");
       writePage("tab", tab === "grid" ? "" : tab);
       show();
       work.focus({ preventScroll: true });

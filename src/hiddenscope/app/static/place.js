@@ -35,6 +35,14 @@ export function hold(name, value) {
   writePage(name, value === EXAMPLE[name] ? "" : value || "~");
 }
 
+/**
+ * Whether these are as in the example, whose results come with the package.
+ * @param {Held[]} names
+ */
+export function isExample(names) {
+  return names.every((name) => held(name) === EXAMPLE[name]);
+}
+
 /** The cell that is pinned, as the grid keeps it. */
 export function heldCell() {
   const [site, token] = readPage("0.pin").split("~");

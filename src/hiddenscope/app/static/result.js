@@ -32,15 +32,39 @@ export async function viewsOf(id) {
   return text ? unpack(text) : [];
 }
 
+/** @type {Map<HTMLElement, {destroy: () => void}>} the views of the page, by their roots */
+const attached = new Map();
+
 /**
- * A place for a view, with the view in it.
+ * Remember a view, so that it is destroyed once its root has left the page; those that have left are destroyed now.
+ * @template {{destroy: () => void}} T
+ * @param {HTMLElement} root
+ * @param {T} view
+ */
+export function remembered(root, view) {
+  destroyDetached();
+  attached.set(root, view);
+  return view;
+}
+
+/** Destroy the views whose roots have left the page: a view listens to the window's size and theme until then. */
+export function destroyDetached() {
+  for (const [root, view] of attached) {
+    if (root.isConnected) continue;
+    view.destroy();
+    attached.delete(root);
+  }
+}
+
+/**
+ * A place for a view, and how to make the view in it.
  * @param {View} view
  * @param {number} place which view of the page it is
  */
-export function placed(view, place) {
+function placed(view, place) {
   const root = element("section", { "data-view": String(place), class: view.kind.toLowerCase() });
-  const make = () => (view.kind === "Grid" ? new GridView(root, view, place) : view.kind === "Panels" ? new PanelsView(root, view, place) : new LinesView(root, view, place));
-  return { root, make };
+  const made = () => (view.kind === "Grid" ? new GridView(root, view, place) : view.kind === "Panels" ? new PanelsView(root, view, place) : new LinesView(root, view, place));
+  return { root, make: () => remembered(root, made()) };
 }
 
 /**

@@ -191,17 +191,17 @@ def _mark(axes: "Axes", cells: NDArray[np.bool_], marker: Any, size: float, colo
 
 
 def _write_words(axes: "Axes", grid: Grid, colours: Array, wide: float, lettering: Lettering) -> None:
-    """The first word of every cell, in an ink that can be read on its colour; framed where an answer first appears."""
+    """The first word of every cell, in an ink that can be read on its colour; framed where it is settled."""
     from matplotlib.patches import Rectangle
 
     if grid.words is None:
         return
-    first = grid.words.first_rows()
+    settled = grid.words.settled_rows()
     for row, column in np.argwhere(grid.words.chosen[:, :, 0] >= 0):
         word = lettering.token(grid.words.words[grid.words.chosen[row, column, 0]], 30)
         light = float(colours[row, column, :3] @ [0.299, 0.587, 0.114]) > 140 / 255 or colours[row, column, 3] == 0
         ink = style.INK if light else style.PAPER
-        if grid.words.framed and row == first[column]:
+        if grid.words.framed and row == settled[column]:
             axes.add_patch(Rectangle((column + 0.03, row + 0.1), 0.94, 0.8, fill=False, linewidth=0.9, edgecolor=ink))
         axes.text(
             column + 0.5,

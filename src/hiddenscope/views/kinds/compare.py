@@ -153,7 +153,7 @@ def _first(facts: Mapping[str, Any], sides: str) -> Iterator[str]:
     text = f" of text {first['text']}" if first["text"] else ""
     site = f", from {first['site']} on" if first["site"] else ""
     tokens = here if here == there else f"{here} against {there}"
-    yield f"{sides} first differ{_of(facts)} at token {max(first['position'])}{text} ({tokens}){site}."
+    yield f"{sides} first differ{_of(facts)} at token {max(first['position'])}{text}, counted from 0 ({tokens}){site}."
     equal, compared = facts["tokens_equal"], facts["tokens_compared"]
     if compared:
         yield f"{equal:,} of {compared:,} tokens have exactly equal states at every site."

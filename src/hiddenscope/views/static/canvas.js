@@ -89,14 +89,17 @@ export function oncePerFrame(work, teller) {
  * The pixel ratio and the container's width, whenever one of them changes.
  * @param {HTMLElement} container
  * @param {(width: number) => void} act
+ * @returns {() => void} call it to stop watching
  */
 export function whenResized(container, act) {
   let last = "";
-  new ResizeObserver(() => {
+  const observer = new ResizeObserver(() => {
     const now = `${container.clientWidth} ${devicePixelRatio}`;
     if (now !== last && container.clientWidth) act(container.clientWidth);
     last = now;
-  }).observe(container);
+  });
+  observer.observe(container);
+  return () => observer.disconnect();
 }
 
 /** @type {CanvasRenderingContext2D | null} */

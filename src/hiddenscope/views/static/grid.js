@@ -116,8 +116,13 @@ export class GridView {
       Home: step(-columns, 0), End: step(columns, 0), PageUp: step(0, rows), PageDown: step(0, -rows),
       Enter: () => this.hold(this.cursor), " ": () => this.hold(this.cursor), Escape: () => this.hold(-1),
     });
-    whenResized(figure.stage, () => this.arrange());
-    whenThemeChanges(() => { this.theme = theme(); this.paintAll(); });
+    this.stops = [whenResized(figure.stage, () => this.arrange()), whenThemeChanges(() => { this.theme = theme(); this.paintAll(); })];
+  }
+
+  /** Stop listening to the page: the view is taken from it. */
+  destroy() {
+    clearTimeout(this.resting);
+    for (const stop of this.stops ?? []) stop();
   }
 
   /** Take the state from the page's address. */

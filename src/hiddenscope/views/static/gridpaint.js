@@ -147,8 +147,8 @@ function flipped(pixels, columns) {
 }
 
 /**
- * The first word of every cell: small where it has no letter and no digit, and in some grids framed where the word of
- * the top row first appears in its column.
+ * The first word of every cell: small where it has no letter and no digit, and in some grids framed from where on
+ * the word is that of the top row, and stays so.
  * @param {Pen} pen
  * @param {Layout} layout
  * @param {Window} visible
@@ -158,7 +158,7 @@ function flipped(pixels, columns) {
  */
 export function paintWords(pen, layout, visible, words, pixels, theme) {
   const ranks = words.chosen.shape[2];
-  const first = firstCells(words, layout);
+  const settled = settledCells(words, layout);
   for (let cell = 0; cell < layout.rows * layout.columns; cell++) {
     const column = cell % layout.columns;
     const word = words.chosen.data[cell * ranks];
@@ -169,21 +169,21 @@ export function paintWords(pen, layout, visible, words, pixels, theme) {
     const size = /[\p{L}\p{N}]/u.test(words.words[word]) ? SIZES.word : SIZES.mark;
     const text = fitted(shownToken(words.words[word], 30), lettering(theme.font, { size }), layout.wide - 8);
     pen.text(text, x - visible.shift + layout.wide / 2, y + layout.high / 2, { fill, size, anchor: "middle" });
-    if (words.framed && cell === first[column]) pen.outline(x - visible.shift + 1.5, y + 1.5, layout.wide - 4, layout.high - 4, fill, 1.5);
+    if (words.framed && cell === settled[column]) pen.outline(x - visible.shift + 1.5, y + 1.5, layout.wide - 4, layout.high - 4, fill, 1.5);
   }
 }
 
 /**
- * In each column, the lowest cell that says what the top one says; -1 where that is the top one alone.
+ * In each column, the cell from which on all say what the top one says; -1 where that is the top one alone.
  * @param {import("./payload.js").Words} words
  * @param {Layout} layout
  */
-function firstCells(words, layout) {
+function settledCells(words, layout) {
   const [ranks, top] = [words.chosen.shape[2], (layout.rows - 1) * layout.columns];
   return layout.tokens.map((_, column) => {
     const answer = words.chosen.data[(top + column) * ranks];
-    let cell = column;
-    while (words.chosen.data[cell * ranks] !== answer) cell += layout.columns;
+    let cell = top + column;
+    while (cell >= layout.columns && words.chosen.data[(cell - layout.columns) * ranks] === answer) cell -= layout.columns;
     return cell < top && answer >= 0 ? cell : -1;
   });
 }

@@ -71,11 +71,16 @@ export class LinesView {
     const step = (/** @type {number} */ by) => () => this.move(Math.min(last, Math.max(0, this.cursor + by)));
     const go = (/** @type {number} */ to) => () => this.move(to);
     this.figure.onKeys({ ArrowRight: step(1), ArrowLeft: step(-1), Home: go(0), End: go(last), Escape: go(-1) });
-    whenResized(this.figure.stage, (width) => {
+    const resized = whenResized(this.figure.stage, (width) => {
       this.surface.resize(width, this.chart(width).height);
       this.paint();
     });
-    whenThemeChanges(() => { this.theme = theme(); this.settle(); });
+    this.stops = [resized, whenThemeChanges(() => { this.theme = theme(); this.settle(); })];
+  }
+
+  /** Stop listening to the page: the view is taken from it. */
+  destroy() {
+    for (const stop of this.stops ?? []) stop();
   }
 
   restore() {

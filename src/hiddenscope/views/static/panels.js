@@ -99,8 +99,14 @@ export class PanelsView {
     canvas.addEventListener("pointerup", (event) => this.finish(event));
     this.zoom.listen(this.figure.stage, canvas, at);
     this.figure.onKeys(this.keyActs());
-    whenResized(this.figure.stage, () => this.arrange());
-    whenThemeChanges(() => { this.shown.theme = theme(); this.settle(); });
+    this.stops = [whenResized(this.figure.stage, () => this.arrange()), whenThemeChanges(() => { this.shown.theme = theme(); this.settle(); })];
+  }
+
+  /** Stop listening to the page, and playing: the view is taken from it. */
+  destroy() {
+    clearTimeout(this.resting);
+    this.player.stop();
+    for (const stop of this.stops ?? []) stop();
   }
 
   /** @returns {Record<string, (event: KeyboardEvent) => void>} */
@@ -281,6 +287,4 @@ export class PanelsView {
     pen.area(path, this.shown.theme.accent, 0.12);
     pen.line([...path, path[0]], this.shown.theme.accent, 1.5, [4, 3]);
   }
-
-
 }

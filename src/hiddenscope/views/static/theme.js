@@ -23,9 +23,13 @@ export function theme() {
   };
 }
 
-/** @param {() => void} act */
+/**
+ * @param {() => void} act
+ * @returns {() => void} call it to stop listening
+ */
 export function whenThemeChanges(act) {
   darkness.addEventListener("change", act);
+  return () => darkness.removeEventListener("change", act);
 }
 
 /** Whether the reader points with a finger. */

@@ -1,0 +1,22 @@
+/** A grid whose cells are chosen: by a click, or with the arrow keys and Enter. */
+
+import { GridView } from "../../views/static/grid.js";
+
+/** The page hears which cell is pinned, or -1. */
+export class ChoosingGrid extends GridView {
+  /**
+   * @param {HTMLElement} root
+   * @param {import("../../views/static/payload.js").Grid} grid
+   * @param {(cell: number) => void} chosen
+   */
+  constructor(root, grid, chosen) {
+    super(root, grid, 0);
+    this.chosen = chosen;
+  }
+
+  /** @param {number} cell */
+  hold(cell) {
+    super.hold(cell);
+    this.chosen?.(this.pin);
+  }
+}

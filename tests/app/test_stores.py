@@ -1,0 +1,203 @@
+"""Stores in the workbench: kept states are opened, searched and browsed, by the API and in a browser."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hiddenscope as hs
+from hiddenscope.app.stores import read_texts, store_identity
+
+from .pages import Opener, Workbench, fragment
+from .serving import Bench
+from .texts import HOSTILE, TEXTS
+
+
+def listed(bench: Bench, label: str) -> dict[str, Any]:
+    found: dict[str, Any] = next(one for one in bench.ask("GET", "/api/stores").json if one["label"] == label)
+    return found
+
+
+def asked(bench: Bench, analysis: str, **arguments: Any) -> dict[str, Any]:
+    """The answer to a question that needs no model."""
+    job = bench.ask("POST", "/api/jobs", {"analysis": analysis, "arguments": arguments})
+    assert job.status in (200, 202), job.body
+    said = bench.wait(job.json["id"])
+    assert said["state"] == "done", said
+    answer: dict[str, Any] = bench.ask("GET", f"/api/results/{said['result']}").json
+    return answer
+
+
+def numbers(bench: Bench, answer: dict[str, Any], folder: Path) -> hs.Result:
+    path = folder / "answer.nc"
+    path.write_bytes(bench.ask("GET", f"/api/results/{answer['id']}/file?format=nc").body)
+    return hs.Result.load(path)
+
+
+def test_a_store_and_a_file_are_listed_with_what_they_hold(bench: Bench, store: hs.Store, kept: hs.States) -> None:
+    found = listed(bench, "corpora/states")
+    assert found["sites"] == [str(site) for site in store.sites]
+    assert (found["tokens"], found["texts"], found["dtype"]) == (len(store), len(TEXTS), store.dtype)
+    assert (found["width"], found["complete"], found["model"]) == (store["final"].shape[1], True, "tiny")
+    file = listed(bench, "corpora/kept.safetensors")
+    assert (file["tokens"], file["texts"], file["width"]) == (len(kept.tokens), 5, kept.width)
+    assert file["dtype"] == "float32" and file["sites"] == [str(site) for site in kept.sites]
+
+
+@pytest.mark.parametrize("label", ["corpora/states", "corpora/kept.safetensors"])
+def test_texts_are_read_in_pages(bench: Bench, store: hs.Store, kept: hs.States, label: str) -> None:
+    name, total = listed(bench, label)["name"], len(TEXTS) if label.endswith("states") else 5
+    read = []
+    for first in range(0, total + 3, 3):
+        page = bench.ask("GET", f"/api/stores/{name}/texts?first={first}&count=3").json
+        assert (page["total"], page["first"]) == (total, first)
+        read += page["texts"]
+    assert [one["text"] for one in read] == list(TEXTS[:total])
+    assert [one["number"] for one in read] == list(range(total))
+    lengths = store.tokens.lengths if label.endswith("states") else kept.tokens.lengths
+    assert [one["tokens"] for one in read] == lengths.tolist()
+
+
+@pytest.mark.parametrize(("path", "status"), [("store:0123456789abcdef", 422), ("..%2F..%2Fetc", 422)])
+def test_a_store_that_is_not_there_is_a_sentence(bench: Bench, path: str, status: int) -> None:
+    answer = bench.ask("GET", f"/api/stores/{path}/texts")
+    assert answer.status in (status, 404) and "passwd" not in answer.body.decode()
+
+
+def test_the_norms_of_a_text_come_from_the_store(bench: Bench, store: hs.Store, tmp_path: Path) -> None:
+    name = listed(bench, "corpora/states")["name"]
+    answer = asked(bench, "kept", store=name, text=4)
+    data = numbers(bench, answer, tmp_path).data
+    own = store.of(4)
+    for site in own.sites:
+        norms = np.linalg.norm(np.asarray(own[site], dtype=np.float64), axis=1)
+        assert data["norm"].sel(site=str(site)).to_numpy() == pytest.approx(norms, rel=1e-6)
+    namespace: dict[str, Any] = {}
+    exec(answer["python"].replace("profile.html", str(tmp_path / "profile.nc")), namespace)
+    assert namespace["result"].data["norm"].to_numpy() == pytest.approx(data["norm"].to_numpy())
+
+
+@pytest.mark.parametrize("label", ["corpora/states", "corpora/kept.safetensors"])
+def test_the_nearest_states_are_those_of_all_rows(
+    bench: Bench, store: hs.Store, kept: hs.States, label: str, tmp_path: Path
+) -> None:
+    source = store if label.endswith("states") else kept
+    answer = asked(bench, "nearest", store=listed(bench, label)["name"], text=3, site="layer.2", token=5, k=4)
+    rows = np.asarray(source["layer.2"], dtype=np.float64)
+    units = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    at = source.tokens.rows(3).start + 5
+    cosines = units @ units[at]
+    cosines[at] = -np.inf
+    assert [one["score"] for one in answer["nearest"]][:4] == pytest.approx(np.sort(cosines)[::-1][:4], abs=1e-6)
+    for one in answer["nearest"]:
+        row = source.tokens.rows(one["text"]).start + one["token"]
+        assert cosines[row] == pytest.approx(one["score"], abs=1e-6)
+        assert source.tokens.strings[row] == one["string"]
+    namespace: dict[str, Any] = {}
+    exec(answer["python"].replace("search.html", str(tmp_path / "search.nc")), namespace)
+    assert namespace["result"].data.equals(numbers(bench, answer, tmp_path).data)
+
+
+def test_a_search_in_a_store_names_its_texts(bench: Bench, store: hs.Store, tiny_name: str, tmp_path: Path) -> None:
+    name = listed(bench, "corpora/states")["name"]
+    answer = bench.answer("store", tiny_name, store=name, query="The rest of number 7 is here.", k=3)
+    assert answer["nearest"][0]["string"] == "The rest of number 7 is here."
+    assert answer["nearest"][0]["text"] == TEXTS.index("The rest of number 7 is here.")
+    assert answer["nearest"][0]["score"] == pytest.approx(1, abs=1e-4)
+    namespace: dict[str, Any] = {}
+    exec(answer["python"].replace("search.html", str(tmp_path / "search.nc")), namespace)
+    assert namespace["result"].data["number"].equals(numbers(bench, answer, tmp_path).data["number"])
+
+
+def test_a_store_that_grew_is_another(store: hs.Store) -> None:
+    """A unit that was committed later changes what is found, so results of before are not shown again."""
+    before = store_identity(store.path)
+    added = store.path / "commits" / "of-a-test.json"
+    added.write_text("{}")
+    try:
+        assert store_identity(store.path) != before
+    finally:
+        added.unlink()
+
+
+def test_half_a_surrogate_pair_and_a_damaged_file_are_no_500(root: Path, tmp_path: Path, kept: hs.States) -> None:
+    tokens = hs.load(root / "models" / "tiny").capture("a b").tokens  # type: ignore[union-attr]
+    texts = hs.states.Tokens(("half \ud83d",), tokens.text, tokens.positions, tokens.ids, tokens.strings)
+    values = kept.values[:, : len(tokens)]
+    hs.States(kept.sites, values, texts, kept.source).save(tmp_path / "half.safetensors")
+    assert read_texts(tmp_path / "half.safetensors", 0, 5).model_dump_json().startswith("{")
+    content = bytearray((tmp_path / "half.safetensors").read_bytes())
+    (tmp_path / "half.safetensors").write_bytes(content[: len(content) // 2])
+    with pytest.raises(hs.errors.FileError, match="half.safetensors"):
+        read_texts(tmp_path / "half.safetensors", 0, 5)
+
+
+def idle(shown: Workbench) -> None:
+    shown.until("() => !document.querySelector('.stale')")
+    shown.settle()
+
+
+def test_a_store_is_browsed_in_the_browser(look: Opener, store: hs.Store, kept: hs.States, tiny_name: str) -> None:
+    """Texts in pages, one text with its tokens and norms, the nearest states of a cell, and a search."""
+    shown = look(fragment(tab="stores", model=tiny_name))
+    page = shown.page
+    page.get_by_role("button", name="corpora/states").click()
+    texts = page.locator(".texts li button")
+    page.get_by_role("heading", name=f"Texts 0 to 19 of {len(TEXTS)}").wait_for()
+    for number, text in enumerate(HOSTILE):
+        assert "alert" not in page.locator(".texts").inner_html() or "&lt;" in page.locator(".texts").inner_html()
+        texts.nth(number).click()
+        page.get_by_role("heading", name=f"Text {number}", exact=True).wait_for()
+        idle(shown)
+        assert page.locator("button.token").count() == store.tokens.lengths[number], text
+    page.get_by_role("button", name="Later texts").click()
+    page.get_by_role("heading", name="Texts 20 to 39").wait_for()
+    page.get_by_role("button", name="Later texts").click()
+    page.get_by_role("heading", name=f"Texts 40 to {len(TEXTS) - 1}").wait_for()
+    assert page.get_by_role("button", name="Later texts").is_disabled()
+    texts.last.click()
+    page.get_by_role("heading", name=f"Text {len(TEXTS) - 1}", exact=True).wait_for()
+    page.locator(".kept .grid .stage").focus()
+    for key in ("ArrowRight", "End", "ArrowUp", "Enter"):
+        page.keyboard.press(key)
+    near = page.locator(".near button")
+    near.first.wait_for()
+    idle(shown)
+    assert "text 6" in near.first.inner_text()  # the copy of this text
+    near.first.click()
+    page.get_by_role("heading", name="Text 6", exact=True).wait_for()
+    idle(shown)
+    again = look(shown.fragment)
+    again.page.get_by_role("heading", name="Text 6", exact=True).wait_for()
+    again.page.locator(".near button").first.wait_for()
+    shown.keep("workbench-stores")
+    page.get_by_label("Query").fill("The rest of number 9 is here.")
+    page.get_by_role("button", name="Search").click()
+    page.get_by_role("heading", name="Nearest at final").wait_for()
+    assert "number 9" in texts.first.inner_text() and "cosine 1.000" in texts.first.inner_text()
+    page.get_by_role("button", name="Show all texts").click()
+    page.get_by_role("heading", name="Texts 0 to 19").wait_for()
+
+
+def test_states_in_a_file_are_browsed_and_a_wrong_model_is_a_sentence(
+    look: Opener, bench: Bench, kept: hs.States
+) -> None:
+    shown = look(fragment(tab="stores", store=listed(bench, "corpora/kept.safetensors")["name"]))
+    page = shown.page
+    page.locator(".texts li button").nth(3).click()
+    page.get_by_role("heading", name="Text 3", exact=True).wait_for()
+    page.locator("button.token").nth(2).click()
+    page.locator(".near li").first.wait_for()
+    page.get_by_label("Model that computed them").fill("models/other")
+    page.get_by_label("Query").fill("The rest.")
+    page.get_by_role("button", name="Search").click()
+    page.locator(".texts").get_by_role("alert").get_by_text("other weights").wait_for()
+    page.get_by_role("button", name="Show all texts").click()
+    page.get_by_role("heading", name="Texts 0 to 4 of 5").wait_for()
+
+
+def test_without_stores_the_tab_says_how_to_make_one(look: Opener, another: Any, tmp_path: Path) -> None:
+    with another(root=None) as fresh:
+        shown = look(fragment(tab="stores"), at=fresh)
+        shown.page.get_by_text("hiddenscope extract").wait_for()
