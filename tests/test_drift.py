@@ -290,6 +290,12 @@ def test_a_reference_with_fewer_digits_than_the_candidate_is_no_drift(family: st
     assert not facts["drifted"], facts["drifting_sites"]
 
 
+def test_one_model_in_two_dtypes_is_named_by_them() -> None:
+    first, second = (port("llama"), None), (port("llama").to(torch.bfloat16), None)
+    title = views_of(hs.drift(first, second, TEXTS))[0].title
+    assert "(bfloat16) against" in title and title.endswith("(float32)")
+
+
 def test_a_module_compiled_in_place_is_compared_by_what_it_returns() -> None:
     compiled, wrapped = port("llama"), torch.compile(port("llama"), backend="eager")
     compiled.compile(backend="eager")

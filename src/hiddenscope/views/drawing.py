@@ -13,6 +13,7 @@ CELLS = ("site", "token")
 MAP = (*CELLS, "source_site", "source_token")
 RANKED = (*CELLS, "rank")
 MOST_TOKENS = 4_096
+DIFFERING = ("dtype", "device", "attention", "revision")  # of one model: what a side is named by
 UNTESTED = "These numbers describe these texts; other texts were not tested."
 
 
@@ -133,3 +134,21 @@ def is_map(result: Result, variable: "xarray.DataArray") -> bool:
         return False
     sides = [(labels(result.data, dim), labels(result.data, f"source_{dim}")) for dim in CELLS]
     return all(target == source for target, source in sides)
+
+
+def side_names(source: Mapping[str, Any]) -> tuple[str, ...]:
+    """The two models, each with what it does not share with the other: dtype, device, kernel, revision, weights.
+
+    >>> side_names({"model": "m", "dtype": "float32", "other": {"model": "m", "dtype": "bfloat16"}})
+    ('m (float32)', 'm (bfloat16)')
+    """
+    sides = (source, source.get("other", source))
+    differing = [name for name in DIFFERING if len({str(side.get(name) or "") for side in sides}) > 1]
+    if not differing and sides[0].get("model") == sides[1].get("model"):
+        differing = [name for name in ("weights",) if sides[0].get(name) != sides[1].get(name)]
+    return tuple(_side_name(side, differing) for side in sides)
+
+
+def _side_name(side: Mapping[str, Any], differing: Sequence[str]) -> str:
+    shown = [str(side.get(name) or f"no {name}")[:20] for name in differing]
+    return f"{side.get('model', 'one')} ({', '.join(shown)})" if shown else str(side.get("model", "one"))

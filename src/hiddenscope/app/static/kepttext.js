@@ -128,7 +128,7 @@ export class KeptText {
   listed(result, site, token) {
     const string = this.grid?.grid.tokens[token] ?? "";
     const items = result.nearest.map((one) => {
-      const go = element("button", { type: "button", class: "plain" }, [element("bdi", {}, [shownToken(one.string, 24)]), ` text ${one.text.toLocaleString("en")}, token ${one.token}`]);
+      const go = element("button", { type: "button", class: "plain" }, [element("bdi", {}, [shownToken(one.string, 24)]), `text ${one.text.toLocaleString("en")}, token ${one.token}`]);
       go.addEventListener("click", () => this.choose(one.text, `${site}~${one.token}`));
       return element("li", {}, [go, element("span", {}, [one.score.toFixed(3)])]);
     });

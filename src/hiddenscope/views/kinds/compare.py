@@ -1,20 +1,19 @@
 """The difference of two texts or two models, as views and sentences."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hiddenscope.results import Result
-from hiddenscope.views.drawing import UNTESTED, grid_of, labels, quoted
+from hiddenscope.views.drawing import UNTESTED, grid_of, labels, quoted, side_names
 from hiddenscope.views.values import Grid, Lines, Measure, Section, Series, View
 
 if TYPE_CHECKING:
     import xarray
 
 GAP = "a gap"
-DIFFERING = ("dtype", "device", "attention", "revision")  # of one model: what a side is named by
 FEW_TOKENS = "With so few tokens, states that have nothing to do with each other look alike: give more text."
 ALONG = (
     "The lines are the median and the largest L2 norm of the difference, over the tokens that differ. States grow "
@@ -79,24 +78,6 @@ def _title(result: Result) -> str:
     if all(len(side) == 1 for side in texts) and len(texts[0][0] + texts[1][0]) <= 66 and texts[0] != texts[1]:
         return f"“{texts[0][0]}” against “{texts[1][0]}”"
     return f"The difference between {'two texts' if result.facts.get('texts', 1) == 1 else 'pairs of texts'} in {model}"
-
-
-def side_names(source: Mapping[str, Any]) -> tuple[str, ...]:
-    """The two models, each with what it does not share with the other: dtype, device, kernel, revision, weights.
-
-    >>> side_names({"model": "m", "dtype": "float32", "other": {"model": "m", "dtype": "bfloat16"}})
-    ('m (float32)', 'm (bfloat16)')
-    """
-    sides = (source, source.get("other", source))
-    differing = [name for name in DIFFERING if len({str(side.get(name) or "") for side in sides}) > 1]
-    if not differing and sides[0].get("model") == sides[1].get("model"):
-        differing = [name for name in ("weights",) if sides[0].get(name) != sides[1].get(name)]
-    return tuple(_side_name(side, differing) for side in sides)
-
-
-def _side_name(side: Mapping[str, Any], differing: Sequence[str]) -> str:
-    shown = [str(side.get(name) or f"no {name}")[:20] for name in differing]
-    return f"{side.get('model', 'one')} ({', '.join(shown)})" if shown else str(side.get("model", "one"))
 
 
 def findings(result: Result) -> Iterator[str]:

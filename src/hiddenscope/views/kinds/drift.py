@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from hiddenscope.results import Facts, Result, Table
-from hiddenscope.views.drawing import grid_of, labels, quoted
+from hiddenscope.views.drawing import grid_of, labels, quoted, side_names
 from hiddenscope.views.values import Grid, Lines, Section, Series, View
 
 MEASURES = ("relative", "local", "inherited", "max_abs", "ulp", "mismatched", "cosine")
@@ -43,7 +43,11 @@ def _drawn(result: Result, key: str) -> "np.ndarray[tuple[int, ...], np.dtype[np
 
 
 def _title(result: Result) -> str:
-    return f"The error of {result.facts['candidate']} against {result.facts['reference']}"
+    """The two sides; where they are one model, each with what differs: its dtype, say."""
+    reference, candidate = (str(result.facts[name]) for name in ("reference", "candidate"))
+    if reference == candidate and isinstance(other := result.source.get("candidate"), dict):
+        reference, candidate = side_names({**result.source, "other": other})
+    return f"The error of {candidate} against {reference}"
 
 
 def findings(result: Result) -> Iterator[str]:
