@@ -32,7 +32,7 @@ export class DatasetTab {
     const file = element("input", { type: "file", accept: ".txt,.csv,.tsv,.jsonl", "aria-label": "Upload a dataset" });
     file.addEventListener("change", () => void this.take(file.files?.[0]));
     const drop = element("label", { class: "card drop" }, [
-      element("strong", {}, ["Your own"]), element("span", {}, ["A .csv, .tsv, .jsonl or .txt file with a column of texts and one of labels: choose it, or drop it here."]), file,
+      element("strong", {}, ["Your own"]), element("span", {}, ["A .csv, .tsv, .jsonl or .txt file with texts and labels."]), file,
     ]);
     this.drop = element("li", {}, [drop]);
     for (const name of ["dragover", "dragleave", "drop"]) {
