@@ -20,6 +20,7 @@ from hiddenscope.catalog import ANALYSES, Analysis
 from hiddenscope.signatures import parameters_of
 from hiddenscope.store import StorePlan, StoreSequence, create
 from hiddenscope.testing import tiny_model, tiny_tokenizer
+from hiddenscope.vectors import vectors
 
 WORDS = ["the", "a", "of", "river", "city", "house", "green", "old", "new", "runs", "stands", "under", "by"]
 
@@ -133,6 +134,60 @@ def test_drift(model: hs.Model, tmp_path: Path) -> None:
     found = hs.drift(model, store, None)
     same(found, hs.drift(model, states, None))
     assert not found.facts["drifted"] and hs.drift(model, tmp_path / "other", None).facts["first_site"] == "layer.2"
+
+
+@pytest.fixture(scope="module")
+def pooled(model: hs.Model, texts: list[str], tmp_path_factory: pytest.TempPathFactory) -> dict[Any, hs.Store]:
+    """Stores of one row for each text, or window, by how they were pooled; and of all tokens, by None."""
+    folder = tmp_path_factory.mktemp("pooled")
+    longer = [*texts[:-2], " ".join(texts[:6]), texts[3]]
+    corpus = hs.Corpus(longer, window=40, stride=20)
+    ways = (None, "mean", "max", "last", "first", 0, -1, 2)
+    return {way: hs.extract(model, corpus, folder / f"{way}", sites="layer.2", pool=way) for way in ways}
+
+
+def test_pooled_states_are_taken_for_what_they_are(model: hs.Model, pooled: dict[Any, hs.Store]) -> None:
+    whole = pooled[None].to_states()
+    same_as = {"first": (0,), 0: ("first",), "last": (-1,), -1: ("last",)}
+    for way in ("mean", "max", "last", "first", 0, -1, 2):
+        store = pooled[way]
+        assert store.pooled == str(way) and len(store) > len(store.texts), "some texts have several windows"
+        for token in ("mean", "max", "last", "first", "cls", 0, -1, 2):
+            if token not in (way, *same_as.get(way, ())):
+                with pytest.raises(hs.errors.StatesError, match=r"of pooled states: the store keeps .*. Give "):
+                    vectors(store, sites="layer.2", token=token)
+            elif way != "mean":  # which is the mean of the windows' means
+                found, wanted = (vectors(one, sites="layer.2", token=token).values for one in (store, whole))
+                torch.testing.assert_close(found, wanted)
+
+
+def test_a_text_is_found_among_pooled_states(model: hs.Model, pooled: dict[Any, hs.Store]) -> None:
+    for way in ("mean", "max", "last"):
+        strings = pooled[way].tokens.texts
+        assert strings is not None
+        query = strings[7]
+        found = hs.search(pooled[way], (model, query), 1)
+        assert found.facts["token"] == way
+        assert found.data["score"].values[0, 0] == pytest.approx(1.0)
+        assert strings[int(found.data["number"].values[0, 0])] == query
+    with pytest.raises(
+        hs.errors.StatesError, match="Cannot take the last token of pooled states: the store keeps the m"
+    ):
+        hs.probe(pooled["mean"], ["a", "b"] * 20)
+    assert hs.probe(pooled["mean"], ["a", "b"] * 20, token="mean").facts["token"] == "mean"
+    assert hs.cluster(pooled[-1]).facts["token"] == -1
+
+
+def test_pooled_texts_without_strings_are_no_copies_of_one_another(tmp_path: Path) -> None:
+    plan = StorePlan({"model": "toy"}, {}, ("layer.0",), {"layer.0": 8}, "float32", pool="mean")
+    sequences = [StoreSequence(text, 0, (text, text + 1), ((-1, -1),) * 2, 0) for text in range(24)]
+    writer = create(tmp_path / "store", plan, [sequences])
+    values = np.random.default_rng(0).standard_normal((24, 8), dtype=np.float32)
+    values[::2] += 3
+    writer.commit("000000", {"layer.0": values})
+    writer.complete()
+    found = hs.probe(hs.open(tmp_path / "store"), [text % 2 for text in range(24)], token="mean")
+    assert (found.facts["rows"], found.facts["texts"]) == (24, 24)
 
 
 @pytest.fixture(scope="module")

@@ -194,6 +194,11 @@ class Store:
         return self.plan.dtype
 
     @property
+    def pooled(self) -> str | None:
+        """How the tokens of each text (or window) became one row; None where every row is a token."""
+        return self.plan.pool
+
+    @property
     def every(self) -> int:
         """Of a text the tokens at positions 0, n, 2n and so on are kept: n, and so 1 where all are."""
         return self.plan.every

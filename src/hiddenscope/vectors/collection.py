@@ -24,6 +24,7 @@ from hiddenscope.passes.given import conversations
 from hiddenscope.sites import Site, select
 from hiddenscope.states import Pair, Readable, Source, Tokens
 from hiddenscope.vectors import Token, blocks, vectors
+from hiddenscope.vectors.pooling import pooled_as
 
 Ints: TypeAlias = NDArray[np.int64]
 
@@ -100,10 +101,16 @@ def as_trained(model: Model, texts: Any, pool: Token | None, truncate: bool | in
 def copies_among(texts: Any) -> list[str]:
     """A key for each text, the same for copies: of strings, ids, Inputs, or the texts of `Tokens`."""
     if isinstance(texts, Tokens):
-        texts = texts.texts or [texts.ids[texts.rows(text)].tolist() for text in range(texts.count)]
+        texts = texts.texts or [_ids_of(texts, text) for text in range(texts.count)]
     if isinstance(texts, Inputs):
         texts = texts.texts or texts.ids
     return [reader.copy_key(text) for text in texts]
+
+
+def _ids_of(tokens: Tokens, text: int) -> list[int]:
+    """The ids of a text; where pooled states have none, its number, which no other text has."""
+    ids: list[int] = tokens.ids[tokens.rows(text)].tolist()
+    return ids if max(ids, default=0) >= 0 else [-1 - text]
 
 
 def integer(value: Any, name: str, least: int) -> int:
@@ -175,7 +182,8 @@ def collection_of(
     if isinstance(source, Pair | Readable):
         if texts is not None:
             raise TextError("Texts beside states", "the states know their texts", "Leave texts out.")
-        return _of_states(source, site, "mean" if token is None else token)
+        own = pooled_as(source)
+        return _of_states(source, site, token if token is not None else "mean" if own is None else own)
     return _of_array(source, texts, site, token)
 
 

@@ -222,7 +222,8 @@ def read_all(source: Readable, sites: tuple[Site, ...], token: Token) -> Tensor:
 def read(source: Readable, site: Site, token: Token) -> Iterator[Tensor]:
     """The vectors of one site of states, block by block."""
     tokens = source.tokens
-    pool = Pool(_lengths(source, token), token)
+    among = _among_pooled(source, token)
+    pool = Pool(_lengths(source, among), among)
     blocks = _each_token(source, site) if token == "each" else _each_text(source, site, pool)
     done = 0
     for block in blocks:
@@ -233,6 +234,35 @@ def read(source: Readable, site: Site, token: Token) -> Iterator[Tensor]:
             raise not_finite(block[row - done], f"{site}, {where}")
         done += len(block)
         yield block
+
+
+def pooled_as(source: Any) -> Token | None:
+    """What each row of a store of pooled states is of its text (or window); None where every row is a token."""
+    how = getattr(source, "pooled", None)
+    return None if how is None else int(how) if how.lstrip("-").isdecimal() else str(how)
+
+
+def _among_pooled(source: Readable, token: Token) -> Token:
+    """Of states that were pooled when they were stored, which row stands for a text; of others, the token itself.
+
+    A long text has a row for each window: what was kept of its start is in the first, of its end in the last.
+    """
+    how = pooled_as(source)
+    if how is None or token == "each":
+        return token
+    asked, kept = (one if isinstance(one, int) else POSITIONS.get(one, one) for one in (token, how))
+    if asked != kept or (token == "cls" != how):  # a "first" token may be another than "cls"
+        reason = f"the store keeps {_named(how)} of each text, and nothing else"
+        remedy = f"Give {how!r}, or extract the states of every token."
+        raise StatesError(f"Cannot take {_named(token)} of pooled states", reason, remedy)
+    return kept if isinstance(kept, str) else "last" if kept < 0 else "first"
+
+
+def _named(token: Token) -> str:
+    """A token in words."""
+    if isinstance(token, int):
+        return f"the token at position {token}"
+    return {"mean": "the mean", "max": "the maximum", "cls": "the cls token"}.get(token, f"the {token} token")
 
 
 def _lengths(source: Readable, token: Token) -> Any:
