@@ -243,8 +243,18 @@ def test_any_rows_are_those_of_the_whole(whole_store: tuple[hs.Store, NDArray[An
     )
     columns = data.draw(st.one_of(st.none(), st.integers(-WIDTH, WIDTH - 1), st.slices(WIDTH)))
     found = store["final"][rows] if columns is None else store["final"][rows, columns]
-    right = wanted[rows] if columns is None else wanted[rows][..., columns]
+    right = wanted[rows] if columns is None else wanted[rows, columns]
     assert found.shape == right.shape and np.array_equal(found, right)
+
+
+def test_rows_and_columns_are_combined_as_numpy_does(whole_store: tuple[hs.Store, NDArray[Any]]) -> None:
+    store, wanted = whole_store
+    even = np.arange(len(wanted)) % 2 == 0
+    keys: list[Any] = [([1, 2], [0, 1]), ([[1], [2]], [0, 3]), (even, np.arange(16) % WIDTH), (3, [1, 2]), ()]
+    keys += [(slice(4), [[1, 2], [3, 0]]), (slice(None), ...), (..., 3), (2, ..., 1), (5, None), ([4, -1], slice(2))]
+    for key in keys:
+        found, right = store["final"][key], wanted[key]
+        assert np.shape(found) == np.shape(right) and np.array_equal(found, right), key
 
 
 @pytest.fixture(scope="module")
@@ -256,7 +266,18 @@ def whole_store(tmp_path_factory: pytest.TempPathFactory) -> tuple[hs.Store, NDA
 
 def test_rows_that_are_not_there_are_an_error(whole_store: tuple[hs.Store, NDArray[Any]]) -> None:
     array = whole_store[0]["final"]
-    for rows in (32, -33, [0, 99], "a", 1.5, {}, np.zeros((2, 2), bool), (1, 2, 3)):
+    outside: list[Any] = [32, -33, [0, 99], 2**64 - 1, np.uint64(2**64 - 1), (slice(None), WIDTH), slice(None, None, 0)]
+    for rows in (
+        *outside,
+        "a",
+        1.5,
+        {},
+        np.zeros((2, 2), bool),
+        (1, 2, 3),
+        (..., ...),
+        slice("a"),
+        ([1, 2], [1, 2, 3]),
+    ):
         with pytest.raises(StatesError, match="Cannot index SiteArray"):
             array[rows]
     for number in (0, -1, "a"):
@@ -264,6 +285,14 @@ def test_rows_that_are_not_there_are_an_error(whole_store: tuple[hs.Store, NDArr
             list(whole_store[0].blocks("final", number))  # type: ignore[arg-type]
         with pytest.raises(Error):
             list(array.blocks(number))  # type: ignore[arg-type]
+
+
+def test_rows_are_taken_by_their_numbers_alone(whole_store: tuple[hs.Store, NDArray[Any]]) -> None:
+    store, wanted = whole_store
+    assert np.array_equal(store.rows("final", [3, -1, 3]).float().numpy(), wanted[[3, -1, 3]])
+    for rows in (np.arange(len(wanted)) > 3, [1.5], [[1, 2]]):  # a mask, read as numbers, would be rows 0 and 1
+        with pytest.raises(StatesError, match="Cannot take rows of SiteArray"):
+            store.rows("final", rows)  # type: ignore[arg-type]
 
 
 def test_rows_wider_than_a_block_are_read(tmp_path: Path) -> None:
@@ -338,6 +367,7 @@ def test_an_xarray_reads_what_is_asked(tmp_path: Path) -> None:
     assert labelled.dims == ("site", "token", "width") and not labelled.variable._in_memory
     one = labelled.sel(site="layer.1").isel(token=[3, 30], width=slice(4))
     assert np.array_equal(one.values, expected(writer, "layer.1")[[3, 30], :4])
+    assert labelled.isel(site=slice(0, 0), width=[1, 2]).values.shape == (0, 32, 2)
     assert labelled["string"].values[5] == "t17" and labelled["text"].values[-1] == 6
     damage(next((tmp_path / "data").iterdir()))
     with pytest.raises(Damaged):

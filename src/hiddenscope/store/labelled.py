@@ -37,7 +37,8 @@ def labelled(arrays: Sequence[SiteArray], sites: Sequence[Site], tokens: Tokens,
             numbers = np.arange(len(arrays))[chosen]
             if numbers.ndim == 0:
                 return np.asarray(arrays[int(numbers)][rows][..., channels])
-            return np.stack([arrays[number][rows][..., channels] for number in numbers])
+            parts = [arrays[number][rows][..., channels] for number in numbers]
+            return np.stack(parts) if parts else arrays[0][rows][..., channels][None][:0]
 
     strings = np.array([*tokens.strings, None], dtype=object)[:-1]
     coords = {

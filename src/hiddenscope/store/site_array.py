@@ -1,5 +1,6 @@
 """SiteArray: the states of one site of a store, `[row, width]`, read when they are asked for."""
 
+import math
 from collections.abc import Iterator
 from typing import Any, Protocol
 
@@ -56,11 +57,31 @@ class SiteArray:
         return (row for part in self.blocks() for row in part)
 
     def __getitem__(self, key: Any) -> Any:
-        rows, *columns = key if isinstance(key, tuple) else (key,)
-        if len(columns) > 1:
-            raise StatesError(f"Cannot index {self!r}", f"{len(columns) + 1} indices were given", "Give two at most.")
+        rows, columns = self._both(key)
         values = self._rows(rows)
-        return values[(..., *columns)] if columns else values
+        if isinstance(columns, slice) and columns == slice(None):
+            return values
+        # The rows that were read stand for those that were asked for, in the same shape: numpy combines the two.
+        shape = values.shape[:-1]
+        chosen = slice(None) if isinstance(rows, slice) else np.arange(math.prod(shape)).reshape(shape)
+        try:
+            return values.reshape(-1, self.shape[1])[chosen, columns]
+        except (IndexError, TypeError, ValueError) as error:
+            raise self._cannot(str(error)[:200]) from error
+
+    def _both(self, key: Any) -> tuple[Any, Any]:
+        """The index of the rows, and that of the columns."""
+        given = list(key) if isinstance(key, tuple) else [key]
+        dots = [at for at, one in enumerate(given) if one is Ellipsis]
+        if len(dots) > 1 or len(given) - len(dots) > 2:
+            raise self._cannot(f"{len(given)} indices were given")
+        whole = [slice(None)] * (2 - len(given) + len(dots))
+        at = dots[0] if dots else len(given)
+        both: list[Any] = [*given[:at], *whole, *given[at + 1 :]]
+        return both[0], both[1]
+
+    def _cannot(self, reason: str) -> StatesError:
+        return StatesError(f"Cannot index {self!r}", reason, "Give a number, a slice, a mask or indices of its rows.")
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         values: NDArray[Any] = self._range(0, len(self))
@@ -82,10 +103,11 @@ class SiteArray:
             yield parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def _rows(self, rows: Any) -> Any:
-        if rows is Ellipsis:
-            rows = slice(None)
         if isinstance(rows, slice):
-            start, stop, step = rows.indices(len(self))
+            try:
+                start, stop, step = rows.indices(len(self))
+            except (TypeError, ValueError) as error:
+                raise self._cannot(str(error)) from error
             if step == 1:
                 return self._range(start, max(start, stop))
             return self._taken(np.arange(start, stop, step))
@@ -93,8 +115,9 @@ class SiteArray:
         if indices.dtype.kind == "b" and indices.shape == (len(self),):
             return self._taken(np.flatnonzero(indices))
         if indices.dtype.kind not in "iu" and indices.size:
-            reason = f"{indices.dtype} {list(indices.shape)} is neither a mask nor indices"
-            raise StatesError(f"Cannot index {self!r}", reason, "Give a number, a slice, a mask or indices.")
+            raise self._cannot(f"{indices.dtype} {list(indices.shape)} is neither a mask nor indices")
+        if indices.dtype.kind == "u":
+            indices = np.minimum(indices, np.uint64(2**63 - 1))  # which is outside too, and not negative
         taken = self._taken(indices.astype(np.int64).reshape(-1))
         return taken.reshape(*indices.shape, self.shape[1])
 

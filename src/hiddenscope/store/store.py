@@ -295,7 +295,13 @@ class Store:
 
     def rows(self, site: str | Site, numbers: Sequence[int] | Ints) -> "torch.Tensor":
         """Some rows of one site, in their own dtype and in the order in which they are asked for."""
-        return self._tensor(self[site].native(np.asarray(numbers, dtype=np.int64)))
+        array, rows = self[site], np.asarray(numbers)
+        if rows.size and (rows.dtype.kind not in "iu" or rows.ndim != 1):
+            reason = f"{rows.dtype} {list(rows.shape)} is no list of row numbers"
+            raise StatesError(
+                f"Cannot take rows of {array!r}", reason, "Give integers; of a mask, np.flatnonzero(mask)."
+            )
+        return self._tensor(array.native(rows.astype(np.int64).reshape(-1)))
 
     def _tensor(self, native: NDArray[Any]) -> "torch.Tensor":
         import torch
