@@ -99,6 +99,28 @@ def test_pooled_and_narrow_states(gpt2: hs.Model, tmp_path: Path) -> None:
         torch.testing.assert_close(kept.float(), wanted, rtol=1e-2, atol=1e-2)
 
 
+def test_a_token_that_a_text_lacks_is_said_before_the_first_pass(gpt2: hs.Model, tmp_path: Path) -> None:
+    texts = ["A cat sat on the old mat.", "A cat sat on the old mat.", "A dog ran over the mat.", "x"]
+    for pool in (5, -6):
+        with pytest.raises(TextError, match=rf"No token at position {pool} of every text: text 3 has \d tokens"):
+            ExtractJob.plan(gpt2, texts, tmp_path / "store", pool=pool, engine=Engine(unit_bytes=1))
+    with pytest.raises(TextError, match=r"the window of text 0 from position \d+ on has \d tokens"):
+        ExtractJob.plan(gpt2, Corpus([" ".join(texts)], window=16, stride=15), tmp_path / "store", pool=15)
+    with pytest.raises(StatesError, match='No token "cls"'):
+        ExtractJob.plan(gpt2, texts, tmp_path / "store", pool="cls")
+    assert not (tmp_path / "store" / "plan.json").exists()
+
+
+def test_an_overflow_is_named_by_its_position_in_the_text(tmp_path: Path) -> None:
+    model = hs.load((tiny_model("gpt2"), tiny_tokenizer()))
+    whole = model.encode([text := "the old river runs by the green house under the z"]).ids[0]
+    assert whole.count(whole[-1]) == 1
+    with torch.no_grad():
+        model.module.get_input_embeddings().weight[whole[-1]] = 1e6  # type: ignore[operator]
+    with pytest.raises(NotFinite, match=f"layer.0, text 1, position {len(whole) - 1}[. ]"):
+        extract(model, Corpus(["a cat", text], window=16, stride=15), tmp_path / "store", dtype="float16", engine=SMALL)
+
+
 def test_copies_are_computed_once(gpt2: hs.Model, tmp_path: Path) -> None:
     extract(gpt2, ["A cat.", "A dog.", "A cat.", "A cow.", "A dog."], tmp_path / "store", engine=SMALL)
     assert [row.text for row in sequences_of(tmp_path / "store")] == [0, 1, 3]

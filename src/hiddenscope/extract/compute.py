@@ -125,7 +125,8 @@ class Unit:
             if len(wrong):
                 row = int(wrong[0])
                 index = int(np.searchsorted(ends, row, side="right"))
-                text, position = self.sequences[index].text, row - int(ends[index]) + lengths[index]
+                own_row, text = row - int(ends[index]) + lengths[index], self.sequences[index].text
+                position = self.sequences[index].start + own_row  # in the text, also of a later window
                 where = f"{site}, text {text:,}" + (f", position {position}" if self._pooled is None else "")
                 remedy = "Look at the block that computes it, load the model in a wider dtype, or give dtype='float32'."
                 return NotFinite("States are not finite", f"a NaN or an infinity at {where}", remedy)

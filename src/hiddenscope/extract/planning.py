@@ -26,6 +26,7 @@ from hiddenscope.passes import Inputs
 from hiddenscope.passes.inputs import BATCH_TOKENS
 from hiddenscope.sites import Site, SitePatterns
 from hiddenscope.store import StorePlan, StoreSequence, UnitDigest
+from hiddenscope.vectors.pooling import check_cls
 
 UNIT_BYTES = 256 * 10**6  # of states: what is held in memory two or three times, and what a crash costs
 MOST_TOKENS = 2**17  # of a unit
@@ -44,6 +45,11 @@ class Wanted:
     dtype: torch.dtype
     width: int
     every: int = 1
+
+    @property
+    def position(self) -> int | None:
+        """The position of the token that stands for a text; None for every other pooling."""
+        return int(self.pool) if self.pool is not None and self.pool.lstrip("-").isdecimal() else None
 
     @property
     def row_bytes(self) -> int:
@@ -127,6 +133,7 @@ class Planner:
         self.window, self.stride = _windows(model, corpus)
         self.identity, self.skips, self.strings = Identity(), Skips(), dict[int, str]()
         self.sequences = self.tokens = 0
+        self._source = model.source(wanted.sites[0].stack) if wanted.pool == "cls" else None
         least = BATCH_TOKENS.get(model.device.type, BATCH_TOKENS["cpu"])
         most = MOST_TOKENS if wanted.pool else min(MOST_TOKENS, unit_bytes // wanted.row_bytes)
         self.unit_tokens = max(most, least if unit_bytes >= UNIT_BYTES else 1)
@@ -136,6 +143,7 @@ class Planner:
         waiting: list[StoreSequence] = []
         number = tokens = 0
         for sequence in self._sequences(seen):
+            self._check_pool(sequence)
             waiting.append(sequence)
             tokens += len(sequence.ids)
             known = number < len(stored)
@@ -150,6 +158,19 @@ class Planner:
     def described(self) -> dict[str, Any]:
         """The corpus in the plan, once it has been read."""
         return described(self.corpus, self.identity, self.skips, self.window, self.stride)
+
+    def _check_pool(self, sequence: StoreSequence) -> None:
+        """Refuse a text without the token that is to stand for it now, and not when its unit is computed."""
+        if self.wanted.pool == "cls":
+            check_cls(self._source, [sequence.ids[0]], sequence.text)
+        elif self.wanted.position is not None:
+            position, tokens = self.wanted.position, len(sequence.ids)
+            if tokens < (position + 1 if position >= 0 else -position):
+                windows = self.window is not None and (sequence.start > 0 or tokens == self.window)
+                where = f"the window of text {sequence.text:,} from position {sequence.start:,} on" if windows else ""
+                reason = f"{where or f'text {sequence.text:,}'} has {tokens:,} tokens"
+                remedy = "Choose a position that every text has; -1 is the last token."
+                raise TextError(f"No token at position {position} of every text", reason, remedy)
 
     def _composed(self, sequences: list[StoreSequence]) -> list[StoreSequence]:
         """The sequences of a unit with the batch that each is in, numbered as they run."""
