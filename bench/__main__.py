@@ -138,7 +138,7 @@ def _groups(options: Any) -> dict[str, Callable[[], list[Row]]]:
         "embed": lambda: embed.rows(_few(options)),
         "extract": lambda: extract.rows(_few(options)),
         "search": lambda: search.rows(_many(options)),
-        "store": lambda: store.rows(_few(options)),
+        "store": lambda: store.rows(options.repeats),
         "probe": lambda: probe.rows(options.repeats),
         "project": lambda: project.rows(options.repeats),
         "gpu": lambda: gpu.rows(options.repeats),

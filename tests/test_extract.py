@@ -33,8 +33,8 @@ from hiddenscope.extract import Corpus, Engine, ExtractJob, JobProgress, compute
 from hiddenscope.extract.compute import Pipeline
 from hiddenscope.extract.corpus import SeenTexts
 from hiddenscope.extract.planning import tokenizer_identity
-from hiddenscope.passes import inputs
-from hiddenscope.store import resume, verify
+from hiddenscope.passes import buffers, inputs
+from hiddenscope.store import resume, verify, writer
 from hiddenscope.testing import tiny_model, tiny_tokenizer
 
 ROOT = Path(__file__).parent.parent
@@ -508,24 +508,61 @@ def test_a_slow_disk_slows_the_pass_and_memory_stays_bounded(
     gpt2: hs.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     planned = ExtractJob.plan(gpt2, TEXTS, tmp_path / "store", engine=SMALL)
-    held, most = [0], [0]
-    release = threading.Event()
+    held, most, at_once = set[str](), [0], [0]
+    release, writing = threading.Event(), set[str]()
     commit, put = planned.writer.commit, Pipeline._hand_over
 
     def slow(unit: str, values: Any) -> bool:
-        release.wait(0.05)
-        held[0] -= 1
+        writing.add(unit)
+        at_once[0] = max(at_once[0], len(writing))
+        release.wait(60)
+        writing.discard(unit)
+        held.discard(unit)
         return commit(unit, values)
 
-    def counted(self: Pipeline, item: Any) -> None:
-        held[0] += 1
-        most[0] = max(most[0], held[0])
-        put(self, item)
+    def counted(self: Pipeline, unit: str, computed: Any) -> None:
+        held.add(unit)
+        most[0] = max(most[0], len(held))
+        if len(held) == 3:
+            threading.Timer(0.3, release.set).start()  # time enough for a fourth, if nothing kept the pass back
+        put(self, unit, computed)
 
     monkeypatch.setattr(planned.writer, "commit", slow)
     monkeypatch.setattr(Pipeline, "_hand_over", counted)
     planned.run()
-    assert most[0] <= 3
+    assert most[0] == 3 and at_once[0] == 2
+
+
+def test_units_use_the_same_memory_one_after_another(
+    gpt2: hs.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = texts(60)
+    planned = ExtractJob.plan(gpt2, given, tmp_path / "store", engine=SMALL)
+    allocate, sizes = buffers._in_huge_pages, []
+
+    def allocating(size: int) -> torch.Tensor:
+        sizes.append(size)
+        return allocate(size)
+
+    monkeypatch.setattr(buffers, "_in_huge_pages", allocating)
+    planned.run()
+    assert len(planned.writer.plan.units) > 9 > len(sizes) and sizes.count(max(sizes)) <= 3
+    store = hs.open(tmp_path / "store")
+    for text in range(0, 60, 7):
+        torch.testing.assert_close(store.of(text).to_states().values, gpt2.capture(given[text]).values)
+
+
+def test_the_texts_of_a_unit_are_read_once(gpt2: hs.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, seen = writer.read_sequences, []
+
+    def reading(folder: Any, unit: Any) -> Any:
+        seen.append(unit.name)
+        return read(folder, unit)
+
+    monkeypatch.setattr(writer, "read_sequences", reading)
+    planned = ExtractJob.plan(gpt2, texts(12), tmp_path / "store", engine=Engine(unit_bytes=20_000))
+    planned.run()
+    assert len(seen) > 3 and sorted(seen) == [unit.name for unit in planned.writer.plan.units]
 
 
 def test_progress_adds_up(gpt2: hs.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

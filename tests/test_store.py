@@ -1,11 +1,13 @@
 """A store: what is committed is read back bit for bit, and whatever else is an error that says so."""
 
+import errno
 import hashlib
 import json
 import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +21,7 @@ from numpy.typing import NDArray
 
 import hiddenscope as hs
 from hiddenscope.errors import Damaged, Error, StatesError, StoreError
-from hiddenscope.store import StorePlan, StoreSequence, Writer, create, resume, verify
+from hiddenscope.store import StorePlan, StoreSequence, Writer, create, resume, shard_reader, site_array, verify
 from hiddenscope.testing import tiny_store
 from hiddenscope.testing.stores import COPIES, SITES, tiny_sequence, tiny_sequences, tiny_values
 
@@ -427,3 +429,79 @@ def test_a_store_of_every_version_is_read_and_written_as_ever(tmp_path: Path, ve
         writer.commit(unit, {site: (array.view(np.uint32) >> 16).astype("<u2") for site, array in states.items()})
     writer.complete()
     assert files_of(tmp_path / "again") == files_of(golden)
+
+
+def wide_store(path: Path, units: int = 3, tokens: int = 300, width: int = 2048) -> Writer:
+    """A store with many blocks a layer: 2.4 MB in a unit, at the default width."""
+    whole = replace(plan(), sites=("layer.0",), widths={"layer.0": width})
+    spans = tuple((place, place + 1) for place in range(tokens))
+    writer = create(path, whole, ([StoreSequence(unit, 0, tuple(range(tokens)), spans, 0)] for unit in range(units)))
+    for number, unit in enumerate(writer.pending()):
+        values = np.arange(tokens * width, dtype=np.float32).reshape(tokens, width) + 10_000_000 * number
+        writer.commit(unit, {"layer.0": values})
+    writer.complete()
+    return writer
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="the system takes no advice")
+def test_the_disk_is_asked_once_for_each_block_before_any_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wide_store(tmp_path)
+    array, numbers = hs.open(tmp_path)["layer.0"], np.arange(7, 900, 31)
+    steps: list[tuple[str, int, int, int]] = []
+    advise, read = os.posix_fadvise, os.preadv
+
+    def advising(descriptor: int, start: int, length: int, what: int) -> None:
+        steps.append(("ask", descriptor, start, start + length))
+        advise(descriptor, start, length, what)
+
+    def reading(descriptor: int, buffers: list[memoryview], start: int) -> int:
+        steps.append(("read", descriptor, start, start + len(buffers[0])))
+        return read(descriptor, buffers, start)
+
+    monkeypatch.setattr(os, "posix_fadvise", advising)
+    monkeypatch.setattr(os, "preadv", reading)
+    rows = array[numbers]
+    asked = [step[1:] for step in steps if step[0] == "ask"]
+    blocks = [step[1:] for step in steps if step[0] == "read"]
+    assert len(asked) == len(set(asked)) > 20 and set(blocks) == set(asked) and len(blocks) == len(asked)
+    assert [step[0] for step in steps] == ["ask"] * len(asked) + ["read"] * len(blocks)
+    assert (rows[:, 0] == numbers % 300 * 2048 + numbers // 300 * 10_000_000).all()
+
+
+def test_rows_of_many_units_and_many_portions_are_those_of_the_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wide_store(tmp_path, units=5, tokens=40)
+    store = hs.open(tmp_path)
+    whole = np.asarray(store["layer.0"])
+    monkeypatch.setattr(site_array, "FEW", 2)
+    monkeypatch.setattr(shard_reader, "AT_ONCE", 6)  # blocks at a time: three rows
+    numbers = np.random.default_rng(0).integers(0, 200, 90)
+    assert np.array_equal(store["layer.0"][numbers], whole[numbers])
+
+
+def test_a_plan_is_encoded_once_however_many_units_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wide_store(tmp_path, units=12, tokens=1, width=1)
+    encoded: list[StorePlan] = []
+    encode = StorePlan.encode
+    monkeypatch.setattr(StorePlan, "encode", lambda self: encoded.append(self) or encode(self))
+    assert len(hs.open(tmp_path)) == 12 and len(encoded) == 1
+
+
+def test_sha256_of_a_shard_that_cannot_be_written_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = create(tmp_path, plan(), texts(), COPIES, STRINGS)
+    written = os.write
+
+    def full(descriptor: int, piece: memoryview) -> int:
+        if len(piece) > 500:  # the header
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return written(descriptor, piece)
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(Error, match="No space left on device"):
+        writer.commit("000000", tiny_values(writer, "000000"))
+    assert "sha256" not in {thread.name for thread in threading.enumerate()}
+    monkeypatch.undo()
+    assert writer.commit("000000", tiny_values(writer, "000000"))

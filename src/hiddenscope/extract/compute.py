@@ -1,11 +1,11 @@
-"""Compute: the states of one unit, and a pipeline in which one unit is written while the next is computed."""
+"""Compute: the states of one unit, and a pipeline in which units are written while the next is computed."""
 
 import os
-import queue
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
@@ -20,12 +20,12 @@ from hiddenscope.errors import NotFinite
 from hiddenscope.extract.planning import Wanted
 from hiddenscope.loading import parse_dtype
 from hiddenscope.model import Model
-from hiddenscope.passes import Inputs, buffers_for, recordable, run
+from hiddenscope.passes import HostMemory, Inputs, buffers_for, recordable, run
 from hiddenscope.sites import Site
 from hiddenscope.store import StorePlan, StoreSequence, Writer
 from hiddenscope.vectors.pooling import Pool, check_cls
 
-AHEAD = 1  # units that wait between the pass and the disk: with the one computed and the one written, three are held
+WRITERS = 2  # units that are written at once, since one core hashes slower than a good disk writes: three are held
 WORTH_TIMING = 40  # a job of at least so many times the tokens of the batch that is timed
 
 
@@ -63,15 +63,15 @@ def threads(count: int) -> Iterator[None]:
 class Unit:
     """The states of a unit: on their way to host memory when this is made, there when `values` is asked."""
 
-    def __init__(self, model: Model, sequences: Sequence[StoreSequence], wanted: Wanted) -> None:
-        self.sequences, self.wanted = sequences, wanted
+    def __init__(self, model: Model, sequences: Sequence[StoreSequence], wanted: Wanted, memory: HostMemory) -> None:
+        self.sequences, self.wanted, self._memory = sequences, wanted, memory
         self._buffers: list[Any] = []
         self._pooled: Tensor | None = None
         inputs = model.encode(Inputs(tuple(sequence.ids for sequence in sequences)))
         batches = _batches(sequences)
         with model.lock:
             if wanted.pool is None:
-                buffers = buffers_for(model, wanted.sites, inputs, wanted.dtype)
+                buffers = buffers_for(model, wanted.sites, inputs, wanted.dtype, memory=memory)
                 for indices in batches:
                     run(model, inputs.some(indices).pad(model), indices, buffers)
                 self._buffers = list(buffers.values())
@@ -101,6 +101,11 @@ class Unit:
         pairs = zip(self.sequences, starts, strict=False)
         return torch.tensor([start + index for own, start in pairs for index in own.kept(self.wanted.every)])
 
+    def release(self) -> None:
+        """Let another unit have the memory; what `values` gave must not be read any more."""
+        for buffer in self._buffers:
+            buffer.buffer.release()
+
     def _pool(self, model: Model, inputs: Inputs, batches: Sequence[list[int]], how: str) -> Tensor:
         """One vector for each sequence of the plan; the states of one batch are held at a time."""
         token = int(how) if how.lstrip("-").isdecimal() else how
@@ -111,10 +116,11 @@ class Unit:
         pool = Pool(inputs.lengths, token)
         for indices in batches:
             some = inputs.some(indices)
-            buffers = buffers_for(model, self.wanted.sites, some)
+            buffers = buffers_for(model, self.wanted.sites, some, memory=self._memory)
             run(model, some.pad(model), range(len(some)), buffers)
             (buffer,) = buffers.values()
             pooled[:, indices] = pool(buffer.buffer.finish(), indices).to(self.wanted.dtype)
+            buffer.buffer.release()
         return pooled
 
     def _not_finite(self, values: Tensor) -> NotFinite:
@@ -177,9 +183,10 @@ def _as_numpy(values: Tensor) -> Any:
 
 
 class Pipeline:
-    """Computes units in this thread, and commits them in another: a slow disk slows the pass, and memory stays bounded.
+    """Computes units in this thread and commits them in others: a slow disk slows the pass, and memory stays bounded.
 
-    `report` is called, in the other thread, with every unit that has been committed. `speed` is that of the bare pass.
+    `report` is called, in one other thread at a time, with every unit that has been committed. `speed` is that of the
+    bare pass.
     """
 
     def __init__(
@@ -190,9 +197,10 @@ class Pipeline:
         self.wanted = wanted_of(writer.plan)
         self._speed = speed
         self._error: BaseException | None = None
-        self._waiting: queue.Queue[tuple[str, Unit] | None] = queue.Queue(AHEAD)
-        self._thread = threading.Thread(target=self._write, name="hiddenscope-write", daemon=True)
-        self._thread.start()
+        self._reporting = threading.Lock()
+        self._memory = HostMemory()
+        self._free = threading.Semaphore(WRITERS)
+        self._threads = ThreadPoolExecutor(WRITERS, "hiddenscope-write")
 
     def __enter__(self) -> Self:
         return self
@@ -200,7 +208,7 @@ class Pipeline:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stop()
+        self._threads.shutdown()  # what was handed over is written
         if kind is None:
             self._raise()
 
@@ -208,45 +216,34 @@ class Pipeline:
         """Compute a unit and hand it over to be written; one that somebody else has committed is left alone."""
         self._raise()
         if self.writer.folder.record(unit).exists():
-            self.report(self._done(unit, first=False))
+            self._report(unit, first=False)
             return
         sequences = self.writer.sequences(unit)
-        self._hand_over((unit, Unit(self.model, sequences, self.wanted)))
+        self._hand_over(unit, Unit(self.model, sequences, self.wanted, self._memory))
 
-    def _hand_over(self, item: tuple[str, Unit] | None) -> None:
-        while self._thread.is_alive():
+    def _hand_over(self, unit: str, computed: Unit) -> None:
+        """Give a unit to a thread that writes, when one is free."""
+        while not self._free.acquire(timeout=0.2):
             self._raise()
-            try:
-                return self._waiting.put(item, timeout=0.2)
-            except queue.Full:
-                continue
-        return self._raise()
+        self._threads.submit(self._write, unit, computed)
 
-    def _write(self) -> None:
+    def _write(self, unit: str, computed: Unit) -> None:
         try:
-            while (item := self._waiting.get()) is not None:
-                unit, computed = item
-                del item
-                first = self.writer.commit(unit, computed.values())
-                del computed
-                self.report(self._done(unit, first=first))
+            if self._error is None:
+                self._report(unit, first=self.writer.commit(unit, computed.values()))
         except BaseException as error:
-            self._error = error
+            self._error = self._error or error
+        finally:
+            computed.release()
+            self._free.release()
 
-    def _stop(self) -> None:
-        """Let what waits be written, and end the thread."""
-        while self._thread.is_alive():
-            try:
-                self._waiting.put(None, timeout=0.2)
-                break
-            except queue.Full:
-                continue
-        self._thread.join()
+    def _report(self, unit: str, *, first: bool) -> None:
+        with self._reporting:
+            self.report(self._done(unit, first=first))
 
     def _raise(self) -> None:
         if self._error is not None:
-            error, self._error = self._error, None
-            raise error
+            raise self._error
 
     def _done(self, unit: str, *, first: bool) -> Done:
         digest = self.writer.plan.by_name[unit]

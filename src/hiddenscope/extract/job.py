@@ -47,7 +47,7 @@ class Engine:
     `workers` are processes, one if not given (with Ray as many as the cluster has room for). `threads` are those of
     each. If not given, a job that goes on takes those of the store; a new one takes torch's own with one worker, the
     cores divided by the workers with several, and one with Ray. `address` is that of a Ray cluster, such as "auto".
-    `unit_bytes` bounds the states of a unit: each worker holds about three in memory, and a crash costs one or two.
+    `unit_bytes` bounds the states of a unit: each worker holds about three in memory, which is what a crash costs.
 
     >>> Engine(workers=2).kind
     'local'

@@ -28,7 +28,7 @@ from hiddenscope.sites import Site, SitePatterns
 from hiddenscope.store import StorePlan, StoreSequence, UnitDigest
 from hiddenscope.vectors.pooling import check_cls
 
-UNIT_BYTES = 256 * 10**6  # of states: what is held in memory two or three times, and what a crash costs
+UNIT_BYTES = 256 * 10**6  # of states: what is held in memory three times, and what a crash costs
 MOST_TOKENS = 2**17  # of a unit
 CHUNK = 256  # texts that are tokenised at a time
 CHUNK_CHARACTERS = 2**20

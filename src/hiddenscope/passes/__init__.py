@@ -18,7 +18,7 @@ answers       the single token that an answer is where it is read
 
 from hiddenscope.anatomy import EVERYTHING
 from hiddenscope.passes.align import Columns, in_columns
-from hiddenscope.passes.buffers import Keep, StackBuffer, buffers_for, states_in
+from hiddenscope.passes.buffers import HostMemory, Keep, StackBuffer, buffers_for, states_in
 from hiddenscope.passes.changes import Add, Change, Project, Replace, Scale
 from hiddenscope.passes.edit import edit, editing
 from hiddenscope.passes.inputs import Batching, Inputs, PaddedBatch, Texts
@@ -34,6 +34,7 @@ __all__ = [
     "Batching",
     "Change",
     "Columns",
+    "HostMemory",
     "Inputs",
     "Keep",
     "ModelLike",

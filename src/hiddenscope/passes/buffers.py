@@ -40,8 +40,39 @@ class Place(NamedTuple):
     length: int
 
 
+class HostMemory:
+    """Host memory that buffers use one after another: pages that were never touched are slow to come by.
+
+    >>> memory = HostMemory()
+    >>> first = memory.take(100)
+    >>> memory.give_back(first)
+    >>> memory.take(60).data_ptr() == first.data_ptr(), memory.take(60).data_ptr() == first.data_ptr()
+    (True, False)
+    """
+
+    def __init__(self) -> None:
+        self._free: list[Tensor] = []
+
+    def has(self, size: int) -> bool:
+        """Whether so many bytes are free in one piece."""
+        return any(part.nbytes >= size for part in self._free)
+
+    def take(self, size: int) -> Tensor:
+        """At least so many bytes."""
+        for index, part in enumerate(self._free):
+            if part.nbytes >= size:
+                return self._free.pop(index)
+        if self._free:  # too small: a larger one takes its place
+            self._free.pop()
+        return _in_huge_pages(size)
+
+    def give_back(self, part: Tensor) -> None:
+        """Have the next buffer use memory that nobody reads any more."""
+        self._free.append(part)
+
+
 class Buffer:
-    """Memory for the values [site, token, width] of one stack.
+    """Memory for the values [site, token, width] of one stack, fresh or taken from `memory`.
 
     >>> buffer = Buffer(sites=1, tokens=3, width=2, dtype=torch.float32)
     >>> buffer.write(0, torch.ones(2, 2, 2), [Place(1, 2), Place(0, 1)])
@@ -59,16 +90,19 @@ class Buffer:
         device: torch.device | None = None,
         pinned: bool = False,
         promised: int = 0,
+        memory: HostMemory | None = None,
     ) -> None:
-        if device is None or device.type == "cpu":
-            self._require(sites, tokens, width, dtype, promised)
         size = sites * tokens * width * dtype.itemsize
+        if (device is None or device.type == "cpu") and not (memory is not None and memory.has(size)):
+            self._require(sites, tokens, width, dtype, promised)
+        self._memory, self._taken = memory, None
         self.pinned = pinned and size <= MOST_PINNED
         with torch.inference_mode(False):  # or nobody could train on them
             if self.pinned or device is not None:
                 self.values = torch.empty(sites, tokens, width, dtype=dtype, pin_memory=self.pinned, device=device)
             else:
-                self.values = _in_huge_pages(size).view(dtype).view(sites, tokens, width)
+                self._taken = _in_huge_pages(size) if memory is None else memory.take(size)
+                self.values = self._taken[:size].view(dtype).view(sites, tokens, width)
         self._streams: set[torch.cuda.Stream] = set()
         self._sums: list[Tensor] = []
         self._unsummed: set[int] = set()
@@ -97,6 +131,12 @@ class Buffer:
         for stream in self._streams:
             stream.synchronize()
         return self.values
+
+    def release(self) -> None:
+        """Give the memory back to where it was taken from; the values must not be read any more."""
+        if self._memory is not None and self._taken is not None:
+            self._memory.give_back(self._taken)
+            self._memory = None
 
     @property
     def finite(self) -> bool:
@@ -165,6 +205,7 @@ class StackBuffer:
         dtype: torch.dtype | None = None,
         keep: Keep = "host",
         promised: int = 0,
+        memory: HostMemory | None = None,
     ) -> None:
         anatomy = model.anatomy
         widths = {anatomy.width(site): site for site in sites}
@@ -183,6 +224,7 @@ class StackBuffer:
             device=model.device if keep == "device" else None,
             pinned=model.device.type == "cuda" and keep == "host",
             promised=promised,
+            memory=memory,
         )
 
     def places(self, texts: Sequence[int]) -> list[Place]:
@@ -209,7 +251,12 @@ Buffers: TypeAlias = Mapping[str | None, StackBuffer]
 
 
 def buffers_for(
-    model: ModelLike, sites: Sequence[Site], inputs: Inputs, dtype: torch.dtype | None = None, keep: Keep = "host"
+    model: ModelLike,
+    sites: Sequence[Site],
+    inputs: Inputs,
+    dtype: torch.dtype | None = None,
+    keep: Keep = "host",
+    memory: HostMemory | None = None,
 ) -> Buffers:
     """Memory for the states at some sites of some texts, stack by stack."""
     by_stack: dict[str | None, list[Site]] = defaultdict(list)
@@ -218,7 +265,7 @@ def buffers_for(
     buffers: dict[str | None, StackBuffer] = {}
     for stack, own_sites in by_stack.items():
         promised = sum(other.buffer.values.nbytes for other in buffers.values())
-        buffers[stack] = StackBuffer(model, own_sites, inputs.of(stack), dtype, keep, promised)
+        buffers[stack] = StackBuffer(model, own_sites, inputs.of(stack), dtype, keep, promised, memory)
     return buffers
 
 

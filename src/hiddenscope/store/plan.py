@@ -156,7 +156,7 @@ class StorePlan:
         """The units by their names."""
         return {unit.name: unit for unit in self.units}
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """The checksum of plan.json, by which every record names its plan."""
         digest = records.digest_of(self.encode())

@@ -7,9 +7,11 @@ The header names the plan and the unit. Then come, without gaps, what the sequen
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -17,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hiddenscope.errors import StoreError
-from hiddenscope.store.checksums import BLOCK, PIECE, Digests, pieces_of
+from hiddenscope.store.checksums import BLOCK, PIECE, RunningSums, WholeDigest, pieces_of
 from hiddenscope.store.plan import DTYPES, StorePlan, StoreSequence, UnitDigest
 
 TABLE = "blocks.crc32c"
@@ -40,7 +42,7 @@ class TensorPlace:
     @property
     def row_bytes(self) -> int:
         """The length of one row in bytes."""
-        return int(np.prod(self.shape[1:], dtype=np.int64)) * self.dtype.itemsize
+        return math.prod(self.shape[1:]) * self.dtype.itemsize
 
     @property
     def nbytes(self) -> int:
@@ -98,7 +100,7 @@ def _placed(tensors: Sequence[_Tensor], said: Mapping[str, str]) -> tuple[bytes,
     at, starts = 0, []
     for name, dtype, shape, kind in tensors:
         starts.append(at)
-        at += int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        at += math.prod(shape) * dtype.itemsize
         entries[name] = {"dtype": kind, "shape": list(shape), "data_offsets": [starts[-1], at]}
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-(8 + len(text)) % ALIGNED)
@@ -111,11 +113,12 @@ def _placed(tensors: Sequence[_Tensor], said: Mapping[str, str]) -> tuple[bytes,
 
 def sequence_tensors(sequences: Sequence[StoreSequence], every: int = 1) -> dict[str, NDArray[Any]]:
     """What the sequences of a unit are, as its shard holds it, with every n-th of their tokens."""
-    kept = [(sequence, sequence.kept(every)) for sequence in sequences]
-    lengths = [len(indices) for _, indices in kept]
-    flat = np.array([sequence.ids[index] for sequence, indices in kept for index in indices], dtype=np.int64)
-    listed = [sequence.spans[index] for sequence, indices in kept for index in indices]
-    spans = np.array(listed, dtype=np.int64).reshape(-1, 2)
+    kept = [sequence.kept(every) for sequence in sequences]
+    lengths = [len(indices) for indices in kept]
+    pairs = list(zip(sequences, kept, strict=True))
+    flat = np.fromiter(chain.from_iterable(_some(sequence.ids, indices) for sequence, indices in pairs), np.int64)
+    listed = chain.from_iterable(_some(sequence.spans, indices) for sequence, indices in pairs)
+    spans = np.fromiter(chain.from_iterable(listed), np.int64).reshape(-1, 2)
     for name, values in (("ids", flat), ("spans", spans)):
         if values.size and not -_INT32 <= values.min() <= values.max() < _INT32:
             raise StoreError("Cannot store these texts", f"their {name} do not fit in 32 bits", "Split long texts.")
@@ -131,20 +134,25 @@ def sequence_tensors(sequences: Sequence[StoreSequence], every: int = 1) -> dict
     }
 
 
+def _some(values: Sequence[Any], indices: Sequence[int]) -> Sequence[Any]:
+    return values if len(indices) == len(values) else [values[index] for index in indices]
+
+
 def write_shard(path: Path, layout: ShardLayout, tensors: Mapping[str, NDArray[Any]]) -> tuple[str, str]:
     """Write a shard and bring it to the disk; the SHA-256 of the file, and that of its table of checksums."""
     buffers = [memoryview(layout.header)]
     buffers += [_bytes_of(tensors[name]) for name in layout.places if name != TABLE]
-    with path.open("r+b", buffering=0) as file, Digests() as digests:
-        done = 0
-        for piece in digests.passing(pieces_of(buffers)):
+    sums, done = RunningSums(), 0
+    with path.open("r+b", buffering=0) as file, WholeDigest(buffers) as whole:
+        for piece in pieces_of(buffers):
             _write(file.fileno(), piece)
             _begin_writeback(file.fileno(), done, len(piece))
+            sums.update(piece)
             done += len(piece)
-        table = digests.block_table()
+        table = sums.finish().tobytes()
         _write(file.fileno(), memoryview(table))
-        os.fsync(file.fileno())
-        return digests.digest(table), hashlib.sha256(table).hexdigest()
+        os.fsync(file.fileno())  # while the rest is hashed
+        return whole.digest(table), hashlib.sha256(table).hexdigest()
 
 
 def _write(descriptor: int, piece: memoryview) -> None:

@@ -1,14 +1,14 @@
 """ShardReader: reads rows of a shard, and checks the blocks that it reads.
 
 Bytes are read into memory first and checked there, so that what is given out is what was checked: a memory map may be
-read from the disk again after the check, and a file that became shorter would end the process. Large reads go through
-a few threads, each of which checks a piece while it is still in the processor's cache.
+read from the disk again after the check, and a file that became shorter would end the process. A large read is shared
+between two threads, each of which checks a piece while it is still in the processor's cache.
 """
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -22,8 +22,8 @@ from hiddenscope.store.commits import Commit
 from hiddenscope.store.folder import StoreFolder
 from hiddenscope.store.shard import ShardLayout
 
-PIECE = 16  # blocks that a thread reads at a time
-THREADS = 4
+PIECE = 64  # blocks that a thread reads at a time
+THREADS = 2  # one copies while the other checks, which holds Python's lock; more of them wait for it
 AT_ONCE = 4096  # blocks that are held for rows here and there
 
 _Bytes = NDArray[np.uint8]
@@ -64,35 +64,52 @@ class ShardReader:
         content = self._blocks(block, -(-end // BLOCK))
         return content[start - block * BLOCK : end - block * BLOCK].view(place.dtype).reshape(count, *place.shape[1:])
 
-    def prefetch(self, tensor: str, rows: NDArray[np.int64]) -> None:
-        """Have the disk begin with rows that are about to be taken, and with the checksums of their blocks."""
-        place, table = self.layout.places[tensor], self.layout.covered
-        starts = place.start + rows[:AT_ONCE] * place.row_bytes
+    def prefetch_index(self) -> None:
+        """Have the disk begin with the table of checksums, and with the texts, starts and offsets of the rows."""
+        table = self.layout.covered
         self._will_need(table, self.layout.size - table)
-        for start in starts.tolist():
-            self._will_need(start, place.row_bytes)
+        self._will_need(0, self.layout.places["ids"].start)
+
+    def prefetch(self, tensor: str, rows: NDArray[np.int64]) -> None:
+        """Have the disk begin with rows, in ascending order, that are about to be taken."""
+        self._ask(self._blocks_of(tensor, rows[: self._portion(tensor)])[0])
+
+    def take(self, tensor: str, rows: NDArray[np.int64], out: NDArray[Any]) -> None:
+        """Put rows here and there, in ascending order, into an array of the tensor's dtype.
+
+        They are taken in portions, and `prefetch` has asked for the first.
+        """
+        width, portion = self.layout.places[tensor].row_bytes, self._portion(tensor)
+        blocks, offsets = self._blocks_of(tensor, rows[:portion])
+        for done in range(0, len(rows), portion):
+            content = self._scattered(blocks)
+            target = out[done : done + portion].view(np.uint8).reshape(len(offsets), width)
+            for number, offset in enumerate(offsets.tolist()):
+                target[number] = content[offset : offset + width]
+            blocks, offsets = self._blocks_of(tensor, rows[done + portion : done + 2 * portion])
+            self._ask(blocks)
+
+    def _portion(self, tensor: str) -> int:
+        """The rows of a tensor whose blocks may be held at once."""
+        return max(1, AT_ONCE // (self.layout.places[tensor].row_bytes // BLOCK + 2))
+
+    def _blocks_of(self, tensor: str, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The blocks that hold rows, and where each row begins when those blocks follow one another."""
+        place = self.layout.places[tensor]
+        width = place.row_bytes
+        starts = place.start + rows * width
+        firsts, lasts = starts // BLOCK, np.maximum(starts, starts + width - 1) // BLOCK
+        blocks = np.unique(np.minimum(firsts[:, None] + np.arange(width // BLOCK + 2), lasts[:, None]))
+        return blocks, np.searchsorted(blocks, firsts) * BLOCK + starts % BLOCK
+
+    def _ask(self, blocks: NDArray[np.int64]) -> None:
+        """Have the disk begin with blocks, so that it has all of them to do at once."""
+        for _, block, count in _spans(blocks):
+            self._will_need(block * BLOCK, count * BLOCK)
 
     def _will_need(self, start: int, length: int) -> None:
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(self._descriptor, start, length, os.POSIX_FADV_WILLNEED)
-
-    def take(self, tensor: str, rows: NDArray[np.int64], out: NDArray[Any]) -> None:
-        """Put rows here and there, in ascending order, into an array of the tensor's dtype."""
-        place = self.layout.places[tensor]
-        width = place.row_bytes
-        per_row = width // BLOCK + 2
-        portion = max(1, AT_ONCE // per_row)
-        for done in range(0, len(rows), portion):
-            some = rows[done : done + portion]
-            starts = place.start + some * width
-            firsts, lasts = starts // BLOCK, np.maximum(starts, starts + width - 1) // BLOCK
-            spread = np.minimum(firsts[:, None] + np.arange(per_row), lasts[:, None])
-            blocks = np.unique(spread)
-            content = self._scattered(blocks)
-            offsets = np.searchsorted(blocks, firsts) * BLOCK + starts % BLOCK
-            target = out[done : done + portion].view(np.uint8).reshape(len(some), width)
-            for number, offset in enumerate(offsets.tolist()):
-                target[number] = content[offset : offset + width]
 
     def check_header(self) -> None:
         """Check the table of checksums and the header."""
@@ -132,32 +149,29 @@ class ShardReader:
         end = min(last * BLOCK, self.layout.covered)
         content = np.empty(max(0, end - first * BLOCK), np.uint8)
 
-        def piece(start: int) -> None:
-            part = content[start : start + PIECE * BLOCK]
-            self._fill(part, first * BLOCK + start)
-            self._check(part, first + start // BLOCK, sums)
+        starts = range(0, len(content), PIECE * BLOCK)
 
-        _each(piece, range(0, len(content), PIECE * BLOCK))
+        def some(portion: int) -> None:
+            for start in starts[portion::THREADS]:
+                part = content[start : start + PIECE * BLOCK]
+                self._fill(part, first * BLOCK + start)
+                self._check(part, first + start // BLOCK, sums)
+
+        _each(some, range(min(THREADS, len(starts))))
         return content
 
     def _scattered(self, blocks: NDArray[np.int64]) -> _Bytes:
-        """Blocks here and there, in ascending order, one after another, checked."""
+        """Blocks here and there, in ascending order, one after another, checked.
+
+        The disk has been asked for all of them, so that one thread is enough: each is there, or on its way.
+        """
         sums = self._sums
         content = np.empty(len(blocks) * BLOCK, np.uint8)
-        groups = np.split(np.arange(len(blocks)), np.flatnonzero(np.diff(blocks) != 1) + 1)
-        spans = [(int(group[0]), int(blocks[group[0]]), len(group)) for group in groups if len(group)]
-
-        for _, block, count in spans:  # so that the disk has all of them to do at once
-            self._will_need(block * BLOCK, count * BLOCK)
-
-        def some(portion: int) -> None:
-            for at, block, count in spans[portion::THREADS]:
-                end = min((block + count) * BLOCK, self.layout.covered)
-                part = content[at * BLOCK : at * BLOCK + end - block * BLOCK]
-                self._fill(part, block * BLOCK)
-                self._check(part, block, sums)
-
-        _each(some, range(min(THREADS, len(spans))))
+        for at, block, count in _spans(blocks):
+            end = min((block + count) * BLOCK, self.layout.covered)
+            part = content[at * BLOCK : at * BLOCK + end - block * BLOCK]
+            self._fill(part, block * BLOCK)
+            self._check(part, block, sums)
         return content
 
     def _fill(self, part: _Bytes, start: int) -> None:
@@ -177,23 +191,36 @@ class ShardReader:
 
     def _check(self, part: _Bytes, block: int, sums: list[int]) -> None:
         crc, view = crc_function(), part.data
-        for start in range(0, len(view), BLOCK):
-            if crc(view[start : start + BLOCK]) != sums[block + start // BLOCK]:
-                raise self._damaged(f"is damaged in block {block + start // BLOCK:,}")
+        for number, start in enumerate(range(0, len(view), BLOCK), block):
+            if crc(view[start : start + BLOCK]) != sums[number]:
+                raise self._damaged(f"is damaged in block {number:,}")
 
     def _damaged(self, what: str) -> Damaged:
         return Damaged(self._problem, f"{self._name} {what}", records.VERIFY)
 
 
-def _each(work: Callable[[int], None], parts: Iterable[int]) -> None:
-    """Do each part, in threads where there are several."""
-    listed = list(parts)
-    if len(listed) < 2:
-        for part in listed:
+def _spans(blocks: NDArray[np.int64]) -> list[tuple[int, int, int]]:
+    """Ascending blocks as runs that follow one another: the index of the first, the first, and how many there are.
+
+    >>> _spans(np.array([3, 4, 9]))
+    [(0, 3, 2), (2, 9, 1)]
+    """
+    begins = np.flatnonzero(np.diff(blocks, prepend=-2) != 1)
+    return list(
+        zip(begins.tolist(), blocks[begins].tolist(), np.diff(begins, append=len(blocks)).tolist(), strict=True)
+    )
+
+
+def _each(work: Callable[[int], None], parts: Sequence[int]) -> None:
+    """Do each part: the first in this thread, the others in threads of their own."""
+    started = [_threads(os.getpid()).submit(work, part) for part in parts[1:]]
+    try:
+        for part in parts[:1]:
             work(part)
-        return
-    for done in _threads(os.getpid()).map(work, listed):
-        assert done is None
+    finally:
+        wait(started)  # they write into memory of the caller
+    for other in started:
+        other.result()
 
 
 @lru_cache(maxsize=1)

@@ -147,16 +147,23 @@ class SiteArray:
         units, places = self._index.places(wanted)
         native = np.empty((len(wanted), self.shape[1]), DTYPES[self.stored])
         needed = np.unique(units).tolist()
-        for unit in needed if len(needed) <= FEW else ():
-            self._shards[unit].prefetch(self.site, places[units == unit])
-        for unit in needed:
-            chosen = np.flatnonzero(units == unit)
-            sorting = np.argsort(places[chosen], kind="stable")  # copies of earlier texts come later and lie before
-            part = np.empty((len(chosen), self.shape[1]), DTYPES[self.stored])
-            self._shards[unit].take(self.site, places[chosen][sorting], part)
-            native[chosen[sorting]] = part
+        for begin in range(0, len(needed), FEW):
+            self._take(needed[begin : begin + FEW], units, places, native)
         in_order = len(wanted) == len(rows) and bool((inverse == np.arange(len(rows))).all())
         return native if in_order else native[inverse]
+
+    def _take(self, needed: list[int], units: Ints, places: Ints, native: NDArray[Any]) -> None:
+        """Put the rows that lie in some units into an array with all of them."""
+        taken = []
+        for unit in needed:
+            chosen = np.flatnonzero(units == unit)
+            chosen = chosen[np.argsort(places[chosen], kind="stable")]  # copies of earlier texts come later, lie before
+            taken.append((self._shards[unit], chosen))
+            self._shards[unit].prefetch(self.site, places[chosen])
+        for shard, chosen in taken:
+            part = np.empty((len(chosen), self.shape[1]), DTYPES[self.stored])
+            shard.take(self.site, places[chosen], part)
+            native[chosen] = part
 
 
 def _positive(rows: Any) -> int:

@@ -27,7 +27,7 @@ from hiddenscope.store.labelled import labelled
 from hiddenscope.store.plan import StorePlan
 from hiddenscope.store.shard import layout_of
 from hiddenscope.store.shard_reader import ShardReader
-from hiddenscope.store.site_array import SiteArray
+from hiddenscope.store.site_array import FEW, SiteArray
 from hiddenscope.store.text_index import Ints, PlannedSequences, TextIndex, index_texts, spread
 from hiddenscope.store.verify import gc, verify
 from hiddenscope.store.writer import read_beside, read_plan, read_sequences
@@ -114,6 +114,14 @@ class _Shards:
         shard = self[number]
         return shard.rows(name, 0, shard.layout.places[name].shape[0])
 
+    def _sequence_tensors(self) -> Iterator[tuple[NDArray[Any], ...]]:
+        """What the sequences of every unit are: their texts, their first positions, and where each ends."""
+        for number in range(len(self.units)):
+            if number % FEW == 0:  # so that the disk has many of them to do at once
+                for ahead in range(number, min(number + FEW, len(self.units))):
+                    self[ahead].prefetch_index()
+            yield tuple(self.whole(number, name) for name in ("text", "start", "offsets"))
+
     @cached_property
     def copies(self) -> dict[int, int]:
         """Texts that are copies, and of which."""
@@ -129,7 +137,7 @@ class _Shards:
     @cached_property
     def planned(self) -> PlannedSequences:
         """The sequences of all committed units."""
-        texts, starts, offsets = self.tensor("text"), self.tensor("start"), self.tensor("offsets")
+        texts, starts, offsets = zip(*self._sequence_tensors(), strict=True) if self.units else ((), (), ())
         tokens = [np.diff(ends) for ends in offsets]
         lengths = tokens if self.plan.pool is None else [np.ones_like(some) for some in tokens]
         firsts = [np.cumsum(some) - some for some in lengths]

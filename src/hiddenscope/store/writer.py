@@ -23,6 +23,8 @@ from hiddenscope.store.folder import FOLDERS, StoreFolder, shown
 from hiddenscope.store.plan import StorePlan, StoreSequence, UnitDigest, unit_name
 from hiddenscope.store.shard import layout_of, sequence_tensors, states_to_store, write_shard
 
+KEPT = 3  # units whose texts are kept in memory: a job computes one while it writes two
+
 
 @checked
 def create(
@@ -83,7 +85,7 @@ class Writer:
 
     def __init__(self, folder: StoreFolder, plan: StorePlan) -> None:
         self.folder, self.plan, self.digest = folder, plan, plan.digest
-        self._last_read: tuple[str, list[StoreSequence]] = "", []  # a unit is read, computed, and committed next
+        self._read: dict[str, list[StoreSequence]] = {}  # units that were read and are not committed yet
 
     def __enter__(self) -> Self:
         return self
@@ -103,10 +105,12 @@ class Writer:
 
     def sequences(self, unit: str) -> list[StoreSequence]:
         """The texts of a unit, checked against the plan."""
-        name, sequences = self._last_read
-        if name != unit:
+        sequences = self._read.get(unit)
+        if sequences is None:
             sequences = read_sequences(self.folder, self._unit(unit))
-            self._last_read = unit, sequences
+            for oldest in list(self._read)[: 1 - KEPT]:
+                self._read.pop(oldest, None)
+            self._read[unit] = sequences
         return list(sequences)
 
     def commit(self, unit: str, values: Mapping[str, Any]) -> bool:
@@ -119,6 +123,7 @@ class Writer:
         if self.folder.record(unit).exists():
             return False
         tensors = sequence_tensors(self.sequences(unit), self.plan.every) | states
+        self._read.pop(unit, None)
         layout = layout_of(self.plan, self.digest, planned)
         with _explained(self.folder), self.folder.writing() as fresh:
             sha256, table = write_shard(fresh, layout, tensors)
