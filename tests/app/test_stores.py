@@ -110,6 +110,32 @@ def test_a_search_in_a_store_names_its_texts(bench: Bench, store: hs.Store, tiny
     assert namespace["result"].data["number"].equals(numbers(bench, answer, tmp_path).data["number"])
 
 
+def test_texts_of_a_store_that_is_not_complete_keep_their_numbers(bench: Bench, root: Path, tiny_name: str) -> None:
+    """The first unit is not committed, so the first texts are not there; the others are named as in the corpus."""
+    path, texts = root / "corpora" / "partial", [f"The rest of number {k} is here." for k in range(12)]
+    hs.extract(hs.load(root / "models" / "tiny"), texts, to=path, engine=hs.Engine(unit_bytes=60_000)).close()
+    (path / "complete.json").unlink()
+    (path / "commits" / "000000.json").unlink()
+    found, there = listed(bench, "corpora/partial"), hs.open(path).texts.tolist()
+    assert not found["complete"] and 0 < there[0] < there[-1] == 11
+    page = bench.ask("GET", f"/api/stores/{found['name']}/texts").json["texts"]
+    assert [(one["number"], one["text"]) for one in page] == [(number, texts[number]) for number in there]
+    answer = bench.answer("store", tiny_name, store=found["name"], query=texts[9], k=1)
+    assert (answer["nearest"][0]["text"], answer["nearest"][0]["string"]) == (9, texts[9])
+    near = asked(bench, "nearest", store=found["name"], text=9, site="layer.2", token=1, k=3)
+    assert {one["text"] for one in near["nearest"]} <= set(there) - {9}  # the same prefix, in other texts
+
+
+def test_a_store_of_pooled_states_has_one_column_for_a_text(bench: Bench, root: Path, tmp_path: Path) -> None:
+    path = root / "corpora" / "pooled"
+    hs.extract(hs.load(root / "models" / "tiny"), list(TEXTS[:6]), to=path, pool="mean").close()
+    name = listed(bench, "corpora/pooled")["name"]
+    data = numbers(bench, asked(bench, "kept", store=name, text=4), tmp_path).data
+    assert data["string"].to_numpy().tolist() == ["(mean)"]
+    near = asked(bench, "nearest", store=name, text=4, site="final", token=0, k=2)["nearest"]
+    assert len(near) == 2 and 4 not in {one["text"] for one in near}
+
+
 def test_a_store_that_grew_is_another(store: hs.Store) -> None:
     """A unit that was committed later changes what is found, so results of before are not shown again."""
     before = store_identity(store.path)
