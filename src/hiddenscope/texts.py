@@ -17,6 +17,7 @@ import re
 import sys
 import threading
 import unicodedata
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -236,11 +237,7 @@ def is_file(path: str | os.PathLike[str]) -> bool:
 
 
 def names_a_file(text: str) -> bool:
-    """Whether a string ends as the name of a file of texts does: whoever has a text, not a path, gives it in a list.
-
-    >>> names_a_file("corpus.txt"), names_a_file("A text.")
-    (True, False)
-    """
+    """Whether a string ends as the name of a file of texts does: whoever has a text, not a path, gives it in a list."""
     return text.lower().endswith((*FORMATS, *COMPRESSIONS))
 
 
@@ -498,7 +495,7 @@ def _of_labelled(source: Labelled, columns: Columns, origin: _Origin) -> Iterato
 
 def _of_frame(frame: Any, columns: Columns, origin: _Origin) -> Iterator[Cells]:
     names = [name for name in frame.columns if isinstance(name, str)]
-    once = [name for name in names if names.count(name) == 1]
+    once = [name for name, count in Counter(names).items() if count == 1]
     strings = [name for name in once if len(frame) and isinstance(next(iter(frame[name])), str)]
     text, label = _chosen(names, strings, columns, origin)
     labels = [None] * len(frame) if label is None else frame[label]
@@ -532,7 +529,7 @@ def _chosen(
     """The columns of the texts and of the labels: those that are named, or the obvious ones."""
     problem = f"Cannot choose the columns of {origin.name}"
     if len(set(names)) < len(names):
-        twice = next(name for name in names if list(names).count(name) > 1)
+        twice = Counter(names).most_common(1)[0][0]
         raise TextError(problem, f"two are called {twice!r}", "Give each a name of its own.")
     for column in columns:
         if column is not None and column not in names:
@@ -573,10 +570,15 @@ def _checked(cells: Iterator[Cells], origin: _Origin) -> Iterator[Row]:
             origin.refuse(line, f"the text is {_kind(text)}", "Give a string.")
         elif not text.strip():
             origin.refuse(line, "the text is empty", "Remove the row, or fill it in.")
-        elif not text.isascii() and any("\ud800" <= char <= "\udfff" for char in text):
-            origin.refuse(line, "the text holds half of a character (a lone surrogate)", "Save it as UTF-8 again.")
+        elif _has_surrogate(text) or _has_surrogate(label):
+            what = "text" if _has_surrogate(text) else "label"
+            origin.refuse(line, f"the {what} holds half of a character (a lone surrogate)", "Save it as UTF-8 again.")
         else:
             yield Row(str(text), _plain(label), line)
+
+
+def _has_surrogate(part: Any) -> bool:
+    return isinstance(part, str) and not part.isascii() and any("\ud800" <= char <= "\udfff" for char in part)
 
 
 def _plain(label: Any) -> Any:

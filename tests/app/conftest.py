@@ -71,6 +71,14 @@ def tiny_name(bench: Bench) -> str:
 
 
 @pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder in which a person runs code, with the file that was uploaded."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.csv").write_text("text,label\nThe rest is,a\nThe best is,b\nThe test is,a\n")
+    return tmp_path
+
+
+@pytest.fixture
 def look(chromium: Browser, bench: Bench) -> Iterator[Opener]:
     """Open the workbench in a browser. Afterwards: nothing else was asked for, and nothing went wrong."""
     wrong: list[str] = []

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import hiddenscope as hs
 import hiddenscope.app as app
 
 TOKEN = "a-token-for-tests"
@@ -112,3 +113,14 @@ def free_port() -> int:
 
 def settings_in(folder: Path, **options: Any) -> app.Settings:
     return app.Settings(port=free_port(), token=TOKEN, folder=folder / "cache", **options)
+
+
+def computed(bench: Bench, id_: str, here: Path) -> hs.Result:
+    path = here / "computed.nc"
+    path.write_bytes(bench.ask("GET", f"/api/results/{id_}/file?format=nc").body)
+    return hs.Result.load(path)
+
+
+def same(first: hs.Result, second: hs.Result) -> bool:
+    """The same numbers; texts know where they came from, and say so in attributes."""
+    return bool(first.kind == second.kind and first.data.equals(second.data))

@@ -13,28 +13,9 @@ from hiddenscope.app.code import as_command
 from hiddenscope.cli import app
 
 from .asking import QUESTIONS, TEXT, named
-from .serving import Bench
+from .serving import Bench, computed, same
 
 NO_COMMAND = {"search"}
-
-
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder in which a person runs code, with the file that was uploaded."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "rows.csv").write_text("text,label\nThe rest is,a\nThe best is,b\nThe test is,a\n")
-    return tmp_path
-
-
-def computed(bench: Bench, id_: str, here: Path) -> hs.Result:
-    path = here / "computed.nc"
-    path.write_bytes(bench.ask("GET", f"/api/results/{id_}/file?format=nc").body)
-    return hs.Result.load(path)
-
-
-def same(first: hs.Result, second: hs.Result) -> bool:
-    """The same numbers; texts know where they came from, and say so in attributes."""
-    return bool(first.kind == second.kind and first.data.equals(second.data))
 
 
 @pytest.mark.parametrize("word", [word for word in QUESTIONS if word != "embed"])

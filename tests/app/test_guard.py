@@ -98,6 +98,8 @@ def test_a_request_that_a_browser_marks_as_foreign_gets_nothing(bench: Bench, si
 
 def test_a_change_by_cookie_needs_an_origin(bench: Bench) -> None:
     assert bench.raw("DELETE", "/api/jobs/x", cookie(bench)).status == 403
+    for other in ("Basic x", "Bearer wrong"):
+        assert bench.raw("DELETE", "/api/jobs/x", {"Authorization": other, **cookie(bench)}).status == 403
     own = {"Origin": f"http://{bench.netloc}", "Sec-Fetch-Site": "same-origin", **cookie(bench)}
     assert bench.raw("DELETE", "/api/jobs/x", own).status == 404  # let in, and there is no such job
 

@@ -22,7 +22,7 @@ import contextlib
 import warnings
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -50,6 +50,9 @@ assert render  # importing it lets results find their pages and figures
 
 def create(settings: Settings) -> Guard:
     """The whole application, behind its guard."""
+    with contextlib.suppress(OSError):
+        settings.folder.mkdir(parents=True, exist_ok=True)
+        settings.folder.chmod(0o700)  # texts and results are their owner's alone
     worker = WorkerProcess(settings)
     cache = ResultCache(settings.folder / "results", settings.cache_bytes, SHIPPED)
     jobs = Jobs(worker, cache, settings.queue_length)
@@ -91,6 +94,7 @@ def server(settings: Settings) -> "uvicorn.Server":
             create(settings),
             host=settings.host,
             port=settings.port,
+            http="h11",
             access_log=False,
             log_level="warning",
             server_header=False,
@@ -107,7 +111,7 @@ def _problems(application: FastAPI) -> None:
 
     @application.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
-        parts = [f"{'.'.join(str(step) for step in one['loc'][1:])[:200]}: {one['msg']}" for one in error.errors()[:5]]
+        parts = [_problem(one) for one in error.errors()[:5]]
         return _answer(422, "The request cannot be understood. " + "; ".join(parts) + ".")
 
     @application.exception_handler(HTTPException)
@@ -117,6 +121,12 @@ def _problems(application: FastAPI) -> None:
     @application.exception_handler(Error)
     async def ours(request: Request, error: Error) -> Response:
         return _answer(422, str(error))
+
+
+def _problem(error: Any) -> str:
+    """What is wrong with one part of a request; both its name and what is said of it may hold what was sent."""
+    place = ".".join(str(step) for step in error["loc"][1:])[:200] or "body"
+    return f"{place}: {error['msg'][:300]}"
 
 
 def _answer(status: int, problem: str, headers: dict[str, str] | None = None) -> Response:

@@ -15,7 +15,7 @@ result.save('lens.html')
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from hiddenscope.app.frames import Header
 from hiddenscope.app.schemas import Question, never_a_path, questions_of
@@ -25,6 +25,7 @@ ONLY_PYTHON = "This can be asked in Python only."
 # What the command of an analysis has another name for, or has not at all.
 SPELLED = {("lens", "k"): "-k", ("search", "k"): "-k", ("compare", "targets"): "--target"}
 NOT_IN_COMMANDS = {("lens", "targets"), ("steer", "quality"), ("steer", "direction"), ("search", "texts")}
+COLUMNS_IN_COMMANDS = {"project", "probe"}
 FILE_LIKE = re.compile(r"\S+\.[A-Za-z0-9]{1,11}")
 
 
@@ -35,11 +36,27 @@ class Command(NamedTuple):
     reason: str = ""
 
 
+class Named(NamedTuple):
+    """What an opaque name stands for: a path, and the columns that were named when a file was uploaded."""
+
+    path: str
+    text: str | None = None
+    label: str | None = None
+
+    @property
+    def columns(self) -> dict[str, str]:
+        """The columns that were named."""
+        return {name: value for name, value in (("text", self.text), ("label", self.label)) if value is not None}
+
+
+Names: TypeAlias = Mapping[str, Named]
+
+
 class _Missing(Exception):
     """The command line has no way to say this."""
 
 
-def as_python(asked: Header, names: Mapping[str, str]) -> str | None:
+def as_python(asked: Header, names: Names) -> str | None:
     """A program that makes the same result. `names` are the paths and files that opaque names stand for."""
     word, arguments = asked["analysis"], asked["arguments"]
     if word == "state":
@@ -64,7 +81,7 @@ def as_python(asked: Header, names: Mapping[str, str]) -> str | None:
     return _program([*lines, f"result = {call}", f"result.save('{_file(word)}')"])
 
 
-def as_command(asked: Header, names: Mapping[str, str]) -> Command:
+def as_command(asked: Header, names: Names) -> Command:
     """A command line that makes the same result."""
     word, arguments = asked["analysis"], asked["arguments"]
     if word == "state" or "store" in arguments:
@@ -88,7 +105,7 @@ def _program(lines: Sequence[str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _of_state(asked: Header, names: Mapping[str, str]) -> str:
+def _of_state(asked: Header, names: Names) -> str:
     """One state in Python, and what the model predicts when it is changed."""
     arguments = asked["arguments"]
     text, site, token = arguments["text"], arguments["site"], arguments["token"]
@@ -110,12 +127,12 @@ def _of_state(asked: Header, names: Mapping[str, str]) -> str:
     return _program([*lines, "print([(model.tokenizer.decode(int(i)), float(p)) for p, i in zip(*best)])"])
 
 
-def _of_store(asked: Header, names: Mapping[str, str]) -> str | None:
+def _of_store(asked: Header, names: Names) -> str | None:
     """A question about kept states; None where they are there no longer."""
     word, arguments = asked["analysis"], asked["arguments"]
-    path = names.get(arguments["store"])
-    if path is None:
+    if arguments["store"] not in names:
         return None
+    path = names[arguments["store"]].path
     opening = "hs.States.load" if path.endswith(".safetensors") else "hs.open"
     lines = ["import hiddenscope as hs", "", f"states = {opening}({path!r})"]
     text, site, k = (arguments.get(name) for name in ("text", "site", "k"))
@@ -130,9 +147,13 @@ def _of_store(asked: Header, names: Mapping[str, str]) -> str | None:
     return _program([*lines, f"result = hs.search(states, {query})", "result.save('search.html')"])
 
 
-def _load(choice: Header, names: Mapping[str, str]) -> str:
+def _load(choice: Header, names: Names) -> str:
     dtype = f", dtype={choice['dtype']!r}" if choice.get("dtype") else ""
-    return f"hs.load({names.get(choice['name'], choice['name'])!r}{dtype})"
+    return f"hs.load({_named(choice['name'], names).path!r}{dtype})"
+
+
+def _named(name: str, names: Names) -> Named:
+    return names.get(name, Named(name))
 
 
 def _names_needed(word: str, given: Sequence[Question]) -> set[str]:
@@ -143,11 +164,13 @@ def _names_needed(word: str, given: Sequence[Question]) -> set[str]:
     return {one.name for one in given if one.name not in unbroken}
 
 
-def _in_python(question: Question, value: Any, names: Mapping[str, str]) -> str:
+def _in_python(question: Question, value: Any, names: Names) -> str:
     if question.kind == "model":
         return _load(value, names)
     if question.kind == "data":
-        return repr(names.get(value, value))
+        data = _named(value, names)
+        columns = "".join(f", {name}={column!r}" for name, column in data.columns.items())
+        return f"hs.read({data.path!r}{columns})" if columns else repr(data.path)
     if question.kind == "contrast":
         return f"hs.Contrast({', '.join(f'{name}={part!r}' for name, part in value.items())})"
     if question.kind == "direction":
@@ -161,9 +184,9 @@ def _as_list(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list) else [value]
 
 
-def _options(word: str, model: Header, arguments: Header, names: Mapping[str, str]) -> tuple[list[str], list[str]]:
+def _options(word: str, model: Header, arguments: Header, names: Names) -> tuple[list[str], list[str]]:
     """The options of a command, and its words."""
-    options, words = ["--model", names.get(model["name"], model["name"])], []
+    options, words = ["--model", _named(model["name"], names).path], []
     options += ["--dtype", model["dtype"]] if model.get("dtype") else []
     options += ["--quality", "plain"] if word == "steer" else []  # what Python measures on, if nothing else is given
     for question in questions_of(ANALYSIS[word]):
@@ -178,6 +201,11 @@ def _options(word: str, model: Header, arguments: Header, names: Mapping[str, st
             options += [*_pairs({"target": value.get("targets"), "at": value.get("at")})]
         elif (word, question.name) in NOT_IN_COMMANDS:
             raise _Missing(f"`hiddenscope {word}` has no option for {question.name}. {ONLY_PYTHON}")
+        elif question.kind == "data" and (columns := _named(value, names).columns):
+            if word not in COLUMNS_IN_COMMANDS:
+                raise _Missing(f"`hiddenscope {word}` has no option for the columns of a file. {ONLY_PYTHON}")
+            words.append(_named(value, names).path)
+            options += _pairs(columns)
         elif question.positional and question.kind in ("text", "texts", "model", "data"):
             words += _words(word, question, value, model, names)
         else:
@@ -185,9 +213,9 @@ def _options(word: str, model: Header, arguments: Header, names: Mapping[str, st
     return options, words
 
 
-def _words(word: str, question: Question, value: Any, model: Header, names: Mapping[str, str]) -> list[str]:
+def _words(word: str, question: Question, value: Any, model: Header, names: Names) -> list[str]:
     if question.kind == "data":
-        return [names.get(value, value)]
+        return [_named(value, names).path]
     if question.kind == "model":
         return [_same_dtype(value, model, names)]
     if word == "search":
@@ -195,7 +223,7 @@ def _words(word: str, question: Question, value: Any, model: Header, names: Mapp
     return [_text(text) for text in _as_list(value)]
 
 
-def _option(word: str, question: Question, value: Any, model: Header, names: Mapping[str, str]) -> list[str]:
+def _option(word: str, question: Question, value: Any, model: Header, names: Names) -> list[str]:
     option = SPELLED.get((word, question.name), f"--{question.name.replace('_', '-')}")
     if word == "steer" and question.name == "answers":
         return [piece for one in _as_list(value) for piece in ("--answer", str(one))]
@@ -224,10 +252,10 @@ def _pairs(values: Mapping[str, Any]) -> Iterator[str]:
             yield from ([f"--{name}={value}"] if str(value).startswith("-") else [f"--{name}", str(value)])
 
 
-def _same_dtype(choice: Header, model: Header, names: Mapping[str, str]) -> str:
+def _same_dtype(choice: Header, model: Header, names: Names) -> str:
     if choice.get("dtype") != model.get("dtype"):
         raise _Missing(f"The two models have different dtypes. {ONLY_PYTHON}")
-    return names.get(choice["name"], choice["name"])
+    return _named(choice["name"], names).path
 
 
 def _text(text: str) -> str:

@@ -120,7 +120,7 @@ class Guard:
         if site is not None and site not in OWN and not arriving:
             return refusal
         changes = scope["method"] not in CHANGES_NOTHING
-        if changes and origin is None and headers.one("authorization") is None:
+        if changes and origin is None and self._has_token(headers) and not self._is_bearer(headers):
             return Refusal(403, "A request that changes something needs an Origin header, as browsers send it.")
         return None
 
@@ -143,11 +143,15 @@ class Guard:
         return None if self._has_token(headers) else Refusal(401, NO_TOKEN)
 
     def _has_token(self, headers: "_Headers") -> bool:
-        scheme, _, bearer = (headers.one("authorization") or "").partition(" ")
-        if scheme.lower() == "bearer" and self._is_token(bearer.strip()):
+        if self._is_bearer(headers):
             return True
         pairs = (piece.strip().partition("=") for piece in (headers.one("cookie") or "").split(";"))
         return any(name == self.settings.cookie and self._is_token(value) for name, _, value in pairs)
+
+    def _is_bearer(self, headers: "_Headers") -> bool:
+        """Whether a program sends the token itself; a browser adds no such header by itself."""
+        scheme, _, bearer = (headers.one("authorization") or "").partition(" ")
+        return scheme.lower() == "bearer" and self._is_token(bearer.strip())
 
     def _is_token(self, given: str) -> bool:
         return hmac.compare_digest(_digest(given), self._digest)

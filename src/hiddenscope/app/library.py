@@ -9,13 +9,16 @@ import io
 import json
 import os
 import re
-from collections import Counter, OrderedDict
+import secrets
+import threading
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hiddenscope import texts
+from hiddenscope.app.code import Named
 from hiddenscope.app.schemas import MOST_CHARACTERS, DatasetAnswer, ModelAnswer, ModelChoice, StoreAnswer
 from hiddenscope.app.settings import Settings
 from hiddenscope.app.stores import describe, is_states
@@ -28,6 +31,7 @@ MOST_ROWS = 20_000
 MOST_UPLOADS = 50
 MOST_FOUND = 500
 DEEPEST = 4
+MOST_LOOKED = 20_000
 
 _UPLOAD = re.compile(r"upload:[0-9a-f]{16}")
 _HUB_FOLDER = re.compile(r"models--([A-Za-z0-9_.\-]+)(?:--([A-Za-z0-9_.\-]+))?")
@@ -40,6 +44,17 @@ class Upload:
     file: str
     texts: tuple[str, ...]
     labels: tuple[Any, ...] | None
+    columns: tuple[str | None, str | None] = (None, None)
+
+    @property
+    def packed(self) -> str:
+        """All of it as JSON."""
+        return json.dumps([self.file, self.texts, self.labels, *self.columns])
+
+    @property
+    def named(self) -> Named:
+        """The file as code names it: a name that begins like an option or like stdin is written as a path."""
+        return Named(self.file if self.file[:1].isalnum() else f"./{self.file}", *self.columns)
 
 
 class Library:
@@ -49,6 +64,8 @@ class Library:
         self.root = None if settings.root is None else settings.root.resolve()
         self.uploads_folder = settings.folder / "uploads"
         self._uploads: OrderedDict[str, Upload] = OrderedDict()
+        self._lock = threading.Lock()  # requests come in threads
+        self._not_here = secrets.token_hex(8)  # of a model that is yet to come, nobody knows the version
 
     def models(self) -> list[ModelAnswer]:
         """Those of the zoo, those in the local cache of the hub, and folders below the root."""
@@ -78,7 +95,7 @@ class Library:
             path = self._path(name, _is_model, "folder")
             mark = identity(sorted(path.iterdir()) if path.is_dir() else [path])
         else:
-            mark = _hub_commit(name)
+            mark = _hub_commit(name) or self._not_here
         return f"{name} {choice.dtype} {mark}"
 
     def datasets(self) -> list[DatasetAnswer]:
@@ -105,10 +122,8 @@ class Library:
         read = texts.read(
             ([row.text for row in rows], [row.label for row in rows]) if _labelled(rows) else _texts(rows)
         )
-        upload = Upload(Path(file).name[:120], read.texts, read.labels)
-        name = (
-            f"upload:{hashlib.sha256(json.dumps([upload.file, upload.texts, upload.labels]).encode()).hexdigest()[:16]}"
-        )
+        upload = Upload(Path(file).name, read.texts, read.labels, (text, label))
+        name = f"upload:{hashlib.sha256(upload.packed.encode()).hexdigest()[:16]}"
         self._keep(name, upload)
         return _dataset(name, upload.file, upload)
 
@@ -137,24 +152,33 @@ class Library:
         """Everything of a kind below the root, each with its name."""
         if self.root is None:
             return
-        count, waiting = 0, [(self.root, 0)]
-        while waiting and count < MOST_FOUND:
-            folder, depth = waiting.pop(0)
+        count, looked, waiting = 0, 0, deque([(self.root, 0)])
+        while waiting and count < MOST_FOUND and looked < MOST_LOOKED:
+            folder, depth = waiting.popleft()
             for path in _entries(folder):
-                if not path.resolve().is_relative_to(self.root):
+                looked += 1
+                if not path.name.isprintable() or not self._is_below_root(path):
                     continue
                 if fits(path):
                     count += 1
                     yield self._name(path, kind), path
-                elif depth < DEEPEST and path.is_dir() and not path.name.startswith("."):
+                elif depth < DEEPEST and _is_folder(path):
                     waiting.append((path, depth + 1))
 
+    def _is_below_root(self, path: Path) -> bool:
+        """Whether what is found in a folder below the root is below it too: all but a link that leads elsewhere."""
+        assert self.root is not None, "there is nothing below no root"
+        try:
+            return not path.is_symlink() or path.resolve().is_relative_to(self.root)
+        except (OSError, RuntimeError):  # a link to itself, or one that may not be read
+            return False
+
     def _name(self, path: Path, kind: str) -> str:
-        return f"{kind}:{hashlib.sha256(self._label(path).encode('utf-8', 'surrogateescape')).hexdigest()[:16]}"
+        return f"{kind}:{hashlib.sha256(self._label(path).encode()).hexdigest()[:16]}"
 
     def _label(self, path: Path) -> str:
         assert self.root is not None, "there is nothing below no root"
-        return str(path.relative_to(self.root)).encode("utf-8", "replace").decode()
+        return str(path.relative_to(self.root))
 
     def _path(self, name: str, fits: Callable[[Path], bool], kind: str) -> Path:
         for known, path in self._found(fits, kind):
@@ -164,14 +188,15 @@ class Library:
         raise UnknownModel(f"No {kind} {name[:80]!r}", where, "Start `hiddenscope serve --root FOLDER` above it.")
 
     def _keep(self, name: str, upload: Upload) -> None:
-        self._uploads[name] = upload
-        self._uploads.move_to_end(name)
-        while len(self._uploads) > MOST_UPLOADS:
-            self._uploads.popitem(last=False)
+        with self._lock:
+            self._uploads[name] = upload
+            self._uploads.move_to_end(name)
+            while len(self._uploads) > MOST_UPLOADS:
+                self._uploads.popitem(last=False)
         try:
             self.uploads_folder.mkdir(parents=True, exist_ok=True)
             with replacing(self._upload_path(name)) as fresh:
-                fresh.write_text(json.dumps([upload.file, upload.texts, upload.labels]), "utf-8")
+                fresh.write_text(upload.packed, "utf-8")
             files = sorted(self.uploads_folder.glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
             for path in files[:-MOST_UPLOADS]:
                 path.unlink(missing_ok=True)
@@ -183,16 +208,21 @@ class Library:
 
     def _upload_names(self) -> list[str]:
         kept = [f"upload:{path.stem}" for path in sorted(self.uploads_folder.glob("*.json"))]
-        return list(dict.fromkeys([*self._uploads, *filter(_UPLOAD.fullmatch, kept)]))
+        with self._lock:
+            return list(dict.fromkeys([*self._uploads, *filter(_UPLOAD.fullmatch, kept)]))
 
     def _upload(self, name: str) -> Upload | None:
-        if name not in self._uploads:
-            try:
-                file, read, labels = json.loads(self._upload_path(name).read_text("utf-8"))
-            except (OSError, ValueError):
-                return None
-            self._uploads[name] = Upload(file, tuple(read), None if labels is None else tuple(labels))
-        return self._uploads[name]
+        with self._lock:
+            if name in self._uploads:
+                return self._uploads[name]
+        try:
+            file, read, labels, *columns = json.loads(self._upload_path(name).read_text("utf-8"))
+            text, label = columns or (None, None)
+            upload = Upload(file, tuple(read), None if labels is None else tuple(labels), (text, label))
+        except (OSError, ValueError, TypeError):
+            return None
+        with self._lock:
+            return self._uploads.setdefault(name, upload)
 
 
 def _labelled(rows: list[texts.Row]) -> bool:
@@ -219,6 +249,14 @@ def _entries(folder: Path) -> list[Path]:
         return sorted(folder.iterdir())[:MOST_FOUND]
     except OSError:
         return []
+
+
+def _is_folder(path: Path) -> bool:
+    """Whether it is a folder to look into; where a link leads is looked into under its own name."""
+    try:
+        return path.is_dir() and not path.is_symlink() and not path.name.startswith(".")
+    except OSError:
+        return False
 
 
 def _is_model(path: Path) -> bool:

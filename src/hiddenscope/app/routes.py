@@ -19,7 +19,7 @@ from fastapi import Path as InPath
 from fastapi.responses import StreamingResponse
 
 from hiddenscope.app.cache import KEY, ResultCache, StoredResult, key_of
-from hiddenscope.app.code import as_command, as_python
+from hiddenscope.app.code import Named, as_command, as_python
 from hiddenscope.app.frames import Header
 from hiddenscope.app.jobs import JobRecord, Jobs, QueueFull
 from hiddenscope.app.library import Library
@@ -108,7 +108,7 @@ class Desk:
         identities.append(identity)
         return {"path": self.library.model_path(choice["name"]), "dtype": choice.get("dtype"), "identity": identity}
 
-    def names(self, asked: Header) -> dict[str, str]:
+    def names(self, asked: Header) -> dict[str, Named]:
         """What the opaque names of a question stand for, in code that a person runs."""
         given = [asked["model"]["name"]] if "model" in asked else []
         for question in QUESTIONS.get(asked["analysis"], ()):
@@ -118,11 +118,11 @@ class Desk:
         names = {}
         for name in given:
             if name.startswith("folder:"):
-                names[name] = self.library.model_path(name)
+                names[name] = Named(self.library.model_path(name))
             elif name.startswith("upload:") and (upload := self.library.dataset(name)):
-                names[name] = upload.file
+                names[name] = upload.named
         if "store" in asked["arguments"]:
-            names[asked["arguments"]["store"]] = str(self.library.store_path(asked["arguments"]["store"]))
+            names[asked["arguments"]["store"]] = Named(str(self.library.store_path(asked["arguments"]["store"])))
         return names
 
     def result(self, id_: str) -> StoredResult:

@@ -21,6 +21,8 @@ MOST_METADATA = 16 * 2**20
 MOST_CHARACTERS = 300  # of a text in a list
 MOST_SITES = 500
 STATES_FORMAT = "hiddenscope.states/1"
+# What reading a file may raise that is not what its name says.
+DAMAGED = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, StopIteration, struct.error)
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
@@ -43,7 +45,7 @@ def describe(name: str, label: str, path: Path) -> StoreAnswer | None:
     """What a store or a file of states says of itself; None where it is damaged."""
     try:
         return _describe_store(name, label, path) if path.is_dir() else _describe_file(name, label, path)
-    except (OSError, Error, LookupError, TypeError, ValueError):
+    except (Error, *DAMAGED):
         return None
 
 
@@ -128,7 +130,7 @@ def _header(path: Path) -> dict[str, Any] | None:
             return None
         stacks = json.loads(notes["states"])
         return {prefix: {**stack, **header[f"{prefix}values"]} for prefix, stack in stacks.items()}
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, struct.error):
+    except DAMAGED:
         return None
 
 
@@ -149,6 +151,6 @@ def _texts_of_file(path: Path, known: str) -> tuple[list[int], tuple[str, ...] |
         if len(texts) != len(lengths):
             raise ValueError(f"{len(texts)} texts, and tokens of {len(lengths)}")
         return lengths, texts
-    except (SafetensorError, OSError, ValueError, LookupError, TypeError, StopIteration) as error:
+    except (SafetensorError, *DAMAGED) as error:
         reason = f"it is damaged, or not such a file ({str(error)[:200]})"
         raise FileError(f"Cannot read states from {path.name}", reason, "Save the states again.") from error
