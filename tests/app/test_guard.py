@@ -1,5 +1,8 @@
 """Nobody gets in who does not belong: real requests with the headers that an attacker can have a browser send."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
 from .serving import TOKEN, Bench
@@ -19,6 +22,16 @@ def test_the_first_visit_moves_the_token_into_a_cookie(bench: Bench) -> None:
     kept = answer.headers["set-cookie"]
     assert kept == f"{bench.settings.cookie}={TOKEN}; Path=/; HttpOnly; SameSite=Strict"
     assert bench.raw("GET", "/", cookie(bench)).status == 200
+
+
+def test_the_ticket_of_a_browser_is_good_for_one_visit(another: Callable[..., Any]) -> None:
+    """A browser is started with it, and its arguments can be read by everybody on the machine."""
+    with another(ticket="a-ticket") as bench:
+        assert bench.raw("GET", "/api/analyses", {"Authorization": "Bearer a-ticket"}).status == 401
+        first = bench.raw("GET", "/?token=a-ticket")
+        assert first.status == 303 and TOKEN in first.headers["set-cookie"]
+        again = bench.raw("GET", "/?token=a-ticket")
+        assert again.status == 401 and "set-cookie" not in again.headers
 
 
 @pytest.mark.parametrize("path", ["/", "/?token=wrong", "/?token=", f"/?token={TOKEN}x"])

@@ -16,6 +16,7 @@ from typer.main import get_command
 import hiddenscope as hs
 from hiddenscope.app.code import Named, as_command
 from hiddenscope.app.library import Library
+from hiddenscope.app.routes import Desk
 from hiddenscope.app.schemas import ModelChoice
 from hiddenscope.app.stores import STATES_FORMAT
 from hiddenscope.cli import app
@@ -93,6 +94,13 @@ def test_what_was_asked_of_a_model_that_was_not_here_yet_is_asked_again(tmp_path
     choice = ModelChoice(name="nobody/nothing")
     first, second = (Library(settings_in(tmp_path)).model_identity(choice) for _ in range(2))
     assert first != second
+
+
+def test_a_result_of_one_device_is_not_that_of_another(tmp_path: Path) -> None:
+    asked = {"analysis": "grid", "model": {"name": "smollm2"}, "arguments": {"text": "a"}}
+    nothing: Any = None
+    settings = [settings_in(tmp_path, device=device) for device in (None, "cpu", "cuda")]
+    assert len({Desk(one, nothing, nothing, Library(one)).resolved(asked)[0] for one in settings}) == 3
 
 
 def test_the_code_of_an_upload_names_its_columns(bench: Bench, tiny_name: str, here: Path) -> None:

@@ -16,9 +16,9 @@ from hiddenscope import cli
 from .serving import free_port
 
 
-def started(tmp_path: Path, *options: str) -> tuple[subprocess.Popen[str], dict[str, str]]:
+def started(tmp_path: Path, *options: str, opens: str = "--no-open") -> tuple[subprocess.Popen[str], dict[str, str]]:
     program = "import sys; from hiddenscope.cli import main; sys.argv[0] = 'hiddenscope'; main()"
-    words = ["serve", "--no-open", "--json", "--port", str(free_port()), *options]
+    words = ["serve", opens, "--json", "--port", str(free_port()), *options]
     process = subprocess.Popen(
         [sys.executable, "-c", program, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path
     )
@@ -56,6 +56,26 @@ def test_the_command_serves_until_it_is_stopped_and_never_prints_a_request(tmp_p
         process.kill()
         process.communicate()
     assert told["token"] not in out + err  # the link was printed once, at the start
+
+
+def test_the_arguments_of_the_browser_hold_no_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everybody on a machine can read the arguments of its processes."""
+    browser, opened = tmp_path / "browser", tmp_path / "opened"
+    browser.write_text(f'#!/bin/sh\nprintf %s "$1" > {opened}.part && mv {opened}.part {opened}\n')
+    browser.chmod(0o700)
+    monkeypatch.setenv("BROWSER", f"{browser} %s")
+    process, told = started(tmp_path, opens="--open")
+    try:
+        while not opened.exists():
+            assert process.poll() is None
+            time.sleep(0.1)
+        link = opened.read_text()
+        port = int(told["address"].rstrip("/").rpartition(":")[2])
+        assert link.startswith(told["address"]) and told["token"] not in link
+        assert status(port, "/" + link.removeprefix(told["address"])) == 303
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def test_the_server_imports_no_torch() -> None:

@@ -2,6 +2,7 @@
 
 Host      must be a loopback name or address, parsed: so a name that is rebound to this machine reaches nothing
 token     in the link of the first visit, then in a SameSite=Strict, HttpOnly cookie; programs send it as a bearer
+ticket    in its place in the link that a browser is started with; good for one visit
 Origin    must be this page, for everything that changes something and for streams; other sites and ports are refused
 size      a request that is too large is refused before it is read
 
@@ -73,6 +74,7 @@ class Guard:
     def __init__(self, application: Application, settings: Settings) -> None:
         self.application, self.settings = application, settings
         self._digest = _digest(settings.token)
+        self._ticket: bytes | None = _digest(settings.ticket)
         self._names = {settings.host.lower(), socket.gethostname().lower()} if settings.remote else set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -130,7 +132,7 @@ class Guard:
             return None
         query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
         given = [value for name, value in query if name == "token"]
-        if given and self._is_token(given[-1]):
+        if given and (self._is_token(given[-1]) or self._takes_ticket(scope, given[-1])):
             rest = urlencode([pair for pair in query if pair[0] != "token"])
             cookie = f"{self.settings.cookie}={self.settings.token}; Path=/; HttpOnly; SameSite=Strict"
             place = f"/?{rest}" if rest else "/"
@@ -138,6 +140,13 @@ class Guard:
         if given or not self._has_token(headers):
             return 401, DOORSTEP.encode(), [(b"content-type", b"text/html; charset=utf-8")]
         return None
+
+    def _takes_ticket(self, scope: Scope, given: str) -> bool:
+        """Whether it is the ticket of the browser that was started, which is good for one visit."""
+        right = self._ticket is not None and hmac.compare_digest(_digest(given), self._ticket)
+        if right and scope["method"] == "GET":
+            self._ticket = None
+        return right
 
     def _entry(self, scope: Scope, headers: "_Headers") -> Refusal | None:
         return None if self._has_token(headers) else Refusal(401, NO_TOKEN)

@@ -86,7 +86,7 @@ class Desk:
 
     def resolved(self, asked: Header) -> tuple[str, Header]:
         """The key of a question, and the question as the worker takes it: names in place of ids, texts of uploads."""
-        identities: list[str] = []
+        identities = [self.settings.device] if self.settings.device else []
         request = {**asked, "arguments": dict(asked["arguments"])}
         if "model" in asked:
             request["model"] = self._model(asked["model"], identities)

@@ -17,8 +17,9 @@ def _default_folder() -> Path:
 class Settings:
     """Where a workbench listens, where it keeps results, which folders it may open, and its limits.
 
-    `root` is the folder below which models and states may be opened; without it, none are. `remote` allows another
-    address than loopback.
+    `ticket` is good for one visit, in place of the token: it is what a browser is started with, and everybody on the
+    machine can read the arguments of a process. `root` is the folder below which models and states may be opened;
+    without it, none are. `remote` allows another address than loopback.
 
     >>> Settings(token="secret").cookie
     'hiddenscope-8765'
@@ -27,6 +28,7 @@ class Settings:
     host: str = "127.0.0.1"
     port: int = 8765
     token: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
+    ticket: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
     root: Path | None = None
     remote: bool = False
     device: str | None = None

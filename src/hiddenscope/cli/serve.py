@@ -55,7 +55,8 @@ def serve(
     sys.stdout.flush()
     server = app.server(settings)
     if open_page:
-        threading.Thread(target=_open_when_started, args=(server, link), daemon=True).start()
+        once = f"{settings.address}?token={settings.ticket}"  # not the token: others see the arguments of a browser
+        threading.Thread(target=_open_when_started, args=(server, once), daemon=True).start()
     server.run()
 
 
