@@ -137,5 +137,11 @@ def test_a_label_that_is_half_a_character_is_refused(bench: Bench) -> None:
     assert answer.status == 422 and "half of a character" in answer.json["detail"]
 
 
+def test_a_label_that_has_parts_is_refused(bench: Bench) -> None:
+    for label in (b"[1, 2]", b'{"a": 1}'):
+        answer = bench.ask("POST", "/api/datasets?file=a.jsonl", b'{"text": "a", "label": ' + label + b"}\n")
+        assert answer.status == 422 and "line 1 has a label with parts" in answer.json["detail"]
+
+
 def test_what_is_kept_is_its_owners_alone(bench: Bench) -> None:
     assert stat.S_IMODE(bench.settings.folder.stat().st_mode) == 0o700

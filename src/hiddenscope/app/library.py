@@ -118,6 +118,11 @@ class Library:
                 reason = f"line {row.line:,} is row {len(rows) + 1:,} and has {len(row.text):,} characters"
                 remedy = f"Upload at most {MOST_ROWS:,} rows of {MOST_CHARACTERS:,} characters; Python takes more."
                 raise TextError(f"{file[:80]!r} is too large", reason, remedy)
+            if isinstance(row.label, list | dict):
+                reason = f"line {row.line:,} has a label with parts"
+                raise TextError(
+                    f"Cannot read {file[:80]!r}", reason, "Give every text one word or number as its label."
+                )
             rows.append(row)
         read = texts.read(
             ([row.text for row in rows], [row.label for row in rows]) if _labelled(rows) else _texts(rows)
