@@ -1,6 +1,7 @@
 """Nothing is lost, nothing is there twice and nothing is silently wrong, whatever happens to a store."""
 
 import errno
+import hashlib
 import json
 import os
 import shutil
@@ -22,8 +23,10 @@ from chaos.flips import flips, intact, readable
 from chaos.power import power_losses
 from hiddenscope import cli
 from hiddenscope.errors import Damaged, Error, FileError, StoreError
-from hiddenscope.store import discard_damaged, gc, records, resume, verify
+from hiddenscope.store import StorePlan, discard_damaged, gc, records, resume, verify
 from hiddenscope.store import writer as store_writer
+from hiddenscope.store.checksums import block_sums
+from hiddenscope.store.shard import layout_of
 from hiddenscope.testing import tiny_store
 from hiddenscope.testing.stores import SITES, tiny_plan, tiny_sequences, tiny_values
 
@@ -80,6 +83,40 @@ def test_a_read_raises_only_where_it_touches_what_is_damaged(tmp_path: Path) -> 
     with pytest.raises(Damaged, match="unit 000000"):
         [store["final"][[number]] for number in range(12)]
     assert np.array_equal(store.of(6)["final"][:], tiny_values(writer, "000002")["final"])
+
+
+def forge(path: Path, unit: str, tensor: str, values: bytes) -> None:
+    """Put other bytes at the start of a tensor, and make every checksum anew."""
+    plan = StorePlan.decode((path / "plan.json").read_bytes(), "Cannot forge")
+    layout, old = layout_of(plan, plan.digest, plan.by_name[unit]), shard(path, unit)
+    content, start = bytearray(old.read_bytes()[: layout.covered]), layout.places[tensor].start
+    content[start : start + len(values)] = values
+    table = np.array(block_sums(memoryview(content)), "<u4").tobytes()
+    sha256 = hashlib.sha256(content + table).hexdigest()
+    old.unlink()
+    (path / "data" / f"{sha256}.safetensors").write_bytes(content + table)
+    reseal(path / "commits" / f"{unit}.json", sha256=sha256, blocks=hashlib.sha256(table).hexdigest())
+    units = json.loads((path / "complete.json").read_bytes())["units"] | {unit: sha256}
+    reseal(path / "complete.json", units=units)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "values"),
+    [("text", [99]), ("text", [-1]), ("offsets", [0, 10**12]), ("offsets", [0, -5]), ("offsets", [1]), ("start", [-9])],
+)
+def test_a_shard_whose_sequences_do_not_add_up_is_damaged(tmp_path: Path, tensor: str, values: list[int]) -> None:
+    tiny_store(tmp_path)
+    forge(tmp_path, "000000", tensor, np.array(values, "<i8").tobytes())
+    with pytest.raises(Damaged, match="unit 000000 of .* has sequences that are not in the order of the corpus"):
+        len(hs.open(tmp_path))
+    assert verify(tmp_path).units == ("000000",)
+
+
+def test_a_text_that_is_no_text_is_damaged(tmp_path: Path) -> None:
+    tiny_store(tmp_path)
+    forge(tmp_path, "000000", "strings", b"\xff\xff")
+    with pytest.raises(Damaged, match="unit 000000 of .* has a text that is not UTF-8"):
+        hs.open(tmp_path).tokens.texts  # noqa: B018
 
 
 @pytest.mark.parametrize("cut", ["short", "zeros", "longer", "empty"])

@@ -44,7 +44,8 @@ class ShardReader:
             raise Damaged(self._problem, error.reason, error.remedy) from error
         size = os.fstat(self._descriptor).st_size
         if not size == layout.size == commit.size:
-            raise self._damaged(f"has {size:,} bytes, and must have {layout.size:,}")
+            said = f", and its record says {commit.size:,}" if commit.size != layout.size else ""
+            raise self._damaged(f"has {size:,} bytes, and must have {layout.size:,}{said}")
 
     def __del__(self) -> None:
         self.close()
@@ -110,6 +111,26 @@ class ShardReader:
     def _will_need(self, start: int, length: int) -> None:
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(self._descriptor, start, length, os.POSIX_FADV_WILLNEED)
+
+    def sequences(self) -> list[NDArray[np.int64]]:
+        """The text and the start of each sequence, and where its tokens begin and end: in order, and adding up."""
+        text, start, ends = (self.whole(name) for name in ("text", "start", "offsets"))
+        grows = (np.diff(text) > 0) | ((np.diff(text) == 0) & (np.diff(start) > 0))
+        counted = ends[0] == 0 and ends[-1] == self.layout.places["ids"].shape[0] and (np.diff(ends) >= 0).all()
+        if not (grows.all() and counted and text[0] >= 0 and start.min() >= 0):
+            raise self._damaged("has sequences that are not in the order of the corpus, or do not add up")
+        return [text, start, ends]
+
+    def string(self, content: _Bytes) -> str:
+        """Bytes of `strings` as a text."""
+        try:
+            return content.tobytes().decode("utf-8", "surrogatepass")
+        except UnicodeDecodeError as error:
+            raise self._damaged(f"has a text that is not UTF-8 ({error.reason})") from error
+
+    def whole(self, tensor: str) -> NDArray[Any]:
+        """All rows of a tensor."""
+        return self.rows(tensor, 0, self.layout.places[tensor].shape[0])
 
     def check_header(self) -> None:
         """Check the table of checksums and the header."""

@@ -111,16 +111,15 @@ class _Shards:
 
     def whole(self, number: int, name: str) -> NDArray[Any]:
         """A tensor of a unit, whole."""
-        shard = self[number]
-        return shard.rows(name, 0, shard.layout.places[name].shape[0])
+        return self[number].whole(name)
 
-    def _sequence_tensors(self) -> Iterator[tuple[NDArray[Any], ...]]:
+    def _sequence_tensors(self) -> Iterator[list[NDArray[np.int64]]]:
         """What the sequences of every unit are: their texts, their first positions, and where each ends."""
         for number in range(len(self.units)):
             if number % FEW == 0:  # so that the disk has many of them to do at once
                 for ahead in range(number, min(number + FEW, len(self.units))):
                     self[ahead].prefetch_index()
-            yield tuple(self.whole(number, name) for name in ("text", "start", "offsets"))
+            yield self[number].sequences()
 
     @cached_property
     def copies(self) -> dict[int, int]:
@@ -292,7 +291,7 @@ class Store:
             numbers = wanted[planned.unit[wanted] == unit]
             content, ends = (self._shards.whole(unit, name) for name in ("strings", "strings.offsets"))
             for number, local in zip(numbers.tolist(), (numbers - bases[unit]).tolist(), strict=True):
-                strings[number] = content[ends[local] : ends[local + 1]].tobytes().decode("utf-8", "surrogatepass")
+                strings[number] = self._shards[unit].string(content[ends[local] : ends[local + 1]])
         return tuple(strings[number] for number in firsts)
 
     def blocks(self, site: str | Site, rows: int | None = None) -> "Iterator[torch.Tensor]":

@@ -243,6 +243,7 @@ def _check_shard(folder: StoreFolder, plan: StorePlan, commit: Commit, whole: bo
         digest = hashlib.sha256()
         for piece in reader.pieces() if whole else ():
             digest.update(piece.data)
+        reader.sequences()
     finally:
         reader.close()
     if whole and digest.hexdigest() != commit.sha256:
