@@ -77,10 +77,12 @@ def kill_jobs(count: int, folder: Path, seed: int = 0) -> tuple[int, int, list[s
         kills = stores = 0
         while True:
             store = folder / str(stores)
-            # Up to what a whole job takes: when one ends nevertheless, the next begins a store of its own.
-            after = None if kills >= count else chance.uniform(0.2, 1.0) * took
-            status, _ = host.attempt(store, after)
+            # Up to what a job takes, as fast as the machine is now: when one ends nevertheless, the next begins a store
+            # of its own, and the time is measured by it; when one is killed, the next is given a little more.
+            after = None if kills >= count else chance.uniform(0.1, 1.0) * took
+            status, seconds = host.attempt(store, after)
             kills += status == signal.SIGKILL
+            took = (took + seconds) / 2 if status == 0 else took * 1.05
             if status == 0:
                 stores += 1
                 wrong += faults(store, folder / "whole")

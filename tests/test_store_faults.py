@@ -207,11 +207,16 @@ def test_a_process_that_dies_at_any_step_leaves_a_unit_whole_or_not_there(tmp_pa
     assert done[-1] != "died at write"
 
 
+NO_PROC = pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="what a descriptor holds is not told here")
+
+
+@NO_PROC
 def test_the_power_may_go_at_any_instant(tmp_path: Path) -> None:
     done, points, wrong = power_losses(tmp_path, 80)
     assert (done, wrong) == (80, []) and points > 40
 
 
+@NO_PROC
 def test_a_folder_that_is_not_brought_to_the_disk_would_be_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
