@@ -110,23 +110,23 @@ def test_how_nearly_they_point_the_same_way_is_said(
     finally:
         progress.show(None)
     assert f"the mean cosine of two of the 4 texts is {cosine:.2f}" in said
-    assert "is 1.00; states that point so nearly the same way are no embeddings as they are" in same
+    assert "is 1.00; states that all point in nearly the same direction make poor embeddings" in same
     assert "mean cosine" not in alone
 
 
 @pytest.mark.parametrize(
     ("call", "error", "said"),
     [
-        (lambda m: hs.embed(m.capture(TEXTS), TEXTS), StatesError, "States is no model"),
+        (lambda m: hs.embed(m.capture(TEXTS), TEXTS), StatesError, "States is not a model"),
         (lambda m: hs.embed(m, []), TextError, "the list is empty"),
         (lambda m: hs.embed(m, ["A dog", ""]), TextError, "Text 1: it is empty"),
         (lambda m: hs.embed(m, TEXTS, pool="each"), StatesError, "a vector for each token"),
         (lambda m: hs.embed(m, TEXTS, pool="median"), StatesError, "No token 'median'"),
         (lambda m: hs.embed(m, TEXTS, site="layer.*"), StatesError, "names 4 sites"),
         (lambda m: hs.embed(m, TEXTS, adjust="shrink"), StatesError, "No adjustment 'shrink'"),
-        (lambda m: hs.embed(m, "A dog", adjust="centre"), StatesError, "one text is its own mean"),
-        (lambda m: hs.embed(m, [[5, 6]] * 3, adjust="centre"), StatesError, "text 0 is the mean of all"),
-        (lambda m: hs.embed(m, TEXTS, adjust="whiten"), StatesError, "in 3 of 64 directions only"),
+        (lambda m: hs.embed(m, "A dog", adjust="centre"), StatesError, "subtracting the mean of one text"),
+        (lambda m: hs.embed(m, [[5, 6]] * 3, adjust="centre"), StatesError, "text 0 equals the mean of all texts"),
+        (lambda m: hs.embed(m, TEXTS, adjust="whiten"), StatesError, "in only 3 of 64 directions"),
         (lambda m: hs.embed(m, Path("nowhere.txt")), FileError, "nowhere.txt"),
     ],
 )

@@ -51,7 +51,7 @@ def test_what_is_no_single_token_is_said(bytes_: TextEncoder, token: Any, before
     with pytest.raises(TextError) as caught:
         bytes_.single(token, "answer", before=before)
     assert found in str(caught.value)
-    assert str(caught.value).startswith("The answer ")
+    assert str(caught.value).startswith("Cannot use the answer ")
 
 
 def test_a_tokenizer_that_adds_a_space_is_not_taken_at_its_word() -> None:

@@ -341,7 +341,7 @@ WRONG_CONTRASTS: dict[str, tuple[str, dict[str, Any], str]] = {
     "space": ("llama", {**CATS, "answer": "nd", "other": " a"}, "Did you mean ' nd'?"),
     "equal answers": ("llama", {"other": 60}, "both answers are 60"),
     "same prompts": ("llama", {"corrupt": CLEAN}, "both prompts are the same"),
-    "two kinds": ("llama", {"corrupt": "the hat"}, "one prompt is a string and one is token ids"),
+    "two kinds": ("llama", {"corrupt": "the hat"}, "one prompt is a string and the other token ids"),
     "several texts": ("llama", {"clean": [CLEAN]}, "clean must be one prompt: got list"),
     "one token": ("llama", {"clean": [7]}, "has one token"),
     "id": ("llama", {"answer": 10**6}, "are 0 to 127"),
@@ -376,7 +376,7 @@ WRONG: dict[str, tuple[str, Any, dict[str, Any], type[Error], str]] = {
     "form": ("llama", [CONTRAST, SHORTER], {}, TextError, "contrast 0 has 6 columns of tokens, contrast 1 has 5"),
     "no contrast": ("llama", ("the mat", "the hat"), {}, TextError, "hs.Contrast(clean, corrupt, answer, other)"),
     "none": ("llama", [], {}, TextError, "contrasts must be a Contrast or a list of them"),
-    "some targets": ("t5", [replace(CONTRAST, targets=[5]), CONTRAST], {}, TextError, "1 of 2 contrasts have them"),
+    "some targets": ("t5", [replace(CONTRAST, targets=[5]), CONTRAST], {}, TextError, "1 of 2 contrasts have targets"),
     "no part": ("mamba", CONTRAST, {"sites": "*.attn"}, SiteError, "attn"),
 }
 

@@ -168,7 +168,7 @@ def test_long_texts_are_cut_and_it_is_said() -> None:
 
 def test_what_cannot_be_drawn_is_said_and_still_printed(tmp_path: Path) -> None:
     shown = hs.Result("cube", xarray.Dataset({"x": (("a", "b", "c"), np.ones((2, 2, 2)))}), {"n": 8}, {})
-    with pytest.raises(StatesError, match="A picture of the cube: x has a, b, c"):
+    with pytest.raises(StatesError, match="Cannot draw the cube: x has a, b, c"):
         shown.save(tmp_path / "x.png")
     assert list(tmp_path.iterdir()) == []
     assert shown._repr_mimebundle_() == {"text/plain": "cube\n  n  8"}
@@ -227,7 +227,7 @@ def test_a_story_reads_its_numbers_off_the_results(model: hs.Model, tmp_path: Pa
     )
     assert "hides all others" not in told, "that holds where the first token is far larger"
     assert told.index("Sizes of toy") < told.index("<li>The end</li>")
-    with pytest.raises(FileError, match="it is a page"):
+    with pytest.raises(FileError, match="a story is a page"):
         hs.story([proof], tmp_path / "story.txt")
     with pytest.raises(FileError, match="Cannot write"):
         hs.story([proof], tmp_path / "nowhere" / "story.html")

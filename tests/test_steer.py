@@ -439,7 +439,7 @@ WRONG: list[tuple[dict[str, Any], type[Error], str]] = [
     ({"sites": "layer.9"}, SiteError, "it has layer.0 to layer.3"),
     ({"answers": [" the cat"]}, TextError, r"it is 3 tokens: ' the' ' c' 'at'"),
     ({"answers": [" t", " t"]}, TextError, "two of them are the same token"),
-    ({"answers": []}, TextError, "answers is empty"),
+    ({"answers": []}, TextError, "answers must not be empty"),
     ({"answers": ["é"]}, TextError, "LlamaForCausalLM"),
     ({"answers": [999]}, TextError, "0 to 127"),
     ({"answers": [1.5]}, TextError, "float"),

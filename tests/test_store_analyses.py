@@ -244,12 +244,12 @@ def test_drift_reads_a_store_on_the_command_line(written: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "what"),
     [
-        (["profile", "A text.", "--states", "{store}"], "Texts were given beside --states"),
+        (["profile", "A text.", "--states", "{store}"], "Cannot use texts with --states"),
         (["profile", "--states", "{store}", "--model", "gpt2"], "Cannot use --model with --states"),
         (["cluster", "--states", "{store}", "--truncate"], "Cannot use --truncate with --states"),
         (["profile", "--states", "nosuch"], "there is no such file or folder"),
-        (["profile", "--states", "{folder}"], "it has no plan.json, so it is no store"),
-        (["profile", "--states", "{folder}/labels.jsonl"], "it is no .safetensors file"),
+        (["profile", "--states", "{folder}"], "it has no plan.json, so it is not a store"),
+        (["profile", "--states", "{folder}/labels.jsonl"], "it is not a .safetensors file"),
         (["profile", "--states", "{store}", "--sites", "layer.9"], "No site 'layer.9'"),
         (["probe", "{folder}/others.jsonl", "--label", "first", "--states", "{store}"], "text 0 differs"),
         (["probe", "cities-complete", "--states", "{store}"], "are not those of the states"),

@@ -193,10 +193,10 @@ def test_longer_texts_are_cut_when_asked(tiny: Callable[..., hs.Model]) -> None:
 @pytest.mark.parametrize(
     ("call", "error", "said"),
     [
-        (lambda m, s: vectors(m), TextError, "a model alone has no vectors"),
+        (lambda m, s: vectors(m), TextError, "no texts were given"),
         (lambda m, s: vectors(m, []), TextError, "the list is empty"),
         (lambda m, s: vectors(m, 5), TextError, "got int"),
-        (lambda m, s: vectors(s, TEXTS), TextError, "the states know their texts"),
+        (lambda m, s: vectors(s, TEXTS), TextError, "the states have their own texts"),
         (lambda m, s: vectors(s, token="median"), StatesError, "No token 'median'"),
         (lambda m, s: vectors(s, token=True), StatesError, "No token 'True'"),
         (lambda m, s: vectors(s, token=1.5), StatesError, "No token '1.5'"),

@@ -12,7 +12,7 @@
     ├── ModuleError     (ValueError)        the module is in a condition in which its states cannot be watched
     ├── TextError       (ValueError)        a text or a list of ids that the model cannot take
     ├── StatesError     (ValueError)        states that do not fit together, or do not hold what is asked of them
-    ├── StoreError      (ValueError)        a folder that is no store, or one of another plan or a newer version
+    ├── StoreError      (ValueError)        a folder that is not a store, or one of another plan or a newer version
     ├── PassError       (RuntimeError)      a pass that went otherwise than the proof allows
     ├── NotFinite       (ArithmeticError)   a NaN or an infinity, named by site and token
     ├── TooLarge        (MemoryError)       more than the free memory
@@ -80,7 +80,7 @@ class StatesError(Error, ValueError):
 
 
 class StoreError(Error, ValueError):
-    """A folder that is no store, or one of another plan or a newer version."""
+    """A folder that is not a store, or one of another plan or a newer version."""
 
 
 class PassError(Error, RuntimeError):

@@ -155,7 +155,9 @@ class Result:
             object.__setattr__(self, name, value)
         _dtypes(data)
         if any(index.nlevels > 1 for index in self.data.indexes.values()):
-            raise StatesError("A result's data", "an index has several levels", "Call .reset_index() on it first.")
+            raise StatesError(
+                "Cannot make a result of this data", "an index has several levels", "Call .reset_index() on it first."
+            )
 
     def __repr__(self) -> str:
         shapes = (f"{name}[{', '.join(f'{d} {n}' for d, n in v.sizes.items())}]" for name, v in self.data.items())
@@ -233,7 +235,7 @@ class Result:
     def _first(self) -> "xarray.DataArray":
         """The first variable, which says what the others belong to."""
         if not len(self.data):
-            raise StatesError(f"A table of the {self.title}", "it has no variables", "Read its facts.")
+            raise StatesError(f"Cannot make a table of the {self.title}", "it has no variables", "Read its facts.")
         return self.data[next(iter(self.data))]
 
     def equals(self, other: "Result") -> bool:
@@ -336,9 +338,14 @@ def to_bytes(result: Result, suffix: str) -> bytes:
         return path.read_bytes()
 
 
+NUMBERS_OR_TEXT = "Give numbers of at most 64 bits, booleans, or text ('' where missing)."
+
+
 def _painter() -> Painter:
     if not PAINTERS:
-        raise FileError("A figure", "nothing draws yet", "Import hiddenscope.views.render first.")
+        raise FileError(
+            "Cannot draw a figure", "hiddenscope.views is not imported", "Import hiddenscope.views.render first."
+        )
     return PAINTERS[".pdf"]
 
 
@@ -384,7 +391,7 @@ def _simple(value: Any, where: str) -> Any:
     if hasattr(value, "tolist") and not isinstance(plain := value.tolist(), complex | bytes):
         return _simple(plain, where)
     reason = f"{_safe(where)} holds {type(value).__name__}"
-    raise StatesError("A result's facts and source as JSON", reason, "Give text, numbers, lists and mappings of them.")
+    raise StatesError("Cannot write this as JSON", reason, "Give text, numbers, lists and mappings of them.")
 
 
 def _tag(value: Any) -> Any:
@@ -421,7 +428,7 @@ def _dtype(array: "np.ndarray[Any, Any]", name: str) -> str:
     if array.dtype.kind in "UT" or (array.dtype.kind == "O" and _only_text(array)):
         return "str"
     reason = f"{_safe(name)} is {array.dtype}"
-    raise StatesError("A result's data", reason, "Give numbers of at most 64 bits, flags, or text ('' where missing).")
+    raise StatesError("Cannot keep this data in a result", reason, NUMBERS_OR_TEXT)
 
 
 def _only_text(array: "np.ndarray[Any, Any]") -> bool:

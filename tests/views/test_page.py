@@ -106,7 +106,7 @@ def test_what_cannot_be_joined_is_an_error(monkeypatch: pytest.MonkeyPatch) -> N
         "f.js": "export const f = 1;\n",
     }
     monkeypatch.setattr(page, "_static", modules.__getitem__)
-    for entry, says in {"a.js": "imports itself", "c.js": "named things", "e.js": "has it too"}.items():
+    for entry, says in {"a.js": "imports itself", "c.js": "named things", "e.js": "has that name too"}.items():
         with pytest.raises(StatesError, match=says):
             page.joined(entry)
 

@@ -61,8 +61,9 @@ def cluster(
     collection = collection_of(source, texts, site, pool, truncate)
     rows = _sample(collection.count)
     if len(rows) < 2 * smallest:
-        reason = f"there are {len(rows)} {collection.unit}s, and two clusters of {smallest} take {2 * smallest}"
-        raise TextError("Too few to cluster", reason, "Give more, or a smaller number as smallest=.")
+        reason = f"there are {len(rows)} {collection.unit}s, and two clusters of {smallest} need {2 * smallest}"
+        remedy = "Give more, or a smaller number as smallest=."
+        raise TextError(f"Too few {collection.unit}s to cluster", reason, remedy)
     values = _checked(collection.pick(rows), collection.unit)
     directions = _directions(values)
     places = _places(directions)

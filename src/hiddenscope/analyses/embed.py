@@ -50,17 +50,19 @@ def embed(
     """
     model = as_source(model)
     if not isinstance(model, Model):
-        reason = f"{type(model).__name__} is no model"
-        raise StatesError("Cannot embed texts", reason, "Give a model. States have .pool().")
+        reason = f"{type(model).__name__} is not a model"
+        raise StatesError("Cannot embed texts", reason, "Give a model; for states call states.pool().")
     if pool == "each":
         raise StatesError(
-            "Cannot embed texts", 'pool="each" is a vector for each token', "Use model.capture(texts, site)."
+            "Cannot embed texts", 'pool="each" gives a vector for each token', "Use model.capture(texts, site)."
         )
     chosen = last_site(model) if site is None else site
     listed, token, limit = as_trained(model, texts_of(texts), pool, truncate)
     rows = vectors(model, listed, sites=chosen, token=token, truncate=limit)
     if len(rows.sites) > 1:
-        raise StatesError(f"{str(site)[:60]!r} names {len(rows.sites)} sites", "one is needed", "Name one.")
+        raise StatesError(
+            f"{str(site)[:60]!r} names {len(rows.sites)} sites", "it must name one", "Choose one of them."
+        )
     values = rows.values[0]
     _report(model, values, adjust)
     if adjust is not None:
@@ -79,7 +81,7 @@ def _report(model: Model, values: Tensor, adjust: "Adjust | Adjustment | None") 
     cosine = mean_cosine(values)
     note = f"{model.name}: the mean cosine of two of the {len(values):,} texts is {cosine:.2f}"
     if cosine > NARROW and adjust is None:
-        note += "; states that point so nearly the same way are no embeddings as they are: try adjust='centre'"
+        note += "; states that all point in nearly the same direction make poor embeddings: try adjust='centre'"
     progress.note(note)
 
 
@@ -113,14 +115,14 @@ class Adjustment:
         """What gives these rows mean zero and, for "whiten", the identity as their covariance."""
         if how not in ("centre", "whiten"):
             problem = f"No adjustment {str(how)[:40]!r}"
-            raise StatesError(problem, "there are two", 'Use "centre", "whiten" or None.')
+            raise StatesError(problem, "there are two kinds", 'Use "centre", "whiten" or None.')
         wide = torch.as_tensor(values).double()
         if wide.ndim != 2:
             raise StatesError(f"Cannot {how} these values", f"their shape is {list(wide.shape)}", "Give [text, width].")
         count, width = wide.shape
         mean = wide.mean(0)
         if count < 2:
-            reason = "one text is its own mean, and nothing would be left of it"
+            reason = "subtracting the mean of one text from itself leaves zero"
             remedy = "Give more texts, or an hs.Adjustment that was fitted to many others."
             raise StatesError(f"Cannot {how} one vector", reason, remedy)
         if how == "centre":
@@ -128,7 +130,7 @@ class Adjustment:
         _, deviations, directions = torch.linalg.svd((wide - mean) / (count - 1) ** 0.5, full_matrices=False)
         rank = int((deviations > deviations[0] * LEAST_SPREAD).sum())
         if rank < width:
-            reason = f"they vary in {rank} of {width} directions only"
+            reason = f"they vary in only {rank} of {width} directions"
             remedy = (
                 "Give more texts than the width, or an hs.Adjustment that was fitted to many others; or centre them."
             )
@@ -145,7 +147,7 @@ class Adjustment:
         left = (values.double() - self.mean).norm(dim=1)
         lost = (left <= LEAST_LEFT * self.mean.norm()).nonzero()
         if len(lost):
-            reason = f"text {int(lost[0])} is the mean of all, and nothing is left of it"
+            reason = f"text {int(lost[0])} equals the mean of all texts, and subtracting that leaves zero"
             raise StatesError("Cannot normalize", reason, "Give texts that differ, or normalize=False.")
 
 

@@ -93,7 +93,7 @@ def _check_shapes(model: Model, donor: Model) -> None:
         reason = f"their weights differ in shape, at {differing[0]}" if differing else "they are of different classes"
         raise ModuleError(problem, reason, "Give a donor of the same shape, such as another checkpoint of the model.")
     if model.module is donor.module:
-        raise ModuleError(problem, "they are one and the same module", "Load the donor by itself.")
+        raise ModuleError(problem, "they are the same module", "Load the donor separately.")
 
 
 def _check_dtype_device_tokenizer(model: Model, donor: Model) -> None:
@@ -121,10 +121,12 @@ def _windows(model: Model, donor: Model, sites: SitePatterns | None, layers: Any
     chosen = tuple(Site(k) for k in range(1, depth + 1)) if sites is None else model.anatomy.select(sites)
     if isinstance(layers, bool) or not isinstance(layers, int) or not 1 <= layers <= len(chosen):
         reason = f"got {layers!r}"
-        raise TextError(f"layers must be an integer from 1 to {len(chosen)}", reason, "Give another.")
+        raise TextError(f"layers must be an integer from 1 to {len(chosen)}", reason, "Give one of these.")
     if sites is not None and layers > 1 and any(site.part in ("", "mid") for site in chosen):
-        reason = "the states of one layer decide everything above, so that only the last of several would count"
-        raise TextError(f"layers={layers} with whole states", reason, "Give layers=1, or leave `sites` out.")
+        reason = "the states of one layer determine all layers above, so only the last layer would count"
+        raise TextError(
+            f"Cannot graft the whole states of {layers} layers", reason, "Give layers=1, or leave `sites` out."
+        )
     return [chosen[start : start + layers] for start in range(len(chosen) - layers + 1)]
 
 
@@ -138,7 +140,7 @@ def _prompts(model: Model, donor: Model, data: Any) -> tuple[Inputs, list[int]]:
         for text, ids, others in zip(inputs.texts, inputs.ids, theirs.ids, strict=True):
             if ids != others:
                 reason = f"{model.name} and {donor.name} tokenize it differently"
-                raise TextError(f"The prompt {text[:40]!r}", reason, "Give a donor with the same tokenizer.")
+                raise TextError(f"Cannot use the prompt {text[:40]!r}", reason, "Give a donor with the same tokenizer.")
     befores = [text_before(inputs, number, length - 1) for number, length in enumerate(inputs.lengths)]
     with model.lock:  # a tokenizer serves one thread at a time
         answers = [
@@ -156,7 +158,7 @@ def _pairs(data: Any) -> Iterator[tuple[Any, Any]]:
     labelled = data if isinstance(data, texts.Labelled) else texts.read(data)
     if labelled.labels is None:
         remedy = "Label each prompt with its answer, or give [(prompt, answer), ...]."
-        raise TextError(f"The prompts of {labelled.name}", "they have no labels", remedy)
+        raise TextError(f"Cannot use the prompts of {labelled.name}", "they have no labels", remedy)
     yield from zip(labelled.texts, labelled.labels, strict=True)
 
 

@@ -60,7 +60,7 @@ def search(
     count = integer(k, "k", 1)
     if nearness not in NEARNESSES:
         problem = f"No nearness {str(nearness)[:40]!r}"
-        raise StatesError(problem, "there are three", f"Use one of {', '.join(NEARNESSES)}.")
+        raise StatesError(problem, "there are three measures", f"Use one of {', '.join(NEARNESSES)}.")
     collection = collection_of(source, texts, site, pool)
     queries, names = _queries(collection, query, source if isinstance(source, Model) else None, nearness)
     nearest = Nearest(_checked(queries, nearness), count, nearness)
@@ -95,13 +95,13 @@ def _queries(collection: Collection, query: Any, model: Model | None, nearness: 
 def _of_texts(collection: Collection, texts: list[str] | Inputs, model: Model | None, nearness: Nearness) -> Tensor:
     problem = "Cannot search for a text"
     if model is None:
-        raise StatesError(problem, "there is no model to read it", "Give (model, text), or a vector.")
+        raise StatesError(problem, "no model was given to embed it", "Give (model, text), or a vector.")
     if collection.token == "each":
         reason = "every row is a token, and a text has several"
-        raise StatesError(problem, reason, "Give a vector: states['layer.3'][5], say.")
+        raise StatesError(problem, reason, "Give a vector, such as states['layer.3'][5].")
     if nearness != "cosine" and collection.site is None:
         reason = "the rows of an array may have been scaled"
-        raise StatesError(f"{problem} by {nearness}", reason, "Search by cosine, or give its vector.")
+        raise StatesError(f"Cannot search for a text by {nearness}", reason, "Search by cosine, or give its vector.")
     weights = getattr(collection.source, "weights", "")
     own_weights = model.source(collection.site.stack if collection.site else None).weights
     if weights and own_weights and weights != own_weights:

@@ -293,7 +293,7 @@ def _matched(entries: Sequence[Tensor], states: Sequence[Tensor]) -> tuple[int, 
         start = matched[-1] + 1 if matched else 0
         k = next((k for k in range(start, len(states)) if same(states[k], entry)), None)
         if k is None:
-            raise Unproved(f"hidden_states[{j}] of {len(entries)} is no state of the blocks found")
+            raise Unproved(f"hidden_states[{j}] of {len(entries)} is not a state of the blocks found")
         matched.append(k)
     return tuple(matched)
 

@@ -300,7 +300,7 @@ def _results(router: APIRouter, desk: Desk) -> None:
         """A result as a file."""
         stored = await asyncio.to_thread(desk.result, id)
         if not stored.data:
-            raise HTTPException(422, "One state is no result that can be saved. Copy its Python code in its place.")
+            raise HTTPException(422, "One state cannot be saved as a result. Copy its Python code instead.")
         async with desk.drawing:
             content = await asyncio.to_thread(_file, stored, format, view, measure)
         name = f"{stored.header['request']['analysis']}.{format}"

@@ -62,7 +62,7 @@ def texts_in(
     files = [word for word in words if _is_source(word)]
     if column is not None and not files:
         reason = "it is a column of a file, and no file is given"
-        raise TextError(f"--text {column} has no use", reason, "Give one as @FILE, or leave --text out.")
+        raise TextError(f"Cannot use --text {column}", reason, "Give one as @FILE, or leave --text out.")
     if rule.vectors and len(words) == 1 and files and Path(words[0]).suffix.lower() in VECTORS:
         return Path(words[0][1:])
     if not words and rule.required:
@@ -97,7 +97,7 @@ def check_place(device: str | None, dtype: str | None) -> None:
     """
     if device is not None and not DEVICE.fullmatch(device):
         raise LoadError(
-            f"No device {device!r}", "torch knows none of that name", "Give cpu, cuda, cuda:1, mps or auto."
+            f"No device {device!r}", "torch has no device of that name", "Give cpu, cuda, cuda:1, mps or auto."
         )
     if dtype is not None and not DTYPE.fullmatch(dtype):
         raise LoadError(f"No dtype {dtype!r}", "it is not a floating-point dtype", "Give float32, bfloat16 or float16.")
@@ -122,7 +122,9 @@ def _texts_of(word: str, column: str | None) -> list[str]:
     text = word.removeprefix("@")
     if not text.strip():
         reason = "it is only white space" if text else "it is empty"
-        raise TextError(f"The text {text!r}", reason, "Give a text, @FILE to read a file, or - to read stdin.")
+        raise TextError(
+            f"Cannot use the text {text!r}", reason, "Give a text, @FILE to read a file, or - to read stdin."
+        )
     if text == word:
         _refuse_file(word)
     return [text]

@@ -154,12 +154,12 @@ def _understood(values: dict[str, Any], rules: Mapping[str, TextRule]) -> dict[s
             values[name] = texts_in(values[name] or (), file, column, needed)
             if values.get("states") is not None and values[name] and not rule.beside_states:
                 remedy = "Leave one of the two out."
-                raise errors.TextError("Texts were given beside --states", "the states know their texts", remedy)
+                raise errors.TextError("Cannot use texts with --states", "the states have their own texts", remedy)
     return values
 
 
 def _check_outline(word: str, shared: Shared, values: Mapping[str, Any]) -> None:
-    """Refuse at once what the model's config shows to be impossible, or what has no use beside states."""
+    """Refuse at once what the model's config shows to be impossible, or what cannot be used with states."""
     if values.get("states") is not None:
         queries = word == "search"  # which the model reads
         check_states(values["states"], {} if queries else shared.of_model, {} if queries else values)
@@ -264,12 +264,12 @@ def _check_writable(out: Path | None, suffixes: Sequence[str]) -> None:
 def _check_look(shared: Shared) -> None:
     """Refuse the options of a figure where none is written, and a view that no result has."""
     if shared.look and (shared.out is None or shared.out.suffix.lower() not in FIGURES):
-        reason = "no figure is written" if shared.out is None else f"{str(shared.out)!r} is no figure"
+        reason = "no figure is written" if shared.out is None else f"{str(shared.out)!r} is not a figure"
         options = ", ".join(f"--{name}" for name in shared.look)
         raise errors.FileError(f"Cannot use {options}", reason, f"Add --out with {', '.join(FIGURES)}.")
     if shared.view is not None and not VIEW.fullmatch(shared.view):
         remedy = "Give grid, panels or lines, lines-2 for the second of a kind, or all."
-        raise errors.StatesError(f"No view {shared.view!r}", "views are named for what they are", remedy)
+        raise errors.StatesError(f"No view {shared.view!r}", "a view is a grid, panels or lines", remedy)
 
 
 def in_bytes(count: int) -> str:

@@ -31,7 +31,7 @@ def check_states(path: Path, of_model: Mapping[str, Any], options: Mapping[str, 
     if not is_store(path) and not (path.suffix.lower() == ".safetensors" and path.is_file()):
         reason = "there is no such file or folder"
         if path.exists():
-            reason = "it has no plan.json, so it is no store" if path.is_dir() else "it is no .safetensors file"
+            reason = "it has no plan.json, so it is not a store" if path.is_dir() else "it is not a .safetensors file"
         remedy = "Give the folder that `extract --to` wrote, or the file that `capture --out` wrote."
         raise errors.FileError(f"Cannot read states from {str(path)[:80]!r}", reason, remedy)
     useless = [name for name, value in of_model.items() if value is not None]

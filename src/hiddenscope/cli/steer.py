@@ -76,8 +76,8 @@ def _two_sets(data: str | None, toward: list[str], away: list[str]) -> tuple[lis
     labels = [str(label) for label in read.labels or ()]
     for label in (*toward, *away):
         if label not in labels:
-            reason = f"there are {', '.join(sorted(set(labels))) or 'none'}"
-            raise TextError(f"The label {label!r} in {data}", reason, "Give one of these.")
+            reason = f"its labels are {', '.join(sorted(set(labels)))}" if labels else "it has no labels"
+            raise TextError(f"No label {label!r} in {data}", reason, "Give one of these.")
     first, second = (
         [text for text, label in zip(read.texts, labels, strict=True) if label in chosen] for chosen in (toward, away)
     )

@@ -80,7 +80,7 @@ def _remedies(found: "Verification", path: Path) -> str:
     """How much is damaged, and which command puts it right."""
     said = [f"{len(found.damages):,} damage{'s' * (len(found.damages) != 1)}."]
     if any(damage.recomputable for damage in found.damages):
-        said.append(f"Run the `hiddenscope extract ... --to {path}` that made this store again: it heals them.")
+        said.append(f"Run the `hiddenscope extract ... --to {path}` that made this store again: it repairs them.")
     if not all(damage.recomputable for damage in found.damages):
         said.append("A link must be replaced by the file itself, and a record that is not in the plan be removed.")
     return " ".join(said)

@@ -45,7 +45,9 @@ class Corpus:
         for name in ("window", "stride", "every"):
             value = getattr(self, name)
             if isinstance(value, int) and value < 1:
-                raise TextError(f"{name} must be at least 1, got {value}", "a text has tokens", "Give more.")
+                raise TextError(
+                    f"{name} must be at least 1, got {value}", "a text has at least one token", "Give a larger number."
+                )
 
     def read(self, skipped: "list[str] | Skips | None" = None) -> Iterator[str]:
         """The texts one after another; the lines that were left out are named in `skipped`."""

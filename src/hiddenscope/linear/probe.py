@@ -41,7 +41,7 @@ class Probe:
 
     def __init__(self, task: Task = "classify", penalty: float = 1.0, site: str = "") -> None:
         if task not in TASKS:
-            raise StatesError(f"No task {str(task)[:40]!r}", "there are two", 'Use "classify" or "regress".')
+            raise StatesError(f"No task {str(task)[:40]!r}", "there are two tasks", 'Use "classify" or "regress".')
         self.task, self.penalty, self.site = task, _checked_penalty(penalty), site
 
     def __repr__(self) -> str:
@@ -197,7 +197,9 @@ def _checked_penalty(penalty: float) -> float:
         value = np.nan
     if not 0 < value < np.inf:
         problem = f"penalty must be a finite number > 0, got {str(penalty)[:40]}"
-        raise StatesError(problem, "without a penalty a fit may have no end", "Give 1.0, for example.")
+        raise StatesError(
+            problem, "without a penalty the weights of a fit may grow without bound", "Give a number such as 1.0."
+        )
     return value
 
 

@@ -185,10 +185,10 @@ def _hub_folder(name: str, revision: str | None) -> tuple[Path, str, str]:
 
 
 def _check_id(what: str, name: str, text: str, pattern: re.Pattern[str]) -> None:
-    """Refuse an id or a revision that is a path in disguise."""
+    """Refuse an id or a revision that is really a path."""
     tricky = any(trick in text for trick in ("..", "\\", "//")) or text.startswith(("/", "~")) or not text.isprintable()
     if tricky:
-        raise Unsafe(f"Cannot load {name[:80]!r}", f"its {what} is a path in disguise", "Use owner/name.")
+        raise Unsafe(f"Cannot load {name[:80]!r}", f"its {what} is really a path", "Use owner/name.")
     if not pattern.fullmatch(text) or len(text) > 96:
         reason = f"there is no folder of that name, and it is not a hub {what}, which would be owner/name"
         raise UnknownModel(f"No model {name[:80]!r}", reason, "Check the spelling.")

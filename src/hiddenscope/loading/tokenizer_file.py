@@ -28,7 +28,7 @@ def check_tokenizer_file(path: Path) -> None:
     try:
         steps = _steps(path.read_bytes())
     except (OSError, ValueError, RecursionError, IndexError):
-        return  # it is not there, or it is no JSON, which the library says itself
+        return  # it is not there, or it is not JSON, which the library says itself
     growth = 1.0
     for name, value in steps:
         if name in ("normalizer", "pre_tokenizer", "decoder"):

@@ -94,7 +94,7 @@ def load(
 def _one_of(name: str, value: Any, alias: str, other: Any) -> Any:
     """The value of a parameter that has two names."""
     if value is not None and other is not None:
-        raise LoadError(f"{name} and {alias} were both given", "they mean the same", f"Leave {alias} out.")
+        raise LoadError(f"{name} and {alias} were both given", "they mean the same thing", f"Leave {alias} out.")
     return other if value is None else value
 
 
@@ -285,7 +285,7 @@ class Model:
         return f"Model({self.name}: {stacks}, {width} wide, {_short(self.dtype)} on {self.device})"
 
     def __reduce__(self) -> NoReturn:
-        reason = "it holds a lock and memories that belong to one process"
+        reason = "it holds a lock and caches that belong to one process"
         remedy = "Copy or save model.module, and load it with hs.load((module, tokenizer))."
         raise ModuleError("Cannot copy or pickle a Model", reason, remedy)
 
@@ -362,7 +362,11 @@ class Model:
         if not chosen:
             raise PassError("No sites to capture", "the list is empty", "Name at least one, such as 'layer.*'.")
         if batch_tokens is not None and batch_tokens < 1:
-            raise PassError(f"batch_tokens must be at least 1, got {batch_tokens}", "a text has tokens", "Give more.")
+            raise PassError(
+                f"batch_tokens must be at least 1, got {batch_tokens}",
+                "a text has at least one token",
+                "Give a larger number.",
+            )
         inputs = self.encode(texts, targets=targets, truncate=truncate)
         check_targets(self, inputs, chosen, logits=False)
         buffers = buffers_for(self, chosen, inputs, None if dtype is None else parse_dtype(dtype), keep)

@@ -24,6 +24,7 @@ WINDOW_SETTINGS: tuple[str, ...] = ("sliding_window", "sliding_window_size", "at
 WINDOW_SETTINGS += ("attention_chunk_size", "chunk_size", "local_window", "attention_window_size", "context_length")
 WINDOW_SETTINGS += ("keep_window_size", "local_attention", "mamba_chunk_size", "block_size", "index_block_size")
 CACHE_TOLERANCES = 8  # a cache adds up in another order than a full pass; wrong positions are thousands of times off
+UNASSEMBLED = "Cannot assemble the states of each token"
 ONE_TEXT = {"num_beams", "num_return_sequences", "num_beam_groups", "assistant_model", "prompt_lookup_num_tokens"}
 
 
@@ -38,15 +39,19 @@ def generate(
     refused = sorted(name for name in ONE_TEXT & options.keys() if options[name] not in (None, 1))
     if refused:
         reason = f"{', '.join(refused)} runs several texts, or another model, in one pass"
-        raise PassError("States from inside generate", reason, "Leave it out: one text is written, token by token.")
+        raise PassError(
+            "Cannot capture states inside generate", reason, "Leave it out: one text is written, token by token."
+        )
     if max_new_tokens < 1:
-        raise TextError(f"{max_new_tokens} new tokens", "that is nothing to generate", "Ask for at least one.")
+        raise TextError(f"Cannot generate {max_new_tokens} new tokens", "there must be at least one", "Ask for more.")
     length, window = len(prompt.ids[0]) + max_new_tokens, model.text_encoder.window
     if window and length > window and len(model.anatomy.stacks) == 1:
-        reason = f"with the prompt's that is {length:,}, and {model.anatomy.name} takes {window:,}"
-        raise TextError(f"{max_new_tokens:,} new tokens", reason, "Ask for fewer, or give a shorter prompt.")
+        reason = f"with the prompt that makes {length:,} tokens, and {model.anatomy.name} takes {window:,}"
+        raise TextError(
+            f"Cannot generate {max_new_tokens:,} new tokens", reason, "Ask for fewer, or give a shorter prompt."
+        )
     if not model.anatomy.select(sites):
-        raise PassError("States from inside generate", "no site was named", "Name at least one, as in sites='layer.*'.")
+        raise PassError("No sites to capture", "the list is empty", "Name at least one, as in sites='layer.*'.")
     ids = torch.tensor([prompt.ids[0]], device=model.device)
     with recording(model, sites) as recorded, torch.no_grad():
         written = _written(model, ids, max_new_tokens + 1, options)
@@ -101,7 +106,7 @@ def _written(model: ModelLike, ids: Tensor, count: int, options: Mapping[str, An
     write: Any = getattr(model.module, "generate", None)
     if write is None or not getattr(model.module, "can_generate", lambda: True)():
         reason = "it has no language-model head to generate with"
-        raise PassError(f"Generation with {model.anatomy.name}", reason, "Load it with task='causal-lm'.")
+        raise PassError(f"Cannot generate with {model.anatomy.name}", reason, "Load it with task='causal-lm'.")
     fixed = {"pad_token_id": model.text_encoder.pad, "use_cache": True, "num_beams": 1, "num_return_sequences": 1}
     given = {**fixed, **options}
     if "generation_config" not in options:
@@ -112,7 +117,7 @@ def _written(model: ModelLike, ids: Tensor, count: int, options: Mapping[str, An
         if isinstance(error, Error) or not options:
             raise
         reason = f"transformers' generate stopped with {type(error).__name__}: {str(error)[:200]}"
-        raise PassError(f"Generation with {', '.join(options)}", reason, "Check these options.") from error
+        raise PassError(f"Cannot generate with {', '.join(options)}", reason, "Check these options.") from error
     sequence: list[int] = getattr(output, "sequences", output)[0].tolist()
     return sequence
 
@@ -130,7 +135,7 @@ def _assembled(
         most = len(texts[stack]) if stack == "encoder" else start + new
         length = min(next(iter(states.values())).shape[0], most)
         if any(len(value) < length for value in states.values()) or length < start:
-            raise PassError("States of each token", "generate fed some tokens not at all", "Use capture() on the text.")
+            raise PassError(UNASSEMBLED, "generate did not run the model on some tokens", "Use capture() on the text.")
         sites = tuple(sorted(states))
         tokens = model.text_encoder.tokens(Inputs((texts[stack][:length],)))
         values = torch.stack([states[site][:length] for site in sites])
@@ -154,8 +159,8 @@ def _end_to_end(recorded: Recording, stack: str | None, start: int, text: Sequen
         new = 1 if read else start
         ids, _ = seen.rows(stack)
         if ids is None or ids[:, -new:].tolist() != [list(text[read : read + new])]:
-            reason = "generate fed the model something else than the text that it gave back"
-            raise PassError("States of each token", reason, "Leave the option out that makes it, or use capture().")
+            reason = "generate ran the model on other tokens than those that it returned"
+            raise PassError(UNASSEMBLED, reason, "Leave out the option that causes it, or use capture().")
         read += new
         for site, values in seen.states.items():
             if site.stack == stack:

@@ -32,5 +32,7 @@ def token_after(encoder: TextEncoder, answer: str | int, befores: Sequence[str |
         reason = " and ".join(
             f"it is token {one} after {before[-40:]!r}" for one, before in zip(ids, known, strict=True)
         )
-        raise TextError(f"The answer {str(answer)[:40]!r}", reason, "Give the id of the token that you mean.")
+        raise TextError(
+            f"Cannot use the answer {str(answer)[:40]!r}", reason, "Give the id of the token that you mean."
+        )
     return ids[0]

@@ -199,13 +199,13 @@ def check(change: Change, rows: int, width: int, site: Any) -> None:
     values = getattr(change, "values", None)
     if not isinstance(values, Tensor) or values.ndim == 0:
         return
-    problem = f"{type(change).__name__} at {site} with values of the shape {list(values.shape)}"
+    problem = f"Cannot use {type(change).__name__} at {site} with values of the shape {list(values.shape)}"
     if values.shape[-1] != width:
-        raise StatesError(problem, f"its states are {width} wide", f"Give rows of {width} numbers.")
+        raise StatesError(problem, f"the states there are {width} wide", f"Give rows of {width} numbers.")
     given = values.shape[:-1].numel()
     if values.ndim > 1 and rows not in (-1, given):
         remedy = "Give one row for each, text after text, or one row for all."
-        raise StatesError(problem, f"{rows} tokens are to be changed", remedy)
+        raise StatesError(problem, f"there are {rows} tokens to change", remedy)
 
 
 def _positions(tokens: Any, text: int, length: int, texts: int, *, strict: bool) -> list[int]:
@@ -215,7 +215,7 @@ def _positions(tokens: Any, text: int, length: int, texts: int, *, strict: bool)
     try:
         array = np.asarray(tokens.cpu() if isinstance(tokens, Tensor) else tokens)
     except (TypeError, ValueError, RuntimeError) as error:  # a list whose lists differ in length, a meta tensor
-        reason = f"they are no array ({str(error)[:100]})"
+        reason = f"they are not an array ({str(error)[:100]})"
         remedy = "Give positions as integers, a slice or a mask."
         raise StatesError("Cannot read the tokens to change", reason, remedy) from error
     if array.dtype == bool:
@@ -269,9 +269,9 @@ def _strength(name: str, strength: Any) -> float:
     try:
         number = float(strength)
     except (TypeError, ValueError):
-        raise StatesError(f"{name} takes a number, got {strength!r}", "it cannot be read as one", "Give one.") from None
+        raise StatesError(f"{name} takes a number, got {strength!r}", "it is not a number", "Give a number.") from None
     if not np.isfinite(number):
-        raise NotFinite(f"{name} takes a finite number, got {number}", "it is not finite", "Give another.")
+        raise NotFinite(f"{name} takes a finite number, got {number}", "it is not finite", "Give a finite number.")
     return number
 
 

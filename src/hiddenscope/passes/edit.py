@@ -115,7 +115,9 @@ def plan(anatomy: Anatomy, changes: Any) -> dict[Site, Change]:
             raise StatesError(f"Cannot change {pattern}", f"got {kind}", remedy)
         for site in anatomy.select(pattern):
             if site in planned:
-                raise StatesError(f"Two changes of {site}", "a site takes one", "Give one change for each site.")
+                raise StatesError(
+                    f"Cannot change {site} twice", "a site takes one change", "Give one change for each site."
+                )
             _changeable(anatomy, site)
             planned[site] = change
     return dict(sorted(planned.items()))

@@ -425,7 +425,7 @@ def _pass(
         logits = hooks.run(model.module, given).logits
     if made != set(changes):
         reason = f"the state at {min(set(changes) - made)} was not reached in this pass"
-        raise PassError(f"A change in {model.anatomy.name}", reason, "Report this model.")
+        raise PassError(f"Cannot change the states of {model.anatomy.name}", reason, "Report this model.")
     kept: Tensor = logits[:count, 0 if logits.shape[1] == 1 else at - start]
     return kept
 

@@ -83,7 +83,9 @@ class TextEncoder:
         if isinstance(truncate, bool):
             return self.window if truncate else None
         if truncate < 1:
-            raise TextError(f"truncate must be at least 1, got {truncate}", "a text has tokens", "Give more.")
+            raise TextError(
+                f"truncate must be at least 1, got {truncate}", "a text has at least one token", "Give a larger number."
+            )
         return min(truncate, self.window or truncate)
 
     def encode_targets(self, texts: Texts | Inputs, count: int, *, truncate: bool | int = False) -> Inputs:
@@ -91,7 +93,7 @@ class TextEncoder:
         own = replace(self, window=self.target_window or self.window)
         targets = own.encode(texts, truncate=truncate)
         if len(targets) != count:
-            problem = f"{count} texts with {len(targets)} targets"
+            problem = f"Cannot use {len(targets)} targets with {count} texts"
             raise TextError(problem, "the numbers differ", "Give one target for each text.")
         if targets.texts is None or isinstance(texts, Inputs):
             return targets
@@ -146,7 +148,8 @@ class TextEncoder:
         >>> TextEncoder(None, window=8, vocabulary=100).single(7)
         7
         """
-        problem = f"The {name} {str(token)[:40]!r}" if isinstance(token, str) else f"The {name} {token!r:.40}"
+        shown = repr(token[:40]) if isinstance(token, str) else f"{token!r:.40}"
+        problem = f"Cannot use the {name} {shown}"
         if isinstance(token, int) and not isinstance(token, bool):
             if not 0 <= token < self.vocabulary:
                 reason = f"the ids of {self.name} are 0 to {self.vocabulary - 1:,}"
@@ -159,10 +162,12 @@ class TextEncoder:
         ids = self._following(token, before)
         if len(ids) == 1 and ids[0] != getattr(self.tokenizer, "unk_token_id", None):
             if not token.startswith(" ") and (known := self.string(ids[0])).startswith(" "):
-                raise TextError(problem, f"in {self.name} it begins with a space", f"Give {known!r}, or an id.")
+                raise TextError(
+                    problem, f"for {self.name} that token begins with a space", f"Give {known!r}, or an id."
+                )
             return ids[0]
         pieces = " ".join(repr(self.string(piece)) for piece in ids[:8])
-        reason = f"in {self.name} it is {len(ids)} tokens: {pieces}"
+        reason = f"for {self.name} it is {len(ids)} tokens: {pieces}"
         if len(ids) == 1:
             reason = f"it is not in the vocabulary of {self.name}"
         elif not ids:

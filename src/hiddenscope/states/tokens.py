@@ -171,7 +171,7 @@ def chosen_rows(chosen: ArrayLike | slice, length: int) -> Ints:
     try:
         indices = chosen if isinstance(chosen, slice) else np.atleast_1d(np.asarray(chosen))
     except (TypeError, ValueError, RuntimeError) as error:  # a list whose lists differ in length, a meta tensor
-        reason = f"the rows are no array ({str(error)[:100]})"
+        reason = f"the rows are not an array ({str(error)[:100]})"
         raise StatesError(problem, reason, "Give a mask, a slice or indices.") from error
     if isinstance(indices, slice):
         mask[indices] = True

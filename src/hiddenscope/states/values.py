@@ -190,7 +190,7 @@ class States:
             count = f"{int(infinite.sum()):,} of its {infinite.numel():,} values are not finite"
             reason = f"{what} at {site}, token {token}: {count}"
             remedy = "Look at the weights of the block that computes it, or load the model in a wider dtype."
-            raise NotFinite(f"States of {plain(self.source.model)}", reason, remedy)
+            raise NotFinite(f"The states of {plain(self.source.model)} are not finite", reason, remedy)
 
     def blocks(self, site: str | Site, rows: int = 65_536) -> Iterator[torch.Tensor]:
         """The rows of one site in order, at most `rows` at a time, as `Readable` promises."""

@@ -98,10 +98,10 @@ class StoreFolder:
         return sorted(match[1] if pattern.groups else match[0] for match in found if match)
 
     def check(self) -> None:
-        """Refuse what is no store, and folders inside a store that are links."""
+        """Refuse what is not a store, and folders inside a store that are links."""
         problem = f"Cannot open {self.shown} as a store"
         if not self.path.is_dir():
-            reason = "it is no folder" if os.path.lexists(self.path) else "there is no such folder"
+            reason = "it is not a folder" if os.path.lexists(self.path) else "there is no such folder"
             raise StoreError(problem, reason, "Give the folder that hs.extract wrote.")
         if not os.path.lexists(self.plan):
             if (self.path / "commits").is_dir():
@@ -134,7 +134,7 @@ class StoreFolder:
             raise self._unreadable(name, error) from error
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             os.close(descriptor)
-            raise self._unreadable(path.relative_to(self.path), OSError(errno.EINVAL, "it is no plain file"))
+            raise self._unreadable(path.relative_to(self.path), OSError(errno.EINVAL, "it is not a regular file"))
         return descriptor
 
     def read(self, path: Path, most: int = LARGE) -> bytes:

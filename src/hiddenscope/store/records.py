@@ -64,9 +64,9 @@ def decode(content: bytes, problem: str) -> dict[str, Any]:
     try:
         fields = from_json(content)
     except ValueError as error:
-        raise Damaged(problem, f"it is no JSON ({str(error)[:100]})", VERIFY) from error
+        raise Damaged(problem, f"it is not JSON ({str(error)[:100]})", VERIFY) from error
     if not isinstance(fields, dict):
-        raise Damaged(problem, "it is no JSON object", VERIFY)
+        raise Damaged(problem, "it is not a JSON object", VERIFY)
     return {name: value for name, value in fields.items() if name != "seal"}
 
 

@@ -132,13 +132,13 @@ def _checked(token: Token) -> Token:
     except TypeError:
         pass
     remedy = f"Use {', '.join(TOKENS)}, or a position."
-    raise StatesError(f"No token {str(token)[:40]!r}", "it cannot stand for a text", remedy)
+    raise StatesError(f"No token {str(token)[:40]!r}", "it is not a way to pool the tokens of a text", remedy)
 
 
 def _listed(model: Model, texts: Any) -> Any:
     """The texts, as a list where they come from an iterator, a set, the keys of a mapping or a column of a frame."""
     if texts is None:
-        raise TextError(f"No texts for {model.name}", "a model alone has no vectors", "Give texts, or give states.")
+        raise TextError(f"No texts for {model.name}", "no texts were given", "Give texts, or give states.")
     column = hasattr(texts, "tolist") and not isinstance(texts, np.ndarray | Tensor)
     return list(texts) if column or isinstance(texts, Iterator | Set) else texts
 
@@ -157,7 +157,7 @@ def _of_model(model: Model, texts: Texts | Inputs, sites: tuple[Site, ...], toke
 
 def _one(site: str | Site, chosen: Sequence[Site]) -> None:
     if len(chosen) > 1:
-        raise StatesError(f"{str(site)[:60]!r} names {len(chosen)} sites", "one is needed", "Name one.")
+        raise StatesError(f"{str(site)[:60]!r} names {len(chosen)} sites", "it must name one", "Choose one of them.")
 
 
 def _captured(
@@ -171,12 +171,16 @@ def _captured(
 def _readable(source: Any, texts: Any, targets: Any, sites: SitePatterns) -> Readable:
     """What the states are read from; of a pair, one stack."""
     if texts is not None or targets is not None:
-        raise TextError("Texts beside states", "the states know their texts", "Leave them out, or give a model.")
+        raise TextError(
+            "Cannot use texts with states", "the states have their own texts", "Leave them out, or give a model."
+        )
     if isinstance(source, Pair):
         return source.decoder if _stack(sites) == "decoder" else source.encoder
     if isinstance(source, Readable):
         return source
-    raise StatesError("No vectors", f"{type(source).__name__} has no states", "Give a model and texts, or states.")
+    raise StatesError(
+        "Cannot read vectors", f"{type(source).__name__} has no states", "Give a model and texts, or states."
+    )
 
 
 def _sites_of_model(model: Model, sites: SitePatterns) -> tuple[Site, ...]:
@@ -190,7 +194,7 @@ def _sites_of_states(part: Readable, sites: SitePatterns) -> tuple[Site, ...]:
 
 def _of_one_stack(chosen: tuple[Site, ...], sites: SitePatterns) -> tuple[Site, ...]:
     if not chosen:
-        raise StatesError("No vectors", "the list of sites is empty", "Choose 'layer.*' or 'final'.")
+        raise StatesError("No sites to read vectors from", "the list is empty", "Choose 'layer.*' or 'final'.")
     if len({site.stack for site in chosen}) < 2:
         return chosen
     stack = _stack(sites) or "encoder"
@@ -202,6 +206,6 @@ def _stack(sites: SitePatterns) -> str | None:
     patterns = [str(pattern) for pattern in ([sites] if isinstance(sites, str | Site) else sites)]
     named = [stack for stack in STACKS if any(stack in pattern for pattern in patterns)]
     if len(named) > 1:
-        reason = "the sites are of two stacks, whose tokens are not the same"
-        raise StatesError("Vectors are of one stack", reason, "Choose sites of the encoder or of the decoder.")
+        reason = "the encoder and the decoder have different tokens"
+        raise StatesError("Cannot read vectors of two stacks", reason, "Choose sites of the encoder or of the decoder.")
     return named[0] if named else None

@@ -82,8 +82,10 @@ def as_trained(model: Model, texts: Any, pool: Token | None, truncate: bool | in
     if trained is None or pool == "each":
         return texts, "mean" if pool is None else pool, truncate
     if pool is None and trained.missing:
-        reason = f"in sentence-transformers it {trained.missing}, and here it does not"
-        raise StatesError(f"Cannot make the vectors of {model.name}", reason, 'Choose others: pool="mean", say.')
+        reason = f"in sentence-transformers it {trained.missing}, and hiddenscope does not do that"
+        raise StatesError(
+            f"Cannot make the vectors of {model.name}", reason, 'Choose another pooling, such as pool="mean".'
+        )
     pool = trained.pool if pool is None else pool
     if isinstance(texts, Inputs | bytes | Mapping) or not isinstance(texts, Iterable):
         return texts, pool, truncate
@@ -92,7 +94,7 @@ def as_trained(model: Model, texts: Any, pool: Token | None, truncate: bool | in
         return listed, pool, truncate
     if trained.prompts:
         names = ", ".join(trained.prompts)
-        progress.note(f"{model.name} has prompts ({names}) that are put before a text; hs.embed puts none of them")
+        progress.note(f"{model.name} has prompts ({names}) to put before a text; hs.embed uses none of them")
     if trained.prompt or trained.lower:
         listed = [trained.prompt + (text.lower() if trained.lower else text) for text in listed]
     return listed, pool, True if trained.longest is None else trained.longest
@@ -121,7 +123,7 @@ def integer(value: Any, name: str, least: int) -> int:
     """
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
         problem = f"{name} must be an integer >= {least}, got {str(value)[:40]}"
-        raise StatesError(problem, f"it is of type {type(value).__name__}", f"Give {max(least, 5)}, for example.")
+        raise StatesError(problem, f"it is of type {type(value).__name__}", f"Give a number such as {max(least, 5)}.")
     return int(value)
 
 
@@ -167,7 +169,7 @@ def collection_of(
     if isinstance(source, Model):
         if texts is None:
             remedy = "Give texts=, or states in place of the model."
-            raise TextError(f"No texts for {source.name}", "a model alone has no vectors", remedy)
+            raise TextError(f"No texts for {source.name}", "no texts were given", remedy)
         given = texts_of(texts)
         if isinstance(given, Mapping) or conversations(given) is not None:
             given = source.encode(given, truncate=truncate)
@@ -181,7 +183,7 @@ def collection_of(
         return _of_states(source.capture(source.encode(listed, truncate=truncate), chosen), chosen, token)
     if isinstance(source, Pair | Readable):
         if texts is not None:
-            raise TextError("Texts beside states", "the states know their texts", "Leave texts out.")
+            raise TextError("Cannot use texts with states", "the states have their own texts", "Leave texts out.")
         own = pooled_as(source)
         return _of_states(source, site, token if token is not None else "mean" if own is None else own)
     return _of_array(source, texts, site, token)
@@ -234,7 +236,7 @@ def _of_array(source: Any, texts: Any, site: str | Site | None, token: Token | N
     if not shaped or not (values.is_floating_point() if isinstance(values, Tensor) else values.dtype.kind == "f"):
         given = f"{values.dtype} {list(values.shape)}" if hasattr(values, "dtype") else type(source).__name__
         remedy = "Give a model with texts=, states, or an array [text, width] of floats."
-        raise StatesError("No vectors", f"got {given}", remedy)
+        raise StatesError("Cannot read vectors", f"got {given}", remedy)
     listed = None if texts is None else list(texts_of([texts] if isinstance(texts, str) else texts))
     if listed is not None and len(listed) != len(values):
         reason = f"there are {len(values):,} vectors and {len(listed):,} texts"
@@ -255,7 +257,7 @@ def _one_site(chosen: Sequence[Site], site: str | Site | None) -> Site:
         raise StatesError("No site", f"{str(site)[:60]} names none", "Name one.")
     of_stack = [one for one in chosen if one.stack == chosen[0].stack]
     if len(of_stack) > 1:
-        raise StatesError(f"{str(site)[:60]!r} names {len(of_stack)} sites", "one is needed", "Name one.")
+        raise StatesError(f"{str(site)[:60]!r} names {len(of_stack)} sites", "it must name one", "Choose one of them.")
     return of_stack[0]
 
 

@@ -40,7 +40,9 @@ def document(views: Sequence[View], title: str, prose: Sequence[str] = ()) -> st
     """
     if len(prose) > len(views) + 1:
         reason = f"there are {len(prose)} pieces of prose for {len(views)} views"
-        raise StatesError(f"The page {title!r}", reason, "Give one for each view, and at most one after the last.")
+        raise StatesError(
+            f"Cannot make the page {title!r}", reason, "Give one for each view, and at most one after the last."
+        )
     places = (placed(view, i) for i, view in enumerate(views))
     pieces = zip_longest((paragraphs(text) for text in prose), places, fillvalue="")
     return assembled(views, title, "".join(f"{before}{place}" for before, place in pieces))
@@ -111,7 +113,11 @@ def joined(entry: str) -> str:
     for module, text in texts.items():
         for name in _NAME.findall(text):
             if owners.setdefault(name, module) != module:
-                raise StatesError(f"{name} in {module}", f"{owners[name]} has it too", "Give one of them another name.")
+                raise StatesError(
+                    f"Cannot put {name} of {module} on a page",
+                    f"{owners[name]} has that name too",
+                    "Give one of them another name.",
+                )
     return "".join(re.sub(r"^export ", "", text, flags=re.MULTILINE) for text in texts.values())
 
 
@@ -125,7 +131,9 @@ def _gather(module: str, texts: dict[str, str], above: tuple[str, ...]) -> None:
         _gather(other, texts, (*above, module))
     text = _IMPORT.sub("", source)
     if other_way := _OTHER_IMPORT.search(text):
-        raise StatesError(f"{module} in a page", f"it has {other_way[0]!r}", "Import named things, on one line.")
+        raise StatesError(
+            f"Cannot put {module} on a page", f"it has {other_way[0]!r}", "Import named things, on one line."
+        )
     texts[module] = text
 
 

@@ -54,7 +54,9 @@ def unpack(text: str) -> list[View]:
         arrays = [_array(record, raw[start:]) for record in header["arrays"]]
         return [_restored(view, arrays) for view in header["views"]]
     except (ValueError, LookupError, TypeError, OSError, EOFError) as error:
-        raise StatesError("A payload of views", f"it is damaged ({error})", "Make it again with pack().") from error
+        raise StatesError(
+            "Cannot read a payload of views", f"it is damaged ({error})", "Make it again with pack()."
+        ) from error
 
 
 class _Array(TypedDict):

@@ -68,7 +68,9 @@ def story(
     True
     """
     if Path(path).suffix.lower() != ".html":
-        raise FileError(f"A story in {os.fspath(path)!r}", "it is a page", "Give the path the suffix .html.")
+        raise FileError(
+            f"Cannot write a story to {os.fspath(path)!r}", "a story is a page", "Give the path the suffix .html."
+        )
     sections = [section for result in results for section in sections_of(result)]
     title = title or ", ".join(result.title for result in results)
     with replacing(path) as fresh:
@@ -152,7 +154,7 @@ def _chosen_views(result: Result, look: Look) -> list[View]:
     named = named_views(result)
     if look.view and look.view != "all" and look.view not in named:
         reason = f"there are {', '.join(named)}"
-        raise StatesError(f"The view {look.view!r} of a {result.kind}", reason, 'Choose one of these, or "all".')
+        raise StatesError(f"No view {look.view!r} of a {result.kind}", reason, 'Choose one of these, or "all".')
     views = list(named.values()) if look.view == "all" else [named[look.view or next(iter(named))]]
     known = result.data.get(look.measure)
     name = look.measure if known is None else str(known.attrs.get("long_name", look.measure))
@@ -164,8 +166,8 @@ def _with_measure(view: View, name: str) -> View:
     measures = view.measures if isinstance(view, Grid) else ()
     known = {_plain(measure.name): place for place, measure in enumerate(measures)}
     if not isinstance(view, Grid) or _plain(name) not in known:
-        reason = f"there are {', '.join(measure.name for measure in measures)}" if measures else "it is no grid"
-        raise StatesError(f"The measure {name!r} of {view.title!r}", reason, "Choose one of a grid's measures.")
+        reason = f"there are {', '.join(measure.name for measure in measures)}" if measures else "it is not a grid"
+        raise StatesError(f"No measure {name!r} in {view.title!r}", reason, "Choose one of a grid's measures.")
     chosen = measures[known[_plain(name)]]
     title = chosen.title or (f"{view.title}: {chosen.name}" if known[_plain(name)] else view.title)
     return replace(view, title=title, measures=(chosen, *(one for one in measures if one is not chosen)))
@@ -177,8 +179,8 @@ def _plain(name: str) -> str:
 
 def _inches(look: Look) -> float | None:
     if look.width not in WIDTHS:
-        reason, choices = f"it is {look.width!r}", " or ".join(repr(name) for name in WIDTHS if name)
-        raise StatesError("The width of a figure", reason, f"Give {choices}, or leave it out.")
+        reason, choices = f"got {look.width!r}", " or ".join(repr(name) for name in WIDTHS if name)
+        raise StatesError("Cannot draw a figure of this width", reason, f"Give {choices}, or leave it out.")
     return WIDTHS[look.width]
 
 

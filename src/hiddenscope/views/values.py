@@ -59,7 +59,9 @@ class Measure:
         elif self.influence is not None:
             _put(self, values=np.nansum(self.influence.astype(np.float64), axis=(2, 3)).astype(np.float32))
         else:
-            raise StatesError(f"The measure {self.name!r}", "it has no values", "Give values or an influence map.")
+            raise StatesError(
+                f"Cannot draw the measure {self.name!r}", "it has no values", "Give values or an influence map."
+            )
         if self.limits is not None:
             _put(self, limits=(float(self.limits[0]), float(self.limits[1])))
 
@@ -89,12 +91,12 @@ class Words:
     def __post_init__(self) -> None:
         chosen = np.asarray(self.chosen)
         if chosen.ndim != 3 or chosen.dtype.kind not in "iu" or (chosen >= len(self.words)).any():
-            reason = f"they are {chosen.dtype} {list(chosen.shape)} into {len(self.words)} words"
-            raise StatesError("The words of a grid", reason, "Give whole numbers [site, token, rank].")
+            reason = f"their indices are {chosen.dtype} {list(chosen.shape)}, for {len(self.words)} words"
+            raise StatesError("Cannot draw the words of a grid", reason, "Give integers [site, token, rank].")
         _put(self, words=tuple(self.words), chosen=np.maximum(chosen, -1).astype(np.int32))
         if self.probabilities is not None:
             _put(self, probabilities=floats(self.probabilities, "probabilities", 3))
-            _same(self.probabilities, chosen.shape, "The probabilities of words")
+            _same(self.probabilities, chosen.shape, "the probabilities of words")
 
     def settled_rows(self) -> list[int]:
         """In each column, the row from which on all say what the top row says; -1 where that is the top row alone.
@@ -143,17 +145,21 @@ class Grid:
         _put(self, sites=tuple(map(str, self.sites)), text_of=tuple(map(int, self.text_of)))
         shape = len(self.sites), len(self.tokens)
         if not self.measures or 0 in shape:
-            raise StatesError(f"The grid {self.title!r}", "it is empty", "Give sites, tokens and a measure.")
+            raise StatesError(
+                f"Cannot draw the grid {self.title!r}", "it is empty", "Give sites, tokens and a measure."
+            )
         for measure in self.measures:
-            _same(measure.numbers, shape, f"The measure {measure.name!r}")
+            _same(measure.numbers, shape, f"the measure {measure.name!r}")
             if measure.influence is not None:
-                _same(measure.influence, shape + shape, f"The influence of {measure.name!r}")
+                _same(measure.influence, shape + shape, f"the influence of {measure.name!r}")
         if self.words is not None:
-            _same(self.words.chosen, (*shape, self.words.chosen.shape[2]), "The words of a grid")
+            _same(self.words.chosen, (*shape, self.words.chosen.shape[2]), "the words of a grid")
         for name in ("second", "text_of"):
             _one_each(name, getattr(self, name), len(self.tokens), "tokens")
         if not all(0 <= text < max(len(self.texts), 1) for text in self.text_of):
-            raise StatesError("Columns of texts", "one names a text that is not there", "Count texts from 0.")
+            raise StatesError(
+                "Cannot place the columns of a grid", "one names a text that is not there", "Count texts from 0."
+            )
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,7 +194,7 @@ class Panels:
     def __post_init__(self) -> None:
         _put(self, points=floats(self.points, "points", 3), sites=tuple(map(str, self.sites)))
         _tuples(self, "labels", "texts", "captions", "messages", "rows", "marks")
-        _same(self.points, (len(self.sites), self.points.shape[1], 2), "The points of panels")
+        _same(self.points, (len(self.sites), self.points.shape[1], 2), "the points of panels")
         for name in ("labels", "texts"):
             _one_each(name, getattr(self, name), self.points.shape[1], "points")
         for name in ("captions", "messages", "rows", "marks", "depths"):
@@ -197,7 +203,9 @@ class Panels:
         first = self.first or shown_first(self.depths, self.rows)
         _put(self, first=tuple(tuple(map(int, row)) for row in first))
         if any(not -1 <= panel < len(self.sites) for row in self.first for panel in row):
-            raise StatesError("The first panels", "one is not there", "Count panels from 0, and give -1 for none.")
+            raise StatesError(
+                "Cannot show the first panels", "one is not there", "Count panels from 0, and give -1 for none."
+            )
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -224,11 +232,11 @@ class Series:
         _chosen(self, "style", Style)
         _put(self, y=floats(self.y, self.name, 1))
         if (self.low is None) != (self.high is None):
-            raise StatesError(f"The band of {self.name!r}", "it has one side only", "Give low and high.")
+            raise StatesError(f"Cannot draw the band of {self.name!r}", "it has only one side", "Give low and high.")
         for name in ("low", "high"):
             if (side := getattr(self, name)) is not None:
                 side = floats(side, f"{self.name}.{name}", 1)
-                _same(side, self.y.shape, f"The band of {self.name!r}")
+                _same(side, self.y.shape, f"the band of {self.name!r}")
                 _put(self, **{name: side})
 
 
@@ -250,9 +258,11 @@ class Lines:
         _put(self, x=tuple(map(str, self.x)))
         _chosen(self, "scale", Scale)
         if not self.series or not self.x:
-            raise StatesError(f"The lines {self.title!r}", "there are none", "Give places and at least one series.")
+            raise StatesError(
+                f"Cannot draw the lines {self.title!r}", "there are none", "Give places and at least one series."
+            )
         for series in self.series:
-            _same(series.y, (len(self.x),), f"The series {series.name!r}")
+            _same(series.y, (len(self.x),), f"the series {series.name!r}")
 
     @property
     def places(self) -> tuple[float, ...]:
@@ -291,7 +301,7 @@ class Listing:
     def __post_init__(self) -> None:
         if any(len(row) != len(self.columns) for row in self.rows):
             reason = f"there are rows of other lengths than {len(self.columns)}"
-            raise StatesError(f"The list {self.title!r}", reason, "Give a cell for each column.")
+            raise StatesError(f"Cannot show the list {self.title!r}", reason, "Give a cell for each column.")
 
 
 @dataclass(frozen=True)
@@ -317,7 +327,7 @@ def floats(numbers: ArrayLike, name: str, dims: int) -> Floats:
     array = np.asarray(numbers)
     if array.dtype.kind not in "fiub" or array.ndim != dims:
         reason = f"{name} is {array.dtype} {list(array.shape)}"
-        raise StatesError("The numbers of a view", reason, f"Give numbers in {dims} dimensions.")
+        raise StatesError("Cannot draw these numbers", reason, f"Give numbers in {dims} dimensions.")
     kept = np.ascontiguousarray(array, dtype=array.dtype if array.dtype == np.float16 else np.float32).view()
     kept.setflags(write=False)
     return kept
@@ -335,14 +345,14 @@ def _tuples(value: object, *names: str) -> None:
 def _chosen(value: object, name: str, choices: Any) -> None:
     if (choice := getattr(value, name)) not in get_args(choices):
         options = ", ".join(get_args(choices))
-        raise StatesError(f"{name} must be one of {options}", f"it is {choice!r}", "Choose one of these.")
+        raise StatesError(f"{name} must be one of {options}", f"got {choice!r}", "Choose one of these.")
 
 
 def _same(array: NDArray[Any], shape: tuple[int, ...], what: str) -> None:
     if array.shape != shape:
-        raise StatesError(what, f"the shape is {list(array.shape)}", f"Give {list(shape)}.")
+        raise StatesError(f"Cannot draw {what}", f"its shape is {list(array.shape)}", f"Give {list(shape)}.")
 
 
 def _one_each(name: str, values: Sequence[object], count: int, of: str) -> None:
     if values and len(values) != count:
-        raise StatesError(f"{name} of {count} {of}", f"there are {len(values)}", f"Give {count}, or none.")
+        raise StatesError(f"Cannot draw {name} of {count} {of}", f"there are {len(values)}", f"Give {count}, or none.")

@@ -102,7 +102,7 @@ def _sides(
         return from_states(model, a, sites)
     problem = f"Cannot compare in {model.name}"
     if any(states):
-        reason = "states were given with it, and need no model"
+        reason = "states were given, and they need no model"
         raise StatesError(problem, reason, "Give compare(states, others), or texts.")
     if (b is None) == (other is None):
         reason = "there is no second text and no other model" if b is None else "a second text and another model"

@@ -44,7 +44,7 @@ def from_model(model: Model, a: Inputs, b: Inputs, sites: SitePatterns) -> Sides
     model.anatomy.select(sites)
     if len(a) != len(b):
         reason = f"there are {len(a)} on one side and {len(b)} on the other"
-        raise TextError("Cannot compare texts one by one", reason, "Give as many on each side.")
+        raise TextError("Cannot compare texts one by one", reason, "Give the same number on each side.")
     batching = model.batching
     switch = batching.rope_switch
     scaled = switch is not None and any(
@@ -142,7 +142,9 @@ def from_states(a: Any, b: Any, sites: SitePatterns) -> Sides:
     counts, stacks = [one.count for one in tokens], [2 if isinstance(side, Pair) else 1 for side in (a, b)]
     if counts[0] != counts[1] or stacks[0] != stacks[1]:
         reason = f"there are {counts[0]} texts of {stacks[0]} stacks and {counts[1]} of {stacks[1]}"
-        raise StatesError("Cannot compare states text by text", reason, "Give as many texts, in models of one kind.")
+        raise StatesError(
+            "Cannot compare states text by text", reason, "Give the same number of texts, in models of the same kind."
+        )
     return Sides(zip(_by_text(a, sites), _by_text(b, sites), strict=True), counts[0], "states")
 
 

@@ -151,7 +151,9 @@ def _compared(
 
 def _given(model: Model, texts: Texts | Inputs | None) -> Inputs:
     if texts is None:
-        raise StatesError("No texts to compare on", "only saved states come with theirs", "Give at least one text.")
+        raise StatesError(
+            "No texts to compare on", "only saved states come with their own texts", "Give at least one text."
+        )
     return encoded(model, texts)
 
 

@@ -436,5 +436,5 @@ def check_finite(seen: Observed, who: str, shown: Callable[[str, int], str]) -> 
             row = int(broken.nonzero()[0])
             what = "a NaN" if bool(rows[row].isnan().any()) else "an infinity"
             reason = f"the {who} has {what} at {name}, token {shown(name, row)}"
-            remedy = "Mend that first: look at the weights of the block that computes it, or use a wider dtype."
+            remedy = "Repair that first: look at the weights of the block that computes it, or use a wider dtype."
             raise NotFinite("Cannot compare the two runs", reason, remedy)

@@ -59,8 +59,10 @@ def lens(
     unembeddings = {site: Unembedding(model, site) for site in (chosen.last, chosen.final) if site is not None}
     unembedding = unembeddings[chosen.last]
     if type(k) is not int or not 1 <= k <= unembedding.vocabulary:
-        reason = f"the vocabulary of {model.name} has {unembedding.vocabulary:,} words"
-        raise PassError(f"k must be an integer from 1 to {unembedding.vocabulary:,}, got {k!r}", reason, "Change k.")
+        reason = f"the vocabulary of {model.name} has {unembedding.vocabulary:,} tokens"
+        raise PassError(
+            f"k must be an integer from 1 to {unembedding.vocabulary:,}, got {k!r}", reason, "Give such a k."
+        )
     inputs = model.encode(text, targets=targets)
     followed = _target(model, target, chosen, inputs)
     readings: list[Reading] = []
@@ -107,7 +109,7 @@ def _target(model: Model, target: str | int | None, sites: LensSites, inputs: In
             return Target(repr(model.text_encoder.string(single)), single)
     if not sites.causal:
         reason = f"{model.name} sees the whole text and does not predict what comes next"
-        raise TextError("Cannot follow the next token", reason, "Give a token as the target.")
+        raise TextError("Cannot track the next token", reason, "Give a token as the target.")
     lengths = inputs.of(sites.last.stack).lengths
     short = next((number for number, length in enumerate(lengths) if length < 2), None)
     if short is not None:

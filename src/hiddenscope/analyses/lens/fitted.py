@@ -163,9 +163,11 @@ def resolve(model: Model, lens: str | os.PathLike[str] | Lens) -> Lens | None:
         raise StatesError(f"No {lens} lens of {model.name}", "it has to be fitted first", remedy)
     if isinstance(lens, str) and not lens.lower().endswith(".safetensors"):
         remedy = "Give 'logit', a fitted lens, or the path of one (.safetensors)."
-        raise StatesError(f"No lens {lens[:60]!r}", "there is none of that name", remedy)
+        raise StatesError(f"No lens {lens[:60]!r}", "there is no lens of that name", remedy)
     if not isinstance(lens, Lens | str | os.PathLike):
-        raise StatesError("Not a lens", f"got {type(lens).__name__}", "Give 'logit', a fitted lens, or a path.")
+        raise StatesError(
+            "lens must be a lens", f"got {type(lens).__name__}", "Give 'logit', a fitted lens, or a path."
+        )
     fitted = lens if isinstance(lens, Lens) else Lens.load(lens)
     fitted.check(model)
     return fitted

@@ -109,7 +109,7 @@ def _check_choice(name: str, given: object, choices: tuple[str, ...]) -> None:
 
 def _check_count(name: str, given: object, *, least: int = 1) -> int:
     if isinstance(given, bool) or not isinstance(given, int) or given < least:
-        raise TextError(f"{name} must be an integer >= {least}", f"got {given!r}", "Give another.")
+        raise TextError(f"{name} must be an integer >= {least}", f"got {given!r}", "Give such a number.")
     return given
 
 

@@ -13,6 +13,8 @@ from hiddenscope.passes.answers import text_before, token_after
 Prompt: TypeAlias = str | Sequence[int]
 Answer: TypeAlias = str | int
 
+PROBLEM = "Cannot use this contrast"
+
 
 @checked
 @dataclass(frozen=True)
@@ -41,15 +43,15 @@ class Contrast:
             if prompt is not None and not isinstance(prompt, str):
                 object.__setattr__(self, name, _ids(name, prompt))
         if isinstance(self.clean, str) != isinstance(self.corrupt, str):
-            raise TextError("A contrast", "one prompt is a string and one is token ids", "Give two of the same kind.")
+            raise TextError(PROBLEM, "one prompt is a string and the other token ids", "Give two of the same kind.")
         if self.clean == self.corrupt:
-            raise TextError("A contrast", "both prompts are the same", "Give two that differ in what matters.")
+            raise TextError(PROBLEM, "both prompts are the same", "Give two that differ in what matters.")
         for name in ("answer", "other"):
             answer = getattr(self, name)
             if isinstance(answer, bool) or not isinstance(answer, str | int):
                 raise TextError(f"{name} must be one token", f"got {type(answer).__name__}", "Give a string or an id.")
         if self.answer == self.other:
-            raise TextError("A contrast", f"both answers are {self.answer!r}", "Give two different tokens.")
+            raise TextError(PROBLEM, f"both answers are {self.answer!r}", "Give two different tokens.")
         if self.at is not None and (isinstance(self.at, bool) or not isinstance(self.at, int)):
             raise TextError("at must be a position", f"got {self.at!r}", "Give an integer, -1 for the last token.")
 
@@ -82,8 +84,8 @@ def encode(model: Model, contrasts: Sequence[Contrast]) -> list[EncodedContrast]
     """The contrasts as the model takes them; what cannot be patched is refused."""
     targets = [contrast.targets for contrast in contrasts if contrast.targets is not None]
     if targets and len(targets) < len(contrasts):
-        reason = f"{len(targets)} of {len(contrasts)} contrasts have them"
-        raise TextError("Targets for a decoder", reason, "Give them in every contrast or in none.")
+        reason = f"{len(targets)} of {len(contrasts)} contrasts have targets"
+        raise TextError("Cannot use the targets", reason, "Give targets in every contrast or in none.")
     prompts = [getattr(contrast, side) for contrast in contrasts for side in ("clean", "corrupt")]
     inputs = model.encode(prompts, targets=[one for one in targets for _ in range(2)] or None)  # type: ignore[arg-type]
     encoded = [
@@ -98,10 +100,10 @@ def _encoded(model: Model, contrast: Contrast, inputs: Inputs) -> EncodedContras
     for length, name in zip(inputs.lengths, ("clean", "corrupt"), strict=True):
         if length < 2:
             reason = f"the {name} prompt {str(getattr(contrast, name))[:40]!r} has one token"
-            raise TextError("A contrast", reason, "Give prompts of two tokens or more.")
+            raise TextError(PROBLEM, reason, "Give prompts of two tokens or more.")
     if inputs.ids[0] == inputs.ids[1]:
         reason = "both prompts have the same tokens"
-        raise TextError("A contrast", reason, "Give two that differ in what matters.")
+        raise TextError(PROBLEM, reason, "Give two that differ in what matters.")
     stacks = (None,) if len(model.anatomy.stacks) == 1 else ("encoder", "decoder")
     answering = inputs.of(stacks[-1])
     masked = stacks == (None,) and not model.anatomy.stacks[-1].causal
@@ -112,7 +114,7 @@ def _encoded(model: Model, contrast: Contrast, inputs: Inputs) -> EncodedContras
         notes = () if masked else tuple(_without_space(model, contrast))
     if answer == other:
         reason = f"both answers are the token {model.text_encoder.string(answer)!r}"
-        raise TextError("A contrast", reason, "Give two different tokens.")
+        raise TextError(PROBLEM, reason, "Give two different tokens.")
     columns = {stack: in_columns(*inputs.of(stack).ids) for stack in stacks}
     return EncodedContrast(inputs, columns, (at[0], at[1]), answer, other, notes)
 
@@ -141,13 +143,13 @@ def _position(model: Model, ids: Sequence[int], at: int | None, *, masked: bool)
         return positions[0]
     token = getattr(model.tokenizer, "mask_token", None)
     remedy = f"Put one {token} where the answer belongs, or give at=." if token else "Give at=."
-    problem = f"The position of the answer in {model.name}, a masked language model"
+    problem = f"Cannot tell where {model.name}, a masked language model, answers"
     raise TextError(problem, f"the prompt has {len(positions)} mask tokens", remedy)
 
 
 def _same_form(contrasts: Sequence[EncodedContrast]) -> None:
     """Refuse contrasts that cannot be averaged column by column."""
-    first, problem = contrasts[0], "Contrasts that are averaged column by column"
+    first, problem = contrasts[0], "Cannot average these contrasts column by column"
     remedy = "Give contrasts of one form, with the same number of tokens, or patch them one by one."
     for number, contrast in enumerate(contrasts[1:], 1):
         for stack, columns in contrast.columns.items():
@@ -156,7 +158,7 @@ def _same_form(contrasts: Sequence[EncodedContrast]) -> None:
                 reason = f"contrast 0 has {counts[0]} columns of tokens, contrast {number} has {counts[1]}"
                 raise TextError(problem, reason, remedy)
             if [None in column for column in columns] != [None in column for column in first.columns[stack]]:
-                raise TextError(problem, f"contrast {number} has its gaps elsewhere than contrast 0", remedy)
+                raise TextError(problem, f"contrast {number} has its gaps at other tokens than contrast 0", remedy)
         if contrast.at != first.at:
             reason = f"contrast 0 is read at position {first.at[0]}, contrast {number} at {contrast.at[0]}"
             raise TextError(problem, reason, remedy)

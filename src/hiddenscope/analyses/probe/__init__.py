@@ -58,7 +58,7 @@ def probe(
     (1.0, (1, 64))
     """
     if task not in TASKS:
-        raise StatesError(f"No task {str(task)[:40]!r}", "there are two", 'Use "classify" or "regress".')
+        raise StatesError(f"No task {str(task)[:40]!r}", "there are two tasks", 'Use "classify" or "regress".')
     seed = integer(seed, "seed", 0)
     rows = labelled_rows(as_source(source), data, task, sites, token, truncate)
     target = target_of(rows, task)

@@ -79,7 +79,9 @@ def _classes(rows: Rows) -> ProbeTarget:
         if len(classes) > len(labels) / 2:
             reason = f"there are {len(classes):,} classes, and {len(alone):,} of them have only one text"
             raise StatesError(problem, reason, 'Give fewer classes; for numbers use task="regress".')
-        reason = f"the class {str(classes[alone[0]])[:40]!r} has only one text, and cannot be both learnt and tested"
+        reason = (
+            f"the class {str(classes[alone[0]])[:40]!r} has only one text, which cannot serve for training and test"
+        )
         raise StatesError(problem, reason, "Give it more texts, or leave it out.")
     return ProbeTarget(torch.from_numpy(codes.reshape(-1)), logistic(len(classes)), classes)
 
@@ -93,7 +95,7 @@ def _numbers(rows: Rows) -> ProbeTarget:
         except (TypeError, ValueError):
             value = np.nan
         if not np.isfinite(value):
-            reason = f"label {row} is {str(label)[:40]!r}, which is no finite number"
+            reason = f"label {row} is {str(label)[:40]!r}, which is not a finite number"
             raise StatesError(problem, reason, 'Give numbers, or use task="classify".')
         values.append(value)
     numbers = np.array(values)
@@ -110,7 +112,7 @@ def design_of(rows: Rows, target: ProbeTarget, seed: int) -> Design:
     texts = [len(np.unique(groups[codes == code])) for code in np.unique(codes)]
     if len(names) < 2:
         problem = f"Cannot probe {len(rows.labels):,} rows of {rows.name}"
-        reason = "they are all of one text, which cannot be both trained and tested on"
+        reason = "they are all of one text, which cannot serve for training and test"
         raise StatesError(problem, reason, "Give several texts.")
     folds = assign_folds(codes, rows.groups, min(FOLDS, *texts, len(names)), seed)
     controls = max(1, min(MOST_CONTROLS, ROWS_OF_CONTROLS // len(groups)))

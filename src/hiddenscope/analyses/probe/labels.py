@@ -93,7 +93,9 @@ def _of_tokens(rows: Vectors, labels: Any, texts: list[str], name: str, task: st
     groups = [texts[text] for text in tokens.text]
     if isinstance(labels, str):
         if labels not in READY:
-            raise StatesError(f"No ready label {labels[:40]!r}", "there are three", f"Use one of {', '.join(READY)}.")
+            raise StatesError(
+                f"No ready label {labels[:40]!r}", "there are three ready labels", f"Use one of {', '.join(READY)}."
+            )
         return _with_label(Rows(rows, READY[labels](tokens, task), groups, tokens.ids, name))
     listed = list(labels.tolist() if hasattr(labels, "tolist") else labels)
     if listed and isinstance(listed[0], Sequence | np.ndarray) and not isinstance(listed[0], str):
@@ -104,7 +106,9 @@ def _of_tokens(rows: Vectors, labels: Any, texts: list[str], name: str, task: st
                 if given != expected:
                     reason = f"text {text} has {expected} tokens and {given} labels"
                     break
-            raise StatesError("Labels do not fit the tokens", reason, "Give a list for each text, a label a token.")
+            raise StatesError(
+                "Labels do not fit the tokens", reason, "Give a list for each text, with one label for each token."
+            )
         listed = [label for some in listed for label in some]
     return Rows(rows, _listed(listed, len(tokens), "token"), groups, tokens.ids, name)
 

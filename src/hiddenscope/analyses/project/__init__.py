@@ -103,7 +103,7 @@ def _models(source: Any) -> list[Model]:
     if isinstance(source, Readable | Pair):
         return []
     reason = f"{type(source).__name__} has no states"
-    raise StatesError("No points", reason, "Give a model, a list of models, or states.")
+    raise StatesError("Cannot project this", reason, "Give a model, a list of models, or states.")
 
 
 def _expected(source: Any, models: Sequence[Model], datasets: Mapping[str, Dataset], sites: SitePatterns) -> int:

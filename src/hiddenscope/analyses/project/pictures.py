@@ -52,7 +52,7 @@ class Pictures:
     def __post_init__(self) -> None:
         if self.method not in METHODS:
             problem = f"No method {str(self.method)[:40]!r}"
-            raise StatesError(problem, "there are four", f"Use one of {', '.join(METHODS)}.")
+            raise StatesError(problem, "there are four methods", f"Use one of {', '.join(METHODS)}.")
         integer(self.neighbours, "neighbours", 2)  # a point is its own first
         if self.method == "pacmap":
             _installed_pacmap()

@@ -130,12 +130,16 @@ def _strengths(strengths: Any) -> tuple[How, tuple[float, ...]]:
     """How states are changed, and the multiples of the direction; an ablation is written as strength 1."""
     if isinstance(strengths, str):
         if strengths != "ablate":
-            raise StatesError("strengths must be numbers or 'ablate'", f"got {strengths!r:.40}", "Give [-1, 1], say.")
+            raise StatesError(
+                "strengths must be numbers or 'ablate'", f"got {strengths!r:.40}", "Give numbers such as [-1, 1]."
+            )
         return "ablate", (1.0,)
     try:
         numbers = tuple(float(one) for one in ([strengths] if np.ndim(strengths) == 0 else strengths))
     except (TypeError, ValueError):
-        raise StatesError("strengths must be numbers", f"got {strengths!r:.60}", "Give [-1, 1], say.") from None
+        raise StatesError(
+            "strengths must be numbers", f"got {strengths!r:.60}", "Give numbers such as [-1, 1]."
+        ) from None
     if not numbers or len(set(numbers)) < len(numbers):
         reason = "one comes twice" if numbers else "there are none"
         raise StatesError(f"strengths are {list(numbers)}", reason, "Give at least one, and each once.")
@@ -163,11 +167,11 @@ def _answers(model: Model, prompts: Inputs, answers: Any) -> dict[int, str]:
     else:
         listed = [answers] if isinstance(answers, str | int) else list(answers)
         if not listed:
-            raise TextError("answers is empty", "there is nothing to look at", "Give one, or leave `answers` out.")
+            raise TextError("answers must not be empty", "the list is empty", "Give one, or leave `answers` out.")
         with model.lock:
             ids = [model.text_encoder.single(answer, "answer") for answer in listed]
         if len(set(ids)) < len(ids):
-            raise TextError(f"The answers {listed}", "two of them are the same token", "Give each once.")
+            raise TextError(f"Cannot use the answers {listed}", "two of them are the same token", "Give each once.")
     return {token: model.text_encoder.string(token) for token in ids}
 
 

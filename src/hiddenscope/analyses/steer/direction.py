@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 EVERY_SITE = ""
 MOST_SITES = 10  # of a deep model, if no sites are given
+NO_DIFFERENCE = "Cannot take the direction between two sets of texts"
 ROUNDING = 8  # units in the last place: two sets whose means are no farther apart than that are the same
 PARALLEL = 1e-6  # what is left of a direction that lies along the first token's state, as a share of its norm
 USE = "Give hs.Direction.between(model, toward, away) or hs.Direction.of(vector)."
@@ -75,10 +76,10 @@ class Direction:
         chosen = _spread_layers(model) if sites is None else model.anatomy.select(sites)
         for name, texts in (("toward", toward), ("away", away)):
             if getattr(texts, "shape", None) != () and not len(texts):
-                raise TextError("A direction between two sets of texts", f"{name} is empty", "Give at least one text.")
+                raise TextError(NO_DIFFERENCE, f"{name} is empty", "Give at least one text.")
         inputs = [model.encode(texts) for texts in (toward, away)]
         if sorted(inputs[0].ids) == sorted(inputs[1].ids):
-            raise TextError("A direction between two sets of texts", "both are the same", "Give texts that differ.")
+            raise TextError(NO_DIFFERENCE, "both are the same", "Give texts that differ.")
         changed_sites = sorted({one for site in chosen for one in sites_above(model.anatomy.sites, site, upwards)})
         pooled = [_pooled(model.capture(side, changed_sites), changed_sites, pool) for side in inputs]
         vectors = {}
@@ -89,7 +90,7 @@ class Direction:
             if float(vector.norm()) <= ROUNDING * torch.finfo(model.dtype).eps * float(norms.mean()):
                 reason = f"with pool={pool!r} the states at {site} are the same in both, within rounding"
                 remedy = "Take a higher layer, or other texts."
-                raise StatesError("A direction between two sets of texts", reason, remedy)
+                raise StatesError(NO_DIFFERENCE, reason, remedy)
             vectors[str(site)] = vector
         facts = {"origin": "texts", "toward": len(inputs[0]), "away": len(inputs[1]), "pool": pool}
         return cls(vectors, tuple(map(str, chosen)), upwards, spare_first, facts=facts)
@@ -113,7 +114,7 @@ class Direction:
         """
         by_site = dict(vector) if isinstance(vector, Mapping) else {EVERY_SITE: vector}
         if not by_site:
-            raise SiteError("A direction by site", "it is empty", "Give {site: vector}.")
+            raise SiteError("Cannot make a direction", "the dict of vectors is empty", "Give {site: vector}.")
         vectors = {str(name): _vector(one) for name, one in by_site.items()}
         probes = {str(name): one for name, one in by_site.items() if hasattr(one, "coef_")}
         fitted = {name: str(site) for name, probe in probes.items() if (site := getattr(probe, "site", None))}
@@ -152,7 +153,7 @@ def in_model(direction: Direction, model: Model) -> Steered:
         width = model.anatomy.width(site)
         if vector.shape != (width,):
             reason = f"the states at {site} of {model.name} have {width} numbers"
-            raise StatesError(f"A direction of {len(vector)} numbers", reason, f"Give a vector of {width}.")
+            raise StatesError(f"Cannot add a direction of {len(vector)} numbers", reason, f"Give a vector of {width}.")
     facts = dict(direction.facts)
     if direction.fitted:
         elsewhere = [site for site in used if direction.fitted.get(keys[site], str(site)) != str(site)]

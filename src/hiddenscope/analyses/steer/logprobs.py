@@ -129,7 +129,7 @@ def quality_reads(model: Model, texts: Texts | Inputs) -> Reads:
     for number, read in enumerate(reads.positions):
         if not read:
             reason = "it has one token, and there is nothing to predict"
-            raise TextError(f"Text {number} for the perplexity", reason, "Give a longer one.")
+            raise TextError(f"Cannot measure the perplexity of text {number}", reason, "Give a longer text.")
     return reads
 
 

@@ -59,7 +59,7 @@ def visibility(
     model = as_model(model)
     chosen = model.anatomy.select(sites)
     if not chosen:
-        raise PassError("No sites to look at", "the list is empty", "Name at least one, such as 'layer.*'.")
+        raise PassError("No sites to measure", "the list is empty", "Name at least one, such as 'layer.*'.")
     how = InfluenceMeasure.of(influence, probes, seed, max(model.anatomy.width(site) for site in chosen))
     if target is not None and influence != "logit":
         reason = f"the measure {influence} reads no token"
@@ -105,10 +105,16 @@ def _stacks(model: Model, inputs: Inputs, sites: Sequence[Site], *, logit: bool)
     for of_stack, stack in zip(stacks.values(), model.anatomy.stacks, strict=False):
         shortest, longest = min(of_stack.lengths), max(of_stack.lengths)
         if shortest < longest and not stack.causal:
-            reason = f"they have {shortest:,} to {longest:,} tokens, and a state here sees all of a text"
-            raise TextError("Cannot average over these texts", reason, "Give texts of as many tokens.")
+            reason = (
+                f"they have {shortest:,} to {longest:,} tokens, and in this model a state depends on the whole text"
+            )
+            raise TextError("Cannot average over these texts", reason, "Give texts with the same number of tokens.")
     if sum(min(of_stack.lengths) for of_stack in stacks.values()) < 2:
-        raise TextError("Nothing to see", "a text has one token, which has no other to see", "Give longer texts.")
+        raise TextError(
+            "No influence to measure",
+            "a text has only one token, which no other token can influence",
+            "Give longer texts.",
+        )
     return stacks
 
 

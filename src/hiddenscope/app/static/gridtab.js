@@ -168,7 +168,7 @@ export class GridTab {
   }
 
   /**
-   * Read the state of a column of the grid; columns that text A has not are no state of it.
+   * Read the state of a column of the grid; columns that text A lacks are not states of it.
    * @param {string} site
    * @param {number} column
    */

@@ -61,7 +61,7 @@ def views_of(result: Result) -> tuple[View, ...]:
     if not views:
         dimensions = "; ".join(f"{name} has {', '.join(map(str, v.dims))}" for name, v in result.data.items())
         remedy = "Draw its data with matplotlib, or save it as .csv, .json or .nc."
-        raise StatesError(f"A picture of the {result.title}", dimensions or "it has no data", remedy)
+        raise StatesError(f"Cannot draw the {result.title}", dimensions or "it has no data", remedy)
     return views
 
 
