@@ -17,10 +17,16 @@ import hiddenscope as hs
 from calibrate import draws, fits
 from calibrate.draws import Drawn
 from calibrate.trials import Claim, Experiment, Study, mapped
-from hiddenscope.analyses.probe.certainty import ByChance, by_chance_of, interval_of, measured_of, of_labellings
 from hiddenscope.analyses.probe.design import Design, ProbeTarget, design_of, target_of
 from hiddenscope.analyses.probe.findings import as_best, is_above
 from hiddenscope.analyses.probe.labels import labelled_rows
+from hiddenscope.analyses.probe.significance import (
+    NullDistribution,
+    by_chance_of,
+    interval_of,
+    measured_of,
+    of_labellings,
+)
 from hiddenscope.linear.intervals import chance
 from hiddenscope.linear.permutations import planted
 from hiddenscope.linear.probe import Task
@@ -126,7 +132,9 @@ def _records(ready: Sequence[Prepared], drawn: Sequence[Drawn], device: str) -> 
         yield _record(one, drawn[number], held_out[number].cpu(), fresh[number].cpu(), others)
 
 
-def _others(one: Prepared, labelled: torch.Tensor, level: torch.Tensor, labellings: torch.Tensor) -> list[ByChance]:
+def _others(
+    one: Prepared, labelled: torch.Tensor, level: torch.Tensor, labellings: torch.Tensor
+) -> list[NullDistribution]:
     """What the scores `[site, row, labelling]` of labellings `[site, labelling, row]` tell, for each site."""
     sites, rows, count = labelled.shape
     scores, levels = (part.transpose(0, 1).reshape(rows, 1, -1) for part in (labelled, level.expand_as(labelled)))
@@ -137,7 +145,7 @@ def _others(one: Prepared, labelled: torch.Tensor, level: torch.Tensor, labellin
 
 
 def _record(
-    one: Prepared, drawn: Drawn, held_out: torch.Tensor, fresh: torch.Tensor, others: Sequence[ByChance]
+    one: Prepared, drawn: Drawn, held_out: torch.Tensor, fresh: torch.Tensor, others: Sequence[NullDistribution]
 ) -> Record:
     """From held-out scores `[site, row]`, those of fresh rows `[site, fold, row]`, and other labellings."""
     target, design, sites = one.target, one.design, len(drawn.states)

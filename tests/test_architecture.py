@@ -31,7 +31,7 @@ ROWS = [
     {"anatomy"},
     {"trials"},
     {"loading"},
-    {"hooks", "weights", "bounded"},
+    {"hooks", "weights", "size_limit"},
     {"texts", "states", "sites", "results", "datasets", "measures"},
     {"files", "compressed", "kernels", "limits"},
     {"arguments"},

@@ -388,7 +388,7 @@ def test_low_memory_holds_two_states_at_a_time(monkeypatch: pytest.MonkeyPatch) 
     held: set[int] = set()
     most: list[int] = []
 
-    class Counted(streaming.HandedState):
+    class Counted(streaming.QueuedState):
         def __init__(self, *_: Any) -> None:
             held.add(id(self))
             most.append(len(held))
@@ -396,7 +396,7 @@ def test_low_memory_holds_two_states_at_a_time(monkeypatch: pytest.MonkeyPatch) 
         def __del__(self) -> None:
             held.discard(id(self))
 
-    monkeypatch.setattr(streaming, "HandedState", Counted)
+    monkeypatch.setattr(streaming, "QueuedState", Counted)
     module: Any = tiny_model("llama", layers=8)
     hs.drift((module, None), copy.deepcopy(module), TEXTS, low_memory=True)
     assert len(most) > 8 and max(most) <= 3, "one with the candidate, one on its way, one about to be handed over"

@@ -224,7 +224,11 @@ def test_a_cache_that_does_not_count_is_refused_where_positions_matter(tiny: Tin
 BAD: dict[str, tuple[Callable[[], Any], type[Error], str]] = {
     "width": (lambda: {"layer.1": hs.Add(torch.ones(63))}, StatesError, "64 wide"),
     "rows": (lambda: {"layer.1": hs.Replace(torch.ones(7, 64))}, StatesError, "there are 8 tokens to change"),
-    "rows of some": (lambda: {"layer.1": hs.Replace(torch.ones(8, 64), tokens=0)}, StatesError, "2 tokens are to be"),
+    "rows of some": (
+        lambda: {"layer.1": hs.Replace(torch.ones(8, 64), tokens=0)},
+        StatesError,
+        "there are 2 tokens to",
+    ),
     "whole numbers": (lambda: {"layer.1": hs.Replace(torch.ones(64, dtype=torch.long))}, StatesError, "int64"),
     "no array": (lambda: {"layer.1": hs.Replace([[1.0], [1.0, 2.0]])}, StatesError, "not an array"),
     "nan": (lambda: {"layer.1": hs.Add(torch.full((64,), torch.nan))}, NotFinite, "NaN"),

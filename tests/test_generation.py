@@ -129,7 +129,7 @@ def test_beams_that_the_models_own_settings_ask_for_are_left_out() -> None:
 
 def test_passes_over_another_text_are_not_taken_for_this_one(tiny: Tiny) -> None:
     """Guidance runs the model twice a token, once without the prompt."""
-    with pytest.raises(PassError, match="something else than the text"):
+    with pytest.raises(PassError, match="other tokens than those that it returned"):
         tiny("llama").capture_generation([PROMPT], max_new_tokens=4, min_new_tokens=5, guidance_scale=2.0)
 
 
@@ -155,7 +155,7 @@ def test_the_window_bounds_what_may_be_written(tiny: Tiny, family: str) -> None:
     prompt = PROMPT * 24
     states = tiny(family).capture_generation([prompt], max_new_tokens=8, min_new_tokens=8)
     assert len(states.tokens) == 128  # type: ignore[union-attr]
-    with pytest.raises(TextError, match="that is 129, and .* takes 128"):
+    with pytest.raises(TextError, match="that makes 129 tokens, and .* takes 128"):
         tiny(family).capture_generation([prompt], max_new_tokens=9)
 
 

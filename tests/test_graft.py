@@ -74,7 +74,7 @@ def test_what_a_donor_cannot_give(tiny: Tiny) -> None:
     larger.add_tokens(["zebra"])
     for donor, given, kind, words in [
         (tiny("gpt2"), {}, ModuleError, "differ in shape"),
-        (model, {}, ModuleError, "one and the same"),
+        (model, {}, ModuleError, "they are the same module"),
         (perturbed(0), {"layers": 4}, TextError, "layers must be an integer from 1 to 3: got 4"),
         (perturbed(0), {"layers": True}, TextError, "got True"),
         (perturbed(0), {"sites": "*.cross"}, SiteError, "cross"),

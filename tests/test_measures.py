@@ -5,7 +5,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from hiddenscope.measures import Cloud, chunks, cka, effective_rank, linear_cka, two_nn
+from hiddenscope.measures import RunningStatistics, chunks, cka, effective_rank, linear_cka, two_nn
 
 Numbers = NDArray[np.float64]
 
@@ -18,11 +18,11 @@ def turn(width: int) -> torch.Tensor:
     return torch.linalg.qr(drawn(width, width, seed=9))[0]
 
 
-def cloud_of(*blocks: torch.Tensor) -> Cloud:
-    cloud = Cloud()
+def statistics_of(*blocks: torch.Tensor) -> RunningStatistics:
+    seen = RunningStatistics()
     for block in blocks:
-        cloud.add(block)
-    return cloud
+        seen.add(block)
+    return seen
 
 
 def cka_by_definition(x: Numbers, y: Numbers) -> float:
@@ -96,16 +96,16 @@ def test_two_nn_finds_the_dimension_of_a_cube_and_of_a_gaussian(dimension: int) 
 
 @pytest.mark.parametrize(("points", "width"), [(20, 3), (77, 50), (600, 4)])
 def test_two_nn_is_what_its_definition_says(points: int, width: int) -> None:
-    cloud = drawn(points, width)
-    assert two_nn(cloud) == pytest.approx(two_nn_by_definition(cloud.numpy()), rel=1e-9)
+    seen = drawn(points, width)
+    assert two_nn(seen) == pytest.approx(two_nn_by_definition(seen.numpy()), rel=1e-9)
 
 
 def test_two_nn_counts_equal_points_once_and_says_nothing_of_few() -> None:
-    cloud = drawn(100, 6)
-    assert two_nn(cloud.repeat(3, 1)) == pytest.approx(two_nn(cloud), rel=1e-9)
-    assert np.isnan(two_nn(cloud[:19]))
+    seen = drawn(100, 6)
+    assert two_nn(seen.repeat(3, 1)) == pytest.approx(two_nn(seen), rel=1e-9)
+    assert np.isnan(two_nn(seen[:19]))
     assert np.isnan(two_nn(torch.ones(500, 6)))
-    assert np.isnan(two_nn(cloud[:0]))
+    assert np.isnan(two_nn(seen[:0]))
     lattice = torch.cartesian_prod(torch.arange(8.0), torch.arange(8.0))
     assert np.isnan(two_nn(lattice)), "all neighbours are equally far"
 
@@ -116,43 +116,43 @@ def test_two_nn_sees_small_distances_far_away() -> None:
     assert two_nn(far) == pytest.approx(two_nn_by_definition(far.numpy()), rel=1e-3)
 
 
-def test_the_effective_rank_of_an_even_cloud_is_its_dimension_and_of_a_line_one() -> None:
-    assert effective_rank(cloud_of(drawn(40_000, 12)).variances) == pytest.approx(12, rel=0.002)
+def test_the_effective_rank_of_an_even_spread_is_its_dimension_and_of_a_line_one() -> None:
+    assert effective_rank(statistics_of(drawn(40_000, 12)).variances) == pytest.approx(12, rel=0.002)
     line = torch.linspace(-1, 2, 50, dtype=torch.float64)[:, None] * drawn(1, 12) + 3
-    assert effective_rank(cloud_of(line).variances) == pytest.approx(1, abs=1e-9)
-    assert effective_rank(cloud_of(line[:5]).variances) == pytest.approx(1, abs=1e-9)
+    assert effective_rank(statistics_of(line).variances) == pytest.approx(1, abs=1e-9)
+    assert effective_rank(statistics_of(line[:5]).variances) == pytest.approx(1, abs=1e-9)
     for few in (torch.full((4, 12), 0.1), torch.full((40, 12), 0.1), torch.zeros(40, 12), drawn(1, 12)):
-        assert np.isnan(effective_rank(cloud_of(few).variances)), "no variance, no rank"
+        assert np.isnan(effective_rank(statistics_of(few).variances)), "no variance, no rank"
 
 
 @pytest.mark.parametrize("count", [2, 7, 8, 9, 200])
-def test_a_cloud_is_the_same_however_it_is_seen(count: int) -> None:
+def test_running_statistics_are_the_same_however_states_are_split(count: int) -> None:
     rows = drawn(count, 8) * 3 + 1000
     shares = np.linalg.eigvalsh(np.cov(rows.numpy(), rowvar=False, bias=True)).clip(min=0)
     expected = float(np.exp(-sum(p * np.log(p) for p in shares / shares.sum() if p > 1e-12)))
     unit = rows / rows.norm(dim=1, keepdim=True)
     cosines = (unit @ unit.T)[~torch.eye(count, dtype=torch.bool)].mean().item()
-    whole, pieces = cloud_of(rows), cloud_of(*rows.split(3))
-    halves = cloud_of(rows[: count // 2]) + cloud_of(rows[count // 2 :])
-    for cloud in (whole, pieces, halves, whole + Cloud(), Cloud() + whole):
-        assert cloud.count == count
-        np.testing.assert_allclose(cloud.mean, rows.mean(0), rtol=1e-12)
-        assert effective_rank(cloud.variances) == pytest.approx(expected, rel=1e-6)
-        assert cloud.anisotropy == pytest.approx(cosines, rel=1e-9)
+    whole, pieces = statistics_of(rows), statistics_of(*rows.split(3))
+    halves = statistics_of(rows[: count // 2]) + statistics_of(rows[count // 2 :])
+    for seen in (whole, pieces, halves, whole + RunningStatistics(), RunningStatistics() + whole):
+        assert seen.count == count
+        np.testing.assert_allclose(seen.mean, rows.mean(0), rtol=1e-12)
+        assert effective_rank(seen.variances) == pytest.approx(expected, rel=1e-6)
+        assert seen.anisotropy == pytest.approx(cosines, rel=1e-9)
 
 
 def test_zeros_have_no_direction() -> None:
-    cloud = cloud_of(torch.tensor([[1.0, 0], [0, 0], [1, 1]]))
-    assert cloud.anisotropy == pytest.approx(0.5**0.5)
-    assert np.isnan(cloud_of(torch.zeros(5, 2)).anisotropy)
-    assert np.isnan(cloud_of(torch.ones(1, 2)).anisotropy)
-    assert np.isnan(Cloud().anisotropy)
-    assert cloud_of(torch.full((7, 3), 0.3)).anisotropy == pytest.approx(1)
+    seen = statistics_of(torch.tensor([[1.0, 0], [0, 0], [1, 1]]))
+    assert seen.anisotropy == pytest.approx(0.5**0.5)
+    assert np.isnan(statistics_of(torch.zeros(5, 2)).anisotropy)
+    assert np.isnan(statistics_of(torch.ones(1, 2)).anisotropy)
+    assert np.isnan(RunningStatistics().anisotropy)
+    assert statistics_of(torch.full((7, 3), 0.3)).anisotropy == pytest.approx(1)
 
 
 @pytest.mark.parametrize("lengths", [[1] * 23, [23], [7, 0, 16], [5, 5, 13]])
 def test_chunks_do_not_depend_on_blocks(lengths: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hiddenscope.measures.cloud.CHUNK", 20)
+    monkeypatch.setattr("hiddenscope.measures.running.CHUNK", 20)
     rows = torch.arange(46.0).reshape(23, 2)
     made = list(chunks(rows.split(lengths)))
     assert [len(chunk) for chunk in made] == [10, 10, 3]

@@ -14,9 +14,9 @@ from sklearn.metrics import r2_score
 from sklearn.preprocessing import StandardScaler
 
 import hiddenscope as hs
-from hiddenscope.analyses.probe.certainty import by_chance
 from hiddenscope.analyses.probe.design import design_of, target_of
 from hiddenscope.analyses.probe.labels import control, labelled_rows, previous_token
+from hiddenscope.analyses.probe.significance import by_chance
 from hiddenscope.errors import Damaged, FileError, NotFinite, SiteError, StatesError, TextError
 from hiddenscope.files import write_tensors
 from hiddenscope.linear import Problems, assign_folds, logistic, mix, ridge, standardised

@@ -429,7 +429,7 @@ WRONG: list[tuple[dict[str, Any], type[Error], str]] = [
     ({"along": torch.full((64,), float("nan"))}, NotFinite, "NaN"),
     ({"along": "a direction"}, StatesError, "got str"),
     ({"along": {"layer.1": torch.ones(64)}, "sites": "layer.2"}, SiteError, "it has vectors for layer.1"),
-    ({"along": {}}, SiteError, "it is empty"),
+    ({"along": {}}, SiteError, "the dict of vectors is empty"),
     ({"strengths": [1, float("inf")]}, NotFinite, "one is not finite"),
     ({"strengths": [float("nan")]}, NotFinite, "one is not finite"),
     ({"strengths": [1, 1.0]}, StatesError, "one comes twice"),
@@ -571,7 +571,7 @@ def test_the_command_prints_what_moved_and_what_was_written(folder: Path) -> Non
     assert both.exit_code == 2 and "--strengths and --ablate were both given" in both.stderr
     wrong = CliRunner().invoke(app, [*given[:-1], "cow", *shared])
     assert wrong.exit_code == 2
-    assert "there are cat, dog" in wrong.stderr
+    assert "its labels are cat, dog" in wrong.stderr
 
 
 ELSEWHERE = [

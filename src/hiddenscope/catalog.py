@@ -43,7 +43,8 @@ class Analysis:
     Its command is generated from the function, with `options` for the parameters that `cli/generated.py` does not know;
     with `own_command` it has a module of its own, `cli/<word>.py`. `result` is False where the function returns
     something else than a `Result`; `in_app` is False where the workbench does not ask it. `heading` begins the title of
-    a result and is followed by the model's name; without one, that is its word and "of". `room` is where its module is.
+    a result and is followed by the model's name; without one, that is its word and "of". `package` is where its
+    module is.
     """
 
     word: str
@@ -52,14 +53,14 @@ class Analysis:
     own_command: bool = False
     result: bool = True
     in_app: bool = True
-    room: str = "analyses."
+    package: str = "analyses."
     options: Mapping[str, Option] = field(default_factory=dict)
     heading: str = ""
 
     @property
     def module(self) -> str:
         """Where its function is, below `hiddenscope`."""
-        return f"{self.room}{self.word}"
+        return f"{self.package}{self.word}"
 
 
 ANALYSES = (
@@ -160,7 +161,7 @@ ANALYSES = (
         own_command=True,
         result=False,
         in_app=False,
-        room="",
+        package="",
     ),
 )
 

@@ -30,26 +30,26 @@ BUFFERS, BUFFERS_PER_BYTE = 2**28, 4
 
 
 @dataclass(frozen=True)
-class Held:
+class WeightTotals:
     """What the weight files of a model hold: how many tensors, of how many bytes, and the longest axis of any.
 
-    >>> Held(2, 100, 50) + Held(1, 20, 60)
-    Held(tensors=3, bytes=120, longest=60)
+    >>> WeightTotals(2, 100, 50) + WeightTotals(1, 20, 60)
+    WeightTotals(tensors=3, bytes=120, longest=60)
     """
 
     tensors: int = 0
     bytes: int = 0
     longest: int = 0
 
-    def __add__(self, other: "Held") -> "Held":
-        return Held(self.tensors + other.tensors, self.bytes + other.bytes, max(self.longest, other.longest))
+    def __add__(self, other: "WeightTotals") -> "WeightTotals":
+        return WeightTotals(self.tensors + other.tensors, self.bytes + other.bytes, max(self.longest, other.longest))
 
 
-def check_counts(entries: Iterator[tuple[str, Any]], held: Held, name: str) -> None:
+def check_counts(entries: Iterator[tuple[str, Any]], held: WeightTotals, name: str) -> None:
     """Raise Damaged if a config or a tokenizer's config counts layers, labels or the like in absurd numbers.
 
-    >>> check_counts(iter([("num_labels", 1000), ("layer_norm_eps", 1)]), Held(), "config.json")
-    >>> check_counts(iter([("num_labels", 10**9)]), Held(), "config.json")
+    >>> check_counts(iter([("num_labels", 1000), ("layer_norm_eps", 1)]), WeightTotals(), "config.json")
+    >>> check_counts(iter([("num_labels", 10**9)]), WeightTotals(), "config.json")
     Traceback (most recent call last):
     hiddenscope.errors.Damaged: Cannot use config.json: it has num_labels=1,000,000,000. Download the file again.
     """
@@ -62,12 +62,12 @@ def check_counts(entries: Iterator[tuple[str, Any]], held: Held, name: str) -> N
 
 
 @contextmanager
-def building(held: Held, config: Mapping[str, Any], name: str) -> Iterator[None]:
+def building(held: WeightTotals, config: Mapping[str, Any], name: str) -> Iterator[None]:
     """Stop the building of a module, with Damaged, once it has more parts than the weight files can fill.
 
     >>> import torch
     >>> from torch import nn
-    >>> with building(Held(tensors=2, bytes=24), {"width": 10**6}, "x"), torch.device("meta"):
+    >>> with building(WeightTotals(tensors=2, bytes=24), {"width": 10**6}, "x"), torch.device("meta"):
     ...     _ = nn.Linear(10**6, 10**6)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     hiddenscope.errors.Damaged: Cannot load x: a model of its config has more than 67,109,248 parameters...
@@ -98,7 +98,7 @@ def building(held: Held, config: Mapping[str, Any], name: str) -> Iterator[None]
 class _Parts:
     """Counts modules, parameters and the bytes of buffers. What is set anew, as when it is loaded, counts once."""
 
-    def __init__(self, held: Held) -> None:
+    def __init__(self, held: WeightTotals) -> None:
         self.held = held
         self.sizes: dict[tuple[str, int, str], int] = {}
         self.totals = {"module": 0, "parameter": 0, "buffer": 0}

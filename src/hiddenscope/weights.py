@@ -42,15 +42,17 @@ def weights(module: nn.Module) -> Iterator[Weight]:
             yield from (Weight(*plain, is_buffer) for plain in _plain(path, tensor))
 
 
-class Stamps:
-    """By what it shows that a weight was exchanged or written to since; writing through `.data` does not show.
+class WeightVersions:
+    """The tensors of a module and their version counters, to notice when a weight is replaced or written to.
+
+    A write through `.data` does not raise the counter, and is not noticed.
 
     >>> linear = nn.Linear(2, 2)
-    >>> stamps = Stamps(linear)
-    >>> stamps.hold(linear)
+    >>> versions = WeightVersions(linear)
+    >>> versions.match(linear)
     True
     >>> _ = nn.init.zeros_(linear.weight)
-    >>> stamps.hold(linear)
+    >>> versions.match(linear)
     False
     """
 
@@ -58,14 +60,14 @@ class Stamps:
         tensors = _tensors(module)
         self._known, self._states = [ref(tensor) for tensor in tensors], _states(tensors)
 
-    def hold(self, module: nn.Module) -> bool:
+    def match(self, module: nn.Module) -> bool:
         """Whether every weight is the tensor it was, unchanged."""
         tensors = _tensors(module)
         same = len(tensors) == len(self._known) and all(map(is_, (known() for known in self._known), tensors))
         return same and self._states == _states(tensors)
 
 
-_FINITE: WeakKeyDictionary[nn.Module, Stamps] = WeakKeyDictionary()
+_FINITE: WeakKeyDictionary[nn.Module, WeightVersions] = WeakKeyDictionary()
 
 
 def check_finite(module: nn.Module) -> None:
@@ -81,9 +83,9 @@ def check_finite(module: nn.Module) -> None:
     hiddenscope.errors.NotFinite: Cannot use Linear: bias has 2 NaN. Repair that weight, or load the model again.
     """
     known = _FINITE.get(module)
-    if known is not None and known.hold(module):
+    if known is not None and known.match(module):
         return
-    stamps = Stamps(module)
+    versions = WeightVersions(module)
     counts = {weight.path: _count(weight) for weight in _suspects(weights(module))}
     wrong = [f"{path} has {count}" for path, count in counts.items() if count]
     if wrong:
@@ -91,12 +93,12 @@ def check_finite(module: nn.Module) -> None:
         more = f"; and {hidden:,} more {'weight is' if hidden == 1 else 'weights are'} not finite" if hidden > 0 else ""
         remedy = "Repair that weight, or load the model again."
         raise NotFinite(f"Cannot use {type(module).__name__}", "; ".join(wrong[:SHOWN]) + more, remedy)
-    _FINITE[module] = stamps
+    _FINITE[module] = versions
 
 
 def trust_finite(module: nn.Module) -> None:
     """Take the weights as finite without reading them, until one is changed: they were read in an earlier load."""
-    _FINITE[module] = Stamps(module)
+    _FINITE[module] = WeightVersions(module)
 
 
 class Fingerprint:
@@ -116,14 +118,14 @@ class Fingerprint:
     ) -> None:
         self.module = module
         self._remembered = remembered
-        self._stamps = _FINITE.get(module) or Stamps(module)
+        self._versions = _FINITE.get(module) or WeightVersions(module)
         self._value: str | None = None
 
     @property
     def value(self) -> str:
         """The hash of the weights as they are now."""
-        if not self._stamps.hold(self.module):
-            self._stamps = Stamps(self.module)
+        if not self._versions.match(self.module):
+            self._versions = WeightVersions(self.module)
             self._value = _hash(self.module)
         if self._value is None:
             self._value = self._remembered(lambda: _hash(self.module))
@@ -132,7 +134,7 @@ class Fingerprint:
     @property
     def when_checked(self) -> str:
         """The hash of the weights as they were when `check_finite` last looked at them."""
-        unchanged = self._value is not None and _FINITE.get(self.module) is self._stamps
+        unchanged = self._value is not None and _FINITE.get(self.module) is self._versions
         return self._value if unchanged and self._value is not None else self.value
 
 

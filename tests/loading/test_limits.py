@@ -16,11 +16,11 @@ import hiddenscope as hs
 from fuzz import folders
 from fuzz.sandbox import Case, sandboxed
 from hiddenscope import limits
-from hiddenscope.bounded import Bounded
 from hiddenscope.errors import Damaged, Error, TooLarge
-from hiddenscope.limits import Held
+from hiddenscope.limits import WeightTotals
 from hiddenscope.loading import open_source
 from hiddenscope.loading.tokenizer_file import check_tokenizer_file
+from hiddenscope.size_limit import SizeLimit
 from hiddenscope.testing import tiny_model, tiny_tokenizer
 
 CONFIGS = Path(__file__).parent.parent / "conformance" / "tiny_configs.json.gz"
@@ -153,16 +153,16 @@ def test_tokenizers_as_they_are_written_pass(tmp_path: Path) -> None:
     check_tokenizer_file(tmp_path / "tokenizer.json")
 
 
-def giants() -> dict[str, tuple[Any, Held]]:
+def giants() -> dict[str, tuple[Any, WeightTotals]]:
     """Configs of very large models, with what their weight files hold."""
     llama = {"hidden_size": 16_384, "intermediate_size": 53_248, "num_hidden_layers": 126, "num_attention_heads": 128}
     llama |= {"num_key_value_heads": 8, "vocab_size": 128_256, "max_position_embeddings": 1_048_576}
     gemma = {"vocab_size": 262_144, "hidden_size": 5376, "intermediate_size": 21_504, "num_hidden_layers": 62}
     gemma |= {"max_position_embeddings": 1_048_576}
     return {
-        "LlamaForCausalLM": (transformers.LlamaConfig(**llama), Held(1138, 811 * 10**9, 128_256)),
-        "DeepseekV3ForCausalLM": (transformers.DeepseekV3Config(), Held(91_991, 688 * 10**9, 129_280)),
-        "Gemma3ForCausalLM": (transformers.Gemma3TextConfig(**gemma), Held(808, 54 * 10**9, 262_144)),
+        "LlamaForCausalLM": (transformers.LlamaConfig(**llama), WeightTotals(1138, 811 * 10**9, 128_256)),
+        "DeepseekV3ForCausalLM": (transformers.DeepseekV3Config(), WeightTotals(91_991, 688 * 10**9, 129_280)),
+        "Gemma3ForCausalLM": (transformers.Gemma3TextConfig(**gemma), WeightTotals(808, 54 * 10**9, 262_144)),
     }
 
 
@@ -184,10 +184,10 @@ def test_every_known_class_is_built_within_limits() -> None:
         if not hasattr(transformers, row["model_class"]):
             continue
         config = getattr(transformers, row["config_class"])(**row["config"])
-        limits.check_counts(limits.walk(config.to_dict()), Held(), row["model_class"])
+        limits.check_counts(limits.walk(config.to_dict()), WeightTotals(), row["model_class"])
         build = getattr(transformers, row["model_class"])
         tensors = len(build(config).state_dict())
-        with limits.building(Held(tensors // 3, 0, 0), row["config"], row["model_class"]), torch.device("meta"):
+        with limits.building(WeightTotals(tensors // 3, 0, 0), row["config"], row["model_class"]), torch.device("meta"):
             build(config)
         tried += 1
     assert tried > 12
@@ -199,10 +199,10 @@ def test_limits_act_in_their_own_thread_alone_and_leave_nothing() -> None:
     def many() -> int:
         return len(nn.ModuleList(nn.Identity() for _ in range(5_000)))
 
-    with ThreadPoolExecutor(1) as other, limits.building(Held(), {}, "x"):
+    with ThreadPoolExecutor(1) as other, limits.building(WeightTotals(), {}, "x"):
         assert other.submit(many).result() == 5_000
     assert many() == 5_000
-    with pytest.raises(Damaged, match="2,000 modules"), limits.building(Held(), {"layers": 5_000}, "x"):
+    with pytest.raises(Damaged, match="2,000 modules"), limits.building(WeightTotals(), {"layers": 5_000}, "x"):
         many()
     assert many() == 5_000
 
@@ -211,9 +211,9 @@ def test_a_tensor_is_refused_before_there_is_memory_for_it() -> None:
     """A mask of every token by every other has no memory yet when it is refused."""
     rows = torch.ones(10**6, dtype=torch.bool)
     for make in (lambda: rows[:, None] & rows, lambda: torch.zeros(10**6, 10**6), lambda: rows[:9].repeat(10**11)):
-        with pytest.raises(TooLarge, match="it makes a tensor of [0-9,]+ bytes"), Bounded(nn.Linear(2, 2), "x"):
+        with pytest.raises(TooLarge, match="it makes a tensor of [0-9,]+ bytes"), SizeLimit(nn.Linear(2, 2), "x"):
             make()
-    with Bounded(nn.Linear(2, 2), "x"):
+    with SizeLimit(nn.Linear(2, 2), "x"):
         assert int((rows[:100, None] & rows[:100]).nonzero().sum()) == 990_000
 
 
@@ -223,7 +223,7 @@ def test_a_pass_that_never_ends_is_stopped() -> None:
             while True:
                 input_ids = input_ids + 1
 
-    with pytest.raises(TooLarge, match="too many operations"), Bounded(Loop(), "Loop"):
+    with pytest.raises(TooLarge, match="too many operations"), SizeLimit(Loop(), "Loop"):
         Loop()(torch.ones(1))
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from hiddenscope.errors import Damaged, LoadError, UnknownModel, Unsafe
-from hiddenscope.limits import Held, check_counts, walk
+from hiddenscope.limits import WeightTotals, check_counts, walk
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".msgpack", ".h5")
@@ -51,7 +51,7 @@ class Folder:
     dtype: str | None
     has_tokenizer: bool
     remote_code: tuple[str, ...]
-    held: Held = field(default_factory=Held)
+    held: WeightTotals = field(default_factory=WeightTotals)
 
 
 def check_folder(path: Path) -> Folder:
@@ -162,7 +162,7 @@ def _remote_code(name: str, content: dict[str, Any]) -> tuple[str, ...]:
     return tuple(f"{name} names {json.dumps(value)[:120]}" for value in maps)
 
 
-def _check_weights(path: Path, config: dict[str, Any]) -> tuple[str | None, Held]:
+def _check_weights(path: Path, config: dict[str, Any]) -> tuple[str | None, WeightTotals]:
     """The dtype that most bytes of the weights are in and what they hold, once every weight file has been checked."""
     named = config.get("transformers_weights")
     if named is not None and named not in (WEIGHTS, INDEX):
@@ -203,13 +203,13 @@ def _shards(path: Path) -> list[Path]:
     return [path / name for name in names]
 
 
-def _contents(files: list[Path]) -> tuple[str | None, Held]:
+def _contents(files: list[Path]) -> tuple[str | None, WeightTotals]:
     totals: Counter[str] = Counter()
-    held = Held()
+    held = WeightTotals()
     for file in files:
         tensors = _tensors(file)
         longest = max((max(shape, default=0) for _, shape in tensors.values()), default=0)
-        held += Held(len(tensors), file.stat().st_size, longest)
+        held += WeightTotals(len(tensors), file.stat().st_size, longest)
         for dtype, shape in tensors.values():
             totals[dtype] += prod(shape) * _BYTES_OF.get(dtype, 0)
     floats = {dtype: totals[dtype] for dtype in _BYTES_OF if totals[dtype]}

@@ -42,7 +42,7 @@ class GGUFHeader:
 
     metadata: dict[str, Any]
     elements: int
-    held: limits.Held
+    held: limits.WeightTotals
 
 
 def read_header(path: Path) -> GGUFHeader:
@@ -87,7 +87,7 @@ class _Reader:
         if len({name for name, *_ in tensor_table}) != len(tensor_table):
             raise _damaged(self.path, "two tensors have the same name")
         longest = max((max(shape) for _, shape, _, _ in tensor_table), default=0)
-        held = limits.Held(tensors, self.size, longest)
+        held = limits.WeightTotals(tensors, self.size, longest)
         limits.check_counts(((key.rpartition(".")[2], value) for key, value in metadata.items()), held, self.path.name)
         return GGUFHeader(metadata, sum(prod(shape) for _, shape, _, _ in tensor_table), held)
 

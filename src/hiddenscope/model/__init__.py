@@ -20,7 +20,6 @@ from torch import nn
 from hiddenscope import hooks, progress
 from hiddenscope.anatomy import Anatomy, Stack, accepts, arguments, find, still_holds, trial_ids, vocabulary
 from hiddenscope.arguments import checked, require, shown
-from hiddenscope.bounded import Bounded
 from hiddenscope.errors import LoadError, ModuleError, PassError, SiteError, TooLarge
 from hiddenscope.loading import Loaded, cache_folder, open_source, parse_dtype
 from hiddenscope.model import generation
@@ -39,6 +38,7 @@ from hiddenscope.passes import (
     states_in,
 )
 from hiddenscope.sites import SitePatterns
+from hiddenscope.size_limit import SizeLimit
 from hiddenscope.states import Pair, Source, States
 from hiddenscope.trials import Memory, Trials, weights_identity
 from hiddenscope.weights import Fingerprint, trust_finite
@@ -430,7 +430,7 @@ def _first_pass(loaded: Loaded) -> None:
     try:
         ids = trial_ids(module, 1, 5).to(hooks.input_device(module))
         inputs = arguments(module, ids, targets=ids if "decoder_input_ids" in accepts(module) else None)
-        with torch.no_grad(), hooks.as_it_was(module), Bounded(module, loaded.name):
+        with torch.no_grad(), hooks.as_it_was(module), SizeLimit(module, loaded.name):
             module(**inputs)
     except TooLarge:
         raise

@@ -10,7 +10,7 @@ from weakref import ref
 import numpy as np
 
 from hiddenscope.errors import TextError, without_panic
-from hiddenscope.passes.given import conversations, ids_of_encoding, rendered
+from hiddenscope.passes.encodings import conversations, ids_of_encoding, rendered
 from hiddenscope.passes.inputs import Inputs, Texts
 from hiddenscope.states import Tokens
 

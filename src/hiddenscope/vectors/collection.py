@@ -20,7 +20,7 @@ from hiddenscope.arguments import shown
 from hiddenscope.errors import StatesError, TextError
 from hiddenscope.model import Model
 from hiddenscope.passes import Inputs
-from hiddenscope.passes.given import conversations
+from hiddenscope.passes.encodings import conversations
 from hiddenscope.sites import Site, select
 from hiddenscope.states import Pair, Readable, Source, Tokens
 from hiddenscope.vectors import Token, blocks, vectors

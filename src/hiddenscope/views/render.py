@@ -19,7 +19,7 @@ from hiddenscope.results import DISPLAYS, FINDINGS, PAINTERS, RENDERERS, TABLES,
 from hiddenscope.views.figures import Format, figure, image
 from hiddenscope.views.kinds import KINDS, sections_of, views_of
 from hiddenscope.views.page import frame
-from hiddenscope.views.story import told, unfolded
+from hiddenscope.views.story import story_page, unfolded
 from hiddenscope.views.values import Grid, Listing, View
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def page(result: Result, docs: str = "") -> str:
         "Where it comes from": _items(_origin(result)),
     }
     closing = "\n\n".join(f"# {name}\n\n" + "\n".join(lines) for name, lines in parts.items() if lines)
-    return told(sections, title, opening, closing, docs)
+    return story_page(sections, title, opening, closing, docs)
 
 
 @checked
@@ -74,7 +74,7 @@ def story(
     sections = [section for result in results for section in sections_of(result)]
     title = title or ", ".join(result.title for result in results)
     with replacing(path) as fresh:
-        fresh.write_text(told(sections, title, opening, closing, _docs_from(fresh)), "utf-8")
+        fresh.write_text(story_page(sections, title, opening, closing, _docs_from(fresh)), "utf-8")
 
 
 def _docs_from(path: str | os.PathLike[str]) -> str:

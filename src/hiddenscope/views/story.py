@@ -2,7 +2,7 @@
 
 >>> from hiddenscope.views.values import Lines, Section, Series
 >>> norms = Lines("Norms", ("layer.0", "layer.1"), (Series("norm", [1.0, 2.5]),))
->>> html = told([Section("How large states are", "They grow.", (norms,), "The line is the norm.")], "A first look")
+>>> html = story_page([Section("How large states are", "They grow.", (norms,), "The line is the norm.")], "A look")
 >>> html.index("They grow.") < html.index("The line is the norm.") < html.index("<section data-view")
 True
 """
@@ -15,8 +15,8 @@ from hiddenscope.views.terms import explained, words_on
 from hiddenscope.views.values import Section, View
 
 
-def told(sections: Sequence[Section], title: str, opening: str = "", closing: str = "", docs: str = "") -> str:
-    """The sections in order; `docs` is where the docs lie, seen from the page.
+def story_page(sections: Sequence[Section], title: str, opening: str = "", closing: str = "", docs: str = "") -> str:
+    """A page of the sections in order; `docs` is where the docs lie, seen from the page.
 
     A folded section stands behind "More" in the part of the one before it. A page whose parts say what was found has
     contents, where there are several; one whose opening says it all has none.

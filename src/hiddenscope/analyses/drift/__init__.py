@@ -5,7 +5,7 @@ streaming    the same with two layers' states in memory
 foreign      a candidate of somebody else's making: its tensors paired with sites, its modules by their weights
 observe      one pass: its states, the reference's put in their place, and what rounding does to every part
 measured     errors by site and token, local and inherited, held against the noise
-culprit      from the first site that differs down to the module at fault
+localize     from the first site that differs down to the module at fault
 signatures   what a fault looks like, tried on the module at fault; and what it does to the output
 """
 
@@ -24,7 +24,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hiddenscope.analyses.drift.culprit import Culprit, Search
 from hiddenscope.analyses.drift.foreign import (
     ForeignSearch,
     as_foreign,
@@ -33,6 +32,7 @@ from hiddenscope.analyses.drift.foreign import (
     rows_of_function,
     values_of,
 )
+from hiddenscope.analyses.drift.localize import FaultyModule, Search
 from hiddenscope.analyses.drift.measured import CELLS, Errors, divergence, of_live, of_passes, of_states, stack_of
 from hiddenscope.analyses.drift.observe import LOGITS, MARGIN, Live, observe
 from hiddenscope.analyses.drift.sides import (
@@ -73,7 +73,7 @@ BASELINE_MARGIN = 2  # how much over an accepted level an error may be: levels v
 
 @dataclass
 class _Comparison:
-    """What was compared: the numbers, the culprit, and who took part."""
+    """What was compared: the numbers, the faulty module, and who took part."""
 
     names: tuple[str, str]
     measured: Errors
@@ -82,7 +82,7 @@ class _Comparison:
     sources: Sequence[Mapping[str, Any]]
     pairing: dict[str, Any]
     passes: dict[str, float] = field(default_factory=dict)
-    culprit: Culprit | None = None
+    faulty: FaultyModule | None = None
     live: tuple[Live, Live] | None = None
     hints: list[dict[str, str]] = field(default_factory=list)
     restored: list[dict[str, Any]] = field(default_factory=list)
@@ -193,8 +193,8 @@ def _by_parts(
             kind = ForeignSearch if candidate.call else Search
             search = kind(alike(reference, rounded), rounded, measured.first_batch[drifting[0]])
             total = _worst(measured, drifting[0])
-            comparison.culprit = search.find(drifting[0], measured.beyond, total)
-            comparison.hints = [] if comparison.culprit is None else hints(search, comparison.culprit)
+            comparison.faulty = search.find(drifting[0], measured.beyond, total)
+            comparison.hints = [] if comparison.faulty is None else hints(search, comparison.faulty)
             comparison.restored = _restored(reference, candidate, measured, 1 if low_memory else None)
     return comparison
 
@@ -375,7 +375,7 @@ def _accepted(path: Path, measured: Errors) -> dict[str, Any]:
 
 
 def _facts(comparison: _Comparison, accepted: Facts | None) -> dict[str, Any]:
-    measured, culprit = comparison.measured, comparison.culprit
+    measured, faulty = comparison.measured, comparison.faulty
     drifting = measured.drifting
     first = drifting[0] if drifting else None
     name, beyond = max(measured.beyond.items(), key=lambda pair: pair[1])
@@ -383,9 +383,9 @@ def _facts(comparison: _Comparison, accepted: Facts | None) -> dict[str, Any]:
     facts: dict[str, Any] = {
         "drifted": bool(drifting),
         "first_site": first,
-        "module": culprit.path if first and culprit else None,
+        "module": faulty.path if first and faulty else None,
         "beyond": measured.beyond[shown],
-        "own_code": bool(first and culprit and culprit.own),
+        "own_code": bool(first and faulty and faulty.own),
         "error": measured.error[shown],
         "envelope": measured.envelope[shown],
         "first_token": None if first is None else _where(comparison, first),

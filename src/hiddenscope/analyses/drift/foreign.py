@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hiddenscope import hooks
-from hiddenscope.analyses.drift.culprit import Culprit, ModuleCall, Search, called, tensors_in
+from hiddenscope.analyses.drift.localize import FaultyModule, ModuleCall, Search, called, tensors_in
 from hiddenscope.analyses.drift.observe import LOGITS, Live, Noise, in_float64, observe
 from hiddenscope.analyses.drift.sides import is_compiled, majority_dtype
 from hiddenscope.anatomy import Tap
@@ -342,8 +342,8 @@ def as_foreign(module: nn.Module, reference: Live, pairs: Pairs) -> Live | None:
 class ForeignSearch(Search):
     """Looks for the module at fault where the modules have other names: by their weights, then by what they give."""
 
-    def find(self, first: str, beyond: Mapping[str, float], total: float) -> Culprit | None:
-        """The culprit behind the first site that differs."""
+    def find(self, first: str, beyond: Mapping[str, float], total: float) -> FaultyModule | None:
+        """The faulty module behind the first site that differs."""
         site = None if first == LOGITS else Site.parse(first)
         if site is not None and site.layer:
             block = self.reference.blocks[site]
@@ -357,15 +357,15 @@ class ForeignSearch(Search):
             return (
                 found
                 or self._values_at_fault(trace, site, path, right)
-                or Culprit(path, beyond[first], total, own=True)
+                or FaultyModule(path, beyond[first], total, own=True)
             )
         inside = tuple(f"{path}." for path in self.candidate.blocks.values())
         found = self._weights_at_fault([*_every(self._trace_outside())], "", without=inside)
-        return found or Culprit("", beyond[first], total, own=True)
+        return found or FaultyModule("", beyond[first], total, own=True)
 
     def _weights_at_fault(
         self, calls: Sequence[ModuleCall], path: str, *, without: tuple[str, ...] = (), right: set[str] | None = None
-    ) -> Culprit | None:
+    ) -> FaultyModule | None:
         """The first module with weights that gives something else than the one of the reference with its weights.
 
         Those that give the same are added to `right`.
@@ -382,7 +382,7 @@ class ForeignSearch(Search):
                 continue
             verdict = self._given_alike(name, call)
             if verdict is not None and verdict[0] > 1:
-                return Culprit(name, *verdict, own=False, call=call)
+                return FaultyModule(name, *verdict, own=False, call=call)
             if verdict is not None and right is not None:
                 right.add(name)
         return None
@@ -424,7 +424,7 @@ class ForeignSearch(Search):
         error = self._gap(expected, made)
         return Noise.of([self._gap(exact, expected)], expected.dtype).beyond(error), error.worst
 
-    def _values_at_fault(self, trace: ModuleCall, site: Site, path: str, right: set[str]) -> Culprit | None:
+    def _values_at_fault(self, trace: ModuleCall, site: Site, path: str, right: set[str]) -> FaultyModule | None:
         """The first part of the candidate's block that gives what is nowhere in the reference's."""
         known = [tensor for call in _every(trace) for tensor in (*tensors_in(call.args), *call.output[0])]
         known += [tensor for call in _every(trace) for tensor in tensors_in(call.kwargs)]
@@ -443,7 +443,7 @@ class ForeignSearch(Search):
         for name, tensor in made:
             same_shape = [other for other in known if other.shape == tensor.shape]
             if same_shape and min(noise.beyond(self._gap(other, tensor)) for other in same_shape) > 1:
-                return Culprit(name, inf, inf, own=True)
+                return FaultyModule(name, inf, inf, own=True)
         return None
 
 

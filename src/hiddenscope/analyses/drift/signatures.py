@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hiddenscope import hooks
-from hiddenscope.analyses.drift.culprit import Culprit, ModuleCall, Search, called, tensors_in
+from hiddenscope.analyses.drift.localize import FaultyModule, ModuleCall, Search, called, tensors_in
 from hiddenscope.analyses.drift.observe import MARGIN, Noise, mapped
 
 Hint = dict[str, str]
@@ -63,17 +63,17 @@ class Suspect:
             return None
 
 
-def hints(search: Search, culprit: Culprit) -> list[Hint]:
+def hints(search: Search, faulty: FaultyModule) -> list[Hint]:
     """What the fault looks like, the surest first; none where nothing known fits."""
-    call = culprit.call
+    call = faulty.call
     if call is None:
         return []
     reference = search.reference.module.get_submodule(call.path)
-    candidate = search.candidate.module.get_submodule(culprit.path)
+    candidate = search.candidate.module.get_submodule(faulty.path)
     found = list(_attributes(reference, candidate))
     found += _weights(search, call.path, reference, candidate)
     if not search._holds_blocks(call.path) or call.path in search.reference.blocks.values():
-        suspect = _suspect(search, culprit, call, reference, candidate)
+        suspect = _suspect(search, faulty, call, reference, candidate)
         if suspect is not None:
             for signature in (_effects, _activation, _norm, _positions, _masks, _heads, _rotary):
                 found += signature(suspect)
@@ -87,7 +87,7 @@ def _hint(fault: str, evidence: str) -> Hint:
 
 
 def _suspect(
-    search: Search, culprit: Culprit, call: ModuleCall, reference: nn.Module, candidate: nn.Module
+    search: Search, faulty: FaultyModule, call: ModuleCall, reference: nn.Module, candidate: nn.Module
 ) -> Suspect | None:
     try:
         made = hooks.first_tensor(called(candidate, call, search.candidate.device))
@@ -101,7 +101,7 @@ def _suspect(
     if made is None or expected is None or made.shape != expected.shape:
         return None
     return Suspect(
-        search, call, culprit.path, reference, candidate, hooks.state_in(call.args, call.kwargs), expected, made.cpu()
+        search, call, faulty.path, reference, candidate, hooks.state_in(call.args, call.kwargs), expected, made.cpu()
     )
 
 

@@ -40,7 +40,7 @@ from hiddenscope.sites import Site
 WAIT = 0.05  # seconds between looks at whether the other side is still there
 
 
-class HandedState(NamedTuple):
+class QueuedState(NamedTuple):
     """A state on its way from the reference to the candidate."""
 
     name: str
@@ -48,13 +48,13 @@ class HandedState(NamedTuple):
     noise: Noise | None
 
 
-class Handover:
-    """Hands states from one thread to another, one at a time."""
+class StateQueue:
+    """A queue that passes states from one thread to another, one at a time."""
 
     def __init__(self) -> None:
         self.given: list[str] = []
         self.failure: BaseException | None = None
-        self._queue: Queue[HandedState] = Queue(maxsize=1)
+        self._queue: Queue[QueuedState] = Queue(maxsize=1)
         self._ended, self._closed = Event(), Event()
 
     def give(self, name: str, rows: Tensor, noise: Noise | None) -> None:
@@ -62,12 +62,12 @@ class Handover:
         self.given.append(name)
         while not self._closed.is_set():
             try:
-                self._queue.put(HandedState(name, rows, noise), timeout=WAIT)
+                self._queue.put(QueuedState(name, rows, noise), timeout=WAIT)
                 return
             except Full:
                 continue
 
-    def take(self, name: str) -> HandedState | None:
+    def take(self, name: str) -> QueuedState | None:
         """The state of this name; those before it are let go. None if the reference has ended without it."""
         while not (self._ended.is_set() and self._queue.empty()):
             try:
@@ -135,11 +135,11 @@ def _whole(
     check: Callable[[str, str, Tensor], None],
 ) -> Observed:
     """Both as they are: what differs in whole passes."""
-    handover = Handover()
+    queue = StateQueue()
     layers = [site for site in sites if not site.part]
 
     def compare(name: str, rows: Tensor, _: Noise | None) -> None:
-        state = handover.take(name)
+        state = queue.take(name)
         if state is None or state.rows.shape != rows.shape:
             return
         check("reference", name, state.rows)
@@ -149,8 +149,8 @@ def _whole(
         if name == LOGITS:
             add_consequences(errors, state.rows, rows)
 
-    return handover.beside(
-        lambda: observe(sides[0], batch, layers, sink=handover.give),
+    return queue.beside(
+        lambda: observe(sides[0], batch, layers, sink=queue.give),
         lambda: observe(sides[1], batch, layers, sink=compare),
     )
 
@@ -163,11 +163,11 @@ def _equal(
     places: Mapping[str | None, Sequence[int]],
 ) -> None:
     """The candidate on the reference's states: what each part does by itself."""
-    handover = Handover()
+    queue = StateQueue()
     taken: set[str] = set()
 
     def compare(name: str, rows: Tensor, _: Noise | None) -> Tensor | None:
-        state = handover.take(name)
+        state = queue.take(name)
         if state is None or state.noise is None or state.rows.shape != rows.shape:
             return None
         taken.add(name)
@@ -178,11 +178,11 @@ def _equal(
         errors.put(name, "local", places[stack_of(name, errors.tokens)], local.rows)
         return state.rows
 
-    handover.beside(
-        lambda: observe(sides[0], batch, sites, noise=True, sink=handover.give),
+    queue.beside(
+        lambda: observe(sides[0], batch, sites, noise=True, sink=queue.give),
         lambda: observe(sides[1], batch, sites, sink=compare),
     )
-    _judge_missing(errors, handover.given, taken, sides[1], batch)
+    _judge_missing(errors, queue.given, taken, sides[1], batch)
 
 
 def _judge_missing(errors: Errors, given: Sequence[str], taken: Collection[str], side: Live, batch: Inputs) -> None:

@@ -1,9 +1,9 @@
 """What can a linear probe read from the states of each layer?
 
-labels     what is predicted: given or ready-made labels, and control labels
-design     the folds, and the other targets that the same probes are trained on
-certainty  what those tell about a score, and its interval
-findings   the scores as a Dataset, and the facts
+labels        what is predicted: given or ready-made labels, and control labels
+design        the folds, and the permuted and control targets that the same probes are trained on
+significance  the scores under permuted labels, and the interval of a score
+findings      the scores as a Dataset, and the facts
 """
 
 from dataclasses import dataclass
@@ -14,10 +14,10 @@ import torch
 from numpy.typing import NDArray
 
 from hiddenscope import progress
-from hiddenscope.analyses.probe.certainty import ByChance, by_chance, interval_of, measured_of
 from hiddenscope.analyses.probe.design import Design, ProbeTarget, design_of, target_of
 from hiddenscope.analyses.probe.findings import Column, Draws, Mix, Scored, facts_of, table
 from hiddenscope.analyses.probe.labels import Rows, labelled_rows
+from hiddenscope.analyses.probe.significance import NullDistribution, by_chance, interval_of, measured_of
 from hiddenscope.arguments import checked
 from hiddenscope.errors import StatesError
 from hiddenscope.linear import CrossValidated, Problems, cross_validate, mix, standardised
@@ -74,7 +74,7 @@ class _Probed:
     scale: tuple[torch.Tensor, torch.Tensor]
     measured: Estimate | Explained
     control: float
-    by_chance: ByChance
+    by_chance: NullDistribution
 
 
 def _scored(rows: Rows, target: ProbeTarget, design: Design) -> Scored:

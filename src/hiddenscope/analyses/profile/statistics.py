@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hiddenscope.errors import StatesError
-from hiddenscope.measures import FEWEST, Cloud, chunks, effective_rank, linear_cka, two_nn, widened
+from hiddenscope.measures import FEWEST, RunningStatistics, chunks, effective_rank, linear_cka, two_nn, widened
 from hiddenscope.sites import Site
 from hiddenscope.states import Readable
 
@@ -141,12 +141,12 @@ def site_statistics(
     """Read a site once, in step with the layer below it where there is one.
 
     `rows` are the sampled tokens, `kept` is how many tokens are kept one by one, and `together` says whether the states
-    are also measured as one cloud.
+    are also measured together.
     """
     first = torch.from_numpy(source.tokens.positions == 0)
     columns = {name: np.full(len(first), np.nan, dtype=np.float32) for name in (*PER_STATE, "added")}
     finite = np.zeros(len(first), dtype=bool)
-    clouds = Cloud(), Cloud()
+    running = RunningStatistics(), RunningStatistics()
     peaks, sample = _ChannelPeaks(), []
     for start, chunk, under in _in_step(source, site, below):
         states, here = widened(chunk), slice(start, start + len(chunk))
@@ -159,12 +159,12 @@ def site_statistics(
         peaks.update(states[fine], start + fine.nonzero()[:, 0])
         sample.append(chunk[torch.from_numpy(rows[(rows >= start) & (rows < here.stop)] - start)].detach().cpu())
         if together:
-            for cloud, which in zip(clouds, (first[here], ~first[here]), strict=True):
-                cloud.add(states[fine & which])
+            for statistics, which in zip(running, (first[here], ~first[here]), strict=True):
+                statistics.add(states[fine & which])
     picked = torch.cat(sample)
     per_site = _medians(columns, first.numpy(), finite)
     if together:
-        per_site |= _spread(*clouds) | _dimensions(picked, first[rows])
+        per_site |= _spread(*running) | _dimensions(picked, first[rows])
     norms = np.where(finite, columns["norm"], -1)
     largest_values = peaks.largest(picked)
     return SiteStatistics(
@@ -230,7 +230,7 @@ def _quantile(numbers: Array, share: float) -> float:
     return float(np.quantile(numbers, share)) if len(numbers) else float("nan")
 
 
-def _spread(first: Cloud, others: Cloud) -> dict[str, float]:
+def _spread(first: RunningStatistics, others: RunningStatistics) -> dict[str, float]:
     every = first + others
     return {
         "anisotropy": every.anisotropy,

@@ -194,20 +194,20 @@ def _pairs(*roles: str) -> Places:
 
 def swap_queries_and_keys(parts: ModelParts, path: str, rng: Rng) -> Damage:
     """Queries and keys exchanged."""
-    attention = path.rpartition(".")[0]
-    key = parts.projection(attention, "k")
-    assert key is not None
-    _exchange(parts, path, key)
-    return Damage("the weights of k, and the other way round", (key, attention), BOTH)
+    return _swap_with(parts, path, "k")
 
 
 def swap_keys_and_values(parts: ModelParts, path: str, rng: Rng) -> Damage:
     """Keys and values exchanged."""
+    return _swap_with(parts, path, "v")
+
+
+def _swap_with(parts: ModelParts, path: str, letter: str) -> Damage:
     attention = path.rpartition(".")[0]
-    value = parts.projection(attention, "v")
-    assert value is not None
-    _exchange(parts, path, value)
-    return Damage("the weights of v, and the other way round", (value, attention), BOTH)
+    other = parts.projection(attention, letter)
+    assert other is not None
+    _exchange(parts, path, other)
+    return Damage(f"the weights of {letter}, and the other way round", (other, attention), BOTH)
 
 
 def _gates(parts: ModelParts) -> list[str]:

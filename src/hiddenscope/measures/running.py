@@ -1,4 +1,4 @@
-"""Cloud: what is known of many hidden states that are seen once, some at a time: mean, spread, direction, dimension."""
+"""Running statistics of hidden states that are seen once, some at a time: mean, spread, direction, dimension."""
 
 from collections.abc import Iterable, Iterator
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 CHUNK = 1 << 20  # numbers that are processed together: 8 MiB of float64
 FEWEST_POINTS = 20  # with fewer, the ratios of neighbour distances say nothing
-DISCARDED = 0.1  # the share of the largest ratios that TwoNN leaves out: they come from the thin edges of a cloud
+DISCARDED = 0.1  # the share of the largest ratios that TwoNN leaves out: they come from the sparse edges of the set
 CANDIDATES = 6  # nearest points by products, whose distances are then computed by subtraction
 ROWS = 512  # points whose distances to all others are computed at a time
 
@@ -37,15 +37,15 @@ def widened(rows: Tensor) -> Tensor:
     return (rows.cpu() if rows.device.type == "mps" else rows).to(torch.float64)
 
 
-class Cloud:
+class RunningStatistics:
     """The mean of states `[token, width]`, their scatter about it, and the sum of their directions, in float64.
 
-    Up to as many states as they are wide are kept as they are; of more, only the scatter `[width, width]`. Two clouds
+    Up to as many states as they are wide are kept as they are; of more, only the scatter `[width, width]`. Two of them
     can be added. The first state is subtracted before anything is summed, so equal states have no scatter at all.
 
-    >>> cloud = Cloud()
-    >>> cloud.add(torch.tensor([[3.0, 0.0], [0.0, 4.0], [3.0, 0.0]]))
-    >>> cloud.count, cloud.mean.tolist(), round(cloud.anisotropy, 3), cloud.variances.numpy().round(3).tolist()
+    >>> seen = RunningStatistics()
+    >>> seen.add(torch.tensor([[3.0, 0.0], [0.0, 4.0], [3.0, 0.0]]))
+    >>> seen.count, seen.mean.tolist(), round(seen.anisotropy, 3), seen.variances.numpy().round(3).tolist()
     (3, [2.0, 1.3333333333333333], 0.333, [0.0, 5.556])
     """
 
@@ -72,9 +72,9 @@ class Cloud:
         if self.count > rows.shape[1]:
             self._summarise()
 
-    def __add__(self, other: "Cloud") -> "Cloud":
-        both = Cloud()
-        not_empty = [cloud for cloud in (self, other) if cloud.count]
+    def __add__(self, other: "RunningStatistics") -> "RunningStatistics":
+        both = RunningStatistics()
+        not_empty = [part for part in (self, other) if part.count]
         if len(not_empty) < 2:
             return not_empty[0] if not_empty else both
         both.count, both._nonzero = self.count + other.count, self._nonzero + other._nonzero
@@ -150,7 +150,7 @@ def effective_rank(variances: Tensor) -> float:
 def two_nn(points: Tensor) -> float:
     """The intrinsic dimension of points `[point, width]` by their two nearest neighbours: TwoNN (Facco et al. 2017).
 
-    Where a cloud is d-dimensional, the ratio of a point's second distance to its first is distributed with exponent d;
+    Where points fill d dimensions, the ratio of a point's second distance to its first is distributed with exponent d;
     it is fitted through the origin, without the largest tenth. Equal points count once. NaN for fewer than 20.
 
     >>> plane = torch.rand(2000, 2, generator=torch.Generator().manual_seed(0)) @ torch.ones(2, 8).tril()

@@ -1,4 +1,4 @@
-"""The first pass of a model from a file, over a few tokens, in which no operation may give an absurdly large tensor."""
+"""A limit on the tensors of a model's first pass, over a few tokens: a hostile config may ask for absurd ones."""
 
 from collections.abc import Mapping
 from math import prod
@@ -18,11 +18,11 @@ OPERATIONS, OPERATIONS_PER_MODULE = 50_000, 500
 WIDEST = 16  # bytes of one number, at most
 
 
-class Bounded(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class SizeLimit(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """A pass over a few tokens: stops, with TooLarge, at an operation that gives a larger tensor than they need.
 
     >>> import torch
-    >>> with Bounded(nn.Linear(2, 2), "x"):
+    >>> with SizeLimit(nn.Linear(2, 2), "x"):
     ...     _ = torch.zeros(10**6, 10**6, device="meta")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     hiddenscope.errors.TooLarge: Cannot run x: for a few tokens it makes a tensor of 4,000,000,000,000 bytes...

@@ -1,4 +1,4 @@
-"""Certainty: what other labellings of the same states tell about a score, and its interval."""
+"""Significance: the scores of a probe under permuted labels, and the interval of its score."""
 
 from functools import partial
 from typing import NamedTuple
@@ -26,7 +26,7 @@ from hiddenscope.linear.intervals import (
 from hiddenscope.linear.permutations import STRENGTHS, planted, under_labellings
 
 
-class ByChance(NamedTuple):
+class NullDistribution(NamedTuple):
     """The scores of the true and of permuted targets, and how much the score varies."""
 
     scores: torch.Tensor
@@ -40,7 +40,7 @@ def measured_of(
     return (r2 if target.classes is None else accuracy)(scores, targets, design.groups)
 
 
-def by_chance(states: torch.Tensor, predicted: torch.Tensor, target: ProbeTarget, design: Design) -> ByChance:
+def by_chance(states: torch.Tensor, predicted: torch.Tensor, target: ProbeTarget, design: Design) -> NullDistribution:
     """What labels that mean nothing lead to, and numbers that follow the prediction of the probe of all rows."""
     measure = partial(of_labellings, target, design)
     labellings = labellings_of(predicted, target, design)
@@ -65,16 +65,16 @@ def of_labellings(
     return (*redrawn_accuracy(scores, targets, design.groups, shares), even.score, even.within)
 
 
-def by_chance_of(found: tuple[torch.Tensor, ...], target: ProbeTarget, design: Design) -> ByChance:
+def by_chance_of(found: tuple[torch.Tensor, ...], target: ProbeTarget, design: Design) -> NullDistribution:
     """From what `of_labellings` gave."""
     least = 1.0 if design.calibrated else variance_factor(design.fold_count)
     count = len(design.permuted)
     if target.classes is None:
         worlds = Explained(*(part[count:] for part in found))
-        return ByChance(found[0][:count], spread(worlds, len(STRENGTHS), design.groups, least))
+        return NullDistribution(found[0][:count], spread(worlds, len(STRENGTHS), design.groups, least))
     *parts, even, within = found
     of_sizes = Redrawn(*(part[count:] for part in parts)) if len(design.redrawn) else None
-    return ByChance(found[0][:count], factors(even[1:count], within[1:count], of_sizes, least))
+    return NullDistribution(found[0][:count], factors(even[1:count], within[1:count], of_sizes, least))
 
 
 def interval_of(measured: Estimate | Explained, varies: Factors | Spread, found: Chance, design: Design) -> Interval:

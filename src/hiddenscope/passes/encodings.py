@@ -1,4 +1,4 @@
-"""Texts in the forms that transformers users have at hand: what a tokenizer returned, and chat messages.
+"""What a tokenizer returned (a BatchEncoding) as lists of ids, and chat messages as text.
 
 >>> ids_of_encoding({"input_ids": [[5, 6, 0], [7, 8, 9]], "attention_mask": [[1, 1, 0], [1, 1, 1]]})
 [[5, 6], [7, 8, 9]]

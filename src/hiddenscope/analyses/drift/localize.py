@@ -1,4 +1,4 @@
-"""Culprit: from the first site that differs down to the module whose own work differs on equal input.
+"""Localize a fault: from the first site that differs down to the module whose own work differs on equal input.
 
 Inside a block, every module of the candidate is called on exactly what the reference's module of the same path was
 given: hidden states, masks, position embeddings. No error reaches a module from outside, so a module that gives
@@ -50,7 +50,7 @@ class ModuleCall:
 
 
 @dataclass(frozen=True)
-class Culprit:
+class FaultyModule:
     """The module at fault: its path in the candidate, how far beyond noise it is on equal input, and the call.
 
     `own` says that all modules inside it agree, so that the fault is in its own code.
@@ -83,11 +83,11 @@ class Search:
         self.inputs = inputs
         self._known: dict[int, tuple[ModuleCall, _Verdict | None]] = {}  # with the call, so that its id stays its own
 
-    def find(self, first: str, beyond: Mapping[str, float], total: float) -> Culprit | None:
-        """The culprit behind the first site that differs; `total` is the relative error of a whole pass there."""
+    def find(self, first: str, beyond: Mapping[str, float], total: float) -> FaultyModule | None:
+        """The faulty module behind the first site that differs; `total` is the relative error of a whole pass there."""
         everything = [name for name in beyond if name != LOGITS and "final" not in name]
         if len(everything) > 2 and all(beyond[name] > 1 for name in everything):
-            return Culprit(self._container(Site.parse(first)), beyond[first], total, own=False)
+            return FaultyModule(self._container(Site.parse(first)), beyond[first], total, own=False)
         site = None if first == LOGITS else Site.parse(first)
         if site is not None and site.layer:
             found = self._in_block(site)
@@ -95,7 +95,7 @@ class Search:
                 return found
         return self._outside(first, site, total)
 
-    def _in_block(self, site: Site) -> Culprit | None:
+    def _in_block(self, site: Site) -> FaultyModule | None:
         block = self._stack(site).blocks[(site.layer or 1) - 1]
         call = self._given(block.path, _occurrence(self._stack(site), site))
         if call is None:
@@ -128,24 +128,24 @@ class Search:
             module(*mapped(call.args, _copy), **mapped(call.kwargs, _copy))
         return tracer.top[0]
 
-    def _blame(self, call: ModuleCall) -> Culprit | None:
+    def _blame(self, call: ModuleCall) -> FaultyModule | None:
         """The innermost module at fault within a call, the first in the order of the pass; None if none is."""
         verdict = self._verdict(call)
         matrices = [leaf for leaf in _leaves(call) if self._has_matrix(leaf.path)]
         wrong = [leaf for leaf in matrices if self._is_wrong(leaf)]
         if len({leaf.path for leaf in matrices}) > 1 and len(wrong) == len(matrices):
-            return self._culprit(call, verdict, own=False)
+            return self._faulty(call, verdict, own=False)
         for inner in call.inner:
             found = self._blame(inner)
             if found is not None:
                 return found
         if verdict is not None and verdict.wrong:
-            return self._culprit(call, verdict, own=bool(call.inner))
+            return self._faulty(call, verdict, own=bool(call.inner))
         return None
 
-    def _culprit(self, call: ModuleCall, verdict: _Verdict | None, *, own: bool) -> Culprit:
+    def _faulty(self, call: ModuleCall, verdict: _Verdict | None, *, own: bool) -> FaultyModule:
         numbers = (inf, inf) if verdict is None else (verdict.beyond, verdict.relative)
-        return Culprit(self._path_in_candidate(call.path), *numbers, own, call)
+        return FaultyModule(self._path_in_candidate(call.path), *numbers, own, call)
 
     def _has_matrix(self, path: str) -> bool:
         part = self.reference.module.get_submodule(path)
@@ -211,7 +211,7 @@ class Search:
     def _stack(self, site: Site) -> Stack:
         return self.reference.anatomy.stack(site)
 
-    def _outside(self, first: str, site: Site | None, total: float) -> Culprit | None:
+    def _outside(self, first: str, site: Site | None, total: float) -> FaultyModule | None:
         """The module outside the blocks that is at fault, or the code that runs the blocks."""
         top = self._trace_outside()
         until = self._limit(first, site)
@@ -251,17 +251,17 @@ class Search:
         holders = [call.path for call in _flat(self._trace_outside()) if _holds(call.path, block)]
         return max(holders, key=len) if holders else ""
 
-    def _container_at_fault(self, top: ModuleCall, first: str, site: Site | None, total: float) -> Culprit:
+    def _container_at_fault(self, top: ModuleCall, first: str, site: Site | None, total: float) -> FaultyModule:
         """The innermost module with the site in it that shows the error when it is called by itself."""
         if site is None:
-            return Culprit(self._path_in_candidate(top.path), inf, total, own=True, call=top)
+            return FaultyModule(self._path_in_candidate(top.path), inf, total, own=True, call=top)
         tap = self.reference.taps[site]
         holders = [call for call in _flat(top) if _holds(call.path, tap.path) and call.path != tap.path]
         holders = [call for call in holders if self._holds_blocks(call.path)]
         for call in sorted(holders, key=lambda call: -len(call.path)):
             if self._shows(call, site, total):
-                return Culprit(call.path, inf, total, own=True, call=call)
-        return Culprit("", inf, total, own=True, call=top)
+                return FaultyModule(call.path, inf, total, own=True, call=call)
+        return FaultyModule("", inf, total, own=True, call=top)
 
     def _shows(self, call: ModuleCall, site: Site, total: float) -> bool:
         """Whether a part of the candidate, called on the reference's input, is off at a site as the whole is."""
