@@ -155,9 +155,7 @@ class Result:
             object.__setattr__(self, name, value)
         _dtypes(data)
         if any(index.nlevels > 1 for index in self.data.indexes.values()):
-            raise StatesError(
-                "Cannot make a result of this data", "an index has several levels", "Call .reset_index() on it first."
-            )
+            raise StatesError("Cannot use this data", "an index has several levels", "Call .reset_index() on it first.")
 
     def __repr__(self) -> str:
         shapes = (f"{name}[{', '.join(f'{d} {n}' for d, n in v.sizes.items())}]" for name, v in self.data.items())
@@ -338,14 +336,9 @@ def to_bytes(result: Result, suffix: str) -> bytes:
         return path.read_bytes()
 
 
-NUMBERS_OR_TEXT = "Give numbers of at most 64 bits, booleans, or text ('' where missing)."
-
-
 def _painter() -> Painter:
     if not PAINTERS:
-        raise FileError(
-            "Cannot draw a figure", "hiddenscope.views is not imported", "Import hiddenscope.views.render first."
-        )
+        raise FileError("Cannot draw a figure", "no view is imported", "Import hiddenscope.views.render first.")
     return PAINTERS[".pdf"]
 
 
@@ -428,7 +421,7 @@ def _dtype(array: "np.ndarray[Any, Any]", name: str) -> str:
     if array.dtype.kind in "UT" or (array.dtype.kind == "O" and _only_text(array)):
         return "str"
     reason = f"{_safe(name)} is {array.dtype}"
-    raise StatesError("Cannot keep this data in a result", reason, NUMBERS_OR_TEXT)
+    raise StatesError("Cannot keep this data in a result", reason, "Give numbers of at most 64 bits, flags or text.")
 
 
 def _only_text(array: "np.ndarray[Any, Any]") -> bool:
