@@ -80,7 +80,7 @@ def test_what_a_donor_cannot_give(tiny: Tiny) -> None:
         (perturbed(0), {"sites": "*.cross"}, SiteError, "cross"),
         (perturbed(0), {"data": ["a"]}, TextError, "they have no labels"),
         (perturbed(0), {"data": []}, TextError, "the list is empty"),
-        (perturbed(0), {"sites": "layer.*", "layers": 2}, TextError, "only the last of several would count"),
+        (perturbed(0), {"sites": "layer.*", "layers": 2}, TextError, "only the last layer would count"),
         (perturbed(0, dtype=torch.bfloat16), {}, ModuleError, "in torch.float32 and torch.bfloat16"),
         (perturbed(0, tokenizer=larger), {}, ModuleError, "different vocabularies"),
         (perturbed(0, tokenizer=tiny_tokenizer(bos=False)), {"data": [("The", " a")]}, TextError, "differently"),
