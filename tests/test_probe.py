@@ -266,7 +266,7 @@ def test_labels_that_cannot_be_probed_are_refused(labels: Any, what: str) -> Non
 
 @pytest.mark.parametrize(
     ("labels", "what"),
-    [(["a", "b"] * 40, "label 0 is 'a'"), ([1.0] * 80, "all labels are 1"), ([np.inf] * 80, "no finite number")],
+    [(["a", "b"] * 40, "label 0 is 'a'"), ([1.0] * 80, "all labels are 1"), ([np.inf] * 80, "not a finite number")],
 )
 def test_numbers_that_cannot_be_regressed_are_refused(labels: Any, what: str) -> None:
     with pytest.raises(StatesError, match=what):
