@@ -104,6 +104,7 @@ def try_requests(address: str, token: str, known: Known, examples: int, start: i
         operation = found.ok()
         for mode in GenerationMode:
             _try(made, operation, mode, examples * MORE.get(operation.label, 1), start)
+        print(f"{made.counts.get(operation.label, 0):6,}  {operation.label}", file=sys.stderr, flush=True)
     return made
 
 
@@ -137,11 +138,9 @@ def main() -> int:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, served(Path(folder)) as (client, model, _):
         known = Known(model, _results(client, model))
-        each = math.ceil(options.cases / 24)  # 9 operations have something to ask wrongly, one of them is asked more
+        each = math.ceil(options.cases / 24)  # 9 operations or more can be asked wrongly, one of them is asked more
         made = try_requests(f"http://127.0.0.1:{client.port}", client.token, known, each, options.seed)
         unexpected = made.unexpected()
-    for label, count in made.counts.items():
-        print(f"{count:6,}  {label}")
     told = ", ".join(f"{count:,} of {status}" for status, count in sorted(made.statuses.items()))
     print(f"{sum(made.counts.values()):6,}  requests, each answered as documented: {told}")
     print(

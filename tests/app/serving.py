@@ -2,16 +2,24 @@
 
 import http.client
 import json
+import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import hiddenscope as hs
 import hiddenscope.app as app
 
+if sys.platform == "linux":
+    import resource
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits another process")
 TOKEN = "a-token-for-tests"
 SECONDS = 300.0
 
@@ -101,6 +109,17 @@ def running(settings: app.Settings) -> Iterator[Bench]:
     yield Bench(settings, server.config.app)
     server.should_exit = True
     thread.join(20)
+
+
+@contextmanager
+def limited(pid: int, which: int, most: int) -> Iterator[None]:
+    """A process that may have no more of something while the body runs."""
+    before = resource.prlimit(pid, which)
+    resource.prlimit(pid, which, (most, before[1]))
+    try:
+        yield
+    finally:
+        resource.prlimit(pid, which, before)
 
 
 def free_port() -> int:

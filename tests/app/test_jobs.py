@@ -1,5 +1,6 @@
 """Questions over HTTP, on a tiny real model: answers, progress, cancelling, and what happens when things break."""
 
+import asyncio
 import json
 import os
 import signal
@@ -7,8 +8,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +27,10 @@ from hiddenscope.app.worker import NO_MEMORY, explained
 from hiddenscope.views import unpack
 
 from .asking import QUESTIONS, SLOW, TEXT, named
-from .serving import TOKEN, Bench
+from .serving import TOKEN, Bench, limited, linux
 
 if sys.platform == "linux":
     import resource
-
-linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits another process")
 
 
 def test_every_analysis_is_asked_here() -> None:
@@ -189,17 +187,6 @@ def test_a_killed_worker_fails_its_job_and_the_next_question_works(bench: Bench,
     assert bench.answer("grid", tiny_name, text="after the kill")
 
 
-@contextmanager
-def limited(pid: int, which: int, most: int) -> Iterator[None]:
-    """A process that may have no more of something while the body runs."""
-    before = resource.prlimit(pid, which)
-    resource.prlimit(pid, which, (most, before[1]))
-    try:
-        yield
-    finally:
-        resource.prlimit(pid, which, before)
-
-
 @linux
 def test_memory_that_runs_out_in_a_pass_is_said_and_the_same_worker_answers_next(bench: Bench, tiny_name: str) -> None:
     texts = [f"{number} {'a b c d e f g h i j ' * 6}" for number in range(1_000)]
@@ -284,6 +271,25 @@ def test_a_full_queue_a_full_disk_and_the_end_of_the_server(another: Callable[..
     while time.monotonic() < until and Path(f"/proc/{pid}").exists():
         time.sleep(0.05)
     assert not Path(f"/proc/{pid}").exists(), "the worker outlived its server"
+
+
+def test_a_fault_of_the_server_itself_fails_one_job_and_the_queue_goes_on(tmp_path: Path) -> None:
+    class Faulty:
+        async def ask(self, request: Any, listener: Any) -> Any:
+            raise RuntimeError("something that nobody thought of")
+
+    async def ask_twice() -> list[jobs.JobRecord]:
+        queue = jobs.Jobs(Faulty(), ResultCache(tmp_path, 10**6), 4)  # type: ignore[arg-type]
+        running = asyncio.create_task(queue.run())
+        asked = [queue.submit(key, {"analysis": "lens"}, {}) for key in ("a", "b")]
+        for job in asked:
+            async for _ in queue.follow(job):
+                pass
+        running.cancel()
+        return asked
+
+    for job in asyncio.run(ask_twice()):
+        assert job.state == "failed" and "nobody thought of" in (job.error or "")
 
 
 def test_the_cache_drops_what_was_not_used_for_longest(tmp_path: Any) -> None:

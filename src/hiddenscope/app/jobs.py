@@ -154,6 +154,8 @@ class Jobs:
             self._notify_waiting()
             try:
                 await self._run_one(job)
+            except Exception as error:  # or no other job would ever be run
+                job.update(state="failed", error=f"Unexpectedly, {type(error).__name__}: {str(error)[:500]}")
             finally:
                 self._running = None
 

@@ -14,7 +14,7 @@ import { findingsShown, remembered, said, saveMenu, showViews, viewsOf } from ".
  * @typedef {import("./panel.js").Cell} Cell
  */
 
-const REST = 120; // milliseconds after the last keystroke
+const REST = 80; // milliseconds after the last keystroke
 const OVERLAYS = { norm: "Norm", difference: "Difference to B", lens: "Lens", visibility: "Visibility", patch: "Patch", drift: "Drift" };
 const EXPLAINED = /** @type {Record<string, string>} */ ({
   norm: "How large every state is.",
