@@ -329,14 +329,14 @@ BAD: list[tuple[str, dict[str, Any], type[Exception], str]] = [
     ("llama", {"target": ""}, TextError, "it is empty"),
     ("llama", {"target": 500}, TextError, "the ids of .* are 0 to 127"),
     ("bert", {"target": "next"}, TextError, "sees the whole text"),
-    ("llama", {"k": 0}, PassError, "has 128 words"),
-    ("llama", {"k": 129}, PassError, "has 128 words"),
+    ("llama", {"k": 0}, PassError, "has 128 tokens"),
+    ("llama", {"k": 129}, PassError, "has 128 tokens"),
     ("llama", {"k": True}, PassError, "k must be an integer from 1 to 128, got True"),
     ("llama", {"sites": "layer.9"}, SiteError, "No site 'layer.9'"),
     ("llama", {"sites": "layer.2.attn"}, SiteError, "layer.2.attn is inside a block"),
     ("t5", {"sites": "encoder.layer.1"}, SiteError, "the head reads the decoder"),
     ("llama", {"targets": ONE}, PassError, "has one stack"),
-    ("t5", {"targets": [ONE, TWO]}, TextError, "1 texts with 2 targets"),
+    ("t5", {"targets": [ONE, TWO]}, TextError, "2 targets with 1 texts"),
 ]
 
 
@@ -525,7 +525,7 @@ def test_a_lens_is_kept_and_refused_for_another_model(
 
 @pytest.mark.parametrize("kind", ["tuned", "jacobian", "other", 5])
 def test_a_lens_that_was_not_fitted(tiny: Tiny, kind: Any) -> None:
-    said = {"other": "none of that name", 5: "got int"}.get(kind, "has to be fitted first")
+    said = {"other": "no lens of that name", 5: "got int"}.get(kind, "has to be fitted first")
     with pytest.raises(StatesError, match=said):
         hs.lens(tiny("llama"), ONE, lens=kind)
 

@@ -387,7 +387,7 @@ def test_what_cannot_be_answered_is_said(tiny: Tiny, monkeypatch: pytest.MonkeyP
     model = tiny("gpt2")
     errors: Any = hs.errors
     for wrong, error, match in (
-        ({"text": [[5]]}, errors.TextError, "no other to see"),
+        ({"text": [[5]]}, errors.TextError, "no other token can influence"),
         ({"sites": "layer.9"}, errors.SiteError, "layer.9"),
         ({"influence": "l2"}, errors.StatesError, "l1, frobenius, relative, logit"),
         ({"influence": "frobenius", "probes": 1}, errors.StatesError, "at least two"),
