@@ -142,7 +142,7 @@ def test_targets_that_do_not_fit(tiny: Tiny, hanging: Any) -> None:
     ):
         refused(work, PassError, RuntimeError, "one stack", model=one, hanging=hanging)
     cases: list[tuple[Any, str]] = [
-        ([TEXT, TEXT], "1 texts with 2 targets"),
+        ([TEXT, TEXT], "2 targets with 1 texts"),
         ([[]], "no tokens"),
         ([], "the list is empty"),
         ([[500]], "id 500"),
