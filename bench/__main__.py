@@ -48,8 +48,10 @@ TITLE = """\
 ## {architecture}: {cpu}
 
 {cores} cores, {threads} torch threads, Python {python}, torch {torch}, transformers {transformers}, hiddenscope
-{hiddenscope}; medians of {repeats} rounds, thrice as many for rows that take a second, fewer for those that take
-minutes; load average {load} when it began.
+{hiddenscope}. Medians of several rounds, thrice as many for rows that take a second, fewer for those that take
+minutes. The load average is that of the moment when they began.
+
+{runs}
 """
 GPU_TITLE = """\
 ## {architecture}: {cpu}
@@ -80,13 +82,15 @@ def _write(rows: list[Row], machine: dict[str, Any], repeats: int) -> None:
     Rows that were not measured this time stay as they were.
     """
     results = json.loads(RESULTS.read_text("utf-8")) if RESULTS.exists() else {}
-    before = [Row.from_json(row) for row in results.get(machine["architecture"], {"rows": []})["rows"]]
-    ours = _in_place(before, [row for row in rows if row.name != "gpu"])
-    results[machine["architecture"]] = _record(machine, repeats, ours)
+    known = results.get(machine["architecture"], {"rows": [], "runs": []})
+    ours = [row for row in rows if row.name != "gpu"]
+    runs = _runs(known["runs"], {"rows": _names(ours), "repeats": repeats, "load": machine["load"]})
+    joined = _in_place([Row.from_json(row) for row in known["rows"]], ours)
+    results[machine["architecture"]] = _record(machine, runs, joined)
     on_gpu = [row for row in rows if row.name == "gpu" and not row.skipped]
     if on_gpu:
         name = on_gpu[0].what.partition(":")[0]
-        results["cuda"] = _record({**machine, "cpu": name, "architecture": "cuda"}, repeats, on_gpu)
+        results["cuda"] = _record({**machine, "cpu": name, "architecture": "cuda"}, [], on_gpu)
     RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     PAGE.write_text(page(results), encoding="utf-8")
 
@@ -94,12 +98,23 @@ def _write(rows: list[Row], machine: dict[str, Any], repeats: int) -> None:
 def _in_place(before: list[Row], rows: list[Row]) -> list[Row]:
     """The rows of before, and in their places those that were measured again, by name."""
     measured = {row.name for row in rows}
-    names = dict.fromkeys(row.name for row in [*before, *rows])
-    return [row for name in names for row in (rows if name in measured else before) if row.name == name]
+    return [
+        row for name in _names([*before, *rows]) for row in (rows if name in measured else before) if row.name == name
+    ]
 
 
-def _record(machine: dict[str, Any], repeats: int, rows: list[Row]) -> dict[str, Any]:
-    return {"machine": machine, "repeats": repeats, "rows": [row.to_json() for row in rows]}
+def _names(rows: list[Row]) -> list[str]:
+    return list(dict.fromkeys(row.name for row in rows))
+
+
+def _runs(before: list[dict[str, Any]], run: dict[str, Any]) -> list[dict[str, Any]]:
+    """The runs that rows of the table are from, without what was measured again."""
+    kept = [{**old, "rows": [name for name in old["rows"] if name not in run["rows"]]} for old in before]
+    return [old for old in [*kept, run] if old["rows"]]
+
+
+def _record(machine: dict[str, Any], runs: list[dict[str, Any]], rows: list[Row]) -> dict[str, Any]:
+    return {"machine": machine, "runs": runs, "rows": [row.to_json() for row in rows]}
 
 
 def page(results: dict[str, Any]) -> str:
@@ -110,9 +125,13 @@ def page(results: dict[str, Any]) -> str:
         title = GPU_TITLE if architecture == "cuda" else TITLE
         rows = [_cells(Row.from_json(row)) for row in record["rows"]]
         table = [HEAD, ("---",) * len(HEAD), *rows]
-        parts.append(title.format(**record["machine"], repeats=record["repeats"]))
+        parts.append(title.format(**record["machine"], runs="\n".join(map(_of_run, record["runs"]))))
         parts.append("\n".join(f"| {' | '.join(cells)} |" for cells in table) + "\n")
     return "\n".join(parts)
+
+
+def _of_run(run: dict[str, Any]) -> str:
+    return f"- {run['repeats']} rounds, load average {run['load']}: {', '.join(run['rows'])}"
 
 
 def _options() -> Any:
