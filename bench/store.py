@@ -17,7 +17,8 @@ from hiddenscope.store import StorePlan, StoreSequence, Writer, create
 from hiddenscope.store.checksums import PIECE
 from hiddenscope.store.store import AT_ONCE
 
-UNITS, ROWS, WIDTH, SITES = 8, 16_384, 2048, ("layer.0", "layer.1")
+UNITS, ROWS, WIDTH, SITES = 8, 16_384, 2048, ("layer.0", "layer.1")  # to be read: a layer of 537 MB
+WRITTEN_ROWS, WRITTEN_SITES = 1024, tuple(f"layer.{number}" for number in range(31))  # to be written: a whole model's
 PICKED = 1000
 WRITE_BAR, READ_BAR, PICK_BAR = 0.8, 0.8, 5.0
 
@@ -33,8 +34,10 @@ def rows(repeats: int) -> list[Row]:
 
 
 def _write(folder: Path, states: np.ndarray, repeats: int) -> Row:
-    """Units committed with their checksums, against the same bytes in one file."""
-    size = UNITS * len(SITES) * states.nbytes
+    """Units of 31 layers committed with their checksums, against the same bytes in one file."""
+    parts = len(states) // WRITTEN_ROWS
+    values = {site: states.reshape(parts, WRITTEN_ROWS, WIDTH)[n % parts] for n, site in enumerate(WRITTEN_SITES)}
+    size = UNITS * sum(value.nbytes for value in values.values())
 
     def clear() -> None:
         for path in folder.iterdir():
@@ -42,13 +45,13 @@ def _write(folder: Path, states: np.ndarray, repeats: int) -> Row:
         os.sync()
 
     ways: dict[str, Callable[[], object]] = {
-        "raw": lambda: _raw(folder / "raw", states, UNITS * len(SITES)),
-        "ours": lambda: _stored(folder / "store", states),
+        "raw": lambda: _raw(folder / "raw", [*values.values()] * UNITS),
+        "ours": lambda: _stored(folder / "store", values),
     }
     costs = measure.interleaved(ways, repeats, before=clear)
     ratio, raw = measure.ratios(costs, "ours")["raw"], measure.median(costs["raw"]).wall
     clear()
-    what = f"{size / 1e9:.1f} GB in {UNITS} units, with plan, checksums and fsync: speed"
+    what = f"{len(values)} layers, {size / 1e9:.1f} GB in {UNITS} units, with plan, checksums and fsync: speed"
     what = f"{what} / that of one sequential write with fsync ({size / raw / 1e9:.2f} GB/s)"
     return Row("store write", what, ratio.cpu, ratio.wall, WRITE_BAR, at_least=True, judged="wall")
 
@@ -56,8 +59,8 @@ def _write(folder: Path, states: np.ndarray, repeats: int) -> Row:
 def _read(folder: Path, states: np.ndarray, repeats: int) -> list[Row]:
     """One layer of the store against a plain file of as many bytes, and 1,000 vectors against that layer."""
     path, plain = folder / "store", folder / "plain"
-    _stored(path, states)
-    _raw(plain, states, UNITS)
+    _stored(path, dict.fromkeys(SITES, states))
+    _raw(plain, [states] * UNITS)
     size = f"{plain.stat().st_size / 1e6:.0f} MB"
     numbers = np.sort(np.random.default_rng(1).choice(UNITS * ROWS, PICKED, replace=False))
     found = []
@@ -102,25 +105,27 @@ def _layer(store: hs.Store) -> int:
     return sum(len(block) for block in store.blocks("layer.1"))
 
 
-def _stored(path: Path, states: np.ndarray) -> Writer:
-    plan = StorePlan({"model": "bench"}, {}, SITES, dict.fromkeys(SITES, WIDTH), "bfloat16")
-    ids, spans = tuple(range(ROWS)), ((-1, -1),) * ROWS
+def _stored(path: Path, values: dict[str, np.ndarray]) -> Writer:
+    """A store of units that all hold these values."""
+    plan = StorePlan({"model": "bench"}, {}, tuple(values), dict.fromkeys(values, WIDTH), "bfloat16")
+    tokens = len(next(iter(values.values())))
+    ids, spans = tuple(range(tokens)), ((-1, -1),) * tokens
     writer = create(path, plan, ([StoreSequence(unit, 0, ids, spans, 0)] for unit in range(UNITS)))
     committed: list[Future[bool]] = []
     with ThreadPoolExecutor(WRITERS) as threads:  # as a job writes them
         for unit in writer.pending():
             writer.sequences(unit)  # which a job reads for the pass
             wait(committed[: 1 - WRITERS])
-            committed.append(threads.submit(writer.commit, unit, dict.fromkeys(SITES, states)))
+            committed.append(threads.submit(writer.commit, unit, values))
     assert all(first.result() for first in committed)
     writer.complete()
     return writer
 
 
-def _raw(path: Path, states: np.ndarray, times: int) -> None:
-    content = states.reshape(-1).view(np.uint8).data
+def _raw(path: Path, arrays: list[np.ndarray]) -> None:
     with path.open("wb", buffering=0) as file:
-        for _ in range(times):
+        for array in arrays:
+            content = array.reshape(-1).view(np.uint8).data
             for start in range(0, len(content), PIECE):
                 file.write(content[start : start + PIECE])
         os.fsync(file.fileno())

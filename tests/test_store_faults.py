@@ -348,7 +348,7 @@ def test_a_folder_that_is_no_store_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder/notes.txt").write_text("mine")
-    for name, what in (("none", "no such folder"), ("file", "no folder"), ("folder", "has no plan.json")):
+    for name, what in (("none", "no such folder"), ("file", "not a folder"), ("folder", "has no plan.json")):
         with pytest.raises(StoreError, match=what):
             hs.open(tmp_path / name)
     with pytest.raises(StoreError, match=r"holds other things, such as notes.txt"):

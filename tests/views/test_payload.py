@@ -132,7 +132,7 @@ SITES = ("layer.0",)
             lambda: Grid("g", SITES, ("a",), (Measure("m", [[1.0]], influence=np.zeros((1, 1, 1, 2))),)),
             r"\[1, 1, 1, 1\]",
         ),
-        (lambda: Words(("a",), np.array([[[1]]])), "whole numbers"),
+        (lambda: Words(("a",), np.array([[[1]]])), "Give integers"),
         (lambda: Panels("p", SITES, np.zeros((2, 3, 2))), r"\[1, 3, 2\]"),
         (lambda: Panels("p", SITES, np.zeros((1, 3, 2)), labels=("a",)), "3"),
         (lambda: Panels("p", SITES, np.zeros((1, 3, 2)), first=((1,),)), "not there"),

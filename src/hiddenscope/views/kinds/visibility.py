@@ -70,7 +70,7 @@ def _state_map(result: Result, name: str) -> Grid:
     where = f"{labels(data, 'site')[-1]} at {quoted(str(data['string'].values[-1]))}"
     units = str(data[name].attrs["units"])
     measure = Measure(f"influence on {where}", last, units, scale="log", influence=influence)
-    note = f"The colours show the influence of every state on {where}; a page shows that of any cell you choose."
+    note = f"The colours show the influence of every state on {where}. In a page, choose another cell to see its own."
     return _grid(result, "string", labels(data, "site"), measure, note)
 
 
