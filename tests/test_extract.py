@@ -36,6 +36,7 @@ from hiddenscope.extract.planning import tokenizer_identity
 from hiddenscope.passes import buffers, inputs
 from hiddenscope.store import resume, verify, writer
 from hiddenscope.testing import tiny_model, tiny_tokenizer
+from hiddenscope.vectors import vectors
 
 ROOT = Path(__file__).parent.parent
 runner = CliRunner()
@@ -192,7 +193,7 @@ def test_a_store_of_every_nth_token_heals_and_costs_less(gpt2: hs.Model, tmp_pat
         damage(tmp_path / "store" / name, "flipped")
         extract(gpt2, corpus, tmp_path / "store", sites="layer.*", engine=SMALL)
         assert files_of(tmp_path / "store") == sound, name
-    with pytest.raises(PassError, match="Cannot keep every 5th token: pool='mean' keeps one vector for each text"):
+    with pytest.raises(PassError, match="Cannot use every=5 with pool='mean': a pooled store keeps one vector"):
         extract(gpt2, corpus, tmp_path / "pooled", pool="mean")
     with pytest.raises(TextError, match="every must be at least 1, got 0"):
         Corpus(TEXTS, every=0)
@@ -200,19 +201,45 @@ def test_a_store_of_every_nth_token_heals_and_costs_less(gpt2: hs.Model, tmp_pat
 
 def test_analyses_of_every_nth_token(gpt2: hs.Model, tmp_path: Path) -> None:
     store = extract(gpt2, Corpus(TEXTS, every=4), tmp_path / "store", sites="layer.*", engine=SMALL)
+    assert ", every=4, complete" in repr(store)
     states = store.to_states()
     assert hs.profile(store).facts == hs.profile(states).facts
     labels = [str(number % 2) for number in range(len(TEXTS))]
     assert hs.probe(store, labels, token="mean").facts == hs.probe(states, labels, token="mean").facts
     for token in ("last", -1):
-        with pytest.raises(StatesError, match="the store keeps every 4th token, and the last may not be among them"):
+        with pytest.raises(StatesError, match="the store keeps positions 0, 4, 8 and so on, and the last may not be"):
             hs.probe(store, labels, token=token)
-    with pytest.raises(StatesError, match="No token at position 3 of every text"):
+    with pytest.raises(StatesError, match="No token at position 3 of every text: the store keeps positions 0, 4, 8"):
         hs.probe(store, labels, token=3)
     rows = labelled_rows(store, "position", "regress", "layer.*", "each", False)
     assert rows.labels == store.tokens.positions.tolist() and {label % 4 for label in rows.labels} == {0}
     with pytest.raises(StatesError):  # no token has its neighbour here
         hs.probe(store, "previous-token", token="each")
+
+
+@pytest.mark.parametrize("every", [2, 3, 4])
+def test_a_position_that_every_nth_token_keeps(gpt2: hs.Model, tmp_path: Path, every: int) -> None:
+    whole = extract(gpt2, TEXTS, tmp_path / "whole", sites="layer.2", engine=SMALL)
+    store = extract(gpt2, Corpus(TEXTS, every=every), tmp_path / "store", sites="layer.2", engine=SMALL)
+    shortest = int(whole.tokens.lengths.min())
+    assert shortest > every
+    for position in range(0, shortest, every):
+        found, right = (vectors(one, sites="layer.2", token=position).values for one in (store, whole))
+        torch.testing.assert_close(found, right)
+    longest = int(store.tokens.positions.max())
+    with pytest.raises(TextError, match=f"No token at position {longest} of every text: text [0-9]+ ends before it"):
+        vectors(store, sites="layer.2", token=longest)
+
+
+def test_the_kept_positions_of_windows(gpt2: hs.Model, tmp_path: Path) -> None:
+    corpus = Corpus(["A cat sat. " * 40], window=32, stride=16, every=5)  # the windows begin at 0, 16, 32
+    store = extract(gpt2, corpus, tmp_path / "store", sites="layer.2")
+    for position in (0, 5, 30):  # in the first window
+        row = int(np.flatnonzero(store.tokens.positions == position)[0])
+        found = vectors(store, sites="layer.2", token=position).values
+        assert np.array_equal(found[0].numpy(), store["layer.2"][[row]])
+    with pytest.raises(StatesError, match="No token at position 35 of every text"):  # a row of two windows, or of one
+        vectors(store, sites="layer.2", token=35)
 
 
 def test_a_stride_that_would_leave_tokens_out_is_refused(gpt2: hs.Model, tmp_path: Path) -> None:

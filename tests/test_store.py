@@ -477,7 +477,7 @@ def test_rows_of_many_units_and_many_portions_are_those_of_the_whole(
     store = hs.open(tmp_path)
     whole = np.asarray(store["layer.0"])
     monkeypatch.setattr(site_array, "FEW", 2)
-    monkeypatch.setattr(shard_reader, "AT_ONCE", 6)  # blocks at a time: three rows
+    monkeypatch.setattr(shard_reader, "MAX_BLOCKS_HELD", 6)  # blocks at a time: three rows
     numbers = np.random.default_rng(0).integers(0, 200, 90)
     assert np.array_equal(store["layer.0"][numbers], whole[numbers])
 

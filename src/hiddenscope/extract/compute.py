@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from hiddenscope.errors import NotFinite
-from hiddenscope.extract.planning import Wanted
+from hiddenscope.extract.planning import ExtractSpec
 from hiddenscope.loading import parse_dtype
 from hiddenscope.model import Model
 from hiddenscope.passes import HostMemory, Inputs, buffers_for, recordable, run
@@ -31,7 +31,7 @@ WORTH_TIMING = 40  # a job of at least so many times the tokens of the batch tha
 
 @dataclass(frozen=True)
 class Done:
-    """A unit that has been committed: by this worker, or (`first` is False) by another one before.
+    """A unit that has been committed: by this worker, or (`committed_here` is False) by another one before.
 
     `bare_seconds` is what the bare forward pass over the unit would take.
     """
@@ -40,13 +40,13 @@ class Done:
     tokens: int
     bytes: int
     bare_seconds: float
-    first: bool
+    committed_here: bool
 
 
-def wanted_of(plan: StorePlan) -> Wanted:
+def spec_of(plan: StorePlan) -> ExtractSpec:
     """What a plan asks of every text."""
     sites = tuple(map(Site.parse, plan.sites))
-    return Wanted(sites, plan.pool, parse_dtype(plan.dtype), plan.widths[plan.sites[0]], plan.every)
+    return ExtractSpec(sites, plan.pool, parse_dtype(plan.dtype), plan.widths[plan.sites[0]], plan.every)
 
 
 @contextmanager
@@ -63,20 +63,20 @@ def threads(count: int) -> Iterator[None]:
 class Unit:
     """The states of a unit: on their way to host memory when this is made, there when `values` is asked."""
 
-    def __init__(self, model: Model, sequences: Sequence[StoreSequence], wanted: Wanted, memory: HostMemory) -> None:
-        self.sequences, self.wanted, self._memory = sequences, wanted, memory
+    def __init__(self, model: Model, sequences: Sequence[StoreSequence], spec: ExtractSpec, memory: HostMemory) -> None:
+        self.sequences, self.spec, self._memory = sequences, spec, memory
         self._buffers: list[Any] = []
         self._pooled: Tensor | None = None
         inputs = model.encode(Inputs(tuple(sequence.ids for sequence in sequences)))
         batches = _batches(sequences)
         with model.lock:
-            if wanted.pool is None:
-                buffers = buffers_for(model, wanted.sites, inputs, wanted.dtype, memory=memory)
+            if spec.pool is None:
+                buffers = buffers_for(model, spec.sites, inputs, spec.dtype, memory=memory)
                 for indices in batches:
                     run(model, inputs.some(indices).pad(model), indices, buffers)
                 self._buffers = list(buffers.values())
             else:
-                self._pooled = self._pool(model, inputs, batches, wanted.pool)
+                self._pooled = self._pool(model, inputs, batches, spec.pool)
 
     def values(self) -> Mapping[str, Any]:
         """The values of each site as numpy sees them, bfloat16 as its bits; a NaN or an infinity is an error."""
@@ -90,16 +90,16 @@ class Unit:
         kept = self._kept()
         return {
             str(site): _as_numpy(own if kept is None else own[kept])
-            for site, own in zip(self.wanted.sites, values, strict=True)
+            for site, own in zip(self.spec.sites, values, strict=True)
         }
 
     def _kept(self) -> Tensor | None:
         """The rows of the tokens that are kept; None where all are."""
-        if self.wanted.every == 1:
+        if self.spec.every == 1:
             return None
         starts = accumulate((len(sequence.ids) for sequence in self.sequences), initial=0)
         pairs = zip(self.sequences, starts, strict=False)
-        return torch.tensor([start + index for own, start in pairs for index in own.kept(self.wanted.every)])
+        return torch.tensor([start + index for own, start in pairs for index in own.kept(self.spec.every)])
 
     def release(self) -> None:
         """Let another unit have the memory; what `values` gave must not be read any more."""
@@ -111,22 +111,22 @@ class Unit:
         token = int(how) if how.lstrip("-").isdecimal() else how
         if token == "cls":
             firsts = [sequence.ids[0] for sequence in self.sequences]
-            check_cls(model.source(self.wanted.sites[0].stack), firsts, self.sequences[0].text)
-        pooled = torch.empty(len(self.wanted.sites), len(inputs), self.wanted.width, dtype=self.wanted.dtype)
+            check_cls(model.source(self.spec.sites[0].stack), firsts, self.sequences[0].text)
+        pooled = torch.empty(len(self.spec.sites), len(inputs), self.spec.width, dtype=self.spec.dtype)
         pool = Pool(inputs.lengths, token)
         for indices in batches:
             some = inputs.some(indices)
-            buffers = buffers_for(model, self.wanted.sites, some, memory=self._memory)
+            buffers = buffers_for(model, self.spec.sites, some, memory=self._memory)
             run(model, some.pad(model), range(len(some)), buffers)
             (buffer,) = buffers.values()
-            pooled[:, indices] = pool(buffer.buffer.finish(), indices).to(self.wanted.dtype)
+            pooled[:, indices] = pool(buffer.buffer.finish(), indices).to(self.spec.dtype)
             buffer.buffer.release()
         return pooled
 
     def _not_finite(self, values: Tensor) -> NotFinite:
         lengths = [len(sequence.ids) if self._pooled is None else 1 for sequence in self.sequences]
         ends = np.cumsum(lengths)
-        for site, own in zip(self.wanted.sites, values, strict=True):
+        for site, own in zip(self.spec.sites, values, strict=True):
             wrong = (~own.isfinite().all(1)).nonzero()
             if len(wrong):
                 row = int(wrong[0])
@@ -139,7 +139,7 @@ class Unit:
         return NotFinite("States are not finite", "their sum is not", "Load the model in a wider dtype.")
 
 
-def bare_speed(model: Model, sequences: Sequence[StoreSequence], wanted: Wanted, tokens: int) -> float | None:
+def bare_speed(model: Model, sequences: Sequence[StoreSequence], spec: ExtractSpec, tokens: int) -> float | None:
     """Tokens a second of the bare forward pass, up to the deepest site; None where measuring would cost too much.
 
     One batch of a unit is timed, for a job of so many tokens.
@@ -151,17 +151,17 @@ def bare_speed(model: Model, sequences: Sequence[StoreSequence], wanted: Wanted,
     if tokens < WORTH_TIMING * sizes[timed]:
         return None
     with model.lock:
-        run_bare(model, inputs, [batches[sizes.index(min(sizes))]], wanted)  # the first pass of a process is a slow one
+        run_bare(model, inputs, [batches[sizes.index(min(sizes))]], spec)  # the first pass of a process is a slow one
         begin = time.perf_counter()
-        run_bare(model, inputs, [batches[timed]], wanted)
+        run_bare(model, inputs, [batches[timed]], spec)
         return sizes[timed] / (time.perf_counter() - begin)
 
 
-def run_bare(model: Model, inputs: Inputs, batches: Sequence[Sequence[int]], wanted: Wanted) -> None:
+def run_bare(model: Model, inputs: Inputs, batches: Sequence[Sequence[int]], spec: ExtractSpec) -> None:
     """The forward pass over some batches, up to the deepest site, and nothing else but one vector a text."""
     for indices in batches:
         some = inputs.some(indices)
-        buffers = buffers_for(model, wanted.sites[-1:], some, keep="device")
+        buffers = buffers_for(model, spec.sites[-1:], some, keep="device")
         run(model, some.pad(model), range(len(some)), buffers)
         for buffer in buffers.values():
             buffer.buffer.finish()
@@ -194,7 +194,7 @@ class Pipeline:
     ) -> None:
         recordable(model.module)
         self.model, self.writer, self.report = model, writer, report
-        self.wanted = wanted_of(writer.plan)
+        self.spec = spec_of(writer.plan)
         self._speed = speed
         self._error: BaseException | None = None
         self._reporting = threading.Lock()
@@ -216,10 +216,10 @@ class Pipeline:
         """Compute a unit and hand it over to be written; one that somebody else has committed is left alone."""
         self._raise()
         if self.writer.folder.record(unit).exists():
-            self._report(unit, first=False)
+            self._report(unit, committed_here=False)
             return
         sequences = self.writer.sequences(unit)
-        self._hand_over(unit, Unit(self.model, sequences, self.wanted, self._memory))
+        self._hand_over(unit, Unit(self.model, sequences, self.spec, self._memory))
 
     def _hand_over(self, unit: str, computed: Unit) -> None:
         """Give a unit to a thread that writes, when one is free."""
@@ -230,26 +230,26 @@ class Pipeline:
     def _write(self, unit: str, computed: Unit) -> None:
         try:
             if self._error is None:
-                self._report(unit, first=self.writer.commit(unit, computed.values()))
+                self._report(unit, committed_here=self.writer.commit(unit, computed.values()))
         except BaseException as error:
             self._error = self._error or error
         finally:
             computed.release()
             self._free.release()
 
-    def _report(self, unit: str, *, first: bool) -> None:
+    def _report(self, unit: str, *, committed_here: bool) -> None:
         with self._reporting:
-            self.report(self._done(unit, first=first))
+            self.report(self._done(unit, committed_here=committed_here))
 
     def _raise(self) -> None:
         if self._error is not None:
             raise self._error
 
-    def _done(self, unit: str, *, first: bool) -> Done:
+    def _done(self, unit: str, *, committed_here: bool) -> Done:
         digest = self.writer.plan.by_name[unit]
         rows = self.writer.plan.rows_of(digest)
         seconds = digest.tokens / self._speed if self._speed else 0.0
-        return Done(unit, digest.tokens, rows * self.wanted.row_bytes, seconds, first)
+        return Done(unit, digest.tokens, rows * self.spec.row_bytes, seconds, committed_here)
 
 
 def cores() -> int:

@@ -1,4 +1,7 @@
-"""Job: a corpus, a model and a store; what it will cost, and how far it is."""
+"""Job: an extraction (a corpus, a model and a store), what it will cost, and how far it is.
+
+A job here is an extraction. It is not a job of the app (`hiddenscope.app.jobs`), which is a question in its queue.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +19,12 @@ import torch
 from hiddenscope.arguments import checked
 from hiddenscope.errors import ArgumentError, FileError, PassError
 from hiddenscope.extract import cluster, local
-from hiddenscope.extract.compute import Done, Pipeline, bare_speed, cores, threads, wanted_of
+from hiddenscope.extract.compute import Done, Pipeline, bare_speed, cores, spec_of, threads
 from hiddenscope.extract.corpus import Corpus, SeenTexts
 from hiddenscope.extract.planning import (
     UNIT_BYTES,
+    ExtractSpec,
     Planner,
-    Wanted,
     choose,
     differences,
     plan_without_corpus,
@@ -44,10 +47,11 @@ EngineKind: TypeAlias = Literal["local", "ray"]
 class Engine:
     """Where a job is computed: in this process, in several of this machine, or on a Ray cluster.
 
-    `workers` are processes, one if not given (with Ray as many as the cluster has room for). `threads` are those of
-    each. If not given, a job that goes on takes those of the store; a new one takes torch's own with one worker, the
-    cores divided by the workers with several, and one with Ray. `address` is that of a Ray cluster, such as "auto".
-    `unit_bytes` bounds the states of a unit: each worker holds about three in memory, which is what a crash costs.
+    `workers` are processes, one if not given (with Ray as many as the cluster has room for). `threads` are the torch
+    threads per worker. If not given, a resumed job reuses the stored value; a new one takes torch's own with one
+    worker, the cores divided by the workers with several, and one with Ray. `address` is that of a Ray cluster, such as
+    "auto". `unit_bytes` bounds the states of a unit: each worker buffers about three units, and a crash loses at most
+    these.
 
     >>> Engine(workers=2).kind
     'local'
@@ -85,9 +89,10 @@ class Engine:
 class JobProgress:
     """How far a job is, of the units that were pending when it began.
 
-    `share_of_bare_pass` is the time of the forward passes alone over the time taken: 1 means no overhead. It is None
-    for a job on a cluster, for one that is too small to be timed, and until this job has committed a unit. Speeds count
-    what this job committed itself, so `seconds_left` is too long while another job works on the same store.
+    `share_of_bare_pass` is the time of the forward passes alone over the time taken: 1 means no overhead. It is an
+    estimate, from the speed of one batch that is timed when the job is planned. It is None for a job on a cluster, for
+    one that is too small to be timed, and until this job has committed a unit. Speeds count what this job committed
+    itself, so `seconds_left` is too long while another job works on the same store.
     """
 
     units: int
@@ -101,21 +106,23 @@ class JobProgress:
     seconds_left: float | None
 
     def line(self) -> str:
-        """The same in a line."""
+        """The progress as one line of text."""
         share = "" if self.share_of_bare_pass is None else f", {self.share_of_bare_pass:.0%} of the bare pass"
         left = "" if self.seconds_left is None else f", {duration(self.seconds_left)} left"
         speed = f"{self.tokens_per_second:,.0f} tokens/s{share}"
         return f"{self.units_done:,} of {self.units:,} units, {speed}, {size(self.bytes_written)} written{left}"
 
     def to_json(self) -> dict[str, Any]:
-        """The same for a program."""
+        """The progress as a dictionary for JSON."""
         return asdict(self)
 
 
 @dataclass(frozen=True)
 class JobCost:
-    """What a job will cost. `seconds` is for the forward passes; None where they run elsewhere, or are few.
+    """What a job will cost, as it was when the job was planned: `run` does not change it.
 
+    `seconds` is for the forward passes; None where they run elsewhere, or are few. `units_left` and `bytes_left` are
+    what was not in the store yet.
     All `tokens` are computed; the states of `tokens_kept` of them are written, or in a pooled store of none. `damaged`
     are the files of the plan and the units that were damaged or lost since the store was begun, and are made again.
     """
@@ -136,7 +143,7 @@ class JobCost:
     damaged: tuple[str, ...] = ()
 
     def lines(self) -> list[str]:
-        """The same in lines."""
+        """The cost as lines of text."""
         notes = [f"{self.duplicates:,} of them copies of others"] if self.duplicates else []
         notes += [f"{self.skipped:,} broken lines left out besides"] if self.skipped else []
         texts = f"{self.texts:,} texts" + (f" ({', '.join(notes)})" if notes else "")
@@ -153,7 +160,7 @@ class JobCost:
         ]
 
     def to_json(self) -> dict[str, Any]:
-        """The same for a program."""
+        """The cost as a dictionary for JSON."""
         return asdict(self)
 
 
@@ -186,6 +193,8 @@ def size(count: float) -> str:
 class ExtractJob:
     """A job that is planned: `cost` says what it will take, `run` does it.
 
+    `cost` and `pending` stay as they were when the job was planned; `writer.pending()` is what is pending now.
+
     >>> import tempfile
     >>> from hiddenscope.testing import tiny_model, tiny_tokenizer
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -197,7 +206,7 @@ class ExtractJob:
 
     def __init__(self, model: Model, writer: Writer, engine: Engine, *, new: bool, damaged: Sequence[str] = ()) -> None:
         self.model, self.writer, self.engine = model, writer, engine
-        self.wanted = wanted_of(writer.plan)
+        self.spec = spec_of(writer.plan)
         self.pending = writer.pending()
         if not new and self.pending:  # two jobs at once begin at different units
             first = random.randrange(len(self.pending))
@@ -217,9 +226,11 @@ class ExtractJob:
         dtype: str | torch.dtype | None = None,
         engine: EngineKind | Engine = "local",
     ) -> ExtractJob:
-        """Read the corpus and plan a job, with the parameters of `hs.extract`; nothing is computed yet.
+        """Read the corpus and plan a job, with the parameters of `hs.extract`; no states are stored yet.
 
-        In a folder that holds a job already, the same one is found again, and another one refused.
+        This creates the store on disk, with its plan. A local job that is large enough runs two batches, of which it
+        times one. In a folder that holds a job already, the same one is found again, and another one refused; the
+        records of damaged units are deleted, so that `run` computes these again.
         """
         if pool is not None and pool not in POOLINGS and not str(pool).lstrip("-").isdecimal():
             reason = f"the poolings are {', '.join(POOLINGS)} and positions"
@@ -234,13 +245,13 @@ class ExtractJob:
         units, pending = self.writer.plan.units, set(self.pending)
         tokens_left = sum(unit.tokens for unit in units if unit.name in pending)
         bytes_in_all, bytes_left = (
-            sum(self.wanted.bytes(unit.sequences, unit.tokens) for unit in units if unit.name in names)
+            sum(self.spec.bytes(unit.sequences, unit.tokens) for unit in units if unit.name in names)
             for names in ({unit.name for unit in units}, pending)
         )
         seconds = None
         if self.engine.kind == "local" and pending:
             with threads(self._threads):
-                self._speed = bare_speed(self.model, self.writer.sequences(self.pending[0]), self.wanted, tokens_left)
+                self._speed = bare_speed(self.model, self.writer.sequences(self.pending[0]), self.spec, tokens_left)
             seconds = tokens_left / self._speed / (self.engine.workers or 1) if self._speed else None
         corpus = self.writer.plan.corpus
         return JobCost(
@@ -249,7 +260,7 @@ class ExtractJob:
             skipped=corpus["skipped"],
             sequences=sum(unit.sequences for unit in units),
             tokens=sum(unit.tokens for unit in units),
-            tokens_kept=self.writer.plan.rows if self.wanted.pool is None else 0,
+            tokens_kept=self.writer.plan.rows if self.spec.pool is None else 0,
             sites=len(self.writer.plan.sites),
             units=len(units),
             units_left=len(pending),
@@ -268,7 +279,7 @@ class ExtractJob:
         """Compute what is pending, and complete the store. `report` is called after every unit."""
         check_disk(self.writer.path, self.cost.bytes_left)
         if self.pending:
-            self._compute(_Meter(self, report).take)
+            self._compute(_Meter(self, report).update)
         if not self.writer.pending():  # or another job is at work on the rest
             self.writer.folder.remove_leftovers()
             self.writer.complete()
@@ -301,11 +312,11 @@ class _Meter:
         self.units = self.tokens = self.bytes = self.computed = 0
         self.bare = 0.0
 
-    def take(self, done: Done) -> None:
+    def update(self, done: Done) -> None:
         """Count one more unit, and report."""
         self.units += 1
         self.tokens += done.tokens
-        if done.first:
+        if done.committed_here:
             self.bytes += done.bytes
             self.computed += done.tokens
             self.bare += done.bare_seconds
@@ -346,42 +357,46 @@ def check_disk(path: Path, needed: int) -> None:
         raise FileError(f"Too little room for the states in {str(path)[:200]!a}", reason, remedy)
 
 
-def _writer(model: Model, corpus: Corpus, path: Path, wanted: Wanted, engine: Engine) -> tuple[Writer, bool, list[str]]:
+def _writer(
+    model: Model, corpus: Corpus, path: Path, spec: ExtractSpec, engine: Engine
+) -> tuple[Writer, bool, list[str]]:
     """The store of a job, whether it is a new one, and what was damaged in it: that is made, or is pending, again."""
     stored = recover_plan(path)
     damaged = [] if stored is None else damaged_texts(path)
     if stored is None:
         _check_writable(path)
     if stored is None or damaged:  # the corpus may be a stream, which is read once: `create` refuses another one
-        _plan(model, corpus, path, wanted, engine, stored)
+        _plan(model, corpus, path, spec, engine, stored)
     else:
-        _refuse_another_job(stored, model, corpus, wanted, engine)
+        _check_same_job(stored, model, corpus, spec, engine)
     writer = resume(path)
     # To read every shard of a large store takes hours, so that is done where there is nothing else to do.
     damaged += [f"unit {unit}" for unit in discard_damaged(path, read_shards=not writer.pending())]
     return writer, stored is None, damaged
 
 
-def _plan(model: Model, corpus: Corpus, path: Path, wanted: Wanted, engine: Engine, stored: StorePlan | None) -> None:
+def _plan(
+    model: Model, corpus: Corpus, path: Path, spec: ExtractSpec, engine: Engine, stored: StorePlan | None
+) -> None:
     """Write the plan of a store: a new one, or what is damaged of the one that is there."""
     units = () if stored is None else stored.units
     with SeenTexts() as seen:
-        planner = Planner(model, corpus, wanted, engine.unit_bytes)
+        planner = Planner(model, corpus, spec, engine.unit_bytes)
 
         def plan() -> StorePlan:
             described = planner.described() | {"duplicates": planner.identity.count - seen.new}
             if stored is None:
-                check_disk(path, wanted.bytes(planner.sequences, planner.tokens))
-            return replace(plan_without_corpus(model, wanted, engine.threads_of_each(stored)), corpus=described)
+                check_disk(path, spec.bytes(planner.sequences, planner.tokens))
+            return replace(plan_without_corpus(model, spec, engine.threads_of_each(stored)), corpus=described)
 
-        create(path, plan, planner.units(seen, units), seen.duplicates(), planner.strings, every=wanted.every)
+        create(path, plan, planner.units(seen, units), seen.duplicates(), planner.strings, every=spec.every)
 
 
-def _refuse_another_job(stored: StorePlan, model: Model, corpus: Corpus, wanted: Wanted, engine: Engine) -> None:
+def _check_same_job(stored: StorePlan, model: Model, corpus: Corpus, spec: ExtractSpec, engine: Engine) -> None:
     """Refuse to go on with a store that was begun with another model, corpus or option."""
     # Which texts are copies follows from the texts, so the number of copies is not counted again.
     described = read_corpus(model, corpus) | {"duplicates": stored.corpus.get("duplicates")}
-    asked = replace(plan_without_corpus(model, wanted, engine.threads_of_each(stored)), corpus=described)
+    asked = replace(plan_without_corpus(model, spec, engine.threads_of_each(stored)), corpus=described)
     if (error := differences(stored, asked)) is not None:
         raise error
 

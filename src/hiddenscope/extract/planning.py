@@ -37,7 +37,7 @@ _BESIDE = 48  # bytes that a store keeps of a token besides its states, at most
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ExtractSpec:
     """What is to be kept of every text: the sites, how they are pooled, the dtype of the values, every n-th token."""
 
     sites: tuple[Site, ...]
@@ -62,11 +62,11 @@ class Wanted:
         return rows * self.row_bytes + tokens * _BESIDE + sequences * 256
 
 
-def choose(model: Model, sites: SitePatterns, pool: str | int | None, dtype: Any, every: int) -> Wanted:
+def choose(model: Model, sites: SitePatterns, pool: str | int | None, dtype: Any, every: int) -> ExtractSpec:
     """What is asked for, checked against the model."""
     if pool is not None and every > 1:
-        remedy = "Give one of the two."
-        raise PassError(f"Cannot keep every {every}th token", f"pool={pool!r} keeps one vector for each text", remedy)
+        reason = "a pooled store keeps one vector for each text or window"
+        raise PassError(f"Cannot use every={every} with pool={pool!r}", reason, "Give one of the two.")
     chosen = model.anatomy.select(sites)
     if not chosen:
         raise PassError("No sites to extract", "the list is empty", "Name at least one, such as 'layer.*'.")
@@ -80,21 +80,21 @@ def choose(model: Model, sites: SitePatterns, pool: str | int | None, dtype: Any
     stored = parse_dtype(dtype) if dtype is not None else model.dtype if pool is None else torch.float32
     if _name(stored) not in DTYPES:
         raise PassError(f"Cannot store {_name(stored)}", f"a store holds {', '.join(DTYPES)}", "Give dtype='float32'.")
-    return Wanted(tuple(chosen), None if pool is None else str(pool), stored, next(iter(widths)), every)
+    return ExtractSpec(tuple(chosen), None if pool is None else str(pool), stored, next(iter(widths)), every)
 
 
-def plan_without_corpus(model: Model, wanted: Wanted, threads: int) -> StorePlan:
+def plan_without_corpus(model: Model, spec: ExtractSpec, threads: int) -> StorePlan:
     """The plan of a store without its corpus."""
-    source = model.source(wanted.sites[0].stack).to_json() | {"class": type(model.module).__name__}
+    source = model.source(spec.sites[0].stack).to_json() | {"class": type(model.module).__name__}
     source["device"] = model.device.type  # not which one of several
     return StorePlan(
         model=source,
         tokenizer=tokenizer_identity(model.tokenizer),
-        sites=tuple(map(str, wanted.sites)),
-        widths={str(site): wanted.width for site in wanted.sites},
-        dtype=_name(wanted.dtype),
-        pool=wanted.pool,
-        every=wanted.every,
+        sites=tuple(map(str, spec.sites)),
+        widths={str(site): spec.width for site in spec.sites},
+        dtype=_name(spec.dtype),
+        pool=spec.pool,
+        every=spec.every,
         environment=environment(model, threads),
     )
 
@@ -128,14 +128,14 @@ def tokenizer_identity(tokenizer: Any) -> dict[str, Any]:
 class Planner:
     """Reads a corpus once, as the sequences of one unit after another; then it knows the whole corpus."""
 
-    def __init__(self, model: Model, corpus: Corpus, wanted: Wanted, unit_bytes: int = UNIT_BYTES) -> None:
-        self.model, self.corpus, self.wanted = model, corpus, wanted
+    def __init__(self, model: Model, corpus: Corpus, spec: ExtractSpec, unit_bytes: int = UNIT_BYTES) -> None:
+        self.model, self.corpus, self.spec = model, corpus, spec
         self.window, self.stride = _windows(model, corpus)
         self.identity, self.skips, self.strings = Identity(), Skips(), dict[int, str]()
         self.sequences = self.tokens = 0
-        self._source = model.source(wanted.sites[0].stack) if wanted.pool == "cls" else None
+        self._source = model.source(spec.sites[0].stack) if spec.pool == "cls" else None
         least = BATCH_TOKENS.get(model.device.type, BATCH_TOKENS["cpu"])
-        most = MOST_TOKENS if wanted.pool else min(MOST_TOKENS, unit_bytes // wanted.row_bytes)
+        most = MOST_TOKENS if spec.pool else min(MOST_TOKENS, unit_bytes // spec.row_bytes)
         self.unit_tokens = max(most, least if unit_bytes >= UNIT_BYTES else 1)
 
     def units(self, seen: SeenTexts, stored: Sequence[UnitDigest] = ()) -> Iterator[list[StoreSequence]]:
@@ -161,10 +161,10 @@ class Planner:
 
     def _check_pool(self, sequence: StoreSequence) -> None:
         """Refuse a text without the token that is to stand for it now, and not when its unit is computed."""
-        if self.wanted.pool == "cls":
+        if self.spec.pool == "cls":
             check_cls(self._source, [sequence.ids[0]], sequence.text)
-        elif self.wanted.position is not None:
-            position, tokens = self.wanted.position, len(sequence.ids)
+        elif self.spec.position is not None:
+            position, tokens = self.spec.position, len(sequence.ids)
             if tokens < (position + 1 if position >= 0 else -position):
                 windows = self.window is not None and (sequence.start > 0 or tokens == self.window)
                 where = f"the window of text {sequence.text:,} from position {sequence.start:,} on" if windows else ""

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 BLOCK = 16 * 1024
 PIECE = 4 * 2**20  # bytes that are written at a time
-HASHED = 16 * 2**20  # bytes that are hashed at a time: Python's lock is taken once for each
+HASHED = 16 * 2**20  # bytes that are hashed at a time: the GIL is taken once for each
 
 Sums: TypeAlias = NDArray[np.uint32]
 

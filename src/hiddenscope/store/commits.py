@@ -13,8 +13,9 @@ COMMIT, COMPLETE = "hiddenscope.store.commit", "hiddenscope.store.complete"
 
 @dataclass(frozen=True)
 class Commit:
-    """One unit's record: its plan, the SHA-256 and the length of its shard, and the SHA-256 of the block checksums.
+    """One unit's record: its plan, and the SHA-256 and the length of its shard.
 
+    `blocks` is the SHA-256 of the table of block checksums at the end of the shard; the record's format has that key.
     It holds no time, no host and no process, so that whoever computes a unit writes the same.
     """
 

@@ -22,9 +22,9 @@ from hiddenscope.store.commits import Commit
 from hiddenscope.store.folder import StoreFolder
 from hiddenscope.store.shard import ShardLayout
 
-PIECE = 64  # blocks that a thread reads at a time
-THREADS = 2  # one copies while the other checks, which holds Python's lock; more of them wait for it
-AT_ONCE = 4096  # blocks that are held for rows here and there
+BLOCKS_PER_READ = 64  # blocks that a thread reads at a time
+THREADS = 2  # one copies while the other checks, which holds the GIL; more of them wait for it
+MAX_BLOCKS_HELD = 4096  # blocks that are held for rows here and there
 
 _Bytes = NDArray[np.uint8]
 
@@ -73,7 +73,7 @@ class ShardReader:
 
     def prefetch(self, tensor: str, rows: NDArray[np.int64]) -> None:
         """Have the disk begin with rows, in ascending order, that are about to be taken."""
-        self._ask(self._blocks_of(tensor, rows[: self._portion(tensor)])[0])
+        self._prefetch(self._blocks_of(tensor, rows[: self._portion(tensor)])[0])
 
     def take(self, tensor: str, rows: NDArray[np.int64], out: NDArray[Any]) -> None:
         """Put rows here and there, in ascending order, into an array of the tensor's dtype.
@@ -83,16 +83,16 @@ class ShardReader:
         width, portion = self.layout.places[tensor].row_bytes, self._portion(tensor)
         blocks, offsets = self._blocks_of(tensor, rows[:portion])
         for done in range(0, len(rows), portion):
-            content = self._scattered(blocks)
+            content = self._gather_blocks(blocks)
             target = out[done : done + portion].view(np.uint8).reshape(len(offsets), width)
             for number, offset in enumerate(offsets.tolist()):
                 target[number] = content[offset : offset + width]
             blocks, offsets = self._blocks_of(tensor, rows[done + portion : done + 2 * portion])
-            self._ask(blocks)
+            self._prefetch(blocks)
 
     def _portion(self, tensor: str) -> int:
         """The rows of a tensor whose blocks may be held at once."""
-        return max(1, AT_ONCE // (self.layout.places[tensor].row_bytes // BLOCK + 2))
+        return max(1, MAX_BLOCKS_HELD // (self.layout.places[tensor].row_bytes // BLOCK + 2))
 
     def _blocks_of(self, tensor: str, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The blocks that hold rows, and where each row begins when those blocks follow one another."""
@@ -103,7 +103,7 @@ class ShardReader:
         blocks = np.unique(np.minimum(firsts[:, None] + np.arange(width // BLOCK + 2), lasts[:, None]))
         return blocks, np.searchsorted(blocks, firsts) * BLOCK + starts % BLOCK
 
-    def _ask(self, blocks: NDArray[np.int64]) -> None:
+    def _prefetch(self, blocks: NDArray[np.int64]) -> None:
         """Have the disk begin with blocks, so that it has all of them to do at once."""
         for _, block, count in _spans(blocks):
             self._will_need(block * BLOCK, count * BLOCK)
@@ -113,13 +113,17 @@ class ShardReader:
             os.posix_fadvise(self._descriptor, start, length, os.POSIX_FADV_WILLNEED)
 
     def sequences(self) -> list[NDArray[np.int64]]:
-        """The text and the start of each sequence, and where its tokens begin and end: in order, and adding up."""
-        text, start, ends = (self.whole(name) for name in ("text", "start", "offsets"))
+        """The text, the start and the offsets of the sequences, checked: in order, and adding up.
+
+        The tokens of sequence k are rows `offsets[k]` to `offsets[k + 1]`, so the first offset is 0.
+        """
+        text, start, offsets = (self.read_all(name) for name in ("text", "start", "offsets"))
         grows = (np.diff(text) > 0) | ((np.diff(text) == 0) & (np.diff(start) > 0))
-        counted = ends[0] == 0 and ends[-1] == self.layout.places["ids"].shape[0] and (np.diff(ends) >= 0).all()
+        rows = self.layout.places["ids"].shape[0]
+        counted = offsets[0] == 0 and offsets[-1] == rows and (np.diff(offsets) >= 0).all()
         if not (grows.all() and counted and text[0] >= 0 and start.min() >= 0):
             raise self._damaged("has sequences that are not in the order of the corpus, or do not add up")
-        return [text, start, ends]
+        return [text, start, offsets]
 
     def string(self, content: _Bytes) -> str:
         """Bytes of `strings` as a text."""
@@ -128,13 +132,13 @@ class ShardReader:
         except UnicodeDecodeError as error:
             raise self._damaged(f"has a text that is not UTF-8 ({error.reason})") from error
 
-    def whole(self, tensor: str) -> NDArray[Any]:
+    def read_all(self, tensor: str) -> NDArray[Any]:
         """All rows of a tensor."""
         return self.rows(tensor, 0, self.layout.places[tensor].shape[0])
 
     def check_header(self) -> None:
         """Check the table of checksums and the header."""
-        assert self._sums is not None
+        self._sums = self._load_sums()
 
     def pieces(self) -> Iterator[_Bytes]:
         """All bytes of the file, some MiB at a time, checked."""
@@ -145,12 +149,16 @@ class ShardReader:
 
     @cached_property
     def _sums(self) -> list[int]:
-        """The checksums of the blocks, themselves checked; and the header is the one that the plan makes."""
+        """The checksums of the blocks."""
+        return self._load_sums()
+
+    def _load_sums(self) -> list[int]:
+        """Read the checksums of the blocks and the header, and check both: the header is the one the plan makes."""
         layout = self.layout
         sums: Sums = self._table().view("<u4")
         listed: list[int] = sums.tolist()
         header = np.empty(min(-(-len(layout.header) // BLOCK) * BLOCK, layout.covered), np.uint8)
-        self._fill(header, 0)
+        self._pread_into(header, 0)
         self._check(header, 0, listed)
         if header[: len(layout.header)].tobytes() != layout.header:
             raise self._damaged("has a header that does not follow from the plan")
@@ -159,8 +167,8 @@ class ShardReader:
     def _table(self) -> _Bytes:
         """The bytes of the table of checksums, checked."""
         table = np.empty(self.layout.size - self.layout.covered, np.uint8)
-        self._fill(table, self.layout.covered)
-        if hashlib.sha256(table.data).hexdigest() != self.commit.blocks:
+        self._pread_into(table, self.layout.covered)
+        if hashlib.sha256(table.data).hexdigest() != self.commit.blocks:  # the SHA-256 of this table
             raise self._damaged("has a damaged table of checksums")
         return table
 
@@ -170,18 +178,18 @@ class ShardReader:
         end = min(last * BLOCK, self.layout.covered)
         content = np.empty(max(0, end - first * BLOCK), np.uint8)
 
-        starts = range(0, len(content), PIECE * BLOCK)
+        starts = range(0, len(content), BLOCKS_PER_READ * BLOCK)
 
         def some(portion: int) -> None:
             for start in starts[portion::THREADS]:
-                part = content[start : start + PIECE * BLOCK]
-                self._fill(part, first * BLOCK + start)
+                part = content[start : start + BLOCKS_PER_READ * BLOCK]
+                self._pread_into(part, first * BLOCK + start)
                 self._check(part, first + start // BLOCK, sums)
 
         _each(some, range(min(THREADS, len(starts))))
         return content
 
-    def _scattered(self, blocks: NDArray[np.int64]) -> _Bytes:
+    def _gather_blocks(self, blocks: NDArray[np.int64]) -> _Bytes:
         """Blocks here and there, in ascending order, one after another, checked.
 
         The disk has been asked for all of them, so that one thread is enough: each is there, or on its way.
@@ -191,11 +199,11 @@ class ShardReader:
         for at, block, count in _spans(blocks):
             end = min((block + count) * BLOCK, self.layout.covered)
             part = content[at * BLOCK : at * BLOCK + end - block * BLOCK]
-            self._fill(part, block * BLOCK)
+            self._pread_into(part, block * BLOCK)
             self._check(part, block, sums)
         return content
 
-    def _fill(self, part: _Bytes, start: int) -> None:
+    def _pread_into(self, part: _Bytes, start: int) -> None:
         """Read bytes of the file into memory."""
         view, at = part.data, 0
         try:

@@ -107,14 +107,14 @@ class _Shards:
 
     def tensor(self, name: str) -> list[NDArray[Any]]:
         """A tensor of every unit, whole."""
-        return [self.whole(number, name) for number in range(len(self.units))]
+        return [self.read_all(number, name) for number in range(len(self.units))]
 
-    def whole(self, number: int, name: str) -> NDArray[Any]:
+    def read_all(self, number: int, name: str) -> NDArray[Any]:
         """A tensor of a unit, whole."""
-        return self[number].whole(name)
+        return self[number].read_all(name)
 
     def _sequence_tensors(self) -> Iterator[list[NDArray[np.int64]]]:
-        """What the sequences of every unit are: their texts, their first positions, and where each ends."""
+        """What the sequences of every unit are: their texts, their first positions, and the offsets of their rows."""
         for number in range(len(self.units)):
             if number % FEW == 0:  # so that the disk has many of them to do at once
                 for ahead in range(number, min(number + FEW, len(self.units))):
@@ -137,7 +137,7 @@ class _Shards:
     def planned(self) -> PlannedSequences:
         """The sequences of all committed units."""
         texts, starts, offsets = zip(*self._sequence_tensors(), strict=True) if self.units else ((), (), ())
-        tokens = [np.diff(ends) for ends in offsets]
+        tokens = [np.diff(some) for some in offsets]
         lengths = tokens if self.plan.pool is None else [np.ones_like(some) for some in tokens]
         firsts = [np.cumsum(some) - some for some in lengths]
         units = [np.full(len(some), number) for number, some in enumerate(texts)]
@@ -186,7 +186,7 @@ class Store:
         done, planned = len(self._shards.units), len(self.plan.units)
         state = "complete" if self.complete else f"{done:,} of {planned:,} units are committed"
         shape = f"{len(self.sites)} sites x {self._index.count:,} rows of {len(self.texts):,} texts"
-        some = f", every {self.every}th token" if self.every > 1 else ""
+        some = f", every={self.every}" if self.every > 1 else ""
         title = f"Store of {plain(self.source.model)}, {self.plan.dtype}: {shape}{some}, {state}"
         return f"{title}\n  sites   {summarise(self.sites)}"
 
@@ -242,7 +242,7 @@ class Store:
         return SiteArray(self._shards, self._index, str(site), self.plan.widths[str(site)], self.plan.dtype)
 
     def of(self, text: int) -> "Store":
-        """The states of one text, by its number in the corpus."""
+        """The states of one text, by its text index: its number in the corpus, from 0."""
         number = int(np.searchsorted(self.texts, text))
         if number == len(self.texts) or self.texts[number] != text:
             known = self.plan.corpus.get("count")
@@ -289,9 +289,9 @@ class Store:
         wanted = np.unique(firsts)
         for unit in np.unique(planned.unit[wanted]).tolist():
             numbers = wanted[planned.unit[wanted] == unit]
-            content, ends = (self._shards.whole(unit, name) for name in ("strings", "strings.offsets"))
+            content, offsets = (self._shards.read_all(unit, name) for name in ("strings", "strings.offsets"))
             for number, local in zip(numbers.tolist(), (numbers - bases[unit]).tolist(), strict=True):
-                strings[number] = self._shards[unit].string(content[ends[local] : ends[local + 1]])
+                strings[number] = self._shards[unit].string(content[offsets[local] : offsets[local + 1]])
         return tuple(strings[number] for number in firsts)
 
     def blocks(self, site: str | Site, rows: int | None = None) -> "Iterator[torch.Tensor]":

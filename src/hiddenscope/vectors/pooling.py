@@ -222,8 +222,7 @@ def read_all(source: Readable, sites: tuple[Site, ...], token: Token) -> Tensor:
 def read(source: Readable, site: Site, token: Token) -> Iterator[Tensor]:
     """The vectors of one site of states, block by block."""
     tokens = source.tokens
-    among = _among_pooled(source, token)
-    pool = Pool(_lengths(source, among), among)
+    pool = _pool_of(source, _among_pooled(source, token))
     blocks = _each_token(source, site) if token == "each" else _each_text(source, site, pool)
     done = 0
     for block in blocks:
@@ -265,26 +264,44 @@ def _named(token: Token) -> str:
     return {"mean": "the mean", "max": "the maximum", "cls": "the cls token"}.get(token, f"the {token} token")
 
 
-def _lengths(source: Readable, token: Token) -> Any:
-    """The number of tokens of each text, checked: the token that stands for it must be there."""
+def _pool_of(source: Readable, token: Token) -> Pool:
+    """The pool of the tokens that lie here, checked: the token that stands for a text must be among them."""
     tokens, lengths = source.tokens, source.tokens.lengths
     if not lengths.all() or not len(lengths):
         reason = f"text {int(np.argmin(lengths))} has no tokens here" if len(lengths) else "there are no texts"
         raise StatesError("No vector for every text", reason, "Pool before selecting tokens, or leave that text out.")
     starts = np.cumsum(lengths) - lengths
-    every = getattr(source, "every", 1)
-    if every > 1 and (token == "last" or (isinstance(token, int) and token < 0)):
-        reason = f"the store keeps every {every}th token, and the last may not be among them"
-        raise StatesError("No last token of every text", reason, 'Use token="mean", "max", "first" or "each".')
+    pool = Pool(lengths, _row_in_text(token, getattr(source, "every", 1), lengths))
     if token == "cls":
         check_cls(getattr(source, "source", None), tokens.ids[starts], 0)
-    if token in ("first", "cls") or isinstance(token, int):
-        rows = starts + Pool(lengths, token).positions()
-        position = token if isinstance(token, int) else 0
-        if position >= 0 and (other := np.flatnonzero(tokens.positions[rows] != position)).size:
+    position = 0 if token in ("first", "cls") else token
+    if isinstance(position, int) and position >= 0:
+        other = np.flatnonzero(tokens.positions[starts + pool.positions()] != position)
+        if other.size:
             reason = f"text {other[0]} has only some of its tokens here"
             raise StatesError(f"No token at position {position} of every text", reason, "Give whole texts.")
-    return lengths
+    return pool
+
+
+def _row_in_text(token: Token, every: int, lengths: Any) -> Token:
+    """A position as the row of a text that holds it, where only positions 0, n, 2n and so on are kept.
+
+    >>> _row_in_text(6, 2, np.array([5, 4])), _row_in_text("mean", 2, np.array([5, 4]))
+    (3, 'mean')
+    """
+    if every == 1 or token in ("mean", "max", "each", "first", "cls"):
+        return token
+    kept = f"the store keeps positions 0, {every}, {2 * every} and so on"
+    if not isinstance(token, int) or token < 0:
+        reason = f"{kept}, and the last may not be among them"
+        raise StatesError("No last token of every text", reason, 'Use token="mean", "max", "first" or "each".')
+    problem = f"No token at position {token} of every text"
+    if token % every:
+        raise StatesError(problem, kept, f"Give a multiple of {every}.")
+    short = np.flatnonzero(lengths <= token // every)
+    if len(short):
+        raise TextError(problem, f"text {short[0]} ends before it", "Choose a position that every text has.")
+    return token // every
 
 
 def _each_token(source: Readable, site: Site) -> Iterator[Tensor]:
