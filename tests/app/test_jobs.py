@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,10 @@ import xarray
 import hiddenscope as hs
 from hiddenscope.app import jobs
 from hiddenscope.app.cache import ResultCache, StoredResult
+from hiddenscope.app.process import WorkerProcess
 from hiddenscope.app.questions import packed
 from hiddenscope.app.schemas import ASKED
+from hiddenscope.app.settings import Settings
 from hiddenscope.app.worker import NO_MEMORY, explained
 from hiddenscope.views import unpack
 
@@ -235,7 +238,7 @@ def test_a_disk_that_is_full_for_the_worker_is_said_and_the_next_question_works(
 def test_a_page_that_goes_away_ends_its_job_and_makes_room_for_the_next(
     bench: Bench, tiny_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jobs, "SECONDS_ALONE", 0.5)
+    monkeypatch.setattr(jobs, "GRACE_SECONDS", 0.5)
     bench.answer("grid", tiny_name, text="warm")
     job = bench.submit("visibility", tiny_name, **SLOW, seed=5).json["id"]
     for _ in range(bench.settings.streams + 1):  # more than may follow at a time
@@ -248,6 +251,28 @@ def test_a_page_that_goes_away_ends_its_job_and_makes_room_for_the_next(
     behind = bench.submit("grid", tiny_name, text="behind a page that went away").json["id"]
     assert bench.wait(behind)["state"] == "done"
     assert bench.ask("GET", f"/api/jobs/{job}").json["state"] == "cancelled"
+
+
+def test_a_job_that_is_read_once_after_its_page_went_away_is_cancelled_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "GRACE_SECONDS", 0.2)
+
+    async def read_once() -> jobs.JobRecord:
+        worker = WorkerProcess(Settings(folder=tmp_path))
+        queue = jobs.Jobs(worker, ResultCache(tmp_path, 10**6), 4)  # nothing runs the queue: the job stays in it
+        job = queue.submit("a", {"analysis": "lens"}, {})
+        async with aclosing(queue.follow(job)) as statuses:
+            await anext(statuses)
+        await asyncio.sleep(0.1)
+        queue.get(job.id)
+        until = time.monotonic() + 10
+        while job.state == "queued" and time.monotonic() < until:
+            await asyncio.sleep(0.02)  # without reading it
+        await worker.close()
+        return job
+
+    assert asyncio.run(read_once()).state == "cancelled"
 
 
 def test_a_full_queue_a_full_disk_and_the_end_of_the_server(another: Callable[..., Any], tmp_path: Any) -> None:

@@ -20,7 +20,7 @@ if sys.platform == "linux":
 def test_a_browser_that_goes_away_in_the_middle_of_a_job_leaves_the_way_free(
     look: Opener, tiny_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jobs, "SECONDS_ALONE", 0.5)
+    monkeypatch.setattr(jobs, "GRACE_SECONDS", 0.5)
     gone = look(fragment(tab="ask", word="visibility", model=tiny_name, q=json.dumps(SLOW | {"seed": 6})))
     gone.page.get_by_role("button", name="Cancel").wait_for()
     gone.page.close()

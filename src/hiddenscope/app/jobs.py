@@ -1,6 +1,10 @@
-"""Jobs: a queue of bounded length, one model job at a time, and what becomes of each.
+"""Jobs: a queue of bounded length, one job at a time, and what becomes of each.
 
-A job is queued, running, then done, failed or cancelled. A question that is asked twice at once is one job.
+A job is one question that the worker answers: one analysis with its arguments. It has nothing to do with the job of
+`extract`, which writes the states of a corpus.
+
+A job is queued, running, then done, failed or cancelled. A question that is asked again while its job is queued or
+running joins that job.
 """
 
 import asyncio
@@ -21,8 +25,8 @@ JobState: TypeAlias = Literal["queued", "running", "done", "failed", "cancelled"
 
 FINAL_STATES = ("done", "failed", "cancelled")
 MOST_REMEMBERED = 500
-SECONDS_OF_SILENCE = 10.0
-SECONDS_ALONE = 10.0  # a page that is loaded again comes back sooner
+HEARTBEAT_SECONDS = 10.0
+GRACE_SECONDS = 10.0  # a page that is loaded again comes back sooner
 
 
 class QueueFull(Exception):
@@ -31,21 +35,24 @@ class QueueFull(Exception):
 
 @dataclass(eq=False)
 class JobRecord:
-    """One job: the question as it was asked (`asked`) and as the worker takes it (`request`), and how it stands."""
+    """One job: the request as the client sent it and as the worker takes it, and how the job stands.
 
-    key: str
-    asked: Header
-    request: Header
+    `cache_key` is where the cache keeps the result; it is also the id of the result in the API.
+    """
+
+    cache_key: str
+    client_request: Header
+    worker_request: Header
     id: str = field(default_factory=lambda: secrets.token_urlsafe(12))
     state: JobState = "queued"
     cancelling: bool = False
     progress: Progress | None = None
-    partial: bytes = b""
-    partials: int = 0
+    latest_partial: bytes = b""
+    partial_count: int = 0
     error: str | None = None
     note: str = ""
-    followers: int = 0
-    read_at: float = 0.0
+    subscribers: int = 0
+    last_read: float = 0.0
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def update(self, **fields: Any) -> None:
@@ -59,30 +66,30 @@ class JobRecord:
 class Jobs:
     """The queue, the worker behind it, and the cache that results go to."""
 
-    def __init__(self, worker: WorkerProcess, cache: ResultCache, length: int) -> None:
-        self.worker, self.cache, self.length = worker, cache, length
+    def __init__(self, worker: WorkerProcess, cache: ResultCache, max_queued: int) -> None:
+        self.worker, self.cache, self.max_queued = worker, cache, max_queued
         self._known: OrderedDict[str, JobRecord] = OrderedDict()
         self._waiting: list[JobRecord] = []
         self._running: JobRecord | None = None
         self._work = asyncio.Event()
 
-    def submit(self, key: str, asked: Header, request: Header) -> JobRecord:
+    def submit(self, cache_key: str, client_request: Header, worker_request: Header) -> JobRecord:
         """Queue a question, or join the job that asks the same."""
         for job in (*self._waiting, *([self._running] if self._running else [])):
-            if job.key == key and job.state not in FINAL_STATES and not job.cancelling:
-                job.read_at = time.monotonic()
+            if job.cache_key == cache_key and job.state not in FINAL_STATES and not job.cancelling:
+                job.last_read = time.monotonic()
                 return job
-        if len(self._waiting) >= self.length:
+        if len(self._waiting) >= self.max_queued:
             raise QueueFull
-        job = JobRecord(key, asked, request)
+        job = JobRecord(cache_key, client_request, worker_request)
         self._remember(job)
         self._waiting.append(job)
         self._work.set()
         return job
 
-    def record_cached(self, key: str, asked: Header) -> JobRecord:
+    def record_cached(self, cache_key: str, client_request: Header) -> JobRecord:
         """A job whose result was there already."""
-        job = JobRecord(key, asked, {}, state="done")
+        job = JobRecord(cache_key, client_request, {}, state="done")
         self._remember(job)
         return job
 
@@ -90,7 +97,7 @@ class Jobs:
         """A job by its id."""
         job = self._known.get(id_)
         if job is not None:
-            job.read_at = time.monotonic()
+            job.last_read = time.monotonic()
         return job
 
     def status_of(self, job: JobRecord) -> JobAnswer:
@@ -98,12 +105,12 @@ class Jobs:
         before = self._waiting.index(job) + (self._running is not None) if job in self._waiting else 0
         return JobAnswer(
             id=job.id,
-            analysis=job.asked["analysis"],
+            analysis=job.client_request["analysis"],
             state=job.state,
             waiting=before,
             progress=job.progress,
-            partial=job.partials,
-            result=job.key if job.state == "done" else None,
+            partial=job.partial_count,
+            result=job.cache_key if job.state == "done" else None,
             error=job.error,
             note=job.note,
         )
@@ -113,7 +120,7 @@ class Jobs:
 
         A job that was followed, and that nobody follows or reads any more, is cancelled: its page was closed.
         """
-        job.followers += 1
+        job.subscribers += 1
         try:
             while True:
                 changed, status = job.changed, self.status_of(job)
@@ -122,13 +129,13 @@ class Jobs:
                     return
                 while changed is job.changed:
                     try:
-                        await asyncio.wait_for(changed.wait(), SECONDS_OF_SILENCE)
+                        await asyncio.wait_for(changed.wait(), HEARTBEAT_SECONDS)
                     except TimeoutError:
                         yield None
         finally:
-            job.followers -= 1
-            if not job.followers and job.state not in FINAL_STATES:
-                asyncio.get_running_loop().call_later(SECONDS_ALONE, self._cancel_if_alone, job)
+            job.subscribers -= 1
+            job.last_read = time.monotonic()
+            self._cancel_after_grace(job)
 
     async def cancel(self, job: JobRecord) -> None:
         """Cancel a job, for everybody who asked for it."""
@@ -162,7 +169,7 @@ class Jobs:
     async def _run_one(self, job: JobRecord) -> None:
         job.update(state="running")
         try:
-            header, body = await self.worker.ask(job.request, lambda *message: self._on_message(job, *message))
+            header, body = await self.worker.ask(job.worker_request, lambda *message: self._on_message(job, *message))
         except WorkerLost as lost:
             ended = {"state": "cancelled"} if job.cancelling else {"state": "failed", "error": str(lost)}
             job.update(**ended)
@@ -177,8 +184,8 @@ class Jobs:
             job.update(state="failed", error=header["message"])
         else:
             middle = header.pop("payload_bytes")
-            stored = StoredResult({**header, "request": job.asked}, body[:middle], body[middle:])
-            note = await asyncio.to_thread(self.cache.put, job.key, stored)
+            stored = StoredResult({**header, "request": job.client_request}, body[:middle], body[middle:])
+            note = await asyncio.to_thread(self.cache.put, job.cache_key, stored)
             job.update(state="done", note=note)
 
     def _on_message(self, job: JobRecord, header: Header, body: bytes) -> None:
@@ -186,15 +193,21 @@ class Jobs:
             progress = Progress(what=header["what"], done=header["done"], total=header["total"])
             job.update(progress=progress)
         elif header["type"] == "partial":
-            job.update(partial=body[: header["payload_bytes"]], partials=job.partials + 1)
+            job.update(latest_partial=body[: header["payload_bytes"]], partial_count=job.partial_count + 1)
 
     def _notify_waiting(self) -> None:
         """Tell everybody who follows a queued job that the queue has moved."""
         for job in self._waiting:
             job.update()
 
-    def _cancel_if_alone(self, job: JobRecord) -> None:
-        if not job.followers and time.monotonic() - job.read_at >= SECONDS_ALONE:
+    def _cancel_after_grace(self, job: JobRecord) -> None:
+        """Cancel a job that nobody follows once nobody has read it for the grace period; until then, check again."""
+        if job.subscribers or job.state in FINAL_STATES:
+            return
+        remaining = job.last_read + GRACE_SECONDS - time.monotonic()
+        if remaining > 0:
+            asyncio.get_running_loop().call_later(remaining, self._cancel_after_grace, job)
+        else:
             self._task = asyncio.ensure_future(self.cancel(job))
 
     def _kill_if_running(self, job: JobRecord) -> None:

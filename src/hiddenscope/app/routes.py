@@ -211,7 +211,7 @@ def _jobs(router: APIRouter, desk: Desk) -> None:
         try:
             return desk.jobs.status_of(desk.jobs.submit(key, asked, request))
         except QueueFull:
-            reason = f"{desk.jobs.length} questions are waiting already. Wait for one, or cancel one."
+            reason = f"{desk.jobs.max_queued} questions are waiting already. Wait for one, or cancel one."
             raise HTTPException(429, reason, headers={"Retry-After": "5"}) from None
 
     @router.get("/jobs/{id}")
@@ -238,9 +238,9 @@ def _jobs(router: APIRouter, desk: Desk) -> None:
     async def read_partial(id: JobId) -> Response:  # noqa: A002
         """The views of the last partial result, packed."""
         job = desk.job(id)
-        if not job.partials:
+        if not job.partial_count:
             raise HTTPException(404, "This job has given no partial result.")
-        return Response(job.partial, media_type="text/plain")
+        return Response(job.latest_partial, media_type="text/plain")
 
 
 _PAYLOAD = {
