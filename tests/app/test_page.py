@@ -226,11 +226,11 @@ def test_datasets_are_uploaded_and_looked_at(look: Opener, here: dict[str, str],
     card.wait_for()
     assert card.get_attribute("aria-pressed") == "true"
     shown.page.get_by_label("Method").select_option("pca")
-    shown.page.get_by_role("button", name="Ask", exact=True).click()
+    shown.page.get_by_role("button", name="Run", exact=True).click()
     shown.page.locator(".panels canvas").first.wait_for()
     shown.keep("workbench-datasets")
-    shown.page.get_by_role("radio", name="Read the labels").check()
-    shown.page.get_by_role("button", name="Ask", exact=True).click()
+    shown.page.get_by_role("radio", name="Probe the labels").check()
+    shown.page.get_by_role("button", name="Run", exact=True).click()
     shown.page.locator(".lines canvas").first.wait_for()
     file.write_bytes(b"\x00\x01")
     shown.page.get_by_label("Upload a dataset").set_input_files(tmp_path / "mine.csv")
@@ -240,7 +240,7 @@ def test_drift_of_two_models_has_a_tab(look: Opener, here: dict[str, str]) -> No
     shown = look(fragment(tab="drift", model=here["model"]))
     shown.page.get_by_label("Candidate").fill("models/other")
     shown.page.get_by_label("Texts").fill(A)
-    shown.page.get_by_role("button", name="Ask", exact=True).click()
+    shown.page.get_by_role("button", name="Run", exact=True).click()
     shown.page.locator(".grid canvas.front").wait_for()
     assert shown.page.locator(".findings li").count() > 0
 
@@ -248,7 +248,7 @@ def test_drift_of_two_models_has_a_tab(look: Opener, here: dict[str, str]) -> No
 def test_a_form_that_is_not_filled_in_says_what_is_missing(look: Opener, here: dict[str, str]) -> None:
     shown = look(fragment(tab="ask", model=here["model"]))
     shown.page.get_by_role("button", name="steer").click()
-    shown.page.get_by_role("button", name="Ask", exact=True).click()
+    shown.page.get_by_role("button", name="Run", exact=True).click()
     shown.page.get_by_text("Fill in prompts first.").wait_for()
 
 
@@ -343,14 +343,14 @@ def test_every_overlay_tab_and_export_on_the_real_model(
 
 
 def _walk_tabs(shown: Workbench) -> None:
-    """Datasets, stores, drift and all questions; then a model that is not there, and the next question."""
+    """Datasets, stores, drift and all analyses; then a model that is not there, and the next question."""
     page = shown.page
     page.get_by_role("link", name="Datasets").click()
     page.locator(".panels canvas").first.wait_for()
-    page.get_by_role("radio", name="Read the labels").check()
+    page.get_by_role("radio", name="Probe the labels").check()
     page.get_by_text("More options").click()
     page.get_by_label("Sites").fill("layer.9")
-    page.get_by_role("button", name="Ask", exact=True).click()
+    page.get_by_role("button", name="Run", exact=True).click()
     page.locator(".findings li").first.wait_for()
     page.get_by_role("link", name="Stores").click()
     page.locator(".texts li button").first.click()
@@ -361,14 +361,14 @@ def _walk_tabs(shown: Workbench) -> None:
     page.locator(".texts li", has_text="cosine 1.000").get_by_text("Thames").wait_for()
     page.get_by_role("link", name="Drift").click()
     page.get_by_label("Texts").fill("The Rhine flows.")
-    page.get_by_role("button", name="Ask", exact=True).click()
+    page.get_by_role("button", name="Run", exact=True).click()
     shown.heading("The error of")
-    page.get_by_role("link", name="All questions").click()
+    page.get_by_role("link", name="All analyses").click()
     page.get_by_role("button", name="anatomy").click()
-    page.get_by_role("button", name="Ask", exact=True).click()
+    page.get_by_role("button", name="Run", exact=True).click()
     page.locator(".findings li").first.wait_for()
     page.get_by_label("Model").fill("no-such/model")
-    page.get_by_role("button", name="Ask", exact=True).click()
+    page.get_by_role("button", name="Run", exact=True).click()
     page.get_by_role("alert").get_by_text("no-such/model").wait_for()
     page.get_by_role("link", name="Grid", exact=True).click()
     page.get_by_label("Model").fill("smollm2")

@@ -215,7 +215,7 @@ def test_states_in_a_file_are_browsed_and_a_wrong_model_is_a_sentence(
     page.get_by_role("heading", name="Text 3", exact=True).wait_for()
     page.locator("button.token").nth(2).click()
     page.locator(".near li").first.wait_for()
-    page.get_by_label("Model that computed them").fill("models/other")
+    page.get_by_label("Model that encodes the query").fill("models/other")
     page.get_by_label("Query").fill("The rest.")
     page.get_by_role("button", name="Search").click()
     page.locator(".texts").get_by_role("alert").get_by_text("other weights").wait_for()

@@ -85,7 +85,7 @@ def test_a_link_brings_back_what_was_shown(show: Opener) -> None:
     shown = show([words()])
     shown.view().locator("select").select_option("1")
     shown.choose("Log")
-    shown.choose("Per layer")
+    shown.choose("Each layer")
     shown.press("ArrowUp", "ArrowUp", "ArrowUp", "Enter")
     assert "pinned" in shown.readout() and "entropy" in shown.readout()
     again = show([words()], fragment=shown.fragment)
@@ -102,7 +102,7 @@ def test_scales_change_the_colours(show: Opener) -> None:
     first = shown.pixel(x, y)
     shown.choose("Linear")
     second = shown.pixel(x, y)
-    shown.choose("Per layer")
+    shown.choose("Each layer")
     third = shown.pixel(x, y)
     assert len({first, second, third}) == 3
     assert third[:3] == pytest.approx(shade(float(np.ptp([0, norms().measures[0].numbers[31, 3]]) / 30)), abs=4)

@@ -101,7 +101,7 @@ export class Questioning {
 }
 
 /**
- * Every question, as cards; choosing one opens its form.
+ * Every analysis, as cards; choosing one opens its form.
  * @param {HTMLElement} root
  * @param {import("./asking.js").Asker} asker
  * @param {AnalysisAnswer[]} analyses
@@ -122,7 +122,7 @@ export function askTab(root, asker, analyses, lists) {
     else place.scrollIntoView({ block: "nearest" });
   };
   root.replaceChildren(
-    element("h2", { class: "tab" }, ["Every question"]),
+    element("h2", { class: "tab" }, ["All analyses"]),
     element("p", { class: "lead" }, ["Each of these is one function in Python and one command in a terminal, under the same name."]),
     element("ul", { class: "cards" }, cards.map(([, card]) => element("li", {}, [card]))), place,
   );

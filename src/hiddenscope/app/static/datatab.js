@@ -8,7 +8,7 @@ import { Questioning } from "./asktab.js";
 import { isExample } from "./place.js";
 import { said } from "./result.js";
 
-const QUESTIONS = { project: "See how they lie", probe: "Read the labels", graft: "Graft another model" };
+const QUESTIONS = { project: "Project the states", probe: "Probe the labels", graft: "Graft another model" };
 
 const EXAMPLE_DATA = "cities-incomplete"; // what is asked of it comes with the package
 const EXAMPLE_METHOD = "pca";
@@ -42,7 +42,7 @@ export class DatasetTab {
         if (name === "drop") void this.take(/** @type {DragEvent} */ (event).dataTransfer?.files[0]);
       });
     }
-    this.what = choice("Question", QUESTIONS, (word) => { writePage("word", word); this.open(false); });
+    this.what = choice("Analysis", QUESTIONS, (word) => { writePage("word", word); this.open(false); });
     root.replaceChildren(
       element("h2", { class: "tab" }, ["Datasets"]),
       element("p", { class: "lead" }, ["Labelled texts: how their states lie in every layer, whether the classes are apart in the full space, and where a probe can read the label."]),

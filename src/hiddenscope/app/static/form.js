@@ -10,7 +10,7 @@ import { DTYPES, dtypeField, modelField } from "./fields.js";
  */
 
 const PROSE = /** @type {Record<string, string>} */ ({ texts: "one text on each line", sites: "layer.3, layer.*, final, *.attn", numbers: "-1,1,2, or ablate" });
-const NAMES = /** @type {Record<string, string>} */ ({ a: "Text A", b: "Text B", k: "How many", data: "Dataset", contrasts: "Contrast", token: "What stands for a text", new_tokens: "Tokens to write", other: "Second model" });
+const NAMES = /** @type {Record<string, string>} */ ({ a: "Text A", b: "Text B", k: "How many", data: "Dataset", contrasts: "Contrast", token: "Pooling (last, mean, max or cls)", pool: "Pooling (last, mean, max or cls)", new_tokens: "Tokens to write", other: "Second model" });
 const CONTRAST = { clean: "Clean prompt", corrupt: "Corrupt prompt", answer: "Its answer, with the space", other: "The other answer" };
 const DIRECTION = { toward: "Toward these texts", away: "Away from these texts" };
 const ASIDE = new Set(["sites", "seed", "sample", "truncate", "targets", "probes", "window", "layers", "final_norm", "low_memory", "quality", "pool", "site", "target", "smallest"]);
@@ -26,7 +26,7 @@ export class Form {
     const [first, aside] = [questions.filter((one) => !ASIDE.has(one.name) || one.required), questions.filter((one) => ASIDE.has(one.name) && !one.required)];
     const roots = (/** @type {Question[]} */ some) => some.map((one) => /** @type {Field} */ (this.fields.get(one.name)).root);
     const more = aside.length ? [element("details", {}, [element("summary", {}, ["More options"]), element("div", {}, roots(aside))])] : [];
-    this.go = element("button", { type: "submit", class: "main" }, ["Ask"]);
+    this.go = element("button", { type: "submit", class: "main" }, ["Run"]);
     this.root = element("div", { class: "form" }, [...roots(first), this.go, ...more]);
   }
 

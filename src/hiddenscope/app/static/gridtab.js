@@ -17,11 +17,11 @@ import { findingsShown, remembered, said, saveMenu, showViews, viewsOf } from ".
 const REST = 80; // milliseconds after the last keystroke
 const OVERLAYS = { norm: "Norm", difference: "Difference to B", lens: "Lens", visibility: "Visibility", patch: "Patch", drift: "Drift" };
 const EXPLAINED = /** @type {Record<string, string>} */ ({
-  norm: "How large every state is.",
+  norm: "The L2 norm of every state.",
   difference: "How far the states of the two texts are apart.",
-  lens: "The word that each layer would predict, if it were the last.",
-  visibility: "Which states influence the chosen cell, and which it influences.",
-  patch: "How much of the answer comes back when one state of text A is put into text B.",
+  lens: "Logit lens: the token that each layer would predict if it were the last.",
+  visibility: "Influence, from exact gradients: which states influence the chosen one, and which it influences.",
+  patch: "Activation patching: how much of the answer comes back when one state of text A is put into text B.",
   drift: "Where a second model, or the same in another dtype, diverges.",
 });
 

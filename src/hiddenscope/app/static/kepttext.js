@@ -36,7 +36,7 @@ export class KeptText {
   noCell() {
     this.aside.replaceChildren(
       element("h2", {}, ["Nearest states"]),
-      element("p", {}, ["Choose a cell of the grid, or a token, to see which states of the whole store point the same way most."]),
+      element("p", {}, ["Choose a cell of the grid, or a token, to see which states at its site, over all texts, have the highest cosine with it."]),
     );
   }
 
@@ -102,7 +102,7 @@ export class KeptText {
   }
 
   /**
-   * The states of the store that point the same way most.
+   * The states at one site, over all texts, that have the highest cosine with the chosen one.
    * @param {string} site
    * @param {number} token
    */
@@ -134,7 +134,7 @@ export class KeptText {
     });
     return [
       element("h2", {}, [`${site}, “`, element("bdi", {}, [shownToken(string, 40)]), "”"]),
-      element("h3", {}, ["Nearest states of the store, by cosine"]),
+      element("h3", {}, ["Nearest states at this site, over all texts, by cosine"]),
       element("ul", { class: "words near" }, items),
       element("p", { class: "quiet" }, ["Tokens are counted from 0."]),
       element("div", { class: "acts" }, [saveMenu(result, () => ({ view: "", measure: "" }))]),

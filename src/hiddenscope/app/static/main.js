@@ -12,7 +12,7 @@ import { destroyDetached, said } from "./result.js";
 import { storeTab } from "./storetab.js";
 import { tour } from "./tour.js";
 
-const TABS = /** @type {Record<string, string>} */ ({ grid: "Grid", data: "Datasets", stores: "Stores", drift: "Drift", ask: "All questions" });
+const TABS = /** @type {Record<string, string>} */ ({ grid: "Grid", data: "Datasets", stores: "Stores", drift: "Drift", ask: "All analyses" });
 const FIRST_CELL = "layer.24~4";
 
 const work = /** @type {HTMLElement} */ (document.getElementById("work"));

@@ -32,7 +32,7 @@ export async function storeTab(root, asker, lists) {
   const cards = stores.map((store) => {
     const card = element("button", { type: "button", class: "card", "aria-pressed": "false" }, [
       element("strong", {}, [shownText(store.label, 100)]),
-      element("span", {}, [`${count(store.texts, "text")} of ${shownText(store.model, 60)}`]),
+      element("span", {}, [`${count(store.texts, "text")}, states of ${shownText(store.model, 60)}`]),
     ]);
     card.addEventListener("click", () => {
       for (const name of ["q", "text", "site", "from", "0.pin"]) writePage(name, "");
@@ -70,7 +70,7 @@ class OpenStore {
     this.list = element("section", { class: "texts", "aria-label": "Texts" });
     this.text = new KeptText(store, asker, (number, cell) => this.choose(number, cell));
     const made = lists.models.find((one) => one.name === store.model || (one.source === "folder" && one.label.split("/").pop() === store.model));
-    this.model = modelField("Model that computed them", lists.models, made?.name ?? held("model"), (name) => hold("model", name));
+    this.model = modelField("Model that encodes the query", lists.models, made?.name ?? held("model"), (name) => hold("model", name));
     this.query = element("input", { type: "search", value: readPage("q"), "aria-label": "Query", placeholder: "a text" });
     this.site = element("select", { "aria-label": "Site" }, store.sites.map((name) => element("option", { value: name }, [name])));
     this.site.value = store.sites.includes(readPage("site")) ? readPage("site") : store.sites[store.sites.length - 1];

@@ -28,7 +28,7 @@ def views(result: Result) -> Iterator[View]:
     if grid is not None:
         probability = data["probability"].to_numpy()[:, : len(grid.tokens), 0]
         best = Measure("probability of the top token", probability, limits=(0, 1))
-        framed = "A frame marks the layer from which on every layer predicts the same token as the last."
+        framed = "An outline marks the layer from which every layer predicts the same token as the last one."
         words = None if grid.words is None else replace(grid.words, framed=True)
         note = f"{grid.note} {framed}".strip()
         yield replace(grid, measures=(best, *grid.measures), words=words, note=note)

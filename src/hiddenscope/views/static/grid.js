@@ -74,7 +74,7 @@ export class GridView {
     const names = this.grid.measures.map((measure) => shownText(measure.name, 60));
     this.measures = list("Measure", names, (shown) => this.change(() => this.choose(shown)));
     this.scales = choice("Scale", { linear: "Linear", log: "Log" }, (scale) => this.change(() => { this.log = scale === "log"; }));
-    this.spans = choice("Colours", { all: "Overall", layer: "Per layer" }, (span) => this.change(() => { this.each = span === "layer"; }));
+    this.spans = choice("Colour range", { all: "All layers", layer: "Each layer" }, (span) => this.change(() => { this.each = span === "layer"; }));
     const directions = { both: "Both", sources: "What influences it", targets: "What it influences" };
     this.directions = choice("A cell shows", directions, (to) => this.change(() => { this.direction = /** @type {Direction} */ (to); }));
     if (names.length > 1) controls.append(this.measures.root);
