@@ -356,7 +356,7 @@ def _walk_tabs(shown: Workbench) -> None:
     page.locator(".texts li button").first.click()
     page.locator("button.token").last.click()
     page.locator(".near li").first.wait_for()
-    page.get_by_label("Query").fill("The Thames flows.")
+    page.get_by_label("Query", exact=True).fill("The Thames flows.")
     page.get_by_role("button", name="Search").click()
     page.locator(".texts li", has_text="cosine 1.000").get_by_text("Thames").wait_for()
     page.get_by_role("link", name="Drift").click()
