@@ -23,12 +23,12 @@ from hiddenscope.extract import JobProgress
 from hiddenscope.passes import Inputs
 from hiddenscope.testing import tiny_tokenizer
 
-TEXTS, BATCH = 64, 32
+TEXTS, BATCH = 192, 32
 SHARE_BAR, LOOP_BAR, WORKERS_BAR, MEMORY_BAR = 0.9, 2.5, 1.0, 1.1
 SITES = "layer.*,final"
 UNIT_BYTES = (
     16 * 10**6
-)  # for the row of workers: many units, so that the last, which one worker has alone, weighs little
+)  # of the row of workers: many units, so that the last, which one worker has alone, weighs little
 FEW, MANY = 2_000, 20_000
 GPU_TEXTS, GPU_TOKENS = 1_024, 256
 

@@ -185,15 +185,21 @@ def _as_numpy(values: Tensor) -> Any:
 class Pipeline:
     """Computes units in this thread and commits them in others: a slow disk slows the pass, and memory stays bounded.
 
-    `report` is called, in one other thread at a time, with every unit that has been committed. `speed` is that of the
-    bare pass.
+    `report` is called, in one other thread at a time, with every unit that has been committed, and `failed` with the
+    error of one that could not be, at once: the next `put` raises it too, but whoever waits for an answer before it
+    gives another unit would wait for ever. `speed` is that of the bare pass.
     """
 
     def __init__(
-        self, model: Model, writer: Writer, report: Callable[[Done], None], speed: float | None = None
+        self,
+        model: Model,
+        writer: Writer,
+        report: Callable[[Done], None],
+        speed: float | None = None,
+        failed: Callable[[BaseException], None] = lambda error: None,
     ) -> None:
         recordable(model.module)
-        self.model, self.writer, self.report = model, writer, report
+        self.model, self.writer, self.report, self.failed = model, writer, report, failed
         self.spec = spec_of(writer.plan)
         self._speed = speed
         self._error: BaseException | None = None
@@ -233,6 +239,8 @@ class Pipeline:
                 self._report(unit, committed_here=self.writer.commit(unit, computed.values()))
         except BaseException as error:
             self._error = self._error or error
+            with self._reporting:
+                self.failed(error)
         finally:
             computed.release()
             self._free.release()

@@ -180,20 +180,23 @@ def main() -> None:
         said.write(json.dumps(message) + "\n")
         said.flush()
 
+    def fail(error: BaseException) -> None:
+        with suppress(BrokenPipeError):  # the process that started this one is gone, or has ended the job already
+            say({"error": told(error)})
+
     try:
         order = json.loads(sys.stdin.buffer.readline())
         writer = resume(order["store"], digest=order["digest"])
         with threads(writer.plan.environment["threads"]):
             model = ModelRecipe.from_json(order["recipe"]).model(writer.plan, order["device"])
-            with Pipeline(model, writer, lambda done: say(asdict(done)), order["speed"]) as pipeline:
+            with Pipeline(model, writer, lambda done: say(asdict(done)), order["speed"], fail) as pipeline:
                 say({"ready": os.getpid()})
                 for line in sys.stdin.buffer:
                     pipeline.put(json.loads(line)["unit"])
     except BrokenPipeError:
         return  # the process that started this one is gone
     except Exception as error:
-        with suppress(BrokenPipeError):
-            say({"error": told(error)})
+        fail(error)
 
 
 if __name__ == "__main__":
