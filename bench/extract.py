@@ -23,7 +23,7 @@ from hiddenscope.extract import JobProgress
 from hiddenscope.passes import Inputs
 from hiddenscope.testing import tiny_tokenizer
 
-TEXTS, BATCH = 192, 32
+TEXTS, BATCH = 64, 32
 SHARE_BAR, LOOP_BAR, WORKERS_BAR, MEMORY_BAR = 0.9, 2.5, 1.0, 1.1
 SITES = "layer.*,final"
 UNIT_BYTES = (
