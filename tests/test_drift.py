@@ -1,6 +1,7 @@
 """Drift: faults planted by hand are found where they are, and harmless changes are none."""
 
 import copy
+import dataclasses
 import importlib.util
 import json
 from collections.abc import Callable
@@ -614,3 +615,19 @@ def test_a_foreign_program_is_paired_by_table_by_order_and_by_correlation() -> N
     assert (named["first_site"], named["pairing"]["by"], named["compared"]) == ("layer.2", "name", "passes")
     with pytest.raises(StatesError, match="Nothing to compare"):
         hs.drift(model, lambda ids: ids.float(), TEXTS)
+
+
+def test_saved_states_of_a_checkpoint_in_bfloat16_are_held_against_the_noise_of_their_own_dtype() -> None:
+    """The embeddings of such a checkpoint are bfloat16 numbers; the run is in float32 all the same."""
+    module = port("llama").bfloat16().float()
+    candidate = copy.deepcopy(module)
+    scaled(f"{B}.self_attn.q_proj", 1.002)(candidate)
+    model, saved = hs.load((module, None)), hs.load((candidate, None)).capture(TEXTS)
+    facts = hs.drift(model, saved, TEXTS).facts
+    assert facts["first_site"] == "layer.2" and "dtype" not in facts["noise"]["made_of"]
+    narrow = hs.load((copy.deepcopy(module).bfloat16(), None)).capture(TEXTS)
+    widened = dataclasses.replace(narrow, values=narrow.values.float())
+    for states in (narrow, widened):
+        facts = hs.drift(model, states, TEXTS).facts
+        assert not facts["drifted"] and "dtype" in facts["noise"]["made_of"]
+        assert not hs.drift(model.capture(TEXTS), states, None).facts["drifted"]

@@ -299,7 +299,7 @@ def _one_saved(model: Model, saved: Saved, texts: Texts | Inputs | None, *, swap
         _check_widths(site, reference.anatomy.width(site), saved.width(site))
     by_name = {str(site): partial(saved.rows, site) for site in both}
     with model.lock:
-        measured = of_passes(reference, model, by_name, saved.dtype, inputs)
+        measured = of_passes(reference, model, by_name, saved.dtype(model.module), inputs)
     sources = [model.source(None).to_json(), saved.stacks[0].source.to_json()]
     pairs = [{"site": name, "reference": name, "candidate": name} for name in by_name]
     return _Comparison(
@@ -330,7 +330,8 @@ def _two_saved(first: Saved, second: Saved) -> _Comparison:
         _check_widths(site, first.width(site), second.width(site))
     tokens = {stack: first.of(stack).tokens for stack in dict.fromkeys(site.stack for site in both)}
     pairs = {str(site): zip(first.blocks(site), second.blocks(site), strict=True) for site in both}
-    measured = of_states(pairs, {stack: len(own) for stack, own in tokens.items()})
+    computed_in = {first.named_dtype, second.named_dtype}
+    measured = of_states(pairs, {stack: len(own) for stack, own in tokens.items()}, computed_in)
     shown = [{"site": str(site), "reference": str(site), "candidate": str(site)} for site in both]
     sources = [first.stacks[0].source.to_json(), second.stacks[0].source.to_json()]
     return _Comparison(

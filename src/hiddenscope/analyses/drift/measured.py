@@ -346,11 +346,18 @@ def of_passes(
     return measured
 
 
-def of_states(pairs: Mapping[str, Iterable[tuple[Tensor, Tensor]]], tokens: dict[str | None, int]) -> Errors:
-    """Two runs of which only the states are here, in blocks: the tolerance of their dtype stands for the noise."""
+def of_states(
+    pairs: Mapping[str, Iterable[tuple[Tensor, Tensor]]],
+    tokens: dict[str | None, int],
+    computed_in: Collection[torch.dtype],
+) -> Errors:
+    """Two runs of which only the states are here, in blocks: the tolerance of their dtype stands for the noise.
+
+    States may be stored in a wider dtype than they were computed in: the coarsest of all counts.
+    """
     measured = Errors(tokens, sources=["tolerance"])
     for name, blocks in pairs.items():
-        dtypes: set[torch.dtype] = set()
+        dtypes = set(computed_in)
         error = gap_of_blocks(_measuring(measured, name, blocks, dtypes))
         judge_gap(measured, name, error, _coarse(dtypes), [], Inputs(()))
     return measured

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -36,16 +36,24 @@ class Saved:
     stacks: tuple[States | Store, ...]
 
     @property
-    def dtype(self) -> torch.dtype:
-        """What its states were computed in: the narrowest dtype that holds the first of them exactly.
+    def named_dtype(self) -> torch.dtype:
+        """The dtype that their source names; float32 if it names none."""
+        named = getattr(torch, str(getattr(self.stacks[0].source, "dtype", "")), None)
+        return named if isinstance(named, torch.dtype) else torch.float32
 
-        Mamba keeps its residual stream in float32 whatever its weights are in.
+    def dtype(self, other: nn.Module) -> torch.dtype:
+        """What its states were computed in: what their source says, or a narrower dtype that holds them exactly.
+
+        The first site alone tells it only where the weights of the `other` side have more digits than that: a float32
+        model of a bfloat16 checkpoint has embeddings in bfloat16 as well. Mamba keeps its residual stream in float32
+        whatever its weights are in.
         """
-        narrow, own = [torch.bfloat16, torch.float16], torch.float32
-        for block in self.blocks(self.stacks[0].sites[0]):
-            own = block.dtype
-            narrow = [dtype for dtype in narrow if bool((block.to(dtype).to(block) == block).all())]
-        return next(iter(narrow), own)
+        states, own = self.stacks[0], self.named_dtype
+        first, last = (narrowest([next(iter(self.blocks(site)))], own) for site in (states.sites[0], states.sites[-1]))
+        wide_stream = bool(getattr(getattr(other, "config", None), "residual_in_fp32", False))
+        if states.sites[-1].layer != 0 and last != own:
+            return last
+        return first if first != own and (wide_stream or narrowest(other.parameters(), own) == own) else own
 
     @property
     def sites(self) -> tuple[Site, ...]:
@@ -77,6 +85,20 @@ class Given:
 
     module: nn.Module
     tokenizer: Any = None
+
+
+def narrowest(tensors: Iterable[Tensor], own: torch.dtype) -> torch.dtype:
+    """The dtype that tensors were computed in: their own, or the first of bfloat16 and float16 that holds all exactly.
+
+    >>> narrowest([torch.tensor([1.0, 1.5])], torch.float32), narrowest([torch.tensor([0.1])], torch.float32)
+    (torch.bfloat16, torch.float32)
+    """
+    narrow = [dtype for dtype in (torch.bfloat16, torch.float16) if dtype.itemsize < own.itemsize]
+    for tensor in tensors:
+        narrow = [dtype for dtype in narrow if bool((tensor.to(dtype).to(tensor) == tensor).all())]
+        if not narrow:
+            break
+    return next(iter(narrow), own)
 
 
 Side: TypeAlias = Model | Saved | Given | Callable[..., Any]
