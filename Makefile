@@ -58,7 +58,7 @@ bench: $(STAMP)  ## Measure speed and memory against the bare forward pass.
 	$(BIN)/python -m bench $(if $(PEERS),--peers)
 
 calibrate: $(STAMP) ## Measure whether intervals and tests hold at the level that they state (hours; minutes with DEVICE=cuda).
-	$(BIN)/python -m calibrate $(if $(DEVICE),--device $(DEVICE))
+	$(BIN)/python -m calibrate $(if $(DEVICE),--device $(DEVICE)) $(if $(SEED),--seed-offset $(SEED))
 
 fuzz: $(STAMP)   ## Try hostile and damaged input at length. CASES=1000 make fuzz   tries fewer.
 	$(BIN)/python -m fuzz --cases $(or $(CASES),10000)

@@ -35,7 +35,7 @@ def main() -> None:
         for experiment in study.experiments:
             if not re.search(options.only, f"{study.name}: {experiment.what}"):
                 continue
-            row = experiment.run(options.runs, options.device, options.jobs)
+            row = experiment.run(options.runs, options.device, options.jobs, options.seed_offset)
             _keep(study, row)
             told = ", ".join(f"{key} {_cell(share)}" for key, share in row.shares.items() if share.mean == share.mean)
             console.print(f"{study.name}: {row.what}, {row.runs} runs: {told}", highlight=False)
@@ -49,6 +49,9 @@ def _options() -> Any:
     parser.add_argument("--runs", type=int, default=200, help="runs of an experiment")
     parser.add_argument("--device", default="cpu", help="where the fits of probes are made: cpu or cuda")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
+    parser.add_argument(
+        "--seed-offset", type=int, default=0, help="the seed of the first run: other draws than those of a former table"
+    )
     return parser.parse_args()
 
 

@@ -61,8 +61,9 @@ class Experiment:
     trials: Trials
     sum_up: Callable[[Sequence[Any]], Mapping[str, Sequence[float]]]
 
-    def run(self, runs: int, device: str, jobs: int) -> "Row":
-        records = self.trials(range(runs), device, jobs)
+    def run(self, runs: int, device: str, jobs: int, first: int = 0) -> "Row":
+        """So many runs, with seeds from `first` on."""
+        records = self.trials(range(first, first + runs), device, jobs)
         return Row(
             self.what, runs, {key: Share.of(by_run) for key, by_run in self.sum_up(records).items()}, _machine(device)
         )

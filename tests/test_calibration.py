@@ -11,7 +11,7 @@ import hiddenscope as hs
 from calibrate import __main__ as page
 from calibrate import draws
 from calibrate.probe import Draw, states_of, trials
-from calibrate.trials import Claim, Share
+from calibrate.trials import Claim, Experiment, Share
 from hiddenscope.linear.intervals import wilson
 from hiddenscope.sites import Site
 
@@ -93,6 +93,13 @@ def test_what_is_out_of_its_range_is_told_from_what_chance_explains() -> None:
     assert not Share.of([1.0] * 800 + [0.0] * 200).meets(claim)
     assert not Share.of([1.0] * 1_000).meets(claim)
     assert Share.of([float("nan")]).meets(claim)
+
+
+def test_other_seeds_are_other_draws() -> None:
+    """So that a table can be measured on draws on which no formula was chosen."""
+    experiment = Experiment("seeds", lambda seeds, device, jobs: list(seeds), lambda records: {"seed": records})
+    first, other = (experiment.run(4, "cpu", 1, offset).shares["seed"].mean for offset in (0, 1_000))
+    assert (first, other) == (1.5, 1_001.5)
 
 
 def test_the_pages_are_those_of_the_results() -> None:
