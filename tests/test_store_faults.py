@@ -112,6 +112,36 @@ def test_a_shard_whose_sequences_do_not_add_up_is_damaged(tmp_path: Path, tensor
     assert verify(tmp_path).units == ("000000",)
 
 
+@pytest.mark.parametrize(
+    ("tensor", "values"),
+    [
+        ("ids", np.array([7, 8], "<i4")),
+        ("spans", np.array([1], "<i4")),
+        ("start", np.array([2], "<i8")),
+        ("offsets", np.array([0, 4], "<i8")),
+        ("strings.offsets", np.array([0, 4], "<i8")),
+        ("strings", np.frombuffer(b"another text", "u1")),
+    ],
+)
+def test_a_shard_of_other_texts_than_the_plan_is_damaged_though_every_checksum_is_right(
+    tmp_path: Path, tensor: str, values: np.ndarray[Any, Any]
+) -> None:
+    tiny_store(tmp_path)
+    forge(tmp_path, "000000", tensor, values.tobytes())
+    found = verify(tmp_path)
+    (damage,) = found.damages
+    assert found.units == ("000000",) and damage.what.endswith(f"has other {tensor} than plan/000000.jsonl")
+    assert discard_damaged(tmp_path) == ["000000"]
+
+
+def test_a_damaged_file_of_the_plan_is_no_damage_of_the_shard(tmp_path: Path) -> None:
+    tiny_store(tmp_path)
+    damage(tmp_path / "plan/000000.jsonl", at=-20)
+    (found,) = verify(tmp_path).damages
+    assert found.what == "plan/000000.jsonl is not what the plan was made with"
+    assert discard_damaged(tmp_path) == []
+
+
 def test_a_text_that_is_no_text_is_damaged(tmp_path: Path) -> None:
     tiny_store(tmp_path)
     forge(tmp_path, "000000", "strings", b"\xff\xff")

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
+
 from hiddenscope import progress
 from hiddenscope.arguments import checked
 from hiddenscope.errors import Damaged, Error
@@ -20,9 +22,9 @@ from hiddenscope.store import records
 from hiddenscope.store.commits import Commit, Complete, committed, completed
 from hiddenscope.store.folder import FOLDERS, StoreFolder, remove_unheld
 from hiddenscope.store.plan import StorePlan, UnitDigest
-from hiddenscope.store.shard import layout_of
+from hiddenscope.store.shard import layout_of, sequence_tensors
 from hiddenscope.store.shard_reader import ShardReader
-from hiddenscope.store.writer import read_beside, read_plan
+from hiddenscope.store.writer import read_beside, read_plan, read_sequences
 
 Value = TypeVar("Value")
 
@@ -235,7 +237,10 @@ def _verify_unit(
 
 
 def _check_shard(folder: StoreFolder, plan: StorePlan, commit: Commit, whole: bool) -> None:
-    """Check the length, header and table of checksums of a shard; with `whole` also every block, and all together."""
+    """Check the length, header and table of checksums of a shard.
+
+    With `whole` also every block, all of them together, and the texts, ids and spans against the plan.
+    """
     layout = layout_of(plan, plan.digest, plan.by_name[commit.unit])
     reader = ShardReader(folder, commit, layout)
     try:
@@ -244,11 +249,26 @@ def _check_shard(folder: StoreFolder, plan: StorePlan, commit: Commit, whole: bo
         for piece in reader.pieces() if whole else ():
             digest.update(piece.data)
         reader.sequences()
+        if whole:
+            _compare_with_plan(folder, plan, reader)
     finally:
         reader.close()
     if whole and digest.hexdigest() != commit.sha256:
         reason = f"data/{commit.sha256}.safetensors is not the file that its name says"
         raise Damaged(f"Cannot read unit {commit.unit}", reason, records.VERIFY)
+
+
+def _compare_with_plan(folder: StoreFolder, plan: StorePlan, reader: ShardReader) -> None:
+    """Compare what a shard says of its texts with the plan: whoever changed it may have made all checksums anew."""
+    unit = plan.by_name[reader.commit.unit]
+    try:
+        planned = sequence_tensors(read_sequences(folder, unit), plan.every)
+    except Damaged:  # that file of the plan is damaged, and is named as such; the shard is not
+        return
+    for name, expected in planned.items():
+        if not np.array_equal(reader.read_all(name), expected):
+            reason = f"data/{reader.commit.sha256}.safetensors has other {name} than plan/{unit.name}.jsonl"
+            raise Damaged(f"Cannot read unit {unit.name}", reason, records.VERIFY)
 
 
 def _links(folder: StoreFolder) -> Iterator[str]:
