@@ -29,7 +29,7 @@ from chaos.kills import files_of, texts
 from hiddenscope import cli
 from hiddenscope.analyses.probe.labels import labelled_rows
 from hiddenscope.errors import ArgumentError, FileError, NotFinite, PassError, StatesError, StoreError, TextError
-from hiddenscope.extract import Corpus, Engine, ExtractJob, JobProgress, compute, extract, job, schedule
+from hiddenscope.extract import Corpus, Engine, ExtractJob, JobProgress, compute, extract, job, planning, schedule
 from hiddenscope.extract.compute import Pipeline
 from hiddenscope.extract.corpus import SeenTexts
 from hiddenscope.extract.planning import tokenizer_identity
@@ -318,6 +318,7 @@ def test_a_job_that_was_stopped_goes_on_and_another_is_refused(gpt2: hs.Model, t
         ({"sites": "layer.1"}, "sites: .* there"),
         ({"dtype": "float16"}, "dtype: float32 there, float16 asked"),
         ({"engine": Engine(threads=2)}, "environment.threads: 1 there, 2 asked"),
+        ({"engine": Engine(unit_bytes=2 * UNIT)}, f"environment.unit_bytes: {UNIT} there, {2 * UNIT} asked"),
         ({"corpus": TEXTS[1:]}, "corpus.count: 24 there, 23 asked"),
         ({"corpus": Corpus(TEXTS, window=64)}, "corpus.window: 128 there, 64 asked"),
         ({"model": hs.load((tiny_model("gpt2", seed=1), tiny_tokenizer()))}, "model.weights: .* there"),
@@ -325,7 +326,7 @@ def test_a_job_that_was_stopped_goes_on_and_another_is_refused(gpt2: hs.Model, t
     ):
         with pytest.raises(StoreError, match=what):
             extract(**{"model": gpt2, "corpus": TEXTS, "to": tmp_path / "store"} | other)
-    extract(gpt2, TEXTS, tmp_path / "store")  # with as many threads as it was begun with
+    extract(gpt2, TEXTS, tmp_path / "store")  # with as many threads, and units of the size, that it was begun with
     assert files_of(tmp_path / "store") == files_of(tmp_path / "whole")
 
 
@@ -376,6 +377,19 @@ def test_the_same_job_again_heals_many_files_and_lost_folders(gpt2: hs.Model, tm
             damage(store / name, ("deleted", "flipped", "cut off")[number % 3])
     again()
     assert files_of(store) == sound and verify(store).intact
+
+
+def test_a_store_that_does_not_say_how_large_its_units_are_goes_on(
+    gpt2: hs.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = planning.environment
+    with monkeypatch.context() as patch:  # as an earlier hiddenscope planned it
+        patch.setattr(planning, "environment", lambda model, threads, _: own(model, threads, None))
+        begun = ExtractJob.plan(gpt2, TEXTS, tmp_path / "store", engine=SMALL)
+    assert "unit_bytes" not in begun.writer.plan.environment
+    with pytest.raises(StoreError, match=f"environment.unit_bytes: nothing there, {UNIT} asked"):
+        extract(gpt2, TEXTS, tmp_path / "store", engine=SMALL)
+    assert len(extract(gpt2, TEXTS, tmp_path / "store").units) == len(begun.writer.plan.units) > 1
 
 
 def test_a_store_in_the_making_heals_too(gpt2: hs.Model, tmp_path: Path) -> None:

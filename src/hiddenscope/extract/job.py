@@ -51,7 +51,7 @@ class Engine:
     threads per worker. If not given, a resumed job reuses the stored value; a new one takes torch's own with one
     worker, the cores divided by the workers with several, and one with Ray. `address` is that of a Ray cluster, such as
     "auto". `unit_bytes` bounds the states of a unit: each worker buffers about three units, and a crash loses at most
-    these.
+    these. If not given, a resumed job keeps the units of the store; in a new one they have 256 MB.
 
     >>> Engine(workers=2).kind
     'local'
@@ -61,7 +61,7 @@ class Engine:
     workers: int | None = None
     threads: int | None = None
     address: str | None = None
-    unit_bytes: int = UNIT_BYTES
+    unit_bytes: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("workers", "threads", "unit_bytes"):
@@ -83,6 +83,13 @@ class Engine:
         if self.kind == "local":
             return torch.get_num_threads() if self.workers in (None, 1) else max(1, cores() // (self.workers or 1))
         return 1
+
+    def bytes_of_each_unit(self, stored: StorePlan | None) -> int | None:
+        """The bytes of a unit: as given, or as the store was begun with; None where the store does not say."""
+        if self.unit_bytes is not None or stored is None:
+            return self.unit_bytes or UNIT_BYTES
+        said = stored.environment.get("unit_bytes")
+        return said if isinstance(said, int) else None
 
 
 @dataclass(frozen=True)
@@ -381,22 +388,27 @@ def _plan(
     """Write the plan of a store: a new one, or what is damaged of the one that is there."""
     units = () if stored is None else stored.units
     with SeenTexts() as seen:
-        planner = Planner(model, corpus, spec, engine.unit_bytes)
+        planner = Planner(model, corpus, spec, engine.bytes_of_each_unit(stored) or UNIT_BYTES)
 
         def plan() -> StorePlan:
             described = planner.described() | {"duplicates": planner.identity.count - seen.new}
             if stored is None:
                 check_disk(path, spec.bytes(planner.sequences, planner.tokens))
-            return replace(plan_without_corpus(model, spec, engine.threads_of_each(stored)), corpus=described)
+            return replace(_asked(model, spec, engine, stored), corpus=described)
 
         create(path, plan, planner.units(seen, units), seen.duplicates(), planner.strings, every=spec.every)
+
+
+def _asked(model: Model, spec: ExtractSpec, engine: Engine, stored: StorePlan | None) -> StorePlan:
+    """The plan that is asked for, without its corpus; what is not given is as the store was begun with."""
+    return plan_without_corpus(model, spec, engine.threads_of_each(stored), engine.bytes_of_each_unit(stored))
 
 
 def _check_same_job(stored: StorePlan, model: Model, corpus: Corpus, spec: ExtractSpec, engine: Engine) -> None:
     """Refuse to go on with a store that was begun with another model, corpus or option."""
     # Which texts are copies follows from the texts, so the number of copies is not counted again.
     described = read_corpus(model, corpus) | {"duplicates": stored.corpus.get("duplicates")}
-    asked = replace(plan_without_corpus(model, spec, engine.threads_of_each(stored)), corpus=described)
+    asked = replace(_asked(model, spec, engine, stored), corpus=described)
     if (error := differences(stored, asked)) is not None:
         raise error
 

@@ -83,7 +83,7 @@ def choose(model: Model, sites: SitePatterns, pool: str | int | None, dtype: Any
     return ExtractSpec(tuple(chosen), None if pool is None else str(pool), stored, next(iter(widths)), every)
 
 
-def plan_without_corpus(model: Model, spec: ExtractSpec, threads: int) -> StorePlan:
+def plan_without_corpus(model: Model, spec: ExtractSpec, threads: int, unit_bytes: int | None) -> StorePlan:
     """The plan of a store without its corpus."""
     source = model.source(spec.sites[0].stack).to_json() | {"class": type(model.module).__name__}
     source["device"] = model.device.type  # not which one of several
@@ -95,14 +95,18 @@ def plan_without_corpus(model: Model, spec: ExtractSpec, threads: int) -> StoreP
         dtype=_name(spec.dtype),
         pool=spec.pool,
         every=spec.every,
-        environment=environment(model, threads),
+        environment=environment(model, threads, unit_bytes),
     )
 
 
-def environment(model: Model, threads: int) -> dict[str, Any]:
-    """What else decides the bits of a state: the machine, its instructions, its threads."""
+def environment(model: Model, threads: int, unit_bytes: int | None) -> dict[str, Any]:
+    """What else decides the bits of a state: the machine, its instructions, its threads, which texts share a batch.
+
+    Without `unit_bytes` it is of a store that does not say how large its units are.
+    """
     cuda = model.device.type == "cuda"
-    return {
+    units = {} if unit_bytes is None else {"unit_bytes": unit_bytes}
+    return units | {
         "machine": platform.machine(),
         "processor": torch.cuda.get_device_name(model.device) if cuda else torch.backends.cpu.get_cpu_capability(),
         "threads": threads,
