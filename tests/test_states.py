@@ -15,9 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from hiddenscope.errors import FileError, NotFinite, SiteError, StatesError
+from hiddenscope.errors import Damaged, FileError, NotFinite, SiteError, StatesError
 from hiddenscope.sites import Site
-from hiddenscope.states import POOLINGS, Pair, Readable, Source, States, Tokens, join
+from hiddenscope.states import POOLINGS, Pair, Readable, Source, States, Tokens, join, load_states
+from hiddenscope.states.files import write
 
 HOSTILE = [
     "",
@@ -361,6 +362,48 @@ def test_a_pair(tmp_path: Path) -> None:
     encoder.save(tmp_path / "one.safetensors")
     with pytest.raises(FileError, match="it holds one stack"):
         Pair.load(tmp_path / "one.safetensors")
+
+
+def test_a_file_of_states_is_opened_whichever_it_holds(tmp_path: Path) -> None:
+    one = make_states([3], sites="encoder.layer.0")
+    pair = Pair(one, make_states([2], sites="decoder.layer.0"))
+    one.save(tmp_path / "one.safetensors")
+    pair.save(tmp_path / "pair.safetensors")
+    loaded = load_states(tmp_path / "one.safetensors")
+    assert isinstance(loaded, States) and torch.equal(loaded.values, one.values)
+    both = load_states(tmp_path / "pair.safetensors")
+    assert isinstance(both, Pair) and both.decoder.tokens.equals(pair.decoder.tokens)
+
+
+def test_a_damaged_file_of_states_is_said_to_be_damaged_whatever_its_name(tmp_path: Path) -> None:
+    for name, states in (("a Pair of pairs", make_states([3])), ("one stack", _a_pair())):
+        path = tmp_path / f"{name}.safetensors"
+        states.save(path)
+        content = bytearray(path.read_bytes())
+        content[-5] ^= 1
+        path.write_bytes(content)
+        for load in (load_states, States.load, Pair.load):
+            with pytest.raises(Damaged, match="its bytes are not those that were written"):
+                load(path)
+
+
+def test_a_pair_whose_stacks_share_memory_is_saved(tmp_path: Path) -> None:
+    encoder = make_states([3], sites="encoder.layer.0 encoder.layer.1")
+    decoder = States((Site.parse("decoder.layer.0"),), encoder.values[:1], encoder.tokens, encoder.source)
+    Pair(encoder, decoder).save(tmp_path / "x.safetensors")
+    back = Pair.load(tmp_path / "x.safetensors")
+    assert torch.equal(back.encoder.values, encoder.values) and torch.equal(back.decoder.values, encoder.values[:1])
+
+
+def test_a_pair_of_two_encoders_is_no_pair(tmp_path: Path) -> None:
+    pair = _a_pair()
+    write(tmp_path / "x.safetensors", {"encoder.": pair.encoder._parts(), "decoder.": pair.encoder._parts()})
+    with pytest.raises(FileError, match="Cannot pair an encoder and a decoder"):
+        load_states(tmp_path / "x.safetensors")
+
+
+def _a_pair() -> Pair:
+    return Pair(make_states([3], sites="encoder.layer.0"), make_states([2], sites="decoder.layer.0"))
 
 
 def test_a_pair_counts_from_the_end_of_the_model_not_of_what_was_kept() -> None:

@@ -181,13 +181,24 @@ def write_tensors(path: str | os.PathLike[str], tensors: "Mapping[str, Tensor]",
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    plain = _unshared({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
     with replacing(path) as fresh:
         try:
             save_file(plain, fresh, {**header, "seal": UNSEALED})
             seal(fresh)
         except SafetensorError as error:
             raise OSError(str(error)) from error
+
+
+def _unshared(tensors: "Mapping[str, Tensor]") -> "dict[str, Tensor]":
+    """The same tensors, none of which lies in the memory of another: safetensors refuses those that do."""
+    seen: set[int] = set()
+    own = {}
+    for name, tensor in tensors.items():
+        place = tensor.untyped_storage().data_ptr()
+        own[name] = tensor.clone() if place in seen else tensor
+        seen.add(place)
+    return own
 
 
 def read_tensors(path: str | os.PathLike[str], what: str, form: str) -> "tuple[dict[str, Tensor], dict[str, str]]":

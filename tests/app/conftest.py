@@ -37,6 +37,7 @@ def kept(root: Path) -> hs.States:
     """States in a file."""
     states = hs.load(root / "models" / "tiny").capture(list(TEXTS[:5]))
     assert isinstance(states, hs.States)
+    (root / "corpora").mkdir(exist_ok=True)
     states.save(root / "corpora" / "kept.safetensors")
     return states
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import hiddenscope as hs
+from hiddenscope.app.code import Named, as_python
 from hiddenscope.app.stores import read_texts, store_identity
 
 from .pages import Opener, Workbench, fragment
@@ -157,6 +158,19 @@ def test_half_a_surrogate_pair_and_a_damaged_file_are_no_500(root: Path, tmp_pat
     (tmp_path / "half.safetensors").write_bytes(content[: len(content) // 2])
     with pytest.raises(hs.errors.FileError, match="half.safetensors"):
         read_texts(tmp_path / "half.safetensors", 0, 5)
+
+
+def test_states_of_a_pair_are_read_as_such_in_the_code(tmp_path: Path, kept: hs.States) -> None:
+    stacks = []
+    for stack in ("encoder", "decoder"):
+        sites = tuple(hs.Site.parse(f"{stack}.{site}") for site in kept.sites)
+        stacks.append(hs.States(sites, kept.values, kept.tokens, kept.source))
+    hs.Pair(*stacks).save(tmp_path / "pair.safetensors")
+    kept.save(tmp_path / "one.safetensors")
+    for name, opening in (("pair", "hs.Pair.load"), ("one", "hs.States.load")):
+        path = tmp_path / f"{name}.safetensors"
+        asked = {"analysis": "kept", "arguments": {"store": "s", "text": 0}}
+        assert f"states = {opening}({str(path)!r})" in str(as_python(asked, {"s": Named(str(path))}))
 
 
 def idle(shown: Workbench) -> None:

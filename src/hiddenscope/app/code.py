@@ -15,10 +15,12 @@ result.save('lens.html')
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from hiddenscope.app.frames import Header
 from hiddenscope.app.schemas import Question, never_a_path, questions_of
+from hiddenscope.app.stores import holds_pair
 from hiddenscope.catalog import ANALYSIS
 
 ONLY_PYTHON = "This can be asked in Python only."
@@ -133,8 +135,7 @@ def _of_store(asked: Header, names: Names) -> str | None:
     if arguments["store"] not in names:
         return None
     path = names[arguments["store"]].path
-    opening = "hs.States.load" if path.endswith(".safetensors") else "hs.open"
-    lines = ["import hiddenscope as hs", "", f"states = {opening}({path!r})"]
+    lines = ["import hiddenscope as hs", "", f"states = {_opening(path)}({path!r})"]
     text, site, k = (arguments.get(name) for name in ("text", "site", "k"))
     if word == "kept":
         return _program([*lines, f"result = hs.profile(states.of({text}))", "result.save('profile.html')"])
@@ -145,6 +146,13 @@ def _of_store(asked: Header, names: Names) -> str | None:
         lines.append(f"state = states.of({text})[{site!r}][{arguments['token']}]")
         query = f"state, {k + 1}, site={site!r}, pool='each'"  # the nearest of all is the state itself
     return _program([*lines, f"result = hs.search(states, {query})", "result.save('search.html')"])
+
+
+def _opening(path: str) -> str:
+    """What opens kept states: a store, or a file of one stack or of two."""
+    if not path.endswith(".safetensors"):
+        return "hs.open"
+    return "hs.Pair.load" if holds_pair(Path(path)) else "hs.States.load"
 
 
 def _load(choice: Header, names: Names) -> str:

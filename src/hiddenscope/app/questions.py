@@ -21,10 +21,10 @@ from hiddenscope.app.frames import Header
 from hiddenscope.app.schemas import Kind, never_a_path, questions_of
 from hiddenscope.app.stores import plain
 from hiddenscope.catalog import ANALYSIS
-from hiddenscope.errors import Error, FileError, SiteError, TextError, TooLarge
+from hiddenscope.errors import Error, SiteError, TextError, TooLarge
 from hiddenscope.results import FINDINGS, Result, to_bytes
 from hiddenscope.sites import Site, to_alias
-from hiddenscope.states import Pair, States
+from hiddenscope.states import Pair, States, load_states
 from hiddenscope.texts import Labelled
 from hiddenscope.views import pack, sections_of
 from hiddenscope.views.render import named_views
@@ -76,7 +76,7 @@ class Models:
         if key not in self._kept:
             self._kept.clear()
             path = Path(arguments["path"])
-            self._kept[key] = hs.open(path) if path.is_dir() else _of_file(path)
+            self._kept[key] = hs.open(path) if path.is_dir() else load_states(path)
         return self._kept[key]
 
     def states(self, model: hs.Model, text: str) -> States:
@@ -95,14 +95,6 @@ class Models:
                 self._captured.popitem(last=False)
         self._captured.move_to_end(key)
         return self._captured[key]
-
-
-def _of_file(path: Path) -> States | Pair:
-    """The states in a file: of one stack, or of an encoder and a decoder."""
-    try:
-        return States.load(path)
-    except FileError:
-        return Pair.load(path)
 
 
 def answer(request: Header, models: Models, preview: Preview) -> AnswerBytes:

@@ -36,6 +36,11 @@ def is_states(path: Path) -> bool:
         return False
 
 
+def holds_pair(path: Path) -> bool:
+    """Whether a file of states holds those of an encoder and a decoder."""
+    return "encoder." in (_header(path) or {})
+
+
 def store_identity(path: Path) -> str:
     """What tells kept states from others, and from what they were before more units were committed."""
     return identity([path / "plan.json", *sorted((path / "commits").iterdir())] if path.is_dir() else [path])

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 import hiddenscope as hs
-from hiddenscope import errors
+from hiddenscope import errors, states
 from hiddenscope.cli.arguments import dataset
 
 STATES_HELP = "States in place of a model: a store that extract wrote, or a file that capture wrote."
@@ -43,14 +43,7 @@ def check_states(path: Path, of_model: Mapping[str, Any], options: Mapping[str, 
 
 def read_states(path: Path) -> "hs.Store | hs.States | hs.Pair":
     """The store in a folder, or the states in a file."""
-    if is_store(path):
-        return hs.open(path)
-    try:
-        return hs.States.load(path)
-    except errors.FileError as error:
-        if "Pair" not in str(error):
-            raise
-        return hs.Pair.load(path)
+    return hs.open(path) if is_store(path) else states.load_states(path)
 
 
 def labels_of(states: "hs.Store | hs.States | hs.Pair", name: str, text: str | None, label: str | None) -> list[Any]:

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 from hiddenscope.states.tokens import Source, Tokens
 
 if TYPE_CHECKING:
-    from hiddenscope.states.values import POOLINGS, Pair, Pooling, Readable, States, join
+    from hiddenscope.states.values import POOLINGS, Pair, Pooling, Readable, States, join, load_states
 
-__all__ = ["POOLINGS", "Pair", "Pooling", "Readable", "Source", "States", "Tokens", "join"]
+__all__ = ["POOLINGS", "Pair", "Pooling", "Readable", "Source", "States", "Tokens", "join", "load_states"]
 
 if not TYPE_CHECKING:
 

@@ -249,10 +249,10 @@ class States:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "States":
         """Read what `save` wrote."""
-        parts = _read(path)
-        if "" not in parts:
+        loaded = load_states(path)
+        if isinstance(loaded, Pair):
             raise FileError(f"Cannot read {path} as States", "it holds a pair", "Read it with Pair.load().")
-        return parts[""]
+        return loaded
 
     def _parts(self) -> StackParts:
         return StackParts(self.sites, self.values, self.tokens, self.source)
@@ -342,10 +342,10 @@ class Pair:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Pair":
         """Read what `save` wrote."""
-        parts = _read(path)
-        if set(parts) != {"encoder.", "decoder."}:
+        loaded = load_states(path)
+        if isinstance(loaded, States):
             raise FileError(f"Cannot read {path} as a Pair", "it holds one stack", "Read it with States.load().")
-        return cls(parts["encoder."], parts["decoder."])
+        return loaded
 
 
 def join(parts: Sequence[States]) -> States:
@@ -377,9 +377,19 @@ def join(parts: Sequence[States]) -> States:
     return States(first.sites, torch.cat([part.values for part in parts], 1), tokens, first.source)
 
 
-def _read(path: str | os.PathLike[str]) -> dict[str, States]:
+def load_states(path: str | os.PathLike[str]) -> States | Pair:
+    """The states in a file, whichever of the two it holds: of one stack, or of an encoder and a decoder.
+
+    >>> import tempfile
+    >>> one = States((Site(0),), torch.zeros(1, 1, 2), Tokens(("hi",), [0], [0], [7], ("hi",)), Source("toy"))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     one.save(f"{folder}/states.safetensors")
+    ...     load_states(f"{folder}/states.safetensors")["layer.0"].shape
+    torch.Size([1, 2])
+    """
     try:
-        return {prefix: States(*part) for prefix, part in read(path).items()}
+        parts = {prefix: States(*part) for prefix, part in read(path).items()}
+        return parts[""] if "" in parts else Pair(parts["encoder."], parts["decoder."])
     except StatesError as error:
         raise FileError(f"Cannot read states from {os.fspath(path)}", str(error), "Save the states again.") from error
 

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from hiddenscope import hooks
 from hiddenscope.analyses.drift.observe import Live, set_kernel
 from hiddenscope.anatomy import Anatomy, vocabulary
-from hiddenscope.errors import AnatomyError, FileError, ModuleError, StatesError, TextError
+from hiddenscope.errors import AnatomyError, ModuleError, StatesError, TextError
 from hiddenscope.model import Model, load
 from hiddenscope.passes import Inputs, TextEncoder, Texts, recordable
 from hiddenscope.sites import Site, summarise
-from hiddenscope.states import Pair, Readable, States
+from hiddenscope.states import Pair, Readable, States, load_states
 from hiddenscope.store import Store
 from hiddenscope.store import open as open_store
 
@@ -117,7 +117,7 @@ def opened(given: Any, who: str) -> Side:
         if (path / "plan.json").is_file():
             store = open_store(path)
             return Saved(f"{store.source.model} ({path.name})", (store,))
-        return _saved_file(path) if path.suffix == ".safetensors" and path.is_file() else load(given)
+        return _saved_file(path) if path.suffix.lower() == ".safetensors" and path.is_file() else load(given)
     if isinstance(given, Readable):
         return Saved(str(getattr(getattr(given, "source", None), "model", "states")), (_gathered(given),))
     if isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], nn.Module):
@@ -132,14 +132,9 @@ def opened(given: Any, who: str) -> Side:
 
 
 def _saved_file(path: Path) -> Saved:
-    try:
-        states = States.load(path)
-    except FileError as error:
-        if "pair" not in str(error):
-            raise
-        pair = Pair.load(path)
-        return Saved(f"{pair.encoder.source.model} ({path.name})", (pair.encoder, pair.decoder))
-    return Saved(f"{states.source.model} ({path.name})", (states,))
+    states = load_states(path)
+    stacks = (states.encoder, states.decoder) if isinstance(states, Pair) else (states,)
+    return Saved(f"{stacks[0].source.model} ({path.name})", stacks)
 
 
 def _gathered(source: Readable) -> States:
