@@ -5,16 +5,18 @@ import shutil
 import signal
 from collections.abc import Callable, Iterator
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from playwright.sync_api import Browser, sync_playwright
 from torch import nn
 
 import hiddenscope as hs
 from hiddenscope.errors import Unreachable
 from hiddenscope.testing import tiny_model, tiny_tokenizer
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in what a shell runs in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -24,7 +26,9 @@ FLAGS += ["--disable-component-update", "--disable-sync"]
 
 
 @pytest.fixture(scope="session")
-def chromium() -> Iterator[Browser]:
+def chromium() -> "Iterator[Browser]":
+    from playwright.sync_api import sync_playwright  # here, so that machines without it can run the other tests
+
     path = os.environ.get("HIDDENSCOPE_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
     if not path:
         missing = "there is no Chromium to draw the views in: `make browser` installs it, as root and with apt"

@@ -18,6 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from typer.testing import CliRunner
 
 import hiddenscope as hs
+from chaos import interleavings
 from chaos.crashes import dying
 from chaos.flips import flips, intact, readable
 from chaos.power import power_losses
@@ -264,6 +265,26 @@ def test_two_jobs_at_once_make_one_store(tmp_path: Path) -> None:
         thread.join()
     tiny_store(tmp_path / "store")
     assert everything(tmp_path / "store") == sound
+
+
+def test_a_second_job_may_run_at_any_line_of_the_first() -> None:
+    done, *wrong = interleavings.run(20)
+    assert "at each of 1" in done and wrong == []
+
+
+def test_a_folder_in_which_another_job_puts_its_plan_meanwhile_is_not_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed, path = os.listdir, tmp_path / "store"
+    path.mkdir()
+
+    def list_late(folder: Any = ".") -> list[str]:
+        monkeypatch.setattr(os, "listdir", listed)
+        tiny_store(path, units=["000000"])
+        return listed(folder)
+
+    monkeypatch.setattr(os, "listdir", list_late)
+    assert tiny_store(path).pending() == [] and intact(path)
 
 
 @pytest.mark.skipif(os.name == "nt", reason="no limits there")

@@ -161,11 +161,16 @@ class StoreFolder:
         return FileError(problem, f"{name}: {error.strerror or error}", records.VERIFY)
 
     def make(self) -> None:
-        """Make the folders of a store, where they are not."""
+        """Make the folders of a store, where they are not.
+
+        Another job may hold the lock, because it is putting a new plan/ in the place of the one that is there.
+        """
         made = not self.path.exists()
-        for name in FOLDERS:
-            (self.path / name).mkdir(parents=True, exist_ok=True)
-            self._check_folder(name, f"Cannot write {self.shown}")
+        self.path.mkdir(parents=True, exist_ok=True)
+        with self.locked():
+            for name in FOLDERS:
+                (self.path / name).mkdir(exist_ok=True)
+                self._check_folder(name, f"Cannot write {self.shown}")
         to_disk(self.path)
         if made:
             to_disk(self.path.parent)

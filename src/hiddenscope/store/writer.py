@@ -207,13 +207,18 @@ def read_beside(folder: StoreFolder, name: str, sha256: str) -> bytes:
 
 
 def _refuse_others(folder: StoreFolder) -> None:
-    """A store is made in an empty folder, or in one that was begun."""
-    if folder.path.is_dir() and not os.path.lexists(folder.plan):
-        lost = {folder.complete.name} if (folder.path / "commits").is_dir() else set()  # a store without its plan.json
-        others = sorted(set(os.listdir(folder.path)) - {*FOLDERS, *lost})
-        if others:
-            reason = f"the folder holds other things, such as {shown(Path(others[0]))}"
-            raise StoreError(f"Cannot make a store in {folder.shown}", reason, "Give an empty folder, or a new one.")
+    """A store is made in an empty folder, or in one that was begun.
+
+    The folder is listed once: between two looks at it, another job could put its plan.json there.
+    """
+    names = set(os.listdir(folder.path)) if folder.path.is_dir() else set()
+    if folder.plan.name in names:
+        return
+    lost = {folder.complete.name} if "commits" in names else set()  # a store without its plan.json
+    others = sorted(names - {*FOLDERS, *lost})
+    if others:
+        reason = f"the folder holds other things, such as {shown(Path(others[0]))}"
+        raise StoreError(f"Cannot make a store in {folder.shown}", reason, "Give an empty folder, or a new one.")
 
 
 def _publish_plan(folder: StoreFolder, fresh: Path, plan: StorePlan) -> None:
