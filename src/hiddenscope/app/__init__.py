@@ -1,18 +1,19 @@
 """The workbench: a local web app over every analysis. `hiddenscope serve` starts it.
 
-settings   where it listens, its limits
-guard      who may come in: Host, token, Origin, size
-schemas    requests and answers, generated from the signatures of the analyses
-routes     the API, and the page
-jobs       the queue, one model job at a time
-process    the worker process, as the server sees it
-worker     the worker process itself, which has torch
-questions  what the worker answers
-frames     how the two talk
-cache      results once computed, on disk
-library    the models, datasets and states to choose from
-stores     what kept states hold, and their texts
-code       a question as Python, and as a command
+settings    where it listens, its limits
+guard       who may come in: Host, token, Origin, size
+connections how long a client may keep the server waiting
+schemas     requests and answers, generated from the signatures of the analyses
+routes      the API, and the page
+jobs        the queue, one model job at a time
+process     the worker process, as the server sees it
+worker      the worker process itself, which has torch
+questions   what the worker answers
+frames      how the two talk
+cache       results once computed, on disk
+library     the models, datasets and states to choose from
+stores      what kept states hold, and their texts
+code        a question as Python, and as a command
 
 The server imports no torch.
 """
@@ -30,6 +31,7 @@ from starlette.exceptions import HTTPException
 
 import hiddenscope as hs
 from hiddenscope.app.cache import ResultCache
+from hiddenscope.app.connections import timed
 from hiddenscope.app.guard import Guard
 from hiddenscope.app.jobs import Jobs
 from hiddenscope.app.library import Library
@@ -94,7 +96,7 @@ def server(settings: Settings) -> "uvicorn.Server":
             create(settings),
             host=settings.host,
             port=settings.port,
-            http="h11",
+            http=timed(settings.request_seconds),
             access_log=False,
             log_level="warning",
             server_header=False,

@@ -19,7 +19,8 @@ class Settings:
 
     `ticket` is good for one visit, in place of the token: it is what a browser is started with, and everybody on the
     machine can read the arguments of a process. `root` is the folder below which models and states may be opened;
-    without it, none are. `remote` allows another address than loopback.
+    without it, none are. `remote` allows another address than loopback. `request_seconds` is how long a client may take
+    to send its headers, and between two pieces of its body.
 
     >>> Settings(token="secret").cookie
     'hiddenscope-8765'
@@ -37,6 +38,7 @@ class Settings:
     upload_bytes: int = 16 * MEGABYTE
     result_bytes: int = 256 * MEGABYTE
     cache_bytes: int = 1024 * MEGABYTE
+    request_seconds: float = 30.0
     queue_length: int = 16
     streams: int = 64
     debug: bool = False
