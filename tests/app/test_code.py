@@ -36,6 +36,27 @@ def test_the_code_of_every_analysis_gives_the_same(bench: Bench, tiny_name: str,
     assert same(hs.Result.load(here / "command.nc"), expected)
 
 
+@pytest.mark.parametrize("word", ["project", "probe", "cluster"])
+def test_the_code_of_a_position_gives_the_same(bench: Bench, tiny_name: str, here: Path, word: str) -> None:
+    """A position is a number in the request, in Python and after the command has read its word."""
+    pooled = {"pool" if word == "cluster" else "token": -1}
+    texts = {"texts": ["a b", "c d", "e f", "d e", "f g", "h i"]} if word == "cluster" else {}
+    answered = bench.answer(word, tiny_name, **QUESTIONS[word] | texts | pooled)
+    expected = computed(bench, answered["id"], here)
+    exec(answered["python"].replace(f"{word}.html", "python.nc"), {})
+    assert same(hs.Result.load(here / "python.nc"), expected)
+    words = shlex.split(answered["command"].replace(f"--out {word}.html", "--out command.nc"))
+    with pytest.raises(SystemExit) as left:
+        get_command(app)(args=words[1:])
+    assert left.value.code == 0 and same(hs.Result.load(here / "command.nc"), expected)
+
+
+@pytest.mark.parametrize("pooled", ["3", "middle", 1.5, True, 10**9])
+def test_a_pooling_that_there_is_not_is_refused(bench: Bench, tiny_name: str, pooled: Any) -> None:
+    answer = bench.submit("embed", tiny_name, texts=[TEXT], pool=pooled)
+    assert answer.status == 422 and "pool" in answer.json["detail"]
+
+
 def test_the_code_of_embed_writes_the_same_vectors(bench: Bench, tiny_name: str, here: Path) -> None:
     answered = bench.answer("embed", tiny_name, **QUESTIONS["embed"])
     expected = computed(bench, answered["id"], here).data["vector"].to_numpy()

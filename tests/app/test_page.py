@@ -5,7 +5,7 @@ import os
 from itertools import product
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import parse_qs, unquote
 
 import pytest
 
@@ -250,6 +250,48 @@ def test_a_form_that_is_not_filled_in_says_what_is_missing(look: Opener, here: d
     shown.page.get_by_role("button", name="steer").click()
     shown.page.get_by_role("button", name="Run", exact=True).click()
     shown.page.get_by_text("Fill in prompts first.").wait_for()
+
+
+def test_pooling_is_a_word_or_a_position_and_nothing_is_chosen_that_the_reader_did_not_choose(
+    look: Opener, here: dict[str, str]
+) -> None:
+    """A position arrives as a number, the address restores it, and a choice that is left alone stays Python's own."""
+    shown = look(fragment(tab="ask", word="embed", model=here["model"]))
+    page = shown.page
+    page.get_by_label("Texts").fill(f"{A}\n{B}")
+    page.get_by_role("button", name="Run", exact=True).click()
+    shown.until("() => location.hash.includes('q=') && !!document.querySelector('.found')")
+    assert asked_in(shown) == {"texts": [A, B]}
+    page.get_by_text("More options").click()
+    position = page.get_by_role("spinbutton", name="Position")
+    assert position.count() == 0
+    for chosen, value in (("first", "first"), ("cls", "cls"), ("a position", -2)):
+        page.get_by_label("Pooling").select_option(label=chosen)
+        if chosen == "a position":
+            position.fill("-2")
+        page.get_by_role("button", name="Run", exact=True).click()
+        assert asked_in(shown) == {"texts": [A, B], "pool": value}
+        shown.until("() => !document.querySelector('.stale')")
+    assert "pool=-2" in code_of(shown, "As Python") and "--pool=-2" in code_of(shown, "As command")
+    again = look(shown.fragment)
+    again.page.locator(".found").wait_for()
+    assert asked_in(again) == {"texts": [A, B], "pool": -2}
+    again.page.get_by_text("More options").click()
+    assert again.page.get_by_role("spinbutton", name="Position").input_value() == "-2"
+
+
+def asked_in(shown: Workbench) -> Any:
+    """What the address says was asked."""
+    return json.loads(parse_qs(shown.fragment.removeprefix("#"))["q"][0])
+
+
+def code_of(shown: Workbench, name: str) -> str:
+    """The code that a result offers."""
+    shown.page.get_by_role("button", name="Save ▾").first.click()
+    shown.page.get_by_role("button", name=name).click()
+    text = shown.page.locator("dialog pre").inner_text()
+    shown.page.keyboard.press("Escape")
+    return text
 
 
 def test_nothing_is_wider_than_the_window_and_no_accessibility_fault_is_serious(

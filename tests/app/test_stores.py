@@ -1,17 +1,21 @@
 """Stores in the workbench: kept states are opened, searched and browsed, by the API and in a browser."""
 
+import shlex
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from typer.main import get_command
 
 import hiddenscope as hs
-from hiddenscope.app.code import Named, as_python
+from hiddenscope.app.code import Named, as_command, as_python
 from hiddenscope.app.stores import read_texts, store_identity
+from hiddenscope.cli import app
+from hiddenscope.testing import tiny_model, tiny_tokenizer
 
 from .pages import Opener, Workbench, fragment
-from .serving import Bench
+from .serving import Bench, same
 from .texts import HOSTILE, TEXTS
 
 
@@ -106,9 +110,46 @@ def test_a_search_in_a_store_names_its_texts(bench: Bench, store: hs.Store, tiny
     assert answer["nearest"][0]["string"] == "The rest of number 7 is here."
     assert answer["nearest"][0]["text"] == TEXTS.index("The rest of number 7 is here.")
     assert answer["nearest"][0]["score"] == pytest.approx(1, abs=1e-4)
+    found = numbers(bench, answer, tmp_path)
     namespace: dict[str, Any] = {}
     exec(answer["python"].replace("search.html", str(tmp_path / "search.nc")), namespace)
-    assert namespace["result"].data["number"].equals(numbers(bench, answer, tmp_path).data["number"])
+    assert namespace["result"].data["number"].equals(found.data["number"])
+    assert same(commanded(answer, tmp_path), found)
+
+
+def commanded(answer: dict[str, Any], folder: Path) -> hs.Result:
+    """What the command of an answer gives."""
+    words = shlex.split(answer["command"].replace("--out search.html", f"--out {folder / 'command.nc'}"))
+    with pytest.raises(SystemExit) as left:
+        get_command(app)(args=words[1:])
+    assert left.value.code == 0
+    return hs.Result.load(folder / "command.nc")
+
+
+def test_the_code_of_a_search_in_the_states_of_two_stacks_runs(bench: Bench, root: Path, tmp_path: Path) -> None:
+    """States of an encoder and a decoder in a file, at a site of the encoder, which is not the last there is."""
+    folder, path = root / "pairs" / "t5", root / "pairs" / "kept.safetensors"
+    module: Any = tiny_model("t5")
+    module.config.decoder_start_token_id = module.generation_config.decoder_start_token_id = 0
+    module.save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    pair = hs.load(folder).capture(["a b", "c d", "e f"], targets=["a", "c", "e"])
+    assert isinstance(pair, hs.Pair)
+    pair.save(path)
+    given = {"store": listed(bench, "pairs/kept.safetensors")["name"], "query": "c d", "site": "encoder.layer.1"}
+    answer = bench.answer("store", bench.folder("pairs/t5"), **given, k=2)
+    assert answer["nearest"][0]["text"] == 1
+    found = numbers(bench, answer, tmp_path)
+    namespace: dict[str, Any] = {}
+    exec(answer["python"].replace("search.html", str(tmp_path / "search.nc")), namespace)
+    assert same(namespace["result"], found) and same(commanded(answer, tmp_path), found)
+
+
+@pytest.mark.parametrize(("analysis", "said"), [("kept", "all texts, not one"), ("nearest", "not for a state")])
+def test_where_there_is_no_command_the_reason_is_said(analysis: str, said: str) -> None:
+    given = {"store": "store:0123456789abcdef", "text": 0, "site": "final", "token": 0, "k": 3}
+    command = as_command({"analysis": analysis, "arguments": given}, {})
+    assert command.text is None and said in command.reason and "Python only" in command.reason
 
 
 def test_texts_of_a_store_that_is_not_complete_keep_their_numbers(bench: Bench, root: Path, tiny_name: str) -> None:

@@ -86,12 +86,15 @@ def as_python(asked: Header, names: Names) -> str | None:
 def as_command(asked: Header, names: Names) -> Command:
     """A command line that makes the same result."""
     word, arguments = asked["analysis"], asked["arguments"]
-    if word == "state" or "store" in arguments:
-        return Command(None, ONLY_PYTHON)
+    if word == "state":
+        return Command(None, f"No command reads or changes a single state. {ONLY_PYTHON}")
     if word == "grid":
         word, arguments = "profile", {"texts": arguments["text"]}
     try:
-        options, words = _options(word, asked["model"], arguments, names)
+        if "store" in arguments:
+            word, options, words = "search", *_search_of_store(asked, names)
+        else:
+            options, words = _options(word, asked["model"], arguments, names)
     except _Missing as missing:
         return Command(None, str(missing))
     dashes = ["--"] if any(one.startswith("-") for one in words) else []
@@ -155,6 +158,19 @@ def _opening(path: str) -> str:
     return "hs.Pair.load" if holds_pair(Path(path)) else "hs.States.load"
 
 
+def _search_of_store(asked: Header, names: Names) -> tuple[list[str], list[str]]:
+    """The options and the words of a search for a text among kept states; no command asks the others about them."""
+    arguments = asked["arguments"]
+    if asked["analysis"] == "kept":
+        raise _Missing(f"`hiddenscope profile --states` reads all texts, not one. {ONLY_PYTHON}")
+    if asked["analysis"] == "nearest":
+        raise _Missing(f"`hiddenscope search --states` looks for texts, not for a state. {ONLY_PYTHON}")
+    if arguments["store"] not in names:
+        raise _Missing("The states are there no longer.")
+    options = ["--states", names[arguments["store"]].path, *_model(asked["model"], names), "-k", str(arguments["k"])]
+    return [*options, *_pairs({"site": arguments.get("site")})], [_text(arguments["query"])]
+
+
 def _load(choice: Header, names: Names) -> str:
     dtype = f", dtype={choice['dtype']!r}" if choice.get("dtype") else ""
     return f"hs.load({_named(choice['name'], names).path!r}{dtype})"
@@ -194,8 +210,7 @@ def _as_list(value: Any) -> list[Any]:
 
 def _options(word: str, model: Header, arguments: Header, names: Names) -> tuple[list[str], list[str]]:
     """The options of a command, and its words."""
-    options, words = ["--model", _named(model["name"], names).path], []
-    options += ["--dtype", model["dtype"]] if model.get("dtype") else []
+    options, words = _model(model, names), []
     options += ["--quality", "plain"] if word == "steer" else []  # what Python measures on, if nothing else is given
     for question in questions_of(ANALYSIS[word]):
         value = arguments.get(question.name)
@@ -219,6 +234,10 @@ def _options(word: str, model: Header, arguments: Header, names: Names) -> tuple
         else:
             options += _option(word, question, value, model, names)
     return options, words
+
+
+def _model(choice: Header, names: Names) -> list[str]:
+    return [*_pairs({"model": _named(choice["name"], names).path, "dtype": choice.get("dtype")})]
 
 
 def _words(word: str, question: Question, value: Any, model: Header, names: Names) -> list[str]:

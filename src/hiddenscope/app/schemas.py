@@ -29,7 +29,19 @@ SITES = r"^[A-Za-z0-9_.*,\[\]\- ]{1,200}$"
 ONLY_IN_PYTHON = {"Callable", "Mapping"}
 
 Kind: TypeAlias = Literal[
-    "text", "texts", "model", "data", "sites", "choice", "integer", "numbers", "flag", "word", "contrast", "direction"
+    "text",
+    "texts",
+    "model",
+    "data",
+    "sites",
+    "choice",
+    "integer",
+    "numbers",
+    "flag",
+    "word",
+    "pooling",
+    "contrast",
+    "direction",
 ]
 OneText: TypeAlias = Annotated[str, Field(min_length=1, max_length=MOST_CHARACTERS)]
 SomeTexts: TypeAlias = OneText | Annotated[list[OneText], Field(min_length=1, max_length=MOST_TEXTS)]
@@ -37,6 +49,7 @@ SitesName: TypeAlias = Annotated[str, Field(pattern=SITES)]
 Word: TypeAlias = Annotated[str, Field(min_length=1, max_length=200)]
 Number: TypeAlias = Annotated[float, Field(ge=-1e6, le=1e6, allow_inf_nan=False)]
 Integer: TypeAlias = Annotated[int, Field(ge=-1_000_000, le=1_000_000)]
+Pooling: TypeAlias = Literal["last", "first", "mean", "max", "cls", "each"] | Integer
 StoreName: TypeAlias = Annotated[str, Field(pattern=STORE_NAME)]
 TextNumber: TypeAlias = Annotated[int, Field(ge=0, le=10**12)]
 Dtype: TypeAlias = Literal["float32", "bfloat16", "float16"]
@@ -138,6 +151,7 @@ KINDS: dict[Kind, Any] = {
     "numbers": Number | Annotated[list[Number], Field(min_length=1, max_length=50)] | Literal["ablate"],
     "flag": bool,
     "word": Word,
+    "pooling": Pooling,
     "contrast": ContrastChoice,
     "direction": DirectionChoice,
 }
@@ -212,7 +226,7 @@ def _kind(analysis: Analysis, parameter: Parameter, words: tuple[str, ...]) -> K
     named: dict[str, Kind] = {"data": "data", "sites": "sites", "site": "sites", "strengths": "numbers"}
     if name in named:
         return named[name]
-    typed: dict[str, Kind] = {"Contrast": "contrast", "Direction": "direction", "bool": "flag"}
+    typed: dict[str, Kind] = {"Contrast": "contrast", "Direction": "direction", "bool": "flag", "Token": "pooling"}
     for type_, kind in typed.items():
         if type_ in names:
             return kind

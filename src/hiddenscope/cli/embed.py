@@ -2,7 +2,7 @@
 
 import csv
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, overload
 
 import typer
 
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 SiteOption = Annotated[str | None, typer.Option(help="Which state: layer.3, final; the last if not given.")]
 PoolOption = Annotated[
     str | None, typer.Option(help="What stands for a text: mean, max, last, first, cls or a position.")
+]
+TokenOption = Annotated[
+    str, typer.Option(help="What stands for a text: last, first, mean, max, cls or a position; each: every token.")
 ]
 
 
@@ -53,6 +56,14 @@ def embed(
     else:
         kept = f" in {shared.out}" if shared.out else "; --out vectors.npy keeps them"
         echo(f"{len(vectors)} vectors, {vectors.shape[1]} wide{kept}")
+
+
+@overload
+def position(pool: str) -> str | int: ...
+
+
+@overload
+def position(pool: None) -> None: ...
 
 
 def position(pool: str | None) -> str | int | None:

@@ -32,7 +32,6 @@ SHARED_HELP = {
     "sites": "Which states: layer.3, layer.*, final, *.attn, a comma list.",
     "targets": "The text of an encoder-decoder's decoder.",
     "truncate": "Cut a text that is longer than the model's window.",
-    "token": "What stands for a text: last, first, mean, max, cls, each.",
     "seed": "The seed of everything that is random.",
 }
 ONLY_IN_PYTHON = {"Callable"}

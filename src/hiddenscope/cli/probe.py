@@ -7,6 +7,7 @@ import typer
 import hiddenscope as hs
 from hiddenscope.cli.arguments import dataset, shipped
 from hiddenscope.cli.command import Shared, SitesOption, TruncateOption, command, show
+from hiddenscope.cli.embed import TokenOption, position
 from hiddenscope.cli.states import StatesOption, labels_of, read_states
 
 DATA = "A shipped dataset, a file, - for stdin; or position, word-start, previous-token with --token each."
@@ -18,7 +19,7 @@ def probe(
     shared: Shared,
     data: Annotated[str, typer.Argument(help=DATA, autocompletion=shipped)] = "cities-incomplete",
     task: Annotated[Literal["classify", "regress"], typer.Option(help="Classes, or numbers.")] = "classify",
-    token: Annotated[str, typer.Option(help="What stands for a text: last, first, mean, max, cls, each.")] = "last",
+    token: TokenOption = "last",
     text: Annotated[str | None, typer.Option(help="The column of the texts.")] = None,
     label: Annotated[str | None, typer.Option(help="The column of the labels, or a ready label of tokens.")] = None,
     sites: SitesOption = "layer.*,final",
@@ -35,11 +36,14 @@ def probe(
         source = read_states(states)
         ready = next((word for word in (label, data) if word in READY), None)
         labels = ready or labels_of(source, data, text, label)
-        show(hs.probe(source, labels, task=task, sites=sites, token=token, seed=seed), shared)
+        show(hs.probe(source, labels, task=task, sites=sites, token=position(token), seed=seed), shared)
         return
     given: Any = data
     if label in READY:
         given = (dataset(data, text), label)
     elif data not in READY:
         given = dataset(data, text, label)
-    show(hs.probe(shared.load(), given, task=task, sites=sites, token=token, seed=seed, truncate=truncate), shared)
+    show(
+        hs.probe(shared.load(), given, task=task, sites=sites, token=position(token), seed=seed, truncate=truncate),
+        shared,
+    )

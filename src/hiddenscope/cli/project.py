@@ -9,6 +9,7 @@ import hiddenscope as hs
 from hiddenscope import progress
 from hiddenscope.cli.arguments import dataset, shipped
 from hiddenscope.cli.command import Shared, SitesOption, TruncateOption, command, show
+from hiddenscope.cli.embed import TokenOption, position
 from hiddenscope.cli.states import StatesOption, labels_of, read_states
 from hiddenscope.errors import TextError
 
@@ -23,7 +24,7 @@ def project(
         ),
     ] = None,
     method: Annotated[Literal["umap", "pca", "pacmap", "tsne"], typer.Option(help="How pictures are made.")] = "umap",
-    token: Annotated[str, typer.Option(help="What stands for a text: last, first, mean, max, cls, each.")] = "last",
+    token: TokenOption = "last",
     sites: SitesOption = "layer.*,final",
     seed: Annotated[int, typer.Option(help="The seed of everything that is random.")] = 0,
     neighbours: Annotated[int, typer.Option(help="How many neighbours of a point count.")] = 15,
@@ -49,7 +50,7 @@ def project(
         source,
         labelled,
         method=hs.Pictures(method, neighbours, preview),
-        token=token,
+        token=position(token),
         sites=sites,
         seed=seed,
         truncate=truncate,

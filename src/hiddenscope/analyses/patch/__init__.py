@@ -5,7 +5,7 @@ cells     every site and token patched, and whole layers
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from hiddenscope.sites import Site, SitePatterns, summarise
 if TYPE_CHECKING:
     import xarray
 
-Method = Literal["exact", "attribution", "both"]
+Method: TypeAlias = Literal["exact", "attribution", "both"]
 
 HALF = 0.5
 LOOKS: Mapping[str, Mapping[str, str]] = {

@@ -10,9 +10,11 @@ import { DTYPES, dtypeField, modelField } from "./fields.js";
  */
 
 const PROSE = /** @type {Record<string, string>} */ ({ texts: "one text on each line", sites: "layer.3, layer.*, final, *.attn", numbers: "-1,1,2, or ablate" });
-const NAMES = /** @type {Record<string, string>} */ ({ a: "Text A", b: "Text B", k: "How many", data: "Dataset", contrasts: "Contrast", token: "Pooling (last, mean, max or cls)", pool: "Pooling (last, mean, max or cls)", new_tokens: "Tokens to write", other: "Second model" });
+const NAMES = /** @type {Record<string, string>} */ ({ a: "Text A", b: "Text B", k: "How many", data: "Dataset", contrasts: "Contrast", token: "Pooling", pool: "Pooling", new_tokens: "Tokens to write", other: "Second model" });
 const CONTRAST = { clean: "Clean prompt", corrupt: "Corrupt prompt", answer: "Its answer, with the space", other: "The other answer" };
 const DIRECTION = { toward: "Toward these texts", away: "Away from these texts" };
+const POOLINGS = ["last", "first", "mean", "max", "cls"];
+const POSITION = "position";
 const ASIDE = new Set(["sites", "seed", "sample", "truncate", "targets", "probes", "window", "layers", "final_norm", "low_memory", "quality", "pool", "site", "target", "smallest"]);
 
 /** A form whose values are the arguments of a request. */
@@ -62,6 +64,7 @@ function fieldOf(question, lists) {
   if (question.kind === "contrast") return group(label, CONTRAST, false);
   if (question.kind === "direction") return group(label, DIRECTION, true);
   if (question.kind === "flag") return flag(label, question);
+  if (question.kind === "pooling") return pooling(label, question);
   if (question.kind === "choice" || question.kind === "data") return chosen(label, question, lists);
   const many = question.kind === "texts";
   const input = many || question.kind === "text" ? element("textarea", { rows: many ? "3" : "1", spellcheck: "false" }) : element("input", { type: question.kind === "integer" ? "number" : "text", spellcheck: "false" });
@@ -121,12 +124,39 @@ function modelOf(label, lists) {
  */
 function chosen(label, question, lists) {
   const options = question.kind === "data" ? lists.datasets.map((one) => [one.name, one.label]) : question.choices.map((word) => [word, word]);
-  const select = element("select", {}, options.map(([value, words]) => element("option", { value }, [words])));
+  const none = question.default === null && !question.required && question.kind === "choice" ? [["", "none"]] : []; // or the first would be asked for
+  const select = element("select", {}, [...none, ...options].map(([value, words]) => element("option", { value }, [words])));
   if (question.default !== null) select.value = String(question.default);
   return {
     root: labelled(label, select, question.help),
     get: () => (select.value && select.value !== question.default ? select.value : undefined),
     set: (value) => { select.value = String(value); },
+  };
+}
+
+/**
+ * What stands for a text: a word, or the position of one token, which is asked for beside it.
+ * @param {string} label
+ * @param {Question} question
+ * @returns {Field}
+ */
+function pooling(label, question) {
+  const options = [...(question.default === null ? [["", "as trained, or mean"]] : []), ...POOLINGS.map((word) => [word, word]), [POSITION, "a position"]];
+  const select = element("select", {}, options.map(([value, words]) => element("option", { value }, [words])));
+  select.value = String(question.default ?? "");
+  const position = element("input", { type: "number", step: "1", value: "0" });
+  const beside = labelled("Position", position, "0 is the first token, -1 the last");
+  const arrange = () => { beside.hidden = select.value !== POSITION; position.required = !beside.hidden; };
+  select.addEventListener("change", arrange);
+  arrange();
+  return {
+    root: element("div", { class: "pair" }, [labelled(label, select, question.help), beside]),
+    get: () => (select.value === POSITION ? Math.round(Number(position.value)) : select.value && select.value !== question.default ? select.value : undefined),
+    set: (value) => {
+      select.value = typeof value === "number" ? POSITION : String(value);
+      if (typeof value === "number") position.value = String(value);
+      arrange();
+    },
   };
 }
 
