@@ -19,8 +19,11 @@ from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Self
 
+import psutil
+
 import hiddenscope as hs
-from hiddenscope.extract import JobProgress
+from chaos import memory_folder
+from hiddenscope.extract import JobProgress, local
 from hiddenscope.store import verify
 from hiddenscope.testing import tiny_model, tiny_tokenizer
 
@@ -46,10 +49,10 @@ for line in sys.stdin:
 
 def run(count: int = COUNT) -> list[str]:
     """Kill so many processes, and say what came of it: the figures first, then what is wrong."""
-    with TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as folder:
-        workers = min(OF_WORKERS, count // 10)
-        jobs, ended, wrong = kill_jobs(count - workers, Path(folder, "jobs"))
-        killed, also_wrong = kill_workers(workers, Path(folder, "workers"))
+    with TemporaryDirectory(dir=memory_folder()) as folder:
+        of_workers = min(OF_WORKERS, count // 10)
+        jobs, ended, wrong = kill_jobs(count - of_workers, Path(folder, "jobs"))
+        killed, also_wrong = kill_workers(of_workers, Path(folder, "workers"))
     what = f"{jobs} jobs and {killed} workers killed with SIGKILL; {ended} stores completed in spite of it"
     bad = [*wrong, *also_wrong]
     return [f"kills: {what}, {len(bad)} of them other than undisturbed ones, or not clean", *bad]
@@ -98,11 +101,11 @@ def kill_workers(count: int, folder: Path, seed: int = 0) -> tuple[int, list[str
     folder.mkdir()
     model, corpus = hs.load((tiny_model("gpt2"), tiny_tokenizer())), texts(12 * max(count, 2))
     hs.extract(model, corpus, folder / "whole", engine=hs.Engine(unit_bytes=UNIT_BYTES, threads=1))
-    engine, others = hs.Engine(unit_bytes=UNIT_BYTES, threads=1, workers=2), children()
+    engine = hs.Engine(unit_bytes=UNIT_BYTES, threads=1, workers=2)
 
     def kill() -> None:
         time.sleep(chance.uniform(0, 0.05))
-        if own := children(besides=others):
+        if own := workers():
             killed.append(chance.choice(own))
             with suppress(ProcessLookupError):
                 os.kill(killed[-1], signal.SIGKILL)
@@ -115,18 +118,14 @@ def kill_workers(count: int, folder: Path, seed: int = 0) -> tuple[int, list[str
     return len(set(killed)), faults(folder / "store", folder / "whole")
 
 
-def children(besides: Collection[int] = ()) -> list[int]:
-    """The processes that this one has started and that live, without those that were there `besides` a job's own."""
+def workers(besides: Collection[int] = ()) -> list[int]:
+    """The workers of jobs of this process that live: never another child, such as a browser or a server of a test."""
     found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            number, _, rest = path.read_text().partition(" (")
-        except OSError:
-            continue
-        state, parent = rest.rpartition(") ")[2].split()[:2]
-        if int(parent) == os.getpid() and state != "Z" and int(number) not in besides:
-            found.append(int(number))
-    return sorted(found)
+    for child in psutil.Process().children():
+        with suppress(psutil.Error):
+            if local.__name__ in child.cmdline() and child.status() != psutil.STATUS_ZOMBIE:
+                found.append(child.pid)
+    return sorted(set(found) - set(besides))
 
 
 def faults(store: Path, whole: Path) -> list[str]:

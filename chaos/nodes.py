@@ -5,11 +5,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-# Read when Ray is imported: time for a busy machine, and workers that are not starved there.
-os.environ.setdefault("RAY_raylet_start_wait_time_s", "180")
+# Read when Ray is imported: time for a busy machine, workers that are not starved there, and none that Ray ends
+# because the machine's memory is nearly full of what others do.
+os.environ.setdefault("RAY_raylet_start_wait_time_s", "600")
 os.environ.setdefault("RAY_worker_niceness", "0")
+os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")
 
 import hiddenscope as hs
+from chaos import memory_folder
 from chaos.kills import UNIT_BYTES, faults, texts
 from hiddenscope.extract import JobProgress
 from hiddenscope.testing import tiny_model, tiny_tokenizer
@@ -25,7 +28,7 @@ def run(count: int = COUNT) -> list[str]:
 
     model, corpus = hs.load((tiny_model("gpt2"), tiny_tokenizer())), texts(24 * count)
     options = {"num_cpus": 1, "object_store_memory": MEMORY}
-    with TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as name:
+    with TemporaryDirectory(dir=memory_folder()) as name:
         folder = Path(name)
         hs.extract(model, corpus, folder / "whole", engine=hs.Engine(unit_bytes=UNIT_BYTES, threads=1))
         cluster = Cluster(initialize_head=True, head_node_args={**options, "include_dashboard": False})

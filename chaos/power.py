@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+from chaos import memory_folder
 from chaos.flips import intact, readable
 from hiddenscope.store import open as open_store
 from hiddenscope.testing import tiny_store
@@ -180,6 +181,6 @@ def power_losses(folder: Path, count: int, seed: int = 0) -> tuple[int, int, lis
 
 def run(count: int = 600) -> list[str]:
     """Let the power go so often, and say what came of it."""
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as folder:
+    with tempfile.TemporaryDirectory(dir=memory_folder()) as folder:
         done, points, wrong = power_losses(Path(folder), count)
     return [f"power: {done:,} losses of power at {points:,} points of a job; {len(wrong)} stores wrong", *wrong]

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib.util import find_spec
@@ -24,12 +25,23 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 import hiddenscope as hs
-from chaos import kills
+from chaos import kills, memory_folder
 from chaos.kills import files_of, texts
 from hiddenscope import cli
 from hiddenscope.analyses.probe.labels import labelled_rows
 from hiddenscope.errors import ArgumentError, FileError, NotFinite, PassError, StatesError, StoreError, TextError
-from hiddenscope.extract import Corpus, Engine, ExtractJob, JobProgress, compute, extract, job, planning, schedule
+from hiddenscope.extract import (
+    Corpus,
+    Engine,
+    ExtractJob,
+    JobProgress,
+    compute,
+    extract,
+    job,
+    local,
+    planning,
+    schedule,
+)
 from hiddenscope.extract.compute import Pipeline
 from hiddenscope.extract.corpus import SeenTexts
 from hiddenscope.extract.planning import tokenizer_identity
@@ -48,7 +60,7 @@ SMALL = Engine(unit_bytes=UNIT, threads=1)
 @pytest.fixture
 def tmp_path() -> Iterator[Path]:
     """A folder in memory, where there is one: a job waits for the disk after every file."""
-    with TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as folder:
+    with TemporaryDirectory(dir=memory_folder()) as folder:
         yield Path(folder)
 
 
@@ -453,11 +465,11 @@ def test_workers_give_the_same_bytes_and_one_that_stands_still_or_dies_is_replac
 ) -> None:
     monkeypatch.setattr(schedule, "PATIENCE", 0.5)
     extract(gpt2, TEXTS, tmp_path / "alone", engine=SMALL)
-    bystander = subprocess.Popen(["sleep", "600"])  # a child of this process that is no worker, as a browser may be
-    others, killed = kills.children(), list[int]()
+    killed, bystanders = list[int](), list[subprocess.Popen[bytes]]()
 
     def disturb(now: JobProgress) -> None:
-        ours = kills.children(besides=[*others, *killed])
+        bystanders.append(subprocess.Popen(["sleep", "600"]))  # another child, as a browser may be
+        ours = kills.workers(besides=killed)
         if now.units_done in (1, 2) and ours:
             os.kill(ours[0], signal.SIGSTOP if now.units_done == 1 else signal.SIGKILL)
             killed.append(ours[0])
@@ -466,10 +478,83 @@ def test_workers_give_the_same_bytes_and_one_that_stands_still_or_dies_is_replac
     begun.run(disturb)
     assert len(killed) == 2
     assert files_of(tmp_path / "store") == files_of(tmp_path / "alone")
-    assert kills.children(besides=others) == []
-    assert bystander.poll() is None
-    bystander.kill()
-    bystander.wait()
+    assert kills.workers() == []
+    assert [bystander.poll() for bystander in bystanders] == [None] * len(bystanders)
+    for bystander in bystanders:
+        bystander.kill()
+        bystander.wait()
+
+
+STAND_IN = """
+import sys
+with open(sys.argv[1], "w") as heard:
+    for line in sys.stdin:
+        print(line, end="", file=heard, flush=True)
+        print('{"ready": 1}', flush=True) if heard.tell() == len(line) else None
+"""
+
+
+def standing_in(heard: Path) -> "subprocess.Popen[bytes]":
+    """A process that says that it is ready, writes down what it is sent, and ends when its pipe is closed."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    return subprocess.Popen([sys.executable, "-c", STAND_IN, str(heard)], **pipes)  # type: ignore[call-overload,no-any-return]
+
+
+def test_a_worker_that_is_started_while_the_job_ends_is_ended_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned, started = schedule.Schedule(["000000"], lambda done: None), list[subprocess.Popen[bytes]]()
+
+    def start_late(log: Any) -> "subprocess.Popen[bytes]":
+        planned.done(compute.Done("000000", 1, 1, 0.0, True))  # another worker has committed the last unit meanwhile
+        started.append(standing_in(tmp_path / "heard"))
+        return started[-1]
+
+    monkeypatch.setattr(local, "_start", start_late)
+    served = local._Served(planned, {})
+    served.start()
+    served.join(60)
+    try:
+        assert not served.is_alive() and started[0].poll() is not None
+    finally:
+        started[0].kill()
+
+
+def test_a_unit_that_was_meant_for_a_dead_worker_never_precedes_the_order_of_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned, started = schedule.Schedule(["000000"], lambda done: None), list[subprocess.Popen[bytes]]()
+    take, send, second, sent = planned.take, local._Served._send, threading.Event(), threading.Event()
+
+    def start(log: Any) -> "subprocess.Popen[bytes]":
+        started.append(standing_in(tmp_path / str(len(started))))
+        return started[-1]
+
+    def take_late(holder: Any) -> str | None:
+        if len(started) == 1:  # it dies while a unit is taken for it; there is time for another to be started
+            started[0].kill()
+            second.wait(1)
+        return take(holder)
+
+    def send_late(served: Any, message: Any) -> None:
+        if "unit" not in message and len(started) == 2:
+            second.set()
+            sent.wait(1)  # time for whoever sends a unit without waiting for this
+        send(served, message)
+        if "unit" in message and len(started) == 2:
+            sent.set()
+
+    monkeypatch.setattr(planned, "take", take_late)
+    monkeypatch.setattr(local, "_start", start)
+    monkeypatch.setattr(local._Served, "_send", send_late)
+    served = local._Served(planned, {"order": 1})
+    served.start()
+    assert sent.wait(60)
+    while (tmp_path / "1").read_text().count("\n") < 2:
+        time.sleep(0.05)
+    planned.done(compute.Done("000000", 1, 1, 0.0, True))
+    served.end()
+    assert (tmp_path / "1").read_text().splitlines() == ['{"order": 1}', '{"unit": "000000"}']
 
 
 def test_an_error_of_a_worker_is_the_jobs(tmp_path: Path) -> None:

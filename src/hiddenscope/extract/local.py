@@ -68,6 +68,7 @@ class _Served(threading.Thread):
         super().__init__(name="hiddenscope-worker", daemon=True)
         self.schedule, self.order = schedule, order
         self.process: subprocess.Popen[bytes] | None = None
+        self.feeder: threading.Thread | None = None
         self.held = 0
 
     def run(self) -> None:
@@ -83,8 +84,10 @@ class _Served(threading.Thread):
 
     def _serve(self, log: IO[bytes]) -> None:
         """Start a process and feed it until it ends."""
-        self.process, self.held = _start(log), 0
+        self.process, self.feeder, self.held = _start(log), None, 0
         assert self.process.stdout is not None
+        if self.schedule.finished:  # while it was started, so that `end` may not know of it
+            self.process.kill()
         with suppress(OSError):  # it died: what it said before is read all the same
             self._send(self.order)
         for line in self.process.stdout:
@@ -93,7 +96,8 @@ class _Served(threading.Thread):
                 self.schedule.fail(_error(said["error"]))
                 return
             if "ready" in said:
-                threading.Thread(target=self._feed, args=(self.process,), daemon=True).start()
+                self.feeder = threading.Thread(target=self._feed, args=(self.process,), daemon=True)
+                self.feeder.start()
                 continue
             with self.schedule.changed:
                 self.held -= 1
@@ -120,6 +124,9 @@ class _Served(threading.Thread):
     def _ended(self, log: IO[bytes]) -> str:
         assert self.process is not None
         code = self.process.wait()
+        if self.feeder is not None:  # or it could take a unit for this process, and send it to the next one
+            self.schedule.wake()
+            self.feeder.join()
         for pipe in (self.process.stdin, self.process.stdout):
             with suppress(OSError):  # it may be gone before it has read everything
                 pipe.close()  # type: ignore[union-attr]
@@ -130,14 +137,14 @@ class _Served(threading.Thread):
     def end(self) -> None:
         """End the process: whatever it still computes is committed already, or not wanted any more."""
         process = self.process
-        if process is None:
-            return
-        with suppress(OSError):
-            process.stdin.close()  # type: ignore[union-attr]
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(END_SECONDS if self.schedule.error is None else 0)
-        process.kill()
-        self.join()
+        if process is not None:
+            with suppress(OSError):
+                process.stdin.close()  # type: ignore[union-attr]
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(END_SECONDS if self.schedule.error is None else 0)
+            process.kill()
+        if self.ident is not None:  # it was started
+            self.join()
 
 
 def _start(log: IO[bytes]) -> "subprocess.Popen[bytes]":

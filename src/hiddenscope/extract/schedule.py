@@ -95,6 +95,11 @@ class Schedule:
             self.error = self.error or error
             self.changed.notify_all()
 
+    def wake(self) -> None:
+        """Let everybody who waits look again."""
+        with self.changed:
+            self.changed.notify_all()
+
     def wait(self, seconds: float | None = None) -> None:
         """Wait until something has changed."""
         with self.changed:
