@@ -12,7 +12,7 @@ import hiddenscope as hs
 from hiddenscope.testing import tiny_model, tiny_tokenizer
 
 from .pages import Opener, Workbench
-from .serving import TOKEN, Bench, running, settings_in
+from .serving import SECONDS, TOKEN, Bench, running
 from .texts import TEXTS
 
 
@@ -52,7 +52,7 @@ def _offline() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def bench(root: Path, tmp_path_factory: pytest.TempPathFactory, _offline: None) -> Iterator[Bench]:
-    yield from running(settings_in(tmp_path_factory.mktemp("app"), root=root))
+    yield from running(tmp_path_factory.mktemp("app"), root=root)
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def another(root: Path, tmp_path: Path, _offline: None) -> Callable[..., Any]:
 
     @contextmanager
     def made(**options: Any) -> Iterator[Bench]:
-        yield from running(settings_in(tmp_path, **{"root": root} | options))
+        yield from running(tmp_path, **{"root": root} | options)
 
     return made
 
@@ -89,7 +89,7 @@ def look(chromium: Browser, bench: Bench) -> Iterator[Opener]:
         size = {"width": options.pop("width", 1440), "height": options.pop("height", 1000)}
         context = chromium.new_context(viewport=size, **options)
         contexts.append(context)
-        context.set_default_timeout(240_000)  # a loaded machine starts a worker in minutes
+        context.set_default_timeout(1000 * SECONDS)
         own = f"http://{at.netloc}/"
         page = context.new_page()
 

@@ -8,6 +8,8 @@ from urllib.parse import quote
 
 from playwright.sync_api import Locator, Page
 
+from .serving import SECONDS
+
 SCREENSHOTS = Path(__file__).parents[2] / "out" / "screenshots"
 
 
@@ -21,9 +23,9 @@ class Workbench:
         """Wait until what was asked for is painted."""
         self.page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
-    def until(self, condition: str, seconds: int = 240) -> None:
+    def until(self, condition: str) -> None:
         """Wait for something to be so; playwright's own way of waiting is stopped by the page's policy."""
-        for _ in range(20 * seconds):
+        for _ in range(int(20 * SECONDS)):
             if self.page.evaluate(condition):
                 return
             self.page.wait_for_timeout(50)

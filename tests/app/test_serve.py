@@ -3,6 +3,7 @@
 import http.client
 import json
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -12,13 +13,14 @@ import pytest
 from typer.testing import CliRunner
 
 from hiddenscope import cli
+from hiddenscope.cli.serve import _listener
 
-from .serving import free_port
+from .serving import SECONDS
 
 
 def started(tmp_path: Path, *options: str, opens: str = "--no-open") -> tuple[subprocess.Popen[str], dict[str, str]]:
     program = "import sys; from hiddenscope.cli import main; sys.argv[0] = 'hiddenscope'; main()"
-    words = ["serve", opens, "--json", "--port", str(free_port()), *options]
+    words = ["serve", opens, "--json", *options]
     process = subprocess.Popen(
         [sys.executable, "-c", program, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path
     )
@@ -29,13 +31,11 @@ def started(tmp_path: Path, *options: str, opens: str = "--no-open") -> tuple[su
     return process, json.loads(lines)
 
 
-def status(port: int, path: str, **headers: str) -> int | None:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+def status(port: int, path: str, **headers: str) -> int:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=SECONDS)
     try:
         connection.request("GET", path, headers=headers)
         return connection.getresponse().status
-    except ConnectionError:
-        return None
     finally:
         connection.close()
 
@@ -44,14 +44,10 @@ def test_the_command_serves_until_it_is_stopped_and_never_prints_a_request(tmp_p
     process, told = started(tmp_path)
     try:
         port = int(told["address"].rstrip("/").rpartition(":")[2])
-        visit = f"/?token={told['token']}"
-        while (first := status(port, visit)) is None:
-            assert process.poll() is None
-            time.sleep(0.1)
-        assert first == 303
+        assert status(port, f"/?token={told['token']}") == 303
         assert status(port, "/api/analyses", Authorization=f"Bearer {told['token']}") == 200
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate()
     finally:
         process.kill()
         process.communicate()
@@ -76,6 +72,14 @@ def test_the_arguments_of_the_browser_hold_no_token(tmp_path: Path, monkeypatch:
     finally:
         process.kill()
         process.communicate()
+
+
+def test_two_servers_that_start_at_once_have_two_ports() -> None:
+    with _listener("127.0.0.1", 8800) as first, _listener("127.0.0.1", 8800) as second:
+        assert first.getsockname() != second.getsockname()
+        for one in (first, second):
+            with socket.create_connection(one.getsockname()):
+                pass  # a visitor who comes before the server is ready waits until it is
 
 
 def test_the_server_imports_no_torch() -> None:

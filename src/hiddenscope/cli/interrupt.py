@@ -13,13 +13,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import NoReturn
 
 from hiddenscope import progress
 
 GRACE = 0.5  # seconds for what a command removes before it ends, such as half-written files
+MOST_SECONDS = 10.0  # to find out how to go on, from a store on a slow disk; then the process ends without it
 EXIT_CODE = 130
 
 
@@ -60,15 +61,23 @@ def explained(how_to_resume: Callable[[], str]) -> Iterator[None]:
 
 
 def say_stopped() -> None:
-    """Say once that the command was stopped, and how to go on where that is known."""
-    if not _state.said and sys.stderr is not None:
-        _state.said = True
-        message = "Stopped."
-        if _state.how_to_resume is not None:
-            message = f"{chr(10) * sys.stderr.isatty()}Stopped: {_state.how_to_resume()}"
-        progress.clear()
-        sys.stderr.write(f"{progress.SHOW_CURSOR if sys.stderr.isatty() else ''}{message}\n")
-        sys.stderr.flush()
+    """Say once that the command was stopped, and how to go on where that is known.
+
+    Two threads may come here, and both end the process: the second waits until the first has said it.
+    """
+    if sys.stderr is None or not _state.saying.acquire(timeout=MOST_SECONDS):
+        return
+    try:
+        if not _state.said:
+            _state.said = True
+            message = "Stopped."
+            if _state.how_to_resume is not None:
+                message = f"{chr(10) * sys.stderr.isatty()}Stopped: {_state.how_to_resume()}"
+            progress.clear()
+            sys.stderr.write(f"{progress.SHOW_CURSOR if sys.stderr.isatty() else ''}{message}\n")
+            sys.stderr.flush()
+    finally:
+        _state.saying.release()
 
 
 @dataclass
@@ -77,6 +86,7 @@ class _State:
     said: bool = False
     watched: bool = False
     how_to_resume: Callable[[], str] | None = None
+    saying: "threading.RLock" = field(default_factory=threading.RLock)  # again: Ctrl-C may come while it is said
 
 
 _state = _State()

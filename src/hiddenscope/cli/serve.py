@@ -45,7 +45,8 @@ def serve(
     if not _is_loopback(host) and not remote:
         reason = f"{host} can be reached from other machines"
         raise LoadError("Cannot start the workbench", reason, "Add --remote to allow that.")
-    places = {"host": host, "port": _free(host, port), "root": root, "device": shared.device}
+    listener = _listener(host, port)
+    places = {"host": host, "port": listener.getsockname()[1], "root": root, "device": shared.device}
     settings = app.Settings(**places, remote=remote, debug=shared.debug)
     link = f"{settings.address}?token={settings.token}"
     if shared.json:
@@ -57,7 +58,7 @@ def serve(
     if open_page:
         once = f"{settings.address}?token={settings.ticket}"  # not the token: others see the arguments of a browser
         threading.Thread(target=_open_when_started, args=(server, once), daemon=True).start()
-    server.run()
+    server.run([listener])
 
 
 def _open_when_started(server: Any, link: str) -> None:
@@ -75,15 +76,17 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _free(host: str, port: int) -> int:
-    """The port, or the next one that is free."""
+def _listener(host: str, port: int) -> socket.socket:
+    """A socket that listens on the port, or on the next one that is free: from here on nobody else can have it."""
     for candidate in range(port, min(port + PORTS, 65_536)):
-        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as trial:
-            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                trial.bind((host, candidate))
-            except OSError:
-                continue
-            return candidate
+        listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((host, candidate))
+            listener.listen()
+        except OSError:
+            listener.close()
+            continue
+        return listener
     reason = f"no port from {port} on is free at {host}"
     raise LoadError("Cannot start the workbench", reason, "Give another with --port.")
