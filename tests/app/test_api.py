@@ -31,5 +31,5 @@ def test_many_clients_at_once_while_a_model_works(bench: Bench, tiny_name: str) 
         return psutil.Process(os.getpid()).memory_info().rss, psutil.Process(bench.worker.pid).memory_info().rss
 
     load = under_load(Client(bench.settings.port, TOKEN), tiny_name, SECONDS, memory)
-    assert load.failed == [] and load.requests > CLIENTS
+    assert load.failed == [] and load.requests >= CLIENTS
     assert load.memory[-1][0] - load.memory[0][0] < 200 * 2**20

@@ -1,6 +1,7 @@
 """Questions over HTTP, on a tiny real model: answers, progress, cancelling, and what happens when things break."""
 
 import asyncio
+import http.client
 import json
 import os
 import signal
@@ -8,7 +9,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from hiddenscope.app.worker import NO_MEMORY, explained
 from hiddenscope.views import unpack
 
 from .asking import QUESTIONS, SLOW, TEXT, named
-from .serving import TOKEN, Bench, limited, linux
+from .serving import SECONDS, TOKEN, Bench, limited, linux
 
 if sys.platform == "linux":
     import resource
@@ -144,30 +145,43 @@ def test_events_follow_a_job_until_it_is_cancelled_and_the_next_question_works(b
     bench.answer("grid", tiny_name, text="warm")
     job = bench.submit("visibility", tiny_name, **SLOW).json
     told: list[dict[str, Any]] = []
-    follower = threading.Thread(target=lambda: told.extend(events(bench, job["id"])))
+    follower = threading.Thread(target=lambda: [told.append(one) for one in events(bench, job["id"])])
     follower.start()
-    bench.wait(job["id"], "running")
+    while not any(one["state"] == "running" for one in told):
+        time.sleep(0.02)
     behind = bench.submit("grid", tiny_name, text="behind").json
     assert behind["state"] == "queued" and behind["waiting"] == 1
     assert bench.submit("grid", tiny_name, text="warm").status == 200  # what is known is answered meanwhile
     assert bench.submit("visibility", tiny_name, **SLOW).json["id"] == job["id"]  # a page that asks the same, and goes
     bench.ask("DELETE", f"/api/jobs/{job['id']}")
     assert bench.wait(job["id"])["state"] == "cancelled"
-    follower.join(60)
-    assert told[-1]["state"] == "cancelled" and any(one["state"] == "running" for one in told)
+    follower.join()
+    assert told[-1]["state"] == "cancelled"
     assert bench.wait(behind["id"])["state"] == "done"
 
 
 def test_a_model_that_is_loaded_is_named_meanwhile(bench: Bench, tiny_name: str) -> None:
-    """In a dtype that no other test asks for, so that it is loaded now."""
+    """In a dtype that no other test asks for, so that it is loaded now: after it is followed, behind another job."""
+    before = bench.submit("visibility", tiny_name, **SLOW, seed=8).json["id"]
     request = {"analysis": "grid", "model": {"name": tiny_name, "dtype": "float16"}, "arguments": {"text": "x"}}
-    told = events(bench, bench.ask("POST", "/api/jobs", request).json["id"])
+    told = []
+    for event in events(bench, bench.ask("POST", "/api/jobs", request).json["id"]):
+        if not told:
+            bench.ask("DELETE", f"/api/jobs/{before}")
+        told.append(event)
     assert "Loading tiny" in [one["progress"]["what"] for one in told if one["progress"]]
 
 
-def events(bench: Bench, job: str) -> list[dict[str, Any]]:
-    body = bench.ask("GET", f"/api/jobs/{job}/events").body.decode()
-    return [json.loads(line.removeprefix("data: ")) for line in body.splitlines() if line.startswith("data: ")]
+def events(bench: Bench, job: str) -> Iterator[dict[str, Any]]:
+    """The events of a job, as they come."""
+    connection = http.client.HTTPConnection("127.0.0.1", bench.settings.port, timeout=SECONDS)
+    try:
+        connection.request("GET", f"/api/jobs/{job}/events", headers={"Authorization": f"Bearer {TOKEN}"})
+        for line in connection.getresponse():
+            if line.startswith(b"data: "):
+                yield json.loads(line.removeprefix(b"data: "))
+    finally:
+        connection.close()
 
 
 def test_a_queued_job_is_cancelled_without_being_run(bench: Bench, tiny_name: str) -> None:
@@ -181,8 +195,7 @@ def test_a_queued_job_is_cancelled_without_being_run(bench: Bench, tiny_name: st
 def test_a_killed_worker_fails_its_job_and_the_next_question_works(bench: Bench, tiny_name: str) -> None:
     job = bench.submit("visibility", tiny_name, **SLOW, seed=3).json["id"]
     bench.wait(job, "running")
-    until = time.monotonic() + 60
-    while bench.worker.pid is None and time.monotonic() < until:
+    while bench.worker.pid is None:
         time.sleep(0.02)
     os.kill(bench.worker.pid, signal.SIGKILL)
     said = bench.wait(job)
@@ -266,8 +279,7 @@ def test_a_job_that_is_read_once_after_its_page_went_away_is_cancelled_all_the_s
             await anext(statuses)
         await asyncio.sleep(0.1)
         queue.get(job.id)
-        until = time.monotonic() + 10
-        while job.state == "queued" and time.monotonic() < until:
+        while job.state == "queued":
             await asyncio.sleep(0.02)  # without reading it
         await worker.close()
         return job
@@ -292,10 +304,8 @@ def test_a_full_queue_a_full_disk_and_the_end_of_the_server(another: Callable[..
         assert small.ask("GET", f"/api/results/{job['result']}").status == 200
         assert small.submit("grid", name, text="one").status == 200
         pid = small.worker.pid
-    until = time.monotonic() + 30
-    while time.monotonic() < until and Path(f"/proc/{pid}").exists():
+    while psutil.pid_exists(pid):  # the worker does not outlive its server
         time.sleep(0.05)
-    assert not Path(f"/proc/{pid}").exists(), "the worker outlived its server"
 
 
 def test_a_fault_of_the_server_itself_fails_one_job_and_the_queue_goes_on(tmp_path: Path) -> None:
@@ -315,6 +325,48 @@ def test_a_fault_of_the_server_itself_fails_one_job_and_the_queue_goes_on(tmp_pa
 
     for job in asyncio.run(ask_twice()):
         assert job.state == "failed" and "nobody thought of" in (job.error or "")
+
+
+def test_a_worker_that_stops_at_the_last_moment_is_not_killed_while_it_answers_the_next_question(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker stops the cancelled job in the very step of the event loop in which its time is up."""
+    monkeypatch.setattr(jobs, "SECONDS_TO_STOP", 0.0)
+
+    class Slow:
+        asked, killed = list[Any](), list[Any]()
+
+        async def ask(self, request: Any, listener: Any) -> Any:
+            self.asked.append(request)
+            if len(self.asked) == 1:
+                self.stopped = asyncio.Event()
+                await self.stopped.wait()
+                return {"type": "cancelled"}, b""
+            await asyncio.sleep(0.05)
+            return {"type": "error", "message": "answered"}, b""
+
+        async def interrupt(self) -> None:
+            asyncio.get_running_loop().call_soon(self.stopped.set)
+
+        async def kill(self) -> None:
+            self.killed.append(len(self.asked))
+
+    async def cancel_one() -> list[jobs.JobRecord]:
+        queue = jobs.Jobs(worker, ResultCache(tmp_path, 10**6), 4)  # type: ignore[arg-type]
+        running = asyncio.create_task(queue.run())
+        asked = [queue.submit(key, {"analysis": "lens"}, {}) for key in ("a", "b")]
+        while asked[0].state != "running":
+            await asyncio.sleep(0)
+        await queue.cancel(asked[0])
+        while asked[1].state != "failed":
+            await asyncio.sleep(0.01)
+        running.cancel()
+        return asked
+
+    worker = Slow()
+    first, second = asyncio.run(cancel_one())
+    assert (first.state, second.error) == ("cancelled", "answered")
+    assert 2 not in worker.killed, "the second question was answered by then"
 
 
 def test_the_cache_drops_what_was_not_used_for_longest(tmp_path: Any) -> None:
@@ -394,8 +446,8 @@ def test_uploads_are_parsed_under_limits(bench: Bench) -> None:
 def test_states_below_the_root_are_found_and_searched(bench: Bench, tiny_name: str, root: Any) -> None:
     model = hs.load(root / "models" / "tiny")
     model.capture(["The rest.", "Another one.", "The test."]).save(root / "kept.safetensors")
-    (store,) = bench.ask("GET", "/api/stores").json
-    assert store["texts"] == 3 and store["label"] == "kept.safetensors" and "layer.1" in store["sites"]
+    store = next(one for one in bench.ask("GET", "/api/stores").json if one["label"] == "kept.safetensors")
+    assert store["texts"] == 3 and "layer.1" in store["sites"]
     found = bench.answer("store", tiny_name, store=store["name"], query="The rest.", site="layer.2", k=2)
     assert found["findings"]
 

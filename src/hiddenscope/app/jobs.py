@@ -148,7 +148,7 @@ class Jobs:
             self._notify_waiting()
         elif job is self._running:
             await self.worker.interrupt()
-            asyncio.get_running_loop().call_later(SECONDS_TO_STOP, self._kill_if_running, job)
+            asyncio.get_running_loop().call_later(SECONDS_TO_STOP, self._kill_soon, job)
 
     async def run(self) -> None:
         """Answer one job after another, for as long as the server runs."""
@@ -210,9 +210,12 @@ class Jobs:
         else:
             self._task = asyncio.ensure_future(self.cancel(job))
 
-    def _kill_if_running(self, job: JobRecord) -> None:
-        if self._running is job and job.state == "running":
-            self._task = asyncio.ensure_future(self.worker.kill())
+    async def _kill_if_running(self, job: JobRecord) -> None:
+        if self._running is job and job.state == "running":  # now, and not when this was asked for
+            await self.worker.kill()
+
+    def _kill_soon(self, job: JobRecord) -> None:
+        self._task = asyncio.ensure_future(self._kill_if_running(job))
 
     def _remember(self, job: JobRecord) -> None:
         self._known[job.id] = job
