@@ -14,12 +14,18 @@ from torch import nn
 import hiddenscope as hs
 from hiddenscope.errors import Unreachable
 from hiddenscope.testing import tiny_model, tiny_tokenizer
+from tests.hanging import pytest_runtest_protocol
+
+assert pytest_runtest_protocol  # pytest finds it here
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in what a shell runs in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+for name in ("no_proxy", "NO_PROXY"):  # servers of tests are on this machine
+    os.environ[name] = ",".join(filter(None, [os.environ.get(name), "127.0.0.1", "localhost"]))
 
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 FLAGS += ["--disable-component-update", "--disable-sync"]
@@ -36,7 +42,7 @@ def chromium() -> "Iterator[Browser]":
             pytest.fail(missing)
         pytest.skip(missing)
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=FLAGS)
+        browser = playwright.chromium.launch(executable_path=path, args=FLAGS, timeout=600_000)
         yield browser
         browser.close()
 
