@@ -394,7 +394,7 @@ def test_a_stdout_that_cannot_be_written_gives_the_usual_exit_code(redirection: 
         pytest.skip("there is no /dev/full here")
     call = f"{sys.executable} -c 'from hiddenscope.cli import main; main()' models --json"
     script = f"{call} {redirection}"
-    ended = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=120)
+    ended = subprocess.run(["bash", "-c", script], capture_output=True, text=True)
     assert ended.returncode in ((code, 0) if code == 141 else (code,)), ended.stderr
     assert message in ended.stderr and "Traceback" not in ended.stderr and "unexpected" not in ended.stderr
 
@@ -411,7 +411,7 @@ def test_a_full_disk_is_an_error_of_help_too(word: str) -> None:
 
 def test_a_closed_stdin_is_an_error() -> None:
     script = f"{sys.executable} -c 'from hiddenscope.cli import main; main()' capture - <&-"
-    ended = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=120)
+    ended = subprocess.run(["bash", "-c", script], capture_output=True, text=True)
     assert ended.returncode == 2 and "stdin" in ended.stderr and "Traceback" not in ended.stderr
 
 

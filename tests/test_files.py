@@ -12,25 +12,26 @@ from hiddenscope.errors import FileError
 from hiddenscope.files import replacing
 
 SLOW = """
-import sys, time
+import sys
 from hiddenscope.files import replacing
 with replacing(sys.argv[1]) as fresh:
     fresh.write_bytes(bytes(1000))
     print("busy", flush=True)
-    time.sleep(float(sys.argv[2]))
+    sys.stdin.readline()
 """
 
 
-def saving(path: Path, seconds: float) -> "subprocess.Popen[str]":
-    process = subprocess.Popen([sys.executable, "-c", SLOW, str(path), str(seconds)], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None and process.stdout.readline() == "busy\n"
-    return process
+def saving(path: Path) -> "subprocess.Popen[str]":
+    """A process that saves a file, and waits for a line on its stdin before it is done."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    process = subprocess.Popen([sys.executable, "-c", SLOW, str(path)], text=True, **pipes)  # type: ignore[call-overload]
+    assert process.stdout.readline() == "busy\n"
+    return process  # type: ignore[no-any-return]
 
 
 def test_what_a_killed_save_left_goes_with_the_next_and_a_save_at_work_is_left_alone(tmp_path: Path) -> None:
     target = tmp_path / "a [1].x.nc"
-    killed, alive = saving(target, 60), saving(target, 3)
-    with killed, alive:
+    with saving(target) as killed, saving(target) as alive:
         killed.kill()
         killed.wait()
         (tmp_path / ".a [1].x.12345678.nc2").write_text("not ours")
@@ -39,7 +40,8 @@ def test_what_a_killed_save_left_goes_with_the_next_and_a_save_at_work_is_left_a
         with replacing(target) as fresh:
             fresh.write_text("new")
         assert len(list(tmp_path.iterdir())) == 4, "the target, what is not ours, and the save that is at work"
-        assert alive.wait(60) == 0
+        alive.communicate("\n")
+        assert alive.returncode == 0
     left = {".a [1].x.12345678.nc2", ".b.12345678.nc", target.name}
     assert {path.name for path in tmp_path.iterdir()} == left and target.read_bytes() == bytes(1000)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from looking import Opener, Shown
+from looking import PATIENCE, Opener, Shown
 from playwright.sync_api import Browser, ConsoleMessage
 
 from hiddenscope.views import View
@@ -24,7 +24,7 @@ def show(chromium: Browser, tmp_path: Path) -> Iterator[Opener]:
         size = {"width": options.pop("width", 1100), "height": options.pop("height", 900)}
         context = chromium.new_context(viewport=size, offline=True, **options)
         contexts.append(context)
-        context.set_default_timeout(8000)
+        context.set_default_timeout(PATIENCE)
         page = context.new_page()
         page.on("request", lambda request: _check(request.url, path, wrong))
         page.on("websocket", lambda socket: wrong.append(f"a socket to {socket.url}"))

@@ -45,6 +45,7 @@ CONTRAST = """() => {
   return wrong;
 }"""
 
+PATIENCE = 600_000  # milliseconds: a busy machine paints a page in minutes
 SCREENSHOTS = Path(__file__).parents[2] / "out" / "screenshots"
 
 
@@ -93,7 +94,7 @@ class Shown:
 
     def until(self, condition: str) -> None:
         """Wait for something to be so; playwright's own way of waiting is stopped by the page's policy."""
-        for _ in range(100):
+        for _ in range(PATIENCE // 50):
             if self.page.evaluate(condition):
                 return
             self.page.wait_for_timeout(50)

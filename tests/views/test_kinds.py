@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from looking import CONTRAST, WIDER
+from looking import CONTRAST, PATIENCE, WIDER
 from playwright.sync_api import Browser, Page
 from test_facts import RUNS
 
@@ -14,6 +14,7 @@ from hiddenscope.results import FINDINGS
 from hiddenscope.views import sections_of, views_of
 from hiddenscope.views.page import inline
 
+PAINTED = "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
 TELEPHONE = {"width": 390, "height": 844}
 MAIN = [pytest.param(runs[0], id=word) for word, runs in RUNS.items()]
 MAIN += [pytest.param(RUNS["project"][1], id="project-two"), pytest.param(RUNS["drift"][1], id="drift-found")]
@@ -23,7 +24,7 @@ MAIN += [pytest.param(RUNS["project"][1], id="project-two"), pytest.param(RUNS["
 def telephone(chromium: Browser) -> Iterator[Page]:
     still = {"reduced_motion": "reduce"}  # so that no colour is on its way to another
     context = chromium.new_context(viewport=TELEPHONE, offline=True, has_touch=True, is_mobile=True, **still)
-    context.set_default_timeout(8000)
+    context.set_default_timeout(PATIENCE)
     yield context.new_page()
     context.close()
 
@@ -53,8 +54,9 @@ def test_a_page_fits_a_telephone_and_can_be_read(run: Callable[[], hs.Result], t
         box = canvas.bounding_box()
         assert box
         canvas.tap(position={"x": 0.7 * box["width"], "y": 0.4 * box["height"]})
+        telephone.evaluate(PAINTED)
         assert view.locator(".readout").inner_text() != before, "a finger reads out"
     for scheme in ("light", "dark"):
         telephone.emulate_media(color_scheme=scheme)
-        telephone.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        telephone.evaluate(PAINTED)
         assert telephone.evaluate(CONTRAST) == [], scheme

@@ -98,17 +98,32 @@ def test_a_label_chooses_its_points(show: Opener) -> None:
     assert shown.readout() == "25 of 50 points chosen: Montreal 25"
 
 
+# Time goes on by a sixtieth of a second with every frame, however long a busy machine takes for one.
+CLOCK = """() => {
+  const next = requestAnimationFrame.bind(window);
+  let now = performance.now();
+  performance.now = () => now;
+  const tick = () => { now += 1000 / 60; next(tick); };
+  next(tick);
+  window.requestAnimationFrame = (act) => next(() => act(now));
+}"""
 # Keeps every picture that the canvas shows from now on.
 FRAMES = """canvas => {
   window.pictures_seen = new Set();
   const look = () => { pictures_seen.add(canvas.toDataURL()); requestAnimationFrame(look); };
   look();
 }"""
+HUNDRED_FRAMES = """() => new Promise((done) => {
+  let left = 100;
+  const wait = () => (left-- ? requestAnimationFrame(wait) : done());
+  wait();
+})"""
 
 
 @pytest.mark.parametrize("still", [False, True])
 def test_the_slider_goes_through_the_layers(show: Opener, still: bool) -> None:
     shown = show([panels(5)], reduced_motion="reduce" if still else "no-preference")
+    shown.page.evaluate(CLOCK)
     slider = shown.view().locator("input[type=range]")
     assert not slider.is_visible()
     shown.choose("One layer")
@@ -117,9 +132,10 @@ def test_the_slider_goes_through_the_layers(show: Opener, still: bool) -> None:
     assert shown.view().locator(".now").inner_text() == "layer.2"
     assert shown.fragment == "#0.layer=layer.2"
     assert slider.get_attribute("aria-valuetext") == "layer.2"
+    shown.page.evaluate(HUNDRED_FRAMES)  # it has come to layer.2
     shown.view().locator("canvas.back").evaluate(FRAMES)
     shown.press("ArrowRight")
-    shown.page.wait_for_timeout(900)
+    shown.page.evaluate(HUNDRED_FRAMES)
     pictures = shown.page.evaluate("pictures_seen.size")  # two layers, and in between where things move
     assert pictures == 2 if still else pictures > 2
     assert show([panels(5)], fragment=shown.fragment).view().locator(".now").inner_text() == "layer.3"
@@ -212,7 +228,9 @@ def test_two_models_stand_side_by_side_at_equal_depth(show: Opener) -> None:
         assert found[deep][0][1] < found[flat][-1][1]
     shown.choose("One layer")
     shown.view().locator("input[type=range]").fill("15")
-    shown.page.wait_for_timeout(800)
+    shown.page.wait_for_timeout(800)  # longer than it glides
+    shown.settle()
+    shown.settle()
     found = drawn(shown)
     assert found["layer.15, 50%"][0][1] == found["layer.3, 50%"][0][1], "one line"
     assert found["deep"][0][0] < found["flat"][0][0]

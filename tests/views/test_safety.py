@@ -5,7 +5,7 @@ import io
 from pathlib import Path
 from xml.etree import ElementTree
 
-from looking import Opener
+from looking import PATIENCE, Opener
 from playwright.sync_api import Browser
 from scenes import HOSTILE, hostile, norms, panels, visibility
 
@@ -70,6 +70,7 @@ def test_the_policy_stops_what_is_put_into_the_page(chromium: Browser, tmp_path:
     path = tmp_path / "wild.html"
     path.write_text(text)
     context = chromium.new_context()
+    context.set_default_timeout(PATIENCE)
     asked: list[str] = []
     context.route("https://**", lambda route: (asked.append(route.request.url), route.abort()))
     page = context.new_page()
@@ -86,6 +87,7 @@ def test_a_frame_shows_the_view_tells_its_height_and_reaches_nothing(chromium: B
     path = tmp_path / "notebook.html"
     path.write_text(f"<!doctype html><p>a notebook</p>{frame(document([visibility()], 'Seen'), height=200)}")
     context = chromium.new_context(offline=True)
+    context.set_default_timeout(PATIENCE)
     wrong: list[str] = []
     page = context.new_page()
     page.on("pageerror", lambda error: wrong.append(str(error)))
@@ -109,7 +111,7 @@ def test_a_damaged_payload_says_so(chromium: Browser, tmp_path: Path) -> None:
     path.write_text(text)
     page = chromium.new_page()
     page.goto(path.as_uri())
-    page.get_by_text("The picture cannot be shown").wait_for(timeout=8000)
+    page.get_by_text("The picture cannot be shown").wait_for(timeout=PATIENCE)
     page.close()
 
 

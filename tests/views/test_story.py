@@ -6,6 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+from looking import PATIENCE
 from playwright.sync_api import Browser, Page
 
 import hiddenscope as hs
@@ -20,6 +21,7 @@ def test_a_story_is_alive_offline(scheme: str, chromium: Browser, tmp_path: Path
     path = tmp_path / "story.html"
     hs.story([hs.anatomy(model), norms], path, title="A story", opening="Once.", closing="# Go on")
     page = chromium.new_page(viewport={"width": 1000, "height": 900}, offline=True, color_scheme=scheme)
+    page.set_default_timeout(PATIENCE)
     wrong: list[str] = []
     page.on("pageerror", lambda error: wrong.append(str(error)))
     page.on("console", lambda message: wrong.append(message.text) if message.type == "error" else None)
@@ -63,7 +65,7 @@ def opened(chromium: Browser, written: Path) -> Iterator[Callable[..., Page]]:
     def at(width: int, fragment: str = "") -> Page:
         context = chromium.new_context(viewport={"width": width, "height": 900}, offline=True)
         contexts.append(context)
-        context.set_default_timeout(8000)
+        context.set_default_timeout(PATIENCE)
         page = context.new_page()
         page.goto(written.as_uri() + fragment)
         page.wait_for_selector("html[data-ready=true]", state="attached")
