@@ -4,6 +4,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
+# A network that fails for a moment is asked again, twice.
+AGAIN := again() { "$$@" || { sleep 10; "$$@"; } || { sleep 60; "$$@"; }; }; again
 
 .PHONY: help setup demo browser test check scripts format conformance bench calibrate fuzz chaos faults docs clean
 
@@ -17,7 +19,7 @@ $(STAMP): pyproject.toml constraints.txt
 	  echo "hiddenscope needs Python 3.11 or newer, and $(PYTHON) is not: name another, as in PYTHON=python3.12 make setup" >&2; exit 2; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@echo 'Installing everything in .venv: a few minutes, once.'
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@$(AGAIN) $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
 demo: $(STAMP)   ## Load the default model, and write a page that shows its states.
@@ -28,7 +30,7 @@ browser:         ## Install the browser that the views are tested in, where that
 	@command -v chromium >/dev/null || command -v google-chrome >/dev/null || { \
 	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	    echo 'Installing Chromium for the tests of the views.'; \
-	    apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium >/dev/null || true; fi; \
+	    $(AGAIN) sh -c 'apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium >/dev/null' || true; fi; \
 	  command -v chromium >/dev/null || echo 'There is no Chromium, and it cannot be installed here (that takes root and apt): the views are not tested in a browser.'; }
 
 test: $(STAMP) browser ## Run the tests, the docstrings' examples and the docs' examples.
@@ -44,7 +46,8 @@ scripts: node_modules/.package-lock.json ## Check the types of the pages' script
 
 node_modules/.package-lock.json: package.json package-lock.json
 	@command -v npm >/dev/null || { echo 'The scripts are checked with TypeScript: install Node.js with npm.' >&2; exit 2; }
-	npm ci --silent --no-audit --no-fund
+	@echo 'Installing TypeScript in node_modules.'
+	@$(AGAIN) npm ci --silent --no-audit --no-fund
 	@touch $@
 
 format: $(STAMP) ## Format, and mend what lint can mend.
