@@ -1,14 +1,17 @@
 """Tiny models that are loaded once, real ones where they can be had, and a look at what hangs on a module."""
 
 import os
+import random
 import shutil
 import signal
 from collections.abc import Callable, Iterator
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+import numpy
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 from torch import nn
 
 import hiddenscope as hs
@@ -23,6 +26,10 @@ if TYPE_CHECKING:
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in what a shell runs in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Nothing is asked to be fast: a busy machine is no fault. `--hypothesis-profile=ci` also tries the same every time.
+settings.register_profile("here", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("here")
 
 for name in ("no_proxy", "NO_PROXY"):  # servers of tests are on this machine
     os.environ[name] = ",".join(filter(None, [os.environ.get(name), "127.0.0.1", "localhost"]))
@@ -124,6 +131,14 @@ def _hanging(module: nn.Module) -> dict[str, Any]:
 @pytest.fixture
 def hanging() -> Callable[[nn.Module], dict[str, Any]]:
     return _hanging
+
+
+@pytest.fixture(autouse=True)
+def _same_random_numbers() -> None:
+    """Every test begins with the same random numbers, whichever tests ran before it."""
+    torch.manual_seed(0)
+    numpy.random.seed(0)
+    random.seed(0)
 
 
 @pytest.fixture(autouse=True, scope="session")
