@@ -1,16 +1,19 @@
 """A test that hangs fails by its name, so that the others are still run.
 
-Where it hangs in compiled code, and no Python runs any more, pytest ends the process some minutes later
-(`faulthandler_timeout`): pytest-xdist then says which test that was, and goes on in another process.
+Where it hangs in compiled code, and no Python runs any more, its process is ended some minutes later, with the
+traceback of every thread: pytest-xdist then says which test that was, and goes on in another process.
 """
 
+import faulthandler
 import os
 import signal
+import sys
 import threading
 from collections.abc import Generator
 from types import FrameType
 
 import pytest
+from _pytest.faulthandler import fault_handler_stderr_fd_key  # stderr itself, not what pytest captures
 
 SECONDS = float(os.environ.get("HIDDENSCOPE_TEST_SECONDS", 1500))  # far more than any test takes on a busy machine
 
@@ -26,8 +29,11 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
     before = signal.signal(signal.SIGALRM, fail)
     signal.setitimer(signal.ITIMER_REAL, SECONDS)
+    stderr = item.config.stash.get(fault_handler_stderr_fd_key, sys.__stderr__)
+    faulthandler.dump_traceback_later(1.2 * SECONDS, exit=True, file=stderr)
     try:
         return (yield)
     finally:
+        faulthandler.cancel_dump_traceback_later()
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)

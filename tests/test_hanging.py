@@ -35,5 +35,5 @@ def test_a_test_that_hangs_fails_and_the_next_one_runs(tmp_path: Path) -> None:
 
 
 def test_a_process_that_hangs_is_replaced_and_the_next_test_runs(tmp_path: Path) -> None:
-    said = run(tmp_path, ONE_THAT_STANDS_STILL, "--numprocesses", "1", "-o", "faulthandler_timeout=4")
+    said = run(tmp_path, ONE_THAT_STANDS_STILL, "--numprocesses", "1")
     assert "crashed while running" in said and "test_that_stands_still" in said and "1 failed, 1 passed" in said
