@@ -68,7 +68,7 @@ fuzz: $(STAMP)   ## Try hostile and damaged input at length. CASES=1000 make fuz
 	$(BIN)/python -m fuzz.requests --cases $(or $(CASES),5000)
 	$(BIN)/python -m fuzz.load
 
-chaos: $(STAMP)  ## Do faults to stores and jobs at length: flipped bits, crashes, kills, losses of power.
+chaos: $(STAMP)  ## Do faults to stores and jobs at length: flipped bits, crashes, kills, races, losses of power.
 	$(BIN)/python -m chaos
 
 faults: $(STAMP) ## Plant faults in models, let drift look for them, and write the table of docs/faults.md.

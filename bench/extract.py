@@ -161,7 +161,7 @@ def on_gpu(module: Any, repeats: int) -> dict[str, Any]:
         after = _raw_speed(folder / "raw")  # a disk may be slower when its own cache is full
         longer = _corpus_of(
             GPU_TEXTS * LONGER
-        )  # or its first and its last unit, which overlap with nothing, weigh most
+        )  # or the first and the last unit, which overlap with nothing, weigh most
         one_site = _job_on_gpu(model, longer, folder / "final", "final")
     speed = found["tokens"] / seconds
     for job in (found, one_site):

@@ -83,14 +83,14 @@ def _extracted(found: dict[str, Any]) -> list[Row]:
         return []
     job = found["extract"]
     slow, fast = sorted(job["raw_bytes_per_second"])
-    where = f"{found['gpu']}: Llama-1B shape, bfloat16, {job['tokens']:,} tokens"
+    where = f"{found['gpu']}: Llama-1B shape, bfloat16"
     everything = f"every layer and final to the local disk at {job['bytes_per_second'] / 1e9:.2f} GB/s"
     everything += f" (the disk alone takes {slow / 1e9:.2f} to {fast / 1e9:.2f})"
     shares = {everything: job, "final alone to the local disk": job["final_alone"]}
     return [
         Row(
             "gpu",
-            f"{where}, {what}: throughput of extract / of bare passes",
+            f"{where}, {measured['tokens']:,} tokens, {what}: throughput of extract / of bare passes",
             None,
             measured["share_of_bare_pass"],
             None,
