@@ -2,7 +2,8 @@
 
 sides        what the two sides are, whether they can be compared, and how their states are paired
 streaming    the same with two layers' states in memory
-foreign      a candidate of somebody else's making: its tensors paired with sites, its modules by their weights
+pairing      a candidate of somebody else's making: which of its tensors are which states
+foreign      the module at fault in it: its modules paired by their weights, and then by what they give
 observe      one pass: its states, the reference's put in their place, and what rounding does to every part
 measured     errors by site and token, local and inherited, held against the noise
 localize     from the first site that differs down to the module at fault
@@ -14,7 +15,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -24,17 +25,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hiddenscope.analyses.drift.foreign import (
-    ForeignSearch,
-    as_foreign,
-    batches_for,
-    pair,
-    rows_of_function,
-    values_of,
-)
+from hiddenscope.analyses.drift.foreign import ForeignSearch, as_foreign, rows_of_function
 from hiddenscope.analyses.drift.localize import FaultyModule, Search
 from hiddenscope.analyses.drift.measured import CELLS, Errors, divergence, of_live, of_passes, of_states, stack_of
 from hiddenscope.analyses.drift.observe import LOGITS, MARGIN, Live, observe
+from hiddenscope.analyses.drift.pairing import Pairs, batches_for, pair, values_of
 from hiddenscope.analyses.drift.sides import (
     Given,
     Saved,
@@ -49,6 +44,7 @@ from hiddenscope.analyses.drift.sides import (
     encoded,
     is_compiled,
     live,
+    narrowest,
     not_wider,
     opened,
 )
@@ -145,8 +141,15 @@ def _compared(
         own = None if pairing is not None else as_live(second, model)
         if own is not None:
             return _two_live(model, second, own, inputs, low_memory)
-        return _foreign(model, second.module, inputs, pairing)
-    return _foreign(model, second, inputs, pairing)
+        return _noting(_foreign(model, second.module, inputs, pairing), low_memory)
+    return _noting(_foreign(model, second, inputs, pairing), low_memory)
+
+
+def _noting(comparison: _Comparison, low_memory: bool) -> _Comparison:
+    """Say what was asked for and not done with a program of somebody else's."""
+    if low_memory:
+        comparison.measured.notes.append("Low memory was not used: the candidate has modules of its own.")
+    return comparison
 
 
 def _given(model: Model, texts: Texts | Inputs | None) -> Inputs:
@@ -207,6 +210,8 @@ def _restored(reference: Live, candidate: Live, measured: Errors, most: int | No
     broken = observe(candidate, batch, ())
     if not parts or LOGITS not in true.rows or LOGITS not in broken.rows:
         return []
+    if true.rows[LOGITS].shape != broken.rows[LOGITS].shape:  # a port without a head gives its last states
+        return []
     before = float(divergence(true.rows[LOGITS], broken.rows[LOGITS])[0].mean())
     choices = [[site] for site in parts[:MOST_RESTORED]] + ([parts] if len(parts) > 1 else [])
     found = []
@@ -239,12 +244,16 @@ def _foreign(
         candidate = None if module is None else as_foreign(module, reference, pairs)
         if candidate is not None:
             source = _source_of(Given(candidate.module), candidate)
-            return _by_parts(model, reference, candidate, inputs, source, pairs.facts(reference))
+            comparison = _by_parts(model, reference, candidate, inputs, source, pairs.facts(reference))
+            comparison.measured.notes += _not_paired(pairs, rows)
+            return comparison
         paired = {site: value.name for site, value in pairs.chosen.items()}
         theirs = rows_of_function(given, paired, reference, inputs)
-        dtype = next(iter(theirs.values())).dtype
+        states = [rows for site, rows in theirs.items() if site != LOGITS] or [*theirs.values()]
+        dtype = narrowest(states, max((one.dtype for one in states), key=lambda dtype: torch.finfo(dtype).eps))
         taken = {name: partial(_some, rows) for name, rows in theirs.items()}
         measured = of_passes(reference, model, taken, dtype, inputs)
+        measured.notes += _not_paired(pairs, rows)
     source = {"model": name, "dtype": str(dtype).removeprefix("torch.")}
     return _Comparison(
         (model.name, name),
@@ -255,6 +264,12 @@ def _foreign(
         pairs.facts(reference),
         {**measured.passes, "candidate": 1},
     )
+
+
+def _not_paired(pairs: Pairs, sites: Iterable[str]) -> list[str]:
+    left = [site for site in sites if site not in pairs.chosen and site != LOGITS]
+    names = ", ".join(f"`{site}`" for site in left)
+    return [f"No tensor of the candidate was paired with {names}: not compared."] if left else []
 
 
 def _some(rows: Tensor, numbers: Sequence[int]) -> Tensor:

@@ -1,324 +1,48 @@
-"""Foreign: a candidate of somebody else's making, which of its tensors are which states, and which part is at fault.
-
-Its tensors are paired with sites by a table; or by their names, where these are sites or Hugging Face's
-`hidden_states`; by its one list of as many blocks as the reference has; by order, where there are as many as sites; or
-else by shape and then by correlation.
+"""Foreign: which part of a candidate of somebody else's making is at fault.
 
 Its modules have other names than the reference's. Modules with weights are paired by their weights, which a port takes
-over from the reference, and then called on the reference's own input.
+over from the reference, and then called on the reference's own input. A part without a partner is at fault if it is
+given a tensor that the reference's block has as well, and gives one that it has not.
 """
 
 from __future__ import annotations
 
-import inspect
-import re
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import inf
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hiddenscope import hooks
-from hiddenscope.analyses.drift.localize import FaultyModule, ModuleCall, Search, called, tensors_in
+from hiddenscope.analyses.drift.localize import (
+    FaultyModule,
+    Hint,
+    ModuleCall,
+    Search,
+    called,
+    tensors_in,
+    window,
+)
 from hiddenscope.analyses.drift.observe import LOGITS, Live, Noise, in_float64, observe
-from hiddenscope.analyses.drift.sides import is_compiled, majority_dtype
-from hiddenscope.anatomy import Tap
-from hiddenscope.anatomy.taps import layouts
-from hiddenscope.errors import PassError, StatesError
-from hiddenscope.passes import Inputs, PaddedBatch
+from hiddenscope.analyses.drift.pairing import Pairs, Runner, values_of
+from hiddenscope.analyses.drift.sides import majority_dtype
+from hiddenscope.errors import PassError
+from hiddenscope.passes import Inputs
 from hiddenscope.sites import Site
 
-PAIRING_TOKENS = 256  # of the first texts, on which tensors are paired
-LEAST_CORRELATION = 0.5
-_ENTRY = re.compile(r"(encoder_|decoder_)?hidden_states\[(\d+)\]")
+LISTS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
+SIMILAR = 0.5  # the cosine from which a weight is taken for a changed copy of another
 
 
 @dataclass
-class Value:
-    """A tensor of the candidate as rows [token, width]: its name, and where it is seen if it is a module's."""
+class _PartCall:
+    """One call of a part of the candidate's block: the state it was given, what it gave, and what else it was given."""
 
-    name: str
-    rows: Tensor
-    tap: Tap | None = None
-
-
-@dataclass
-class Pairs:
-    """Which value of the candidate is which site, and by what they were paired."""
-
-    by: str
-    chosen: dict[str, Value] = field(default_factory=dict)
-
-    def facts(self, reference: Live) -> dict[str, Any]:
-        """The pairing as it is shown; the table `{site: candidate}` of it can be given back, changed."""
-        taps = {str(site): str(tap) for site, tap in reference.taps.items()}
-        pairs = [
-            {"site": site, "reference": taps.get(site, site), "candidate": value.name}
-            for site, value in self.chosen.items()
-        ]
-        return {"by": self.by, "pairs": pairs}
-
-
-@dataclass(frozen=True)
-class Runner:
-    """How a module or a function of somebody else's is called: with ids, and with a mask if it takes one.
-
-    A compiled Hugging Face model is called as such, and asked for its hidden states.
-    """
-
-    function: Callable[..., Any]
-
-    def __call__(self, batch: PaddedBatch) -> Any:
-        """Run it on a batch."""
-        if is_compiled(self.function):
-            inside: Any = getattr(self.function, "_orig_mod", self.function)
-            return self.function(**batch.arguments(inside), output_hidden_states=True, return_dict=True)
-        mask = self._mask()
-        return self.function(batch.ids, **({} if mask is None else {mask: batch.mask}))
-
-    def of(self, module: nn.Module) -> Runner:
-        """The same for a copy of the module."""
-        return Runner(module)
-
-    def _mask(self) -> str | None:
-        """The name of its parameter for the mask."""
-        target = self.function.forward if isinstance(self.function, nn.Module) else self.function
-        try:
-            names = list(inspect.signature(target).parameters)
-        except (TypeError, ValueError):
-            return None
-        return next((name for name in names[1:] if "mask" in name), None)
-
-
-def values_of(function: Callable[..., Any], batches: Sequence[PaddedBatch]) -> list[Value]:
-    """Every tensor of the candidate that has a row for each token, in the order in which it is made."""
-    found: dict[str, list[Tensor]] = {}
-    taps: dict[str, Tap] = {}
-    call = Runner(function)
-    inside = isinstance(function, nn.Module) and not is_compiled(function)
-    for batch in batches:
-        collector = _Collector(*(part.ids.shape[1] for part in (batch, batch.targets) if part is not None))
-        watches = collector.watches(function) if isinstance(function, nn.Module) and inside else []
-        with torch.no_grad(), hooks.watching(watches):
-            output = call(batch)
-        for name, tensor in named_tensors(output):
-            collector.add(name if inside is False else f"output {name}".strip(), tensor, None)
-        for name, (rows, tap) in collector.found.items():
-            found.setdefault(name, []).append(rows)
-            if tap is not None:
-                taps[name] = tap
-    whole = [(name, parts) for name, parts in found.items() if len(parts) == len(batches)]
-    fitting = [(name, parts) for name, parts in whole if len({part.shape[-1] for part in parts}) == 1]
-    return [Value(name, torch.cat(parts), taps.get(name)) for name, parts in fitting]
-
-
-class _Collector:
-    """The tensors of one text, as rows, wherever their shape allows it."""
-
-    def __init__(self, *tokens: int) -> None:
-        self.tokens = tokens
-        self.found: dict[str, tuple[Tensor, Tap | None]] = {}
-        self._calls: Counter[tuple[str, str]] = Counter()
-
-    def add(self, name: str, tensor: Tensor, place: tuple[str, int, hooks.Side] | None) -> None:
-        """Keep a tensor, if it has a row for each token."""
-        if not tensor.is_floating_point():
-            return
-        for tokens in self.tokens:
-            whole = tensor[None] if tensor.ndim == 2 and len(tensor) == tokens else tensor
-            layout = next(layouts(whole, 1, tokens), None)
-            if layout is not None and whole.shape[layout.token] == tokens:
-                rows = layout.states(whole, tokens)[0].detach().to("cpu", copy=True)
-                self.found[name] = rows, None if place is None else Tap(*place, layout)
-                return
-
-    def watches(self, module: nn.Module) -> list[hooks.Watch]:
-        """Watch both sides of every part."""
-        watches: list[hooks.Watch] = []
-        for path, part in hooks.parts_of(module).items():
-            if path:
-                watches += [
-                    hooks.Watch(part, "input", self._before(path)),
-                    hooks.Watch(part, "output", self._after(path)),
-                ]
-        return watches
-
-    def _before(self, path: str) -> Callable[..., None]:
-        def seen(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-            self._keep(path, "input", hooks.state_in(args, kwargs))
-
-        return seen
-
-    def _after(self, path: str) -> Callable[..., None]:
-        def seen(output: Any) -> None:
-            self._keep(path, "output", hooks.first_tensor(output))
-
-        return seen
-
-    def _keep(self, path: str, side: hooks.Side, tensor: Tensor | None) -> None:
-        call = self._calls[path, side]
-        self._calls[path, side] += 1
-        if tensor is not None:
-            self.add(str(Tap(path, call, side)), tensor, (path, call, side))
-
-
-def named_tensors(output: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
-    """The tensors that a function returned, by name or by place."""
-    if isinstance(output, Tensor):
-        yield name or "output", output
-    elif isinstance(output, Mapping):
-        for key, value in output.items():
-            yield from named_tensors(value, str(key))
-    elif isinstance(output, tuple | list):
-        for place, value in enumerate(output):
-            yield from named_tensors(value, f"{name}[{place}]" if name else str(place))
-
-
-def pair(
-    values: Sequence[Value],
-    reference: Mapping[str, Tensor],
-    side: Live,
-    module: nn.Module | None,
-    pairing: Mapping[str, str] | str | None,
-) -> Pairs:
-    """Pair values with the sites of the reference; nothing to pair is an error."""
-    if isinstance(pairing, Mapping):
-        return _by_table(values, reference, pairing)
-    fitting = [value for value in values if any(value.rows.shape == rows.shape for rows in reference.values())]
-    ways: list[Callable[[], Pairs | None]] = [
-        lambda: _by_names(values, reference, side),
-        lambda: None if module is None else _by_blocks(fitting, reference, side, module),
-        lambda: _by_order(fitting, reference) if module is None or pairing == "order" else None,
-        lambda: _by_correlation(fitting, reference, ordered=module is not None),
-    ]
-    if pairing not in (None, "order", "auto"):
-        reason = f"got {pairing!r}"
-        raise StatesError("Cannot read the pairing", reason, "Give a table {site: name}, 'order' or 'auto'.")
-    for way in ways:
-        pairs = way()
-        if pairs is not None and pairs.chosen:
-            return pairs
-    shapes = sorted({tuple(value.rows.shape) for value in values})[:6]
-    width = next(iter(reference.values())).shape
-    reason = f"the reference's states are {list(width)}, and the candidate's tensors {[list(s) for s in shapes]}"
-    raise StatesError("Nothing to compare", reason, "Give a pairing: {'layer.3': 'blocks.2'}.")
-
-
-def _by_table(values: Sequence[Value], reference: Mapping[str, Tensor], table: Mapping[str, str]) -> Pairs:
-    pairs = Pairs("table")
-    for site, name in table.items():
-        if site not in reference:
-            reason = f"the reference has {', '.join(list(reference)[:4])} and so on"
-            raise StatesError(f"No site {site!r} to pair", reason, "Give sites of the reference.")
-        named = [value for value in values if value.name in (name, f"output of {name}", f"output {name}")]
-        if not named:
-            reason = f"there are {', '.join(value.name for value in values[:6])} and so on"
-            raise StatesError(f"No tensor {name!r} in the candidate", reason, "Give one of these.")
-        if named[0].rows.shape != reference[site].shape:
-            reason = f"it is {list(named[0].rows.shape)} and {site} is {list(reference[site].shape)}"
-            raise StatesError(f"Cannot pair {name!r} with {site}", reason, "Pair tensors of one shape.")
-        pairs.chosen[site] = named[0]
-    return pairs
-
-
-def _by_names(values: Sequence[Value], reference: Mapping[str, Tensor], side: Live) -> Pairs | None:
-    """Names that are sites themselves, or entries of Hugging Face's `hidden_states`."""
-    stacks = {"encoder_" if stack.name == "encoder" else "decoder_": stack for stack in side.anatomy.stacks}
-    stacks[""] = side.anatomy.stacks[-1]
-    entries = {prefix: side.anatomy.reported(stack) for prefix, stack in stacks.items()}
-    pairs = Pairs("name")
-    for value in values:
-        entry = _ENTRY.fullmatch(value.name.removeprefix("output "))
-        listed = entries.get(entry[1] or "", ()) if entry else ()
-        site = str(listed[int(entry[2])]) if entry and int(entry[2]) < len(listed) else value.name
-        if site in reference and value.rows.shape == reference[site].shape:
-            pairs.chosen.setdefault(site, value)
-    return pairs if len(pairs.chosen) > 1 else None
-
-
-def _by_blocks(values: Sequence[Value], reference: Mapping[str, Tensor], side: Live, module: nn.Module) -> Pairs | None:
-    """By the list of as many modules as the reference has blocks."""
-    depth = side.anatomy.stacks[-1].depth
-    by_name = {value.name: value for value in values}
-    lists = [(path, part) for path, part in module.named_modules() if isinstance(part, nn.ModuleList | nn.Sequential)]
-    for path, part in sorted(lists, key=lambda one: one[0].count(".")):
-        items = [f"{path}.{name}" for name in part._modules]
-        outputs = [by_name.get(f"output of {item}") for item in items]
-        entry = by_name.get(f"input of {items[0]}") if items else None
-        if len(items) > 1 and len(items) != depth and all(outputs) and entry is not None:
-            reason = f"the reference has {depth} blocks, and {path} has {len(items)}"
-            raise StatesError("Cannot pair the blocks", reason, "Give a pairing that says which are which.")
-        if len(items) != depth or entry is None or not all(outputs):
-            continue
-        pairs = Pairs("blocks", {"layer.0": entry})
-        pairs.chosen |= {f"layer.{k}": value for k, value in enumerate(outputs, 1) if value is not None}
-        pairs.chosen |= _after_blocks(values, reference, outputs[-1])
-        return pairs
-    return None
-
-
-def _after_blocks(values: Sequence[Value], reference: Mapping[str, Tensor], last: Value | None) -> dict[str, Value]:
-    """The final norm: of what comes after the last block, the module's output that is most like it."""
-    if "final" not in reference or last is None:
-        return {}
-    later = [value for value in list(values)[values.index(last) + 1 :] if value.tap and value.tap.side == "output"]
-    later = [value for value in later if value.rows.shape == last.rows.shape and not value.rows.equal(last.rows)]
-    best = max(later, key=lambda value: _correlation(reference["final"], value.rows), default=None)
-    return {} if best is None else {"final": best}
-
-
-def _by_order(values: Sequence[Value], reference: Mapping[str, Tensor]) -> Pairs | None:
-    sites = [site for site in reference if site != LOGITS]
-    if len(values) != len(sites):
-        return None
-    return Pairs("order", dict(zip(sites, values, strict=True)))
-
-
-def _by_correlation(values: Sequence[Value], reference: Mapping[str, Tensor], *, ordered: bool) -> Pairs | None:
-    """The pairs whose correlations add up to most; a module's are in the order in which it makes them."""
-    from scipy.optimize import linear_sum_assignment
-
-    sites = [site for site in reference if site != LOGITS]
-    scores = np.full((len(sites), len(values)), -1.0)
-    for i, site in enumerate(sites):
-        for j, value in enumerate(values):
-            if value.rows.shape == reference[site].shape:
-                scores[i, j] = _correlation(reference[site], value.rows) - LEAST_CORRELATION
-    path = _best_path(scores) if ordered else zip(*linear_sum_assignment(scores, maximize=True), strict=True)
-    chosen = {sites[i]: values[j] for i, j in path if scores[i, j] > 0}
-    return Pairs("correlation", chosen) if chosen else None
-
-
-def _best_path(scores: NDArray[np.float64]) -> list[tuple[int, int]]:
-    """Pairs (i, j), both rising, with the largest sum of scores."""
-    rows, columns = scores.shape
-    best = np.zeros((rows + 1, columns + 1))
-    for i in range(rows):
-        for j in range(columns):
-            best[i + 1, j + 1] = max(best[i, j + 1], best[i + 1, j], best[i, j] + scores[i, j])
-    path, i, j = [], rows, columns
-    while i and j:
-        if best[i, j] == best[i, j - 1]:
-            j -= 1
-        elif best[i, j] == best[i - 1, j]:
-            i -= 1
-        else:
-            i, j = i - 1, j - 1
-            path.append((i, j))
-    return path[::-1]
-
-
-def _correlation(one: Tensor, two: Tensor) -> float:
-    """The mean correlation of the channels over the tokens, so that no massive channel decides it alone."""
-    a, b = (values.double() - values.double().mean(0) for values in (one.cpu(), two.cpu()))
-    sizes = (a.square().sum(0) * b.square().sum(0)).sqrt()
-    shares = torch.where(sizes > 0, (a * b).sum(0) / sizes.clamp_min(torch.finfo(torch.float64).tiny), 0.0)
-    return float(shares.mean().nan_to_num())
+    path: str
+    given: Tensor | None
+    made: Tensor | None = None
+    others: list[Tensor] = field(default_factory=list)
 
 
 def as_foreign(module: nn.Module, reference: Live, pairs: Pairs) -> Live | None:
@@ -346,44 +70,106 @@ class ForeignSearch(Search):
         """The faulty module behind the first site that differs."""
         site = None if first == LOGITS else Site.parse(first)
         if site is not None and site.layer:
-            block = self.reference.blocks[site]
-            given = self._given(block, 0)
-            if given is None:
-                return None
-            trace = self._traced(self.reference.module.get_submodule(block), block, given)
-            path = self.candidate.blocks[site]
-            right: set[str] = set()
-            found = self._weights_at_fault([*_every(trace)], path, right=right)
-            return (
-                found
-                or self._values_at_fault(trace, site, path, right)
-                or FaultyModule(path, beyond[first], total, own=True)
-            )
-        inside = tuple(f"{path}." for path in self.candidate.blocks.values())
-        found = self._weights_at_fault([*_every(self._trace_outside())], "", without=inside)
-        return found or FaultyModule("", beyond[first], total, own=True)
+            return self._of_block(site, beyond, total)
+        own = self._called_between(site)
+        calls = self._between(self._trace_outside(), site)
+        found = self._weights_at_fault(calls, own, set())
+        return found or FaultyModule(self._holder(site), beyond[first], total, own=False)
+
+    def _of_block(self, site: Site, errors: Mapping[str, float], total: float) -> FaultyModule | None:
+        """What is at fault in the block that makes a layer, or in the module that calls it."""
+        beyond = errors[str(site)]
+        block, path = self.reference.blocks[site], self.candidate.blocks[site]
+        given = self._given(block, 0)
+        if given is None:
+            return None
+        trace = self._traced(self.reference.module.get_submodule(block), block, given)
+        calls = self._part_calls(site, path)
+        outside = self._call_at_fault(site, path, [call for call in calls if call.path == path])
+        if outside is not None:
+            return FaultyModule(self._holder(site), beyond, total, own=False, hints=(outside,))
+        other = self._other_block(site, path)
+        if other is not None:
+            return FaultyModule(path, beyond, total, own=False, hints=(other,))
+        names = [f"{path}.{name}".strip(".") for name, _ in self.candidate.module.get_submodule(path).named_modules()]
+        right: set[str] = set()
+        found = self._weights_at_fault([*_every(trace)], names, right)
+        if found is not None:
+            return found
+        unlike = self._values_at_fault(trace, calls, path, right)
+        if unlike is None:
+            return FaultyModule(path, beyond, total, own=False)
+        agreeing = [self.candidate.blocks[one] for one in self.candidate.blocks if errors.get(str(one), 0.0) <= 1]
+        return self._unlike(unlike, trace, path, right, agreeing)
+
+    def _call_at_fault(self, site: Site, path: str, calls: Sequence[_PartCall]) -> Hint | None:
+        """What is wrong with how a block is called: never, too often, or on another state than the one before gave."""
+        expected = sum(block == self.reference.blocks[site] for block in self.reference.blocks.values())
+        shared = sum(block == path for block in self.candidate.blocks.values()) > 1
+        if not calls:
+            return _hint("layer_skipped", f"The candidate never calls `{path}`.")
+        if len(calls) > expected and not shared:
+            return _hint("layer_doubled", f"The candidate calls `{path}` {len(calls)} times.")
+        before = Site((site.layer or 1) - 1, "", site.stack)
+        state = calls[0].given
+        if not before.layer or before not in self.candidate.taps or state is None:
+            return None
+        rows = observe(self.reference, self.inputs, [before]).rows[str(before)]
+        if rows.shape == _rows(state).shape and not self._same(rows, _rows(state)):
+            return _hint("block_input", f"What enters `{path}` is not what the block before gave.")
+        return None
+
+    def _same(self, one: Tensor, two: Tensor) -> bool:
+        return Noise.assumed(self.candidate.dtype).beyond(self._gap(one, two)) <= 1
+
+    def _holder(self, site: Site | None) -> str:
+        """The innermost module with a forward of its own that holds the blocks of a site's stack."""
+        if site is None:
+            return ""
+        path = next(block for one, block in self.candidate.blocks.items() if one.stack == site.stack)
+        while path:
+            path = path.rpartition(".")[0]
+            if not isinstance(self.candidate.module.get_submodule(path), LISTS):
+                break
+        return path
+
+    def _called_between(self, site: Site | None) -> list[str]:
+        """The candidate's modules that are called where the reference's of `_between` are, by path."""
+        blocks = set(self.candidate.blocks.values())
+        inside = tuple(f"{path}." for path in blocks)
+        order: list[str] = []
+        watches = [
+            hooks.Watch(part, "input", lambda args, kwargs, path=path: order.append(path))
+            for path, part in hooks.parts_of(self.candidate.module).items()
+            if path and not path.startswith(inside)
+        ]
+        with torch.no_grad(), hooks.watching(watches):
+            self.candidate.run(self.batch)
+        stacks = {block: one.stack for one, block in self.candidate.blocks.items()}
+        return window(order, [stacks.get(path, ()) for path in order], site)
 
     def _weights_at_fault(
-        self, calls: Sequence[ModuleCall], path: str, *, without: tuple[str, ...] = (), right: set[str] | None = None
+        self, calls: Sequence[ModuleCall], names: Sequence[str], right: set[str]
     ) -> FaultyModule | None:
         """The first module with weights that gives something else than the one of the reference with its weights.
 
         Those that give the same are added to `right`.
         """
-        part = self.candidate.module.get_submodule(path)
-        names = [f"{path}.{name}".strip(".") for name, _ in part.named_modules()]
-        theirs = [name for name in names if not name.startswith(without)] if without else names
-        theirs = [name for name in theirs if self._weights(self.candidate, name)]
-        mine = [call for call in calls if self._weights(self.reference, call.path) and not call.inner]
+        theirs = [name for name in dict.fromkeys(names) if self._weights(self.candidate, name)]
+        mine = [call for call in calls if self._weights(self.reference, call.path)]
+        alone = [call for call in mine if not call.inner]
         taken: set[int] = set()
         for name in theirs:
-            call = self._partner(name, mine, taken)
-            if call is None:
-                continue
-            verdict = self._given_alike(name, call)
+            call = self._partner(name, alone, taken)
+            verdict = None if call is None else self._given_alike(name, call)
             if verdict is not None and verdict[0] > 1:
                 return FaultyModule(name, *verdict, own=False, call=call)
-            if verdict is not None and right is not None:
+            if verdict is None:
+                verdict = self._as_slice(name, mine)
+                if verdict is not None and verdict[0] > 1:
+                    words = "`weight` is like a part of the reference's, and not equal to it."
+                    return FaultyModule(name, *verdict, own=False, hints=(_hint("changed_weight", words),))
+            if verdict is not None:
                 right.add(name)
         return None
 
@@ -405,6 +191,23 @@ class ForeignSearch(Search):
         taken.add(best)
         return calls[best]
 
+    def _as_slice(self, name: str, calls: Sequence[ModuleCall]) -> tuple[float, float] | None:
+        """How far a matrix is from the part of a larger one that it is most like: an expert, one of fused projections.
+
+        None if it is like none. Its bias is not looked at.
+        """
+        weights = self._weights(self.candidate, name)
+        if len(weights) != 1 or weights[0].ndim != 2:
+            return None
+        unit, best = Noise.assumed(weights[0].dtype).row, None
+        for call in calls:
+            for other in self._weights(self.reference, call.path):
+                for form in (weights[0], weights[0].T):
+                    cosine, error = _nearest_slice(form.double().cpu(), other.double().cpu())
+                    if cosine > SIMILAR and (best is None or error < best[1]):
+                        best = error / unit, error
+        return best
+
     def _given_alike(self, name: str, call: ModuleCall) -> tuple[float, float] | None:
         """How far a module of the candidate is off on what the reference's was given; None if it takes other things."""
         given = next(iter(tensors_in(call.args)), None)
@@ -424,36 +227,159 @@ class ForeignSearch(Search):
         error = self._gap(expected, made)
         return Noise.of([self._gap(exact, expected)], expected.dtype).beyond(error), error.worst
 
-    def _values_at_fault(self, trace: ModuleCall, site: Site, path: str, right: set[str]) -> FaultyModule | None:
-        """The first part of the candidate's block that gives what is nowhere in the reference's."""
-        known = [tensor for call in _every(trace) for tensor in (*tensors_in(call.args), *call.output[0])]
-        known += [tensor for call in _every(trace) for tensor in tensors_in(call.kwargs)]
-        known = [tensor for tensor in known if tensor.is_floating_point()]
-        noise = Noise.assumed(self.candidate.dtype)
-        before = str(Site(site.layer - 1, "", site.stack)) if site.layer else ""
-        states = observe(self.reference, self.inputs, [Site.parse(before)])
-        made: list[tuple[str, Tensor]] = []
-        watches = [
-            hooks.Watch(part, "output", _keeper(made, f"{path}.{name}"))
-            for name, part in self.candidate.module.get_submodule(path).named_modules()
-            if name and f"{path}.{name}" not in right
-        ]
-        with hooks.watching(watches):
-            observe(self.candidate, self.inputs, [Site.parse(before)], put=states.rows)
-        for name, tensor in made:
-            same_shape = [other for other in known if other.shape == tensor.shape]
-            if same_shape and min(noise.beyond(self._gap(other, tensor)) for other in same_shape) > 1:
-                return FaultyModule(name, inf, inf, own=True)
+    def _other_block(self, site: Site, path: str) -> Hint | None:
+        """A block that holds the matrices of another block of the reference, all of them."""
+        theirs = [weight for weight in self.candidate.module.get_submodule(path).parameters() if weight.ndim > 1]
+        own = self.reference.blocks[site]
+        for other, block in self.reference.blocks.items():
+            known = [weight for weight in self.reference.module.get_submodule(block).parameters() if weight.ndim > 1]
+            equal = [any(_equal(weight, one) for one in known) for weight in theirs]
+            if block != own and len(equal) > 1 and all(equal):
+                words = f"The candidate's block holds the weights of `{block}`, which makes `{other}`."
+                return _hint("swapped_layer", words)
         return None
 
+    def _part_calls(self, site: Site, path: str) -> list[_PartCall]:
+        """Every call of a block of the candidate and of its parts, in a pass that has the reference's state before it.
 
-def _keeper(made: list[tuple[str, Tensor]], name: str) -> Callable[[Any], None]:
-    def keep(output: Any) -> None:
-        tensor = hooks.first_tensor(output)
-        if tensor is not None:
-            made.append((name, tensor.detach().clone()))
+        Inner calls come before those that hold them.
+        """
+        before = Site((site.layer or 1) - 1, "", site.stack)
+        states = observe(self.reference, self.inputs, [before])
+        tapped = [before] if before in self.candidate.taps else []
+        parts = self.candidate.module.get_submodule(path).named_modules()
+        open_calls: list[_PartCall] = []
+        done: list[_PartCall] = []
 
-    return keep
+        def watches(name: str, part: nn.Module) -> list[hooks.Watch]:
+            def enter(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+                given = hooks.state_in(args, kwargs)
+                others = [one for one in (*tensors_in(args), *tensors_in(kwargs)) if one is not given]
+                open_calls.append(_PartCall(name, None if given is None else given.detach().clone(), None, others))
+
+            def leave(output: Any) -> None:
+                call = open_calls.pop()
+                made = hooks.first_tensor(output)
+                call.made = None if made is None else made.detach().clone()
+                done.append(call)
+
+            return [hooks.Watch(part, "input", enter), hooks.Watch(part, "output", leave)]
+
+        seen = [watch for name, part in parts for watch in watches(f"{path}.{name}".strip("."), part)]
+        with hooks.watching(seen):
+            observe(self.candidate, self.inputs, tapped, put=states.rows)
+        return done
+
+    def _values_at_fault(
+        self, trace: ModuleCall, calls: Sequence[_PartCall], path: str, right: set[str]
+    ) -> _PartCall | None:
+        """The first part of the candidate's block that gives what is nowhere in the reference's, of what is there."""
+        every = [*_every(trace)]
+        known = [tensor for call in every for tensor in (*tensors_in(call.args), *call.output[0])]
+        known += [tensor for call in every for tensor in tensors_in(call.kwargs)]
+        rows = [_rows(tensor) for tensor in known if tensor.is_floating_point() and tensor.ndim > 1]
+        suspect: _PartCall | None = None
+        for call in calls:
+            if call.path == path:  # the whole block must give what the reference's gives
+                expected = [_rows(tensor) for tensor in trace.output[0][:1]]
+                return suspect or (call if self._is_unlike(call, expected, entered=True) else None)
+            unlike = call.path not in right and self._is_unlike(call, rows)
+            if suspect is None:
+                suspect = call if unlike else None
+            elif suspect.path.startswith(f"{call.path}."):  # what holds a part is believed before the part
+                suspect = call if unlike else suspect if unlike is None else None
+        return suspect
+
+    def _is_unlike(self, call: _PartCall, known: Sequence[Tensor], *, entered: bool = False) -> bool | None:
+        """Whether a part makes what is not known of what is; None if that cannot be told."""
+        if call.given is None or call.made is None:
+            return None
+        given, made = _rows(call.given), _rows(call.made)
+        alike = [one for one in known if one.shape == made.shape]
+        entered = entered or any(self._same(one, given) for one in known if one.shape == given.shape)
+        return not any(self._same(one, made) for one in alike) if alike and entered else None
+
+    def _unlike(
+        self, call: _PartCall, trace: ModuleCall, block: str, right: set[str], agreeing: Sequence[str]
+    ) -> FaultyModule:
+        """A part that gives what the reference has not, beside the call of the reference that has the same input."""
+        partner = trace if call.path == block else self._same_input(call, trace)
+        parts = [f"{call.path}.{name}" for name, _ in self.candidate.module.get_submodule(call.path).named_modules()]
+        inner = [name for name in parts[1:] if self._weights(self.candidate, name)]
+        hints = () if self._also_given(call, agreeing) else tuple(_given_besides(call))
+        own = bool(inner) and all(name in right for name in inner) and not hints
+        if partner is None or call.made is None:
+            return FaultyModule(call.path, torch.inf, torch.inf, own, hints=hints)
+        expected = partner.output[0][0]
+        made = call.made.reshape(expected.shape)
+        error = self._gap(expected.cpu(), made.cpu())
+        beyond = Noise.assumed(self.candidate.dtype).beyond(error)
+        return FaultyModule(call.path, beyond, error.worst, own, partner, made=made, hints=hints)
+
+    def _same_input(self, call: _PartCall, trace: ModuleCall) -> ModuleCall | None:
+        """The outermost call of the reference on the same input that gives something of the same shape."""
+        if call.given is None or call.made is None:
+            return None
+        given, made = _rows(call.given), _rows(call.made)
+        for other in _every(trace):
+            state = hooks.state_in(other.args, other.kwargs)
+            outputs = [tensor for tensor in other.output[0] if tensor.is_floating_point()]
+            if state is None or not outputs or _rows(outputs[0]).shape != made.shape:
+                continue
+            if _rows(state).shape == given.shape and self._same(_rows(state), given):
+                return other
+        return None
+
+    def _also_given(self, call: _PartCall, agreeing: Sequence[str]) -> bool:
+        """Whether a block that agrees with the reference's is given the same tensors beside its state."""
+        found: list[bool] = []
+
+        def seen(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+            theirs = [*tensors_in(args), *tensors_in(kwargs)]
+            found.append(all(any(_identical(one, other) for other in theirs) for one in call.others))
+
+        watches = [hooks.Watch(self.candidate.module.get_submodule(path), "input", seen) for path in agreeing]
+        with torch.no_grad(), hooks.watching(watches):
+            self.candidate.run(self.batch)
+        return any(found)
+
+
+def _identical(one: Tensor, two: Tensor) -> bool:
+    return one.shape == two.shape and one.dtype == two.dtype and torch.equal(one, two)
+
+
+def _given_besides(call: _PartCall) -> Iterator[Hint]:
+    """Tensors that a part is given beside the state: nobody compared them."""
+    shapes = ", ".join(str(list(tensor.shape)) for tensor in call.others)
+    if shapes:
+        words = f"`{call.path}` is also given tensors that were not compared ({shapes}): the fault may be in them."
+        yield _hint("not_compared", words)
+
+
+def _hint(fault: str, evidence: str) -> Hint:
+    return {"fault": fault, "evidence": evidence}
+
+
+def _rows(tensor: Tensor) -> Tensor:
+    """A tensor of one text as rows."""
+    return tensor.reshape(-1, tensor.shape[-1])
+
+
+def _equal(one: Tensor, two: Tensor) -> bool:
+    a, b = one.detach().cpu(), two.detach().cpu()
+    return any(a.shape == form.shape and torch.equal(a, form) for form in (b, b.mT))
+
+
+def _nearest_slice(small: Tensor, large: Tensor) -> tuple[float, float]:
+    """The cosine with the run of rows of a larger weight that a matrix is most like, and how far it is from that."""
+    height, width = small.shape
+    if large.ndim < 2 or large.shape[-1] != width or large[..., 0].numel() % height or large.numel() <= small.numel():
+        return 0.0, torch.inf
+    parts = large.reshape(-1, height * width)
+    flat = small.reshape(1, -1)
+    cosines = torch.nn.functional.cosine_similarity(parts, flat, dim=1)
+    best = int(cosines.argmax())
+    return float(cosines[best]), float((parts[best] - flat[0]).norm() / parts[best].norm())
 
 
 def _every(call: ModuleCall) -> Iterator[ModuleCall]:
@@ -465,31 +391,13 @@ def _every(call: ModuleCall) -> Iterator[ModuleCall]:
 def _alike(one: Tensor, two: Tensor) -> float:
     """How much alike two weights are: 1 if they are equal, as they are or transposed."""
     a, b = one.double().cpu().flatten(), two.double().cpu()
-    forms = (
-        [b.flatten()]
-        if b.ndim < 2 or one.shape != b.shape
-        else [b.flatten(), b.T.flatten()]
-        if b.shape[0] == b.shape[1]
-        else [b.flatten()]
-    )
-    forms = forms if one.shape == b.shape else [b.T.flatten()]
+    forms = [b.flatten()] if one.shape == b.shape else []
+    forms += [b.T.flatten()] if b.ndim == 2 and one.shape == b.T.shape else []
     scores = [
         float(torch.nn.functional.cosine_similarity(a, form, dim=0)) - float((a - form).norm() > 0) * 1e-6
         for form in forms
     ]
-    return max(scores)
-
-
-def batches_for(side: Live, inputs: Inputs) -> list[PaddedBatch]:
-    """The first texts, one at a time, on which tensors are paired."""
-    chosen: list[PaddedBatch] = []
-    tokens = 0
-    for text, length in enumerate(inputs.lengths):
-        if chosen and tokens + length > PAIRING_TOKENS:
-            break
-        chosen.append(side.batch(inputs.some([text])))
-        tokens += length
-    return chosen
+    return max(scores, default=-1.0)
 
 
 def rows_of_function(

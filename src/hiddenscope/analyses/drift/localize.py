@@ -11,7 +11,7 @@ the same way, and at last the code that runs the blocks.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any
@@ -35,6 +35,8 @@ from hiddenscope.anatomy import Stack
 from hiddenscope.passes import Inputs
 from hiddenscope.sites import Site
 
+Hint = dict[str, str]
+"""What a fault looks like: the name of a `fault`, and the `evidence` in a sentence."""
 SHARE_OF_ERROR = 0.1  # of the error in a whole pass, that the faulty container called by itself must show
 
 
@@ -53,7 +55,8 @@ class ModuleCall:
 class FaultyModule:
     """The module at fault: its path in the candidate, how far beyond noise it is on equal input, and the call.
 
-    `own` says that all modules inside it agree, so that the fault is in its own code.
+    `own` says that all modules inside it agree, so that the fault is in its own code. `made` is what it gave on that
+    input, where it cannot be called as the reference's module can; `hints` are what was seen on the way to it.
     """
 
     path: str
@@ -61,6 +64,8 @@ class FaultyModule:
     relative: float
     own: bool
     call: ModuleCall | None = None
+    made: Tensor | None = None
+    hints: tuple[Hint, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -131,7 +136,7 @@ class Search:
     def _blame(self, call: ModuleCall) -> FaultyModule | None:
         """The innermost module at fault within a call, the first in the order of the pass; None if none is."""
         verdict = self._verdict(call)
-        matrices = [leaf for leaf in _leaves(call) if self._has_matrix(leaf.path)]
+        matrices = [leaf for leaf in leaves(call) if self._has_matrix(leaf.path)]
         wrong = [leaf for leaf in matrices if self._is_wrong(leaf)]
         if len({leaf.path for leaf in matrices}) > 1 and len(wrong) == len(matrices):
             return self._faulty(call, verdict, own=False)
@@ -215,7 +220,8 @@ class Search:
         """The module outside the blocks that is at fault, or the code that runs the blocks."""
         top = self._trace_outside()
         until = self._limit(first, site)
-        for call in _flat(top):
+        near = [] if until is not None else self._between(top, site)
+        for call in [*near, *_flat(top)]:
             if call.path == until:
                 break
             if self._holds_blocks(call.path):
@@ -224,6 +230,12 @@ class Search:
             if found is not None:
                 return found
         return self._container_at_fault(top, first, site, total)
+
+    def _between(self, top: ModuleCall, site: Site | None) -> list[ModuleCall]:
+        """The calls outside the blocks in which an error at `layer.0`, at final or in the logits can only be made."""
+        calls = [*_flat(top)]
+        stacks = {path: one.stack for one, path in self.reference.blocks.items()}
+        return window(calls, [stacks.get(call.path, ()) for call in calls], site)
 
     def _limit(self, first: str, site: Site | None) -> str | None:
         """The block before which the fault must lie."""
@@ -279,6 +291,21 @@ class Search:
                 return True
             rows.append(kept[0])
         return rows[0].shape != rows[1].shape or self._gap(*rows).worst > SHARE_OF_ERROR * total
+
+
+def window(order: Sequence[Any], stacks: Sequence[Any], site: Site | None) -> list[Any]:
+    """Of calls in order, those before the first block of a site's stack, or after its last one.
+
+    `stacks` has the stack of each call that is a block's, and () for others.
+    """
+    stack = site.stack if site is not None else next((one for one in reversed(stacks) if one != ()), None)
+    blocks = [place for place, one in enumerate(stacks) if one != ()]
+    own = [place for place in blocks if stacks[place] == stack]
+    if not own:
+        return list(order)
+    if site is not None and site.layer == 0:
+        return list(order[max((place + 1 for place in blocks if place < own[0]), default=0) : own[0]])
+    return list(order[own[-1] + 1 : min((place for place in blocks if place > own[-1]), default=len(order))])
 
 
 class _Tracer:
@@ -354,11 +381,12 @@ def _holds(path: str, inner: str) -> bool:
     return not path or inner.startswith(f"{path}.")
 
 
-def _leaves(call: ModuleCall) -> Iterator[ModuleCall]:
+def leaves(call: ModuleCall) -> Iterator[ModuleCall]:
+    """The calls inside a call, and itself, that hold no others."""
     if not call.inner:
         yield call
     for inner in call.inner:
-        yield from _leaves(inner)
+        yield from leaves(inner)
 
 
 def _flat(call: ModuleCall) -> Iterator[ModuleCall]:

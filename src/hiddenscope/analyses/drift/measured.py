@@ -140,12 +140,14 @@ def _part_by_part(
     sites = [site for site in reference.sites() if site in candidate.taps]
     # The state that enters a block is not seen where the candidate leaves that block out.
     entries = {str(site) for site in sites if candidate.taps[site].side == "input"}
+    has_head = False
     with progress.track("Comparing", total=len(batches)) as advance:
         for texts, batch in reversed(batches):  # the shortest texts first: the self-check is made on these
             true = observe(working, batch, sites, noise=True)
             plain = true if working is reference else observe(reference, batch, sites)
             whole = observe(candidate, batch, sites)
             _check(plain, whole, inputs, texts, model)
+            has_head = has_head or LOGITS in plain.rows
             free = whole if rounded is candidate else observe(rounded, batch, sites)
             equal = observe(rounded, batch, sites, put=_layers(true))
             runs = _Runs(plain, true, whole, free, equal)
@@ -155,6 +157,8 @@ def _part_by_part(
                 errors.observing_changed_nothing = all(unchanged(side, batch, seen) for side, seen in sides)
             advance(1)
     errors.passes = passes_of((reference, working), (candidate, rounded), len(batches))
+    if has_head and LOGITS not in errors.beyond:
+        errors.notes.append("The candidate gives no logits of the reference's shape: they were not compared.")
     ordered(errors, sites)
     return errors
 
@@ -203,7 +207,7 @@ def _compare_batch(
     for name, rows in true.rows.items():
         main = main_site(name)
         if name not in free.rows or name not in equal.rows:
-            if main == name and name not in entries:
+            if main == name and name not in entries and name != LOGITS:
                 measured.judge(name, Gap(torch.full((1,), torch.inf), torch.inf), true.noise[name], batch)
             continue
         rows_here = places[stack_of(name, measured.tokens)]

@@ -208,6 +208,7 @@ def observe(
     made = hooks.first_tensor(output)
     watcher.seen.output = None if made is None else made.detach().to("cpu", copy=True)
     logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
+    logits = output.get(LOGITS) if isinstance(output, Mapping) else logits
     own = batch.of_stack("decoder")
     if isinstance(logits, Tensor) and logits.shape[:-1] == own.ids.shape:
         watcher.keep(LOGITS, logits[own.mask.bool()])

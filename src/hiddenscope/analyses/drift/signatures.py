@@ -17,10 +17,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hiddenscope import hooks
-from hiddenscope.analyses.drift.localize import FaultyModule, ModuleCall, Search, called, tensors_in
+from hiddenscope.analyses.drift.localize import FaultyModule, Hint, ModuleCall, Search, called, leaves, tensors_in
 from hiddenscope.analyses.drift.observe import MARGIN, Noise, mapped
 
-Hint = dict[str, str]
 FEW_WEIGHTS = 3  # of a module that is no block
 EXPLAINED = 0.02  # of the error may be left by a hypothesis, beyond rounding
 ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
@@ -67,18 +66,20 @@ def hints(search: Search, faulty: FaultyModule) -> list[Hint]:
     """What the fault looks like, the surest first; none where nothing known fits."""
     call = faulty.call
     if call is None:
-        return []
+        return [*faulty.hints]
     reference = search.reference.module.get_submodule(call.path)
     candidate = search.candidate.module.get_submodule(faulty.path)
     found = list(_attributes(reference, candidate))
-    found += _weights(search, call.path, reference, candidate)
+    if faulty.made is None:  # the parts of a module of another make have other names
+        found += _weights(search, call.path, reference, candidate)
     if not search._holds_blocks(call.path) or call.path in search.reference.blocks.values():
         suspect = _suspect(search, faulty, call, reference, candidate)
         if suspect is not None:
-            for signature in (_effects, _activation, _norm, _positions, _masks, _heads, _rotary):
+            for signature in (_effects, _activation, _inner_activation, _norm, _positions, _masks, _heads, _rotary):
                 found += signature(suspect)
     else:
         found += _block_arguments(search, call)
+    found += faulty.hints
     return list({(hint["fault"], hint["evidence"]): hint for hint in found}.values())
 
 
@@ -89,20 +90,24 @@ def _hint(fault: str, evidence: str) -> Hint:
 def _suspect(
     search: Search, faulty: FaultyModule, call: ModuleCall, reference: nn.Module, candidate: nn.Module
 ) -> Suspect | None:
-    try:
-        made = hooks.first_tensor(called(candidate, call, search.candidate.device))
-    except Exception:
-        try:  # a module of another make takes one tensor
-            given = next(iter(tensors_in(call.args)))
-            made = hooks.first_tensor(called(candidate, ModuleCall(call.path, (given,), {}), search.candidate.device))
-        except Exception:
-            return None
+    made = faulty.made if faulty.made is not None else _made(search, call, candidate)
     expected = next((tensor for tensor in call.output[0] if tensor.is_floating_point()), None)
     if made is None or expected is None or made.shape != expected.shape:
         return None
     return Suspect(
         search, call, faulty.path, reference, candidate, hooks.state_in(call.args, call.kwargs), expected, made.cpu()
     )
+
+
+def _made(search: Search, call: ModuleCall, candidate: nn.Module) -> Tensor | None:
+    try:
+        return hooks.first_tensor(called(candidate, call, search.candidate.device))
+    except Exception:
+        try:  # a module of another make takes one tensor
+            given = next(iter(tensors_in(call.args)))
+            return hooks.first_tensor(called(candidate, ModuleCall(call.path, (given,), {}), search.candidate.device))
+        except Exception:
+            return None
 
 
 def _attributes(reference: nn.Module, candidate: nn.Module) -> Iterator[Hint]:
@@ -122,6 +127,8 @@ def _weights(search: Search, path: str, reference: nn.Module, candidate: nn.Modu
     kinds: dict[tuple[str, str], list[str]] = {}
     for name, weight in own.items():
         relation = _relation_of(search, f"{path}.{name}", weight, theirs.get(name))
+        if relation is not None and relation[0] == "transposed_weight" and type(reference) is not type(candidate):
+            continue  # a layout, and no fault: Conv1D keeps the transpose of what Linear keeps
         if relation is not None:
             kinds.setdefault(relation, []).append(name)
     for (fault, words), names in kinds.items():
@@ -233,6 +240,21 @@ def _activation(suspect: Suspect) -> Iterator[Hint]:
         if suspect.explains(function(given)):
             yield _hint("activation", f"The output is that of {name}.")
             return
+
+
+def _inner_activation(suspect: Suspect) -> Iterator[Hint]:
+    """Another activation inside the module, where the reference has one as a module of its own."""
+    for call in leaves(suspect.call) if suspect.call.inner else ():
+        part = suspect.search.reference.module.get_submodule(call.path)
+        given = hooks.state_in(call.args, call.kwargs)
+        if next(part.parameters(), None) is not None or given is None or not call.output[0]:
+            continue
+        for name, function in ACTIVATIONS.items():
+            with hooks.substituting({part: function}):
+                trial = suspect.again()
+            if suspect.explains(trial):
+                yield _hint("activation", f"The output is that of {name} in the place of `{call.path}`.")
+                return
 
 
 def _norm(suspect: Suspect) -> Iterator[Hint]:
