@@ -1,7 +1,9 @@
 """The conformance run is only as good as its oracle: it must see what is wrong, and say when something got worse."""
 
 import json
+import os
 import sys
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from pathlib import Path
 
@@ -126,3 +128,9 @@ def test_the_laws_of_analyses_are_broken_by_another_model() -> None:
     assert subject.model
     subject.module = tiny_model("llama", seed=1)
     assert all(law(subject) for law in (analyses.lens, analyses.patch, analyses.steer))
+
+
+def test_a_process_that_is_killed_ends_the_run_with_an_error() -> None:
+    """And is not waited for; memory that runs out kills one."""
+    with pytest.raises(BrokenProcessPool):
+        list(run.tried([9], os._exit))  # type: ignore[list-item]

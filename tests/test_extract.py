@@ -641,7 +641,7 @@ def test_a_slow_disk_slows_the_pass_and_memory_stays_bounded(
     def slow(unit: str, values: Any) -> bool:
         writing.add(unit)
         at_once[0] = max(at_once[0], len(writing))
-        release.wait(60)
+        release.wait()
         writing.discard(unit)
         held.discard(unit)
         return commit(unit, values)
@@ -650,8 +650,14 @@ def test_a_slow_disk_slows_the_pass_and_memory_stays_bounded(
         held.add(unit)
         most[0] = max(most[0], len(held))
         if len(held) == 3:
-            threading.Timer(0.3, release.set).start()  # time enough for a fourth, if nothing kept the pass back
+            threading.Thread(target=release_later).start()
         put(self, unit, computed)
+
+    def release_later() -> None:
+        while len(writing) < 2:
+            time.sleep(0.01)
+        time.sleep(0.3)  # time enough for a fourth, if nothing kept the pass back
+        release.set()
 
     monkeypatch.setattr(planned.writer, "commit", slow)
     monkeypatch.setattr(Pipeline, "_hand_over", counted)

@@ -10,14 +10,15 @@ import argparse
 import gzip
 import json
 import logging
-import multiprocessing
 import sys
 import time
 import traceback
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -85,8 +86,10 @@ def _names(group: list[dict[str, Any]]) -> tuple[str, str]:
 def tried(groups: list[Rows], attempt: Callable[[Rows], Tried]) -> Iterator[Tried]:
     """Try every group, some at a time, with a word on stderr about how far it is."""
     start = time.monotonic()
-    with multiprocessing.get_context("spawn").Pool(min(WORKERS, len(groups)), _prepare) as pool:
-        for done, outcome in enumerate(pool.imap_unordered(attempt, groups), 1):
+    # A process that is killed, for want of memory, ends this with an error; a multiprocessing.Pool would wait for ever.
+    with ProcessPoolExecutor(min(WORKERS, len(groups)), get_context("spawn"), _prepare) as pool:
+        for done, future in enumerate(as_completed([pool.submit(attempt, group) for group in groups]), 1):
+            outcome = future.result()
             said = f"{done} of {len(groups)} classes, {time.monotonic() - start:.0f} s"
             if sys.stderr.isatty():
                 print(f"\r\033[K{said}", end="" if done < len(groups) else "\n", file=sys.stderr, flush=True)
