@@ -156,6 +156,7 @@ def _groups(options: Any) -> dict[str, Callable[[], list[Row]]]:
         "lens": lambda: lens.rows(options.repeats, ask_peers=options.peers),
         "embed": lambda: embed.rows(_few(options)),
         "extract": lambda: extract.rows(_few(options)),
+        "share": lambda: extract.share_rows(_few(options)),
         "search": lambda: search.rows(_many(options)),
         "store": lambda: store.rows(options.repeats),
         "probe": lambda: probe.rows(options.repeats),

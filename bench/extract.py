@@ -1,6 +1,8 @@
 """A corpus job, end to end: against the bare forward pass over the same batches, and against the loop people write.
 
 Everything is counted: reading the file, tokenising, planning, the passes, the checksums, and the bytes on the disk.
+The share of the bare pass is that of a corpus whose passes take about a minute: in a job of seconds, most of what is
+beyond the passes is the first touch of memory and the last fsync, which a corpus pays once.
 """
 
 import json
@@ -24,6 +26,7 @@ from hiddenscope.passes import Inputs
 from hiddenscope.testing import tiny_tokenizer
 
 TEXTS, BATCH = 64, 32
+SHARE_TEXTS = 768  # of the row of the share: some 45 seconds of passes on two cores
 SHARE_BAR, LOOP_BAR, WORKERS_BAR, MEMORY_BAR = 0.9, 2.5, 1.0, 1.1
 SITES = "layer.*,final"
 UNIT_BYTES = (
@@ -36,29 +39,48 @@ GPU_OPTIONS: dict[str, Any] = {"engine": hs.Engine(unit_bytes=2 * 10**9)}
 
 @torch.no_grad()
 def rows(repeats: int) -> list[Row]:
-    """The rows of one process, of two workers, and of memory."""
+    """A short job against the loop, two workers against one, and memory."""
     model = hs.load("smollm2", dtype="float32", device="cpu")
-    texts, kind = ragged._texts(model.tokenizer, TEXTS)
     with TemporaryDirectory() as name:
         folder = Path(name)
-        corpus = folder / "corpus.jsonl"
-        corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), "utf-8")
+        corpus, what = _corpus(model, folder, TEXTS)
         ways: dict[str, Callable[[], Any]] = {
             "ours": lambda: extracted(model, corpus, folder / "store"),
-            "bare": bare_passes(model, corpus, folder / "planned"),
             "loop": lambda: _loop(model, corpus, folder / "loop"),
         }
-        found = measure.ratios(measure.interleaved(ways, repeats), "ours")
-        what = f"smollm2, float32, {len(texts)} {kind} of {ragged.SHORTEST} to {ragged.LONGEST} tokens, {SITES}"
-        bare = "bare passes over the same batches"
+        gain = measure.ratios(measure.interleaved(ways, repeats), "ours")["loop"]
         loop = f"batches of {BATCH} in order, output_hidden_states=True, torch.save"
-        share, gain = found["bare"], found["loop"]
         return [
-            Row("extract", f"{what}: throughput of extract / of {bare}", share.cpu, share.wall, SHARE_BAR, True),
-            Row("extract", f"the same: throughput of extract / of {loop}", gain.cpu, gain.wall, LOOP_BAR, True),
+            Row("extract", f"{what}: throughput of extract / of {loop}", gain.cpu, gain.wall, LOOP_BAR, True),
             _workers(model, corpus, folder, repeats),
             _memory(),
         ]
+
+
+@torch.no_grad()
+def share_rows(repeats: int) -> list[Row]:
+    """The share of the bare pass that a job over a corpus reaches, one whole job after one run of all its passes."""
+    model = hs.load("smollm2", dtype="float32", device="cpu")
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        corpus, what = _corpus(model, folder, SHARE_TEXTS)
+        bare = bare_passes(model, corpus, folder / "planned")  # which runs two batches, so that nothing is cold
+        ways: dict[str, Callable[[], Any]] = {
+            "ours": lambda: extracted(model, corpus, folder / "store"),
+            "bare": bare,
+        }
+        share = measure.ratios(measure.interleaved(ways, repeats, warm=False), "ours")["bare"]
+    what = f"{what}: throughput of extract / of bare passes over the same batches"
+    return [Row("extract share", what, share.cpu, share.wall, SHARE_BAR, at_least=True)]
+
+
+def _corpus(model: hs.Model, folder: Path, count: int) -> tuple[Path, str]:
+    """A file of reviews, and what is extracted of it in words."""
+    texts, kind = ragged._texts(model.tokenizer, count)
+    corpus = folder / "corpus.jsonl"
+    corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), "utf-8")
+    what = f"smollm2, float32, {len(texts)} {kind} of {ragged.SHORTEST} to {ragged.LONGEST} tokens, {SITES}"
+    return corpus, what
 
 
 def extracted(model: hs.Model, corpus: Any, to: Path, **options: Any) -> None:

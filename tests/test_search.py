@@ -108,17 +108,37 @@ def test_queries_that_every_row_points_away_from(nearness: str) -> None:
     np.testing.assert_allclose(found["score"].values, scores, rtol=1e-12, atol=1e-12)
 
 
-def test_products_that_are_too_coarse_are_not_used(rows: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("nearness", ["cosine", "dot", "l2"])
+def test_products_that_are_too_coarse_are_not_used(
+    rows: np.ndarray, nearness: nearest.Nearness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     matmul = torch.Tensor.__matmul__
 
     def coarse(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return matmul(a.bfloat16(), b.bfloat16()).float() if a.dtype == torch.float32 else matmul(a, b)
 
     monkeypatch.setattr(torch.Tensor, "__matmul__", coarse)
-    found = Nearest(torch.from_numpy(rows[:5]), 4)
+    found = Nearest(torch.from_numpy(rows[:5]), 4, nearness)
     found.see(torch.from_numpy(rows))
-    assert found.numbers.tolist() == brute(rows, rows[:5], 4, "cosine")[0].tolist()
+    assert found.numbers.tolist() == brute(rows, rows[:5], 4, nearness)[0].tolist()
     assert found._by_torch is False
+
+
+@pytest.mark.parametrize("nearness", ["cosine", "dot", "l2"])
+def test_a_query_finds_alone_what_it_finds_among_others(
+    rows: np.ndarray, nearness: nearest.Nearness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nearest, "PIECE", 4 * 24 * 100)
+    wide = torch.from_numpy(rows).repeat_interleave(2, dim=1)
+    queries = torch.from_numpy(rows[20:27])
+    for block in (wide[:, ::2], wide[:, ::2].bfloat16()):  # rows that do not follow one another, rows that are widened
+        together = Nearest(queries, 8, nearness)
+        together.see(block)
+        for number in range(len(queries)):
+            alone = Nearest(queries[number : number + 1], 8, nearness)
+            alone.see(block)
+            assert alone.numbers[0].tolist() == together.numbers[number].tolist()
+            assert alone.scores[0].tolist() == together.scores[number].tolist()
 
 
 def test_equal_rows_come_in_their_order_wherever_they_stand(monkeypatch: pytest.MonkeyPatch) -> None:
