@@ -21,6 +21,7 @@ from hiddenscope.signatures import parameters_of
 from hiddenscope.store import StorePlan, StoreSequence, create
 from hiddenscope.testing import tiny_model, tiny_tokenizer
 from hiddenscope.vectors import vectors
+from hiddenscope.views.kinds.profile import sections
 
 WORDS = ["the", "a", "of", "river", "city", "house", "green", "old", "new", "runs", "stands", "under", "by"]
 
@@ -159,6 +160,27 @@ def test_pooled_states_are_taken_for_what_they_are(model: hs.Model, pooled: dict
             elif way != "mean":  # which is the mean of the windows' means
                 found, wanted = (vectors(one, sites="layer.2", token=token).values for one in (store, whole))
                 torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("how", ["mean", "last", 0])
+def test_a_profile_of_pooled_states_speaks_of_vectors(pooled: dict[Any, hs.Store], how: Any) -> None:
+    store = pooled[how]
+    result = hs.profile(store)
+    assert (result.facts["pooled"], result.facts["vectors"]) == (str(how), len(store))
+    assert "tokens" not in result.facts and result.facts["vectors_kept"] == len(store)
+    (facts,) = result.facts["stacks"]
+    norms = np.linalg.norm(np.asarray(store["layer.2"]), axis=1)
+    assert result.data["norm_median"].sel(site="layer.2") == pytest.approx(np.median(norms), rel=1e-6)
+    assert not {"first_token_norm", "other_tokens_norm", "norm_ratio"} & set(facts) and facts["vector_norm"] > 0
+    largest = facts["largest_norm"]
+    assert set(largest) == {"norm", "site", "text"}
+    norms = np.linalg.norm(np.asarray(store[largest["site"]]), axis=1)
+    assert largest["text"] == store.tokens.text[np.argmax(norms)] and largest["norm"] == pytest.approx(
+        norms.max(), rel=1e-6
+    )
+    said = [section.prose + section.reading for section in sections(result)]
+    assert said and not [text for text in (result.summary(), *said) if "token" in text]
+    assert not [name for name in result.data if "first" in str(name) or "others" in str(name)]
 
 
 def test_a_text_is_found_among_pooled_states(model: hs.Model, pooled: dict[Any, hs.Store]) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from hiddenscope import progress
 from hiddenscope.analyses.profile.findings import data_of, stack_facts
-from hiddenscope.analyses.profile.statistics import stack_statistics
+from hiddenscope.analyses.profile.statistics import pooled_as, stack_statistics
 from hiddenscope.arguments import checked
 from hiddenscope.errors import StatesError, TextError
 from hiddenscope.measures import FEWEST
@@ -62,8 +62,7 @@ def profile(
         ]
     facts: Facts = {
         "texts": stacks[0].tokens.count,
-        "tokens": sum(len(stack.tokens) for stack in stacks),
-        "tokens_kept": sum(stack.kept for stack in statistics),
+        **_counted(stacks, sum(stack.kept for stack in statistics)),
         "computed_in": "float64",
         "final_norm": final_norm,
         "stacks": [stack_facts(stack) for stack in statistics],
@@ -71,6 +70,13 @@ def profile(
     origin = getattr(stacks[0], "source", None)
     data = data_of(statistics, normed=final_norm == "everywhere")
     return Result("profile", data, facts, origin if isinstance(origin, Source) else {})
+
+
+def _counted(stacks: Sequence[Readable], kept: int) -> Facts:
+    """How many rows there are, and how many are kept one by one: tokens, or vectors where states are pooled."""
+    how = pooled_as(stacks[0])
+    word = "tokens" if how is None else "vectors"
+    return {"pooled": how, word: sum(len(stack.tokens) for stack in stacks), f"{word}_kept": kept}
 
 
 def _check(final_norm: str, sample: int) -> None:

@@ -43,6 +43,18 @@ PER_SITE = {
     "intrinsic_dimension": "intrinsic dimension",
     "intrinsic_dimension_others": "intrinsic dimension, without first tokens",
 }
+PER_SITE_POOLED = {
+    "norm_median": "median norm of the vectors",
+    "norm_low": "lower quartile of the vectors' norms",
+    "norm_high": "upper quartile of the vectors' norms",
+    "mean_median": "median mean over the width",
+    "deviation_median": "median standard deviation over the width",
+    "kurtosis_median": "median kurtosis over the width",
+    "added_median": "what the block adds to a vector, over what it was given, median",
+    "anisotropy": "mean cosine between different vectors",
+    "effective_rank": "effective rank",
+    "intrinsic_dimension": "intrinsic dimension",
+}
 UNITS: Mapping[str, Mapping[str, str]] = {
     **{name: {key: word for key, word in look.items() if key != "long_name"} for name, look in PER_STATE.items()},
     "added": {"units": "share of the norm", "scale": "log"},
@@ -50,6 +62,7 @@ UNITS: Mapping[str, Mapping[str, str]] = {
     "effective_rank": {"units": "directions", "scale": "log"},
     "intrinsic_dimension": {"units": "directions", "scale": "log"},
 }
+CKA_POOLED = {"cka": "linear CKA", "cka_chance": "linear CKA if vectors were paired at random, on average"}
 CKA = {
     "cka": "linear CKA",
     "cka_others": "linear CKA, without first tokens",
@@ -73,13 +86,14 @@ def data_of(stacks: Sequence[StackStatistics], *, normed: bool) -> "xarray.Datas
     for name, look in PER_STATE.items():
         cells = [np.stack([one.per_state[name] for one in stack.of_site]) for stack in stacks]
         columns[name] = (("site", "token"), _block_diagonal(cells), dict(look))
-    for name, long_name in PER_SITE.items():
+    pooled = any(stack.pooled is not None for stack in stacks)
+    for name, long_name in (PER_SITE_POOLED if pooled else PER_SITE).items():
         look = next(look for prefix, look in UNITS.items() if name.startswith(prefix))
         values = np.concatenate([stack.per_site(name) for stack in stacks])
         columns[name] = ("site", values, {"long_name": long_name, **look})
     for name, ranked in _largest_values(stacks).items():
         columns[name] = (("site", "rank"), ranked, {"long_name": LARGEST_VALUES[name]})
-    for name, long_name in CKA.items():
+    for name, long_name in (CKA_POOLED if pooled else CKA).items():
         squares = [_square(stack, getattr(stack, name)) for stack in stacks]
         if any(np.isfinite(square).any() for square in squares):
             columns[name] = (("site", "source_site"), _block_diagonal(squares), {"long_name": long_name})
@@ -150,11 +164,13 @@ def stack_facts(stack: StackStatistics) -> dict[str, Any]:
     facts: dict[str, Any] = {"stack": stack.stack, "few_tokens": stack.counts[1] < WORTH_READING}
     facts |= _norms(stack, middle)
     for name in ("anisotropy", "effective_rank"):
-        medians = {"all_tokens": _median(stack.per_site(name)[middle])}
-        medians["other_tokens"] = _median(stack.per_site(f"{name}_others")[middle])
+        columns = {"all_tokens": name, "other_tokens": f"{name}_others"}
+        columns = columns if stack.pooled is None else {"all_vectors": name}
+        medians = {key: _median(stack.per_site(column)[middle]) for key, column in columns.items()}
         if finite := {key: value for key, value in medians.items() if np.isfinite(value)}:
             facts[name] = finite
-    facts |= _extremes(stack, "intrinsic_dimension", "intrinsic_dimension_others")
+    others = "intrinsic_dimension_others" if stack.pooled is None else "intrinsic_dimension"
+    facts |= _extremes(stack, "intrinsic_dimension", others)
     facts |= _extremes(stack, "added", "added_median")
     return facts | _massive(stack) | _cka(stack)
 
@@ -172,13 +188,15 @@ def _median(values: Array) -> float:
 
 def _norms(stack: StackStatistics, middle: list[int]) -> dict[str, Any]:
     """The norms of first tokens and of the others, over the middle layers and around the final norm."""
-    columns = {"first_token_norm": stack.per_site("norm_first"), "other_tokens_norm": stack.per_site("norm_median")}
+    names = {"first_token_norm": "norm_first", "other_tokens_norm": "norm_median"}
+    names = names if stack.pooled is None else {"vector_norm": "norm_median"}
+    columns = {key: stack.per_site(name) for key, name in names.items()}
     facts: dict[str, Any] = {}
     if middle:
         facts["middle_layers"] = summarise([stack.sites[place] for place in middle])
         norms = {name: float(np.median(column[middle])) for name, column in columns.items()}
         facts |= {name: norm for name, norm in norms.items() if np.isfinite(norm)}
-        first, others = norms.values()
+        first, others = norms.get("first_token_norm", np.nan), norms.get("other_tokens_norm", 0.0)
         if others > 0 and np.isfinite(first):
             facts["norm_ratio"] = first / others
     if middle and stack.sites[-1].layer is None:
@@ -190,15 +208,21 @@ def _norms(stack: StackStatistics, middle: list[int]) -> dict[str, Any]:
 
 def _largest_norm(stack: StackStatistics) -> dict[str, Any]:
     facts: dict[str, Any] = {}
-    strings, pairs = stack.source.tokens.strings, list(zip(stack.sites, stack.of_site, strict=True))
+    pairs = list(zip(stack.sites, stack.of_site, strict=True))
     if finite := [(site, one) for site, one in pairs if one.largest >= 0]:
         site, one = max(finite, key=lambda pair: pair[1].highest)
-        facts["largest_norm"] = {"norm": one.highest, "site": site, "token": strings[one.largest]}
+        facts["largest_norm"] = {"norm": one.highest, "site": site, **_row(stack, one.largest)}
     if broken := [(site, one) for site, one in pairs if one.not_finite]:
         site, one = broken[0]
         states = sum(one.not_finite for _, one in broken)
-        facts["not_finite"] = {"states": states, "site": site, "token": strings[one.first_not_finite]}
+        facts["not_finite"] = {"states": states, "site": site, **_row(stack, one.first_not_finite)}
     return facts
+
+
+def _row(stack: StackStatistics, row: int) -> dict[str, Any]:
+    """A row by its token, or by the number of its text where states are pooled."""
+    tokens = stack.source.tokens
+    return {"token": tokens.strings[row]} if stack.pooled is None else {"text": int(tokens.text[row])}
 
 
 def _extremes(stack: StackStatistics, key: str, name: str) -> dict[str, Any]:
@@ -219,23 +243,24 @@ def _massive(stack: StackStatistics) -> dict[str, Any]:
         return {}
     times, some, site = max(finite, key=lambda one: one[0])
     row, channel = int(some.row[0]), int(some.channel[0])
-    token = {"token": tokens.strings[row], "position": int(tokens.positions[row])}
+    token = _row(stack, row) | ({"position": int(tokens.positions[row])} if stack.pooled is None else {})
     facts: dict[str, Any] = {"largest_value": {"times_median": times, "site": site, "channel": channel, **token}}
     rows, channels = np.concatenate([one.massive for one in stack.of_site], axis=1)
     if len(rows):
         facts["massive_activations"] = {
             "threshold": MASSIVE,
             "values": len(rows),
-            "at_first_tokens": int((tokens.positions[rows] == 0).sum()),
             "channels": [{"channel": c, "values": n} for c, n in Counter(channels.tolist()).most_common(MOST_LISTED)],
             "sites": summarise(
                 [site for site, one in zip(stack.sites, stack.of_site, strict=True) if one.massive.size]
             ),
-            "tokens": [
-                {"token": string, "values": n}
-                for string, n in Counter(tokens.strings[row] for row in rows.tolist()).most_common(MOST_LISTED)
-            ],
         }
+        if stack.pooled is None:
+            strings = Counter(tokens.strings[row] for row in rows.tolist()).most_common(MOST_LISTED)
+            facts["massive_activations"] |= {
+                "at_first_tokens": int((tokens.positions[rows] == 0).sum()),
+                "tokens": [{"token": string, "values": n} for string, n in strings],
+            }
     return facts
 
 
@@ -244,8 +269,9 @@ def _cka(stack: StackStatistics) -> dict[str, Any]:
     if stack.cka is None or len(stack.compared) < 2:
         return {}
     upper = torch.ones_like(stack.cka).triu(1).bool()
-    facts: dict[str, Any] = {"sampled_tokens": stack.counts[0]}
-    medians = {"median": stack.cka, "median_other_tokens": stack.cka_others, "median_by_chance": stack.cka_chance}
+    facts: dict[str, Any] = {"sampled_tokens" if stack.pooled is None else "sampled_vectors": stack.counts[0]}
+    others = {"median_other_tokens": stack.cka_others} if stack.pooled is None else {}
+    medians = {"median": stack.cka, **others, "median_by_chance": stack.cka_chance}
     for key, values in medians.items():
         if values is not None and np.isfinite(median := _median(values[upper].numpy())):
             facts[key] = median

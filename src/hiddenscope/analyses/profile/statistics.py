@@ -87,6 +87,11 @@ class StackStatistics:
         return self.sites[0].stack
 
     @property
+    def pooled(self) -> str | None:
+        """How the tokens of each text were made one vector; None where every row is a token."""
+        return pooled_as(self.source)
+
+    @property
     def kept(self) -> int:
         """The number of tokens whose statistics are kept one by one."""
         return len(self.of_site[0].per_state["norm"])
@@ -94,6 +99,18 @@ class StackStatistics:
     def per_site(self, name: str) -> Array:
         """One number for each site, NaN where it was not measured."""
         return np.array([one.per_site.get(name, np.nan) for one in self.of_site], dtype=np.float32)
+
+
+def pooled_as(source: Readable) -> str | None:
+    """How a store of pooled states made the tokens of each text one vector; None where every row is a token."""
+    how = getattr(source, "pooled", None)
+    return None if how is None else str(how)
+
+
+def first_tokens(source: Readable) -> NDArray[np.bool_]:
+    """Which rows are first tokens: none of pooled states, whose rows are whole texts."""
+    at_start: NDArray[np.bool_] = source.tokens.positions == 0
+    return at_start if pooled_as(source) is None else np.zeros_like(at_start)
 
 
 def stack_statistics(
@@ -109,7 +126,7 @@ def stack_statistics(
         advance(1)
     samples = {site: one.sample for site, one in zip(sites, of_site, strict=True) if one.sample is not None}
     finite = torch.stack([sample.isfinite().all(1) for sample in samples.values()]).all(0)
-    others = finite & finite.new_tensor(source.tokens.positions[rows] != 0)
+    others = finite & finite.new_tensor(~first_tokens(source)[rows])
     counts = int(finite.sum()), int(others.sum())
     cka, chance = _cka(list(samples.values()), finite)
     cka_others, chance_others = _cka(list(samples.values()), others)
@@ -143,7 +160,7 @@ def site_statistics(
     `rows` are the sampled tokens, `kept` is how many tokens are kept one by one, and `together` says whether the states
     are also measured together.
     """
-    first = torch.from_numpy(source.tokens.positions == 0)
+    first = torch.from_numpy(first_tokens(source))
     columns = {name: np.full(len(first), np.nan, dtype=np.float32) for name in (*PER_STATE, "added")}
     finite = np.zeros(len(first), dtype=bool)
     running = RunningStatistics(), RunningStatistics()

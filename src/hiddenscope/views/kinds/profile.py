@@ -16,7 +16,9 @@ SPREAD = {
     "effective_rank_others": "effective rank, without first tokens",
     "intrinsic_dimension_others": "intrinsic dimension, without first tokens",
 }
-FEW_TOKENS = "With so few tokens, spread, dimension and CKA say little: give more text."
+ANISOTROPY_POOLED = {"anisotropy": "all vectors"}
+SPREAD_POOLED = {"effective_rank": "effective rank", "intrinsic_dimension": "intrinsic dimension"}
+FEW = "With so few {rows}, spread, dimension and CKA say little: give more text."
 
 
 def views(result: Result) -> Iterator[View]:
@@ -32,31 +34,41 @@ def views(result: Result) -> Iterator[View]:
         named = [replace(one, title=f"{title}{of_model}") for one, title in zip(grid.measures, titles, strict=True)]
         yield replace(grid, title=named[0].title, measures=tuple(named))
     yield from _norm_lines(result)
-    both = {"first": "first token", "median": "other tokens, median"}
+    pooled = _pooled(result)
+    both = {"median": "vectors, median"} if pooled else {"first": "first token", "median": "other tokens, median"}
     added, kurtosis = ({f"{name}_{side}": words for side, words in both.items()} for name in ("added", "kurtosis"))
     massive = " ".join(sentence for facts in result.facts["stacks"] for sentence in _massive(facts))
     yield from _lines(
         result, added, "What each block adds, along the layers", "norm of the change over the norm before"
     )
     yield from _lines(result, kurtosis, "The kurtosis along the layers", "kurtosis over the width", massive)
-    yield from _lines(result, ANISOTROPY, "The anisotropy along the layers", "mean cosine")
+    yield from _lines(
+        result, ANISOTROPY_POOLED if pooled else ANISOTROPY, "The anisotropy along the layers", "mean cosine"
+    )
     if not all(facts["few_tokens"] for facts in result.facts["stacks"]):
-        yield from _lines(result, SPREAD, "How many dimensions states fill, along the layers", "dimensions")
+        spread = SPREAD_POOLED if pooled else SPREAD
+        yield from _lines(result, spread, "How many dimensions states fill, along the layers", "dimensions")
         if "cka" in result.data and result.data.sizes["site"] > 1:
             yield _cka_grid(result)
 
 
+def _pooled(result: Result) -> bool:
+    """Whether each row is the vector of a text, and no token."""
+    return result.facts.get("pooled") is not None
+
+
 def _norm_lines(result: Result) -> Iterator[Lines]:
-    series = []
+    series, words = [], "vectors" if _pooled(result) else "other tokens"
     for prefix, here in _by_stack(result):
-        first, median, low, high = (
-            np.where(here, result.data[f"norm_{name}"].to_numpy(), np.nan)
+        norms = {
+            name: np.where(here, result.data[f"norm_{name}"].to_numpy(), np.nan)
             for name in ("first", "median", "low", "high")
-        )
-        series += [
-            Series(f"{prefix}first token", first),
-            Series(f"{prefix}other tokens, median", median, low, high, "middle half"),
-        ]
+            if f"norm_{name}" in result.data
+        }
+        if "first" in norms:
+            series.append(Series(f"{prefix}first token", norms["first"]))
+        band = norms["low"], norms["high"], "middle half"
+        series.append(Series(f"{prefix}{words}, median", norms["median"], *band))
     shown = [one for one in series if np.isfinite(one.y).any()]
     if shown:
         title = title_of(result, ["norm"]).replace("Norm", "The norm along the layers", 1)
@@ -104,11 +116,22 @@ def findings(result: Result) -> Iterator[str]:
         for part in (_norms, _final_norm, _largest_norm, _added, _massive, _spread, _cka, _not_finite):
             yield from part(facts)
         if facts["few_tokens"]:
-            yield FEW_TOKENS
-    if result.facts["tokens_kept"] < result.facts["tokens"]:
-        kept, tokens = result.facts["tokens_kept"], result.facts["tokens"]
-        yield f"The grid holds the first {kept:,} of {tokens:,} tokens; all other numbers are of all tokens."
+            yield FEW.format(rows=_rows(result))
+    rows = _rows(result)
+    kept, count = result.facts[f"{rows}_kept"], result.facts[rows]
+    if kept < count:
+        yield f"The grid holds the first {kept:,} of {count:,} {rows}; all other numbers are of all {rows}."
     yield UNTESTED
+
+
+def _rows(result: Result) -> str:
+    """What the rows are."""
+    return "vectors" if _pooled(result) else "tokens"
+
+
+def _whose(row: Mapping[str, Any]) -> str:
+    """The token of a row, or its text where states are pooled."""
+    return quoted(row["token"].strip() or row["token"]) if "token" in row else f"that of text {row['text']:,}"
 
 
 def _of(facts: Mapping[str, Any]) -> str:
@@ -136,7 +159,7 @@ def _norms(facts: Mapping[str, Any]) -> Iterator[str]:
 def _final_norm(facts: Mapping[str, Any]) -> Iterator[str]:
     changes = [
         f"{who} from {_number(facts['before_final'][name])} to {_number(facts['at_final'][name])}"
-        for name, who in (("first_token_norm", "the first token"), ("other_tokens_norm", "the other tokens"))
+        for name, who in WHOSE_NORM.items()
         if name in facts.get("at_final", {})
     ]
     if changes:
@@ -145,9 +168,9 @@ def _final_norm(facts: Mapping[str, Any]) -> Iterator[str]:
 
 def _largest_norm(facts: Mapping[str, Any]) -> Iterator[str]:
     if largest := facts.get("largest_norm"):
-        token = quoted(largest["token"].strip() or largest["token"])
         yield (
-            f"The state with the largest norm{_of(facts)}, {_number(largest['norm'])}, is {token} at {largest['site']}."
+            f"The state with the largest norm{_of(facts)}, {_number(largest['norm'])}, is {_whose(largest)} at "
+            f"{largest['site']}."
         )
 
 
@@ -156,7 +179,7 @@ def _added(facts: Mapping[str, Any]) -> Iterator[str]:
         low, high = added["lowest"], added["highest"]
         yield (
             f"The block that makes `{high['site']}` changes states most: the change has {high['value']:.2f} times the "
-            f"norm of its input (median over tokens). The block that makes `{low['site']}` changes them least "
+            f"norm of its input (the median). The block that makes `{low['site']}` changes them least "
             f"({low['value']:.2f} times)."
         )
 
@@ -167,14 +190,15 @@ def _massive(facts: Mapping[str, Any]) -> Iterator[str]:
         largest, channels = facts["largest_value"], [str(one["channel"]) for one in massive["channels"]]
         listed = sum(one["values"] for one in massive["channels"]) == massive["values"]
         numbers = ", ".join(channels) + ("" if listed else " and others")
-        first = "all" if massive["at_first_tokens"] == massive["values"] else f"{massive['at_first_tokens']:,}"
-        token = quoted(largest["token"].strip() or largest["token"])
+        of_first = massive.get("at_first_tokens")
+        first = "all" if of_first == massive["values"] else f"{of_first or 0:,}"
+        at_first = "" if of_first is None else f", {first} of them at a first token"
+        position = f", position {largest['position']}" if "position" in largest else ""
         yield (
             f"Massive activations{_of(facts)}: {_count(massive['values'], 'value')} in "
-            f"{'channel' if len(channels) == 1 else 'channels'} {numbers} at {massive['sites']}, "
-            f"{first} of them at a first token; the largest is "
-            f"{largest['times_median']:,.0f} times the median ({token}, position {largest['position']}, "
-            f"{largest['site']})."
+            f"{'channel' if len(channels) == 1 else 'channels'} {numbers} at {massive['sites']}"
+            f"{at_first}; the largest is {largest['times_median']:,.0f} times the median "
+            f"({_whose(largest)}{position}, {largest['site']})."
         )
 
 
@@ -190,22 +214,23 @@ def _spread(facts: Mapping[str, Any]) -> Iterator[str]:
 def _cka(facts: Mapping[str, Any]) -> Iterator[str]:
     if not (cka := facts.get("cka")):
         return
+    rows = "vectors" if "sampled_vectors" in cka else "tokens"
     names = {
-        "median": "over all tokens",
+        "median": f"over all {rows}",
         "median_other_tokens": "without first tokens",
-        "median_by_chance": "with tokens paired at random",
+        "median_by_chance": f"with {rows} paired at random",
     }
     medians = [f"{cka[name]:.2f} {words}" for name, words in names.items() if name in cka]
     if medians:
-        count = f"{cka['sampled_tokens']:,}"
-        yield f"The median linear CKA of all pairs of layers{_of(facts)} ({count} tokens) is {', '.join(medians)}."
+        count = f"{cka[f'sampled_{rows}']:,} {rows}"
+        yield f"The median linear CKA of all pairs of layers{_of(facts)} ({count}) is {', '.join(medians)}."
     if least := cka.get("least_alike"):
         yield f"`{least['site']}` and `{least['source_site']}` are least alike ({least['cka']:.2f})."
 
 
 def _not_finite(facts: Mapping[str, Any]) -> Iterator[str]:
     if broken := facts.get("not_finite"):
-        where = f"{quoted(broken['token'])} at {broken['site']}"
+        where = f"{_whose(broken)} at {broken['site']}"
         yield f"{broken['states']:,} states{_of(facts)} are not finite and were left out; the first is {where}."
 
 
@@ -216,15 +241,16 @@ def sections(result: Result) -> Iterator[Section]:
     texts = result.data.attrs.get("texts", [])
     text = quoted(texts[0]) if len(texts) == 1 else f"{result.facts['texts']} texts"
     norms = " ".join(sentence for facts in stacks for part in (_norms, _final_norm) for sentence in part(facts))
+    cell = f"one hidden state of {text}: tokens"
+    if _pooled(result):
+        cell = f"the vector of a text, or of one window of it (pooling: {result.facts['pooled']}): texts"
     reading = (
-        f"Every cell is one hidden state of {text}: tokens run across, layers run up. The colour is the L2 norm of the "
-        "vector, on a log scale."
+        f"Every cell is {cell} run across, layers run up. The colour is the L2 norm of the vector, on a log scale."
     )
     yield Section("How large is every state?", f"{norms} {UNTESTED}", tuple(grids[:1]), reading)
     lessons = " ".join(sentence for facts in stacks for sentence in _lessons(facts))
-    both = "One line is the norm of the first token, the other the median norm of all other tokens; the band holds the "
-    both += "middle half of them."
-    yield Section("The same along the layers", lessons, tuple(lines[:1]), both, folded=True)
+    along = ALONG_POOLED if _pooled(result) else ALONG
+    yield Section("The same along the layers", lessons, tuple(lines[:1]), along, folded=True)
     if lines[1:]:
         apart = len(set(result.data["form"].to_numpy().tolist())) > 1
         parts = [sentence for facts in stacks for part in (_added, _massive, _spread) for sentence in part(facts)]
@@ -232,16 +258,28 @@ def sections(result: Result) -> Iterator[Section]:
         yield Section("What blocks add, and how states spread", " ".join(parts), tuple(lines[1:]), how, folded=True)
     if grids[1:]:
         alike = " ".join(sentence for facts in stacks for sentence in _cka(facts))
-        yield Section("How similar the layers are", alike, tuple(grids[1:]), CKA, folded=True)
+        yield Section(
+            "How similar the layers are", alike, tuple(grids[1:]), CKA.format(rows=_rows(result)), folded=True
+        )
 
 
+WHOSE_NORM = {
+    "first_token_norm": "the first token",
+    "other_tokens_norm": "the other tokens",
+    "vector_norm": "the vectors",
+}
+ALONG = (
+    "One line is the norm of the first token, the other the median norm of all other tokens; the band holds the "
+    "middle half of them."
+)
+ALONG_POOLED = "The line is the median norm of the vectors; the band holds the middle half of them."
 HOW = (
     "The first picture divides the norm of what each block adds by the norm of its input. The others show the "
     "kurtosis of "
     "the states and their anisotropy."
 )
 APART = "`final` is normed and the layers are not, so the two are not compared."
-CKA = "A cell compares the states of two layers over all tokens by linear CKA."
+CKA = "A cell compares the states of two layers over all {rows} by linear CKA."
 
 
 def _lessons(facts: Mapping[str, Any]) -> Iterator[str]:
