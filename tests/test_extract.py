@@ -246,12 +246,25 @@ def test_a_position_that_every_nth_token_keeps(gpt2: hs.Model, tmp_path: Path, e
 def test_the_kept_positions_of_windows(gpt2: hs.Model, tmp_path: Path) -> None:
     corpus = Corpus(["A cat sat. " * 40], window=32, stride=16, every=5)  # the windows begin at 0, 16, 32
     store = extract(gpt2, corpus, tmp_path / "store", sites="layer.2")
-    for position in (0, 5, 30):  # in the first window
+    for position in (0, 5, 30, 35, 60):  # in the first window, and in later ones
         row = int(np.flatnonzero(store.tokens.positions == position)[0])
         found = vectors(store, sites="layer.2", token=position).values
         assert np.array_equal(found[0].numpy(), store["layer.2"][[row]])
-    with pytest.raises(StatesError, match="No token at position 35 of every text"):  # a row of two windows, or of one
-        vectors(store, sites="layer.2", token=35)
+    with pytest.raises(StatesError, match="No token at position 36 of every text: the store keeps positions 0, 5, 10"):
+        vectors(store, sites="layer.2", token=36)
+
+
+def test_a_text_of_very_many_characters_is_cut_as_any_other(
+    gpt2: hs.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus = ["A cat sat.", " ".join(TEXTS), "The rest.", "A dog ran.", " ".join(TEXTS[:9]), TEXTS[0]]
+    plans = []
+    for name, most in (("whole", planning.CHUNK_CHARACTERS), ("alone", 12)):
+        monkeypatch.setattr(planning, "CHUNK_CHARACTERS", most)
+        extract(gpt2, Corpus(corpus, window=24, stride=20), tmp_path / name, sites="layer.1", engine=SMALL)
+        plans.append(files_of(tmp_path / name))
+    assert plans[0] == plans[1]
+    assert {sequence.text for sequence in sequences_of(tmp_path / "alone") if sequence.start} == {1, 4}
 
 
 def test_a_stride_that_would_leave_tokens_out_is_refused(gpt2: hs.Model, tmp_path: Path) -> None:

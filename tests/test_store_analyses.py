@@ -138,6 +138,55 @@ def test_drift(model: hs.Model, tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
+def windowed(model: hs.Model, texts: list[str], tmp_path_factory: pytest.TempPathFactory) -> hs.Store:
+    """A store of texts of which two are cut into windows that overlap."""
+    corpus = hs.Corpus([" ".join(texts[:6]), texts[0], " ".join(texts[6:14])], window=40, stride=25)
+    return hs.extract(model, corpus, tmp_path_factory.mktemp("windowed") / "store")
+
+
+def test_drift_runs_over_the_windows_of_a_store(model: hs.Model, windowed: hs.Store) -> None:
+    found = hs.drift(model, windowed, None)
+    assert not found.facts["drifted"] and found.facts["texts"] == 3
+    assert found.data["position"].to_numpy().tolist() == windowed.tokens.positions.tolist()
+    other = hs.load((copy.deepcopy(model.module), model.tokenizer))
+    with torch.no_grad():
+        other.module.transformer.h[1].mlp.c_fc.weight.mul_(1.1)  # type: ignore[union-attr,index,operator]
+    assert hs.drift(windowed, other, None).facts["first_site"] == "layer.2"
+    with pytest.raises(hs.errors.StatesError, match="computed in windows of long texts. Leave the texts out"):
+        hs.drift(model, windowed, [text[:60] for text in windowed.tokens.texts or ()])
+
+
+def test_drift_refuses_a_store_that_has_not_every_token(model: hs.Model, texts: list[str], tmp_path: Path) -> None:
+    few = hs.extract(model, hs.Corpus(texts[:4], every=2), tmp_path / "every", sites="layer.1")
+    mean = hs.extract(model, texts[:4], tmp_path / "mean", sites="layer.1", pool="mean")
+    for store, what in ((few, "one token in 2"), (mean, "the mean of each text")):
+        with pytest.raises(hs.errors.StatesError, match=f"the store keeps {what} alone"):
+            hs.drift(model, store, None)
+    others = hs.extract(model, texts[4:8], tmp_path / "others", sites="layer.1", pool="mean")
+    assert hs.drift(mean, mean, None).facts["drifted"] is False
+    with pytest.raises(hs.errors.StatesError, match="The two saved runs are of different texts"):
+        hs.drift(mean, others, None)
+
+
+def test_a_position_in_overlapping_windows_is_that_of_the_text(windowed: hs.Store) -> None:
+    whole, lengths = windowed.to_states(), [int(windowed.of(text).tokens.positions.max()) + 1 for text in range(3)]
+    shortest = min(lengths)
+    for token in (0, shortest - 1, -1, -2, -shortest):
+        found = vectors(windowed, sites="layer.2", token=token).values[0]
+        for text in range(3):
+            place = token if token >= 0 else lengths[text] + token
+            rows = np.flatnonzero((whole.tokens.text == text) & (whole.tokens.positions == place))
+            torch.testing.assert_close(found[text], whole["layer.2"][rows[0]].float())
+    with pytest.raises(hs.errors.TextError, match=rf"text 1 is at {shortest - 1}. Choose a position that every text"):
+        vectors(windowed, sites="layer.2", token=shortest)
+    long, place = windowed.of(2), lengths[2] - 3
+    assert place > 40
+    row = int(np.flatnonzero(long.tokens.positions == place)[0])
+    found = vectors(long, sites="layer.2", token=place).values[0]
+    torch.testing.assert_close(found[0], long.to_states()["layer.2"][row].float())
+
+
+@pytest.fixture(scope="module")
 def pooled(model: hs.Model, texts: list[str], tmp_path_factory: pytest.TempPathFactory) -> dict[Any, hs.Store]:
     """Stores of one row for each text, or window, by how they were pooled; and of all tokens, by None."""
     folder = tmp_path_factory.mktemp("pooled")

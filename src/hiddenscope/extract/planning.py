@@ -173,7 +173,7 @@ class Planner:
                 windows = self.window is not None and (sequence.start > 0 or tokens == self.window)
                 where = f"the window of text {sequence.text:,} from position {sequence.start:,} on" if windows else ""
                 reason = f"{where or f'text {sequence.text:,}'} has {tokens:,} tokens"
-                remedy = "Choose a position that every text has; -1 is the last token."
+                remedy = f"Choose a position that every {'window' if windows else 'text'} has; -1 is the last token."
                 raise TextError(f"No token at position {position} of every text", reason, remedy)
 
     def _composed(self, sequences: list[StoreSequence]) -> list[StoreSequence]:
@@ -195,6 +195,9 @@ class Planner:
     def _sequences(self, seen: SeenTexts) -> Iterator[StoreSequence]:
         for chunk in self._chunks(seen):
             texts = [text for _, text in chunk]
+            if self.window is not None and self.stride is not None and _is_long(texts[0]):  # it is alone in its chunk
+                yield from self._cut(*chunk[0], self.window, self.stride)
+                continue
             try:
                 whole = self.model.text_encoder.encode_whole(texts)
             except TextError as error:
@@ -203,19 +206,21 @@ class Planner:
                 spans = ((-1, -1),) * len(whole.ids[index]) if whole.spans is None else whole.spans[index]
                 if self.window is None or len(whole.ids[index]) <= self.window:
                     yield StoreSequence(number, 0, whole.ids[index], spans, 0, text)
+                elif self.stride is not None:
+                    yield from self._cut(number, text, self.window, self.stride)
                 else:
-                    yield from self._cut(number, text, len(whole.ids[index]))
+                    reason = f"it has {len(whole.ids[index]):,} tokens and {self.model.name} takes {self.window:,}"
+                    remedy = "Give a stride, as in hs.Corpus(source, stride=256): it is cut into windows then."
+                    raise TextError(f"Text {number:,} of the corpus", reason, remedy)
 
-    def _cut(self, number: int, text: str, tokens: int) -> Iterator[StoreSequence]:
-        """The windows of a long text."""
-        if self.stride is None or self.window is None:
-            reason = f"it has {tokens:,} tokens and {self.model.name} takes {self.window:,}"
-            remedy = "Give a stride, as in hs.Corpus(source, stride=256): it is cut into windows then."
-            raise TextError(f"Text {number:,} of the corpus", reason, remedy)
-        cut = self.model.text_encoder.windows(text, self.window, self.stride)
-        assert cut.spans is not None
-        for index, (ids, spans) in enumerate(zip(cut.ids, cut.spans, strict=True)):
-            yield StoreSequence(number, index * self.stride, ids, spans, 0, None if index else text)
+    def _cut(self, number: int, text: str, window: int, stride: int) -> Iterator[StoreSequence]:
+        """The windows of a long text; a text that fits in one window is that window."""
+        try:
+            for index, cut in enumerate(self.model.text_encoder.windows(text, window, stride)):
+                assert cut.spans is not None
+                yield StoreSequence(number, index * stride, cut.ids[0], cut.spans[0], 0, None if index else text)
+        except TextError as error:
+            raise self._named(error, [(number, text)]) from None
 
     def _chunks(self, seen: SeenTexts) -> Iterator[list[tuple[int, str]]]:
         """New texts with their numbers, some at a time."""
@@ -228,6 +233,9 @@ class Planner:
                 advance(1)
                 if seen.first(text, number) != number:
                     continue
+                if chunk and _is_long(text):
+                    yield chunk
+                    chunk, characters = [], 0
                 chunk.append((number, text))
                 characters += len(text)
                 if len(chunk) == CHUNK or characters > CHUNK_CHARACTERS:
@@ -242,6 +250,11 @@ class Planner:
         with suppress(ValueError, IndexError):
             problem = f"Text {chunk[int(problem.removeprefix('Text '))][0]:,} of the corpus"
         return TextError(problem, error.reason, error.remedy)
+
+
+def _is_long(text: str) -> bool:
+    """Whether a text is tokenised by itself."""
+    return len(text) > CHUNK_CHARACTERS
 
 
 def read_corpus(model: Model, corpus: Corpus) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 from weakref import ref
@@ -60,11 +60,13 @@ class TextEncoder:
         self._check(inputs, whole=True)
         return inputs
 
-    def windows(self, text: str, window: int, stride: int) -> Inputs:
+    def windows(self, text: str, window: int, stride: int) -> Iterator[Inputs]:
         """A text in windows of so many tokens, each of which begins `stride` tokens after the one before.
 
-        Every window is framed by the special tokens that a text has.
+        Every window is framed by the special tokens that a text has. The tokenizer holds the whole text (its library
+        takes some 100 bytes a token); as Python's numbers, which take several times as much, there is one at a time.
         """
+        _check_readable(0, text)
         tokenizer: Any = self.tokenizer
         overlap = window - tokenizer.num_special_tokens_to_add() - stride
         if overlap < 0 or not getattr(tokenizer, "is_fast", False):
@@ -72,11 +74,14 @@ class TextEncoder:
             reason = reason if overlap < 0 else "its tokenizer is not a fast one, and cannot cut windows"
             raise TextError(f"Cannot cut a text for {self.name}", reason, "Give a smaller stride, or shorter texts.")
         cut = {"truncation": True, "max_length": window, "stride": overlap, "return_overflowing_tokens": True}
-        encoding = tokenizer(text, return_offsets_mapping=True, return_attention_mask=False, verbose=False, **cut)
-        spans = tuple(tuple(map(_span, row)) for row in encoding["offset_mapping"])
-        inputs = Inputs(tuple(tuple(ids) for ids in encoding["input_ids"]), None, spans)
-        self._check(inputs)
-        return inputs
+        with without_panic(TextError, "Cannot encode the text", OTHER_TOKENIZER):
+            encoding = tokenizer(text, return_attention_mask=False, return_token_type_ids=False, verbose=False, **cut)
+        encodings = encoding.encodings
+        del encoding
+        for one in encodings:
+            inputs = Inputs((tuple(one.ids),), None, (tuple(map(_span, one.offsets)),))
+            self._check(inputs)
+            yield inputs
 
     def _limit(self, truncate: bool | int) -> int | None:
         """How many tokens of a text are kept; None for all."""

@@ -220,6 +220,12 @@ class Store:
         """The numbers, in the corpus, of the texts that are there."""
         return self._index.texts
 
+    @property
+    def sequence_lengths(self) -> Ints:
+        """The number of rows of every sequence that the model was given: a text, or one window of a long text."""
+        lengths: Ints = self._shards.planned.length[self._index.order]
+        return lengths
+
     @cached_property
     def _index(self) -> TextIndex:
         if self._part is not None:

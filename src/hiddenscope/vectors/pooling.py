@@ -20,7 +20,8 @@ from hiddenscope.model import Model
 from hiddenscope.passes import Inputs, StackBuffer, Texts, buffers_for, check_targets, run
 from hiddenscope.passes.buffers import SHARE_OF_FREE_MEMORY, free_memory
 from hiddenscope.sites import Site
-from hiddenscope.states import Readable, Source
+from hiddenscope.states import Readable, Source, Tokens
+from hiddenscope.states.tokens import Ints
 
 Token: TypeAlias = str | int
 """What stands for a text: "last", "first", "cls", "mean", "max", "each", or a position."""
@@ -31,11 +32,14 @@ HELD = 64 * 2**20  # bytes of states that are held before they are pooled; one b
 
 
 class Pool:
-    """How the rows of each text become its vector; `first` is the number of the first text among all."""
+    """How the rows of each text become its vector; `first` is the number of the first text among all.
 
-    def __init__(self, lengths: ArrayLike, token: Token, first: int = 0) -> None:
-        self.lengths, self.token = np.asarray(lengths, dtype=np.int64), token
-        if isinstance(token, int):
+    `rows` says which row of each text stands for it, where that does not follow from its position.
+    """
+
+    def __init__(self, lengths: ArrayLike, token: Token, first: int = 0, rows: Ints | None = None) -> None:
+        self.lengths, self.token, self.rows = np.asarray(lengths, dtype=np.int64), token, rows
+        if isinstance(token, int) and rows is None:
             short = np.flatnonzero(self.lengths < (token + 1 if token >= 0 else -token))
             if len(short):
                 text = int(short[0])
@@ -47,6 +51,8 @@ class Pool:
         """The position of the one token that stands for each of the texts; None for a mean or maximum."""
         if self.token in ("mean", "max"):
             return None
+        if self.rows is not None:
+            return self.rows[texts]
         position = self.token if isinstance(self.token, int) else POSITIONS[self.token]
         return self.lengths[texts] + position if position < 0 else np.full_like(self.lengths[texts], position)
 
@@ -271,7 +277,10 @@ def _pool_of(source: Readable, token: Token) -> Pool:
         reason = f"text {int(np.argmin(lengths))} has no tokens here" if len(lengths) else "there are no texts"
         raise StatesError("No vector for every text", reason, "Pool before selecting tokens, or leave that text out.")
     starts = np.cumsum(lengths) - lengths
-    pool = Pool(lengths, _row_in_text(token, getattr(source, "every", 1), lengths))
+    row = _row_in_text(token, getattr(source, "every", 1), lengths)
+    if isinstance(token, int) and pooled_as(source) is None and _overlap(tokens):
+        return Pool(lengths, token, rows=_rows_at(tokens, token, starts))
+    pool = Pool(lengths, row)
     if token == "cls":
         check_cls(getattr(source, "source", None), tokens.ids[starts], 0)
     position = 0 if token in ("first", "cls") else token
@@ -281,6 +290,32 @@ def _pool_of(source: Readable, token: Token) -> Pool:
             reason = f"text {other[0]} has only some of its tokens here"
             raise StatesError(f"No token at position {position} of every text", reason, "Give whole texts.")
     return pool
+
+
+def _overlap(tokens: Tokens) -> bool:
+    """Whether a text lies here in windows that overlap, so that a position may be there twice."""
+    return bool(((np.diff(tokens.text) == 0) & (np.diff(tokens.positions) <= 0)).any())
+
+
+def _rows_at(tokens: Tokens, position: int, starts: Ints) -> Ints:
+    """The row of each text that has a position, in the first of its windows that does.
+
+    Special tokens frame every window: where one window has such a token at the position and another one a token of
+    the text, the latter is meant.
+    """
+    last = np.maximum.reduceat(tokens.positions, starts)
+    wanted = np.full_like(last, position) if position >= 0 else last + 1 + position
+    rows = np.flatnonzero(tokens.positions == wanted[tokens.text])
+    special = (tokens.spans[rows] < 0).all(1)
+    rows = rows[np.lexsort((rows, special, tokens.text[rows]))]
+    texts, firsts = np.unique(tokens.text[rows], return_index=True)
+    if len(texts) < len(starts):
+        text = int(np.flatnonzero(~np.isin(np.arange(len(starts)), texts))[0])
+        reason = f"the last of text {text} is at {last[text]:,}"
+        remedy = "Choose a position that every text has; -1 is the last token."
+        raise TextError(f"No token at position {position} of every text", reason, remedy)
+    found: Ints = rows[firsts] - starts
+    return found
 
 
 def _row_in_text(token: Token, every: int, lengths: Any) -> Token:

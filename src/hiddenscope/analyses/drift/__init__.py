@@ -40,6 +40,7 @@ from hiddenscope.analyses.drift.sides import (
     check_shapes,
     check_tokenizers,
     check_tokens,
+    check_whole,
     common,
     encoded,
     is_compiled,
@@ -47,6 +48,7 @@ from hiddenscope.analyses.drift.sides import (
     narrowest,
     not_wider,
     opened,
+    windows_of,
 )
 from hiddenscope.analyses.drift.signatures import hints
 from hiddenscope.analyses.drift.streaming import of_live_streamed
@@ -302,10 +304,9 @@ def _pairing(reference: Live, candidate: Live) -> dict[str, Any]:
 
 def _one_saved(model: Model, saved: Saved, texts: Texts | Inputs | None, *, swapped: bool) -> _Comparison:
     """A live model against states that were saved elsewhere: whole passes only."""
-    tokens = saved.stacks[0].tokens
-    if texts is None:
-        texts = list(tokens.texts) if tokens.texts is not None else [list(_ids(tokens, i)) for i in range(tokens.count)]
-    inputs = _given(model, texts)
+    check_whole(saved)
+    windows = windows_of(saved)
+    inputs = _given(model, (windows or _own_texts(saved)) if texts is None else texts)
     check_tokens(inputs, saved)
     reference = live(model)
     names = (saved.name, model.name) if swapped else (model.name, saved.name)
@@ -315,12 +316,15 @@ def _one_saved(model: Model, saved: Saved, texts: Texts | Inputs | None, *, swap
     by_name = {str(site): partial(saved.rows, site) for site in both}
     with model.lock:
         measured = of_passes(reference, model, by_name, saved.dtype(model.module), inputs)
+    tokens = _tokens(model, inputs)
+    if windows is not None:  # the tokens of the texts, with their positions there
+        tokens |= {states.sites[0].stack: states.tokens for states in saved.stacks}
     sources = [model.source(None).to_json(), saved.stacks[0].source.to_json()]
     pairs = [{"site": name, "reference": name, "candidate": name} for name in by_name]
     return _Comparison(
         names,
         measured,
-        _tokens(model, inputs),
+        tokens,
         inputs,
         sources[::-1] if swapped else sources,
         {"by": "site", "pairs": pairs},
@@ -328,9 +332,12 @@ def _one_saved(model: Model, saved: Saved, texts: Texts | Inputs | None, *, swap
     )
 
 
-def _ids(tokens: Tokens, text: int) -> list[int]:
-    ids: list[int] = tokens.ids[tokens.rows(text)].tolist()
-    return ids
+def _own_texts(saved: Saved) -> list[str] | list[list[int]]:
+    """The texts that states came with, or where these were not kept their ids."""
+    tokens = saved.stacks[0].tokens
+    if tokens.texts is not None:
+        return list(tokens.texts)
+    return [tokens.ids[tokens.rows(text)].tolist() for text in range(tokens.count)]
 
 
 def _two_saved(first: Saved, second: Saved) -> _Comparison:
@@ -338,7 +345,8 @@ def _two_saved(first: Saved, second: Saved) -> _Comparison:
     both = common(first.sites, second.sites, (first.name, second.name))
     for stack in dict.fromkeys(site.stack for site in both):
         one, two = first.of(stack).tokens, second.of(stack).tokens
-        if one.ids.tolist() != two.ids.tolist() or one.lengths.tolist() != two.lengths.tolist():
+        pooled = (one.ids < 0).any() and one.texts != two.texts  # vectors of texts have no ids to tell them apart
+        if pooled or one.ids.tolist() != two.ids.tolist() or one.lengths.tolist() != two.lengths.tolist():
             reason = f"they hold {len(one):,} and {len(two):,} tokens that are not the same"
             raise StatesError("The two saved runs are of different texts", reason, "Capture both on the same texts.")
     for site in both:

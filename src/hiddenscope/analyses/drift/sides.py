@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -283,14 +284,38 @@ def check_shapes(reference: Live, candidate: Live) -> None:
             raise StatesError("Cannot compare the two models", reason, "Give two versions of one model.")
 
 
+def check_whole(saved: Saved) -> None:
+    """Refuse stores that do not have every token: a pass cannot be compared with them."""
+    for states in saved.stacks:
+        if isinstance(states, Store) and (states.pooled is not None or states.every > 1):
+            how = f"the {states.pooled} of each text" if states.pooled else f"one token in {states.every}"
+            problem, reason = f"Cannot compare a pass with {saved.name}", f"the store keeps {how} alone"
+            raise StatesError(problem, reason, "Extract the states of every token.")
+
+
+def windows_of(saved: Saved) -> list[list[int]] | None:
+    """The ids of every window of a store whose long texts were cut; None where every text was given whole."""
+    states = saved.stacks[0]
+    if not isinstance(states, Store) or len(states.sequence_lengths) == states.tokens.count:
+        return None
+    ends = states.sequence_lengths.cumsum()[:-1]
+    return [ids.tolist() for ids in np.split(states.tokens.ids, ends)]
+
+
 def check_tokens(inputs: Inputs, saved: Saved) -> None:
     """Refuse saved states of other texts than those that are run here."""
     for states in saved.stacks:
         own = inputs.of(states.sites[0].stack)
-        if own.flat.tolist() != states.tokens.ids.tolist() or own.lengths != states.tokens.lengths.tolist():
+        lengths = states.sequence_lengths if isinstance(states, Store) else states.tokens.lengths
+        if own.flat.tolist() != states.tokens.ids.tolist() or own.lengths != lengths.tolist():
             here, there = sum(own.lengths), len(states.tokens)
             reason = f"they hold {there:,} tokens of {states.tokens.count} texts, which are not the {here:,} given"
             remedy = "Give the texts they were captured on."
+            if windows_of(saved) is not None:
+                reason, remedy = (
+                    "they were computed in windows of long texts",
+                    "Leave the texts out: the store has its own.",
+                )
             raise StatesError(f"The saved states of {saved.name} are of other texts", reason, remedy)
 
 
