@@ -24,6 +24,7 @@ from hiddenscope.analyses.probe.significance import (
     NullDistribution,
     by_chance_of,
     interval_of,
+    jackknife_of,
     measured_of,
     of_labellings,
 )
@@ -126,10 +127,13 @@ def _records(ready: Sequence[Prepared], drawn: Sequence[Drawn], device: str) -> 
         levels = fits.intercepts(batch.folds, together)
     held_out = torch.cat([of_sites.scores, of_mix[:, None]], 1)
     fresh = torch.cat([of_sites.fresh, fresh_of_mix[:, None]], 1)
+    penalty = fits.penalties_of(of_sites.inner_loss).cpu()
     for number, one in enumerate(ready):
         level = torch.zeros_like(labelled[number, 0]) if levels is None else levels[number]
         others = _others(one, labelled[number], level, labellings[number])
-        yield _record(one, drawn[number], held_out[number].cpu(), fresh[number].cpu(), others)
+        pairs = zip(batch.states[number], penalty[number], strict=True)
+        least = [jackknife_of(states, chosen, one.target, one.design) for states, chosen in pairs]
+        yield _record(one, drawn[number], (held_out[number].cpu(), fresh[number].cpu()), others, least)
 
 
 def _others(
@@ -145,17 +149,23 @@ def _others(
 
 
 def _record(
-    one: Prepared, drawn: Drawn, held_out: torch.Tensor, fresh: torch.Tensor, others: Sequence[NullDistribution]
+    one: Prepared,
+    drawn: Drawn,
+    scores: tuple[torch.Tensor, torch.Tensor],
+    others: Sequence[NullDistribution],
+    least: Sequence[float],
 ) -> Record:
-    """From held-out scores `[site, row]`, those of fresh rows `[site, fold, row]`, and other labellings."""
+    """From held-out scores `[site, row]` and those of fresh rows `[site, fold, row]`, other labellings, and the
+    deviations of the jackknife."""
+    held_out, fresh = scores
     target, design, sites = one.target, one.design, len(drawn.states)
-    measured = [measured_of(scores[:, None, None], target.values[:, None], target, design) for scores in held_out]
+    measured = [measured_of(own[:, None, None], target.values[:, None], target, design) for own in held_out]
     found = [chance(torch.stack([other.scores for other in others[:sites]]))]
     found += [chance(other.scores[None]) for other in others[sites:]]  # the mix is by itself, and numbers have none
     chances = [*found[:1] * sites, *found[1:]]
     intervals = [
-        interval_of(score, other.varies, by, design)
-        for score, other, by in zip(measured, others, chances, strict=False)
+        interval_of(score, other.varies, by, design, jackknife)
+        for score, other, by, jackknife in zip(measured, others, chances, [*least, 0.0], strict=False)
     ]
     best = max(range(sites), key=lambda site: intervals[site].score)
     counts = None if target.classes is None else torch.bincount(target.values)

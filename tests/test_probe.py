@@ -37,6 +37,7 @@ from hiddenscope.linear.intervals import (
     redrawn_accuracy,
     spread,
 )
+from hiddenscope.linear.jackknife import jackknife_deviation
 from hiddenscope.linear.permutations import STRENGTHS, redrawn, resampled
 from hiddenscope.linear.permutations import planted as planted_numbers
 from hiddenscope.sites import Site
@@ -519,6 +520,37 @@ def test_the_interval_of_r2_holds_what_makes_the_found_value_likely() -> None:
     assert interval.joint_low == interval.above < interval.low < interval.score < interval.high
     wider = r2_interval(found._replace(influence=2 * influence), np.arange(50), worlds, Chance([1.0], 3.0))
     assert wider.low < interval.low < interval.high < wider.high
+    at_least = r2_interval(found, np.arange(50), worlds, Chance([1.0], 3.0), 0.3)
+    ends = [1 - np.exp(width * 0.3) for width in (3.0, ENDS, -ENDS)]
+    assert [at_least.joint_low, at_least.low, at_least.high] == pytest.approx(ends, abs=1e-3)
+    assert at_least.above == pytest.approx(interval.above, abs=1e-3)  # the test of chance is as it was
+
+
+@pytest.mark.parametrize(("width", "copies"), [(4, 1), (60, 1), (4, 3), (60, 2)])
+def test_the_jackknife_is_that_of_fits_without_each_text(width: int, copies: int) -> None:
+    """scikit-learn's fits, all of them again, with the scale and the penalty of each fold as they were."""
+    generator, rows = torch.Generator().manual_seed(width), 12 * copies
+    states = torch.randn(rows, width, generator=generator)
+    targets = states[:, 0] + torch.randn(rows, generator=generator)
+    groups, penalty = np.arange(rows) // copies, torch.tensor([1.0, 10.0, 100.0])
+    own, goal, folds, logarithm = states.double().numpy(), targets.double().numpy(), groups % 3, []
+    for left_out in range(12):
+        kept, predicted = groups != left_out, np.empty(rows)
+        for fold in range(3):
+            train, tested = kept & (folds != fold), folds == fold
+            scaler = StandardScaler().fit(own[folds != fold])
+            model = Ridge(float(penalty[fold])).fit(scaler.transform(own[train]), goal[train])
+            predicted[tested] = model.predict(scaler.transform(own[tested]))
+        logarithm.append(np.log(1 - r2_score(goal[kept], predicted[kept])))
+    expected = np.sqrt(11 * np.var(logarithm))
+    assert jackknife_deviation(states, targets, folds, groups, penalty) == pytest.approx(expected, rel=1e-6)
+
+
+def test_the_jackknife_of_states_that_are_all_equal_is_finite() -> None:
+    targets, rows = torch.randn(10, generator=torch.Generator().manual_seed(0)), np.arange(10)
+    for width in (3, 30):
+        deviation = jackknife_deviation(torch.zeros(10, width), targets, rows % 2, rows, torch.full((2,), 100.0))
+        assert 0 < deviation < 1
 
 
 def test_planted_numbers_are_read_the_better_the_stronger_they_are() -> None:
@@ -536,11 +568,12 @@ def test_planted_numbers_are_read_the_better_the_stronger_they_are() -> None:
 
 
 def test_few_numbers_have_finite_intervals_too() -> None:
-    """Of four texts one may be drawn four times: numbers that are all equal."""
+    """Of four texts one may be drawn four times, or the one left out that has another number: all are equal."""
     given = states(torch.randn(2, 4, 6, generator=torch.Generator().manual_seed(0)))
-    result = hs.probe(given, [1.0, 2.0, 2.0, 4.0], task="regress")
-    ends = [result.data[f"r2{end}"].to_numpy() for end in ("_low", "", "_high")]
-    assert np.isfinite(ends).all() and (np.diff(ends, axis=0) >= 0).all()
+    for numbers in ([1.0, 2.0, 2.0, 4.0], [1.0, 1.0, 1.0, 4.0]):
+        result = hs.probe(given, numbers, task="regress")
+        ends = [result.data[f"r2{end}"].to_numpy() for end in ("_low", "", "_high")]
+        assert np.isfinite(ends).all() and (np.diff(ends, axis=0) >= 0).all()
     assert (np.ptp(resampled(torch.arange(3.0), 200, 0, np.arange(3)).numpy(), axis=1) > 0).all()
 
 
@@ -596,6 +629,21 @@ def test_few_texts_are_said_to_be_too_few_for_the_intervals() -> None:
     assert result.facts["calibrated"] is False
     assert "The intervals are rough" in sections_of(result)[0].prose
     assert "calibrated" not in hs.probe(*planted(rows=24)).facts
+
+
+def test_intervals_of_several_classes_are_not_called_95_percent() -> None:
+    """Of noise with four classes they held the truth in 88% of simulations (docs/probe.md)."""
+    given = states(torch.randn(2, 30, 6, generator=torch.Generator().manual_seed(0)))
+    several, two = (hs.probe(given, [k % count for k in range(30)]) for count in (3, 2))
+    assert several.facts["interval_holds"] == 0.88 and "interval_holds" not in two.facts
+    assert "they held the truth in 88% of simulations" in several.summary()
+    (section, *_), (of_two, *_) = sections_of(several), sections_of(two)
+    assert "95% interval" in of_two.reading and "95%" not in section.reading
+    assert "band is its interval (held in 88% of simulations)" in section.reading
+    lines = views_of(several)[0]
+    assert isinstance(lines, Lines) and lines.series[0].band == "interval (held in 88% of simulations)"
+    names = [str(variable.attrs.get("long_name")) for variable in several.data.variables.values()]
+    assert not any("95%" in name for name in names)
 
 
 def test_the_best_site_is_told_with_an_interval_that_knows_it_was_chosen(found: hs.Result) -> None:

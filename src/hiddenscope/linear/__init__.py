@@ -4,6 +4,7 @@ problems         many fits of one set of states; ridge regression
 logistic         logistic regression, and a probe of a mix of sites
 crossvalidation  folds, nested cross-validation
 permutations     the whole cross-validation under many labellings of the same states
+jackknife        how much a cross-validated R² varies when texts are left out
 intervals        how uncertain a cross-validated score is, and whether chance explains it
 probe            a fitted probe with scikit-learn's interface
 

@@ -12,7 +12,8 @@ same share of each class, so a probe that leans to the class that happens to be 
 fresh rows. So labels are also drawn anew, sizes included, and the error of the score that this brings is measured.
 
 The variance of an R² depends on how much can be read. So targets are made that hold a rising share of signal, and the
-interval holds every true value that a test with its own variance would not reject, as Wilson's does for a share.
+interval holds every true value that a test with its own variance would not reject, as Wilson's does for a share. The
+states are the same in all of these, so the variance is at least that of the jackknife (`jackknife`).
 
 Permutations also tell what the largest score of all sites comes to by chance (the max-statistic of Westfall and
 Young): the p-values and the interval of the best site are corrected by it. `make calibrate` measures all of this.
@@ -73,7 +74,8 @@ class Interval(NamedTuple):
     """A score, the ends of its 95% interval, and the lower end that holds for the best of several scores too.
 
     A score is called above chance if its p-value is small and `above` is above chance. For an accuracy `above` is
-    `low`, for an R² it is the stricter `joint_low`.
+    `low`. For an R² it is `joint_low` by the deviation of planted numbers alone: with that, few sites are called above
+    chance that are not (`make calibrate`), and with that of the jackknife hardly any that are.
     """
 
     score: float
@@ -246,27 +248,28 @@ def spread(planted: Explained, strengths: int, groups: Ints, least: float = 1.0)
     return Spread(*(part.cpu().numpy() for part in (logarithm.mean(1), variance.sqrt(), within)))
 
 
-def r2_interval(measured: Explained, groups: Ints, spread: Spread, chance: Chance) -> Interval:
+def r2_interval(measured: Explained, groups: Ints, spread: Spread, chance: Chance, least: float = 0.0) -> Interval:
     """All true values that a test with their own deviation would not reject; log(1 - R²) is taken as normal.
 
-    Where rows vary in their influence more than those of planted numbers do, the deviation is so much larger.
+    Where rows vary in their influence more than those of planted numbers do, the deviation is so much larger. It is at
+    least `least`, that of the jackknife: planted numbers keep the states, and so vary too little.
     """
     score, found = float(measured.score), float(measured.logarithm)
     descending = np.minimum.accumulate(spread.logarithm)
     expected = float(np.interp(-found, -descending, spread.within))
     own = float(_variance(measured.influence.T, groups, 1))
     larger = max(1.0, own / expected) ** 0.5 if expected > 0 else 1.0
-    deviation = larger * float(spread.deviation.max())
+    deviation = max(least, larger * float(spread.deviation.max()))
     reach = max(chance.joint, ENDS) * deviation + 1e-9
     tried = np.linspace(found - reach, found + reach, TRIED)
     deviations = larger * np.interp(-tried, -descending, spread.deviation)
 
-    def ends(width: float) -> tuple[float, float]:
-        likely = tried[np.abs(found - tried) <= width * deviations + 2 * reach / TRIED]  # a step more: never none
+    def ends(width: float, least: float) -> tuple[float, float]:
+        reached = width * np.maximum(least, deviations) + 2 * reach / TRIED  # a step more: never none
+        likely = tried[np.abs(found - tried) <= reached]
         return min(score, float(1 - np.exp(likely.max()))), max(score, float(1 - np.exp(likely.min())))
 
-    joint, _ = ends(chance.joint)
-    return Interval(score, *ends(ENDS), joint, joint)
+    return Interval(score, *ends(ENDS, least), ends(chance.joint, least)[0], ends(chance.joint, 0.0)[0])
 
 
 def wilson(share: float, count: float, shares: int = 1) -> tuple[float, float]:

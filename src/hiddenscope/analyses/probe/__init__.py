@@ -17,7 +17,7 @@ from hiddenscope import progress
 from hiddenscope.analyses.probe.design import Design, ProbeTarget, design_of, target_of
 from hiddenscope.analyses.probe.findings import Column, Draws, Mix, Scored, facts_of, table
 from hiddenscope.analyses.probe.labels import Rows, labelled_rows
-from hiddenscope.analyses.probe.significance import NullDistribution, by_chance, interval_of, measured_of
+from hiddenscope.analyses.probe.significance import NullDistribution, by_chance, interval_of, jackknife_of, measured_of
 from hiddenscope.arguments import checked
 from hiddenscope.errors import StatesError
 from hiddenscope.linear import CrossValidated, Problems, cross_validate, mix, standardised
@@ -75,6 +75,7 @@ class _Probed:
     measured: Estimate | Explained
     control: float
     by_chance: NullDistribution
+    jackknife: float
 
 
 def _scored(rows: Rows, target: ProbeTarget, design: Design) -> Scored:
@@ -90,7 +91,9 @@ def _scored(rows: Rows, target: ProbeTarget, design: Design) -> Scored:
             kept = fit._replace(scores=fit.scores[:1])
             of_true = measured_of(kept.scores.permute(1, 2, 0), design.targets[:1].T, target, design)
             others = by_chance(scaled[number], fit.whole.scores(scaled[number])[:, 0, 0], target, design)
-            probed.append(_Probed(kept, (mean, deviation), of_true, float(measured.score[1:].mean()), others))
+            jackknife = jackknife_of(scaled[number], fit.penalty, target, design)
+            control = float(measured.score[1:].mean())
+            probed.append(_Probed(kept, (mean, deviation), of_true, control, others, jackknife))
             advance(1)
         mixed = _mixed(scaled, [one.fit for one in probed], target, design) if len(sites) > 1 else None
         advance(1)
@@ -111,7 +114,7 @@ def _column(probed: _Probed, found: Chance, site: int, target: ProbeTarget, desi
     elif len(target.classes) == 2:
         coef, intercept = np.concatenate([-coef / 2, coef / 2]), np.concatenate([-intercept / 2, intercept / 2])
     return Column(
-        interval=interval_of(probed.measured, probed.by_chance.varies, found, design),
+        interval=interval_of(probed.measured, probed.by_chance.varies, found, design, probed.jackknife),
         p=found.p[site],
         control=probed.control,
         by_fold=_by_fold(fit.scores[0], target, design),

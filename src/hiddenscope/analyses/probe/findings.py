@@ -21,6 +21,7 @@ Floats: TypeAlias = NDArray[np.float64]
 
 LISTED = 20  # classes that the facts list
 LEAST_LIKELY = 0.05  # the largest p-value of a site that is above chance
+HELD_OF_SEVERAL = 0.88  # how often intervals of four classes held the truth of noise (docs/probe.md)
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,12 +86,18 @@ class Scored:
         """The score without any states: the share of the largest class, or 0 for R²."""
         return 0.0 if self.counts is None else max(self.counts) / sum(self.counts)
 
+    @property
+    def interval_holds(self) -> float | None:
+        """How often such intervals held the truth of simulations, where that is less than 95%."""
+        return HELD_OF_SEVERAL if self.classes is not None and len(self.classes) > 2 else None
+
 
 def table(scored: Scored) -> "xarray.Dataset":
     """Scores, controls, penalties and coefficients by site."""
     import xarray
 
     score, name = scored.score, "R²" if scored.classes is None else "accuracy"
+    level = "interval" if scored.interval_holds else "95% interval"
     intervals = [column.interval for column in scored.columns]
     by_class: tuple[str, ...] = ("site",) if scored.classes is None else ("site", "class")
 
@@ -101,7 +108,7 @@ def table(scored: Scored) -> "xarray.Dataset":
     variables: dict[str, Any] = {score: ("site", values, {"long_name": name})}
     for end in ("low", "high"):
         ends = np.array([getattr(interval, end) for interval in intervals])
-        variables[f"{score}_{end}"] = ("site", ends, {"long_name": f"{name}, {end} end of the 95% interval"})
+        variables[f"{score}_{end}"] = ("site", ends, {"long_name": f"{name}, {end} end of the {level}"})
     variables["p"] = ("site", along("p"), {"long_name": "permutation p-value, corrected for all sites"})
     selectivity = {"long_name": f"selectivity: {name} less that on control labels", "meaning": "diverging"}
     variables |= {
@@ -125,11 +132,11 @@ def table(scored: Scored) -> "xarray.Dataset":
         coords["class"] = scored.classes
         variables["majority"] = ((), scored.chance, {"long_name": "share of the largest class"})
     if scored.mix is not None:
-        variables |= _mix_variables(scored.mix, score, name)
+        variables |= _mix_variables(scored.mix, score, name, level)
     return xarray.Dataset(variables, coords)
 
 
-def _mix_variables(mix: Mix, score: str, name: str) -> dict[str, Any]:
+def _mix_variables(mix: Mix, score: str, name: str, level: str) -> dict[str, Any]:
     variables: dict[str, Any] = {
         "mix_weight": ("site", mix.weights, {"long_name": "weight in the mix"}),
         "mix_weight_low": ("site", mix.low, {"long_name": "weight in the mix, least of the folds"}),
@@ -138,7 +145,7 @@ def _mix_variables(mix: Mix, score: str, name: str) -> dict[str, Any]:
         f"mix_{score}": ((), mix.score, {"long_name": f"{name} of the mix"}),
     }
     for end in ("low", "high") if mix.interval is not None else ():
-        described = {"long_name": f"{name} of the mix, {end} end of the 95% interval"}
+        described = {"long_name": f"{name} of the mix, {end} end of the {level}"}
         variables[f"mix_{score}_{end}"] = ((), getattr(mix.interval, end), described)
     return variables
 
@@ -200,6 +207,8 @@ def _conditions(scored: Scored) -> Facts:
     facts: dict[str, Any] = {}
     if not scored.draws.calibrated:
         facts["calibrated"] = False
+    if scored.interval_holds is not None:
+        facts["interval_holds"] = scored.interval_holds
     if scored.equal:
         facts["all_equal_at"] = scored.equal
     if not scored.columns[0].penalty_chosen:

@@ -23,6 +23,7 @@ from hiddenscope.linear.intervals import (
     spread,
     variance_factor,
 )
+from hiddenscope.linear.jackknife import jackknife_deviation
 from hiddenscope.linear.permutations import STRENGTHS, planted, under_labellings
 
 
@@ -77,10 +78,19 @@ def by_chance_of(found: tuple[torch.Tensor, ...], target: ProbeTarget, design: D
     return NullDistribution(found[0][:count], factors(even[1:count], within[1:count], of_sizes, least))
 
 
-def interval_of(measured: Estimate | Explained, varies: Factors | Spread, found: Chance, design: Design) -> Interval:
-    """The interval of one score."""
+def jackknife_of(states: torch.Tensor, penalty: torch.Tensor, target: ProbeTarget, design: Design) -> float:
+    """The standard deviation of log(1 - R²) when texts are left out, with the penalty of each fold; 0 for classes."""
+    if target.classes is not None:
+        return 0.0
+    return jackknife_deviation(states, target.values.to(states.device), design.folds, design.groups, penalty)
+
+
+def interval_of(
+    measured: Estimate | Explained, varies: Factors | Spread, found: Chance, design: Design, jackknife: float = 0.0
+) -> Interval:
+    """The interval of one score; that of an R² is no narrower than the deviation of the jackknife makes it."""
     if isinstance(measured, Explained):
         assert isinstance(varies, Spread)
-        return r2_interval(measured, design.groups, varies, found)
+        return r2_interval(measured, design.groups, varies, found, jackknife)
     assert isinstance(varies, Factors)
     return accuracy_interval(measured, len(design.folds), design.groups, varies, found)

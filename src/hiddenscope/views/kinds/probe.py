@@ -16,7 +16,7 @@ def views(result: Result) -> Iterator[View]:
     sites = labels(data, "site")
     low, high = (data[f"{score}_{end}"].to_numpy() for end in ("low", "high"))
     series = [
-        Series("probe", data[score].to_numpy(), low, high, band="95% interval"),
+        Series("probe", data[score].to_numpy(), low, high, band=_interval(result.facts)),
         Series("control labels", data["control"].to_numpy()),
     ]
     if "majority" in data:
@@ -47,8 +47,8 @@ def findings(result: Result) -> Iterator[str]:
         yield f"No site is shown to be better than guessing {guess} ({_number(facts['chance'], score)})."
     if below := _below_chance(result):
         yield (
-            f"At {_sites(below)} the 95% interval of each site ends below that. Nothing can be read there: it comes "
-            "about where an unseen text resembles texts of another label."
+            f"At {_sites(below)} the {_interval(facts)} of each site ends below that. Nothing can be read there: "
+            "it comes about where an unseen text resembles texts of another label."
         )
     if mix := facts.get("mix"):
         top = mix["largest_weight"]
@@ -56,6 +56,8 @@ def findings(result: Result) -> Iterator[str]:
             f"A probe of a mix of all sites comes to {_with_interval(mix, score)}; its largest weight, "
             f"{top['weight']:.2f}, is that of {top['site']}."
         )
+    if holds := facts.get("interval_holds"):
+        yield f"The intervals are not 95% ones: with several classes they held the truth in {holds:.0%} of simulations."
     if not facts.get("calibrated", True):
         yield f"The intervals are rough: with as few as {facts['texts']:,} texts they were not calibrated."
     if equal := facts.get("all_equal_at"):
@@ -74,6 +76,12 @@ def _below_chance(result: Result) -> list[str]:
         return []
     high = result.data["accuracy_high"].to_numpy()
     return [site for site, end in zip(labels(result.data, "site"), high, strict=True) if end < result.facts["chance"]]
+
+
+def _interval(facts: Facts) -> str:
+    """What an interval is called: by its level, or by how often it held where that is less."""
+    holds = facts.get("interval_holds")
+    return f"interval (held in {holds:.0%} of simulations)" if holds else "95% interval"
 
 
 def _with_interval(facts: Facts, score: str, remark: str = "") -> str:
@@ -115,7 +123,6 @@ def _method(result: Result) -> str:
     return (
         f"A linear probe was trained on the states of every layer to predict {quoted(str(facts['data']))}, and tested "
         f"on texts that it had not seen ({facts['rows']:,} rows of {facts['texts']:,} texts, {facts['folds']} folds). "
-        f"The line is {score}, and the band is its 95% interval. A probe can memorise, so another is trained on "
-        "control "
-        f"labels ({control}): what counts is how much better the probe is on the true labels."
+        f"The line is {score}, and the band is its {_interval(facts)}. A probe can memorise, so another is trained "
+        f"on control labels ({control}): what counts is how much better the probe is on the true labels."
     )
