@@ -539,6 +539,8 @@ def test_the_command_exits_with_the_verdict(tmp_path: Path, monkeypatch: pytest.
     assert saved.exit_code == 1 and "layer.2" in saved.stdout
     failed = run(app, ["drift", str(tmp_path / "run.safetensors"), "Another text.", "--model", "good"])
     assert failed.exit_code == 2 and "other texts" in failed.output
+    cast = run(app, ["drift", str(tmp_path / "run.safetensors"), "--model", "good", "--candidate-dtype", "bfloat16"])
+    assert cast.exit_code == 2 and "Cannot choose the dtype of saved states" in cast.output
 
 
 def _loaded(module: nn.Module) -> Any:

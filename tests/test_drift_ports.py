@@ -441,7 +441,22 @@ def test_a_port_that_needs_more_than_ids_is_refused() -> None:
         facts_of(candidate)
 
 
-def test_low_memory_that_was_not_used_is_said() -> None:
-    assert facts_of(port(), low_memory=True)["notes"] == [
-        "Low memory was not used: the candidate has modules of its own."
-    ]
+def test_what_was_asked_for_and_not_done_is_said() -> None:
+    note = "Low memory was not used: it needs two live models with the same modules."
+    states = llama().capture(TEXTS)
+    for candidate in (port(), states):
+        assert facts_of(candidate, low_memory=True)["notes"] == [note]
+    with pytest.raises(StatesError, match="saved states are paired by their sites"):
+        facts_of(states, pairing="order")
+
+
+def test_a_report_claims_no_more_than_was_measured() -> None:
+    states = llama().capture(TEXTS)
+    assert "Noise was not measured" in hs.drift(states, states, None).summary()
+    result = hs.drift(llama(), port("repeat"), TEXTS)
+    facts = {**result.facts, "self_check": {"observing_changed_nothing": False}}
+    facts["consequences"] = {**facts["consequences"], "restored": [{"sites": ["layer.2"], "share": -0.25}]}
+    words = hs.Result("drift", result.data, facts, result.source).summary()
+    assert "do not rely on this comparison" in words and "do not rely" not in result.summary()
+    assert "adds 25.0% to the KL divergence" in words
+    assert "the query heads read heads 0, 1, 0, 1." in words

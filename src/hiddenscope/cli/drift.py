@@ -9,6 +9,7 @@ import hiddenscope as hs
 from hiddenscope.cli.arguments import TextRule, check_place
 from hiddenscope.cli.command import TEXTS_HELP, Shared, SitesOption, command, show
 from hiddenscope.cli.states import is_store
+from hiddenscope.errors import LoadError
 
 SIDE = "a zoo name, a Hugging Face id, a folder, a .gguf file, or states that `capture` or `extract` wrote"
 TextsArgument = Annotated[
@@ -50,7 +51,11 @@ def drift(
 
 
 def _side(shared: Shared, name: str | None, **options: str | None) -> Any:
-    """A model, or the path of saved states, or of a store, as it is."""
+    """A model, or the path of saved states, or of a store, as it is: these are not computed again in another way."""
     if name is not None and (name.endswith(".safetensors") or is_store(name)):
+        given = [key for key, value in options.items() if value]
+        if given:
+            reason = f"{name} holds states that were computed already"
+            raise LoadError(f"Cannot choose the {given[0]} of saved states", reason, "Leave that option out.")
         return Path(name)
     return shared.load_other(name, **options)

@@ -130,12 +130,10 @@ def _compared(
     pairing: Mapping[str, str] | str | None,
     low_memory: bool,
 ) -> _Comparison:
-    if isinstance(first, Saved) and isinstance(second, Saved):
-        return _two_saved(first, second)
-    if isinstance(first, Saved):
-        return _one_saved(as_model(second, "candidate"), first, texts, swapped=True)
-    if isinstance(second, Saved):
-        return _one_saved(as_model(first, "reference"), second, texts, swapped=False)
+    if isinstance(first, Saved) or isinstance(second, Saved):
+        if pairing is not None:
+            raise StatesError("Cannot use the pairing", "saved states are paired by their sites", "Leave it out.")
+        return _noting(_with_saved(first, second, texts), low_memory)
     model = as_model(first, "reference")
     inputs = _given(model, texts)
     if isinstance(second, Model | Given):
@@ -147,10 +145,20 @@ def _compared(
     return _noting(_foreign(model, second, inputs, pairing), low_memory)
 
 
+def _with_saved(first: Side, second: Side, texts: Texts | Inputs | None) -> _Comparison:
+    """Saved states on one side at least."""
+    if isinstance(first, Saved) and isinstance(second, Saved):
+        return _two_saved(first, second)
+    if isinstance(first, Saved):
+        return _one_saved(as_model(second, "candidate"), first, texts, swapped=True)
+    assert isinstance(second, Saved)
+    return _one_saved(as_model(first, "reference"), second, texts, swapped=False)
+
+
 def _noting(comparison: _Comparison, low_memory: bool) -> _Comparison:
-    """Say what was asked for and not done with a program of somebody else's."""
+    """Say what was asked for and not done with saved states, or with a program of somebody else's."""
     if low_memory:
-        comparison.measured.notes.append("Low memory was not used: the candidate has modules of its own.")
+        comparison.measured.notes.append("Low memory was not used: it needs two live models with the same modules.")
     return comparison
 
 

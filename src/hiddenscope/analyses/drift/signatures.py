@@ -345,10 +345,10 @@ def _heads(suspect: Suspect) -> Iterator[Hint]:
     with hooks.watching(watches):
         trial = suspect.again()
     if suspect.explains(trial):
-        yield _hint(
-            "kv_heads",
-            f"The output is that of keys and values repeated in turn: 0, 1, ... {heads // groups - 1}, 0, 1.",
-        )
+        read = ", ".join(str(head % (heads // groups)) for head in range(min(heads, 8)))
+        more = ", ..." if heads > 8 else ""
+        words = f"The output is that of keys and values repeated in turn: the query heads read heads {read}{more}."
+        yield _hint("kv_heads", words)
 
 
 def _rotary(suspect: Suspect) -> Iterator[Hint]:
