@@ -82,6 +82,12 @@ def comparison() -> Grid:
     return Grid("France against Germany", sites(12), first, measures, second=second)
 
 
+def tall_comparison() -> Grid:
+    """Two texts in a model of thirty layers."""
+    values = np.abs(np.random.default_rng(3).normal(size=(32, 7)))
+    return Grid("France against Germany", sites(30), FRANCE, (Measure("distance", values),), second=GERMANY)
+
+
 def panels(count: int = 3, points: int = 50) -> Panels:
     random = np.random.default_rng(5)
     label = np.arange(points) % 2

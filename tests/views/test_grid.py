@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 from looking import Opener, Shown
-from scenes import FRANCE, comparison, lines, long, norms, panels, visibility, words
+from scenes import FRANCE, comparison, lines, long, norms, panels, tall_comparison, visibility, words
 
 from hiddenscope.views import Grid, Measure
 from hiddenscope.views.figures import style
@@ -52,6 +52,53 @@ def test_hovering_reads_out_the_cell_and_its_colour_is_its_value(show: Opener, d
         expected = shade((np.log(values[row, column]) - low) / (high - low), dark)
         assert shown.pixel(x, y)[:3] == pytest.approx(expected, abs=3)
     shown.keep(f"grid-norms-{'dark' if dark else 'light'}")
+
+
+ABOVE = """() => {
+  const axis = document.querySelector('.axis'), canvas = axis.querySelector('canvas');
+  const box = axis.getBoundingClientRect(), readout = document.querySelector('.readout').getBoundingClientRect();
+  const { data } = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
+  const columns = new Set();
+  for (let at = 3; at < data.length; at += 4) {
+    if (data[at] > 60) columns.add(Math.floor(((at - 3) / 4 % canvas.width) / devicePixelRatio));
+  }
+  return { hidden: axis.hidden, top: box.top, bottom: box.bottom, under: readout.bottom, inked: [...columns] };
+}"""
+
+
+@pytest.mark.parametrize(("width", "height"), [(390, 844), (1366, 768), (1920, 1080)])
+@pytest.mark.parametrize("grid", [norms(), norms(tokens=(" unbelievable",) * 60), tall_comparison()])
+def test_the_tokens_of_a_tall_grid_are_seen_wherever_it_is_scrolled_to(
+    show: Opener, grid: Grid, width: int, height: int
+) -> None:
+    """They stand above it, and stay below the read-out while the page is scrolled."""
+    shown = show([grid], width=width, height=height, prose=["", "The end.\n\n" * 60])
+    shown.keep(f"grid-tokens-above-{len(grid.tokens)}-{len(grid.second)}-{width}")
+    left = shown.page.evaluate(LEFT)
+    for scrolled in (0, 250, 450):
+        shown.page.evaluate(f"scrollTo(0, document.querySelector('.stage').offsetTop - 60 + {scrolled})")
+        shown.settle()
+        seen = shown.page.evaluate(ABOVE)
+        assert not seen["hidden"] and seen["under"] - 1 <= seen["top"] < seen["bottom"] < height, (scrolled, seen)
+        assert max(seen["inked"]) - left > 0.5 * (min(width, 1080) - left - 60)  # over the columns, not the sites alone
+    shown.page.evaluate("scrollTo(0, document.querySelector('.foot').offsetTop)")
+    assert shown.page.evaluate(ABOVE)["bottom"] <= shown.page.evaluate(
+        "document.querySelector('.foot').getBoundingClientRect().top"
+    )
+
+
+def test_a_grid_that_is_seen_whole_has_its_tokens_once(show: Opener) -> None:
+    shown = show([norms(depth=8)])
+    assert shown.page.evaluate(ABOVE)["hidden"]
+
+
+def test_the_hint_of_a_tall_grid_is_at_the_pointer(show: Opener) -> None:
+    shown = show([norms()])
+    x, y = place(shown, 20, 3)
+    shown.point(x, y)
+    canvas, hint = shown.canvas().bounding_box(), shown.view().locator(".hint").bounding_box()
+    assert canvas and hint
+    assert 0 < hint["y"] - (canvas["y"] + y) < 40 and 0 < hint["x"] - (canvas["x"] + x) < 40
 
 
 def test_arrow_keys_move_a_cursor_that_is_read_out(show: Opener) -> None:

@@ -102,6 +102,21 @@ export function whenResized(container, act) {
   return () => observer.disconnect();
 }
 
+/**
+ * @param {HTMLElement} watched
+ * @param {() => void} act whenever its height changes
+ * @returns {() => void} call it to stop watching
+ */
+export function whenHeightChanges(watched, act) {
+  let last = 0;
+  const observer = new ResizeObserver(() => {
+    if (watched.offsetHeight !== last) act();
+    last = watched.offsetHeight;
+  });
+  observer.observe(watched);
+  return () => observer.disconnect();
+}
+
 /** @type {CanvasRenderingContext2D | null} */
 let ruler = null;
 /** @type {Map<string, number>} */

@@ -63,16 +63,18 @@ export class Figure {
   /**
    * Say something beside the pointer, above it where there is no room below; nothing without pieces.
    * @param {Pieces} pieces
-   * @param {MouseEvent} [event] over the picture, which begins where the stage does
+   * @param {MouseEvent} [event] over the picture
    */
   pointOut(pieces, event) {
     this.hint.hidden = !pieces.length || !event;
     if (this.hint.hidden || !event) return;
     this.hint.replaceChildren(...piecesShown(pieces));
-    const left = Math.min(event.offsetX + HINT.right, Math.max(0, this.stage.clientWidth - HINT.wide));
+    const stage = this.stage.getBoundingClientRect();
+    const [x, y] = [event.clientX - stage.left, event.clientY - stage.top];
+    const left = Math.min(x + HINT.right, Math.max(0, this.stage.clientWidth - HINT.wide));
     const high = this.hint.offsetHeight;
     const above = event.clientY + HINT.down + high > innerHeight && event.clientY > HINT.down + high;
-    const top = above ? event.offsetY - HINT.down / 2 - high : event.offsetY + HINT.down;
+    const top = above ? y - HINT.down / 2 - high : y + HINT.down;
     this.hint.style.transform = `translate(${left}px, ${top}px)`;
   }
 

@@ -3,6 +3,7 @@
 import { fitted, oncePerFrame, Surface, whenResized } from "./canvas.js";
 import { choice, element, list } from "./elements.js";
 import { Figure } from "./figure.js";
+import { TokenAxis } from "./gridaxis.js";
 import { cellLegends, cellPixels, zeroCells } from "./gridcolours.js";
 import { cellAt, layoutOf } from "./gridlayout.js";
 import { gridHelp, gridHint, gridReadout, gridRows, gridTitle } from "./gridwords.js";
@@ -41,6 +42,7 @@ export class GridView {
     this.back = new Surface("back");
     this.front = new Surface("front");
     this.key = new Surface("legend");
+    this.axis = new TokenAxis(this.figure.readout);
     this.below = grid.measures.map((measure) => measure.meaning === "sequential" && measure.values.data.some((value) => value < 0));
     this.layout = layoutOf(grid, 800, this.theme.font);
     this.paint = oncePerFrame(() => this.paintFront(), root);
@@ -85,7 +87,7 @@ export class GridView {
     this.spacer = element("div", { class: "spacer" }, [this.frame]);
     this.scroller = element("div", { class: "scroller" }, [this.spacer]);
     this.more = element("div", { class: "more", hidden: "", "aria-hidden": "true" }, ["more →"]);
-    stage.append(this.scroller, this.more);
+    stage.append(this.axis.root, this.scroller, this.more);
     keys.append(this.key.canvas);
   }
 
@@ -116,7 +118,7 @@ export class GridView {
       Home: step(-columns, 0), End: step(columns, 0), PageUp: step(0, rows), PageDown: step(0, -rows),
       Enter: () => this.hold(this.cursor), " ": () => this.hold(this.cursor), Escape: () => this.hold(-1),
     });
-    this.stops = [whenResized(figure.stage, () => this.arrange()), whenThemeChanges(() => { this.theme = theme(); this.paintAll(); })];
+    this.stops = [this.axis.stop, whenResized(figure.stage, () => this.arrange()), whenThemeChanges(() => { this.theme = theme(); this.paintAll(); })];
   }
 
   /** Stop listening to the page: the view is taken from it. */
@@ -175,6 +177,8 @@ export class GridView {
     this.layout = layoutOf(this.grid, this.figure.stage.clientWidth, this.theme.font);
     const width = Math.min(this.figure.stage.clientWidth, this.layout.width);
     for (const surface of [this.back, this.front]) surface.resize(width, this.layout.height);
+    this.axis.arrange(this.layout, width);
+    if (this.more) this.more.style.top = `${this.layout.strip}px`;
     if (!this.spacer || !this.frame) return;
     this.spacer.style.width = `${this.layout.width}px`;
     this.frame.style.width = `${width}px`;
@@ -264,6 +268,7 @@ export class GridView {
     paintTokens(pen, this.layout, visible, this.theme);
     if (visible.shift > 0) this.back.context.clearRect(0, 0, this.layout.left, this.layout.height - this.layout.bottom);
     paintSites(pen, this.layout, this.theme);
+    this.axis.paint(this.layout, visible, this.theme, this.pin);
   }
 
   paintFront() {
@@ -315,7 +320,7 @@ export class GridView {
 
   /** The whole grid with its title and legend, to be saved. */
   picture() {
-    const { layout } = this;
+    const layout = layoutOf(this.grid, this.figure.stage.clientWidth, this.theme.font, false);
     const whole = { shift: 0, first: 0, last: layout.columns };
     const head = 40;
     const width = Math.max(layout.width, LEGEND.width + 20) + 20;

@@ -3,7 +3,7 @@
  *
  * @typedef {{left: number, top: number, bottom: number, right: number, wide: number, high: number, rows: number,
  *   columns: number, turned: boolean, width: number, height: number, sites: string[], tokens: string[],
- *   second: string[]}} Layout
+ *   second: string[], strip: number}} Layout where `strip` is the height of the tokens that stay above a tall grid, or 0
  */
 
 import { widthOf } from "./canvas.js";
@@ -12,29 +12,35 @@ import { shownToken } from "./text.js";
 
 export const SIZES = { site: 12, token: 12, word: 11.5, mark: 9 };
 const LONGEST_TOKEN = 18;
+const TALL = 380; // from there on the tokens below a grid are out of sight when its top is looked at
 
 /**
  * @param {import("./payload.js").Grid} grid
  * @param {number} room the width there is
  * @param {string} font
+ * @param {boolean} [scrolled] whether it is on a screen, and not in a picture that shows the whole
  * @returns {Layout}
  */
-export function layoutOf(grid, room, font) {
+export function layoutOf(grid, room, font, scrolled = true) {
   const { sites } = grid;
   const [tokens, second] = [grid.tokens, grid.second].map((row) => row.map((token) => shownToken(token, LONGEST_TOKEN)));
   const widest = (/** @type {string[]} */ texts, /** @type {number} */ size) =>
     texts.reduce((most, text) => Math.max(most, widthOf(text, lettering(font, { size }))), 0);
   const left = Math.ceil(widest(sites, SIZES.site)) + 14;
   const label = Math.ceil(widest([...tokens, ...second], SIZES.token));
-  const wide = cellWidth(grid, (room - left - 10) / tokens.length, label);
-  const turned = label > wide - 6;
-  const tall = turned ? Math.ceil(0.72 * label) + 18 : 26;
-  const right = turned && second.length ? Math.ceil(0.72 * label) : 10;
-  const [top, bottom] = [second.length ? tall : 6, tall];
   const high = cellHeight(grid);
+  const above = high * sites.length > TALL;
+  const wideOf = (/** @type {number} */ right) => cellWidth(grid, (room - left - right) / tokens.length, label);
+  const leaning = Math.max(10, Math.ceil(0.72 * label)); // of labels that lean over the last column
+  const turned = label > wideOf(10) - 6;
+  const right = turned && (second.length || above) ? leaning : 10;
+  const wide = wideOf(right);
+  const tall = turned ? Math.ceil(0.72 * label) + 18 : 26;
+  const strip = above && scrolled ? tall * (second.length ? 2 : 1) : 0;
+  const [top, bottom] = [second.length && !strip ? tall : 6, tall];
   const width = left + wide * tokens.length + right;
   const height = top + high * sites.length + bottom;
-  return { left, top, bottom, right, wide, high, rows: sites.length, columns: tokens.length, turned, width, height, sites, tokens, second };
+  return { left, top, bottom, right, wide, high, rows: sites.length, columns: tokens.length, turned, width, height, sites, tokens, second, strip };
 }
 
 /**

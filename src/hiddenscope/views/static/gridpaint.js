@@ -51,7 +51,7 @@ export function tokenLabel(pen, layout, visible, column, fill) {
   const [away, down] = layout.turned ? [4, 9] : [0, 15];
   const how = { fill, size: SIZES.token, turn };
   pen.text(layout.tokens[column], x + away, below + down, { ...how, anchor: turn ? "end" : "middle" });
-  if (!layout.second.length) return;
+  if (!layout.second.length || layout.strip) return;
   pen.text(layout.second[column], x - away / 2, layout.top - down + 1, { ...how, anchor: turn ? "start" : "middle" });
 }
 
