@@ -249,7 +249,109 @@ def test_a_form_that_is_not_filled_in_says_what_is_missing(look: Opener, here: d
     shown = look(fragment(tab="ask", model=here["model"]))
     shown.page.get_by_role("button", name="steer").click()
     shown.page.get_by_role("button", name="Run", exact=True).click()
-    shown.page.get_by_text("Fill in prompts first.").wait_for()
+    shown.page.get_by_text("Fill in “Prompts” first.").wait_for()
+    shown.page.get_by_role("button", name="patch").click()
+    shown.page.get_by_label("Clean prompt").fill(A)
+    shown.page.get_by_role("button", name="Run", exact=True).click()
+    shown.page.get_by_text("Fill in “Contrast” first.").wait_for()
+
+
+def test_back_returns_to_the_tab_and_the_form_before(look: Opener, here: dict[str, str]) -> None:
+    shown = look(fragment(**here | {"0.pin": "layer.1~1"}))
+    shown.heading("The norm")
+    shown.page.get_by_role("link", name="All analyses").click()
+    for word in ("lens", "embed"):
+        shown.page.get_by_role("button", name=word).click()
+    assert "0.pin" not in shown.fragment  # a cell of the grid is none of another tab's view
+    for pressed in ("embed", "lens"):
+        assert shown.page.locator(".card[aria-pressed=true] strong").inner_text() == pressed
+        shown.page.go_back()
+        shown.until(f"() => document.querySelector('.card[aria-pressed=true] strong')?.textContent !== {pressed!r}")
+    assert "All analyses" in shown.page.title()
+    shown.page.go_back()
+    shown.heading("The norm")
+    shown.panel.get_by_text("Nearest states").wait_for()
+
+
+def test_the_address_holds_what_was_done_to_a_state(look: Opener, here: dict[str, str]) -> None:
+    shown = look(fragment(**here | {"0.pin": "layer.1~1"}))
+    shown.panel.get_by_role("button", name="Patch from text B", exact=True).click()
+    shown.panel.get_by_role("heading", name="Patched").wait_for()
+    shown.panel.get_by_text("Steer along a direction").click()
+    shown.panel.get_by_label("Steer toward this text").fill("over there")
+    shown.panel.get_by_role("button", name="Steer", exact=True).click()
+    shown.panel.get_by_role("heading", name="Steered").wait_for()
+    again = look(shown.fragment)
+    again.panel.get_by_role("heading", name="Steered").wait_for()
+    again.panel.get_by_text("Steer along a direction").click()
+    assert again.panel.get_by_label("Steer toward this text").input_value() == "over there"
+    assert again.panel.locator(".sides").inner_text() == shown.panel.locator(".sides").inner_text()
+    shown.choose(200, 40)
+    shown.until("() => !document.querySelector('aside.state .sides')")
+    assert "change=" not in shown.fragment
+
+
+def test_nothing_of_an_earlier_grid_stays_beside_a_sentence(look: Opener, here: dict[str, str], bench: Bench) -> None:
+    """Not its files, its state or its findings: they would be of another text, or of another model."""
+    shown = look(fragment(**here | {"overlay": "difference", "0.pin": "layer.1~3"}))
+    shown.heading("against")
+    shown.page.get_by_label("Measure").first.select_option(index=1)
+    assert "0.measure=1" in shown.fragment
+    shown.overlay("Lens")
+    shown.heading("What each layer")
+    assert "0.measure" not in shown.fragment and "0.pin" in shown.fragment  # its second measure is another
+    shown.page.get_by_label("Text A").fill("T")
+    shown.panel.get_by_role("alert").get_by_text("tokens now").wait_for()
+    model, text = shown.page.get_by_role("combobox", name="Model", exact=True), shown.page.get_by_label("Text A")
+    for field, value, said in ((text, " ", "Type a text"), (model, "no-such/model", "no-such/model")):
+        text.fill(f"A text, then {said}")
+        shown.page.get_by_role("button", name="Save ▾").first.wait_for()
+        field.fill(value)
+        field.press("Tab")
+        shown.page.locator(".say", has_text=said).first.wait_for()
+        assert shown.page.get_by_role("button", name="Save ▾").count() == 0
+        assert "Choose a cell" in shown.panel.inner_text()
+        assert shown.page.locator(".below").inner_text() == ""
+    model.fill("models/tiny")
+    model.press("Tab")
+    shown.heading("What each layer")
+    slow = bench.submit("visibility", here["model"], **SLOW | {"seed": 11}).json["id"]
+    text.fill("A text that waits behind another question")
+    shown.page.get_by_role("button", name="Cancel").click()
+    shown.page.locator(".desk").get_by_text("Cancelled.").wait_for()
+    bench.ask("DELETE", f"/api/jobs/{slow}")
+    shown.page.get_by_role("button", name="Ask again").click()
+    shown.heading("What each layer")
+
+
+def test_a_first_picture_that_comes_late_does_not_replace_the_whole(look: Opener, here: dict[str, str]) -> None:
+    shown = look(fragment(tab="data", model=here["model"]))
+    late: list[Any] = []
+    shown.page.route("**/api/jobs/*/partial", lambda route: late.append(route))
+    shown.page.get_by_label("Method").select_option("tsne")
+    shown.page.get_by_text("More options").click()
+    shown.page.get_by_label("Sites").fill("layer.1")
+    shown.page.get_by_role("button", name="Run", exact=True).click()
+    shown.page.locator(".found .panels canvas").first.wait_for()
+    assert late, "no first picture was asked for"
+    late[0].continue_()
+    shown.page.wait_for_timeout(500)
+    assert shown.page.locator(".found").count() == 1 and shown.page.locator(".early").count() == 0
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_the_link_to_a_view_is_copied_or_shown(look: Opener, here: dict[str, str], allowed: bool) -> None:
+    shown = look(fragment(**here), permissions=["clipboard-read", "clipboard-write"])
+    shown.heading("The norm")
+    if not allowed:  # as over plain HTTP from another machine
+        shown.page.evaluate("Object.defineProperty(navigator, 'clipboard', { value: undefined })")
+    shown.page.get_by_role("button", name="Save ▾").first.click()
+    shown.page.get_by_role("button", name="Copy the link").click()
+    dialog = shown.page.get_by_role("dialog")
+    dialog.get_by_role("status").get_by_text("Copied." if allowed else "did not allow it").wait_for()
+    assert dialog.locator("pre").inner_text() == shown.page.url
+    if allowed:
+        assert shown.page.evaluate("navigator.clipboard.readText()") == shown.page.url
 
 
 def test_pooling_is_a_word_or_a_position_and_nothing_is_chosen_that_the_reader_did_not_choose(

@@ -1,7 +1,7 @@
 /** A question with its form and its answer: any analysis, on any model. The address holds what was filled in. */
 
 import { element } from "../../views/static/elements.js";
-import { readPage, writePage } from "../../views/static/hash.js";
+import { forgetViews, newEntry, readPage, writePage } from "../../views/static/hash.js";
 import { unpack } from "../../views/static/payload.js";
 import { readText, Refused } from "./api.js";
 import { modelField } from "./fields.js";
@@ -29,6 +29,7 @@ export class Questioning {
   constructor(analysis, lists, asker, named = "Model") {
     this.analysis = analysis;
     this.asker = asker;
+    this.turn = 0; // counts the questions: what belongs to an earlier one is not shown
     this.form = new Form(analysis.parameters, lists);
     this.model = modelField(named, lists.models, held("model"), (name) => hold("model", name));
     const expected = EXPECTED[analysis.word];
@@ -58,14 +59,21 @@ export class Questioning {
   async ask(written = true) {
     const given = this.form.get();
     const empty = this.analysis.parameters.find((one) => one.required && given[one.name] === undefined);
-    if (empty) return this.answer.replaceChildren(said(`Fill in ${empty.name.replaceAll("_", " ")} first.`));
+    if (empty) return this.answer.replaceChildren(said(`Fill in “${this.form.labelOf(empty.name)}” first.`));
     if (written) writePage("q", JSON.stringify(given));
     this.answer.classList.add("stale");
+    const turn = ++this.turn;
     try {
-      const result = await this.asker.ask("question", { analysis: this.analysis.word, model: { name: this.model.get() }, arguments: given }, (job) => void this.early(job));
-      if (result) await this.show(result);
+      const result = await this.asker.ask("question", { analysis: this.analysis.word, model: { name: this.model.get() }, arguments: given }, (job) => void this.early(job, turn));
+      const views = result ? await viewsOf(result.id) : [];
+      if (turn !== this.turn) return undefined;
+      this.turn += 1;
+      if (result) this.show(result, views);
+      else this.answer.querySelector(".early")?.replaceChildren("Cancelled: this is the first picture alone.");
     } catch (error) {
       if (!(error instanceof Refused)) throw error;
+      if (turn !== this.turn) return undefined;
+      this.turn += 1;
       this.answer.replaceChildren(said(error.message));
     } finally {
       this.answer.classList.remove("stale");
@@ -74,22 +82,26 @@ export class Questioning {
   }
 
   /**
-   * A partial result is shown as soon as there is one.
+   * A partial result is shown as soon as there is one, and never after the whole.
    * @param {import("./api.js").Job} job
+   * @param {number} turn
    */
-  async early(job) {
+  async early(job, turn) {
     if (!job.partial || this.seen === `${job.id} ${job.partial}`) return;
     this.seen = `${job.id} ${job.partial}`;
     const views = await unpack(await readText(`/api/jobs/${job.id}/partial`));
-    if (job.state !== "running") return;
-    const place = element("div");
-    this.answer.replaceChildren(said("A first picture; the rest is being computed.", true), place);
+    if (turn !== this.turn) return;
+    const [place, words] = [element("div"), said("A first picture; the rest is being computed.", true)];
+    words.classList.add("early");
+    this.answer.replaceChildren(words, place);
     showViews(place, views, 0);
   }
 
-  /** @param {import("./api.js").ResultAnswer} result */
-  async show(result) {
-    const views = await viewsOf(result.id);
+  /**
+   * @param {import("./api.js").ResultAnswer} result
+   * @param {import("./result.js").View[]} views
+   */
+  show(result, views) {
     const place = element("div", { class: "views" });
     const findings = result.findings.length ? [findingsShown(result.findings)] : [];
     findings.forEach((list) => list.classList.add("beside"));
@@ -111,7 +123,13 @@ export function askTab(root, asker, analyses, lists) {
   const place = element("div");
   const cards = analyses.map((analysis) => {
     const card = element("button", { type: "button", class: "card", "aria-pressed": "false" }, [element("strong", {}, [analysis.word]), element("span", {}, [analysis.question])]);
-    card.addEventListener("click", () => { writePage("word", analysis.word); writePage("q", ""); open(analysis, false); });
+    card.addEventListener("click", () => {
+      newEntry();
+      forgetViews();
+      writePage("word", analysis.word);
+      writePage("q", "");
+      open(analysis, false);
+    });
     return /** @type {const} */ ([analysis, card]);
   });
   const open = (/** @type {AnalysisAnswer} */ analysis, /** @type {boolean} */ linked) => {

@@ -46,6 +46,14 @@ export class Form {
     if (field) field.root.hidden = true;
   }
 
+  /**
+   * What a field is called on the page.
+   * @param {string} name
+   */
+  labelOf(name) {
+    return labelOf(name);
+  }
+
   /** @param {Record<string, unknown>} values */
   set(values) {
     for (const [name, value] of Object.entries(values)) this.fields.get(name)?.set(value);
@@ -58,8 +66,7 @@ export class Form {
  * @returns {Field}
  */
 function fieldOf(question, lists) {
-  const words = NAMES[question.name] ?? question.name.replaceAll("_", " ");
-  const label = words[0].toUpperCase() + words.slice(1);
+  const label = labelOf(question.name);
   if (question.kind === "model") return modelOf(label, lists);
   if (question.kind === "contrast") return group(label, CONTRAST, false);
   if (question.kind === "direction") return group(label, DIRECTION, true);
@@ -75,6 +82,12 @@ function fieldOf(question, lists) {
     get: () => valueOf(question.kind, input.value),
     set: (value) => { input.value = Array.isArray(value) ? value.join(many ? "\n" : ",") : String(value); },
   };
+}
+
+/** @param {string} name of a parameter */
+function labelOf(name) {
+  const words = NAMES[name] ?? name.replaceAll("_", " ");
+  return words[0].toUpperCase() + words.slice(1);
 }
 
 /**
@@ -187,7 +200,7 @@ function group(title, names, many) {
   const filled = () => inputs.map(([name, , input]) => [name, valueOf(many ? "texts" : "text", input.value)]).filter(([, value]) => value !== undefined);
   return {
     root: element("fieldset", {}, [element("legend", {}, [title]), ...inputs.map(([, label, input]) => labelled(label, input, ""))]),
-    get: () => (filled().length ? Object.fromEntries(filled()) : undefined),
+    get: () => (filled().length === inputs.length ? Object.fromEntries(filled()) : undefined), // in part it is no question
     set: (value) => { for (const [name, , input] of inputs) input.value = [value[name] ?? ""].flat().join("\n"); },
   };
 }

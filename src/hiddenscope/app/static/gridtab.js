@@ -1,7 +1,7 @@
 /** The grid is the page: a model, a text, a second text, one grid that overlays paint, one state beside it, lines below. */
 
-import { choice, element } from "../../views/static/elements.js";
-import { writeState } from "../../views/static/hash.js";
+import { button, choice, element } from "../../views/static/elements.js";
+import { forgetViews, readPage, writePage, writeState } from "../../views/static/hash.js";
 import { Refused } from "./api.js";
 import { ChoosingGrid } from "./choosing.js";
 import { dtypeField, modelField, textField } from "./fields.js";
@@ -36,6 +36,8 @@ export class GridTab {
     this.asker = asker;
     this.models = models;
     this.resting = 0;
+    this.turn = 0; // counts the questions of the grid: what belongs to an earlier one is not shown
+    this.stateTurn = 0; // and those of the panel
     /** @type {ChoosingGrid | null} */
     this.grid = null;
     /** @type {import("./api.js").ResultAnswer | null} */
@@ -47,9 +49,9 @@ export class GridTab {
   build() {
     const later = () => { clearTimeout(this.resting); this.resting = window.setTimeout(() => void this.paint(), REST); };
     this.model = modelField("Model", this.models, held("model"), (name) => { hold("model", name); void this.paint(); });
-    this.a = textField("Text A", held("a"), (text) => { hold("a", text); later(); });
-    this.b = textField("Text B, to compare with", held("b"), (text) => { hold("b", text); if (this.usesB()) later(); });
-    this.overlays = choice("Overlay", OVERLAYS, (overlay) => { hold("overlay", overlay); this.arrange(); void this.paint(); });
+    this.a = textField("Text A", held("a"), (text) => { hold("a", text); writePage("change", ""); later(); });
+    this.b = textField("Text B, to compare with", held("b"), (text) => { hold("b", text); if (this.usesB() || heldChange()?.kind === "replace") later(); });
+    this.overlays = choice("Overlay", OVERLAYS, (overlay) => { hold("overlay", overlay); forgetViews(["pin"]); this.arrange(); void this.paint(); });
     this.overlays.root.id = "overlays";
     this.extra = element("div", { class: "extra" });
     this.save = element("div", { class: "save" });
@@ -57,9 +59,9 @@ export class GridTab {
     this.stage = element("div", { class: "views" }, [said("Asking …", true)]);
     this.below = element("div", { class: "views below" });
     this.aside = element("aside", { class: "state", "aria-label": "The chosen state" });
-    this.panel = new StatePanel(this.aside, (cell, change) => void this.read(cell, change), {
+    this.panel = new StatePanel(this.aside, (cell, change) => { writePage("change", JSON.stringify(change)); void this.read(cell, change); }, {
       choose: (site, token) => this.choose(site, token),
-      see: () => { hold("overlay", "visibility"); this.restore(); },
+      see: () => { hold("overlay", "visibility"); forgetViews(["pin"]); this.restore(); },
       textB: () => held("b"),
     });
     this.panel.empty();
@@ -118,26 +120,49 @@ export class GridTab {
 
   /** Ask for what the overlay shows, and paint it. */
   async paint() {
+    const turn = ++this.turn;
     const needs = missing(this.usesB());
-    if (needs) return this.stage?.replaceChildren(said(needs, true));
+    if (needs) return this.nothing(said(needs, true));
     this.stage?.classList.add("stale");
     try {
       const result = await this.asker.ask("grid", this.asked());
-      if (!result) return undefined;
-      await this.show(result);
+      const views = result ? await viewsOf(result.id) : [];
+      if (turn !== this.turn) return undefined;
+      if (result) this.show(result, views);
+      else this.nothing(said("Cancelled.", true), this.again());
     } catch (error) {
       if (!(error instanceof Refused)) throw error;
-      this.stage?.replaceChildren(said(error.message));
-      this.below?.replaceChildren();
+      if (turn === this.turn) this.nothing(said(error.message), this.again());
     } finally {
-      this.stage?.classList.remove("stale");
+      if (turn === this.turn) this.stage?.classList.remove("stale");
     }
     return undefined;
   }
 
-  /** @param {import("./api.js").ResultAnswer} result */
-  async show(result) {
-    const views = await viewsOf(result.id);
+  /**
+   * Show a sentence in place of the grid: nothing of an earlier one stays beside it.
+   * @param {HTMLElement[]} pieces
+   */
+  nothing(...pieces) {
+    for (const place of ["grid", "state"]) this.asker.cancel(place);
+    this.stateTurn += 1;
+    this.grid = null;
+    this.stage?.replaceChildren(...pieces);
+    this.stage?.classList.remove("stale");
+    this.below?.replaceChildren();
+    this.save?.replaceChildren();
+    this.panel?.empty();
+  }
+
+  again() {
+    return button("Ask again", "Ask the same question once more", () => void this.paint());
+  }
+
+  /**
+   * @param {import("./api.js").ResultAnswer} result
+   * @param {import("./result.js").View[]} views
+   */
+  show(result, views) {
     const first = views.findIndex((view) => view.kind === "Grid");
     const view = views[first];
     if (!view || view.kind !== "Grid" || !this.stage || !this.below) return;
@@ -153,14 +178,16 @@ export class GridTab {
     this.save?.replaceChildren(saveMenu(result, () => ({ view: named, measure: this.grid?.shown ? this.grid.measure.name : "" })));
     document.documentElement.dataset.ready = "true";
     const cell = heldCell();
-    if (cell) this.open(cell.site, cell.column);
+    if (cell) this.open(cell.site, cell.column, heldChange());
     else this.panel?.empty();
   }
 
   /** @param {number} pin */
   chosen(pin) {
+    writePage("change", "");
     if (!this.grid || pin < 0) {
       this.asker.cancel("state");
+      this.stateTurn += 1;
       return this.panel?.empty();
     }
     const { sites, tokens } = this.grid.grid;
@@ -171,12 +198,14 @@ export class GridTab {
    * Read the state of a column of the grid; columns that text A lacks are not states of it.
    * @param {string} site
    * @param {number} column
+   * @param {Record<string, unknown> | null} [change] what is done to it
    */
-  open(site, column) {
+  open(site, column, change = null) {
     const tokens = this.grid?.grid.tokens ?? [];
-    if (!(column in tokens) || tokens[column] === null) return this.panel?.wrong("Text A has no token here: this column belongs to text B alone.");
+    if (!(column in tokens)) return this.panel?.wrong(`The text has ${tokens.length} token${tokens.length === 1 ? "" : "s"} now. Choose another cell.`);
+    if (tokens[column] === null) return this.panel?.wrong("Text A has no token here: this column belongs to text B alone.");
     const token = tokens.slice(0, column).filter((one) => one !== null).length;
-    void this.read({ site, column, token }, null);
+    void this.read({ site, column, token }, change);
     return undefined;
   }
 
@@ -185,14 +214,19 @@ export class GridTab {
    * @param {Record<string, unknown> | null} change
    */
   async read(cell, change) {
+    const turn = ++this.stateTurn;
     this.panel?.wait(cell);
-    const given = { text: held("a"), site: cell.site, token: cell.token, ...(change ? { change } : {}) };
+    this.panel?.fill(change);
+    const done = change?.kind === "replace" ? { ...change, text: held("b") } : change;
+    const given = { text: held("a"), site: cell.site, token: cell.token, ...(done ? { change: done } : {}) };
     try {
       const result = await this.asker.ask("state", { analysis: "state", model: { name: held("model") }, arguments: given });
-      if (result && this.grid) this.panel?.show(result, cell, this.grid.grid);
+      if (turn !== this.stateTurn || !this.grid) return;
+      if (result) this.panel?.show(result, cell, this.grid.grid);
+      else this.panel?.wrong("Cancelled. Choose a cell to read it.");
     } catch (error) {
       if (!(error instanceof Refused)) throw error;
-      this.panel?.wrong(error.message);
+      if (turn === this.stateTurn) this.panel?.wrong(error.message);
     }
   }
 
@@ -221,6 +255,19 @@ function missing(both) {
   if (both && !held("b").trim()) return "Type a text B to compare with.";
   if (both && held("a") === held("b")) return "Text B is text A. Change one of them.";
   return "";
+}
+
+/**
+ * What the address says was done to the chosen state.
+ * @returns {Record<string, unknown> | null}
+ */
+function heldChange() {
+  try {
+    const change = JSON.parse(readPage("change") || "null");
+    return change !== null && typeof change === "object" ? change : null;
+  } catch {
+    return null;
+  }
 }
 
 /** Choose a cell before the first grid is there, as the example does. @param {string} pin */

@@ -43,10 +43,12 @@ export class KeptText {
   /** @param {number} number of the text */
   async open(number) {
     this.number = number;
+    this.asker.cancel("nearest");
     this.root.classList.add("stale");
     try {
       const result = await this.asker.ask("kept", { analysis: "kept", arguments: { store: this.store.name, text: number } });
-      if (result) await this.show(result);
+      const views = result ? await viewsOf(result.id) : [];
+      if (result && number === this.number) await this.show(result, views);
     } catch (error) {
       if (!(error instanceof Refused)) throw error;
       this.root.replaceChildren(said(error.message));
@@ -56,9 +58,12 @@ export class KeptText {
     }
   }
 
-  /** @param {import("./api.js").ResultAnswer} result */
-  async show(result) {
-    const view = (await viewsOf(result.id)).find((one) => one.kind === "Grid");
+  /**
+   * @param {import("./api.js").ResultAnswer} result
+   * @param {import("./result.js").View[]} views
+   */
+  async show(result, views) {
+    const view = views.find((one) => one.kind === "Grid");
     if (!view || view.kind !== "Grid") return;
     const place = element("section", { "data-view": "0", class: "grid" });
     const last = view.sites[view.sites.length - 1];

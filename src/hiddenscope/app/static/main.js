@@ -1,7 +1,7 @@
 /** The workbench: tabs, each made when it is first shown. */
 
 import { element } from "../../views/static/elements.js";
-import { readPage, whenLinked, writePage } from "../../views/static/hash.js";
+import { forgetViews, newEntry, readPage, whenLinked, writePage } from "../../views/static/hash.js";
 import { read, Refused } from "./api.js";
 import { Asker } from "./asking.js";
 import { askTab, driftTab } from "./asktab.js";
@@ -30,6 +30,7 @@ async function start() {
   const drift = analyses.find((one) => one.word === "drift");
   /** @type {GridTab | null} */
   let grid = null;
+  let pinned = ""; // in the grid, while another tab is shown
   if (!location.hash) pinFirst(FIRST_CELL);
 
   const show = () => {
@@ -57,7 +58,11 @@ async function start() {
     link.addEventListener("click", (event) => {
       if (event.ctrlKey || event.metaKey || event.shiftKey) return;
       event.preventDefault();
-      for (const name of ["q", "word", "data", "store", "text", "site", "from"]) writePage(name, "");
+      if (grid) pinned = readPage("0.pin");
+      newEntry();
+      for (const name of ["q", "word", "data", "store", "text", "site", "from", "change"]) writePage(name, "");
+      forgetViews();
+      if (tab === "grid") writePage("0.pin", pinned);
       writePage("tab", tab === "grid" ? "" : tab);
       show();
       work.focus({ preventScroll: true });

@@ -30,6 +30,7 @@ export class StatePanel {
 
   /** Nothing is chosen. */
   empty() {
+    this.fresh();
     this.root.replaceChildren(
       element("h2", {}, ["One state"]),
       element("p", {}, ["Choose a cell of the grid: click it, or move with the arrow keys and press Enter. Here you see what that state is, what is near it, and what happens when it is changed."]),
@@ -38,7 +39,23 @@ export class StatePanel {
 
   /** @param {string} sentence */
   wrong(sentence) {
+    this.fresh();
     this.root.replaceChildren(element("h2", {}, ["One state"]), said(sentence));
+  }
+
+  /** Nothing that is shown waits to be replaced. */
+  fresh() {
+    this.root.classList.remove("stale");
+    delete this.root.dataset.cell;
+  }
+
+  /**
+   * What the address says was done, in the fields for it.
+   * @param {Record<string, unknown> | null} change
+   */
+  fill(change) {
+    if (change?.kind !== "steer") return;
+    [this.toward, this.away, this.strength] = [change.toward, change.away, change.strength].map((one) => String(one ?? ""));
   }
 
   /** @param {Cell} cell */
@@ -110,7 +127,7 @@ export class StatePanel {
     const toward = element("input", { type: "text", value: this.toward, placeholder: "She is very happy", "aria-label": "Steer toward this text" });
     const away = element("input", { type: "text", value: this.away, placeholder: "She is very sad", "aria-label": "Steer away from this text" });
     const strength = element("input", { type: "number", value: this.strength, step: "0.5", "aria-label": "Strength" });
-    const replace = button("Patch from text B", "Put the state of text B at this place here", () => this.ask(cell, { kind: "replace", text: this.page.textB() }));
+    const replace = button("Patch from text B", "Put the state of text B at the same position here", () => this.ask(cell, { kind: "replace" }));
     replace.disabled = !this.page.textB();
     const steer = button("Steer", "Add the difference of two texts' last states", () => {
       [this.toward, this.away, this.strength] = [toward.value, away.value, strength.value];

@@ -124,7 +124,7 @@ export function saveMenu(result, look) {
   const command = button("As command", result.command ? "A command that makes the same result" : result.command_reason, () => { shut(); code("As command", result.command ?? ""); });
   python.disabled = !result.python;
   command.disabled = !result.command;
-  items.append(python, command, button("Copy the link to this view", "The address holds everything", () => { shut(); copy(location.href); }));
+  items.append(python, command, button("Copy the link to this view", "The address holds everything", () => { shut(); code("The link to this view", location.href, true); }));
   open.addEventListener("click", () => {
     items.hidden = !items.hidden;
     open.setAttribute("aria-expanded", String(!items.hidden));
@@ -143,24 +143,37 @@ export function saveMenu(result, look) {
 }
 
 /**
+ * A text to take along, with a word on whether it was copied: a browser may refuse that.
  * @param {string} title
  * @param {string} text
+ * @param {boolean} [taken] whether it is copied at once
  */
-function code(title, text) {
+function code(title, text, taken = false) {
+  const told = element("span", { role: "status" });
+  const take = async () => { told.textContent = (await copied(text)) ? "Copied." : "The browser did not allow it: select the text and copy it."; };
   const dialog = element("dialog", { "aria-label": title }, [
     element("h2", {}, [title]),
     element("pre", { tabindex: "0" }, [element("code", {}, [text])]),
     element("div", { class: "acts" }, [
-      button("Copy", "Copy the code", () => copy(text)),
-      button("Close", "Close this", () => dialog.close()),
+      button("Copy", "Copy it", () => void take()),
+      button("Close", "Close this", () => dialog.close()), told,
     ]),
   ]);
   dialog.addEventListener("close", () => dialog.remove());
   document.body.append(dialog);
   dialog.showModal();
+  if (taken) void take();
 }
 
-/** @param {string} text */
-function copy(text) {
-  void navigator.clipboard?.writeText(text).catch(() => undefined);
+/**
+ * Whether a text is in the clipboard now; over plain HTTP from another machine there is none.
+ * @param {string} text
+ */
+async function copied(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+    return true;
+  } catch {
+    return false;
+  }
 }

@@ -57,6 +57,21 @@ export function writePage(name, value) {
   keep(all);
 }
 
+/** What is written next is a new entry of the history: Back returns to what is shown now. */
+export function newEntry() {
+  history.pushState(null, "", location.href);
+}
+
+/** Forget what the views show: others come in their places. @param {string[]} [kept] fields that stay */
+export function forgetViews(kept = []) {
+  const all = new URLSearchParams(location.hash.slice(1));
+  for (const name of [...all.keys()]) {
+    const [owner, field] = name.split(".");
+    if (field && /^\d+$/.test(owner) && !kept.includes(field)) all.delete(name);
+  }
+  keep(all);
+}
+
 /** @param {() => void} act */
 export function whenLinked(act) {
   addEventListener("hashchange", act);
