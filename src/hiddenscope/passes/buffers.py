@@ -71,8 +71,24 @@ class HostMemory:
         self._free.append(part)
 
 
+class MemorySource(NamedTuple):
+    """Where the memory of a buffer comes from.
+
+    It is on a `device`, or in host memory, which may be `pinned` (page-locked) or taken from `reused` memory. So many
+    bytes of what is free are `promised` to other buffers.
+    """
+
+    device: torch.device | None = None
+    pinned: bool = False
+    promised: int = 0
+    reused: HostMemory | None = None
+
+
+FRESH = MemorySource()
+
+
 class Buffer:
-    """Memory for the values [site, token, width] of one stack, fresh or taken from `memory`.
+    """Memory for the values [site, token, width] of one stack.
 
     >>> buffer = Buffer(sites=1, tokens=3, width=2, dtype=torch.float32)
     >>> buffer.write(0, torch.ones(2, 2, 2), [Place(1, 2), Place(0, 1)])
@@ -81,22 +97,13 @@ class Buffer:
     """
 
     def __init__(
-        self,
-        sites: int,
-        tokens: int,
-        width: int,
-        dtype: torch.dtype,
-        *,
-        device: torch.device | None = None,
-        pinned: bool = False,
-        promised: int = 0,
-        memory: HostMemory | None = None,
+        self, sites: int, tokens: int, width: int, dtype: torch.dtype, source: MemorySource = FRESH
     ) -> None:
-        size = sites * tokens * width * dtype.itemsize
+        size, device, memory = sites * tokens * width * dtype.itemsize, source.device, source.reused
         if (device is None or device.type == "cpu") and not (memory is not None and memory.has(size)):
-            self._require(sites, tokens, width, dtype, promised)
+            self._require(sites, tokens, width, dtype, source.promised)
         self._memory, self._taken = memory, None
-        self.pinned = pinned and size <= MOST_PINNED
+        self.pinned = source.pinned and size <= MOST_PINNED
         with torch.inference_mode(False):  # or nobody could train on them
             if self.pinned or device is not None:
                 self.values = torch.empty(sites, tokens, width, dtype=dtype, pin_memory=self.pinned, device=device)
@@ -216,16 +223,10 @@ class StackBuffer:
         self.model, self.sites, self.inputs = model, tuple(sites), inputs
         self.rows = {site: row for row, site in enumerate(sites)}
         self._starts = list(accumulate(inputs.lengths, initial=0))
-        self.buffer = Buffer(
-            len(sites),
-            self._starts[-1],
-            next(iter(widths)),
-            dtype or anatomy.stack(sites[0]).proof.dtype,
-            device=model.device if keep == "device" else None,
-            pinned=model.device.type == "cuda" and keep == "host",
-            promised=promised,
-            memory=memory,
-        )
+        device, pinned = model.device if keep == "device" else None, model.device.type == "cuda" and keep == "host"
+        own = dtype or anatomy.stack(sites[0]).proof.dtype
+        source = MemorySource(device, pinned, promised, memory)
+        self.buffer = Buffer(len(sites), self._starts[-1], next(iter(widths)), own, source)
 
     def places(self, texts: Sequence[int]) -> list[Place]:
         """The rows of some of the texts."""
