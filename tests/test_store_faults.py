@@ -143,6 +143,96 @@ def test_a_damaged_file_of_the_plan_is_no_damage_of_the_shard(tmp_path: Path) ->
     assert discard_damaged(tmp_path) == []
 
 
+def replan(path: Path, name: str, content: bytes) -> None:
+    """Put another file into plan/, make every checksum anew, and commit all units by the new plan."""
+    fields = json.loads((path / "plan.json").read_bytes())
+    sha256 = hashlib.sha256(content).hexdigest()
+    (path / f"plan/{name}.jsonl").write_bytes(content)
+    units = [unit | ({"sha256": sha256} if unit["name"] == name else {}) for unit in fields["units"]]
+    reseal(path / "plan.json", units=units, **({} if name in UNITS else {name: sha256}))
+    for record in (path / "complete.json", *(path / "commits").iterdir()):
+        record.unlink()
+    writer = resume(path)
+    for unit in writer.pending():
+        writer.commit(unit, tiny_values(writer, unit))
+    writer.complete()
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("duplicates", b"[4,1]\n"),
+        ("duplicates", b'{"same_as":"x","text":"y"}\n'),
+        ("duplicates", b'{"same_as":1,"text":99999999999999999999999}\n'),
+        ("duplicates", b'{"same_as":1,"text":-3}\n'),
+        ("duplicates", b'{"same_as":4,"text":4}\n'),
+        ("duplicates", b'{"same_as":0,"text":4}\n{"same_as":1,"text":4}\n'),
+        ("duplicates", b"hello\n"),
+        ("strings", b'{"a":1}\n'),
+        ("strings", b"[1]\n"),
+        ("strings", b"[1,5]\n"),
+        ("strings", b'[[1],"x"]\n'),
+    ],
+)
+def test_a_file_of_the_plan_that_is_not_as_the_format_says_is_damaged(
+    tmp_path: Path, name: str, content: bytes
+) -> None:
+    tiny_store(tmp_path)
+    replan(tmp_path, name, content)
+    with pytest.raises(Damaged, match=rf"plan/{name}\.jsonl: "):
+        hs.open(tmp_path).tokens  # noqa: B018
+    (damage,) = verify(tmp_path).damages
+    assert damage.what.startswith(f"plan/{name}.jsonl: ")
+
+
+def test_a_text_with_states_of_its_own_is_no_copy(tmp_path: Path) -> None:
+    tiny_store(tmp_path)
+    replan(tmp_path, "duplicates", b'{"same_as":0,"text":2}\n')
+    with pytest.raises(Damaged, match="is a copy and has states of its own"):
+        len(hs.open(tmp_path))
+
+
+def line(**changes: Any) -> bytes:
+    """The texts of the last unit of a tiny store, with other fields."""
+    return records.plain_json(tiny_sequences()[2][0].to_json() | changes) + b"\n"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        line().replace(b'"ids":[102', b'"ids":[Infinity'),
+        line(ids=[10**30, 1]),
+        line(ids=[1, 2, 3], spans=[[0, 1]] * 3),
+        line(ids=["a", "b"]),
+        line(string=5),
+        line(text=10**20),
+        line(text=-1),
+        line(spans=[[0, 1]]),
+        line() * 2,
+        b"5\n",
+    ],
+)
+def test_sequences_of_a_plan_that_are_none_are_an_error_of_ours(tmp_path: Path, content: bytes) -> None:
+    tiny_store(tmp_path)
+    with pytest.raises((Damaged, StoreError)):
+        replan(tmp_path, "000002", content)
+
+
+def test_a_text_in_two_units_that_do_not_follow_one_another_is_damaged(tmp_path: Path) -> None:
+    tiny_store(tmp_path)
+    replan(tmp_path, "000002", line(text=0))
+    with pytest.raises(Damaged, match="a text is in two units that do not follow one another"):
+        len(hs.open(tmp_path))
+
+
+@pytest.mark.parametrize("change", [{"corpus": []}, {"environment": "x"}, {"pool": 5}, {"tokenizer": None}])
+def test_a_plan_whose_parts_are_no_objects_is_damaged(tmp_path: Path, change: dict[str, Any]) -> None:
+    tiny_store(tmp_path)
+    reseal(tmp_path / "plan.json", **change)
+    with pytest.raises(Damaged, match=r"plan\.json is not such a plan"):
+        hs.open(tmp_path)
+
+
 def test_a_text_that_is_no_text_is_damaged(tmp_path: Path) -> None:
     tiny_store(tmp_path)
     forge(tmp_path, "000000", "strings", b"\xff\xff")

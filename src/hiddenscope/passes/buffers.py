@@ -96,9 +96,7 @@ class Buffer:
     6.0
     """
 
-    def __init__(
-        self, sites: int, tokens: int, width: int, dtype: torch.dtype, source: MemorySource = FRESH
-    ) -> None:
+    def __init__(self, sites: int, tokens: int, width: int, dtype: torch.dtype, source: MemorySource = FRESH) -> None:
         size, device, memory = sites * tokens * width * dtype.itemsize, source.device, source.reused
         if (device is None or device.type == "cpu") and not (memory is not None and memory.has(size)):
             self._require(sites, tokens, width, dtype, source.promised)

@@ -22,6 +22,7 @@ FORMAT = "hiddenscope.store"
 DTYPES: dict[str, np.dtype[Any]] = {"bfloat16": np.dtype("<u2"), "float16": np.dtype("<f2"), "float32": np.dtype("<f4")}
 """The dtypes that states may have in a store, and how numpy holds each: bfloat16 as the bits that it is."""
 
+LARGEST = 2**62  # above any number of a text, a token or a batch
 _NO_DIGEST = ""
 
 
@@ -66,10 +67,18 @@ class StoreSequence:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "StoreSequence":
-        """What `to_json` was made from."""
-        spans = tuple((int(start), int(end)) for start, end in data["spans"])
-        ids, string = tuple(map(int, data["ids"])), data.get("string")
-        return cls(int(data["text"]), int(data["start"]), ids, spans, int(data["batch"]), string)
+        """What `to_json` was made from; ValueError for anything else."""
+        spans = tuple((start, end) for start, end in data["spans"])
+        ids, string = tuple(data["ids"]), data.get("string")
+        numbers, ends = (data["text"], data["start"], data["batch"]), [end for span in spans for end in span]
+        whole = {type(number) for some in (numbers, ids, ends) for number in some} <= {int}
+        if not whole or not all(0 <= number < LARGEST for number in numbers) or len(ids) != len(spans) or not ids:
+            raise ValueError("a sequence needs a text, a start, a batch, and ids with a span for each")
+        if max(*ids, *ends) >= LARGEST or min(*ids, *ends) <= -LARGEST:
+            raise ValueError(f"an id or a span of text {data['text']} is too large a number")
+        if string is not None and not isinstance(string, str):
+            raise ValueError(f"the string of text {data['text']} is no string")
+        return cls(data["text"], data["start"], ids, spans, data["batch"], string)
 
 
 @dataclass(frozen=True)
@@ -117,6 +126,9 @@ class StorePlan:
     def __post_init__(self) -> None:
         object.__setattr__(self, "sites", tuple(map(str, self.sites)))
         problem, remedy = "Cannot make this plan of a store", "Give a plan as docs/store-format.md says."
+        described = (self.model, self.tokenizer, self.environment, self.corpus)
+        if not all(isinstance(one, dict) for one in described) or not isinstance(self.pool, str | None):
+            raise StoreError(problem, "its model, tokenizer, environment and corpus must be objects", remedy)
         if self.dtype not in DTYPES:
             raise StoreError(problem, f"the dtype is {str(self.dtype)[:40]!r}", f"It must be {', '.join(DTYPES)}.")
         try:

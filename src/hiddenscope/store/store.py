@@ -30,7 +30,7 @@ from hiddenscope.store.shard_reader import ShardReader
 from hiddenscope.store.site_array import FEW, SiteArray
 from hiddenscope.store.text_index import Ints, PlannedSequences, TextIndex, index_texts, spread
 from hiddenscope.store.verify import gc, verify
-from hiddenscope.store.writer import read_beside, read_plan, read_sequences
+from hiddenscope.store.writer import read_copies, read_plan, read_sequences, read_strings
 
 if TYPE_CHECKING:
     import torch
@@ -124,14 +124,12 @@ class _Shards:
     @cached_property
     def copies(self) -> dict[int, int]:
         """Texts that are copies, and of which."""
-        lines = read_beside(self.folder, "duplicates", self.plan.duplicates).splitlines()
-        return {line["text"]: line["same_as"] for line in map(records.from_json, lines)}
+        return read_copies(self.folder, self.plan)
 
     @cached_property
     def strings(self) -> dict[int, str]:
         """How token ids read."""
-        lines = read_beside(self.folder, "strings", self.plan.strings).splitlines()
-        return dict(map(records.from_json, lines))
+        return read_strings(self.folder, self.plan)
 
     @cached_property
     def planned(self) -> PlannedSequences:
@@ -141,7 +139,13 @@ class _Shards:
         lengths = tokens if self.plan.pool is None else [np.ones_like(some) for some in tokens]
         firsts = [np.cumsum(some) - some for some in lengths]
         units = [np.full(len(some), number) for number, some in enumerate(texts)]
-        return PlannedSequences(*(_joined(parts) for parts in (texts, starts, units, firsts, lengths)))
+        planned = PlannedSequences(*(_joined(parts) for parts in (texts, starts, units, firsts, lengths)))
+        text, start = np.diff(planned.text), np.diff(planned.start)
+        copied = np.isin(planned.text, list(self.copies))
+        if not ((text > 0) | ((text == 0) & (start > 0))).all() or copied.any():
+            reason = "a text is in two units that do not follow one another, or is a copy and has states of its own"
+            raise Damaged(f"Cannot read {self.folder.shown}", reason, records.VERIFY)
+        return planned
 
     @cached_property
     def partial(self) -> list[int]:

@@ -24,7 +24,7 @@ from hiddenscope.store.folder import FOLDERS, StoreFolder, remove_unheld
 from hiddenscope.store.plan import StorePlan, UnitDigest
 from hiddenscope.store.shard import layout_of, sequence_tensors
 from hiddenscope.store.shard_reader import ShardReader
-from hiddenscope.store.writer import read_beside, read_plan, read_sequences
+from hiddenscope.store.writer import read_beside, read_copies, read_plan, read_sequences, read_strings
 
 Value = TypeVar("Value")
 
@@ -92,8 +92,10 @@ def verify(path: str | os.PathLike[str]) -> Verification:
     plan = found.attempt(None, read_plan, folder)
     if plan is None:
         return Verification(tuple(found.damages), (), (), False)
-    for owner, name, sha256 in _texts_of(plan):
-        found.attempt(owner, read_beside, folder, name, sha256)
+    for read in (read_copies, read_strings):
+        found.attempt(None, read, folder, plan)
+    for unit in plan.units:
+        found.attempt(unit.name, read_beside, folder, unit.name, unit.sha256)
     complete = found.attempt(None, completed, folder, plan)
     recorded = folder.recorded()
     commits: dict[str, Commit] = {}

@@ -20,7 +20,7 @@ from hiddenscope.files import to_disk
 from hiddenscope.store import records
 from hiddenscope.store.commits import Commit, Complete, committed
 from hiddenscope.store.folder import FOLDERS, StoreFolder, shown
-from hiddenscope.store.plan import StorePlan, StoreSequence, UnitDigest, unit_name
+from hiddenscope.store.plan import LARGEST, StorePlan, StoreSequence, UnitDigest, unit_name
 from hiddenscope.store.shard import layout_of, sequence_tensors, states_to_store, write_shard
 
 KEPT = 3  # units whose texts are kept in memory: a job computes one while it writes two
@@ -192,9 +192,49 @@ def read_sequences(folder: StoreFolder, unit: UnitDigest) -> list[StoreSequence]
     """The texts of a unit, checked against the plan."""
     content = read_beside(folder, unit.name, unit.sha256)
     try:
-        return [StoreSequence.from_json(records.from_json(line)) for line in content.splitlines()]
+        sequences = [StoreSequence.from_json(records.from_json(line)) for line in content.splitlines()]
+        counted = len(sequences), sum(len(sequence.ids) for sequence in sequences)
+        if counted != (unit.sequences, unit.tokens):
+            raise ValueError(f"it has {counted[0]:,} sequences of {counted[1]:,} tokens, and plan.json says otherwise")
+        return sequences
     except (KeyError, TypeError, ValueError) as error:
         raise Damaged(f"Cannot read {folder.shown}", f"plan/{unit.name}.jsonl: {error}", records.VERIFY) from error
+
+
+def read_copies(folder: StoreFolder, plan: StorePlan) -> dict[int, int]:
+    """Texts that are copies, and of which earlier text, checked against the plan."""
+    pairs = []
+    for line in _lines_beside(folder, "duplicates", plan.duplicates):
+        text, same = (line.get("text"), line.get("same_as")) if isinstance(line, dict) else (None, None)
+        if type(text) is not int or type(same) is not int or not 0 <= same < text < LARGEST:
+            raise _malformed(folder, "duplicates", "a line names no text and an earlier one that it is a copy of")
+        pairs.append((text, same))
+    copies = dict(pairs)
+    if len(copies) < len(pairs) or copies.keys() & set(copies.values()):
+        raise _malformed(folder, "duplicates", "a text is there twice, or is a copy of a copy")
+    return copies
+
+
+def read_strings(folder: StoreFolder, plan: StorePlan) -> dict[int, str]:
+    """How token ids read, checked against the plan."""
+    strings = {}
+    for line in _lines_beside(folder, "strings", plan.strings):
+        if not isinstance(line, list) or len(line) != 2 or type(line[0]) is not int or not isinstance(line[1], str):
+            raise _malformed(folder, "strings", "a line has no id and its string")
+        strings[line[0]] = line[1]
+    return strings
+
+
+def _lines_beside(folder: StoreFolder, name: str, sha256: str) -> Iterator[Any]:
+    for line in read_beside(folder, name, sha256).splitlines():
+        try:
+            yield records.from_json(line)
+        except ValueError as error:
+            raise _malformed(folder, name, f"it is not JSON ({str(error)[:100]})") from error
+
+
+def _malformed(folder: StoreFolder, name: str, reason: str) -> Damaged:
+    return Damaged(f"Cannot read {folder.shown}", f"plan/{name}.jsonl: {reason}", records.VERIFY)
 
 
 def read_beside(folder: StoreFolder, name: str, sha256: str) -> bytes:
