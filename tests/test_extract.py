@@ -27,6 +27,7 @@ from typer.testing import CliRunner
 import hiddenscope as hs
 from chaos import kills, memory_folder
 from chaos.kills import files_of, texts
+from chaos.nodes import NOT_STARTED
 from hiddenscope import cli
 from hiddenscope.analyses.probe.labels import labelled_rows
 from hiddenscope.errors import ArgumentError, FileError, NotFinite, PassError, StatesError, StoreError, TextError
@@ -611,6 +612,8 @@ def test_a_full_disk_stops_a_job_and_it_goes_on_when_there_is_room(gpt2: hs.Mode
 def test_a_node_of_a_ray_cluster_is_killed_and_the_store_is_the_same() -> None:
     command = [sys.executable, "-m", "chaos", "nodes", "--count", "1"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.stderr.rstrip().endswith(NOT_STARTED):
+        pytest.skip(f"{NOT_STARTED}, and a busy one may be the reason: {done.stderr[-500:]}")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "nodes: 1 nodes of a Ray cluster killed" in done.stdout
 
