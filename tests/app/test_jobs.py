@@ -9,7 +9,8 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,12 @@ from .serving import SECONDS, TOKEN, Bench, limited, linux
 
 if sys.platform == "linux":
     import resource
+
+
+def run_apart(work: Coroutine[Any, Any, Any]) -> Any:
+    """Run in a thread of its own: once a test has used a browser, Playwright's event loop runs in this one."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, work).result()
 
 
 def test_every_analysis_is_asked_here() -> None:
@@ -284,7 +291,7 @@ def test_a_job_that_is_read_once_after_its_page_went_away_is_cancelled_all_the_s
         await worker.close()
         return job
 
-    assert asyncio.run(read_once()).state == "cancelled"
+    assert run_apart(read_once()).state == "cancelled"
 
 
 def test_a_full_queue_a_full_disk_and_the_end_of_the_server(another: Callable[..., Any], tmp_path: Any) -> None:
@@ -323,7 +330,7 @@ def test_a_fault_of_the_server_itself_fails_one_job_and_the_queue_goes_on(tmp_pa
         running.cancel()
         return asked
 
-    for job in asyncio.run(ask_twice()):
+    for job in run_apart(ask_twice()):
         assert job.state == "failed" and "nobody thought of" in (job.error or "")
 
 
@@ -364,7 +371,7 @@ def test_a_worker_that_stops_at_the_last_moment_is_not_killed_while_it_answers_t
         return asked
 
     worker = Slow()
-    first, second = asyncio.run(cancel_one())
+    first, second = run_apart(cancel_one())
     assert (first.state, second.error) == ("cancelled", "answered")
     assert 2 not in worker.killed, "the second question was answered by then"
 
