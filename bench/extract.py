@@ -26,7 +26,7 @@ from hiddenscope.passes import Inputs
 from hiddenscope.testing import tiny_tokenizer
 
 TEXTS, BATCH = 64, 32
-SHARE_TEXTS = 768  # of the row of the share: some 45 seconds of passes on two cores
+SHARE_TEXTS = 256  # of the row of the share: half a minute of passes on two cores
 SHARE_BAR, LOOP_BAR, WORKERS_BAR, MEMORY_BAR = 0.9, 2.5, 1.0, 1.1
 SITES = "layer.*,final"
 UNIT_BYTES = (
