@@ -22,7 +22,7 @@ if sys.platform == "linux":
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits another process")
 TOKEN = "a-token-for-tests"
-SECONDS = 900.0  # a busy machine starts a worker in minutes
+SECONDS = 300.0  # a busy machine starts a worker in minutes
 
 
 @dataclass

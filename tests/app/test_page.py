@@ -406,7 +406,7 @@ def test_nothing_is_wider_than_the_window_and_no_accessibility_fault_is_serious(
         "grid": ({"0.pin": "layer.1~1", "overlay": "lens"}, "aside.state .words"),
         "data": ({"q": json.dumps({"method": "pca", "sites": "layer.1"})}, ".panels canvas"),
         "stores": ({"store": states, "text": 0, "0.pin": "layer.1~2"}, ".near li"),
-        "drift": ({"q": json.dumps(drift)}, ".grid canvas"),
+        "drift": ({"q": json.dumps(drift)}, ".grid canvas.front"),
         "ask": ({"word": "steer"}, "fieldset textarea"),
     }
     shown = look(fragment(**here), bypass_csp=True)

@@ -45,7 +45,7 @@ CONTRAST = """() => {
   return wrong;
 }"""
 
-PATIENCE = 600_000  # milliseconds: a busy machine paints a page in minutes
+PATIENCE = 300_000  # milliseconds: a busy machine paints a page in minutes
 SCREENSHOTS = Path(__file__).parents[2] / "out" / "screenshots"
 
 

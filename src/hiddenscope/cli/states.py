@@ -7,13 +7,14 @@ states were made of: one for each text, in the same order.
 
 import os
 from collections.abc import Iterable, Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 import hiddenscope as hs
-from hiddenscope import errors, states
+from hiddenscope import errors
 from hiddenscope.cli.arguments import dataset
 
 STATES_HELP = "States in place of a model: a store that extract wrote, or a file that capture wrote."
@@ -43,7 +44,10 @@ def check_states(path: Path, of_model: Mapping[str, Any], options: Mapping[str, 
 
 def read_states(path: Path) -> "hs.Store | hs.States | hs.Pair":
     """The store in a folder, or the states in a file."""
-    return hs.open(path) if is_store(path) else states.load_states(path)
+    if is_store(path):
+        return hs.open(path)
+    loaded: hs.States | hs.Pair = import_module("hiddenscope.states").load_states(path)  # here, since it needs torch
+    return loaded
 
 
 def labels_of(states: "hs.Store | hs.States | hs.Pair", name: str, text: str | None, label: str | None) -> list[Any]:
