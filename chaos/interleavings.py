@@ -1,8 +1,8 @@
 """Interleavings: at each line of one job, another job on the same store runs from beginning to end.
 
 A race between two jobs needs one of them at a certain line, and the other to do something meanwhile. Here the first is
-stopped at every line of the store's code in turn, so that no such line is missed. Where the other job waits for a lock
-that the first holds, the first goes on.
+stopped in turn at every line of the store's code, when it comes there first and last, and the other runs in a thread of
+the same process. If the other is not done in a moment (it may wait for a lock that the first holds), the first goes on.
 """
 
 import shutil
@@ -110,7 +110,7 @@ def _disturbed(path: Path, beginning: str, step: int) -> tuple[str, list[BaseExc
 
 @contextmanager
 def _lines(seen: Callable[[int, str], None]) -> Iterator[None]:
-    """Call `seen` before each line of the store's code that this thread runs, with its number and its name."""
+    """Call `seen` before each line of the store's code that this thread runs, with the step's number and name."""
     step = -1
 
     def traced(frame: FrameType, event: str, _: Any) -> Any:

@@ -232,6 +232,22 @@ def test_states_beyond_recognition_are_not_left_out() -> None:
     assert (named["first_site"], named["sites"]) == ("layer.2", 1)
 
 
+def test_order_is_what_it_says() -> None:
+    """Names and correlation do not matter then, and a number of tensors that does not fit is an error."""
+    module = llama().module
+
+    def misnamed(ids: Tensor) -> dict[str, Tensor]:
+        first, second, *others = states_of(module, ids)
+        return {"layer.1": first, "layer.0": second} | {f"h{number}": state for number, state in enumerate(others)}
+
+    facts = facts_of(misnamed, pairing="order")
+    assert facts["pairing"]["by"] == "order" and not facts["drifted"] and facts["sites"] == 4
+    backwards = facts_of(lambda ids: states_of(module, ids)[::-1], pairing="order")
+    assert backwards["drifted"] and backwards["pairing"]["by"] == "order"
+    with pytest.raises(StatesError, match="it has 3 tensors of the shape of a state, and the reference 5 sites"):
+        facts_of(lambda ids: states_of(module, ids)[:3], pairing="order")
+
+
 def test_states_of_a_function_that_ran_in_bfloat16_are_no_drift_in_a_wider_dtype() -> None:
     narrow = copy.deepcopy(llama().module).bfloat16()
     facts = facts_of(lambda ids: [state.float() for state in states_of(narrow, ids)])

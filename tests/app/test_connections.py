@@ -71,6 +71,7 @@ def closes(connection: socket.socket, drip: bytes = b"") -> bool:
         (BODY + b"\r\n", b"x"),  # refused for want of a token, and the body goes on
         (BODY + BEARER, b""),  # let in, and the body does not come
         (WHOLE + BEGUN, b""),  # a second request in the same connection
+        (WHOLE + BODY + BEARER, b""),  # the same, and its body does not come
     ],
 )
 def test_a_request_that_never_ends_is_closed(impatient: Bench, begun: bytes, drip: bytes) -> None:

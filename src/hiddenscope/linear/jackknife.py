@@ -1,7 +1,7 @@
-"""Jackknife: by how much a cross-validated R² varies when texts are left out, one after the other.
+"""Jackknife: by how much log(1 - R²) of a cross-validation varies when texts are left out, one after the other.
 
-A text is left out everywhere: of the rows that are tested, and of the training rows of all folds that it was in. All
-ridge regressions without it follow from the one with it in closed form, so that nothing is fitted again. The penalty
+A text, a group of rows, is left out of the rows that are tested and of the training rows of every fold. All ridge
+regressions without it follow from the one with it in closed form, so that nothing is fitted again. The penalty
 and the standardisation of each fold stay as they are.
 """
 
@@ -22,8 +22,8 @@ TINY = torch.finfo(torch.float64).tiny
 
 
 class _Fit(NamedTuple):
-    """The ridge regression of one fold: `features` `[row, feature]` with a last one of 1, the Cholesky factor of what
-    is solved, and what is left of the targets of all rows, trained on or not."""
+    """The ridge regression of one fold: `features` `[row, feature]` with a last one of 1, the Cholesky factor of
+    `XᵀX + penalty`, and the residuals of all rows, trained on or not."""
 
     features: Tensor
     factor: Tensor
@@ -33,7 +33,7 @@ class _Fit(NamedTuple):
 def jackknife_deviation(states: Tensor, targets: Tensor, folds: Ints, groups: Ints, penalty: Tensor) -> float:
     """The standard deviation of log(1 - R²) of held-out predictions, by the jackknife over groups of rows.
 
-    `states` `[row, width]`, `targets` `[row]`, and the `penalty` of each fold.
+    `states` `[row, width]`, `targets` `[row]`, and the `penalty` of each fold. All rows of a group are in one fold.
 
     >>> generator, rows = torch.Generator().manual_seed(0), np.arange(20)
     >>> states, targets = torch.randn(20, 3, generator=generator), torch.randn(20, generator=generator)

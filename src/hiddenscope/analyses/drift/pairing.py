@@ -1,8 +1,9 @@
 """Pairing: which tensors of a candidate of somebody else's making are which states of the reference.
 
 They are paired by a table; or by the modules of the candidate that are its blocks, as many of one kind as the reference
-has; by their names, where these are sites or Hugging Face's `hidden_states`; by order, where there are as many as
-sites; or else by shape and then by correlation. Nothing is left out silently: what cannot be paired is an error.
+has; by their names, where these are sites or Hugging Face's `hidden_states`; by order, where a function gives as many
+as there are sites; or else by shape and then by correlation. A tensor that is left over while a site is, is an error;
+other sites without a tensor are named in the notes of the result.
 """
 
 from __future__ import annotations
@@ -220,10 +221,12 @@ def pair(
         reason = f"got {pairing!r}"
         raise StatesError("Cannot read the pairing", reason, "Give a table {site: name}, 'order' or 'auto'.")
     fitting = [value for value in values if any(value.rows.shape == rows.shape for rows in reference.values())]
+    if pairing == "order":
+        return _in_order(fitting, reference, side)
     ways: list[Callable[[], Pairs | None]] = [
         lambda: None if module is None else _by_blocks(fitting, reference, side, module),
         lambda: _by_names(values, reference, side),
-        lambda: _by_order(fitting, reference, sure=pairing == "order") if module is None or pairing else None,
+        lambda: _by_order(fitting, reference) if module is None or pairing else None,
         lambda: _by_correlation(fitting, reference, ordered=module is not None),
         lambda: _by_reported_order(fitting, reference, side) if module is None else None,
     ]
@@ -351,12 +354,23 @@ def _after_blocks(
     return {} if best is None else {site: best}
 
 
-def _by_order(values: Sequence[Value], reference: Mapping[str, Tensor], *, sure: bool) -> Pairs | None:
+def _in_order(values: Sequence[Value], reference: Mapping[str, Tensor], side: Live) -> Pairs:
+    """By order, because that was asked for: all sites, or those that Hugging Face reports."""
+    sites = [site for site in reference if site != LOGITS]
+    if len(values) == len(sites):
+        return Pairs("order", dict(zip(sites, values, strict=True)))
+    if (pairs := _by_reported_order(values, reference, side)) is not None:
+        return pairs
+    reason = f"it has {len(values)} tensors of the shape of a state, and the reference {len(sites)} sites"
+    raise StatesError("Cannot pair the candidate by order", reason, "Give a table: {'layer.3': 'blocks.2'}.")
+
+
+def _by_order(values: Sequence[Value], reference: Mapping[str, Tensor]) -> Pairs | None:
     """By order, unless another order is clearly more like the reference."""
     sites = [site for site in reference if site != LOGITS]
     if len(values) != len(sites):
         return None
-    if not sure and (other := _by_correlation(values, reference, ordered=False)) is not None:
+    if (other := _by_correlation(values, reference, ordered=False)) is not None:
         mine = np.mean([_correlation(reference[site], value.rows) for site, value in zip(sites, values, strict=True)])
         theirs = np.mean([_correlation(reference[site], value.rows) for site, value in other.chosen.items()])
         if theirs > mine + CLEARLY_BETTER:
