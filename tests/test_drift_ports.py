@@ -1,10 +1,8 @@
 """Drift against ports written from scratch: modules of other names, functions, arrays, and the faults of ports."""
 
 import copy
-import importlib.util
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,22 +13,14 @@ from torch.nn import functional
 import hiddenscope as hs
 from hiddenscope.errors import PassError, StatesError
 from hiddenscope.testing import build, tiny_model
+from tests.test_drift import plain_llama
 
 TEXTS = [[5, 6, 7, 9, 30, 41, 17], [50, 60, 70, 80], [33, 12, 8, 100, 101, 99, 7, 5, 4, 11]]
 CONFIG = {"vocab_size": 128, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "head_dim": 16}
 CONFIG |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128, "pad_token_id": 0}
 
 
-def _plain() -> Any:
-    path = Path(__file__).parent.parent / "examples" / "plain_llama.py"
-    spec = importlib.util.spec_from_file_location("plain_llama", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-PLAIN: Any = _plain()
+PLAIN: Any = plain_llama()
 
 
 @cache
