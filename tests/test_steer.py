@@ -456,7 +456,9 @@ def test_a_direction_is_a_value_of_its_own(tiny: Tiny) -> None:
         hs.steer(tiny("llama"), PROMPTS, SETS)  # type: ignore[arg-type]
     between = hs.Direction.between(tiny("llama"), *SETS, sites="layer.2")
     assert set(between.vectors) == {"layer.2"}
-    torch.testing.assert_close(between.vectors["layer.2"], difference(tiny("llama"), "layer.2"))
+    expected = difference(tiny("llama"), "layer.2")
+    # The states are float32, and a text in a batch rounds otherwise than the text alone, differently on each processor.
+    torch.testing.assert_close(between.vectors["layer.2"], expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(("options", "kind", "found"), WRONG, ids=[found for _, _, found in WRONG])
