@@ -3,7 +3,9 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
+PACKAGE := .venv/.package
 STAMP := .venv/.installed
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -c constraints.txt
 # A network that fails for a moment is asked again, twice.
 AGAIN := again() { "$$@" || { sleep 10; "$$@"; } || { sleep 60; "$$@"; }; }; again
 
@@ -12,17 +14,22 @@ AGAIN := again() { "$$@" || { sleep 10; "$$@"; } || { sleep 60; "$$@"; }; }; aga
 help:            ## Say what can be made.
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
 
-setup: $(STAMP)  ## Install everything in .venv.
+setup: $(STAMP)  ## Install everything that development needs in .venv.
 
-$(STAMP): pyproject.toml constraints.txt
+$(PACKAGE): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "hiddenscope needs Python 3.11 or newer, and $(PYTHON) is not: name another, as in PYTHON=python3.12 make setup" >&2; exit 2; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	@echo 'Installing everything in .venv: a few minutes, once.'
-	@$(AGAIN) $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@echo 'Installing hiddenscope with its workbench in .venv (torch and transformers are most of it): a few minutes, once.'
+	@$(AGAIN) $(PIP) -e '.[app]'
 	@touch $@
 
-demo: $(STAMP)   ## Load the default model, and write a page that shows its states.
+$(STAMP): $(PACKAGE)
+	@echo 'Installing what tests and checks need (Ray, JupyterLab, Playwright, mypy and others) in .venv: a few minutes, once.'
+	@$(AGAIN) $(PIP) -e '.[dev]'
+	@touch $@
+
+demo: $(PACKAGE) ## Load the default model, and write a page that shows its states.
 	@$(BIN)/hiddenscope demo
 	@echo 'The commands are in .venv/bin; this puts them on your path:  . .venv/bin/activate'
 
