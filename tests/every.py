@@ -1,12 +1,14 @@
 """Every analysis, run on tiny models in every way that makes another result; each is run once a session."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import hiddenscope as hs
 from hiddenscope.testing import tiny_model, tiny_tokenizer
@@ -15,9 +17,27 @@ TEXT, OTHER = "The rest of the cats sat on the mat.", "A rest of the dogs sat on
 CLASSES = ([f"{'the cat' if k % 2 else 'on or of'} number {k}" for k in range(24)], [k % 2 for k in range(24)])
 
 
-@cache
+_place: tuple[str, torch.dtype] = ("cpu", torch.float32)
+
+
+@contextmanager
+def placed(device: str, dtype: torch.dtype) -> Iterator[None]:
+    """Put the tiny models on another device and in another dtype while the body runs."""
+    global _place
+    before, _place = _place, (device, dtype)
+    try:
+        yield
+    finally:
+        _place = before
+
+
 def tiny(family: str, seed: int = 0) -> hs.Model:
-    module = tiny_model(family, seed=seed)
+    return _loaded(family, seed, *_place)
+
+
+@cache
+def _loaded(family: str, seed: int, device: str, dtype: torch.dtype) -> hs.Model:
+    module = tiny_model(family, seed=seed).to(device, dtype)
     if module.config.is_encoder_decoder:
         module.config.decoder_start_token_id = 0
     return hs.load((module, tiny_tokenizer()))

@@ -1,5 +1,7 @@
 """What only a GPU shows: states that leave it on a stream of their own are the ones the pass made."""
 
+from functools import cache
+
 import numpy as np
 import pytest
 import torch
@@ -7,11 +9,20 @@ import torch
 import hiddenscope as hs
 from calibrate import draws
 from calibrate.probe import trials
+from hiddenscope.catalog import ANALYSES
 from hiddenscope.errors import NotFinite
-from hiddenscope.testing import nan_weight, tiny_model
+from hiddenscope.testing import nan_weight, tiny_model, tiny_tokenizer
+from tests.every import CASES, RUNS, placed
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA here")
 
+# What chance or a sign decides, and what therefore need not agree in every digit.
+UNLIKE = {
+    "project": {"x", "y"},
+    "probe": {"mix_weight", "mix_weight_low", "mix_weight_high"},
+    # The noise that a difference is measured against is that of the device.
+    "drift": {"beyond", "noise", "envelope"},
+}
 LENGTHS = (5, 31, 2, 17, 17, 9)
 
 
@@ -112,43 +123,102 @@ def test_an_edit_with_the_recorded_values_changes_nothing(model):
     assert not torch.equal(changed.logits, full.logits)
 
 
-ANALYSES = {
-    "lens": (lambda model, a, b: hs.lens(model, [a], target=30), "entropy"),
-    "visibility": (lambda model, a, b: hs.visibility(model, [a], influence="frobenius"), "frobenius"),
-    "patch": (lambda model, a, b: hs.patch(model, hs.Contrast(a, b, 30, 31)), "effect"),
-    "steer": (
-        lambda model, a, b: hs.steer(
-            model,
-            [a],
-            hs.Direction.between(model, [a], [b], sites="layer.1,layer.2"),
-            answers=[30, 31],
-            quality=[a, b],
-            new_tokens=3,
-        ),
-        "log_odds",
-    ),
-    "profile": (lambda model, a, b: hs.profile(model, [a, b]), "norm"),
-    "compare": (lambda model, a, b: hs.compare(model, [a], [b]), "l2"),
+@cache
+def on_cpu(word, place):
+    with placed("cpu", torch.float32):
+        return RUNS[word][place]()
+
+
+def test_every_analysis_is_among_the_runs():
+    """So that none is left out on a GPU."""
+    assert set(RUNS) == {analysis.word for analysis in ANALYSES if analysis.result}
+
+
+@pytest.mark.parametrize(("word", "place"), CASES)
+def test_an_analysis_gives_what_it_gives_on_a_cpu(word, place):
+    with placed("cuda", torch.float32):
+        here = RUNS[word][place]()
+    there = on_cpu(word, place)
+    assert set(here.data.variables) == set(there.data.variables)
+    for name, expected in there.data.data_vars.items():
+        assert here.data[name].shape == expected.shape, name
+        if expected.dtype.kind == "f" and name not in UNLIKE.get(word, ()):
+            difference = np.abs(here.data[name].to_numpy() - expected.to_numpy())
+            allowed = 2e-3 * (1 + np.nanmax(np.abs(expected.to_numpy()), initial=0))
+            assert not (difference > allowed).any(), name
+            assert np.array_equal(np.isnan(here.data[name]), np.isnan(expected)), name
+
+
+@pytest.mark.parametrize(("word", "place"), CASES)
+def test_an_analysis_runs_in_bfloat16(word, place):
+    with placed("cuda", torch.bfloat16):
+        result = RUNS[word][place]()
+    assert result.data.sizes == on_cpu(word, place).data.sizes
+    assert result.summary()
+
+
+@pytest.mark.parametrize("word", ["profile", "project", "probe", "search", "cluster", "drift"])
+def test_states_on_the_gpu_serve_as_those_in_host_memory(model, word):
+    labels = [k % 2 for k in range(24)]
+    ids = [[20 + k, 50 + k % 2, 30 + k] for k in range(24)]
+    ask = {
+        "profile": hs.profile,
+        "project": lambda states: hs.project(states, labels, method="pca"),
+        "probe": lambda states: hs.probe(states, labels),
+        "search": lambda states: hs.search(states, states["layer.2"][5].float(), site="layer.2", k=3),
+        "cluster": hs.cluster,
+        "drift": lambda states: hs.drift(model, states, ids),
+    }[word]
+    here, there = ask(model.capture(ids, keep="device")), ask(model.capture(ids))
+    for name, expected in there.data.data_vars.items():
+        if expected.dtype.kind == "f":
+            np.testing.assert_allclose(here.data[name], expected, rtol=1e-4, atol=1e-5, err_msg=str(name))
+
+
+def test_a_store_holds_what_capture_gives(model, tmp_path):
+    given = [f"the cat number {number} sat on the mat" for number in range(40)]
+    model = hs.load((model.module, tiny_tokenizer()))
+    store = hs.extract(model, given, to=tmp_path / "states", sites="layer.*,final")
+    tolerance = 1e-4 if model.dtype == torch.float32 else 0.1
+    expected = model.capture(given)
+    for site in expected.sites:
+        rows = torch.cat(list(store.blocks(site)))
+        assert rows.dtype == model.dtype
+        assert torch.allclose(rows.float(), expected[site].float(), rtol=tolerance, atol=tolerance)
+    assert hs.Store.verify(tmp_path / "states").intact
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*.safetensors")}
+    hs.extract(model, given, to=tmp_path / "states", sites="layer.*,final")
+    assert before == {path: path.read_bytes() for path in tmp_path.rglob("*.safetensors")}
+    assert hs.profile(hs.open(tmp_path / "states")).data["norm"].size
+
+
+WRONG = {
+    "values on another device": lambda m: hs.edit(m, [[5, 6]], {"layer.1": hs.Replace(torch.zeros(2, 64))}),
+    "a direction on another device": lambda m: hs.edit(m, [[5, 6]], {"layer.1": hs.Add(torch.ones(64, device="cpu"))}),
+    "values of the cpu in resume": lambda m: hs.resume(m, [[5, 6]], "layer.1", torch.zeros(2, 64)),
 }
 
 
-@pytest.mark.parametrize("name", ANALYSES)
-def test_an_analysis_gives_what_it_gives_on_a_cpu(name):
-    analyse, variable = ANALYSES[name]
-    a, b = texts((9, 9))
-    b = [*a[:4], *b[4:]]
-    here, there = (hs.load((tiny_model("llama").to(device), None)) for device in ("cuda", "cpu"))
-    found, expected = (analyse(model, a, b).data[variable].to_numpy() for model in (here, there))
-    assert found.shape == expected.shape
-    np.testing.assert_allclose(found, expected, rtol=2e-3, atol=2e-3, equal_nan=True)
+@pytest.mark.parametrize("what", WRONG)
+def test_values_of_the_host_are_taken_to_the_gpu(model, what):
+    assert WRONG[what](model).states.values.isfinite().all()
 
 
-@pytest.mark.parametrize("name", ANALYSES)
-def test_an_analysis_runs_in_bfloat16(name):
-    analyse, variable = ANALYSES[name]
-    a, b = texts((9, 9))
-    found = analyse(hs.load((tiny_model("llama").to("cuda", torch.bfloat16), None)), a, [*a[:4], *b[4:]])
-    assert found.data[variable].size
+REFUSED = {
+    "an id out of range": lambda m: m.capture([[5, 10**6]]),
+    "values of another shape": lambda m: hs.edit(m, [[5, 6]], {"layer.1": hs.Replace(torch.zeros(3, 64).cuda())}),
+    "values of another width": lambda m: hs.resume(m, [[5, 6]], "layer.1", torch.zeros(2, 63).cuda()),
+    "a layer that is not there": lambda m: hs.record(m, [[5, 6]], "layer.9"),
+    "a NaN": lambda m: hs.resume(m, [[5, 6]], "layer.1", torch.full((2, 64), torch.nan).cuda()),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_wrong_input_is_refused_and_the_gpu_goes_on(model, what):
+    with pytest.raises(hs.errors.Error):
+        REFUSED[what](model)
+    # An assert inside a CUDA kernel would have ended the whole process's use of the GPU.
+    assert model.capture([[5, 6]]).values.isfinite().all()
 
 
 def test_vectors_of_texts_give_what_they_give_on_a_cpu(model):

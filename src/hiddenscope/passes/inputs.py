@@ -106,6 +106,9 @@ class Inputs:
     def some(self, indices: Sequence[int]) -> Inputs:
         """Some of the texts, in the given order, with their targets."""
         indices = list(indices)
+        if indices == list(range(len(self.ids))):
+            # The same value, whose flat ids and tokens may be known already.
+            return self
         outside = next((i for i in indices if not -len(self.ids) <= i < len(self.ids)), None)
         if outside is not None:
             reason = f"there are {len(self.ids):,} texts"

@@ -109,13 +109,15 @@ def run(
     and the tensors that hold the states are put there.
     """
     places = {stack: buffer.places(texts) for stack, buffer in buffers.items()}
+    # Looked up once: on a GPU every microsecond of a hook delays the launch of the next block.
+    lengths = {stack: batch.of_stack(stack).ids.shape[1] for stack in buffers}
 
     def keep(site: Site, tap: Tap, tensor: Tensor) -> None:
         if live is not None:  # where every weight is frozen, gradients begin at the first state that is kept
             live[site] = tensor if tensor.requires_grad else tensor.requires_grad_()
-        stack, length = site.stack, batch.of_stack(site.stack).ids.shape[1]
+        stack = site.stack
         buffer = buffers[stack]
-        buffer.buffer.write(buffer.rows[site], tap.layout.states(tensor, length), places[stack])
+        buffer.buffer.write(buffer.rows[site], tap.layout.states(tensor, lengths[stack]), places[stack])
 
     sites = [site for buffer in buffers.values() for site in buffer.sites]
     watcher = Watcher(model.anatomy, sites, keep)
@@ -207,13 +209,14 @@ class Watcher:
         ]
 
     def _seen(self, place: tuple[str, hooks.Side], sites: Sequence[Site]) -> Callable[..., None]:
+        taps = [(site, self.anatomy.taps[site]) for site in sites]
+
         def seen(*arguments: Any) -> None:
             if not self.here:
                 return
             call = self._calls[place]
-            self._calls[place] += 1
-            for site in sites:
-                tap = self.anatomy.taps[site]
+            self._calls[place] = call + 1
+            for site, tap in taps:
                 if tap.call == call:
                     tensor = tap.read(*arguments)
                     if tensor is None:

@@ -125,20 +125,27 @@ class TextEncoder:
         if kept is not None and kept[0]() is inputs:
             return kept[1]
         lengths, flat = inputs.lengths, inputs.flat.tolist()
-        for token in set(flat) - self._strings.keys():
-            self.string(token)
+        strings = tuple(self.strings(flat))
         spans = [span for row in inputs.spans for span in row] if inputs.spans else []
         tokens = Tokens(
             inputs.texts,
             text=np.repeat(np.arange(len(lengths)), lengths),
             positions=np.concatenate([np.arange(n) for n in lengths]),
             ids=inputs.flat,
-            strings=tuple(map(self._strings.__getitem__, flat)),
+            strings=strings,
             spans=np.array(spans, dtype=np.int64).reshape(-1, 2),
             count=len(lengths),
         )
         self._tokens = {id(inputs): (ref(inputs), tokens)}  # of the last texts, which are often asked about again
         return tokens
+
+    def strings(self, tokens: Sequence[int]) -> list[str]:
+        """Return many tokens as a reader knows them; see `string`."""
+        # A difference with the keys of all known strings would walk through every one of them.
+        for token in set(tokens):
+            if token not in self._strings:
+                self.string(token)
+        return list(map(self._strings.__getitem__, tokens))
 
     def string(self, token: int) -> str:
         """A token as a reader knows it: ` Paris`, not `ĠParis`; the id itself where the tokenizer has no string."""

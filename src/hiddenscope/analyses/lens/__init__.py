@@ -86,7 +86,7 @@ def lens(
     with model.lock:
         tokens = model.text_encoder.tokens(inputs.of(chosen.last.stack))
         predictions = Predictions.of(Reading.join(readings, rows), chosen, tokens)
-        data = dataset(predictions, model.text_encoder.string, followed)
+        data = dataset(predictions, model.text_encoder.strings, followed)
         facts = facts_of(predictions, data, followed, model.text_encoder.string)
     reason = unembedding.recipe.reason
     facts = {

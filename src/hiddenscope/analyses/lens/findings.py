@@ -105,13 +105,15 @@ def stays_from(same: Bools) -> Bools:
     return stays
 
 
-def dataset(predictions: Predictions, string: Callable[[int], str], target: Target | None) -> "xarray.Dataset":
-    """The predictions as one Dataset; `string` gives the text of a word of the vocabulary."""
+def dataset(
+    predictions: Predictions, strings: Callable[[list[int]], list[str]], target: Target | None
+) -> "xarray.Dataset":
+    """Return the predictions as one Dataset; `strings` gives the texts of some words of the vocabulary."""
     import xarray
 
     reading, cells, ranked = predictions.reading, ("site", "token"), ("site", "token", "rank")
     variables: dict[str, Variable] = {
-        "word": (ranked, _strings(reading.top_ids, string)),
+        "word": (ranked, _words(reading.top_ids, strings)),
         "probability": (ranked, reading.probability),
         "word_id": (ranked, reading.top_ids),
         "entropy": (cells, reading.entropy),
@@ -157,10 +159,12 @@ def _along(predictions: Predictions) -> dict[str, Variable]:
     return variables
 
 
-def _strings(ids: Ints, string: Callable[[int], str]) -> "np.ndarray[Any, Any]":
-    """The words of the vocabulary as a reader knows them."""
+def _words(ids: Ints, strings: Callable[[list[int]], list[str]]) -> "np.ndarray[Any, Any]":
+    """Return words of the vocabulary as a reader knows them."""
     distinct, places = np.unique(ids, return_inverse=True)
-    return _objects([string(word) or _nameless(word) for word in distinct.tolist()])[places.reshape(ids.shape)]
+    numbers = distinct.tolist()
+    words = [word or _nameless(number) for number, word in zip(numbers, strings(numbers), strict=True)]
+    return _objects(words)[places.reshape(ids.shape)]
 
 
 def _nameless(word: int) -> str:
