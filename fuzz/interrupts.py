@@ -120,3 +120,58 @@ def _at_lines(ask: Callable[[], Any], chance: random.Random) -> bool:
     finally:
         sys.settrace(None)
     return False
+
+
+# Where modes and hooks are put in place and taken away again, and what does that there.
+FILES = ("hooks.py", "kernels.py", "autograd.py", "size_limit.py", "grad_mode.py", "_python_dispatch.py")
+FUNCTIONS = {"__init__", "__enter__", "__exit__", "__del__", "_remove", "_pop_mode", "call", "as_it_was", "restored"}
+FUNCTIONS |= {"finite_attention", "run", "install", "remove"}
+
+
+class AtPoint:
+    """Raises KeyboardInterrupt at the so-manyth point of a question, and again some points later, while it unwinds.
+
+    A point is one at which Python looks for signals: where a function begins or a generator goes on. Those of the
+    functions that put modes and hooks in place, and take them away, are counted; the second interrupt comes at any.
+    Python removes a profiler or a tracer that raises, so the first comes from a profiler and the second from a tracer.
+
+    >>> with AtPoint(1) as interrupt:
+    ...     list(map(len, ["a"]))
+    [1]
+    >>> interrupt.left
+    1
+    """
+
+    def __init__(self, at: int, again: int = 0) -> None:
+        self.left, self.again = at, again
+
+    def __enter__(self) -> "AtPoint":
+        # An interrupt in a destructor is printed, and printing it would be interrupted too.
+        self._hook, sys.unraisablehook = sys.unraisablehook, lambda unraisable: None
+        sys.settrace(self._trace)
+        sys.setprofile(self._profile)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        sys.setprofile(None)
+        sys.settrace(None)
+        sys.unraisablehook = self._hook
+
+    def _profile(self, frame: FrameType, event: str, arg: Any) -> None:
+        if event != "call" or not _is_watched(frame):
+            return
+        self.left -= 1
+        if self.left == 0:
+            raise KeyboardInterrupt
+
+    def _trace(self, frame: FrameType, event: str, arg: Any) -> None:
+        if self.left > 0 or self.again == 0 or frame.f_code is AtPoint.__exit__.__code__:
+            return
+        self.again -= 1
+        if self.again == 0:
+            raise KeyboardInterrupt
+
+
+def _is_watched(frame: FrameType) -> bool:
+    code = frame.f_code
+    return code.co_name in FUNCTIONS and os.path.basename(code.co_filename) in FILES

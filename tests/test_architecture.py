@@ -33,9 +33,9 @@ ROWS = [
     {"loading"},
     {"hooks", "weights", "size_limit"},
     {"texts", "states", "sites", "results", "datasets", "measures"},
-    {"files", "compressed", "kernels", "limits"},
+    {"files", "compressed", "kernels", "limits", "netcdf"},
     {"arguments"},
-    {"errors", "progress", "catalog", "signatures"},
+    {"errors", "progress", "catalog", "signatures", "autograd"},
 ]
 VALUES = next(row for row in ROWS if "states" in row)
 ROOF = ROWS[0] | ROWS[1] | ROWS[2]  # only these may use the public names, `import hiddenscope as hs`

@@ -11,7 +11,7 @@ import torch
 
 import hiddenscope as hs
 from hiddenscope.errors import Error, NotFinite, PassError, SiteError, TextError
-from hiddenscope.kernels import finite_attention
+from hiddenscope.hooks import finite_attention
 from hiddenscope.testing import tiny_model, tiny_tokenizer
 from hiddenscope.weights import check_finite
 

@@ -4,14 +4,18 @@ import random
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.utils import _python_dispatch
 
 import hiddenscope as hs
-from fuzz.interrupts import AtLine
+from fuzz.interrupts import AtLine, AtPoint
 from hiddenscope import hooks
+from hiddenscope.loading import open_source
+from hiddenscope.model import _first_pass as first_pass
 from hiddenscope.testing import tiny_model
 
 IDS = [[5, 6, 7, 8, 9]]
@@ -55,6 +59,82 @@ def test_an_interrupt_at_any_line_leaves_nothing_behind(name: str, hanging: Call
         model.lock.release()
     assert stopped > 50
     assert torch.equal(model.capture(IDS).values, expected)
+
+
+def modes() -> list[Any]:
+    """What of torch is set for this thread, or for everybody."""
+    stack = _python_dispatch._get_current_dispatch_mode_stack()
+    attention = torch.nn.functional.scaled_dot_product_attention
+    return [torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_num_threads(), stack, attention]
+
+
+def points_of(ask: Callable[[], Any]) -> int:
+    """How many points a question has at which it can be interrupted."""
+    with AtPoint(10**9) as interrupt:
+        ask()
+    return 10**9 - interrupt.left
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize("name", ["capture", "edit", "patch", "lens"])
+def test_two_interrupts_leave_torch_as_it_was(name: str, grad: bool, hanging: Callable[..., dict[str, Any]]) -> None:
+    """The second comes while the first unwinds, at one of the first few functions that begin then."""
+    model = hs.load((tiny_model("llama"), None))
+    ask = QUESTIONS[name]
+    ask(model)  # what is tried once is tried now
+    with torch.set_grad_enabled(grad):
+        before, hooked = modes(), hanging(model.module)
+        points, stopped = points_of(lambda: ask(model)), 0
+        step = max(1, points // 40)
+        for at in range(1, points + 1, step):
+            stopped += interrupted_twice(lambda: ask(model), at, again=at % 4)
+            assert modes() == before, f"interrupted at point {at} and {at % 4} later"
+            hooks.remove_leftovers()  # as the next pass does first
+            assert hanging(model.module) == hooked, f"interrupted at point {at} and {at % 4} later"
+        assert stopped > 20
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("family", ["gpt2", "t5"])
+def test_an_interrupted_load_leaves_nothing_on_the_module(
+    family: str, hanging: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
+    """Neither what transformers puts there when it is asked for hidden states, nor a mode of torch."""
+    module = tiny_model(family)
+    module.save_pretrained(tmp_path)  # type: ignore[operator]
+    before, hooked = modes(), hanging(module)
+    points = points_of(lambda: hs.load((module, None)))
+    assert hanging(module) == hooked
+    for at in range(1, points + 1, max(1, points // 60)):
+        interrupted_twice(lambda: hs.load((module, None)), at, again=at % 3)
+        assert modes() == before, f"interrupted at point {at} and {at % 3} later"
+        hooks.remove_leftovers()
+        assert hanging(module) == hooked, f"interrupted at point {at} and {at % 3} later"
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_interrupt_of_the_first_pass_of_a_folder_limits_nothing_later(tmp_path: Path) -> None:
+    """The limit on the tensors of that pass is over when the pass is."""
+    tiny_model("gpt2").save_pretrained(tmp_path)  # type: ignore[operator]
+    loaded = open_source(tmp_path)
+    before = modes()
+    points = points_of(lambda: first_pass(loaded))
+    for at in range(1, points + 1):
+        interrupted_twice(lambda: first_pass(loaded), at, again=at % 3)
+        hooks.remove_leftovers()
+        assert modes() == before, f"interrupted at point {at} and {at % 3} later"
+
+
+def interrupted_twice(ask: Callable[[], Any], at: int, again: int) -> bool:
+    """Ask, and be interrupted; whether that happened before the question was answered."""
+    interrupt = AtPoint(at, again)
+    try:
+        with interrupt:
+            ask()
+    except KeyboardInterrupt:
+        return True
+    return interrupt.left <= 0
 
 
 def test_what_an_interrupt_leaves_is_gone_before_the_next_pass(hanging: Callable[..., dict[str, Any]]) -> None:

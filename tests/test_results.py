@@ -1,13 +1,17 @@
 """Results: what an analysis returns, and the files it can be kept in."""
 
 import csv
+import io
 import json
 import math
+import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 import xarray
@@ -16,6 +20,7 @@ from hypothesis import strategies as st
 
 import hiddenscope as hs
 from hiddenscope.errors import FileError, StatesError
+from hiddenscope.files import UNSEALED, seal
 from hiddenscope.results import FINDINGS, RENDERERS, Result
 from hiddenscope.sites import Site
 from hiddenscope.states import Source
@@ -217,6 +222,169 @@ def test_a_foreign_netcdf_file(tmp_path: Path) -> None:
     xarray.Dataset({"x": ("site", [1.0])}).to_netcdf(tmp_path / "x.nc", engine="h5netcdf")
     with pytest.raises(FileError):
         Result.load(tmp_path / "x.nc")
+
+
+def plant_external(file: h5py.File, folder: Path) -> None:
+    """The values lie in another file of the user."""
+    (folder / "secret").write_bytes(b"a secret" * 2)
+    file.create_dataset("x", (2,), "f8", external=[(str(folder / "secret"), 0, 16)])
+
+
+def plant_pipe(file: h5py.File, folder: Path) -> None:
+    """The values come from a pipe, which nobody writes to."""
+    os.mkfifo(folder / "pipe")
+    file.create_dataset("x", (2,), "f8", external=[(str(folder / "pipe"), 0, 16)])
+
+
+def plant_virtual(file: h5py.File, folder: Path) -> None:
+    """The values are those of a variable of another file."""
+    with h5py.File(folder / "other.h5", "w") as other:
+        other["x"] = [1.0, 2.0]
+    layout = h5py.VirtualLayout((2,), "f8")
+    layout[:] = h5py.VirtualSource(str(folder / "other.h5"), "x", (2,))
+    file.create_virtual_dataset("x", layout)
+
+
+def plant_external_link(file: h5py.File, folder: Path) -> None:
+    """The variable is one of another file."""
+    with h5py.File(folder / "other.h5", "w") as other:
+        other["x"] = [1.0, 2.0]
+    file["x"] = h5py.ExternalLink(str(folder / "other.h5"), "/x")
+
+
+def plant_soft_link(file: h5py.File, folder: Path) -> None:
+    """The variable is the place of another."""
+    file["y"] = [1.0, 2.0]
+    file["x"] = h5py.SoftLink("/y")
+
+
+def plant_group(file: h5py.File, folder: Path) -> None:
+    """The variable is a group."""
+    file.create_group("x")["x"] = [1.0, 2.0]
+
+
+def plant_compressed(file: h5py.File, folder: Path) -> None:
+    """A megabyte becomes a gigabyte."""
+    zeros = file.create_dataset("x", (2**27,), "f8", chunks=(2**20,), compression="gzip")
+    zeros[:4] = 1.0
+
+
+def plant_chunks(file: h5py.File, folder: Path) -> None:
+    """One chunk is there, and the others are filled in when they are read."""
+    file.create_dataset("x", (2**27,), "f8", chunks=(2**10,))[:4] = 1.0
+
+
+def plant_fill(file: h5py.File, folder: Path) -> None:
+    """A terabyte of the same number, none of which is in the file."""
+    file.create_dataset("x", (2**37,), "f8", fillvalue=1.0)
+
+
+def plant_reference(file: h5py.File, folder: Path) -> None:
+    """The values are references."""
+    file.create_dataset("x", (2,), h5py.ref_dtype)[:] = [file.ref, file.ref]
+
+
+def plant_compound(file: h5py.File, folder: Path) -> None:
+    """The values have parts."""
+    file["x"] = np.zeros(2, [("a", "f8"), ("b", "f8")])
+
+
+def plant_fixed(file: h5py.File, folder: Path) -> None:
+    """The values are strings of a fixed length."""
+    file["x"] = np.array([b"a", b"b"])
+
+
+def plant_opaque(file: h5py.File, folder: Path) -> None:
+    """The values are of no kind."""
+    file["x"] = np.array([b"a", b"b"], "V2")
+
+
+PLANTED = [
+    plant_external,
+    plant_pipe,
+    plant_virtual,
+    plant_external_link,
+    plant_soft_link,
+    plant_group,
+    plant_compressed,
+    plant_chunks,
+    plant_fill,
+    plant_reference,
+    plant_compound,
+    plant_fixed,
+    plant_opaque,
+]
+
+
+def sealed_with(folder: Path, change: Callable[[h5py.File], None]) -> Path:
+    """A file of ours in which something was exchanged, sealed as if it had been written so."""
+    path = folder / "x.nc"
+    Result("any", xarray.Dataset({"x": ("site", [1.0, 2.0]), "word": ("site", ["a", "b"])}), {}, {}).save(path)
+    content = io.BytesIO(path.read_bytes())
+    with h5py.File(content, "r+") as file:
+        change(file)
+    path.write_bytes(content.getvalue() + UNSEALED.encode())
+    seal(path)
+    return path
+
+
+def test_what_is_exchanged_for_itself_is_read(tmp_path: Path) -> None:
+    """The files of the next test are refused for what is planted in them, and for nothing else."""
+
+    def exchange(file: h5py.File) -> None:
+        del file["x"]
+        file["x"] = [3.0, 4.0]
+
+    assert Result.load(sealed_with(tmp_path, exchange)).data["x"].values.tolist() == [3.0, 4.0]
+
+
+@pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: str(plant.__name__))
+def test_only_what_lies_in_a_netcdf_file_is_read(tmp_path: Path, plant: Callable[[h5py.File, Path], None]) -> None:
+    def exchange(file: h5py.File) -> None:
+        del file["x"]
+        plant(file, tmp_path)
+
+    path = sealed_with(tmp_path, exchange)
+    with pytest.raises(FileError, match=r"Cannot read a result from .*('x'|no variable)"):
+        Result.load(path)
+
+
+def test_one_long_string_that_is_named_often_is_refused(tmp_path: Path) -> None:
+    count, long = 1000, "y" * 10_000
+    path = tmp_path / "x.nc"
+    Result("any", xarray.Dataset({"word": ("site", [long, *"z" * (count - 1)])}), {}, {}).save(path)
+    with h5py.File(path) as file:
+        offset = file["word"].id.get_offset()
+    content = bytearray(path.read_bytes())
+    content[offset : offset + 16 * count] = content[offset : offset + 16] * count
+    place = content.rindex(b"hiddenscope-sha256:")
+    path.write_bytes(bytes(content[:place]) + UNSEALED.encode())
+    seal(path)
+    with h5py.File(path) as file:
+        assert file["word"].asstr()[()].tolist() == [long] * count  # HDF5 has nothing against it
+    with pytest.raises(FileError, match="longer than the file"):
+        Result.load(path)
+
+
+@pytest.mark.parametrize("suffix", [".json", ".nc"])
+@pytest.mark.parametrize("dtype", ["S1000000000", "U1000000000", "O", "V10", "M8[s]", "complex128", "float128"])
+def test_a_dtype_that_no_result_has_is_refused(tmp_path: Path, suffix: str, dtype: str) -> None:
+    path = tmp_path / f"x{suffix}"
+    Result("any", xarray.Dataset({"x": ("site", [1.0, 2.0])}), {}, {}).save(path)
+    if suffix == ".json":
+        header = json.loads(path.read_text())
+        header["variables"]["x"]["dtype"] = dtype
+        path.write_text(json.dumps({**header, "seal": UNSEALED}))
+    else:
+        content = io.BytesIO(path.read_bytes())
+        with h5py.File(content, "r+") as file:
+            header = json.loads(file["hiddenscope_notes"].asstr()[()])
+            header["variables"]["x"]["dtype"] = dtype
+            file["hiddenscope_notes"][()] = json.dumps(header)
+        path.write_bytes(content.getvalue() + UNSEALED.encode())
+    seal(path)
+    with pytest.raises(FileError, match="its dtype is"):
+        Result.load(path)
 
 
 @pytest.mark.parametrize("wrong", [{"a": object()}, {1: 2}, {"a": 1j}, {"a": b"x"}, {"a": {1, 2}}, {"a": np.array(1j)}])

@@ -24,8 +24,12 @@ Every error says three things: the problem, the reason, the remedy.
 No site 'layer.40' in gpt2: it has layer.0 to layer.12. Did you mean 'layer.4'?
 """
 
+import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+# On a CPU torch raises a plain RuntimeError, which it words differently on x86-64 and aarch64.
+_NO_MEMORY_WORDS = ("you tried to allocate", "can't allocate", "Cannot allocate memory", "ALLOC_FAILED")
 
 
 class Error(Exception):
@@ -119,3 +123,17 @@ def without_panic(kind: type[Error], problem: str, remedy: str) -> Iterator[None
         if type(error).__name__ != "PanicException":
             raise
         raise kind(problem, f"its library stopped ({str(error)[:200]})", remedy) from error
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Tell whether an error of Python, numpy, torch or the operating system means that memory ran out.
+
+    >>> is_out_of_memory(MemoryError()), is_out_of_memory(ValueError("x"))
+    (True, False)
+    """
+    if isinstance(error, MemoryError) or "OutOfMemory" in type(error).__name__:
+        return True
+    if isinstance(error, OSError) and error.errno == errno.ENOMEM:
+        return True
+    message = str(error)
+    return any(words in message for words in _NO_MEMORY_WORDS)

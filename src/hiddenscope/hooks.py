@@ -20,6 +20,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _python_dispatch
 
 from hiddenscope import kernels
 
@@ -279,7 +280,8 @@ def run(module: nn.Module, inputs: Mapping[str, Any], *, finite: bool = True) ->
     NaN or an infinity into finite numbers.
     """
     quiet = {"output_hidden_states": False, "return_dict": True}
-    with _attention_kept(module), kernels.finite_attention() if finite else nullcontext():
+    attention_kept = _Installation(_attention_steps(module))
+    with attention_kept, finite_attention() if finite else nullcontext():
         try:
             return module(**{**quiet, **inputs})
         except Stopped:
@@ -287,34 +289,100 @@ def run(module: nn.Module, inputs: Mapping[str, Any], *, finite: bool = True) ->
 
 
 @contextmanager
-def _attention_kept(module: nn.Module) -> Iterator[None]:
-    """BigBird turns its sparse attention off for good when it meets a short text: turn it on again."""
-    parts: list[Any] = [*_known_parts(module).switching, *([module] if _switches(module) else [])]
-    before = [(part, part.attention_type, dict(part._modules)) for part in parts]
-    try:
+def finite_attention() -> Iterator[None]:
+    """Raise NotFinite when the body ends, if this thread gave attention a NaN or an infinity that the kernel lost.
+
+    >>> with finite_attention():
+    ...     _ = nn.functional.scaled_dot_product_attention(*torch.ones(3, 1, 1, 4, 8))
+    """
+    check = kernels.AttentionCheck()
+    with _Installation([check]):
         yield
-    finally:
-        for part, kind, children in before:
-            part.attention_type = kind
-            part._modules.clear()
-            part._modules.update(children)
+    check.raise_if_lost()
 
 
-@contextmanager
-def as_it_was(module: nn.Module) -> Iterator[None]:
-    """Remove the forward hooks that transformers adds while the body runs, when it is asked for hidden states."""
-    flag = "_output_capturing_hooks_installed"
-    before = [(part, dict(part._forward_hooks), vars(part).get(flag)) for part in module.modules()]
-    try:
-        with _attention_kept(module):
-            yield
-    finally:
-        for part, hooks, installed in before:
-            for key, hook in list(part._forward_hooks.items()):
-                if key not in hooks and not isinstance(hook, _Hook):  # one of ours may be another thread's
-                    part._forward_hooks.pop(key, None)
-            if installed is None:
-                vars(part).pop(flag, None)
+class _Attention:
+    """The attention of a part of BigBird, which turns it from sparse to full for good when it meets a short text."""
+
+    def __init__(self, part: Any) -> None:
+        self.part, self.kind, self.children = part, part.attention_type, dict(part._modules)
+        self.restored = False
+
+    def install(self) -> None:
+        """Do nothing: the model changes it by itself."""
+
+    def remove(self) -> None:
+        # Only once: later the attention is the user's to change.
+        if self.restored:
+            return
+        self.part.attention_type = self.kind
+        for name, child in self.children.items():
+            self.part._modules[name] = child
+        self.restored = True
+
+
+def _attention_steps(module: nn.Module) -> list[_Attention]:
+    """Steps that turn BigBird's sparse attention on again when the body ends."""
+    parts = [*_known_parts(module).switching, *([module] if _switches(module) else [])]
+    return [_Attention(part) for part in parts]
+
+
+class _CapturingHooks:
+    """The hooks and the flag that transformers puts on a part when it is asked for hidden states, for good."""
+
+    FLAG = "_output_capturing_hooks_installed"
+
+    def __init__(self, part: nn.Module) -> None:
+        self.part = part
+        self.had_flag = self.FLAG in vars(part)
+        self.before = set(part._forward_hooks)
+        self.removed = False
+
+    def install(self) -> None:
+        """Do nothing: transformers registers them in the first such pass."""
+
+    def remove(self) -> None:
+        # Only once: later they may be there for a pass of the user's.
+        if self.removed:
+            return
+        for key, hook in list(self.part._forward_hooks.items()):
+            if key not in self.before and _is_of_transformers(hook):
+                self.part._forward_hooks.pop(key, None)
+        if not self.had_flag:
+            vars(self.part).pop(self.FLAG, None)
+        self.removed = True
+
+
+def as_it_was(module: nn.Module) -> _Installation:
+    """Remove what transformers puts on a module while the body runs, when it is asked for hidden states."""
+    capturing = map(_CapturingHooks, module.modules())
+    return _Installation([*capturing, *_attention_steps(module)])
+
+
+class _DispatchMode:
+    """A mode of torch's dispatcher in this thread. One that cannot be taken off the stack is over all the same."""
+
+    def __init__(self, mode: Any) -> None:
+        self.mode = mode
+        self.thread = threading.get_ident()
+
+    def install(self) -> None:
+        self.mode.__enter__()
+
+    def remove(self) -> None:
+        self.mode.is_over = True
+        on_top = _python_dispatch._get_current_dispatch_mode() is self.mode
+        if threading.get_ident() != self.thread or not on_top:
+            return
+        try:
+            self.mode.__exit__(None, None, None)
+        except IndexError:  # an interrupt came when its flags had been taken back, and the mode itself had not
+            _python_dispatch._pop_mode()
+
+
+def dispatching(mode: Any) -> _Installation:
+    """Hold a mode of torch's dispatcher, such as a `SizeLimit`, while the body runs; `is_over` tells it of the end."""
+    return _Installation([_DispatchMode(mode)])
 
 
 def is_offloaded(module: nn.Module) -> bool:
@@ -391,11 +459,11 @@ def hooks_of_others(module: nn.Module) -> tuple[int, ...]:
     """
     tables = [table for table in _known_parts(module).hooks if table]
     found = [(number, hook) for table in tables for number, hook in list(table.items())]
-    return tuple(
-        number
-        for number, hook in found
-        if not isinstance(hook, _Hook) and not str(getattr(hook, "__module__", "")).startswith("transformers.")
-    )
+    return tuple(number for number, hook in found if not isinstance(hook, _Hook) and not _is_of_transformers(hook))
+
+
+def _is_of_transformers(hook: Any) -> bool:
+    return str(getattr(hook, "__module__", "")).startswith("transformers.")
 
 
 def first_tensor(value: Any) -> Tensor | None:

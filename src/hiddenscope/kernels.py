@@ -11,8 +11,6 @@ What is finite, but so large that its products overflow inside the kernel, is no
 
 import itertools
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -20,26 +18,54 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from hiddenscope import autograd
 from hiddenscope.errors import NotFinite
 
 # One key alone, a row shorter than a vector register, and one that leaves some keys behind the last full vector.
 TRIAL_LENGTHS, TRIAL_WIDTH = (1, 8, 40), 64
 
 
-@contextmanager
-def finite_attention() -> Iterator[None]:
-    """Raise NotFinite when the body ends, if this thread gave attention a NaN or an infinity that the kernel lost.
+class AttentionCheck:
+    """Sums of what one thread gives to each call of attention, from `install` to `remove`.
 
-    >>> with finite_attention():
-    ...     _ = functional.scaled_dot_product_attention(*torch.ones(3, 1, 1, 4, 8))
+    The calls of other threads pass unchanged. Both steps may be repeated, and `remove` may come from another thread, so
+    that an interrupt between any two lines does no harm. `hooks.finite_attention` is this in a `with`.
+
+    A TorchFunctionMode would do without exchanging torch's function, but it is called for every operation: on smollm2
+    and x86-64 it costs 18% of a pass over 8 tokens and 8% of one over 1,024, and this 6% and less than 1%.
     """
-    sums: list[Tensor] = []
-    with _observing(sums):
-        yield
-    if sums:
-        finite = torch.stack(sums).isfinite()
+
+    def __init__(self) -> None:
+        self.sums: list[Tensor] = []
+        self._thread = threading.get_ident()
+
+    def install(self) -> None:
+        """Begin to collect."""
+        global _attention
+        with _exchange:
+            _running[self._thread] = [*_running.get(self._thread, []), self]
+            if functional.scaled_dot_product_attention is not _checked:
+                _attention = functional.scaled_dot_product_attention
+                functional.scaled_dot_product_attention = _checked
+
+    def remove(self) -> None:
+        """Collect no more, and give torch its own function back after the last."""
+        with _exchange:
+            others = [check for check in _running.get(self._thread, []) if check is not self]
+            if others:
+                _running[self._thread] = others
+            else:
+                _running.pop(self._thread, None)
+            if not _running and functional.scaled_dot_product_attention is _checked:
+                functional.scaled_dot_product_attention = _attention
+
+    def raise_if_lost(self) -> None:
+        """Raise NotFinite if attention was given a NaN or an infinity that the kernel lost."""
+        if not self.sums:
+            return
+        finite = torch.stack(self.sums).isfinite()
         if not bool(finite.all()):
-            raise _lost(int(finite.logical_not().nonzero()[0]), len(sums))
+            raise _lost(int(finite.logical_not().nonzero()[0]), len(self.sums))
 
 
 @cache
@@ -51,7 +77,7 @@ def lost_inputs(device: torch.device, dtype: torch.dtype) -> tuple[int, ...]:
     """
     if device.type == "meta" or not dtype.is_floating_point:
         return ()
-    with torch.inference_mode(False), torch.no_grad():
+    with autograd.restored(inference=False), torch.no_grad():
         cases = itertools.product(TRIAL_LENGTHS, (torch.nan, torch.inf), ("every key", "is_causal", "attn_mask"))
         tried = list(cases)
         return tuple(which for which in range(3) if any(_loses(device, dtype, which, *case) for case in tried))
@@ -72,43 +98,19 @@ def _loses(device: torch.device, dtype: torch.dtype, which: int, length: int, va
     return bool((output.cpu().isfinite() & hopeless).any())
 
 
-# torch's own function, and the sums of the passes that run in each thread while `_checked` stands in for it.
+# torch's own function, and the checks of the passes that run in each thread while `_checked` stands in for it.
 _attention: Any = functional.scaled_dot_product_attention
-_running: dict[int, list[list[Tensor]]] = {}
-_exchange = threading.Lock()
-
-
-@contextmanager
-def _observing(sums: list[Tensor]) -> Iterator[None]:
-    """Collect a sum of what this thread gives to each call of attention; the calls of other threads pass unchanged.
-
-    A TorchFunctionMode would do without exchanging torch's function, but it is called for every operation: on smollm2
-    and x86-64 it costs 18% of a pass over 8 tokens and 8% of one over 1,024, and this 6% and less than 1%.
-    """
-    global _attention
-    thread = threading.get_ident()
-    outer = _running.get(thread, [])
-    try:
-        with _exchange:
-            _running[thread] = [*outer, sums]
-            if functional.scaled_dot_product_attention is not _checked:
-                _attention = functional.scaled_dot_product_attention
-                functional.scaled_dot_product_attention = _checked
-        yield
-    finally:
-        with _exchange:
-            _running[thread] = outer
-            if not outer:
-                del _running[thread]
-            if not _running and functional.scaled_dot_product_attention is _checked:
-                functional.scaled_dot_product_attention = _attention
+_running: dict[int, list[AttentionCheck]] = {}
+# Garbage collection may remove a check while this thread installs another one.
+_exchange = threading.RLock()
 
 
 def _checked(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     passes = _running.get(threading.get_ident())
     if passes and (lost := lost_inputs(query.device, query.dtype)):
         given = (query, key, value)
-        passes[-1].append(sum((_sum(given[which].detach()) for which in lost), torch.zeros((), device=query.device)))
+        sums = (_sum(given[which].detach()) for which in lost)
+        passes[-1].sums.append(sum(sums, torch.zeros((), device=query.device)))
     output: Tensor = _attention(query, key, value, *args, **kwargs)
     return output
 

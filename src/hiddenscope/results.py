@@ -29,6 +29,7 @@ from hiddenscope.arguments import checked, shown
 from hiddenscope.catalog import ANALYSIS
 from hiddenscope.errors import ArgumentError, Error, FileError, StatesError
 from hiddenscope.files import UNSEALED, check_seal, replacing, seal
+from hiddenscope.netcdf import NetcdfFile
 from hiddenscope.sites import Site
 
 if TYPE_CHECKING:
@@ -65,6 +66,8 @@ _ESCAPED = re.compile(r"\\(\\|0|u[0-9a-f]{4})")
 # begins another cell where the comma is the decimal mark.
 _FORMULA = re.compile(r"\s*[=+\-@＝＋－＠\t\r\n]|.*;\s*[=+\-@＝＋－＠]", re.DOTALL)
 _HEADER = "hiddenscope_notes"  # the scalar variable of a netCDF file that holds what netCDF cannot
+_NUMBERS = {"bool", "float16", "float32", "float64", "int8", "int16", "int32", "int64"}
+_NUMBERS |= {"uint8", "uint16", "uint32", "uint64"}
 _NOT_FINITE = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 
 
@@ -424,6 +427,13 @@ def _dtype(array: "np.ndarray[Any, Any]", name: str) -> str:
     raise StatesError("Cannot keep this data in a result", reason, "Give numbers of at most 64 bits, flags or text.")
 
 
+def _number_dtype(name: str) -> str:
+    """Return the name of a dtype that a file may hold; others could ask for a gigabyte a number."""
+    if name not in _NUMBERS:
+        raise ValueError(f"its dtype is {name}")
+    return name
+
+
 def _only_text(array: "np.ndarray[Any, Any]") -> bool:
     return all(issubclass(kind, str) for kind in set(map(type, array.ravel().tolist())))
 
@@ -489,7 +499,8 @@ def _read_json(path: Path) -> Result:
         if variable["dtype"] == "str":
             arrays[name] = _objects([_untag(value) for value in flat])
         else:
-            arrays[name] = np.array([float(x) if isinstance(x, str) else x for x in flat], dtype=variable["dtype"])
+            numbers = [float(x) if isinstance(x, str) else x for x in flat]
+            arrays[name] = np.array(numbers, dtype=_number_dtype(variable["dtype"]))
     return _restore(header, arrays)
 
 
@@ -538,17 +549,15 @@ def _write_netcdf(result: Result, path: Path) -> None:
 
 
 def _read_netcdf(path: Path) -> Result:
-    import xarray
-
-    data = xarray.load_dataset(io.BytesIO(path.read_bytes()), engine="h5netcdf", decode_cf=False)
-    header = json.loads(data[_HEADER].item())
-    arrays = {}
-    for name, variable in header["variables"].items():
-        array = data[name].to_numpy()
-        if variable["dtype"] == "str":
-            arrays[name] = _objects([_unescape(value) for value in array.flat])
-        else:
-            arrays[name] = array.astype(variable["dtype"])
+    with NetcdfFile(path.read_bytes()) as file:
+        header = json.loads(file.read(_HEADER).item())
+        arrays = {}
+        for name, variable in header["variables"].items():
+            array = file.read(name)
+            if variable["dtype"] == "str":
+                arrays[name] = _objects([_unescape(value) for value in array.flat])
+            else:
+                arrays[name] = array.astype(_number_dtype(variable["dtype"]))
     return _restore(header, arrays)
 
 

@@ -31,6 +31,7 @@ class SizeLimit(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, module: nn.Module, name: str) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.name = name
+        self.is_over = False
         sizes = [weight.numel() * weight.element_size() for weight in module.parameters()]
         self.largest = OUTPUT + OUTPUT_PER_BYTE * max(sizes, default=0)
         self.operations = OPERATIONS + OPERATIONS_PER_MODULE * sum(1 for _ in module.modules())
@@ -39,6 +40,9 @@ class SizeLimit(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if self.is_over:
+            # An interrupt left the mode in place: whatever runs now is no longer limited.
+            return function(*args, **kwargs)
         self.operations -= 1
         if self.operations < 0:
             raise self._refusal("it makes too many operations")

@@ -1,16 +1,19 @@
-"""A client that never ends its request is not waited for: real connections that send a byte now and then, or none."""
+"""No client keeps the server waiting: real connections that send too slowly, read nothing, or are too many."""
 
 import http.client
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from .asking import SLOW
-from .serving import SECONDS, TOKEN, Answer, Bench
+from .serving import SECONDS, TOKEN, Answer, Bench, linux
+from .test_serve import started, status
 
 LIMIT = 0.5
 LONGER = 5.0  # where the request does end: a busy machine may let nobody run for longer than the other
@@ -34,7 +37,8 @@ def patient(another: Callable[..., Any]) -> Iterator[Bench]:
 
 @contextmanager
 def connected(bench: Bench) -> Iterator[socket.socket]:
-    with socket.create_connection(("127.0.0.1", bench.settings.port), timeout=0.05) as connection:
+    with socket.create_connection(("127.0.0.1", bench.settings.port), timeout=SECONDS) as connection:
+        connection.settimeout(0.05)
         yield connection
 
 
@@ -113,5 +117,90 @@ def test_an_answer_may_take_longer_than_a_request(patient: Bench) -> None:
         told = b""
         while b'"cancelled"' not in told:
             piece = connection.recv(65_536)
+            assert piece, told[-500:]
+            told += piece
+
+
+def flooding(port: int) -> socket.socket:
+    """Connect, send requests until no more fit into the connection, and read none of the answers."""
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.settimeout(SECONDS)
+    connection.connect(("127.0.0.1", port))
+    connection.settimeout(0.05)
+    with suppress(TimeoutError, ConnectionError):
+        while True:
+            connection.sendall(WHOLE * 1000)
+    return connection
+
+
+def is_dropped(connection: socket.socket) -> bool:
+    """Whether the server closes a connection without being read from."""
+    until = time.monotonic() + SECONDS
+    while time.monotonic() < until:
+        try:
+            connection.sendall(WHOLE)
+        except TimeoutError:
+            continue
+        except ConnectionError:
+            return True
+    return False
+
+
+def test_a_client_that_reads_no_answer_is_dropped(impatient: Bench) -> None:
+    with flooding(impatient.settings.port) as connection:
+        assert is_dropped(connection)
+    assert answered(impatient).status == 401
+
+
+def test_a_client_that_reads_slowly_gets_all_of_its_answers(patient: Bench) -> None:
+    """What it takes now and then is enough, though reading everything takes longer than the limit."""
+    count = 3000
+    asked = BEGUN + b"Connection: keep-alive\r\n\r\n"
+    last = BEGUN + b"Connection: close\r\n\r\n"
+    received = b""
+    with socket.create_connection(("127.0.0.1", patient.settings.port)) as connection:
+        connection.settimeout(SECONDS)
+        sender = threading.Thread(target=connection.sendall, args=(asked * (count - 1) + last,))
+        sender.start()
+        begun = time.monotonic()
+        while piece := connection.recv(2**16):
+            received += piece
+            if time.monotonic() - begun < 1.5 * LONGER:
+                time.sleep(0.2)
+        sender.join()
+    assert received.count(b"HTTP/1.1 401") == count
+
+
+@linux
+def test_more_clients_than_descriptors_keep_nobody_out(tmp_path: Path) -> None:
+    """They send requests and read no answers, and whoever has the token still gets in."""
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))"
+    process, told = started(tmp_path, before=limit)
+    port = int(told["address"].rstrip("/").rpartition(":")[2])
+    try:
+        with ExitStack() as clients:
+            for _ in range(200):
+                clients.enter_context(flooding(port))
+            assert status(port, "/api/analyses", Authorization=f"Bearer {told['token']}") == 200
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_crowd_without_the_token_closes_no_connection_that_has_it(another: Callable[..., Any]) -> None:
+    with another(connections=4) as small, ExitStack() as crowd:
+        job = small.submit("visibility", small.folder("models/tiny"), **SLOW | {"seed": 10}).json["id"]
+        events = crowd.enter_context(connected(small))
+        events.settimeout(SECONDS)
+        events.sendall(f"GET /api/jobs/{job}/events HTTP/1.1\r\nHost: 127.0.0.1\r\n".encode() + BEARER)
+        assert events.recv(65_536).startswith(b"HTTP/1.1 200")
+        idle = [crowd.enter_context(connected(small)) for _ in range(20)]
+        for connection in idle[:16]:
+            assert closes(connection)
+        small.ask("DELETE", f"/api/jobs/{job}")
+        told = b""
+        while b'"cancelled"' not in told:
+            piece = events.recv(65_536)
             assert piece, told[-500:]
             told += piece

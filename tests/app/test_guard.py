@@ -28,6 +28,9 @@ def test_the_ticket_of_a_browser_is_good_for_one_visit(another: Callable[..., An
     """A browser is started with it, and its arguments can be read by everybody on the machine."""
     with another(ticket="a-ticket") as bench:
         assert bench.raw("GET", "/api/analyses", {"Authorization": "Bearer a-ticket"}).status == 401
+        for method in ("HEAD", "POST", "OPTIONS", "HEAD"):  # none of them is a visit
+            answer = bench.raw(method, "/?token=a-ticket")
+            assert answer.status in (401, 403) and "set-cookie" not in answer.headers
         first = bench.raw("GET", "/?token=a-ticket")
         assert first.status == 303 and TOKEN in first.headers["set-cookie"]
         again = bench.raw("GET", "/?token=a-ticket")

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing
+from contextlib import ExitStack, aclosing
 from pathlib import Path
 from typing import Any
 
@@ -271,6 +271,30 @@ def test_a_page_that_goes_away_ends_its_job_and_makes_room_for_the_next(
     behind = bench.submit("grid", tiny_name, text="behind a page that went away").json["id"]
     assert bench.wait(behind)["state"] == "done"
     assert bench.ask("GET", f"/api/jobs/{job}").json["state"] == "cancelled"
+
+
+def test_no_more_pages_than_allowed_follow_jobs_even_if_they_come_at_once(another: Callable[..., Any]) -> None:
+    with another(streams=3) as few, ExitStack() as followers:
+        job = few.submit("visibility", few.folder("models/tiny"), **SLOW, seed=6).json["id"]
+        bearer = f"Authorization: Bearer {TOKEN}\r\n\r\n"
+        head = f"GET /api/jobs/{job}/events HTTP/1.1\r\nHost: {few.netloc}\r\n{bearer}".encode()
+        connections = []
+        for _ in range(40):
+            connection = socket.create_connection(("127.0.0.1", few.settings.port), timeout=SECONDS)
+            connections.append(followers.enter_context(connection))
+        for connection in connections:
+            connection.sendall(head)
+        statuses = [connection.recv(12)[-3:] for connection in connections]
+        assert sorted(statuses) == [b"200"] * 3 + [b"429"] * 37
+        followers.close()
+        until = time.monotonic() + SECONDS
+        status = b"429"
+        while status == b"429":  # until the server knows that the others are gone
+            assert time.monotonic() < until
+            with socket.create_connection(("127.0.0.1", few.settings.port), timeout=SECONDS) as connection:
+                connection.sendall(head)
+                status = connection.recv(12)[-3:]
+        assert status == b"200"
 
 
 def test_a_job_that_is_read_once_after_its_page_went_away_is_cancelled_all_the_same(

@@ -465,7 +465,8 @@ def test_every_overlay_tab_and_export_on_the_real_model(
     )
     texts = {"a": "The Thames flows through", "b": "The Seine flows through", "answer": " London", "other": " Paris"}
     with another(root=tmp_path / "root") as bench:
-        shown = look(fragment(**texts, overlay="norm"), at=bench)
+        # Drift compares with bfloat16 by default, which takes minutes on a CPU that has no instructions for it.
+        shown = look(fragment(**texts, overlay="norm", seconddtype="float32"), at=bench)
         for label, words in OVERLAYS.items():
             shown.overlay(label)
             shown.heading(words)

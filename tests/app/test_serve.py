@@ -18,8 +18,11 @@ from hiddenscope.cli.serve import _listener
 from .serving import SECONDS
 
 
-def started(tmp_path: Path, *options: str, opens: str = "--no-open") -> tuple[subprocess.Popen[str], dict[str, str]]:
-    program = "import sys; from hiddenscope.cli import main; sys.argv[0] = 'hiddenscope'; main()"
+def started(
+    tmp_path: Path, *options: str, opens: str = "--no-open", before: str = ""
+) -> tuple[subprocess.Popen[str], dict[str, str]]:
+    """Start the command, after the statements in `before`."""
+    program = f"{before}\nimport sys; from hiddenscope.cli import main; sys.argv[0] = 'hiddenscope'; main()"
     words = ["serve", opens, "--json", *options]
     process = subprocess.Popen(
         [sys.executable, "-c", program, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path

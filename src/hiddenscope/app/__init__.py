@@ -2,7 +2,7 @@
 
 settings    where it listens, its limits
 guard       who may come in: Host, token, Origin, size
-connections how long a client may keep the server waiting
+connections how many clients there may be, and how long one may keep the server waiting
 schemas     requests and answers, generated from the signatures of the analyses
 routes      the API, and the page
 jobs        the queue, one model job at a time
@@ -31,7 +31,7 @@ from starlette.exceptions import HTTPException
 
 import hiddenscope as hs
 from hiddenscope.app.cache import ResultCache
-from hiddenscope.app.connections import timed
+from hiddenscope.app.connections import Connections
 from hiddenscope.app.guard import Guard
 from hiddenscope.app.jobs import Jobs
 from hiddenscope.app.library import Library
@@ -88,6 +88,7 @@ def create(settings: Settings) -> Guard:
 
 def server(settings: Settings) -> "uvicorn.Server":
     """The server that runs the application; it logs no requests, so that no token is ever in a log."""
+    limit = _most_connections(settings)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of a library for sockets that is not used
         import uvicorn
@@ -96,7 +97,9 @@ def server(settings: Settings) -> "uvicorn.Server":
             create(settings),
             host=settings.host,
             port=settings.port,
-            http=timed(settings.request_seconds),
+            http=Connections(limit, settings.request_seconds),  # type: ignore[arg-type]
+            # asyncio accepts so many at a time before any of them is counted.
+            backlog=max(16, limit // 4),
             access_log=False,
             log_level="warning",
             server_header=False,
@@ -106,6 +109,18 @@ def server(settings: Settings) -> "uvicorn.Server":
             h11_max_incomplete_event_size=64 * 1024,
         )
     return uvicorn.Server(config)
+
+
+def _most_connections(settings: Settings) -> int:
+    """How many connections may be open, so that most descriptors are left for files and for the worker."""
+    try:
+        import resource
+    except ModuleNotFoundError:  # Windows has no such limit
+        return settings.connections
+    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if descriptors == resource.RLIM_INFINITY:
+        return settings.connections
+    return max(1, min(settings.connections, descriptors // 4))
 
 
 def _problems(application: FastAPI) -> None:

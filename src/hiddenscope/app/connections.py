@@ -1,95 +1,157 @@
-"""Connections of clients that are slow to send a request are closed.
+"""Limits on what clients may hold: how long one keeps the server waiting, and how many connections are open.
 
-uvicorn has a limit for a connection that is idle between two requests, and none for a client that never ends its
-headers or its body: each such client would hold a connection, and a file descriptor, for as long as it likes.
-`TimedProtocol` wraps uvicorn's own protocol and adds a limit. It bounds:
+uvicorn closes a connection that is idle between two requests. It has no limit for a client that never finishes its
+request or never reads its answers, and accepts connections until there are no descriptors left. Hypercorn waits for
+a slow reader without a limit too, and Granian stops accepting, so another server would not help. `LimitedProtocol`
+wraps uvicorn's own protocol and bounds:
 
-headers   from the first moment of the connection, or the first byte of a later request, to their end
-body      the time between two pieces; where the answer was sent already, the time to its end
+headers      from the first moment of the connection, or the first byte of a later request, to their end
+body         the time between two pieces; where the answer was sent already, the time to its end
+answers      a client must read all of them, or at least 64 KiB, in the same time
+connections  beyond the limit, a new one takes the place of another: see `Connections`
 
-Once a request is whole there is no limit, neither for the answer nor for a client that does not read it. A request that
-was sent together with the one before it is first looked at when that limit has passed once.
+Between a whole request and its answer there is no limit: an analysis takes as long as it takes.
 """
 
 import asyncio
-from functools import partial
+from collections import Counter
 from typing import Any
 
+from hiddenscope.app.guard import ADMITTED
 
-def timed(seconds: float) -> Any:
-    """What uvicorn calls to make the protocol of a connection."""
-    return partial(TimedProtocol, seconds)
+LEAST_READ = 64 * 1024  # bytes
 
 
-class TimedProtocol(asyncio.Protocol):
-    """uvicorn's protocol of one connection, with a limit on how long it waits for a request."""
+class Connections:
+    """The open connections of one server. uvicorn calls it to make the protocol of a new one.
 
-    def __init__(self, seconds: float, **options: Any) -> None:
+    At most `limit` stay open. One more closes another: of the address that has the most, the oldest whose last request
+    had no token, or else the oldest. So whoever has the token gets in, however many connections others hold.
+    """
+
+    def __init__(self, limit: int, seconds: float) -> None:
+        self.limit, self.seconds = limit, seconds
+        # In the order in which they were opened.
+        self._open: dict[LimitedProtocol, None] = {}
+
+    def __call__(self, **options: Any) -> "LimitedProtocol":
+        """Make the protocol of a connection."""
+        return LimitedProtocol(self, **options)
+
+    def add(self, connection: "LimitedProtocol") -> None:
+        """Count a new connection, and close another where there are too many."""
+        self._open[connection] = None
+        if len(self._open) > self.limit:
+            crowded_out = self._least_entitled()
+            self.remove(crowded_out)
+            crowded_out.abort()
+
+    def remove(self, connection: "LimitedProtocol") -> None:
+        """Count a connection no longer."""
+        self._open.pop(connection, None)
+
+    def _least_entitled(self) -> "LimitedProtocol":
+        counts = Counter(connection.address for connection in self._open)
+        crowd = max(counts, key=counts.__getitem__)
+        candidates = [connection for connection in self._open if connection.address == crowd]
+        # `min` takes the first of equals, which is the oldest.
+        return min(candidates, key=lambda connection: connection.is_admitted)
+
+
+class LimitedProtocol(asyncio.Protocol):
+    """uvicorn's protocol of one connection, with limits on how long it waits for its client."""
+
+    def __init__(self, connections: Connections, **options: Any) -> None:
         import h11
         from uvicorn.protocols.http.h11_impl import H11Protocol
 
         self._http, self._h11 = H11Protocol(**options), h11
-        self._seconds = seconds
-        self._timer: asyncio.TimerHandle | None = None
-        self._look: asyncio.TimerHandle | None = None
+        self._connections = connections
+        self._seconds = connections.seconds
+        self._request_timer: asyncio.TimerHandle | None = None
+        self._check_timer: asyncio.TimerHandle | None = None
+        self._unsent = 0
+        self._drained = False
+
+    @property
+    def address(self) -> str:
+        """The IP address of the client."""
+        client = self._http.client
+        return "" if client is None else client[0]
+
+    @property
+    def is_admitted(self) -> bool:
+        """Whether the last request had the token."""
+        scope: Any = self._http.scope
+        return scope is not None and ADMITTED in scope
+
+    def abort(self) -> None:
+        """Close the connection at once, without sending what is left."""
+        self._http.transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin to wait for the headers."""
+        """Start to wait for the headers."""
         self._http.connection_made(transport)  # type: ignore[arg-type]
-        self._start()
+        self._connections.add(self)
+        self._start_request_timer()
+        self._check_later()
 
     def data_received(self, data: bytes) -> None:
-        """Pass the bytes on; then go on waiting, begin anew, or stop."""
-        self._look_no_more()
+        """Pass the bytes on; then keep waiting, start again, or stop."""
         self._http.data_received(data)
-        theirs = self._http.conn.their_state
-        if theirs is self._h11.SEND_BODY and not self._http.cycle.response_complete:
-            self._stop()
-            self._start()
-        elif theirs in (self._h11.IDLE, self._h11.SEND_BODY):
-            self._start()
+        their_state = self._http.conn.their_state
+        if their_state is self._h11.SEND_BODY and not self._http.cycle.response_complete:
+            self._stop_request_timer()
+            self._start_request_timer()
+        elif their_state in (self._h11.IDLE, self._h11.SEND_BODY):
+            self._start_request_timer()
         else:
-            self._stop()
-            self._look_later()
+            self._stop_request_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Nobody is waited for any more."""
-        self._stop()
-        self._look_no_more()
+        """Stop waiting."""
+        self._connections.remove(self)
+        self._stop_request_timer()
+        if self._check_timer is not None:
+            self._check_timer.cancel()
         self._http.connection_lost(exc)
 
     def eof_received(self) -> None:
-        """The client sends nothing more."""
+        """Pass on that the client sends nothing more."""
         self._http.eof_received()
 
     def pause_writing(self) -> None:
-        """The client reads more slowly than it is sent to."""
+        """Pass on that the client reads more slowly than it is sent to."""
         self._http.pause_writing()
 
     def resume_writing(self) -> None:
-        """The client has read what was sent."""
+        """Pass on that the client has read most of what was sent."""
+        self._drained = True
         self._http.resume_writing()
 
-    def _start(self) -> None:
-        if self._timer is None and not self._http.transport.is_closing():
-            self._timer = self._http.loop.call_later(self._seconds, self._http.transport.close)
+    def _start_request_timer(self) -> None:
+        if self._request_timer is None and not self._http.transport.is_closing():
+            self._request_timer = self._http.loop.call_later(self._seconds, self._http.transport.close)
 
-    def _stop(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+    def _stop_request_timer(self) -> None:
+        if self._request_timer is not None:
+            self._request_timer.cancel()
+            self._request_timer = None
 
-    def _look_later(self) -> None:
-        """Look again by and by: uvicorn begins a request that came together with this one when this one is answered."""
-        self._look = self._http.loop.call_later(self._seconds, self._look_again)
+    def _check_later(self) -> None:
+        self._check_timer = self._http.loop.call_later(self._seconds, self._check)
 
-    def _look_again(self) -> None:
+    def _check(self) -> None:
+        """Abort the connection if its client reads too little. Also look for a request that has begun unseen."""
+        # A transport that is closing stays open until its client has read everything: it is checked all the same.
+        unsent = self._http.transport.get_write_buffer_size()
+        has_read = self._drained or unsent <= self._unsent - LEAST_READ
+        if unsent and self._unsent and not has_read:
+            self.abort()
+            return
+        self._unsent = unsent
+        self._drained = False
+        # uvicorn starts a pipelined request only after it has answered the one before, and no data is received then.
         if self._http.conn.their_state is self._h11.SEND_BODY:
-            self._start()
-        elif not self._http.transport.is_closing():
-            self._look_later()
-
-    def _look_no_more(self) -> None:
-        if self._look is not None:
-            self._look.cancel()
-            self._look = None
+            self._start_request_timer()
+        self._check_later()

@@ -34,6 +34,7 @@ Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
 Application: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
+ADMITTED = "hiddenscope.admitted"  # the key that marks the scope of a request that had the token
 CHANGES_NOTHING = {"GET", "HEAD"}
 OWN = {"same-origin", "none"}
 POLICY = (
@@ -141,15 +142,21 @@ class Guard:
             return 401, DOORSTEP.encode(), [(b"content-type", b"text/html; charset=utf-8")]
         return None
 
-    def _takes_ticket(self, scope: Scope, given: str) -> bool:
-        """Whether it is the ticket of the browser that was started, which is good for one visit."""
-        right = self._ticket is not None and hmac.compare_digest(_digest(given), self._ticket)
-        if right and scope["method"] == "GET":
+    def _takes_ticket(self, scope: Scope, ticket: str) -> bool:
+        """Take the ticket of the browser that was started, which is good for one visit."""
+        # A HEAD request is no visit: it neither uses the ticket up nor gets the token for it.
+        if self._ticket is None or scope["method"] != "GET":
+            return False
+        is_right = hmac.compare_digest(_digest(ticket), self._ticket)
+        if is_right:
             self._ticket = None
-        return right
+        return is_right
 
     def _entry(self, scope: Scope, headers: "_Headers") -> Refusal | None:
-        return None if self._has_token(headers) else Refusal(401, NO_TOKEN)
+        if not self._has_token(headers):
+            return Refusal(401, NO_TOKEN)
+        scope[ADMITTED] = True
+        return None
 
     def _has_token(self, headers: "_Headers") -> bool:
         if self._is_bearer(headers):

@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any, Literal, TypeAlias
 
-from fastapi import APIRouter, FastAPI, HTTPException, Query, Request, Response
+from fastapi import APIRouter, Depends, FastAPI, HTTPException, Query, Request, Response
 from fastapi import Path as InPath
 from fastapi.responses import StreamingResponse
 
@@ -226,13 +226,25 @@ def _jobs(router: APIRouter, desk: Desk) -> None:
         await desk.jobs.cancel(job)
         return desk.jobs.status_of(job)
 
-    @router.get("/jobs/{id}/events", response_class=StreamingResponse, responses={200: EVENTS, **BUSY})
-    async def follow_job(id: JobId) -> StreamingResponse:  # noqa: A002
-        """Follow a job: server-sent events, each a job as JSON, until it is over."""
-        job = desk.job(id)
+    async def one_stream() -> AsyncIterator[None]:
+        """Count a stream from the moment it is allowed until its answer has ended, whether or not it was read."""
         if desk.streams >= desk.settings.streams:
             raise HTTPException(429, f"{desk.streams} pages follow jobs already. Close one.")
-        return StreamingResponse(_events(desk, job), media_type="text/event-stream")
+        desk.streams += 1
+        try:
+            yield
+        finally:
+            desk.streams -= 1
+
+    @router.get(
+        "/jobs/{id}/events",
+        response_class=StreamingResponse,
+        responses={200: EVENTS, **BUSY},
+        dependencies=[Depends(one_stream)],
+    )
+    async def follow_job(id: JobId) -> StreamingResponse:  # noqa: A002
+        """Follow a job: server-sent events, each a job as JSON, until it is over."""
+        return StreamingResponse(_events(desk, desk.job(id)), media_type="text/event-stream")
 
     @router.get("/jobs/{id}/partial", response_class=Response, responses={200: _PAYLOAD})
     async def read_partial(id: JobId) -> Response:  # noqa: A002
@@ -250,13 +262,9 @@ _PAYLOAD = {
 
 
 async def _events(desk: Desk, job: JobRecord) -> AsyncIterator[str]:
-    desk.streams += 1
-    try:
-        async with aclosing(desk.jobs.follow(job)) as statuses:
-            async for status in statuses:
-                yield ": still there\n\n" if status is None else f"data: {status.model_dump_json()}\n\n"
-    finally:
-        desk.streams -= 1
+    async with aclosing(desk.jobs.follow(job)) as statuses:
+        async for status in statuses:
+            yield ": still there\n\n" if status is None else f"data: {status.model_dump_json()}\n\n"
 
 
 def _results(router: APIRouter, desk: Desk) -> None:

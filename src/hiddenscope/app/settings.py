@@ -20,7 +20,8 @@ class Settings:
     `ticket` is good for one visit, in place of the token: it is what a browser is started with, and everybody on the
     machine can read the arguments of a process. `root` is the folder below which models and states may be opened;
     without it, none are. `remote` allows another address than loopback. `request_seconds` is how long a client may take
-    to send its headers, and between two pieces of its body.
+    to send its headers, between two pieces of its body, and to read what was sent. `connections` is how many may be
+    open; where the process may have few descriptors, at most a quarter of those.
 
     >>> Settings(token="secret").cookie
     'hiddenscope-8765'
@@ -39,6 +40,7 @@ class Settings:
     result_bytes: int = 256 * MEGABYTE
     cache_bytes: int = 1024 * MEGABYTE
     request_seconds: float = 30.0
+    connections: int = 256
     queue_length: int = 16
     streams: int = 64
     debug: bool = False

@@ -17,7 +17,7 @@ from typing import IO, Any
 from hiddenscope import progress
 from hiddenscope.app.frames import Header, frame, read_frame
 from hiddenscope.app.questions import AnswerBytes, Models, answer
-from hiddenscope.errors import Error
+from hiddenscope.errors import Error, is_out_of_memory
 
 SECONDS_BETWEEN = 0.05  # of two notes of progress
 
@@ -134,8 +134,8 @@ NO_DISK = "The disk could not be read or written ({}). Free some space on it, an
 
 
 def explained(error: Exception) -> str:
-    """What went wrong, as the page says it. On a CPU torch has no error of its own for memory that ran out."""
-    if isinstance(error, MemoryError) or "OutOfMemory" in type(error).__name__ or "can't allocate" in str(error):
+    """Return what went wrong, as the page says it."""
+    if is_out_of_memory(error):
         return NO_MEMORY
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO):
         return NO_DISK.format(os.strerror(error.errno))

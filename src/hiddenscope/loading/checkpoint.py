@@ -17,7 +17,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hiddenscope import limits
+from hiddenscope import autograd, limits
 from hiddenscope.errors import Damaged, Error, LoadError, UnknownModel, Unsafe, without_panic
 from hiddenscope.loading.folder import Folder, is_own_kernel
 from hiddenscope.loading.sentences import SentenceModules
@@ -211,7 +211,7 @@ def _seconds(dtype: torch.dtype, reference: float | None) -> float:
 
     x, weight = torch.ones(_ROWS, _WIDTH, dtype=dtype), torch.ones(_WIDTH, _WIDTH, dtype=dtype)
     times: list[float] = []
-    with torch.inference_mode(), warnings.catch_warnings():
+    with autograd.restored(inference=True), warnings.catch_warnings():
         # torch warns where it has no bfloat16 kernel; that it is slow there is what is measured.
         warnings.simplefilter("ignore")
         for _ in range(_REPEATS):

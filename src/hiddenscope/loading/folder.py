@@ -26,6 +26,8 @@ _BYTES_OF = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 # The largest files of their kind that may be read. The largest tokenizers of today have some 60 MB.
 _LARGEST = {INDEX: 64 * 2**20, "tokenizer.json": 2**28, "vocab.json": 2**28}
 _LARGEST_JSON, _LARGEST_OTHER = 16 * 2**20, 2**28
+_LARGEST_TEMPLATES = 16 * 2**20  # all of them together
+TEMPLATES = "additional_chat_templates"  # the one folder below in which transformers reads by itself
 _READ = (".json", ".txt", ".model", ".jinja", ".vocab", ".codes", ".safetensors")
 _KINDS = {stat.S_IFIFO: "a named pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFSOCK: "a socket"}
 _DEPTHS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "encoder_layers", "decoder_layers")
@@ -85,6 +87,20 @@ def _check_files(path: Path) -> None:
     with os.scandir(path) as entries:
         for entry in entries:
             _check_file(path, entry)
+    if (path / TEMPLATES).is_dir():
+        _check_templates(path)
+
+
+def _check_templates(path: Path) -> None:
+    """Refuse chat templates that are no files, or that are too large or too many together: all of them are read."""
+    total = 0
+    with os.scandir(path / TEMPLATES) as entries:
+        for entry in entries:
+            _check_file(path / TEMPLATES, entry)
+            if entry.name.endswith(".jinja"):
+                total += max(1024, entry.stat().st_size)
+    if total > _LARGEST_TEMPLATES:
+        raise _no_file(path, TEMPLATES, f"has more than {_LARGEST_TEMPLATES:,} bytes")
 
 
 def _check_file(path: Path, entry: "os.DirEntry[str]") -> None:
@@ -99,7 +115,7 @@ def _check_file(path: Path, entry: "os.DirEntry[str]") -> None:
         raise _no_file(path, entry.name, f"is {_KINDS[kind]} and not a file")
     if kind == stat.S_IFDIR and entry.name.endswith(_READ):
         raise _no_file(path, entry.name, "is a folder and not a file")
-    other = _LARGEST_JSON if entry.name.endswith(".json") else _LARGEST_OTHER
+    other = _LARGEST_JSON if entry.name.endswith((".json", ".jinja")) else _LARGEST_OTHER
     largest = _LARGEST.get(entry.name, other)
     if entry.name.endswith(_READ) and not entry.name.endswith(".safetensors") and found.st_size > largest:
         raise _no_file(path, entry.name, f"has {found.st_size:,} bytes, more than {largest:,}")

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hiddenscope import progress
+from hiddenscope import autograd, progress
 from hiddenscope.errors import Damaged
 from hiddenscope.loading.cache import build_once, cache_folder, is_complete, size_of, working_folder
 from hiddenscope.loading.checkpoint import LoadOptions, load_folder, load_tokenizer
@@ -231,7 +231,7 @@ def continuation(module: Any, tokenizer: Any, prompt: str, count: int) -> str:
     import torch
 
     ids, past, written = torch.tensor([tokenizer(prompt)["input_ids"]]), None, []
-    with torch.inference_mode():
+    with autograd.restored(inference=True):
         for _ in range(count):
             output = module(input_ids=ids, past_key_values=past, use_cache=True)
             ids, past = output.logits[:, -1:].argmax(-1), output.past_key_values
@@ -244,7 +244,7 @@ def mean_loss(module: Any, tokenizer: Any, text: str) -> float:
     import torch
 
     ids = torch.tensor([tokenizer(text)["input_ids"]])
-    with torch.inference_mode():
+    with autograd.restored(inference=True):
         logits = module(input_ids=ids).logits.float()
     return float(torch.nn.functional.cross_entropy(logits[0, :-1], ids[0, 1:]))
 
@@ -253,7 +253,7 @@ def mean_state(module: Any, tokenizer: Any, text: str) -> torch.Tensor:
     """The mean of the last hidden state over the tokens."""
     import torch
 
-    with torch.inference_mode():
+    with autograd.restored(inference=True):
         state: torch.Tensor = module(input_ids=torch.tensor([tokenizer(text)["input_ids"]])).last_hidden_state
     return state[0].mean(0)
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypedDict, Unpack
 import torch
 from torch import nn
 
-from hiddenscope import hooks, progress
+from hiddenscope import autograd, hooks, progress
 from hiddenscope.anatomy import Anatomy, Stack, accepts, arguments, find, still_holds, trial_ids, vocabulary
 from hiddenscope.arguments import checked, require, shown
 from hiddenscope.errors import LoadError, ModuleError, PassError, SiteError, TooLarge
@@ -430,7 +430,8 @@ def _first_pass(loaded: Loaded) -> None:
     try:
         ids = trial_ids(module, 1, 5).to(hooks.input_device(module))
         inputs = arguments(module, ids, targets=ids if "decoder_input_ids" in accepts(module) else None)
-        with torch.no_grad(), hooks.as_it_was(module), SizeLimit(module, loaded.name):
+        limit = hooks.dispatching(SizeLimit(module, loaded.name))
+        with autograd.restored(), torch.no_grad(), hooks.as_it_was(module), limit:
             module(**inputs)
     except TooLarge:
         raise

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hiddenscope import autograd
 from hiddenscope.anatomy import trial_ids
 from hiddenscope.errors import Error, PassError, TextError
 from hiddenscope.model.batching import disagreement
@@ -53,7 +54,7 @@ def generate(
     if not model.anatomy.select(sites):
         raise PassError("No sites to capture", "the list is empty", "Name at least one, as in sites='layer.*'.")
     ids = torch.tensor([prompt.ids[0]], device=model.device)
-    with recording(model, sites) as recorded, torch.no_grad():
+    with autograd.restored(), recording(model, sites) as recorded, torch.no_grad():
         written = _written(model, ids, max_new_tokens + 1, options)
     return _assembled(model, recorded, prompt, written, max_new_tokens)
 

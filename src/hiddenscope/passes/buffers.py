@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hiddenscope import autograd
 from hiddenscope.errors import PassError, StatesError, TooLarge
 from hiddenscope.sites import Site
 from hiddenscope.states import Pair, States
@@ -102,7 +103,7 @@ class Buffer:
             self._require(sites, tokens, width, dtype, source.promised)
         self._memory, self._taken = memory, None
         self.pinned = source.pinned and size <= MOST_PINNED
-        with torch.inference_mode(False):  # or nobody could train on them
+        with autograd.restored(inference=False):  # or nobody could train on them
             if self.pinned or device is not None:
                 self.values = torch.empty(sites, tokens, width, dtype=dtype, pin_memory=self.pinned, device=device)
             else:

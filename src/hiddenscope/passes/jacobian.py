@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from hiddenscope import hooks
+from hiddenscope import autograd, hooks
 from hiddenscope.anatomy import Anatomy, Tap
 from hiddenscope.errors import PassError
 from hiddenscope.passes.inputs import Inputs, Texts
@@ -140,7 +140,7 @@ def tape(model: ModelLike, inputs: Texts | Inputs, sites: Sequence[Site], *, log
         return tap.watch(model.module, seen)
 
     watches = [watch(site) for site in sorted(sites)]
-    with model.lock, torch.inference_mode(False), torch.enable_grad(), hooks.watching(watches):
+    with model.lock, autograd.restored(inference=False), torch.enable_grad(), hooks.watching(watches):
         output = hooks.run(model.module, batch.arguments(model.module, masked=model.batching.needs_mask))
     if missing:
         raise not_reached(model.anatomy, min(missing))

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hiddenscope import hooks
+from hiddenscope import autograd, hooks
 from hiddenscope.anatomy import EVERYTHING, Anatomy, Tap
 from hiddenscope.arguments import checked
 from hiddenscope.errors import NotFinite, PassError
@@ -88,7 +88,7 @@ def make_pass(
     _check_batch(model, batch)
     buffers = buffers_for(model, sites, inputs, keep=keep)
     live: dict[Site, Tensor] | None = {} if grad else None
-    with model.lock, torch.inference_mode(False), torch.set_grad_enabled(grad):
+    with model.lock, autograd.restored(inference=False), torch.set_grad_enabled(grad):
         output = run(model, batch, range(len(inputs)), buffers, logits=logits, live=live)
         states = states_in(buffers) if buffers else None
         return Pass(states, token_logits(output, batch, model) if logits else None, live or {})
@@ -123,7 +123,11 @@ def run(
     watcher = Watcher(model.anatomy, sites, keep)
     watcher.stops = bool(sites) and not logits and not hooks.is_offloaded(model.module)
     graded = live is not None
-    with torch.inference_mode(False), torch.set_grad_enabled(graded), hooks.watching(watcher.watches(model.module)):
+    with (
+        autograd.restored(inference=False),
+        torch.set_grad_enabled(graded),
+        hooks.watching(watcher.watches(model.module)),
+    ):
         try:
             output = hooks.run(model.module, batch.arguments(model.module, masked=model.batching.needs_mask))
         except NotFinite:  # an attention kernel lost it

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hiddenscope import hooks, kernels
+from hiddenscope import hooks
 from hiddenscope.anatomy import EVERYTHING, Anatomy, Tap, find
 from hiddenscope.arguments import require
 from hiddenscope.errors import ModuleError, PassError
@@ -115,7 +115,7 @@ def recording(model: ModelLike | nn.Module, sites: SitePatterns = EVERYTHING) ->
         recorded = Recording(anatomy, model.text_encoder, {stack: model.source(stack) for stack in stacks})
     check_finite(module)
     watches = _Following(recorded, module, anatomy.select(sites)).watches()
-    with lock, kernels.finite_attention(), hooks.watching(watches):
+    with lock, hooks.finite_attention(), hooks.watching(watches):
         yield recorded
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hiddenscope import hooks, trials
+from hiddenscope import autograd, hooks, trials
 from hiddenscope.anatomy import Stack, Tap, accepts, trial_ids
 from hiddenscope.errors import NotFinite, PassError
 from hiddenscope.passes.buffers import buffers_for
@@ -330,7 +330,7 @@ def _own_passes(model: ModelLike, inputs: Inputs, sites: Sequence[Site], cached:
     """The own passes of some texts in one batch; their states stay on the device."""
     batch = inputs.pad(model)
     buffers = buffers_for(model, sites, inputs, keep="device")
-    with model.lock, torch.no_grad(), hooks.watching([with_cache(model.module, cached)]):
+    with model.lock, autograd.restored(), torch.no_grad(), hooks.watching([with_cache(model.module, cached)]):
         output = run(model, batch, range(len(inputs)), buffers, logits=True)
     states = {stack: buffer.states() for stack, buffer in buffers.items()}
     answering = batch.of_stack("decoder")
@@ -421,7 +421,7 @@ def _pass(
     if shortcuts.narrows:
         watches.append(_narrow(model, length, at - start))
     entering = _joining(model, base, stack, entries, start) if joins else nullcontext()
-    with torch.inference_mode(False), torch.no_grad(), entering, hooks.watching(watches):
+    with autograd.restored(inference=False), torch.no_grad(), entering, hooks.watching(watches):
         logits = hooks.run(model.module, given).logits
     if made != set(changes):
         reason = f"the state at {min(set(changes) - made)} was not reached in this pass"

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from hiddenscope import hooks
+from hiddenscope import autograd, hooks
 from hiddenscope.anatomy import trial_ids
 from hiddenscope.errors import PassError
 from hiddenscope.passes.inputs import Inputs
@@ -97,7 +97,7 @@ class Unembedding:
         device: torch.device = self.model.device if self.recipe.method == "whole" else _head(self.model).weight.device
         return device
 
-    @torch.no_grad()
+    @autograd.without_grad
     def head_inputs(self, rows: Tensor) -> Tensor:
         """Rows of the entry [row, width] as the head takes them; where whole passes are needed, as they are."""
         if self.recipe.method == "whole":
@@ -105,7 +105,7 @@ class Unembedding:
         inputs = self._through_modules(rows) if self.recipe.method == "modules" else self._through_pass(rows)
         return inputs.to(self.device)
 
-    @torch.no_grad()
+    @autograd.without_grad
     def logits(self, head_inputs: Tensor, words: slice = slice(None), out: Tensor | None = None) -> Tensor:
         """The logits [row, word] of rows that `head_inputs` gave, in `dtype`; into `out` where it is given.
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hiddenscope import progress
+from hiddenscope import autograd, progress
 from hiddenscope.analyses.visibility.findings import dataset, put_findings
 from hiddenscope.analyses.visibility.maps import (
     Axes,
@@ -152,7 +152,11 @@ def _mean_map(
     squares: Any = None
     generator = torch.Generator().manual_seed(measure.seed)
     targets = list(axes.lengths.values())[-1] if measure.name == "logit" else int(axes.filled.sum())
-    with model.lock, torch.inference_mode(False), progress.track("Looking back", targets * len(inputs)) as advance:
+    with (
+        model.lock,
+        autograd.restored(inference=False),
+        progress.track("Looking back", targets * len(inputs)) as advance,
+    ):
         for number in range(len(inputs)):
             text = inputs.some([number])
             if measure.name == "logit":

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hiddenscope import autograd
 from hiddenscope.errors import NotFinite, StatesError
 from hiddenscope.model import Model
 from hiddenscope.passes import Inputs
@@ -213,7 +214,7 @@ def influence_on_log_probability(
         run = tape(model, first_tokens(text, name, end), axes.sites, logits=True)
         assert run.logits is not None
         ids = torch.tensor(predicted[:end], device=run.logits.device)
-        with torch.enable_grad():
+        with autograd.restored(), torch.enable_grad():
             logits = run.logits if run.logits.dtype == torch.float64 else run.logits.float()
             log_probabilities = logits.log_softmax(-1).gather(-1, ids[:, None])[:, 0]
         several = max(1, rows * ROW_WIDTH // logits.shape[1])
