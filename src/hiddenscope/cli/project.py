@@ -8,7 +8,16 @@ import typer
 import hiddenscope as hs
 from hiddenscope import progress
 from hiddenscope.cli.arguments import dataset, shipped
-from hiddenscope.cli.command import Shared, SitesOption, TruncateOption, command, show
+from hiddenscope.cli.command import (
+    GroupColumn,
+    LabelColumn,
+    Shared,
+    SitesOption,
+    TextColumn,
+    TruncateOption,
+    command,
+    show,
+)
 from hiddenscope.cli.embed import TokenOption, position
 from hiddenscope.cli.states import StatesOption, labels_of, read_states
 from hiddenscope.errors import TextError
@@ -28,8 +37,9 @@ def project(
     sites: SitesOption = "layer.*,final",
     seed: Annotated[int, typer.Option(help="The seed of everything that is random.")] = 0,
     neighbours: Annotated[int, typer.Option(help="How many neighbours of a point count.")] = 15,
-    text: Annotated[str | None, typer.Option(help="The column of the texts.")] = None,
-    label: Annotated[str | None, typer.Option(help="The column of the labels.")] = None,
+    text: TextColumn = None,
+    label: LabelColumn = None,
+    group: GroupColumn = None,
     other: Annotated[list[str] | None, typer.Option(help="Another model beside the first; may be repeated.")] = None,
     states: StatesOption = None,
     truncate: TruncateOption = False,
@@ -39,7 +49,7 @@ def project(
     Prints the findings. --out panels.html keeps the pictures: by PCA at once, then by the method asked for.
     With --states, DATA has the labels of the texts that the states were made of.
     """
-    source, labelled = _sources(shared, data or [], states, other or [], (text, label))
+    source, labelled = _sources(shared, data or [], states, other or [], (text, label, group))
 
     def preview(result: "hs.Result") -> None:
         if shared.out:
@@ -59,7 +69,7 @@ def project(
 
 
 def _sources(
-    shared: Shared, data: list[str], states: Path | None, other: list[str], columns: tuple[str | None, str | None]
+    shared: Shared, data: list[str], states: Path | None, other: list[str], columns: tuple[str | None, ...]
 ) -> tuple[Any, Any]:
     """What is projected: models and datasets, or states and their labels."""
     if states is not None:

@@ -49,11 +49,12 @@ def texts_of(given: Any) -> Any:
 
 @dataclass(frozen=True)
 class Dataset:
-    """Texts (strings, ids or Inputs), their labels if they have any, and a name."""
+    """Texts (strings, ids or Inputs), their labels and groups if they have any, and a name."""
 
     texts: Any
     labels: Any
     name: str
+    groups: tuple[Any, ...] | None = None
 
 
 def dataset_of(data: Any) -> Dataset:
@@ -69,7 +70,7 @@ def dataset_of(data: Any) -> Dataset:
         if len(texts) and not isinstance(texts[0], str):
             return Dataset(list(texts), labels, "the texts")
     labelled = data if isinstance(data, reader.Labelled) else reader.read(data)
-    return Dataset(list(labelled.texts), labelled.labels, labelled.name)
+    return Dataset(list(labelled.texts), labelled.labels, labelled.name, labelled.groups)
 
 
 def as_trained(model: Model, texts: Any, pool: Token | None, truncate: bool | int) -> tuple[Any, Token, bool | int]:
@@ -102,11 +103,16 @@ def as_trained(model: Model, texts: Any, pool: Token | None, truncate: bool | in
 
 def copies_among(texts: Any) -> list[str]:
     """A key for each text, the same for copies: of strings, ids, Inputs, or the texts of `Tokens`."""
+    return [reader.copy_key(text) for text in strings_of(texts)]
+
+
+def strings_of(texts: Any) -> Sequence[Any]:
+    """Each text as it can be compared: the strings, or ids where there are none."""
     if isinstance(texts, Tokens):
-        texts = texts.texts or [_ids_of(texts, text) for text in range(texts.count)]
+        return texts.texts or [_ids_of(texts, text) for text in range(texts.count)]
     if isinstance(texts, Inputs):
-        texts = texts.texts or texts.ids
-    return [reader.copy_key(text) for text in texts]
+        return texts.texts or texts.ids
+    return list(texts)
 
 
 def _ids_of(tokens: Tokens, text: int) -> list[int]:
