@@ -21,9 +21,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hiddenscope as hs
-from hiddenscope import texts
 from hiddenscope.errors import FileError, TextError, TooLarge
-from hiddenscope.texts import Labelled, Row, copy_groups, copy_key, read, rows, shipped
+from hiddenscope.texts import Labelled, Row, copy_groups, copy_key, read, reading, rows, shipped
 
 TEXTS, LABELS = ("one, two", 'a "quoted" text', "ünï cödé"), ("x", "y", "x")
 
@@ -203,9 +202,9 @@ def test_columns_that_are_not_obvious_are_asked_for(
         ("a.csv", b'text,label\nx,1\n"x,2\n', "Line 3 of a.csv: it is not a row of values separated by ','"),
         ("a.csv", b"text,label\nx,1\n,2\n", "Line 3 of a.csv: the text is empty"),
         ("a.csv", b"text,label\nx,1\n  ,2\n", "Line 3 of a.csv: the text is empty"),
-        ("a.csv", b"text,label\nx,1\ny,\n", "Cannot read the labels of a: row 3 has no label, like 0 more of 2"),
-        ("a.csv", b"", "No texts: a is empty"),
-        ("a.csv", b"text,label\n", "No texts: a is empty"),
+        ("a.csv", b"text,label\nx,1\ny,\n", "Cannot read the labels of a: row 3 has no label."),
+        ("a.csv", b"", "No texts in 'a.csv': the file holds none. Give at least one."),
+        ("empty.csv", b"text,label\n", "No texts in 'empty.csv': the file holds none. Give at least one."),
         (
             "a.txt.gz",
             gzip.compress(b"x\n" * 999, mtime=0)[:-9],
@@ -228,6 +227,64 @@ def test_what_is_wrong_has_a_number(tmp_path: Path, name: str, data: bytes, what
     assert what in str(error.value)
 
 
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl", ".parquet", "frame", "dataset"])
+def test_groups_are_read_from_the_column_that_is_named(tmp_path: Path, suffix: str) -> None:
+    table = frame().assign(group=["a", "b", "a"])
+    source: Any = tmp_path / f"some{suffix}"
+    if suffix == "frame":
+        source = table
+    elif suffix == "dataset":
+        source = hub(**{name: table[name].tolist() for name in table.columns})
+    elif suffix == ".parquet":
+        table.to_parquet(source)
+    elif suffix == ".jsonl":
+        table.to_json(source, orient="records", lines=True)
+    else:
+        table.to_csv(source, index=False, sep="\t" if suffix == ".tsv" else ",")
+    assert read(source, group="group").groups == ("a", "b", "a")
+    assert [row.group for row in rows(source, group="group")] == ["a", "b", "a"]
+    assert read(source).groups is None  # a column that is not named says nothing
+    assert read(read(source, group="group")).groups == ("a", "b", "a")
+    assert read(source, group=[1, 2, 1]).groups == (1, 2, 1)
+    assert read(source, group=np.array([1, 2, 1])).groups == (1, 2, 1)
+    assert read(source, label="group", group="group").labels == ("a", "b", "a")
+
+
+def test_the_unnamed_first_column_of_a_table_is_neither_a_label_nor_a_group(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(",text\n0,one\n1,two\n")
+    assert read(tmp_path / "a.csv") == Labelled(("one", "two"), None, "a")
+
+
+@pytest.mark.parametrize(
+    ("source", "group", "what"),
+    [
+        (TEXTS, "topic", "No column 'topic' in the list: it has no columns. Give group= a list"),
+        ((TEXTS, LABELS), "topic", "No column 'topic' in (texts, labels)"),
+        (frame(), "topic", "No column 'topic' in the frame: it has 'n', 'text', 'label'"),
+        (frame(), [1, 2], "Cannot read the groups of the texts: there are 3 texts and 2 groups."),
+        (frame(), [1, 2, None], "Cannot read the groups of the texts: row 3 has no group."),
+        (frame(), [1, None, None], "row 2 has no group, like 1 more of 3. Give every text a group, or none of them."),
+        (frame(), [[1], [2], [3]], "a group is of type list"),
+        (frame(), 5, "group is of type int"),
+        (frame(), iter([1, 2, 3]), "group is of type list_iterator"),
+    ],
+)
+def test_groups_that_do_not_fit_are_said(source: Any, group: Any, what: str) -> None:
+    with pytest.raises(TextError) as error:
+        read(list(source) if source is TEXTS else source, group=group)
+    assert what in str(error.value)
+
+
+def test_a_list_of_pairs_has_labels() -> None:
+    pairs = list(zip(TEXTS, LABELS, strict=True))
+    assert read(pairs) == read([list(pair) for pair in pairs]) == read(iter(pairs)) == read((TEXTS, LABELS))
+    assert read(pairs, group=[0, 1, 0]).groups == (0, 1, 0)
+    with pytest.raises(TextError, match=r"Row 2 of the list: it is of type str and not a \(text, label\) pair"):
+        read([("a", 1), "b"])
+    with pytest.raises(TextError, match="No column 'label' in the list: it has no columns"):
+        read(pairs, label="label")
+
+
 @pytest.mark.parametrize(
     ("source", "what"),
     [
@@ -242,6 +299,8 @@ def test_what_is_wrong_has_a_number(tmp_path: Path, name: str, data: bytes, what
         ([""], "Row 1 of the list: the text is empty"),
         (["x", 5], "Row 2 of the list: the text is of type int"),
         ([[1, 2]], "Row 1 of the list: it is of type list"),
+        (range(10**12), "Row 1 of the list: it is of type int"),
+        ((range(10**12), range(10**12)), "Row 1 of (texts, labels): the text is of type int"),
         ((["a", "b"], ["x"]), "there are 2 texts and 1 labels"),
         ((["a"], 5), "Give two lists"),
         ((["a", "b"], ["x", None]), "row 2 has no label"),
@@ -391,7 +450,7 @@ def test_broken_rows_can_be_left_out_and_each_is_named(
 
 
 def test_a_line_that_is_too_long_can_be_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(texts, "LONGEST_FIELD", 10)
+    monkeypatch.setattr(reading, "LONGEST_FIELD", 10)
     path = tmp_path / "long.txt"
     path.write_text("one\n" + "x" * 35 + "\nthree\n" + "y" * 9 + "\nfive\n")
     skipped: list[TextError] = []
@@ -414,7 +473,7 @@ def test_a_file_is_not_held_in_memory_beyond_a_limit(
     path = tmp_path / "many.txt"
     path.write_text("a\n" * 11)
     assert len(read(path)) == 11
-    monkeypatch.setattr(f"hiddenscope.texts.{limit}", 10)
+    monkeypatch.setattr(f"hiddenscope.texts.reading.{limit}", 10)
     for source in (path, io.BytesIO(path.read_bytes())):
         with pytest.raises(TooLarge, match=f"more than {said}, and all of them would be held in memory"):
             read(source)

@@ -80,9 +80,9 @@ def text_in(word: str) -> str:
     return found[0]
 
 
-def dataset(name: str, text: str | None = None, label: str | None = None) -> Labelled:
-    """A dataset: a shipped name, a file, or stdin."""
-    return reader.read(_opened(name), text=text, label=label)
+def dataset(name: str, text: str | None = None, label: str | None = None, group: str | None = None) -> Labelled:
+    """Read a dataset: a shipped name, a file, or stdin."""
+    return reader.read(_opened(name), text=text, label=label, group=group)
 
 
 def shipped() -> list[str]:

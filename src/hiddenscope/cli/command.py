@@ -23,6 +23,7 @@ from hiddenscope.loading.outline import check_sites, outline
 from hiddenscope.loading.zoo import ZOO
 from hiddenscope.results import TABLES
 from hiddenscope.sites import check_syntax
+from hiddenscope.texts import COLUMNS
 
 FIGURES = (".png", ".svg", ".pdf")
 RESULTS = (".html", *FIGURES, ".json", ".csv", ".nc")
@@ -36,6 +37,9 @@ TEXTS_HELP = "The texts; @FILE reads those of a file, - one from each line of st
 TextsArgument = Annotated[list[str] | None, typer.Argument(help=TEXTS_HELP), TextRule()]
 TextsOption = Annotated[str | None, typer.Option("--texts", help="A file of texts: .txt .jsonl .csv .tsv .parquet.")]
 TextOption = Annotated[str | None, typer.Option("--text", help="The column of the texts in a file.")]
+TextColumn = Annotated[str | None, typer.Option(help=COLUMNS["text"])]
+LabelColumn = Annotated[str | None, typer.Option(help=COLUMNS["label"])]
+GroupColumn = Annotated[str | None, typer.Option(help=COLUMNS["group"])]
 SitesOption = Annotated[str, typer.Option(help="Which states: layer.3, layer.*, final, *.attn, a comma list.")]
 TruncateOption = Annotated[bool, typer.Option(help="Cut a text that is longer than the model's window.")]
 

@@ -6,7 +6,7 @@ import typer
 
 import hiddenscope as hs
 from hiddenscope.cli.arguments import dataset, shipped
-from hiddenscope.cli.command import Shared, SitesOption, TruncateOption, command, show
+from hiddenscope.cli.command import GroupColumn, Shared, SitesOption, TextColumn, TruncateOption, command, show
 from hiddenscope.cli.embed import TokenOption, position
 from hiddenscope.cli.states import StatesOption, labels_of, read_states
 
@@ -20,8 +20,9 @@ def probe(
     data: Annotated[str, typer.Argument(help=DATA, autocompletion=shipped)] = "cities-incomplete",
     task: Annotated[Literal["classify", "regress"], typer.Option(help="Classes, or numbers.")] = "classify",
     token: TokenOption = "last",
-    text: Annotated[str | None, typer.Option(help="The column of the texts.")] = None,
+    text: TextColumn = None,
     label: Annotated[str | None, typer.Option(help="The column of the labels, or a ready label of tokens.")] = None,
+    group: GroupColumn = None,
     sites: SitesOption = "layer.*,final",
     seed: Annotated[int, typer.Option(help="The seed of the folds and of the control labels.")] = 0,
     states: StatesOption = None,
@@ -35,14 +36,14 @@ def probe(
     if states is not None:
         source = read_states(states)
         ready = next((word for word in (label, data) if word in READY), None)
-        labels = ready or labels_of(source, data, text, label)
+        labels = ready or labels_of(source, data, text, label, group)
         show(hs.probe(source, labels, task=task, sites=sites, token=position(token), seed=seed), shared)
         return
     given: Any = data
     if label in READY:
-        given = (dataset(data, text), label)
+        given = (dataset(data, text, group=group), label)
     elif data not in READY:
-        given = dataset(data, text, label)
+        given = dataset(data, text, label, group)
     show(
         hs.probe(shared.load(), given, task=task, sites=sites, token=position(token), seed=seed, truncate=truncate),
         shared,

@@ -12,8 +12,11 @@ from hiddenscope.cli.arguments import dataset, shipped
 from hiddenscope.cli.command import (
     MODEL_HELP,
     RESULTS,
+    GroupColumn,
+    LabelColumn,
     Shared,
     SitesOption,
+    TextColumn,
     TruncateOption,
     command,
     show,
@@ -40,8 +43,9 @@ def project(
     sites: SitesOption = "layer.*,final",
     seed: Annotated[int, typer.Option(help="The seed of everything that is random.")] = 0,
     neighbours: Annotated[int, typer.Option(help="How many neighbours of a point count.")] = 15,
-    text: Annotated[str | None, typer.Option(help="The column of the texts.")] = None,
-    label: Annotated[str | None, typer.Option(help="The column of the labels.")] = None,
+    text: TextColumn = None,
+    label: LabelColumn = None,
+    group: GroupColumn = None,
     models: Annotated[
         list[str] | None,
         typer.Option("--model", help=f"{MODEL_HELP} Repeated: side by side.", autocompletion=zoo_names),
@@ -57,7 +61,7 @@ def project(
     """
     first: Sequence[str | None] = models or [None]
     names = [*first, *(other or [])]
-    source, labelled = _sources(shared, data or [], states, names, (text, label))
+    source, labelled = _sources(shared, data or [], states, names, (text, label, group))
 
     def preview(result: "hs.Result") -> None:
         if shared.out:
@@ -81,7 +85,7 @@ def _sources(
     data: list[str],
     states: Path | None,
     models: Sequence[str | None],
-    columns: tuple[str | None, str | None],
+    columns: tuple[str | None, ...],
 ) -> tuple[Any, Any]:
     """What is projected: models and datasets, or states and their labels."""
     if states is not None:

@@ -16,6 +16,7 @@ import typer
 import hiddenscope as hs
 from hiddenscope import errors
 from hiddenscope.cli.arguments import dataset
+from hiddenscope.texts import Labelled
 
 STATES_HELP = "States in place of a model: a store that extract wrote, or a file that capture wrote."
 StatesOption = Annotated[Path | None, typer.Option("--states", help=STATES_HELP)]
@@ -50,15 +51,21 @@ def read_states(path: Path) -> "hs.Store | hs.States | hs.Pair":
     return loaded
 
 
-def labels_of(states: "hs.Store | hs.States | hs.Pair", name: str, text: str | None, label: str | None) -> list[Any]:
-    """The labels of the texts of states, from the file of labelled texts that they were made of."""
-    read = dataset(name, text, label)
+def labels_of(states: "hs.Store | hs.States | hs.Pair", name: str, *columns: str | None) -> Labelled:
+    """Read the labels and groups of the texts of states, from the file of labelled texts that they were made of.
+
+    `columns` name those of the texts, the labels and the groups.
+    """
+    read = dataset(name, *columns)
     if read.labels is None:
         raise errors.TextError(f"No labels in {name[:80]}", "it has texts alone", "Name the column: label='...'.")
     part: Any = states.encoder if isinstance(states, hs.Pair) else states
     numbers = part.texts.tolist() if isinstance(part, hs.Store) else list(range(part.tokens.count))
     _same_texts(read.texts, numbers, part.tokens.texts, name)
-    return [read.labels[number] for number in numbers]
+    texts = tuple(read.texts[number] for number in numbers)
+    labels = tuple(read.labels[number] for number in numbers)
+    groups = None if read.groups is None else tuple(read.groups[number] for number in numbers)
+    return Labelled(texts, labels, read.name, groups)
 
 
 def _same_texts(

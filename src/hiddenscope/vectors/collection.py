@@ -49,11 +49,12 @@ def texts_of(given: Any) -> Any:
 
 @dataclass(frozen=True)
 class Dataset:
-    """Texts (strings, ids or Inputs), their labels if they have any, and a name."""
+    """Texts (strings, ids or Inputs), their labels and groups if they have any, and a name."""
 
     texts: Any
     labels: Any
     name: str
+    groups: tuple[Any, ...] | None = None
 
 
 def dataset_of(data: Any) -> Dataset:
@@ -69,7 +70,7 @@ def dataset_of(data: Any) -> Dataset:
         if len(texts) and not isinstance(texts[0], str):
             return Dataset(list(texts), labels, "the texts")
     labelled = data if isinstance(data, reader.Labelled) else reader.read(data)
-    return Dataset(list(labelled.texts), labelled.labels, labelled.name)
+    return Dataset(list(labelled.texts), labelled.labels, labelled.name, labelled.groups)
 
 
 def as_trained(model: Model, texts: Any, pool: Token | None, truncate: bool | int) -> tuple[Any, Token, bool | int]:

@@ -53,6 +53,8 @@ def labelled_rows(
         groups = copies_among(texts)
     else:
         rows, labels, name = vectors(source, sites=sites, token=token), data, "the labels"
+        if isinstance(data, Labelled):
+            labels, name = data.labels, data.name
         groups = copies_among(_tokens(source, rows))
     if rows.tokens is None:
         return Rows(rows, _listed(labels, rows.values.shape[1], "text"), groups, None, name)

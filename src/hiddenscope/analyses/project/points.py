@@ -12,6 +12,7 @@ from hiddenscope.model import Model
 from hiddenscope.passes.unembed import Unembedding
 from hiddenscope.sites import Site, SitePatterns
 from hiddenscope.states import Pair, Readable, Source, Tokens
+from hiddenscope.texts import Labelled
 from hiddenscope.vectors import Token, Vectors, vectors
 from hiddenscope.vectors.collection import Dataset, copies_among, dataset_of
 
@@ -107,6 +108,8 @@ def points_of_models(
 
 def points_of_states(source: Readable | Pair, labels: Any, sites: SitePatterns, token: Token) -> Points:
     """The points of states, with one label for each text or for each token."""
+    if isinstance(labels, Labelled):
+        labels = labels.labels
     listed = None if labels is None else _listed(labels)
     if isinstance(source, Pair):
         tokens = (source.decoder if "decoder" in str(sites) else source.encoder).tokens

@@ -1,4 +1,4 @@
-"""Texts: one reader for texts and labelled data, from files, stdin, frames, datasets and lists.
+"""Reading: one reader for texts and labelled data, from files, stdin, frames, datasets and lists.
 
 `rows` streams, so that a file may be larger than memory; `read` gives everything at once, checked.
 
@@ -16,13 +16,12 @@ import os
 import re
 import sys
 import threading
-import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, starmap
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from hiddenscope import progress
 from hiddenscope.arguments import checked
@@ -33,7 +32,7 @@ TEXT_NAMES = ("text", "sentence", "prompt", "content")
 LABEL_NAMES = ("label", "class", "target")
 FORMATS = (".txt", ".jsonl", ".csv", ".tsv", ".parquet")
 COMPRESSIONS = (".gz", ".zst")
-SHIPPED = Path(__file__).parent / "datasets"
+SHIPPED = Path(__file__).parent.parent / "datasets"
 PARQUET_BATCH = 1024
 UNNAMED = "the texts"
 # Characters of one line, or one field of a .csv, where the csv module stops at 131,072 by default.
@@ -42,10 +41,44 @@ MOST_BLANK = 1_000_000  # blank lines in a row
 # What `read` holds in memory from one file. `rows` has no such limit.
 MOST_TEXTS, MOST_CHARACTERS = 2**22, 2**30
 
-Cells: TypeAlias = tuple[int, Any, Any]
-"""A row as it was read: its line or number, its text and its label, not checked yet."""
-Columns: TypeAlias = tuple[str | None, str | None]
-"""The names of the text and label columns; None where they are to be found."""
+COLUMNS = {
+    "text": "The column of the texts.",
+    "label": "The column of the labels.",
+    "group": "The column that says which texts belong together: paraphrases, a pair, one document.",
+}
+"""What can be named in a table, as commands and forms describe it."""
+
+
+class Cells(NamedTuple):
+    """A row as it was read and not checked yet: its line or number, its text, its label and its group."""
+
+    line: int
+    text: Any
+    label: Any = None
+    group: Any = None
+
+
+class Columns(NamedTuple):
+    """The columns that a caller named; None where they are to be found, or where there is none."""
+
+    text: str | None = None
+    label: str | None = None
+    group: str | None = None
+
+
+class ChosenColumns(NamedTuple):
+    """The columns that are read."""
+
+    text: str
+    label: str | None
+    group: str | None
+
+    @property
+    def names(self) -> list[str]:
+        """Each column once."""
+        named = (self.text, self.label, self.group)
+        return list(dict.fromkeys(name for name in named if name is not None))
+
 
 Skipped: TypeAlias = Callable[[TextError], None]
 """What is given the error of every row that is left out."""
@@ -55,16 +88,22 @@ _csv_limit = threading.Lock()
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One text, its label if it has one, and the line of the file that it begins on (or its number), from 1."""
+    """One text, with its label and its group if it has them.
+
+    `line` is the line of the file that it begins on, or its number, from 1.
+    """
 
     text: str
     label: Any = None
     line: int = 0
+    group: Any = None
 
 
 @dataclass(frozen=True)
 class Labelled:
     """Texts with one label each, or without labels, and a name for what they are. Iterating gives the texts.
+
+    `groups` has one value for each text: texts with the same value belong together. None means that nobody said so.
 
     >>> cities = read("cities-incomplete")
     >>> len(cities), next(iter(cities)) == cities.texts[0]
@@ -74,6 +113,7 @@ class Labelled:
     texts: tuple[str, ...]
     labels: tuple[Any, ...] | None
     name: str
+    groups: tuple[Any, ...] | None = None
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -108,21 +148,27 @@ def shipped() -> tuple[str, ...]:
 
 
 def rows(
-    source: Any, *, text: str | None = None, label: str | None = None, skipped: Skipped | None = None
+    source: Any,
+    *,
+    text: str | None = None,
+    label: str | None = None,
+    group: str | None = None,
+    skipped: Skipped | None = None,
 ) -> Iterator[Row]:
     """The rows of a source one after another, never all of them in memory.
 
     A source is the path of a .txt (one text per line), .jsonl, .csv, .tsv or .parquet file, which may be compressed as
     .gz or .zst; "-" for stdin ("-.csv" names its format); an open file; the name of a shipped dataset; a frame; a
-    Hugging Face dataset; a list of strings; `(texts, labels)`; or what `read` gave. `text` and `label` name columns. If
-    they are not given, a column with an obvious name is taken, or the only one that holds text. Labels of a .csv are
-    strings; blank lines of a file are skipped. With `skipped`, a broken row is no error: it is left out, and the error
-    that names it goes there.
+    Hugging Face dataset; a list of strings or of `(text, label)` pairs; `(texts, labels)`; or what `read` gave. `text`,
+    `label` and `group` name columns. If text and label are not given, a column with an obvious name is taken, or the
+    only one that holds text; groups are read only from a column that is named. Labels of a .csv are strings; blank
+    lines of a file are skipped. With `skipped`, a broken row is no error: it is left out, and the error that names it
+    goes there.
 
     >>> next(rows("cities-complete")).label
     'Toronto'
     """
-    columns = (text, label)
+    columns = Columns(text, label, group)
     if isinstance(source, str | os.PathLike):
         return _of_name(os.fspath(source), columns, skipped)
     if hasattr(source, "read"):
@@ -144,30 +190,84 @@ def rows(
 
 
 @checked
-def read(source: Any, *, text: str | None = None, label: str | None = None) -> Labelled:
+def read(
+    source: Any, *, text: str | None = None, label: str | None = None, group: str | Sequence[Any] | None = None
+) -> Labelled:
     """Labelled texts: all rows of a source, each with a label or none with one.
 
     `source` is whatever `rows` takes: a path, a shipped name, a frame, a Hugging Face dataset, `(texts, labels)`, a
-    list. `text` and `label` name its columns.
+    list. `text` and `label` name its columns. `group` says which texts belong together, such as paraphrases or the
+    sentences of one document: a column, or a list with one value for each text.
 
     >>> cities = read("cities-incomplete")
     >>> len(cities.texts), sorted(set(cities.labels))
     (50, ['Montreal', 'Toronto'])
+    >>> read([("a cat", "animal"), ("one cat", "animal"), ("a car", "thing")], group=[0, 0, 1]).groups
+    (0, 0, 1)
     """
-    name = _name(source)
+    column = group if isinstance(group, str) else None
     all_rows: list[Row] = []
     with progress.track("Reading") as advance:
-        for row in _holdable(rows(source, text=text, label=label), source):
+        for row in _holdable(rows(source, text=text, label=label, group=column), source):
             all_rows.append(row)
             advance(1)
     if not all_rows:
-        raise TextError("No texts", f"{'the list' if name == UNNAMED else name} is empty", "Give at least one.")
-    unlabelled = [row.line for row in all_rows if row.label is None]
-    if unlabelled and (label is not None or len(unlabelled) < len(all_rows)):
-        reason = f"row {unlabelled[0]:,} has no label, like {len(unlabelled) - 1:,} more of {len(all_rows):,}"
-        raise TextError(f"Cannot read the labels of {name}", reason, "Give every text a label, or none of them.")
-    labels = None if unlabelled else tuple(row.label for row in all_rows)
-    return Labelled(tuple(row.text for row in all_rows), labels, name)
+        raise _no_texts(source)
+    name = _name(source)
+    texts = tuple(row.text for row in all_rows)
+    labels = _column([row.label for row in all_rows], all_rows, label is not None, ("label", name))
+    if group is None or isinstance(group, str):
+        listed = [row.group for row in all_rows]
+    else:
+        listed = _given_groups(group, len(all_rows), name)
+    groups = _column(listed, all_rows, group is not None, ("group", name))
+    _check_hashable(groups, name)
+    return Labelled(texts, labels, name, groups)
+
+
+def _no_texts(source: Any) -> TextError:
+    remedy = "Give at least one."
+    if isinstance(source, str | os.PathLike) and _name(source) != "stdin":
+        return TextError(f"No texts in {Path(source).name!a}", "the file holds none", remedy)
+    if _name(source) == UNNAMED:
+        return TextError("No texts", "the list is empty", remedy)
+    return TextError(f"No texts in {_name(source)}", "it holds none", remedy)
+
+
+def _column(values: list[Any], all_rows: list[Row], required: bool, named: tuple[str, str]) -> tuple[Any, ...] | None:
+    """The labels or the groups of all texts, or None where no text has one; some with and some without are an error."""
+    word, name = named
+    missing = [row.line for row, value in zip(all_rows, values, strict=True) if value is None]
+    if not missing:
+        return tuple(values)
+    if not required and len(missing) == len(values):
+        return None
+    others = len(missing) - 1
+    more = f", like {others:,} more of {len(values):,}" if others else ""
+    reason = f"row {missing[0]:,} has no {word}{more}"
+    raise TextError(f"Cannot read the {word}s of {name}", reason, f"Give every text a {word}, or none of them.")
+
+
+def _given_groups(group: Any, count: int, name: str) -> list[Any]:
+    """The groups that a caller listed, one for each text."""
+    problem = f"Cannot read the groups of {name}"
+    if isinstance(group, bytes | Mapping) or not isinstance(group, Collection) or getattr(group, "shape", None) == ():
+        remedy = "Name a column, or give a list with one value for each text."
+        raise TextError(problem, f"group is {_kind(group)}", remedy)
+    if len(group) != count:
+        reason = f"there are {count:,} texts and {len(group):,} groups"
+        raise TextError(problem, reason, "Give one value for each text.")
+    return [_plain(value) for value in group]
+
+
+def _check_hashable(groups: tuple[Any, ...] | None, name: str) -> None:
+    """Refuse groups that cannot be compared with one another, such as lists."""
+    for value in groups or ():
+        try:
+            hash(value)
+        except TypeError as error:
+            reason = f"a group is {_kind(value)}, which cannot be told from others"
+            raise TextError(f"Cannot read the groups of {name}", reason, "Give strings or numbers.") from error
 
 
 def _holdable(found: Iterator[Row], source: Any) -> Iterator[Row]:
@@ -199,32 +299,6 @@ def _name(source: Any) -> str:
     for suffix in (*COMPRESSIONS, *FORMATS):
         name = name.removesuffix(suffix)
     return name or UNNAMED
-
-
-def copy_key(text: Any) -> str:
-    """The same string for texts that are copies of one another: equal up to case, white space and punctuation.
-
-    A text and its copies must never be on both sides of a split, or what is learnt by heart counts as understood. Lists
-    of ids are copies where they are equal.
-
-    >>> copy_key("The cat sat.") == copy_key(" the  cat sat"), copy_key("A cat.") == copy_key("A hat.")
-    (True, False)
-    """
-    if not isinstance(text, str):
-        return str(list(text))
-    plain = unicodedata.normalize("NFKC", text).casefold()
-    words = "".join(char for char in plain if char.isalnum())
-    return words or "".join(plain.split())  # a text of punctuation alone is what it is
-
-
-def copy_groups(texts: Iterable[Any]) -> list[int]:
-    """The number of the group of copies that each text belongs to, in the order of their first text.
-
-    >>> copy_groups(["The cat sat.", "A dog", "the cat sat", "A dog "])
-    [0, 1, 0, 1]
-    """
-    numbers: dict[str, int] = {}
-    return [numbers.setdefault(copy_key(text), len(numbers)) for text in texts]
 
 
 def is_file(path: str | os.PathLike[str]) -> bool:
@@ -300,7 +374,7 @@ def _formats(remedy: str) -> str:
 
 def _without(columns: Columns) -> str:
     """The format of a source without a suffix: lines of text, or lines of JSON if columns are named."""
-    return ".txt" if columns == (None, None) else ".jsonl"
+    return ".txt" if columns == Columns() else ".jsonl"
 
 
 def _of_file(stream: Any, kind: str, origin: _Origin, columns: Columns) -> Iterator[Cells]:
@@ -309,7 +383,7 @@ def _of_file(stream: Any, kind: str, origin: _Origin, columns: Columns) -> Itera
             yield from _parquet(plain, origin, columns)
         elif kind == ".txt":
             _no_columns(columns, origin)
-            yield from ((line, string, None) for line, string in _lines(plain, origin))
+            yield from (Cells(line, string) for line, string in _lines(plain, origin))
         elif kind == ".jsonl":
             yield from _of_records(_json(plain, origin), columns, origin)
         else:
@@ -373,7 +447,7 @@ def _csv(stream: Iterable[bytes | str], delimiter: str, origin: _Origin, columns
     """
     reader = csv.reader((line for _, line in _decoded(stream, origin)), delimiter=delimiter, strict=True)
     header: list[str] | None = None
-    chosen: tuple[int, int | None] = (0, None)
+    chosen: ChosenColumns | None = None
     begin = 1
     while True:
         try:
@@ -387,14 +461,14 @@ def _csv(stream: Iterable[bytes | str], delimiter: str, origin: _Origin, columns
             return
         if cells and header is None:
             header = cells
-            names = _chosen(header, header, columns, origin, by_header=True)
-            chosen = header.index(names[0]), None if names[1] is None else header.index(names[1])
-        elif cells and header is not None:
+            chosen = _chosen(header, header, columns, origin, by_header=True)
+        elif cells and header is not None and chosen is not None:
             if len(cells) != len(header):
                 reason = f"it has {len(cells)} columns and the header {len(header)} ({', '.join(header)[:200]})"
                 origin.refuse(begin, reason, "Quote what holds a separator, or correct the line.")
             else:
-                yield begin, cells[chosen[0]], None if chosen[1] is None else cells[chosen[1]] or None
+                by_name = {name: cell or None for name, cell in zip(header, cells, strict=True)}
+                yield _of_record(begin, by_name, chosen)._replace(text=by_name[chosen.text] or "")
         begin = reader.line_num + 1
 
 
@@ -419,19 +493,18 @@ def _parquet(stream: Any, origin: _Origin, columns: Columns) -> Iterator[Cells]:
         file = parquet.ParquetFile(stream)
         kinds = {field.name: field.type for field in file.schema_arrow}
         strings = [name for name, kind in kinds.items() if str(kind) in ("string", "large_string", "string_view")]
-        text, label = _chosen(list(kinds), strings, columns, origin)
-        names = [name for name in (text, label) if name is not None]
+        chosen = _chosen(list(kinds), strings, columns, origin)
+        names = chosen.names
         check_growth(file.metadata, names, origin.name)
         # A page may name one long string a million times: as a dictionary it is in memory once.
         coded = [name for name in names if name in strings]
         file = parquet.ParquetFile(stream, metadata=file.metadata, read_dictionary=coded)
         number = 0
         for batch in file.iter_batches(PARQUET_BATCH, columns=names):
-            texts = column_values(batch.column(text))
-            labels = [None] * len(texts) if label is None else column_values(batch.column(label))
-            for cells in zip(texts, labels, strict=True):
-                number += 1
-                yield number, *cells
+            values = {name: column_values(batch.column(name)) for name in names}
+            for cells in _of_columns(values, chosen, number + 1):
+                yield cells
+                number = cells.line
     except (pyarrow.ArrowException, UnicodeDecodeError, OSError) as error:
         if isinstance(error, FileError):
             raise
@@ -446,23 +519,31 @@ def _of_records(records: Iterator[tuple[int, Any]], columns: Columns, origin: _O
         return
     if isinstance(first[1], str):
         _no_columns(columns, origin)
-        yield from ((number, record, None) for number, record in chain([first], records))
+        yield from (Cells(number, record) for number, record in chain([first], records))
         return
-    text = label = None
+    chosen: ChosenColumns | None = None
     for number, record in chain([first], records):
         if not isinstance(record, Mapping):
             reason = f"it is {_kind(record)} and not a row with columns"
             origin.refuse(number, reason, "Correct it, or remove it.")
             continue
-        if text is None:
+        if chosen is None:
             strings = [name for name, value in record.items() if isinstance(value, str)]
-            text, label = _chosen(list(record), strings, columns, origin)
-        missing = [name for name in (text, columns[1]) if name is not None and name not in record]
+            chosen = _chosen(list(record), strings, columns, origin)
+        needed = (chosen.text, columns.label, columns.group)
+        missing = [name for name in needed if name is not None and name not in record]
         if missing:
             reason = f"it has no {missing[0]!r}, only {_listed(list(record))}"
             origin.refuse(number, reason, "Correct it, or remove it.")
             continue
-        yield number, record[text], None if label is None else record.get(label)
+        yield _of_record(number, record, chosen)
+
+
+def _of_record(number: int, record: Mapping[Any, Any], chosen: ChosenColumns) -> Cells:
+    """The cells of one row by the names of their columns."""
+    label = None if chosen.label is None else record.get(chosen.label)
+    group = None if chosen.group is None else record.get(chosen.group)
+    return Cells(number, record[chosen.text], label, group)
 
 
 def _of_items(source: Any, columns: Columns, origin: _Origin) -> Iterator[Cells]:
@@ -474,7 +555,28 @@ def _of_items(source: Any, columns: Columns, origin: _Origin) -> Iterator[Cells]
     if not isinstance(source, Iterable) or isinstance(source, bytes) or getattr(source, "shape", None) == ():
         remedy = "Give a path, a list of strings, (texts, labels), a frame or a Hugging Face dataset."
         raise TextError("Cannot read texts", f"the source is {_kind(source)}", remedy)
-    yield from _of_records(((number, item) for number, item in enumerate(source, 1)), columns, origin)
+    items = iter(source)
+    first = next(items, UNNAMED)
+    if _is_pair(first):
+        yield from _of_pairs(chain([first], items), columns, origin)
+    elif first is not UNNAMED:
+        yield from _of_records(enumerate(chain([first], items), 1), columns, origin)
+
+
+def _is_pair(item: Any) -> bool:
+    """Whether an item of a list is a text with its label."""
+    return isinstance(item, tuple | list) and len(item) == 2 and isinstance(item[0], str)
+
+
+def _of_pairs(pairs: Iterable[Any], columns: Columns, origin: _Origin) -> Iterator[Cells]:
+    """Rows that are `(text, label)` each."""
+    _no_columns(columns, origin)
+    for number, pair in enumerate(pairs, 1):
+        if isinstance(pair, tuple | list) and len(pair) == 2:
+            yield Cells(number, *pair)
+        else:
+            reason = f"it is {_kind(pair)} and not a (text, label) pair like the first"
+            origin.refuse(number, reason, "Correct it, or remove it.")
 
 
 def _of_pair(texts: Any, labels: Any, columns: Columns, origin: _Origin) -> Iterator[Cells]:
@@ -485,21 +587,32 @@ def _of_pair(texts: Any, labels: Any, columns: Columns, origin: _Origin) -> Iter
     if len(texts) != len(labels):
         reason = f"there are {len(texts):,} texts and {len(labels):,} labels"
         raise TextError("Cannot read (texts, labels)", reason, "Give one label for each text.")
-    yield from zip(range(1, len(texts) + 1), texts, labels, strict=True)
+    yield from starmap(Cells, zip(range(1, len(texts) + 1), texts, labels, strict=True))
 
 
 def _of_labelled(source: Labelled, columns: Columns, origin: _Origin) -> Iterator[Cells]:
     _no_columns(columns, origin)
-    yield from zip(range(1, len(source) + 1), source.texts, source.labels or [None] * len(source), strict=True)
+    nothing = [None] * len(source)
+    labels, groups = source.labels or nothing, source.groups or nothing
+    yield from starmap(Cells, zip(range(1, len(source) + 1), source.texts, labels, groups, strict=True))
 
 
 def _of_frame(frame: Any, columns: Columns, origin: _Origin) -> Iterator[Cells]:
     names = [name for name in frame.columns if isinstance(name, str)]
     once = [name for name, count in Counter(names).items() if count == 1]
     strings = [name for name in once if len(frame) and isinstance(next(iter(frame[name])), str)]
-    text, label = _chosen(names, strings, columns, origin)
-    labels = [None] * len(frame) if label is None else frame[label]
-    yield from zip(range(1, len(frame) + 1), frame[text], labels, strict=True)
+    chosen = _chosen(names, strings, columns, origin)
+    yield from _of_columns({name: frame[name] for name in chosen.names}, chosen, 1)
+
+
+def _of_columns(values: Mapping[str, Any], chosen: ChosenColumns, first: int) -> Iterator[Cells]:
+    """Rows from whole columns, numbered from the first."""
+    texts = values[chosen.text]
+    nothing = [None] * len(texts)
+    labels = nothing if chosen.label is None else values[chosen.label]
+    groups = nothing if chosen.group is None else values[chosen.group]
+    numbers = range(first, first + len(texts))
+    yield from starmap(Cells, zip(numbers, texts, labels, groups, strict=True))
 
 
 def _of_dataset(dataset: Any, columns: Columns, origin: _Origin) -> Iterator[Cells]:
@@ -513,20 +626,22 @@ def _of_dataset(dataset: Any, columns: Columns, origin: _Origin) -> Iterator[Cel
         yield from _of_items(iter(dataset), columns, origin)
         return
     strings = [name for name in names if getattr(features.get(name), "dtype", None) in ("string", "large_string")]
-    text, label = _chosen(names, strings, columns, origin)
-    chosen = [name for name in (text, label) if name is not None]
-    class_name = getattr(features.get(label), "int2str", None)
-    for number, row in enumerate(dataset.select_columns(chosen), 1):
-        value = None if label is None else row[label]
-        if class_name is not None:  # -1 stands for a label that is missing
-            value = class_name(value) if isinstance(value, int) and value >= 0 else None
-        yield number, row[text], value
+    chosen = _chosen(names, strings, columns, origin)
+    class_name = getattr(features.get(chosen.label), "int2str", None)
+    for number, row in enumerate(dataset.select_columns(chosen.names), 1):
+        cells = _of_record(number, row, chosen)
+        if class_name is None:
+            yield cells
+            continue
+        # -1 stands for a label that is missing.
+        known = isinstance(cells.label, int) and cells.label >= 0
+        yield cells._replace(label=class_name(cells.label) if known else None)
 
 
 def _chosen(
     names: Sequence[str], strings: Sequence[str], columns: Columns, origin: _Origin, *, by_header: bool = False
-) -> tuple[str, str | None]:
-    """The columns of the texts and of the labels: those that are named, or the obvious ones."""
+) -> ChosenColumns:
+    """The columns of the texts and of the labels: those that are named, or the obvious ones; groups only if named."""
     problem = f"Cannot choose the columns of {origin.name}"
     if len(set(names)) < len(names):
         twice = Counter(names).most_common(1)[0][0]
@@ -536,17 +651,17 @@ def _chosen(
             near = difflib.get_close_matches(column, names, 1)
             remedy = f"Did you mean {near[0]!r}?" if near else "Name one of these."
             raise TextError(f"No column {column!r} in {origin.name}", f"it has {_listed(names)}", remedy)
-    label = columns[1] or _obvious(names, LABEL_NAMES, problem, "label")
-    text = columns[0] or _obvious(names, TEXT_NAMES, problem, "text")
+    label = columns.label or _obvious(names, LABEL_NAMES, problem, "label")
+    text = columns.text or _obvious(names, TEXT_NAMES, problem, "text")
     if text is None:
-        others = [name for name in strings if name != label]
+        others = [name for name in strings if name not in (label, columns.group)]
         if len(others) != 1 or (by_header and not re.fullmatch(r"[\w.-]+", others[0])):
             reason = f"they are {_listed(names)}, and none is plainly the text"
             raise TextError(problem, reason, 'Name the one that is: text="..." (and label="...").')
         text = others[0]
     if text == label:
         raise TextError(problem, f"{text!r} would be both text and label", 'Name another: text="...", label="...".')
-    return text, label
+    return ChosenColumns(text, label, columns.group)
 
 
 def _obvious(names: Sequence[str], known: Sequence[str], problem: str, what: str) -> str | None:
@@ -560,21 +675,31 @@ def _obvious(names: Sequence[str], known: Sequence[str], problem: str, what: str
 
 def _no_columns(columns: Columns, origin: _Origin) -> None:
     named = next((name for name in columns if name is not None), None)
-    if named is not None:
-        raise TextError(f"No column {named!r} in {origin.name}", "it has no columns", "Leave text= and label= out.")
+    if named is None:
+        return
+    remedy = "Leave text= and label= out."
+    if columns.group is not None:
+        remedy = "Give group= a list with one value for each text."
+    raise TextError(f"No column {named!r} in {origin.name}", "it has no columns", remedy)
 
 
 def _checked(cells: Iterator[Cells], origin: _Origin) -> Iterator[Row]:
-    for line, text, label in cells:
+    for line, text, label, group in cells:
         if not isinstance(text, str):
             origin.refuse(line, f"the text is {_kind(text)}", "Give a string.")
         elif not text.strip():
             origin.refuse(line, "the text is empty", "Remove the row, or fill it in.")
-        elif _has_surrogate(text) or _has_surrogate(label):
-            what = "text" if _has_surrogate(text) else "label"
+        elif broken := _with_surrogates(text, label, group):
+            what = broken[0]
             origin.refuse(line, f"the {what} holds half of a character (a lone surrogate)", "Save it as UTF-8 again.")
         else:
-            yield Row(str(text), _plain(label), line)
+            yield Row(str(text), _plain(label), line, _plain(group))
+
+
+def _with_surrogates(text: Any, label: Any, group: Any) -> list[str]:
+    """Which parts of a row hold half of a character."""
+    parts = {"text": text, "label": label, "group": group}
+    return [name for name, part in parts.items() if _has_surrogate(part)]
 
 
 def _has_surrogate(part: Any) -> bool:
