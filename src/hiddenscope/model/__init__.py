@@ -37,6 +37,7 @@ from hiddenscope.passes import (
     run,
     states_in,
 )
+from hiddenscope.products import tell_of_slow_products
 from hiddenscope.sites import SitePatterns
 from hiddenscope.size_limit import SizeLimit
 from hiddenscope.states import Pair, Source, States
@@ -88,6 +89,7 @@ def load(
     loaded = open_source(given, task=task, dtype=dtype, device=device, attention=attention, revision=revision)
     for note in loaded.notes:
         progress.note(f"{loaded.name}: {note}")
+    tell_of_slow_products(loaded.module, loaded.name)
     return Model(loaded)
 
 
