@@ -4,6 +4,7 @@ running     running statistics of states that are seen once: mean, spread, direc
 cka         how similar two sets of states of the same tokens are: linear CKA
 distances   Euclidean distances of every row to every other, and whether a picture keeps neighbours
 separation  how far apart classes are, beside shuffled labels
+grouped     averages over texts that belong together, and how uncertain they are
 """
 
 from hiddenscope.measures.cka import FEWEST, WORTH_READING, linear_cka
