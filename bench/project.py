@@ -41,7 +41,8 @@ def _permutations(repeats: int) -> Row:
     from sklearn.metrics import pairwise_distances, silhouette_score
 
     from hiddenscope.measures.distances import Distances
-    from hiddenscope.measures.separation import separation, shuffled
+    from hiddenscope.measures.permutations import shuffled
+    from hiddenscope.measures.separation import separation
 
     points = _points(1, SCORED)[0]
     labels = shuffled(torch.arange(SCORED) % 2, SHUFFLES, 0)

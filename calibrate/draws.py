@@ -2,8 +2,11 @@
 
 import os
 import tempfile
+from collections.abc import Callable, Sequence
 from functools import lru_cache
+from math import exp
 from pathlib import Path
+from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
@@ -16,13 +19,15 @@ from hiddenscope.linear import standardised
 SITES, WIDTH, FRESH = 6, 64, 400
 TOKENS = 4  # of a text
 STRENGTHS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0)  # how far apart the classes are, in standard deviations / 2
+NONE = (0.0,) * SITES  # nothing is planted
 REAL_SITES = "layer.0,layer.6,layer.12,layer.18,layer.24,layer.30"
 
 
 class Drawn(NamedTuple):
     """States `[site, row, width]` with targets, and fresh ones; `fresh_targets` are P(class 1), or numbers.
 
-    So many rows one after the other are the tokens of one text.
+    So many rows one after the other are the tokens of one text. Or `groups` has the group of each row: the tokens of a
+    text where `as_tokens`, else texts that belong together.
     """
 
     states: torch.Tensor
@@ -30,6 +35,8 @@ class Drawn(NamedTuple):
     fresh: torch.Tensor
     fresh_targets: torch.Tensor
     tokens: int = 1
+    groups: tuple[int, ...] | None = None
+    as_tokens: bool = False
 
 
 def noise(seed: int, rows: int, share: float) -> Drawn:
@@ -63,6 +70,56 @@ def planted_tokens(seed: int, texts: int, share: float) -> Drawn:
     states[:, :, 0] += torch.tensor(STRENGTHS)[:, None] * (2 * targets - 1)
     rows = texts * TOKENS
     return Drawn(states[:, :rows], targets[:rows], states[:, rows:], targets[rows:].float(), TOKENS)
+
+
+def zipf_sizes(groups: int) -> list[int]:
+    """Group sizes that fall as 1 / rank: a few large ones, and many of one text."""
+    return [max(1, round(groups / 4 / (1 + rank))) for rank in range(groups)]
+
+
+def lognormal_sizes(groups: int) -> list[int]:
+    """Lengths of texts as they are distributed in corpora: the quantiles of a lognormal distribution."""
+    places = [(rank + 0.5) / groups for rank in range(groups)]
+    return [max(1, round(6 * exp(NormalDist().inv_cdf(place)))) for place in places]
+
+
+def equal_sizes(groups: int) -> list[int]:
+    """Four texts in every group."""
+    return [TOKENS] * groups
+
+
+def grouped(
+    seed: int, groups: int, share: float, sizes: Callable[[int], list[int]], strengths: Sequence[float], as_tokens: bool
+) -> Drawn:
+    """Groups of these sizes with one class each; half of the variance of a row is that of its group."""
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randperm(groups, generator=generator).tolist()
+    counts = [sizes(groups)[rank] for rank in order]
+    classes = _classes(torch.full((groups,), share), generator)
+    fresh = (torch.rand(FRESH, generator=generator) < share).long()
+    number = torch.repeat_interleave(torch.arange(groups), torch.tensor(counts))
+    rows = len(number)
+    shared = torch.randn(SITES, groups + FRESH, WIDTH, generator=generator)
+    shared = shared[:, torch.cat([number, torch.arange(groups, groups + FRESH)])]
+    targets = torch.cat([classes[number], fresh])
+    states = (shared + torch.randn(shared.shape, generator=generator)) / 2**0.5
+    states[:, :, 0] += torch.tensor(strengths)[:, None] * (2 * targets - 1)
+    names = tuple(number.tolist())
+    return Drawn(states[:, :rows], targets[:rows], states[:, rows:], targets[rows:].float(), 1, names, as_tokens)
+
+
+def minimal_pairs(seed: int, pairs: int, share: float, strengths: Sequence[float]) -> Drawn:
+    """Pairs of texts that share nine tenths of their variance, one of each class."""
+    generator = torch.Generator().manual_seed(seed)
+    number = torch.arange(pairs + FRESH // 2).repeat_interleave(2)
+    shared = torch.randn(SITES, pairs + FRESH // 2, WIDTH, generator=generator)[:, number]
+    states = 0.9**0.5 * shared + 0.1**0.5 * torch.randn(shared.shape, generator=generator)
+    first = (torch.rand(pairs + FRESH // 2, generator=generator) < 0.5).long()[number]
+    targets = (first + torch.arange(len(number))) % 2
+    states[:, :, 0] += torch.tensor(strengths)[:, None] * (2 * targets - 1)
+    rows = 2 * pairs
+    names = tuple(number[:rows].tolist())
+    return Drawn(states[:, :rows], targets[:rows], states[:, rows:], targets[rows:].float(), 1, names)
 
 
 def real(seed: int, rows: int, share: float) -> Drawn:

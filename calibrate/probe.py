@@ -8,7 +8,7 @@ chance makes them. The fits of all runs are made at once (`fits`); folds, labell
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -32,6 +32,7 @@ from hiddenscope.linear.intervals import chance
 from hiddenscope.linear.permutations import planted
 from hiddenscope.linear.probe import Task
 from hiddenscope.sites import Site
+from hiddenscope.texts import Labelled
 from hiddenscope.vectors import Token
 
 TEXTS = (20, 50, 200)
@@ -59,10 +60,22 @@ class Record(NamedTuple):
 
 def states_of(drawn: Drawn, seed: int) -> hs.States:
     """Drawn states, as those of texts."""
-    rows, text = drawn.states.shape[1], np.arange(drawn.states.shape[1]) // drawn.tokens
+    rows = drawn.states.shape[1]
+    text = np.arange(rows) // drawn.tokens
+    if drawn.as_tokens:
+        text = np.array(drawn.groups)
+    positions = np.arange(rows) - np.searchsorted(text, text)
     texts = tuple(f"run {seed} text {k}" for k in range(int(text[-1]) + 1))
-    tokens = hs.Tokens(texts, text, np.arange(rows) % drawn.tokens, np.arange(rows), ("t",) * rows)
+    tokens = hs.Tokens(texts, text, positions, np.arange(rows), ("t",) * rows)
     return hs.States(tuple(Site(k) for k in range(len(drawn.states))), drawn.states, tokens, hs.Source("drawn"))
+
+
+def labels_of(drawn: Drawn) -> list[Any] | Labelled:
+    """Drawn labels, with groups of texts where there are any."""
+    labels = drawn.targets.tolist()
+    if drawn.groups is None or drawn.as_tokens:
+        return labels
+    return Labelled(("",) * len(labels), tuple(labels), "drawn", drawn.groups)
 
 
 class Prepared(NamedTuple):
@@ -76,8 +89,8 @@ class Prepared(NamedTuple):
 def prepared(seed: int, draw: Draw, rows: int, share: float) -> Prepared:
     drawn = draw(seed, rows, share)
     task: Task = "regress" if drawn.targets.is_floating_point() else "classify"
-    token: Token = "each" if drawn.tokens > 1 else "last"
-    labelled = labelled_rows(states_of(drawn, seed), drawn.targets.tolist(), task, "layer.*", token, False)
+    token: Token = "each" if drawn.tokens > 1 or drawn.as_tokens else "last"
+    labelled = labelled_rows(states_of(drawn, seed), labels_of(drawn), task, "layer.*", token, False)
     target = target_of(labelled, task)
     return Prepared(seed, target, design_of(labelled, target, seed))
 
@@ -161,6 +174,7 @@ def _record(
     target, design, sites = one.target, one.design, len(drawn.states)
     measured = [measured_of(own[:, None, None], target.values[:, None], target, design) for own in held_out]
     found = [chance(torch.stack([other.scores for other in others[:sites]]))]
+    assert design.smallest_p is not None  # so that there are p-values
     found += [chance(other.scores[None]) for other in others[sites:]]  # the mix is by itself, and numbers have none
     chances = [*found[:1] * sites, *found[1:]]
     intervals = [
@@ -249,6 +263,30 @@ NUMBERS = (
     ("numbers, half of their variance planted", draws.numbers, 0.5),
     ("numbers, real states, half of their variance planted", draws.real_planted_numbers, 0.5),
 )
+GROUPED = (
+    ("noise, groups of 4 paraphrases", draws.equal_sizes, draws.NONE, False, 10),
+    ("noise, groups of 4 paraphrases", draws.equal_sizes, draws.NONE, False, 40),
+    ("planted, groups of 4 paraphrases", draws.equal_sizes, draws.STRENGTHS, False, 40),
+    ("noise, Zipf group sizes", draws.zipf_sizes, draws.NONE, False, 50),
+    ("planted, Zipf group sizes", draws.zipf_sizes, draws.STRENGTHS, False, 50),
+    ("noise, lognormal text lengths", draws.lognormal_sizes, draws.NONE, True, 50),
+    ("planted, lognormal text lengths", draws.lognormal_sizes, draws.STRENGTHS, True, 50),
+)
+
+
+def grouped_experiment(what: str, draw: Draw, groups: int, unit: str = "groups") -> Experiment:
+    """One condition in which texts belong together, with classes of equal chances."""
+    trial = partial(trials, draw=draw, rows=groups, share=0.5)
+    return Experiment(f"{what}, {groups} {unit}", trial, partial(sum_up, chance=0.5))
+
+
+WITH_GROUPS = [
+    grouped_experiment(what, partial(draws.grouped, sizes=sizes, strengths=strengths, as_tokens=as_tokens), groups)
+    for what, sizes, strengths, as_tokens, groups in GROUPED
+] + [
+    grouped_experiment(f"{what}, minimal pairs", partial(draws.minimal_pairs, strengths=strengths), 30, "pairs")
+    for what, strengths in (("noise", draws.NONE), ("planted", draws.STRENGTHS))
+]
 STUDY = Study(
     "probe",
     "Six sites of 64 channels of independent noise; the same with a direction that tells the class planted at five of\n"
@@ -258,5 +296,6 @@ STUDY = Study(
     CLAIMS,
     [experiment(name, draw, rows, share) for share in (0.5, UNEQUAL) for rows in TEXTS for name, draw in CLASSES]
     + [experiment(f"planted, {draws.TOKENS} tokens a text", draws.planted_tokens, rows, 0.5) for rows in TEXTS[:2]]
-    + [experiment(name, draw, rows, share) for rows in TEXTS for name, draw, share in NUMBERS],
+    + [experiment(name, draw, rows, share) for rows in TEXTS for name, draw, share in NUMBERS]
+    + WITH_GROUPS,
 )

@@ -8,7 +8,8 @@ import torch
 
 from calibrate.trials import Claim, Experiment, Study, each
 from hiddenscope.measures.distances import Distances
-from hiddenscope.measures.separation import SCORES, corrected, separation, shuffled
+from hiddenscope.measures.permutations import shuffled
+from hiddenscope.measures.separation import SCORES, corrected, separation
 
 SITES, WIDTH, SHUFFLES = 8, 16, 199
 

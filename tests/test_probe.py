@@ -31,6 +31,7 @@ from hiddenscope.linear.intervals import (
     accuracy,
     accuracy_interval,
     chance,
+    effective_number,
     factors,
     r2,
     r2_interval,
@@ -316,7 +317,7 @@ def test_a_text_that_comes_twice_is_not_both_learnt_and_tested() -> None:
     together = hs.probe(hs.States((Site(0),), values, tokens, hs.Source("toy")), labels)
     parted = hs.probe(states(values), labels)
     assert float(parted.data["accuracy"][0]) > 0.75 > 0.7 > float(together.data["accuracy"][0])
-    assert together.facts["texts"] == 40 and together.facts["rows"] == 80
+    assert (together.facts["texts"], together.facts["rows"], together.facts["copies"]) == (40, 40, 40)
 
 
 @pytest.mark.parametrize("changed", [" {}", "{} ", "{}.", "{}!", "“{}”"])
@@ -610,17 +611,16 @@ def test_copies_of_a_text_have_one_label_when_labels_are_permuted() -> None:
     assert called <= 4  # more comes up in 1 of 1,800 at a level of 5%
 
 
-def test_copies_of_a_text_have_one_control_label_in_any_order() -> None:
+def test_rows_have_one_control_label_in_any_order() -> None:
     targets, folds = torch.arange(30) % 2, np.arange(30) % 5
-    groups = [f"text {k}" for k in range(30)]
-    rows = np.random.default_rng(0).permutation(np.repeat(np.arange(30), 3))
-    order = np.random.default_rng(1).permutation(90)
+    order = np.random.default_rng(1).permutation(30)
+    values = torch.randn(1, 30, 4)
+    rows = labelled_rows(states(values), targets.tolist(), "classify", "layer.*", "last", False)
     for seed in range(5):
-        drawn = control(targets[rows], [groups[k] for k in rows], folds[rows], None, seed)
-        alone = control(targets, groups, folds, None, seed)
-        assert torch.equal(drawn, alone[rows]) and not torch.equal(alone, targets)
-        moved = control(targets[rows[order]], [groups[k] for k in rows[order]], folds[rows[order]], None, seed)
-        assert torch.equal(moved, drawn[order])
+        drawn = control(targets, rows, folds, seed)
+        assert drawn is not None and not torch.equal(drawn, targets)
+        moved = control(targets[order], rows.some(order.tolist()), folds[order], seed)
+        assert moved is not None and torch.equal(moved, drawn[order])
 
 
 def test_few_texts_are_said_to_be_too_few_for_the_intervals() -> None:
@@ -695,4 +695,116 @@ def test_an_accuracy_below_chance_is_explained() -> None:
     states = hs.States((Site(0),), values, tokens, hs.Source("toy"))
     result = hs.probe(states, ["a"] * 30 + ["b"] * 30)
     assert float(result.data["accuracy_high"][0]) < 0.5
-    assert "At layer.0 the 95% interval of each site ends below that." in result.summary()
+    said = result.summary()
+    assert "At layer.0 the probe is right less often than guessing the largest class would be" in said
+    assert "the texts most like a held-out text have another label" in said and "say so with groups" in said
+    grouped = hs.probe(states, hs.read((names, ["a"] * 30 + ["b"] * 30), group=[k % 30 for k in range(60)]))
+    assert float(grouped.data["accuracy_high"][0]) > 0.5 and "less often" not in grouped.summary()
+
+
+def minimal_pairs(count: int, apart: float, seed: int = 0) -> tuple[hs.States, list[str]]:
+    """The two texts of a pair share their topic, and one direction tells a question from a statement."""
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.randn(2, count, 1, 12, generator=generator).repeat(1, 1, 2, 1)
+    values += 0.3 * torch.randn(values.shape, generator=generator)
+    values[1, :, 1, 0] += apart
+    names = [f"You saw the {noun} there{end}" for noun in range(count) for end in ".?"]
+    rows = range(2 * count)
+    tokens = hs.Tokens(names, rows, [0] * 2 * count, rows, ["t"] * 2 * count)
+    return hs.States((Site(0), Site(1)), values.flatten(1, 2), tokens, hs.Source("toy")), ["said", "asked"] * count
+
+
+def test_minimal_pairs_are_permuted_within_pairs() -> None:
+    """Texts that differ in a full stop are no copies where their labels differ, and whole pairs are all alike."""
+    result = hs.probe(*minimal_pairs(16, 12.0))
+    best = result.facts["best"]
+    assert best["site"] == "layer.1" and best["accuracy"] == 1.0 and best["p"] == 0.005
+    assert best["control"] < 0.75 and best["selectivity"] > 0.25
+    assert result.facts["above_chance_at"] == ["layer.1"]
+    assert (result.facts["texts"], result.facts["groups"], result.facts["groups_given"]) == (32, 16, False)
+    assert "kept together (16 groups)" in result.summary()
+
+
+def test_the_smallest_p_of_few_pairs_is_told() -> None:
+    result = hs.probe(*minimal_pairs(4, 12.0))
+    assert result.facts["smallest_p"] == 1 / 8 == result.facts["best"]["p"] and result.facts["permutations"] == 15
+    assert "permuted in 16 ways only: the smallest p-value that is possible is 0.12, so nothing" in result.summary()
+    assert result.facts["best"]["control"] < 1
+
+
+def test_one_label_for_each_position_is_told_from_chance() -> None:
+    """All texts have the same labels in the same order, so that whole texts that change places change nothing."""
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randn(2, 24, 5, 8, generator=generator)
+    values[1] += 3 * torch.randn(5, 8, generator=generator)
+    given = states(values.flatten(1, 2), [5] * 24, ids=[0] * 60 + [1] * 60)
+    result = hs.probe(given, ["a", "a", "b", "b", "b"] * 24, token="each")
+    assert result.facts["above_chance_at"] == ["layer.1"] and result.facts["best"]["p"] == 0.005
+    assert float(result.data["p"][0]) > 0.05
+
+
+def test_groups_of_paraphrases_are_one_piece_of_evidence_each() -> None:
+    """Without groups, forty texts of ten sentences are read at many sites in most runs."""
+    alone = together = 0
+    for seed in range(10):
+        generator = torch.Generator().manual_seed(seed)
+        values = torch.randn(2, 10, 1, 40, generator=generator).repeat(1, 1, 4, 1)
+        values = (values + 0.2 * torch.randn(values.shape, generator=generator)).flatten(1, 2)
+        number = np.repeat(np.arange(10), 4)
+        labels = (torch.randperm(10, generator=generator).numpy()[number] % 2).tolist()
+        given = states(values)
+        data = hs.read(([f"text {k}" for k in range(40)], labels), group=number)
+        alone += bool(hs.probe(given, labels, seed=seed).facts["above_chance_at"])
+        grouped = hs.probe(given, data, seed=seed)
+        together += bool(grouped.facts["above_chance_at"])
+        assert grouped.facts["groups"] == 10 and grouped.facts["groups_given"] and not grouped.facts["calibrated"]
+    assert alone >= 6 and together <= 2
+    assert "with as few as 10 groups of texts they were not calibrated" in grouped.summary()
+
+
+def test_copies_change_nothing() -> None:
+    """A text that comes again with the same label is probed once, however often it comes."""
+    given, labels = planted(rows=40)
+    often = np.repeat(np.arange(40), np.random.default_rng(0).integers(1, 6, 40))
+    rows = range(len(often))
+    tokens = hs.Tokens([f"text {k}" for k in often], rows, [0] * len(often), rows, ["t"] * len(often))
+    copied = hs.States(given.sites, given.values[:, often], tokens, given.source)
+    once, again = hs.probe(given, labels), hs.probe(copied, [labels[k] for k in often])
+    for name in ("accuracy", "accuracy_low", "accuracy_high", "p", "control"):
+        np.testing.assert_array_equal(once.data[name], again.data[name])
+    assert again.facts["copies"] == len(often) - 40
+    assert f"{len(often) - 40} texts came again with the same label; each text was probed once." in again.summary()
+
+
+def test_large_groups_count_for_no_more_than_their_effective_number() -> None:
+    """Groups that are right or wrong as a whole: of one large group and many small ones the mean follows the large."""
+    sizes = np.array([40, *[1] * 40])
+    groups = np.repeat(np.arange(41), sizes)
+    held = 0
+    for seed in range(60):
+        right = (np.random.default_rng(seed).random(41) < 0.6)[groups]
+        interval = interval_of(right, groups)
+        held += interval.low <= 0.6 <= interval.high
+    assert effective_number(groups) == pytest.approx(80**2 / (1600 + 40))
+    assert held >= 54
+
+
+def test_an_interval_that_reaches_down_to_guessing_is_explained(found: hs.Result) -> None:
+    """The interval of the best site allows for its choice, and the test does not need it."""
+    best, chance = found.facts["best"], found.facts["chance"]
+    low = float(found.data["accuracy_low"].sel(site=best["site"]))
+    assert low > chance and "reaches down to guessing" not in found.summary()
+    facts = {**found.facts, "best": {**best, "interval": [chance - 0.02, best["interval"][1]]}}
+    told = hs.Result("probe", found.data, facts, found.source).summary()
+    assert "reaches down to guessing because it allows for the choice of the best site. By itself" in told
+    facts = {**facts, "above_chance_at": []}
+    told = hs.Result("probe", found.data, facts, found.source).summary()
+    assert "Permuted labels seldom do as well as the best site (p = 0.005), but its interval holds 50%" in told
+
+
+def test_where_nothing_can_be_permuted_there_is_no_verdict(found: hs.Result) -> None:
+    best = {**found.facts["best"], "p": None, "control": None, "selectivity": None}
+    facts = {**found.facts, "best": best, "above_chance_at": [], "smallest_p": None}
+    told = hs.Result("probe", found.data, facts, found.source).summary()
+    assert "the labels can be permuted in no other way, so there is no p-value" in told
+    assert "No site is shown" not in told and "control labels" not in told

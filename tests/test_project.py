@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,10 @@ from hiddenscope.analyses.project.pictures import aligned, disparity, panel
 from hiddenscope.analyses.project.workers import Job, UmapPool
 from hiddenscope.errors import Error, StatesError, TextError
 from hiddenscope.measures.distances import Distances, trustworthiness
-from hiddenscope.measures.separation import separation, shuffled
+from hiddenscope.measures.permutations import shuffled
+from hiddenscope.measures.separation import separation
 from hiddenscope.sites import Site
+from hiddenscope.texts import Labelled
 from hiddenscope.views import sections_of, views_of
 from hiddenscope.views.values import Lines, Panels
 
@@ -471,10 +473,10 @@ def test_labels_are_shuffled_between_groups_and_never_within() -> None:
         rows = drawn[:, [row for row, own in enumerate(groups) if own == group]]
         assert (rows == rows[:, :1]).all()
     assert (drawn[1:, [0, 3, 5, 6]].sum(1) == 2).all(), "as many groups of each class"
-    mixed = shuffled(torch.tensor([0, 1, 0, 1, 2, 2]), 200, 0, [0, 0, 1, 1, 2, 2])
+    tokens = [0, 0, 1, 1, 2, 2]
+    mixed = shuffled(torch.tensor([0, 1, 0, 1, 2, 2]), 200, 0, tokens, units=tokens)
     pairs = {tuple(row.tolist()) for row in mixed.view(-1, 2)}
-    assert pairs == {(0, 1), (2, 2)}, "the labels of a group move together"
-    assert len({tuple(row.tolist()) for row in mixed}) == 3
+    assert pairs == {(0, 1), (1, 0), (2, 2)}, "the labels of a text move together"
 
 
 def test_more_points_do_not_reverse_the_verdict() -> None:
@@ -521,3 +523,108 @@ def test_sections_hold_every_finding_and_name_the_classes() -> None:
         assert all(line.strip() in told for line in result.summary().splitlines()[1:])
     assert "(“a”, “b”)" in sections_of(labelled)[0].reading or "(“b”, “a”)" in sections_of(labelled)[0].reading
     assert "classes" not in sections_of(bare)[0].title
+
+
+def pairs_of(count: int, apart: float, seed: int = 0) -> tuple[hs.States, list[str]]:
+    """Minimal pairs: the two texts share their topic, and one direction tells a question from a statement."""
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.randn(1, count, 1, 12, generator=generator).repeat(1, 1, 2, 1)
+    values += 0.3 * torch.randn(values.shape, generator=generator)
+    values[:, :, 1, 0] += apart
+    names = [f"You saw the {noun} there{end}" for noun in range(count) for end in ".?"]
+    rows = range(2 * count)
+    tokens = hs.Tokens(names, rows, [0] * 2 * count, rows, ["t"] * 2 * count)
+    return hs.States((Site(0),), values.flatten(1, 2), tokens, hs.Source("toy")), ["said", "asked"] * count
+
+
+def test_minimal_pairs_are_permuted_within_pairs() -> None:
+    """Texts that differ in a full stop are no copies where their labels differ, and whole pairs are all alike."""
+    result = hs.project(*pairs_of(16, 12.0), method="pca")
+    (part,) = result.facts["parts"]
+    assert part["separation"]["best"]["silhouette"] > 0.5
+    assert part["separation"]["best"]["p_corrected"] <= 0.002 and part["separation"]["apart_at"] == ["layer.0"]
+    assert "doubts" not in part["picture"] and part["groups"] == 16 and part["texts"] == 32
+    assert "Do not trust" not in result.summary()
+    p = [float(hs.project(*pairs_of(16, 0.0, seed), method="pca").data["silhouette_p"][0]) for seed in range(30)]
+    assert 0.25 < np.mean(p) < 0.75 and np.mean(np.array(p) <= 0.05) <= 0.2
+
+
+def test_the_smallest_p_of_few_pairs_is_told() -> None:
+    result = hs.project(*pairs_of(4, 12.0), method="pca")
+    assert (
+        result.facts["parts"][0]["smallest_p"] == result.facts["parts"][0]["separation"]["best"]["p_corrected"] == 1 / 8
+    )
+    assert "the smallest p-value that is possible is 0.12, so nothing can be shown" in result.summary()
+
+
+def test_where_nothing_can_be_permuted_there_is_no_p_and_no_verdict() -> None:
+    """One group for each class: labels that change places part the texts in the same way."""
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randn(2, 12, 6, generator=generator)
+    values[:, 6:, 0] += 9
+    labels = ["a"] * 6 + ["b"] * 6
+    given = states(values)
+    data = hs.read(([f"text {k}" for k in range(12)], labels), group=labels)
+    result = hs.project(given, data, method="pca")
+    (part,) = result.facts["parts"]
+    assert part["smallest_p"] is None and part["separation"]["best"]["p_corrected"] is None
+    assert set(part["separation"]["best"]["p"].values()) == {None} and part["separation"]["apart_at"] == []
+    assert "silhouette_p" not in result.data and "doubts" not in part["picture"]
+    said = result.summary()
+    assert "There is no p-value: the labels can be permuted in no other way." in said
+    assert "No site is shown" not in said and "Do not trust" not in said and "nan" not in said
+
+
+def paraphrases(seed: int, groups: int = 10, size: int = 4) -> tuple[hs.States, Labelled]:
+    """States that know which sentence a text paraphrases and nothing else; labels of sentences that mean nothing."""
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.randn(2, groups, 1, 8, generator=generator).repeat(1, 1, size, 1)
+    values = (values + 0.2 * torch.randn(values.shape, generator=generator)).flatten(1, 2)
+    number = np.repeat(np.arange(groups), size)
+    labels = torch.randperm(groups, generator=generator).numpy()[number] % 2
+    given = states(values)
+    return given, hs.read(([f"text {k}" for k in range(len(number))], labels.tolist()), group=number)
+
+
+def test_groups_of_paraphrases_are_one_piece_of_evidence_each() -> None:
+    """Without groups, forty texts of ten sentences set the classes apart in nearly every run."""
+    alone = together = 0
+    for seed in range(12):
+        given, data = paraphrases(seed)
+        without = hs.project(given, list(data.labels or ()), method="pca")
+        grouped = hs.project(given, data, method="pca")
+        alone += bool(without.facts["parts"][0]["separation"]["apart_at"])
+        together += bool(grouped.facts["parts"][0]["separation"]["apart_at"])
+        assert grouped.facts["parts"][0]["groups"] == 10 and grouped.facts["parts"][0]["groups_given"]
+    assert alone >= 9 and together <= 3  # more comes up in 1 of 350 at a level of 5%
+    assert "are taken as independent of one another, since no groups were given" in without.summary()
+    assert "The 10 groups of texts are taken as independent of one another" in grouped.summary()
+
+
+def test_a_class_with_more_copies_is_not_apart_for_that() -> None:
+    p = []
+    for seed in range(25):
+        generator = torch.Generator().manual_seed(seed)
+        text = np.repeat(np.arange(24), [6, 1] * 12).tolist()
+        values = torch.randn(1, 24, 8, generator=generator)
+        result = hs.project(named(values, text), [k % 2 for k in text], method="pca")
+        p.append(float(result.data["neighbour_p"][0]))
+        assert result.facts["parts"][0]["copies"] == len(text) - 24
+    assert np.sum(np.array(p) <= 0.05) <= 4  # a third of them where copies count
+
+
+def named(values: Tensor, text: Sequence[int]) -> hs.States:
+    """States of texts with one token each, some of which are copies."""
+    rows = range(len(text))
+    tokens = hs.Tokens([f"text {k}" for k in text], rows, [0] * len(text), rows, ["t"] * len(text))
+    return hs.States(tuple(Site(k) for k in range(len(values))), values[:, list(text)], tokens, hs.Source("toy"))
+
+
+def test_copies_move_no_score() -> None:
+    values = torch.randn(2, 30, 6, generator=torch.Generator().manual_seed(0))
+    once, twice = range(30), [*range(30), *range(0, 30, 3)]
+    alone, copied = (hs.project(named(values, text), [k % 2 for k in text], method="pca") for text in (once, twice))
+    for name in ("silhouette", "neighbour", "fisher", "within", "silhouette_p", "neighbour_p"):
+        np.testing.assert_allclose(alone.data[name], copied.data[name], rtol=1e-6)
+    assert copied.facts["parts"][0]["copies"] == 10 and copied.data.sizes["text"] == 40
+    assert "10 texts came again with the same label; each counts once." in copied.summary()

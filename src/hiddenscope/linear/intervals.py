@@ -157,12 +157,23 @@ def r2(scores: Tensor, targets: Tensor, groups: Ints) -> Explained:
 def _variance(residuals: Tensor, groups: Ints, fitted: int) -> Tensor:
     """The variance of the mean of residuals `[row, set]` when groups of rows are drawn.
 
-    `fitted` is how many means were subtracted from them.
+    `fitted` is how many means were subtracted from them. A mean follows its large groups, so what it takes from the
+    variance depends on the effective number of groups.
     """
-    number = int(groups.max()) + 1
+    number, effective = int(groups.max()) + 1, effective_number(groups)
     sums = torch.zeros(number, residuals.shape[1], dtype=torch.float64, device=residuals.device)
     sums.index_add_(0, torch.from_numpy(groups).to(sums.device), residuals)
-    return sums.square().sum(0) / len(residuals) ** 2 * (number / max(1, number - fitted))
+    return sums.square().sum(0) / len(residuals) ** 2 * (effective / max(1.0, effective - fitted))
+
+
+def effective_number(groups: Ints) -> float:
+    """How many groups of equal size would make the mean of their rows vary as much (Kish).
+
+    >>> effective_number(np.array([0, 1, 2])), effective_number(np.array([0, 0, 0, 1]))
+    (3.0, 1.6)
+    """
+    sizes = np.bincount(groups)
+    return float(sizes.sum() ** 2 / np.square(sizes).sum())
 
 
 def variance_factor(folds: int) -> float:
@@ -218,13 +229,13 @@ def _size_factor(redrawn: Redrawn, factor: float) -> float:
 def accuracy_interval(measured: Estimate, rows: int, groups: Ints, factors: Factors, chance: Chance) -> Interval:
     """Wilson's interval, which is honest at 0 and 1 too, of as many independent rows as would have that variance.
 
-    Rows of one group that are right and wrong together count for fewer, but for no fewer than there are groups, before
-    the factors are applied.
+    Rows of one group that are right and wrong together count for fewer, but for no fewer than the effective number of
+    groups, before the factors are applied.
     """
     share, within, between = (float(part) for part in measured)
-    variance, number = within + between, int(groups.max()) + 1
+    variance, number = within + between, effective_number(groups)
     widened = factors.within * within + factors.between * between
-    count = min(float(rows), max(float(number), share * (1 - share) / variance)) if variance > 0 else float(number)
+    count = min(float(rows), max(number, share * (1 - share) / variance)) if variance > 0 else number
     count /= widened / variance if variance > 0 else factors.within
     low, high = wilson(share, count)
     # Both ends hold for the best of all sites, so the larger one does. Bonferroni's is the larger where scores of

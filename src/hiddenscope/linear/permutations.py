@@ -6,7 +6,7 @@ Cholesky factor serves all labellings. Labels that mean nothing are best predict
 first step is nearly the last. Ridge regressions themselves are fitted exactly. The penalty is chosen anew for every
 labelling, on inner folds. The states are standardised once, over all rows: labels have no part in that.
 
-`measures.separation.shuffled` permutes labels; `redrawn` draws the sizes of the classes too. Numbers that follow what a
+`measures.permutations` permutes labels; `redrawn` draws the sizes of the classes too. Numbers that follow what a
 probe predicts, more and more, are made by `planted` from `resampled` ones.
 """
 

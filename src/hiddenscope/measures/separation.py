@@ -1,7 +1,7 @@
 """Separation: how far apart classes of rows are, compared with the same rows under shuffled labels.
 
 >>> rows = torch.tensor([[0.0, 0.0], [0.1, 0.0], [5.0, 5.0], [5.0, 5.1]])
->>> scores = separation(Distances(rows), shuffled(torch.tensor([0, 0, 1, 1]), 99, 0))
+>>> scores = separation(Distances(rows), torch.tensor([[0, 0, 1, 1], [0, 1, 0, 1], [0, 1, 1, 0]]))
 >>> round(scores["silhouette"].value, 2), scores["neighbour"].value
 (0.99, 1.0)
 """
@@ -34,65 +34,55 @@ class Score:
     under_labels: Tensor = field(repr=False)
 
 
-def shuffled(
-    labels: Tensor, count: int, seed: int, groups: ArrayLike | None = None, strata: ArrayLike | None = None
-) -> Tensor:
-    """The labels as they are, and then shuffled so many times, `[1 + count, row]`.
+def separation(distances: Distances, labels: Tensor, groups: ArrayLike | None = None) -> Mapping[str, Score]:
+    """The scores of rows by their classes, `labels[0]`, against those by permuted classes, `labels[1:]`.
 
-    Rows of one group (tokens of a text, copies of a text) are not independent, so labels move between groups and never
-    within. Where all rows of each group have one label, groups exchange their labels. Otherwise groups keep their
-    labels in order, and are laid over the rows in another order of groups. With `strata` (folds) labels stay in theirs.
+    `silhouette` is the mean silhouette; `neighbour` the share of rows whose nearest row of another group is of their
+    class (where several are equally near, the share among these); `fisher` the variance between classes over that
+    within, each by its degrees of freedom, so that 1 is chance; `within` the mean distance within classes over that of
+    all pairs. Without permuted classes there are no p-values.
 
-    >>> shuffled(torch.tensor([0, 0, 1, 1]), 9, 0, groups=["a", "a", "b", "b"]).unique(dim=0).tolist()
-    [[0, 0, 1, 1], [1, 1, 0, 0]]
-    """
-    generator = np.random.default_rng(seed)
-    codes = np.arange(len(labels)) if groups is None else np.unique(np.asarray(groups), return_inverse=True)[1]
-    strata = np.zeros(len(labels), dtype=np.int64) if strata is None else np.asarray(strata)
-    drawn = labels.repeat(1 + count, 1)
-    for stratum in np.unique(strata):
-        rows = np.flatnonzero(strata == stratum)
-        rows = rows[np.argsort(codes[rows], kind="stable")]  # group by group
-        starts = np.flatnonzero(np.r_[True, np.diff(codes[rows]) != 0])
-        sizes = np.diff(np.r_[starts, len(rows)])
-        own = labels[torch.from_numpy(rows)]
-        firsts = own[torch.from_numpy(starts)]
-        uniform = torch.equal(firsts.repeat_interleave(torch.from_numpy(sizes)), own)
-        for number in range(1, 1 + count):
-            order = generator.permutation(len(starts))
-            if uniform:
-                moved = firsts[torch.from_numpy(np.repeat(order, sizes))]
-            else:
-                moved = own[
-                    torch.from_numpy(np.concatenate([np.arange(starts[k], starts[k] + sizes[k]) for k in order]))
-                ]
-            drawn[number, torch.from_numpy(rows)] = moved
-    return drawn
-
-
-def separation(distances: Distances, labels: Tensor) -> Mapping[str, Score]:
-    """The scores of rows by their classes, `labels[0]`, against those by shuffled classes, `labels[1:]`.
-
-    `silhouette` is the mean silhouette; `neighbour` the share of rows whose nearest other row is of their class (where
-    several are equally near, the share among these); `fisher` the variance between classes over that within, each by
-    its degrees of freedom, so that 1 is chance; `within` the mean distance within classes over that of all pairs.
-
-    The scores of all shuffles come from shared matrix products, where scikit-learn would be called once for each.
+    The scores of all labellings come from shared matrix products, where scikit-learn would be called once for each.
     """
     classes = int(labels.max()) + 1
-    exact = _scores(distances, labels[:1], classes, torch.float64)
-    every = torch.cat([_scores(distances, some, classes, torch.float32) for some in _batches(labels, classes)], 1)
+    groups = _group_codes(groups, labels.shape[1])
+    exact = _scores(distances, labels[:1], classes, torch.float64, groups)
+    parts = [_scores(distances, some, classes, torch.float32, groups) for some in _batches(labels, classes)]
+    every = torch.cat(parts, 1)
     scores = {}
     for row, name in enumerate(SCORES):
-        sign = -1 if name == "within" else 1  # of this one, less is better
-        better, true = every[row] * sign, every[row, 0] * sign
-        p = float((better >= true - _rounding(true)).double().mean()) if not bool(true.isnan()) else float("nan")
+        better = every[row]
+        if name == "within":  # of this one, less is better
+            better = -better
+        elif name == "neighbour":
+            # Where groups of several sizes exchange labels, the sizes of the classes change, and with them how many
+            # neighbours are of one class by chance.
+            better = better - _same_by_chance(labels, classes)
+        true, p = better[0], float("nan")
+        if len(labels) > 1 and not bool(true.isnan()):
+            p = float((better >= true - _rounding(true)).double().mean())
         median = high = float("nan")
         if len(labels) > 1:
             median = float(torch.quantile(every[row, 1:], 0.5))  # torch's median is the lower of two middle values
             high = float(torch.quantile(every[row, 1:], 0.05 if name == "within" else 0.95))
         scores[name] = Score(float(exact[row, 0]), p, median, high, better)
     return scores
+
+
+def _group_codes(groups: ArrayLike | None, count: int) -> Tensor:
+    """The number of each row's group; rows are groups of their own where there is but one."""
+    if groups is not None:
+        codes = np.unique(np.asarray(groups), return_inverse=True)[1].reshape(-1)
+        if int(codes.max()) > 0:
+            return torch.from_numpy(codes)
+    return torch.arange(count)
+
+
+def _same_by_chance(labels: Tensor, classes: int) -> Tensor:
+    """The share of pairs of rows that are of one class, for each labelling."""
+    counts = torch.stack([(labels == code).sum(1) for code in range(classes)]).double()
+    count = labels.shape[1]
+    return (counts * (counts - 1)).sum(0) / (count * (count - 1))
 
 
 def corrected(scores: Sequence[Score]) -> list[float]:
@@ -108,6 +98,8 @@ def corrected(scores: Sequence[Score]) -> list[float]:
     [0.25, 1.0]
     """
     under = torch.stack([score.under_labels for score in scores]).double()
+    if under.shape[1] == 1:
+        return [float("nan")] * len(scores)
     deviation = under.std(1, keepdim=True, correction=0)
     standard = torch.where(deviation > 0, (under - under.mean(1, keepdim=True)) / deviation, torch.zeros_like(under))
     largest = standard.amax(0)
@@ -123,7 +115,7 @@ def _batches(labels: Tensor, classes: int) -> Iterator[Tensor]:
     yield from torch.split(labels, max(1, MEMBERS // (labels.shape[1] * classes)))
 
 
-def _scores(distances: Distances, labels: Tensor, classes: int, dtype: torch.dtype) -> Tensor:
+def _scores(distances: Distances, labels: Tensor, classes: int, dtype: torch.dtype, groups: Tensor) -> Tensor:
     """Every score of every labelling, `[score, labelling]`."""
     labellings, count = labels.shape
     members = torch.zeros(count, labellings * classes, dtype=dtype)
@@ -137,7 +129,7 @@ def _scores(distances: Distances, labels: Tensor, classes: int, dtype: torch.dty
         silhouettes += _silhouettes(sums, own, sizes).sum(0, dtype=torch.float64)
         inside += sums.gather(2, own)[..., 0].sum(0, dtype=torch.float64)
         total += float(block.sum())
-        near = (_nearest(distances, here, block).to(dtype) @ members).view(-1, labellings, classes)
+        near = (_nearest(distances, here, block, groups).to(dtype) @ members).view(-1, labellings, classes)
         same += near.gather(2, own)[..., 0].sum(0, dtype=torch.float64)
     pairs = (sizes * (sizes - 1)).sum(1, dtype=torch.float64)
     within = torch.where(pairs > 0, inside / pairs, torch.nan) / (total / (count * (count - 1)))
@@ -154,10 +146,10 @@ def _silhouettes(sums: Tensor, own: Tensor, sizes: Tensor) -> Tensor:
     return torch.where(own_size > 1, silhouettes, 0)
 
 
-def _nearest(distances: Distances, here: slice, block: Tensor) -> Tensor:
-    """For some rows, the weight of each other row as the nearest: 1, or a share of it where several are nearest."""
+def _nearest(distances: Distances, here: slice, block: Tensor, groups: Tensor) -> Tensor:
+    """For some rows, the weight of each row of another group as the nearest: 1, or a share where several are."""
     squared = block.square()
-    squared[torch.arange(len(block)), torch.arange(here.start, here.stop)] = torch.inf
+    squared[groups[here][:, None] == groups] = torch.inf
     near = squared <= squared.amin(1, keepdim=True) + distances.tie(here)
     return near / near.sum(1, keepdim=True)
 

@@ -2,9 +2,11 @@
 
 reading  one reader for texts, their labels and their groups
 copies   texts that are the same text again
+groups   texts that belong together, and texts that look as if they did
 """
 
 from hiddenscope.texts.copies import copy_groups, copy_key
+from hiddenscope.texts.groups import Belonging, belonging
 from hiddenscope.texts.reading import (
     COLUMNS,
     COMPRESSIONS,
@@ -24,8 +26,10 @@ __all__ = [
     "COMPRESSIONS",
     "FORMATS",
     "UNNAMED",
+    "Belonging",
     "Labelled",
     "Row",
+    "belonging",
     "copy_groups",
     "copy_key",
     "is_file",

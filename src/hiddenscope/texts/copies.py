@@ -13,7 +13,8 @@ def copy_key(text: Any) -> str:
     """The same string for texts that are copies of one another: equal up to case, white space and punctuation.
 
     A text and its copies must never be on both sides of a split, or what is learnt by heart counts as understood. Lists
-    of ids are copies where they are equal.
+    of ids are copies where they are equal. Where such texts have different labels, as the two of a minimal pair do,
+    they are no copies but a group: whoever has labels looks at both.
 
     >>> copy_key("The cat sat.") == copy_key(" the  cat sat"), copy_key("A cat.") == copy_key("A hat.")
     (True, False)

@@ -103,11 +103,16 @@ def as_trained(model: Model, texts: Any, pool: Token | None, truncate: bool | in
 
 def copies_among(texts: Any) -> list[str]:
     """A key for each text, the same for copies: of strings, ids, Inputs, or the texts of `Tokens`."""
+    return [reader.copy_key(text) for text in strings_of(texts)]
+
+
+def strings_of(texts: Any) -> Sequence[Any]:
+    """Each text as it can be compared: the strings, or ids where there are none."""
     if isinstance(texts, Tokens):
-        texts = texts.texts or [_ids_of(texts, text) for text in range(texts.count)]
+        return texts.texts or [_ids_of(texts, text) for text in range(texts.count)]
     if isinstance(texts, Inputs):
-        texts = texts.texts or texts.ids
-    return [reader.copy_key(text) for text in texts]
+        return texts.texts or texts.ids
+    return list(texts)
 
 
 def _ids_of(tokens: Tokens, text: int) -> list[int]:

@@ -98,10 +98,14 @@ def _scored(rows: Rows, target: ProbeTarget, design: Design) -> Scored:
         mixed = _mixed(scaled, [one.fit for one in probed], target, design) if len(sites) > 1 else None
         advance(1)
     found = chance(torch.stack([one.by_chance.scores for one in probed]))
+    if design.smallest_p is None:
+        found = found._replace(p=[float("nan")] * len(sites))
     columns = [_column(one, found, number, target, design) for number, one in enumerate(probed)]
     equal = [site for site, states in zip(sites, scaled, strict=True) if not bool(states.any())]
     counts = None if target.classes is None else torch.bincount(target.values).tolist()
-    draws = Draws(design.fold_count, len(design.targets) - 1, len(design.permuted) - 1, design.calibrated)
+    draws = Draws(
+        design.fold_count, len(design.targets) - 1, len(design.permuted) - 1, design.smallest_p, design.calibrated
+    )
     return Scored(rows, target.classes, counts, draws, columns, mixed, equal)
 
 

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 from hiddenscope.analyses.probe.labels import Ints, Rows, control
 from hiddenscope.errors import StatesError
 from hiddenscope.linear import Learner, assign_folds, logistic, ridge
-from hiddenscope.linear.intervals import FEWEST
+from hiddenscope.linear.intervals import FEWEST, effective_number
 from hiddenscope.linear.permutations import STRENGTHS, redrawn, resampled
 from hiddenscope.linear.probe import Task
-from hiddenscope.measures.separation import shuffled
+from hiddenscope.measures.permutations import permuted
 
 FOLDS = 5
 MOST_CONTROLS, ROWS_OF_CONTROLS = 10, 1_000  # one control is uncertain where rows are few, so several are drawn
@@ -35,10 +35,11 @@ class ProbeTarget:
 
 @dataclass(frozen=True, eq=False)
 class Design:
-    """The fold and the text of each row, and sets of targets `[set, row]`, the true ones first.
+    """The fold and the group of each row, and sets of targets `[set, row]`, the true ones first.
 
-    `targets` goes on with control targets, `permuted` with the true ones permuted between texts. `redrawn` has classes
-    of drawn sizes, or numbers of drawn texts, and no true ones; none where tokens of a text are of several classes.
+    `targets` goes on with control targets, `permuted` with the true ones permuted. `redrawn` has classes of drawn
+    sizes, or numbers of drawn groups, and no true ones; none where rows of a group are of several classes.
+    `smallest_p` is the smallest p-value that the permutations can give; None where nothing can be permuted.
     """
 
     folds: Ints
@@ -46,6 +47,7 @@ class Design:
     targets: torch.Tensor
     permuted: torch.Tensor
     redrawn: torch.Tensor
+    smallest_p: float | None
 
     @property
     def fold_count(self) -> int:
@@ -54,8 +56,8 @@ class Design:
 
     @property
     def calibrated(self) -> bool:
-        """Whether intervals were calibrated for so few texts."""
-        return int(self.groups.max()) + 1 >= FEWEST
+        """Whether intervals were calibrated for so few groups, and permutations tell how scores vary."""
+        return effective_number(self.groups) >= FEWEST and self.smallest_p is not None
 
 
 def target_of(rows: Rows, task: Task) -> ProbeTarget:
@@ -77,12 +79,11 @@ def _classes(rows: Rows) -> ProbeTarget:
     alone = [code for code, some in texts.items() if len(some) < 2]
     if alone:
         if len(classes) > len(labels) / 2:
-            reason = f"there are {len(classes):,} classes, and {len(alone):,} of them have only one text"
+            reason = f"there are {len(classes):,} classes, and {len(alone):,} of them have only one {rows.unit}"
             raise StatesError(problem, reason, 'Give fewer classes; for numbers use task="regress".')
-        reason = (
-            f"the class {str(classes[alone[0]])[:40]!r} has only one text, which cannot serve for training and test"
-        )
-        raise StatesError(problem, reason, "Give it more texts, or leave it out.")
+        name = str(classes[alone[0]])[:40]
+        reason = f"the class {name!r} has only one {rows.unit}, which cannot serve for training and test"
+        raise StatesError(problem, reason, "Give it more, or leave it out.")
     return ProbeTarget(torch.from_numpy(codes.reshape(-1)), logistic(len(classes)), classes)
 
 
@@ -112,22 +113,23 @@ def design_of(rows: Rows, target: ProbeTarget, seed: int) -> Design:
     texts = [len(np.unique(groups[codes == code])) for code in np.unique(codes)]
     if len(names) < 2:
         problem = f"Cannot probe {len(rows.labels):,} rows of {rows.name}"
-        reason = "they are all of one text, which cannot serve for training and test"
-        raise StatesError(problem, reason, "Give several texts.")
+        reason = f"they are all of one {rows.unit}, which cannot serve for training and test"
+        raise StatesError(problem, reason, "Give several.")
     folds = assign_folds(codes, rows.groups, min(FOLDS, *texts, len(names)), seed)
     controls = max(1, min(MOST_CONTROLS, ROWS_OF_CONTROLS // len(groups)))
-    sets = [control(target.values, rows.groups, folds, rows.token_ids, seed + 1 + k) for k in range(controls)]
+    drawn_controls = [control(target.values, rows, folds, seed + 1 + k) for k in range(controls)]
+    sets = [drawn for drawn in drawn_controls if drawn is not None]
     # Classes are spread evenly over folds, and so they are when labels are permuted within them.
     strata = folds if target.classes is not None else None
     count = PERMUTATIONS if len(groups) <= MANY else PERMUTATIONS_OF_MANY
     groups = groups.reshape(-1)
-    permuted = shuffled(target.values, count, seed, groups, strata)
+    orders = permuted(target.values, count, seed, rows.groups, strata, rows.texts)
     if target.classes is None:
         drawn: torch.Tensor | None = resampled(
             target.values, len(STRENGTHS) * (PLANTED if len(groups) <= MANY else PLANTED_OF_MANY), seed, groups
         )
     else:
         drawn = redrawn(codes, REDRAWN, seed, groups, folds)
-    return Design(
-        folds, groups, torch.stack([target.values, *sets]), permuted, permuted[:0] if drawn is None else drawn
-    )
+    if drawn is None:
+        drawn = orders.labellings[:0]
+    return Design(folds, groups, torch.stack([target.values, *sets]), orders.labellings, drawn, orders.smallest_p)

@@ -56,11 +56,15 @@ class Mix:
 
 
 class Draws(NamedTuple):
-    """How many folds, control targets and permutations there were, and whether intervals are calibrated for so few."""
+    """How many folds, control targets and permutations there were, and whether intervals are calibrated for so few.
+
+    `smallest_p` is the smallest p-value that these permutations can give; None where nothing can be permuted.
+    """
 
     folds: int
     controls: int
     permutations: int
+    smallest_p: float | None
     calibrated: bool
 
 
@@ -153,14 +157,10 @@ def _mix_variables(mix: Mix, score: str, name: str, level: str) -> dict[str, Any
 def facts_of(scored: Scored, token: Token) -> Facts:
     """What was probed, the best site, the sites above chance, and the mix."""
     rows, score, sites = scored.rows, scored.score, scored.rows.vectors.sites
-    facts: dict[str, Any] = {
-        "data": rows.name,
-        "token": token,
-        "rows": len(rows.labels),
-        "texts": len(set(rows.groups)),
-        "folds": scored.draws.folds,
-        "score": score,
-    }
+    facts: dict[str, Any] = {"data": rows.name, "token": token, "rows": len(rows.labels)}
+    if rows.belonging is not None:
+        facts |= rows.belonging.facts
+    facts |= {"texts": len(set(rows.texts)), "folds": scored.draws.folds, "score": score}
     if rows.left_out:
         facts["left_out"] = rows.left_out
     if scored.classes is not None and scored.counts is not None:
@@ -173,9 +173,9 @@ def facts_of(scored: Scored, token: Token) -> Facts:
         "site": sites[best],
         score: column.interval.score,
         "interval": as_best(column.interval),
-        "p": column.p,
-        "control": column.control,
-        "selectivity": column.interval.score - column.control,
+        "p": known(column.p),
+        "control": known(column.control),
+        "selectivity": known(column.interval.score - column.control),
     }
     facts["chance"] = scored.chance
     facts["above_chance_at"] = [
@@ -184,12 +184,18 @@ def facts_of(scored: Scored, token: Token) -> Facts:
         if is_above(column.interval, column.p, scored.chance)
     ]
     facts["permutations"] = scored.draws.permutations
+    facts["smallest_p"] = scored.draws.smallest_p
     if scored.mix is not None:
         top, interval = int(np.argmax(scored.mix.weights)), scored.mix.interval
         facts["mix"] = {score: scored.mix.score} | ({"interval": [interval.low, interval.high]} if interval else {})
         facts["mix"]["largest_weight"] = {"site": sites[top], "weight": float(scored.mix.weights[top])}
     facts["control"] = {"kind": "shuffled" if rows.token_ids is None else "by_token_id", "draws": scored.draws.controls}
     return {**facts, **_conditions(scored)}
+
+
+def known(number: float) -> float | None:
+    """None in place of NaN, which JSON does not have."""
+    return number if number == number else None
 
 
 def as_best(interval: Interval) -> list[float]:

@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 
 from hiddenscope.errors import StatesError, TextError
 from hiddenscope.linear.crossvalidation import hashed
-from hiddenscope.measures.separation import shuffled
+from hiddenscope.measures.permutations import permuted, same_labelling
 from hiddenscope.model import Model
 from hiddenscope.sites import SitePatterns
 from hiddenscope.states import Pair, Readable, Tokens
-from hiddenscope.texts import Labelled, read
+from hiddenscope.texts import Belonging, Labelled, belonging, read
 from hiddenscope.vectors import Token, Vectors, vectors
-from hiddenscope.vectors.collection import copies_among, dataset_of
+from hiddenscope.vectors.collection import Dataset, dataset_of, strings_of
 
 Ints: TypeAlias = NDArray[np.int64]
 
@@ -25,61 +25,111 @@ SHIPPED = ("cities-complete", "cities-incomplete")  # whose tokens are probed wh
 FREQUENT = 9  # previous tokens that are classes of their own
 OTHER = "(another)"
 ENOUGH = 5  # texts in which a class of a ready label must occur
+ATTEMPTS, NEXT_SEED = 20, 1_000_003  # at control labels that are not the true ones
 
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """What is probed: vectors with a label for each row, the text of each row, and of tokens their ids.
+    """What is probed: vectors with a label for each row, and of tokens their ids.
 
-    `groups` names the text of each row by its content, the same for copies (`texts.copy_key`), so that no text is both
-    trained and tested on. `left_out` is the number of tokens without a label.
+    `texts` and `groups` name the text of each row and its group, as `belonging` has them. `left_out` is the number of
+    tokens without a label.
     """
 
     vectors: Vectors
     labels: list[Any]
     groups: list[str]
+    texts: list[str]
     token_ids: Ints | None
     name: str
     left_out: int = 0
+    belonging: Belonging | None = None
+
+    @property
+    def unit(self) -> str:
+        """What is taken as independent of others, in words."""
+        return "group of texts" if self.belonging is not None and self.belonging.given else "text"
+
+    def some(self, rows: Sequence[int]) -> "Rows":
+        """Some of the rows."""
+        tokens = None if self.vectors.tokens is None else self.vectors.tokens.select(rows)
+        return replace(
+            self,
+            vectors=replace(self.vectors, values=self.vectors.values[:, rows], tokens=tokens),
+            labels=[self.labels[row] for row in rows],
+            groups=[self.groups[row] for row in rows],
+            texts=[self.texts[row] for row in rows],
+            token_ids=None if self.token_ids is None else self.token_ids[rows],
+        )
 
 
 def labelled_rows(
     source: Model | Readable | Pair, data: Any, task: str, sites: SitePatterns, token: Token, truncate: bool
 ) -> Rows:
     """Vectors and labels from a model and a dataset, or from states and labels."""
+    texts: Any
     if isinstance(source, Model):
-        texts, labels, name = _dataset(data, token)
+        dataset = _dataset(data, token)
+        texts = dataset.texts
         rows = vectors(source, texts, sites=sites, token=token, truncate=truncate)
-        groups = copies_among(texts)
     else:
-        rows, labels, name = vectors(source, sites=sites, token=token), data, "the labels"
+        rows = vectors(source, sites=sites, token=token)
+        texts = _tokens(source, rows)
+        dataset = Dataset(texts, data, "the labels")
         if isinstance(data, Labelled):
-            labels, name = data.labels, data.name
-        groups = copies_among(_tokens(source, rows))
-    if rows.tokens is None:
-        return Rows(rows, _listed(labels, rows.values.shape[1], "text"), groups, None, name)
-    return _of_tokens(rows, labels, groups, name, task)
+            dataset = Dataset(texts, data.labels, data.name, data.groups)
+    return _with_groups(_with_labels(rows, dataset, task), dataset, texts)
 
 
-def _dataset(data: Any, token: Token) -> tuple[Any, Any, str]:
-    """Texts, their labels or the name of ready ones, and a name for the data."""
+def _with_labels(rows: Vectors, dataset: Dataset, task: str) -> Rows:
+    """A label for each row; the texts and groups are not known yet."""
+    if rows.tokens is not None:
+        return _of_tokens(rows, dataset.labels, dataset.name, task)
+    return Rows(rows, _listed(dataset.labels, rows.values.shape[1], "text"), [], [], None, dataset.name)
+
+
+def _with_groups(rows: Rows, dataset: Dataset, texts: Any) -> Rows:
+    """Find which texts belong together, and keep each text once: a copy with the same labels tells nothing new."""
+    strings = strings_of(texts)
+    tokens = rows.vectors.tokens
+    text_of = list(range(len(strings))) if tokens is None else tokens.text.tolist()
+    labels: list[list[Any]] = [[] for _ in strings]
+    for text, label in zip(text_of, rows.labels, strict=True):
+        labels[text].append(label)
+    found = belonging(strings, labels, dataset.groups)
+    named = replace(
+        rows,
+        groups=[found.groups[text] for text in text_of],
+        texts=[found.texts[text] for text in text_of],
+        belonging=found,
+    )
+    if not found.copies:
+        return named
+    return named.some([row for row, text in enumerate(text_of) if found.first[text]])
+
+
+def _dataset(data: Any, token: Token) -> Dataset:
+    """Texts, their labels or the name of ready ones, their groups, and a name for the data."""
     if token == "each":
         if isinstance(data, str) and data in READY:
-            return [text for name in SHIPPED for text in read(name).texts], data, f"{data} of tokens"
+            shipped = [text for name in SHIPPED for text in read(name).texts]
+            return Dataset(shipped, data, f"{data} of tokens")
         if isinstance(data, tuple) and len(data) == 2:
             texts, labels = data
             name = f"{labels} of tokens" if isinstance(labels, str) else "the labels"
             if isinstance(texts, Labelled):
-                return list(texts.texts), labels, f"{name} of {texts.name}"
+                return Dataset(list(texts.texts), labels, f"{name} of {texts.name}", texts.groups)
             listed = list(texts)
-            return (list(read(listed).texts) if listed and isinstance(listed[0], str) else listed), labels, name
+            if listed and isinstance(listed[0], str):
+                listed = list(read(listed).texts)
+            return Dataset(listed, labels, name)
         remedy = f"Give (texts, labels) with a list of labels for each text, or (texts, name) with {', '.join(READY)}."
         raise TextError("A probe of each token needs a label for each token", "there is none", remedy)
     dataset = dataset_of(data)
     if dataset.labels is None:
         remedy = 'Name their column, hs.read(path, label="..."), or give (texts, labels).'
         raise TextError(f"Cannot probe {dataset.name}", "its texts have no labels", remedy)
-    return dataset.texts, dataset.labels, dataset.name
+    return dataset
 
 
 def _tokens(source: Readable | Pair, rows: Vectors) -> Tokens:
@@ -88,17 +138,16 @@ def _tokens(source: Readable | Pair, rows: Vectors) -> Tokens:
     return source.tokens
 
 
-def _of_tokens(rows: Vectors, labels: Any, texts: list[str], name: str, task: str) -> Rows:
+def _of_tokens(rows: Vectors, labels: Any, name: str, task: str) -> Rows:
     """A label for each token: a flat list, a list for each text, or ready-made."""
     tokens = rows.tokens
     assert tokens is not None  # a row is a token
-    groups = [texts[text] for text in tokens.text]
     if isinstance(labels, str):
         if labels not in READY:
             raise StatesError(
                 f"No ready label {labels[:40]!r}", "there are three ready labels", f"Use one of {', '.join(READY)}."
             )
-        return _with_label(Rows(rows, READY[labels](tokens, task), groups, tokens.ids, name))
+        return _with_label(Rows(rows, READY[labels](tokens, task), [], [], tokens.ids, name))
     listed = list(labels.tolist() if hasattr(labels, "tolist") else labels)
     if listed and isinstance(listed[0], Sequence | np.ndarray) and not isinstance(listed[0], str):
         lengths = [len(some) for some in listed]
@@ -112,7 +161,7 @@ def _of_tokens(rows: Vectors, labels: Any, texts: list[str], name: str, task: st
                 "Labels do not fit the tokens", reason, "Give a list for each text, with one label for each token."
             )
         listed = [label for some in listed for label in some]
-    return Rows(rows, _listed(listed, len(tokens), "token"), groups, tokens.ids, name)
+    return Rows(rows, _listed(listed, len(tokens), "token"), [], [], tokens.ids, name)
 
 
 def _listed(labels: Any, rows: int, unit: str) -> list[Any]:
@@ -137,11 +186,8 @@ def _with_label(rows: Rows) -> Rows:
         return rows
     if not kept:
         raise StatesError(f"Cannot probe {rows.name}", "no token has such a label", "Give longer texts.")
-    assert rows.vectors.tokens is not None
-    assert rows.token_ids is not None
-    vectors = replace(rows.vectors, values=rows.vectors.values[:, kept], tokens=rows.vectors.tokens.select(kept))
-    labels, groups = ([column[row] for row in kept] for column in (rows.labels, rows.groups))
-    return Rows(vectors, labels, groups, rows.token_ids[kept], rows.name, len(rows.labels) - len(kept))
+    labelled = replace(rows, groups=[""] * len(rows.labels), texts=[""] * len(rows.labels)).some(kept)
+    return replace(labelled, left_out=len(rows.labels) - len(kept))
 
 
 def position(tokens: Tokens, task: str) -> list[Any]:
@@ -204,23 +250,26 @@ READY: Mapping[str, Callable[[Tokens, str], list[Any]]] = {
 }
 
 
-def control(
-    targets: torch.Tensor, groups: Sequence[str], folds: Ints, token_ids: Ints | None, seed: int
-) -> torch.Tensor:
+def control(targets: torch.Tensor, rows: Rows, folds: Ints, seed: int) -> torch.Tensor | None:
     """Targets that mean nothing, with the frequencies of the true ones (Hewitt and Liang 2019).
 
-    Tokens get one target drawn for each token id. Texts get the true targets shuffled within their fold, which so keeps
+    Tokens get one target drawn for each token id. Texts get the true targets permuted within their fold, which so keeps
     its share of every class: otherwise a class that is rare in a fold is frequent outside it, and a probe that learns
-    that is wrong more often than by chance. Copies of a text have one target among the true ones, and so they have
-    here. The same rows in another order have the same control.
+    that is wrong more often than by chance. Texts that belong together do so here too (`measures.permutations`). The
+    same rows in another order have the same control. None where only the true targets come of it.
     """
-    if token_ids is None:
-        order = np.array(sorted(range(len(groups)), key=lambda row: (groups[row], float(targets[row]))))
-        names = np.array(groups, dtype=object)[order]
-        rows, drawn = torch.from_numpy(order), torch.empty_like(targets)
-        drawn[rows] = shuffled(targets[rows], 1, seed, names, folds[order])[1]
-        return drawn
+    for attempt in range(ATTEMPTS):
+        drawn = _drawn_control(targets, rows, folds, seed + attempt * NEXT_SEED)
+        if not same_labelling(targets, drawn):
+            return drawn
+    return None
+
+
+def _drawn_control(targets: torch.Tensor, rows: Rows, folds: Ints, seed: int) -> torch.Tensor:
+    if rows.token_ids is None:
+        labellings = permuted(targets, 1, seed, rows.groups, folds, rows.texts).labellings
+        return labellings[-1]
     ranked = targets.sort().values
-    kinds, which = np.unique(token_ids, return_inverse=True)
+    kinds, which = np.unique(rows.token_ids, return_inverse=True)
     places = [hashed(f"type {kind}", seed) * len(ranked) >> 64 for kind in kinds]
     return ranked[torch.tensor(places)[torch.from_numpy(which.reshape(-1))]]

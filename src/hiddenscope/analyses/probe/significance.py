@@ -28,7 +28,11 @@ from hiddenscope.linear.permutations import STRENGTHS, planted, under_labellings
 
 
 class NullDistribution(NamedTuple):
-    """The scores of the true and of permuted targets, and how much the score varies."""
+    """The scores of the true and of permuted targets, and how much the score varies.
+
+    An accuracy is less the share of the largest class under its labelling. Where groups of several sizes exchange
+    labels, that share varies, and a probe that reads nothing follows it.
+    """
 
     scores: torch.Tensor
     varies: Factors | Spread
@@ -75,7 +79,14 @@ def by_chance_of(found: tuple[torch.Tensor, ...], target: ProbeTarget, design: D
         return NullDistribution(found[0][:count], spread(worlds, len(STRENGTHS), design.groups, least))
     *parts, even, within = found
     of_sizes = Redrawn(*(part[count:] for part in parts)) if len(design.redrawn) else None
-    return NullDistribution(found[0][:count], factors(even[1:count], within[1:count], of_sizes, least))
+    scores = found[0][:count] - _largest_share(design.permuted)
+    return NullDistribution(scores, factors(even[1:count], within[1:count], of_sizes, least))
+
+
+def _largest_share(labellings: torch.Tensor) -> torch.Tensor:
+    """The share of the largest class under each labelling."""
+    counts = [(labellings == code).sum(1) for code in range(int(labellings.max()) + 1)]
+    return torch.stack(counts).amax(0).double() / labellings.shape[1]
 
 
 def jackknife_of(states: torch.Tensor, penalty: torch.Tensor, target: ProbeTarget, design: Design) -> float:

@@ -10,10 +10,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, TypeAlias
 
-from torch import Tensor
-
 from hiddenscope import progress
-from hiddenscope.analyses.project.findings import facts_of, table, tightness
+from hiddenscope.analyses.project.findings import Beside, facts_of, table, tightness
 from hiddenscope.analyses.project.pictures import Method, Panel, Picture, Pictures, aligned, draw, panel
 from hiddenscope.analyses.project.points import (
     Points,
@@ -26,7 +24,8 @@ from hiddenscope.analyses.project.workers import UmapPool
 from hiddenscope.arguments import checked
 from hiddenscope.errors import StatesError
 from hiddenscope.measures.distances import Distances
-from hiddenscope.measures.separation import Score, separation, shuffled
+from hiddenscope.measures.permutations import Permuted, permuted
+from hiddenscope.measures.separation import Score, separation
 from hiddenscope.model import Model, ModelLike, as_source
 from hiddenscope.results import Facts, Result
 from hiddenscope.sites import SitePatterns
@@ -81,19 +80,24 @@ def project(
         if (most := max(map(len, parts))) > MOST:
             reason = f"there are {most:,}, and every pair of them is compared"
             raise StatesError(f"More than {MOST:,} points", reason, "Give a sample of them.")
+        orders = [_permuted_labels(part, seed) for part in parts]
         predicted: list[int | None] = [None] * len(parts)
         if models and token == "last":
             pairs = [(model, dataset) for model in models for dataset in datasets.values()]
             predicted = [label_predictions(*pair, part) for pair, part in zip(pairs, parts, strict=True)]
-        cells = _cells(parts, seed)
+        beside = [
+            Beside(count, None if order is None else order.smallest_p, order is not None)
+            for count, order in zip(predicted, orders, strict=True)
+        ]
+        cells = _cells(parts, orders)
         options: Facts = {"token": token, "seed": seed}
         if how.preview is not None and how.method != "pca":
             at_once = Pictures("pca", how.neighbours)
-            how.preview(_result(parts, _panels(parts, cells, at_once, (seed,), None), at_once, predicted, options))
+            how.preview(_result(parts, _panels(parts, cells, at_once, (seed,), None), at_once, beside, options))
         seeds = _seeds(most, how.method, seed)
         if how.method != "pca":
             options = {**options, "neighbours": how.neighbours, "seeds": seeds}
-        return _result(parts, _panels(parts, cells, how, seeds, pool), how, predicted, options)
+        return _result(parts, _panels(parts, cells, how, seeds, pool), how, beside, options)
 
 
 def _models(source: Any) -> list[Model]:
@@ -121,27 +125,37 @@ def _seeds(most: int, method: Method, seed: int) -> tuple[int, ...]:
     return tuple(range(seed, seed + (3 if most <= FEW else 2)))
 
 
-def _cells(parts: Sequence[Points], seed: int) -> list[list[Cell]]:
+def _cells(parts: Sequence[Points], orders: Sequence[Permuted | None]) -> list[list[Cell]]:
     """For every site of every part, its distances and how far apart its classes are."""
     with progress.track("Scoring", total=sum(len(part.sites) for part in parts)) as advance:
         cells: list[list[Cell]] = []
-        for part in parts:
+        for part, order in zip(parts, orders, strict=True):
             cells.append([])
-            labels = _shuffled_labels(part, seed)
+            rows = part.scored
+            groups, _ = part.names(rows)
             for values in part.values:
                 points = Distances(values)
-                scores = {} if labels is None or points.all_equal else separation(points, labels)
+                scores: Mapping[str, Score] = {}
+                if order is not None and not points.all_equal:
+                    counted = points if len(rows) == len(part) else Distances(values[rows])
+                    scores = separation(counted, order.labellings, groups)
                 cells[-1].append((points, scores))
                 advance(1)
     return cells
 
 
-def _shuffled_labels(part: Points, seed: int) -> Tensor | None:
-    """The classes as they are and shuffled between texts, the same for every site; None without two classes."""
+def _permuted_labels(part: Points, seed: int) -> Permuted | None:
+    """The classes of the points that count, as they are and permuted, the same for every site.
+
+    None without two classes. Where nothing can be permuted there are the true ones alone.
+    """
     if part.classes is None or len(part.classes.names) < 2:
         return None
-    count = next((count for most, count in SHUFFLES.items() if len(part) <= most), FEWEST_SHUFFLES)
-    return shuffled(part.classes.codes, count, seed, part.groups)
+    rows = part.scored
+    count = next((count for most, count in SHUFFLES.items() if len(rows) <= most), FEWEST_SHUFFLES)
+    groups, texts = part.names(rows)
+    found = permuted(part.classes.codes[rows], count, seed, groups, units=texts)
+    return found._replace(labellings=found.labellings[:1]) if found.smallest_p is None else found
 
 
 def _panels(
@@ -176,13 +190,13 @@ def _result(
     parts: Sequence[Points],
     panels: Sequence[Sequence[Panel]],
     how: Pictures,
-    predicted: Sequence[int | None],
+    beside: Sequence[Beside],
     options: Facts,
 ) -> Result:
     facts: Facts = {
         "method": how.method,
         **options,
-        "parts": [facts_of(*triple) for triple in zip(parts, panels, predicted, strict=True)],
+        "parts": [facts_of(*triple) for triple in zip(parts, panels, beside, strict=True)],
         **tightness(parts, panels),
     }
     return Result("project", table(parts, panels, how.method), facts, _source(parts))

@@ -1,7 +1,7 @@
 """Findings: the points and their panels as one Dataset, and the facts."""
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -129,7 +129,19 @@ def _objects(values: Sequence[str]) -> NDArray[np.object_]:
     return np.array([*values, None], dtype=object)[:-1]
 
 
-def facts_of(part: Points, panels: Sequence[Panel], predicted: int | None) -> Facts:
+class Beside(NamedTuple):
+    """What is known of one dataset in one model beside its panels.
+
+    The number of texts whose label the model predicts, the smallest p-value that permuted labels can give (None where
+    nothing can be permuted), and whether the classes were tested at all.
+    """
+
+    predicted: int | None
+    smallest_p: float | None
+    tested: bool
+
+
+def facts_of(part: Points, panels: Sequence[Panel], beside: Beside) -> Facts:
     """The facts of one dataset in one model."""
     facts: dict[str, Any] = {"model": part.model, "dataset": part.dataset, "points": len(part)}
     if part.classes is not None:
@@ -139,8 +151,10 @@ def facts_of(part: Points, panels: Sequence[Panel], predicted: int | None) -> Fa
         facts["class_count"] = len(counts)
         if alone := [label for label, count in counts.items() if count == 1]:
             facts["alone_in_class"] = alone[:LISTED]
-    if predicted is not None:
-        facts["labels_predicted"] = predicted
+    if beside.predicted is not None:
+        facts["labels_predicted"] = beside.predicted
+    if beside.tested:
+        facts |= {**part.belonging.facts, "smallest_p": beside.smallest_p}
     if equal := [site for site, panel in zip(part.sites, panels, strict=True) if panel.picture is None]:
         facts["all_equal_at"] = equal
     return {**facts, **_separation(part, panels), **_picture(part, panels)}
@@ -154,7 +168,7 @@ def _separation(part: Points, panels: Sequence[Panel]) -> Facts:
     p = dict(_corrected(part, panels))
     return {
         "separation": {
-            "best": {**_scores_at(*best), "p_corrected": p[best[0]]},
+            "best": {**_scores_at(*best), "p_corrected": _known(p[best[0]])},
             "first": _scores_at(*scored[0]),
             "last": _scores_at(*scored[-1]),
             "apart_at": [site for site in p if p[site] <= CHANCE],
@@ -164,7 +178,12 @@ def _separation(part: Points, panels: Sequence[Panel]) -> Facts:
 
 def _scores_at(site: Site, panel: Panel) -> Facts:
     values = {name: score.value for name, score in panel.scores.items()}
-    return {"site": site, **values, "p": {name: score.p for name, score in panel.scores.items()}}
+    return {"site": site, **values, "p": {name: _known(score.p) for name, score in panel.scores.items()}}
+
+
+def _known(number: float) -> float | None:
+    """None in place of NaN, which JSON does not have."""
+    return number if number == number else None
 
 
 def _picture(part: Points, panels: Sequence[Panel]) -> Facts:

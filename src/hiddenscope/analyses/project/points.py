@@ -12,9 +12,9 @@ from hiddenscope.model import Model
 from hiddenscope.passes.unembed import Unembedding
 from hiddenscope.sites import Site, SitePatterns
 from hiddenscope.states import Pair, Readable, Source, Tokens
-from hiddenscope.texts import Labelled
+from hiddenscope.texts import Belonging, Labelled, belonging
 from hiddenscope.vectors import Token, Vectors, vectors
-from hiddenscope.vectors.collection import Dataset, copies_among, dataset_of
+from hiddenscope.vectors.collection import Dataset, dataset_of, strings_of
 
 AT_ONCE = 64  # texts whose logits are computed at a time
 
@@ -52,7 +52,7 @@ class Classes:
 class Points:
     """The vectors `[site, point, width]` of one dataset in one model, and what is known of each point.
 
-    Points of one text, and of copies of it, have the same name in `groups`.
+    `text_of` is the number of each point's text, and `belonging` says which texts belong together.
     """
 
     model: str
@@ -62,11 +62,22 @@ class Points:
     classes: Classes | None
     texts: tuple[str, ...] | None
     tokens: Tokens | None
-    groups: Sequence[str]
+    text_of: Sequence[int]
+    belonging: Belonging
     source: Source | Mapping[str, Any]
 
     def __len__(self) -> int:
         return self.values.shape[1]
+
+    @property
+    def scored(self) -> list[int]:
+        """The points that count: a text that came before with the same label tells nothing new."""
+        return [row for row, text in enumerate(self.text_of) if self.belonging.first[text]]
+
+    def names(self, rows: Sequence[int]) -> tuple[list[str], list[str]]:
+        """The group and the text of some points."""
+        texts = [self.text_of[row] for row in rows]
+        return [self.belonging.groups[text] for text in texts], [self.belonging.texts[text] for text in texts]
 
     @property
     def strings(self) -> list[str]:
@@ -103,13 +114,14 @@ def points_of_models(
         name = f"{model.name} ({names[:number].count(model.name) + 1})" if model.name in names[:number] else model.name
         for dataset_name, dataset in datasets.items():
             rows = vectors(model, dataset.texts, sites=sites, token=token, truncate=truncate)
-            yield _points(rows, (name, dataset_name), dataset.labels, copies_among(dataset.texts))
+            yield _points(rows, (name, dataset_name), dataset)
 
 
 def points_of_states(source: Readable | Pair, labels: Any, sites: SitePatterns, token: Token) -> Points:
     """The points of states, with one label for each text or for each token."""
+    groups = None
     if isinstance(labels, Labelled):
-        labels = labels.labels
+        labels, groups = labels.labels, labels.groups
     listed = None if labels is None else _listed(labels)
     if isinstance(source, Pair):
         tokens = (source.decoder if "decoder" in str(sites) else source.encoder).tokens
@@ -119,7 +131,7 @@ def points_of_states(source: Readable | Pair, labels: Any, sites: SitePatterns, 
         token = "each"  # one label for each token means that tokens are the points
     rows = vectors(source, sites=sites, token=token)
     model = rows.source.model if isinstance(rows.source, Source) else "states"
-    return _points(rows, (model, ""), listed, copies_among(tokens))
+    return _points(rows, (model, ""), Dataset(tokens, listed, "", groups))
 
 
 def _listed(labels: Any) -> list[Any]:
@@ -129,9 +141,9 @@ def _listed(labels: Any) -> list[Any]:
     return list(labels)
 
 
-def _points(rows: Vectors, names: tuple[str, str], labels: Sequence[Any] | None, groups: Sequence[str]) -> Points:
-    """Points of a model and a dataset with these names; `labels` are per text or token, `groups` per text."""
-    count = rows.values.shape[1]
+def _points(rows: Vectors, names: tuple[str, str], dataset: Dataset) -> Points:
+    """Points of a model and a dataset with these names; labels are per text or token, groups per text."""
+    count, labels = rows.values.shape[1], dataset.labels
     if labels is not None and rows.tokens is not None and len(labels) == rows.tokens.count != count:
         labels = [labels[text] for text in rows.tokens.text]
     if labels is not None and len(labels) != count:
@@ -142,9 +154,13 @@ def _points(rows: Vectors, names: tuple[str, str], labels: Sequence[Any] | None,
             row = int((~values.isfinite()).any(1).nonzero()[0])
             raise StatesError(f"No points at {site}", f"row {row} has a NaN or an infinity", "Leave that one out.")
     classes = None if labels is None else Classes.of(labels)
-    if rows.tokens is not None:
-        groups = [groups[text] for text in rows.tokens.text]
-    return Points(*names, rows.sites, rows.values, classes, rows.texts, rows.tokens, groups, rows.source)
+    strings = strings_of(dataset.texts)
+    text_of = list(range(len(strings))) if rows.tokens is None else rows.tokens.text.tolist()
+    by_text: list[list[str]] = [[] for _ in strings]
+    for text, label in zip(text_of, classes.labels if classes else [""] * count, strict=True):
+        by_text[text].append(label)
+    found = belonging(strings, by_text, dataset.groups)
+    return Points(*names, rows.sites, rows.values, classes, rows.texts, rows.tokens, text_of, found, rows.source)
 
 
 def label_predictions(model: Model, dataset: Dataset, points: Points) -> int | None:

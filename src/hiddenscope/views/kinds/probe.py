@@ -7,7 +7,11 @@ import numpy as np
 from hiddenscope.results import Facts, Result
 from hiddenscope.sites import Site, summarise
 from hiddenscope.views.drawing import labels, quoted
+from hiddenscope.views.independence import independence
 from hiddenscope.views.values import Lines, Section, Series, View
+
+LEVEL = 0.05  # the largest p-value that shows something
+NOTED = 0.01  # a smallest possible p-value above this is told
 
 
 def views(result: Result) -> Iterator[View]:
@@ -34,21 +38,21 @@ def views(result: Result) -> Iterator[View]:
 def findings(result: Result) -> Iterator[str]:
     """Where the label can be read, how sure that is, and what the mix adds."""
     facts, score = result.facts, result.facts["score"]
-    best, guess = facts["best"], "the largest class" if score == "accuracy" else "the mean"
+    best = facts["best"]
     count = result.data.sizes["site"]
     chosen = f", corrected for being the best of {count:,}" if count > 1 else ""
-    yield (
-        f"The best site is {best['site']}: {_with_interval(best, score, chosen)}, against "
-        f"{_number(best['control'], score)} on control labels."
-    )
-    if facts["above_chance_at"]:
-        yield f"Better than guessing {guess} ({_number(facts['chance'], score)}): {_sites(facts['above_chance_at'])}."
-    else:
-        yield f"No site is shown to be better than guessing {guess} ({_number(facts['chance'], score)})."
+    control = ""
+    if best["control"] is not None:
+        control = f", against {_number(best['control'], score)} on control labels"
+    yield f"The best site is {best['site']}: {_with_interval(best, score, chosen)}{control}."
+    yield from _against_chance(result)
     if below := _below_chance(result):
         yield (
-            f"At {_sites(below)} the {_interval(facts)} of each site ends below that. Nothing can be read there: "
-            "it comes about where an unseen text resembles texts of another label."
+            f"At {_sites(below)} the probe is right less often than guessing the largest class would be: the "
+            f"{_interval(facts)} of each site ends below that. This is no sign that the label can be read. It happens "
+            "where the texts most like a held-out text have another label: a probe that is trained on them gives it "
+            "theirs. Texts that belong together, such as the two of a minimal pair, should be held out together: say "
+            "so with groups."
         )
     if mix := facts.get("mix"):
         top = mix["largest_weight"]
@@ -56,10 +60,69 @@ def findings(result: Result) -> Iterator[str]:
             f"A probe of a mix of all sites comes to {_with_interval(mix, score)}; its largest weight, "
             f"{top['weight']:.2f}, is that of {top['site']}."
         )
+    yield independence(facts)
+    yield from _limits(facts)
+
+
+def _against_chance(result: Result) -> Iterator[str]:
+    """Which sites are better than guessing, and why where the interval of the best one does not show it."""
+    facts, score, best = result.facts, result.facts["score"], result.facts["best"]
+    guess = f"{'the largest class' if score == 'accuracy' else 'the mean'} ({_number(facts['chance'], score)})"
+    smallest, p = facts.get("smallest_p", 0.0), best["p"]
+    if p is None:
+        yield (
+            f"There is no test against guessing {guess}: the labels can be permuted in no other way, so there is "
+            "no p-value."
+        )
+        return
+    above = facts["above_chance_at"]
+    if above:
+        yield f"Better than guessing {guess}: {_sites(above)}."
+    else:
+        yield f"No site is shown to be better than guessing {guess}."
+    reaches = best["interval"][0] <= facts["chance"]
+    if best["site"] in above and reaches:
+        yield _why_above(result)
+    elif not above and p <= LEVEL:
+        yield (
+            f"Permuted labels seldom do as well as the best site (p = {p:.2g}), but its interval holds "
+            f"{_number(facts['chance'], score)}, so that is not counted as better."
+        )
+    if smallest > NOTED:
+        few = f"{facts['permutations'] + 1:,}" if facts["permutations"] else "1"
+        cannot = ", so nothing can be shown" if smallest > LEVEL else ""
+        yield (
+            f"The labels can be permuted in {few} ways only: the smallest p-value that is possible is "
+            f"{smallest:.2g}{cannot}."
+        )
+
+
+def _why_above(result: Result) -> str:
+    """Why a site counts as better than guessing though the interval that is told of it reaches down to guessing."""
+    facts, score, best = result.facts, result.facts["score"], result.facts["best"]
+    here = result.data.sel(site=best["site"])
+    low, high = (_number(float(here[f"{score}_{end}"]), score) for end in ("low", "high"))
+    permuted = f"permuted labels reach its score in {best['p']:.1%} of cases (corrected for all sites)"
+    if float(here[f"{score}_low"]) > facts["chance"]:
+        return (
+            f"The interval of {best['site']} reaches down to guessing because it allows for the choice of the best "
+            f"site. By itself that site comes to {low} to {high}, and {permuted}, which is why it is counted."
+        )
+    return (
+        f"The interval of {best['site']} reaches down to guessing though {permuted}: the test asks whether anything "
+        "can be read at all, the interval how well fresh texts would be predicted, which is less certain."
+    )
+
+
+def _limits(facts: Facts) -> Iterator[str]:
+    """What limits the findings."""
     if holds := facts.get("interval_holds"):
         yield f"The intervals are not 95% ones: with several classes they held the truth in {holds:.0%} of simulations."
     if not facts.get("calibrated", True):
-        yield f"The intervals are rough: with as few as {facts['texts']:,} texts they were not calibrated."
+        few = f"{facts.get('groups', facts['texts']):,} {'groups of texts' if facts.get('groups_given') else 'texts'}"
+        yield f"The intervals are rough: with as few as {few} they were not calibrated."
+    if copies := facts.get("copies"):
+        yield f"{copies:,} {_texts(copies)} again with the same label; each text was probed once."
     if equal := facts.get("all_equal_at"):
         yield f"All states are equal at {_sites(equal)}, so nothing can be read from them."
     if left_out := facts.get("left_out"):
@@ -68,6 +131,10 @@ def findings(result: Result) -> Iterator[str]:
         yield f"The penalty is {penalty:g} everywhere: two folds leave no inner ones to choose it on."
     if not_converged := facts.get("not_converged_at"):
         yield f"The fit did not converge at {_sites(not_converged)}."
+
+
+def _texts(count: int) -> str:
+    return "text came" if count == 1 else "texts came"
 
 
 def _below_chance(result: Result) -> list[str]:
@@ -117,7 +184,7 @@ def _method(result: Result) -> str:
         "the share of labels that it gets right" if facts["score"] == "accuracy" else "R², 0 for the mean, 1 at best"
     )
     if facts["control"]["kind"] == "shuffled":
-        control = "the true ones, shuffled between texts"
+        control = "the true ones, permuted as the groups of texts allow"
     else:
         control = "one drawn for each token id"
     return (

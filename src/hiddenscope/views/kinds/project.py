@@ -9,6 +9,7 @@ from hiddenscope.results import Facts, Result
 from hiddenscope.sites import Site, summarise
 from hiddenscope.views.depths import shown_first
 from hiddenscope.views.drawing import labels, quoted
+from hiddenscope.views.independence import independence
 from hiddenscope.views.values import Lines, Panels, Section, Series, View
 
 if TYPE_CHECKING:
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 EXAMPLE = 80  # characters of a text that is shown as an example
 APART = "apart"
+LEVEL = 0.05  # the largest p-value that shows something
+NOTED = 0.01  # a smallest possible p-value above this is told
 METHODS = {"umap": "UMAP", "pca": "PCA", "pacmap": "PaCMAP", "tsne": "t-SNE"}
 ALONG = {
     "silhouette": ("How far apart the classes are", "silhouette"),
@@ -109,7 +112,8 @@ def _caption(here: "xarray.Dataset") -> str:
     scores = []
     for name in ("silhouette", "neighbour"):
         if name in here and np.isfinite(value := float(here[name])):
-            scores.append(f"{name} {value:.2f} (p {float(here[f'{name}_p']):.2g})")
+            p = float(here[f"{name}_p"]) if f"{name}_p" in here else np.nan
+            scores.append(f"{name} {value:.2f} (p {p:.2g})" if np.isfinite(p) else f"{name} {value:.2f}")
     if "trust" in here and np.isfinite(trust := float(here["trust"])):
         scores.append(f"trust {trust:.2f}")
     return "\n".join(scores)
@@ -160,7 +164,7 @@ def _sites(names: Sequence[str]) -> str:
 def _note(result: Result) -> str:
     sentences = [
         "Scores are those of the full space, and p-values are for one site alone. Neighbour is the share of points "
-        "whose nearest point is of their class; trust is the trustworthiness of the picture."
+        "whose nearest point of another text or group is of their class; trust is the trustworthiness of the picture."
     ]
     if any(part.get("separation", {}).get("apart_at") for part in result.facts["parts"]):
         sentences.append(
@@ -197,6 +201,8 @@ def _along(
     for row in rows:
         here = _row(data, row)
         series.append(Series(_row_name(row) or "classes", here[measure].to_numpy()))
+        if f"{measure}_high" not in here:
+            continue
         name = f"{_row_name(row)}, shuffled labels" if _row_name(row) else "shuffled labels"
         series.append(Series(f"{name}, one in twenty", here[f"{measure}_high"].to_numpy(), style="dash"))
     return Lines(title, labels(data, "site"), tuple(series), y_name=y_name)
@@ -219,6 +225,7 @@ def _findings_of(of: str, part: Facts) -> Iterator[str]:
         yield f"All states{of} are equal at {_sites(equal)}."
     if separation := part.get("separation"):
         yield _separation(of, separation)
+        yield from _limits(of, part)
     if doubts := part.get("picture", {}).get("doubts"):
         yield f"Do not trust the pictures{of} at {_sites([doubt['site'] for doubt in doubts])}: {_doubt(doubts[0])}."
 
@@ -232,11 +239,32 @@ def _separation(of: str, separation: Facts) -> str:
     else:
         apart = f"No site is shown to set the classes{of} apart"
     neighbour, p = best["neighbour"], best["p"]["neighbour"]
+    if best["p_corrected"] is None:
+        return (
+            f"The largest silhouette of the classes{of} is {best['silhouette']:.2f}, at {best['site']}. There is no "
+            "p-value: the labels can be permuted in no other way."
+        )
+    if p is None:
+        p = float("nan")
     differs = ", so nearest neighbours alone do not show it" if separation["apart_at"] and p > 0.05 else ""
     return (
         f"{apart}. The largest silhouette is {best['silhouette']:.2f}, at {best['site']}; there the nearest neighbour "
         f"of {neighbour:.0%} of the points has the same class (p = {p:.2g} at that site){differs}."
     )
+
+
+def _limits(of: str, part: Facts) -> Iterator[str]:
+    """What the test takes for granted, and how small its p-values can be."""
+    yield independence(part, of)
+    if copies := part.get("copies"):
+        yield f"{copies:,} {'text' if copies == 1 else 'texts'}{of} came again with the same label; each counts once."
+    smallest = part.get("smallest_p")
+    if smallest is not None and smallest > NOTED:
+        cannot = ", so nothing can be shown" if smallest > LEVEL else ""
+        yield (
+            f"The labels{of} can be permuted in few ways: the smallest p-value that is possible is "
+            f"{smallest:.2g}{cannot}."
+        )
 
 
 def _tightness(comparison: Facts) -> str:
