@@ -10,12 +10,18 @@ from typing import Any
 
 from rich.console import Console
 
-from calibrate import graft, probe, project, visibility
+from calibrate import graft, patch, probe, project, visibility
 from calibrate.trials import Row, Share, Study
 
 ROOT = Path(__file__).parent.parent
 RESULTS, PAGE, PROBE = ROOT / "calibrate" / "results.json", ROOT / "docs" / "calibration.md", ROOT / "docs" / "probe.md"
-STUDIES = (probe.STUDY, project.STUDY, visibility.STUDY, graft.STUDY)  # another analysis is one more line here
+STUDIES = (
+    probe.STUDY,
+    project.STUDY,
+    visibility.STUDY,
+    graft.STUDY,
+    patch.STUDY,
+)  # another analysis is one more line here
 MARKED = re.compile(r"(<!-- written by make calibrate -->\n).*?(<!-- end -->\n)", re.DOTALL)
 INTRODUCTION = """\
 # How far intervals and tests can be trusted

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -10,12 +11,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import CanineConfig, CanineModel, CanineTokenizer
 
 import hiddenscope as hs
-from hiddenscope.anatomy import Anatomy, Tap, arguments, find
+from hiddenscope.anatomy import Anatomy, Tap, arguments, find, vocabulary
 from hiddenscope.errors import AnatomyError, SiteError
 from hiddenscope.sites import Site
-from hiddenscope.testing import build, identity_block, misreport, nan_weight, tiny_model
+from hiddenscope.testing import build, identity_block, misreport, nan_weight, tiny_model, tiny_tokenizer
 
 TEXTS, TOKENS, TARGETS = 2, 7, 4
 IDS = torch.arange(20, 20 + TEXTS * TOKENS).reshape(TEXTS, TOKENS)
@@ -311,6 +313,73 @@ LAST_LISTS = {  # how many entries are states of other blocks, and which layer t
 
 
 @pytest.mark.parametrize("family", LAST_LISTS)
+class OfOneArgument(nn.Module):
+    """A module of a user's own, which takes its ids under another name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(300, 8)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        embedded: torch.Tensor = self.embedding(tokens)
+        return embedded
+
+
+class WithoutReport(OfOneArgument):
+    """A module that takes input_ids, and not the wish for hidden states."""
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        return super().forward(input_ids)
+
+
+@pytest.mark.parametrize(
+    ("own", "reason"),
+    [
+        (OfOneArgument, "its forward takes tokens, and no input_ids or output_hidden_states"),
+        (WithoutReport, "its forward takes input_ids, and no output_hidden_states"),
+    ],
+)
+def test_a_module_of_another_signature_is_told_what_is_wanted(own: type[nn.Module], reason: str) -> None:
+    module = own().eval()
+    for ask in (lambda: hs.load(module, tiny_tokenizer()), lambda: hs.drift(module, tiny_model("gpt2"), [[5, 6]])):
+        with pytest.raises(AnatomyError, match=reason) as caught:
+            ask()
+        assert "hs.drift(reference, module, texts)" in str(caught.value)
+
+
+class LooksUp(nn.Module):
+    """A module that names no vocabulary; its rows begin behind `free` others."""
+
+    def __init__(self, rows: int, free: int = 0, buckets: int | None = None) -> None:
+        super().__init__()
+        self.table, self.positions = nn.Embedding(rows, 4), nn.Embedding(64, 4)
+        self.free, self.buckets = free, buckets
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        rows = input_ids + self.free if self.buckets is None else input_ids * 31 % self.buckets
+        places = torch.arange(input_ids.shape[1])[None]
+        looked_up: torch.Tensor = self.table(rows) + self.positions(places)
+        return looked_up
+
+
+def test_a_vocabulary_that_nothing_names_is_what_is_looked_up() -> None:
+    assert vocabulary(LooksUp(300)) == 300
+    assert vocabulary(LooksUp(300, free=2)) == 298
+    assert vocabulary(LooksUp(16, buckets=16)) == sys.maxunicode + 1
+
+
+def test_canine_takes_what_its_own_tokenizer_gives() -> None:
+    sizes = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 32, "num_hash_buckets": 64}
+    module = CanineModel(CanineConfig(**sizes, num_hidden_layers=2, local_transformer_stride=16)).eval()
+    text = "A text with characters of every kind: é, 中, 😀."
+    states = hs.load(module, CanineTokenizer()).capture(text)
+    ids = CanineTokenizer()(text, return_tensors="pt")
+    with torch.no_grad():
+        own = module(**ids, output_hidden_states=True).hidden_states
+    assert states.tokens.ids.tolist() == ids["input_ids"][0].tolist()
+    assert torch.equal(states["layer.1"], own[-1][0])
+
+
 def test_where_lists_of_blocks_make_no_chain_the_stack_is_the_last_list(family: str) -> None:
     module = tiny_model(family)
     blocks, before, first = LAST_LISTS[family]

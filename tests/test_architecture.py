@@ -33,7 +33,7 @@ ROWS = [
     {"loading"},
     {"hooks", "weights", "size_limit"},
     {"texts", "states", "sites", "results", "datasets", "measures"},
-    {"files", "compressed", "kernels", "limits", "netcdf"},
+    {"files", "compressed", "kernels", "limits", "netcdf", "products"},
     {"arguments"},
     {"errors", "progress", "catalog", "signatures", "autograd"},
 ]

@@ -9,9 +9,10 @@ import torch
 
 import hiddenscope as hs
 from calibrate import __main__ as page
-from calibrate import draws, fits, probe
+from calibrate import draws, fits, graft, patch, probe
 from calibrate.probe import Draw, experiment, states_of, trials
-from calibrate.trials import Claim, Experiment, Share
+from calibrate.trials import Claim, Experiment, Share, Study
+from hiddenscope.analyses.graft import sign_flip_p
 from hiddenscope.linear.intervals import wilson
 from hiddenscope.sites import Site
 
@@ -135,3 +136,19 @@ def test_the_pages_are_those_of_the_results() -> None:
     assert page.PAGE.read_text("utf-8") == page.whole(results)
     assert page.table(page.probe.STUDY, results) in page.PROBE.read_text("utf-8")
     assert {study.name for study in page.STUDIES} == set(results)
+
+
+@pytest.mark.parametrize("study", [graft.STUDY, patch.STUDY], ids=lambda study: study.name)
+def test_groups_of_prompts_are_counted_as_one_where_they_belong_together(study: Study) -> None:
+    grouped = [part for part in study.experiments if "groups" in part.what]
+    for row in (part.run(12, "cpu", 1) for part in grouped):
+        for key, share in row.shares.items():
+            assert share.meets(study.claims[key]), (row.what, key, share)
+
+
+def test_groups_of_prompts_that_are_counted_as_independent_are_found_out() -> None:
+    random, groups = np.random.default_rng(0), np.repeat(np.arange(10), 4)
+    differences = [graft._differences(random, groups) for _ in range(200)]
+    wrong = np.mean([sign_flip_p(row) <= 0.05 for row in differences])
+    right = np.mean([sign_flip_p(row, groups) <= 0.05 for row in differences])
+    assert right <= 0.09 < 0.15 < wrong

@@ -30,6 +30,7 @@ from hiddenscope.views import render
 
 runner = CliRunner()
 TEXT = "The capital of France is Paris."
+LABELLED = [("The capital", "a"), ("capital The", "a"), ("of France", "b"), ("France of", "b")]
 COMMANDS = get_command(cli.app).commands  # type: ignore[attr-defined]
 HEAVY = {"torch", "transformers", "numpy", "pandas", "xarray", "rich", "gguf", "safetensors"}
 
@@ -220,6 +221,41 @@ def test_progress_is_shown_as_asked(flag: list[str], choice: bool | None, monkey
     monkeypatch.setattr(progress, "show", chosen.append)
     runner.invoke(cli.app, ["models", *flag])
     assert chosen == [choice]
+
+
+def _with_value(option: object) -> list[str]:
+    """An option as it is typed, with a value where it takes one."""
+    spelling = option.opts[0]  # type: ignore[attr-defined]
+    return [spelling] if option.is_flag else [spelling, "1"]  # type: ignore[attr-defined]
+
+
+EVERY_OPTION = [(name, option) for name in COMMANDS for option in COMMANDS[name].params if option.opts[0][0] == "-"]
+
+
+@pytest.mark.parametrize(("name", "option"), EVERY_OPTION, ids=lambda part: getattr(part, "name", part))
+def test_an_option_that_is_given_twice_is_refused_or_taken_twice(name: str, option: object) -> None:
+    words = _with_value(option)
+    done = runner.invoke(cli.app, [name, *words, *words])
+    once = f"Error: {words[0]} was given 2 times"
+    assert (once in done.output) != option.multiple, done.output  # type: ignore[attr-defined]
+    assert done.exit_code == 2
+
+
+def test_both_spellings_of_a_flag_are_one_option() -> None:
+    done = runner.invoke(cli.app, ["models", "--quiet", "--progress"])
+    assert "Error: --progress was given 2 times" in done.output
+    assert done.exit_code == 2
+
+
+def test_project_takes_several_models(folder: str, tmp_path: Path) -> None:
+    data = tmp_path / "data.csv"
+    rows = [("text", "label"), *LABELLED]
+    data.write_text("".join(f"{text},{label}\n" for text, label in rows))
+    words = ["project", str(data), "--method", "pca", "--json"]
+    result = json.loads(ask(*words, "--model", folder, "--model", folder))
+    assert [part["model"] for part in result["facts"]["parts"]] == [(name := Path(folder).name), f"{name} (2)"]
+    with_other = json.loads(ask(*words, "--model", folder, "--other", folder))
+    assert with_other["facts"]["parts"] == result["facts"]["parts"]
 
 
 def test_wrong_usage_exits_with_2() -> None:

@@ -195,6 +195,22 @@ def test_windows_of_single_layers_and_of_attention_that_keeps_so_many_tokens_are
     assert 8 in attention_windows(hs.load((with_config("DogeForCausalLM", keep_window_size=8), None)))
 
 
+def test_a_part_of_a_configuration_that_names_no_depth_has_no_layers() -> None:
+    model = hs.load((with_config("MptForCausalLM"), None))
+    states = model.capture_generation([PROMPT], max_new_tokens=6, min_new_tokens=7)
+    assert disagreement(model.capture([states.tokens.ids.tolist()]), states) < 8  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("cache", ["offloaded", "offloaded_static", "quantized", "no such cache"])
+def test_a_cache_that_this_machine_cannot_have_is_refused(tiny: Tiny, cache: str) -> None:
+    model = tiny("llama")
+    try:
+        model.capture_generation([PROMPT], max_new_tokens=3, cache_implementation=cache)
+    except PassError as error:
+        assert "Cannot generate with cache_implementation" in str(error)
+    assert not any(module._forward_hooks for module in model.module.modules())
+
+
 def test_the_trial_is_longer_than_a_window_and_than_two_where_the_text_is(monkeypatch: pytest.MonkeyPatch) -> None:
     model, tried = hs.load((with_config("DogeForCausalLM", keep_window_size=20), None)), list[int]()
     monkeypatch.setattr(generation, "_try_generation", lambda _, prompt: tried.append(prompt) or "")

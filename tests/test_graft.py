@@ -1,5 +1,6 @@
 """Graft: a donor's blocks make the donor's mistakes where they are, and passes run by hand say the same."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,37 @@ def test_a_block_called_again_and_again_gives_its_states() -> None:
     assert float(result.data["accuracy"].sel(site="layer.2")) == pytest.approx(np.mean(right))
 
 
+def test_a_prompt_given_again_is_no_further_evidence(tiny: Tiny) -> None:
+    model, donor = tiny("llama"), perturbed(1)
+    data = answered(model, PROMPTS)
+    once, often = hs.graft(model, donor, data), hs.graft(model, donor, [*data * 3, data[0]])
+    assert often.data.equals(once.data)
+    counts = {"copies": 2 * len(PROMPTS) + 1, "notes": ["13 prompts are copies of others and were left out."]}
+    assert often.facts == {**once.facts, **counts}
+    alone = hs.graft(model, donor, data[:1] * 12)
+    assert (alone.facts["prompts"], alone.facts["groups"], alone.facts["middle_less_late"]["p"]) == (1, 1, 1.0)
+    assert alone.facts["model_alone"]["low"] == pytest.approx(wilson(1.0, 1)[0])
+
+
+def test_prompts_of_a_group_count_as_one(tiny: Tiny) -> None:
+    model, donor = tiny("llama"), perturbed(1)
+    prompts = ["The cat", "The hat", "A cat", "A hat", "A dog ", "The dog"]
+    pairs = (prompts, [" a", " c", " a", " c", " a", " c"])
+    apart, grouped = (hs.graft(model, donor, texts.read(pairs, group=group)) for group in (None, [0, 0, 0, 1, 1, 1]))
+    assert (apart.facts["groups"], grouped.facts["groups"]) == (6, 2)
+    assert grouped.data["accuracy"].equals(apart.data["accuracy"])
+    assert grouped.facts["middle_less_late"]["p"] in (0.5, 1.0), "two groups have four signs"
+    share = grouped.facts["donor_alone"]
+    assert (share["low"], share["high"]) == pytest.approx(wilson(share["accuracy"], 2))
+    assert "6 prompts in 2 groups" in grouped.summary() and "over 2 groups of prompts" in grouped.summary()
+
+
+def test_one_prompt_with_two_answers_is_one_group(tiny: Tiny) -> None:
+    model = tiny("llama")
+    facts = hs.graft(model, perturbed(1), [([5, 6, 7], 11), ([5, 6, 7], 12), ([8, 9], 11)]).facts
+    assert (facts["prompts"], facts["copies"], facts["groups"]) == (3, 0, 2)
+
+
 def test_wilson_covers_what_it_promises() -> None:
     generator = np.random.default_rng(0)
     for share in (0.1, 0.5, 0.9):
@@ -131,6 +163,10 @@ def test_the_command(tiny: Tiny, tmp_path: Path) -> None:
     data = [("The cat", " a"), ("The hat", " c")]
     expected = hs.graft(models["own"], models["donor"], data, layers=2)
     np.testing.assert_allclose(hs.Result.load(out).data["probability"], expected.data["probability"], rtol=1e-5)
+    (tmp_path / "grouped.csv").write_text('prompt,say,city\nThe cat," a",x\nThe hat," c",x\n')
+    columns = ["--text", "prompt", "--label", "say", "--group", "city"]
+    done = CliRunner().invoke(app, [*given, str(tmp_path / "grouped.csv"), *columns, "--layers", "2", "--json"])
+    assert json.loads(done.stdout)["facts"]["groups"] == 1
     for wrong, words in ((str(tmp_path / "bare.txt"), "they have no labels"), (str(out), "graft.json")):
         done = CliRunner().invoke(app, [*given, wrong])
         assert done.exit_code == 2 and words in done.stderr
@@ -180,7 +216,7 @@ def test_the_sign_flip_test_keeps_its_level_for_any_number_of_prompts() -> None:
 def test_windows_are_grouped_by_the_third_of_the_depth_that_their_centre_is_in() -> None:
     windows = [tuple(hs.Site(k) for k in range(start, start + 15)) for start in range(1, 17)]
     right = np.ones((16, 4), dtype=bool)
-    facts = _facts(windows, right, {"model": right[0], "donor": right[0]}, depth=30)
+    facts = _facts(windows, right, {"model": right[0], "donor": right[0]}, 30, np.arange(4))
     assert (facts["middle"]["from"], facts["middle"]["to"]) == ("layer.4", "layer.27")
     assert (facts["late"]["from"], facts["late"]["to"]) == ("layer.14", "layer.30")
 
@@ -191,7 +227,7 @@ def test_no_sentence_claims_a_difference_in_noise_more_often_than_its_level(tiny
     claims = 0
     for _ in range(400):
         right = generator.random((12, 10)) < 0.6
-        facts = _facts(windows, right, {"model": right[0], "donor": right[1]}, depth=12)
+        facts = _facts(windows, right, {"model": right[0], "donor": right[1]}, 12, np.arange(right.shape[1]))
         told = " ".join(findings(hs.Result("graft", result.data, {**result.facts, **facts, "prompts": 10}, {})))
         claims += "they differ by" in told
         assert ("they differ by" in told) != ("not significant" in told)

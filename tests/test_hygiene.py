@@ -1,5 +1,7 @@
 """Whatever happens in a pass, the module is left as it was."""
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
@@ -173,3 +175,28 @@ def test_a_lock_is_free_after_an_error(model: hs.Model, family: str) -> None:
     handle.remove()
     assert model.lock.acquire(blocking=False)
     model.lock.release()
+
+
+SLOW_DTYPES = """
+import torch
+import hiddenscope as hs
+from hiddenscope import products, progress
+from hiddenscope.testing import tiny_model
+
+progress.show(True)
+for dtype in (torch.bfloat16, torch.float16):
+    for family in ("gpt2", "llama", "bert"):
+        hs.load((tiny_model(family).to(dtype), None)).capture([[5, 6, 7, 8] * 10])
+    hs.drift(tiny_model("gpt2"), tiny_model("gpt2").to(dtype), [[5, 6, 7, 8] * 10])
+    print(products.slowdown(dtype) >= products.SLOW)
+"""
+
+
+def test_a_dtype_that_this_cpu_is_slow_in_is_told_in_one_sentence() -> None:
+    done = subprocess.run([sys.executable, "-W", "error", "-c", SLOW_DTYPES], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "frame #" not in done.stderr and "Warning" not in done.stderr
+    slow = dict(zip(("bfloat16", "float16"), done.stdout.split(), strict=True))
+    for dtype, is_slow in slow.items():
+        told = [line for line in done.stderr.splitlines() if f"matrix product in {dtype} takes up to" in line]
+        assert len(told) == (4 if is_slow == "True" else 0)

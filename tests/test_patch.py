@@ -247,6 +247,49 @@ def test_pairs_are_averaged_with_standard_errors(tiny: Tiny) -> None:
     assert "effect_error" not in single[0]
 
 
+TRIPLES = ((23, 45, 60), (24, 46, 61), (25, 47, 62), (26, 48, 63))
+
+
+def several(*groups: object) -> list[hs.Contrast]:
+    triples = zip(TRIPLES, groups, strict=True)
+    return [
+        hs.Contrast([7, 99, a, 64], [7, 99, b, 64], answer, other=70, group=group)  # type: ignore[arg-type]
+        for (a, b, answer), group in triples
+    ]
+
+
+def test_a_contrast_given_again_is_no_further_evidence(tiny: Tiny) -> None:
+    model, contrasts = tiny("llama"), several(None, None, None, None)
+    once, often = hs.patch(model, contrasts), hs.patch(model, [*contrasts, contrasts[1], *contrasts])
+    assert often.data.equals(once.data)
+    assert (often.facts["contrasts"], often.facts["copies"], often.facts["groups"]) == (4, 5, 4)
+    assert often.facts["notes"][0] == "5 pairs of prompts are copies of another and counted once."
+    alone = hs.patch(model, contrasts[:1] * 3)
+    assert "effect_error" not in alone.data
+
+
+def test_the_error_is_that_of_leaving_out_groups(tiny: Tiny) -> None:
+    model, groups = tiny("llama"), ("a", "b", "a", "c")
+    result = hs.patch(model, several(*groups))
+    single = np.stack([hs.patch(model, contrast).data["effect"].values for contrast in several(*groups)])
+    left = np.stack([single[[own != group for own in groups]].mean(0) for group in "abc"])
+    expected = (2 / 3 * ((left - left.mean(0)) ** 2).sum(0)) ** 0.5
+    np.testing.assert_allclose(result.data["effect_error"], expected, atol=1e-5, rtol=1e-3)
+    np.testing.assert_allclose(result.data["effect"], single.mean(0), atol=1e-5, rtol=1e-4)
+    assert result.facts["groups"] == 3 and "4 pairs of prompts in 3 groups" in result.summary()
+    together = hs.patch(model, several(0, 0, 0, 0))
+    assert "effect_error" not in together.data and together.facts["groups"] == 1
+    assert "All pairs of prompts belong together, so there is no standard error." in together.facts["notes"]
+
+
+def test_the_same_prompts_the_other_way_round_belong_together(tiny: Tiny) -> None:
+    contrast = several(None, None, None, None)[0]
+    swapped = replace(contrast, clean=contrast.corrupt, corrupt=contrast.clean)
+    assert hs.patch(tiny("llama"), [contrast, swapped]).facts["groups"] == 1
+    with pytest.raises(TextError, match="group must name what belongs together"):
+        replace(contrast, group=[1])  # type: ignore[arg-type]
+
+
 def test_texts_of_two_lengths_are_aligned(tiny: Tiny) -> None:
     model = tiny("llama")
     longer = [7, 99, 45, 46, 64, 31, 50]

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hiddenscope.errors import SiteError
-from hiddenscope.sites import PARTS, Site, from_alias, select, summarise, to_alias
+from hiddenscope.sites import PARTS, Site, check_syntax, from_alias, select, summarise, to_alias
 
 
 def stack_sites(depth: int, *, final: bool = True, parts: tuple[str, ...] = (), stack: str | None = None) -> list[Site]:
@@ -185,6 +185,17 @@ def test_a_wrong_site_names_the_nearest() -> None:
         select("layer.40", T5)
     with pytest.raises(SiteError, match=r"Did you mean 'layer.3'"):
         select(3, GPT2)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("layer", [0, 3, 12])
+@pytest.mark.parametrize("misspelt", ["layers.{}", "layer{}", "Layer.{}", "layer_{}", "block.{}", "h.{}", "layer[{}]"])
+def test_a_misspelt_layer_keeps_its_number(misspelt: str, layer: int) -> None:
+    item = misspelt.format(layer)
+    for wrong in (lambda: Site.parse(item), lambda: check_syntax(item), lambda: select(item, GPT2)):
+        with pytest.raises(SiteError, match=rf"Did you mean 'layer\.{layer}'\?"):
+            wrong()
+    with pytest.raises(SiteError, match=r"Did you mean 'decoder\.layer\.3\.attn'\?"):
+        select("decoder.layer.3.atn", T5)
 
 
 NOTHING: list[object] = [

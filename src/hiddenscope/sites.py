@@ -388,9 +388,20 @@ def _unreadable(given: object, known: Sequence[str] = ()) -> SiteError:
         return SiteError(f"No site {number}", "a site is a string", f"Did you mean 'layer.{number}'?")
     if isinstance(given, str) and not given:
         return SiteError("No site ''", "it is empty", "Choose 'layer.3', 'layer.*' or 'final'.")
-    forms = known or ["layer.0", "layer.1", "layer.1.attn", "layer.*", "final"]
-    hint = _nearest(given, forms) if isinstance(given, str) else "Choose 'layer.3', 'layer.*' or 'final'."
+    hint = "Choose 'layer.3', 'layer.*' or 'final'."
+    if isinstance(given, str):
+        hint = _nearest(given, _same_layer(given, known))
     return SiteError(f"No site {_shown(given)}", "sites look like 'layer.3', 'layer.3.attn' or 'final'", hint)
+
+
+def _same_layer(item: str, known: Sequence[str]) -> Sequence[str]:
+    """The sites that a misspelt one may stand for: of the layer that it names, where it names one."""
+    number = re.search("[0-9]{1,9}", item)
+    if number is None:
+        return known or ["layer.*", "final"]
+    layer = f"layer.{int(number[0])}"
+    of_layer = [site for site in known if f".{layer}." in f".{site}."]
+    return of_layer or [layer, *(f"{layer}.{part}" for part in PARTS)]
 
 
 def _nearest(item: str, known: Sequence[str]) -> str:

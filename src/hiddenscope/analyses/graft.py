@@ -6,7 +6,7 @@ A window of blocks slides over the depth: inside it the donor computes, everywhe
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import product
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from hiddenscope import hooks, progress, texts
 from hiddenscope.arguments import checked
 from hiddenscope.errors import ModuleError, PassError, TextError
 from hiddenscope.linear.intervals import wilson
+from hiddenscope.measures.grouped import Ints, effective_count, group_sums, joined
 from hiddenscope.model import Model, ModelLike, as_model
 from hiddenscope.passes import Inputs, Replace, edit, record, resume, skipping
 from hiddenscope.passes.answers import text_before, token_after
@@ -42,7 +43,8 @@ def graft(
     The donor is another model of the same shape, such as another checkpoint. `data` are prompts and their answers, each
     a single token: `[(prompt, answer), ...]`, or labelled texts as `hs.read` takes them, the label being the answer.
     With `sites` the donor's states are grafted in place of its blocks: what its branches add (`"*.attn"`, `"*.mlp"`),
-    or the states of one layer at a time (`"layer.*"`).
+    or the states of one layer at a time (`"layer.*"`). A copy of a prompt counts once. Prompts are taken as independent
+    of each other, unless `hs.read(..., group=)` says which belong together.
 
     >>> import hiddenscope as hs
     >>> from hiddenscope.testing import tiny_model
@@ -55,11 +57,13 @@ def graft(
     _check_shapes(model, donor)
     _check_dtype_device_tokenizer(model, donor)
     windows = _windows(model, donor, sites, layers)
-    prompts, answers = _prompts(model, donor, data)
+    prompts, answers, groups, copies = _prompts(model, donor, data)
     skipping(model)  # tried now, while every block is the model's own
     right, probability = (np.zeros((len(windows), len(prompts)), dtype=kind) for kind in (bool, float))
     alone = {"model": np.zeros(len(prompts), dtype=bool), "donor": np.zeros(len(prompts), dtype=bool)}
     notes: dict[str, None] = {}
+    if copies:
+        notes[_note_on_copies(copies)] = None
     with progress.track("Grafting", total=len(windows) * len(prompts)) as advance:
         for column, answer in enumerate(answers):
             runs = _Runs(model, donor, prompts.some([column]), windows, blocks=sites is None)
@@ -73,13 +77,15 @@ def graft(
     facts = {
         "donor": donor.name,
         "prompts": len(prompts),
+        "copies": copies,
+        "groups": int(groups.max()) + 1,
         "grafted": "blocks" if sites is None else "states",
         "layers": layers,
-        **_facts(windows, right, alone, model.anatomy.stacks[0].depth),
+        **_facts(windows, right, alone, model.anatomy.stacks[0].depth, groups),
         "notes": [*notes],
     }
     source = {**model.source(None).to_json(), "donor": donor.source(None).to_json()}
-    return Result("graft", _data(windows, right, probability), facts, source)
+    return Result("graft", _data(windows, right, probability, groups), facts, source)
 
 
 def _check_shapes(model: Model, donor: Model) -> None:
@@ -130,36 +136,79 @@ def _windows(model: Model, donor: Model, sites: SitePatterns | None, layers: Any
     return [chosen[start : start + layers] for start in range(len(chosen) - layers + 1)]
 
 
-def _prompts(model: Model, donor: Model, data: Any) -> tuple[Inputs, list[int]]:
-    """The prompts as both models take them, and the token that answers each."""
-    pairs = list(_pairs(data))
-    prompts = [prompt for prompt, _ in pairs]
-    inputs = model.encode(prompts)
+class _Prompts(NamedTuple):
+    """The prompts as both models take them, each once, the token that answers each, and which belong together.
+
+    `copies` is how many further prompts were the same again, with the same answer.
+    """
+
+    inputs: Inputs
+    answers: list[int]
+    groups: Ints
+    copies: int
+
+
+class _Row(NamedTuple):
+    """A prompt, its answer, and what group it is of; None where nobody said."""
+
+    prompt: Any
+    answer: Any
+    group: Any = None
+
+
+def _prompts(model: Model, donor: Model, data: Any) -> _Prompts:
+    """Encode the prompts and their answers, and leave out copies."""
+    rows = list(_rows(data))
+    inputs = model.encode([row.prompt for row in rows])
     if inputs.texts and donor.tokenizer:
-        theirs = donor.encode(prompts)
-        for text, ids, others in zip(inputs.texts, inputs.ids, theirs.ids, strict=True):
-            if ids != others:
-                reason = f"{model.name} and {donor.name} tokenize it differently"
-                raise TextError(f"Cannot use the prompt {text[:40]!r}", reason, "Give a donor with the same tokenizer.")
+        _check_tokenized_alike(model, donor, inputs)
     befores = [text_before(inputs, number, length - 1) for number, length in enumerate(inputs.lengths)]
     with model.lock:  # a tokenizer serves one thread at a time
         answers = [
-            token_after(model.text_encoder, answer, [before])
-            for (_, answer), before in zip(pairs, befores, strict=True)
+            token_after(model.text_encoder, row.answer, [before]) for row, before in zip(rows, befores, strict=True)
         ]
-    return inputs, answers
+    firsts = _firsts(list(zip(inputs.ids, answers, strict=True)))
+    inputs = inputs.some(firsts)
+    given = [rows[number].group for number in firsts]
+    # A prompt with two answers, or in other letters, is no further evidence.
+    groups = joined(inputs.ids, texts.copy_groups(inputs.texts or inputs.ids), None if None in given else given)
+    return _Prompts(inputs, [answers[number] for number in firsts], groups, len(rows) - len(firsts))
 
 
-def _pairs(data: Any) -> Iterator[tuple[Any, Any]]:
-    """Prompts and their answers, from a list of pairs or from labelled texts."""
+def _firsts(values: Sequence[Any]) -> list[int]:
+    """Where each value comes first."""
+    first: dict[Any, int] = {}
+    for number, value in enumerate(values):
+        first.setdefault(value, number)
+    return list(first.values())
+
+
+def _check_tokenized_alike(model: Model, donor: Model, inputs: Inputs) -> None:
+    """Refuse a prompt of which the two tokenizers make other ids."""
+    theirs = donor.encode(list(inputs.texts or ()))
+    for text, ids, others in zip(inputs.texts or (), inputs.ids, theirs.ids, strict=True):
+        if ids != others:
+            reason = f"{model.name} and {donor.name} tokenize it differently"
+            raise TextError(f"Cannot use the prompt {text[:40]!r}", reason, "Give a donor with the same tokenizer.")
+
+
+def _note_on_copies(copies: int) -> str:
+    if copies == 1:
+        return "One prompt is a copy of another and was left out."
+    return f"{copies:,} prompts are copies of others and were left out."
+
+
+def _rows(data: Any) -> Iterator[_Row]:
+    """Prompts with their answers and groups, from a list of pairs or from labelled texts."""
     if isinstance(data, list) and data and all(isinstance(row, list | tuple) and len(row) == 2 for row in data):
-        yield from data
+        yield from (_Row(prompt, answer) for prompt, answer in data)
         return
     labelled = data if isinstance(data, texts.Labelled) else texts.read(data)
     if labelled.labels is None:
         remedy = "Label each prompt with its answer, or give [(prompt, answer), ...]."
         raise TextError(f"Cannot use the prompts of {labelled.name}", "they have no labels", remedy)
-    yield from zip(labelled.texts, labelled.labels, strict=True)
+    groups = labelled.groups or [None] * len(labelled)
+    yield from map(_Row, labelled.texts, labelled.labels, groups)
 
 
 class _Runs:
@@ -214,11 +263,12 @@ def _last(logits: Tensor | None) -> Tensor:
     return logits[-1]
 
 
-def _data(windows: Sequence[tuple[Site, ...]], right: Flags, probability: Floats) -> "xarray.Dataset":
+def _data(windows: Sequence[tuple[Site, ...]], right: Flags, probability: Floats, groups: Ints) -> "xarray.Dataset":
     """Along the windows, each named by its first site."""
     import xarray
 
-    intervals = np.array([wilson(float(row.mean()), len(row)) for row in right])
+    count = effective_count(groups)
+    intervals = np.array([wilson(float(row.mean()), count) for row in right])
     values = {"accuracy": right.mean(1), "accuracy_low": intervals[:, 0], "accuracy_high": intervals[:, 1]}
     names = {"accuracy": "right answers", "accuracy_low": "lower end, 95%", "accuracy_high": "upper end, 95%"}
     variables: dict[str, Any] = {
@@ -231,11 +281,13 @@ def _data(windows: Sequence[tuple[Site, ...]], right: Flags, probability: Floats
     return xarray.Dataset(variables, {"site": first, "last_site": ("site", np.array([*last, None], dtype=object)[:-1])})
 
 
-def _facts(windows: Sequence[tuple[Site, ...]], right: Flags, alone: dict[str, Flags], depth: int) -> Facts:
+def _facts(
+    windows: Sequence[tuple[Site, ...]], right: Flags, alone: dict[str, Flags], depth: int, groups: Ints
+) -> Facts:
     """Both models alone, the lowest window, and windows in the middle third of the depth against those in the last."""
     lowest = int(right.mean(1).argmin())
-    facts: dict[str, Any] = {f"{name}_alone": _accuracy(flags) for name, flags in alone.items()}
-    facts["lowest"] = {**_accuracy(right[lowest], len(windows)), **_ends([windows[lowest]])}
+    facts: dict[str, Any] = {f"{name}_alone": _accuracy(flags, groups) for name, flags in alone.items()}
+    facts["lowest"] = {**_accuracy(right[lowest], groups, len(windows)), **_ends([windows[lowest]])}
     thirds = [3 * _centre(window, depth) // depth for window in windows]
     middle, late = ([row for row, third in enumerate(thirds) if third == k] for k in (1, 2))
     if middle and late:
@@ -243,7 +295,7 @@ def _facts(windows: Sequence[tuple[Site, ...]], right: Flags, alone: dict[str, F
         for (name, values), rows in zip(parts.items(), (middle, late), strict=True):
             facts[name] = {"accuracy": float(values.mean()), **_ends([windows[row] for row in rows])}
         differences = parts["middle"] - parts["late"]
-        facts["middle_less_late"] = {"value": float(differences.mean()), "p": sign_flip_p(differences)}
+        facts["middle_less_late"] = {"value": float(differences.mean()), "p": sign_flip_p(differences, groups)}
     return facts
 
 
@@ -257,25 +309,29 @@ def _ends(windows: Sequence[tuple[Site, ...]]) -> dict[str, str]:
     return {"from": str(windows[0][0]), "to": str(windows[-1][-1])}
 
 
-def _accuracy(flags: Flags, shares: int = 1) -> dict[str, float]:
+def _accuracy(flags: Flags, groups: Ints, shares: int = 1) -> dict[str, float]:
     """The share of right answers with its 95% interval, jointly for so many shares."""
-    low, high = wilson(float(flags.mean()), len(flags), shares)
+    low, high = wilson(float(flags.mean()), effective_count(groups), shares)
     return {"accuracy": float(flags.mean()), "low": low, "high": high}
 
 
-def sign_flip_p(differences: Floats) -> float:
+def sign_flip_p(differences: Floats, groups: Ints | None = None) -> float:
     """How often a mean so far from zero comes up if each difference is as likely to have the other sign.
 
-    It is exact for few prompts, where a bootstrap interval is too narrow: of two prompts that agree it shows nothing.
+    The differences of a group have one sign together. It is exact for few prompts, where a bootstrap interval is too
+    narrow: of two prompts that agree it shows nothing.
 
     >>> sign_flip_p(np.array([0.5, 0.5])), sign_flip_p(np.full(6, 0.5))
     (0.5, 0.03125)
+    >>> sign_flip_p(np.full(6, 0.5), np.array([0, 0, 0, 1, 1, 1]))
+    0.5
     """
-    count = len(differences)
+    sums = differences if groups is None else group_sums(differences, groups)
+    count = len(sums)
     if count <= MOST_EXACT:
         signs = np.array(list(product((1, -1), repeat=count)), dtype=float)
     else:
         drawn = np.random.default_rng(0).choice((1.0, -1.0), (FLIPS, count))
         signs = np.concatenate([np.ones((1, count)), drawn])
-    sums = np.abs(signs @ differences)
-    return float((sums >= sums[0] * (1 - 1e-9)).mean())
+    totals = np.abs(signs @ sums)
+    return float((totals >= totals[0] * (1 - 1e-9)).mean())

@@ -1,18 +1,20 @@
 """Find the hidden states of a module by its behaviour, and prove them.
 
-taps     where a hidden state can be read: a module's path, one of its calls, its input or its output
-trace    the arguments of a forward, and one pass with every call of every submodule recorded
-proof    chains of blocks, compared with Hugging Face's own `hidden_states`, bit for bit
-blocks   what attention, cross-attention and the MLP add inside a block
-find     the search: trial passes, the chains that can be proved, causality, the head
-stacks   Anatomy: what was found, in one value
+taps        where a hidden state can be read: a module's path, one of its calls, its input or its output
+trace       the arguments of a forward, and one pass with every call of every submodule recorded
+vocabulary  how many ids a module takes
+proof       chains of blocks, compared with Hugging Face's own `hidden_states`, bit for bit
+blocks      what attention, cross-attention and the MLP add inside a block
+find        the search: trial passes, the chains that can be proved, causality, the head
+stacks      Anatomy: what was found, in one value
 """
 
 from hiddenscope.anatomy.blocks import state_at
 from hiddenscope.anatomy.find import find, still_holds
 from hiddenscope.anatomy.stacks import EVERYTHING, Anatomy, Head, Stack
 from hiddenscope.anatomy.taps import Tap
-from hiddenscope.anatomy.trace import accepts, arguments, trial_ids, vocabulary
+from hiddenscope.anatomy.trace import accepts, arguments, trial_ids
+from hiddenscope.anatomy.vocabulary import vocabulary
 
 __all__ = [
     "EVERYTHING",

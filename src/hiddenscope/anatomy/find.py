@@ -1,5 +1,6 @@
 """Find the hidden states of a module by running it on a few tokens, and prove them."""
 
+import inspect
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
@@ -112,8 +113,33 @@ def _traced(module: nn.Module, name: str, shape: TrialShape) -> tuple[dict[str, 
     try:
         return inputs, trace(module, inputs)
     except Exception as error:
+        if missing := _missing_parameters(module):
+            raise _not_like_transformers(module, name, missing) from error
         stopped = f"a trial pass over {shape.texts} texts of {shape.tokens} tokens stopped with"
         raise _refusal(name, f"{stopped} {type(error).__name__}: {error}") from error
+
+
+def _missing_parameters(module: nn.Module) -> list[str]:
+    """The parameters of a Hugging Face model that a module's forward does not take."""
+    parameters = inspect.signature(type(module).forward).parameters.values()
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return []
+    names = {parameter.name for parameter in parameters}
+    return [name for name in ("input_ids", "output_hidden_states") if name not in names]
+
+
+def _not_like_transformers(module: nn.Module, name: str, missing: Sequence[str]) -> AnatomyError:
+    """The error for a module that is not called like a Hugging Face model."""
+    _, *takes = inspect.signature(type(module).forward).parameters
+    reason = (
+        f"its forward takes {', '.join(takes)[:80] or 'nothing'}, and no {' or '.join(missing)}, "
+        "as the models of transformers do"
+    )
+    remedy = (
+        "Give a model of transformers. A module of your own can be the candidate of "
+        "hs.drift(reference, module, texts), where the reference is such a model."
+    )
+    return AnatomyError(f"Cannot read the states of {name}", reason, remedy)
 
 
 def _stream_sizes(module: nn.Module, seen: Trace, sizes: Sequence[int]) -> set[int]:

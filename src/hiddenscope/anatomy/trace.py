@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 from hiddenscope import autograd, hooks
 
+TRIED_VOCABULARY = 256  # ids that a trial keeps below, where nothing names the vocabulary
+
 
 def arguments(
     module: nn.Module, ids: Tensor, mask: Tensor | None = None, targets: Tensor | None = None
@@ -60,14 +62,14 @@ def _ordinary_ids(module: nn.Module) -> list[int]:
         for name, value in vars(part).items() if part is not None else ():
             if name.endswith(("token_id", "token_index")):
                 reserved.update(value if isinstance(value, list) else [value])
-    size = vocabulary(module)
+    size = declared_vocabulary(module) or TRIED_VOCABULARY
     start = min(100, size // 8)
     step = max(1, (size - start) // 512)
     return [i for i in range(start, size, step) if i not in reserved]
 
 
-def vocabulary(module: nn.Module) -> int:
-    """The number of ids that the module's token embedding knows."""
+def declared_vocabulary(module: nn.Module) -> int | None:
+    """Give the number of ids that the token embedding or the configuration names; None where neither does."""
     try:
         embedding = getattr(module, "get_input_embeddings", lambda: None)()
     except NotImplementedError:
@@ -78,7 +80,7 @@ def vocabulary(module: nn.Module) -> int:
     if config is not None:
         text = config.get_text_config() if hasattr(config, "get_text_config") else config
         sizes += [size for size in (getattr(text, "vocab_size", None),) if isinstance(size, int)]
-    return min(sizes, default=256)
+    return min(sizes, default=None)
 
 
 @dataclass

@@ -7,12 +7,13 @@ Results go to stdout, progress and errors to stderr. The exit code is 0 for succ
 import io
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable
 from importlib import import_module
 from typing import Annotated, Any, NamedTuple
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 import hiddenscope as hs
 from hiddenscope import progress
@@ -47,6 +48,24 @@ COMMAND_GROUPS = (
     _of_group("represent", 'search cities-complete "The CN Tower" -k 3'),
     ON_DISK,
 )
+
+
+class _Command(TyperCommand):
+    """A command that refuses an option which is given twice: typer would drop all values but the last."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not ctx.resilient_parsing:
+            # The parser takes words off its list, and the list is needed once more below.
+            _, _, order = self.make_parser(ctx).parse_args(args=list(args))
+            self._refuse_repeated(ctx, order)
+        return super().parse_args(ctx, args)
+
+    def _refuse_repeated(self, ctx: Any, order: list[Any]) -> None:
+        """Refuse every option that comes more than once, and is not meant to."""
+        for parameter, count in Counter(order).items():
+            once = parameter.param_type_name == "option" and not parameter.multiple
+            if once and count > 1:
+                ctx.fail(f"{parameter.opts[0]} was given {count} times, and it is taken once. Leave all but one out.")
 
 
 class _Commands(TyperGroup):
@@ -94,7 +113,7 @@ def _command_of(word: str) -> Callable[..., None]:
 
 
 for _word in COMMANDS:
-    app.command()(_command_of(_word))
+    app.command(cls=_Command)(_command_of(_word))
 
 
 def _version(asked: bool) -> None:

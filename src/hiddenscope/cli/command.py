@@ -44,11 +44,16 @@ SitesOption = Annotated[str, typer.Option(help="Which states: layer.3, layer.*, 
 TruncateOption = Annotated[bool, typer.Option(help="Cut a text that is longer than the model's window.")]
 
 
+def zoo_names() -> list[str]:
+    """The names of the zoo, for a shell to complete."""
+    return list(ZOO)
+
+
 @dataclass(frozen=True)
 class Shared:
     """The options that every command takes; its fields are their names, types and defaults."""
 
-    model: Annotated[str | None, typer.Option(help=MODEL_HELP, autocompletion=lambda: list(ZOO))] = None
+    model: Annotated[str | None, typer.Option(help=MODEL_HELP, autocompletion=zoo_names)] = None
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, mps, or auto to spread a large model.")] = None
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16, in place of the model's own.")] = None
     out: Annotated[Path | None, typer.Option(help="Write here; the suffix chooses the format.")] = None
@@ -164,13 +169,21 @@ def _understood(values: dict[str, Any], rules: Mapping[str, TextRule]) -> dict[s
 
 def _check_outline(word: str, shared: Shared, values: Mapping[str, Any]) -> None:
     """Refuse at once what the model's config shows to be impossible, or what cannot be used with states."""
+    models = values.get("models") or [shared.model]
     if values.get("states") is not None:
         queries = word == "search"  # which the model reads
-        check_states(values["states"], {} if queries else shared.of_model, {} if queries else values)
+        of_model = {**shared.of_model, "model": models[0]}
+        check_states(values["states"], {} if queries else of_model, {} if queries else values)
         return
-    if shared.model is not None and shared.model.endswith(".safetensors"):
+    for model in models:
+        _check_model(word, model, values)
+
+
+def _check_model(word: str, model: str | None, values: Mapping[str, Any]) -> None:
+    """Refuse what the config of one model shows to be impossible."""
+    if model is not None and model.endswith(".safetensors"):
         return
-    known = outline(shared.model)
+    known = outline(model)
     for name in ("sites", "site"):
         if isinstance(values.get(name), str):
             check_sites(known, values[name])

@@ -3,9 +3,9 @@
 The first parameter of an analysis is the model. Of the others, positional ones become arguments and keyword-only ones
 options; the type says how a word of the command line is read (`Texts`, a second `Model`, a number, one of a few words).
 An analysis that takes `Inputs` needs no parameters for how texts are encoded: its command has these options anyway.
-An analysis that takes `Readable` states has `--states PATH` in place of a model and its texts. Parameters that only a
-program can give, such as callbacks, are left out. Help is in the catalog, and here where several
-analyses share a parameter.
+An analysis of labelled texts, `data`, has options that name the columns of their file. One that takes `Readable` states
+has `--states PATH` in place of a model and its texts. Parameters that only a program can give, such as callbacks, are
+left out. Help is in the catalog, and here where several analyses share a parameter.
 
 Signatures are read from the source (`hiddenscope.signatures`): importing an analysis imports torch, and `hiddenscope
 --help` should not take seconds.
@@ -22,7 +22,7 @@ import typer
 import hiddenscope as hs
 from hiddenscope.catalog import Analysis, Option
 from hiddenscope.cli.arguments import TextRule, dataset
-from hiddenscope.cli.command import TEXTS_HELP, Shared, command, show
+from hiddenscope.cli.command import TEXTS_HELP, GroupColumn, LabelColumn, Shared, TextColumn, command, show
 from hiddenscope.cli.states import StatesOption, read_states
 from hiddenscope.signatures import Parameter, parameters_of, words_of
 
@@ -35,7 +35,7 @@ SHARED_HELP = {
     "seed": "The seed of everything that is random.",
 }
 ONLY_IN_PYTHON = {"Callable"}
-
+COLUMNS = {"text": TextColumn, "label": LabelColumn, "group": GroupColumn}  # of `data`, labelled texts in a file
 
 ENCODING = (
     Parameter("targets", ast.Name("str"), positional=False, required=False),
@@ -59,7 +59,10 @@ def generated(analysis: Analysis) -> Callable[..., None]:
             own = {parameter.name: words[parameter.name] for parameter in parameters if parameter.name not in of_texts}
             show(getattr(hs, analysis.word)(read_states(states), **own), shared)
             return
-        read = {name: dataset(word) if name == "data" else word for name, word in words.items()}
+        read = dict(words)
+        if "data" in named:
+            columns = {name: read.pop(name) for name in COLUMNS}
+            read["data"] = dataset(read["data"], **columns)
         model = shared.load()
         values = {parameter.name: _value(shared, parameter, read[parameter.name]) for parameter in parameters}
         if encoding and many:
@@ -68,6 +71,8 @@ def generated(analysis: Analysis) -> Callable[..., None]:
 
     first = inspect.Parameter("shared", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=Shared)
     others = [_as_typer(parameter, analysis, module, many) for parameter in (*parameters, *encoding)]
+    if "data" in named:
+        others += [_column(name, annotation) for name, annotation in COLUMNS.items()]
     if "Readable" in source.names:
         others.append(inspect.Parameter("states", first.KEYWORD_ONLY, annotation=StatesOption, default=None))
     call.__signature__ = inspect.Signature([first, *others])  # type: ignore[attr-defined]
@@ -76,6 +81,11 @@ def generated(analysis: Analysis) -> Callable[..., None]:
         f"{analysis.question}\n\nPrints the findings. --out {analysis.word}.html keeps the pictures, .csv the numbers."
     )
     return command(call)
+
+
+def _column(name: str, annotation: Any) -> inspect.Parameter:
+    """The option that names a column of labelled texts."""
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=None)
 
 
 def _value(shared: Shared, parameter: Parameter, word: Any) -> Any:

@@ -1,5 +1,6 @@
 """How labelled texts lie in every layer."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -9,6 +10,8 @@ import hiddenscope as hs
 from hiddenscope import progress
 from hiddenscope.cli.arguments import dataset, shipped
 from hiddenscope.cli.command import (
+    MODEL_HELP,
+    RESULTS,
     GroupColumn,
     LabelColumn,
     Shared,
@@ -17,6 +20,8 @@ from hiddenscope.cli.command import (
     TruncateOption,
     command,
     show,
+    writes,
+    zoo_names,
 )
 from hiddenscope.cli.embed import TokenOption, position
 from hiddenscope.cli.states import StatesOption, labels_of, read_states
@@ -24,6 +29,7 @@ from hiddenscope.errors import TextError
 
 
 @command
+@writes(*RESULTS, unused=("model",))
 def project(
     shared: Shared,
     data: Annotated[
@@ -40,6 +46,10 @@ def project(
     text: TextColumn = None,
     label: LabelColumn = None,
     group: GroupColumn = None,
+    models: Annotated[
+        list[str] | None,
+        typer.Option("--model", help=f"{MODEL_HELP} Repeated: side by side.", autocompletion=zoo_names),
+    ] = None,
     other: Annotated[list[str] | None, typer.Option(help="Another model beside the first; may be repeated.")] = None,
     states: StatesOption = None,
     truncate: TruncateOption = False,
@@ -49,7 +59,9 @@ def project(
     Prints the findings. --out panels.html keeps the pictures: by PCA at once, then by the method asked for.
     With --states, DATA has the labels of the texts that the states were made of.
     """
-    source, labelled = _sources(shared, data or [], states, other or [], (text, label, group))
+    first: Sequence[str | None] = models or [None]
+    names = [*first, *(other or [])]
+    source, labelled = _sources(shared, data or [], states, names, (text, label, group))
 
     def preview(result: "hs.Result") -> None:
         if shared.out:
@@ -69,7 +81,11 @@ def project(
 
 
 def _sources(
-    shared: Shared, data: list[str], states: Path | None, other: list[str], columns: tuple[str | None, ...]
+    shared: Shared,
+    data: list[str],
+    states: Path | None,
+    models: Sequence[str | None],
+    columns: tuple[str | None, ...],
 ) -> tuple[Any, Any]:
     """What is projected: models and datasets, or states and their labels."""
     if states is not None:
@@ -81,5 +97,6 @@ def _sources(
     if not data:
         raise TextError("No dataset", "none was given", "Give a shipped name such as cities-incomplete, or a file.")
     datasets = {name: dataset(name, *columns) for name in data}
-    models = [shared.load(), *map(shared.load_other, other)]
-    return models[0] if len(models) == 1 else models, datasets if len(data) > 1 else datasets[data[0]]
+    loaded = list(map(shared.load_other, models))
+    alone = loaded[0] if len(loaded) == 1 else loaded
+    return alone, datasets if len(data) > 1 else datasets[data[0]]

@@ -37,6 +37,7 @@ from hiddenscope.passes import (
     run,
     states_in,
 )
+from hiddenscope.products import tell_of_slow_products
 from hiddenscope.sites import SitePatterns
 from hiddenscope.size_limit import SizeLimit
 from hiddenscope.states import Pair, Source, States
@@ -88,6 +89,7 @@ def load(
     loaded = open_source(given, task=task, dtype=dtype, device=device, attention=attention, revision=revision)
     for note in loaded.notes:
         progress.note(f"{loaded.name}: {note}")
+    tell_of_slow_products(loaded.module, loaded.name)
     return Model(loaded)
 
 
@@ -470,12 +472,12 @@ def _text_encoder(model: Model, tokenizer: PreTrainedTokenizerBase | None) -> Te
     text: Any = config.get_text_config() if hasattr(config, "get_text_config") else config
     starts = [getattr(part, "decoder_start_token_id", None) for part in (config, _generation_config(model.module))]
     sizes = [getattr(config, name, None) for name in ("tgt_vocab_size", "decoder_vocab_size")]
-    sizes += [vocabulary(model.module), getattr(getattr(config, "decoder", None), "vocab_size", None)]
+    size = vocabulary(model.module)
+    sizes += [size, getattr(getattr(config, "decoder", None), "vocab_size", None)]
     largest = max(size for size in sizes if isinstance(size, int))
     start = next((start for start in starts if isinstance(start, int) and 0 <= start < largest), None)
     pads = [getattr(tokenizer, "pad_token_id", None), getattr(text, "pad_token_id", None)]
     pads += [getattr(tokenizer, "eos_token_id", None)]
-    size = vocabulary(model.module)
     pad = next((pad for pad in pads if isinstance(pad, int) and 0 <= pad < size), 0)
     target_window = getattr(config, "max_decoder_position_embeddings", None)
     pooled = getattr(config, "downsampling_rate", 1)  # CANINE makes one molecule of so many characters, and needs one

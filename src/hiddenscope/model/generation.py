@@ -75,10 +75,23 @@ def attention_windows(model: ModelLike) -> set[int]:
     """How far back attention looks, by every value of the configuration that says so."""
     config: Any = getattr(model.module, "config", None)
     parts = [config, *(getattr(config, name, None) for name in getattr(config, "sub_configs", {}))]
-    parts += [layer for part in parts for layer in getattr(part, "per_layer_config", None) or ()]
+    for part in list(parts):
+        parts += _layer_configs(part)
     values = [vars(part).get(name) for part in parts if hasattr(part, "__dict__") for name in WINDOW_SETTINGS]
     flat = [item for value in values for item in (value if isinstance(value, list | tuple) else [value])]
     return {item for item in flat if isinstance(item, int) and not isinstance(item, bool) and item > 0}
+
+
+def _layer_configs(config: Any) -> list[Any]:
+    """The configurations of single layers, where a model has them."""
+    layers = getattr(config, "per_layer_config", None)
+    if layers is None:
+        return []
+    try:
+        return list(layers)
+    # transformers gives every configuration such a list, which fails for one that names no depth (MPT's attention).
+    except AttributeError:
+        return []
 
 
 def _try_generation(model: ModelLike, prompt_length: int) -> str:
@@ -114,7 +127,8 @@ def _written(model: ModelLike, ids: Tensor, count: int, options: Mapping[str, An
         given.setdefault("do_sample", False)
     try:
         output = write(ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, **given)
-    except (TypeError, ValueError, AttributeError, RuntimeError) as error:
+    # An option may end in anything: offloaded caches assert that there is CUDA, quantized ones import a package.
+    except Exception as error:
         if isinstance(error, Error) or not options:
             raise
         reason = f"transformers' generate stopped with {type(error).__name__}: {str(error)[:200]}"

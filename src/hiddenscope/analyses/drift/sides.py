@@ -20,6 +20,7 @@ from hiddenscope.anatomy import Anatomy, vocabulary
 from hiddenscope.errors import AnatomyError, ModuleError, StatesError, TextError
 from hiddenscope.model import Model, load
 from hiddenscope.passes import Inputs, TextEncoder, Texts, recordable
+from hiddenscope.products import tell_of_slow_products
 from hiddenscope.sites import Site, summarise
 from hiddenscope.states import Pair, Readable, States, load_states
 from hiddenscope.store import Store
@@ -122,8 +123,10 @@ def opened(given: Any, who: str) -> Side:
     if isinstance(given, Readable):
         return Saved(str(getattr(getattr(given, "source", None), "model", "states")), (_gathered(given),))
     if isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], nn.Module):
+        tell_of_slow_products(given[0], type(given[0]).__name__)
         return Given(*given)
     if isinstance(given, nn.Module):
+        tell_of_slow_products(given, type(given).__name__)
         return Given(given)
     if callable(given):
         function: Callable[..., Any] = given

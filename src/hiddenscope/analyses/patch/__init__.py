@@ -4,7 +4,7 @@ contrast  two prompts, the answers that tell them apart, and how their tokens al
 cells     every site and token patched, and whole layers
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import numpy as np
@@ -14,6 +14,7 @@ from hiddenscope.analyses.patch.cells import Effects, Into, Plan, patch_contrast
 from hiddenscope.analyses.patch.contrast import Contrast, EncodedContrast, encode
 from hiddenscope.arguments import checked
 from hiddenscope.errors import PassError, SiteError, TextError
+from hiddenscope.measures.grouped import Ints, joined, standard_error
 from hiddenscope.model import Model, ModelLike, as_model
 from hiddenscope.passes.edit import plan as changeable
 from hiddenscope.results import Facts, Result
@@ -55,7 +56,8 @@ def patch(
     The effect is the share of the logit difference between `answer` and `other` that comes back: 0 as in the corrupt
     run, 1 as in the clean one. With `into="clean"` corrupt states go into the clean run, and it is the share that is
     lost. `window` tokens are exchanged at a time. Whole layers are exchanged too, `layers` of them in a row (0: none).
-    Several contrasts are averaged. `method="attribution"` estimates all effects from one gradient.
+    Several contrasts are averaged; a copy counts once, and those of a `group` belong together. `method="attribution"`
+    estimates all effects from one gradient.
 
     >>> import hiddenscope as hs
     >>> from hiddenscope.testing import tiny_model
@@ -80,17 +82,47 @@ def patch(
         exact=method != "attribution",
         attribution=method != "exact",
     )
-    encoded = encode(model, listed)
+    every = encode(model, listed)
+    firsts = _firsts(every)
+    listed, encoded = [listed[number] for number in firsts], [every[number] for number in firsts]
+    groups = _groups(encoded)
     columns = sum(len(columns) for contrast in encoded for columns in contrast.columns.values())
     with progress.track("Patching", total=len(chosen) * (columns + 2 * len(encoded))) as advance:
         effects = [patch_contrast(model, contrast, plan, advance) for contrast in encoded]
-    data = _data(model, encoded, plan, effects)
+    data = _data(model, encoded, plan, effects, groups)
     for name, side in (("texts", "clean"), ("other_texts", "corrupt")):
         if isinstance(listed[0].clean, str):
             data.attrs[name] = [getattr(contrast, side) for contrast in listed]
     facts = _facts(model, encoded, plan, effects, data)
-    notes = _notes(encoded, effects, left_out)
-    return Result("patch", data, {**facts, "notes": notes}, model.source(chosen[-1].stack))
+    counts = {"copies": len(every) - len(encoded), "groups": int(groups.max()) + 1}
+    notes = [*_notes_on_evidence(len(encoded), **counts), *_notes(encoded, effects, left_out)]
+    return Result("patch", data, {**facts, **counts, "notes": notes}, model.source(chosen[-1].stack))
+
+
+def _firsts(contrasts: Sequence[EncodedContrast]) -> list[int]:
+    """Where each contrast comes first; a copy says nothing new."""
+    first: dict[Hashable, int] = {}
+    for number, contrast in enumerate(contrasts):
+        first.setdefault(contrast.key, number)
+    return list(first.values())
+
+
+def _groups(contrasts: Sequence[EncodedContrast]) -> Ints:
+    """Number the groups of contrasts that belong together: those that were named so, and those of the same prompts."""
+    named: list[Hashable] = []
+    for number, contrast in enumerate(contrasts):
+        alone = ("contrast", number)
+        named.append(alone if contrast.group is None else ("group", contrast.group))
+    return joined([contrast.prompts for contrast in contrasts], named)
+
+
+def _notes_on_evidence(contrasts: int, copies: int, groups: int) -> Iterator[str]:
+    """Say which contrasts are no further evidence."""
+    if copies:
+        are = "One pair of prompts is a copy" if copies == 1 else f"{copies:,} pairs of prompts are copies"
+        yield f"{are} of another and counted once."
+    if groups == 1 < contrasts:
+        yield "All pairs of prompts belong together, so there is no standard error."
 
 
 def _listed(contrasts: Contrast | Sequence[Contrast]) -> list[Contrast]:
@@ -130,9 +162,9 @@ def _changeable_sites(model: Model, patterns: SitePatterns) -> tuple[tuple[Site,
 
 
 def _data(
-    model: Model, contrasts: Sequence[EncodedContrast], plan: Plan, effects: Sequence[Effects]
+    model: Model, contrasts: Sequence[EncodedContrast], plan: Plan, effects: Sequence[Effects], groups: Ints
 ) -> "xarray.Dataset":
-    """The mean over the contrasts, with its standard error if there are several."""
+    """The mean over the contrasts, with its standard error if there are several that do not belong together."""
     import xarray
 
     variables: dict[str, Any] = {}
@@ -141,8 +173,8 @@ def _data(
             values = np.stack([getattr(one, part)[name] for one in effects])
             look = {**LOOKS[name], **({"long_name": _swap_name(name, plan)} if part == "along" else {})}
             variables[name] = (dims, values.mean(0).astype(np.float32), look)
-            if len(effects) > 1:
-                error = values.std(0, ddof=1) / len(effects) ** 0.5
+            error = standard_error(values, groups)
+            if error is not None:
                 attrs = {"long_name": f"standard error of the {look['long_name']}", "units": look.get("units", "")}
                 variables[f"{name}_error"] = (dims, error.astype(np.float32), attrs)
     return xarray.Dataset(variables, {"site": [str(site) for site in plan.sites], **_coords(model, contrasts[0])})

@@ -1,6 +1,6 @@
 """Contrast: a clean and a corrupt prompt, how their tokens align, and where which answers are read."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -24,7 +24,8 @@ class Contrast:
     The model continues `clean` with `answer` and `corrupt` with `other`. Prompts are strings or lists of token ids;
     answers are single tokens, as strings (with the leading space: `" Paris"`) or ids. `targets` is what the decoder of
     an encoder-decoder is given, the same in both runs. The answer is read at position `at`: the last one if not given,
-    or the mask token of a masked language model.
+    or the mask token of a masked language model. Contrasts of the same `group`, such as paraphrases, are averaged as
+    belonging together; others are taken as independent of each other.
 
     >>> Contrast("The capital of France is", "The capital of Germany is", " Paris", " Berlin").answer
     ' Paris'
@@ -36,6 +37,7 @@ class Contrast:
     other: Answer
     targets: Prompt | None = None
     at: int | None = None
+    group: Hashable | None = None
 
     def __post_init__(self) -> None:
         for name in ("clean", "corrupt", "targets"):
@@ -54,6 +56,11 @@ class Contrast:
             raise TextError(PROBLEM, f"both answers are {self.answer!r}", "Give two different tokens.")
         if self.at is not None and (isinstance(self.at, bool) or not isinstance(self.at, int)):
             raise TextError("at must be a position", f"got {self.at!r}", "Give an integer, -1 for the last token.")
+        try:
+            hash(self.group)
+        except TypeError as error:
+            reason = f"got {type(self.group).__name__}, which cannot be told from others"
+            raise TextError("group must name what belongs together", reason, "Give a string or a number.") from error
 
 
 def _ids(name: str, prompt: Any) -> tuple[int, ...]:
@@ -78,6 +85,18 @@ class EncodedContrast:
     answer: int
     other: int
     notes: tuple[str, ...] = ()
+    group: Hashable | None = None
+
+    @property
+    def key(self) -> Hashable:
+        """The same for contrasts that are copies of one another."""
+        targets = None if self.inputs.targets is None else self.inputs.targets.ids
+        return self.inputs.ids, targets, self.at, self.answer, self.other
+
+    @property
+    def prompts(self) -> Hashable:
+        """The same for contrasts of the same two prompts, whichever of them is clean."""
+        return frozenset(self.inputs.ids)
 
 
 def encode(model: Model, contrasts: Sequence[Contrast]) -> list[EncodedContrast]:
@@ -116,7 +135,7 @@ def _encoded(model: Model, contrast: Contrast, inputs: Inputs) -> EncodedContras
         reason = f"both answers are the token {model.text_encoder.string(answer)!r}"
         raise TextError(PROBLEM, reason, "Give two different tokens.")
     columns = {stack: in_columns(*inputs.of(stack).ids) for stack in stacks}
-    return EncodedContrast(inputs, columns, (at[0], at[1]), answer, other, notes)
+    return EncodedContrast(inputs, columns, (at[0], at[1]), answer, other, notes, contrast.group)
 
 
 def _without_space(model: Model, contrast: Contrast) -> Iterator[str]:

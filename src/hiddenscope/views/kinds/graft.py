@@ -20,7 +20,7 @@ def views(result: Result) -> Iterator[View]:
         level = np.full(data.sizes["site"], facts[f"{name}_alone"]["accuracy"])
         series.append(Series(f"the {name} alone", level, style="dash"))
     title = f"Right answers of {_model(result)} with {_grafted(facts)} of {facts['donor']}"
-    note = f"Each point is named by its first layer; {facts['prompts']} prompts."
+    note = f"Each point is named by its first layer; {_prompts(facts)}."
     yield Lines(title, labels(data, "site"), tuple(series), y_name="right answers", unit="share", note=note)
 
 
@@ -29,7 +29,7 @@ def findings(result: Result) -> Iterator[str]:
     facts = result.facts
     mine, theirs = facts["model_alone"], facts["donor_alone"]
     yield (
-        f"Alone, {_model(result)} answers {mine['accuracy']:.0%} of {facts['prompts']} prompts right "
+        f"Alone, {_model(result)} answers {mine['accuracy']:.0%} of {_prompts(facts)} right "
         f"({_interval(mine)}); {facts['donor']} answers {theirs['accuracy']:.0%} right ({_interval(theirs)})."
     )
     lowest = facts["lowest"]
@@ -59,10 +59,23 @@ def _comparison(facts: Facts) -> str:
         "stay "
         f"right, with windows in the last third ({_range(late)}) {late['accuracy']:.0%}"
     )
-    test = f"sign-flip test over {facts['prompts']} prompts: p = {difference['p']:.2g}"
+    test = f"sign-flip test over {_units(facts)}: p = {difference['p']:.2g}"
     if difference["p"] > LEVEL:
         return f"{numbers}; the difference is not significant ({test})."
     return f"{numbers}: they differ by {100 * difference['value']:+.3g} percentage points ({test})."
+
+
+def _prompts(facts: Facts) -> str:
+    """How many prompts there are, and in how many groups where some belong together."""
+    prompts, groups = facts["prompts"], facts.get("groups", facts["prompts"])
+    counted = f"{prompts} prompt{'s' * (prompts != 1)}"
+    return counted if groups == prompts else f"{counted} in {groups} group{'s' * (groups != 1)}"
+
+
+def _units(facts: Facts) -> str:
+    """What the test permutes."""
+    prompts, groups = facts["prompts"], facts.get("groups", facts["prompts"])
+    return _prompts(facts) if groups == prompts else f"{groups} group{'s' * (groups != 1)} of prompts"
 
 
 def _interval(share: Facts) -> str:

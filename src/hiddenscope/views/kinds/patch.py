@@ -171,7 +171,9 @@ def _certainty(facts: Facts) -> str:
     count = facts["contrasts"]
     if count == 1:
         return "This is one pair of prompts; whether it holds for others was not tested."
-    return f"These are averages over {count} pairs of prompts; differences between sites were not tested."
+    groups = facts.get("groups", count)
+    pairs = f"{count} pairs of prompts" if groups == count else f"{count} pairs of prompts in {groups} groups"
+    return f"These are averages over {pairs}; differences between sites were not tested."
 
 
 def _streams(result: Result) -> bool:
