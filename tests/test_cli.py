@@ -369,12 +369,12 @@ def test_compare_tells_and_keeps(folder: str, tmp_path: Path) -> None:
     assert (done.exit_code, "no second text and no other model" in done.stderr) == (2, True)
 
 
-HEADINGS = [  # in the order of the page: what makes people stay first, the proof last
-    "Which states influence which?",
-    "What would each layer predict?",
-    "At which layers are the classes apart?",
-    "Where do two texts differ?",
+HEADINGS = [  # the easiest first; patching is the hardest, and comes where a model can be patched, before the proof
     "How large is every state?",
+    "What would each layer predict?",
+    "Where do two texts differ?",
+    "At which layers are the classes apart?",
+    "Which states influence which?",
     "How do we know which state is which?",
 ]
 
@@ -386,7 +386,7 @@ def test_demo_writes_a_page_and_says_where(folder: str, tmp_path: Path, monkeypa
     assert str(page) in printed
     assert printed.index("final ") < printed.index("Try next")
     told = page.read_text("utf-8")
-    assert re.findall('<div class="prose">\n<h2>(.*?)</h2>', told)[: len(HEADINGS)] == HEADINGS
+    assert re.findall('<div class="prose claim">\n<h2>(.*?)</h2>', told) == HEADINGS
     assert "Which states carry the answer" not in told  # this tokenizer does not know Berlin
     open_views = re.sub("<details.*?</details>", "", told, flags=re.DOTALL).count("<section data-view=")
     assert open_views == len(HEADINGS), "one view a part; the others are folded"
@@ -398,6 +398,17 @@ def test_demo_writes_a_page_and_says_where(folder: str, tmp_path: Path, monkeypa
     facts = json.loads(ask("demo", "--model", folder, "--json", "--out", str(tmp_path / "other.html")))
     assert facts["profile"] == profile.facts
     assert Path(facts["page"]).read_text("utf-8") == told
+
+
+def test_clusters_are_printed_line_by_line_where_output_is_piped(folder: str) -> None:
+    """Each typical text has a line of its own; a line end within a text is still written out."""
+    texts = [f"{'the cat' if k % 2 else 'on or of'} number {k}" for k in range(24)]
+    printed = ask("cluster", *texts, "--model", folder)
+    assert "\\n" not in printed
+    lines = printed.splitlines()
+    (head,) = [number for number, line in enumerate(lines) if line.startswith("cluster  size")]
+    typical = [line.split("  ")[-1].strip() for line in lines[head + 1 :] if line.strip()]
+    assert set(typical) <= set(texts) and len(typical) > 2
 
 
 def test_demo_is_a_page(folder: str, tmp_path: Path) -> None:

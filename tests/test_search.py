@@ -263,8 +263,9 @@ def test_it_is_shown_and_kept(tiny: Callable[..., hs.Model], queries: int, tmp_p
     assert (tmp_path / "found.html").stat().st_size > 10_000
     assert [type(view).__name__ for view in views(found)] == ["Grid", "Lines"]
     assert next(views(found)).title.startswith("Nearest to")
-    (section,) = sections_of(found)
-    assert len(section.tables) == queries and all(isinstance(view, Lines) for view in section.views)
+    section, falling = sections_of(found)
+    assert len(section.tables) == queries and not section.views, "the lists come first"
+    assert falling.folded and all(isinstance(view, Lines) for view in falling.views)
     for number, table in enumerate(section.tables):
         here = found.data.isel(query=number)
         assert table.columns == ("rank", "cosine", "text")

@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from hiddenscope import errors as errors
+from hiddenscope import progress as _progress
 from hiddenscope.catalog import ANALYSIS, PUBLIC
 
 if TYPE_CHECKING:  # the same names for type checkers; tests/test_public.py prints what is missing here
@@ -67,6 +68,8 @@ if TYPE_CHECKING:  # the same names for type checkers; tests/test_public.py prin
     from hiddenscope.store import open as open  # noqa: A004
     from hiddenscope.texts import read as read
     from hiddenscope.views.render import story as story
+
+_progress.quieten_tqdm()
 
 __version__ = "0.1.0"
 

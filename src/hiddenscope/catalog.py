@@ -91,7 +91,7 @@ ANALYSES = (
         "How do labelled texts lie in every layer, and are their classes apart?",
         "describe",
         own_command=True,
-        heading="labelled texts in",
+        heading="texts in every layer of",
     ),
     Analysis(
         "lens",

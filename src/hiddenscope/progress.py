@@ -12,8 +12,10 @@ import os
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from importlib import import_module
 
 SPINNER, PLAIN_SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏", "|/-\\"
 STEP = 0.1  # seconds between two pictures of the spinner
@@ -44,6 +46,19 @@ def sent_to(sink: Callable[[str, float, float | None], None]) -> Iterator[None]:
         yield
     finally:
         _sink = before
+
+
+def quieten_tqdm() -> None:
+    """Import the bars of tqdm in a notebook before another library does, without the warning that this gives there.
+
+    transformers imports `tqdm.auto`, which asks for ipywidgets in every notebook that has none. Nothing here needs
+    them: without them, bars are lines of text.
+    """
+    if "ipykernel" not in sys.modules:
+        return
+    with warnings.catch_warnings(), suppress(ImportError):
+        warnings.simplefilter("ignore")
+        import_module("tqdm.auto")
 
 
 def note(message: str) -> None:

@@ -1,4 +1,4 @@
-"""The page of every kind of result, on a telephone: it fits, and can be read in the light and in the dark."""
+"""The page of every kind of result: one sentence, then the picture; it fits a telephone, in the light and the dark."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +18,37 @@ PAINTED = "new Promise((done) => requestAnimationFrame(() => requestAnimationFra
 TELEPHONE = {"width": 390, "height": 844}
 MAIN = [pytest.param(runs[0], id=word) for word, runs in RUNS.items()]
 MAIN += [pytest.param(RUNS["project"][1], id="project-two"), pytest.param(RUNS["drift"][1], id="drift-found")]
+
+
+# A picture is at first in sight: how far down it may begin, in pixels, on a screen of this width and height.
+SCREENS = {(1400, 900): 540, (390, 844): 600}
+FIRST_PICTURE = """() => {
+  const seen = [...document.querySelectorAll('canvas.front, .listing')].filter((one) => one.getClientRects().length);
+  return Math.min(...seen.map((one) => one.getBoundingClientRect().top + scrollY));
+}"""
+
+
+@pytest.mark.parametrize("run", MAIN)
+def test_one_sentence_and_then_the_picture(run: Callable[[], hs.Result], chromium: Browser, tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    result = run()
+    result.save(path)
+    lead = next(iter(FINDINGS[result.kind](result)))
+    for (width, height), lowest in SCREENS.items():
+        mobile = width < 500
+        context = chromium.new_context(viewport={"width": width, "height": height}, is_mobile=mobile, has_touch=mobile)
+        context.set_default_timeout(PATIENCE)
+        page = context.new_page()
+        page.goto(path.as_uri())
+        page.wait_for_selector("html[data-ready=true]", state="attached")
+        page.evaluate(PAINTED)
+        claim = page.locator(".claim")
+        assert claim.first.inner_text() == lead.replace("`", ""), "one finding, and nothing else"
+        box = claim.first.bounding_box()
+        assert box
+        top = page.evaluate(FIRST_PICTURE)
+        assert box["y"] + box["height"] <= top <= lowest, (width, top)
+        context.close()
 
 
 @pytest.fixture

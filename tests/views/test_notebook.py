@@ -120,6 +120,8 @@ def test_a_result_shows_hovers_and_downloads_in_jupyterlab(chromium: Browser, la
     page.goto(lab)
     frame = run_the_cell(page)
     check_alive(page, frame)
+    warned = page.locator('.jp-OutputArea-output[data-mime-type="application/vnd.jupyter.stderr"]')
+    assert warned.all_inner_texts() == [], "nothing is said before the result"
     page.wait_for_function("() => Number(document.querySelector('.jp-OutputArea-output iframe').height) > 700")
     assert frame.locator(".contents").count() == 0, "a result by itself needs no contents"
     context.close()
@@ -169,6 +171,8 @@ def test_an_output_is_alive_under_the_rules_of_other_notebooks(host: str, chromi
         page.wait_for_timeout(50)
     frame = page.frames[-1]
     frame.wait_for_selector("html[data-ready=true]", state="attached")
+    top = frame.locator("canvas.front").first.evaluate("(canvas) => canvas.getBoundingClientRect().top + scrollY")
+    assert top <= 400, "the picture is in sight where the output begins"
     check_alive(page, frame)
     assert wrong == []
     context.close()

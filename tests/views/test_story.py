@@ -28,7 +28,7 @@ def test_a_story_is_alive_offline(scheme: str, chromium: Browser, tmp_path: Path
     page.on("request", lambda request: wrong.append(request.url) if request.url != path.as_uri() else None)
     page.goto(path.as_uri())
     page.wait_for_selector("html[data-ready=true]", state="attached")
-    assert page.locator(".part > .prose h2").all_inner_texts() == [
+    assert page.locator(".part > .claim h2").all_inner_texts() == [
         "How do we know which state is which?",
         "How large is every state?",
     ]
@@ -90,16 +90,31 @@ def test_contents_stand_on_the_left_where_there_is_room_and_above_elsewhere(open
     wide, narrow = opened(1200), opened(1100)
     assert box(wide, ".contents")["right"] <= box(wide, "main")["x"] + 1
     assert box(narrow, ".contents")["bottom"] <= box(narrow, "main")["y"] + 1
-    titles = wide.locator(".part > .prose h2").all_inner_texts()
+    titles = wide.locator(".part > .claim h2").all_inner_texts()
     assert len(titles) == 4 and wide.locator(".contents a").all_inner_texts() == titles
 
 
 def test_a_large_screen_is_used(opened: Callable[..., Page]) -> None:
     page = opened(1920)
-    words, picture = box(page, ".part > .prose"), box(page, ".pictures section")
+    words, picture = box(page, ".part > .guide"), box(page, ".pictures section")
     assert words["right"] <= picture["x"] and abs(words["y"] - picture["y"]) < 120, "words stand beside the picture"
     assert picture["right"] > 1800 and picture["width"] > 1000
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+@pytest.mark.parametrize(("width", "lowest"), [(1400, 540), (390, 600)])
+def test_every_part_is_one_sentence_and_then_a_picture(opened: Callable[..., Page], width: int, lowest: int) -> None:
+    page = opened(width)
+    settled(page)
+    for part in page.locator(".part").all():
+        top = (part.bounding_box() or {"y": 0})["y"]
+        lead = part.locator(".claim > p")
+        assert lead.count() == 1
+        sentence, picture = lead.bounding_box(), part.locator("canvas.front").first.bounding_box()
+        assert sentence and picture
+        assert sentence["y"] + sentence["height"] <= picture["y"] <= top + lowest
+    first = page.locator("canvas.front").first.bounding_box()
+    assert first and first["y"] <= lowest, "the contents and the opening leave room for the first picture"
 
 
 def test_a_link_of_the_contents_goes_to_its_part_and_leaves_what_is_pinned(opened: Callable[..., Page]) -> None:

@@ -15,8 +15,8 @@ from hiddenscope.cli.terminal import echo, print_json, table, visible
 def demo(shared: Shared) -> None:
     """Write a page that shows a model's hidden states, and print where it is.
 
-    The page needs no network. It shows which states carry an answer, which states influence which, what each layer
-    would predict, where two cities come apart, where two sentences differ, how large every state is, and the proof that
+    The page needs no network. It shows how large every state is, what each layer would predict, where two sentences
+    differ, where two cities come apart, which states influence which, which states carry an answer, and the proof that
     each state has the right name.
     """
     page = shared.out or Path("hiddenscope-demo.html")
@@ -61,27 +61,26 @@ SENTENCE = "The capital of France is Paris."
 ANOTHER = "The capital of Germany is Berlin."
 PROMPT, OTHER_PROMPT = "The capital of France is", "The capital of Germany is"
 SUMMARISED = ("compare", "lens", "patch")
+# The easiest idea comes first: states as they are, then what they say, how they differ, and what changing one does.
 STORY = (
-    "patch",
-    "visibility",
-    "lens",
-    "project",
-    "compare",
     "profile",
+    "lens",
+    "compare",
+    "project",
+    "visibility",
+    "patch",
     "anatomy",
-)  # what makes people stay comes first
+)
 
 OPENING = """
-A transformer turns every token into a vector, and every block changes that vector. The vector of a token after k blocks
-is a hidden state; here it is called `layer.k`. After the last block and the final norm it is called `final`.
-
-This page looks at the hidden states of a small model from several sides. In every grid, tokens run across and layers
-run up, so a picture reads like the forward pass, from the bottom to the top. Point at anything, tap it, or use the
-arrow keys to read its numbers. The page needs no network.
+A transformer turns every token into a vector, and every block changes that vector: these are its hidden states. Point
+at anything to read its numbers.
 """
 
 CLOSING = """
 # Try it on your own text
+
+Saved pages such as this one need no network.
 
 - `hiddenscope profile "Your own text." --out profile.html` shows how large every state of your text is.
 - `hiddenscope compare "One text." "Another text." --out difference.html` shows where two of your texts differ.

@@ -1,6 +1,6 @@
 """From the variables of a result to a grid, to lines and to their parts; every kind of result uses these."""
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hiddenscope.results import Result, in_words
@@ -98,6 +98,25 @@ def quoted(text: str) -> str:
     '“’a’\\\\n- b”'
     """
     return f"“{in_words(text).replace('`', chr(0x2019))}”"
+
+
+def as_prose(sentences: Iterable[str]) -> str:
+    """Join findings as the prose of a section: the first is a paragraph of its own, as it stands above the picture.
+
+    >>> as_prose(["Norms grow.", "They grow most at layer.3.", "Other texts were not tested."])
+    'Norms grow.\\n\\nThey grow most at layer.3. Other texts were not tested.'
+    """
+    lead, *others = [*sentences] or [""]
+    return f"{lead}\n\n{' '.join(others)}".strip()
+
+
+def in_series(parts: Sequence[str]) -> str:
+    """Join the parts of a sentence as English does.
+
+    >>> in_series(["norms"]), in_series(["norms", "ranks"]), in_series(["norms", "ranks", "shares"])
+    ('norms', 'norms and ranks', 'norms, ranks and shares')
+    """
+    return " and ".join(filter(None, [", ".join(parts[:-1]), *parts[-1:]]))
 
 
 def labels(data: "xarray.Dataset", dim: str) -> tuple[str, ...]:

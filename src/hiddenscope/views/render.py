@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 NOTEBOOK_DPI = 130
 WIDTHS: dict[str, float | None] = {"": None, "column": 3.3, "page": 6.9}  # inches
 HEIGHT = 620  # of a notebook's output, until the page has said how high it is
-LEADING = 3  # findings above the views, where there are many
+BESIDE = 3  # findings beside the first picture, where there are many
 SECOND = {"other": "other side", "candidate": "candidate", "donor": "donor"}  # keys of a second source
 ORIGIN = ("model", "revision", "weights", "dtype", "device", "attention", "versions")
 
@@ -36,19 +36,26 @@ ORIGIN = ("model", "revision", "weights", "dtype", "device", "attention", "versi
 def page(result: Result, docs: str = "") -> str:
     """A result as one HTML page: what was found, then the views; `docs` is where the docs lie, seen from the page."""
     title = f"{result.title[:1].upper()}{result.title[1:]}"
-    findings = _findings(result)
-    sections = [*unfolded(sections_of(result))]
+    first, *others = unfolded(sections_of(result))
+    lead, beside, later = _told([sentence for sentence in _findings(result) if sentence not in first.reading])
+    # The title of the page says what the first part is about, and the first finding stands right above its picture.
+    first = replace(first, title="", prose=f"{lead}\n\n{beside}")
+    if result.kind not in FINDINGS and result.facts:
+        first = replace(first, tables=(_table(result.facts), *first.tables))
+    sections = [first, *others]
     if result.kind in KINDS:
         sections[-1] = replace(sections[-1], docs=result.kind)
-    if result.kind not in FINDINGS and result.facts:
-        sections[0] = replace(sections[0], tables=(_table(result.facts), *sections[0].tables))
-    opening = "\n".join(findings if len(findings) <= LEADING + 1 else findings[:LEADING])
-    parts = {
-        "More findings": findings[LEADING:] if len(findings) > LEADING + 1 else [],
-        "Where it comes from": _items(_origin(result)),
-    }
+    parts = {"More findings": later, "Where it comes from": _items(_origin(result))}
     closing = "\n\n".join(f"# {name}\n\n" + "\n".join(lines) for name, lines in parts.items() if lines)
-    return story_page(sections, title, opening, closing, docs)
+    return story_page(sections, title, closing=closing, docs=docs)
+
+
+def _told(findings: Sequence[str]) -> tuple[str, str, Sequence[str]]:
+    """Return the finding above the first picture, those beside it, and those at the end of a page that has many."""
+    lead, *others = findings or [""]
+    count = len(others) if len(others) <= BESIDE + 1 else BESIDE
+    beside = "\n".join(f"- {sentence}" for sentence in others[:count])
+    return lead, beside, [f"- {sentence}" for sentence in others[count:]]
 
 
 @checked
@@ -87,7 +94,7 @@ def _docs_from(path: str | os.PathLike[str]) -> str:
 
 def _findings(result: Result) -> list[str]:
     findings = FINDINGS.get(result.kind)
-    return [f"- {sentence}".replace("\n", " ") for sentence in findings(result)] if findings else []
+    return [sentence.replace("\n", " ") for sentence in findings(result)] if findings else []
 
 
 def _table(facts: Facts) -> Listing:

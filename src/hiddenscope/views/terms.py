@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from hiddenscope.views.values import Grid, Panels, View
 
 TERMS = {
+    "hidden state": "the vector that a model has for a token: `layer.k` after k blocks, `final` after the final norm",
     "residual stream": "the vector of a token that every block reads and adds to; its value after k blocks is "
     "`layer.k`",
     "site": "the place of a hidden state in the model, such as `layer.3` or `final`",

@@ -126,8 +126,10 @@ class Grid:
     """Tokens across, layers up: the forward pass, unrolled.
 
     `sites` run from the bottom up and `tokens` from the left, each as a reader knows it; None is a gap. `second` is a
-    second row of tokens, aligned with the first. `text_of` says which of `texts` a column belongs to, where there are
-    several side by side. An encoder-decoder puts both stacks in one grid; cells that do not exist are NaN.
+    second row of tokens, aligned with the first and drawn below it; `token_rows` names the two rows. `text_of` says
+    which of `texts` a column belongs to, where there are several side by side. An encoder-decoder puts both stacks in
+    one grid; cells that do not exist are NaN. `x_name` and `y_name` say what runs across and up, where that is not
+    tokens and sites.
     """
 
     title: str
@@ -139,9 +141,12 @@ class Grid:
     texts: tuple[str, ...] = ()
     text_of: tuple[int, ...] = ()
     note: str = ""
+    token_rows: tuple[str, ...] = ()
+    x_name: str = "token"
+    y_name: str = "site"
 
     def __post_init__(self) -> None:
-        _tuples(self, "sites", "tokens", "measures", "second", "texts", "text_of")
+        _tuples(self, "sites", "tokens", "measures", "second", "texts", "text_of", "token_rows")
         _put(self, sites=tuple(map(str, self.sites)), text_of=tuple(map(int, self.text_of)))
         shape = len(self.sites), len(self.tokens)
         if not self.measures or 0 in shape:
@@ -156,6 +161,7 @@ class Grid:
             _same(self.words.chosen, (*shape, self.words.chosen.shape[2]), "the words of a grid")
         for name in ("second", "text_of"):
             _one_each(name, getattr(self, name), len(self.tokens), "tokens")
+        _one_each("token_rows", self.token_rows, 2, "rows of tokens")
         if not all(0 <= text < max(len(self.texts), 1) for text in self.text_of):
             raise StatesError(
                 "Cannot place the columns of a grid", "one names a text that is not there", "Count texts from 0."
@@ -310,7 +316,8 @@ class Section:
 
     `reading` says in a sentence or two what the views show and how their numbers are defined. `prose` is the findings,
     as paragraphs that `document` takes. A `folded` section stands behind "More" beneath the one before it. `docs` is
-    the word of the docs page that says more. `tables` stand above the views.
+    the word of the docs page that says more. `tables` stand below the views. The first paragraph of `prose` stands
+    above the first view: it should be one sentence. Everything else that is said comes beside the view or after it.
     """
 
     title: str

@@ -187,6 +187,7 @@ def facts_of(
     facts: dict[str, Any] = {
         "texts": predictions.tokens.count,
         "tokens": len(predictions.tokens),
+        "causal": predictions.causal,
         "settled_known_from": _first(sites, predictions.known),
         "half_settled_from": _first(sites, half),
     }

@@ -55,7 +55,10 @@ def draw_grid(grid: Grid, sheet: Sheet) -> None:
         axes.set(xlim=(0, len(columns)), ylim=(0, len(grid.sites)))
         _draw_cells(axes, part, painted.to_rgba(shown[:, columns]), zero[:, columns], size, sheet.lettering)
         _label_sites(axes, grid, high, sheet.lettering)
-        _label_tokens(axes, tokens, second, wide, label)
+        upper, lower = (tokens, second) if second else ([], tokens)
+        _label_tokens(axes, upper, lower, wide, label)
+        if second:
+            _name_token_rows(axes, grid, sheet.lettering)
         top = sheet.extent(axes).bottom + 8 + (label if second else 0)
     bottom = top - 8 - (label if labels[1] else 0)
     wide = min(KEY, _room(grid, page, label))
@@ -229,20 +232,29 @@ def _label_sites(axes: "Axes", grid: Grid, high: float, lettering: Lettering) ->
     axes.tick_params("y", length=0, pad=5, labelsize=style.LABEL)
 
 
-def _label_tokens(axes: "Axes", tokens: list[str], second: list[str], wide: float, label: float) -> None:
-    """The tokens below, and those of the other text above: level where they fit, and else turned."""
+def _label_tokens(axes: "Axes", upper: list[str], lower: list[str], wide: float, label: float) -> None:
+    """Write the tokens below, and where there are two texts those of the first above: turned where they do not fit."""
     turn = 0 if label <= wide else 45 if wide >= 1.8 * style.LABEL else 90
-    columns = range(0, len(tokens), math.ceil(LABEL_APART / wide))
+    columns = range(0, len(lower), math.ceil(LABEL_APART / wide))
     places = [column + 0.5 for column in columns]
     below: dict[str, Any] = {"ha": "right", "va": "center"} if turn else {"ha": "center"}
     above: dict[str, Any] = {"ha": "left", "va": "center"} if turn else {"ha": "center"}
     turned: dict[str, Any] = {"rotation": turn, "rotation_mode": "anchor", "color": style.INK, "size": style.LABEL}
-    axes.set_xticks(places, [tokens[column] for column in columns], **turned, **below)
+    axes.set_xticks(places, [lower[column] for column in columns], **turned, **below)
     axes.tick_params("x", length=0, pad=4)
-    if second:
+    if upper:
         top = axes.secondary_xaxis("top")
-        top.set_xticks(places, [second[column] for column in columns], **turned, **above)
+        top.set_xticks(places, [upper[column] for column in columns], **turned, **above)
         top.tick_params("x", length=0, pad=4)
+
+
+def _name_token_rows(axes: "Axes", grid: Grid, lettering: Lettering) -> None:
+    """Name the row of tokens above the grid and the one below it, at the left of each."""
+    names = grid.token_rows or ("first", "second")
+    look: dict[str, Any] = {"ha": "right", "va": "center", "color": style.MUTED, "size": style.SMALL}
+    for name, (corner, away) in zip(names, ((1, 8), (0, -8)), strict=True):
+        shown = lettering.fitted(lettering.text(name), LONGEST_LABEL, style.SMALL)
+        axes.annotate(shown, (0, corner), (-5, away), "axes fraction", "offset points", **look)
 
 
 def _key_name(measure: Measure, room: float, lettering: Lettering) -> str:

@@ -94,7 +94,7 @@ def sections(result: Result) -> Iterator[Section]:
     normed = any(one["final_norm"] for one in stacks)
     final = " After the final norm the last one is called `final`." if normed else ""
     trap = (
-        "\n\nThe bar is the raw last layer. Hugging Face does not report it: the last entry of `hidden_states` is "
+        " The bar is the raw last layer. Hugging Face does not report it: the last entry of `hidden_states` is "
         "`final`, which is normed, while all others are raw."
     )
     reading = (
@@ -103,8 +103,8 @@ def sections(result: Result) -> Iterator[Section]:
     )
     yield Section(
         "How do we know which state is which?",
-        f"Every block of `{model}` changes the vector of every token: {built}. The vector after k blocks is the hidden "
-        f"state `layer.k`; `layer.0` enters the first block.{final}\n\n{proofs}{trap if normed else ''}",
+        f"{proofs}\n\nEvery block of `{model}` changes the vector of every token: {built}. The vector after k blocks "
+        f"is the hidden state `layer.k`; `layer.0` enters the first block.{final}{trap if normed else ''}",
         tuple(views(result)),
         reading,
     )

@@ -1,12 +1,11 @@
 """Clusters of texts: views, findings, sections and tables."""
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
 from hiddenscope.results import Result, Table
-from hiddenscope.views.drawing import quoted
+from hiddenscope.views.drawing import as_prose, quoted
 from hiddenscope.views.values import Lines, Listing, Panels, Section, Series, View
 
 NAMED, SHORT, MOST = 7, 40, 5_000  # with the other clusters, as many as there are colours
@@ -29,7 +28,8 @@ def views(result: Result) -> Iterator[View]:
     strings = shown["string"] if "string" in shown.coords else shown[unit].astype(str)
     texts = strings.to_numpy().tolist()
     model = result.source.get("model")
-    caption = f"{facts['cluster_count']} clusters, {facts['noise']} of {facts['clustered']} in none"
+    caption = f"{_counted(facts['cluster_count'])}, {facts['noise']:,} of {facts['clustered']:,} {unit}s in none"
+    thinned = f" One of {step} {unit}s is drawn." if step > 1 else ""
     yield Panels(
         f"Clusters of {unit}s" + (f" in {model}" if model else ""),
         (str(facts.get("site", "the vectors")),),
@@ -38,16 +38,24 @@ def views(result: Result) -> Iterator[View]:
         texts=tuple(texts[row] for row in order),
         captions=(caption,),
         grey=NOISE,
-        note="Two of the principal directions: points that are together here may be apart in others.",
+        note=f"Two of the principal directions: points that are together here may be apart in others.{thinned}",
     )
     if len(names) > 1:
+        first = f"The first {NAMED} of {len(names)} clusters." if len(names) > NAMED else ""
         yield Lines(
             "How stable each cluster is",
             tuple(names[:NAMED]),
             (Series("stability", data["stability"].to_numpy()[:NAMED], style="bar"),),
             "cluster",
-            "share that comes back without a fifth of the texts",
+            f"share that comes back without a fifth of the {unit}s",
+            note=first,
         )
+
+
+def _counted(count: int) -> str:
+    if count == 0:
+        return "no cluster"
+    return "1 cluster" if count == 1 else f"{count:,} clusters"
 
 
 def _names(result: Result) -> list[str]:
@@ -66,10 +74,9 @@ def findings(result: Result) -> Iterator[str]:
     """How many belong to clusters, and the size, a typical text and the stability of each cluster."""
     facts = result.facts
     unit, count = facts["unit"], facts["cluster_count"]
+    yield f"{facts['clustered']:,} {unit}s make {_counted(count)}; {facts['noise']:,} belong to none."
     if facts["clustered"] < facts["rows"]:
         yield f"A random sample of {facts['clustered']:,} of {facts['rows']:,} {unit}s was clustered."
-    clusters = "no cluster" if count == 0 else "1 cluster" if count == 1 else f"{count} clusters"
-    yield f"{facts['clustered']:,} {unit}s make {clusters}; {facts['noise']:,} belong to none."
     for cluster in facts["clusters"][:NAMED]:
         typical = f", such as {quoted(cluster['typical'][0])}" if cluster.get("typical") else ""
         yield (
@@ -83,13 +90,15 @@ def findings(result: Result) -> Iterator[str]:
 def sections(result: Result) -> Iterator[Section]:
     """The texts that are most typical of each cluster, and the views."""
     unit = result.facts["unit"]
-    reading = (
-        f"Every cluster has a list of the {unit}s most typical of it, the most typical first. In the picture every "
-        f"point is a {unit}, coloured by its cluster, and grey if it is in none. How stable a cluster is, is the share "
-        "of it that comes back when a fifth of all is left out."
-    )
     shown, lists = tuple(views(result)), tuple(_lists(result))
-    yield Section("What belongs together", " ".join(findings(result)), shown, reading, tables=lists)
+    stable = "The bars are the share of each cluster that comes back when a fifth of all is left out. "
+    typical = f"Each list has the {unit}s most typical of a cluster, the most typical first."
+    parts = [
+        f"Every point is a {unit}, coloured by its cluster, and grey if it is in none. ",
+        stable if shown[1:] else "",
+        typical if lists else "",
+    ]
+    yield Section("What belongs together", as_prose(findings(result)), shown, "".join(parts).strip(), tables=lists)
 
 
 def _lists(result: Result) -> Iterator[Listing]:
@@ -103,14 +112,12 @@ def _lists(result: Result) -> Iterator[Listing]:
 
 
 def tables(result: Result) -> Iterator[Table]:
-    """Every cluster with its size, its stability and its most typical texts."""
-    rows = [
-        [str(cluster["cluster"]), f"{cluster['size']:,}", f"{cluster['stability']:.2f}", *_typical(cluster)]
-        for cluster in result.facts["clusters"]
-    ]
+    """Every cluster with its size and stability, and beneath one another its most typical texts."""
+    rows = []
+    for cluster in result.facts["clusters"]:
+        numbers = [str(cluster["cluster"]), f"{cluster['size']:,}", f"{cluster['stability']:.2f}"]
+        first, *others = cluster.get("typical") or [""]
+        rows.append([*numbers, str(first)])
+        rows += [["", "", "", str(text)] for text in others]
     if rows:
         yield Table(["cluster", "size", "stability", "typical"], rows, (3,))
-
-
-def _typical(cluster: Any) -> list[str]:
-    return ["\n".join(cluster.get("typical", []))]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hiddenscope.results import Result
-from hiddenscope.views.drawing import UNTESTED, grid_of, labels, quoted, side_names
+from hiddenscope.views.drawing import UNTESTED, as_prose, grid_of, labels, quoted, side_names
 from hiddenscope.views.values import Grid, Lines, Measure, Section, Series, View
 
 if TYPE_CHECKING:
@@ -17,8 +17,7 @@ GAP = "a gap"
 FEW_TOKENS = "With so few tokens, states that have nothing to do with each other look alike: give more text."
 ALONG = (
     "The lines are the median and the largest L2 norm of the difference, over the tokens that differ. States grow "
-    "along "
-    "the layers, so the second picture divides the difference by the mean norm of the two states."
+    "along the layers, so the second picture divides the difference by the mean norm of the two states."
 )
 MATRIX = "A cell compares the states of two sites over all tokens by linear CKA."
 
@@ -29,7 +28,7 @@ def views(result: Result) -> Iterator[View]:
     if "l2" in result.data:
         grid = grid_of(result, ["l2", "relative", "cosine", "mean", "deviation"], title)
         if grid is not None:
-            yield _with_both_rows(grid, result.data.isel(token=slice(len(grid.tokens))))
+            yield _with_both_rows(grid, result.data.isel(token=slice(len(grid.tokens))), _row_names(result))
         yield from _along_layers(result)
     if "cka" in result.data:
         measures = tuple(
@@ -40,17 +39,23 @@ def views(result: Result) -> Iterator[View]:
             f"Columns are sites of {side_names(result.source)[-1]}, rows are sites of {side_names(result.source)[0]}."
         )
         sites, across = labels(result.data, "site"), labels(result.data, "source_site")
-        yield Grid(f"How similar every pair of sites is: {title}", sites, across, measures, note=note)
+        heading = f"How similar every pair of sites is: {title}"
+        yield Grid(heading, sites, across, measures, note=note, x_name="site")
 
 
-def _with_both_rows(grid: Grid, data: "xarray.Dataset") -> Grid:
-    """The grid with the tokens of the second side above those of the first."""
+def _row_names(result: Result) -> tuple[str, ...]:
+    """Name the two rows of tokens: by the models where there are two, else by the order of the texts."""
+    return side_names(result.source) if "other" in result.source else ("first", "second")
+
+
+def _with_both_rows(grid: Grid, data: "xarray.Dataset", names: tuple[str, ...]) -> Grid:
+    """The grid with the tokens of both sides, and a name for each of these rows."""
     tokens, second = (_with_gaps(data, prefix) for prefix in ("", "other_"))
     equal = int((data["l2"].to_numpy() == 0).all(0).sum())
     same = f"{equal} of {len(tokens)} tokens have exactly equal states at every site." if equal else ""
     gaps = "Hatched: a token that only one side has." if None in (*tokens, *second) else ""
     note = " ".join(filter(None, [grid.note, same, gaps]))
-    return replace(grid, tokens=tokens, second=second, note=note)
+    return replace(grid, tokens=tokens, second=second, token_rows=names, note=note)
 
 
 def _with_gaps(data: "xarray.Dataset", prefix: str) -> tuple[str | None, ...]:
@@ -194,24 +199,25 @@ def sections(result: Result) -> Iterator[Section]:
     two_models = "other" in result.source
     if two_models:
         sides = " and ".join(side_names(result.source))
+    elif [*map(len, texts)] == [1, 1]:
+        named = zip((side[0] for side in texts), _row_names(result), strict=True)
+        sides = " and ".join(f"{quoted(text)} ({name})" for text, name in named)
     else:
-        sides = " and ".join(quoted(side[0]) for side in texts) if [*map(len, texts)] == [1, 1] else "pairs of texts"
+        sides = "pairs of texts"
     heading = "Where do two models differ?" if two_models else "Where do two texts differ?"
     maps = [view for view in shown if isinstance(view, Grid)]
     lines = tuple(view for view in shown if isinstance(view, Lines))
     if stacks:
         reading = (
-            f"A cell compares the hidden states of {sides} at one token and layer; the tokens of one stand below, "
-            "those "
-            "of the other above. The colour is the L2 norm of the difference, on a log scale, and a dot marks an "
-            "exact 0."
+            f"A cell compares the hidden states of {sides} at one token and layer. The colour is at first the L2 norm "
+            "of the difference, on a log scale; a dot marks an exact 0."
         )
         subject = _sides(result)
         parts = [sentence for facts in stacks for sentence in (*_first(facts, subject), *_growth(facts))]
-        yield Section(heading, " ".join([*parts, *_untested(result)]), (maps.pop(0),), reading)
+        yield Section(heading, as_prose([*parts, *_untested(result)]), (maps.pop(0),), reading)
     if lines:
         end = " ".join(sentence for facts in stacks for sentence in _end(facts))
         yield Section("The difference along the layers", end, lines, ALONG, folded=True)
     if maps:
-        alike = " ".join([*_cka(result.facts["cka"]), *_untested(result)])
+        alike = as_prose([*_cka(result.facts["cka"]), *_untested(result)])
         yield Section("How similar is every pair of sites?", alike, tuple(maps), MATRIX)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from hiddenscope.results import Facts, Result, Table
-from hiddenscope.views.drawing import grid_of, labels, quoted, side_names
+from hiddenscope.views.drawing import as_prose, grid_of, labels, quoted, side_names
 from hiddenscope.views.values import Grid, Lines, Section, Series, View
 
 MEASURES = ("relative", "local", "inherited", "max_abs", "ulp", "mismatched", "cosine")
@@ -19,6 +19,10 @@ NOISE = {
     "dtype": "the reference in the candidate's dtype",
     "kernel": "the reference with the candidate's attention kernel",
     "kernel_batch_threads": "the reference with another attention kernel, batch and number of threads",
+}
+ERRORS = {
+    "local_error": "The local error of a part is measured on the reference's own input.",
+    "inherited_error": "The inherited error is what a part makes of the error in its input.",
 }
 MOST_ROWS = 8
 
@@ -120,15 +124,12 @@ def sections(result: Result) -> Iterator[Section]:
     shown = tuple(views(result))
     maps, lines = (tuple(view for view in shown if isinstance(view, kind)) for kind in (Grid, Lines))
     reading = (
-        "Every cell compares one hidden state of the candidate with that of the reference. The colour is the relative "
-        "error: the L2 norm of the difference over the norm of the reference's state."
+        "Every cell compares one hidden state of the candidate with that of the reference. The colour is at first the "
+        "relative error: the L2 norm of the difference over the norm of the reference's state."
     )
-    yield Section("Drift" if result.facts["drifted"] else "No drift", " ".join(findings(result)), maps, reading)
-    how = (
-        "The local error of a part is measured on the reference's own input; the inherited error is what the part "
-        "makes "
-        "of the error in its input. Errors below the dashed line, the noise envelope, can be rounding."
-    )
+    yield Section("Drift" if result.facts["drifted"] else "No drift", as_prose(findings(result)), maps, reading)
+    explained = [sentence for key, sentence in ERRORS.items() if key in result.data]
+    how = " ".join([*explained, "Errors below the dashed line, the noise envelope, can be rounding."])
     yield Section("How does the error grow?", "", lines, how)
 
 

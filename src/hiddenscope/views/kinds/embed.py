@@ -23,7 +23,8 @@ def views(result: Result) -> Iterator[View]:
             "cosine", _cosines(vectors[:TEXTS])[::-1].astype(np.float32), limits=(-1.0, 1.0), meaning="diverging"
         )
         title = f"The cosine of every two texts in {model}"
-        yield Grid(title, names[:TEXTS][::-1], names[:TEXTS], (measure,), note=note)
+        shown = names[:TEXTS]
+        yield Grid(title, shown[::-1], shown, (measure,), note=note, x_name="text", y_name="text")
     curves = tuple(Series(name, vector) for name, vector in zip(names[:CURVES], vectors, strict=False))
     note = f"The first {CURVES} of {len(names)} texts." if len(names) > CURVES else ""
     places = tuple(map(str, range(vectors.shape[1])))

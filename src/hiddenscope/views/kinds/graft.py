@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from hiddenscope.results import Facts, Result
-from hiddenscope.views.drawing import labels
+from hiddenscope.views.drawing import as_prose, labels
 from hiddenscope.views.values import Lines, Section, Series, View
 
 LEVEL = 0.05  # a difference whose p is at most this is called one
@@ -44,20 +44,21 @@ def findings(result: Result) -> Iterator[str]:
 
 def sections(result: Result) -> Iterator[Section]:
     """One section with everything."""
+    facts = result.facts
+    single = facts["layers"] == 1 and facts["grafted"] == "blocks"
+    replaces = "replaces that" if single else "replace those"
     reading = (
-        f"At every point, {_grafted(result.facts)} of the donor replace those of the model, and the line is the share "
-        "of "
-        "prompts that are then answered right. The dashed lines are the two models alone."
+        f"At every point, {_grafted(facts)} of the donor {replaces} of the model, and the line is the share of prompts "
+        "that are then answered right. The dashed lines are the two models alone."
     )
-    yield Section("What do layers of a donor change?", " ".join(findings(result)), tuple(views(result)), reading)
+    yield Section("What do layers of a donor change?", as_prose(findings(result)), tuple(views(result)), reading)
 
 
 def _comparison(facts: Facts) -> str:
     middle, late, difference = facts["middle"], facts["late"], facts["middle_less_late"]
     numbers = (
         f"With windows in the middle third of the depth ({_range(middle)}) {middle['accuracy']:.0%} of the answers "
-        "stay "
-        f"right, with windows in the last third ({_range(late)}) {late['accuracy']:.0%}"
+        f"stay right, with windows in the last third ({_range(late)}) {late['accuracy']:.0%}"
     )
     test = f"sign-flip test over {_units(facts)}: p = {difference['p']:.2g}"
     if difference["p"] > LEVEL:

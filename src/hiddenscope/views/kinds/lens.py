@@ -4,9 +4,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from hiddenscope.results import Facts, Result, Table
-from hiddenscope.views.drawing import UNTESTED, grid_of, labels, quoted
+from hiddenscope.views.drawing import UNTESTED, as_prose, grid_of, in_series, labels, quoted
 from hiddenscope.views.values import Grid, Lines, Measure, Section, Series, View
 
+OUTLINE = "An outline marks the layer from which every layer predicts the same token as the last one."
 SHARES = ("agreement", "settled_share", "accuracy")
 MEASURES = ("entropy", "kl", "target_probability", "target_rank")
 LENSES = {
@@ -28,14 +29,16 @@ def views(result: Result) -> Iterator[View]:
     if grid is not None:
         probability = data["probability"].to_numpy()[:, : len(grid.tokens), 0]
         best = Measure("probability of the top token", probability, limits=(0, 1))
-        framed = "An outline marks the layer from which every layer predicts the same token as the last one."
         words = None if grid.words is None else replace(grid.words, framed=True)
-        note = f"{grid.note} {framed}".strip()
+        outlined = words is not None and any(row >= 0 for row in words.settled_rows())
+        note = f"{grid.note} {OUTLINE if outlined else ''}".strip()
         yield replace(grid, measures=(best, *grid.measures), words=words, note=note)
     sites = labels(data, "site")
     shares = (data[name] for name in SHARES if name in data)
     series = tuple(Series(share.attrs["long_name"], share.to_numpy()) for share in shares)
-    yield Lines(f"How often each layer of {model} predicts right{lens}", sites, series, y_name="share of tokens")
+    right = " and is right" if "accuracy" in data else ""
+    title = f"How often each layer of {model} agrees with the model's own prediction{right}{lens}"
+    yield Lines(title, sites, series, y_name="share of tokens")
     mean = (Series("mean over tokens", data["kl_mean"].to_numpy()),)
     title = f"How far each layer of {model} is from the model's own prediction{lens}"
     yield Lines(title, sites, mean, y_name="KL divergence", unit="nats", scale="log")
@@ -66,23 +69,23 @@ def findings(result: Result) -> Iterator[str]:
 def sections(result: Result) -> Iterator[Section]:
     """The grid with what it shows, then how predictions develop along the layers."""
     shown, facts = tuple(views(result)), result.facts
+    where = "next" if _is_causal(facts) else "in this place"
     reading = (
-        f"{LENSES[facts['lens']]} A cell shows the token that this layer would predict next, and its colour the "
-        "probability of that token. Other measures, such as the entropy, can be chosen above the grid."
+        f"{LENSES[facts['lens']]} A cell shows the token that this layer would predict {where}, and its colour at "
+        "first the probability of that token. Other measures, such as the entropy, can be chosen above the grid."
     )
-    described = " ".join([*_answers(facts), *_target(facts)])
     grids = tuple(view for view in shown if isinstance(view, Grid))
-    yield Section("What would each layer predict?", f"{described} {UNTESTED}", grids, reading)
+    told = as_prose([*_answers(facts), *_target(facts), UNTESTED])
+    yield Section("What would each layer predict?", told, grids, reading)
     shares = ["is the model's own prediction"]
     shares += ["is so and stays so in all layers above (settled)"] if "settled_share" in result.data else []
     shares += ["is the true next token"] if "accuracy" in result.data else []
-    along = (
-        f"The first picture shows for how many tokens the top token of a layer {', '.join(shares[:-1])}"
-        f"{' and ' if shares[:-1] else ''}{shares[-1]}. The next shows the KL divergence of each layer's prediction "
-        "from "
-        "the model's own, which is 0 at the last layer."
-    )
     lines = tuple(view for view in shown if isinstance(view, Lines))
+    rank = " The last shows the rank of the target." if len(lines) > 2 else ""
+    along = (
+        f"The first picture shows for how many tokens the top token of a layer {in_series(shares)}. The next shows "
+        f"the KL divergence of each layer's prediction from the model's own, which is 0 at the last layer.{rank}"
+    )
     yield Section("How predictions form along the layers", "", lines, along, folded=True)
 
 
@@ -99,12 +102,18 @@ def tables(result: Result) -> Iterator[Table]:
     yield Table(["site", "entropy", "KL", "top tokens"], rows, (0, 3))
 
 
+def _is_causal(facts: Facts) -> bool:
+    """Whether the model predicts the token that follows, and not the one in its place."""
+    return bool(facts.get("causal", True))
+
+
 def _answers(facts: Facts) -> Iterator[str]:
     """What the model predicts after the last token, and where predictions are settled."""
     if last := facts.get("last_token"):
         before, answer = (quoted(last[name].strip() or last[name]) for name in ("token", "answer"))
         settled = f", which is the top token from {last['settled_from']} on" if last["settled_from"] else ""
-        yield f"After {before} the model predicts {answer} with probability {last['probability']:.2f}{settled}."
+        place = "After" if _is_causal(facts) else "In the place of"
+        yield f"{place} {before} the model predicts {answer} with probability {last['probability']:.2f}{settled}."
     known = facts["settled_known_from"]
     if known is None:
         yield "From which layer on a prediction stays the same is not known, because layers above these were left out."

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hiddenscope.results import Facts, Result
-from hiddenscope.views.drawing import grid_of, labels, quoted, ranges
+from hiddenscope.views.drawing import as_prose, grid_of, labels, quoted, ranges
 from hiddenscope.views.values import Lines, Section, Series, Style, View
 
 if TYPE_CHECKING:
@@ -25,8 +25,8 @@ def views(result: Result) -> Iterator[View]:
         corrupt, clean = (_tokens(data, prefix) for prefix in ("other_", ""))
         gaps = "Hatched: a token that only one prompt has." if None in (*clean, *corrupt) else ""
         several = "The tokens are those of the first pair of prompts." if result.facts["contrasts"] > 1 else ""
-        note = " ".join(filter(None, [grid.note, "Clean prompt above, corrupted prompt below.", gaps, several]))
-        yield replace(grid, tokens=corrupt, second=clean, note=note)
+        note = " ".join(filter(None, [grid.note, gaps, several]))
+        yield replace(grid, tokens=corrupt, second=clean, token_rows=("corrupted", "clean"), note=note)
     if "swap" in result.data:
         yield _layers(result)
 
@@ -48,8 +48,7 @@ def findings(result: Result) -> Iterator[str]:
     cells = facts["cells"]
     yield (
         f"{cells['equal']} of {cells['total']} cells have an effect of exactly 0, because both runs have the same "
-        "state "
-        "there."
+        "state there."
     )
     yield from facts["notes"]
 
@@ -57,21 +56,27 @@ def findings(result: Result) -> Iterator[str]:
 def sections(result: Result) -> Iterator[Section]:
     """The grid with what it shows, then whole layers."""
     shown, facts = tuple(views(result)), result.facts
-    found = " ".join([*_carriers(result), _certainty(facts)])
+    carriers = list(_carriers(result))
+    told = [*carriers[:1], _runs(result), *carriers[1:], _certainty(facts)]
     yield Section(
         "Which states carry the answer?",
-        f"{_runs(result)}\n\n{found}",
+        as_prose(told),
         shown[:1],
         f"{_experiment(facts)} {_effect(facts)}",
     )
     if shown[1:]:
         spared = "The token at which the answer is read keeps its own state; " if _streams(result) else ""
         why = "patching it too would give the other run at every layer. " if spared else ""
-        reading = (
-            "The solid line patches all tokens of one layer at once. The dashed line patches several layers in a row, "
-            f"named by the lowest. {spared}{why}The effect is defined as above."
-        )
+        reading = f"{_curves(shown[1])}{spared}{why}The effect is defined as above."
         yield Section("Whole layers at once", " ".join(_layer_windows(facts)), shown[1:], reading, folded=True)
+
+
+def _curves(view: View) -> str:
+    """Say what each line is that the picture of whole layers has."""
+    styles = {series.style for series in view.series} if isinstance(view, Lines) else set()
+    one = "The solid line patches all tokens of one layer at once. " if "line" in styles else ""
+    several = "The dashed line patches several layers in a row, named by the lowest. " if "dash" in styles else ""
+    return one + several
 
 
 def _title(result: Result) -> str:

@@ -6,12 +6,13 @@ import numpy as np
 
 from hiddenscope.results import Facts, Result
 from hiddenscope.sites import Site, summarise
-from hiddenscope.views.drawing import labels, quoted
+from hiddenscope.views.drawing import as_prose, labels, quoted
 from hiddenscope.views.independence import independence
 from hiddenscope.views.values import Lines, Section, Series, View
 
 LEVEL = 0.05  # the largest p-value that shows something
 NOTED = 0.01  # a smallest possible p-value above this is told
+FEW_LABELS = 6  # so many are named
 
 
 def views(result: Result) -> Iterator[View]:
@@ -169,13 +170,24 @@ def _sites(names: Sequence[str]) -> str:
 def sections(result: Result) -> Iterator[Section]:
     """How the probes were trained and tested, the findings, and the mix."""
     scores, *weights = views(result)
-    yield Section("What can a probe read from each layer?", " ".join(findings(result)), (scores,), _method(result))
+    yield Section("What can a probe read from each layer?", as_prose(findings(result)), (scores,), _method(result))
     if weights:
         how = (
             "One more probe reads a weighted sum of all layers, and learns the weights with its coefficients. The "
             "weights add up to 1; the band is their range over the folds."
         )
         yield Section("All layers together", "", tuple(weights), how, folded=True)
+
+
+def _predicted(facts: Facts) -> str:
+    """Name what the probe predicts: the labels themselves where they are few."""
+    unit = "token" if facts["token"] == "each" else "text"
+    if "classes" not in facts:
+        return f"the number that each {unit} is labelled with"
+    names = [quoted(str(one["label"])) for one in facts["classes"]]
+    if len(names) > FEW_LABELS or facts["class_count"] > len(names):
+        return f"which of {facts['class_count']:,} labels each {unit} has"
+    return f"the label of each {unit}, {' or '.join(filter(None, [', '.join(names[:-1]), names[-1]]))}"
 
 
 def _method(result: Result) -> str:
@@ -188,7 +200,7 @@ def _method(result: Result) -> str:
     else:
         control = "one drawn for each token id"
     return (
-        f"A linear probe was trained on the states of every layer to predict {quoted(str(facts['data']))}, and tested "
+        f"A linear probe was trained on the states of every layer to predict {_predicted(facts)}, and tested "
         f"on texts that it had not seen ({facts['rows']:,} rows of {facts['texts']:,} texts, {facts['folds']} folds). "
         f"The line is {score}, and the band is its {_interval(facts)}. A probe can memorise, so another is trained "
         f"on control labels ({control}): what counts is how much better the probe is on the true labels."

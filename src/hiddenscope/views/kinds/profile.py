@@ -1,13 +1,13 @@
 """The profile of a model's states, as views and sentences."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from hiddenscope.results import Result
-from hiddenscope.views.drawing import UNTESTED, grid_of, labels, quoted, title_of
+from hiddenscope.views.drawing import UNTESTED, as_prose, grid_of, in_series, labels, quoted, title_of
 from hiddenscope.views.values import Grid, Lines, Measure, Section, Series, View
 
 ANISOTROPY = {"anisotropy": "all tokens", "anisotropy_others": "without first tokens"}
@@ -107,7 +107,7 @@ def _cka_grid(result: Result) -> Grid:
     )
     title = f"How similar every pair of layers of {result.source.get('model', 'the model')} is"
     note = "Rows and columns are layers."
-    return Grid(title, labels(data, "site"), labels(data, "source_site"), measures, note=note)
+    return Grid(title, labels(data, "site"), labels(data, "source_site"), measures, note=note, x_name="site")
 
 
 def findings(result: Result) -> Iterator[str]:
@@ -237,27 +237,29 @@ def _not_finite(facts: Mapping[str, Any]) -> Iterator[str]:
 def sections(result: Result) -> Iterator[Section]:
     """The profile as parts of a page."""
     shown, stacks = tuple(views(result)), result.facts["stacks"]
-    grids, lines = ([view for view in shown if isinstance(view, kind)] for kind in (Grid, Lines))
+    grids = [view for view in shown if isinstance(view, Grid)]
+    lines = [view for view in shown if isinstance(view, Lines)]
     texts = result.data.attrs.get("texts", [])
     text = quoted(texts[0]) if len(texts) == 1 else f"{result.facts['texts']} texts"
-    norms = " ".join(sentence for facts in stacks for part in (_norms, _final_norm) for sentence in part(facts))
+    norms = [sentence for facts in stacks for part in (_norms, _final_norm, _largest_norm) for sentence in part(facts)]
     cell = f"one hidden state of {text}: tokens"
     if _pooled(result):
         cell = f"the vector of a text, or of one window of it (pooling: {result.facts['pooled']}): texts"
     reading = (
-        f"Every cell is {cell} run across, layers run up. The colour is the L2 norm of the vector, on a log scale."
+        f"Every cell is {cell} run across, layers run up. The colour is at first the L2 norm of the vector, on a log "
+        "scale."
     )
-    yield Section("How large is every state?", f"{norms} {UNTESTED}", tuple(grids[:1]), reading)
+    yield Section("How large is every state?", as_prose([*norms, UNTESTED]), tuple(grids[:1]), reading)
     lessons = " ".join(sentence for facts in stacks for sentence in _lessons(facts))
-    along = ALONG_POOLED if _pooled(result) else ALONG
-    yield Section("The same along the layers", lessons, tuple(lines[:1]), along, folded=True)
+    yield Section("The same along the layers", lessons, tuple(lines[:1]), _along(lines[:1]), folded=True)
     if lines[1:]:
         apart = len(set(result.data["form"].to_numpy().tolist())) > 1
         parts = [sentence for facts in stacks for part in (_added, _massive, _spread) for sentence in part(facts)]
-        how = f"{HOW} {APART}" if apart else HOW
+        shown_here = [words for name, words in PICTURED.items() if any(name in line.title for line in lines[1:])]
+        how = f"From the first to the last, the pictures show {in_series(shown_here)}. {APART if apart else ''}".strip()
         yield Section("What blocks add, and how states spread", " ".join(parts), tuple(lines[1:]), how, folded=True)
     if grids[1:]:
-        alike = " ".join(sentence for facts in stacks for sentence in _cka(facts))
+        alike = as_prose(sentence for facts in stacks for sentence in _cka(facts))
         yield Section(
             "How similar the layers are", alike, tuple(grids[1:]), CKA.format(rows=_rows(result)), folded=True
         )
@@ -268,18 +270,27 @@ WHOSE_NORM = {
     "other_tokens_norm": "the other tokens",
     "vector_norm": "the vectors",
 }
-ALONG = (
-    "One line is the norm of the first token, the other the median norm of all other tokens; the band holds the "
-    "middle half of them."
-)
-ALONG_POOLED = "The line is the median norm of the vectors; the band holds the middle half of them."
-HOW = (
-    "The first picture divides the norm of what each block adds by the norm of its input. The others show the "
-    "kurtosis of "
-    "the states and their anisotropy."
-)
+ALONG = {
+    "first token": "the norm of the first token (the median, where there are several texts)",
+    "other tokens, median": "the median norm of all other tokens, with a band that holds the middle half of them",
+    "vectors, median": "the median norm of the vectors, with a band that holds the middle half of them",
+}
+# What each picture shows, by words in its title.
+PICTURED = {
+    "What each block adds": "the norm of what each block adds over the norm of its input",
+    "kurtosis": "the kurtosis of the states",
+    "anisotropy": "their anisotropy",
+    "How many dimensions": "how many dimensions they fill",
+}
 APART = "`final` is normed and the layers are not, so the two are not compared."
 CKA = "A cell compares the states of two layers over all {rows} by linear CKA."
+
+
+def _along(lines: Sequence[Lines]) -> str:
+    """Say what each line of norms is, of those that are drawn."""
+    names = [series.name for line in lines for series in line.series]
+    drawn = [words for name, words in ALONG.items() if any(shown.endswith(name) for shown in names)]
+    return f"The lines are {in_series(drawn)}." if len(names) > 1 else f"The line is {in_series(drawn)}."
 
 
 def _lessons(facts: Mapping[str, Any]) -> Iterator[str]:

@@ -8,7 +8,7 @@ import numpy as np
 from hiddenscope.results import Facts, Result
 from hiddenscope.sites import Site, summarise
 from hiddenscope.views.depths import shown_first
-from hiddenscope.views.drawing import labels, quoted
+from hiddenscope.views.drawing import as_prose, labels, quoted
 from hiddenscope.views.independence import independence
 from hiddenscope.views.values import Lines, Panels, Section, Series, View
 
@@ -162,10 +162,13 @@ def _sites(names: Sequence[str]) -> str:
 
 
 def _note(result: Result) -> str:
-    sentences = [
-        "Scores are those of the full space, and p-values are for one site alone. Neighbour is the share of points "
-        "whose nearest point of another text or group is of their class; trust is the trustworthiness of the picture."
-    ]
+    sentences = ["Trust is the trustworthiness of the picture."]
+    if _classes(result.data):
+        sentences = [
+            "Scores are those of the full space, and p-values are for one site alone. Neighbour is the share of points "
+            "whose nearest point of another text or group is of their class; trust is the trustworthiness of the "
+            "picture."
+        ]
     if any(part.get("separation", {}).get("apart_at") for part in result.facts["parts"]):
         sentences.append(
             f"Panels marked “{APART}” have classes apart by the silhouette (p at most 0.05, corrected for all sites)."
@@ -214,6 +217,9 @@ def findings(result: Result) -> Iterator[str]:
         yield from _findings_of(f" of {quoted(name)}" if name else "", part)
     for comparison in result.facts.get("tightness", []):
         yield _tightness(comparison)
+    if not _classes(result.data):
+        points = sum(part["points"] for part in result.facts["parts"])
+        yield f"The picture shows {points:,} points without labels, so nothing is said about classes."
 
 
 def _findings_of(of: str, part: Facts) -> Iterator[str]:
@@ -285,15 +291,21 @@ def sections(result: Result) -> Iterator[Section]:
     apart = [
         sentence for name, part in _named(result) for sentence in _verdicts(f" of {quoted(name)}" if name else "", part)
     ]
+    labelled = bool(_classes(result.data))
+    coloured = f", coloured by its class{_class_names(result)}" if labelled else ""
+    scores = (
+        "the scores beneath each panel are those of the full space, with p-values from shuffled labels"
+        if labelled
+        else "beneath each panel stands how far its neighbours are those of the full space"
+    )
     reading = (
-        f"Every panel is one layer, drawn by {method}. Every point is the hidden state of {point}, coloured by its "
-        f"class{_class_names(result)}. {_examples(result)}A picture in two dimensions can show groups that are not "
-        "there, so the scores beneath each panel are those of the full space, with p-values from shuffled labels."
+        f"Every panel is one layer, drawn by {method}. Every point is the hidden state of {point}{coloured}. "
+        f"{_examples(result)}A picture in two dimensions can show groups that are not there, so {scores}."
     )
     told = list(findings(result))
     first = apart if along and apart else told
     title = "At which layers are the classes apart?" if apart else "How do the texts lie in every layer?"
-    yield Section(title, " ".join(first), (panels,), reading)
+    yield Section(title, as_prose(first), (panels,), reading)
     if along:
         rest = " ".join(sentence for sentence in told if sentence not in first)
         how = (

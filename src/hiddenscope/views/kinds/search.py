@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from hiddenscope.results import Result, Table
-from hiddenscope.views.drawing import quoted
+from hiddenscope.views.drawing import as_prose, quoted
 from hiddenscope.views.values import Grid, Lines, Listing, Measure, Section, Series, View, Words
 
 QUERIES, RANKS, CURVES = 40, 20, 8
@@ -40,7 +40,8 @@ def _one_query(data: Any, name: str, at: str, measure: Measure, query: int) -> G
     words = Words.of([[[f"{value:.3g}"]] for value in score])
     limits = (min(0.0, float(score.min())), max(float(score.max()), float(measure.numbers.max())))
     column = Measure(measure.name, score[:, None], measure.unit, limits=limits if limits[0] < limits[1] else None)
-    return Grid(f"Nearest to “{name}”{at}", tuple(rows[::-1]), (measure.name,), (column,), words=words)
+    title = f"Nearest to “{name}”{at}"
+    return Grid(title, tuple(rows[::-1]), (measure.name,), (column,), words=words, x_name="", y_name="text")
 
 
 def _all_queries(result: Result, data: Any, queries: tuple[str, ...], at: str, measure: Measure) -> Grid:
@@ -55,6 +56,8 @@ def _all_queries(result: Result, data: Any, queries: tuple[str, ...], at: str, m
         ranks,
         (Measure(measure.name, measure.numbers[::-1], measure.unit),),
         words=Words.of(words[::-1]),
+        x_name="rank",
+        y_name="query",
         note=f"{len(queries)} of {sizes['query']} queries, {len(ranks)} of {sizes['rank']} ranks." if cut else "",
     )
 
@@ -79,14 +82,14 @@ def _different(names: list[str]) -> tuple[str, ...]:
 
 
 def findings(result: Result) -> Iterator[str]:
-    """What was searched, and the nearest to each of the first queries."""
+    """The nearest to each of the first queries, and what was searched."""
     facts = result.facts
     how = "dot product" if facts["nearness"] == "dot" else facts["nearness"]
-    yield f"All {facts['searched']:,} {facts['unit']}s were compared with every query by {how}; none was left out."
     for nearest in facts["nearest"]:
         name = quoted(nearest["string"]) if "string" in nearest else f"{facts['unit']} {nearest['number']}"
         score = f"{_score(facts['nearness'])} {nearest['score']:.2f}"
         yield f"Nearest to {quoted(nearest['query'])} is {name}, with {score}."
+    yield f"All {facts['searched']:,} {facts['unit']}s were compared with every query by {how}; none was left out."
 
 
 def _score(nearness: str) -> str:
@@ -100,8 +103,12 @@ def sections(result: Result) -> Iterator[Section]:
         f"There is a list for every query: the rank of a {facts['unit']}, the {_score(facts['nearness'])} of its "
         "vector and the query's, which is also the length of the bar, and the text itself."
     )
+    # The lists are the picture here: the curve beneath them only shows how their scores fall off.
+    yield Section("What is nearest", as_prose(findings(result)), (), reading, tables=tuple(_lists(result)))
     lines = tuple(view for view in views(result) if isinstance(view, Lines))
-    yield Section("What is nearest", " ".join(findings(result)), lines, reading, tables=tuple(_lists(result)))
+    if lines:
+        how = f"The line is the {_score(facts['nearness'])} of each rank."
+        yield Section("How nearness falls off", "", lines, how, folded=True)
 
 
 def _lists(result: Result) -> Iterator[Listing]:

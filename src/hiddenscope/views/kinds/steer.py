@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hiddenscope.results import Facts, Result, Table
-from hiddenscope.views.drawing import labels, quoted
+from hiddenscope.views.drawing import as_prose, labels, quoted
 from hiddenscope.views.values import Grid, Lines, Listing, Measure, Scale, Section, Series, View
 
 if TYPE_CHECKING:
@@ -32,11 +32,11 @@ def views(result: Result) -> Iterator[View]:
 
 
 def findings(result: Result) -> Iterator[str]:
-    """What was changed, what moved, and at what cost."""
+    """What moved, what was changed for it, and at what cost."""
     facts = result.facts
+    yield _best(facts)
     yield _direction(facts)
     yield _quality(facts)
-    yield _best(facts)
     extremes = [sentence for answer in facts["answers"] for sentence in _extremes(answer, facts)]
     yield from extremes
     if extremes and facts["best"] is None:
@@ -50,13 +50,15 @@ def sections(result: Result) -> Iterator[Section]:
     """What moved and at what cost, then the texts before and after."""
     shown, facts = tuple(views(result)), result.facts
     grids, lines = (tuple(view for view in shown if isinstance(view, kind)) for kind in (Grid, Lines))
-    opening = f"{_direction(facts)}\n\n{_quality(facts)} {_best(facts)}"
+    told = as_prose([_best(facts), _direction(facts), _quality(facts)])
     tables = (*_before_and_after(result), *_texts(result))
+    cells = "A cell is one setting: strengths run across, sites run up. " if grids else ""
+    compared = "Each table compares the model unchanged with the model steered. " if tables else ""
     reading = (
-        "Each table compares the model unchanged with the model steered. The perplexity is that of other texts under "
-        "the same change: where it rises, the model predicts them less well."
+        f"{cells}{compared}The perplexity is that of other texts under the same change: where it rises, the model "
+        "predicts them less well."
     )
-    yield Section("What the model answers, steered", opening, grids or lines, reading, tables=tables)
+    yield Section("What the model answers, steered", told, grids or lines, reading, tables=tables)
     if grids:
         how = "The lines are the probability of each answer, and the perplexity of other texts under the same change."
         yield Section("What it answers, and what that costs", "", lines, how, folded=True)
@@ -231,7 +233,8 @@ def _grid(result: Result, data: "xarray.Dataset") -> Grid:
     measures.append(Measure("perplexity, times what it was", ratio, scale="log"))
     average = ", averaged over the prompts" if data.sizes["text"] > 1 else ""
     note = f"Strengths run across{average}."
-    return Grid(f"Steering {_model(result)}", labels(data, "site"), _strengths(data), tuple(measures), note=note)
+    title = f"Steering {_model(result)}"
+    return Grid(title, labels(data, "site"), _strengths(data), tuple(measures), note=note, x_name="strength")
 
 
 def _lines(data: "xarray.Dataset", along: str, places: Sequence[str], where: str) -> Iterator[View]:

@@ -6,11 +6,12 @@ from typing import Any
 import numpy as np
 
 from hiddenscope.results import Result
-from hiddenscope.views.drawing import MAP, UNTESTED, labels, quoted
+from hiddenscope.views.drawing import MAP, UNTESTED, as_prose, in_series, labels, quoted
 from hiddenscope.views.values import Grid, Lines, Measure, Section, Series, View
 
 SHARES = {"own_below": "of the influence of the site below", "own_first": "of the influence of the first site"}
 DECAYS = {"decay_below": "of the site below on a state", "decay_first": "of the first site on the last"}
+PREDICTED = "of the first site on a prediction"
 SIDES = "Point at a cell: states that influence it turn blue, and states that it influences turn orange."
 MEASURES = {
     "l1": "Influence is read off the Jacobian: it is the L1 norm of the gradient of |h|₁/|h|₂ with respect to the "
@@ -20,12 +21,12 @@ MEASURES = {
     "a relative change of the other.",
     "logit": "Influence is the L2 norm of the gradient of a token's log-probability with respect to a state.",
 }
+ITSELF = "What a state does to itself is left out."
 FIRST_LEFT_OUT = "The influence of the first token is left out."
 
 
 def views(result: Result) -> Iterator[View]:
-    """The map, which shows what influences a cell and what it influences; then shares along the layers, and "
-    "distances."""
+    """The map of what influences a cell and what it influences; then shares along the layers, and distances."""
     measure = result.facts["measure"]
     yield _prediction_map(result) if measure == "logit" else _state_map(result, measure)
     model = result.source.get("model", "the model")
@@ -34,8 +35,9 @@ def views(result: Result) -> Iterator[View]:
         own = {"of the influence on a prediction": result.data["own"].to_numpy()}
     sites = labels(result.data, "source_site")
     shares = tuple(Series(words, y) for words, y in own.items() if np.isfinite(y).any())
+    influenced = "prediction" if measure == "logit" else "state"
     if shares:
-        title = f"How much of the influence on a state comes from its own token, in {model}"
+        title = f"How much of the influence on a {influenced} comes from its own token, in {model}"
         yield Lines(title, sites, shares, y_name="share of the same token")
     distances = tuple(_distance_series(result))
     if distances:
@@ -56,11 +58,15 @@ def _distance_series(result: Result) -> Iterator[Series]:
         for stack in ("", "encoder", "decoder"):
             name = f"{decay}_{stack}" if stack else decay
             if name in result.data:
-                yield Series(f"{stack} {words}".strip(), result.data[name].to_numpy())
+                shown = PREDICTED if result.facts["measure"] == "logit" else f"{stack} {words}".strip()
+                yield Series(shown, result.data[name].to_numpy())
 
 
 def _state_map(result: Result, name: str) -> Grid:
-    """The map of states; at rest the grid shows the influence on the last of them. A cell does not influence itself."""
+    """The map of states; at rest the grid shows the influence on the last of them.
+
+    What a state does to itself is left out: it is larger than all else, and says nothing about the model.
+    """
     data = result.data
     influence = data[name].transpose(*MAP).to_numpy().copy()
     sites, tokens = influence.shape[:2]
@@ -70,8 +76,7 @@ def _state_map(result: Result, name: str) -> Grid:
     where = f"{labels(data, 'site')[-1]} at {quoted(str(data['string'].values[-1]))}"
     units = str(data[name].attrs["units"])
     measure = Measure(f"influence on {where}", last, units, scale="log", influence=influence)
-    note = f"The colours show the influence of every state on {where}. In a page, choose another cell to see its own."
-    return _grid(result, "string", labels(data, "site"), measure, note)
+    return _grid(result, "string", labels(data, "site"), measure, ITSELF)
 
 
 def _prediction_map(result: Result) -> Grid:
@@ -172,11 +177,17 @@ def sections(result: Result) -> Iterator[Section]:
         f"to. {MEASURES[result.facts['measure']]}"
     )
     maps = tuple(view for view in shown if isinstance(view, Grid))
-    yield Section("Which states influence which?", " ".join([*told[:2], *told[2:][-1:]]), maps, reading)
+    yield Section("Which states influence which?", as_prose([*told[:2], *told[2:][-1:]]), maps, reading)
     lines = tuple(view for view in shown if isinstance(view, Lines))
     if lines:
-        reading = (
-            "The lines sum up the map: how much of the influence comes from the same token, how it falls with the "
-            "distance between tokens, and how large it is from each layer to the last."
-        )
+        reading = f"The lines sum up the map: {in_series([_summed_up(view) for view in lines])}."
         yield Section("How influence falls with distance", " ".join(told[2:]), lines, reading, folded=True)
+
+
+def _summed_up(lines: Lines) -> str:
+    """Say what one picture of lines sums up."""
+    if lines.x_name == "tokens back":
+        return "how it falls with the distance between tokens"
+    if lines.y_name == "influence":
+        return "how large it is from each layer to the last"
+    return "how much of the influence comes from the same token"

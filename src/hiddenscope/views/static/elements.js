@@ -32,8 +32,7 @@ let groups = 0;
  * @param {string} name what is chosen
  * @param {Record<string, string>} options value to label
  * @param {(value: string) => void} act
- * @returns {{root: HTMLElement, set: (value: string) => void, bar: (value: string, reason: string) => void}} where `bar` takes
- *   an option away for a reason, and gives it back without one
+ * @returns {{root: HTMLElement, set: (value: string) => void}}
  */
 export function choice(name, options, act) {
   const group = `choice-${groups++}`;
@@ -51,12 +50,6 @@ export function choice(name, options, act) {
     set: (value) => {
       const input = inputs.get(value);
       if (input) input.checked = true;
-    },
-    bar: (value, reason) => {
-      const input = inputs.get(value);
-      if (!input) return;
-      input.disabled = reason !== "";
-      input.title = reason;
     },
   };
 }

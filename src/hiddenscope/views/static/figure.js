@@ -36,7 +36,7 @@ export class Figure {
     const foot = element("div", { class: "foot" }, [this.keys, buttons(() => fileName(this.title), saved)]);
     const note = view.note ? [element("p", { class: "note" }, [shownText(view.note, 2000)])] : [];
     root.replaceChildren(
-      this.heading, ...note, this.controls, this.readout, this.stage, foot, tableBehind(() => this.title, saved.rows),
+      this.heading, this.controls, this.readout, this.stage, foot, ...note, tableBehind(() => this.title, saved.rows),
     );
     this.entitle(this.title);
   }

@@ -4,20 +4,20 @@ import { fitted, oncePerFrame, Surface, whenResized } from "./canvas.js";
 import { choice, element, list } from "./elements.js";
 import { Figure } from "./figure.js";
 import { TokenAxis } from "./gridaxis.js";
-import { cellLegends, cellPixels, zeroCells } from "./gridcolours.js";
+import { cellLegends, cellPixels, marksOf, missingCells, zeroCells } from "./gridcolours.js";
 import { cellAt, layoutOf } from "./gridlayout.js";
-import { gridHelp, gridHint, gridReadout, gridRows, gridTitle } from "./gridwords.js";
-import { paintCells, paintCursor, paintMissing, paintSeams, paintSites, paintTokens, paintWords, paintZeros, windowOf } from "./gridpaint.js";
+import { gridHelp, gridHint, gridReadout, gridRows, gridSize, gridTitle } from "./gridwords.js";
+import { paintCells, paintCursor, paintMissing, paintRowNames, paintSeams, paintSites, paintTokens, paintWords, paintZeros, windowOf } from "./gridpaint.js";
 import { readState, writeState } from "./hash.js";
-import { keyLayout, LEGEND, paintKey } from "./legend.js";
+import { keyLayout, LEGEND, MARKS, paintKey } from "./legend.js";
 import { canvasPen, lettering } from "./pen.js";
+import { offersLog } from "./scale.js";
 import { shownText } from "./text.js";
 import { theme, whenThemeChanges } from "./theme.js";
 
 /** @typedef {import("./influence.js").Direction} Direction */
 
 const KEY_RESTS = 60; // the legend of a map follows the cursor when it rests, in milliseconds
-const NO_LOG = "Some values are below zero, which a log scale cannot show.";
 
 export class GridView {
   /**
@@ -43,7 +43,8 @@ export class GridView {
     this.front = new Surface("front");
     this.key = new Surface("legend");
     this.axis = new TokenAxis(this.figure.readout);
-    this.below = grid.measures.map((measure) => measure.meaning === "sequential" && measure.values.data.some((value) => value < 0));
+    this.marks = grid.measures.map((measure) => marksOf(grid, measure));
+    this.logs = grid.measures.map((measure) => offersLog(measure, measure.values.data));
     this.layout = layoutOf(grid, 800, this.theme.font);
     this.paint = oncePerFrame(() => this.paintFront(), root);
     this.paintAll = oncePerFrame(() => { this.paintBack(); this.paintFront(); this.paintLegends(); }, root);
@@ -76,13 +77,14 @@ export class GridView {
     const names = this.grid.measures.map((measure) => shownText(measure.name, 60));
     this.measures = list("Measure", names, (shown) => this.change(() => this.choose(shown)));
     this.scales = choice("Scale", { linear: "Linear", log: "Log" }, (scale) => this.change(() => { this.log = scale === "log"; }));
-    this.spans = choice("Colour range", { all: "All layers", layer: "Each layer" }, (span) => this.change(() => { this.each = span === "layer"; }));
+    const ranges = (this.grid.y_name ?? "site") === "site" ? { all: "All layers", layer: "Each layer" } : { all: "All rows", layer: "Each row" };
+    this.spans = choice("Colour range", ranges, (span) => this.change(() => { this.each = span === "layer"; }));
     const directions = { both: "Both", sources: "What influences it", targets: "What it influences" };
     this.directions = choice("A cell shows", directions, (to) => this.change(() => { this.direction = /** @type {Direction} */ (to); }));
     if (names.length > 1) controls.append(this.measures.root);
     controls.append(this.scales.root, this.spans.root);
     if (this.grid.measures.some((measure) => measure.influence)) controls.append(this.directions.root);
-    const summary = `${shownText(this.grid.title, 200)}: ${this.grid.sites.length} sites, ${this.grid.tokens.length} tokens`;
+    const summary = `${shownText(this.grid.title, 200)}: ${gridSize(this.grid)}`;
     this.frame = element("div", { class: "window", role: "img", "aria-label": summary }, [this.back.canvas, this.front.canvas]);
     this.spacer = element("div", { class: "spacer" }, [this.frame]);
     this.scroller = element("div", { class: "scroller" }, [this.spacer]);
@@ -164,8 +166,8 @@ export class GridView {
   settle() {
     this.figure.entitle(gridTitle(this.grid, this.shown));
     this.measures?.set(this.shown);
-    if (this.below[this.shown]) this.log = false;
-    this.scales?.bar("log", this.below[this.shown] ? NO_LOG : "");
+    if (!this.logs[this.shown]) this.log = false;
+    if (this.scales) this.scales.root.hidden = !this.logs[this.shown];
     this.scales?.set(this.log ? "log" : "linear");
     this.spans?.set(this.each ? "layer" : "all");
     this.directions?.set(this.direction);
@@ -264,10 +266,10 @@ export class GridView {
   paintBack() {
     const pen = canvasPen(this.back.clear(), this.theme.font);
     const visible = this.window();
-    paintMissing(pen, this.layout, visible, this.values, this.theme);
     paintTokens(pen, this.layout, visible, this.theme);
     if (visible.shift > 0) this.back.context.clearRect(0, 0, this.layout.left, this.layout.height - this.layout.bottom);
     paintSites(pen, this.layout, this.theme);
+    paintRowNames(pen, this.layout, this.theme);
     this.axis.paint(this.layout, visible, this.theme, this.pin);
   }
 
@@ -289,6 +291,7 @@ export class GridView {
   paintPicture(pen, visible) {
     const pixels = cellPixels(this.colouring, this.theme.dark);
     paintCells(pen, this.layout, visible, pixels, this.theme);
+    paintMissing(pen, this.layout, visible, missingCells(this.colouring), this.theme);
     if (!this.grid.words) paintZeros(pen, this.layout, visible, zeroCells(this.colouring), this.theme);
     if (this.grid.words) paintWords(pen, this.layout, visible, this.grid.words, pixels, this.theme);
     paintSeams(pen, this.layout, visible, this.grid.text_of, this.theme);
@@ -300,8 +303,9 @@ export class GridView {
     this.key.resize(layout.width, layout.height);
     paintKey(canvasPen(this.key.clear(), this.theme.font), legends, 0, 0, layout, this.theme);
     const said = legends.map((legend) => `${legend.name}, ${legend.ticks.map((tick) => tick.label).join(", ")}`);
+    const marked = layout.marks.map((mark) => MARKS[mark]);
     this.key.canvas.setAttribute("role", "img");
-    this.key.canvas.setAttribute("aria-label", `Colours: ${said.join("; ")}`);
+    this.key.canvas.setAttribute("aria-label", `Colours: ${[...said, ...marked].join("; ")}`);
   }
 
   /**
@@ -309,9 +313,8 @@ export class GridView {
    * @param {number} room
    */
   keyLayout(room) {
-    const { influence } = this.measure;
-    const zeros = influence !== null || (!this.grid.words && this.values.some((value) => value === 0));
-    return keyLayout(influence && this.direction === "both" ? 2 : 1, zeros, room);
+    const bars = this.measure.influence && this.direction === "both" ? 2 : 1;
+    return keyLayout(bars, this.marks[this.shown], room, this.theme.font);
   }
 
   window() {
@@ -334,10 +337,10 @@ export class GridView {
         const moved = { ...layout, top: layout.top + head };
         const kept = this.layout;
         this.layout = moved;
-        paintMissing(pen, moved, whole, this.values, this.theme);
         this.paintPicture(pen, whole);
         paintTokens(pen, moved, whole, this.theme);
         paintSites(pen, moved, this.theme);
+        paintRowNames(pen, moved, this.theme);
         if (this.pin >= 0) paintCursor(pen, moved, whole, this.pin, { paper: this.theme.paper, ink: this.theme.accent });
         this.layout = kept;
         paintKey(pen, cellLegends(this.colouring, this.theme), 12, head + layout.height + 4, key, this.theme);

@@ -46,7 +46,7 @@ export class TokenAxis {
     const anchor = turn ? "start" : "middle";
     rows.forEach((tokens, row) => {
       const y = (row + 1) * high - down;
-      if (rows.length > 1) pen.text(row ? "second" : "first", layout.left - 8, y, { fill: theme.muted, size: SIZES.mark + 1, anchor: "end" });
+      if (rows.length > 1) pen.text(layout.names[row], layout.left - 8, y, { fill: theme.muted, size: SIZES.name, anchor: "end" });
       for (let column = visible.first; column < visible.last; column++) {
         const x = layout.left + (column + 0.5) * layout.wide - visible.shift;
         const fill = column === chosen ? theme.accent : theme.ink;

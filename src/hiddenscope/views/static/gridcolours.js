@@ -44,6 +44,17 @@ export function zeroCells(colouring) {
 }
 
 /**
+ * Which cells have no value; where both directions are shown, in neither of them.
+ * @param {Colouring} colouring
+ */
+export function missingCells(colouring) {
+  const values = isBoth(colouring) ? sourcesNow(colouring) : valuesNow(colouring);
+  const missing = Uint8Array.from(values, (value) => (Number.isNaN(value) ? 1 : 0));
+  if (isBoth(colouring)) targetsNow(colouring).forEach((value, cell) => { if (!Number.isNaN(value)) missing[cell] = 0; });
+  return missing;
+}
+
+/**
  * One scale, or two where a cell shows both what influences it and what it influences.
  * @param {Colouring} colouring
  * @param {import("./theme.js").Theme} theme
@@ -83,4 +94,28 @@ function sourcesNow({ measure, focus }) {
 /** @param {Colouring} colouring */
 function targetsNow({ measure, focus }) {
   return targetsOf(/** @type {Float32Array} */ (measure.influence?.data), focus, measure.values.data.length);
+}
+
+/**
+ * The marks that may stand in cells; those of a map depend on the cell that is chosen, so all of them are explained.
+ * @param {import("./payload.js").Grid} grid
+ * @param {import("./payload.js").Measure} measure
+ */
+export function marksOf(grid, measure) {
+  const values = (measure.influence ?? measure.values).data;
+  const marksZeros = measure.influence !== null || grid.words === null;
+  /** @type {import("./legend.js").Mark[]} */
+  const marks = [];
+  if (marksZeros && values.includes(0)) marks.push("zero");
+  if (measure.influence && leavesItselfOut(values)) marks.push("itself");
+  else if (values.some(Number.isNaN)) marks.push("missing");
+  return marks;
+}
+
+/**
+ * Whether a map leaves out what a state does to itself, and not all that is done to its first state.
+ * @param {ArrayLike<number>} map
+ */
+function leavesItselfOut(map) {
+  return map.length > 1 && Number.isNaN(map[0]) && !Number.isNaN(map[1]);
 }

@@ -3,14 +3,16 @@
  *
  * @typedef {{left: number, top: number, bottom: number, right: number, wide: number, high: number, rows: number,
  *   columns: number, turned: boolean, width: number, height: number, sites: string[], tokens: string[],
- *   second: string[], strip: number}} Layout where `strip` is the height of the tokens that stay above a tall grid, or 0
+ *   second: string[], names: string[], strip: number}} Layout where `names` are those of the two rows of tokens, and
+ *   `strip` is the height of the tokens that stay above a tall grid, or 0
  */
 
-import { widthOf } from "./canvas.js";
+import { fitted, widthOf } from "./canvas.js";
 import { lettering } from "./pen.js";
-import { shownToken } from "./text.js";
+import { shownText, shownToken } from "./text.js";
 
-export const SIZES = { site: 12, token: 12, word: 11.5, mark: 9 };
+export const SIZES = { site: 12, token: 12, word: 11.5, mark: 9, name: 11 };
+const LONGEST_NAME = 110; // of a row of tokens, in pixels
 const LONGEST_TOKEN = 18;
 const TALL = 380; // from there on the tokens below a grid are out of sight when its top is looked at
 
@@ -26,7 +28,9 @@ export function layoutOf(grid, room, font, scrolled = true) {
   const [tokens, second] = [grid.tokens, grid.second].map((row) => row.map((token) => shownToken(token, LONGEST_TOKEN)));
   const widest = (/** @type {string[]} */ texts, /** @type {number} */ size) =>
     texts.reduce((most, text) => Math.max(most, widthOf(text, lettering(font, { size }))), 0);
-  const left = Math.ceil(widest(sites, SIZES.site)) + 14;
+  const naming = lettering(font, { size: SIZES.name });
+  const names = rowNames(grid).map((name) => fitted(name, naming, LONGEST_NAME));
+  const left = Math.ceil(Math.max(widest(sites, SIZES.site), widest(names, SIZES.name))) + 14;
   const label = Math.ceil(widest([...tokens, ...second], SIZES.token));
   const high = cellHeight(grid);
   const above = high * sites.length > TALL;
@@ -40,7 +44,17 @@ export function layoutOf(grid, room, font, scrolled = true) {
   const [top, bottom] = [second.length && !strip ? tall : 6, tall];
   const width = left + wide * tokens.length + right;
   const height = top + high * sites.length + bottom;
-  return { left, top, bottom, right, wide, high, rows: sites.length, columns: tokens.length, turned, width, height, sites, tokens, second, strip };
+  return { left, top, bottom, right, wide, high, rows: sites.length, columns: tokens.length, turned, width, height, sites, tokens, second, names, strip };
+}
+
+/**
+ * What the two rows of tokens are, the upper one first; nothing where there is one row.
+ * @param {import("./payload.js").Grid} grid
+ */
+function rowNames(grid) {
+  if (!grid.second.length) return [];
+  const named = grid.token_rows ?? []; // a page that was packed before rows had names has none
+  return ["first", "second"].map((name, row) => shownText(named[row] ?? name, 40));
 }
 
 /**

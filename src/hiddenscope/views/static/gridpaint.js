@@ -50,9 +50,26 @@ export function tokenLabel(pen, layout, visible, column, fill) {
   const turn = layout.turned ? -45 : 0;
   const [away, down] = layout.turned ? [4, 9] : [0, 15];
   const how = { fill, size: SIZES.token, turn };
-  pen.text(layout.tokens[column], x + away, below + down, { ...how, anchor: turn ? "end" : "middle" });
-  if (!layout.second.length || layout.strip) return;
-  pen.text(layout.second[column], x - away / 2, layout.top - down + 1, { ...how, anchor: turn ? "start" : "middle" });
+  const two = layout.second.length > 0;
+  const lower = two ? layout.second : layout.tokens;
+  pen.text(lower[column], x + away, below + down, { ...how, anchor: turn ? "end" : "middle" });
+  if (!two || layout.strip) return;
+  pen.text(layout.tokens[column], x - away / 2, layout.top - down + 1, { ...how, anchor: turn ? "start" : "middle" });
+}
+
+/**
+ * The names of two rows of tokens, at the left of each.
+ * @param {Pen} pen
+ * @param {Layout} layout
+ * @param {Theme} theme
+ */
+export function paintRowNames(pen, layout, theme) {
+  if (!layout.names.length) return;
+  const [upper, lower] = layout.names;
+  const down = layout.turned ? 9 : 15;
+  const how = { fill: theme.muted, size: SIZES.name, anchor: /** @type {const} */ ("end") };
+  pen.text(lower, layout.left - 8, layout.top + layout.rows * layout.high + down, how);
+  if (!layout.strip) pen.text(upper, layout.left - 8, layout.top - down + 1, how);
 }
 
 /**
@@ -80,13 +97,13 @@ export function siteLabel(pen, layout, row, fill) {
  * @param {Pen} pen
  * @param {Layout} layout
  * @param {Window} visible
- * @param {Float32Array} values
+ * @param {Uint8Array} missing
  * @param {Theme} theme
  */
-export function paintMissing(pen, layout, visible, values, theme) {
-  for (let cell = 0; cell < values.length; cell++) {
+export function paintMissing(pen, layout, visible, missing, theme) {
+  for (let cell = 0; cell < missing.length; cell++) {
     const column = cell % layout.columns;
-    if (values[cell] === values[cell] || column < visible.first || column >= visible.last) continue;
+    if (!missing[cell] || column < visible.first || column >= visible.last) continue;
     const [left, y] = cornerOf(layout, cell);
     const x = left - visible.shift;
     const reach = Math.min(layout.wide, layout.high) / 2 - 3;

@@ -3,6 +3,7 @@
 import { largest, targetsOf, sourcesOf } from "./influence.js";
 import { formatNumber } from "./numbers.js";
 import { quoted, shownText, shownToken } from "./text.js";
+import { hasFinger } from "./theme.js";
 
 /**
  * @typedef {import("./payload.js").Grid} Grid
@@ -27,6 +28,15 @@ export function gridTitle(grid, shown) {
 }
 
 /**
+ * How large it is, in words.
+ * @param {Grid} grid
+ */
+export function gridSize({ sites, tokens, x_name, y_name }) {
+  const ofStates = (x_name ?? "token") === "token" && (y_name ?? "site") === "site";
+  return ofStates ? `${sites.length} sites, ${tokens.length} tokens` : `${sites.length} rows, ${tokens.length} columns`;
+}
+
+/**
  * @param {Grid} grid
  * @param {number} shown which measure
  * @param {number} cursor
@@ -36,10 +46,20 @@ export function gridTitle(grid, shown) {
 export function gridReadout(grid, shown, cursor, pin) {
   const measure = grid.measures[shown];
   const cell = cursor >= 0 ? cursor : pin;
-  if (cell < 0) return [measure.influence ? "Point at a cell to select it: you see which states influence it, and which it influences." : "Point at a cell, or use the arrow keys."];
+  if (cell < 0) return [restWords(measure)];
   const pinned = pin >= 0 && cell === pin ? ["  (pinned)"] : [];
   const words = measure.influence ? influenceWords(grid, measure, cell, pin) : valueWords(measure, cell);
   return [...placeOfCell(grid, cell), ...pinned, "  ", ...words, ...topWords(grid, cell)];
+}
+
+/**
+ * What is said while no cell is chosen.
+ * @param {import("./payload.js").Measure} measure
+ */
+function restWords(measure) {
+  const how = hasFinger() ? "Touch" : "Point at";
+  if (measure.influence) return `${how} a cell to select it: you see which states influence it, and which it influences.`;
+  return hasFinger() ? "Touch a cell to read it." : "Point at a cell, or use the arrow keys.";
 }
 
 /**
@@ -86,6 +106,8 @@ function amount(measure, value) {
 function placeOfCell(grid, cell) {
   const column = cell % grid.tokens.length;
   const site = grid.sites[Math.floor(cell / grid.tokens.length)];
+  const across = grid.x_name ?? "token";
+  if (across !== "token") return [{ strong: site }, ...(across ? [`  ${shownText(across, 40)} `, { strong: shownText(grid.tokens[column] ?? "", 60) }] : [])];
   const against = grid.second.length ? [" against ", { strong: quoted(grid.second[column]) }] : [];
   const text = grid.text_of.length ? `, text ${grid.text_of[column] + 1}` : "";
   return [{ strong: site }, "  ", { strong: quoted(grid.tokens[column]) }, ...against, ` token ${column}${text}`];
@@ -156,7 +178,7 @@ export function* gridRows(grid, pin) {
   const maps = mapped.map((measure) => /** @type {Float32Array} */ (measure.influence?.data));
   const ranks = grid.words ? grid.words.chosen.shape[2] : 0;
   yield [
-    "site", "position", "token", ...(grid.second.length ? ["second"] : []), ...(grid.text_of.length ? ["text"] : []),
+    grid.y_name ?? "site", "position", grid.x_name || "token", ...(grid.second.length ? ["second"] : []), ...(grid.text_of.length ? ["text"] : []),
     ...grid.measures.map((measure) => `${measure.name}${unitOf(measure)}`), ...mapped.flatMap((measure) => [`influence on the pinned state${unitOf(measure)}`, `influence of the pinned state${unitOf(measure)}`]),
     ...Array.from({ length: ranks }, (_, rank) => [`word ${rank + 1}`, `probability ${rank + 1}`]).flat(),
   ];

@@ -7,15 +7,13 @@
 import { levelsOf } from "./scale.js";
 
 /**
- * How much every cell moves this one. The cell itself is left out: it would outshine the rest.
+ * How much every cell moves this one; NaN where that is not measured, as for the cell itself.
  * @param {Float32Array} map
  * @param {number} cell
  * @param {number} count how many cells there are
  */
 export function sourcesOf(map, cell, count) {
-  const slice = map.slice(cell * count, (cell + 1) * count);
-  slice[cell] = NaN;
-  return slice;
+  return map.slice(cell * count, (cell + 1) * count);
 }
 
 /**
@@ -28,7 +26,6 @@ export function targetsOf(map, cell, count) {
   if (map.length <= MOST_TURNED) return sourcesOf(turnedOver(map, count), cell, count);
   const slice = new Float32Array(count);
   for (let i = 0, from = cell; i < count; i++, from += count) slice[i] = map[from];
-  slice[cell] = NaN;
   return slice;
 }
 
@@ -62,7 +59,10 @@ export function bothLevels(sources, targets, columns, way) {
   if (way.meaning === "diverging") return levelsOf(sources.map((value, i) => value || targets[i]), columns, way);
   const below = levelsOf(sources, columns, way);
   const above = levelsOf(targets, columns, way);
-  for (let i = 0; i < below.length; i++) below[i] = above[i] > below[i] ? 0.5 + above[i] / 2 : 0.5 - below[i] / 2;
+  for (let i = 0; i < below.length; i++) {
+    const outward = Number.isNaN(below[i]) || above[i] > below[i];
+    below[i] = outward ? 0.5 + above[i] / 2 : 0.5 - below[i] / 2;
+  }
   return below;
 }
 

@@ -1,4 +1,4 @@
-/** The key of colour scales: bars, their ticks, what they measure and in which unit, and the mark of an exact zero. */
+/** The key of colour scales: bars, their ticks, what they measure and in which unit, and what marks in cells mean. */
 
 import { linearTicks, logTicks, formatTick } from "./numbers.js";
 import { widthOf } from "./canvas.js";
@@ -8,10 +8,14 @@ import { placeOf } from "./scale.js";
 /**
  * @typedef {{at: number, label: string}} Tick
  * @typedef {{map: Uint8Array, ticks: Tick[], name: string}} Legend
+ * @typedef {keyof typeof MARKS} Mark
+ * @typedef {{places: number[][], marks: Mark[], width: number, height: number}} KeyLayout
  */
 
 export const LEGEND = { width: 280, height: 46 };
-const ZERO = { width: 92, text: "exactly 0", side: 12 };
+const MARK = { side: 12, gap: 6 };
+/** What a mark in a cell means. */
+export const MARKS = { zero: "exactly 0", missing: "no value", itself: "itself, left out" };
 const APART = 16;
 const STEPS = 64;
 const EDGE = 16;
@@ -43,13 +47,17 @@ function decades(ends) {
 }
 
 /**
- * Where so many bars and the mark of zero stand: side by side while there is room, and else one beneath the other.
+ * Where so many bars and the marks stand: side by side while there is room, and else one beneath the other.
  * @param {number} bars
- * @param {boolean} zero
+ * @param {Mark[]} marks
  * @param {number} room
+ * @param {string} font
+ * @returns {KeyLayout}
  */
-export function keyLayout(bars, zero, room) {
-  const widths = [...Array(bars).fill(LEGEND.width), ...(zero ? [ZERO.width] : [])];
+export function keyLayout(bars, marks, room, font) {
+  const words = lettering(font, { size: 12 });
+  const widths = marks.map((mark) => Math.ceil(MARK.side + MARK.gap + widthOf(MARKS[mark], words)) + 4);
+  widths.unshift(...Array(bars).fill(LEGEND.width));
   /** @type {number[][]} */
   const places = [];
   let x = 0, y = 0, widest = 0;
@@ -59,7 +67,7 @@ export function keyLayout(bars, zero, room) {
     widest = Math.max(widest, x + width);
     x += width + APART;
   }
-  return { places, width: widest, height: y + LEGEND.height };
+  return { places, marks, width: widest, height: y + LEGEND.height };
 }
 
 /**
@@ -67,17 +75,31 @@ export function keyLayout(bars, zero, room) {
  * @param {Legend[]} legends
  * @param {number} x
  * @param {number} y
- * @param {{places: number[][]}} layout
+ * @param {KeyLayout} layout
  * @param {import("./theme.js").Theme} theme
  */
-export function paintKey(pen, legends, x, y, { places }, theme) {
+export function paintKey(pen, legends, x, y, { places, marks }, theme) {
   legends.forEach((legend, i) => paintLegend(pen, legend, x + places[i][0], y + places[i][1], theme));
-  const last = places.length > legends.length ? places[legends.length] : null;
-  if (!last) return;
-  const [left, middle] = [x + last[0] + 1, y + last[1] + 23];
-  pen.outline(left + 0.5, middle - ZERO.side / 2 + 0.5, ZERO.side - 1, ZERO.side - 1, theme.faint, 1);
-  pen.rect(left + ZERO.side / 2 - 1, middle - 1, 2, 2, theme.muted);
-  pen.text(ZERO.text, left + ZERO.side + 6, middle, { fill: theme.muted, size: 12 });
+  const left = places.length - marks.length; // the bars have their places first, even where fewer are shown
+  marks.forEach((mark, i) => paintMark(pen, mark, x + places[left + i][0] + 1, y + places[left + i][1] + 23, theme));
+}
+
+/**
+ * A small cell with a mark in it, and what the mark means.
+ * @param {import("./pen.js").Pen} pen
+ * @param {Mark} mark
+ * @param {number} left
+ * @param {number} middle
+ * @param {import("./theme.js").Theme} theme
+ */
+function paintMark(pen, mark, left, middle, theme) {
+  const { side, gap } = MARK;
+  const reach = side / 2 - 3;
+  const centre = left + side / 2;
+  pen.outline(left + 0.5, middle - side / 2 + 0.5, side - 1, side - 1, theme.faint, 1);
+  if (mark === "zero") pen.rect(centre - 1, middle - 1, 2, 2, theme.muted);
+  else pen.line([[centre - reach, middle + reach], [centre + reach, middle - reach]], theme.muted, 1);
+  pen.text(MARKS[mark], left + side + gap, middle, { fill: theme.muted, size: 12 });
 }
 
 /**

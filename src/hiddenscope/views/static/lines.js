@@ -9,8 +9,9 @@ import { readState, writeState } from "./hash.js";
 import { acrossOf, axisName, chartOf, heightOf, paintAxes, paintSeries, placeAt } from "./linespaint.js";
 import { formatNumber } from "./numbers.js";
 import { canvasPen, lettering } from "./pen.js";
+import { offersLog } from "./scale.js";
 import { shownText } from "./text.js";
-import { theme, whenThemeChanges } from "./theme.js";
+import { hasFinger, theme, whenThemeChanges } from "./theme.js";
 
 export class LinesView {
   /**
@@ -23,6 +24,7 @@ export class LinesView {
     this.place = place;
     this.cursor = -1;
     this.log = lines.scale === "log";
+    this.linear = false; // whether a log scale would show nothing more
     /** @type {Set<number>} */
     this.hidden = new Set();
     this.theme = theme();
@@ -38,7 +40,9 @@ export class LinesView {
   build() {
     const { controls, stage, keys } = this.figure;
     this.scales = choice("Scale", { linear: "Linear", log: "Log" }, (scale) => this.change(() => { this.log = scale === "log"; }));
-    controls.append(this.scales.root);
+    const drawn = this.lines.series.flatMap(({ y }) => [...y.data]);
+    if (offersLog(this.lines, drawn)) controls.append(this.scales.root);
+    else this.linear = true;
     this.surface.canvas.setAttribute("role", "img");
     const summary = `${shownText(this.lines.title, 200)}: ${this.lines.series.length} series over ${this.lines.x.length} places`;
     this.surface.canvas.setAttribute("aria-label", summary);
@@ -85,7 +89,7 @@ export class LinesView {
 
   restore() {
     const state = readState(this.place);
-    this.log = (state.scale ?? this.lines.scale) === "log";
+    this.log = !this.linear && (state.scale ?? this.lines.scale) === "log";
     this.hidden = new Set((state.hidden ?? "").split(".").filter(Boolean).map(Number));
     this.settle();
   }
@@ -127,7 +131,7 @@ export class LinesView {
   }
 
   tell() {
-    this.figure.say(this.cursor < 0 ? ["Point at a place, or use the arrow keys."] : this.words());
+    this.figure.say(this.cursor < 0 ? [hasFinger() ? "Touch a place to read it." : "Point at a place, or use the arrow keys."] : this.words());
   }
 
   /** @returns {import("./figure.js").Pieces} */

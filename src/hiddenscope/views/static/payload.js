@@ -8,7 +8,8 @@
  * @typedef {{kind: "Words", words: string[], chosen: Numbers, probabilities: Numbers | null,
  *   framed: boolean}} Words
  * @typedef {{kind: "Grid", title: string, sites: string[], tokens: (string | null)[], measures: Measure[],
- *   words: Words | null, second: (string | null)[], texts: string[], text_of: number[], note: string}} Grid
+ *   words: Words | null, second: (string | null)[], texts: string[], text_of: number[], note: string,
+ *   token_rows?: string[], x_name?: string, y_name?: string}} Grid
  * @typedef {{kind: "Panels", title: string, sites: string[], points: Numbers, classes: string[],
  *   labels: Numbers | [], texts: string[], captions: string[], messages: string[], rows: string[], rows_name: string,
  *   note: string, marks: string[], grey: string, depths: number[], first: number[][]}} Panels

@@ -8,6 +8,29 @@
 const DECADES = 1e-6; // a log scale reaches this far below its top
 const STEP_FROM_ZERO = 0.08; // and the least amount is kept this far from nothing at all
 
+/** From the least value to the largest, where a log scale shows what a linear one hides; what is at most 1 may be a share. */
+const SPANS = { amount: 100, share: 10_000 };
+
+/**
+ * Whether a log scale is worth offering: where it is asked for, or where amounts span orders of magnitude.
+ * @param {{scale: "linear" | "log", meaning?: "sequential" | "diverging"}} shown how it is shown first
+ * @param {ArrayLike<number>} values
+ */
+export function offersLog({ scale, meaning }, values) {
+  let below = false, zero = false, least = Infinity, most = 0;
+  for (let i = 0; i < values.length; i++) {
+    const value = values[i];
+    if (!Number.isFinite(value)) continue;
+    below ||= value < 0;
+    zero ||= value === 0;
+    least = Math.min(least, value);
+    most = Math.max(most, value);
+  }
+  // The amounts of a grid have no colour below zero; a line goes on below it.
+  if (scale === "log") return !(below && meaning === "sequential");
+  return meaning !== "diverging" && !below && !zero && most >= (most > 1 ? SPANS.amount : SPANS.share) * least;
+}
+
 /**
  * The levels of values `[row, column]`; NaN where a value is missing.
  * @param {Float32Array} values
