@@ -380,6 +380,28 @@ class _DispatchMode:
             _python_dispatch._pop_mode()
 
 
+class _Threads:
+    """Another number of threads for each operation of torch."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.before: int | None = None
+
+    def install(self) -> None:
+        self.before = torch.get_num_threads()
+        torch.set_num_threads(self.count)
+
+    def remove(self) -> None:
+        if self.before is not None:
+            torch.set_num_threads(self.before)
+            self.before = None
+
+
+def threads(count: int) -> _Installation:
+    """Let each operation of torch use so many threads while the body runs."""
+    return _Installation([_Threads(count)])
+
+
 def dispatching(mode: Any) -> _Installation:
     """Hold a mode of torch's dispatcher, such as a `SizeLimit`, while the body runs; `is_over` tells it of the end."""
     return _Installation([_DispatchMode(mode)])
