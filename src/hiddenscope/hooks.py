@@ -280,7 +280,8 @@ def run(module: nn.Module, inputs: Mapping[str, Any], *, finite: bool = True) ->
     NaN or an infinity into finite numbers.
     """
     quiet = {"output_hidden_states": False, "return_dict": True}
-    attention_kept = _Installation(_attention_steps(module))
+    steps = _attention_steps(module)
+    attention_kept = _Installation(steps) if steps else nullcontext()
     with attention_kept, finite_attention() if finite else nullcontext():
         try:
             return module(**{**quiet, **inputs})
