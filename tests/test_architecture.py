@@ -43,6 +43,7 @@ ROW_OF = {room: row for row, rooms in enumerate(ROWS) for room in rooms}
 NAMELESS = {"utils", "util", "helpers", "helper", "core", "common", "misc"}
 UNSAFE = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
 HOOK = re.compile(r"register_\w*hook")
+MODES = {"no_grad", "enable_grad", "set_grad_enabled", "inference_mode"}
 MOST_PARAMETERS = 7
 # What still has to change; this set only gets smaller.
 OWN_PATH = re.compile(r"""(?:^|[\s"'`(=:])/(?:home|root|work|opt|Users)/\w""")
@@ -123,6 +124,9 @@ def in_one_module(module: Module) -> Iterator[str]:
             yield f"line {node.lineno} hooks or replaces a forward: only hooks.py may"
         if what := runs_foreign_code(node):
             yield f"line {node.lineno} uses {what}"
+    if module.name.split(".")[0] not in ("autograd", "testing"):
+        for line in unguarded_modes(module.tree):
+            yield f"line {line} sets a mode of autograd that an interrupt can leave: put autograd.restored() before it"
 
 
 def touches_a_forward(node: ast.AST) -> bool:
@@ -132,6 +136,24 @@ def touches_a_forward(node: ast.AST) -> bool:
         isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in {"setattr", "delattr"}
     )
     return is_setattr and any(isinstance(arg, ast.Constant) and arg.value == "forward" for arg in node.args)
+
+
+def unguarded_modes(tree: ast.AST) -> list[int]:
+    """The lines on which a mode of autograd is set outside a `with` that sets it back whatever interrupts."""
+    guarded: set[int] = set()
+    for node in ast.walk(tree):
+        names = [called(item.context_expr) for item in node.items] if isinstance(node, ast.With) else []
+        if "restored" in names:
+            behind = node.items[names.index("restored") + 1 :]  # type: ignore[attr-defined]
+            guarded |= {id(item.context_expr) for item in behind}
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and id(node) not in guarded]
+    return [node.lineno for node in calls if called(node) in MODES]
+
+
+def called(node: ast.AST) -> str:
+    """The last name of what is called; empty for what is no call."""
+    is_call = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+    return node.func.attr if is_call else ""  # type: ignore[attr-defined,no-any-return]
 
 
 def runs_foreign_code(node: ast.AST) -> str | None:
@@ -186,6 +208,13 @@ def test_no_two_rooms_have_a_class_of_the_same_name() -> None:
         ("loading", "import torch\nx = torch.load('x')", "line 2 uses torch.load"),
         ("loading", "x = eval('1')", "line 1 uses eval"),
         ("model", "def f():\n" + "    x = 1\n" * 80, "f has 81 lines"),
+        ("passes", "import torch\nwith torch.no_grad():\n    pass", "line 2 sets a mode of autograd"),
+        ("passes", "import torch\n@torch.no_grad()\ndef f(): ...", "line 2 sets a mode of autograd"),
+        (
+            "passes",
+            "import torch\nwith torch.no_grad(), autograd.restored():\n    pass",
+            "line 2 sets a mode of autograd",
+        ),
         ("analyses.utils", "", "a name that says nothing"),
         ("shed", "from hiddenscope.errors import Error", "a room that is not in the plan"),
     ],

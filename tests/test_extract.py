@@ -608,6 +608,22 @@ def test_a_full_disk_stops_a_job_and_it_goes_on_when_there_is_room(gpt2: hs.Mode
     assert files_of(tmp_path / "store") == files_of(tmp_path / "whole")
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what a process has, and limits it")
+@pytest.mark.parametrize(
+    ("what", "error", "reason"),
+    [("descriptors", "FileError True", "too many files are open"), ("memory", "TooLarge True", "memory ran out")],
+)
+def test_too_few_descriptors_or_too_little_memory_is_an_error_of_ours(what: str, error: str, reason: str) -> None:
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
+    command = [sys.executable, "-m", "tests.starved", what]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    ended = done.stdout.splitlines()
+    stopped = [line for line in ended if line != "done"]
+    assert stopped and all(line.startswith(error) and reason in line for line in stopped), done.stdout
+    assert what == "memory" or ended[-1] == "done"
+
+
 @pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")
 def test_a_node_of_a_ray_cluster_is_killed_and_the_store_is_the_same() -> None:
     command = [sys.executable, "-m", "chaos", "nodes", "--count", "1"]
@@ -727,6 +743,86 @@ def test_progress_adds_up(gpt2: hs.Model, tmp_path: Path, monkeypatch: pytest.Mo
     assert json.loads(json.dumps(last.to_json()))["units"] == cost.units
 
 
+@pytest.mark.parametrize(("pool", "workers"), [(None, None), ("mean", None), (None, 2)])
+def test_progress_counts_the_tokens_of_every_batch(
+    tmp_path: Path, gpt2: hs.Model, pool: str | None, workers: int | None
+) -> None:
+    """Also within a unit, of which there is one here; a worker tells of its own."""
+    engine, seen = Engine(workers=workers, threads=1), list[JobProgress]()
+    planned = ExtractJob.plan(gpt2, texts(400), tmp_path / "store", pool=pool, engine=engine)
+    assert planned.cost.units == 1
+    planned.run(seen.append, every_batch=True)
+    computed = [now.tokens_computed for now in seen]
+    assert len(seen) > 3 and computed == sorted(computed)
+    assert len(set(computed[:-1])) == len(seen) - 1  # one report a batch, and one for the unit
+    assert [now.units_done for now in seen] == [0] * (len(seen) - 1) + [1]
+    assert computed[-1] == seen[-1].tokens_done == planned.cost.tokens
+    first = seen[0]
+    assert first.tokens_done == 0 and first.seconds_left is not None and first.seconds_left > 0
+    assert f"{first.tokens_computed:,} of {first.tokens:,} tokens, 0 of 1 units kept" in first.line()
+
+
+def test_on_a_cpu_a_unit_is_so_much_work(gpt2: hs.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a large model fewer tokens are at stake; the same job has the same units each time that it is planned."""
+    blocks = sum(weight.numel() for block in gpt2.module.transformer.h[:2] for weight in block.parameters())  # type: ignore[union-attr]
+    monkeypatch.setattr(planning, "LEAST_TOKENS", 50)
+    monkeypatch.setattr(planning, "UNIT_WORK", 2 * blocks * 120)
+    limits = {}
+    for sites in ("layer.1", "layer.2"):
+        folder = tmp_path / sites
+        planned = ExtractJob.plan(gpt2, TEXTS, folder, sites=sites, engine=Engine(threads=1))
+        again = ExtractJob.plan(gpt2, TEXTS, tmp_path / f"{sites} again", sites=sites, engine=Engine(threads=1))
+        assert planned.writer.plan == again.writer.plan
+        assert "unit_tokens" not in planned.writer.plan.environment
+        longest = max(len(sequence.ids) for sequence in sequences_of(folder))
+        sizes = [unit.tokens for unit in planned.writer.plan.units]
+        limits[sites] = 120 if sites == "layer.2" else 240
+        assert len(sizes) > 2
+        assert all(limits[sites] <= size < limits[sites] + longest for size in sizes[:-1])
+    monkeypatch.setattr(planning, "UNIT_WORK", 1)
+    smallest = ExtractJob.plan(gpt2, TEXTS, tmp_path / "smallest", engine=Engine(threads=1)).writer.plan.units
+    assert all(50 <= unit.tokens < 50 + longest for unit in smallest[:-1])
+
+
+def test_units_of_so_many_tokens_are_part_of_the_plan(gpt2: hs.Model, tmp_path: Path) -> None:
+    chosen = Engine(threads=1, unit_tokens=100)
+    planned = ExtractJob.plan(gpt2, TEXTS, tmp_path / "store", engine=chosen)
+    assert planned.writer.plan.environment["unit_tokens"] == 100 and planned.cost.units > 3
+    extract(gpt2, TEXTS, tmp_path / "store")  # as it was begun
+    with pytest.raises(StoreError, match=r"environment.unit_tokens: 100 there, 200 asked"):
+        extract(gpt2, TEXTS, tmp_path / "store", engine=Engine(unit_tokens=200))
+    extract(gpt2, TEXTS, tmp_path / "other", engine=Engine(threads=1))
+    with pytest.raises(StoreError, match=r"environment.unit_tokens: nothing there, 100 asked"):
+        extract(gpt2, TEXTS, tmp_path / "other", engine=chosen)
+    with pytest.raises(ArgumentError, match="unit_tokens must be at least 1"):
+        Engine(unit_tokens=0)
+
+
+def test_what_an_interrupted_command_kept_is_not_computed_again(saved: str, tmp_path: Path) -> None:
+    """Ctrl-C to the real command, once a unit is kept; the store is then byte for byte that of an undisturbed job."""
+    (tmp_path / "corpus.txt").write_text("\n".join(texts(300)))
+    words = ["extract", str(tmp_path / "corpus.txt"), "--model", saved, "--threads", "1", "--unit-tokens", "100"]
+    program = "import sys; from hiddenscope.cli import main; sys.argv[0] = 'hiddenscope'; main()"
+
+    def command(folder: str) -> list[str]:
+        return [sys.executable, "-c", program, *words, "--to", str(tmp_path / folder)]
+
+    commits = tmp_path / "stopped" / "commits"
+    process = subprocess.Popen(command("stopped"), stderr=subprocess.PIPE, text=True)
+    while not commits.is_dir() or len(list(commits.glob("0*.json"))) < 2:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    message = process.communicate()[1]
+    assert process.returncode == 130
+    kept = len(list(commits.glob("0*.json")))
+    units = len(resume(tmp_path / "stopped").plan.units)
+    assert 2 <= kept < units and f"{kept:,} of {units:,} units are kept" in message
+    for folder in ("stopped", "whole"):
+        subprocess.run(command(folder), check=True, capture_output=True)
+    assert files_of(tmp_path / "stopped") == files_of(tmp_path / "whole")
+
+
 def test_a_tokenizer_is_itself_whatever_it_was_asked(gpt2: hs.Model) -> None:
     tokenizer: Any = tiny_tokenizer()
     before = tokenizer_identity(tokenizer)
@@ -759,8 +855,9 @@ def test_the_command_says_what_it_does(saved: str, tmp_path: Path) -> None:
     done = runner.invoke(cli.app, [*words, "--json", "--out", str(tmp_path / "job.json")])
     assert done.exit_code == 0, done.output
     events = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [event["event"] for event in events] == ["cost", "progress", "end"]
-    assert events[0]["texts"] == 50 and events[2]["units_pending"] == 0
+    names = [event["event"] for event in events]
+    assert names[0] == "cost" and set(names[1:-1]) == {"progress"} and names[-1] == "end"
+    assert events[0]["texts"] == 50 and events[-1]["units_pending"] == 0
     assert json.loads((tmp_path / "job.json").read_text())["tokens_done"] == events[0]["tokens"]
     again = runner.invoke(cli.app, words)
     assert again.exit_code == 0 and "1 unit," in again.stdout and "1 are there already" in again.stderr
@@ -778,7 +875,7 @@ def test_the_command_reads_stdin_and_names_what_it_left_out(saved: str, tmp_path
 
 
 def test_an_interrupted_command_says_how_to_go_on(saved: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(job: ExtractJob, report: Any) -> None:
+    def interrupted(job: ExtractJob, report: Any, **options: Any) -> None:
         raise KeyboardInterrupt
 
     words = ["extract", "cities-incomplete", "--to", str(tmp_path / "store"), "--model", saved, "--sites", "layer.1"]

@@ -4,6 +4,7 @@ import random
 import sys
 import threading
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from fuzz.interrupts import AtLine, AtPoint
 from hiddenscope import hooks
 from hiddenscope.loading import open_source
 from hiddenscope.model import _first_pass as first_pass
-from hiddenscope.testing import tiny_model
+from hiddenscope.testing import tiny_model, tiny_tokenizer
 
 IDS = [[5, 6, 7, 8, 9]]
 
@@ -123,6 +124,23 @@ def test_an_interrupt_of_the_first_pass_of_a_folder_limits_nothing_later(tmp_pat
     for at in range(1, points + 1):
         interrupted_twice(lambda: first_pass(loaded), at, again=at % 3)
         hooks.remove_leftovers()
+        assert modes() == before, f"interrupted at point {at} and {at % 3} later"
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_interrupted_extraction_leaves_torch_as_it_was(tmp_path: Path) -> None:
+    """It uses as many threads as its plan says, and a thread that writes."""
+    model = hs.load((tiny_model("llama"), tiny_tokenizer()))
+    engine = hs.Engine(threads=torch.get_num_threads() + 1)
+    folders = (tmp_path / str(number) for number in count())
+
+    def ask() -> None:
+        hs.extract(model, ["The rest is here.", "A cat sat."], next(folders), engine=engine)
+
+    ask()
+    before, points = modes(), points_of(ask)
+    for at in range(1, points + 1, max(1, points // 30)):
+        interrupted_twice(ask, at, again=at % 3)
         assert modes() == before, f"interrupted at point {at} and {at % 3} later"
 
 

@@ -221,8 +221,9 @@ def test_ctrl_c_stops_a_job_that_goes_on_later(folder: str, tmp_path: Path, work
     words += ["--workers", str(workers), "--device", "cpu", "--json"]
     with started(words, stderr=subprocess.PIPE, marker=marker) as process:
         assert process.stdout is not None and process.stderr is not None
-        while (line := process.stdout.readline()) and '"progress"' not in line:  # until a unit is committed
-            pass
+        line = process.stdout.readline()
+        while line and ('"progress"' not in line or '"units_done": 0' in line):  # until a unit is committed
+            line = process.stdout.readline()
         process.send_signal(signal.SIGINT)
         said = process.stderr.read()
     assert process.returncode == 130, said

@@ -29,7 +29,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 # On a CPU torch raises a plain RuntimeError, which it words differently on x86-64 and aarch64.
-_NO_MEMORY_WORDS = ("you tried to allocate", "can't allocate", "Cannot allocate memory", "ALLOC_FAILED")
+_NO_MEMORY_WORDS = ["you tried to allocate", "can't allocate", "Cannot allocate memory", "ALLOC_FAILED"]
+_NO_MEMORY_WORDS += ["can't start new thread"]
 
 
 class Error(Exception):

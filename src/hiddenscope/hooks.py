@@ -280,7 +280,8 @@ def run(module: nn.Module, inputs: Mapping[str, Any], *, finite: bool = True) ->
     NaN or an infinity into finite numbers.
     """
     quiet = {"output_hidden_states": False, "return_dict": True}
-    attention_kept = _Installation(_attention_steps(module))
+    steps = _attention_steps(module)
+    attention_kept = _Installation(steps) if steps else nullcontext()
     with attention_kept, finite_attention() if finite else nullcontext():
         try:
             return module(**{**quiet, **inputs})
@@ -378,6 +379,28 @@ class _DispatchMode:
             self.mode.__exit__(None, None, None)
         except IndexError:  # an interrupt came when its flags had been taken back, and the mode itself had not
             _python_dispatch._pop_mode()
+
+
+class _Threads:
+    """Another number of threads for each operation of torch."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.before: int | None = None
+
+    def install(self) -> None:
+        self.before = torch.get_num_threads()
+        torch.set_num_threads(self.count)
+
+    def remove(self) -> None:
+        if self.before is not None:
+            torch.set_num_threads(self.before)
+            self.before = None
+
+
+def threads(count: int) -> _Installation:
+    """Let each operation of torch use so many threads while the body runs."""
+    return _Installation([_Threads(count)])
 
 
 def dispatching(mode: Any) -> _Installation:

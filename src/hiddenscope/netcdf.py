@@ -22,8 +22,9 @@ class NetcdfFile:
     """A netCDF-4 file in memory, whose variables are read one by one. To be used in a `with`.
 
     >>> import xarray
-    >>> content = bytes(xarray.Dataset({"norm": ("site", [1.0, 2.5])}).to_netcdf(engine="h5netcdf"))
-    >>> with NetcdfFile(content) as file:
+    >>> content = io.BytesIO()
+    >>> xarray.Dataset({"norm": ("site", [1.0, 2.5])}).to_netcdf(content, engine="h5netcdf")
+    >>> with NetcdfFile(content.getvalue()) as file:
     ...     file.read("norm")
     array([1. , 2.5])
     """

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -37,15 +38,17 @@ def extract(
     engine: Annotated[Literal["local", "ray"], typer.Option(help="This machine, or a Ray cluster.")] = "local",
     workers: Annotated[int | None, typer.Option(help="Processes that compute.")] = None,
     threads: Annotated[int | None, typer.Option(help="Threads of each worker.")] = None,
+    unit_tokens: Annotated[int | None, typer.Option(help="Keep what is done after so many tokens.")] = None,
     address: Annotated[str | None, typer.Option(help="The Ray cluster: auto, or host:port.")] = None,
 ) -> None:
     """How are the states of a whole corpus computed and kept?
 
     Says what the job will cost, and computes. The same command again goes on with a job that was stopped. --json prints
-    lines of JSON: the cost, the progress after every unit, and the end; --out job.json keeps the last.
+    lines of JSON: the cost, the progress after every unit and now and then within one, and the end; --out job.json
+    keeps the last.
     """
     texts = hs.Corpus(corpus.removeprefix("@"), text, window, stride, skip_bad, every)
-    chosen = hs.Engine(engine, workers, threads, address)
+    chosen = hs.Engine(engine, workers, threads, address, unit_tokens=unit_tokens)
     planned = hs.ExtractJob.plan(
         shared.load(), texts, to, sites=sites, pool=position(pool), dtype=store_dtype, engine=chosen
     )
@@ -54,11 +57,15 @@ def extract(
     said.cost(planned)
     try:
         with interrupt.explained(planned.how_to_resume):
-            planned.run(said.progress)
+            planned.run(said.progress, every_batch=True)
     except errors.FileError as error:
         remedy = f"{error.remedy} {planned.how_to_resume()}"
         raise errors.FileError(error.problem, error.reason, remedy) from error
     said.end(planned, shared.out)
+
+
+# Seconds between two lines about a unit that is at work: on a terminal, where one replaces the other, and in a file.
+LIVE_SECONDS, LOG_SECONDS = 0.2, 30.0
 
 
 class _Said:
@@ -67,6 +74,8 @@ class _Said:
     def __init__(self, as_json: bool) -> None:
         self.as_json, self.last = as_json, {}  # type: tuple[bool, dict[str, Any]]
         self.live = sys.stderr.isatty()
+        self.printed = time.monotonic()
+        self.units = 0
 
     def cost(self, job: "hs.ExtractJob") -> None:
         if self.as_json:
@@ -79,10 +88,20 @@ class _Said:
 
     def progress(self, now: Any) -> None:
         self.last = now.to_json()
+        is_live = self.live and not self.as_json
+        seconds = time.monotonic() - self.printed
+        is_due = seconds >= (LIVE_SECONDS if is_live else LOG_SECONDS)
+        has_unit = now.units_done > self.units
+        self.units = now.units_done
+        if not is_due and not (has_unit and (self.as_json or self.live)):
+            return
+        self.printed = time.monotonic()
         if self.as_json:
             self._line("progress", self.last)
         elif self.live:
             typer.echo(f"\r\x1b[2K{now.line()}", err=True, nl=False)
+        else:
+            typer.echo(now.line(), err=True)
 
     def end(self, job: "hs.ExtractJob", out: Path | None) -> None:
         pending = len(job.writer.pending())

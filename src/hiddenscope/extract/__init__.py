@@ -60,15 +60,16 @@ def extract(
     for line in job.cost.lines():
         progress.note(line)
     done = 0
-    with progress.track("Extracting", total=len(job.pending)) as advance:
+    tokens = sum(unit.tokens for unit in job.writer.plan.units if unit.name in set(job.pending))
+    with progress.track("Extracting tokens", total=tokens) as advance:
 
         def report(now: JobProgress) -> None:
             nonlocal done
-            advance(now.units_done - done)
-            done = now.units_done
+            advance(now.tokens_computed - done)
+            done = now.tokens_computed
 
         try:
-            job.run(report)
+            job.run(report, every_batch=True)
         except KeyboardInterrupt:
             progress.note(f"Stopped: {job.how_to_resume()}")
             raise

@@ -8,9 +8,9 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from hiddenscope import progress
+from hiddenscope import hooks, progress
 from hiddenscope.errors import LoadError
-from hiddenscope.extract.compute import Done, Pipeline, threads
+from hiddenscope.extract.compute import Done, Pipeline
 from hiddenscope.extract.recipe import ModelRecipe
 from hiddenscope.extract.schedule import Schedule
 from hiddenscope.store import Writer, resume
@@ -24,7 +24,9 @@ class RayWorker:
     def __init__(self, order: Mapping[str, Any]) -> None:
         progress.show(False)
         writer = resume(order["store"], digest=order["digest"])
-        threads(writer.plan.environment["threads"]).__enter__()
+        # Held for as long as the actor lives.
+        self._threads = hooks.threads(writer.plan.environment["threads"])
+        self._threads.__enter__()
         device = "cuda" if order["recipe"]["device"].startswith("cuda") else None  # Ray shows an actor its own GPUs
         self._model = ModelRecipe.from_json(order["recipe"]).model(writer.plan, device)
         self._done: list[Done] = []

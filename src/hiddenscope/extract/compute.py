@@ -4,9 +4,8 @@ import os
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
 from types import TracebackType
@@ -49,22 +48,19 @@ def spec_of(plan: StorePlan) -> ExtractSpec:
     return ExtractSpec(sites, plan.pool, parse_dtype(plan.dtype), plan.widths[plan.sites[0]], plan.every)
 
 
-@contextmanager
-def threads(count: int) -> Iterator[None]:
-    """As many threads for an operation as the plan says: sums over more or fewer have other last bits."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 class Unit:
     """The states of a unit: on their way to host memory when this is made, there when `values` is asked."""
 
-    def __init__(self, model: Model, sequences: Sequence[StoreSequence], spec: ExtractSpec, memory: HostMemory) -> None:
+    def __init__(
+        self,
+        model: Model,
+        sequences: Sequence[StoreSequence],
+        spec: ExtractSpec,
+        memory: HostMemory,
+        batch_done: Callable[[int], None] = lambda tokens: None,
+    ) -> None:
         self.sequences, self.spec, self._memory = sequences, spec, memory
+        self._batch_done = batch_done
         self._buffers: list[Any] = []
         self._pooled: Tensor | None = None
         inputs = model.encode(Inputs(tuple(sequence.ids for sequence in sequences)))
@@ -73,7 +69,9 @@ class Unit:
             if spec.pool is None:
                 buffers = buffers_for(model, spec.sites, inputs, spec.dtype, memory=memory)
                 for indices in batches:
-                    run(model, inputs.some(indices).pad(model), indices, buffers)
+                    some = inputs.some(indices)
+                    run(model, some.pad(model), indices, buffers)
+                    batch_done(len(some.flat))
                 self._buffers = list(buffers.values())
             else:
                 self._pooled = self._pool(model, inputs, batches, spec.pool)
@@ -121,6 +119,7 @@ class Unit:
             (buffer,) = buffers.values()
             pooled[:, indices] = pool(buffer.buffer.finish(), indices).to(self.spec.dtype)
             buffer.buffer.release()
+            self._batch_done(len(some.flat))
         return pooled
 
     def _not_finite(self, values: Tensor) -> NotFinite:
@@ -187,7 +186,8 @@ class Pipeline:
 
     `report` is called, in one other thread at a time, with every unit that has been committed, and `failed` with the
     error of one that could not be, at once: the next `put` raises it too, but whoever waits for an answer before it
-    gives another unit would wait for ever. `speed` is that of the bare pass.
+    gives another unit would wait for ever. `speed` is that of the bare pass. `batch_done` is called with the number of
+    tokens of every batch that has been run.
     """
 
     def __init__(
@@ -197,9 +197,11 @@ class Pipeline:
         report: Callable[[Done], None],
         speed: float | None = None,
         failed: Callable[[BaseException], None] = lambda error: None,
+        batch_done: Callable[[int], None] = lambda tokens: None,
     ) -> None:
         recordable(model.module)
         self.model, self.writer, self.report, self.failed = model, writer, report, failed
+        self._batch_done = batch_done
         self.spec = spec_of(writer.plan)
         self._speed = speed
         self._error: BaseException | None = None
@@ -225,7 +227,7 @@ class Pipeline:
             self._report(unit, committed_here=False)
             return
         sequences = self.writer.sequences(unit)
-        self._hand_over(unit, Unit(self.model, sequences, self.spec, self._memory))
+        self._hand_over(unit, Unit(self.model, sequences, self.spec, self._memory, self._report_batch))
 
     def _hand_over(self, unit: str, computed: Unit) -> None:
         """Give a unit to a thread that writes, when one is free."""
@@ -248,6 +250,10 @@ class Pipeline:
     def _report(self, unit: str, *, committed_here: bool) -> None:
         with self._reporting:
             self.report(self._done(unit, committed_here=committed_here))
+
+    def _report_batch(self, tokens: int) -> None:
+        with self._reporting:
+            self._batch_done(tokens)
 
     def _raise(self) -> None:
         if self._error is not None:

@@ -128,7 +128,8 @@ class SeenTexts:
     """
 
     def __init__(self, folder: str | os.PathLike[str] | None = None) -> None:
-        self._folder = TemporaryDirectory(prefix="hiddenscope-", dir=folder)
+        # What cannot be removed where descriptors have run out is left, so that the error which matters is raised.
+        self._folder = TemporaryDirectory(prefix="hiddenscope-", dir=folder, ignore_cleanup_errors=True)
         self.new = 0
         self._index = sqlite3.connect(Path(self._folder.name, "texts.sqlite"), isolation_level=None)
         # It is made anew for every job, so nothing of it needs to survive a crash.

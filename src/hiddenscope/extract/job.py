@@ -5,21 +5,25 @@ A job here is an extraction. It is not a job of the app (`hiddenscope.app.jobs`)
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import shutil
+import sqlite3
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 
+from hiddenscope import hooks
 from hiddenscope.arguments import checked
-from hiddenscope.errors import ArgumentError, FileError, PassError
+from hiddenscope.errors import ArgumentError, Error, FileError, PassError, TooLarge, is_out_of_memory
 from hiddenscope.extract import cluster, local
-from hiddenscope.extract.compute import Done, Pipeline, bare_speed, cores, spec_of, threads
+from hiddenscope.extract.compute import Done, Pipeline, bare_speed, cores, spec_of
 from hiddenscope.extract.corpus import Corpus, SeenTexts
 from hiddenscope.extract.planning import (
     UNIT_BYTES,
@@ -51,7 +55,8 @@ class Engine:
     threads per worker. If not given, a resumed job reuses the stored value; a new one takes torch's own with one
     worker, the cores divided by the workers with several, and one with Ray. `address` is that of a Ray cluster, such as
     "auto". `unit_bytes` bounds the states of a unit: each worker buffers about three units, and a crash loses at most
-    these. If not given, a resumed job keeps the units of the store; in a new one they have 256 MB.
+    these. `unit_tokens` bounds its tokens. If not given, a resumed job keeps the units of the store; in a new one they
+    have 256 MB, and on a CPU about a trillion floating-point operations.
 
     >>> Engine(workers=2).kind
     'local'
@@ -62,9 +67,10 @@ class Engine:
     threads: int | None = None
     address: str | None = None
     unit_bytes: int | None = None
+    unit_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("workers", "threads", "unit_bytes"):
+        for name in ("workers", "threads", "unit_bytes", "unit_tokens"):
             value = getattr(self, name)
             if isinstance(value, int) and value < 1:
                 raise ArgumentError(f"{name} must be at least 1, got {value}", "it is too small", "Give 1 or more.")
@@ -84,12 +90,21 @@ class Engine:
             return torch.get_num_threads() if self.workers in (None, 1) else max(1, cores() // (self.workers or 1))
         return 1
 
-    def bytes_of_each_unit(self, stored: StorePlan | None) -> int | None:
-        """The bytes of a unit: as given, or as the store was begun with; None where the store does not say."""
-        if self.unit_bytes is not None or stored is None:
-            return self.unit_bytes or UNIT_BYTES
-        said = stored.environment.get("unit_bytes")
-        return said if isinstance(said, int) else None
+    def unit_limits(self, stored: StorePlan | None) -> dict[str, int]:
+        """Return the limits of a unit by name: as given, or as the store was begun with.
+
+        A limit that is neither given nor in the store is left out.
+        """
+        limits = {} if stored is None else stored.environment
+        asked = {"unit_bytes": self.unit_bytes, "unit_tokens": self.unit_tokens}
+        if stored is None and self.unit_bytes is None:
+            asked["unit_bytes"] = UNIT_BYTES
+        chosen = {}
+        for name, value in asked.items():
+            limit = limits.get(name) if value is None else value
+            if isinstance(limit, int):
+                chosen[name] = limit
+        return chosen
 
 
 @dataclass(frozen=True)
@@ -99,13 +114,15 @@ class JobProgress:
     `share_of_bare_pass` is the time of the forward passes alone over the time taken: 1 means no overhead. It is an
     estimate, from the speed of one batch that is timed when the job is planned. It is None for a job on a cluster, for
     one that is too small to be timed, and until this job has committed a unit. Speeds count what this job committed
-    itself, so `seconds_left` is too long while another job works on the same store.
+    itself, so `seconds_left` is too long while another job works on the same store. `tokens_done` are those of units
+    that are kept; `tokens_computed` also counts the batches of units that are still at work.
     """
 
     units: int
     units_done: int
     tokens: int
     tokens_done: int
+    tokens_computed: int
     bytes_written: int
     seconds: float
     tokens_per_second: float
@@ -116,8 +133,9 @@ class JobProgress:
         """The progress as one line of text."""
         share = "" if self.share_of_bare_pass is None else f", {self.share_of_bare_pass:.0%} of the bare pass"
         left = "" if self.seconds_left is None else f", {duration(self.seconds_left)} left"
-        speed = f"{self.tokens_per_second:,.0f} tokens/s{share}"
-        return f"{self.units_done:,} of {self.units:,} units, {speed}, {size(self.bytes_written)} written{left}"
+        tokens = f"{self.tokens_computed:,} of {self.tokens:,} tokens"
+        units = f"{self.units_done:,} of {self.units:,} units kept"
+        return f"{tokens}, {units}, {self.tokens_per_second:,.0f} tokens/s{share}{left}"
 
     def to_json(self) -> dict[str, Any]:
         """The progress as a dictionary for JSON."""
@@ -245,8 +263,10 @@ class ExtractJob:
         chosen = engine if isinstance(engine, Engine) else Engine(engine)
         loaded = as_model(model)
         texts = corpus if isinstance(corpus, Corpus) else Corpus(corpus)
-        writer, new, damaged = _writer(loaded, texts, Path(to), choose(loaded, sites, pool, dtype, texts.every), chosen)
-        return cls(loaded, writer, chosen, new=new, damaged=damaged)
+        spec = choose(loaded, sites, pool, dtype, texts.every)
+        with _explained(Path(to)):
+            writer, new, damaged = _writer(loaded, texts, Path(to), spec, chosen)
+            return cls(loaded, writer, chosen, new=new, damaged=damaged)
 
     def _cost(self, damaged: tuple[str, ...]) -> JobCost:
         units, pending = self.writer.plan.units, set(self.pending)
@@ -257,7 +277,7 @@ class ExtractJob:
         )
         seconds = None
         if self.engine.kind == "local" and pending:
-            with threads(self._threads):
+            with hooks.threads(self._threads):
                 self._speed = bare_speed(self.model, self.writer.sequences(self.pending[0]), self.spec, tokens_left)
             seconds = tokens_left / self._speed / (self.engine.workers or 1) if self._speed else None
         corpus = self.writer.plan.corpus
@@ -282,27 +302,35 @@ class ExtractJob:
     def _threads(self) -> int:
         return int(self.writer.plan.environment["threads"])
 
-    def run(self, report: Callable[[JobProgress], None] = lambda progress: None) -> None:
-        """Compute what is pending, and complete the store. `report` is called after every unit."""
-        check_disk(self.writer.path, self.cost.bytes_left)
-        if self.pending:
-            self._compute(_Meter(self, report).update)
-        if not self.writer.pending():  # or another job is at work on the rest
-            self.writer.folder.remove_leftovers()
-            self.writer.complete()
+    def run(self, report: Callable[[JobProgress], None] = lambda progress: None, *, every_batch: bool = False) -> None:
+        """Compute what is pending, and complete the store.
 
-    def _compute(self, report: Callable[[Done], None]) -> None:
-        engine = self.engine
+        `report` is called after every unit, and with `every_batch` also after every batch (on a cluster only units are
+        known of).
+        """
+        check_disk(self.writer.path, self.cost.bytes_left)
+        with _explained(self.writer.path):
+            if self.pending:
+                self._compute(_Meter(self, report, every_batch=every_batch))
+            if not self.writer.pending():  # or another job is at work on the rest
+                self.writer.folder.remove_leftovers()
+                self.writer.complete()
+
+    def _compute(self, meter: _Meter) -> None:
+        engine, done = self.engine, meter.unit_done
         if engine.kind == "local" and engine.workers in (None, 1):
-            with threads(self._threads), Pipeline(self.model, self.writer, report, self._speed) as pipeline:
+            pipeline = Pipeline(self.model, self.writer, done, self._speed, batch_done=meter.batch_done)
+            # Sums over more or fewer threads have other last bits.
+            with hooks.threads(self._threads), pipeline:
                 for unit in self.pending:
                     pipeline.put(unit)
             return
         with recipe_of(self.model) as recipe:
             if engine.kind == "local":
-                local.run(recipe, self.writer, self.pending, engine.workers or 1, report, self._speed)
+                workers = engine.workers or 1
+                local.run(recipe, self.writer, self.pending, workers, done, meter.batch_done, self._speed)
             else:
-                cluster.run(recipe, self.writer, self.pending, engine.workers, engine.address, report)
+                cluster.run(recipe, self.writer, self.pending, engine.workers, engine.address, done)
 
     def how_to_resume(self) -> str:
         """How a job that was stopped goes on, in a sentence."""
@@ -313,38 +341,98 @@ class ExtractJob:
 class _Meter:
     """Counts what is done."""
 
-    def __init__(self, job: ExtractJob, report: Callable[[JobProgress], None]) -> None:
-        self.job, self.report = job, report
+    def __init__(self, job: ExtractJob, report: Callable[[JobProgress], None], *, every_batch: bool) -> None:
+        self.job, self.report, self.every_batch = job, report, every_batch
         self.begin = time.perf_counter()
-        self.units = self.tokens = self.bytes = self.computed = 0
+        names = set(job.pending)
+        self.all_units = len(names)
+        self.all_tokens = sum(unit.tokens for unit in job.writer.plan.units if unit.name in names)
+        self.units = self.tokens = self.bytes = 0
+        # Tokens of units that this job committed, of those that others did, and of all batches that this job ran.
+        self.committed = self.found = self.run = 0
         self.bare = 0.0
 
-    def update(self, done: Done) -> None:
+    def batch_done(self, tokens: int) -> None:
+        """Count one more batch, and report if every batch is reported."""
+        self.run += tokens
+        if self.every_batch:
+            self.report(self._progress())
+
+    def unit_done(self, done: Done) -> None:
         """Count one more unit, and report."""
         self.units += 1
         self.tokens += done.tokens
         if done.committed_here:
             self.bytes += done.bytes
-            self.computed += done.tokens
+            self.committed += done.tokens
             self.bare += done.bare_seconds
+        else:
+            self.found += done.tokens
+        self.report(self._progress())
+
+    def _progress(self) -> JobProgress:
         seconds = time.perf_counter() - self.begin
         workers = self.job.engine.workers or 1
-        names = set(self.job.pending)
-        tokens = sum(unit.tokens for unit in self.job.writer.plan.units if unit.name in names)
-        speed = self.computed / seconds
-        self.report(
-            JobProgress(
-                units=len(names),
-                units_done=self.units,
-                tokens=tokens,
-                tokens_done=self.tokens,
-                bytes_written=self.bytes,
-                seconds=seconds,
-                tokens_per_second=speed,
-                share_of_bare_pass=self.bare / workers / seconds if self.bare else None,
-                seconds_left=(tokens - self.tokens) / speed if speed else None,
-            )
+        # A cluster tells of units alone, and a unit that was begun twice is counted once.
+        computed = max(self.committed, self.run)
+        in_all = min(self.all_tokens, self.found + computed)
+        if self.units == self.all_units:
+            in_all = self.all_tokens
+        speed = computed / seconds
+        return JobProgress(
+            units=self.all_units,
+            units_done=self.units,
+            tokens=self.all_tokens,
+            tokens_done=self.tokens,
+            tokens_computed=in_all,
+            bytes_written=self.bytes,
+            seconds=seconds,
+            tokens_per_second=speed,
+            share_of_bare_pass=self.bare / workers / seconds if self.bare else None,
+            seconds_left=(self.all_tokens - in_all) / speed if speed else None,
         )
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """Raise an error of ours where memory, descriptors or the disk of temporary files run out."""
+    problem = f"Cannot extract states to {str(path)[:200]!a}"
+    try:
+        yield
+    except Exception as error:
+        if _has_too_many_files(error):
+            remedy = "Close some, give fewer workers, or raise the limit (ulimit -n); the same call again goes on."
+            raise FileError(problem, "too many files are open", remedy) from error
+        if isinstance(error, Error):
+            raise
+        if is_out_of_memory(error):
+            remedy = "Give fewer sites or workers, or smaller units, as in hs.Engine(unit_bytes=10**7)."
+            raise TooLarge(problem, "memory ran out", remedy) from error
+        if isinstance(error, OSError | sqlite3.Error):
+            remedy = "See that there is room for it and for temporary files; the same call again goes on."
+            raise FileError(problem, str(error)[:200], remedy) from error
+        raise
+
+
+def _has_too_many_files(error: BaseException | None) -> bool:
+    """Tell whether an error, or what it came from, is that of a process that may open no more files."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+            return True
+        # sqlite has one error for everything that keeps it from opening a file.
+        if isinstance(error, sqlite3.OperationalError) and "unable to open database file" in str(error):
+            return not _can_open()
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _can_open() -> bool:
+    """Tell whether this process can open one more file."""
+    try:
+        os.close(os.open(os.devnull, os.O_RDONLY))
+    except OSError:
+        return False
+    return True
 
 
 def free_on_disk(path: Path) -> int:
@@ -388,7 +476,9 @@ def _plan(
     """Write the plan of a store: a new one, or what is damaged of the one that is there."""
     units = () if stored is None else stored.units
     with SeenTexts() as seen:
-        planner = Planner(model, corpus, spec, engine.bytes_of_each_unit(stored) or UNIT_BYTES)
+        limits = engine.unit_limits(stored)
+        unit_bytes = limits.get("unit_bytes", UNIT_BYTES)
+        planner = Planner(model, corpus, spec, unit_bytes, limits.get("unit_tokens"))
 
         def plan() -> StorePlan:
             described = planner.described() | {"duplicates": planner.identity.count - seen.new}
@@ -401,7 +491,7 @@ def _plan(
 
 def _asked(model: Model, spec: ExtractSpec, engine: Engine, stored: StorePlan | None) -> StorePlan:
     """The plan that is asked for, without its corpus; what is not given is as the store was begun with."""
-    return plan_without_corpus(model, spec, engine.threads_of_each(stored), engine.bytes_of_each_unit(stored))
+    return plan_without_corpus(model, spec, engine.threads_of_each(stored), engine.unit_limits(stored))
 
 
 def _check_same_job(stored: StorePlan, model: Model, corpus: Corpus, spec: ExtractSpec, engine: Engine) -> None:

@@ -16,8 +16,8 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any
 
-from hiddenscope import errors, progress
-from hiddenscope.extract.compute import Done, Pipeline, threads
+from hiddenscope import errors, hooks, progress
+from hiddenscope.extract.compute import Done, Pipeline
 from hiddenscope.extract.recipe import ModelRecipe
 from hiddenscope.extract.schedule import Schedule
 from hiddenscope.store import Writer, resume
@@ -32,13 +32,17 @@ def run(
     units: Sequence[str],
     workers: int,
     report: Callable[[Done], None],
+    batch_done: Callable[[int], None],
     speed: float | None = None,
 ) -> None:
     """Compute units in so many processes; one that dies is started again."""
     schedule = Schedule(units, report)
     order: dict[str, Any] = {"recipe": recipe.to_json(), "store": str(writer.path.absolute()), "digest": writer.digest}
     order["speed"] = speed
-    served = [_Served(schedule, order | {"device": _device(recipe, number)}) for number in range(workers)]
+    served = []
+    for number in range(workers):
+        own_order = order | {"device": _device(recipe, number)}
+        served.append(_Served(schedule, own_order, batch_done))
     try:
         for one in served:
             one.start()
@@ -64,9 +68,9 @@ def _device(recipe: ModelRecipe, number: int) -> str:
 class _Served(threading.Thread):
     """Feeds one process, and starts another when it dies."""
 
-    def __init__(self, schedule: Schedule, order: dict[str, Any]) -> None:
+    def __init__(self, schedule: Schedule, order: dict[str, Any], batch_done: Callable[[int], None]) -> None:
         super().__init__(name="hiddenscope-worker", daemon=True)
-        self.schedule, self.order = schedule, order
+        self.schedule, self.order, self.batch_done = schedule, order, batch_done
         self.process: subprocess.Popen[bytes] | None = None
         self.feeder: threading.Thread | None = None
         self.held = 0
@@ -98,6 +102,10 @@ class _Served(threading.Thread):
             if "ready" in said:
                 self.feeder = threading.Thread(target=self._feed, args=(self.process,), daemon=True)
                 self.feeder.start()
+                continue
+            if "batch" in said:
+                with self.schedule.changed:
+                    self.batch_done(said["batch"])
                 continue
             with self.schedule.changed:
                 self.held -= 1
@@ -194,9 +202,17 @@ def main() -> None:
     try:
         order = json.loads(sys.stdin.buffer.readline())
         writer = resume(order["store"], digest=order["digest"])
-        with threads(writer.plan.environment["threads"]):
+        with hooks.threads(writer.plan.environment["threads"]):
             model = ModelRecipe.from_json(order["recipe"]).model(writer.plan, order["device"])
-            with Pipeline(model, writer, lambda done: say(asdict(done)), order["speed"], fail) as pipeline:
+            pipeline = Pipeline(
+                model,
+                writer,
+                lambda done: say(asdict(done)),
+                order["speed"],
+                fail,
+                lambda tokens: say({"batch": tokens}),
+            )
+            with pipeline:
                 say({"ready": os.getpid()})
                 for line in sys.stdin.buffer:
                     pipeline.put(json.loads(line)["unit"])

@@ -9,7 +9,7 @@ again, on like hardware, has the same bytes.
 import hashlib
 import json
 import platform
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -30,6 +30,10 @@ from hiddenscope.vectors.pooling import check_cls
 
 UNIT_BYTES = 256 * 10**6  # of states: what is held in memory three times, and what a crash costs
 MOST_TOKENS = 2**17  # of a unit
+# Floating-point operations of a unit on a CPU: a minute of a slow one (16 GFLOP/s), seconds of a fast one. A GPU does
+# as much in a moment, so there the bytes alone decide.
+UNIT_WORK = 10**12
+LEAST_TOKENS = 256  # of a unit that this limit closes: smaller batches are slower
 CHUNK = 256  # texts that are tokenised at a time
 CHUNK_CHARACTERS = 2**20
 DTYPES = ("bfloat16", "float16", "float32")
@@ -83,7 +87,7 @@ def choose(model: Model, sites: SitePatterns, pool: str | int | None, dtype: Any
     return ExtractSpec(tuple(chosen), None if pool is None else str(pool), stored, next(iter(widths)), every)
 
 
-def plan_without_corpus(model: Model, spec: ExtractSpec, threads: int, unit_bytes: int | None) -> StorePlan:
+def plan_without_corpus(model: Model, spec: ExtractSpec, threads: int, unit_limits: Mapping[str, int]) -> StorePlan:
     """The plan of a store without its corpus."""
     source = model.source(spec.sites[0].stack).to_json() | {"class": type(model.module).__name__}
     source["device"] = model.device.type  # not which one of several
@@ -95,18 +99,17 @@ def plan_without_corpus(model: Model, spec: ExtractSpec, threads: int, unit_byte
         dtype=_name(spec.dtype),
         pool=spec.pool,
         every=spec.every,
-        environment=environment(model, threads, unit_bytes),
+        environment=environment(model, threads, unit_limits),
     )
 
 
-def environment(model: Model, threads: int, unit_bytes: int | None) -> dict[str, Any]:
+def environment(model: Model, threads: int, unit_limits: Mapping[str, int]) -> dict[str, Any]:
     """What else decides the bits of a state: the machine, its instructions, its threads, which texts share a batch.
 
-    Without `unit_bytes` it is of a store that does not say how large its units are.
+    `unit_limits` are those of `Engine.unit_limits`; none are of a store that does not say how large its units are.
     """
     cuda = model.device.type == "cuda"
-    units = {} if unit_bytes is None else {"unit_bytes": unit_bytes}
-    return units | {
+    return dict(unit_limits) | {
         "machine": platform.machine(),
         "processor": torch.cuda.get_device_name(model.device) if cuda else torch.backends.cpu.get_cpu_capability(),
         "threads": threads,
@@ -132,7 +135,14 @@ def tokenizer_identity(tokenizer: Any) -> dict[str, Any]:
 class Planner:
     """Reads a corpus once, as the sequences of one unit after another; then it knows the whole corpus."""
 
-    def __init__(self, model: Model, corpus: Corpus, spec: ExtractSpec, unit_bytes: int = UNIT_BYTES) -> None:
+    def __init__(
+        self,
+        model: Model,
+        corpus: Corpus,
+        spec: ExtractSpec,
+        unit_bytes: int = UNIT_BYTES,
+        unit_tokens: int | None = None,
+    ) -> None:
         self.model, self.corpus, self.spec = model, corpus, spec
         self.window, self.stride = _windows(model, corpus)
         self.identity, self.skips, self.strings = Identity(), Skips(), dict[int, str]()
@@ -141,6 +151,9 @@ class Planner:
         least = BATCH_TOKENS.get(model.device.type, BATCH_TOKENS["cpu"])
         most = MOST_TOKENS if spec.pool else min(MOST_TOKENS, unit_bytes // spec.row_bytes)
         self.unit_tokens = max(most, least if unit_bytes >= UNIT_BYTES else 1)
+        limit = _tokens_of_work(model, spec) if unit_tokens is None else unit_tokens
+        if limit is not None:
+            self.unit_tokens = min(self.unit_tokens, limit)
 
     def units(self, seen: SeenTexts, stored: Sequence[UnitDigest] = ()) -> Iterator[list[StoreSequence]]:
         """The sequences of one unit after another; of a store that is there, each unit has as many as it has there."""
@@ -250,6 +263,25 @@ class Planner:
         with suppress(ValueError, IndexError):
             problem = f"Text {chunk[int(problem.removeprefix('Text '))][0]:,} of the corpus"
         return TextError(problem, error.reason, error.remedy)
+
+
+def _tokens_of_work(model: Model, spec: ExtractSpec) -> int | None:
+    """Return how many tokens of a model are UNIT_WORK; None on a GPU.
+
+    It depends on the model and the sites alone, and not on how fast this machine is: the same job has the same units
+    wherever and however often it is planned.
+    """
+    if model.device.type == "cuda":
+        return None
+    stack = model.anatomy.stack(spec.sites[0])
+    deepest = spec.sites[-1].layer
+    blocks = stack.blocks if deepest is None else stack.blocks[:deepest]
+    weights = 0
+    for block in blocks:
+        part = model.module.get_submodule(block.path)
+        weights += sum(weight.numel() for weight in part.parameters())
+    # Each weight is multiplied and added once for a token.
+    return max(LEAST_TOKENS, UNIT_WORK // max(1, 2 * weights))
 
 
 def _is_long(text: str) -> bool:

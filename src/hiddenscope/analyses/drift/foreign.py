@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hiddenscope import hooks
+from hiddenscope import autograd, hooks
 from hiddenscope.analyses.drift.localize import (
     FaultyModule,
     Hint,
@@ -143,7 +143,7 @@ class ForeignSearch(Search):
             for path, part in hooks.parts_of(self.candidate.module).items()
             if path and not path.startswith(inside)
         ]
-        with torch.no_grad(), hooks.watching(watches):
+        with autograd.restored(), torch.no_grad(), hooks.watching(watches):
             self.candidate.run(self.batch)
         stacks = {block: one.stack for one, block in self.candidate.blocks.items()}
         return window(order, [stacks.get(path, ()) for path in order], site)
@@ -339,7 +339,7 @@ class ForeignSearch(Search):
             found.append(all(any(_identical(one, other) for other in theirs) for one in call.others))
 
         watches = [hooks.Watch(self.candidate.module.get_submodule(path), "input", seen) for path in agreeing]
-        with torch.no_grad(), hooks.watching(watches):
+        with autograd.restored(), torch.no_grad(), hooks.watching(watches):
             self.candidate.run(self.batch)
         return any(found)
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hiddenscope import hooks
+from hiddenscope import autograd, hooks
 from hiddenscope.analyses.drift.observe import (
     LOGITS,
     Gap,
@@ -121,7 +121,11 @@ class Search:
                     raise hooks.Stopped
 
         module = self.reference.module
-        with torch.no_grad(), hooks.watching([hooks.Watch(module.get_submodule(path), "input", before)]):
+        with (
+            autograd.restored(),
+            torch.no_grad(),
+            hooks.watching([hooks.Watch(module.get_submodule(path), "input", before)]),
+        ):
             self.reference.run(self.batch)
         return kept[0] if kept else None
 
@@ -129,7 +133,7 @@ class Search:
         """A module of the reference, called again, with every call inside it."""
         parts = {f"{path}.{name}" if path else name: part for name, part in module.named_modules() if name}
         tracer = _Tracer({path: module, **parts})
-        with torch.no_grad(), hooks.watching(tracer.watches()):
+        with autograd.restored(), torch.no_grad(), hooks.watching(tracer.watches()):
             module(*mapped(call.args, _copy), **mapped(call.kwargs, _copy))
         return tracer.top[0]
 
@@ -249,7 +253,7 @@ class Search:
         inside = tuple(f"{path}." for path in self.reference.blocks.values())
         parts = {path: part for path, part in hooks.parts_of(module).items() if not path.startswith(inside)}
         tracer = _Tracer(parts, hollow=set(self.reference.blocks.values()))
-        with torch.no_grad(), hooks.watching(tracer.watches()):
+        with autograd.restored(), torch.no_grad(), hooks.watching(tracer.watches()):
             self.reference.run(self.batch)
         return tracer.top[0]
 
@@ -282,7 +286,7 @@ class Search:
             kept: list[Tensor] = []
             tap = side.taps[site]
             watch = tap.watch(side.module, lambda tensor, kept=kept: kept.append(tensor.detach().clone()))  # type: ignore[misc]
-            with torch.no_grad(), hooks.watching([watch]):
+            with autograd.restored(), torch.no_grad(), hooks.watching([watch]):
                 try:
                     called(side.module.get_submodule(call.path), call, device)
                 except Exception:
@@ -342,7 +346,7 @@ def called(part: nn.Module, call: ModuleCall, device: torch.device) -> Any:
     def moved(tensor: Tensor) -> Tensor:
         return tensor.to(device, copy=True)
 
-    with torch.no_grad():
+    with autograd.restored(), torch.no_grad():
         return part(*mapped(call.args, moved), **mapped(call.kwargs, moved))
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias
@@ -19,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hiddenscope import hooks, progress, trials
+from hiddenscope import autograd, hooks, progress, trials
 from hiddenscope.analyses.drift.observe import (
     LOGITS,
     MARGIN,
@@ -288,7 +287,7 @@ def divergence(one: Tensor, two: Tensor) -> tuple[Tensor, Tensor]:
 
 def unchanged(side: Live, batch: Inputs, seen: Observed) -> bool:
     """Whether a pass without any hook gives the same output bit for bit."""
-    with torch.inference_mode(False), torch.no_grad():
+    with autograd.restored(inference=False), torch.no_grad():
         output = side.run(side.batch(batch))
     bare = hooks.first_tensor(output)
     return seen.output is not None and bare is not None and torch.equal(bare.cpu(), seen.output)
@@ -458,20 +457,10 @@ def _otherwise(reference: Live, batch: Inputs, sites: Sequence[Site]) -> Observe
     doubled = len(batch) == 1
     parts = [batch.some([0, 0])] if doubled else [batch.some([text]) for text in range(len(batch))]
     before = reference.passes
-    with attention_kernel(reference.module, kernel), _threads():
+    threads = 2 if torch.get_num_threads() == 1 else 1
+    with attention_kernel(reference.module, kernel), hooks.threads(threads):
         seen = [observe(reference, part, sites) for part in parts]
     reference.passes = before + 1
     if doubled:
         return Observed({name: rows[: len(rows) // 2] for name, rows in seen[0].rows.items()})
     return Observed({name: torch.cat([one.rows[name] for one in seen]) for name in seen[0].rows})
-
-
-@contextmanager
-def _threads() -> Iterator[None]:
-    """Another number of torch's threads while the body runs."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(2 if before == 1 else 1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

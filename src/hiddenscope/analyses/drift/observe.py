@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from hiddenscope import hooks, trials
+from hiddenscope import autograd, hooks, trials
 from hiddenscope.anatomy import Anatomy, Tap
 from hiddenscope.errors import NotFinite
 from hiddenscope.passes import Inputs, PaddedBatch
@@ -203,7 +203,7 @@ def observe(
     watcher = _Watcher(side, batch, sites, put or {}, noise=noise)
     watcher.sink = sink
     side.passes += 2 if noise else 1
-    with torch.inference_mode(False), torch.no_grad(), hooks.watching(watcher.watches()):
+    with autograd.restored(inference=False), torch.no_grad(), hooks.watching(watcher.watches()):
         output = side.run(batch)
     made = hooks.first_tensor(output)
     watcher.seen.output = None if made is None else made.detach().to("cpu", copy=True)
@@ -386,7 +386,7 @@ def in_float64(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, An
     tensors = [*module.named_parameters(), *module.named_buffers()]
     weights = {name: tensor.detach().double() for name, tensor in tensors if tensor.is_floating_point()}
     given, named = mapped(args, _double), mapped(dict(kwargs), _double)
-    with torch.no_grad():
+    with autograd.restored(), torch.no_grad():
         return functional_call(module, weights, given, named)
 
 

@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from hiddenscope import hooks
+from hiddenscope import autograd, hooks
 from hiddenscope.analyses.drift.observe import LOGITS, Live, gap
 from hiddenscope.analyses.drift.sides import is_compiled
 from hiddenscope.anatomy import Tap
@@ -115,7 +115,7 @@ def values_of(function: Callable[..., Any], batches: Sequence[PaddedBatch]) -> l
     for batch in batches:
         collector = _Collector(*(part.ids.shape[1] for part in (batch, batch.targets) if part is not None))
         watches = collector.watches(function) if isinstance(function, nn.Module) and inside else []
-        with torch.no_grad(), hooks.watching(watches):
+        with autograd.restored(), torch.no_grad(), hooks.watching(watches):
             output = [*named_tensors(call(batch))]
         for name, tensor in collector.unstacked(output):
             collector.add(name if inside is False else f"output {name}".strip(), tensor, None)

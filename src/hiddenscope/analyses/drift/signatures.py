@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from hiddenscope import hooks
+from hiddenscope import autograd, hooks
 from hiddenscope.analyses.drift.localize import FaultyModule, Hint, ModuleCall, Search, called, leaves, tensors_in
 from hiddenscope.analyses.drift.observe import MARGIN, Noise, mapped
 
@@ -401,7 +401,7 @@ def _block_arguments(search: Search, call: ModuleCall) -> Iterator[Hint]:
         part = side.module.get_submodule(side.blocks[sites[0]])
         seen: list[dict[str, Any]] = []
         watch = hooks.Watch(part, "input", lambda args, kwargs, seen=seen: seen.append(dict(kwargs)))
-        with torch.no_grad(), hooks.watching([watch]):
+        with autograd.restored(), torch.no_grad(), hooks.watching([watch]):
             side.run(side.batch(search.inputs))
         kept.append(seen[0] if seen else {})
     for name, value in kept[0].items():
