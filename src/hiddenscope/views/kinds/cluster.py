@@ -7,6 +7,7 @@ import numpy as np
 
 from hiddenscope.results import Result, Table
 from hiddenscope.views.drawing import quoted
+from hiddenscope.views.standing import standing
 from hiddenscope.views.values import Lines, Listing, Panels, Section, Series, View
 
 NAMED, SHORT, MOST = 7, 40, 5_000  # with the other clusters, as many as there are colours
@@ -70,6 +71,8 @@ def findings(result: Result) -> Iterator[str]:
         yield f"A random sample of {facts['clustered']:,} of {facts['rows']:,} {unit}s was clustered."
     clusters = "no cluster" if count == 0 else "1 cluster" if count == 1 else f"{count} clusters"
     yield f"{facts['clustered']:,} {unit}s make {clusters}; {facts['noise']:,} belong to none."
+    if facts.get("token") not in (None, "each"):
+        yield f"What was clustered is {standing(facts['token'])} at {facts['site']}."
     for cluster in facts["clusters"][:NAMED]:
         typical = f", such as {quoted(cluster['typical'][0])}" if cluster.get("typical") else ""
         yield (

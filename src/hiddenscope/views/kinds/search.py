@@ -7,6 +7,7 @@ import numpy as np
 
 from hiddenscope.results import Result, Table
 from hiddenscope.views.drawing import quoted
+from hiddenscope.views.standing import standing
 from hiddenscope.views.values import Grid, Lines, Listing, Measure, Section, Series, View, Words
 
 QUERIES, RANKS, CURVES = 40, 20, 8
@@ -83,6 +84,8 @@ def findings(result: Result) -> Iterator[str]:
     facts = result.facts
     how = "dot product" if facts["nearness"] == "dot" else facts["nearness"]
     yield f"All {facts['searched']:,} {facts['unit']}s were compared with every query by {how}; none was left out."
+    if facts.get("token") not in (None, "each"):
+        yield f"What was compared is {standing(facts['token'])} at {facts['site']}."
     for nearest in facts["nearest"]:
         name = quoted(nearest["string"]) if "string" in nearest else f"{facts['unit']} {nearest['number']}"
         score = f"{_score(facts['nearness'])} {nearest['score']:.2f}"
