@@ -12,6 +12,7 @@ import hiddenscope as hs
 from hiddenscope import cli
 from hiddenscope.errors import NotFinite, SiteError, StatesError, TextError
 from hiddenscope.sites import Site
+from hiddenscope.testing import tiny_model, tiny_tokenizer
 from hiddenscope.vectors import collection, nearest
 from hiddenscope.vectors.nearest import Nearest
 from hiddenscope.views import Lines, sections_of
@@ -309,3 +310,14 @@ def test_an_empty_block_is_nothing_to_see(rows: np.ndarray) -> None:
     plain.see(torch.from_numpy(rows))
     assert found.seen == len(rows)
     assert (found.numbers == plain.numbers).all()
+
+
+def test_the_command_reads_queries_with_the_model_of_the_states(tmp_path: Path) -> None:
+    """A store that names a model which no name can load, or another than --model, is refused before anything is."""
+    model = hs.load((tiny_model("bert"), tiny_tokenizer()))
+    hs.extract(model, ["a cat", "the hat"], to=tmp_path / "states", sites="layer.1")
+    words = ["search", "--states", str(tmp_path / "states"), "a query"]
+    done = CliRunner().invoke(cli.app, words)
+    assert done.exit_code == 2 and "Name the folder of that model: --model PATH" in done.stderr
+    done = CliRunner().invoke(cli.app, [*words, "--model", "smollm2"])
+    assert done.exit_code == 2 and "its states are of BertForMaskedLM, and not of smollm2" in done.stderr

@@ -21,6 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hiddenscope as hs
+from hiddenscope.cli.arguments import dataset
 from hiddenscope.errors import FileError, TextError, TooLarge
 from hiddenscope.texts import Labelled, Row, copy_groups, copy_key, read, reading, rows, shipped
 
@@ -336,7 +337,7 @@ def test_splits_columns_and_folders_are_said(tmp_path: Path) -> None:
 
     with pytest.raises(TextError, match="the splits 'train'.*data\\['train'\\]"):
         read(datasets.DatasetDict({"train": hub()}))
-    with pytest.raises(FileError, match="it is a folder"):
+    with pytest.raises(FileError, match="no file in it ends with"):
         read(tmp_path)
     with pytest.raises(TextError, match="it has no columns"):
         read(["a"], text="text")
@@ -509,3 +510,18 @@ def test_parquet_bombs_are_refused_or_held_once(tmp_path: Path) -> None:
     parquet_of(tmp_path / "b.parquet", ["b" * 10**6] * 1000, compression="none")
     assert (tmp_path / "b.parquet").stat().st_size < 10**7
     assert len({id(text) for text in read(tmp_path / "b.parquet").texts}) == 1
+
+
+def test_a_folder_is_the_files_of_texts_in_it(tmp_path: Path) -> None:
+    (tmp_path / "below").mkdir()
+    (tmp_path / "b.csv").write_text("text,label\na cat,x\na dog,y\n")
+    (tmp_path / "below" / "a.jsonl").write_text('{"text": "a hat", "label": "x"}\n')
+    (tmp_path / "notes.md").write_text("not a text")
+    read = hs.read(tmp_path)
+    assert read == hs.read(str(tmp_path))
+    assert (read.texts, read.labels, read.name) == (("a cat", "a dog", "a hat"), ("x", "y", "x"), tmp_path.name)
+    assert tuple(hs.Corpus(tmp_path).read()) == read.texts
+    assert dataset(f"@{tmp_path}") == dataset(str(tmp_path)) == read
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(FileError, match="no file in it ends with"):
+        hs.read(tmp_path / "empty")

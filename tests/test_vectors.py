@@ -10,8 +10,8 @@ import torch
 import hiddenscope as hs
 from hiddenscope.errors import NotFinite, PassError, StatesError, TextError, TooLarge
 from hiddenscope.sites import Site
-from hiddenscope.testing import tiny_model
-from hiddenscope.vectors import blocks, pooling, vectors
+from hiddenscope.testing import tiny_model, tiny_tokenizer
+from hiddenscope.vectors import blocks, default_token, pooling, vectors
 
 TEXTS = ["The cat sat on the mat.", "A dog", "There is nothing in the house and nothing in the garden.", "The end."] * 3
 LEAST = 6  # tokens in the shortest of them
@@ -287,3 +287,36 @@ def test_the_order_of_texts_is_that_of_the_rows(tiny: Callable[..., hs.Model]) -
     one = vectors(model, TEXTS, token="mean").values
     other = vectors(model, [TEXTS[i] for i in order], token="mean").values
     torch.testing.assert_close(other, one[:, order.tolist()], rtol=1e-5, atol=1e-6)
+
+
+ENCODERS, DECODERS = ("bert", "roberta"), ("gpt2", "llama")
+
+
+@pytest.mark.parametrize("family", [*ENCODERS, *DECODERS])
+def test_what_stands_for_a_text_is_chosen_by_the_model_and_said(family: str) -> None:
+    """In an encoder the last token is a separator: there it is the mean."""
+    model = hs.load((tiny_model(family), tiny_tokenizer()))
+    expected = "mean" if family in ENCODERS else "last"
+    texts = [[5 + k, 9, 7 + k % 2, 12] for k in range(24)]
+    data = (texts, [k % 2 for k in range(24)])
+    probed, projected = hs.probe(model, data, sites="layer.1"), hs.project(model, data, sites="layer.1", method="pca")
+    assert probed.facts["token"] == projected.facts["token"] == default_token(model) == expected
+    assert f"the {'mean over the tokens' if expected == 'mean' else 'last token'} of each text" in probed.summary()
+    explicit = hs.probe(model, data, sites="layer.1", token=expected)
+    assert explicit.equals(probed)
+    assert hs.probe(model, data, sites="layer.1", token="first").facts["token"] == "first"
+    direction = hs.Direction.between(model, texts[:3], texts[3:6], sites="layer.1")
+    assert direction.facts["pool"] == expected
+
+
+def test_what_stands_for_a_text_of_an_encoder_decoder_is_that_of_its_stack() -> None:
+    model = hs.load((tiny_model("t5"), None))
+    assert (default_token(model), default_token(model, "decoder.layer.*")) == ("mean", "last")
+    states = model.capture([[5, 6, 7]], targets=[[0, 8]])
+    assert (default_token(states), default_token(states, "decoder.layer.*")) == ("mean", "last")
+
+
+def test_models_side_by_side_share_what_stands_for_a_text() -> None:
+    models = [hs.load((tiny_model(family), None)) for family in ("bert", "gpt2")]
+    data = ([[5, 6, k] for k in range(8, 16)], ["a", "b"] * 4)
+    assert hs.project(models, data, sites="layer.1", method="pca").facts["token"] == "mean"

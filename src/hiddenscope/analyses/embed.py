@@ -64,7 +64,7 @@ def embed(
             f"{str(site)[:60]!r} names {len(rows.sites)} sites", "it must name one", "Choose one of them."
         )
     values = rows.values[0]
-    _report(model, values, adjust)
+    _report(f"{model.name}, {token} of {rows.sites[0]}", values, adjust)
     if adjust is not None:
         adjustment = adjust if isinstance(adjust, Adjustment) else Adjustment.fit(values, adjust)
         if normalize:
@@ -74,12 +74,12 @@ def embed(
     return vectors_
 
 
-def _report(model: Model, values: Tensor, adjust: "Adjust | Adjustment | None") -> None:
+def _report(name: str, values: Tensor, adjust: "Adjust | Adjustment | None") -> None:
     """Note on stderr how nearly the vectors point the same way."""
     if len(values) < 2:
         return
     cosine = mean_cosine(values)
-    note = f"{model.name}: the mean cosine of two of the {len(values):,} texts is {cosine:.2f}"
+    note = f"{name}: the mean cosine of two of the {len(values):,} texts is {cosine:.2f}"
     if cosine > NARROW and adjust is None:
         note += "; states that all point in nearly the same direction make poor embeddings: try adjust='centre'"
     progress.note(note)

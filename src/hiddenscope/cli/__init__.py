@@ -45,7 +45,7 @@ COMMAND_GROUPS = (
     _of_group("describe", 'profile "The capital of France is Paris." --out profile.html', "capture"),
     _of_group("explain", 'lens "The capital of France is"'),
     _of_group("change", f"patch {CONTRAST}"),
-    _of_group("represent", 'search cities-complete "The CN Tower" -k 3'),
+    _of_group("represent", 'search cities-complete "The CN Tower" --model minilm -k 3'),
     ON_DISK,
 )
 

@@ -147,11 +147,11 @@ def _opened(name: str) -> str:
     stdin = source == "-" or STDIN.fullmatch(source) is not None
     if stdin and sys.stdin is None:
         raise FileError("Cannot read stdin", "it is closed", "Pipe texts into the command, or give them here.")
-    if not stdin and not is_file(source) and source not in (names := reader.shipped()):
+    there = stdin or is_file(source) or os.path.isdir(source)
+    if not there and source not in (names := reader.shipped()):
         near = get_close_matches(source.lower(), names, 1, 0.6)
         remedy = f"Did you mean {near[0]!r}?" if near else f"Give a file, or one of {', '.join(names)}."
         if name.startswith("@"):
             remedy = f"Check the path. For the text {name[:40]!r} write @{name[:40]}."
-        reason = "it is a folder" if os.path.isdir(source) else "there is no such file"
-        raise FileError(f"Cannot read texts from {source[:80]!r}", reason, remedy)
+        raise FileError(f"Cannot read texts from {source[:80]!r}", "there is no such file", remedy)
     return source

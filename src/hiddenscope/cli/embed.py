@@ -20,7 +20,11 @@ PoolOption = Annotated[
     str | None, typer.Option(help="What stands for a text: mean, max, last, first, cls or a position.")
 ]
 TokenOption = Annotated[
-    str, typer.Option(help="What stands for a text: last, first, mean, max, cls or a position; each: every token.")
+    str | None,
+    typer.Option(
+        help="What stands for a text: last (of a decoder, if not given), mean (of an encoder), first, max, cls or a "
+        "position; each: every token."
+    ),
 ]
 
 

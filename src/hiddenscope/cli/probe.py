@@ -20,7 +20,7 @@ def probe(
     shared: Shared,
     data: Annotated[str, typer.Argument(help=DATA, autocompletion=shipped)] = "cities-incomplete",
     task: Annotated[Literal["classify", "regress"], typer.Option(help="Classes, or numbers.")] = "classify",
-    token: TokenOption = "last",
+    token: TokenOption = None,
     text: TextColumn = None,
     label: Annotated[str | None, typer.Option(help="The column of the labels, or a ready label of tokens.")] = None,
     group: GroupColumn = None,

@@ -39,7 +39,7 @@ def project(
         ),
     ] = None,
     method: Annotated[Literal["umap", "pca", "pacmap", "tsne"], typer.Option(help="How pictures are made.")] = "umap",
-    token: TokenOption = "last",
+    token: TokenOption = None,
     sites: SitesOption = "layer.*,final",
     seed: Annotated[int, typer.Option(help="The seed of everything that is random.")] = 0,
     neighbours: Annotated[int, typer.Option(help="How many neighbours of a point count.")] = 15,

@@ -27,8 +27,9 @@ def steer(
     sites: Annotated[str | None, typer.Option(help="Which states, one at a time; ten layers if not given.")] = None,
     quality: Annotated[str | None, typer.Option(help=QUALITY)] = None,
     pool: Annotated[
-        Literal["last", "mean", "max", "cls"], typer.Option(help="Which states of a text make its direction.")
-    ] = "last",
+        Literal["last", "mean", "max", "cls"] | None,
+        typer.Option(help="Which states of a text make its direction; last of a decoder, mean of an encoder."),
+    ] = None,
     spare_first: Annotated[
         bool, typer.Option("--spare-first", help="Take the first tokens' mean state out of the direction.")
     ] = False,

@@ -6,15 +6,14 @@ import sqlite3
 from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Any, Self
 
 from hiddenscope.arguments import checked
-from hiddenscope.errors import FileError, TextError
-from hiddenscope.texts import COMPRESSIONS, FORMATS, rows
+from hiddenscope.errors import TextError
+from hiddenscope.texts import rows
 
 LISTED = 1000  # skipped lines that are named in the plan; all are counted
 _KEY = 16  # bytes of SHA-256 by which texts are told apart
@@ -25,7 +24,7 @@ _KEY = 16  # bytes of SHA-256 by which texts are told apart
 class Corpus:
     """The texts of a job, and how they are read.
 
-    `source` is whatever `hs.read` takes, or a folder of such files, or "-" for stdin. `text` names the column. A text
+    `source` is whatever `hs.read` takes. `text` names the column. A text
     of more tokens than `window` (the model's own, if not given) is cut into windows, each beginning `stride` tokens
     after the one before. With `skip_bad` a broken line is left out, and counted. With `every` only the states of the
     tokens at positions 0, n, 2n and so on of a text are kept; all are computed.
@@ -53,10 +52,7 @@ class Corpus:
         """The texts one after another; the lines that were left out are named in `skipped`."""
         named: Any = [] if skipped is None else skipped
         sink = (lambda error: named.append(f"{error.problem}: {error.reason}")) if self.skip_bad else None
-        parts = [self.source]
-        if isinstance(self.source, str | os.PathLike) and os.path.isdir(self.source):
-            parts = files_in(Path(self.source))
-        for row in chain.from_iterable(rows(part, text=self.text, skipped=sink) for part in parts):
+        for row in rows(self.source, text=self.text, skipped=sink):
             yield row.text
 
 
@@ -72,24 +68,6 @@ class Skips:
         self.count += 1
         if len(self.named) < LISTED:
             self.named.append(name)
-
-
-def files_in(folder: Path) -> list[Path]:
-    """The files of texts in a folder and below, by name; hidden ones are left out."""
-    found = []
-    for place, folders, names in os.walk(folder):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        found += [Path(place, name) for name in names if not name.startswith(".") and _is_known(name)]
-    if not found:
-        reason = f"no file in it ends with {', '.join(FORMATS)}"
-        raise FileError(f"Cannot read texts from {str(folder)[:80]!a}", reason, "Give a folder of such files.")
-    return sorted(found)
-
-
-def _is_known(name: str) -> bool:
-    for compression in COMPRESSIONS:
-        name = name.removesuffix(compression)
-    return Path(name).suffix.lower() in FORMATS
 
 
 @dataclass

@@ -27,11 +27,10 @@ from hiddenscope import progress
 from hiddenscope.arguments import checked
 from hiddenscope.compressed import check_growth, column_values, decompressed
 from hiddenscope.errors import FileError, TextError, TooLarge
+from hiddenscope.texts.folder import COMPRESSIONS, FORMATS, files_in
 
 TEXT_NAMES = ("text", "sentence", "prompt", "content")
 LABEL_NAMES = ("label", "class", "target")
-FORMATS = (".txt", ".jsonl", ".csv", ".tsv", ".parquet")
-COMPRESSIONS = (".gz", ".zst")
 SHIPPED = Path(__file__).parent.parent / "datasets"
 PARQUET_BATCH = 1024
 UNNAMED = "the texts"
@@ -159,12 +158,12 @@ def rows(
     """The rows of a source one after another, never all of them in memory.
 
     A source is the path of a .txt (one text per line), .jsonl, .csv, .tsv or .parquet file, which may be compressed as
-    .gz or .zst; "-" for stdin ("-.csv" names its format); an open file; the name of a shipped dataset; a frame; a
-    Hugging Face dataset; a list of strings or of `(text, label)` pairs; `(texts, labels)`; or what `read` gave. `text`,
-    `label` and `group` name columns. If text and label are not given, a column with an obvious name is taken, or the
-    only one that holds text; groups are read only from a column that is named. Labels of a .csv are strings; blank
-    lines of a file are skipped. With `skipped`, a broken row is no error: it is left out, and the error that names it
-    goes there.
+    .gz or .zst; a folder of such files; "-" for stdin ("-.csv" names its format); an open file; the name of a shipped
+    dataset; a frame; a Hugging Face dataset; a list of strings or of `(text, label)` pairs; `(texts, labels)`; or what
+    `read` gave. `text`, `label` and `group` name columns. If text and label are not given, a column with an obvious
+    name is taken, or the only one that holds text; groups are read only from a column that is named. Labels of a .csv
+    are strings; blank lines of a file are skipped. With `skipped`, a broken row is no error: it is left out, and the
+    error that names it goes there.
 
     >>> next(rows("cities-complete")).label
     'Toronto'
@@ -349,6 +348,9 @@ def _of_name(name: str, columns: Columns, skipped: Skipped | None) -> Iterator[R
         return _checked(_of_file(stdin, kind, origin := _Origin("stdin", "line", skipped), columns), origin)
     path = _shipped_path(name) or Path(name)
     kind = _format(path.name)
+    if os.path.isdir(path):
+        files = files_in(path)
+        return chain.from_iterable(_of_name(os.fspath(file), columns, skipped) for file in files)
     if not is_file(path):
         raise _no_file(name, path)
     if not kind:
@@ -374,8 +376,6 @@ def _shipped_path(name: str) -> Path | None:
 
 def _no_file(name: str, path: Path) -> FileError:
     problem, names = f"Cannot read texts from {name[:80]!a}", shipped()
-    if os.path.isdir(path):
-        return FileError(problem, "it is a folder", "Give one file.")
     near = difflib.get_close_matches(name.lower(), names, 1, 0.6)
     if near:
         reason = "there is no such file, and no shipped dataset of that name"

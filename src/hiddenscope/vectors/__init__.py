@@ -24,9 +24,9 @@ from hiddenscope.passes import Inputs, Texts, recordable
 from hiddenscope.sites import STACKS, Site, SitePatterns, select
 from hiddenscope.states import Pair, Readable, Source, States, Tokens
 from hiddenscope.texts import listed
-from hiddenscope.vectors.pooling import Token, allocate, count, pooled, read, read_all
+from hiddenscope.vectors.pooling import Token, allocate, count, pooled, pooled_as, read, read_all
 
-__all__ = ["TOKENS", "Token", "Vectors", "blocks", "vectors"]
+__all__ = ["TOKENS", "Token", "Vectors", "blocks", "default_token", "vectors"]
 
 TOKENS = ("last", "first", "mean", "max", "cls", "each")
 
@@ -122,6 +122,33 @@ def blocks(
         chosen = _sites_of_states(readable, site)
         _one(site, chosen)
     return read(readable, chosen[0], token)
+
+
+def default_token(source: Model | Readable | Pair, sites: SitePatterns = "layer.*,final") -> Token:
+    """What stands for a text where nobody says: the last token of a decoder, which alone has seen the whole text.
+
+    In an encoder every token sees it, and the last is often a separator: there it is the mean over tokens, or what the
+    model's folder of sentence-transformers says. States tell an encoder by the classification token of its tokenizer.
+
+    >>> from hiddenscope.model import load
+    >>> from hiddenscope.testing import tiny_model
+    >>> default_token(load((tiny_model("gpt2"), None))), default_token(load((tiny_model("bert"), None)))
+    ('last', 'mean')
+    """
+    stack = _stack(sites)
+    if isinstance(source, Model):
+        stacks = source.anatomy.stacks
+        if stacks[-1 if stack == "decoder" else 0].causal:
+            return "last"
+        trained = source.sentences
+        return "mean" if trained is None or trained.missing else trained.pool
+    part = source
+    if isinstance(part, Pair):
+        return "last" if stack == "decoder" else "mean"
+    if (kept := pooled_as(part)) is not None:
+        return kept
+    encoder = part.sites[0].stack == "encoder" or getattr(getattr(part, "source", None), "cls", None) is not None
+    return "mean" if encoder else "last"
 
 
 def _checked(token: Token) -> Token:

@@ -28,7 +28,7 @@ from hiddenscope.model import ModelLike, as_source
 from hiddenscope.results import Result
 from hiddenscope.sites import SitePatterns
 from hiddenscope.states import Pair, Readable
-from hiddenscope.vectors import Token
+from hiddenscope.vectors import Token, default_token
 from hiddenscope.vectors.collection import integer
 
 
@@ -38,7 +38,7 @@ def probe(
     data: Any,
     *,
     task: Task = "classify",
-    token: Token = "last",
+    token: Token | None = None,
     sites: SitePatterns = "layer.*,final",
     seed: int = 0,
     truncate: bool = False,
@@ -46,9 +46,10 @@ def probe(
     """A linear probe of every layer: how well a label is read from its states, beside a control and chance.
 
     With a model, `data` is a dataset: a shipped name, a path, a frame, a Hugging Face dataset, `(texts, labels)`, or
-    what `hs.read` gave; with states, it is the labels. With `token="each"` there is a label for each token; "position",
-    "word-start" and "previous-token" are ready. Probes are tested on folds that they did not see, standardised and
-    regularised without them; `hs.Probe.of(result, site)` is the one that is fitted to all rows.
+    what `hs.read` gave; with states, it is the labels. `token` is what stands for a text: if not given, the last token
+    in a decoder, and in an encoder the mean or what the model was trained for. With `token="each"` there is a label for
+    each token; "position", "word-start" and "previous-token" are ready. Probes are tested on folds that they did not
+    see, standardised and regularised without them; `hs.Probe.of(result, site)` is the one that is fitted to all rows.
 
     >>> import hiddenscope as hs
     >>> from hiddenscope.testing import tiny_model
@@ -60,7 +61,10 @@ def probe(
     if task not in TASKS:
         raise StatesError(f"No task {str(task)[:40]!r}", "there are two tasks", 'Use "classify" or "regress".')
     seed = integer(seed, "seed", 0)
-    rows = labelled_rows(as_source(source), data, task, sites, token, truncate)
+    opened = as_source(source)
+    if token is None:
+        token = default_token(opened, sites)
+    rows = labelled_rows(opened, data, task, sites, token, truncate)
     target = target_of(rows, task)
     scored = _scored(rows, target, design_of(rows, target, seed))
     return Result("probe", table(scored), facts_of(scored, token), rows.vectors.source)

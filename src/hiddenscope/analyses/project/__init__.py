@@ -30,7 +30,7 @@ from hiddenscope.model import Model, ModelLike, as_source
 from hiddenscope.results import Facts, Result
 from hiddenscope.sites import SitePatterns
 from hiddenscope.states import Pair, Readable, Source
-from hiddenscope.vectors import Token
+from hiddenscope.vectors import Token, default_token
 from hiddenscope.vectors.collection import Dataset, integer
 
 Cell: TypeAlias = tuple[Distances, Mapping[str, Score]]
@@ -47,7 +47,7 @@ def project(
     data: Any = None,
     *,
     method: Method | Pictures = "umap",
-    token: Token = "last",
+    token: Token | None = None,
     sites: SitePatterns = "layer.*,final",
     seed: int = 0,
     truncate: bool = False,
@@ -56,8 +56,8 @@ def project(
 
     With a model, or a list of models, `data` is a dataset: a shipped name, a path, a frame, `(texts, labels)`, or what
     `hs.read` gave; or a mapping of names to several datasets, to compare them. With states, it is the labels, one for
-    each text or for each token. `token` is what stands for a text, as in `hs.embed`. `hs.Pictures` has more
-    options.
+    each text or for each token. `token` is what stands for a text: if not given, the last token in a decoder, and in an
+    encoder the mean or what the model was trained for. `hs.Pictures` has more options.
 
     >>> import hiddenscope as hs
     >>> from hiddenscope.testing import tiny_model
@@ -71,6 +71,8 @@ def project(
     seed = integer(seed, "seed", 0)
     models = [source] if isinstance(source, Model) else _models(source)
     datasets = datasets_of(data) if models else {}
+    if token is None:
+        token = _token(models or [source], sites)
     with UmapPool(_expected(source, models, datasets, sites)) if how.method == "umap" else nullcontext() as pool:
         if models:
             parts = list(points_of_models(models, datasets, sites, token, truncate))
@@ -90,14 +92,18 @@ def project(
             for count, order in zip(predicted, orders, strict=True)
         ]
         cells = _cells(parts, orders)
-        options: Facts = {"token": token, "seed": seed}
+        seeds = _seeds(most, how.method, seed)
+        options: Facts = {"token": token, "seed": seed, "neighbours": how.neighbours, "seeds": seeds}
         if how.preview is not None and how.method != "pca":
             at_once = Pictures("pca", how.neighbours)
             how.preview(_result(parts, _panels(parts, cells, at_once, (seed,), None), at_once, beside, options))
-        seeds = _seeds(most, how.method, seed)
-        if how.method != "pca":
-            options = {**options, "neighbours": how.neighbours, "seeds": seeds}
         return _result(parts, _panels(parts, cells, how, seeds, pool), how, beside, options)
+
+
+def _token(sources: Sequence[Any], sites: SitePatterns) -> Token:
+    """What stands for a text in all of the models, so that they can be compared."""
+    defaults = {default_token(source, sites) for source in sources}
+    return defaults.pop() if len(defaults) == 1 else "mean"
 
 
 def _models(source: Any) -> list[Model]:

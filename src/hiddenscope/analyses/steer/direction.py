@@ -58,13 +58,14 @@ class Direction:
         away: Texts | Inputs,
         *,
         sites: SitePatterns | None = None,
-        pool: Pooling = "last",
+        pool: Pooling | None = None,
         upwards: bool = False,
         spare_first: bool = False,
     ) -> "Direction":
         """From the mean state of the texts in `away` to the mean state of those in `toward`, at every site.
 
-        The states of a text are pooled by `pool`: its last token, or the mean over its tokens.
+        The states of a text are pooled by `pool`: its last token, or the mean over its tokens. If it is not given, that
+        is the last token in a decoder, and in an encoder, where the last is often a separator, the mean.
 
         >>> import hiddenscope as hs
         >>> from hiddenscope.testing import tiny_model
@@ -74,6 +75,8 @@ class Direction:
         """
         model = as_model(model)
         chosen = _spread_layers(model) if sites is None else model.anatomy.select(sites)
+        if pool is None:
+            pool = _default_pool(model, chosen)
         for name, texts in (("toward", toward), ("away", away)):
             if getattr(texts, "shape", None) != () and not len(texts):
                 raise TextError(NO_DIFFERENCE, f"{name} is empty", "Give at least one text.")
@@ -123,6 +126,13 @@ class Direction:
             {"origin": "probe", "fitted_at": sorted(set(fitted.values()))} if probes else {"origin": "vector"}
         )
         return cls(vectors, sites, upwards, spare_first, fitted, facts)
+
+
+def _default_pool(model: Model, sites: Sequence[Site]) -> Pooling:
+    """The last token, which has seen the whole text, where every site is a decoder's."""
+    names = {site.stack for site in sites}
+    stacks = [stack for stack in model.anatomy.stacks if names & {None, stack.name}]
+    return "last" if all(stack.causal for stack in stacks) else "mean"
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import numpy as np
 
 from hiddenscope.results import Result, Table
 from hiddenscope.views.drawing import as_prose, quoted
+from hiddenscope.views.standing import standing
 from hiddenscope.views.values import Lines, Listing, Panels, Section, Series, View
 
 NAMED, SHORT, MOST = 7, 40, 5_000  # with the other clusters, as many as there are colours
@@ -77,6 +78,8 @@ def findings(result: Result) -> Iterator[str]:
     yield f"{facts['clustered']:,} {unit}s make {_counted(count)}; {facts['noise']:,} belong to none."
     if facts["clustered"] < facts["rows"]:
         yield f"A random sample of {facts['clustered']:,} of {facts['rows']:,} {unit}s was clustered."
+    if facts.get("token") not in (None, "each"):
+        yield f"What was clustered is {standing(facts['token'])} at {facts['site']}."
     for cluster in facts["clusters"][:NAMED]:
         typical = f", such as {quoted(cluster['typical'][0])}" if cluster.get("typical") else ""
         yield (

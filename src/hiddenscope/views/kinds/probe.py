@@ -8,6 +8,7 @@ from hiddenscope.results import Facts, Result
 from hiddenscope.sites import Site, summarise
 from hiddenscope.views.drawing import as_prose, labels, quoted
 from hiddenscope.views.independence import independence
+from hiddenscope.views.standing import standing
 from hiddenscope.views.values import Lines, Section, Series, View
 
 LEVEL = 0.05  # the largest p-value that shows something
@@ -61,6 +62,8 @@ def findings(result: Result) -> Iterator[str]:
             f"A probe of a mix of all sites comes to {_with_interval(mix, score)}; its largest weight, "
             f"{top['weight']:.2f}, is that of {top['site']}."
         )
+    if facts["token"] != "each":
+        yield f"What was probed is {standing(facts['token'])}."
     yield independence(facts)
     yield from _limits(facts)
 

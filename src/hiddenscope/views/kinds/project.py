@@ -10,6 +10,7 @@ from hiddenscope.sites import Site, summarise
 from hiddenscope.views.depths import shown_first
 from hiddenscope.views.drawing import as_prose, labels, quoted
 from hiddenscope.views.independence import independence
+from hiddenscope.views.standing import standing
 from hiddenscope.views.values import Lines, Panels, Section, Series, View
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ ALONG = {
     "neighbour": ("How often the nearest point is of the same class", "share of points"),
     "within": ("How tight the classes are", "distance within classes over that of all pairs"),
 }
-POINTS = {"last": "the last token of each text", "each": "every token", "mean": "the mean over the tokens of each text"}
 
 
 def views(result: Result) -> Iterator[View]:
@@ -145,8 +145,7 @@ def _title(result: Result, method: str) -> str:
 
 def _points(result: Result) -> str:
     """What a point is, in words."""
-    token = result.facts["token"]
-    return POINTS.get(str(token), f"token {token} of each text" if isinstance(token, int) else f"{token} of each text")
+    return standing(result.facts["token"])
 
 
 def _named(result: Result) -> Iterator[tuple[str, Facts]]:

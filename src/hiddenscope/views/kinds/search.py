@@ -7,6 +7,7 @@ import numpy as np
 
 from hiddenscope.results import Result, Table
 from hiddenscope.views.drawing import as_prose, quoted
+from hiddenscope.views.standing import standing
 from hiddenscope.views.values import Grid, Lines, Listing, Measure, Section, Series, View, Words
 
 QUERIES, RANKS, CURVES = 40, 20, 8
@@ -90,6 +91,8 @@ def findings(result: Result) -> Iterator[str]:
         score = f"{_score(facts['nearness'])} {nearest['score']:.2f}"
         yield f"Nearest to {quoted(nearest['query'])} is {name}, with {score}."
     yield f"All {facts['searched']:,} {facts['unit']}s were compared with every query by {how}; none was left out."
+    if facts.get("token") not in (None, "each"):
+        yield f"What was compared is {standing(facts['token'])} at {facts['site']}."
 
 
 def _score(nearness: str) -> str:
