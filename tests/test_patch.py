@@ -515,7 +515,7 @@ def test_its_pictures_and_its_story(tiny: Tiny, tmp_path: Path) -> None:
     assert isinstance(grid, Grid) and isinstance(lines, Lines)
     assert [measure.name for measure in grid.measures][:2] == ["effect", "effect estimated by attribution"]
     assert grid.measures[0].meaning == "diverging"
-    assert (grid.second[2], grid.tokens[2]) == tuple(
+    assert (grid.tokens[2], grid.second[2]) == tuple(
         tiny("llama").text_encoder.string(ids[2]) for ids in (CLEAN, CORRUPT)
     )
     assert [series.style for series in lines.series] == ["line", "dash"]
@@ -529,7 +529,7 @@ def test_its_pictures_and_its_story(tiny: Tiny, tmp_path: Path) -> None:
     assert "restores at least half of the logit difference at layer.0" in lines[1], "the finding comes first"
     assert any("an effect of exactly 0" in line for line in lines)
     gaps, *_ = views_of(hs.patch(tiny("llama"), replace(CONTRAST, corrupt=[*CORRUPT[:2], *CORRUPT[1:]])))
-    assert isinstance(gaps, Grid) and None in gaps.second and "Hatched" in gaps.note
+    assert isinstance(gaps, Grid) and None in gaps.tokens and "Hatched" in gaps.note
     result.save(tmp_path / "patch.json")
     assert hs.Result.load(tmp_path / "patch.json").equals(result)
 

@@ -47,7 +47,7 @@ def words() -> Grid:
     probability = np.sort(random.dirichlet(np.ones(6), shape).astype(np.float32), axis=-1)[..., ::-1][..., :3]
     measures = (
         Measure("probability", probability[..., 0], limits=(0, 1)),
-        Measure("entropy", random.uniform(0, 8, shape), unit="nats"),
+        Measure("entropy", random.uniform(0, 8, shape), unit="nats", scale="log"),
     )
     return Grid("What each layer would say", sites(12), FRANCE, measures, words=Words.of(strings, probability))
 

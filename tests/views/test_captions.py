@@ -89,19 +89,19 @@ def test_a_row_of_tokens_has_its_name_at_its_side(depth: int, opened: Callable[.
     """Of two rows the first is the upper one, wherever they stand."""
     sites = tuple(f"layer.{k}" for k in range(depth))
     values = np.ones((depth, 3))
-    rows = {"tokens": ("The", " dog", " sat"), "second": ("The", " cat", " sat"), "token_rows": ("corrupted", "clean")}
+    rows = {"tokens": ("The", " cat", " sat"), "second": ("The", " dog", " sat"), "token_rows": ("clean", "corrupted")}
     page = opened(document([Grid("Patch", sites, measures=(Measure("effect", values),), **rows)], "Rows"))
     written = page.evaluate("window.written")
     heights: dict[str, list[float]] = {}
     for one in written:
         # The tokens above a tall grid are on a canvas of their own, the others on that of the grid.
         heights.setdefault(f"{one['where']} {one['text']}", []).append(round(one["y"]))
-    for name, token in (("corrupted", "␣dog"), ("clean", "␣cat")):
+    for name, token in (("clean", "␣cat"), ("corrupted", "␣dog")):
         for canvas in ("back", "tokens-above"):
             assert set(heights.get(f"{canvas} {name}", [])) == set(heights.get(f"{canvas} {token}", []))
     above = heights if depth == 4 else {key: y for key, y in heights.items() if key.startswith("tokens-above")}
-    upper = min(min(y) for key, y in above.items() if key.endswith("corrupted"))
-    lower = min(min(y) for key, y in above.items() if key.endswith("clean"))
+    upper = min(min(y) for key, y in above.items() if key.endswith("clean"))
+    lower = min(min(y) for key, y in above.items() if key.endswith("corrupted"))
     assert upper < lower
 
 
@@ -111,7 +111,7 @@ def test_a_printed_row_of_tokens_has_its_name_at_its_side() -> None:
     heights: dict[str, set[int]] = {}
     for text in figure.findobj(lambda artist: hasattr(artist, "get_text") and artist.get_visible()):
         heights.setdefault(text.get_text(), set()).add(round(text.get_window_extent().y0))
-    (upper,), (lower,) = heights["corrupted"], heights["clean"]
+    (upper,), (lower,) = heights["clean"], heights["corrupted"]
     assert upper > lower
     grid = first_grid(contrast())
     for height, row, other in ((upper, grid.tokens, grid.second), (lower, grid.second, grid.tokens)):

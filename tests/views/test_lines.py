@@ -2,6 +2,7 @@
 
 import csv
 import io
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import numpy as np
@@ -29,14 +30,16 @@ def test_hovering_and_keys_read_out_every_series(show: Opener, dark: bool) -> No
 
 
 def test_a_series_is_put_away_and_a_link_remembers(show: Opener) -> None:
-    shown = show([lines()])
+    scene = replace(lines(), scale="log")
+    shown = show([scene])
     shown.view().get_by_role("button", name="selectivity").click()
-    shown.choose("Log")
+    shown.choose("Linear")
     shown.press("ArrowRight")
     assert "selectivity" not in shown.readout()
-    again = show([lines()], fragment=shown.fragment)
+    again = show([scene], fragment=shown.fragment)
     again.press("ArrowRight")
     assert again.readout() == shown.readout()
+    assert again.view().get_by_role("radio", name="Linear", exact=True).is_checked()
     assert again.view().get_by_role("button", name="selectivity").get_attribute("aria-pressed") == "false"
 
 
@@ -65,8 +68,7 @@ def test_odd_numbers_are_drawn_or_left_out(show: Opener) -> None:
 def test_a_log_scale_leaves_out_no_value(show: Opener) -> None:
     """Below zero a log scale goes on to the other side; each point is drawn, in the order of the values."""
     y = [-1.0, -0.01, 0.0, 0.01, 1.0]
-    shown = show([Lines("Signs", tuple("abcde"), (Series("one", y),))])
-    shown.choose("Log")
+    shown = show([Lines("Signs", tuple("abcde"), (Series("one", y),), scale="log")])
     drawing = ElementTree.fromstring(shown.save("SVG"))
     name = "{http://www.w3.org/2000/svg}"
     heights = [float(dot.attrib["cy"]) for dot in drawing.iter(f"{name}circle")]

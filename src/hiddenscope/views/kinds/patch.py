@@ -18,15 +18,15 @@ CELLS = ("effect", "attribution", "probability", "kl", "effect_error")
 
 
 def views(result: Result) -> Iterator[View]:
-    """The effect of every site and token, below the tokens of both prompts; then whole layers along the depth."""
+    """The effect of every site and token, with the tokens of both prompts; then whole layers along the depth."""
     grid = grid_of(result, [name for name in CELLS if name in result.data], _title(result))
     if grid is not None:
         data = result.data.isel(token=slice(len(grid.tokens)))
-        corrupt, clean = (_tokens(data, prefix) for prefix in ("other_", ""))
+        clean, corrupt = (_tokens(data, prefix) for prefix in ("", "other_"))
         gaps = "Hatched: a token that only one prompt has." if None in (*clean, *corrupt) else ""
         several = "The tokens are those of the first pair of prompts." if result.facts["contrasts"] > 1 else ""
         note = " ".join(filter(None, [grid.note, gaps, several]))
-        yield replace(grid, tokens=corrupt, second=clean, token_rows=("corrupted", "clean"), note=note)
+        yield replace(grid, tokens=clean, second=corrupt, token_rows=("clean", "corrupted"), note=note)
     if "swap" in result.data:
         yield _layers(result)
 

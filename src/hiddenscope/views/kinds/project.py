@@ -290,13 +290,11 @@ def sections(result: Result) -> Iterator[Section]:
     apart = [
         sentence for name, part in _named(result) for sentence in _verdicts(f" of {quoted(name)}" if name else "", part)
     ]
-    labelled = bool(_classes(result.data))
-    coloured = f", coloured by its class{_class_names(result)}" if labelled else ""
-    scores = (
-        "the scores beneath each panel are those of the full space, with p-values from shuffled labels"
-        if labelled
-        else "beneath each panel stands how far its neighbours are those of the full space"
-    )
+    coloured = f", coloured by its class{_class_names(result)}"
+    scores = "the scores beneath each panel are those of the full space, with p-values from shuffled labels"
+    if not _classes(result.data):
+        coloured = ""
+        scores = "beneath each panel stands how far its neighbours are those of the full space"
     reading = (
         f"Every panel is one layer, drawn by {method}. Every point is the hidden state of {point}{coloured}. "
         f"{_examples(result)}A picture in two dimensions can show groups that are not there, so {scores}."

@@ -16,8 +16,6 @@ import { hasFinger, theme, whenThemeChanges } from "./theme.js";
 
 /** @typedef {import("./panelslayout.js").Box} Box */
 
-const HINT_TEXT = "Point at a dot to read it; press it, or a label, to choose it in every panel. Zoom with Ctrl and the wheel, then drag to move.";
-const TOUCH_HINT = "Touch a dot to read it; press a label to choose its points in every panel. Two fingers zoom and move.";
 const ZOOM_RESTS = 250; // milliseconds
 const CLICK = 4; // pixels that a click may move
 const HELP =
@@ -272,7 +270,15 @@ export class PanelsView {
   tell() {
     const chosen = this.picked.summary();
     if (this.point >= 0) return this.figure.say(this.pointWords(this.point));
-    return this.figure.say([chosen ? shownText(chosen, 400) : hasFinger() ? TOUCH_HINT : HINT_TEXT]);
+    return this.figure.say([chosen ? shownText(chosen, 400) : this.restWords()]);
+  }
+
+  /** What is said while no point is chosen: of labels and other panels where there are some. */
+  restWords() {
+    const everywhere = this.panels.sites.length > 1 ? " in every panel" : "";
+    const labelled = this.panels.classes.length > 0;
+    if (hasFinger()) return `Touch a dot to read it${labelled ? `; press a label to choose its points${everywhere}` : ""}. Two fingers zoom and move.`;
+    return `Point at a dot to read it; press it${labelled ? ", or a label," : ""} to choose it${everywhere}. Zoom with Ctrl and the wheel, then drag to move.`;
   }
 
   paintBack() {
