@@ -11,6 +11,7 @@ from playwright.sync_api import Browser
 import hiddenscope as hs
 from hiddenscope.testing import tiny_model, tiny_tokenizer
 
+from .models import save_word_model
 from .pages import Opener, Workbench
 from .serving import SECONDS, TOKEN, Bench, running
 from .texts import TEXTS
@@ -18,8 +19,11 @@ from .texts import TEXTS
 
 @pytest.fixture(scope="session")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with two models of one shape."""
+    """A folder with two models of one shape, one whose tokens are words, and an encoder without a head."""
     folder = tmp_path_factory.mktemp("root")
+    save_word_model(folder / "models" / "words")
+    tiny_model("bert", task="base").save_pretrained(folder / "models" / "encoder")  # type: ignore[operator]
+    tiny_tokenizer(cls=True).save_pretrained(folder / "models" / "encoder")
     for name, seed in (("tiny", 0), ("other", 1)):
         tiny_model("llama", seed=seed).save_pretrained(folder / "models" / name)  # type: ignore[operator]
         tiny_tokenizer().save_pretrained(folder / "models" / name)

@@ -102,3 +102,31 @@ def test_a_hostile_text_is_one_word_of_the_command(text: str) -> None:
     words = shlex.split(as_command(asked, {}).text or "")
     assert words[-1] == (f"@{text}" if text.startswith("@") else text)
     assert words[-2] == "--" or not text.startswith("-")
+
+
+@pytest.mark.parametrize(
+    "change", [None, {"kind": "ablate"}, {"kind": "steer", "toward": "a", "away": "b", "strength": 9.0}]
+)
+def test_what_the_model_writes_is_what_its_code_writes(
+    bench: Bench, tiny_name: str, capsys: pytest.CaptureFixture[str], change: dict[str, Any] | None
+) -> None:
+    """Before and after a change of one state: the editing of every pass of `generate`, run here by other code."""
+    given = {} if change is None else {"change": change}
+    arguments = {"text": TEXT, "site": "layer.2", "token": 1, "new_tokens": 5, **given}
+    answered = bench.answer("continuation", tiny_name, **arguments)
+    written = answered["continuation"]
+    assert written["before"] and (written["after"] is None) == (change is None)
+    capsys.readouterr()
+    exec(answered["python"], {})
+    expected = [text for text in (written["before"], written["after"]) if text is not None]
+    assert capsys.readouterr().out == "".join(f"{text}\n" for text in expected)
+
+
+def test_answers_are_the_likeliest_tokens_that_differ(bench: Bench, tiny_name: str) -> None:
+    found = bench.answer("answers", tiny_name, a=TEXT, b="Another text")["answers"]
+    model = hs.load(bench.settings.root / "models" / "tiny")  # type: ignore[operator]
+    likeliest = int(hs.record(model, [TEXT], (), logits=True).logits[-1].argmax())  # type: ignore[index, union-attr]
+    assert found["answer"] != found["other"]
+    assert found["answer"] == model.text_encoder.string(likeliest)
+    contrast = hs.Contrast(TEXT, "Another text", found["answer"], found["other"])
+    assert hs.patch(model, contrast, layers=0).facts["contrasts"] == 1

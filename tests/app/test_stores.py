@@ -278,6 +278,81 @@ def test_states_in_a_file_are_browsed_and_a_wrong_model_is_a_sentence(
     page.get_by_role("heading", name="Texts 0 to 4 of 5").wait_for()
 
 
+CITIES = hs.read("cities-incomplete")
+ON_STORES: dict[str, dict[str, Any]] = {
+    "profile": {"sites": "layer.1,layer.2"},
+    "project": {"data": "cities-incomplete", "method": "pca", "sites": "layer.1"},
+    "probe": {"data": "cities-incomplete", "sites": "layer.1"},
+    "cluster": {"site": "layer.1"},
+}
+
+
+@pytest.fixture(scope="session")
+def cities(root: Path) -> hs.Store:
+    """A store of labelled texts, below the root of the workbench."""
+    return hs.extract(hs.load(root / "models" / "tiny"), list(CITIES.texts), to=root / "corpora" / "cities")
+
+
+def of_store(bench: Bench, analysis: str, store: str, **arguments: Any) -> dict[str, Any]:
+    """The job of an analysis of kept states, once it is over."""
+    job = bench.ask("POST", "/api/jobs", {"analysis": analysis, "store": store, "arguments": arguments})
+    assert job.status in (200, 202), job.body
+    return bench.wait(job.json["id"])
+
+
+@pytest.mark.parametrize("word", ON_STORES)
+def test_an_analysis_of_a_store_gives_what_python_gives(
+    bench: Bench, cities: hs.Store, tmp_path: Path, word: str
+) -> None:
+    """No model is loaded: the states are there. Its code and its command give the same."""
+    name = listed(bench, "corpora/cities")["name"]
+    over = of_store(bench, word, name, **ON_STORES[word])
+    assert over["state"] == "done", over
+    answer = bench.ask("GET", f"/api/results/{over['result']}").json
+    assert answer["model"] is None
+    result = numbers(bench, answer, tmp_path)
+    options = dict(ON_STORES[word])
+    data = [list(CITIES.labels or ())] if options.pop("data", None) else []
+    assert same(getattr(hs, word)(cities, *data, **options), result)
+    exec(answer["python"].replace(f"{word}.html", str(tmp_path / "python.nc")), {})
+    assert same(hs.Result.load(tmp_path / "python.nc"), result)
+    words = shlex.split(answer["command"].replace(f"--out {word}.html", f"--out {tmp_path / 'command.nc'}"))
+    with pytest.raises(SystemExit) as left:
+        get_command(app)(args=words[1:])
+    assert left.value.code == 0 and same(hs.Result.load(tmp_path / "command.nc"), result)
+
+
+def test_labels_of_other_texts_are_refused(bench: Bench, cities: hs.Store) -> None:
+    name = listed(bench, "corpora/cities")["name"]
+    over = of_store(bench, "probe", name, data="cities-complete")
+    assert over["state"] == "failed" and "are not those of the states" in over["error"]
+
+
+@pytest.mark.parametrize("given", [{}, {"model": {"name": "smollm2"}, "store": "store:0123456789abcdef"}])
+def test_a_request_names_a_model_or_a_store(bench: Bench, given: dict[str, Any]) -> None:
+    answer = bench.ask("POST", "/api/jobs", {"analysis": "profile", "arguments": {}, **given})
+    assert answer.status == 422 and "either a model or a store" in answer.json["detail"]
+
+
+def test_a_store_is_analysed_in_the_browser(look: Opener, bench: Bench, cities: hs.Store) -> None:
+    shown = look(fragment(tab="stores", store=listed(bench, "corpora/cities")["name"]))
+    page = shown.page
+    page.get_by_role("radio", name="Project").check()
+    assert page.get_by_label("Truncate").count() == 0 and page.get_by_label("Model").count() == 0
+    page.get_by_label("Dataset").select_option("cities-incomplete")
+    page.get_by_label("Method").select_option("pca")
+    page.get_by_role("button", name="Run", exact=True).click()
+    page.locator(".panels canvas").first.wait_for()
+    page.get_by_role("radio", name="Cluster").check()
+    page.get_by_role("button", name="Run", exact=True).click()
+    page.locator(".findings li").first.wait_for()
+    again = look(shown.fragment)
+    again.page.locator(".findings li").first.wait_for()
+    assert again.page.get_by_role("radio", name="Cluster").is_checked()
+    page.get_by_role("radio", name="Browse its texts").check()
+    page.locator(".texts li button").first.wait_for()
+
+
 def test_without_stores_the_tab_says_how_to_make_one(look: Opener, another: Any, tmp_path: Path) -> None:
     with another(root=None) as fresh:
         shown = look(fragment(tab="stores"), at=fresh)

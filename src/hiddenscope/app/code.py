@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from hiddenscope.app.frames import Header
-from hiddenscope.app.schemas import Question, never_a_path, questions_of
+from hiddenscope.app.schemas import ColumnChoice, Question, never_a_path, questions_of
 from hiddenscope.app.stores import holds_pair
 from hiddenscope.catalog import ANALYSIS
 
@@ -42,13 +42,12 @@ class Named(NamedTuple):
     """What an opaque name stands for: a path, and the columns that were named when a file was uploaded."""
 
     path: str
-    text: str | None = None
-    label: str | None = None
+    choice: ColumnChoice | None = None
 
     @property
     def columns(self) -> dict[str, str]:
         """The columns that were named."""
-        return {name: value for name, value in (("text", self.text), ("label", self.label)) if value is not None}
+        return {} if self.choice is None else self.choice.model_dump(exclude_none=True)
 
 
 Names: TypeAlias = Mapping[str, Named]
@@ -61,15 +60,21 @@ class _Missing(Exception):
 def as_python(asked: Header, names: Names) -> str | None:
     """A program that makes the same result. `names` are the paths and files that opaque names stand for."""
     word, arguments = asked["analysis"], asked["arguments"]
-    if word == "state":
+    if word == "answers":
+        return None
+    if word in ("state", "continuation"):
         return _of_state(asked, names)
     if "store" in arguments:
         return _of_store(asked, names)
-    lines = ["import hiddenscope as hs", "", f"model = {_load(asked['model'], names)}"]
+    if "store" in asked and asked["store"] not in names:
+        return None
+    source = "states" if "store" in asked else "model"
+    opened = _opened(names[asked["store"]].path) if "store" in asked else _load(asked["model"], names)
+    lines = ["import hiddenscope as hs", "", f"{source} = {opened}"]
     if word == "grid":  # the same norms, by the analysis that has them
         return _program([*lines, f"result = hs.profile(model, {arguments['text']!r})", "result.save('profile.html')"])
     given = [one for one in questions_of(ANALYSIS[word]) if arguments.get(one.name) is not None]
-    values = [_in_python(one, arguments[one.name], names) for one in given]
+    values = [_in_python(one, arguments[one.name], names, "store" in asked) for one in given]
     named = _names_needed(word, given)
     parts = [f"{one.name}={value}" if one.name in named else value for one, value in zip(given, values, strict=True)]
     if word == "search":
@@ -77,7 +82,7 @@ def as_python(asked: Header, names: Names) -> str | None:
         parts[0] = f"(model, {query})"
     if word == "drift" and "texts" not in arguments:
         parts.insert(1, "None")
-    call = f"hs.{word}({', '.join(['model', *parts])})"
+    call = f"hs.{word}({', '.join([source, *parts])})"
     if word == "embed":
         return _program(["import numpy", *lines, f"vectors = {call}", f"numpy.save('{_file(word)}', vectors)"])
     return _program([*lines, f"result = {call}", f"result.save('{_file(word)}')"])
@@ -86,7 +91,7 @@ def as_python(asked: Header, names: Names) -> str | None:
 def as_command(asked: Header, names: Names) -> Command:
     """A command line that makes the same result."""
     word, arguments = asked["analysis"], asked["arguments"]
-    if word == "state":
+    if word in ("state", "continuation", "answers"):
         return Command(None, f"No command reads or changes a single state. {ONLY_PYTHON}")
     if word == "grid":
         word, arguments = "profile", {"texts": arguments["text"]}
@@ -94,7 +99,7 @@ def as_command(asked: Header, names: Names) -> Command:
         if "store" in arguments:
             word, options, words = "search", *_search_of_store(asked, names)
         else:
-            options, words = _options(word, asked["model"], arguments, names)
+            options, words = _options(asked, word, arguments, names)
     except _Missing as missing:
         return Command(None, str(missing))
     dashes = ["--"] if any(one.startswith("-") for one in words) else []
@@ -117,19 +122,34 @@ def _of_state(asked: Header, names: Names) -> str:
     lines = ["import hiddenscope as hs", "", f"model = {_load(asked['model'], names)}"]
     lines += [f"states = model.capture({text!r})", f"state = states[{site!r}][{token}]"]
     change = arguments.get("change")
+    if asked["analysis"] == "continuation" and change is None:
+        return _program([*lines, *_of_continuation(arguments, "")])
     if change is None:
         return _program([*lines, "print(float(state.norm()))"])
     made = {"ablate": f"hs.Scale(0.0, tokens={token})"}
     if change["kind"] == "replace":
         lines.append(f"other = model.capture({change.get('text')!r})")
-        made["replace"] = f"hs.Replace(other[{site!r}][{token}], tokens={token})"
+        made["replace"] = f"hs.Replace(other[{site!r}][{change.get('token', token)}], tokens={token})"
     if change["kind"] == "steer":
         for name in ("toward", "away"):
             lines.append(f"{name} = model.capture({change.get(name)!r})[{site!r}][-1]")
         made["steer"] = f"hs.Add((toward - away).float(), tokens={token}, scale={change.get('strength', 1.0)!r})"
+    if asked["analysis"] == "continuation":
+        return _program([*lines, *_of_continuation(arguments, made[change["kind"]])])
     lines.append(f"changed = hs.edit(model, [{text!r}], {{{site!r}: {made[change['kind']]}}}, (), logits=True)")
     lines.append("best = changed.logits[-1].float().softmax(-1).topk(10)")
     return _program([*lines, "print([(model.tokenizer.decode(int(i)), float(p)) for p, i in zip(*best)])"])
+
+
+def _of_continuation(arguments: Header, change: str) -> list[str]:
+    """What the model writes after the text, as it is and with one state changed."""
+    lines = [f"inputs = model.tokenizer({arguments['text']!r}, return_tensors='pt').to(model.device)"]
+    write = f"model.module.generate(**inputs, max_new_tokens={arguments['new_tokens']}, do_sample=False)"
+    show = "print(model.tokenizer.decode(written[0, inputs['input_ids'].shape[1] :]))"
+    lines += [f"written = {write}", show]
+    if change:
+        lines += [f"with hs.editing(model, {{{arguments['site']!r}: {change}}}):", f"    written = {write}", show]
+    return lines
 
 
 def _of_store(asked: Header, names: Names) -> str | None:
@@ -137,8 +157,7 @@ def _of_store(asked: Header, names: Names) -> str | None:
     word, arguments = asked["analysis"], asked["arguments"]
     if arguments["store"] not in names:
         return None
-    path = names[arguments["store"]].path
-    lines = ["import hiddenscope as hs", "", f"states = {_opening(path)}({path!r})"]
+    lines = ["import hiddenscope as hs", "", f"states = {_opened(names[arguments['store']].path)}"]
     text, site, k = (arguments.get(name) for name in ("text", "site", "k"))
     if word == "kept":
         return _program([*lines, f"result = hs.profile(states.of({text}))", "result.save('profile.html')"])
@@ -151,11 +170,12 @@ def _of_store(asked: Header, names: Names) -> str | None:
     return _program([*lines, f"result = hs.search(states, {query})", "result.save('search.html')"])
 
 
-def _opening(path: str) -> str:
-    """What opens kept states: a store, or a file of one stack or of two."""
+def _opened(path: str) -> str:
+    """Write the call that opens kept states: a store, or a file of one stack or of two."""
     if not path.endswith(".safetensors"):
-        return "hs.open"
-    return "hs.Pair.load" if holds_pair(Path(path)) else "hs.States.load"
+        return f"hs.open({path!r})"
+    kind = "Pair" if holds_pair(Path(path)) else "States"
+    return f"hs.{kind}.load({path!r})"
 
 
 def _search_of_store(asked: Header, names: Names) -> tuple[list[str], list[str]]:
@@ -188,13 +208,14 @@ def _names_needed(word: str, given: Sequence[Question]) -> set[str]:
     return {one.name for one in given if one.name not in unbroken}
 
 
-def _in_python(question: Question, value: Any, names: Names) -> str:
+def _in_python(question: Question, value: Any, names: Names, of_states: bool = False) -> str:
+    """Write an argument. Kept states take labels that were read, not the name of a dataset."""
     if question.kind == "model":
         return _load(value, names)
     if question.kind == "data":
         data = _named(value, names)
         columns = "".join(f", {name}={column!r}" for name, column in data.columns.items())
-        return f"hs.read({data.path!r}{columns})" if columns else repr(data.path)
+        return f"hs.read({data.path!r}{columns})" if columns or of_states else repr(data.path)
     if question.kind == "contrast":
         return f"hs.Contrast({', '.join(f'{name}={part!r}' for name, part in value.items())})"
     if question.kind == "direction":
@@ -208,9 +229,11 @@ def _as_list(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list) else [value]
 
 
-def _options(word: str, model: Header, arguments: Header, names: Names) -> tuple[list[str], list[str]]:
+def _options(asked: Header, word: str, arguments: Header, names: Names) -> tuple[list[str], list[str]]:
     """The options of a command, and its words."""
-    options, words = _model(model, names), []
+    words: list[str] = []
+    model = asked.get("model") or {}
+    options = _source(asked, names)
     options += ["--quality", "plain"] if word == "steer" else []  # what Python measures on, if nothing else is given
     for question in questions_of(ANALYSIS[word]):
         value = arguments.get(question.name)
@@ -234,6 +257,15 @@ def _options(word: str, model: Header, arguments: Header, names: Names) -> tuple
         else:
             options += _option(word, question, value, model, names)
     return options, words
+
+
+def _source(asked: Header, names: Names) -> list[str]:
+    """The options that name a model, or kept states."""
+    if "store" not in asked:
+        return _model(asked["model"], names)
+    if asked["store"] not in names:
+        raise _Missing("The states are there no longer.")
+    return ["--states", names[asked["store"]].path]
 
 
 def _model(choice: Header, names: Names) -> list[str]:

@@ -13,20 +13,27 @@ import secrets
 import threading
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hiddenscope import texts
 from hiddenscope.app.code import Named
-from hiddenscope.app.schemas import MOST_CHARACTERS, DatasetAnswer, ModelAnswer, ModelChoice, StoreAnswer
+from hiddenscope.app.schemas import (
+    MOST_CHARACTERS,
+    ColumnChoice,
+    DatasetAnswer,
+    ModelAnswer,
+    ModelChoice,
+    StoreAnswer,
+)
 from hiddenscope.app.settings import Settings
 from hiddenscope.app.stores import describe, is_states
+from hiddenscope.app.tables import upload_format
 from hiddenscope.errors import TextError, UnknownModel
 from hiddenscope.files import identity, replacing
 from hiddenscope.loading import zoo
 
-UPLOAD_FORMATS = (".txt", ".csv", ".tsv", ".jsonl")
 MOST_ROWS = 20_000
 MOST_UPLOADS = 50
 MOST_FOUND = 500
@@ -44,17 +51,29 @@ class Upload:
     file: str
     texts: tuple[str, ...]
     labels: tuple[Any, ...] | None
-    columns: tuple[str | None, str | None] = (None, None)
+    groups: tuple[Any, ...] | None = None
+    columns: ColumnChoice = field(default_factory=ColumnChoice)
+
+    def as_argument(self) -> dict[str, Any]:
+        """What the worker takes for a dataset."""
+        return {"file": self.file, "texts": self.texts, "labels": self.labels, "groups": self.groups}
 
     @property
     def packed(self) -> str:
         """All of it as JSON."""
-        return json.dumps([self.file, self.texts, self.labels, *self.columns])
+        return json.dumps({**self.as_argument(), "columns": self.columns.model_dump()})
+
+    @classmethod
+    def unpacked(cls, content: str) -> "Upload":
+        """Read what `packed` wrote."""
+        parts = json.loads(content)
+        labels, groups = (None if parts[name] is None else tuple(parts[name]) for name in ("labels", "groups"))
+        return cls(parts["file"], tuple(parts["texts"]), labels, groups, ColumnChoice(**parts["columns"]))
 
     @property
     def named(self) -> Named:
         """The file as code names it: a name that begins like an option or like stdin is written as a path."""
-        return Named(self.file if self.file[:1].isalnum() else f"./{self.file}", *self.columns)
+        return Named(self.file if self.file[:1].isalnum() else f"./{self.file}", self.columns)
 
 
 class Library:
@@ -104,30 +123,29 @@ class Library:
         known = [(name, upload.file, upload) for name in self._upload_names() if (upload := self._upload(name))]
         return [_dataset(*one) for one in (*shipped, *known)]
 
-    def add_dataset(self, file: str, content: bytes, text: str | None, label: str | None) -> DatasetAnswer:
+    def add_dataset(self, file: str, content: bytes, columns: ColumnChoice) -> DatasetAnswer:
         """Parse an uploaded file and keep its texts; a TextError says what is wrong with it."""
-        suffix = Path(file).suffix.lower()
-        if suffix not in UPLOAD_FORMATS:
-            remedy = f"Upload one of {' '.join(UPLOAD_FORMATS)}; Python reads the others."
-            raise TextError(f"Cannot read {file[:80]!r}", f"{suffix or 'no suffix'!r} is not a known format", remedy)
+        suffix = upload_format(file)
         stream = io.BytesIO(content)
         stream.name = f"upload{suffix}"
         rows: list[texts.Row] = []
-        for row in texts.rows(stream, text=text, label=label):
+        for row in texts.rows(stream, **columns.model_dump()):
             if len(rows) == MOST_ROWS or len(row.text) > MOST_CHARACTERS:
                 reason = f"line {row.line:,} is row {len(rows) + 1:,} and has {len(row.text):,} characters"
                 remedy = f"Upload at most {MOST_ROWS:,} rows of {MOST_CHARACTERS:,} characters; Python takes more."
                 raise TextError(f"{file[:80]!r} is too large", reason, remedy)
-            if isinstance(row.label, list | dict):
-                reason = f"line {row.line:,} has a label with parts"
-                raise TextError(
-                    f"Cannot read {file[:80]!r}", reason, "Give every text one word or number as its label."
-                )
+            for name, value in (("label", row.label), ("group", row.group)):
+                if isinstance(value, list | dict):
+                    reason = f"line {row.line:,} has a {name} with parts"
+                    remedy = f"Give every text one word or number as its {name}."
+                    raise TextError(f"Cannot read {file[:80]!r}", reason, remedy)
             rows.append(row)
+        groups = [row.group for row in rows] if columns.group else None
         read = texts.read(
-            ([row.text for row in rows], [row.label for row in rows]) if _labelled(rows) else _texts(rows)
+            ([row.text for row in rows], [row.label for row in rows]) if _labelled(rows) else _texts(rows),
+            group=groups,
         )
-        upload = Upload(Path(file).name, read.texts, read.labels, (text, label))
+        upload = Upload(Path(file).name, read.texts, read.labels, read.groups, columns)
         name = f"upload:{hashlib.sha256(upload.packed.encode()).hexdigest()[:16]}"
         self._keep(name, upload)
         return _dataset(name, upload.file, upload)
@@ -221,10 +239,8 @@ class Library:
             if name in self._uploads:
                 return self._uploads[name]
         try:
-            file, read, labels, *columns = json.loads(self._upload_path(name).read_text("utf-8"))
-            text, label = columns or (None, None)
-            upload = Upload(file, tuple(read), None if labels is None else tuple(labels), (text, label))
-        except (OSError, ValueError, TypeError):
+            upload = Upload.unpacked(self._upload_path(name).read_text("utf-8"))
+        except (OSError, ValueError, TypeError, LookupError):
             return None
         with self._lock:
             return self._uploads.setdefault(name, upload)
@@ -245,7 +261,9 @@ def _dataset(name: str, label: str, data: Any) -> DatasetAnswer:
         label=label,
         texts=len(data.texts),
         labels=dict(counts.most_common(50)),
+        groups=None if data.groups is None else len(set(data.groups)),
         sample=[text[:200] for text in data.texts[:5]],
+        columns=getattr(data, "columns", None),
     )
 
 

@@ -7,6 +7,7 @@ import json
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -17,6 +18,8 @@ from torch import Tensor
 import hiddenscope as hs
 from hiddenscope import progress
 from hiddenscope.analyses.embed import mean_cosine
+from hiddenscope.analyses.patch.contrast import encode
+from hiddenscope.analyses.steer.logprobs import cannot_generate, check_new_tokens, generate, masked_model
 from hiddenscope.app.frames import Header
 from hiddenscope.app.schemas import Kind, never_a_path, questions_of
 from hiddenscope.app.stores import plain
@@ -26,7 +29,9 @@ from hiddenscope.results import FINDINGS, Result, to_bytes
 from hiddenscope.sites import Site, to_alias
 from hiddenscope.states import Pair, States, load_states
 from hiddenscope.texts import Labelled
+from hiddenscope.vectors.labelled import labels_of_states
 from hiddenscope.views import pack, sections_of
+from hiddenscope.views.drawing import MOST_TOKENS
 from hiddenscope.views.render import named_views
 
 MOST_MODELS = 2
@@ -102,6 +107,10 @@ def answer(request: Header, models: Models, preview: Preview) -> AnswerBytes:
     word, arguments = request["analysis"], request["arguments"]
     if word == "state":
         return AnswerBytes({"state": _state(models, models.get(request["model"]), arguments)})
+    if word == "answers":
+        return AnswerBytes({"answers": _answers(models.get(request["model"]), arguments)})
+    if word == "continuation":
+        return AnswerBytes({"continuation": _continuation(models, models.get(request["model"]), arguments)})
     if word == "grid":
         model = models.get(request["model"])
         titles = (f"The norm of every state of {model.name}", f"The norm along the layers of {model.name}")
@@ -140,27 +149,45 @@ def packed(result: Result, titles: Sequence[str] = ()) -> AnswerBytes:
             for name, view in zip(names, shown, strict=True)
         ],
         "sections": sections,
+        "columns": _columns(result, "position"),
+        "other_columns": _columns(result, "other_position"),
     }
     small = result.data.nbytes <= MOST_BYTES_AS_JSON
     return AnswerBytes(header, pack(shown).encode("ascii"), to_bytes(result, ".json" if small else ".nc"))
 
 
+def _columns(result: Result, position: str) -> list[int | None]:
+    """The token of a text that each column of a grid stands for, None where the text has a gap."""
+    coordinate = result.data.coords.get(position)
+    if coordinate is None or coordinate.dims != ("token",):
+        return []
+    positions = coordinate.to_numpy()[:MOST_TOKENS].tolist()
+    return [None if place < 0 else place for place in positions]
+
+
 def _analysis(models: Models, request: Header, preview: Preview) -> Result:
     word, arguments = request["analysis"], dict(request["arguments"])
-    model = models.get(request["model"])
+    source = _source(models, request)
     for question in questions_of(ANALYSIS[word]):
         if (given := arguments.get(question.name)) is not None:
-            arguments[question.name] = _value(models, model, question.kind, given)
+            arguments[question.name] = _value(models, source, question.kind, given)
     if word == "search":
-        arguments["query"] = (model, arguments["query"])
+        arguments["query"] = (source, arguments["query"])
     if word == "project" and arguments.get("method", "umap") != "pca":
         arguments["method"] = hs.Pictures(arguments.get("method", "umap"), preview=lambda early: preview(packed(early)))
     if word == "drift":
         arguments.setdefault("texts", None)
     if word == "embed":
-        return _vectors(model, arguments)
-    result: Result = getattr(hs, word)(model, **arguments)
+        return _vectors(source, arguments)
+    result: Result = getattr(hs, word)(source, **arguments)
     return result
+
+
+def _source(models: Models, request: Header) -> Any:
+    """Open the kept states of a request, or load its model."""
+    if "store" in request:
+        return models.kept(request["store"])
+    return models.get(request["model"])
 
 
 def _vectors(model: hs.Model, arguments: Header) -> Result:
@@ -173,18 +200,26 @@ def _vectors(model: hs.Model, arguments: Header) -> Result:
     return Result("embed", data, facts, model.source())
 
 
-def _value(models: Models, model: hs.Model, kind: Kind, given: Any) -> Any:
-    """What an analysis takes for an argument of a request."""
+def _value(models: Models, source: Any, kind: Kind, given: Any) -> Any:
+    """Turn an argument of a request into what an analysis takes."""
     if kind == "model":
         return models.get(given)
     if kind == "contrast":
         return hs.Contrast(**given)
     if kind == "direction":
-        return hs.Direction.between(model, **{name: _listed(name, value) for name, value in given.items()})
-    if kind == "data" and isinstance(given, dict):
-        labels = given["labels"]
-        return Labelled(tuple(given["texts"]), None if labels is None else tuple(labels), given["file"])
+        return hs.Direction.between(source, **{name: _listed(name, value) for name, value in given.items()})
+    if kind == "data":
+        data = _dataset(given)
+        return data if isinstance(source, hs.Model) else labels_of_states(source, data)
     return never_a_path(kind, given)
+
+
+def _dataset(given: Any) -> Labelled:
+    """Read a shipped dataset, or take the rows of an upload."""
+    if isinstance(given, str):
+        return hs.read(given)
+    labels, groups = (None if given[name] is None else tuple(given[name]) for name in ("labels", "groups"))
+    return Labelled(tuple(given["texts"]), labels, given["file"], groups)
 
 
 def _listed(name: str, value: Any) -> Any:
@@ -294,12 +329,14 @@ def _state(models: Models, model: hs.Model, arguments: Header) -> Header:
         "names": _names(model, site, token),
         "norm": float(row.norm()),
         "nearest": _nearest(states, site, token),
+        "model": model.name,
         "lens": _lens(model, text, site, token),
     }
     change = arguments.get("change")
     found["before"] = _predictions(model, text, None)
     if change is not None:
         found["change"] = change["kind"]
+        found["used"] = _used(models, model, token, change)
         found["after"] = _predictions(model, text, {site: _change(models, model, site, token, change)})
     return found
 
@@ -328,7 +365,12 @@ def _nearest(states: States, site: Site, token: int) -> list[Header]:
     best = cosines.flatten().topk(min(NEAREST, cosines.numel() - 1))
     columns = cosines.shape[1]
     return [
-        {"site": str(states.sites[at // columns]), "token": at % columns, "cosine": value}
+        {
+            "site": str(states.sites[at // columns]),
+            "token": at % columns,
+            "string": states.tokens.strings[at % columns],
+            "cosine": value,
+        }
         for value, at in zip(best.values.tolist(), best.indices.tolist(), strict=True)
     ]
 
@@ -363,18 +405,78 @@ def _predictions(model: hs.Model, text: str, changes: dict[str | Site, Any] | No
     return [{"word": word, "probability": p} for word, p in zip(words, best.values.tolist(), strict=True)]
 
 
+def _answers(model: hs.Model, arguments: Header) -> Header:
+    """Choose two answers that tell two texts apart: of the likeliest next tokens, the first that differ."""
+    problem, remedy = "No answers were found for these texts", "Type the two answers, each with its leading space."
+    if masked_model(model):
+        raise TextError(problem, f"{model.name} predicts masked tokens, not the next one", remedy)
+    sides = [_predictions(model, arguments[name], None) for name in ("a", "b")]
+    for side in sides:
+        if isinstance(side, str):
+            raise TextError(problem, side, "Choose a model that predicts tokens.")
+    for answer, other in product(*sides):
+        words = answer["word"], other["word"]  # type: ignore[index]
+        if _tells_apart(model, arguments, *words):
+            return dict(zip(("answer", "other"), words, strict=True))
+    raise TextError(problem, "no two likely tokens differ", remedy)
+
+
+def _tells_apart(model: hs.Model, arguments: Header, answer: str, other: str) -> bool:
+    """Whether two answers are a token each, and not the same."""
+    try:
+        encode(model, [hs.Contrast(arguments["a"], arguments["b"], answer, other)])
+    except TextError:
+        return False
+    return True
+
+
 def _change(models: Models, model: hs.Model, site: Site, token: int, change: Header) -> Any:
     """A change as `hs.edit` takes it."""
     if change["kind"] == "ablate":
         return hs.Scale(0.0, tokens=token)
     if change["kind"] == "replace":
         other = models.states(model, _needed(change, "text"))
-        if token >= len(other.tokens):
-            reason = f"text B has {len(other.tokens)} tokens"
-            raise TextError(f"No state to put at token {token}", reason, "Choose an earlier cell, or a longer text B.")
-        return hs.Replace(other[site][token], tokens=token)
+        donor = _donor(other, token, change)
+        return hs.Replace(other[site][donor], tokens=token)
     toward, away = (models.states(model, _needed(change, name))[site][-1] for name in ("toward", "away"))
     return hs.Add((toward - away).to(torch.float32), tokens=token, scale=change.get("strength", 1.0))
+
+
+def _donor(other: States, token: int, change: Header) -> int:
+    """Find the token of text B whose state is put in: the one that was named, or the one at the same position."""
+    donor = int(change.get("token", token))
+    if donor >= len(other.tokens):
+        reason = f"text B has {len(other.tokens)} tokens"
+        raise TextError(f"No state to put at token {token}", reason, "Choose an earlier cell, or a longer text B.")
+    return donor
+
+
+def _used(models: Models, model: hs.Model, token: int, change: Header) -> Header:
+    """Describe what a state was changed with: the state of text B, or the direction and its strength."""
+    if change["kind"] == "replace":
+        other = models.states(model, _needed(change, "text"))
+        donor = _donor(other, token, change)
+        return {"token": donor, "string": other.tokens.strings[donor]}
+    if change["kind"] == "steer":
+        return {"toward": change["toward"], "away": change["away"], "strength": change.get("strength", 1.0)}
+    return {}
+
+
+def _continuation(models: Models, model: hs.Model, arguments: Header) -> Header:
+    """What the model writes after a text, and what it writes when one state of the text is changed."""
+    reason = cannot_generate(model)
+    if reason:
+        raise TextError(f"{model.name} cannot continue the text", reason, "Choose a model that writes text.")
+    text, token, site = arguments["text"], arguments["token"], Site.parse(arguments["site"])
+    inputs = model.encode(text)
+    check_new_tokens(model, inputs, arguments["new_tokens"])
+    with progress.status("Writing on"):
+        written = {"before": generate(model, inputs, arguments["new_tokens"], None)[0][0]}
+        change = arguments.get("change")
+        if change is not None:
+            with hs.editing(model, {site: _change(models, model, site, token, change)}):
+                written["after"] = generate(model, inputs, arguments["new_tokens"], None)[0][0]
+    return {name: plain(words) for name, words in written.items()}
 
 
 def _needed(change: Header, name: str) -> str:

@@ -27,6 +27,7 @@ from hiddenscope.app.schemas import (
     ASKED,
     STORE_NAME,
     AnalysisAnswer,
+    ColumnChoice,
     DatasetAnswer,
     JobAnswer,
     JobRequest,
@@ -36,11 +37,13 @@ from hiddenscope.app.schemas import (
     ResultAnswer,
     StoreAnswer,
     StoreTextsAnswer,
+    TableAnswer,
     analyses,
     questions_of,
 )
 from hiddenscope.app.settings import Settings
 from hiddenscope.app.stores import read_texts, store_identity
+from hiddenscope.app.tables import first_rows
 from hiddenscope.errors import Error
 from hiddenscope.results import Result
 
@@ -95,18 +98,23 @@ class Desk:
             if value is not None and question.kind == "model":
                 request["arguments"][question.name] = self._model(value, identities)
             elif value is not None and question.kind == "data" and (upload := self.library.dataset(value)):
-                data = {"file": upload.file, "texts": upload.texts, "labels": upload.labels}
-                request["arguments"][question.name] = data
+                request["arguments"][question.name] = upload.as_argument()
+        if "store" in asked:
+            request["store"] = self._store(asked["store"], identities)
         if "store" in asked["arguments"]:
-            path = self.library.store_path(asked["arguments"]["store"])
-            identities.append(store_identity(path))
-            request["arguments"] |= {"path": str(path), "identity": identities[-1]}
+            request["arguments"] |= self._store(asked["arguments"]["store"], identities)
         return key_of(asked, identities), request
 
     def _model(self, choice: Header, identities: list[str]) -> Header:
         identity = self.library.model_identity(ModelChoice(**choice))
         identities.append(identity)
         return {"path": self.library.model_path(choice["name"]), "dtype": choice.get("dtype"), "identity": identity}
+
+    def _store(self, name: str, identities: list[str]) -> Header:
+        path = self.library.store_path(name)
+        identity = store_identity(path)
+        identities.append(identity)
+        return {"path": str(path), "identity": identity}
 
     def names(self, asked: Header) -> dict[str, Named]:
         """What the opaque names of a question stand for, in code that a person runs."""
@@ -121,8 +129,9 @@ class Desk:
                 names[name] = Named(self.library.model_path(name))
             elif name.startswith("upload:") and (upload := self.library.dataset(name)):
                 names[name] = upload.named
-        if "store" in asked["arguments"]:
-            names[asked["arguments"]["store"]] = Named(str(self.library.store_path(asked["arguments"]["store"])))
+        store = asked.get("store") or asked["arguments"].get("store")
+        if store:
+            names[store] = Named(str(self.library.store_path(store)))
         return names
 
     def result(self, id_: str) -> StoredResult:
@@ -173,10 +182,22 @@ def _lists(router: APIRouter, desk: Desk) -> None:
         ],
         text: Annotated[str | None, Query(min_length=1, max_length=200, description="The column of the texts.")] = None,
         label: Annotated[str | None, Query(min_length=1, max_length=200, description="That of the labels.")] = None,
+        group: Annotated[str | None, Query(min_length=1, max_length=200, description="That of the groups.")] = None,
     ) -> DatasetAnswer:
         """Upload labelled texts as .txt, .csv, .tsv or .jsonl."""
         content = await request.body()
-        return await asyncio.to_thread(desk.library.add_dataset, file, content, text, label)
+        columns = ColumnChoice(text=text, label=label, group=group)
+        return await asyncio.to_thread(desk.library.add_dataset, file, content, columns)
+
+    @router.post("/tables", openapi_extra={"requestBody": _UPLOAD})
+    async def read_table(
+        request: Request,
+        file: Annotated[
+            str, Query(min_length=1, max_length=200, description="The name of the file: its suffix counts.")
+        ],
+    ) -> TableAnswer:
+        """Read the columns and the first rows of a .csv, .tsv or .jsonl file; nothing is kept."""
+        return await asyncio.to_thread(first_rows, file, await request.body())
 
     @router.get("/stores")
     def list_stores() -> list[StoreAnswer]:
@@ -282,7 +303,7 @@ def _results(router: APIRouter, desk: Desk) -> None:
             id=id,
             analysis=asked["analysis"],
             model=ModelChoice(**asked["model"]) if "model" in asked else None,
-            title=header.get("title", "state"),
+            title=header.get("title", asked["analysis"]),
             findings=header.get("findings", []),
             views=header.get("views", []),
             sections=header.get("sections", []),
@@ -290,6 +311,10 @@ def _results(router: APIRouter, desk: Desk) -> None:
             command=command.text,
             command_reason=command.reason,
             state=header.get("state"),
+            continuation=header.get("continuation"),
+            answers=header.get("answers"),
+            columns=header.get("columns", []),
+            other_columns=header.get("other_columns", []),
             nearest=header.get("nearest", []),
         )
 

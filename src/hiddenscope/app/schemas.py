@@ -4,9 +4,13 @@ The first parameter of an analysis is the model. Of the others, the type says wh
 a dataset, a contrast, a direction, a number, one of a few words). Parameters that only a program can give, such as
 callbacks and paths, are left out: nothing that comes from a page names a path.
 
-Some questions only the page asks. `grid`: the norms of a text while it is typed. `state`: all about one state, before
-and after a change. `store`, `kept` and `nearest`: of states that were kept before, the texts nearest to a query, the
-norms of one text, and the states nearest to one of it; the last two need no model.
+Some questions only the page asks. `grid`: the norms of a text while it is typed. `answers`: two tokens that tell two
+texts apart. `state`: all about one state, before and after a change. `continuation`: what the model writes after the
+text, before and after that change. `store`, `kept` and `nearest`: of states that were kept before, the texts nearest to
+a query, the norms of one text, and the states nearest to one of it; the last two need no model.
+
+Analyses that read states (`profile`, `project`, `probe`, `cluster`) are asked of a model, or of kept states: then the
+request has a `store` in place of a `model`.
 """
 
 import ast
@@ -14,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeAlias, Union
 
-from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
 from hiddenscope.catalog import ANALYSES, Analysis
 from hiddenscope.signatures import Parameter, parameters_of, words_of
@@ -27,6 +31,11 @@ DATA_NAME = r"^(?:upload:[0-9a-f]{16}|[A-Za-z0-9_][A-Za-z0-9_\-]{0,95})$"
 STORE_NAME = r"^store:[0-9a-f]{16}$"
 SITES = r"^[A-Za-z0-9_.*,\[\]\- ]{1,200}$"
 ONLY_IN_PYTHON = {"Callable", "Mapping"}
+# Parameters of texts that a model reads: kept states have been computed already.
+OF_MODEL = {"texts", "targets", "truncate"}
+MOST_NEW_TOKENS = 60
+ON_STATES = ("profile", "project", "probe", "cluster")
+"""The analyses that can be asked of kept states alone, in place of a model."""
 
 Kind: TypeAlias = Literal[
     "text",
@@ -97,13 +106,24 @@ class GridArguments(Strict):
 
 
 class ChangeChoice(Strict):
-    """What is done to a state: taken away, replaced by that of another text, or moved along a direction."""
+    """What is done to a state: taken away, replaced by that of another text, or moved along a direction.
+
+    `token` is the token of the other text; without it, the one at the same position.
+    """
 
     kind: Literal["ablate", "replace", "steer"]
     text: OneText | None = None
+    token: Annotated[int, Field(ge=0, le=MOST_CHARACTERS)] | None = None
     toward: OneText | None = None
     away: OneText | None = None
     strength: Number = 1.0
+
+
+class AnswersArguments(Strict):
+    """Two answers that tell two texts apart: the token that the model finds likeliest after each."""
+
+    a: OneText
+    b: OneText
 
 
 class StateArguments(Strict):
@@ -113,6 +133,12 @@ class StateArguments(Strict):
     site: Annotated[str, Field(pattern=r"^[a-z0-9.]{1,40}$")]
     token: Annotated[int, Field(ge=0, le=MOST_CHARACTERS)]
     change: ChangeChoice | None = None
+
+
+class ContinuationArguments(StateArguments):
+    """What the model writes after a text, before and after a change of one of its states."""
+
+    new_tokens: Annotated[int, Field(ge=1, le=MOST_NEW_TOKENS)] = 12
 
 
 class StoreArguments(Strict):
@@ -244,11 +270,28 @@ def _arguments(analysis: Analysis) -> type[BaseModel]:
     return create_model(name, __base__=Strict, __doc__=analysis.question, **fields)
 
 
+class ModelOrStore(Strict):
+    """A request to an analysis that reads states: a model computes them, or they were kept before."""
+
+    model: ModelChoice | None = None
+    store: StoreName | None = None
+
+    @model_validator(mode="after")
+    def check_source(self) -> "ModelOrStore":
+        """Refuse a request with neither of the two, or with both."""
+        if (self.model is None) == (self.store is None):
+            raise ValueError("give either a model or a store")
+        return self
+
+
 def _request(word: str, arguments: type[BaseModel]) -> type[BaseModel]:
     fields: dict[str, Any] = {"analysis": (Literal[word], ...), "arguments": (arguments, ...)}
-    if word not in WITHOUT_MODEL:
+    base: type[BaseModel] = Strict
+    if word in ON_STATES:
+        base = ModelOrStore
+    elif word not in WITHOUT_MODEL:
         fields["model"] = (ModelChoice, ...)
-    return create_model(f"{word.capitalize()}Request", __base__=Strict, __doc__=arguments.__doc__, **fields)
+    return create_model(f"{word.capitalize()}Request", __base__=base, __doc__=arguments.__doc__, **fields)
 
 
 ASKED = tuple(analysis for analysis in ANALYSES if analysis.in_app)
@@ -256,7 +299,9 @@ ASKED = tuple(analysis for analysis in ANALYSES if analysis.in_app)
 
 OWN_ARGUMENTS: dict[str, type[BaseModel]] = {
     "grid": GridArguments,
+    "answers": AnswersArguments,
     "state": StateArguments,
+    "continuation": ContinuationArguments,
     "store": StoreArguments,
     "kept": KeptArguments,
     "nearest": NearestArguments,
@@ -312,6 +357,20 @@ class SectionAnswer(BaseModel):
     views: list[int]
 
 
+class ContinuationAnswer(BaseModel):
+    """What the model writes after a text, as it is and after a change."""
+
+    before: str
+    after: str | None = None
+
+
+class AnswersAnswer(BaseModel):
+    """The likeliest token after text A, and another one after text B."""
+
+    answer: str
+    other: str
+
+
 class NearestAnswer(BaseModel):
     """One of the nearest in kept states: the number of the text, its token where a state was asked for, and the score.
 
@@ -338,6 +397,12 @@ class ResultAnswer(BaseModel):
     command: str | None
     command_reason: str = Field("", description="Why there is no command, where there is none.")
     state: dict[str, Any] | None = Field(None, description="What `state` answers.")
+    continuation: ContinuationAnswer | None = Field(None, description="What `continuation` answers.")
+    answers: AnswersAnswer | None = Field(None, description="What `answers` answers.")
+    columns: list[int | None] = Field(
+        [], description="The token of the first text in each column of the first grid; none given: one after another."
+    )
+    other_columns: list[int | None] = Field([], description="The same for the second text, where there are two.")
     nearest: list[NearestAnswer] = Field([], description="What `store` and `nearest` answer, best first.")
 
 
@@ -350,6 +415,7 @@ class QuestionAnswer(BaseModel):
     default: str | int | float | bool | None = None
     choices: list[str]
     help: str
+    of_states: bool = Field(default=True, description="Whether it can be given when kept states are asked.")
 
 
 class AnalysisAnswer(BaseModel):
@@ -358,6 +424,7 @@ class AnalysisAnswer(BaseModel):
     word: str
     question: str
     group: str
+    on_states: bool = Field(description="Whether kept states can be asked in place of a model.")
     parameters: list[QuestionAnswer]
 
 
@@ -370,6 +437,25 @@ class ModelAnswer(BaseModel):
     here: bool = Field(description="Whether it is on this machine already.")
 
 
+class ColumnChoice(BaseModel):
+    """Which columns of a table hold the texts, the labels and the groups."""
+
+    text: str | None = None
+    label: str | None = None
+    group: str | None = None
+
+
+class TableAnswer(BaseModel):
+    """The columns of a table that somebody wants to upload, its first rows, and which columns are likely meant."""
+
+    file: str
+    columns: list[str]
+    rows: list[list[str]]
+    likely: ColumnChoice
+    certain: bool = Field(description="Whether the names of the columns say what they are.")
+    parameters: list["QuestionAnswer"] = Field(description="What is chosen from the columns, as a form asks for it.")
+
+
 class DatasetAnswer(BaseModel):
     """A dataset: shipped, or uploaded."""
 
@@ -377,7 +463,9 @@ class DatasetAnswer(BaseModel):
     label: str
     texts: int
     labels: dict[str, int]
+    groups: int | None = Field(None, description="How many groups of texts there are; none where nobody named them.")
     sample: list[str]
+    columns: ColumnChoice | None = Field(None, description="The columns that were taken, of an uploaded table.")
 
 
 class StoreAnswer(BaseModel):
@@ -419,6 +507,7 @@ def analyses() -> list[AnalysisAnswer]:
             word=analysis.word,
             question=analysis.question,
             group=analysis.group,
+            on_states=analysis.word in ON_STATES,
             parameters=[
                 QuestionAnswer(
                     name=one.name,
@@ -427,6 +516,7 @@ def analyses() -> list[AnalysisAnswer]:
                     default=one.default,
                     choices=list(one.choices),
                     help=one.help,
+                    of_states=one.name not in OF_MODEL,
                 )
                 for one in questions_of(analysis)
             ],

@@ -6,7 +6,7 @@ states were made of: one for each text, in the same order.
 """
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
@@ -56,26 +56,5 @@ def labels_of(states: "hs.Store | hs.States | hs.Pair", name: str, *columns: str
 
     `columns` name those of the texts, the labels and the groups.
     """
-    read = dataset(name, *columns)
-    if read.labels is None:
-        raise errors.TextError(f"No labels in {name[:80]}", "it has texts alone", "Name the column: label='...'.")
-    part: Any = states.encoder if isinstance(states, hs.Pair) else states
-    numbers = part.texts.tolist() if isinstance(part, hs.Store) else list(range(part.tokens.count))
-    _same_texts(read.texts, numbers, part.tokens.texts, name)
-    texts = tuple(read.texts[number] for number in numbers)
-    labels = tuple(read.labels[number] for number in numbers)
-    groups = None if read.groups is None else tuple(read.groups[number] for number in numbers)
-    return Labelled(texts, labels, read.name, groups)
-
-
-def _same_texts(
-    read: "tuple[str, ...] | list[str]", numbers: list[int], texts: Iterable[str] | None, name: str
-) -> None:
-    """Refuse a file of other texts: its labels would be those of others."""
-    problem, remedy = f"The texts of {name[:80]} are not those of the states", "Give the file that they were made of."
-    if numbers and numbers[-1] >= len(read):
-        raise errors.TextError(problem, f"it has {len(read):,} texts, and the states text {numbers[-1]:,}", remedy)
-    if texts is not None:
-        for number, own in zip(numbers, texts, strict=True):
-            if read[number] != own:
-                raise errors.TextError(problem, f"text {number:,} differs", remedy)
+    chosen: Labelled = import_module("hiddenscope.vectors.labelled").labels_of_states(states, dataset(name, *columns))
+    return chosen

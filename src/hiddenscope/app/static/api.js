@@ -2,28 +2,33 @@
  * The API, as the page uses it: lists, jobs that are followed until they are over, and results.
  *
  * @typedef {{name: string, dtype?: string}} ModelChoice
- * @typedef {{analysis: string, model?: ModelChoice, arguments: Record<string, unknown>}} Asked
+ * @typedef {{analysis: string, model?: ModelChoice, store?: string, arguments: Record<string, unknown>}} Asked
  * @typedef {{what: string, done: number, total: number | null}} Progress
  * @typedef {{id: string, analysis: string, state: "queued" | "running" | "done" | "failed" | "cancelled", waiting: number,
  *   progress: Progress | null, partial: number, result: string | null, error: string | null, note: string}} Job
  * @typedef {{word: string, probability: number}} Prediction
  * @typedef {{site: string, token: number, string: string, id: number, names: Record<string, string>, norm: number,
- *   nearest: {site: string, token: number, cosine: number}[], lens: Prediction[] | string,
- *   before: Prediction[] | string, after?: Prediction[], change?: string}} StateAnswer
+ *   nearest: {site: string, token: number, string?: string, cosine: number}[], lens: Prediction[] | string, model?: string,
+ *   before: Prediction[] | string, after?: Prediction[], change?: string, used?: Used}} StateAnswer
+ * @typedef {{token?: number, string?: string, toward?: string, away?: string, strength?: number}} Used what a state was changed with
  * @typedef {{text: number, token: number | null, string: string, score: number}} NearestAnswer
  * @typedef {{id: string, analysis: string, model: ModelChoice | null, title: string, findings: string[],
  *   views: {name: string, title: string, kind: string}[], sections: {title: string, prose: string, views: number[]}[],
  *   python: string | null, command: string | null, command_reason: string, state: StateAnswer | null,
- *   nearest: NearestAnswer[]}} ResultAnswer
+ *   continuation: {before: string, after: string | null} | null, answers: {answer: string, other: string} | null,
+ *   columns: (number | null)[], other_columns: (number | null)[], nearest: NearestAnswer[]}} ResultAnswer
  * @typedef {{name: string, label: string, source: string, here: boolean}} ModelAnswer
- * @typedef {{name: string, label: string, texts: number, labels: Record<string, number>, sample: string[]}} DatasetAnswer
+ * @typedef {{name: string, label: string, texts: number, labels: Record<string, number>, groups: number | null,
+ *   sample: string[], columns: ColumnChoice | null}} DatasetAnswer
+ * @typedef {{text: string | null, label: string | null, group: string | null}} ColumnChoice
+ * @typedef {{file: string, columns: string[], rows: string[][], likely: ColumnChoice, certain: boolean, parameters: Question[]}} TableAnswer
  * @typedef {{name: string, label: string, bytes: number, sites: string[], tokens: number, texts: number, model: string,
  *   dtype: string, width: number, complete: boolean}} StoreAnswer
  * @typedef {{number: number, text: string, cut: boolean, tokens: number}} StoreText
  * @typedef {{total: number, first: number, texts: StoreText[]}} StoreTexts
  * @typedef {{name: string, kind: string, required: boolean, default: string | number | boolean | null, choices: string[],
- *   help: string}} Question
- * @typedef {{word: string, question: string, group: string, parameters: Question[]}} AnalysisAnswer
+ *   help: string, of_states: boolean}} Question
+ * @typedef {{word: string, question: string, group: string, on_states: boolean, parameters: Question[]}} AnalysisAnswer
  */
 
 /** What went wrong, in a sentence for the reader. */
@@ -63,11 +68,22 @@ export async function readText(path) {
 }
 
 /**
+ * The columns and first rows of a table; a file of lines has none.
  * @param {File} file
+ * @returns {Promise<TableAnswer>}
+ */
+export async function readTable(file) {
+  return (await fetched(`/api/tables?file=${encodeURIComponent(file.name)}`, { method: "POST", body: file })).json();
+}
+
+/**
+ * @param {File} file
+ * @param {Record<string, string>} columns which hold the texts, the labels and the groups
  * @returns {Promise<DatasetAnswer>}
  */
-export async function upload(file) {
-  return (await fetched(`/api/datasets?file=${encodeURIComponent(file.name)}`, { method: "POST", body: file })).json();
+export async function upload(file, columns) {
+  const query = new URLSearchParams({ file: file.name, ...columns });
+  return (await fetched(`/api/datasets?${query}`, { method: "POST", body: file })).json();
 }
 
 /**

@@ -23,6 +23,7 @@ export class Asker {
    */
   async ask(place, asked, told) {
     this.cancel(place);
+    if (this.status.dataset.kept === "passing") this.clear();
     const control = new AbortController();
     this.running.set(place, control);
     /** @type {import("./api.js").Job | null} */
@@ -52,10 +53,18 @@ export class Asker {
     this.running.delete(place);
   }
 
-  /** @param {string} sentence */
-  say(sentence) {
-    this.status.dataset.kept = "true";
+  /**
+   * @param {string} sentence
+   * @param {boolean} [passing] whether the next question makes it out of date
+   */
+  say(sentence, passing = false) {
+    this.status.dataset.kept = passing ? "passing" : "true";
     this.status.replaceChildren(sentence);
+  }
+
+  clear() {
+    delete this.status.dataset.kept;
+    this.status.replaceChildren();
   }
 
   /**
@@ -77,6 +86,6 @@ export class Asker {
     if (total) bar?.setAttribute("value", String(Math.min(1, done / total)));
     else bar?.removeAttribute("value");
     const stop = this.status.querySelector("button");
-    if (stop) stop.onclick = () => { control.abort(); this.say("Cancelled."); };
+    if (stop) stop.onclick = () => { control.abort(); this.say("Cancelled.", true); };
   }
 }

@@ -6,7 +6,8 @@ import { unpack } from "../../views/static/payload.js";
 import { readText, Refused } from "./api.js";
 import { modelField } from "./fields.js";
 import { Form } from "./form.js";
-import { held, hold, isExample } from "./place.js";
+import { remember } from "./history.js";
+import { EXAMPLE, held, heldModel, holdModel, isExample } from "./place.js";
 import { findingsShown, said, saveMenu, showViews, viewsOf } from "./result.js";
 
 /** @typedef {import("./api.js").AnalysisAnswer} AnalysisAnswer */
@@ -15,6 +16,8 @@ const EXPECTED = /** @type {Record<string, string>} */ ({
   project: "You will see one panel for every layer, in which each dot is a text in the colour of its label, and how far the labels are apart.",
   probe: "You will see, layer by layer, how well a linear probe reads the label from the states, and what chance would give.",
   graft: "You will see, layer by layer, what becomes of the answers when blocks of the other model take the place of this one's.",
+  profile: "You will see how large the states of every layer are, how they spread, and how alike layers are.",
+  cluster: "You will see which texts lie together, the texts most typical of each cluster, and how stable each is.",
   drift: "You will see where the states of the two models part, whether that is more than rounding, and which module is at fault.",
 });
 
@@ -24,17 +27,20 @@ export class Questioning {
    * @param {AnalysisAnswer} analysis
    * @param {import("./form.js").Lists} lists
    * @param {import("./asking.js").Asker} asker
-   * @param {string} [named] what its model is called
+   * @param {{named?: string, tab?: string, store?: string}} [how] what its model is called, the tab whose model it is, or the
+   *   store that is asked in place of a model
    */
-  constructor(analysis, lists, asker, named = "Model") {
+  constructor(analysis, lists, asker, { named = "Model", tab = "ask", store = "" } = {}) {
     this.analysis = analysis;
+    this.store = store;
     this.asker = asker;
     this.turn = 0; // counts the questions: what belongs to an earlier one is not shown
-    this.form = new Form(analysis.parameters, lists);
-    this.model = modelField(named, lists.models, held("model"), (name) => hold("model", name));
+    this.parameters = analysis.parameters.filter((one) => one.of_states || !store);
+    this.form = new Form(this.parameters, store ? { ...lists, unlabelled: true } : lists);
+    this.model = modelField(named, lists.models, heldModel(tab), (name) => holdModel(tab, name));
     const expected = EXPECTED[analysis.word];
     this.answer = element("div", { class: "views" }, expected ? [said(expected, true)] : []);
-    this.form.root.prepend(this.model.root);
+    if (!store) this.form.root.prepend(this.model.root);
     const asking = element("form", { class: "asking" }, [this.form.root]);
     asking.addEventListener("submit", (event) => {
       event.preventDefault();
@@ -58,13 +64,14 @@ export class Questioning {
   /** @param {boolean} [written] whether the address is to hold the question; the example's is short */
   async ask(written = true) {
     const given = this.form.get();
-    const empty = this.analysis.parameters.find((one) => one.required && given[one.name] === undefined);
+    const empty = this.parameters.find((one) => one.required && given[one.name] === undefined);
     if (empty) return this.answer.replaceChildren(said(`Fill in “${this.form.labelOf(empty.name)}” first.`));
     if (written) writePage("q", JSON.stringify(given));
     this.answer.classList.add("stale");
     const turn = ++this.turn;
     try {
-      const result = await this.asker.ask("question", { analysis: this.analysis.word, model: { name: this.model.get() }, arguments: given }, (job) => void this.early(job, turn));
+      const source = this.store ? { store: this.store } : { model: { name: this.model.get() } };
+      const result = await this.asker.ask("question", { analysis: this.analysis.word, ...source, arguments: given }, (job) => void this.early(job, turn));
       const views = result ? await viewsOf(result.id) : [];
       if (turn !== this.turn) return undefined;
       this.turn += 1;
@@ -109,6 +116,7 @@ export class Questioning {
     this.answer.replaceChildren(element("div", { class: "found" }, [head, ...findings, place]));
     showViews(place, views, 0);
     document.documentElement.dataset.ready = "true";
+    if (readPage("q")) remember(result.title, this.store ? "" : this.model.get());
   }
 }
 
@@ -157,7 +165,7 @@ export function askTab(root, asker, analyses, lists) {
  * @param {import("./form.js").Lists} lists
  */
 export function driftTab(root, asker, drift, lists) {
-  const questioning = new Questioning(drift, lists, asker, "Reference");
+  const questioning = new Questioning(drift, lists, asker, { named: "Reference", tab: "drift" });
   root.replaceChildren(
     element("h2", { class: "tab" }, ["Where do two models diverge?"]),
     element("p", { class: "lead" }, ["The first is the reference, the second the candidate: a port, a fine-tuned copy, another checkpoint of the same shape, or the same model in another dtype."]),
@@ -165,6 +173,6 @@ export function driftTab(root, asker, drift, lists) {
   );
   const known = questioning.restore();
   if (!known) questioning.form.set({ candidate: { name: held("second"), dtype: held("seconddtype") }, texts: [held("a")] });
-  if (known || isExample(["model", "a", "second", "seconddtype"])) void questioning.ask(known);
+  if (known || (heldModel("drift") === EXAMPLE.model && isExample(["a", "second", "seconddtype"]))) void questioning.ask(known);
   document.documentElement.dataset.ready = "true";
 }

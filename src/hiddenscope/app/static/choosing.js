@@ -8,9 +8,10 @@ export class ChoosingGrid extends GridView {
    * @param {HTMLElement} root
    * @param {import("../../views/static/payload.js").Grid} grid
    * @param {(cell: number) => void} chosen
+   * @param {number} [place] which view of the page it is
    */
-  constructor(root, grid, chosen) {
-    super(root, grid, 0);
+  constructor(root, grid, chosen, place = 0) {
+    super(root, grid, place);
     this.chosen = chosen;
   }
 

@@ -3,9 +3,10 @@
 import { choice, element } from "../../views/static/elements.js";
 import { readPage, writePage } from "../../views/static/hash.js";
 import { shownText } from "../../views/static/text.js";
-import { Refused, upload } from "./api.js";
+import { readTable, Refused, upload } from "./api.js";
 import { Questioning } from "./asktab.js";
-import { isExample } from "./place.js";
+import { columnForm } from "./columnform.js";
+import { EXAMPLE, heldModel } from "./place.js";
 import { said } from "./result.js";
 
 const QUESTIONS = { project: "Project the states", probe: "Probe the labels", graft: "Graft another model" };
@@ -29,6 +30,7 @@ export class DatasetTab {
     this.cards = element("ul", { class: "cards" });
     this.place = element("div");
     this.problem = element("div");
+    this.columns = element("div");
     const file = element("input", { type: "file", accept: ".txt,.csv,.tsv,.jsonl", "aria-label": "Upload a dataset" });
     file.addEventListener("change", () => void this.take(file.files?.[0]));
     const drop = element("label", { class: "card drop" }, [
@@ -46,7 +48,7 @@ export class DatasetTab {
     root.replaceChildren(
       element("h2", { class: "tab" }, ["Datasets"]),
       element("p", { class: "lead" }, ["Labelled texts: how their states lie in every layer, whether the classes are apart in the full space, and where a probe can read the label."]),
-      this.cards, this.problem, element("div", { class: "row" }, [this.what.root]), this.place,
+      this.cards, this.columns, this.problem, element("div", { class: "row" }, [this.what.root]), this.place,
     );
     this.list();
     this.open(true);
@@ -63,11 +65,30 @@ export class DatasetTab {
     return word in QUESTIONS ? word : "project";
   }
 
-  /** @param {File | undefined} file */
+  /**
+   * Show the columns of a file; where their names say what they are, and in a file of lines, it is taken at once.
+   * @param {File | undefined} file
+   */
   async take(file) {
     if (!file) return;
     try {
-      const added = await upload(file);
+      const table = await readTable(file);
+      this.problem.replaceChildren();
+      this.columns.replaceChildren(...(table.columns.length ? [columnForm(table, (columns) => void this.add(file, columns))] : []));
+      if (table.certain || !table.columns.length) await this.add(file, {});
+    } catch (error) {
+      if (!(error instanceof Refused)) throw error;
+      this.problem.replaceChildren(said(error.message));
+    }
+  }
+
+  /**
+   * @param {File} file
+   * @param {Record<string, string>} columns
+   */
+  async add(file, columns) {
+    try {
+      const added = await upload(file, columns);
       this.lists.datasets = [...this.lists.datasets.filter((one) => one.name !== added.name), added];
       writePage("data", added.name);
       this.problem.replaceChildren();
@@ -84,7 +105,8 @@ export class DatasetTab {
       const labels = Object.entries(one.labels).slice(0, 4).map(([label, count]) => `${label} ${count}`).join(", ");
       const card = element("button", { type: "button", class: "card", "aria-pressed": String(one === this.chosen) }, [
         element("strong", {}, [shownText(one.label, 80)]),
-        element("span", {}, [`${one.texts} texts${labels ? `: ${shownText(labels, 120)}` : ", no labels"}`]),
+        element("span", {}, [`${one.texts} texts${labels ? `: ${shownText(labels, 120)}` : ", no labels"}${one.groups === null ? "" : `; ${one.groups} groups`}`]),
+        ...namedColumns(one),
         element("span", {}, [`“${shownText(one.sample[0] ?? "", 90)}”`]),
       ]);
       card.addEventListener("click", () => { writePage("data", one.name); writePage("q", ""); this.list(); this.open(false); });
@@ -98,12 +120,22 @@ export class DatasetTab {
     this.what.set(this.word);
     const analysis = this.analyses.find((one) => one.word === this.word);
     if (!analysis || !this.chosen) return;
-    const questioning = new Questioning(analysis, this.lists, this.asker);
+    const questioning = new Questioning(analysis, this.lists, this.asker, { tab: "data" });
     this.place.replaceChildren(questioning.root);
     const known = linked && questioning.restore();
     questioning.form.set({ data: this.chosen.name, ...(known || this.word !== "project" ? {} : { method: EXAMPLE_METHOD }) });
     questioning.form.hide("data");
-    const example = this.word === "project" && this.chosen.name === EXAMPLE_DATA && isExample(["model"]);
+    const example = this.word === "project" && this.chosen.name === EXAMPLE_DATA && heldModel("data") === EXAMPLE.model;
     if (known || example) void questioning.ask(known);
   }
+}
+
+/**
+ * The columns that were taken, where somebody chose them.
+ * @param {DatasetAnswer} dataset
+ */
+function namedColumns(dataset) {
+  const chosen = Object.entries(dataset.columns ?? {}).filter(([, column]) => column);
+  const words = chosen.map(([role, column]) => `${role}: ${column}`).join(", ");
+  return words ? [element("span", {}, [shownText(words, 120)])] : [];
 }

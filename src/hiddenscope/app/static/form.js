@@ -5,7 +5,8 @@ import { DTYPES, dtypeField, modelField } from "./fields.js";
 
 /**
  * @typedef {import("./api.js").Question} Question
- * @typedef {{models: import("./api.js").ModelAnswer[], datasets: import("./api.js").DatasetAnswer[]}} Lists
+ * @typedef {{models: import("./api.js").ModelAnswer[], datasets: import("./api.js").DatasetAnswer[],
+ *   unlabelled?: boolean}} Lists where `unlabelled` says that a dataset may be left out
  * @typedef {{root: HTMLElement, get: () => unknown, set: (value: any) => void}} Field
  */
 
@@ -137,7 +138,8 @@ function modelOf(label, lists) {
  */
 function chosen(label, question, lists) {
   const options = question.kind === "data" ? lists.datasets.map((one) => [one.name, one.label]) : question.choices.map((word) => [word, word]);
-  const none = question.default === null && !question.required && question.kind === "choice" ? [["", "none"]] : []; // or the first would be asked for
+  const optional = question.kind === "choice" || lists.unlabelled;
+  const none = question.default === null && !question.required && optional ? [["", "none"]] : []; // or the first would be asked for
   const select = element("select", {}, [...none, ...options].map(([value, words]) => element("option", { value }, [words])));
   if (question.default !== null) select.value = String(question.default);
   return {

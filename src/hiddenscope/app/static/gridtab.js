@@ -3,8 +3,11 @@
 import { button, choice, element } from "../../views/static/elements.js";
 import { forgetViews, readPage, writePage, writeState } from "../../views/static/hash.js";
 import { Refused } from "./api.js";
+import { Beside } from "./beside.js";
 import { ChoosingGrid } from "./choosing.js";
+import { Columns } from "./columns.js";
 import { dtypeField, modelField, textField } from "./fields.js";
+import { remember } from "./history.js";
 import { StatePanel } from "./panel.js";
 import { held, heldCell, hold } from "./place.js";
 import { findingsShown, remembered, said, saveMenu, showViews, viewsOf } from "./result.js";
@@ -25,6 +28,8 @@ const EXPLAINED = /** @type {Record<string, string>} */ ({
   drift: "Where a second model, or the same in another dtype, diverges.",
 });
 
+const NEEDS_NOTHING_MORE = ["lens", "visibility"]; // overlays that a model answers from the text alone, or never
+
 export class GridTab {
   /**
    * @param {HTMLElement} root
@@ -42,38 +47,68 @@ export class GridTab {
     this.grid = null;
     /** @type {import("./api.js").ResultAnswer | null} */
     this.result = null;
+    /** @type {Columns | null} */
+    this.columns = null;
+    /** @type {{site: string, token: number} | null} the state that is chosen, whatever column it has in a grid */
+    this.state = null;
+    this.instead = ""; // the overlay that the model could not answer
     this.build();
     this.restore();
   }
 
   build() {
     const later = () => { clearTimeout(this.resting); this.resting = window.setTimeout(() => void this.paint(), REST); };
-    this.model = modelField("Model", this.models, held("model"), (name) => { hold("model", name); void this.paint(); });
+    this.model = modelField("Model", this.models, held("model"), (name) => this.changeModel(name));
     this.a = textField("Text A", held("a"), (text) => { hold("a", text); writePage("change", ""); later(); });
     this.b = textField("Text B, to compare with", held("b"), (text) => { hold("b", text); if (this.usesB() || heldChange()?.kind === "replace") later(); });
-    this.overlays = choice("Overlay", OVERLAYS, (overlay) => { hold("overlay", overlay); forgetViews(["pin"]); this.arrange(); void this.paint(); });
+    this.overlays = choice("Overlay", OVERLAYS, (overlay) => { this.instead = ""; this.changeOverlay(overlay); });
     this.overlays.root.id = "overlays";
     this.extra = element("div", { class: "extra" });
     this.save = element("div", { class: "save" });
     this.explained = element("p", { class: "lead tight" });
+    this.why = element("div");
     this.stage = element("div", { class: "views" }, [said("Asking …", true)]);
+    this.beside = new Beside(this.asker, (columns, cell, model) => this.open(columns, cell, null, model));
+    this.besideModel = modelField("Second model, beside it", this.models, held("beside"), (name) => { hold("beside", name); void this.paint(); });
     this.below = element("div", { class: "views below" });
     this.aside = element("aside", { class: "state", "aria-label": "The chosen state" });
-    this.panel = new StatePanel(this.aside, (cell, change) => { writePage("change", JSON.stringify(change)); void this.read(cell, change); }, {
-      choose: (site, token) => this.choose(site, token),
-      see: () => { hold("overlay", "visibility"); forgetViews(["pin"]); this.restore(); },
+    this.panel = new StatePanel(this.aside, (cell, change) => { writePage("change", change ? JSON.stringify(change) : ""); void this.read(cell, change); }, {
+      choose: (site, token, model) => (model === held("model") ? this.choose(site, token) : void this.read({ site, column: token, token, other: undefined, model }, null)),
+      see: () => this.changeOverlay("visibility"),
       textB: () => held("b"),
+      isFirst: (cell) => cell.model === held("model"),
+      write: (cell, change) => this.continued(cell, change),
     });
     this.panel.empty();
     this.root.replaceChildren(
       element("div", { class: "ask", id: "ask" }, [this.model.root, this.a.root, this.b.root]),
-      element("div", { class: "overlays" }, [this.overlays.root, this.extra, this.save]),
-      element("div", { class: "desk" }, [element("div", { class: "first" }, [this.explained, this.stage]), this.below, this.aside]),
+      element("div", { class: "overlays" }, [this.overlays.root, this.extra, this.besideModel.root, this.save]),
+      element("div", { class: "desk" }, [element("div", { class: "first" }, [this.explained, this.why, element("div", { class: "pairing" }, [this.stage, this.beside.root])]), this.below, this.aside]),
     );
+  }
+
+  /** @param {string} name */
+  changeModel(name) {
+    hold("model", name);
+    if (this.instead) hold("overlay", this.instead);
+    this.instead = "";
+    this.arrange();
+    void this.paint();
+  }
+
+  /** @param {string} overlay */
+  changeOverlay(overlay) {
+    hold("overlay", overlay);
+    forgetViews(this.state ? ["pin"] : []);
+    this.arrange();
+    void this.paint();
   }
 
   /** Take everything from the address. */
   restore() {
+    this.state = null;
+    this.instead = "";
+    this.besideModel?.set(held("beside"));
     this.model?.set(held("model"));
     this.a?.set(held("a"));
     this.b?.set(held("b"));
@@ -89,22 +124,55 @@ export class GridTab {
   arrange() {
     const overlay = held("overlay");
     this.overlays?.set(overlay);
+    if (this.explained) this.explained.textContent = EXPLAINED[overlay] ?? "";
+    this.why?.replaceChildren(...(this.instead ? [said(this.reason ?? "", true)] : []));
     const again = (/** @type {import("./place.js").Held} */ name) => (/** @type {string} */ value) => {
       hold(name, value);
       clearTimeout(this.resting);
       this.resting = window.setTimeout(() => void this.paint(), 3 * REST);
     };
     const fields = {
-      patch: () => [textField("Answer to A", held("answer"), again("answer"), "small"), textField("Answer to B", held("other"), again("other"), "small")],
+      patch: () => [this.answerField("Answer to A", "answer", again("answer")), this.answerField("Answer to B", "other", again("other"))],
       drift: () => [modelField("Against", this.models, held("second"), again("second")), dtypeField("in dtype", held("seconddtype"), again("seconddtype"))],
     };
     this.extra?.replaceChildren(...(fields[/** @type {"patch" | "drift"} */ (overlay)]?.() ?? []).map(({ root }) => root));
   }
 
-  /** @returns {Asked} */
-  asked() {
+  /**
+   * An answer of Patch; left empty, it is what the model finds likeliest.
+   * @param {string} label
+   * @param {"answer" | "other"} name
+   * @param {(value: string) => void} act
+   */
+  answerField(label, name, act) {
+    const field = textField(label, held(name), act, "small");
+    field.input.setAttribute("placeholder", "the likeliest");
+    field.input.dataset.answer = name;
+    return field;
+  }
+
+  /**
+   * The two answers of Patch: those that were typed, or what the model finds likeliest after each text.
+   * @returns {Promise<{answer: string, other: string} | null>} null where it was cancelled
+   */
+  async answers() {
+    const typed = { answer: held("answer"), other: held("other") };
+    if (typed.answer && typed.other) return typed;
+    const result = await this.asker.ask("answers", { analysis: "answers", model: { name: held("model") }, arguments: { a: held("a"), b: held("b") } });
+    if (!result?.answers) return null;
+    for (const name of /** @type {const} */ (["answer", "other"])) {
+      this.extra?.querySelector(`[data-answer="${name}"]`)?.setAttribute("placeholder", result.answers[name]);
+    }
+    return { answer: typed.answer || result.answers.answer, other: typed.other || result.answers.other };
+  }
+
+  /**
+   * @param {{answer: string, other: string}} [answers] of Patch
+   * @returns {Asked}
+   */
+  asked(answers) {
     const [text, other, model] = [held("a"), held("b"), { name: held("model") }];
-    const contrasts = { clean: text, corrupt: other, answer: held("answer"), other: held("other") };
+    const contrasts = { clean: text, corrupt: other, ...answers };
     const second = held("seconddtype") === "as it is" ? { name: held("second") } : { name: held("second"), dtype: held("seconddtype") };
     const questions = /** @type {Record<string, [string, Record<string, unknown>]>} */ ({
       norm: ["grid", { text }],
@@ -125,18 +193,53 @@ export class GridTab {
     if (needs) return this.nothing(said(needs, true));
     this.stage?.classList.add("stale");
     try {
-      const result = await this.asker.ask("grid", this.asked());
+      const asked = await this.question();
+      const result = asked && turn === this.turn ? await this.asker.ask("grid", asked) : undefined;
       const views = result ? await viewsOf(result.id) : [];
       if (turn !== this.turn) return undefined;
       if (result) this.show(result, views);
       else this.nothing(said("Cancelled.", true), this.again());
+      if (asked && result) await this.beside?.paint(held("beside"), asked);
     } catch (error) {
       if (!(error instanceof Refused)) throw error;
-      if (turn === this.turn) this.nothing(said(error.message), this.again());
+      if (turn === this.turn) return this.refused(error.message);
     } finally {
       if (turn === this.turn) this.stage?.classList.remove("stale");
     }
     return undefined;
+  }
+
+  /** The question of the overlay; null where it was cancelled. */
+  async question() {
+    if (held("overlay") !== "patch") return this.asked();
+    const answers = await this.answers();
+    return answers ? this.asked(answers) : null;
+  }
+
+  /**
+   * The overlay was refused. One that needs nothing but the text gives way to the norms, which every model has.
+   * @param {string} reason
+   */
+  async refused(reason) {
+    const overlay = held("overlay");
+    const label = OVERLAYS[/** @type {keyof typeof OVERLAYS} */ (overlay)] ?? overlay;
+    if (!NEEDS_NOTHING_MORE.includes(overlay) || !(await this.hasNorms())) {
+      const norms = button("Show the norms", "Paint the norm of every state in its place", () => this.changeOverlay("norm"));
+      return this.nothing(said(reason), this.again(), ...(overlay === "norm" ? [] : [norms]));
+    }
+    this.instead = overlay;
+    this.reason = `${reason} The norms are shown in place of ${label}.`;
+    return this.changeOverlay("norm");
+  }
+
+  /** Whether the model can be loaded, and the text read. */
+  async hasNorms() {
+    try {
+      return (await this.asker.ask("grid", { analysis: "grid", model: { name: held("model") }, arguments: { text: held("a") } })) !== undefined;
+    } catch (error) {
+      if (!(error instanceof Refused)) throw error;
+      return false;
+    }
   }
 
   /**
@@ -149,9 +252,11 @@ export class GridTab {
     this.grid = null;
     this.stage?.replaceChildren(...pieces);
     this.stage?.classList.remove("stale");
+    this.beside?.clear();
     this.below?.replaceChildren();
     this.save?.replaceChildren();
     this.panel?.empty();
+    document.documentElement.dataset.ready = "true";
   }
 
   again() {
@@ -167,10 +272,11 @@ export class GridTab {
     const view = views[first];
     if (!view || view.kind !== "Grid" || !this.stage || !this.below) return;
     this.result = result;
+    this.columns = new Columns(result, view.tokens.length);
+    this.keepState();
     const root = element("section", { "data-view": "0", class: "grid" });
     this.stage.replaceChildren(root);
     this.grid = remembered(root, new ChoosingGrid(root, view, (cell) => this.chosen(cell)));
-    if (this.explained) this.explained.textContent = EXPLAINED[held("overlay")] ?? "";
     const rest = element("div");
     this.below.replaceChildren(...(result.findings.length ? [findingsShown(result.findings)] : []), rest);
     showViews(rest, views.filter((_, i) => i !== first), 1);
@@ -178,35 +284,45 @@ export class GridTab {
     this.save?.replaceChildren(saveMenu(result, () => ({ view: named, measure: this.grid?.shown ? this.grid.measure.name : "" })));
     document.documentElement.dataset.ready = "true";
     const cell = heldCell();
-    if (cell) this.open(cell.site, cell.column, heldChange());
+    if (cell) this.open(this.columns, cell, heldChange());
     else this.panel?.empty();
+    remember(`${OVERLAYS[/** @type {keyof typeof OVERLAYS} */ (held("overlay"))] ?? ""} of “${held("a")}”`, held("model"));
+  }
+
+  /** The chosen state stays chosen: in another overlay it may stand in another column. */
+  keepState() {
+    if (!this.state || !this.columns || !heldCell()) return;
+    const column = this.columns.columnOf(this.state.token);
+    writePage("0.pin", `${this.state.site}~${column < 0 ? this.state.token : column}`);
   }
 
   /** @param {number} pin */
   chosen(pin) {
     writePage("change", "");
-    if (!this.grid || pin < 0) {
+    this.state = null;
+    if (!this.grid || !this.columns || pin < 0) {
       this.asker.cancel("state");
       this.stateTurn += 1;
       return this.panel?.empty();
     }
     const { sites, tokens } = this.grid.grid;
-    return this.open(sites[Math.floor(pin / tokens.length)], pin % tokens.length);
+    return this.open(this.columns, { site: sites[Math.floor(pin / tokens.length)], column: pin % tokens.length });
   }
 
   /**
-   * Read the state of a column of the grid; columns that text A lacks are not states of it.
-   * @param {string} site
-   * @param {number} column
+   * Read the state of a column of a grid; columns that text A lacks are not states of it.
+   * @param {Columns} columns
+   * @param {{site: string, column: number}} cell
    * @param {Record<string, unknown> | null} [change] what is done to it
+   * @param {string} [model]
    */
-  open(site, column, change = null) {
-    const tokens = this.grid?.grid.tokens ?? [];
-    if (!(column in tokens)) return this.panel?.wrong(`The text has ${tokens.length} token${tokens.length === 1 ? "" : "s"} now. Choose another cell.`);
-    if (tokens[column] === null) return this.panel?.wrong("Text A has no token here: this column belongs to text B alone.");
-    const token = tokens.slice(0, column).filter((one) => one !== null).length;
-    void this.read({ site, column, token }, change);
-    return undefined;
+  open(columns, { site, column }, change = null, model = held("model")) {
+    const [token, count] = [columns.tokenAt(column), columns.tokens.length];
+    if (typeof token === "number") return void this.read({ site, column, token, other: columns.otherAt(column), model }, change);
+    this.asker.cancel("state");
+    this.stateTurn += 1;
+    if (token === null) return this.panel?.wrong("Text A has no token here: this column belongs to text B alone.");
+    return this.panel?.wrong(`The text has ${count} token${count === 1 ? "" : "s"} now. Choose another cell.`);
   }
 
   /**
@@ -215,19 +331,29 @@ export class GridTab {
    */
   async read(cell, change) {
     const turn = ++this.stateTurn;
+    if (cell.model === held("model")) this.state = { site: cell.site, token: cell.token };
     this.panel?.wait(cell);
     this.panel?.fill(change);
-    const done = change?.kind === "replace" ? { ...change, text: held("b") } : change;
-    const given = { text: held("a"), site: cell.site, token: cell.token, ...(done ? { change: done } : {}) };
     try {
-      const result = await this.asker.ask("state", { analysis: "state", model: { name: held("model") }, arguments: given });
-      if (turn !== this.stateTurn || !this.grid) return;
-      if (result) this.panel?.show(result, cell, this.grid.grid);
-      else this.panel?.wrong("Cancelled. Choose a cell to read it.");
+      const result = await this.asker.ask("state", { analysis: "state", model: { name: cell.model }, arguments: stateArguments(cell, change) });
+      if (turn !== this.stateTurn || !this.grid) return undefined;
+      if (!result) return this.panel?.wrong("Cancelled. Choose a cell to read it.");
+      this.panel?.show(result, cell, this.grid.grid, change);
+      if (change) remember(`${String(change.kind)} ${cell.site} of “${held("a")}”`, cell.model);
     } catch (error) {
       if (!(error instanceof Refused)) throw error;
       if (turn === this.stateTurn) this.panel?.wrong(error.message);
     }
+    return undefined;
+  }
+
+  /**
+   * What the model writes after the text, as it is and with the change.
+   * @param {Cell} cell
+   * @param {Record<string, unknown> | null} change
+   */
+  continued(cell, change) {
+    return this.asker.ask("continuation", { analysis: "continuation", model: { name: cell.model }, arguments: stateArguments(cell, change) });
   }
 
   /**
@@ -236,14 +362,26 @@ export class GridTab {
    * @param {number} token
    */
   choose(site, token) {
-    if (!this.grid) return;
+    if (!this.grid || !this.columns) return;
     const { sites, tokens } = this.grid.grid;
-    const columns = tokens.flatMap((one, i) => (one === null ? [] : [i]));
-    const row = sites.indexOf(site);
-    if (row < 0 || columns[token] === undefined) return void this.read({ site, column: token, token }, null);
-    const cell = row * tokens.length + columns[token];
+    const [row, column] = [sites.indexOf(site), this.columns.columnOf(token)];
+    if (row < 0 || column < 0) return void this.read({ site, column: token, token, other: undefined, model: held("model") }, null);
+    const cell = row * tokens.length + column;
     if (cell !== this.grid.pin) this.grid.hold(cell);
   }
+}
+
+/**
+ * The arguments of a question about one state.
+ * @param {Cell} cell
+ * @param {Record<string, unknown> | null} change
+ */
+function stateArguments(cell, change) {
+  const asked = { text: held("a"), site: cell.site, token: cell.token };
+  if (!change) return asked;
+  if (change.kind !== "replace") return { ...asked, change };
+  const aligned = typeof cell.other === "number" && cell.other !== cell.token ? { token: cell.other } : {}; // where it stands in text B
+  return { ...asked, change: { ...change, text: held("b"), ...aligned } };
 }
 
 /**

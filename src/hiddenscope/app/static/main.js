@@ -7,16 +7,20 @@ import { Asker } from "./asking.js";
 import { askTab, driftTab } from "./asktab.js";
 import { DatasetTab } from "./datatab.js";
 import { GridTab, pinFirst } from "./gridtab.js";
+import { helpTab } from "./help.js";
+import { historyButtons } from "./history.js";
 import { held } from "./place.js";
 import { destroyDetached, said } from "./result.js";
 import { storeTab } from "./storetab.js";
+import { themeSwitch } from "./themeswitch.js";
 import { tour } from "./tour.js";
 
-const TABS = /** @type {Record<string, string>} */ ({ grid: "Grid", data: "Datasets", stores: "Stores", drift: "Drift", ask: "All analyses" });
+const TABS = /** @type {Record<string, string>} */ ({ grid: "Grid", data: "Datasets", stores: "Stores", drift: "Drift", ask: "All analyses", help: "Help" });
 const FIRST_CELL = "layer.24~4";
 
 const work = /** @type {HTMLElement} */ (document.getElementById("work"));
 const nav = /** @type {HTMLElement} */ (document.getElementById("tabs"));
+const tools = /** @type {HTMLElement} */ (document.getElementById("tools"));
 const status = /** @type {HTMLElement} */ (document.getElementById("status"));
 
 async function start() {
@@ -48,8 +52,9 @@ async function start() {
       grid = new GridTab(root, asker, models);
       tour(root);
     } else if (tab === "data") new DatasetTab(root, asker, analyses, lists);
-    else if (tab === "stores") storeTab(root, asker, lists).catch((error) => root.replaceChildren(said(String(error.message))));
+    else if (tab === "stores") storeTab(root, asker, analyses, lists).catch((error) => root.replaceChildren(said(String(error.message))));
     else if (tab === "drift" && drift) driftTab(root, asker, drift, lists);
+    else if (tab === "help") helpTab(root);
     else askTab(root, asker, analyses, lists);
   };
 
@@ -69,6 +74,7 @@ async function start() {
     });
     return link;
   }));
+  tools.replaceChildren(...historyButtons(), themeSwitch());
   whenLinked(() => (grid && held("tab") === "grid" ? grid.restore() : show()));
   if (readPage("token")) writePage("token", "");
   show();

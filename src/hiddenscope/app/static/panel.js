@@ -4,20 +4,24 @@ import { button, element } from "../../views/static/elements.js";
 import { largest, sourcesOf, targetsOf } from "../../views/static/influence.js";
 import { formatNumber } from "../../views/static/numbers.js";
 import { shownText, shownToken } from "../../views/static/text.js";
+import { Refused } from "./api.js";
 import { saveMenu, said } from "./result.js";
 
 /**
- * @typedef {{site: string, column: number, token: number}} Cell
+ * @typedef {{site: string, column: number, token: number, other: number | null | undefined, model: string}} Cell a state of
+ *   text A, where it stands in a grid, and the token of text B in the same column
  * @typedef {import("./api.js").ResultAnswer} ResultAnswer
  */
 
 const MOST_LINKS = 3;
+const CHANGED = /** @type {Record<string, string>} */ ({ ablate: "Ablated", replace: "Patched", steer: "Steered" });
 
 export class StatePanel {
   /**
    * @param {HTMLElement} root
    * @param {(cell: Cell, change: Record<string, unknown> | null) => void} ask
-   * @param {{choose: (site: string, token: number) => void, see: () => void, textB: () => string}} page
+   * @param {{choose: (site: string, token: number, model: string) => void, see: () => void, textB: () => string, isFirst: (cell: Cell) => boolean,
+   *   write: (cell: Cell, change: Record<string, unknown> | null) => Promise<ResultAnswer | undefined>}} page
    */
   constructor(root, ask, page) {
     this.root = root;
@@ -60,7 +64,7 @@ export class StatePanel {
 
   /** @param {Cell} cell */
   wait(cell) {
-    if (this.root.dataset.cell === `${cell.site}~${cell.column}`) return this.root.classList.add("stale");
+    if (this.root.dataset.cell === nameOf(cell)) return this.root.classList.add("stale");
     this.root.replaceChildren(element("h2", {}, [cell.site]), element("p", {}, ["Reading this state …"]));
     return undefined;
   }
@@ -69,37 +73,38 @@ export class StatePanel {
    * @param {ResultAnswer} result
    * @param {Cell} cell
    * @param {import("../../views/static/payload.js").Grid} grid the grid that is shown
+   * @param {Record<string, unknown> | null} change what was done to it
    */
-  show(result, cell, grid) {
+  show(result, cell, grid, change) {
     const { state } = result;
     if (!state) return;
     this.root.classList.remove("stale");
-    this.root.dataset.cell = `${cell.site}~${cell.column}`;
+    this.root.dataset.cell = nameOf(cell);
+    this.root.scrollTop = 0;
     const facts = [
       ...Object.entries(state.names).flatMap(([tool, name]) => [element("dt", {}, [tool]), element("dd", {}, [element("code", {}, [name])])]),
       element("dt", {}, ["norm"]), element("dd", {}, [formatNumber(state.norm)]),
       element("dt", {}, ["token id"]), element("dd", {}, [String(state.id)]),
     ];
     this.root.replaceChildren(
-      element("h2", {}, [`${state.site}, “`, element("bdi", {}, [shownToken(state.string)]), "”"]),
+      element("h2", {}, [`${state.site}, “`, element("bdi", {}, [shownToken(state.string)]), "”", ...(this.page.isFirst(cell) ? [] : [` in ${state.model}`])]),
+      heading("Change it, and read the next token"), this.changes(cell), this.outcome(state), this.writing(cell, change),
       element("dl", {}, facts),
       heading("What this layer would predict here"), predictions(state.lens),
-      heading("Nearest states of this text"), this.near(state.nearest, grid),
+      heading("Nearest states of this text"), this.near(state.nearest, cell),
       ...this.seen(cell, grid),
-      heading("Change it, and read the next token"), this.changes(cell), this.outcome(state),
       element("div", { class: "acts" }, [saveMenu(result, () => ({ view: "", measure: "" }))]),
     );
   }
 
   /**
-   * @param {{site: string, token: number, cosine: number}[]} nearest
-   * @param {import("../../views/static/payload.js").Grid} grid
+   * @param {import("./api.js").StateAnswer["nearest"]} nearest
+   * @param {Cell} cell
    */
-  near(nearest, grid) {
-    const tokens = grid.tokens.filter((token) => token !== null);
-    return element("ul", { class: "words" }, nearest.slice(0, 5).map(({ site, token, cosine }) => {
-      const go = element("button", { type: "button", class: "plain" }, [`${site}, ${shownToken(tokens[token] ?? null, 20)}`]);
-      go.addEventListener("click", () => this.page.choose(site, token));
+  near(nearest, cell) {
+    return element("ul", { class: "words" }, nearest.slice(0, 5).map(({ site, token, string, cosine }) => {
+      const go = element("button", { type: "button", class: "plain" }, [`${site}, ${shownToken(string ?? null, 20)}`]);
+      go.addEventListener("click", () => this.page.choose(site, token, cell.model));
       return element("li", {}, [go, element("span", {}, [`cosine ${cosine.toFixed(3)}`])]);
     }));
   }
@@ -111,7 +116,7 @@ export class StatePanel {
    */
   seen(cell, grid) {
     const map = grid.measures.find((measure) => measure.influence)?.influence;
-    const row = grid.sites.indexOf(cell.site);
+    const row = this.page.isFirst(cell) ? grid.sites.indexOf(cell.site) : -1;
     const title = heading("What it sees, and what sees it");
     if (!map || row < 0) return [title, element("div", { class: "acts" }, [button("Show on the grid", "Paint which states influence it, and which it influences", () => this.page.see())])];
     const count = grid.sites.length * grid.tokens.length;
@@ -127,8 +132,9 @@ export class StatePanel {
     const toward = element("input", { type: "text", value: this.toward, placeholder: "She is very happy", "aria-label": "Steer toward this text" });
     const away = element("input", { type: "text", value: this.away, placeholder: "She is very sad", "aria-label": "Steer away from this text" });
     const strength = element("input", { type: "number", value: this.strength, step: "0.5", "aria-label": "Strength" });
-    const replace = button("Patch from text B", "Put the state of text B at the same position here", () => this.ask(cell, { kind: "replace" }));
-    replace.disabled = !this.page.textB();
+    const replace = button("Patch from text B", "Put the state of text B in the same column here, or at the same position", () => this.ask(cell, { kind: "replace" }));
+    replace.disabled = !this.page.textB() || cell.other === null;
+    if (cell.other === null) replace.title = "Text B has no token in this column.";
     const steer = button("Steer", "Add the difference of two texts' last states", () => {
       [this.toward, this.away, this.strength] = [toward.value, away.value, strength.value];
       const texts = { toward: toward.value || toward.placeholder, away: away.value || away.placeholder };
@@ -146,11 +152,67 @@ export class StatePanel {
   /** @param {import("./api.js").StateAnswer} state */
   outcome(state) {
     if (!state.after) return predictions(state.before);
-    return element("div", { class: "sides" }, [
-      element("div", {}, [heading("As it is"), predictions(state.before)]),
-      element("div", {}, [heading({ ablate: "Ablated", replace: "Patched", steer: "Steered" }[state.change ?? ""] ?? "Changed"), predictions(state.after)]),
+    return element("div", {}, [
+      ...usedWords(state.used ?? {}),
+      element("div", { class: "sides" }, [
+        element("div", {}, [heading("As it is"), predictions(state.before)]),
+        element("div", {}, [heading(CHANGED[state.change ?? ""] ?? "Changed"), predictions(state.after)]),
+      ]),
     ]);
   }
+
+  /**
+   * A way to let the model write on, as it is and with the change.
+   * @param {Cell} cell
+   * @param {Record<string, unknown> | null} change
+   */
+  writing(cell, change) {
+    const place = element("div", { class: "written" });
+    const act = async () => {
+      place.replaceChildren(element("p", {}, ["Writing …"]));
+      try {
+        const result = await this.page.write(cell, change);
+        place.replaceChildren(...(result?.continuation ? written(result, change) : [element("p", {}, ["Cancelled."])]));
+      } catch (error) {
+        if (!(error instanceof Refused)) throw error;
+        place.replaceChildren(said(error.message));
+      }
+    };
+    const go = button("Write on", "Let the model continue the text, as it is and with the change", () => void act());
+    return element("div", {}, [element("div", { class: "acts" }, [go]), place]);
+  }
+}
+
+/**
+ * What the model wrote, before and after.
+ * @param {ResultAnswer} result
+ * @param {Record<string, unknown> | null} change
+ */
+function written(result, change) {
+  const { before, after } = /** @type {NonNullable<ResultAnswer["continuation"]>} */ (result.continuation);
+  const line = (/** @type {string} */ words, /** @type {string} */ text) => [heading(words), element("p", {}, [element("bdi", {}, [shownText(text, 1000) || "(nothing)"])])];
+  return [
+    ...line("It writes, as it is", before),
+    ...(after === null ? [] : line(`It writes, ${(CHANGED[String(change?.kind)] ?? "changed").toLowerCase()}`, after)),
+    element("div", { class: "acts" }, [saveMenu(result, () => ({ view: "", measure: "" }))]),
+  ];
+}
+
+/**
+ * What a state was changed with: the state of text B, or the direction and its strength.
+ * @param {import("./api.js").Used} used
+ */
+function usedWords(used) {
+  if (used.strength !== undefined) {
+    return [element("p", { class: "used" }, [`${formatNumber(used.strength)} × (“`, element("bdi", {}, [shownText(used.toward ?? "", 80)]), "” − “", element("bdi", {}, [shownText(used.away ?? "", 80)]), "”)"])];
+  }
+  if (used.token === undefined) return [];
+  return [element("p", { class: "used" }, ["With the state of “", element("bdi", {}, [shownToken(used.string ?? "", 40)]), `”, token ${used.token} of text B`])];
+}
+
+/** @param {Cell} cell */
+function nameOf(cell) {
+  return `${cell.model}~${cell.site}~${cell.column}`;
 }
 
 /** @param {string} words */

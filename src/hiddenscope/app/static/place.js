@@ -11,6 +11,7 @@ export const EXAMPLE = {
   other: " Berlin",
   second: "smollm2",
   seconddtype: "bfloat16",
+  beside: "",
   tab: "grid",
 };
 
@@ -23,7 +24,32 @@ export const EXAMPLE = {
 export function held(name) {
   const given = readPage(name);
   if (given === "~") return ""; // emptied by the reader
-  return given || EXAMPLE[name];
+  return given || usual(name);
+}
+
+/**
+ * What is meant where the address says nothing. Paris and Berlin answer the texts of the example alone.
+ * @param {Held} name
+ */
+function usual(name) {
+  const answers = name === "answer" || name === "other";
+  return answers && !isExample(["a", "b"]) ? "" : EXAMPLE[name];
+}
+
+/**
+ * The model of a tab: its own, or else that of the grid. Choosing one in a tab changes no other.
+ * @param {string} tab
+ */
+export function heldModel(tab) {
+  return readPage(`${tab}.model`) || held("model");
+}
+
+/**
+ * @param {string} tab
+ * @param {string} name
+ */
+export function holdModel(tab, name) {
+  writePage(`${tab}.model`, name);
 }
 
 /**
@@ -32,7 +58,7 @@ export function held(name) {
  * @param {string} value
  */
 export function hold(name, value) {
-  writePage(name, value === EXAMPLE[name] ? "" : value || "~");
+  writePage(name, value === usual(name) ? "" : value || "~");
 }
 
 /**

@@ -107,10 +107,17 @@ export function said(sentence, quiet = false) {
  * @param {() => {view: string, measure: string}} look which view is shown now, and which measure
  */
 export function saveMenu(result, look) {
-  const items = element("div", { hidden: "" });
+  const items = element("div", { popover: "manual" }); // in the top layer, where no panel clips it
   const open = element("button", { type: "button", "aria-expanded": "false" }, ["Save ▾"]);
-  const shut = () => { items.hidden = true; open.setAttribute("aria-expanded", "false"); };
-  for (const [format, label] of result.state ? [] : FILES) {
+  const isOpen = () => items.matches(":popover-open");
+  const follow = () => (items.isConnected ? placeBeside(items, open) : shut());
+  const shut = () => {
+    if (isOpen()) items.hidePopover();
+    open.setAttribute("aria-expanded", "false");
+    removeEventListener("scroll", follow, true);
+    removeEventListener("resize", follow);
+  };
+  for (const [format, label] of result.state || result.continuation ? [] : FILES) {
     const link = element("a", { href: "#", download: "" }, [label]);
     link.addEventListener("click", () => {
       const query = new URLSearchParams({ format });
@@ -126,13 +133,18 @@ export function saveMenu(result, look) {
   command.disabled = !result.command;
   items.append(python, command, button("Copy the link to this view", "The address holds everything", () => { shut(); code("The link to this view", location.href, true); }));
   open.addEventListener("click", () => {
-    items.hidden = !items.hidden;
-    open.setAttribute("aria-expanded", String(!items.hidden));
-    if (!items.hidden) /** @type {HTMLElement | null} */ (items.firstElementChild)?.focus();
+    if (isOpen()) return shut();
+    items.showPopover();
+    placeBeside(items, open);
+    open.setAttribute("aria-expanded", "true");
+    /** @type {HTMLElement | null} */ (items.firstElementChild)?.focus({ preventScroll: true });
+    addEventListener("scroll", follow, true);
+    addEventListener("resize", follow);
+    return undefined;
   });
   const menu = element("div", { class: "menu save" }, [open, items]);
   menu.addEventListener("keydown", (event) => {
-    if (event.key !== "Escape" || items.hidden) return;
+    if (event.key !== "Escape" || !isOpen()) return;
     shut();
     open.focus();
   });
@@ -140,6 +152,20 @@ export function saveMenu(result, look) {
     if (!(event.relatedTarget instanceof Node && menu.contains(event.relatedTarget))) shut();
   });
   return menu;
+}
+
+/**
+ * Put an open menu below its button, or above it where there is more room; never over the edge of the window.
+ * @param {HTMLElement} items
+ * @param {HTMLElement} opener
+ */
+function placeBeside(items, opener) {
+  const [at, gap] = [opener.getBoundingClientRect(), 6];
+  const { offsetWidth: width, offsetHeight: height } = items;
+  const below = at.bottom + gap + height <= innerHeight;
+  const top = below ? at.bottom + gap : at.top - gap - height;
+  items.style.left = `${Math.max(gap, Math.min(at.right - width, innerWidth - width - gap))}px`;
+  items.style.top = `${Math.max(gap, top)}px`;
 }
 
 /**

@@ -1,12 +1,13 @@
 /** Stores: states that were kept before. What they hold, the texts nearest to a query, and their texts one by one. */
 
-import { button, element } from "../../views/static/elements.js";
-import { readPage, writePage } from "../../views/static/hash.js";
+import { button, choice, element } from "../../views/static/elements.js";
+import { forgetViews, readPage, writePage } from "../../views/static/hash.js";
 import { shownText } from "../../views/static/text.js";
 import { read, Refused } from "./api.js";
+import { Questioning } from "./asktab.js";
 import { modelField } from "./fields.js";
 import { KeptText } from "./kepttext.js";
-import { held, hold } from "./place.js";
+import { heldModel, holdModel } from "./place.js";
 import { said, saveMenu } from "./result.js";
 
 /**
@@ -15,6 +16,9 @@ import { said, saveMenu } from "./result.js";
  */
 
 const PAGE = 20;
+const BROWSE = "browse";
+const LABELS = /** @type {Record<string, string>} */ ({ profile: "Profile", project: "Project", probe: "Probe the labels", cluster: "Cluster" });
+const LABELS_FROM = "The labels come from the dataset that the states were made of: its texts are compared with those that were kept. Upload it under Datasets.";
 const NONE =
   "There are no states to show yet. `hiddenscope extract corpus.jsonl --to states/` keeps those of a corpus in a store, " +
   "`hiddenscope capture --out states.safetensors` those of a few texts in a file; then start `hiddenscope serve --root FOLDER` above them.";
@@ -23,9 +27,10 @@ const NONE =
  * Every store below the root as a card; the one that the address names, or else the first, is open.
  * @param {HTMLElement} root
  * @param {import("./asking.js").Asker} asker
+ * @param {import("./api.js").AnalysisAnswer[]} analyses
  * @param {import("./form.js").Lists} lists
  */
-export async function storeTab(root, asker, lists) {
+export async function storeTab(root, asker, analyses, lists) {
   /** @type {StoreAnswer[]} */
   const stores = await read("/api/stores");
   const place = element("div");
@@ -35,7 +40,7 @@ export async function storeTab(root, asker, lists) {
       element("span", {}, [`${count(store.texts, "text")}, states of ${shownText(store.model, 60)}`]),
     ]);
     card.addEventListener("click", () => {
-      for (const name of ["q", "text", "site", "from", "0.pin"]) writePage(name, "");
+      for (const name of ["q", "text", "site", "from", "word", "0.pin"]) writePage(name, "");
       writePage("store", store.name);
       open(store);
     });
@@ -44,8 +49,26 @@ export async function storeTab(root, asker, lists) {
   const open = (/** @type {StoreAnswer} */ store) => {
     for (const [one, card] of cards) card.setAttribute("aria-pressed", String(one === store));
     const opened = new OpenStore(store, asker, lists);
-    place.replaceChildren(opened.root);
-    opened.start();
+    const work = element("div");
+    const asked = analyses.filter((one) => one.on_states);
+    const todo = { [BROWSE]: "Browse its texts", ...Object.fromEntries(asked.map(({ word }) => [word, LABELS[word] ?? word])) };
+    const start = (/** @type {boolean} */ linked) => {
+      const analysis = asked.find((one) => one.word === readPage("word"));
+      what.set(analysis?.word ?? BROWSE);
+      if (analysis) work.replaceChildren(ofStore(analysis, store, asker, lists, linked));
+      else {
+        work.replaceChildren(opened.root);
+        opened.start();
+      }
+    };
+    const what = choice("What to do", todo, (word) => {
+      for (const name of ["q", "text", "site", "from"]) writePage(name, "");
+      forgetViews();
+      writePage("word", word === BROWSE ? "" : word);
+      start(false);
+    });
+    place.replaceChildren(facts(store), element("div", { class: "row" }, [what.root]), work);
+    start(true);
   };
   root.replaceChildren(
     element("h2", { class: "tab" }, ["Stores"]),
@@ -55,6 +78,21 @@ export async function storeTab(root, asker, lists) {
   const first = stores.find((one) => one.name === readPage("store")) ?? stores[0];
   if (first) open(first);
   document.documentElement.dataset.ready = "true";
+}
+
+/**
+ * An analysis of kept states, with its form and its answer.
+ * @param {import("./api.js").AnalysisAnswer} analysis
+ * @param {StoreAnswer} store
+ * @param {import("./asking.js").Asker} asker
+ * @param {import("./form.js").Lists} lists
+ * @param {boolean} linked whether the address may say what was asked
+ */
+function ofStore(analysis, store, asker, lists, linked) {
+  const questioning = new Questioning(analysis, lists, asker, { tab: "stores", store: store.name });
+  if (linked && questioning.restore()) void questioning.ask();
+  const labels = analysis.parameters.some((one) => one.kind === "data") ? [element("p", { class: "lead" }, [LABELS_FROM])] : [];
+  return element("div", {}, [...labels, questioning.root]);
 }
 
 /** A store that is open: a search, a list of texts, and the text that is chosen. */
@@ -70,7 +108,7 @@ class OpenStore {
     this.list = element("section", { class: "texts", "aria-label": "Texts" });
     this.text = new KeptText(store, asker, (number, cell) => this.choose(number, cell));
     const made = lists.models.find((one) => one.name === store.model || (one.source === "folder" && one.label.split("/").pop() === store.model));
-    this.model = modelField("Model that encodes the query", lists.models, made?.name ?? held("model"), (name) => hold("model", name));
+    this.model = modelField("Model that encodes the query", lists.models, made?.name ?? heldModel("stores"), (name) => holdModel("stores", name));
     this.query = element("input", { type: "search", value: readPage("q"), "aria-label": "Query", placeholder: "a text" });
     this.site = element("select", { "aria-label": "Site" }, store.sites.map((name) => element("option", { value: name }, [name])));
     this.site.value = store.sites.includes(readPage("site")) ? readPage("site") : store.sites[store.sites.length - 1];
@@ -79,7 +117,7 @@ class OpenStore {
       element("button", { type: "submit", class: "main" }, ["Search"]),
     ]);
     form.addEventListener("submit", (event) => { event.preventDefault(); void this.search(); });
-    this.root = element("div", {}, [facts(store), form, element("div", { class: "browse" }, [this.list, this.text.root, this.text.aside])]);
+    this.root = element("div", {}, [form, element("div", { class: "browse" }, [this.list, this.text.root, this.text.aside])]);
   }
 
   /** What the address says: a search or a page of texts, and a text. */

@@ -14,6 +14,7 @@ import { shownText, shownToken } from "./text.js";
 export const SIZES = { site: 12, token: 12, word: 11.5, mark: 9, name: 11 };
 const LONGEST_NAME = 110; // of a row of tokens, in pixels
 const LONGEST_TOKEN = 18;
+const NARROWEST_WORD = 46; // five letters or so; the read-out has the whole word
 const TALL = 380; // from there on the tokens below a grid are out of sight when its top is looked at
 
 /**
@@ -64,7 +65,7 @@ function rowNames(grid) {
  * @param {number} label
  */
 function cellWidth(grid, share, label) {
-  if (grid.words) return Math.floor(Math.min(136, Math.max(74, share)));
+  if (grid.words) return Math.floor(Math.min(136, Math.max(NARROWEST_WORD, share)));
   const [least, most] = [18, 136];
   const fitting = label + 8 <= most && label + 8 <= share * 1.02 ? label + 8 : least;
   return Math.floor(Math.min(most, Math.max(least, fitting, share)));

@@ -5,6 +5,7 @@
  */
 
 const darkness = matchMedia("(prefers-color-scheme: dark)");
+const CHANGED = "hiddenscope-theme";
 const coarseness = matchMedia("(pointer: coarse)");
 const stillness = matchMedia("(prefers-reduced-motion: reduce)");
 
@@ -13,7 +14,7 @@ export function theme() {
   const style = getComputedStyle(document.documentElement);
   const read = (/** @type {string} */ name) => style.getPropertyValue(`--${name}`).trim();
   return {
-    dark: darkness.matches,
+    dark: isDark(),
     ink: read("ink"),
     muted: read("muted"),
     faint: read("faint"),
@@ -23,13 +24,33 @@ export function theme() {
   };
 }
 
+/** Whether the page is dark: as the reader chose, or else as the system has it. */
+function isDark() {
+  const chosen = document.documentElement.dataset.theme;
+  return chosen ? chosen === "dark" : darkness.matches;
+}
+
+/**
+ * Make the page light or dark; any other word leaves it to the system.
+ * @param {string} name
+ */
+export function chooseTheme(name) {
+  if (name === "light" || name === "dark") document.documentElement.dataset.theme = name;
+  else delete document.documentElement.dataset.theme;
+  dispatchEvent(new Event(CHANGED));
+}
+
 /**
  * @param {() => void} act
  * @returns {() => void} call it to stop listening
  */
 export function whenThemeChanges(act) {
   darkness.addEventListener("change", act);
-  return () => darkness.removeEventListener("change", act);
+  addEventListener(CHANGED, act);
+  return () => {
+    darkness.removeEventListener("change", act);
+    removeEventListener(CHANGED, act);
+  };
 }
 
 /** Whether the reader points with a finger. */
