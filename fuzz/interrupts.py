@@ -6,7 +6,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -142,8 +142,8 @@ class AtPoint:
     1
     """
 
-    def __init__(self, at: int, again: int = 0) -> None:
-        self.left, self.again = at, again
+    def __init__(self, at: int, again: int = 0, functions: Collection[str] = FUNCTIONS) -> None:
+        self.left, self.again, self.functions = at, again, functions
 
     def __enter__(self) -> "AtPoint":
         # An interrupt in a destructor is printed, and printing it would be interrupted too.
@@ -158,7 +158,9 @@ class AtPoint:
         sys.unraisablehook = self._hook
 
     def _profile(self, frame: FrameType, event: str, arg: Any) -> None:
-        if event != "call" or not _is_watched(frame):
+        code = frame.f_code
+        is_counted = code.co_name in self.functions and os.path.basename(code.co_filename) in FILES
+        if event != "call" or not is_counted:
             return
         self.left -= 1
         if self.left == 0:
@@ -170,8 +172,3 @@ class AtPoint:
         self.again -= 1
         if self.again == 0:
             raise KeyboardInterrupt
-
-
-def _is_watched(frame: FrameType) -> bool:
-    code = frame.f_code
-    return code.co_name in FUNCTIONS and os.path.basename(code.co_filename) in FILES
