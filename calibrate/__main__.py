@@ -94,8 +94,18 @@ def table(study: Study, results: dict[str, Any]) -> str:
     lines = [("condition", "runs", *map(str, study.claims.values()))]
     lines.append(("---",) * len(lines[0]))
     lines += _lines(study, results.get(study.name, {}))
-    machines = sorted({row["machine"] for row in results.get(study.name, {}).values()})
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + f"\n\nMeasured on {'; '.join(machines)}.\n"
+    rows = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    return f"{rows}\n\nMeasured on {_machines(study, results.get(study.name, {}))}.\n"
+
+
+def _machines(study: Study, known: dict[str, Any]) -> str:
+    """The machine of most rows, and the rows of every other one."""
+    rows_of: dict[str, list[str]] = {}
+    for experiment in study.experiments:
+        if experiment.what in known:
+            rows_of.setdefault(known[experiment.what]["machine"], []).append(experiment.what)
+    first, *others = sorted(rows_of, key=lambda machine: -len(rows_of[machine]))
+    return "; ".join([first, *(f"on {machine}: {'; '.join(rows_of[machine])}" for machine in others)])
 
 
 def _lines(study: Study, known: dict[str, Any]) -> Iterator[tuple[str, ...]]:

@@ -80,7 +80,7 @@ def zipf_sizes(groups: int) -> list[int]:
 def lognormal_sizes(groups: int) -> list[int]:
     """Lengths of texts as they are distributed in corpora: the quantiles of a lognormal distribution."""
     places = [(rank + 0.5) / groups for rank in range(groups)]
-    return [max(1, round(6 * exp(NormalDist().inv_cdf(place)))) for place in places]
+    return [max(1, round(3 * exp(NormalDist().inv_cdf(place)))) for place in places]
 
 
 def equal_sizes(groups: int) -> list[int]:

@@ -63,6 +63,9 @@ TEXTS: dict[str, tuple[Any, str]] = {
     "a number": (5, "got int"),
     "bytes": (b"the one", "got bytes"),
     "bytes among texts": ([b"the one"], "text 0 is bytes"),
+    "a range that no memory holds": (range(10**12), "a range has more than 4,194,304 items"),
+    "a range longer than any list": (range(10**30), "a range has more than 4,194,304 items"),
+    "such a range among texts": ([range(10**12)], "a range has more than 4,194,304 items"),
     "a mapping without ids": ({"ids": [[5, 6]]}, "it has no input_ids, only ids"),
 }
 

@@ -1,6 +1,7 @@
 """Calibration, a short slice of `make calibrate`: stated levels hold where the truth is known; plain ones do not."""
 
 from collections.abc import Iterable
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 import hiddenscope as hs
 from calibrate import __main__ as page
 from calibrate import draws, fits, graft, patch, probe
-from calibrate.probe import Draw, experiment, states_of, trials
+from calibrate.probe import Draw, experiment, labels_of, states_of, trials
 from calibrate.trials import Claim, Experiment, Share, Study
 from hiddenscope.analyses.graft import sign_flip_p
 from hiddenscope.linear.intervals import wilson
@@ -94,7 +95,15 @@ def no_mix(batch: fits.Draws, inner_loss: torch.Tensor) -> tuple[torch.Tensor, t
 
 
 @pytest.mark.parametrize(
-    ("draw", "rows", "share"), [(draws.planted, 20, 0.75), (draws.noise, 40, 0.5), (draws.numbers, 24, 0.5)]
+    ("draw", "rows", "share"),
+    [
+        (draws.planted, 20, 0.75),
+        (draws.noise, 40, 0.5),
+        (draws.numbers, 24, 0.5),
+        (partial(draws.minimal_pairs, strengths=draws.STRENGTHS), 12, 0.5),
+        (partial(draws.grouped, sizes=draws.zipf_sizes, strengths=draws.STRENGTHS, as_tokens=False), 20, 0.5),
+        (partial(draws.grouped, sizes=draws.lognormal_sizes, strengths=draws.STRENGTHS, as_tokens=True), 12, 0.5),
+    ],
 )
 def test_the_fits_of_many_draws_at_once_are_those_of_the_probe(draw: Draw, rows: int, share: float) -> None:
     """Two implementations: what calibration says of its probes holds for those of `hs.probe`."""
@@ -102,7 +111,8 @@ def test_the_fits_of_many_draws_at_once_are_those_of_the_probe(draw: Draw, rows:
     for seed, record in zip(seeds, trials(seeds, "cpu", 1, draw=draw, rows=rows, share=share), strict=True):
         drawn = draw(seed, rows, share)
         task = "regress" if drawn.targets.is_floating_point() else "classify"
-        result = hs.probe(states_of(drawn, seed), drawn.targets.tolist(), task=task, seed=seed)
+        token = "each" if drawn.as_tokens else "last"
+        result = hs.probe(states_of(drawn, seed), labels_of(drawn), task=task, token=token, seed=seed)
         facts, name = result.facts, result.facts["score"]
         ends = [result.data[f"{name}{end}"].to_numpy() for end in ("", "_low", "_high")]
         # A row whose score is nearly 0 may be of either class.

@@ -26,6 +26,7 @@ from hiddenscope.cli import arguments, command, terminal
 from hiddenscope.cli.demo import _print_grid
 from hiddenscope.loading import zoo
 from hiddenscope.results import FINDINGS
+from hiddenscope.testing import tiny_model, tiny_tokenizer
 from hiddenscope.views import render
 
 runner = CliRunner()
@@ -487,3 +488,32 @@ def test_the_other_side_has_a_dtype_and_a_device_of_its_own(folder: str, tmp_pat
     assert "float32" in title and "bfloat16" in title
     page = render.page(hs.Result.load(out))
     assert "dtype: float32" in page and "dtype of the other side: bfloat16" in page
+
+
+def test_groups_are_a_column_of_the_data(tmp_path: Path) -> None:
+    """From the words of a command line to the facts, of a model and of its states."""
+    folder = str(tmp_path / "model")
+    model = tiny_model("gpt2")
+    model.save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    texts = [f"the {noun} {verb}" for noun in ("cat", "dog", "one", "mat") for verb in ("sat", "on")]
+    lines = [f"{text},{k % 2},{text.split()[1]}" for k, text in enumerate(texts)]
+    data = tmp_path / "data.csv"
+    data.write_text("\n".join(["text,label,noun", *lines]))
+    for words in (["probe"], ["project", "--method", "pca"]):
+        done = runner.invoke(
+            cli.app,
+            [*words, str(data), "--group", "noun", "--model", folder, "--sites", "layer.1", "--json", "--quiet"],
+        )
+        assert done.exit_code == 0, done.output
+        facts = json.loads(done.stdout)["facts"]
+        part = facts if words == ["probe"] else facts["parts"][0]
+        assert part["groups_given"] is True and part["groups"] == 4 and part["smallest_p"] is not None
+    states = tmp_path / "states.safetensors"
+    hs.load(folder).capture(texts, "layer.1").save(states)
+    words = ["probe", str(data), "--group", "noun", "--states", str(states), "--json", "--quiet"]
+    assert json.loads(runner.invoke(cli.app, words).stdout)["facts"]["groups"] == 4
+    done = runner.invoke(cli.app, ["probe", str(data), "--group", "topic", "--states", str(states)])
+    assert done.exit_code == 2 and "No column 'topic' in data.csv" in done.output
+    done = runner.invoke(cli.app, ["probe", "position", "--token", "each", "--group", "noun", "--model", folder])
+    assert done.exit_code == 2 and "Cannot use --group noun" in done.output

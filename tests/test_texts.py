@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 import hiddenscope as hs
 from hiddenscope.cli.arguments import dataset
 from hiddenscope.errors import FileError, TextError, TooLarge
-from hiddenscope.texts import Labelled, Row, copy_groups, copy_key, read, reading, rows, shipped
+from hiddenscope.texts import Labelled, Row, belonging, copy_groups, copy_key, read, reading, rows, shipped
 
 TEXTS, LABELS = ("one, two", 'a "quoted" text', "ünï cödé"), ("x", "y", "x")
 
@@ -410,6 +410,34 @@ def test_the_cities_are_balanced() -> None:
 def test_a_name_that_no_file_system_takes_is_no_file() -> None:
     with pytest.raises(FileError, match="Give a path"):
         read("a long text " * 500)
+
+
+def test_copies_with_other_labels_are_a_group_and_groups_grow_together() -> None:
+    texts = ["It rains.", "It rains?", "it rains", "We sold the car.", "They bought a house.", "It  rains!"]
+    found = belonging(texts, ["said", "asked", "said", "said", "asked", "said"], None)
+    assert found.first == [False, True, False, True, True, True]  # the first in the alphabet, wherever it stands
+    assert found.copies == 2 and found.groups[0] == found.groups[1] == found.groups[5]
+    assert len(set(found.texts)) == 4 and len(set(found.groups)) == 3 and not found.given
+    together = belonging(texts, [0] * 6, ["a", "b", "b", "c", "a", "d"])
+    assert len(set(together.groups)) == 2 and together.given  # copies join the groups a, b and d
+    assert together.facts["groups"] == 2 and together.facts["groups_given"]
+    with pytest.raises(TextError, match="there are 6 texts and 2 groups"):
+        belonging(texts, [0] * 6, [1, 2])
+
+
+def test_texts_that_nearly_repeat_one_another_are_found() -> None:
+    """A template that all texts share is no repetition, and paraphrases of one group are expected."""
+    pairs = [("doctor", "hospital"), ("train", "station"), ("boy", "garden"), ("storm", "village"), ("king", "castle")]
+    ways = ("The {} was near the {}.", "Near the {1} was the {0}.", "A {} stood close to the {}.")
+    texts = [way.format(*pair) for pair in pairs for way in ways]
+    alike = belonging(texts, [0] * 15, None).alike
+    assert alike is not None and alike.texts >= 10 and alike.of == 15
+    assert belonging(texts, [0] * 15, [k // 3 for k in range(15)]).alike is None
+    template = [f"The capital of {name} is" for name in ("France", "Norway", "Peru", "Ghana", "Japan", "Cuba")]
+    assert belonging(template, [0] * 6, None).alike is None
+    assert belonging(read("plain").texts, [0] * 40, None).alike is None
+    assert belonging(["?", "!", "...", "-"], [0] * 4, None).alike is None
+    assert belonging([[1, 2], [1, 3], [4]], [0] * 3, None).alike is None
 
 
 def test_copies_are_equal_up_to_case_space_and_punctuation() -> None:

@@ -9,6 +9,7 @@ from hiddenscope.cli.arguments import dataset, shipped
 from hiddenscope.cli.command import GroupColumn, Shared, SitesOption, TextColumn, TruncateOption, command, show
 from hiddenscope.cli.embed import TokenOption, position
 from hiddenscope.cli.states import StatesOption, labels_of, read_states
+from hiddenscope.errors import TextError
 
 DATA = "A shipped dataset, a file, - for stdin; or position, word-start, previous-token with --token each."
 READY = ("position", "word-start", "previous-token")
@@ -33,6 +34,9 @@ def probe(
     Prints the findings. --out probe.html keeps the pictures, probe.nc the probes. With --states, DATA has the labels
     of the texts that the states were made of.
     """
+    if group is not None and (data in READY or (states is not None and label in READY)):
+        reason = "groups are a column of a file, and this label needs none"
+        raise TextError(f"Cannot use --group {group}", reason, "Give a file with --label, or leave --group out.")
     if states is not None:
         source = read_states(states)
         ready = next((word for word in (label, data) if word in READY), None)

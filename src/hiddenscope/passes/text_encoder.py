@@ -13,6 +13,7 @@ from hiddenscope.errors import TextError, without_panic
 from hiddenscope.passes.encodings import conversations, ids_of_encoding, rendered
 from hiddenscope.passes.inputs import Inputs, Texts
 from hiddenscope.states import Tokens
+from hiddenscope.texts import listed
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -199,7 +200,7 @@ class TextEncoder:
         if hasattr(texts, "columns"):
             remedy = "Give one column, as in frame['text'].tolist(), or read the file with hs.read."
             raise TextError("Cannot read the texts", f"got a {type(texts).__name__}, a table", remedy)
-        given = [text if isinstance(text, str) else _as_list(text) for text in texts]
+        given = [text if isinstance(text, str) else _as_list(text) for text in listed(texts)]
         if given and all(isinstance(text, int) for text in given):
             given = [given]
         if not given:
@@ -270,7 +271,9 @@ class TextEncoder:
 
 def _as_list(ids: Any) -> Any:
     """A tensor, an array or a range of ids as a list; anything else as it is."""
-    return ids.tolist() if hasattr(ids, "tolist") else list(ids) if isinstance(ids, tuple | range) else ids
+    if hasattr(ids, "tolist"):
+        return ids.tolist()
+    return listed(ids) if isinstance(ids, tuple | range) else ids
 
 
 def _only_ids(given: list[Any]) -> list[list[int]]:

@@ -5,16 +5,14 @@
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeAlias
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hiddenscope.errors import TextError
 from hiddenscope.texts.copies import copy_key
 
-Floats: TypeAlias = NDArray[np.float64]
-Ints: TypeAlias = NDArray[np.int64]
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 ALIKE = 0.6  # texts whose words go together this far, from 0 to 1, nearly repeat one another
 MOST_COMPARED = 2_000  # texts that are compared, each with each
@@ -123,9 +121,13 @@ def near_duplicates(texts: Sequence[Any], groups: Sequence[str]) -> NearDuplicat
     >>> near_duplicates(some, ["cat", "cat", "rain", "car"]) is None
     True
     """
-    listed, names = _different(texts, groups)
+    listed, numbers = _different(texts, groups)
     if len(listed) < 3:
         return None
+    # Here, since `hiddenscope --help` imports this module.
+    import numpy as np
+
+    names = np.array(numbers)
     cosines = _cosines(listed)
     cosines[names[:, None] == names] = 0
     nearest = cosines.max(1)
@@ -137,8 +139,9 @@ def near_duplicates(texts: Sequence[Any], groups: Sequence[str]) -> NearDuplicat
     return NearDuplicates(int(alike.sum()), len(listed), (listed[one], listed[other]))
 
 
-def _cosines(texts: Sequence[str]) -> Floats:
+def _cosines(texts: Sequence[str]) -> "NDArray[np.float64]":
     """How far the letter sequences of texts go together, where rare ones count for more and common ones for nothing."""
+    import numpy as np
     from sklearn.feature_extraction.text import CountVectorizer
     from sklearn.preprocessing import normalize
 
@@ -149,15 +152,15 @@ def _cosines(texts: Sequence[str]) -> Floats:
     texts_with = np.bincount(counts.indices, minlength=counts.shape[1])
     rarity = np.log((1 + len(texts)) / (1 + texts_with))
     rows = normalize(counts.multiply(rarity).tocsr())
-    cosines: Floats = (rows @ rows.T).toarray()
+    cosines: NDArray[np.float64] = (rows @ rows.T).toarray()
     return cosines
 
 
-def _different(texts: Sequence[Any], groups: Sequence[str]) -> tuple[list[str], Ints]:
+def _different(texts: Sequence[Any], groups: Sequence[str]) -> tuple[list[str], list[int]]:
     """The first of the different texts that are strings, and the number of the group of each."""
     numbers: dict[str, int] = {}
     by_text: dict[str, int] = {}
     for text, group in zip(texts, groups, strict=True):
         if isinstance(text, str) and len(by_text) < MOST_COMPARED:
             by_text.setdefault(text, numbers.setdefault(group, len(numbers)))
-    return list(by_text), np.array(list(by_text.values()))
+    return list(by_text), list(by_text.values())

@@ -17,7 +17,7 @@ import re
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from itertools import chain, starmap
 from pathlib import Path
@@ -39,6 +39,7 @@ LONGEST_FIELD = 2**26
 MOST_BLANK = 1_000_000  # blank lines in a row
 # What `read` holds in memory from one file. `rows` has no such limit.
 MOST_TEXTS, MOST_CHARACTERS = 2**22, 2**30
+LONGEST_LIST = 2**32  # items of what is in memory already: a list of more takes 34 GB by itself
 
 COLUMNS = {
     "text": "The column of the texts.",
@@ -48,7 +49,7 @@ COLUMNS = {
 """What can be named in a table, as commands and forms describe it."""
 
 
-class Cells(NamedTuple):
+class RawRow(NamedTuple):
     """A row as it was read and not checked yet: its line or number, its text, its label and its group."""
 
     line: int
@@ -300,6 +301,29 @@ def _name(source: Any) -> str:
     return name or UNNAMED
 
 
+def listed(texts: Iterable[Any]) -> list[Any]:
+    """Return the texts, or the ids of a text, as a list; what no memory holds is refused at once.
+
+    >>> listed(range(3))
+    [0, 1, 2]
+    >>> listed(range(10**12))
+    Traceback (most recent call last):
+    hiddenscope.errors.TextError: Cannot read the texts: a range has more than 4,194,304 items. Give a list of texts.
+    """
+    most = MOST_TEXTS if isinstance(texts, range) else LONGEST_LIST
+    if isinstance(texts, Sized) and _has_more_than(texts, most):
+        reason = f"a {type(texts).__name__} has more than {most:,} items"
+        raise TextError("Cannot read the texts", reason, "Give a list of texts.")
+    return list(texts)
+
+
+def _has_more_than(items: Sized, most: int) -> bool:
+    try:
+        return len(items) > most
+    except OverflowError:  # a range that is longer than any list
+        return True
+
+
 def is_file(path: str | os.PathLike[str]) -> bool:
     """Whether there is such a file; a name that no file system accepts is not one.
 
@@ -336,7 +360,7 @@ def _of_name(name: str, columns: Columns, skipped: Skipped | None) -> Iterator[R
     return _checked(_of_path(path, kind, origin, columns), origin)
 
 
-def _of_path(path: Path, kind: str, origin: _Origin, columns: Columns) -> Iterator[Cells]:
+def _of_path(path: Path, kind: str, origin: _Origin, columns: Columns) -> Iterator[RawRow]:
     try:
         stream = path.open("rb")
     except OSError as error:
@@ -377,13 +401,13 @@ def _without(columns: Columns) -> str:
     return ".txt" if columns == Columns() else ".jsonl"
 
 
-def _of_file(stream: Any, kind: str, origin: _Origin, columns: Columns) -> Iterator[Cells]:
+def _of_file(stream: Any, kind: str, origin: _Origin, columns: Columns) -> Iterator[RawRow]:
     with decompressed(stream, origin.name) as plain:
         if kind == ".parquet":
             yield from _parquet(plain, origin, columns)
         elif kind == ".txt":
             _no_columns(columns, origin)
-            yield from (Cells(line, string) for line, string in _lines(plain, origin))
+            yield from (RawRow(line, string) for line, string in _lines(plain, origin))
         elif kind == ".jsonl":
             yield from _of_records(_json(plain, origin), columns, origin)
         else:
@@ -439,7 +463,7 @@ def _json(stream: Iterable[bytes | str], origin: _Origin) -> Iterator[tuple[int,
         yield number, record
 
 
-def _csv(stream: Iterable[bytes | str], delimiter: str, origin: _Origin, columns: Columns) -> Iterator[Cells]:
+def _csv(stream: Iterable[bytes | str], delimiter: str, origin: _Origin, columns: Columns) -> Iterator[RawRow]:
     """The rows of a table of separated values, read strictly, each with the line that it begins on.
 
     pandas would fill up a row that lacks a column, accept characters behind a closing quote, and not know the line of a
@@ -482,7 +506,7 @@ def _next_row(reader: Any) -> list[str] | None:
             csv.field_size_limit(before)
 
 
-def _parquet(stream: Any, origin: _Origin, columns: Columns) -> Iterator[Cells]:
+def _parquet(stream: Any, origin: _Origin, columns: Columns) -> Iterator[RawRow]:
     if not (hasattr(stream, "seekable") and stream.seekable()):
         remedy = "Give the .parquet file itself: it is compressed inside already."
         raise FileError(f"Cannot read {origin.name}", "parquet is read from its end and cannot be streamed", remedy)
@@ -512,14 +536,14 @@ def _parquet(stream: Any, origin: _Origin, columns: Columns) -> Iterator[Cells]:
         raise FileError(f"Cannot read {origin.name}", reason, "Make or download it again.") from error
 
 
-def _of_records(records: Iterator[tuple[int, Any]], columns: Columns, origin: _Origin) -> Iterator[Cells]:
+def _of_records(records: Iterator[tuple[int, Any]], columns: Columns, origin: _Origin) -> Iterator[RawRow]:
     """Rows that are mappings, or all of them strings; the first decides which columns are read."""
     first = next(records, None)
     if first is None:
         return
     if isinstance(first[1], str):
         _no_columns(columns, origin)
-        yield from (Cells(number, record) for number, record in chain([first], records))
+        yield from (RawRow(number, record) for number, record in chain([first], records))
         return
     chosen: ChosenColumns | None = None
     for number, record in chain([first], records):
@@ -539,14 +563,14 @@ def _of_records(records: Iterator[tuple[int, Any]], columns: Columns, origin: _O
         yield _of_record(number, record, chosen)
 
 
-def _of_record(number: int, record: Mapping[Any, Any], chosen: ChosenColumns) -> Cells:
+def _of_record(number: int, record: Mapping[Any, Any], chosen: ChosenColumns) -> RawRow:
     """The cells of one row by the names of their columns."""
     label = None if chosen.label is None else record.get(chosen.label)
     group = None if chosen.group is None else record.get(chosen.group)
-    return Cells(number, record[chosen.text], label, group)
+    return RawRow(number, record[chosen.text], label, group)
 
 
-def _of_items(source: Any, columns: Columns, origin: _Origin) -> Iterator[Cells]:
+def _of_items(source: Any, columns: Columns, origin: _Origin) -> Iterator[RawRow]:
     if isinstance(source, Mapping):
         splits = [str(name) for name, part in source.items() if hasattr(part, "column_names")]
         reason = f"it has the splits {_listed(splits)}" if splits else f"it is a mapping with {_listed(list(source))}"
@@ -568,36 +592,39 @@ def _is_pair(item: Any) -> bool:
     return isinstance(item, tuple | list) and len(item) == 2 and isinstance(item[0], str)
 
 
-def _of_pairs(pairs: Iterable[Any], columns: Columns, origin: _Origin) -> Iterator[Cells]:
+def _of_pairs(pairs: Iterable[Any], columns: Columns, origin: _Origin) -> Iterator[RawRow]:
     """Rows that are `(text, label)` each."""
     _no_columns(columns, origin)
     for number, pair in enumerate(pairs, 1):
         if isinstance(pair, tuple | list) and len(pair) == 2:
-            yield Cells(number, *pair)
+            yield RawRow(number, *pair)
         else:
             reason = f"it is {_kind(pair)} and not a (text, label) pair like the first"
             origin.refuse(number, reason, "Correct it, or remove it.")
 
 
-def _of_pair(texts: Any, labels: Any, columns: Columns, origin: _Origin) -> Iterator[Cells]:
+def _of_pair(texts: Any, labels: Any, columns: Columns, origin: _Origin) -> Iterator[RawRow]:
     _no_columns(columns, origin)
     if not (hasattr(texts, "__len__") and hasattr(labels, "__len__")):
         reason = f"the texts are {_kind(texts)} and the labels {_kind(labels)}"
         raise TextError("Cannot read (texts, labels)", reason, "Give two lists.")
+    if _has_more_than(texts, LONGEST_LIST):
+        reason = f"a {type(texts).__name__} has more than {LONGEST_LIST:,} items"
+        raise TextError("Cannot read (texts, labels)", reason, "Give two lists.")
     if len(texts) != len(labels):
         reason = f"there are {len(texts):,} texts and {len(labels):,} labels"
         raise TextError("Cannot read (texts, labels)", reason, "Give one label for each text.")
-    yield from starmap(Cells, zip(range(1, len(texts) + 1), texts, labels, strict=True))
+    yield from starmap(RawRow, zip(range(1, len(texts) + 1), texts, labels, strict=True))
 
 
-def _of_labelled(source: Labelled, columns: Columns, origin: _Origin) -> Iterator[Cells]:
+def _of_labelled(source: Labelled, columns: Columns, origin: _Origin) -> Iterator[RawRow]:
     _no_columns(columns, origin)
     nothing = [None] * len(source)
     labels, groups = source.labels or nothing, source.groups or nothing
-    yield from starmap(Cells, zip(range(1, len(source) + 1), source.texts, labels, groups, strict=True))
+    yield from starmap(RawRow, zip(range(1, len(source) + 1), source.texts, labels, groups, strict=True))
 
 
-def _of_frame(frame: Any, columns: Columns, origin: _Origin) -> Iterator[Cells]:
+def _of_frame(frame: Any, columns: Columns, origin: _Origin) -> Iterator[RawRow]:
     names = [name for name in frame.columns if isinstance(name, str)]
     once = [name for name, count in Counter(names).items() if count == 1]
     strings = [name for name in once if len(frame) and isinstance(next(iter(frame[name])), str)]
@@ -605,17 +632,17 @@ def _of_frame(frame: Any, columns: Columns, origin: _Origin) -> Iterator[Cells]:
     yield from _of_columns({name: frame[name] for name in chosen.names}, chosen, 1)
 
 
-def _of_columns(values: Mapping[str, Any], chosen: ChosenColumns, first: int) -> Iterator[Cells]:
+def _of_columns(values: Mapping[str, Any], chosen: ChosenColumns, first: int) -> Iterator[RawRow]:
     """Rows from whole columns, numbered from the first."""
     texts = values[chosen.text]
     nothing = [None] * len(texts)
     labels = nothing if chosen.label is None else values[chosen.label]
     groups = nothing if chosen.group is None else values[chosen.group]
     numbers = range(first, first + len(texts))
-    yield from starmap(Cells, zip(numbers, texts, labels, groups, strict=True))
+    yield from starmap(RawRow, zip(numbers, texts, labels, groups, strict=True))
 
 
-def _of_dataset(dataset: Any, columns: Columns, origin: _Origin) -> Iterator[Cells]:
+def _of_dataset(dataset: Any, columns: Columns, origin: _Origin) -> Iterator[RawRow]:
     """A Hugging Face dataset; class labels are given by their names."""
     if isinstance(dataset.column_names, Mapping):
         yield from _of_items(dataset, columns, origin)
@@ -683,7 +710,7 @@ def _no_columns(columns: Columns, origin: _Origin) -> None:
     raise TextError(f"No column {named!r} in {origin.name}", "it has no columns", remedy)
 
 
-def _checked(cells: Iterator[Cells], origin: _Origin) -> Iterator[Row]:
+def _checked(cells: Iterator[RawRow], origin: _Origin) -> Iterator[Row]:
     for line, text, label, group in cells:
         if not isinstance(text, str):
             origin.refuse(line, f"the text is {_kind(text)}", "Give a string.")

@@ -23,6 +23,7 @@ from hiddenscope.model import Model
 from hiddenscope.passes import Inputs, Texts, recordable
 from hiddenscope.sites import STACKS, Site, SitePatterns, select
 from hiddenscope.states import Pair, Readable, Source, States, Tokens
+from hiddenscope.texts import listed
 from hiddenscope.vectors.pooling import Token, allocate, count, pooled, pooled_as, read, read_all
 
 __all__ = ["TOKENS", "Token", "Vectors", "blocks", "default_token", "vectors"]
@@ -167,7 +168,7 @@ def _listed(model: Model, texts: Any) -> Any:
     if texts is None:
         raise TextError(f"No texts for {model.name}", "no texts were given", "Give texts, or give states.")
     column = hasattr(texts, "tolist") and not isinstance(texts, np.ndarray | Tensor)
-    return list(texts) if column or isinstance(texts, Iterator | Set) else texts
+    return listed(texts) if column or isinstance(texts, Iterator | Set | range) else texts
 
 
 def _of_model(model: Model, texts: Texts | Inputs, sites: tuple[Site, ...], token: Token, **options: Any) -> Vectors:

@@ -67,8 +67,8 @@ def dataset_of(data: Any) -> Dataset:
         texts, labels = data
         if isinstance(texts, Inputs):
             return Dataset(texts, labels, "the texts")
-        if len(texts) and not isinstance(texts[0], str):
-            return Dataset(list(texts), labels, "the texts")
+        if isinstance(texts, range) or (len(texts) and not isinstance(texts[0], str)):
+            return Dataset(reader.listed(texts), labels, "the texts")
     labelled = data if isinstance(data, reader.Labelled) else reader.read(data)
     return Dataset(list(labelled.texts), labelled.labels, labelled.name, labelled.groups)
 
@@ -90,7 +90,7 @@ def as_trained(model: Model, texts: Any, pool: Token | None, truncate: bool | in
     pool = trained.pool if pool is None else pool
     if isinstance(texts, Inputs | bytes | Mapping) or not isinstance(texts, Iterable):
         return texts, pool, truncate
-    listed = [texts] if isinstance(texts, str) else list(texts)
+    listed = [texts] if isinstance(texts, str) else reader.listed(texts)
     if not all(isinstance(text, str) for text in listed):
         return listed, pool, truncate
     if trained.prompts:
@@ -182,7 +182,9 @@ def collection_of(
         if not isinstance(given, Inputs | Iterable) or isinstance(given, bytes) or getattr(given, "shape", None) == ():
             remedy = "Give a list of strings, a file or a frame."
             raise TextError(f"No texts for {source.name}", f"texts are {shown(given)}", remedy)
-        listed = given if isinstance(given, Inputs) else [given] if isinstance(given, str) else list(given)
+        if isinstance(given, str):
+            given = [given]
+        listed = given if isinstance(given, Inputs) else reader.listed(given)
         if token != "each":
             return _of_model(source, listed, site, token, truncate)
         chosen = _one_site(source.anatomy.select(last_site(source) if site is None else site), site)
@@ -243,7 +245,7 @@ def _of_array(source: Any, texts: Any, site: str | Site | None, token: Token | N
         given = f"{values.dtype} {list(values.shape)}" if hasattr(values, "dtype") else type(source).__name__
         remedy = "Give a model with texts=, states, or an array [text, width] of floats."
         raise StatesError("Cannot read vectors", f"got {given}", remedy)
-    listed = None if texts is None else list(texts_of([texts] if isinstance(texts, str) else texts))
+    listed = None if texts is None else reader.listed(texts_of([texts] if isinstance(texts, str) else texts))
     if listed is not None and len(listed) != len(values):
         reason = f"there are {len(values):,} vectors and {len(listed):,} texts"
         raise TextError("Texts do not fit the vectors", reason, "Give one for each, or none.")

@@ -27,11 +27,11 @@ def independence(facts: Facts, of: str = "") -> str:
     if alike is None or alike["texts"] < MANY * alike["of"]:
         return sentence
     one, other = (quoted(_short(text)) for text in alike["example"])
-    where = " of another group" if facts.get("groups_given") else ""
+    where = "a text of another group" if facts.get("groups_given") else "another"
     return (
-        f"{sentence} That is hardly so: {alike['texts']:,} of {alike['of']:,} nearly repeat a text{where}, such as "
-        f"{one} and {other}. Unless such texts are put into one group, p-values come out too small and intervals too "
-        "narrow."
+        f"{sentence} That is doubtful: {alike['texts']:,} of {alike['of']:,} texts nearly repeat {where}, such as "
+        f"{one} and {other}. Put such texts into one group: otherwise p-values can come out too small, intervals too "
+        "narrow, and accuracies below chance."
     )
 
 

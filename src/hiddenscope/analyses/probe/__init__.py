@@ -43,13 +43,15 @@ def probe(
     seed: int = 0,
     truncate: bool = False,
 ) -> Result:
-    """A linear probe of every layer: how well a label is read from its states, beside a control and chance.
+    """Train a linear probe of every layer: how well is a label read from its states, beside a control and chance?
 
     With a model, `data` is a dataset: a shipped name, a path, a frame, a Hugging Face dataset, `(texts, labels)`, or
-    what `hs.read` gave; with states, it is the labels. `token` is what stands for a text: if not given, the last token
-    in a decoder, and in an encoder the mean or what the model was trained for. With `token="each"` there is a label for
-    each token; "position", "word-start" and "previous-token" are ready. Probes are tested on folds that they did not
-    see, standardised and regularised without them; `hs.Probe.of(result, site)` is the one that is fitted to all rows.
+    what `hs.read` gave; with states, it is the labels, or what `hs.read` gave for the same texts. Texts are taken as
+    independent unless the data have groups (`hs.read(..., group=)`). `token` is what stands for a text: if not given,
+    the last token in a decoder, and in an encoder the mean or what the model was trained for. With `token="each"` there
+    is a label for each token; "position", "word-start" and "previous-token" are ready. Probes are tested on folds that
+    they did not see, standardised and regularised without them; `hs.Probe.of(result, site)` is the one that is fitted
+    to all rows.
 
     >>> import hiddenscope as hs
     >>> from hiddenscope.testing import tiny_model

@@ -15,7 +15,7 @@ from hiddenscope.measures.permutations import permuted, same_labelling
 from hiddenscope.model import Model
 from hiddenscope.sites import SitePatterns
 from hiddenscope.states import Pair, Readable, Tokens
-from hiddenscope.texts import Belonging, Labelled, belonging, read
+from hiddenscope.texts import Belonging, Labelled, belonging, listed, read
 from hiddenscope.vectors import Token, Vectors, vectors
 from hiddenscope.vectors.collection import Dataset, dataset_of, strings_of
 
@@ -119,10 +119,10 @@ def _dataset(data: Any, token: Token) -> Dataset:
             name = f"{labels} of tokens" if isinstance(labels, str) else "the labels"
             if isinstance(texts, Labelled):
                 return Dataset(list(texts.texts), labels, f"{name} of {texts.name}", texts.groups)
-            listed = list(texts)
-            if listed and isinstance(listed[0], str):
-                listed = list(read(listed).texts)
-            return Dataset(listed, labels, name)
+            rows = listed(texts)
+            if rows and isinstance(rows[0], str):
+                rows = list(read(rows).texts)
+            return Dataset(rows, labels, name)
         remedy = f"Give (texts, labels) with a list of labels for each text, or (texts, name) with {', '.join(READY)}."
         raise TextError("A probe of each token needs a label for each token", "there is none", remedy)
     dataset = dataset_of(data)
@@ -148,9 +148,9 @@ def _of_tokens(rows: Vectors, labels: Any, name: str, task: str) -> Rows:
                 f"No ready label {labels[:40]!r}", "there are three ready labels", f"Use one of {', '.join(READY)}."
             )
         return _with_label(Rows(rows, READY[labels](tokens, task), [], [], tokens.ids, name))
-    listed = list(labels.tolist() if hasattr(labels, "tolist") else labels)
-    if listed and isinstance(listed[0], Sequence | np.ndarray) and not isinstance(listed[0], str):
-        lengths = [len(some) for some in listed]
+    values = listed(labels.tolist() if hasattr(labels, "tolist") else labels)
+    if values and isinstance(values[0], Sequence | np.ndarray) and not isinstance(values[0], str):
+        lengths = [len(some) for some in values]
         if lengths != tokens.lengths.tolist():
             reason = f"there are {len(lengths)} lists for {tokens.count} texts"
             for text, (given, expected) in enumerate(zip(lengths, tokens.lengths, strict=False)):
@@ -160,8 +160,8 @@ def _of_tokens(rows: Vectors, labels: Any, name: str, task: str) -> Rows:
             raise StatesError(
                 "Labels do not fit the tokens", reason, "Give a list for each text, with one label for each token."
             )
-        listed = [label for some in listed for label in some]
-    return Rows(rows, _listed(listed, len(tokens), "token"), [], [], tokens.ids, name)
+        values = [label for some in values for label in some]
+    return Rows(rows, _listed(values, len(tokens), "token"), [], [], tokens.ids, name)
 
 
 def _listed(labels: Any, rows: int, unit: str) -> list[Any]:
@@ -169,14 +169,14 @@ def _listed(labels: Any, rows: int, unit: str) -> list[Any]:
     if isinstance(labels, str | bytes) or not hasattr(labels, "__len__"):
         reason = f"got {type(labels).__name__}"
         raise StatesError(f"{rows:,} {unit}s need a list of labels", reason, f"Give one for each {unit}.")
-    listed = list(labels.tolist() if hasattr(labels, "tolist") else labels)
-    if len(listed) != rows:
-        reason = f"there are {rows:,} {unit}s and {len(listed):,} labels"
+    values = listed(labels.tolist() if hasattr(labels, "tolist") else labels)
+    if len(values) != rows:
+        reason = f"there are {rows:,} {unit}s and {len(values):,} labels"
         raise StatesError(problem, reason, f"Give one for each {unit}.")
-    for row, label in enumerate(listed):
+    for row, label in enumerate(values):
         if label is None or label != label:
             raise StatesError(problem, f"the label of {unit} {row} is missing", "Leave that one out.")
-    return listed
+    return values
 
 
 def _with_label(rows: Rows) -> Rows:

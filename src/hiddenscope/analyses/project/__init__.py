@@ -52,12 +52,13 @@ def project(
     seed: int = 0,
     truncate: bool = False,
 ) -> Result:
-    """One picture for each layer, with numbers from the full space that say whether it tells the truth.
+    """Draw one picture for each layer, with numbers from the full space that say whether it tells the truth.
 
     With a model, or a list of models, `data` is a dataset: a shipped name, a path, a frame, `(texts, labels)`, or what
     `hs.read` gave; or a mapping of names to several datasets, to compare them. With states, it is the labels, one for
-    each text or for each token. `token` is what stands for a text: if not given, the last token in a decoder, and in an
-    encoder the mean or what the model was trained for. `hs.Pictures` has more options.
+    each text or for each token, or what `hs.read` gave for the same texts. Texts are taken as independent unless the
+    data have groups (`hs.read(..., group=)`). `token` is what stands for a text: if not given, the last token in a
+    decoder, and in an encoder the mean or what the model was trained for. `hs.Pictures` has more options.
 
     >>> import hiddenscope as hs
     >>> from hiddenscope.testing import tiny_model

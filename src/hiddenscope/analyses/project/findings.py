@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 LISTED = 20  # classes that the facts list
 LONG_NAMES = {
     "silhouette": "silhouette of the classes in the full space",
-    "neighbour": "share of points whose nearest other point is of their class",
+    "neighbour": "share of points whose nearest point of another text or group is of their class",
     "fisher": "variance between classes over that within",
     "within": "mean distance within classes over that of all pairs",
     "distinct": "number of different states",

@@ -12,7 +12,7 @@ from hiddenscope.model import Model
 from hiddenscope.passes.unembed import Unembedding
 from hiddenscope.sites import Site, SitePatterns
 from hiddenscope.states import Pair, Readable, Source, Tokens
-from hiddenscope.texts import Belonging, Labelled, belonging
+from hiddenscope.texts import Belonging, Labelled, belonging, listed
 from hiddenscope.vectors import Token, Vectors, vectors
 from hiddenscope.vectors.collection import Dataset, dataset_of, strings_of
 
@@ -122,23 +122,23 @@ def points_of_states(source: Readable | Pair, labels: Any, sites: SitePatterns, 
     groups = None
     if isinstance(labels, Labelled):
         labels, groups = labels.labels, labels.groups
-    listed = None if labels is None else _listed(labels)
+    values = None if labels is None else _listed(labels)
     if isinstance(source, Pair):
         tokens = (source.decoder if "decoder" in str(sites) else source.encoder).tokens
     else:
         tokens = source.tokens
-    if listed is not None and len(listed) == len(tokens) != tokens.count:
+    if values is not None and len(values) == len(tokens) != tokens.count:
         token = "each"  # one label for each token means that tokens are the points
     rows = vectors(source, sites=sites, token=token)
     model = rows.source.model if isinstance(rows.source, Source) else "states"
-    return _points(rows, (model, ""), Dataset(tokens, listed, "", groups))
+    return _points(rows, (model, ""), Dataset(tokens, values, "", groups))
 
 
 def _listed(labels: Any) -> list[Any]:
     if isinstance(labels, str | bytes | Mapping) or not hasattr(labels, "__len__"):
         reason = f"{type(labels).__name__} was given"
         raise StatesError("States need a list of labels", reason, "Give a list with one label for each text or token.")
-    return list(labels)
+    return listed(labels)
 
 
 def _points(rows: Vectors, names: tuple[str, str], dataset: Dataset) -> Points:

@@ -122,7 +122,9 @@ def _limits(facts: Facts) -> Iterator[str]:
     if holds := facts.get("interval_holds"):
         yield f"The intervals are not 95% ones: with several classes they held the truth in {holds:.0%} of simulations."
     if not facts.get("calibrated", True):
-        few = f"{facts.get('groups', facts['texts']):,} {'groups of texts' if facts.get('groups_given') else 'texts'}"
+        groups = facts.get("groups", facts["texts"])
+        together = facts.get("groups_given") or groups < facts["texts"]
+        few = f"{groups:,} {'groups of texts' if together else 'texts'}"
         yield f"The intervals are rough: with as few as {few} they were not calibrated."
     if copies := facts.get("copies"):
         yield f"{copies:,} {_texts(copies)} again with the same label; each text was probed once."
