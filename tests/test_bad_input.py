@@ -334,3 +334,49 @@ def test_what_is_no_site_is_refused_wherever_a_site_is_chosen(tiny: Callable[...
             call()
         whole = isinstance(site, int | np.integer) and not isinstance(site, bool)
         assert not whole or f"Did you mean 'layer.{int(site)}'?" in str(caught.value)
+
+
+UNUSUAL: dict[str, Any] = {
+    "sparse": lambda: torch.ones(64).to_sparse(),
+    "sparse rows": lambda: torch.ones(3, 64).to_sparse_csr(),
+    "nested": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+    "quantized": lambda: torch.quantize_per_tensor(torch.ones(64), 0.1, 0, torch.qint8),
+    "meta": lambda: torch.ones(64, device="meta"),
+    "complex": lambda: torch.ones(64, dtype=torch.complex64),
+    "mkldnn": lambda: torch.ones(64).to_mkldnn(),
+    "endless": lambda: 10**400,
+    "bytes": lambda: b"abc",
+    "a generator": lambda: (number for number in (1.0, 2.0)),
+    "no path": lambda: "a\0b",
+    "half a character": lambda: "\ud800",
+    "a long name": lambda: "*" * 500,
+}
+TAKERS: dict[str, Any] = {
+    "edit": lambda model, value: hs.edit(model, [[5, 6, 7]], {"layer.1": hs.Replace(value)}, ()),
+    "Add": lambda model, value: hs.edit(model, [[5, 6, 7]], {"layer.1": hs.Add(value)}, ()),
+    "Scale": lambda model, value: hs.edit(model, [[5, 6, 7]], {"layer.1": hs.Scale(value)}, ()),
+    "Project": lambda model, value: hs.edit(model, [[5, 6, 7]], {"layer.1": hs.Project(value)}, ()),
+    "a function": lambda model, value: hs.edit(model, [[5, 6, 7]], {"layer.1": lambda states: value}, ()),
+    "resume": lambda model, value: hs.resume(model, [[5, 6, 7]], "layer.1", value, ()),
+    "Direction": lambda model, value: hs.Direction.of(value, sites="layer.1"),
+    "Direction by site": lambda model, value: hs.Direction.of({"layer.1": value}),
+    "texts": lambda model, value: model.capture(value),
+    "open": lambda model, value: hs.open(value),
+    "Adjustment": lambda model, value: hs.Adjustment.fit(value, "centre"),
+    "Result": lambda model, value: hs.Result.load(value),
+    "extract": lambda model, value: hs.extract(model, [], to=value),
+    "save": lambda model, value: model.capture([[5, 6]], "layer.1").save(value),
+}
+
+
+@pytest.mark.filterwarnings("ignore")  # torch says that some of these kinds are prototypes
+@pytest.mark.parametrize("taker", TAKERS)
+def test_what_cannot_be_computed_with_is_refused_in_words(taker: str, tiny: Tiny) -> None:
+    model = tiny("llama")
+    for name, make in UNUSUAL.items():
+        if name == "meta" and taker == "a function":
+            continue
+        try:
+            TAKERS[taker](model, make())
+        except Error as error:
+            assert "Please file an issue" not in str(error), name

@@ -12,7 +12,9 @@ from typer.testing import CliRunner
 
 import hiddenscope as hs
 from hiddenscope import cli
+from hiddenscope.analyses.cluster import _units
 from hiddenscope.errors import NotFinite, StatesError, TextError, UnknownModel
+from hiddenscope.vectors.collection import collection_of
 from hiddenscope.views import Panels, sections_of, views_of
 
 TEXTS = ["The cat sat on the mat.", "A dog", "There is nothing in the house.", "The end."] * 3
@@ -259,3 +261,17 @@ def test_a_sentence_encoder_parts_what_is_of_different_things(minilm: hs.Model) 
     kept = found >= 0
     assert kept.sum() >= 9
     assert same_groups(found[kept], np.repeat([0, 1], 6)[kept])
+
+
+def test_copies_and_groups_are_left_out_together() -> None:
+    generator = np.random.default_rng(0)
+    points = generator.normal(size=(60, 8))
+    copied = np.concatenate([points, np.repeat(points[:1], 8, axis=0)])
+    strings = [f"text {number}" for number in range(60)] + ["text 0"] * 8
+    collection = collection_of(copied, strings)
+    units = _units(collection, np.arange(68), None)
+    assert units[0] == units[-1] and len(set(units.tolist())) == 60
+    grouped = _units(collection, np.arange(68), [number % 5 for number in range(60)] + [0] * 8)
+    assert len(set(grouped.tolist())) == 5
+    by_hand = hs.read(strings, group=[number % 5 for number in range(60)] + [0] * 8)
+    assert hs.cluster(copied, by_hand).data["cluster_of"].equals(hs.cluster(copied, strings).data["cluster_of"])

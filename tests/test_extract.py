@@ -650,6 +650,8 @@ def test_a_folder_that_cannot_be_written_is_refused(gpt2: hs.Model, tmp_path: Pa
 
 def test_what_cannot_be_extracted_is_said(tiny: Callable[..., hs.Model], tmp_path: Path) -> None:
     t5 = tiny("t5")
+    of_encoder = extract(t5, TEXTS, tmp_path / "encoder", sites="layer.*,final")
+    assert of_encoder.sites == t5.anatomy.select("encoder.layer.*,encoder.final")
     with pytest.raises(PassError, match="the decoder reads targets, and a corpus has none"):
         extract(t5, TEXTS, tmp_path / "store", sites="decoder.layer.*")
     with pytest.raises(PassError, match="No pooling 'median'"):

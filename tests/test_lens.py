@@ -666,3 +666,12 @@ def test_paris_comes_up_only_near_the_top(smollm2: hs.Model) -> None:
     assert facts["first_best_at"] == result.facts["last_token"]["settled_from"] == "layer.30"
     assert facts["first_in_top_k_at"] == "layer.29"
     assert facts["probability"] == pytest.approx(0.7725, abs=2e-3)
+
+
+def test_texts_of_a_group_are_held_out_together(tiny: Tiny) -> None:
+    model = tiny("llama")
+    texts = [f"the {word} sat" for word in ("cat", "hat", "mat", "bat", "rat", "fat")]
+    facts = hs.Lens.fit(model, hs.read(texts, group=[0, 0, 0, 1, 1, 1])).facts
+    assert (facts["groups"], facts["texts"], facts["held_out"]["texts"]) == (2, 3, 3)
+    with pytest.raises(TextError, match="of one group"):
+        hs.Lens.fit(model, hs.read(texts, group=[0] * 6))

@@ -2,7 +2,8 @@
 
 Python lets anything in, and what does not fit fails somewhere deep inside, as an AttributeError that names nothing the
 caller knows. So when a public function fails with an error that is not ours, its arguments are held against its
-annotations, and the first that does not fit is named. A call that works costs nothing more.
+annotations, and the first that does not fit is named; so is one that fits and cannot be computed with, such as a sparse
+tensor. A call that works costs nothing more.
 
 >>> @checked
 ... def repeat(text: str, times: int = 2) -> str:
@@ -15,6 +16,7 @@ hiddenscope.errors.ArgumentError: Cannot call repeat: times must be an integer, 
 """
 
 import dataclasses
+import errno
 import inspect
 import itertools
 import numbers
@@ -31,6 +33,7 @@ Public = TypeVar("Public")
 
 _WORDS = {str: "a string", int: "an integer", float: "a number", bool: "True or False", type(None): "None"}
 _LOOKED_AT = 50  # items of a list
+_MOST_BITS = 1023  # of an integer that a float holds
 
 
 def checked(target: Public) -> Public:
@@ -91,10 +94,67 @@ def _explain(
         if value is not parameter.default:
             called = getattr(function, "__qualname__", str(function)).removesuffix(".__init__")
             try:
+                _require_plain(value, name, called)
+                _require_path(value, name, called, error)
                 require(value, _evaluated(parameter.annotation, function.__module__), name, called)
                 _require_fields(value, name, called)
             except ArgumentError as explained:
                 raise explained from error
+
+
+def _require_plain(value: Any, name: str, function: str, depth: int = 3) -> None:
+    """Refuse what fits an annotation and cannot be computed with: tensors that are not dense, and endless numbers."""
+    kind, remedy = _unusual(value)
+    if kind:
+        raise ArgumentError(f"Cannot call {function}", f"{name} is {kind}", remedy)
+    if not depth:
+        return
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            _require_plain(getattr(value, field.name, None), f"{name}.{field.name}", function, depth - 1)
+    elif isinstance(value, Mapping):
+        for key, part in itertools.islice(value.items(), _LOOKED_AT):
+            _require_plain(part, f"{name}[{shown(key)}]", function, depth - 1)
+    elif isinstance(value, list | tuple):
+        for number, part in enumerate(value[:_LOOKED_AT]):
+            _require_plain(part, f"{name}[{number}]", function, depth - 1)
+
+
+def _require_path(value: Any, name: str, function: str, error: Exception) -> None:
+    """Refuse the name of a file that no file system takes, if that is what the error is about."""
+    too_long = isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG
+    no_name = isinstance(error, UnicodeEncodeError) or (isinstance(error, ValueError) and "null byte" in str(error))
+    if not isinstance(value, str | os.PathLike) or not (too_long or no_name):
+        return
+    problem, remedy = f"Cannot call {function}", "Give the path of a file or a folder."
+    try:
+        os.lstat(value)
+    except ValueError:
+        raise ArgumentError(problem, f"{name} holds a character that no path may have", remedy) from None
+    except OSError as refused:
+        if refused.errno == errno.ENAMETOOLONG:
+            raise ArgumentError(problem, f"{name} is longer than a path may be", remedy) from None
+
+
+def _unusual(value: Any) -> tuple[str, str]:
+    """What a value is that cannot be computed with, and what to give in its place; empty for any other."""
+    if isinstance(value, int) and value.bit_length() > _MOST_BITS:
+        return "a number of more digits than a float holds", "Give a smaller one."
+    # torch is not imported here: `--help` must not wait for it.
+    torch: Any = sys.modules.get("torch")
+    if torch is None or not isinstance(value, torch.Tensor):
+        return "", ""
+    if value.is_nested:
+        return "a nested tensor", "Give a list of tensors, or one that is padded."
+    if value.is_quantized:
+        return "a quantized tensor", "Give its dequantize()."
+    if value.layout != torch.strided:
+        return f"a tensor of the layout {str(value.layout).removeprefix('torch.')}", "Give its to_dense()."
+    if value.is_meta:
+        return "a meta tensor, which has no values", "Give a tensor with values."
+    if value.dtype.itemsize == 1 and value.is_floating_point():
+        return f"a tensor in {str(value.dtype).removeprefix('torch.')}", "Give its float()."
+    return "", ""
 
 
 def require(value: Any, hint: Any, name: str, function: str) -> None:

@@ -12,11 +12,13 @@ from torch import Tensor
 from hiddenscope import progress
 from hiddenscope.arguments import checked
 from hiddenscope.errors import NotFinite, StatesError, TextError
+from hiddenscope.measures.grouped import joined, numbered
 from hiddenscope.model import ModelLike, as_source
 from hiddenscope.passes import Inputs, Texts
 from hiddenscope.results import Facts, Result
 from hiddenscope.sites import Site
 from hiddenscope.states import Pair, Readable
+from hiddenscope.texts import copy_key
 from hiddenscope.vectors import Token
 from hiddenscope.vectors.collection import Collection, collection_of, integer
 
@@ -49,7 +51,8 @@ def cluster(
     `source` is a model with texts, states, or an array `[text, width]`. The vectors are centred, scaled to norm 1 and
     projected on their principal directions: one for every ten texts, at least 2 and at most 15. A cluster has at least
     `smallest` texts. Its stability is how much of it comes back, on average, when a fifth of the texts is left out and
-    all of this is done again. Of more than 10,000 rows, a random sample of as many is clustered, and the facts say so.
+    all of this is done again; copies of a text, its tokens, and texts of a group (`hs.read(..., group=)`) are left out
+    together. Of more than 10,000 rows, a random sample of as many is clustered, and the facts say so.
 
     >>> import hiddenscope as hs
     >>> points = np.repeat([[1.0, 0, 0], [0, 1.0, 0]], 20, axis=0) + np.random.default_rng(0).normal(0, 0.01, (40, 3))
@@ -68,7 +71,8 @@ def cluster(
     directions = _directions(values)
     places = _places(directions)
     labels, strengths = _clustered(places, smallest)
-    groups = _groups(directions, labels, _stability(values, labels, smallest))
+    units = _units(collection, rows, getattr(texts, "groups", None))
+    groups = _groups(directions, labels, _stability(values, labels, smallest, units))
     return Result(
         "cluster",
         _data(collection, rows, places, (labels, strengths), groups),
@@ -163,7 +167,15 @@ def _groups(directions: Tensor, labels: Ints, stabilities: Sequence[float]) -> l
     return groups
 
 
-def _stability(values: Tensor, labels: Ints, smallest: int) -> list[float]:
+def _units(collection: Collection, rows: Ints, groups: Sequence[Any] | None) -> Ints:
+    """Number what is left out together: the tokens of a text, copies of it, and texts that belong together."""
+    if collection.tokens is not None:
+        return numbered(collection.tokens.text[rows].tolist())
+    keys = rows.tolist() if collection.strings is None else [copy_key(collection.strings[row]) for row in rows]
+    return joined(keys, None if groups is None else [groups[row] for row in rows])
+
+
+def _stability(values: Tensor, labels: Ints, smallest: int, units: Ints) -> list[float]:
     """How much of each cluster comes back from a part of the rows: its best Jaccard index, averaged over rounds.
 
     In every round all is done again from the vectors on. Axes that were fitted with the rows that are left out would
@@ -175,7 +187,9 @@ def _stability(values: Tensor, labels: Ints, smallest: int) -> list[float]:
     overlaps: list[list[float]] = []
     with progress.track("Clustering again", total=ROUNDS) as advance:
         for _ in range(ROUNDS if len(clusters) else 0):
-            rows = np.sort(generator.choice(len(labels), round(KEPT * len(labels)), replace=False))
+            count = int(units.max()) + 1
+            drawn = generator.choice(count, max(1, round(KEPT * count)), replace=False)
+            rows = np.flatnonzero(np.isin(units, drawn))
             directions = _directions(values[torch.from_numpy(rows)])
             again, _strengths = _clustered(_places(directions), fewer)
             overlaps.append([max(_overlaps(labels[rows] == label, again), default=0.0) for label in clusters])

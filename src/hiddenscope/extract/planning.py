@@ -74,9 +74,8 @@ def choose(model: Model, sites: SitePatterns, pool: str | int | None, dtype: Any
     chosen = model.anatomy.select(sites)
     if not chosen:
         raise PassError("No sites to extract", "the list is empty", "Name at least one, such as 'layer.*'.")
-    if any(site.stack == "decoder" for site in chosen) and model.encoder_decoder:
-        reason = "the decoder reads targets, and a corpus has none"
-        raise PassError(f"Cannot extract {chosen[-1]} of {model.name}", reason, "Name sites such as 'encoder.layer.*'.")
+    if model.encoder_decoder:
+        chosen = _of_encoder(model, chosen, sites)
     widths = {model.anatomy.width(site): site for site in chosen}
     if len(widths) > 1:
         reason = " and ".join(f"{site} is {width} wide" for width, site in widths.items())
@@ -85,6 +84,20 @@ def choose(model: Model, sites: SitePatterns, pool: str | int | None, dtype: Any
     if _name(stored) not in DTYPES:
         raise PassError(f"Cannot store {_name(stored)}", f"a store holds {', '.join(DTYPES)}", "Give dtype='float32'.")
     return ExtractSpec(tuple(chosen), None if pool is None else str(pool), stored, next(iter(widths)), every)
+
+
+def _of_encoder(model: Model, chosen: tuple[Site, ...], patterns: SitePatterns) -> tuple[Site, ...]:
+    """The sites of the encoder: those of the decoder are left out, unless they were named as such."""
+    listed = [patterns] if isinstance(patterns, str | Site) else patterns
+    named = any("decoder" in str(pattern) for pattern in listed)
+    of_encoder = tuple(site for site in chosen if site.stack != "decoder")
+    if len(of_encoder) == len(chosen):
+        return chosen
+    if named or not of_encoder:
+        reason = "the decoder reads targets, and a corpus has none"
+        raise PassError(f"Cannot extract {chosen[-1]} of {model.name}", reason, "Name sites such as 'encoder.layer.*'.")
+    progress.note(f"{model.name}: states of the encoder alone are kept, since a corpus has no targets for the decoder")
+    return of_encoder
 
 
 def plan_without_corpus(model: Model, spec: ExtractSpec, threads: int, unit_limits: Mapping[str, int]) -> StorePlan:

@@ -285,5 +285,7 @@ def _fits_in(new: Any, states: Tensor, site: Any) -> None:
     problem, remedy = f"Cannot use what the function made of {site}", f"Return a tensor {list(states.shape)}."
     if not isinstance(new, Tensor):
         raise StatesError(problem, f"it returned {type(new).__name__}", remedy)
+    if new.is_nested or new.layout != torch.strided:
+        raise StatesError(problem, "it returned a tensor that is not dense", remedy)
     if new.shape != states.shape or not new.is_floating_point():
         raise StatesError(problem, f"it returned {new.dtype} of the shape {list(new.shape)}", remedy)

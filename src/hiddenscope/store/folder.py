@@ -100,7 +100,7 @@ class StoreFolder:
     def check(self) -> None:
         """Refuse what is not a store, and folders inside a store that are links."""
         problem = f"Cannot open {self.shown} as a store"
-        if not self.path.is_dir():
+        if not os.path.isdir(self.path):  # unlike Path's, this one never raises, however long the name is
             reason = "it is not a folder" if os.path.lexists(self.path) else "there is no such folder"
             raise StoreError(problem, reason, "Give the folder that hs.extract wrote.")
         if not os.path.lexists(self.plan):

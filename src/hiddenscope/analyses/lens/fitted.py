@@ -4,7 +4,7 @@ Tuned: the affine map nearest to the last layer. It is a ridge regression of the
 the identity. Every row is divided by the size of its last state, which the final norm takes away. The penalty is
 chosen for each layer by the KL divergence on half of the held-out texts, and the map is judged on the other half. A
 layer has no map where none is better on the first half, or where the chosen one is worse on the second. Copies of a
-text stay together, or what was learnt by heart would count.
+text, and texts of a group, stay together, or what was learnt by heart would count.
 
 Jacobian: for layer k the mean over texts, and over the tokens t of each, of the sum over t' of the derivative of
 layer.L at t' with respect to layer.k at t; in a causal model only the tokens from t on contribute. One product of a
@@ -31,6 +31,7 @@ from hiddenscope.analyses.lens.reading import LensSites, read
 from hiddenscope.arguments import checked
 from hiddenscope.errors import FileError, StatesError, TextError
 from hiddenscope.files import read_tensors, write_tensors
+from hiddenscope.measures.grouped import joined
 from hiddenscope.model import Model, ModelLike, as_model
 from hiddenscope.passes import Inputs, Texts
 from hiddenscope.passes.jacobian import tape
@@ -122,7 +123,7 @@ class Lens:
         Unembedding(model, sites.last)  # a model without one is refused before anything is computed
         inputs = model.encode(texts, targets=targets)
         if kind == "tuned":
-            maps, facts = _fit_tuned(model, inputs, sites)
+            maps, facts = _fit_tuned(model, inputs, sites, _groups(inputs, getattr(texts, "groups", None)))
         else:
             maps, facts = _fit_jacobian(model, inputs, sites, partial)
         return cls(kind, maps, model.name, model.source(sites.last.stack).weights, facts)
@@ -193,9 +194,9 @@ def _unreadable(path: str | os.PathLike[str], error: Exception) -> FileError:
     return FileError(f"Cannot read a lens from {os.fspath(path)!r}", reason, "Fit the lens again.")
 
 
-def _fit_tuned(model: Model, inputs: Inputs, sites: LensSites) -> tuple[dict[int, Map], Facts]:
+def _fit_tuned(model: Model, inputs: Inputs, sites: LensSites, groups: Sequence[int]) -> tuple[dict[int, Map], Facts]:
     """The map of every layer that is better with one, and what was measured."""
-    rest, held_out = _split(inputs)
+    rest, held_out = _split(groups)
     fitting = inputs.some(rest)
     regressions = [Regression() for _ in sites.layers[:-1]]
     with progress.track("Fitting", total=sum(fitting.costs)) as advance:
@@ -221,7 +222,7 @@ def _fit_tuned(model: Model, inputs: Inputs, sites: LensSites) -> tuple[dict[int
     facts = {
         "texts": len(fitting),
         "tokens": sum(fitting.of(sites.last.stack).lengths),
-        "groups": len(set(_groups(inputs))),
+        "groups": len(set(groups)),
         "held_out": {
             "texts": sum(map(len, held_out)),
             "tokens_chosen_on": choosing.shape[1],
@@ -241,17 +242,17 @@ def _states(model: Model, inputs: Inputs, sites: LensSites) -> Tensor:
     return states.values
 
 
-def _groups(inputs: Inputs) -> list[int]:
-    """The group of copies that each text belongs to."""
-    return copy_groups(inputs.texts or inputs.ids)
+def _groups(inputs: Inputs, groups: Sequence[Any] | None) -> list[int]:
+    """Number the group of each text: its copies, and the texts that the data say belong together."""
+    together: list[int] = joined(copy_groups(inputs.texts or inputs.ids), groups).tolist()
+    return together
 
 
-def _split(inputs: Inputs) -> tuple[list[int], list[list[int]]]:
-    """The texts to fit on, and those to choose and judge by, in groups of copies."""
-    groups = _groups(inputs)
+def _split(groups: Sequence[int]) -> tuple[list[int], list[list[int]]]:
+    """The texts to fit on, and those to choose and judge by, in groups of texts that belong together."""
     count = max(groups) + 1
     if count < 2:
-        reason = "there is only one" if len(inputs) == 1 else "all are copies of one"
+        reason = "there is only one" if len(groups) == 1 else "all are copies of one, or of one group"
         remedy = "Some are held out: give a few hundred, with some thousand tokens."
         raise TextError("Too few texts to fit a tuned lens", reason, remedy)
     members: list[list[int]] = [[] for _ in range(count)]
