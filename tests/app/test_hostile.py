@@ -17,7 +17,7 @@ import hiddenscope as hs
 from hiddenscope.app.code import Named, as_command
 from hiddenscope.app.library import Library
 from hiddenscope.app.routes import Desk
-from hiddenscope.app.schemas import ModelChoice
+from hiddenscope.app.schemas import ColumnChoice, ModelChoice
 from hiddenscope.app.stores import STATES_FORMAT
 from hiddenscope.cli import app
 
@@ -70,7 +70,7 @@ def test_files_that_are_not_what_their_names_say_hide_no_others(
         listed = bench.ask("GET", "/api/models")
         assert listed.status == 200, listed.body
         found = [one["label"] for one in listed.json if one["source"] == "folder"]
-        assert found == ["latest", "models/other", "models/tiny"]
+        assert found == ["latest", "models/encoder", "models/other", "models/tiny", "models/words"]
         stores = bench.ask("GET", "/api/stores")
         assert stores.status == 200 and stores.json == []
 
@@ -117,7 +117,7 @@ def test_the_code_of_an_upload_names_its_columns(bench: Bench, tiny_name: str, h
         get_command(app)(args=words[1:])
     assert left.value.code == 0 and same(hs.Result.load(here / "command.nc"), expected)
     asked = {"analysis": "graft", "model": {"name": "a"}, "arguments": {"data": name}}
-    grafted = as_command(asked, {name: Named("rows.csv", "sentence")})
+    grafted = as_command(asked, {name: Named("rows.csv", ColumnChoice(text="sentence"))})
     assert grafted.text is None and "columns" in grafted.reason
 
 

@@ -188,19 +188,19 @@ def test_a_view_is_saved_as_files_and_as_code(look: Opener, here: dict[str, str]
 def test_errors_are_sentences_and_the_next_question_works(look: Opener, here: dict[str, str]) -> None:
     shown = look(fragment(**here))
     shown.heading("The norm")
-    shown.page.get_by_label("Model").fill("no-such/model")
-    shown.page.get_by_label("Model").press("Enter")
+    shown.page.get_by_role("combobox", name="Model", exact=True).fill("no-such/model")
+    shown.page.get_by_role("combobox", name="Model", exact=True).press("Enter")
     shown.page.get_by_role("alert").get_by_text("no-such/model").wait_for()
-    shown.page.get_by_label("Model").fill("models/tiny")
-    shown.page.get_by_label("Model").press("Enter")
+    shown.page.get_by_role("combobox", name="Model", exact=True).fill("models/tiny")
+    shown.page.get_by_role("combobox", name="Model", exact=True).press("Enter")
     shown.heading("The norm")
 
 
 def test_a_model_name_that_is_refused_says_so(look: Opener, here: dict[str, str]) -> None:
     shown = look(fragment(**here), expected=("422",))
     shown.heading("The norm")
-    shown.page.get_by_label("Model").fill("../../etc/passwd")
-    shown.page.get_by_label("Model").press("Enter")
+    shown.page.get_by_role("combobox", name="Model", exact=True).fill("../../etc/passwd")
+    shown.page.get_by_role("combobox", name="Model", exact=True).press("Enter")
     shown.page.get_by_role("alert").get_by_text("cannot be understood").wait_for()
 
 
@@ -512,10 +512,10 @@ def _walk_tabs(shown: Workbench) -> None:
     page.get_by_role("button", name="anatomy").click()
     page.get_by_role("button", name="Run", exact=True).click()
     page.locator(".findings li").first.wait_for()
-    page.get_by_label("Model").fill("no-such/model")
+    page.get_by_role("combobox", name="Model", exact=True).fill("no-such/model")
     page.get_by_role("button", name="Run", exact=True).click()
     page.get_by_role("alert").get_by_text("no-such/model").wait_for()
     page.get_by_role("link", name="Grid", exact=True).click()
-    page.get_by_label("Model").fill("smollm2")
-    page.get_by_label("Model").press("Enter")
+    page.get_by_role("combobox", name="Model", exact=True).fill("smollm2")
+    page.get_by_role("combobox", name="Model", exact=True).press("Enter")
     shown.heading("What each layer of smollm2")

@@ -63,12 +63,13 @@ def test_groups_of_an_upload_reach_the_analysis_and_its_code(bench: Bench, tiny_
     upload = bench.ask("POST", f"/api/datasets?file=reviews.csv&{named}", REVIEWS.encode()).json
     assert upload["groups"] == 3 and upload["labels"] == {"good": 6, "bad": 6}
     assert upload["columns"] == {"text": "review", "label": "sentiment", "group": "author"}
-    answer = bench.answer("probe", tiny_name, data=upload["name"], sites="layer.1")
+    options = {"method": "pca", "sites": "layer.1"}
+    answer = bench.answer("project", tiny_name, data=upload["name"], **options)
     result = computed(bench, answer["id"], here)
     data = hs.read(here / "reviews.csv", text="review", label="sentiment", group="author")
-    direct = hs.probe(hs.load(bench.settings.root / "models" / "tiny"), data, sites="layer.1")  # type: ignore[operator]
+    direct = hs.project(hs.load(bench.settings.root / "models" / "tiny"), data, **options)  # type: ignore[operator, arg-type]
     assert same(result, direct)
-    exec(answer["python"].replace("probe.html", "python.nc"), {})
+    exec(answer["python"].replace("project.html", "python.nc"), {})
     assert same(hs.Result.load(here / "python.nc"), direct)
     assert "--group author" in answer["command"]
 
@@ -76,7 +77,7 @@ def test_groups_of_an_upload_reach_the_analysis_and_its_code(bench: Bench, tiny_
 def test_columns_are_chosen_from_lists(look: Opener, tiny_name: str, tmp_path: Path) -> None:
     """None of them is called text, which is no reason to refuse the file."""
     shown = look(fragment(tab="data", model=tiny_name))
-    file = tmp_path / "reviews.csv"
+    file = tmp_path / "opinions.csv"
     file.write_text(REVIEWS.replace("the rest is 0", "<img src=x onerror=alert(1)>"))
     page = shown.page
     page.get_by_label("Upload a dataset").set_input_files(file)
@@ -88,7 +89,7 @@ def test_columns_are_chosen_from_lists(look: Opener, tiny_name: str, tmp_path: P
     label.select_option("sentiment")
     group.select_option("author")
     columns.get_by_role("button", name="Use these columns").click()
-    card = page.get_by_role("button", name="reviews.csv")
+    card = page.get_by_role("button", name="opinions.csv")
     card.wait_for()
     assert card.get_attribute("aria-pressed") == "true"
     assert "3 groups" in card.inner_text() and "text: review, label: sentiment, group: author" in card.inner_text()

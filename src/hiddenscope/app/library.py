@@ -67,8 +67,9 @@ class Upload:
     def unpacked(cls, content: str) -> "Upload":
         """Read what `packed` wrote."""
         parts = json.loads(content)
-        labels, groups = (None if parts[name] is None else tuple(parts[name]) for name in ("labels", "groups"))
-        return cls(parts["file"], tuple(parts["texts"]), labels, groups, ColumnChoice(**parts["columns"]))
+        labels, groups = parts["labels"], parts["groups"]
+        columns = ColumnChoice(**parts["columns"])
+        return cls(parts["file"], tuple(parts["texts"]), labels and tuple(labels), groups and tuple(groups), columns)
 
     @property
     def named(self) -> Named:

@@ -39,6 +39,7 @@ MOST_CAPTURES = 16
 MOST_CAPTURED_BYTES = 256 * 2**20
 NEAREST = 8
 PREDICTIONS = 10
+GAP: dict[int, int | None] = {-1: None}  # how a position says that a text has no token in a column
 MOST_BYTES_AS_JSON = 2**15  # below that JSON is written faster than netCDF, which takes 20 ms or more
 
 Kept: TypeAlias = "hs.Store | States | Pair"
@@ -162,7 +163,7 @@ def _columns(result: Result, position: str) -> list[int | None]:
     if coordinate is None or coordinate.dims != ("token",):
         return []
     positions = coordinate.to_numpy()[:MOST_TOKENS].tolist()
-    return [None if place < 0 else place for place in positions]
+    return [GAP.get(position, position) for position in positions]
 
 
 def _analysis(models: Models, request: Header, preview: Preview) -> Result:
@@ -218,8 +219,8 @@ def _dataset(given: Any) -> Labelled:
     """Read a shipped dataset, or take the rows of an upload."""
     if isinstance(given, str):
         return hs.read(given)
-    labels, groups = (None if given[name] is None else tuple(given[name]) for name in ("labels", "groups"))
-    return Labelled(tuple(given["texts"]), labels, given["file"], groups)
+    labels, groups = given["labels"], given["groups"]
+    return Labelled(tuple(given["texts"]), labels and tuple(labels), given["file"], groups and tuple(groups))
 
 
 def _listed(name: str, value: Any) -> Any:

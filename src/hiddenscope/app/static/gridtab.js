@@ -72,9 +72,9 @@ export class GridTab {
     this.besideModel = modelField("Second model, beside it", this.models, held("beside"), (name) => { hold("beside", name); void this.paint(); });
     this.below = element("div", { class: "views below" });
     this.aside = element("aside", { class: "state", "aria-label": "The chosen state" });
-    this.panel = new StatePanel(this.aside, (cell, change) => { writePage("change", change ? JSON.stringify(change) : ""); void this.read(cell, change); }, {
+    this.panel = new StatePanel(this.aside, (cell, change) => this.changeState(cell, change), {
       choose: (site, token, model) => (model === held("model") ? this.choose(site, token) : void this.read({ site, column: token, token, other: undefined, model }, null)),
-      see: () => this.changeOverlay("visibility"),
+      see: () => { this.instead = ""; this.changeOverlay("visibility"); },
       textB: () => held("b"),
       isFirst: (cell) => cell.model === held("model"),
       write: (cell, change) => this.continued(cell, change),
@@ -94,6 +94,16 @@ export class GridTab {
     this.instead = "";
     this.arrange();
     void this.paint();
+  }
+
+  /**
+   * The address holds what is done to a state of the first model, whose cell it holds too.
+   * @param {Cell} cell
+   * @param {Record<string, unknown> | null} change
+   */
+  changeState(cell, change) {
+    if (cell.model === held("model")) writePage("change", change ? JSON.stringify(change) : "");
+    void this.read(cell, change);
   }
 
   /** @param {string} overlay */
@@ -221,9 +231,11 @@ export class GridTab {
    * @param {string} reason
    */
   async refused(reason) {
-    const overlay = held("overlay");
+    const [overlay, turn] = [held("overlay"), this.turn];
     const label = OVERLAYS[/** @type {keyof typeof OVERLAYS} */ (overlay)] ?? overlay;
-    if (!NEEDS_NOTHING_MORE.includes(overlay) || !(await this.hasNorms())) {
+    const replaced = NEEDS_NOTHING_MORE.includes(overlay) && (await this.hasNorms());
+    if (turn !== this.turn) return undefined; // something else was asked in the meantime
+    if (!replaced) {
       const norms = button("Show the norms", "Paint the norm of every state in its place", () => this.changeOverlay("norm"));
       return this.nothing(said(reason), this.again(), ...(overlay === "norm" ? [] : [norms]));
     }
@@ -235,7 +247,7 @@ export class GridTab {
   /** Whether the model can be loaded, and the text read. */
   async hasNorms() {
     try {
-      return (await this.asker.ask("grid", { analysis: "grid", model: { name: held("model") }, arguments: { text: held("a") } })) !== undefined;
+      return (await this.asker.ask("norms", { analysis: "grid", model: { name: held("model") }, arguments: { text: held("a") } })) !== undefined;
     } catch (error) {
       if (!(error instanceof Refused)) throw error;
       return false;
@@ -247,7 +259,7 @@ export class GridTab {
    * @param {HTMLElement[]} pieces
    */
   nothing(...pieces) {
-    for (const place of ["grid", "state"]) this.asker.cancel(place);
+    for (const place of ["grid", "answers", "state"]) this.asker.cancel(place);
     this.stateTurn += 1;
     this.grid = null;
     this.stage?.replaceChildren(...pieces);
