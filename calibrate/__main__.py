@@ -104,8 +104,17 @@ def _machines(study: Study, known: dict[str, Any]) -> str:
     for experiment in study.experiments:
         if experiment.what in known:
             rows_of.setdefault(known[experiment.what]["machine"], []).append(experiment.what)
+    measured = [what for rows in rows_of.values() for what in rows]
+    order = [experiment.what for experiment in study.experiments if experiment.what in measured]
     first, *others = sorted(rows_of, key=lambda machine: -len(rows_of[machine]))
-    return "; ".join([first, *(f"on {machine}: {'; '.join(rows_of[machine])}" for machine in others)])
+    return ". ".join([first, *(f"On {machine}: {_named(rows_of[machine], order)}" for machine in others)])
+
+
+def _named(rows: list[str], order: list[str]) -> str:
+    """The rows of a table in words: the last ones, or each by its condition."""
+    if order[-len(rows) :] == rows:
+        return f"the last {len(rows)} rows" if len(rows) > 1 else "the last row"
+    return "; ".join(rows)
 
 
 def _lines(study: Study, known: dict[str, Any]) -> Iterator[tuple[str, ...]]:

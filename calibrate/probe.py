@@ -293,7 +293,7 @@ STUDY = Study(
     "them; six layers of smollm2 with labels that were drawn, or that follow a direction of layer.18. Labels are\n"
     "drawn with these shares. The truth of a site is the score on fresh draws of the probes of its folds, on average\n"
     "over runs: over training sets of that size. In rows with groups half of the variance of a text is that of its\n"
-    "group, nine tenths in minimal pairs, and Zipf sizes fall as 1 / rank; their mix was not measured. Copies need no\n"
+    "group, 90% in minimal pairs, and Zipf sizes fall as 1 / rank; their mix was not measured. Copies need no\n"
     "row: a text that comes again with the same label is probed once.",
     CLAIMS,
     [experiment(name, draw, rows, share) for share in (0.5, UNEQUAL) for rows in TEXTS for name, draw in CLASSES]
