@@ -54,9 +54,35 @@ def test_pairs_beside_single_texts_do_each_as_they_can() -> None:
 def test_where_no_order_parts_the_rows_in_another_way_there_is_no_p() -> None:
     assert permuted(torch.tensor([0, 0, 1, 1]), 99, 0, ["a", "a", "b", "b"]).smallest_p is None
     assert permuted(torch.tensor([0, 1]), 99, 0, strata=[0, 1]).smallest_p is None
-    # Numbers that change places are another labelling, unless there are but two.
-    assert permuted(torch.tensor([0.0, 1.0, 2.0]), 99, 0).smallest_p == pytest.approx(1 / 6)
+    # A regression explains mirrored numbers as well.
+    assert permuted(torch.tensor([0.0, 1.0, 2.0]), 99, 0).smallest_p == pytest.approx(2 / 6)
+    assert permuted(torch.tensor([0.0, 1.0, 3.0]), 99, 0).smallest_p == pytest.approx(1 / 6)
     assert permuted(torch.tensor([0.0, 1.0]), 99, 0).smallest_p is None
+
+
+def test_classes_that_only_change_names_give_no_p_however_many() -> None:
+    assert permuted(torch.arange(6), 199, 0).smallest_p is None
+    assert permuted(torch.arange(8), 199, 0, strata=[0, 0, 1, 1, 2, 2, 3, 3]).smallest_p is None
+
+
+def test_few_sequences_cannot_give_a_smaller_p_than_their_number() -> None:
+    labels = torch.tensor([0, 1, 1, 2, 0, 0])
+    found = permuted(labels, 199, 0, units=[0, 0, 0, 1, 1, 1])
+    alike = [same_labelling(labels, other) for other in found.labellings]
+    assert found.smallest_p == pytest.approx(np.mean(alike))
+    assert found.smallest_p >= 0.03
+
+
+def test_interleaved_texts_are_permuted_like_texts_in_a_row() -> None:
+    labels, units = torch.tensor([0, 1, 1, 2, 0, 0]), np.array([0, 0, 0, 1, 1, 1])
+    mixed = np.array([0, 3, 1, 4, 2, 5])
+    expected = permuted(labels, 19, 0, units=units).labellings[:, mixed]
+    assert torch.equal(permuted(labels[mixed], 19, 0, units=units[mixed]).labellings, expected)
+
+
+def test_names_may_be_long_texts() -> None:
+    names = ["x" * 10**7, *(str(number) for number in range(999))]
+    assert len(permuted(torch.arange(1000) % 2, 9, 0, names).labellings) == 10
 
 
 def test_one_label_for_each_position_is_rotated() -> None:
@@ -106,5 +132,5 @@ def test_two_labellings_are_the_same_whatever_classes_are_called() -> None:
     assert not same_labelling(one, torch.tensor([0, 0, 1, 1])) and not same_labelling(
         torch.tensor([0, 0]), one[:2] + one[2:]
     )
-    assert not same_labelling(one.double(), 2 - one.double())
+    assert same_labelling(one.double(), 2 - one.double()) and not same_labelling(one.double(), one.double() + 1)
     assert torch.equal(shuffled(one, 5, 0)[0], one)

@@ -1,11 +1,11 @@
-"""Limits on what clients may hold: how long one keeps the server waiting, and how many connections are open.
+"""Limit how long a client may keep the server waiting, and how many connections are open.
 
 uvicorn closes a connection that is idle between two requests. It has no limit for a client that never finishes its
 request or never reads its answers, and accepts connections until there are no descriptors left. Hypercorn waits for
 a slow reader without a limit too, and Granian stops accepting, so another server would not help. `LimitedProtocol`
 wraps uvicorn's own protocol and bounds:
 
-headers      from the first moment of the connection, or the first byte of a later request, to their end
+headers      from connecting, or the first byte of a later request, to their end
 body         the time between two pieces; where the answer was sent already, the time to its end
 answers      a client must read all of them, or at least 64 KiB, in the same time
 connections  beyond the limit, a new one takes the place of another: see `Connections`
@@ -19,14 +19,15 @@ from typing import Any
 
 from hiddenscope.app.guard import ADMITTED
 
-LEAST_READ = 64 * 1024  # bytes
+MIN_READ_BYTES = 64 * 1024
 
 
 class Connections:
     """The open connections of one server. uvicorn calls it to make the protocol of a new one.
 
-    At most `limit` stay open. One more closes another: of the address that has the most, the oldest whose last request
-    had no token, or else the oldest. So whoever has the token gets in, however many connections others hold.
+    At most `limit` stay open. One more closes another: the oldest whose last request had no token, of the address that
+    has most of these, or else the oldest of all. So whoever has the token gets in and stays in, however many
+    connections others hold.
     """
 
     def __init__(self, limit: int, seconds: float) -> None:
@@ -42,20 +43,21 @@ class Connections:
         """Count a new connection, and close another where there are too many."""
         self._open[connection] = None
         if len(self._open) > self.limit:
-            crowded_out = self._least_entitled()
+            crowded_out = self._least_entitled(connection)
             self.remove(crowded_out)
             crowded_out.abort()
 
     def remove(self, connection: "LimitedProtocol") -> None:
-        """Count a connection no longer."""
+        """Forget a connection that is closed."""
         self._open.pop(connection, None)
 
-    def _least_entitled(self) -> "LimitedProtocol":
-        counts = Counter(connection.address for connection in self._open)
+    def _least_entitled(self, newcomer: "LimitedProtocol") -> "LimitedProtocol":
+        """Choose which of the other connections to close."""
+        others = [connection for connection in self._open if connection is not newcomer]
+        candidates = [connection for connection in others if not connection.is_admitted] or others
+        counts = Counter(connection.address for connection in candidates)
         crowd = max(counts, key=counts.__getitem__)
-        candidates = [connection for connection in self._open if connection.address == crowd]
-        # `min` takes the first of equals, which is the oldest.
-        return min(candidates, key=lambda connection: connection.is_admitted)
+        return next(connection for connection in candidates if connection.address == crowd)
 
 
 class LimitedProtocol(asyncio.Protocol):
@@ -97,7 +99,7 @@ class LimitedProtocol(asyncio.Protocol):
         self._check_later()
 
     def data_received(self, data: bytes) -> None:
-        """Pass the bytes on; then keep waiting, start again, or stop."""
+        """Pass the bytes on; then restart, keep or stop the timer of the request."""
         self._http.data_received(data)
         their_state = self._http.conn.their_state
         if their_state is self._h11.SEND_BODY and not self._http.cycle.response_complete:
@@ -142,10 +144,10 @@ class LimitedProtocol(asyncio.Protocol):
         self._check_timer = self._http.loop.call_later(self._seconds, self._check)
 
     def _check(self) -> None:
-        """Abort the connection if its client reads too little. Also look for a request that has begun unseen."""
+        """Abort the connection if its client reads too little. Also start the timer of a pipelined request."""
         # A transport that is closing stays open until its client has read everything: it is checked all the same.
         unsent = self._http.transport.get_write_buffer_size()
-        has_read = self._drained or unsent <= self._unsent - LEAST_READ
+        has_read = self._drained or unsent <= self._unsent - MIN_READ_BYTES
         if unsent and self._unsent and not has_read:
             self.abort()
             return

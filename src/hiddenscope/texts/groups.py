@@ -6,6 +6,7 @@
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
+from zlib import crc32
 
 from hiddenscope.errors import TextError
 from hiddenscope.texts.copies import copy_key
@@ -14,15 +15,15 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-ALIKE = 0.6  # texts whose words go together this far, from 0 to 1, nearly repeat one another
+ALIKE = 0.6  # the cosine of n-gram vectors from which on two texts nearly repeat one another
 MOST_COMPARED = 2_000  # texts that are compared, each with each
-NGRAM = (3, 4)  # characters of a word that are counted together, so that endings and languages without spaces count
+NGRAM = (3, 4)  # lengths of character n-grams, which also catch inflections and scripts without spaces
 
 
 class Belonging(NamedTuple):
-    """Which texts belong together: for each text a name of its content and labels, and the name of its group.
+    """Say which texts belong together: for each text a name of its content and labels, and the name of its group.
 
-    `first` is False for a text that came before with the same labels: it tells nothing new. `given` says whether the
+    `first` is False for a copy with the same labels, which tells nothing new and is left out. `given` says whether the
     data have groups; without them only copies are together. `alike` are texts of different groups that nearly repeat
     one another.
     """
@@ -35,12 +36,12 @@ class Belonging(NamedTuple):
 
     @property
     def copies(self) -> int:
-        """The number of texts that came before with the same labels."""
+        """Count the copies that are left out."""
         return self.first.count(False)
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What is taken as independent, and what speaks against it."""
+        """Report what is taken as independent, and what speaks against it."""
         facts: dict[str, Any] = {"texts": len(set(self.texts)), "groups": len(set(self.groups))}
         facts["groups_given"] = self.given
         if self.copies:
@@ -65,11 +66,11 @@ def belonging(texts: Sequence[Any], labels: Sequence[Any], groups: Sequence[Any]
         raise TextError("Groups do not fit the texts", reason, "Give one for each text.")
     keys = [copy_key(text) for text in texts]
     names = [f"{key}\0{label}" for key, label in zip(keys, labels, strict=True)]
-    earliest: dict[str, int] = {}
+    representative: dict[str, int] = {}
     # Of near copies the first in the alphabet counts, wherever it stands.
     for text in sorted(range(len(texts)), key=lambda text: (str(texts[text]), text)):
-        earliest.setdefault(names[text], text)
-    first = [earliest[name] == text for text, name in enumerate(names)]
+        representative.setdefault(names[text], text)
+    first = [representative[name] == text for text, name in enumerate(names)]
     merged = merged_groups(keys, groups)
     return Belonging(names, merged, first, groups is not None, near_duplicates(texts, merged))
 
@@ -113,7 +114,7 @@ def near_duplicates(texts: Sequence[Any], groups: Sequence[str]) -> NearDuplicat
     """Find texts that nearly repeat one of another group; None where none does.
 
     The measure is the cosine of their letter sequences, of which rare ones count for more (tf-idf): what all texts
-    share, such as a template, counts for nothing. Of many texts the first are compared.
+    share, such as a template, counts for nothing. Of many texts a sample is compared.
 
     >>> some = ["The cat sat on the mat.", "A cat sat on the mat.", "Rain fell all night.", "We sold the old car."]
     >>> near_duplicates(some, some).texts
@@ -122,6 +123,7 @@ def near_duplicates(texts: Sequence[Any], groups: Sequence[str]) -> NearDuplicat
     True
     """
     listed, numbers = _different(texts, groups)
+    # What two texts share is what all texts share, and has no weight.
     if len(listed) < 3:
         return None
     # Here, since `hiddenscope --help` imports this module.
@@ -134,20 +136,23 @@ def near_duplicates(texts: Sequence[Any], groups: Sequence[str]) -> NearDuplicat
     alike = nearest >= ALIKE
     if not alike.any():
         return None
-    one = int(nearest.argmax())
-    other = int(cosines[one].argmax())
-    return NearDuplicates(int(alike.sum()), len(listed), (listed[one], listed[other]))
+    closest = int(nearest.argmax())
+    other = int(cosines[closest].argmax())
+    return NearDuplicates(int(alike.sum()), len(listed), (listed[closest], listed[other]))
 
 
 def _cosines(texts: Sequence[str]) -> "NDArray[np.float64]":
-    """How far the letter sequences of texts go together, where rare ones count for more and common ones for nothing."""
+    """Return the cosines between the n-gram vectors of texts, with more weight on rare n-grams.
+
+    scikit-learn's TfidfVectorizer gives some weight to what all texts share too, so that templates would count.
+    """
     import numpy as np
     from sklearn.feature_extraction.text import CountVectorizer
     from sklearn.preprocessing import normalize
 
     try:
         counts = CountVectorizer(analyzer="char_wb", ngram_range=NGRAM, dtype=np.float64).fit_transform(texts)
-    except ValueError:  # no text has a letter
+    except ValueError:  # all texts are blank
         return np.zeros((len(texts), len(texts)))
     texts_with = np.bincount(counts.indices, minlength=counts.shape[1])
     rarity = np.log((1 + len(texts)) / (1 + texts_with))
@@ -157,10 +162,14 @@ def _cosines(texts: Sequence[str]) -> "NDArray[np.float64]":
 
 
 def _different(texts: Sequence[Any], groups: Sequence[str]) -> tuple[list[str], list[int]]:
-    """The first of the different texts that are strings, and the number of the group of each."""
+    """Return the different texts that are strings, or a sample of many, and the number of the group of each."""
     numbers: dict[str, int] = {}
     by_text: dict[str, int] = {}
     for text, group in zip(texts, groups, strict=True):
-        if isinstance(text, str) and len(by_text) < MOST_COMPARED:
+        if isinstance(text, str):
             by_text.setdefault(text, numbers.setdefault(group, len(numbers)))
-    return list(by_text), list(by_text.values())
+    listed = list(by_text)
+    if len(listed) > MOST_COMPARED:
+        # A sample that does not depend on the order of the texts, which may be sorted by label.
+        listed = sorted(listed, key=lambda text: crc32(text.encode("utf-8", "replace")))[:MOST_COMPARED]
+    return listed, [by_text[text] for text in listed]
