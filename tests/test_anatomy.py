@@ -380,6 +380,7 @@ def test_canine_takes_what_its_own_tokenizer_gives() -> None:
     assert torch.equal(states["layer.1"], own[-1][0])
 
 
+@pytest.mark.parametrize("family", LAST_LISTS)
 def test_where_lists_of_blocks_make_no_chain_the_stack_is_the_last_list(family: str) -> None:
     module = tiny_model(family)
     blocks, before, first = LAST_LISTS[family]

@@ -410,7 +410,7 @@ def test_a_store_that_does_not_say_how_large_its_units_are_goes_on(
 ) -> None:
     own = planning.environment
     with monkeypatch.context() as patch:  # as an earlier hiddenscope planned it
-        patch.setattr(planning, "environment", lambda model, threads, _: own(model, threads, None))
+        patch.setattr(planning, "environment", lambda model, threads, _: own(model, threads, {}))
         begun = ExtractJob.plan(gpt2, TEXTS, tmp_path / "store", engine=SMALL)
     assert "unit_bytes" not in begun.writer.plan.environment
     with pytest.raises(StoreError, match=f"environment.unit_bytes: nothing there, {UNIT} asked"):
@@ -525,7 +525,7 @@ def test_a_worker_that_is_started_while_the_job_ends_is_ended_too(
         return started[-1]
 
     monkeypatch.setattr(local, "_start", start_late)
-    served = local._Served(planned, {})
+    served = local._Served(planned, {}, lambda tokens: None)
     served.start()
     served.join(60)
     try:
@@ -561,7 +561,7 @@ def test_a_unit_that_was_meant_for_a_dead_worker_never_precedes_the_order_of_the
     monkeypatch.setattr(planned, "take", take_late)
     monkeypatch.setattr(local, "_start", start)
     monkeypatch.setattr(local._Served, "_send", send_late)
-    served = local._Served(planned, {"order": 1})
+    served = local._Served(planned, {"order": 1}, lambda tokens: None)
     served.start()
     assert sent.wait(60)
     while (tmp_path / "1").read_text().count("\n") < 2:

@@ -317,6 +317,7 @@ def test_a_token_that_one_text_has_is_no_token_that_differs(tiny: Tiny, corrupt:
 def test_the_notes_of_all_pairs_are_told(tiny: Tiny) -> None:
     contrasts = [hs.Contrast("the mat", "the hat", *answers) for answers in ((30, 31), ("a", "t"))]
     notes = hs.patch(tiny("llama"), contrasts, method="attribution").facts["notes"]
+    notes = [note for note in notes if "leading space" in note]
     assert ["'a' has no leading space" in note for note in notes] == [True, False]
     assert ["'t' has no leading space" in note for note in notes] == [False, True]
 

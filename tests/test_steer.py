@@ -291,7 +291,8 @@ def test_a_masked_model_is_asked_at_its_mask_and_writes_nothing() -> None:
     model = with_mask()
     prompts = ["The <unk> sat on the mat", "A dog and a <unk>"]
     result = steered(model, prompts, sites="layer.2", strengths=[1], new_tokens=None)
-    vector, ids = difference(model, "layer.2"), result.data["id"].values.tolist()
+    # In an encoder the direction is that of means over tokens.
+    vector, ids = difference(model, "layer.2", "mean"), result.data["id"].values.tolist()
     for place, prompt in enumerate(prompts):
         row = model.encode(prompt).ids[0].index(3)
         (said,) = by_hand(model, {"layer.2": hs.Add(vector)}, [prompt])
@@ -341,7 +342,8 @@ def test_an_encoder_decoder_is_steered_in_either_stack(tiny: Tiny, site: str) ->
 
 def difference_of(model: hs.Model, site: str) -> torch.Tensor:
     stack = site.partition(".")[0]
-    sets = [getattr(model.capture(some), stack).pool("last", site).double() for some in SETS]
+    pool = "last" if stack == "decoder" else "mean"
+    sets = [getattr(model.capture(some), stack).pool(pool, site).double() for some in SETS]
     return sets[0].mean(0) - sets[1].mean(0)  # type: ignore[no-any-return]
 
 

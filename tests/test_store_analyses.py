@@ -244,8 +244,8 @@ def test_a_text_is_found_among_pooled_states(model: hs.Model, pooled: dict[Any, 
     with pytest.raises(
         hs.errors.StatesError, match="Cannot take the last token of pooled states: the store keeps the m"
     ):
-        hs.probe(pooled["mean"], ["a", "b"] * 20)
-    assert hs.probe(pooled["mean"], ["a", "b"] * 20, token="mean").facts["token"] == "mean"
+        hs.probe(pooled["mean"], ["a", "b"] * 20, token="last")
+    assert hs.probe(pooled["mean"], ["a", "b"] * 20).facts["token"] == "mean"
     assert hs.cluster(pooled[-1]).facts["token"] == -1
 
 
@@ -282,12 +282,12 @@ def source_of(analysis: Analysis) -> set[str]:
 
 
 def test_commands_read_states_in_place_of_a_model(written: Path, store: hs.Store, texts: list[str]) -> None:
-    labels, lengths = [text.split()[0] for text in texts], [len(text.split()) for text in texts]
     file, folder = str(written / "labels.jsonl"), str(written / "model")
     loaded = hs.load(folder)
+    firsts, lengths = (hs.read(file, label=label) for label in ("first", "length"))
     asked: dict[str, tuple[list[str], Any]] = {
         "profile": (["--sample", "50"], lambda: hs.profile(store, sample=50)),
-        "project": ([file, "--label", "first", "--method", "pca"], lambda: hs.project(store, labels, method="pca")),
+        "project": ([file, "--label", "first", "--method", "pca"], lambda: hs.project(store, firsts, method="pca")),
         "probe": ([file, "--label", "length", "--task", "regress"], lambda: hs.probe(store, lengths, task="regress")),
         "search": (
             ["old river", "the city", "-k", "4", "--model", folder],

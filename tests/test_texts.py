@@ -301,7 +301,7 @@ def test_a_list_of_pairs_has_labels() -> None:
         (["x", 5], "Row 2 of the list: the text is of type int"),
         ([[1, 2]], "Row 1 of the list: it is of type list"),
         (range(10**12), "Row 1 of the list: it is of type int"),
-        ((range(10**12), range(10**12)), "Row 1 of (texts, labels): the text is of type int"),
+        ((range(10**12), range(10**12)), "Cannot read (texts, labels): a range has more than 4,294,967,296 items"),
         ((["a", "b"], ["x"]), "there are 2 texts and 1 labels"),
         ((["a"], 5), "Give two lists"),
         ((["a", "b"], ["x", None]), "row 2 has no label"),

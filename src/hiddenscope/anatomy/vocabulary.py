@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hiddenscope import hooks
+from hiddenscope import autograd, hooks
 from hiddenscope.anatomy.trace import arguments, declared_vocabulary, trial_ids
 
 LOOKUPS = ("aten::embedding", "aten::index_select", "aten::index.Tensor")
@@ -74,6 +74,6 @@ def _looked_up(module: nn.Module) -> int:
 def _lookups(module: nn.Module, ids: Tensor) -> list[tuple[int, Tensor]]:
     given = arguments(module, ids.to(hooks.input_device(module)))
     lookups = _Lookups()
-    with torch.no_grad(), hooks.as_it_was(module), lookups:
+    with autograd.restored(), torch.no_grad(), hooks.as_it_was(module), lookups:
         module(**given)
     return lookups.seen

@@ -230,8 +230,10 @@ def _of_one_stack(chosen: tuple[Site, ...], sites: SitePatterns) -> tuple[Site, 
 
 
 def _stack(sites: SitePatterns) -> str | None:
-    """The stack that the patterns name, if they name one."""
-    patterns = [str(pattern) for pattern in ([sites] if isinstance(sites, str | Site) else sites)]
+    """Find the stack that the patterns name, if they name one."""
+    # What is no pattern at all is refused, by its own name, where sites are chosen.
+    several = sites if isinstance(sites, list | tuple) else [sites]
+    patterns = [str(pattern) for pattern in several]
     named = [stack for stack in STACKS if any(stack in pattern for pattern in patterns)]
     if len(named) > 1:
         reason = "the encoder and the decoder have different tokens"

@@ -108,8 +108,17 @@ def _labels(tokens: tuple[str | None, ...], lettering: Lettering) -> list[str]:
 
 
 def _room(grid: Grid, page: float, label: float) -> float:
-    """How wide all cells of a row may be: sites stand at their left, and a turned token reaches as far."""
-    return page - max(max(width_of(site[:40], style.LABEL) for site in grid.sites) + 8, 0.75 * label)
+    """Say how wide all cells of a row may be: names stand at their left, and a turned token reaches as far."""
+    left = max(width_of(site[:40], style.LABEL) for site in grid.sites)
+    if grid.second:
+        names = max(width_of(name, style.SMALL) for name in _row_names(grid))
+        left = max(left, min(names, LONGEST_LABEL))
+    return page - max(left + 8, 0.75 * label)
+
+
+def _row_names(grid: Grid) -> tuple[str, ...]:
+    """Return what the row of tokens above the grid is called, and the one below it."""
+    return grid.token_rows or ("first", "second")
 
 
 def _cell_size(grid: Grid, label: float, page: float, columns: int) -> tuple[float, float]:
@@ -250,9 +259,8 @@ def _label_tokens(axes: "Axes", upper: list[str], lower: list[str], wide: float,
 
 def _name_token_rows(axes: "Axes", grid: Grid, lettering: Lettering) -> None:
     """Name the row of tokens above the grid and the one below it, at the left of each."""
-    names = grid.token_rows or ("first", "second")
     look: dict[str, Any] = {"ha": "right", "va": "center", "color": style.MUTED, "size": style.SMALL}
-    for name, (corner, away) in zip(names, ((1, 8), (0, -8)), strict=True):
+    for name, (corner, away) in zip(_row_names(grid), ((1, 8), (0, -8)), strict=True):
         shown = lettering.fitted(lettering.text(name), LONGEST_LABEL, style.SMALL)
         axes.annotate(shown, (0, corner), (-5, away), "axes fraction", "offset points", **look)
 
