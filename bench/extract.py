@@ -179,12 +179,12 @@ def on_gpu(module: Any, repeats: int) -> dict[str, Any]:
         bare = bare_passes(model, corpus, folder / "planned", **GPU_OPTIONS)
         seconds = measure.median(measure.interleaved({"bare": bare}, repeats)["bare"]).wall
         before = _raw_speed(folder / "raw")
-        found = _job_on_gpu(model, corpus, folder / "store", SITES)
+        found = _job_on_gpu(model, corpus, folder / "store", SITES, GPU_OPTIONS)
         after = _raw_speed(folder / "raw")  # a disk may be slower when its own cache is full
         longer = _corpus_of(
             GPU_TEXTS * LONGER
         )  # or the first and the last unit, which overlap with nothing, weigh most
-        one_site = _job_on_gpu(model, longer, folder / "final", "final")
+        one_site = _job_on_gpu(model, longer, folder / "final", "final", {})
     speed = found["tokens"] / seconds
     for job in (found, one_site):
         job |= {"bare_tokens_per_second": speed, "share_of_bare_pass": job["tokens_per_second"] / speed}
@@ -196,9 +196,9 @@ def _corpus_of(texts: int) -> Any:
     return hs.Corpus([f"{number:06} {words}" for number in range(texts)], window=GPU_TOKENS, stride=GPU_TOKENS - 8)
 
 
-def _job_on_gpu(model: hs.Model, corpus: Any, path: Path, sites: str) -> dict[str, Any]:
+def _job_on_gpu(model: hs.Model, corpus: Any, path: Path, sites: str, options: dict[str, Any]) -> dict[str, Any]:
     begin = time.perf_counter()
-    job = hs.ExtractJob.plan(model, corpus, path, sites=sites, **GPU_OPTIONS)
+    job = hs.ExtractJob.plan(model, corpus, path, sites=sites, **options)
     planned = time.perf_counter() - begin
     seen: list[JobProgress] = []
     job.run(seen.append)
