@@ -94,7 +94,7 @@ class DirectionChoice(Strict):
     toward: SomeTexts
     away: SomeTexts
     sites: SitesName | None = None
-    pool: Literal["last", "mean", "max", "cls"] | None = None
+    pool: Literal["cls", "mean", "max", "last"] | None = None
     upwards: bool | None = None
     spare_first: bool | None = None
 

@@ -27,7 +27,8 @@ def steer(
     sites: Annotated[str | None, typer.Option(help="Which states, one at a time; ten layers if not given.")] = None,
     quality: Annotated[str | None, typer.Option(help=QUALITY)] = None,
     pool: Annotated[
-        Literal["last", "mean", "max", "cls"] | None,
+        # In the order of `states.Pooling`: Python keeps one union of equal literals, in the order that came first.
+        Literal["cls", "mean", "max", "last"] | None,
         typer.Option(help="Which states of a text make its direction; last of a decoder, mean of an encoder."),
     ] = None,
     spare_first: Annotated[
