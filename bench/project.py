@@ -41,11 +41,11 @@ def _permutations(repeats: int) -> Row:
     from sklearn.metrics import pairwise_distances, silhouette_score
 
     from hiddenscope.measures.distances import Distances
-    from hiddenscope.measures.permutations import shuffled
+    from hiddenscope.measures.permutations import permuted
     from hiddenscope.measures.separation import separation
 
     points = _points(1, SCORED)[0]
-    labels = shuffled(torch.arange(SCORED) % 2, SHUFFLES, 0)
+    labels = permuted(torch.arange(SCORED) % 2, SHUFFLES, 0).labellings
 
     def theirs() -> list[float]:
         distances = pairwise_distances(points.numpy())

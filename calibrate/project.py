@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from calibrate.trials import Claim, Experiment, Study, each
 from hiddenscope.measures.distances import Distances
-from hiddenscope.measures.permutations import shuffled
+from hiddenscope.measures.permutations import permuted
 from hiddenscope.measures.separation import SCORES, corrected, separation
 from hiddenscope.texts import belonging
 
@@ -53,7 +53,7 @@ def _noise(groups: Ints, own: float, generator: torch.Generator) -> torch.Tensor
 
 def called(states: torch.Tensor, labels: torch.Tensor, groups: ArrayLike, seed: int) -> tuple[float, float]:
     """The share of p-values that are at most 0.05, and of scores that are so at any site when corrected."""
-    under = shuffled(labels, SHUFFLES, seed, groups)
+    under = permuted(labels, SHUFFLES, seed, groups).labellings
     scores = [separation(Distances(site), under, groups) for site in states]
     alone = np.mean([score.p <= 0.05 for site in scores for score in site.values()])
     together = [min(corrected([site[name] for site in scores])) <= 0.05 for name in SCORES]

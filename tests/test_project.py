@@ -21,7 +21,7 @@ from hiddenscope.analyses.project.pictures import aligned, disparity, panel
 from hiddenscope.analyses.project.workers import Job, UmapPool
 from hiddenscope.errors import Error, StatesError, TextError
 from hiddenscope.measures.distances import Distances, trustworthiness
-from hiddenscope.measures.permutations import shuffled
+from hiddenscope.measures.permutations import permuted
 from hiddenscope.measures.separation import separation
 from hiddenscope.sites import Site
 from hiddenscope.texts import Labelled
@@ -56,7 +56,7 @@ def states(values: Tensor, tokens_each: int = 1) -> hs.States:
 
 
 def scores(rows: Tensor, codes: Tensor, shuffles: int = 99, seed: int = 0) -> dict[str, Any]:
-    return dict(separation(Distances(rows), shuffled(codes, shuffles, seed)))
+    return dict(separation(Distances(rows), permuted(codes, shuffles, seed).labellings))
 
 
 @pytest.mark.parametrize(("count", "shift"), [(60, 0.0), (700, 0.0), (700, 1000.0)])
@@ -124,7 +124,7 @@ def test_shuffled_labels_are_at_chance() -> None:
     apart, found = Distances(rows), []
     for seed in range(120):
         own = codes[torch.randperm(40, generator=torch.Generator().manual_seed(seed))]
-        found.append([score.p for score in separation(apart, shuffled(own, 49, seed)).values()])
+        found.append([score.p for score in separation(apart, permuted(own, 49, seed).labellings).values()])
     p = np.array(found)
     assert ((p > 0.4) & (p < 0.6)).mean(0).max() < 0.5
     assert np.abs(p.mean(0) - 0.5).max() < 0.1
@@ -420,7 +420,7 @@ def test_the_cities_in_a_real_model(smollm2: hs.Model) -> None:
 def test_a_score_that_is_no_number_is_no_finding() -> None:
     apart = Distances(torch.zeros(6, 2))
     codes = torch.tensor([0, 0, 0, 1, 1, 1])
-    found = separation(apart, shuffled(codes, 19, seed=0))
+    found = separation(apart, permuted(codes, 19, seed=0).labellings)
     assert all(np.isnan(one.p) or one.p == 1 for one in found.values())
 
 
@@ -430,7 +430,7 @@ def test_one_row_far_away_leaves_the_neighbours_of_the_others() -> None:
     rows[:300, 0] += 30
     rows[-1] *= 3_000
     codes = (torch.arange(600) >= 300).long()
-    assert separation(Distances(rows), shuffled(codes, 9, seed=0))["neighbour"].value > 0.98
+    assert separation(Distances(rows), permuted(codes, 9, seed=0).labellings)["neighbour"].value > 0.98
 
 
 def coin_flips(runs: int, texts: int, tokens: int, copies: int = 1) -> Iterator[tuple[hs.States, list[str]]]:
@@ -467,14 +467,14 @@ def test_coin_flips_are_at_chance_where_rows_of_a_text_go_together(token: str, c
 def test_labels_are_shuffled_between_groups_and_never_within() -> None:
     groups = [0, 0, 0, 1, 1, 2, 3, 3]
     codes = torch.tensor([0, 0, 0, 1, 1, 1, 0, 0])
-    drawn = shuffled(codes, 200, 0, groups)
+    drawn = permuted(codes, 200, 0, groups).labellings
     assert torch.equal(drawn[0], codes)
     for group in range(4):
         rows = drawn[:, [row for row, own in enumerate(groups) if own == group]]
         assert (rows == rows[:, :1]).all()
     assert (drawn[1:, [0, 3, 5, 6]].sum(1) == 2).all(), "as many groups of each class"
     tokens = [0, 0, 1, 1, 2, 2]
-    mixed = shuffled(torch.tensor([0, 1, 0, 1, 2, 2]), 200, 0, tokens, units=tokens)
+    mixed = permuted(torch.tensor([0, 1, 0, 1, 2, 2]), 200, 0, tokens, units=tokens).labellings
     pairs = {tuple(row.tolist()) for row in mixed.view(-1, 2)}
     assert pairs == {(0, 1), (1, 0), (2, 2)}, "the labels of a text move together"
 

@@ -121,22 +121,6 @@ def permuted(
     return Permuted(torch.from_numpy(np.ascontiguousarray(labellings)), _smallest_p(labellings))
 
 
-def shuffled(
-    labels: Tensor,
-    count: int,
-    seed: int,
-    groups: ArrayLike | None = None,
-    strata: ArrayLike | None = None,
-    units: ArrayLike | None = None,
-) -> Tensor:
-    """Return the labellings of `permuted` alone.
-
-    >>> shuffled(torch.tensor([0, 0, 1, 1]), 9, 0, groups=["a", "b", "c", "c"]).shape
-    torch.Size([3, 4])
-    """
-    return permuted(labels, count, seed, groups, strata, units).labellings
-
-
 def same_labelling(labels: Tensor, other: Tensor) -> bool:
     """Tell whether two labellings split the rows alike, whatever the classes are called.
 
