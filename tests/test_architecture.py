@@ -30,7 +30,7 @@ ROWS = [
     {"passes"},
     {"anatomy"},
     {"trials"},
-    {"loading"},
+    {"loading", "module_copy"},
     {"hooks", "weights", "size_limit"},
     {"texts", "states", "sites", "results", "datasets", "measures"},
     {"files", "compressed", "kernels", "limits", "netcdf", "products"},

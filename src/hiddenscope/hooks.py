@@ -101,6 +101,10 @@ class _Hook:
         # torch gives no kwargs to a hook that is being put on or taken off while another thread calls the module.
         return None if more is None else self.seen(args, more)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Hook:
+        # A copy of a module drops this hook, so nothing that it refers to needs copying.
+        return self
+
     def install(self) -> None:
         if self.side == "input":
             self.module.register_forward_pre_hook(self, with_kwargs=True)
@@ -112,6 +116,15 @@ class _Hook:
         for key in [key for key, hook in list(table.items()) if hook is self]:
             table.pop(key, None)
             self.module._forward_pre_hooks_with_kwargs.pop(key, None)
+
+
+def drop_own(part: nn.Module) -> None:
+    """Drop our own hooks from a copy of a module: they watch the original."""
+    for table in (part._forward_pre_hooks, part._forward_hooks):
+        own_keys = [key for key, hook in table.items() if isinstance(hook, _Hook)]
+        for key in own_keys:
+            del table[key]
+            part._forward_pre_hooks_with_kwargs.pop(key, None)
 
 
 class _Forward(NamedTuple):
