@@ -389,15 +389,16 @@ def test_low_memory_holds_two_states_at_a_time(monkeypatch: pytest.MonkeyPatch) 
     held: set[int] = set()
     most: list[int] = []
 
-    class Counted(streaming.QueuedState):
-        def __init__(self, *_: Any) -> None:
+    class Counted(observing.State):
+        def __init__(self, *values: Any) -> None:
+            super().__init__(*values)
             held.add(id(self))
             most.append(len(held))
 
         def __del__(self) -> None:
             held.discard(id(self))
 
-    monkeypatch.setattr(streaming, "QueuedState", Counted)
+    monkeypatch.setattr(observing, "State", Counted)
     module: Any = tiny_model("llama", layers=8)
     hs.drift((module, None), copy.deepcopy(module), TEXTS, low_memory=True)
     assert len(most) > 8 and max(most) <= 3, "one with the candidate, one on its way, one about to be handed over"

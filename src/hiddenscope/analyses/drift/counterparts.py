@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -26,12 +26,15 @@ MOST_COLUMNS = 8192  # of a tensor whose columns are looked for in another order
 SAMPLE = 64  # tokens by which columns are told apart
 
 
+TensorSide = Literal["input", "output"]
+
+
 class Place(NamedTuple):
     """A tensor in a block: the state that a call was given or what it returned. Calls of one path are counted."""
 
     path: str
     number: int
-    side: Literal["input", "output"]
+    side: TensorSide
 
 
 class Columns(NamedTuple):
@@ -169,41 +172,56 @@ def _step(width: int, whole: int) -> int:
 def by_weights(
     reference: Call, port: Call, reference_part: Callable[[str], nn.Module], port_part: Callable[[str], nn.Module]
 ) -> dict[Place, Counterpart]:
-    """Pair modules that hold the very weights of one of the reference's, and modules that hold the same of these."""
+    """Pair modules that hold the very weights of one of the reference's, however these are laid out inside it.
+
+    A module without calls inside it must hold all of these weights, as they are or transposed.
+    """
     reference_calls, port_calls = calls_by_place(reference), calls_by_place(port)
-    leaves = {key: call for key, call in reference_calls.items() if _weights_of(reference_part(call.path))}
-    partners: dict[tuple[str, int], tuple[str, int]] = {}
+    learned = learn_weights(reference_part(reference.path), port_part(port.path))
+    holders: dict[frozenset[str], tuple[str, int]] = {}
+    for key, call in reference_calls.items():
+        # Inner calls come later, so that the smallest module which holds these weights stays.
+        holders[frozenset(_names_inside(key[0], reference_part(call.path)))] = key
+    counterparts: dict[Place, Counterpart] = {}
     for key, call in port_calls.items():
-        weights = _weights_of(port_part(call.path))
-        if weights:
-            for other, reference_call in leaves.items():
-                if _are_equal(weights, _weights_of(reference_part(reference_call.path))):
-                    partners[key] = other
-                    break
-    for key, call in port_calls.items():
-        inside = _leaves_inside(key, call, port_calls, port_part)
-        if call.inner and inside and all(leaf in partners for leaf in inside):
-            holder = _holder({partners[leaf] for leaf in inside}, reference_calls, reference_part)
-            if holder is not None:
-                partners[key] = holder
-    return dict(_as_counterparts(partners, reference_calls, port_calls))
+        names = _names_inside(key[0], port_part(call.path))
+        sources: set[str] = set()
+        for name in names:
+            sources |= set(learned[name].weights) if name in learned else {""}
+        partner = holders.get(frozenset(sources)) if sources else None
+        if partner is None:
+            continue
+        part, other = port_part(call.path), reference_part(reference_calls[partner].path)
+        holds_all = _size(part) == _size(other)
+        is_same_leaf = not call.inner and _are_equal(_weights_of(part), _weights_of(other))
+        if (call.inner and holds_all) or is_same_leaf:
+            counterparts |= _as_counterparts(key, call, partner, reference_calls[partner])
+    return counterparts
+
+
+def _size(part: nn.Module) -> int:
+    return sum(weight.numel() for weight in part.parameters())
+
+
+def _names_inside(path: str, part: nn.Module) -> list[str]:
+    """List the weights inside a module by their paths within the block."""
+    return [f"{path}.{name}".lstrip(".") for name, _ in part.named_parameters()]
 
 
 def _as_counterparts(
-    partners: Mapping[tuple[str, int], tuple[str, int]],
-    reference_calls: Mapping[tuple[str, int], Call],
-    port_calls: Mapping[tuple[str, int], Call],
-) -> Iterator[tuple[Place, Counterpart]]:
-    for key, other in partners.items():
-        pairs = (
-            ("input", port_calls[key].state, reference_calls[other].state),
-            ("output", port_calls[key].output, reference_calls[other].output),
-        )
-        for side, tensor, expected in pairs:
-            if tensor is not None and expected is not None and as_rows(tensor).shape == as_rows(expected).shape:
-                every = torch.arange(tensor.shape[-1])
-                place = Place(*other, side)  # type: ignore[arg-type]
-                yield Place(*key, side), Counterpart((Columns(place, every, every),))  # type: ignore[arg-type]
+    key: tuple[str, int], call: Call, partner: tuple[str, int], expected: Call
+) -> dict[Place, Counterpart]:
+    """Pair what goes into and comes out of two calls, where it is of one shape."""
+    pairs: dict[Place, Counterpart] = {}
+    tensors: dict[TensorSide, tuple[Tensor | None, Tensor | None]] = {
+        "input": (call.state, expected.state),
+        "output": (call.output, expected.output),
+    }
+    for side, (tensor, other) in tensors.items():
+        if tensor is not None and other is not None and as_rows(tensor).shape == as_rows(other).shape:
+            every = torch.arange(tensor.shape[-1])
+            pairs[Place(*key, side)] = Counterpart((Columns(Place(*partner, side), every, every),))
+    return pairs
 
 
 def _weights_of(part: nn.Module) -> list[Tensor]:
@@ -221,31 +239,60 @@ def _is_equal(weight: Tensor, other: Tensor) -> bool:
     values, expected = weight.cpu(), other.cpu()
     if values.shape == expected.shape and torch.equal(values, expected):
         return True
-    return values.ndim == 2 and values.shape == expected.T.shape and torch.equal(values, expected.T)
+    are_matrices = values.ndim == 2 and expected.ndim == 2
+    return are_matrices and values.shape == expected.T.shape and torch.equal(values, expected.T)
 
 
-def _leaves_inside(
-    key: tuple[str, int],
-    call: Call,
-    calls: Mapping[tuple[str, int], Call],
-    part: Callable[[str], nn.Module],
-) -> list[tuple[str, int]]:
-    """List the calls inside a call whose modules hold weights themselves."""
-    inside = {id(inner) for inner in call.walk()}
-    return [
-        other
-        for other, inner in calls.items()
-        if other != key and id(inner) in inside and _weights_of(part(inner.path))
-    ]
+class Rows(NamedTuple):
+    """The rows of the reference's weights that make up a weight of the port, by weight, orientation and number."""
+
+    weights: tuple[str, ...]
+    transposed: tuple[bool, ...]
+    numbers: tuple[int, ...]
 
 
-def _holder(
-    leaves: set[tuple[str, int]], calls: Mapping[tuple[str, int], Call], part: Callable[[str], nn.Module]
-) -> tuple[str, int] | None:
-    """Find the smallest call that holds these leaves and no other."""
-    holders = []
-    for key, call in calls.items():
-        inside = set(_leaves_inside(key, call, calls, part))
-        if call.inner and inside == leaves:
-            holders.append(key)
-    return max(holders, key=lambda key: len(key[0]), default=None)
+def learn_weights(reference: nn.Module, port: nn.Module) -> dict[str, Rows]:
+    """Find every weight of a port's block among the rows of the reference's: fused, split, transposed or reordered."""
+    known: dict[bytes, tuple[str, bool, int]] = {}
+    for name, weight in reference.named_parameters():
+        for transposed, rows in _orientations(weight):
+            for number, row in enumerate(_bytes_of_rows(rows)):
+                known.setdefault(row, (name, transposed, number))
+    learned: dict[str, Rows] = {}
+    for name, weight in port.named_parameters():
+        places = [known.get(row) for row in _bytes_of_rows(_matrix(weight))]
+        if all(places):
+            learned[name] = Rows(*zip(*(place for place in places if place), strict=True))
+    return learned
+
+
+def wrong_weights(reference: nn.Module, port: nn.Module, learned: Mapping[str, Rows]) -> list[str]:
+    """List the weights of a port's block that are not made of the reference's in the way that was learned."""
+    known: dict[tuple[str, bool], list[bytes]] = {}
+    for name, weight in reference.named_parameters():
+        for transposed, rows in _orientations(weight):
+            known[name, transposed] = _bytes_of_rows(rows)
+    wrong: list[str] = []
+    for name, weight in port.named_parameters():
+        if name in learned:
+            expected = [known[source, turned][number] for source, turned, number in zip(*learned[name], strict=True)]
+            if _bytes_of_rows(_matrix(weight)) != expected:
+                wrong.append(name)
+    return wrong
+
+
+def _orientations(weight: Tensor) -> list[tuple[bool, Tensor]]:
+    """Give a weight as it is and with the last two axes exchanged; a vector is a single row."""
+    if weight.ndim < 2:
+        return [(False, _matrix(weight))]
+    return [(False, _matrix(weight)), (True, _matrix(weight.mT))]
+
+
+def _matrix(weight: Tensor) -> Tensor:
+    """Flatten a weight to rows; a vector is a single row."""
+    width = weight.shape[-1] if weight.ndim else 1
+    return weight.detach().cpu().reshape(-1, width).contiguous()
+
+
+def _bytes_of_rows(rows: Tensor) -> list[bytes]:
+    return [row.tobytes() for row in rows.view(torch.uint8).numpy()]

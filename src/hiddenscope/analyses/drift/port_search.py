@@ -9,7 +9,7 @@ is certain.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -26,7 +26,9 @@ from hiddenscope.analyses.drift.counterparts import (
     by_weights,
     calls_by_place,
     learn,
+    learn_weights,
     tensors_by_place,
+    wrong_weights,
 )
 from hiddenscope.analyses.drift.noise import Noise, gap
 from hiddenscope.analyses.drift.observe import LOGITS, Side, State, in_float64, observe
@@ -170,10 +172,37 @@ class PortSearch(Search):
         else:
             counterparts = learn(block.reference, block.port, self._same)
             counterparts |= by_weights(block.reference, block.port, self.reference.part, self.candidate.part)
-        whole = _whole_block(block)
-        trial = _BlockTrial(self, block, {**counterparts, **whole})
+        trial = _BlockTrial(self, block, {**counterparts, **_whole_block(block)})
+        trial.weights = self._weights_of_block(block, agreeing)
         call, verdict = trial.innermost_wrong(block.port) or (block.port, Verdict(beyond[str(site)], relative))
-        return self._fault_of(trial, call, verdict, agreeing)
+        fault = self._fault_of(trial, call, verdict, agreeing)
+        wrong = [name for name, is_right in trial.weights.items() if not is_right and name.startswith(f"{call.path}.")]
+        return self._with_weights(fault, wrong) if wrong else fault
+
+    def _weights_of_block(self, block: _Block, agreeing: _Block | None) -> dict[str, bool]:
+        """Tell of the weights of a port's block whether they are the reference's, where that is known.
+
+        Where a block agrees, they must be made of the reference's weights as they are there.
+        """
+        reference, port = self.reference.part(block.reference.path), self.candidate.part(block.port.path)
+        learned = learn_weights(reference, port)
+        wrong: list[str] = []
+        if agreeing is not None:
+            parts = self.reference.part(agreeing.reference.path), self.candidate.part(agreeing.port.path)
+            learned = learn_weights(*parts)
+            wrong = wrong_weights(reference, port, learned)
+        return {f"{block.port.path}.{name}": name not in wrong for name in learned}
+
+    def _with_weights(self, fault: Fault, weights: Sequence[str]) -> Fault:
+        """Name the smallest module that holds all weights which are not the reference's."""
+        path = _common_path([name.rpartition(".")[0] for name in weights])
+        named = ", ".join(f"`{name}`" for name in weights[:MOST_NAMED])
+        more = f" and {len(weights) - MOST_NAMED} more" if len(weights) > MOST_NAMED else ""
+        words = f"Not the reference's, as in blocks that agree: {named}{more}."
+        changed = hint("changed_weight", words)
+        if path == fault.path:
+            return replace(fault, own_code=False, hints=(changed, *fault.hints))
+        return Fault(path, fault.beyond, fault.relative, hints=(changed,))
 
     def _agreeing_block(self, site: Site, beyond: Mapping[str, float]) -> _Block | None:
         """Record the nearest block of the same make that agrees with the reference's."""
@@ -203,8 +232,7 @@ class PortSearch(Search):
         besides = self._given_besides(call, agreeing)
         if besides is not None:
             hints.append(besides)
-        part = self.candidate.part(call.path)
-        own_code = bool(call.inner) and not part._parameters and not hints and trial.compared_all_weights(call)
+        own_code = not hints and trial.only_code_is_left(call)
         partner = trial.partner(call)
         made = None
         if partner is not None and call.output is not None and partner.output is not None:
@@ -299,6 +327,7 @@ class _BlockTrial:
         self.search, self.block, self.counterparts = search, block, counterparts
         self.keys = {id(call): key for key, call in calls_by_place(block.port).items()}
         self.reference_calls = calls_by_place(block.reference)
+        self.weights: Mapping[str, bool] = {}
         self._verdicts: dict[int, Verdict | None] = {}
 
     def innermost_wrong(self, call: Call) -> tuple[Call, Verdict] | None:
@@ -379,12 +408,16 @@ class _BlockTrial:
                 unknown += self.unknown_parts(inner)
         return list(dict.fromkeys(unknown))
 
-    def compared_all_weights(self, call: Call) -> bool:
-        """Check that every module with weights inside a call was judged."""
-        judged = {inner.path for inner in call.walk() if inner is not call and self.verdict(inner) is not None}
+    def only_code_is_left(self, call: Call) -> bool:
+        """Check that a module has parts, which agree if they are called and else hold the reference's weights."""
         part = self.search.candidate.part(call.path)
-        names = [name for name, inner in part.named_modules() if name and inner._parameters]
-        return all(f"{call.path}.{name}" in judged for name in names)
+        called = {inner.path for inner in call.walk() if inner is not call}
+        for name, inner in part.named_modules():
+            path = f"{call.path}.{name}".rstrip(".")
+            names = [f"{path}.{weight}" for weight, values in inner._parameters.items() if values is not None]
+            if path not in called and not all(self.weights.get(weight, False) for weight in names):
+                return False
+        return bool(part._modules)
 
     def partner(self, call: Call) -> Call | None:
         """Find the reference's call that returns the counterpart of what a call returns."""
@@ -405,6 +438,17 @@ def _whole_block(block: _Block) -> dict[Place, Counterpart]:
             every = torch.arange(both[0].shape[1])
             pairs[place] = Counterpart((Columns(place, every, every),))
     return pairs
+
+
+def _common_path(paths: Sequence[str]) -> str:
+    """Find the path of the smallest module that holds all of some modules."""
+    parts = [path.split(".") for path in paths]
+    shared: list[str] = []
+    for names in zip(*parts, strict=False):
+        if len(set(names)) > 1:
+            break
+        shared.append(names[0])
+    return ".".join(shared)
 
 
 def hint(fault: str, evidence: str) -> Hint:
