@@ -13,6 +13,7 @@ from torch import Tensor
 
 from hiddenscope.analyses.drift.noise import Gap, Noise, coarsest
 from hiddenscope.analyses.drift.observe import LOGITS, Observed
+from hiddenscope.analyses.drift.systematic import Finding, SystematicTest
 from hiddenscope.errors import NotFinite
 from hiddenscope.passes import Inputs, TextEncoder
 from hiddenscope.sites import Site
@@ -53,6 +54,8 @@ class Errors:
     observing_changed_nothing: bool | None = None
     passes: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    systematic: dict[str, SystematicTest] = field(default_factory=dict)
+    findings: dict[str, Finding] = field(default_factory=dict)
     kl: list[Array] = field(default_factory=list)
     top1_changed: list[NDArray[np.bool_]] = field(default_factory=list)
 
@@ -80,6 +83,29 @@ class Errors:
         self.error[name] = max(self.error.get(name, 0.0), error.worst)
         self.envelope[name] = max(self.envelope.get(name, 0.0), noise.envelope)
 
+    def add_systematic(self, name: str, reference: Tensor, candidate: Tensor, exact: Tensor) -> None:
+        """Add rows of a part to its test for a difference that is the same at every token."""
+        if name not in self.systematic:
+            self.systematic[name] = SystematicTest(reference.shape[-1])
+        self.systematic[name].add(reference, candidate, exact)
+
+    def finish(self, sites: Sequence[Site], texts: Inputs) -> None:
+        """Bring the sites into the order of the pass, and conclude the tests for a systematic difference.
+
+        `texts` are those on which a fault is looked for that shows at no token alone.
+        """
+        self.findings = {name: test.result() for name, test in self.systematic.items()}
+        for name in self.drifting_parts:
+            layer = main_site(name)
+            if self.beyond[layer] <= 1:
+                self.batch[layer] = texts
+        self.sort(sites)
+
+    @property
+    def drifting_parts(self) -> list[str]:
+        """The parts that differ systematically, by more than sound programs do."""
+        return [name for name, finding in self.findings.items() if finding.beyond > 1]
+
     def sort(self, sites: Sequence[Site]) -> None:
         """Bring the sites into the order of the pass, the logits last."""
         order = [str(site) for site in sites if not site.part]
@@ -93,8 +119,9 @@ class Errors:
 
     @property
     def drifting(self) -> list[str]:
-        """The sites whose error is beyond the noise, in the order of the pass."""
-        return [name for name, beyond in self.beyond.items() if beyond > 1]
+        """The sites whose error is beyond the noise, at a token or systematically, in the order of the pass."""
+        systematic = set(map(main_site, self.drifting_parts))
+        return [name for name, beyond in self.beyond.items() if beyond > 1 or name in systematic]
 
 
 def stack_of(name: str, stacks: Mapping[str | None, Any]) -> str | None:

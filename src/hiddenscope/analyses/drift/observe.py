@@ -15,14 +15,14 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from hiddenscope import autograd, hooks
 from hiddenscope.analyses.drift.calls import map_tensors, to_float64
-from hiddenscope.analyses.drift.noise import Gap, Noise, gap
+from hiddenscope.analyses.drift.noise import Noise, gap
 from hiddenscope.anatomy import Anatomy, Tap
 from hiddenscope.module_copy import private_copy, to_dtype
 from hiddenscope.passes import Inputs, PaddedBatch
@@ -160,7 +160,7 @@ def observe(
     logits = _logits(output)
     predicting = batch.of_stack("decoder")
     if logits is not None and logits.shape[:-1] == predicting.ids.shape:
-        observation.show(LOGITS, logits[predicting.mask.bool()])
+        observation.show_logits(logits)
     return observed
 
 
@@ -178,8 +178,8 @@ class _Observation:
         self.side, self.batch, self.sites, self.visit, self.notes = side, batch, sites, visit, notes
         self.measures_noise = False
         self.exact_rows: dict[str, Tensor] = {}
-        # The noise of modules outside the blocks since the last site: it belongs to the next one.
-        self.pending_gaps: list[Gap] = []
+        # What modules outside the blocks returned since the last site: their noise belongs to the next one.
+        self.pending: list[_Outside] = []
 
     def watches(self) -> list[hooks.Watch]:
         """Watch the tap of every site."""
@@ -194,6 +194,9 @@ class _Observation:
 
     def _pass(self, site: Site, tensor: Tensor) -> Tensor | None:
         states, mask, rows = self.real_rows(site, tensor)
+        for outside in self.pending:
+            if outside.returned is tensor:
+                self.exact_rows[str(site)] = self.real_rows(site, outside.exact)[2].cpu()
         replacement = self.show(str(site), rows, in_block=bool(site.layer))
         if replacement is None:
             return None
@@ -206,16 +209,34 @@ class _Observation:
         state = State(name, rows.detach().to("cpu", copy=True), self.exact_rows.pop(name, None))
         if self.measures_noise:
             state.noise = self._noise(state, in_block)
-        self.pending_gaps = []
+        self.pending = []
         return self.visit(state)
 
+    def show_logits(self, logits: Tensor) -> None:
+        """Show the logits of real tokens."""
+        mask = self.batch.of_stack("decoder").mask.bool()
+        for outside in self.pending:
+            if outside.returned.shape == logits.shape and torch.equal(outside.returned, logits):
+                self.exact_rows[LOGITS] = outside.exact[mask].cpu()
+        self.show(LOGITS, logits[mask])
+
     def _noise(self, state: State, in_block: bool) -> Noise:
-        gaps = list(self.pending_gaps)
+        masks = masks_of(self.batch)
+        gaps = []
+        for outside in self.pending:
+            gaps.append(gap(real_rows(outside.exact, masks), real_rows(outside.returned, masks)))
         if state.exact is not None:
             gaps.append(gap(state.exact, state.rows))
         elif in_block or not gaps:
             return Noise.assumed(state.rows.dtype)
         return Noise.measured(gaps, state.rows.dtype)
+
+
+class _Outside(NamedTuple):
+    """What a module outside the blocks returned, and what its copy in float64 did."""
+
+    returned: Tensor
+    exact: Tensor
 
 
 class _ExactParts:
@@ -293,9 +314,7 @@ class _ExactParts:
         def after(output: Any) -> None:
             returned = hooks.first_tensor(output)
             if expected and returned is not None and expected[0].shape == returned.shape:
-                masks = masks_of(self.observation.batch)
-                error = gap(real_rows(expected[0], masks), real_rows(returned, masks))
-                self.observation.pending_gaps.append(error)
+                self.observation.pending.append(_Outside(returned, expected[0]))
 
         return [hooks.Watch(part, "input", before), hooks.Watch(part, "output", after)]
 

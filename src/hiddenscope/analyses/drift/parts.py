@@ -115,7 +115,8 @@ def _compare_batches(sides: Sides, model: Model, inputs: Inputs, batches: Sequen
     if reference_has_head and LOGITS not in errors.beyond:
         errors.notes.append("The candidate gives no logits of the reference's shape: they were not compared.")
     errors.notes = list(dict.fromkeys(errors.notes))
-    errors.sort(sides.sites)
+    longest = max((batch for _, batch in batches), key=lambda batch: sum(batch.lengths))
+    errors.finish(sides.sites, longest)
     if sides.candidate.is_port:
         _drop_folded_norms(errors)
     return errors
@@ -160,6 +161,8 @@ class _Table:
         local = gap(reference.rows, rows)
         layer = main_site(name)
         self.errors.judge(layer, local, reference.noise, self.batch)
+        if reference.exact is not None:
+            self.errors.add_systematic(name, reference.rows, rows, reference.exact)
         if name != layer:
             return None
         self.errors.put(name, "local", self.places_at(name), local.rows)

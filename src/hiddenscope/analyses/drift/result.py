@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hiddenscope.analyses.drift.errors import CELLS, Errors, stack_of
+from hiddenscope.analyses.drift.errors import CELLS, Errors, main_site, stack_of
 from hiddenscope.analyses.drift.noise import MARGIN
 from hiddenscope.analyses.drift.observe import LOGITS
 from hiddenscope.analyses.drift.search import Fault, Hint
@@ -65,6 +65,8 @@ def facts_of(comparison: Comparison, baseline: Facts | None) -> dict[str, Any]:
         "error": errors.error[shown],
         "envelope": errors.envelope[shown],
         "as_given": _as_given(errors),
+        "systematic": _systematic(errors, first),
+        "smallest_fault": _smallest_fault(errors),
         "first_token": None if first is None else _worst_token(comparison, first),
         "largest": {"site": largest, "beyond": errors.beyond[largest]},
         "drifting_sites": [_site_facts(errors, name) for name in drifting],
@@ -105,6 +107,25 @@ def _as_given(errors: Errors) -> dict[str, Any] | None:
         return None
     site = max(measured, key=lambda name: measured[name])
     return {"site": site, "error": measured[site]}
+
+
+def _systematic(errors: Errors, site: str | None) -> dict[str, Any] | None:
+    """Describe the strongest systematic difference of a site's parts; of all parts if no site differs."""
+    parts = [name for name, finding in errors.findings.items() if finding.patterns]
+    parts = [name for name in parts if site is None or main_site(name) == site]
+    if not parts:
+        return None
+    part = max(parts, key=lambda name: errors.findings[name].beyond)
+    finding = errors.findings[part]
+    pattern = finding.strongest
+    return {"part": part, "pattern": pattern.name, "size": pattern.size, "beyond": finding.beyond}
+
+
+def _smallest_fault(errors: Errors) -> float | None:
+    """Tell the systematic difference that these texts would have shown in every part, as a share of its output."""
+    sizes = [finding.smallest for finding in errors.findings.values()]
+    largest = max(sizes, default=math.inf)
+    return largest if math.isfinite(largest) else None
 
 
 def _largest(errors: Errors, name: str, measure: str) -> float:

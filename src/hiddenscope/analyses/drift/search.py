@@ -23,6 +23,7 @@ from hiddenscope import hooks
 from hiddenscope.analyses.drift.calls import Call, clone, map_tensors, record_calls, structure_of, tensors_in
 from hiddenscope.analyses.drift.noise import Gap, Noise, gap
 from hiddenscope.analyses.drift.observe import LOGITS, Side, in_float64, masks_of, real_rows
+from hiddenscope.analyses.drift.systematic import SystematicTest
 from hiddenscope.anatomy import Stack
 from hiddenscope.passes import Inputs
 from hiddenscope.sites import Site
@@ -221,10 +222,18 @@ class Search:
             differs = not other.is_floating_point() and not torch.equal(expected.cpu(), other.cpu())
             return HOPELESS if differs else RIGHT
         error = self.gap(expected, other)
-        noise = Noise.assumed(expected.dtype)
+        noise, systematic = Noise.assumed(expected.dtype), 0.0
         if exact is not None and exact.shape == expected.shape:
             noise = Noise.measured([self.gap(exact, expected)], expected.dtype)
-        return Verdict(noise.times_over(error), error.worst)
+            systematic = self._systematic(expected, other, exact)
+        return Verdict(max(noise.times_over(error), systematic), error.worst)
+
+    def _systematic(self, expected: Tensor, other: Tensor, exact: Tensor) -> float:
+        """Tell how far a difference that is the same at every token is over what sound programs show."""
+        tensors = [real_rows(tensor, self.masks) for tensor in (expected, other, exact)]
+        test = SystematicTest(tensors[0].shape[-1])
+        test.add(*tensors)
+        return test.result().beyond
 
     def gap(self, expected: Tensor, other: Tensor) -> Gap:
         """Measure how far two tensors are apart over real tokens."""
