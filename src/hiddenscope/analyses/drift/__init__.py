@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from hiddenscope.analyses.drift.baseline import apply_baseline
+from hiddenscope.analyses.drift.describe import describe
 from hiddenscope.analyses.drift.dtypes import majority_dtype, narrowest
 from hiddenscope.analyses.drift.errors import Errors, divergence
 from hiddenscope.analyses.drift.noise import coarsest
@@ -31,7 +32,7 @@ from hiddenscope.analyses.drift.pairing import Pairs, Runner, batches_for, pair,
 from hiddenscope.analyses.drift.parts import Sides, compare_parts
 from hiddenscope.analyses.drift.port_search import PortSearch
 from hiddenscope.analyses.drift.result import Comparison, dataset_of, facts_of
-from hiddenscope.analyses.drift.search import Fault, Search
+from hiddenscope.analyses.drift.search import Search
 from hiddenscope.analyses.drift.sides import (
     BareModule,
     Opened,
@@ -172,9 +173,10 @@ def _search(comparison: Comparison, sides: Sides) -> None:
     total = torch.inf if relative is None else float(torch.from_numpy(relative).nan_to_num(nan=0.0).max())
     kind = PortSearch if sides.candidate.is_port else Search
     search = kind(sides.equal_reference, sides.equal_candidate, errors.batch[first])
-    comparison.fault = search.find(first, errors.beyond, total)
+    comparison.fault = search.find(first, errors.beyond_with_systematic(), total)
     if comparison.fault is not None:
-        comparison.hints = _hints(search, comparison.fault)
+        comparison.hints, notes = describe(search, comparison.fault)
+        errors.notes += notes
 
 
 def _restore(sides: Sides, errors: Errors, most: int | None) -> list[dict[str, Any]]:
@@ -360,7 +362,3 @@ def _compare_two_saved(first: SavedRun, second: SavedRun) -> Comparison:
 def _paired_by_site(sites: Sequence[Site]) -> dict[str, Any]:
     pairs = [{"site": str(site), "reference": str(site), "candidate": str(site)} for site in sites]
     return {"by": "site", "pairs": pairs}
-
-
-def _hints(search: Search, fault: Fault) -> list[dict[str, str]]:
-    return [*fault.hints]

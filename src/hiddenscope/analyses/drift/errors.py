@@ -106,6 +106,14 @@ class Errors:
         """The parts that differ systematically, by more than sound programs do."""
         return [name for name, finding in self.findings.items() if finding.beyond > 1]
 
+    def beyond_with_systematic(self) -> dict[str, float]:
+        """Tell how far each site is over the noise, at a token or systematically."""
+        worst = dict(self.beyond)
+        for name in self.drifting_parts:
+            layer = main_site(name)
+            worst[layer] = max(worst[layer], self.findings[name].beyond)
+        return worst
+
     def sort(self, sites: Sequence[Site]) -> None:
         """Bring the sites into the order of the pass, the logits last."""
         order = [str(site) for site in sites if not site.part]
