@@ -6,7 +6,7 @@ at `path` exchanged for those of a sound port, the port is sound.
 """
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -92,19 +92,24 @@ class PlantedInPort(Planted):
     reserved: tuple[str, ...] = ()
     repaired: tuple[str, ...] = field(default=())
 
-    def names(self, path: str | None) -> str:
+    def names(self, path: str | None, hints: Sequence[str] = ()) -> str:
         """Say what a named module is: `right`, `larger` than need be, `wrong`, or `none` if no module was named.
 
         A container of the faulty module is larger, and right if nothing smaller is certain. The port itself is no
-        container: naming it says that the fault is outside all its parts.
+        container: naming it says that the fault is outside all its parts. A reserved module is right with the hint
+        that what it was given was not compared.
         """
         if path is None:
             return "none"
-        if path in self.paths:
+        if path in self.paths or (path in self.reserved and "not_compared" in hints):
             return "right"
         return "larger" if path and self.path.startswith(f"{path}.") else "wrong"
 
-    def false_hints(self, hints: list[str]) -> list[str]:
+    def claims_falsely(self, path: str | None, *, own_code: bool) -> bool:
+        """Tell whether it is false that the fault is in the own code of a named module."""
+        return own_code and not (self.code and path == self.path)
+
+    def false_hints(self, hints: Sequence[str]) -> list[str]:
         """Give the hints that say what is not so."""
         return [hint for hint in hints if hint in HINTS and hint not in self.hints]
 
