@@ -231,7 +231,7 @@ def page(outcomes: Sequence[Outcome]) -> str:
         markdown(["change", *HEADS], fault_rows(unnamed, lambda one: one.spec.kind)),
         "## Harmless pairs",
         markdown(["change", "pairs", "false alarms", "output moved, times the noise"], harmless_rows(here)),
-        "## Ports in other layouts",
+        "## Ports by layout",
         markdown(PORT_HEADS, port_rows(outcomes)),
         "## Other devices",
         _or_none(DEVICE_HEADS, device_rows(outcomes), "Measured on the CPU alone."),
