@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from faults.port_oracle import IDS, logits, objection
 from hiddenscope.errors import ModuleError
 from hiddenscope.testing.faults.ports import PORTS, faults_of, plant
-from hiddenscope.testing.faults.ports.plant import HINTS, TRUE_HINTS
+from hiddenscope.testing.faults.ports.plant import TRUE_HINTS
 
 
 def reference_logits(reference: Any, ids: Tensor) -> Tensor:
@@ -89,7 +89,7 @@ def test_a_named_module_is_right_larger_or_wrong() -> None:
     assert planted.names(f"{block}.moe.experts.1.w1") == "wrong"
     assert planted.names(f"{block}.moe.router") == "wrong"
     assert planted.names(None) == "none"
-    assert planted.false_hints(["activation", "missing_bias", "a new one"]) == ["missing_bias"]
+    assert planted.false_hints(["activation", "missing_bias", "not_compared"]) == ["missing_bias"]
 
 
 def test_a_fault_that_is_not_there_is_an_error() -> None:
@@ -98,10 +98,12 @@ def test_a_fault_that_is_not_there_is_an_error() -> None:
         plant(layout, layout.reference(), "rope_base attn")
 
 
-def test_every_layout_has_many_kinds_and_every_true_hint_has_a_name() -> None:
+def test_every_layout_has_many_kinds_and_every_true_hint_is_of_one() -> None:
+    planted = set()
     for layout in PORTS.values():
         faults = faults_of(layout)
+        planted |= {fault.kind for fault in faults}
         assert len({fault.kind for fault in faults}) >= 12
         assert len({fault.name for fault in faults}) == len(faults)
         assert any(fault.every for fault in faults)
-    assert {hint for hints in TRUE_HINTS.values() for hint in hints} <= set(HINTS)
+    assert TRUE_HINTS.keys() <= planted

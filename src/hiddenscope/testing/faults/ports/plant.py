@@ -6,7 +6,7 @@ at `path` exchanged for those of a sound port, the port is sound.
 """
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -22,35 +22,29 @@ SCALE = 1.05
 # The expert that faults are planted in; every text of some length has tokens for it.
 EXPERT = 1
 
-# What a hint may truly say of a kind. Any other hint that is in HINTS is false of it.
+# What a hint may truly say of a kind. Any other hint is false of it, unless it says what was not compared.
 TRUE_HINTS: dict[str, tuple[str, ...]] = {
     "weight_scaled": ("scaled_weight", "changed_weight", "scale"),
     "rows_exchanged": ("permuted_weight", "changed_weight"),
     "bias_missing": ("missing_bias", "zeroed_weight", "changed_weight"),
     "values_scaled": ("scaled_weight", "changed_weight"),
-    "queries_keys_exchanged": ("permuted_weight", "exchanged_weight", "changed_weight"),
-    "experts_exchanged": ("exchanged_weight", "changed_weight"),
+    "queries_keys_exchanged": ("permuted_weight", "exchanged_weight", "exchanged_parts", "changed_weight"),
+    "experts_exchanged": ("exchanged_weight", "exchanged_parts", "changed_weight"),
     "block_of_another": ("swapped_layer", "exchanged_weight", "changed_weight"),
     "activation": ("activation",),
+    "gate_up_exchanged": ("exchanged_parts",),
     "norm_eps": ("norm_eps", "attribute"),
     "norm_identity": ("not_applied",),
-    "norm_not_called": ("not_applied",),
-    "scale_missing": ("attribute",),
-    "mask_off_by_one": ("mask_off_by_one", "mask_looks_ahead"),
-    "mask_missing": ("mask_missing", "mask_looks_ahead"),
+    "scale_missing": ("attention_scale", "attribute"),
+    "mask_off_by_one": ("mask_looks_ahead",),
+    "mask_missing": ("mask_missing",),
+    "mask_added": ("causal_mask_added",),
     "kv_heads_tiled": ("kv_heads",),
     "rope_base": ("rope_base", "block_argument"),
-    "rope_keys_missing": ("rope_missing",),
+    "rope_keys_missing": ("rope_keys_missing",),
     "positions_off_by_one": ("position_off_by_one",),
 }
-HINTS = (
-    *("transposed_weight", "permuted_weight", "scaled_weight", "zeroed_weight", "changed_weight"),
-    *("rounded_weight", "quantised_weight", "exchanged_weight", "swapped_layer", "missing_bias"),
-    *("attribute", "norm_eps", "activation", "rope_base", "rope_scaling", "rope_missing", "rope_direction"),
-    *("rope_interleaved", "position_off_by_one", "mask_missing", "mask_off_by_one", "mask_looks_ahead"),
-    *("window_ignored", "padding_not_masked", "kv_heads", "layer_skipped", "layer_doubled", "not_applied"),
-    *("applied_twice", "block_input", "scale", "zero_rows", "block_argument"),
-)
+NOT_COMPARED = "not_compared"
 
 PACKED = "the packed weights of this module cannot be called by themselves"
 LOOP = "the reference computes all experts in one module"
@@ -92,21 +86,26 @@ class PlantedInPort(Planted):
     reserved: tuple[str, ...] = ()
     repaired: tuple[str, ...] = field(default=())
 
-    def names(self, path: str | None) -> str:
+    def names(self, path: str | None, hints: Sequence[str] = ()) -> str:
         """Say what a named module is: `right`, `larger` than need be, `wrong`, or `none` if no module was named.
 
         A container of the faulty module is larger, and right if nothing smaller is certain. The port itself is no
-        container: naming it says that the fault is outside all its parts.
+        container: naming it says that the fault is outside all its parts. A reserved module is right with the hint
+        that what it was given was not compared.
         """
         if path is None:
             return "none"
-        if path in self.paths:
+        if path in self.paths or (path in self.reserved and NOT_COMPARED in hints):
             return "right"
         return "larger" if path and self.path.startswith(f"{path}.") else "wrong"
 
-    def false_hints(self, hints: list[str]) -> list[str]:
+    def claims_falsely(self, path: str | None, *, own_code: bool) -> bool:
+        """Tell whether it is false that the fault is in the own code of a named module."""
+        return own_code and not (self.code and path == self.path)
+
+    def false_hints(self, hints: Sequence[str]) -> list[str]:
         """Give the hints that say what is not so."""
-        return [hint for hint in hints if hint in HINTS and hint not in self.hints]
+        return [hint for hint in hints if hint not in (*self.hints, NOT_COMPARED)]
 
 
 def faults_of(layout: PortLayout) -> list[PortFault]:
