@@ -22,7 +22,7 @@ Hint = dict[str, str]
 AS_NEAR = 3.0
 # What can be read off the modules themselves.
 FACTS = (weight_hints.weights, module_hints.attributes)
-HYPOTHESES = (*FACTS, *module_hints.HYPOTHESES, norm_hints.norms, *attention_hints.HYPOTHESES)
+HYPOTHESES = (*FACTS, *module_hints.HYPOTHESES, norm_hints.norms, attention_hints.attention)
 
 
 class Hints(list[Hint]):

@@ -135,13 +135,4 @@ def _make(part: nn.Module) -> list[Any]:
     return [type(part), *(weight.shape for weight in part.parameters())]
 
 
-def token_ids(suspect: Suspect) -> Iterator[Trial]:
-    """Look up the next token, or the one before."""
-    if isinstance(suspect.reference, nn.Embedding):
-        for shift in (1, -1):
-            ids = (suspect.call.args[0] + shift) % suspect.reference.num_embeddings
-            output = suspect.run(suspect.reference, replace(suspect.call, args=(ids,)))
-            yield "ids_off_by_one", f"The output is that of token ids plus {shift}.", output
-
-
-HYPOTHESES = (effects, biases, other_blocks, activations, exchanged_parts, token_ids)
+HYPOTHESES = (effects, biases, other_blocks, activations, exchanged_parts)
