@@ -6,6 +6,7 @@ saved        single bits flipped in every kind of file that is saved, and in cac
 texts        mutated text files and compressed bombs
 calls        public functions and methods with arguments of wrong types and values
 sites        site strings
+questions    one question of every kind, and all that a question may not change
 interrupts   Ctrl-C at random moments and at random lines of hooks.py
 requests     requests to the workbench that follow its OpenAPI document, and requests that break it
 load         many clients of the workbench at once, while a model works

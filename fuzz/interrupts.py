@@ -14,18 +14,10 @@ from typing import Any
 
 import torch
 
-import hiddenscope as hs
+from fuzz.questions import IDS, QUESTIONS, asked_model, state_of
 from fuzz.sandbox import Case
 from hiddenscope import hooks
-from hiddenscope.testing import tiny_model
 
-IDS = [[5, 6, 7, 8, 9]]
-QUESTIONS: tuple[Callable[[hs.Model], Any], ...] = (
-    lambda model: model.capture(IDS),
-    lambda model: hs.edit(model, IDS, {"layer.1": hs.Scale(2.0)}, "layer.2"),
-    lambda model: hs.resume(model, IDS, "layer.2", torch.ones(5, 64)),
-    lambda model: hs.patch(model, hs.Contrast([5, 6, 7], [5, 9, 7], 11, 12)),
-)
 TOGETHER = 50  # interrupts to a process
 
 
@@ -41,27 +33,19 @@ def cases(count: int, seed: int, work: Path) -> Iterator[Case]:
 
 def _tried(attempt: Callable[..., bool], chance: random.Random, count: int) -> str:
     """Interrupt so many questions of one model, and look at the module after each."""
-    model = hs.load((tiny_model("llama"), None))
-    for ask in QUESTIONS:
+    model = asked_model()
+    for ask in QUESTIONS.values():
         ask(model)  # what is tried once is tried now
-    before, expected = _hanging(model.module), model.capture(IDS).values
+    before, expected = state_of(model.module), model.capture(IDS).values
     for number in range(count):
-        attempt(partial(chance.choice(QUESTIONS), model), chance)
+        attempt(partial(chance.choice(list(QUESTIONS.values())), model), chance)
         hooks.remove_leftovers()  # as the next pass does first
-        if _hanging(model.module) != before:
+        if state_of(model.module) != before:
             return f"left behind after {number}"
         if not model.lock.acquire(blocking=False):
             return f"locked after {number}"
         model.lock.release()
     return "clean" if torch.equal(model.capture(IDS).values, expected) else "different"
-
-
-def _hanging(module: torch.nn.Module) -> list[Any]:
-    tables = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks")
-    return [
-        (path, [list(getattr(part, table)) for table in tables], vars(part).get("forward"), part.training)
-        for path, part in module.named_modules()
-    ]
 
 
 def _signals(ask: Callable[[], Any], chance: random.Random, twice: bool = False) -> bool:

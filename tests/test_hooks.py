@@ -10,25 +10,46 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils import _python_dispatch
 
 import hiddenscope as hs
 from fuzz.interrupts import FUNCTIONS, AtLine, AtPoint
+from fuzz.questions import IDS, QUESTIONS, asked_model
 from hiddenscope import hooks
+from hiddenscope.catalog import ANALYSIS, PUBLIC
 from hiddenscope.loading import open_source
 from hiddenscope.model import _first_pass as first_pass
 from hiddenscope.testing import tiny_model, tiny_tokenizer
+from tests.untouched import (
+    assert_interrupts_leave_nothing,
+    assert_never_changed,
+    assert_others_get_their_numbers,
+    modes,
+)
 
-IDS = [[5, 6, 7, 8, 9]]
 ENDINGS = {"__exit__", "as_it_was", "_remove"}  # where a `with` begins to end
 
-QUESTIONS: dict[str, Callable[[hs.Model], Any]] = {
-    "capture": lambda model: model.capture(IDS),
-    "edit": lambda model: hs.edit(model, IDS, {"layer.1": hs.Scale(2.0)}, "layer.2"),
-    "resume": lambda model: hs.resume(model, IDS, "layer.2", torch.ones(5, 64)),
-    "patch": lambda model: hs.patch(model, hs.Contrast([5, 6, 7], [5, 9, 7], 11, 12)),
-    "lens": lambda model: hs.lens(model, IDS),
-}
+FEW = ("capture", "edit", "resume", "patch", "lens")
+MOST = sorted(set(QUESTIONS) - {"drift"})  # tests/test_drift_hygiene.py asks that in every way
+
+
+def test_every_analysis_and_every_verb_is_asked() -> None:
+    verbs = {name for name in PUBLIC if name.islower()} - {"open", "read", "story"}  # which run no model
+    assert set(ANALYSIS) | verbs <= set(QUESTIONS)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("name", MOST)
+def test_a_question_leaves_the_module_alone(name: str) -> None:
+    """At every instant, for another thread, and after an interrupt where any function begins."""
+    model = asked_model()
+
+    def ask() -> None:
+        QUESTIONS[name](model)
+
+    ask()  # what is tried once is tried now
+    assert_never_changed(ask, [model.module])
+    assert_others_get_their_numbers(ask, [model.module], calls=60)
+    assert_interrupts_leave_nothing(ask, [model.module], model, count=24)
 
 
 def interrupted(ask: Callable[[], Any], at: int) -> bool:
@@ -61,13 +82,6 @@ def test_an_interrupt_at_any_line_leaves_nothing_behind(name: str, hanging: Call
         model.lock.release()
     assert stopped > 50
     assert torch.equal(model.capture(IDS).values, expected)
-
-
-def modes() -> list[Any]:
-    """What of torch is set for this thread, or for everybody."""
-    stack = _python_dispatch._get_current_dispatch_mode_stack()
-    attention = torch.nn.functional.scaled_dot_product_attention
-    return [torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_num_threads(), stack, attention]
 
 
 def points_of(ask: Callable[[], Any], functions: Collection[str] = FUNCTIONS) -> int:
@@ -192,7 +206,7 @@ def test_the_passes_of_another_thread_are_its_own(family: str) -> None:
     thread = threading.Thread(target=user)
     thread.start()
     try:
-        names = ["capture", "lens"] if family == "t5" else [*QUESTIONS]
+        names = ["capture", "lens"] if family == "t5" else FEW
         for _ in range(3):
             for name in names:
                 if family == "t5":

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 
 import hiddenscope as hs
+from fuzz.questions import QUESTIONS, asked_model, state_of
 from hiddenscope.errors import AnatomyError, NotFinite, PassError
 from hiddenscope.testing import identity_block, nan_weight, tiny_model
 
@@ -94,6 +96,37 @@ def test_after_an_error_or_an_interrupt_in_a_block(
     handle.remove()
     assert works(model, family)
     assert torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+
+
+class _Tearing:
+    """A hook that raises an error at the so-manyth call, and counts the calls."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error, self.calls, self.at = error, 0, 0
+
+    def __call__(self, *_: Any) -> None:
+        self.calls += 1
+        if self.calls == self.at:
+            raise self.error
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_after_an_error_or_an_interrupt_in_any_question(name: str) -> None:
+    """Whether the question is answered nevertheless is its own affair: some try what may fail."""
+    model = asked_model()
+    QUESTIONS[name](model)  # what is tried once is tried now
+    for error in (RuntimeError("torn"), KeyboardInterrupt()):
+        tear = _Tearing(error)
+        handle = model.module.get_submodule(BLOCK["llama"]).register_forward_hook(tear)
+        before = state_of(model.module)
+        QUESTIONS[name](model)
+        calls = tear.calls
+        for at in sorted({1, calls // 3 + 1, calls}):
+            tear.calls, tear.at = 0, at
+            with suppress(RuntimeError, KeyboardInterrupt, ValueError):
+                QUESTIONS[name](model)
+            assert state_of(model.module) == before, f"{error!r} in call {at} of {calls}"
+        handle.remove()
 
 
 def _inputs(model: hs.Model) -> dict[str, Any]:

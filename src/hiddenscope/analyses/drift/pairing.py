@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hiddenscope import autograd, hooks
-from hiddenscope.analyses.drift.observe import LOGITS, Live, gap
+from hiddenscope.analyses.drift.noise import gap
+from hiddenscope.analyses.drift.observe import LOGITS, Side
 from hiddenscope.analyses.drift.sides import is_compiled
 from hiddenscope.anatomy import Tap
 from hiddenscope.anatomy.taps import layouts
@@ -50,8 +51,9 @@ class Pairs:
 
     by: str
     chosen: dict[str, Value] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
 
-    def facts(self, reference: Live) -> dict[str, Any]:
+    def facts(self, reference: Side) -> dict[str, Any]:
         """The pairing as it is shown; the table `{site: candidate}` of it can be given back, changed."""
         taps = {str(site): str(tap) for site, tap in reference.taps.items()}
         pairs = [
@@ -210,7 +212,7 @@ def named_tensors(output: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
 def pair(
     values: Sequence[Value],
     reference: Mapping[str, Tensor],
-    side: Live,
+    side: Side,
     module: nn.Module | None,
     pairing: Mapping[str, str] | str | None,
 ) -> Pairs:
@@ -259,7 +261,7 @@ def _by_table(values: Sequence[Value], reference: Mapping[str, Tensor], table: M
     return pairs
 
 
-def _by_names(values: Sequence[Value], reference: Mapping[str, Tensor], side: Live) -> Pairs | None:
+def _by_names(values: Sequence[Value], reference: Mapping[str, Tensor], side: Side) -> Pairs | None:
     """Names that are sites themselves, or entries of Hugging Face's `hidden_states`."""
     stacks = {"encoder_" if stack.name == "encoder" else "decoder_": stack for stack in side.anatomy.stacks}
     stacks[""] = side.anatomy.stacks[-1]
@@ -283,7 +285,7 @@ def _normed_or_not(site: str, value: Value, reference: Mapping[str, Tensor]) -> 
     return min((site, last), key=lambda name: gap(reference[name], value.rows).worst)
 
 
-def _by_blocks(values: Sequence[Value], reference: Mapping[str, Tensor], side: Live, module: nn.Module) -> Pairs | None:
+def _by_blocks(values: Sequence[Value], reference: Mapping[str, Tensor], side: Side, module: nn.Module) -> Pairs | None:
     """By the modules that are its blocks: for every stack as many of one kind, under one parent, as it has blocks."""
     chosen: dict[str, Value] = {}
     taken: set[str] = set()
@@ -354,7 +356,7 @@ def _after_blocks(
     return {} if best is None else {site: best}
 
 
-def _in_order(values: Sequence[Value], reference: Mapping[str, Tensor], side: Live) -> Pairs:
+def _in_order(values: Sequence[Value], reference: Mapping[str, Tensor], side: Side) -> Pairs:
     """By order, because that was asked for: all sites, or those that Hugging Face reports."""
     sites = [site for site in reference if site != LOGITS]
     if len(values) == len(sites):
@@ -378,7 +380,7 @@ def _by_order(values: Sequence[Value], reference: Mapping[str, Tensor]) -> Pairs
     return Pairs("order", dict(zip(sites, values, strict=True)))
 
 
-def _by_reported_order(values: Sequence[Value], reference: Mapping[str, Tensor], side: Live) -> Pairs | None:
+def _by_reported_order(values: Sequence[Value], reference: Mapping[str, Tensor], side: Side) -> Pairs | None:
     """As many as Hugging Face reports: layers 0 to L-1, and then the last, with or without the final norm."""
     reported = [str(site) for site in side.anatomy.reported(side.anatomy.stacks[-1])]
     if len(side.anatomy.stacks) > 1 or len(values) != len(reported) or not set(reported) <= set(reference):
@@ -433,7 +435,7 @@ def _correlation(one: Tensor, two: Tensor) -> float:
     return float(shares.mean().nan_to_num())
 
 
-def batches_for(side: Live, inputs: Inputs) -> list[PaddedBatch]:
+def batches_for(side: Side, inputs: Inputs) -> list[PaddedBatch]:
     """The first texts, one at a time, on which tensors are paired."""
     chosen: list[PaddedBatch] = []
     tokens = 0

@@ -1,0 +1,109 @@
+"""One question of every kind that runs a model, for interrupts and for threads; and all that a question may not change.
+
+`QUESTIONS` has every verb, and every analysis of the catalog. Each takes a model of `asked_model()`.
+"""
+
+import copy
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+import hiddenscope as hs
+from hiddenscope import hooks
+from hiddenscope.testing import tiny_model, tiny_tokenizer
+
+IDS = [[5, 6, 7, 8, 9]]
+TEXTS = ["The cat sat.", "On the mat.", "The rest of it.", "A cat."]
+LABELS = [0, 1, 0, 1]
+CONTRAST = hs.Contrast([5, 6, 7], [5, 9, 7], 11, 12)
+
+
+def asked_model() -> hs.Model:
+    """Load a tiny model that nobody else has."""
+    return hs.load((tiny_model("llama", layers=2), tiny_tokenizer()))
+
+
+def copy_of(model: hs.Model) -> nn.Module:
+    """Copy the module of a model, and plant a fault in its last block."""
+    module: Any = copy.deepcopy(model.module)
+    module.model.layers[-1].mlp.up_proj.weight.data.mul_(1.05)
+    return module
+
+
+def _recording(model: hs.Model) -> None:
+    with hs.recording(model, "layer.1"), torch.no_grad():
+        model.module(input_ids=torch.tensor(IDS))
+
+
+def _editing(model: hs.Model) -> None:
+    with hs.editing(model, {"layer.1": hs.Scale(0.5)}), torch.no_grad():
+        model.module(input_ids=torch.tensor(IDS))
+
+
+def _extract(model: hs.Model) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        hs.extract(model, TEXTS[:2], f"{folder}/states")
+
+
+def _steer(model: hs.Model) -> None:
+    direction = hs.Direction.between(model, [[5, 6]], [[7, 8]])
+    hs.steer(model, [[5, 6, 7]], direction, answers=[3, 4], quality=[[9, 8, 7, 6]], new_tokens=1)
+
+
+QUESTIONS: dict[str, Callable[[hs.Model], Any]] = {
+    "capture": lambda model: model.capture(IDS),
+    "capture_generation": lambda model: model.capture_generation(IDS, max_new_tokens=2),
+    "load": lambda model: hs.load((model.module, None)),
+    "record": lambda model: hs.record(model, IDS, grad=True, logits=True),
+    "recording": _recording,
+    "edit": lambda model: hs.edit(model, IDS, {"layer.1": hs.Scale(2.0)}, "layer.2"),
+    "editing": _editing,
+    "resume": lambda model: hs.resume(model, IDS, "layer.2", torch.ones(5, 64)),
+    "anatomy": hs.anatomy,
+    "profile": lambda model: hs.profile(model, IDS),
+    "compare": lambda model: hs.compare(model, [5, 6, 7], [5, 9, 7]),
+    "drift": lambda model: hs.drift(model, copy_of(model), IDS),
+    "project": lambda model: hs.project(model, (TEXTS, LABELS), method="pca"),
+    "lens": lambda model: hs.lens(model, IDS),
+    "visibility": lambda model: hs.visibility(model, [[5, 6, 7]]),
+    "probe": lambda model: hs.probe(model, (TEXTS * 3, LABELS * 3)),
+    "patch": lambda model: hs.patch(model, CONTRAST, method="both"),
+    "graft": lambda model: hs.graft(model, (copy_of(model), None), [([5, 6, 7], 11)]),
+    "steer": _steer,
+    "embed": lambda model: hs.embed(model, TEXTS),
+    "search": lambda model: hs.search(model, TEXTS[0], texts=TEXTS, k=2),
+    "cluster": lambda model: hs.cluster(model, TEXTS * 3),
+    "extract": _extract,
+}
+
+
+def state_of(module: nn.Module) -> dict[str, Any]:
+    """Describe all of a module that a question may not change, to be compared with what it is later.
+
+    Weights are described by the tensor object, its memory, its dtype and its bytes.
+    """
+    state: dict[str, Any] = {}
+    for path, part in module.named_modules():
+        for name, value in vars(part).items():
+            if name.endswith(("_hooks", "_hooks_with_kwargs")):
+                state[f"{path} {name}"] = list(value)
+        for name in ("training", "forward", "_output_capturing_hooks_installed"):
+            state[f"{path} {name}"] = vars(part).get(name)
+        for name, child in part._modules.items():
+            state[f"{path} child {name}"] = id(child)
+        config = getattr(part, "config", None)
+        if config is not None:
+            state[f"{path} config"] = repr(sorted(vars(config).items(), key=str))
+    for path, weight in hooks.parts_of(module).items():
+        for name, tensor in (weight._parameters | weight._buffers).items():
+            if tensor is not None:
+                state[f"{path} weight {name}"] = _weight(tensor)
+    return state
+
+
+def _weight(tensor: torch.Tensor) -> tuple[Any, ...]:
+    values = tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
+    return id(tensor), tensor.data_ptr(), tensor.dtype, tensor.requires_grad, tensor.grad, hash(values)
