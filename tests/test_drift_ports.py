@@ -143,7 +143,9 @@ def test_the_code_of_a_block_is_at_fault_and_not_a_part_that_it_feeds_wrongly(ch
     assert fault is None or fault in [hint["fault"] for hint in facts["hints"]], facts["hints"]
 
 
-@pytest.mark.parametrize(("mistake", "fault"), [("repeat", "kv_heads"), ("eps", "norm_root_eps"), ("interleaved", "rope_pairs")])
+@pytest.mark.parametrize(
+    ("mistake", "fault"), [("repeat", "kv_heads"), ("eps", "norm_root_eps"), ("interleaved", "rope_pairs")]
+)
 def test_a_mistake_of_a_port_is_known_by_its_signature(mistake: str, fault: str) -> None:
     """Attention that cannot be called as the reference's is known by what it gave."""
     hints = [hint["fault"] for hint in facts_of(port(mistake))["hints"]]

@@ -167,8 +167,11 @@ def _masks(suspect: Suspect, mask: Tensor) -> Iterator[Change]:
     window = int(mask.sum(-1).max())
     causal = back >= 0
     if not (mask & ~causal).any():
-        itself = (back == 0) & (mask.sum(-1, keepdim=True) > 1)
-        yield "mask_off_by_one", "a mask that hides the token itself", {"visible": mask & ~itself}
+        others = mask & (back != 0)
+        alone = ~others.any(-1, keepdim=True)
+        # A first token that sees no other sees itself, or all.
+        for first in (mask, real):
+            yield "mask_off_by_one", "a mask that hides the token itself", {"visible": others | (alone & first)}
         yield "window_ignored", "a causal mask without a window", {"visible": causal & real}
         yield "window_short", "a window that is one token short", {"visible": mask & (back < window - 1)}
         # A mistake in the causal mask may show padding, or not.
