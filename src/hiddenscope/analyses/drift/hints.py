@@ -58,7 +58,8 @@ def _measure(suspect: Suspect, notes: list[str]) -> Iterator[tuple[str, str, flo
                 yield fault, evidence, suspect.rest(output)
         except Exception as error:
             topic = hypotheses.__name__.replace("_", " ")
-            notes.append(f"Hints on {topic} of `{suspect.path}` could not be tried: {type(error).__name__}: {error}")
+            reason, _, _ = f"{type(error).__name__}: {error}".partition("\n")
+            notes.append(f"Hints on {topic} of `{suspect.path}` could not be tried: {reason}")
 
 
 def argument_hints(reference: Mapping[str, Any], candidate: Mapping[str, Any]) -> list[Hint]:
