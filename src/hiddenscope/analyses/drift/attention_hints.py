@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hiddenscope.analyses.drift.calls import tensors_in
-from hiddenscope.analyses.drift.suspect import Suspect, Trial, outputs_of
+from hiddenscope.analyses.drift.suspect import Suspect, Trial
 from hiddenscope.module_copy import private_copy
 
 KERNEL = "hiddenscope_trial"
@@ -76,24 +75,29 @@ def _attend(
     part: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
     """Attend as transformers asks its kernels to."""
+    # Kernels add up in float32 at least, whatever they are given.
+    wide = torch.promote_types(query.dtype, torch.float32)
     visible = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device)
-    bias = torch.zeros((), dtype=query.dtype, device=query.device)
-    if mask is None and options.get("is_causal", getattr(part, "is_causal", True)):
+    bias = torch.zeros((), dtype=wide, device=query.device)
+    causal = options.get("is_causal")
+    if causal is None:
+        causal = getattr(part, "is_causal", True)
+    if mask is None and causal:
         visible = visible.tril()
     elif mask is not None and mask.dtype == torch.bool:
         visible = mask
     elif mask is not None:
         visible = mask > torch.finfo(mask.dtype).min / 2
-        bias = mask.where(visible, bias)
+        bias = mask.to(wide).where(visible, bias)
     if options.get("position_bias") is not None:
         bias = bias + options["position_bias"]
     scale = options.get("scaling") or query.shape[-1] ** -0.5
-    heads = Heads(query, key, value, visible, bias, scale, options.get("softcap"))
+    heads = Heads(query.to(wide), key.to(wide), value.to(wide), visible, bias, scale, options.get("softcap"))
     trial: Attention = part.trial[0]
     if trial.fields is not None:
         heads = replace(heads, **trial.fields)
         trial.heads, trial.fields = heads, None
-    return heads.attend(), None
+    return heads.attend().to(query.dtype), None
 
 
 def attention(suspect: Suspect) -> Iterator[Trial]:
@@ -163,8 +167,11 @@ def _masks(suspect: Suspect, mask: Tensor) -> Iterator[Change]:
     window = int(mask.sum(-1).max())
     causal = back >= 0
     if not (mask & ~causal).any():
-        itself = (back == 0) & (mask.sum(-1, keepdim=True) > 1)
-        yield "mask_off_by_one", "a mask that hides the token itself", {"visible": mask & ~itself}
+        others = mask & (back != 0)
+        alone = ~others.any(-1, keepdim=True)
+        # A first token that sees no other sees itself, or all.
+        for first in (mask, real):
+            yield "mask_off_by_one", "a mask that hides the token itself", {"visible": others | (alone & first)}
         yield "window_ignored", "a causal mask without a window", {"visible": causal & real}
         yield "window_short", "a window that is one token short", {"visible": mask & (back < window - 1)}
         # A mistake in the causal mask may show padding, or not.
@@ -187,29 +194,28 @@ def _rotations(suspect: Suspect, heads: Heads) -> Iterator[Change]:
     cos, sin = (table.to(heads.query)[:, None] for table in tables)
     size = cos.square() + sin.square()
     query, key = (_rotate(states, cos / size, -sin / size) for states in (heads.query, heads.key))
+    yield "rope_missing", "no rotary positions", {"query": query, "key": key}
+    yield "rope_keys_missing", "rotary positions in the queries alone", {"key": key}
+    last = _rotate(query, cos.roll(1, -2), sin.roll(1, -2))
+    yield "query_off_by_one", "queries that are one position late", {"query": last}
+    for fault, words, table_cos, table_sin in _tables(cos, sin):
+        turned, turned_key = (_rotate(states, table_cos, table_sin) for states in (query, key))
+        yield fault, words, {"query": turned, "key": turned_key}
+    # Neighbouring channels, put into two halves; those that are not rotated stay.
+    places = torch.arange(query.shape[-1], device=cos.device)
+    pairs, others = places[: cos.shape[-1]].reshape(-1, 2), places[cos.shape[-1] :]
+    order = torch.cat([*pairs.T, others])
+    query, key = (_rotate(states[..., order], cos, sin) for states in (query, key))
+    yield "rope_pairs", "rotary positions for neighbouring channels", {"query": query, "key": key}
+
+
+def _tables(cos: Tensor, sin: Tensor) -> Iterator[tuple[str, str, Tensor, Tensor]]:
+    """List rotary tables of other mistakes."""
     half = cos.shape[-1] // 2
-    # Neighbouring channels, put into two halves.
-    order = torch.arange(2 * half, device=cos.device).reshape(-1, 2).T.flatten()
-    interleaved = [table[..., :half].repeat_interleave(2, -1) for table in (cos, sin)]
-    next_tables, last_tables = ([table.roll(shift, -2) for table in (cos, sin)] for shift in (-1, 1))
-    trials = {
-        "rope_missing": ("no rotary positions", query, key),
-        "rope_keys_missing": ("rotary positions in the queries alone", heads.query, key),
-        "rope_direction": ("positions that turn the other way", *_rotate_both(query, key, cos, -sin)),
-        "rope_interleaved": ("rotary tables in the interleaved order", *_rotate_both(query, key, *interleaved)),
-        "rope_pairs": (
-            "rotary positions for neighbouring channels",
-            *_rotate_both(query[..., order], key[..., order], cos, sin),
-        ),
-        "position_off_by_one": ("positions that are one off", *_rotate_both(query, key, *next_tables)),
-        "query_off_by_one": ("queries that are one position late", _rotate(query, *last_tables), heads.key),
-    }
-    for fault, (words, rotated_query, rotated_key) in trials.items():
-        yield fault, words, {"query": rotated_query, "key": rotated_key}
-
-
-def _rotate_both(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    return _rotate(query, cos, sin), _rotate(key, cos, sin)
+    mixed_cos, mixed_sin = (table[..., :half].repeat_interleave(2, -1) for table in (cos, sin))
+    yield "rope_direction", "positions that turn the other way", cos, -sin
+    yield "rope_interleaved", "rotary tables in the interleaved order", mixed_cos, mixed_sin
+    yield "position_off_by_one", "positions that are one off", cos.roll(-1, -2), sin.roll(-1, -2)
 
 
 def _rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -219,36 +225,3 @@ def _rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     left, right = rotated.chunk(2, -1)
     rotated = rotated * cos + torch.cat([-right, left], -1) * sin
     return torch.cat([rotated, rest], -1)
-
-
-def rotary_tables(suspect: Suspect) -> Iterator[Trial]:
-    """Make rotary tables of the base, or of the scaled angles, that the candidate's first steps show."""
-    arguments = list(tensors_in([suspect.call.args, suspect.call.kwargs]))
-    places = [positions for positions in arguments if not positions.is_floating_point()]
-    expected = suspect.call.outputs
-    is_pair = len(expected) == 2 and expected[0].shape == expected[1].shape
-    if not places or not is_pair or expected[0].ndim != 3 or expected[0].shape[1] < 2:
-        return
-    tables = outputs_of(suspect.call, suspect.candidate, suspect.candidate_device)
-    angles, expected_angles = (_angles(sides, suspect.device) for sides in (tables, expected))
-    factor = float((angles / expected_angles).median())
-    exponents = torch.arange(len(angles), device=suspect.device) / len(angles)
-    base = float(torch.exp(-(angles.log() * exponents).sum() / exponents.square().sum()))
-    trials = {
-        "rope_scaling": (f"are the reference's times {factor:.4g}", factor * expected_angles),
-        "rope_base": (f"have the base {base:,.0f}", base**-exponents),
-    }
-    for fault, (words, steps) in trials.items():
-        turned = places[0].to(suspect.device)[..., None] * steps.repeat(2)
-        table = (turned.cos(), turned.sin())[suspect.place]
-        yield fault, f"The rotary angles {words}.", table
-
-
-def _angles(tables: list[Tensor], device: torch.device) -> Tensor:
-    """Read the angle between the first two tokens, for each pair of channels."""
-    cos, sin = (table[0, :2, : table.shape[-1] // 2].to(device).double() for table in tables)
-    angles = torch.atan2(sin, cos)
-    return (angles[1] - angles[0]).remainder(2 * torch.pi)
-
-
-HYPOTHESES = (attention, rotary_tables)

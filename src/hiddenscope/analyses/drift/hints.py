@@ -22,7 +22,7 @@ Hint = dict[str, str]
 AS_NEAR = 3.0
 # What can be read off the modules themselves.
 FACTS = (weight_hints.weights, module_hints.attributes)
-HYPOTHESES = (*FACTS, *module_hints.HYPOTHESES, norm_hints.norms, *attention_hints.HYPOTHESES)
+HYPOTHESES = (*FACTS, *module_hints.HYPOTHESES, norm_hints.norms, attention_hints.attention)
 
 
 class Hints(list[Hint]):
@@ -58,7 +58,8 @@ def _measure(suspect: Suspect, notes: list[str]) -> Iterator[tuple[str, str, flo
                 yield fault, evidence, suspect.rest(output)
         except Exception as error:
             topic = hypotheses.__name__.replace("_", " ")
-            notes.append(f"Hints on {topic} of `{suspect.path}` could not be tried: {type(error).__name__}: {error}")
+            reason, _, _ = f"{type(error).__name__}: {error}".partition("\n")
+            notes.append(f"Hints on {topic} of `{suspect.path}` could not be tried: {reason}")
 
 
 def argument_hints(reference: Mapping[str, Any], candidate: Mapping[str, Any]) -> list[Hint]:

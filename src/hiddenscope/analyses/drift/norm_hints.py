@@ -24,7 +24,9 @@ class Norm(NamedTuple):
     def __call__(self, state: Tensor) -> Tensor:
         """Normalise in float64."""
         x, variance = self.moments(state)
-        root = (variance + self.eps * (not self.outside)).sqrt() + self.eps * self.outside
+        root = (variance + self.eps).sqrt()
+        if self.outside:
+            root = variance.sqrt() + self.eps
         return x / root * self.gain + self.shift
 
     def moments(self, state: Tensor) -> tuple[Tensor, Tensor]:
@@ -40,26 +42,30 @@ def norms(suspect: Suspect) -> Iterator[Trial]:
     state, norm = suspect.state, _norm_of(suspect)
     if state is None or norm is None:
         return
-    gain, fitted = norm.gain, _fit_eps(norm, state, suspect.made)
-    mean = "does not take" if norm.centred else "takes"
-    changes: dict[str, tuple[str, dict[str, Any]]] = {
-        "norm_kind": (f"that {mean} the mean off", {"centred": not norm.centred}),
-        "norm_weight_less_one": ("without the 1 that is added to its weight", {"gain": gain - 1}),
-        "norm_weight_plus_one": ("with 1 added to its weight", {"gain": gain + 1}),
-        "norm_weight_missing": ("without its weight", {"gain": torch.ones_like(gain)}),
-        "norm_weight_twice": ("with its weight applied twice", {"gain": gain**2}),
-        "norm_eps": (f"with eps {fitted:.2g}; the reference's is {norm.eps:.2g}", {"eps": fitted}),
-        "norm_eps_outside": ("with eps added to the root", {"outside": True}),
-        "norm_root_eps": ("with the root of eps added to the root", {"outside": True, "eps": norm.eps**0.5}),
-    }
-    for fault, (words, fields) in changes.items():
+    eps = _fit_eps(norm, state, suspect.made)
+    for fault, words, fields in _changes(norm, eps):
         yield fault, f"The output is that of a norm {words}.", norm._replace(**fields)(state)
+
+
+def _changes(norm: Norm, eps: float) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """List names of faults, what the norm is then like, and fields that differ."""
+    gain = norm.gain
+    mean = "does not take" if norm.centred else "takes"
+    yield "norm_kind", f"that {mean} the mean off", {"centred": not norm.centred}
+    yield "norm_weight_less_one", "without the 1 that is added to its weight", {"gain": gain - 1}
+    yield "norm_weight_plus_one", "with 1 added to its weight", {"gain": gain + 1}
+    yield "norm_weight_missing", "without its weight", {"gain": torch.ones_like(gain)}
+    yield "norm_weight_twice", "with its weight applied twice", {"gain": gain**2}
+    yield "norm_eps", f"with eps {eps:.2g}; the reference's is {norm.eps:.2g}", {"eps": eps}
+    yield "norm_eps_outside", "with eps added to the root", {"outside": True}
+    yield "norm_root_eps", "with the root of eps added to the root", {"outside": True, "eps": norm.eps**0.5}
 
 
 def _norm_of(suspect: Suspect) -> Norm | None:
     """Describe the reference's module as that norm which gives its output."""
     state, weight = suspect.state, suspect.reference._parameters.get("weight")
-    eps = [value for name, value in vars(suspect.reference).items() if "eps" in name and isinstance(value, float)]
+    values = vars(suspect.reference)
+    eps = [values[name] for name in ("eps", "variance_epsilon") if name in values]
     if state is None or weight is None or not eps:
         return None
     gain = weight.detach().double()

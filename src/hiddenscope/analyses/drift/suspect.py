@@ -86,22 +86,17 @@ class Suspect:
         return self.distance(self.made, output.to(self.made))
 
     def run(self, module: nn.Module, call: Call | None = None) -> Tensor | None:
-        """Call a module as the reference's was called, or in another way."""
+        """Call a module as the reference's was called, or in another way; None where it refuses the arguments."""
         # A whole model is not run again for a hint: what differs in it is told as it is.
         if self.role == "model":
             return self.made
-        outputs = outputs_of(call or self.call, module, self.device)
+        try:
+            outputs = list(tensors_in((call or self.call).repeat(module, self.device)))
+        except (TypeError, ValueError, IndexError):
+            return None
+        except RuntimeError as error:
+            # A shape that does not fit is an answer. Anything else, such as a wrong device, is a fault of ours.
+            if not _SHAPES.search(str(error)):
+                raise
+            return None
         return outputs[self.place] if self.place < len(outputs) else None
-
-
-def outputs_of(call: Call, module: nn.Module, device: torch.device) -> list[Tensor]:
-    """List the tensors that a module returns; none where it refuses the arguments."""
-    try:
-        return list(tensors_in(call.repeat(module, device)))
-    except (TypeError, ValueError, IndexError):
-        return []
-    except RuntimeError as error:
-        # A shape that does not fit is an answer. Anything else, such as a wrong device, is a fault of ours.
-        if _SHAPES.search(str(error)):
-            return []
-        raise
