@@ -2,29 +2,30 @@
 
 sides        what the two sides are, whether they can be compared, and how their states are paired
 streaming    the same with two layers' states in memory
-pairing      a candidate of somebody else's making: which of its tensors are which states
+candidate    a candidate of somebody else's making: how it is called, and the tensors that it makes
+pairing      which of its tensors are which states
 foreign      the module at fault in it: its modules paired by their weights, and then by what they give
 observe      one pass: its states, the reference's put in their place, and what rounding does to every part
 measured     errors by site and token, local and inherited, held against the noise
 localize     from the first site that differs down to the module at fault
+baseline     a file of accepted errors
 signatures   what a fault looks like, tried on the module at fault; and what it does to the output
 """
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from hiddenscope.analyses.drift.baseline import read_baseline, write_baseline
 from hiddenscope.analyses.drift.foreign import ForeignSearch, as_foreign, rows_of_function
 from hiddenscope.analyses.drift.localize import FaultyModule, Search
 from hiddenscope.analyses.drift.measured import CELLS, Errors, divergence, of_live, of_passes, of_states, stack_of
@@ -52,8 +53,8 @@ from hiddenscope.analyses.drift.sides import (
 )
 from hiddenscope.analyses.drift.signatures import hints
 from hiddenscope.analyses.drift.streaming import of_live_streamed
-from hiddenscope.errors import FileError, StatesError
-from hiddenscope.files import replacing
+from hiddenscope.arguments import checked
+from hiddenscope.errors import StatesError
 from hiddenscope.model import Model
 from hiddenscope.passes import Inputs, Texts, recordable
 from hiddenscope.results import Facts, Result
@@ -65,7 +66,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 MOST_RESTORED = 4  # sites whose states are put back one at a time
-BASELINE_FORMAT = "hiddenscope.drift-baseline/1"
 BASELINE_MARGIN = 2  # how much over an accepted level an error may be: levels vary with the texts
 
 
@@ -86,6 +86,7 @@ class _Comparison:
     restored: list[dict[str, Any]] = field(default_factory=list)
 
 
+@checked
 def drift(
     reference: Model | Readable | str | os.PathLike[str] | tuple[nn.Module, PreTrainedTokenizerBase | None],
     candidate: Model | Readable | str | os.PathLike[str] | tuple[nn.Module, Any] | nn.Module | Callable[..., Any],
@@ -114,9 +115,11 @@ def drift(
     >>> facts["drifted"], facts["first_site"], facts["module"]
     (True, 'layer.2', 'model.layers.1.mlp.up_proj')
     """
+    # Before the models run: a baseline that cannot be used is no reason to wait for them.
+    levels = None if baseline is None else read_baseline(baseline)
     first, second = opened(reference, "reference"), opened(candidate, "candidate")
     comparison = _compared(first, second, texts, pairing, low_memory)
-    accepted = None if baseline is None else _accepted(Path(baseline), comparison.measured)
+    accepted = None if baseline is None else _accepted(os.fspath(baseline), levels, comparison.measured)
     data = _dataset(comparison, sites)
     facts = _facts(comparison, accepted)
     source = {**comparison.sources[0], "candidate": comparison.sources[1]}
@@ -279,7 +282,8 @@ def _foreign(
 def _not_paired(pairs: Pairs, sites: Iterable[str]) -> list[str]:
     left = [site for site in sites if site not in pairs.chosen and site != LOGITS]
     names = ", ".join(f"`{site}`" for site in left)
-    return [f"No tensor of the candidate was paired with {names}: not compared."] if left else []
+    missing = [f"No tensor of the candidate was paired with {names}: not compared."] if left else []
+    return [*pairs.notes, *missing]
 
 
 def _some(rows: Tensor, numbers: Sequence[int]) -> Tensor:
@@ -382,28 +386,16 @@ def _check_widths(site: Site, mine: int, theirs: int) -> None:
         raise StatesError("Cannot compare the two runs", reason, "Give two versions of one model.")
 
 
-def _accepted(path: Path, measured: Errors) -> dict[str, Any]:
+def _accepted(path: str, levels: Mapping[str, float] | None, measured: Errors) -> dict[str, Any]:
     """Hold the errors against a file of accepted ones, or write it; what it says goes into the facts."""
-    problem = f"Cannot use {path} as a baseline"
-    if not path.exists():
-        levels = {name: error for name, error in measured.error.items() if math.isfinite(error)}
-        with replacing(path) as fresh:
-            fresh.write_text(json.dumps({"format": BASELINE_FORMAT, "accepted": levels}, indent=1), "utf-8")
-        return {"file": str(path), "written": True, "sites": len(levels)}
-    try:
-        stored = json.loads(path.read_text("utf-8"))
-        levels = {str(name): float(level) for name, level in stored["accepted"].items()}
-        if stored["format"] != BASELINE_FORMAT:
-            raise ValueError(f"its format is {stored['format']}")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        remedy = "Remove it to have it written anew."
-        raise FileError(problem, f"it is damaged or of another kind ({error})", remedy) from error
+    if levels is None:
+        return {"file": path, "written": True, "sites": write_baseline(path, measured.error)}
     for name, level in levels.items():
         allowed = BASELINE_MARGIN * level
         if name in measured.beyond and measured.error[name] <= allowed:
             measured.beyond[name] = min(measured.beyond[name], measured.error[name] / allowed if allowed else 0.0)
             measured.envelope[name] = max(measured.envelope[name], allowed)
-    return {"file": str(path), "written": False, "sites": len(levels)}
+    return {"file": path, "written": False, "sites": len(levels)}
 
 
 def _facts(comparison: _Comparison, accepted: Facts | None) -> dict[str, Any]:
