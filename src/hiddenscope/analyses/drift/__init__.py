@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from hiddenscope.analyses.drift.baseline import read_baseline, write_baseline
+from hiddenscope.analyses.drift.dtypes import common_digits, narrowest, with_digits
 from hiddenscope.analyses.drift.foreign import ForeignSearch, as_foreign, rows_of_function
 from hiddenscope.analyses.drift.localize import FaultyModule, Search
 from hiddenscope.analyses.drift.measured import CELLS, Errors, divergence, of_live, of_passes, of_states, stack_of
@@ -46,7 +47,6 @@ from hiddenscope.analyses.drift.sides import (
     encoded,
     is_compiled,
     live,
-    narrowest,
     not_wider,
     opened,
     windows_of,
@@ -192,8 +192,14 @@ def _by_parts(
     *,
     low_memory: bool = False,
 ) -> _Comparison:
+    digits = common_digits(reference.module, candidate.module)
+    reference = replace(reference, module=with_digits(reference.module, digits.reference))
+    if digits.candidate is not None:
+        module = with_digits(candidate.module, digits.candidate)
+        candidate = replace(candidate, module=module, call=candidate.call and candidate.call.of(module))
     with model.lock:
         measured = (of_live_streamed if low_memory else of_live)(reference, model, candidate, inputs)
+        measured.notes += digits.notes
         comparison = _Comparison(
             (reference.name, candidate.name),
             measured,

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from hiddenscope import autograd, hooks
+from hiddenscope.analyses.drift.dtypes import majority_dtype
 from hiddenscope.analyses.drift.localize import (
     FaultyModule,
     Hint,
@@ -26,7 +27,6 @@ from hiddenscope.analyses.drift.localize import (
 )
 from hiddenscope.analyses.drift.observe import LOGITS, Live, Noise, in_float64, observe
 from hiddenscope.analyses.drift.pairing import Pairs, Runner, values_of
-from hiddenscope.analyses.drift.sides import majority_dtype
 from hiddenscope.errors import PassError
 from hiddenscope.passes import Inputs
 from hiddenscope.sites import Site

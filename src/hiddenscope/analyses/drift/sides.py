@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from hiddenscope import hooks
+from hiddenscope.analyses.drift.dtypes import majority_dtype, narrowest
 from hiddenscope.analyses.drift.observe import Live, set_kernel
 from hiddenscope.anatomy import Anatomy, vocabulary
 from hiddenscope.errors import AnatomyError, ModuleError, StatesError, TextError
@@ -87,20 +87,6 @@ class Given:
 
     module: nn.Module
     tokenizer: Any = None
-
-
-def narrowest(tensors: Iterable[Tensor], own: torch.dtype) -> torch.dtype:
-    """The dtype that tensors were computed in: their own, or the first of bfloat16 and float16 that holds all exactly.
-
-    >>> narrowest([torch.tensor([1.0, 1.5])], torch.float32), narrowest([torch.tensor([0.1])], torch.float32)
-    (torch.bfloat16, torch.float32)
-    """
-    narrow = [dtype for dtype in (torch.bfloat16, torch.float16) if dtype.itemsize < own.itemsize]
-    for tensor in tensors:
-        narrow = [dtype for dtype in narrow if bool((tensor.to(dtype).to(tensor) == tensor).all())]
-        if not narrow:
-            break
-    return next(iter(narrow), own)
 
 
 Side: TypeAlias = Model | Saved | Given | Callable[..., Any]
@@ -199,15 +185,6 @@ def same_tree(module: nn.Module, other: nn.Module, anatomy: Anatomy) -> bool:
 
 def _types(anatomy: Anatomy) -> list[tuple[str, int]]:
     return [(stack.name, stack.depth) for stack in anatomy.stacks]
-
-
-def majority_dtype(module: nn.Module) -> torch.dtype:
-    """The dtype of most of a module's weights: one layer in another does not make it the model's."""
-    counts: Counter[torch.dtype] = Counter()
-    for weight in module.parameters():
-        if weight.is_floating_point():
-            counts[weight.dtype] += weight.numel()
-    return counts.most_common(1)[0][0] if counts else torch.float32
 
 
 def live(model: Model) -> Live:
