@@ -31,7 +31,7 @@ ROWS = [
     {"anatomy"},
     {"trials"},
     {"loading", "module_copy"},
-    {"hooks", "weights", "size_limit"},
+    {"hooks", "weights", "size_limit", "train_mode"},
     {"texts", "states", "sites", "results", "datasets", "measures"},
     {"files", "compressed", "kernels", "limits", "netcdf", "products"},
     {"arguments"},

@@ -28,13 +28,92 @@ def plain(family: str = "llama") -> Any:
     return hs.load((tiny_model(family), None)).capture(TEXTS)
 
 
-@pytest.mark.parametrize("part", ["", "model.layers.1.mlp"])
+@pytest.mark.parametrize("part", ["", "model.layers.1.self_attn"])
 def test_a_module_in_train_mode_is_refused(part: str) -> None:
     module = tiny_model("llama")
     module.get_submodule(part).train()
     with pytest.raises(ModuleError, match=f"train\\(\\) mode{f' at {part}' if part else ''}.*module.eval\\(\\)"):
         hs.load((module, None))
     assert module.get_submodule(part).training
+
+
+def _dropped(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return nn.functional.dropout(x, 0.5, module.training)
+
+
+class _Reads(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * x if self.training else x
+
+
+class _Calls(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return _dropped(self, x)
+
+
+class _Inherits(_Reads):
+    pass
+
+
+class _Looks(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * x if getattr(self, "training") else x  # noqa: B009
+
+
+class _DropsMore(nn.Dropout):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * (1 + self.training)
+
+
+class _Plain(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+def _overridden() -> nn.Module:
+    module = nn.Identity()
+    module.forward = _Reads().forward  # type: ignore[method-assign]
+    return module
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        *(_Reads, _Calls, _Inherits, _Looks, _overridden, nn.Dropout, lambda: nn.BatchNorm1d(64), nn.RReLU),
+        *(lambda: _DropsMore(0.0), lambda: nn.MultiheadAttention(64, 4, dropout=0.1)),
+        *(lambda: nn.LSTM(64, 64, 2, dropout=0.1), lambda: nn.Sequential(nn.GELU(), nn.Dropout())),
+    ],
+)
+def test_what_computes_something_else_in_train_mode_is_refused(make: Callable[[], nn.Module]) -> None:
+    module = tiny_model("llama")
+    module.model.layers[1].mlp.extra = make()  # type: ignore
+    with pytest.raises(ModuleError, match=r"train\(\) mode at model.layers.1.mlp.extra"):
+        hs.load((module, None))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        *(nn.GELU, nn.Identity, nn.SiLU, _Plain, lambda: nn.Linear(4, 4), lambda: nn.LayerNorm(4)),
+        *(lambda: nn.RMSNorm(4), lambda: nn.Embedding(4, 4), lambda: nn.Dropout(0.0), nn.ModuleList),
+        *(lambda: nn.MultiheadAttention(64, 4), lambda: nn.LSTM(64, 64), lambda: nn.InstanceNorm1d(4)),
+        *(lambda: nn.Sequential(nn.GELU(), nn.Tanh()), lambda: nn.TransformerEncoderLayer(64, 4, dropout=0.0)),
+    ],
+)
+def test_what_computes_the_same_in_train_mode_is_not(make: Callable[[], nn.Module]) -> None:
+    module = tiny_model("llama")
+    module.model.layers[1].mlp.extra = made = make()  # type: ignore
+    hs.load((module, None))
+    assert made.training
+
+
+def test_a_port_without_dropout_may_be_left_in_train_mode() -> None:
+    plain_llama = importlib.import_module("tests.test_drift_ports")
+    candidate = plain_llama.port().train()
+    assert not plain_llama.facts_of(candidate)["drifted"] and candidate.training
+    candidate.blocks[1].act = nn.Dropout(0.1)
+    with pytest.raises(ModuleError, match=r"train\(\) mode at blocks.1.act"):
+        plain_llama.facts_of(candidate)
 
 
 def test_a_module_put_in_train_mode_later_is_refused_then() -> None:

@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import importlib.util
 import json
+import os
 from collections.abc import Callable
 from functools import cache
 from importlib import import_module
@@ -17,6 +18,8 @@ from torch import nn
 from typer.testing import CliRunner
 
 import hiddenscope as hs
+from hiddenscope.analyses.drift.baseline import FORMAT, read_baseline, write_baseline
+from hiddenscope.analyses.drift.dtypes import stored_dtype
 from hiddenscope.analyses.drift.noise import gap
 from hiddenscope.cli import app
 from hiddenscope.errors import FileError, ModuleError, NotFinite, StatesError, TextError
@@ -544,7 +547,12 @@ def test_the_command_exits_with_the_verdict(tmp_path: Path, monkeypatch: pytest.
     failed = run(app, ["drift", str(tmp_path / "run.safetensors"), "Another text.", "--model", "good"])
     assert failed.exit_code == 2 and "other texts" in failed.output
     cast = run(app, ["drift", str(tmp_path / "run.safetensors"), "--model", "good", "--candidate-dtype", "bfloat16"])
-    assert cast.exit_code == 2 and "Cannot choose the dtype of saved states" in cast.output
+    assert cast.exit_code == 2 and "Cannot use --candidate-dtype bfloat16 with saved states" in cast.output
+    assert "--dtype sets the model's alone" in " ".join(cast.output.split())
+    saved_twice = ["drift", str(tmp_path / "run.safetensors"), "--model", str(tmp_path / "run.safetensors")]
+    assert run(app, saved_twice).exit_code == 0
+    cast = run(app, [*saved_twice, "--dtype", "bfloat16"])
+    assert cast.exit_code == 2 and "both sides were computed already" in " ".join(cast.output.split())
 
 
 def _loaded(module: nn.Module) -> Any:
@@ -637,3 +645,76 @@ def test_saved_states_of_a_checkpoint_in_bfloat16_are_held_against_the_noise_of_
         facts = hs.drift(model, states, TEXTS).facts
         assert not facts["drifted"] and "dtype" in facts["noise"]["made_of"]
         assert not hs.drift(model.capture(TEXTS), states, None).facts["drifted"]
+
+
+def test_a_baseline_is_a_plain_file_of_a_sensible_size(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with (tmp_path / "huge").open("wb") as file:
+        file.truncate(2**40)
+    (tmp_path / "deep").write_text("[" * 100_000)
+    (tmp_path / "negative").write_text(json.dumps({"format": FORMAT, "accepted": {"layer.1": -1}}))
+    (tmp_path / "folder").mkdir()
+    for name in ("pipe", "huge", "deep", "negative", "folder"):
+        with pytest.raises(FileError, match="as a baseline"):
+            read_baseline(tmp_path / name)
+    assert read_baseline(tmp_path / "none") is None
+    assert write_baseline(tmp_path / "new", {"layer.1": 0.5, "layer.2": float("inf")}) == 1
+    assert read_baseline(tmp_path / "new") == {"layer.1": 0.5}
+
+
+def saved_in(dtype: torch.dtype, module: Any) -> Any:
+    """The module as it comes back from a file in another dtype, computed in its own."""
+    for weight in module.parameters():
+        weight.data = weight.data.to(dtype).to(weight.dtype)
+    return module
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("family", ["llama", "bert", "t5"])
+def test_a_checkpoint_saved_in_fewer_digits_is_no_drift(family: str, dtype: torch.dtype) -> None:
+    candidate = saved_in(dtype, port(family))
+    before = [weight.clone() for weight in reference(family).module.parameters()]
+    facts = hs.drift(reference(family), candidate, TEXTS).facts
+    name = str(dtype).removeprefix("torch.")
+    assert not facts["drifted"] and f"The reference's weights were rounded to {name}" in facts["notes"][0]
+    assert all(map(torch.equal, before, reference(family).module.parameters()))
+
+
+def test_a_checkpoint_saved_in_fewer_digits_keeps_its_faults() -> None:
+    candidate = saved_in(torch.bfloat16, port("llama"))
+    weight = candidate.model.layers[1].mlp.up_proj.weight
+    weight.data = (weight.data * 1.01).bfloat16().float()
+    facts = hs.drift(reference("llama"), candidate, TEXTS).facts
+    assert (facts["first_site"], facts["module"]) == ("layer.2", "model.layers.1.mlp.up_proj")
+
+
+def test_more_digits_than_the_reference_are_no_drift_if_it_was_rounded_from_them() -> None:
+    saved = saved_in(torch.bfloat16, port("llama"))
+    candidate = port("llama")
+    facts = hs.drift((saved, None), candidate, TEXTS).facts
+    assert not facts["drifted"] and "Its weights were rounded to bfloat16" in facts["notes"][0]
+    candidate.model.layers[1].mlp.up_proj.weight.data.mul_(1.05)
+    facts = hs.drift((saved, None), candidate, TEXTS).facts
+    assert (facts["first_site"], facts["module"]) == ("layer.2", "model.layers.1.mlp.up_proj")
+
+
+def test_other_digits_than_those_that_were_rounded_away_are_drift() -> None:
+    saved = saved_in(torch.bfloat16, port("llama"))
+    candidate = copy.deepcopy(saved)
+    for weight in candidate.parameters():
+        weight.data.mul_(1 + 2**-8)
+    facts = hs.drift((saved, None), candidate, TEXTS).facts
+    assert facts["drifted"] and facts["notes"] == []
+
+
+def test_the_dtype_that_weights_are_stored_in() -> None:
+    module = tiny_model("gpt2")
+    assert stored_dtype(module) == torch.float32
+    assert stored_dtype(copy.deepcopy(module).bfloat16()) == torch.bfloat16
+    assert stored_dtype(saved_in(torch.float16, copy.deepcopy(module))) == torch.float16
+    narrow: Any = saved_in(torch.bfloat16, module)
+    assert stored_dtype(narrow) == stored_dtype(copy.deepcopy(narrow).double()) == torch.bfloat16
+    narrow.lm_head.weight.data[77, 3] = 0.1
+    assert stored_dtype(narrow) == torch.float32
+    assert stored_dtype(nn.Linear(2, 2, device="meta")) == torch.float32
+    assert stored_dtype(nn.GELU()) == torch.float32

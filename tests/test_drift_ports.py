@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import hiddenscope as hs
-from hiddenscope.errors import PassError, StatesError
+from hiddenscope.errors import Error, ModuleError, NotFinite, PassError, StatesError, UnknownModel
 from hiddenscope.products import slowdown
 from hiddenscope.testing import build, tiny_model
 from tests.test_drift import plain_llama
@@ -213,6 +213,205 @@ def test_a_function_may_return_its_states_in_any_form(form: str) -> None:
     assert facts["notes"] == ["No tensor of the candidate was paired with `layer.3`: not compared."]
 
 
+def every_state(module: Any, ids: Tensor) -> list[Tensor]:
+    """The embeddings, what each block gives, and what the final norm makes of the last."""
+    outputs: list[Tensor] = []
+    hooks = [block.register_forward_hook(lambda *call: outputs.append(call[2])) for block in module.model.layers]
+    first, *_, final = states_of(module, ids)
+    for hook in hooks:
+        hook.remove()
+    return [first, *outputs, final]
+
+
+def numbered(states: list[Tensor], start: int = 0) -> dict[str, Tensor]:
+    return {f"layer.{number}": state for number, state in enumerate(states, start)}
+
+
+# What a function returns of all states, by what it is paired, and the first site that has a tensor.
+OFF_BY_ONE: dict[str, tuple[Callable[[list[Tensor]], Any], str, str]] = {
+    "from zero": (lambda states: numbered(states[1:-1]), "name, off by one", "layer.1"),
+    "from zero, and final": (lambda s: {**numbered(s[1:-1]), "final": s[-1]}, "name, off by one", "layer.1"),
+    "embeddings as layer.1": (lambda states: numbered(states[:-1], 1), "name, off by one", "layer.0"),
+    "without embeddings": (lambda s: {"hidden_states": s[1:]}, "name, off by one", "layer.1"),
+    "without both": (lambda s: {"hidden_states": s[1:-1]}, "name, off by one", "layer.1"),
+    "normed": (lambda s: {"hidden_states": [*s[1:-2], s[-1]]}, "name, off by one", "layer.1"),
+    "a list": (lambda states: states[1:], "order, off by one", "layer.1"),
+    "right": (lambda states: numbered(states[:-1]), "name", "layer.0"),
+}
+
+
+@pytest.mark.parametrize("form", OFF_BY_ONE)
+def test_numbers_that_are_off_by_one_are_no_drift(form: str) -> None:
+    change, by, first = OFF_BY_ONE[form]
+    facts = facts_of(lambda ids: change(every_state(llama().module, ids)))
+    assert not facts["drifted"]
+    assert (facts["pairing"]["by"], facts["pairing"]["pairs"][0]["site"]) == (by, first)
+    assert any("off by one" in note for note in facts["notes"]) == (by != "name")
+
+
+@pytest.mark.parametrize("form", OFF_BY_ONE)
+def test_a_fault_beside_numbers_that_are_off_by_one_is_found(form: str) -> None:
+    broken: Any = copy.deepcopy(llama().module)
+    broken.model.layers[1].mlp.down_proj.weight.data.mul_(1.1)
+    facts = facts_of(lambda ids: OFF_BY_ONE[form][0](every_state(broken, ids)))
+    assert (facts["first_site"], facts["pairing"]["by"]) == ("layer.2", OFF_BY_ONE[form][1])
+
+
+def skips_first(module: Any) -> None:
+    """The first block is left out, and the last is run twice: there are as many."""
+    blocks = module.model.layers
+    blocks[0], blocks[1] = blocks[1], blocks[2]
+
+
+def scales_embeddings(module: Any) -> None:
+    module.model.embed_tokens.weight.data.mul_(3.0)
+
+
+def breaks_embeddings(module: Any) -> None:
+    module.model.embed_tokens.weight.data = module.model.embed_tokens.weight.data.roll(1, 0)
+
+
+def repeats(module: Any) -> None:
+    blocks = module.model.layers
+    blocks[1], blocks[2] = blocks[0], blocks[0]
+
+
+@pytest.mark.parametrize("plant", [skips_first, scales_embeddings, breaks_embeddings, repeats])
+@pytest.mark.parametrize("form", ["all", "from one", "reported"])
+def test_a_fault_is_not_paired_away(plant: Callable[[Any], None], form: str) -> None:
+    broken = copy.deepcopy(llama().module)
+    plant(broken)
+
+    def returned(ids: Tensor) -> Any:
+        states = every_state(broken, ids)
+        if form == "reported":
+            return {"hidden_states": [*states[:-2], states[-1]]}
+        return numbered(states[:-1]) if form == "all" else numbered(states[1:-1], 1)
+
+    facts = facts_of(returned)
+    assert facts["drifted"] and facts["pairing"]["by"] == "name"
+    first = {skips_first: "layer.1", repeats: "layer.2"}.get(plant, "layer.1" if form == "from one" else "layer.0")
+    assert facts["first_site"] == first
+
+
+STACKED: dict[str, Callable[[Tensor], Any]] = {
+    "text, layer": lambda states: states[None],
+    "layer, text": lambda states: states[:, None],
+    "text, token, layer": lambda states: states.transpose(0, 1)[None],
+    "token, layer": lambda states: states.transpose(0, 1),
+    "layer": lambda states: states,
+    "text, layer among others": lambda states: {"hidden_states": states[None], "ids": torch.zeros(3, dtype=torch.long)},
+    "array": lambda states: states[None].numpy(),
+}
+
+
+@pytest.mark.parametrize("texts", [TEXTS, [TEXTS[0][:5]], [[7]], [TEXTS[0][:5], TEXTS[1]]])
+@pytest.mark.parametrize("form", STACKED)
+def test_all_layers_may_be_in_one_tensor(form: str, texts: list[list[int]]) -> None:
+    """Of texts with as many tokens as there are sites, five, too."""
+    module = llama().module
+    if texts == [[7]] and form in ("layer", "token, layer"):
+        return  # [5, 1, 64] and [1, 5, 64] are a state of five tokens or texts
+
+    def returned(ids: Tensor) -> Any:
+        return STACKED[form](torch.cat(every_state(module, ids)))
+
+    facts = hs.drift(llama(), returned, texts).facts
+    assert not facts["drifted"] and facts["sites"] >= 4
+
+
+def test_a_generator_may_use_one_tensor_for_all_layers() -> None:
+    def states(ids: Tensor) -> Any:
+        buffer = torch.empty(1, ids.shape[1], 64)
+        for state in every_state(llama().module, ids):
+            yield buffer.copy_(state)
+
+    assert not facts_of(states)["drifted"]
+
+
+def endless(ids: Tensor) -> Any:
+    while True:
+        yield torch.zeros(1, ids.shape[1], 64)
+
+
+def failing(ids: Tensor) -> Any:
+    raise KeyError("gate")
+
+
+def failing_late(ids: Tensor) -> Any:
+    yield torch.zeros(1, ids.shape[1], 64)
+    raise KeyError("gate")
+
+
+def nested(ids: Tensor) -> Any:
+    states: list[Any] = []
+    states.append(states)
+    return states
+
+
+def huge(ids: Tensor) -> Any:
+    return torch.zeros(1, 1).expand(10**7, 10**7)
+
+
+ODD_CANDIDATES: dict[str, tuple[Any, type[Exception], str]] = {
+    "raises": (failing, PassError, "it raised KeyError: 'gate'"),
+    "raises late": (failing_late, PassError, "it raised KeyError: 'gate'"),
+    "no parameter": (lambda: None, PassError, "it raised TypeError"),
+    "None": (lambda ids: None, StatesError, "gave no floating-point tensor"),
+    "strings": (lambda ids: ["a", "b"], StatesError, "gave no floating-point tensor"),
+    "integers": (lambda ids: [ids] * 4, StatesError, "gave no floating-point tensor"),
+    "huge": (huge, StatesError, "gave no floating-point tensor"),
+    "NaN": (lambda ids: [torch.full((1, ids.shape[1], 64), torch.nan)] * 5, NotFinite, "has a NaN at layer.0"),
+    "endless": (endless, PassError, "more than 2,000 things"),
+    "nested": (nested, PassError, "RecursionError"),
+    "meta": (lambda ids: torch.zeros(1, ids.shape[1], 64, device="meta"), PassError, "meta device"),
+    "class": (nn.Linear, ModuleError, "it is the class Linear"),
+    "number": (5, ModuleError, "got int"),
+    "no such path": ("/no/such/path", UnknownModel, "no such folder or file"),
+}
+
+
+@pytest.mark.parametrize("kind", ODD_CANDIDATES)
+def test_an_odd_candidate_is_refused_with_a_reason(kind: str) -> None:
+    candidate, error, message = ODD_CANDIDATES[kind]
+    with pytest.raises(error, match=message):
+        facts_of(candidate)
+
+
+def test_a_module_that_fails_is_named() -> None:
+    candidate = port()
+    candidate.blocks[1].norm2.gain = nn.Parameter(torch.ones(63))
+    with pytest.raises(PassError, match="Cannot run the candidate: it raised RuntimeError: The size of tensor"):
+        facts_of(candidate)
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"texts": True},
+        {"texts": 5},
+        {"texts": object()},
+        {"baseline": 0},
+        {"baseline": True},
+        {"baseline": b"x"},
+        {"baseline": ""},
+        {"baseline": "/dev/zero"},
+        {"baseline": "."},
+        {"baseline": "a\0b"},
+        {"pairing": 3},
+        {"pairing": {}},
+        {"pairing": {"layer.1": 5}},
+        {"sites": 5},
+        {"sites": None},
+    ],
+    ids=str,
+)
+def test_an_odd_argument_is_refused_in_our_own_words(option: dict[str, Any]) -> None:
+    arguments: dict[str, Any] = {"texts": TEXTS, **option}
+    with pytest.raises(Error):
+        hs.drift(llama(), port(), **arguments)
+
+
 def test_states_beyond_recognition_are_not_left_out() -> None:
     """They correlate with nothing of the reference, and are paired by order; or it is an error."""
     broken: Any = copy.deepcopy(llama().module)
@@ -241,6 +440,7 @@ def test_order_is_what_it_says() -> None:
         facts_of(lambda ids: states_of(module, ids)[:3], pairing="order")
 
 
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # on a CPU that has no bfloat16
 def test_states_of_a_function_that_ran_in_bfloat16_are_no_drift_in_a_wider_dtype() -> None:
     # torch warns once in a process that this CPU has no product in bfloat16; the trial of its speed hears it.
     slowdown(torch.bfloat16)

@@ -14,6 +14,7 @@ from hiddenscope.errors import ModuleError
 from hiddenscope.passes.inputs import BatchModel, Inputs, Texts
 from hiddenscope.passes.text_encoder import TextEncoder
 from hiddenscope.states import Source
+from hiddenscope.train_mode import depends_on_mode
 from hiddenscope.trials import Trials
 from hiddenscope.weights import check_finite
 
@@ -43,7 +44,7 @@ def recordable(module: nn.Module) -> nn.Module:
     """The module whose parts are really called, or a ModuleError that says why its states cannot be recorded.
 
     A weight that is not finite is a NotFinite that names it. `torch.compile` gives a wrapper around the module; the
-    module inside is recorded, and runs uncompiled.
+    module inside is recorded, and runs uncompiled. Parts in train() mode are refused if their code reads `training`.
 
     >>> recordable(nn.Linear(2, 2).eval())
     Linear(in_features=2, out_features=2, bias=True)
@@ -64,7 +65,7 @@ def _conditions(module: nn.Module) -> list[tuple[bool, str, str]]:
     for path, part in parts.items():
         if part._parameters:
             weights += [weight for weight in part._parameters.values() if weight is not None]
-        if part.training and training is None:
+        if training is None and part.training and depends_on_mode(part):
             training = path
         compiled = compiled or part._compiled_call_impl is not None
     return [
@@ -75,7 +76,7 @@ def _conditions(module: nn.Module) -> list[tuple[bool, str, str]]:
         ),
         (
             training is not None,
-            f"it is in train() mode{f' at {training}' if training else ''}, where dropout makes its states random",
+            f"it is in train() mode{f' at {training}' if training else ''}, where its code computes something else",
             "Call module.eval() first.",
         ),
         (

@@ -22,13 +22,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from hiddenscope.analyses.drift.baseline import apply_baseline
+from hiddenscope.analyses.drift.baseline import read_baseline, write_baseline
+from hiddenscope.analyses.drift.candidate import Runner, values_of
 from hiddenscope.analyses.drift.describe import describe
 from hiddenscope.analyses.drift.dtypes import majority_dtype, narrowest
 from hiddenscope.analyses.drift.errors import Errors, divergence
 from hiddenscope.analyses.drift.noise import coarsest
 from hiddenscope.analyses.drift.observe import LOGITS, Side, State, observe
-from hiddenscope.analyses.drift.pairing import Pairs, Runner, batches_for, pair, values_of
+from hiddenscope.analyses.drift.pairing import Pairs, batches_for, pair
 from hiddenscope.analyses.drift.parts import Sides, compare_parts
 from hiddenscope.analyses.drift.port_search import PortSearch
 from hiddenscope.analyses.drift.result import Comparison, dataset_of, facts_of
@@ -53,6 +54,7 @@ from hiddenscope.analyses.drift.sides import (
     open_side,
 )
 from hiddenscope.analyses.drift.whole import compare_passes, compare_saved
+from hiddenscope.arguments import checked
 from hiddenscope.errors import PassError, StatesError
 from hiddenscope.model import Model
 from hiddenscope.passes import Inputs, Texts, recordable
@@ -63,9 +65,11 @@ from hiddenscope.states import Readable, Tokens
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+BASELINE_MARGIN = 2  # how much over an accepted level an error may be: levels vary with the texts
 MOST_RESTORED = 4  # sites whose states are put back one at a time
 
 
+@checked
 def drift(
     reference: Model | Readable | str | os.PathLike[str] | tuple[nn.Module, PreTrainedTokenizerBase | None],
     candidate: Model | Readable | str | os.PathLike[str] | tuple[nn.Module, Any] | nn.Module | Callable[..., Any],
@@ -94,12 +98,23 @@ def drift(
     >>> facts["drifted"], facts["first_site"], facts["module"]
     (True, 'layer.2', 'model.layers.1.mlp.up_proj')
     """
+    # Before the models run: a baseline that cannot be used is no reason to wait for them.
+    levels = None if baseline is None else read_baseline(baseline)
     comparison = _compare(
         open_side(reference, "reference"), open_side(candidate, "candidate"), texts, pairing, low_memory
     )
-    accepted = None if baseline is None else apply_baseline(baseline, comparison.errors)
+    accepted = None if baseline is None else _apply_baseline(os.fspath(baseline), levels, comparison.errors)
     source = {**comparison.sources[0], "candidate": comparison.sources[1]}
     return Result("drift", dataset_of(comparison, sites), facts_of(comparison, accepted), source)
+
+
+def _apply_baseline(path: str, levels: Mapping[str, float] | None, errors: Errors) -> dict[str, Any]:
+    """Accept errors up to the levels of a file, or write them to it where there is none."""
+    if levels is None:
+        return {"file": path, "written": True, "sites": write_baseline(path, errors.error)}
+    for name, level in levels.items():
+        errors.accept(name, BASELINE_MARGIN * level)
+    return {"file": path, "written": False, "sites": len(levels)}
 
 
 def _compare(

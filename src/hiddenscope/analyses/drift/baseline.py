@@ -1,42 +1,76 @@
-"""Accepted errors, in a file."""
+"""Baseline: a file of the errors that are accepted, by site."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
+import stat
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hiddenscope.analyses.drift.errors import Errors
 from hiddenscope.errors import FileError
 from hiddenscope.files import replacing
 
 FORMAT = "hiddenscope.drift-baseline/1"
-MARGIN = 2  # how much over an accepted level an error may be: levels vary with the texts
+MOST_BYTES = 2**24  # a model with a thousand layers takes some hundred thousand
 
 
-def apply_baseline(name: str | os.PathLike[str], errors: Errors) -> dict[str, Any]:
-    """Hold the errors against a file of accepted ones, or write it."""
-    path = Path(name)
-    if not path.exists():
-        levels = {site: error for site, error in errors.error.items() if math.isfinite(error)}
-        with replacing(path) as fresh:
-            fresh.write_text(json.dumps({"format": FORMAT, "accepted": levels}, indent=1), "utf-8")
-        return {"file": str(path), "written": True, "sites": len(levels)}
+def read_baseline(path: str | os.PathLike[str]) -> dict[str, float] | None:
+    """Read the accepted error of each site; None where there is no file.
+
+    >>> read_baseline("no/such/file.json") is None
+    True
+    """
+    problem = f"Cannot use {str(Path(path))[:200]!r} as a baseline"
     try:
-        stored = json.loads(path.read_text("utf-8"))
-        levels = {str(site): float(level) for site, level in stored["accepted"].items()}
-        if stored["format"] != FORMAT:
-            raise ValueError(f"its format is {stored['format']}")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        remedy = "Remove it to have it written anew."
-        problem = f"Cannot use {path} as a baseline"
-        raise FileError(problem, f"it is damaged or of another kind ({error})", remedy) from error
-    for site, level in levels.items():
-        allowed = MARGIN * level
-        if site in errors.beyond and errors.error[site] <= allowed:
-            accepted = errors.error[site] / allowed if allowed else 0.0
-            errors.beyond[site] = min(errors.beyond[site], accepted)
-            errors.envelope[site] = max(errors.envelope[site], allowed)
-    return {"file": str(path), "written": False, "sites": len(levels)}
+        content = _content(Path(path))
+        if content is None:
+            return None
+        return _levels(json.loads(content))
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise FileError(problem, reason, "Give the path of a plain file.") from error
+    except (ValueError, RecursionError) as error:
+        reason = f"it is damaged or of another kind ({error})"
+        raise FileError(problem, reason, "Remove it to have it written anew.") from error
+
+
+def write_baseline(path: str | os.PathLike[str], levels: Mapping[str, float]) -> int:
+    """Write the error of each site that is finite, and return how many there are."""
+    accepted = {site: level for site, level in levels.items() if math.isfinite(level)}
+    with replacing(path) as fresh:
+        fresh.write_text(json.dumps({"format": FORMAT, "accepted": accepted}, indent=1), "utf-8")
+    return len(accepted)
+
+
+def _content(path: Path) -> bytes | None:
+    """Read a plain file of a sensible size; a device, a pipe or a folder is an OSError."""
+    try:
+        # Looked at before it is opened: to open a pipe is to wait for whoever writes into it.
+        status = os.stat(path)
+    except FileNotFoundError:
+        return None
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError("it is a folder, a device or a pipe")
+    with path.open("rb") as file:
+        content = file.read(MOST_BYTES + 1)
+    if len(content) > MOST_BYTES:
+        raise ValueError(f"it has more than {MOST_BYTES // 2**20} MiB")
+    return content
+
+
+def _levels(stored: Any) -> dict[str, float]:
+    """Check what a file holds; what is wrong is a ValueError."""
+    if not isinstance(stored, dict) or not isinstance(stored.get("accepted"), dict):
+        raise ValueError("it has no table `accepted`")
+    if stored.get("format") != FORMAT:
+        raise ValueError(f"its format is {str(stored.get('format'))[:100]}, not {FORMAT}")
+    levels = {}
+    for site, level in stored["accepted"].items():
+        is_number = isinstance(level, int | float) and not isinstance(level, bool)
+        if not is_number or not 0 <= level < math.inf:
+            raise ValueError(f"the level of {site[:100]} is {str(level)[:100]}")
+        levels[site] = float(level)
+    return levels

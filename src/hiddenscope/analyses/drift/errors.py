@@ -89,6 +89,16 @@ class Errors:
             self.systematic[name] = SystematicTest(reference.shape[-1])
         self.systematic[name].add(reference, candidate, exact)
 
+    def accept(self, name: str, allowed: float) -> None:
+        """Accept the error of a site up to a level, and what its parts differ by systematically then."""
+        if name not in self.beyond or self.error[name] > allowed:
+            return
+        accepted = self.error[name] / allowed if allowed else 0.0
+        self.beyond[name] = min(self.beyond[name], accepted)
+        self.envelope[name] = max(self.envelope[name], allowed)
+        for part in [part for part in self.findings if main_site(part) == name]:
+            del self.findings[part]
+
     def finish(self, sites: Sequence[Site], texts: Inputs) -> None:
         """Bring the sites into the order of the pass, and conclude the tests for a systematic difference.
 

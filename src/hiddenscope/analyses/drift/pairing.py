@@ -1,447 +1,370 @@
 """Pairing: which tensors of a candidate of somebody else's making are which states of the reference.
 
-They are paired by a table; or by the modules of the candidate that are its blocks, as many of one kind as the reference
-has; by their names, where these are sites or Hugging Face's `hidden_states`; by order, where a function gives as many
-as there are sites; or else by shape and then by correlation. A tensor that is left over while a site is, is an error;
-other sites without a tensor are named in the notes of the result.
+A table that the caller gives decides. Without one, these are tried in turn: the modules that are the candidate's
+blocks; names that are sites or entries of Hugging Face's `hidden_states`; and for tensors without such names their
+order and their correlation. Numbers that are off by one are recognised. A tensor that is left over while a site is, is
+an error; other sites without a tensor are named in the notes of the result.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import inspect
 import re
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from hiddenscope import autograd, hooks
-from hiddenscope.analyses.drift.noise import gap
-from hiddenscope.analyses.drift.observe import LOGITS, Side
-from hiddenscope.analyses.drift.sides import is_compiled
-from hiddenscope.anatomy import Tap
-from hiddenscope.anatomy.taps import layouts
-from hiddenscope.errors import PassError, StatesError
+from hiddenscope import hooks
+from hiddenscope.analyses.drift.candidate import Runner, Value, values_of
+from hiddenscope.anatomy import Anatomy, Stack, Tap
+from hiddenscope.errors import StatesError
 from hiddenscope.passes import Inputs, PaddedBatch
+from hiddenscope.sites import Site
 
+__all__ = ["Pairs", "Runner", "Value", "batches_for", "pair", "values_of"]
+
+LOGITS = "logits"
 PAIRING_TOKENS = 256  # of the first texts, on which tensors are paired
 LEAST_CORRELATION = 0.5
-CLEARLY_BETTER = 0.1  # by which the mean correlation of another order must be larger before it is believed
-_ENTRY = re.compile(r"(encoder_|decoder_)?hidden_states\[(\d+)\]")
+CLEARLY_BETTER = 0.1  # by which the mean correlation must be larger before another order is believed
+# Numbers are off by one if that makes nearly all tensors so many times nearer to the reference, and none farther.
+NEARER, NEARLY_ALL = 4.0, 0.75
+_NUMBERED = re.compile(r"(?:output )?(?:(encoder|decoder)[._])?(layer\.|hidden_states\[)(\d+)\]?")
 
 
-@dataclass
-class Value:
-    """A tensor of the candidate as rows [token, width]: its name, and where it is seen if it is a module's."""
+class Reference(Protocol):
+    """What pairing needs to know of the reference."""
 
-    name: str
-    rows: Tensor
-    tap: Tap | None = None
+    @property
+    def anatomy(self) -> Anatomy: ...
+    @property
+    def taps(self) -> Mapping[Site, Tap]: ...
+    def batch(self, inputs: Inputs) -> PaddedBatch: ...
 
 
 @dataclass
 class Pairs:
-    """Which value of the candidate is which site, and by what they were paired."""
+    """Which value of the candidate is which site, by what they were paired, and sentences about that."""
 
     by: str
     chosen: dict[str, Value] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
-    def facts(self, reference: Side) -> dict[str, Any]:
-        """The pairing as it is shown; the table `{site: candidate}` of it can be given back, changed."""
-        taps = {str(site): str(tap) for site, tap in reference.taps.items()}
-        pairs = [
-            {"site": site, "reference": taps.get(site, site), "candidate": value.name}
-            for site, value in self.chosen.items()
-        ]
+    def facts(self, side: Reference) -> dict[str, Any]:
+        """Show the pairing; the table `{site: candidate}` of it can be given back, changed."""
+        taps = {str(site): str(tap) for site, tap in side.taps.items()}
+        pairs = []
+        for site, value in self.chosen.items():
+            pairs.append({"site": site, "reference": taps.get(site, site), "candidate": value.name})
         return {"by": self.by, "pairs": pairs}
 
 
-@dataclass(frozen=True)
-class Runner:
-    """How a module or a function of somebody else's is called: with ids, and with a mask if it takes one.
-
-    One with a decoder is given the decoder's ids too, and a compiled Hugging Face model is called as such, and asked
-    for its hidden states.
-    """
-
-    function: Callable[..., Any]
-
-    def __call__(self, batch: PaddedBatch) -> Any:
-        """Run it on a batch."""
-        if is_compiled(self.function):
-            inside: Any = getattr(self.function, "_orig_mod", self.function)
-            return self.function(**batch.arguments(inside), output_hidden_states=True, return_dict=True)
-        named = {name: getattr(batch, what) for name, what in self._names(batch.targets is not None).items()}
-        given = {name: value.ids if isinstance(value, PaddedBatch) else value for name, value in named.items()}
-        return self.function(batch.ids, **given)
-
-    def of(self, module: nn.Module) -> Runner:
-        """The same for a copy of the module."""
-        return Runner(module)
-
-    def _names(self, with_targets: bool) -> dict[str, str]:
-        """Its parameters for the mask and for the decoder's ids; another that it needs is an error."""
-        target = self.function.forward if isinstance(self.function, nn.Module) else self.function
-        try:
-            parameters = list(inspect.signature(target).parameters.values())[1:]
-        except (TypeError, ValueError):
-            return {}
-        named = [one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
-        masks = [name for name in named if "mask" in name and "decoder" not in name]
-        given = dict.fromkeys(masks[:1], "mask")
-        if with_targets:
-            words = ("decoder_input", "decoder", "target", "tgt")
-            theirs = [name for word in words for name in named if word in name and "mask" not in name]
-            given |= dict.fromkeys(theirs[:1], "targets")
-        needed = [one.name for one in parameters if one.name in named and one.default is one.empty]
-        missing = [name for name in needed if name not in given]
-        if missing:
-            reason = f"it needs {missing[0]!r} as well as token ids"
-            raise PassError("Cannot call the candidate", reason, "Give a function of token ids that calls it.")
-        return given
-
-
-def values_of(function: Callable[..., Any], batches: Sequence[PaddedBatch]) -> list[Value]:
-    """Every tensor of the candidate that has a row for each token, in the order in which it is made."""
-    found: dict[str, list[Tensor]] = {}
-    taps: dict[str, Tap] = {}
-    call = Runner(function)
-    inside = isinstance(function, nn.Module) and not is_compiled(function)
-    for batch in batches:
-        collector = _Collector(*(part.ids.shape[1] for part in (batch, batch.targets) if part is not None))
-        watches = collector.watches(function) if isinstance(function, nn.Module) and inside else []
-        with autograd.restored(), torch.no_grad(), hooks.watching(watches):
-            output = [*named_tensors(call(batch))]
-        for name, tensor in collector.unstacked(output):
-            collector.add(name if inside is False else f"output {name}".strip(), tensor, None)
-        for name, (rows, tap) in collector.found.items():
-            found.setdefault(name, []).append(rows)
-            if tap is not None:
-                taps[name] = tap
-    whole = [(name, parts) for name, parts in found.items() if len(parts) == len(batches)]
-    fitting = [(name, parts) for name, parts in whole if len({part.shape[-1] for part in parts}) == 1]
-    return [Value(name, torch.cat(parts), taps.get(name)) for name, parts in fitting]
-
-
-class _Collector:
-    """The tensors of one text, as rows, wherever their shape allows it."""
-
-    def __init__(self, *tokens: int) -> None:
-        self.tokens = tokens
-        self.found: dict[str, tuple[Tensor, Tap | None]] = {}
-        self._calls: Counter[tuple[str, str]] = Counter()
-
-    def add(self, name: str, tensor: Tensor, place: tuple[str, int, hooks.Side] | None) -> None:
-        """Keep a tensor, if it has a row for each token."""
-        if not tensor.is_floating_point():
-            return
-        for tokens in self.tokens:
-            whole = tensor[None] if tensor.ndim == 2 and len(tensor) == tokens else tensor
-            layout = next(layouts(whole, 1, tokens), None)
-            if layout is not None and whole.shape[layout.token] == tokens:
-                rows = layout.states(whole, tokens)[0].detach().to("cpu", copy=True)
-                self.found[name] = rows, None if place is None else Tap(*place, layout)
-                return
-
-    def unstacked(self, output: Sequence[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        """What was returned, with the states of several layers in one tensor [layer, text, token, width] apart."""
-        for name, tensor in output:
-            stacked = tensor.ndim == 4 and tensor.shape[1] == 1 and tensor.shape[2] in self.tokens
-            alone = len(output) == 1 or name == "hidden_states"
-            if stacked or (alone and tensor.ndim == 3 and len(tensor) > 1 and tensor.shape[1] in self.tokens):
-                yield from ((f"{name}[{layer}]", part) for layer, part in enumerate(tensor))
-            else:
-                yield name, tensor
-
-    def watches(self, module: nn.Module) -> list[hooks.Watch]:
-        """Watch both sides of every part."""
-        watches: list[hooks.Watch] = []
-        for path, part in hooks.parts_of(module).items():
-            if path:
-                watches += [
-                    hooks.Watch(part, "input", self._before(path)),
-                    hooks.Watch(part, "output", self._after(path)),
-                ]
-        return watches
-
-    def _before(self, path: str) -> Callable[..., None]:
-        def seen(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-            self._keep(path, "input", hooks.state_in(args, kwargs))
-
-        return seen
-
-    def _after(self, path: str) -> Callable[..., None]:
-        def seen(output: Any) -> None:
-            self._keep(path, "output", hooks.first_tensor(output))
-
-        return seen
-
-    def _keep(self, path: str, side: hooks.Side, tensor: Tensor | None) -> None:
-        call = self._calls[path, side]
-        self._calls[path, side] += 1
-        if tensor is not None:
-            self.add(str(Tap(path, call, side)), tensor, (path, call, side))
-
-
-def named_tensors(output: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
-    """The tensors and arrays that a function returned or yields, by name or by place."""
-    if dataclasses.is_dataclass(output) and not isinstance(output, Mapping | type):
-        output = vars(output)
-    if isinstance(output, Tensor):
-        yield name or "output", output
-    elif isinstance(output, Mapping):
-        for key, value in output.items():
-            yield from named_tensors(value, str(key))
-    elif isinstance(output, tuple | list | Iterator):
-        for place, value in enumerate(output):
-            yield from named_tensors(value, f"{name}[{place}]" if name else str(place))
-    elif hasattr(output, "__array__"):
-        array = np.asarray(output)
-        if array.dtype.kind in "fV":  # numpy knows bfloat16 as a kind of its own
-            exact = array if array.dtype in (np.float16, np.float32, np.float64) else array.astype(np.float32)
-            yield name or "output", torch.from_numpy(exact.copy())
+def batches_for(side: Reference, inputs: Inputs) -> list[PaddedBatch]:
+    """Take the first texts, one at a time, on which tensors are paired."""
+    batches: list[PaddedBatch] = []
+    tokens = 0
+    for text, length in enumerate(inputs.lengths):
+        tokens += length
+        if batches and tokens > PAIRING_TOKENS:
+            break
+        batches.append(side.batch(inputs.some([text])))
+    return batches
 
 
 def pair(
     values: Sequence[Value],
-    reference: Mapping[str, Tensor],
-    side: Side,
+    reference_rows: Mapping[str, Tensor],
+    side: Reference,
     module: nn.Module | None,
     pairing: Mapping[str, str] | str | None,
 ) -> Pairs:
     """Pair values with the sites of the reference; nothing to pair is an error."""
     if isinstance(pairing, Mapping):
-        return _by_table(values, reference, pairing)
+        return _by_table(values, reference_rows, pairing)
     if pairing not in (None, "order", "auto"):
         reason = f"got {pairing!r}"
         raise StatesError("Cannot read the pairing", reason, "Give a table {site: name}, 'order' or 'auto'.")
-    fitting = [value for value in values if any(value.rows.shape == rows.shape for rows in reference.values())]
+    matcher = _Matcher(values, reference_rows, side.anatomy)
     if pairing == "order":
-        return _in_order(fitting, reference, side)
-    ways: list[Callable[[], Pairs | None]] = [
-        lambda: None if module is None else _by_blocks(fitting, reference, side, module),
-        lambda: _by_names(values, reference, side),
-        lambda: _by_order(fitting, reference) if module is None or pairing else None,
-        lambda: _by_correlation(fitting, reference, ordered=module is not None),
-        lambda: _by_reported_order(fitting, reference, side) if module is None else None,
-    ]
-    for way in ways:
-        pairs = way()
-        if pairs is not None and pairs.chosen:
-            return pairs
-    shapes = sorted({tuple(value.rows.shape) for value in values})[:6]
-    width = next(iter(reference.values())).shape
-    reason = f"the reference's states are {list(width)}, and the candidate's tensors {[list(s) for s in shapes]}"
-    if fitting:
-        reason = f"not every one of its {len(fitting)} tensors of that shape correlates with a state of the reference"
-    raise StatesError("Nothing to compare", reason, "Give a pairing: {'layer.3': 'blocks.2'}.")
+        return matcher.in_order(()) or matcher.refuse_order()
+    pairs = matcher.by_blocks(module) if module is not None else None
+    pairs = pairs or matcher.by_names()
+    if pairs is None and (module is None or pairing == "auto"):
+        pairs = matcher.by_order()
+    pairs = pairs or matcher.by_correlation() or matcher.refuse()
+    pairs.chosen = {site: pairs.chosen[site] for site in reference_rows if site in pairs.chosen}
+    return pairs
 
 
 def _by_table(values: Sequence[Value], reference: Mapping[str, Tensor], table: Mapping[str, str]) -> Pairs:
+    named = {value.name: value for value in values}
     pairs = Pairs("table")
     for site, name in table.items():
         if site not in reference:
             reason = f"the reference has {', '.join(list(reference)[:4])} and so on"
             raise StatesError(f"No site {site!r} to pair", reason, "Give sites of the reference.")
-        named = [value for value in values if value.name in (name, f"output of {name}", f"output {name}")]
-        if not named:
-            reason = f"there are {', '.join(value.name for value in values[:6])} and so on"
+        value = named.get(name) or named.get(f"output of {name}") or named.get(f"output {name}")
+        if value is None:
+            reason = f"there are {', '.join(list(named)[:6])} and so on"
             raise StatesError(f"No tensor {name!r} in the candidate", reason, "Give one of these.")
-        if named[0].rows.shape != reference[site].shape:
-            reason = f"it is {list(named[0].rows.shape)} and {site} is {list(reference[site].shape)}"
+        if value.rows.shape != reference[site].shape:
+            reason = f"it is {list(value.rows.shape)} and {site} is {list(reference[site].shape)}"
             raise StatesError(f"Cannot pair {name!r} with {site}", reason, "Pair tensors of one shape.")
-        pairs.chosen[site] = named[0]
+        pairs.chosen[site] = value
+    if not table:
+        raise StatesError("Nothing to compare", "the pairing is empty", "Give a table: {'layer.3': 'blocks.2'}.")
     return pairs
 
 
-def _by_names(values: Sequence[Value], reference: Mapping[str, Tensor], side: Side) -> Pairs | None:
-    """Names that are sites themselves, or entries of Hugging Face's `hidden_states`."""
-    stacks = {"encoder_" if stack.name == "encoder" else "decoder_": stack for stack in side.anatomy.stacks}
-    stacks[""] = side.anatomy.stacks[-1]
-    entries = {prefix: side.anatomy.reported(stack) for prefix, stack in stacks.items()}
-    pairs = Pairs("name")
-    for value in values:
-        entry = _ENTRY.fullmatch(value.name.removeprefix("output "))
-        listed = entries.get(entry[1] or "", ()) if entry else ()
-        site = str(listed[int(entry[2])]) if entry and int(entry[2]) < len(listed) else value.name
-        site = _normed_or_not(site, value, reference) if entry else site
-        if site in reference and value.rows.shape == reference[site].shape:
+class _Matcher:
+    """Pairs values with the sites of the reference, in one way or another."""
+
+    def __init__(self, values: Sequence[Value], reference: Mapping[str, Tensor], anatomy: Anatomy) -> None:
+        self.values, self.reference, self.anatomy = values, reference, anatomy
+        self.sites = [site for site in reference if site != LOGITS]
+        shapes = {reference[site].shape for site in self.sites}
+        self.fitting = [value for value in values if value.rows.shape in shapes]
+
+    def refuse(self) -> Pairs:
+        """Say why nothing could be paired."""
+        shapes = sorted({tuple(value.rows.shape) for value in self.values})
+        expected = list(self.reference[self.sites[0]].shape)
+        reason = f"the reference's states are {expected}, and the candidate's tensors {list(map(list, shapes[:6]))}"
+        remedy = "Give a pairing: {'layer.3': 'blocks.2'}."
+        if not shapes:
+            reason = "the candidate gave no floating-point tensor with a row for each token"
+            remedy = "Give a tensor [1, token, width] for each state."
+        elif self.fitting:
+            count = len(self.fitting)
+            reason = f"not every one of its {count} tensors of that shape correlates with a state of the reference"
+        raise StatesError("Nothing to compare", reason, remedy)
+
+    def by_names(self) -> Pairs | None:
+        """Pair by names that are sites, or entries of Hugging Face's `hidden_states`."""
+        pairs = Pairs("name")
+        numbered: dict[tuple[str, str], dict[int, Value]] = {}
+        for value in self.values:
+            match = _NUMBERED.fullmatch(value.name)
+            if match is None:
+                self._add(pairs.chosen, value.name, value)
+            else:
+                stack, style, number = match.groups(self.anatomy.stacks[-1].name)
+                numbered.setdefault((stack, style), {}).setdefault(int(number), value)
+        for stack in self.anatomy.stacks:
+            for style, sites in (("layer.", self._layers(stack)), ("hidden_states[", self._reported(stack))):
+                self._add_numbered(pairs, stack, numbered.get((stack.name, style), {}), sites)
+        return pairs if set(pairs.chosen) - {LOGITS} else None
+
+    def _add(self, chosen: dict[str, Value], site: str, value: Value) -> None:
+        if site in self.reference and self.reference[site].shape == value.rows.shape:
+            chosen.setdefault(site, value)
+
+    def _layers(self, stack: Stack) -> list[str]:
+        """List the layers of a stack, and final."""
+        prefix = self._prefix(stack)
+        return [site for site in self.sites if site.startswith((f"{prefix}layer.", f"{prefix}final"))]
+
+    def _reported(self, stack: Stack) -> list[str]:
+        return [str(site) for site in self.anatomy.reported(stack)]
+
+    def _prefix(self, stack: Stack) -> str:
+        return f"{stack.name}." if len(self.anatomy.stacks) > 1 else ""
+
+    def _add_numbered(
+        self,
+        pairs: Pairs,
+        stack: Stack,
+        values: Mapping[int, Value],
+        named: Sequence[str],
+        shifts: Sequence[int] = (1, -1),
+    ) -> None:
+        """Pair numbered values with named sites, or off by one where nearly all agree clearly better that way."""
+        layers = self._layers(stack)
+        # Hugging Face's last entry is `final`; many ports keep the last layer there, before the norm.
+        ends = layers[-2:] if len(named) < len(layers) else []
+        chosen = self._in_places(values, named, ends)
+        for shift in shifts:
+            moved = {number + shift: value for number, value in values.items()}
+            shifted = self._in_places(moved, layers, layers[-2:])
+            if self._is_nearer(shifted, chosen, len(values)):
+                site, value = next(iter(shifted.items()))
+                note = (
+                    f"The candidate's numbers are off by one: its `{value.name}` was paired with `{site}`, and so on."
+                )
+                pairs.by, pairs.notes = f"{pairs.by}, off by one", [*pairs.notes, note]
+                chosen = shifted
+        for site, value in chosen.items():
             pairs.chosen.setdefault(site, value)
-    return pairs if set(pairs.chosen) - {LOGITS} else None
 
+    def _in_places(self, values: Mapping[int, Value], sites: Sequence[str], ends: Sequence[str]) -> dict[str, Value]:
+        """Pair each value with the site in its place; with the nearest of the `ends` if that is one of them."""
+        chosen: dict[str, Value] = {}
+        for place, value in sorted(values.items()):
+            site = sites[place] if 0 <= place < len(sites) else ""
+            if site in ends:
+                site = min(ends, key=lambda end: self._distance(end, value))
+            self._add(chosen, site, value)
+        return chosen
 
-def _normed_or_not(site: str, value: Value, reference: Mapping[str, Tensor]) -> str:
-    """The last entry is `final` in Hugging Face's list; many ports keep the last layer there, before the norm."""
-    if not site.endswith("final") or site not in reference or value.rows.shape != reference[site].shape:
-        return site
-    last = [name for name in reference if name.startswith(site.removesuffix("final")) and "layer." in name][-1]
-    return min((site, last), key=lambda name: gap(reference[name], value.rows).worst)
+    def _distance(self, site: str, value: Value) -> float:
+        """Measure how far a value is from a site, as a share of the norm; infinitely if they cannot be compared."""
+        expected = self.reference.get(site)
+        if expected is None or expected.shape != value.rows.shape:
+            return np.inf
+        expected = expected.cpu().double()
+        return float((value.rows.double() - expected).norm() / expected.norm())
 
+    def _is_nearer(self, shifted: Mapping[str, Value], named: Mapping[str, Value], count: int) -> bool:
+        """Tell whether a shift makes nearly all values clearly nearer to the reference, and none farther."""
+        sites = {value.name: site for site, value in named.items()}
+        nearer = 0
+        for site, value in shifted.items():
+            before = self._distance(sites.get(value.name, ""), value)
+            after = self._distance(site, value)
+            if before * NEARER < after:
+                return False
+            nearer += after * NEARER < before
+        return nearer > 1 and nearer >= NEARLY_ALL * count
 
-def _by_blocks(values: Sequence[Value], reference: Mapping[str, Tensor], side: Side, module: nn.Module) -> Pairs | None:
-    """By the modules that are its blocks: for every stack as many of one kind, under one parent, as it has blocks."""
-    chosen: dict[str, Value] = {}
-    taken: set[str] = set()
-    for stack in side.anatomy.stacks:
-        prefix = f"{stack.name}." if len(side.anatomy.stacks) > 1 else ""
-        groups = [group for group in _groups(module, values) if not taken & set(group)]
-        group = next((group for group in groups if len(group) == stack.depth), None)
-        if group is None:
-            lists = [group for group in groups if len(group) > 1 and _is_list(module, group)]
-            if lists and len(side.anatomy.stacks) == 1:
-                reason = f"the reference has {stack.depth} blocks, and {_parent(lists[0][0])} has {len(lists[0])}"
+    def in_order(self, shifts: Sequence[int] = (1, -1)) -> Pairs | None:
+        """Pair by order alone: all sites, or those that Hugging Face reports."""
+        stack = self.anatomy.stacks[-1]
+        for sites in (self.sites, self._reported(stack)):
+            if len(sites) == len(self.fitting) and set(sites) <= set(self.sites):
+                pairs = Pairs("order")
+                self._add_numbered(pairs, stack, dict(enumerate(self.fitting)), sites, shifts)
+                return pairs
+        return None
+
+    def refuse_order(self) -> Pairs:
+        """Say why values cannot be paired by order."""
+        counts = f"{len(self.fitting)} tensors of the shape of a state, and the reference {len(self.sites)} sites"
+        remedy = "Give a table: {'layer.3': 'blocks.2'}."
+        raise StatesError("Cannot pair the candidate by order", f"it has {counts}", remedy)
+
+    def by_order(self) -> Pairs | None:
+        """Pair by order, unless by correlation values are clearly more like the reference."""
+        ordered, correlated = self.in_order(), self.by_correlation()
+        if ordered is None or correlated is None:
+            return ordered or correlated
+        is_better = self._likeness(correlated) > self._likeness(ordered) + CLEARLY_BETTER
+        return correlated if is_better else ordered
+
+    def by_correlation(self) -> Pairs | None:
+        """Find the pairs whose correlations add up to most.
+
+        None if a tensor is left over while a site is: what a fault has changed beyond recognition must not be left out.
+        """
+        from scipy.optimize import linear_sum_assignment
+
+        values = _distinct(self.fitting)
+        scores = np.full((len(self.sites), len(values)), -1.0)
+        for i, site in enumerate(self.sites):
+            for j, value in enumerate(values):
+                scores[i, j] = self._correlation(site, value) - LEAST_CORRELATION
+        chosen: dict[str, Value] = {}
+        for i, j in zip(*linear_sum_assignment(scores, maximize=True), strict=True):
+            if scores[i, j] > 0:
+                chosen[self.sites[i]] = values[j]
+        is_whole = len(chosen) == min(scores.shape)
+        return Pairs("correlation", chosen) if chosen and is_whole else None
+
+    def _likeness(self, pairs: Pairs) -> float:
+        """Average the correlations of pairs."""
+        correlations = [self._correlation(site, value) for site, value in pairs.chosen.items()]
+        return float(np.mean(correlations)) if correlations else -1.0
+
+    def _correlation(self, site: str, value: Value) -> float:
+        """Average the correlation of the channels over the tokens, so that no massive channel decides it alone."""
+        expected = self.reference[site].cpu().double()
+        if expected.shape != value.rows.shape:
+            return -1.0
+        a = expected - expected.mean(0)
+        b = value.rows.double() - value.rows.double().mean(0)
+        sizes = (a.square().sum(0) * b.square().sum(0)).sqrt()
+        return float(((a * b).sum(0) / sizes).nan_to_num(0.0, 0.0, 0.0).mean())
+
+    def by_blocks(self, module: nn.Module) -> Pairs | None:
+        """Pair by the modules that are the candidate's blocks: for every stack as many of one kind as it has blocks."""
+        groups = _groups(module, self.fitting)
+        pairs = Pairs("blocks")
+        for stack in self.anatomy.stacks:
+            group = next((group for group in groups if len(group) == stack.depth), None)
+            if group is None:
+                self._refuse_other_depth(module, groups)
+                return None
+            groups = [other for other in groups if not set(other) & set(group)]
+            pairs.chosen |= self._of_blocks(group, self._prefix(stack))
+        return pairs
+
+    def _refuse_other_depth(self, module: nn.Module, groups: Sequence[Sequence[str]]) -> None:
+        """Refuse a list of more or fewer blocks than the reference has."""
+        for group in groups:
+            parent = _parent(group[0])
+            if _is_list(module, parent) and len(self.anatomy.stacks) == 1:
+                reason = f"the reference has {self.anatomy.stacks[0].depth} blocks, and {parent} has {len(group)}"
                 raise StatesError("Cannot pair the blocks", reason, "Give a pairing that says which are which.")
-            return None
-        taken |= set(group)
-        chosen |= _of_group(group, values, reference, prefix)
-    return Pairs("blocks", chosen)
+
+    def _of_blocks(self, blocks: Sequence[str], prefix: str) -> dict[str, Value]:
+        """Pair blocks in the order in which they are called; or, if not each is called once, in that of the list."""
+        entries = [value for path, value in _seen(self.fitting, "input") if path in blocks]
+        outputs = [(path, value) for path, value in _seen(self.fitting, "output") if path in blocks]
+        called = [path for path, _ in outputs]
+        if sorted(called) == sorted(blocks):
+            blocks = called
+        chosen = {f"{prefix}layer.0": value for value in entries[:1]}
+        for layer, path in enumerate(blocks, 1):
+            not_called = Value(f"output of {path}", torch.empty(0), Tap(path, 0, "output"))
+            chosen[f"{prefix}layer.{layer}"] = dict(outputs).get(path, not_called)
+        self._add_final(chosen, f"{prefix}final", outputs[-1][1])
+        return chosen
+
+    def _add_final(self, chosen: dict[str, Value], site: str, last: Value) -> None:
+        """Pair the final norm: of what modules give after the last block, the output that is most like it."""
+        later = self.fitting[self.fitting.index(last) + 1 :]
+        norms = [value for _, value in _seen(later, "output") if not value.rows.equal(last.rows)]
+        if site in self.reference and norms:
+            chosen[site] = max(norms, key=lambda value: self._correlation(site, value))
+
+
+def _distinct(values: Sequence[Value]) -> list[Value]:
+    """Leave out what modules hand on: of equal tensors one after another, the first is the state."""
+    distinct: list[Value] = []
+    for value in values:
+        if value.tap is None or not distinct or not value.rows.equal(distinct[-1].rows):
+            distinct.append(value)
+    return distinct
+
+
+def _seen(values: Sequence[Value], side: hooks.Side) -> list[tuple[str, Value]]:
+    """List the values that are seen on one side of a module, with its path."""
+    taps = [(value.tap, value) for value in values if value.tap is not None]
+    return [(tap.path, value) for tap, value in taps if tap.side == side]
 
 
 def _groups(module: nn.Module, values: Sequence[Value]) -> list[list[str]]:
-    """Modules of one kind under one parent that give states, the outermost first, in the order of their first call."""
-    seen = [value.tap.path for value in values if value.tap is not None and value.tap.side == "output"]
-    found: dict[tuple[str, object], list[str]] = {}
+    """Group modules of one kind under one parent that give states, the outermost first, then those called first."""
+    called = [path for path, _ in _seen(values, "output")]
+    groups: dict[tuple[str, object], list[str]] = {}
     for path, part in module.named_modules():
-        if path and isinstance(module.get_submodule(_parent(path)), nn.ModuleList | nn.Sequential):
-            found.setdefault((_parent(path), "list"), []).append(path)
+        if path and _is_list(module, _parent(path)):
+            groups.setdefault((_parent(path), "list"), []).append(path)
         if path and part._modules:
-            found.setdefault((_parent(path), type(part)), []).append(path)
-    groups = [group for group in found.values() if len(group) > 1 and any(path in seen for path in group)]
-    groups = [group for group in groups if sum(path in seen for path in group) > len(group) / 2]
-    first = {id(group): min(seen.index(path) for path in group if path in seen) for group in groups}
-    return sorted(groups, key=lambda group: (group[0].count("."), first[id(group)]))
+            groups.setdefault((_parent(path), type(part)), []).append(path)
+    ranked = []
+    for group in groups.values():
+        places = [called.index(path) for path in group if path in called]
+        if len(group) > 1 and len(places) > len(group) / 2:
+            ranked.append((group[0].count("."), min(places), group))
+    return [group for *_, group in sorted(ranked)]
 
 
 def _parent(path: str) -> str:
     return path.rpartition(".")[0]
 
 
-def _is_list(module: nn.Module, group: Sequence[str]) -> bool:
-    return isinstance(module.get_submodule(_parent(group[0])), nn.ModuleList | nn.Sequential)
-
-
-def _of_group(
-    group: Sequence[str], values: Sequence[Value], reference: Mapping[str, Tensor], prefix: str
-) -> dict[str, Value]:
-    """Blocks as layers, in the order in which they are called; or, if not each is called once, in that of the list."""
-    taps = [(value, value.tap) for value in values if value.tap is not None and value.tap.path in group]
-    outputs = [(value, tap) for value, tap in taps if tap.side == "output"]
-    called = [tap.path for _, tap in outputs]
-    order = called if sorted(called) == sorted(group) else group
-    last = {tap.path: value for value, tap in outputs}  # of several calls the last
-    layers = [last.get(path) or Value(f"output of {path}", torch.empty(0), Tap(path, 0, "output")) for path in order]
-    entry = next((value for value, tap in taps if tap.side == "input"), None)
-    chosen = {} if entry is None else {f"{prefix}layer.0": entry}
-    chosen |= {f"{prefix}layer.{k}": value for k, value in enumerate(layers, 1)}
-    return chosen | _after_blocks(values, reference, outputs[-1][0], prefix)
-
-
-def _after_blocks(
-    values: Sequence[Value], reference: Mapping[str, Tensor], last: Value, prefix: str
-) -> dict[str, Value]:
-    """The final norm: of what comes after the last block, the module's output that is most like it."""
-    site = f"{prefix}final"
-    if site not in reference:
-        return {}
-    later = [value for value in list(values)[values.index(last) + 1 :] if value.tap and value.tap.side == "output"]
-    later = [value for value in later if value.rows.shape == last.rows.shape and not value.rows.equal(last.rows)]
-    best = max(later, key=lambda value: _correlation(reference[site], value.rows), default=None)
-    return {} if best is None else {site: best}
-
-
-def _in_order(values: Sequence[Value], reference: Mapping[str, Tensor], side: Side) -> Pairs:
-    """By order, because that was asked for: all sites, or those that Hugging Face reports."""
-    sites = [site for site in reference if site != LOGITS]
-    if len(values) == len(sites):
-        return Pairs("order", dict(zip(sites, values, strict=True)))
-    if (pairs := _by_reported_order(values, reference, side)) is not None:
-        return pairs
-    reason = f"it has {len(values)} tensors of the shape of a state, and the reference {len(sites)} sites"
-    raise StatesError("Cannot pair the candidate by order", reason, "Give a table: {'layer.3': 'blocks.2'}.")
-
-
-def _by_order(values: Sequence[Value], reference: Mapping[str, Tensor]) -> Pairs | None:
-    """By order, unless another order is clearly more like the reference."""
-    sites = [site for site in reference if site != LOGITS]
-    if len(values) != len(sites):
-        return None
-    if (other := _by_correlation(values, reference, ordered=False)) is not None:
-        mine = np.mean([_correlation(reference[site], value.rows) for site, value in zip(sites, values, strict=True)])
-        theirs = np.mean([_correlation(reference[site], value.rows) for site, value in other.chosen.items()])
-        if theirs > mine + CLEARLY_BETTER:
-            return other
-    return Pairs("order", dict(zip(sites, values, strict=True)))
-
-
-def _by_reported_order(values: Sequence[Value], reference: Mapping[str, Tensor], side: Side) -> Pairs | None:
-    """As many as Hugging Face reports: layers 0 to L-1, and then the last, with or without the final norm."""
-    reported = [str(site) for site in side.anatomy.reported(side.anatomy.stacks[-1])]
-    if len(side.anatomy.stacks) > 1 or len(values) != len(reported) or not set(reported) <= set(reference):
-        return None
-    pairs = Pairs("order", dict(zip(reported[:-1], values, strict=False)))
-    pairs.chosen[_normed_or_not(reported[-1], values[-1], reference)] = values[-1]
-    return pairs
-
-
-def _by_correlation(values: Sequence[Value], reference: Mapping[str, Tensor], *, ordered: bool) -> Pairs | None:
-    """The pairs whose correlations add up to most; a module's are in the order in which it makes them.
-
-    None if a tensor is left over while a site is: what a fault has changed beyond recognition must not be left out.
-    """
-    from scipy.optimize import linear_sum_assignment
-
-    sites = [site for site in reference if site != LOGITS]
-    scores = np.full((len(sites), len(values)), -1.0)
-    for i, site in enumerate(sites):
-        for j, value in enumerate(values):
-            if value.rows.shape == reference[site].shape:
-                scores[i, j] = _correlation(reference[site], value.rows) - LEAST_CORRELATION
-    path = _best_path(scores) if ordered else zip(*linear_sum_assignment(scores, maximize=True), strict=True)
-    chosen = {sites[i]: values[j] for i, j in path if scores[i, j] > 0}
-    return Pairs("correlation", chosen) if chosen and len(chosen) == min(scores.shape) else None
-
-
-def _best_path(scores: NDArray[np.float64]) -> list[tuple[int, int]]:
-    """Pairs (i, j), both rising, with the largest sum of scores."""
-    rows, columns = scores.shape
-    best = np.zeros((rows + 1, columns + 1))
-    for i in range(rows):
-        for j in range(columns):
-            best[i + 1, j + 1] = max(best[i, j + 1], best[i + 1, j], best[i, j] + scores[i, j])
-    path, i, j = [], rows, columns
-    while i and j:
-        if best[i, j] == best[i, j - 1]:
-            j -= 1
-        elif best[i, j] == best[i - 1, j]:
-            i -= 1
-        else:
-            i, j = i - 1, j - 1
-            path.append((i, j))
-    return path[::-1]
-
-
-def _correlation(one: Tensor, two: Tensor) -> float:
-    """The mean correlation of the channels over the tokens, so that no massive channel decides it alone."""
-    a, b = (values.double() - values.double().mean(0) for values in (one.cpu(), two.cpu()))
-    sizes = (a.square().sum(0) * b.square().sum(0)).sqrt()
-    shares = torch.where(sizes > 0, (a * b).sum(0) / sizes.clamp_min(torch.finfo(torch.float64).tiny), 0.0)
-    return float(shares.mean().nan_to_num())
-
-
-def batches_for(side: Side, inputs: Inputs) -> list[PaddedBatch]:
-    """The first texts, one at a time, on which tensors are paired."""
-    chosen: list[PaddedBatch] = []
-    tokens = 0
-    for text, length in enumerate(inputs.lengths):
-        if chosen and tokens + length > PAIRING_TOKENS:
-            break
-        chosen.append(side.batch(inputs.some([text])))
-        tokens += length
-    return chosen
+def _is_list(module: nn.Module, path: str) -> bool:
+    return isinstance(module.get_submodule(path), nn.ModuleList | nn.Sequential)

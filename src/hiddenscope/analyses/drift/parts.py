@@ -44,6 +44,7 @@ class Sides:
     candidate: Side
     equal_reference: Side
     equal_candidate: Side
+    notes: tuple[str, ...] = ()
 
     @property
     def sites(self) -> list[Site]:
@@ -102,6 +103,7 @@ def empty_errors(inputs: Inputs, reference: Side) -> Errors:
 def _compare_batches(sides: Sides, model: Model, inputs: Inputs, batches: Sequence[Batch], low_memory: bool) -> Errors:
     errors = empty_errors(inputs, sides.reference)
     errors.noise_sources = sides.noise_sources
+    errors.notes += sides.notes
     compare = _compare_in_step if low_memory else _compare_batch
     reference_has_head = False
     with progress.track("Comparing", total=len(batches)) as advance:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from hiddenscope import hooks
-from hiddenscope.analyses.drift.dtypes import majority_dtype, narrowest
+from hiddenscope.analyses.drift.dtypes import common_digits, majority_dtype, narrowest, with_digits
 from hiddenscope.analyses.drift.observe import Side
 from hiddenscope.analyses.drift.parts import Sides
 from hiddenscope.anatomy import Anatomy, vocabulary
@@ -233,24 +233,36 @@ def on_equal_terms(reference: Side, candidate: Side) -> Sides:
 
     Whichever side must change for that is a private copy.
     """
-    equal_candidate = candidate
+    digits = common_digits(reference.module, candidate.module)
+    equal_reference = _with_digits(reference, digits.reference)
+    equal_candidate = _with_digits(candidate, digits.candidate)
     if torch.finfo(candidate.dtype).eps < torch.finfo(reference.dtype).eps:
-        equal_candidate = _rounded(candidate, reference.dtype, reference.module)
+        equal_candidate = _rounded(equal_candidate, reference.dtype, reference.module)
     kernel = candidate.kernel if candidate.kernel in KNOWN_KERNELS else reference.kernel
-    equal_reference = reference
     if equal_candidate.dtype != reference.dtype:
-        equal_reference = _rounded(reference, equal_candidate.dtype, equal_candidate.module)
+        equal_reference = _rounded(equal_reference, equal_candidate.dtype, equal_candidate.module)
     if kernel != reference.kernel:
         copied = private_copy(equal_reference.module, attention=kernel)
-        equal_reference = replace(equal_reference, module=copied, passes=0)
-    return Sides(reference, candidate, equal_reference, equal_candidate)
+        equal_reference = _with_module(equal_reference, copied)
+    return Sides(reference, candidate, equal_reference, equal_candidate, tuple(digits.notes))
+
+
+def _with_digits(side: Side, dtype: torch.dtype | None) -> Side:
+    """Copy a side with the digits of its weights rounded; without a dtype it stays as it is."""
+    if dtype is None:
+        return side
+    return _with_module(side, with_digits(side.module, dtype))
+
+
+def _with_module(side: Side, module: nn.Module) -> Side:
+    call = None if side.call is None else side.call.of(module)
+    return replace(side, module=module, call=call, passes=0)
 
 
 def _rounded(side: Side, dtype: torch.dtype, like: nn.Module) -> Side:
     """Copy a side with its weights rounded to a dtype; what the other module keeps wider stays so."""
     module = private_copy(side.module, _rounding(dtype, like))
-    call = None if side.call is None else side.call.of(module)
-    return replace(side, module=module, dtype=dtype, call=call, passes=0)
+    return replace(_with_module(side, module), dtype=dtype)
 
 
 def _rounding(dtype: torch.dtype, like: nn.Module) -> Convert:
