@@ -43,6 +43,7 @@ class Columns(NamedTuple):
     place: Place
     reference: Tensor
     port: Tensor
+    reference_width: int
 
 
 @dataclass(frozen=True)
@@ -55,11 +56,9 @@ class Counterpart:
     def whole(self) -> Place | None:
         """The reference's tensor, where the port's is the same column by column."""
         first = self.columns[0]
-        if len(self.columns) > 1 or len(first.reference) != len(first.port):
-            return None
-        in_order = torch.arange(len(first.port))
+        in_order = torch.arange(first.reference_width)
         is_same = torch.equal(first.reference, in_order) and torch.equal(first.port, in_order)
-        return first.place if is_same else None
+        return first.place if is_same and len(self.columns) == 1 else None
 
 
 Counterparts = Mapping[Place, Counterpart]
@@ -94,14 +93,19 @@ def as_rows(tensor: Tensor) -> Tensor:
     return tensor.reshape(-1, tensor.shape[-1]).cpu()
 
 
-def learn(reference: Call, port: Call, same: Same) -> dict[Place, Counterpart]:
-    """Find the counterpart of every tensor in a port's block among those of the reference's, on equal input."""
+def learn(reference: Call, port: Call, same: Same, *, reordered: bool) -> dict[Place, Counterpart]:
+    """Find the counterpart of every tensor in a port's block among those of the reference's, on equal input.
+
+    With `reordered`, a tensor may have the reference's columns in another order.
+    """
     known = tensors_by_place(reference)
     counterparts: dict[Place, Counterpart] = {}
     for place, rows in tensors_by_place(port).items():
         candidates = {other: values for other, values in known.items() if len(values) == len(rows)}
         columns = _whole(rows, candidates, same) or _slice(rows, candidates, same)
-        columns = columns or _tiles(rows, candidates, same) or _reordered(rows, candidates, same)
+        columns = columns or _tiles(rows, candidates, same)
+        if reordered and not columns:
+            columns = _reordered(rows, candidates, same)
         if columns:
             counterparts[place] = Counterpart(tuple(columns))
     return counterparts
@@ -111,7 +115,7 @@ def _whole(rows: Tensor, known: Mapping[Place, Tensor], same: Same) -> list[Colu
     for place, values in known.items():
         if values.shape == rows.shape and same(values, rows):
             every = torch.arange(rows.shape[1])
-            return [Columns(place, every, every)]
+            return [Columns(place, every, every, len(every))]
     return []
 
 
@@ -122,7 +126,7 @@ def _slice(rows: Tensor, known: Mapping[Place, Tensor], same: Same) -> list[Colu
         for start in range(0, values.shape[1] - width + 1, _step(width, values.shape[1])):
             columns = torch.arange(start, start + width)
             if width < values.shape[1] and same(values[:, columns], rows):
-                return [Columns(place, columns, torch.arange(width))]
+                return [Columns(place, columns, torch.arange(width), values.shape[1])]
     return []
 
 
@@ -144,7 +148,7 @@ def _tile_at(start: int, rows: Tensor, known: Mapping[Place, Tensor], same: Same
         columns = torch.arange(start, start + values.shape[1])
         fits = place.side == "output" and int(columns[-1]) < rows.shape[1]
         if fits and same(values, rows[:, columns]):
-            return Columns(place, torch.arange(values.shape[1]), columns)
+            return Columns(place, torch.arange(values.shape[1]), columns, values.shape[1])
     return None
 
 
@@ -160,7 +164,7 @@ def _reordered(rows: Tensor, known: Mapping[Place, Tensor], same: Same) -> list[
         order = distances.argmin(1)
         is_permutation = len(set(order.tolist())) == width
         if is_permutation and same(values[:, order], rows):
-            return [Columns(place, order, torch.arange(width))]
+            return [Columns(place, order, torch.arange(width), width)]
     return []
 
 
@@ -177,7 +181,7 @@ def by_weights(
     A module without calls inside it must hold all of these weights, as they are or transposed.
     """
     reference_calls, port_calls = calls_by_place(reference), calls_by_place(port)
-    learned = learn_weights(reference_part(reference.path), port_part(port.path))
+    learned = learn_weights(reference_part(reference.path), port_part(port.path), reordered=False)
     holders: dict[frozenset[str], tuple[str, int]] = {}
     for key, call in reference_calls.items():
         # Inner calls come later, so that the smallest module which holds these weights stays.
@@ -220,7 +224,7 @@ def _as_counterparts(
     for side, (tensor, other) in tensors.items():
         if tensor is not None and other is not None and as_rows(tensor).shape == as_rows(other).shape:
             every = torch.arange(tensor.shape[-1])
-            pairs[Place(*key, side)] = Counterpart((Columns(Place(*partner, side), every, every),))
+            pairs[Place(*key, side)] = Counterpart((Columns(Place(*partner, side), every, every, len(every)),))
     return pairs
 
 
@@ -250,9 +254,18 @@ class Rows(NamedTuple):
     transposed: tuple[bool, ...]
     numbers: tuple[int, ...]
 
+    @property
+    def in_order(self) -> bool:
+        """Whether the rows of each weight are taken one after another."""
+        steps = zip(self.weights, self.numbers, self.weights[1:], self.numbers[1:], strict=False)
+        return all(name != next_name or next_row == row + 1 for name, row, next_name, next_row in steps)
 
-def learn_weights(reference: nn.Module, port: nn.Module) -> dict[str, Rows]:
-    """Find every weight of a port's block among the rows of the reference's: fused, split, transposed or reordered."""
+
+def learn_weights(reference: nn.Module, port: nn.Module, *, reordered: bool) -> dict[str, Rows]:
+    """Find every weight of a port's block among the rows of the reference's: fused, split or transposed.
+
+    With `reordered`, the rows may be in another order.
+    """
     known: dict[bytes, tuple[str, bool, int]] = {}
     for name, weight in reference.named_parameters():
         for transposed, rows in _orientations(weight):
@@ -262,7 +275,9 @@ def learn_weights(reference: nn.Module, port: nn.Module) -> dict[str, Rows]:
     for name, weight in port.named_parameters():
         places = [known.get(row) for row in _bytes_of_rows(_matrix(weight))]
         if all(places):
-            learned[name] = Rows(*zip(*(place for place in places if place), strict=True))
+            rows_of_reference = Rows(*zip(*(place for place in places if place), strict=True))
+            if reordered or rows_of_reference.in_order:
+                learned[name] = rows_of_reference
     return learned
 
 
@@ -291,8 +306,21 @@ def _orientations(weight: Tensor) -> list[tuple[bool, Tensor]]:
 def _matrix(weight: Tensor) -> Tensor:
     """Flatten a weight to rows; a vector is a single row."""
     width = weight.shape[-1] if weight.ndim else 1
-    return weight.detach().cpu().reshape(-1, width).contiguous()
+    rows = weight.detach().cpu().reshape(-1, width)
+    # `contiguous` would keep odd strides of axes with a single element, and these have no bytes to view.
+    return rows.clone(memory_format=torch.contiguous_format)
 
 
 def _bytes_of_rows(rows: Tensor) -> list[bytes]:
     return [row.tobytes() for row in rows.view(torch.uint8).numpy()]
+
+
+def is_column_scaled(weight: Tensor, other: Tensor, rounding: float) -> bool:
+    """Check whether one matrix is the other with its columns scaled by different numbers, as by a folded norm."""
+    if weight.ndim != 2 or weight.shape != other.shape:
+        return False
+    values, expected = weight.detach().double().cpu(), other.detach().double().cpu()
+    scales = (values * expected).sum(0) / expected.square().sum(0).clamp_min(torch.finfo(torch.float64).tiny)
+    rest = (values - expected * scales).norm() / values.norm()
+    is_one_scale = bool((scales - scales.mean()).abs().max() <= rounding)
+    return float(rest) <= rounding and not is_one_scale

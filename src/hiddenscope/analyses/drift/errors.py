@@ -132,7 +132,7 @@ class Errors:
 
     def drop(self, name: str) -> None:
         """Forget a site: what was compared there is not the same state."""
-        for table in (self.beyond, self.error, self.envelope, self.batch, self.cells):
+        for table in (self.beyond, self.error, self.envelope, self.batch, self.cells, self.findings):
             table.pop(name, None)
 
     @property

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from hiddenscope import hooks, progress
+from hiddenscope.analyses.drift.counterparts import is_column_scaled
 from hiddenscope.analyses.drift.errors import (
     Errors,
     Where,
@@ -120,19 +121,29 @@ def _compare_batches(sides: Sides, model: Model, inputs: Inputs, batches: Sequen
     longest = max((batch for _, batch in batches), key=lambda batch: sum(batch.lengths))
     errors.finish(sides.sites, longest)
     if sides.candidate.is_port:
-        _drop_folded_norms(errors)
+        _drop_folded_norms(errors, sides)
     return errors
 
 
-def _drop_folded_norms(errors: Errors) -> None:
-    """Leave `final` out where it differs and the logits agree: the weights of the norm are in the head then."""
+def _drop_folded_norms(errors: Errors, sides: Sides) -> None:
+    """Leave `final` out where the logits agree, or where the head has the norm's weights folded into its columns."""
     finals = [name for name in errors.drifting if name.endswith("final")]
-    if not finals or errors.beyond.get(LOGITS, torch.inf) > 1:
+    if not finals or (LOGITS in errors.drifting and not _has_folded_head(sides)):
         return
     for name in finals:
         errors.drop(name)
-        words = f"`{name}` was not compared: the candidate's differs and its logits agree, as where the weights of a"
-        errors.notes.append(f"{words} norm are folded into the head.")
+        words = f"`{name}` was not compared: the weights of the candidate's last norm seem to be folded into its head."
+        errors.notes.append(words)
+
+
+def _has_folded_head(sides: Sides) -> bool:
+    """Check whether the port has a matrix that is the reference's head with its columns scaled."""
+    head = sides.reference.anatomy.head
+    weight = None if head is None else getattr(sides.equal_reference.part(head.path), "weight", None)
+    if not isinstance(weight, Tensor):
+        return False
+    rounding = Noise.assumed(sides.candidate.dtype).envelope
+    return any(is_column_scaled(other, weight, rounding) for other in sides.equal_candidate.module.parameters())
 
 
 @dataclass

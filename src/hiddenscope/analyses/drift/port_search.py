@@ -25,6 +25,7 @@ from hiddenscope.analyses.drift.counterparts import (
     as_rows,
     by_weights,
     calls_by_place,
+    is_column_scaled,
     learn,
     learn_weights,
     tensors_by_place,
@@ -119,6 +120,10 @@ class PortSearch(Search):
         """Check that two tensors differ by no more than the rounding tolerance."""
         return Noise.assumed(self.candidate.dtype).times_over(gap(expected, other)) <= 1
 
+    @property
+    def _rounding(self) -> float:
+        return Noise.assumed(self.candidate.dtype).envelope
+
     def _runner_of_blocks(self, site: Site | None) -> str:
         """Find the innermost module with a forward of its own that holds the blocks of a site's stack."""
         if site is None:
@@ -168,9 +173,10 @@ class PortSearch(Search):
             return None
         agreeing = self._agreeing_block(site, beyond)
         if agreeing is not None:
-            counterparts = learn(agreeing.reference, agreeing.port, self._same)
+            counterparts = learn(agreeing.reference, agreeing.port, self._same, reordered=True)
         else:
-            counterparts = learn(block.reference, block.port, self._same)
+            # Another order of columns may be the fault.
+            counterparts = learn(block.reference, block.port, self._same, reordered=False)
             counterparts |= by_weights(block.reference, block.port, self.reference.part, self.candidate.part)
         trial = _BlockTrial(self, block, {**counterparts, **_whole_block(block)})
         trial.weights = self._weights_of_block(block, agreeing)
@@ -185,11 +191,11 @@ class PortSearch(Search):
         Where a block agrees, they must be made of the reference's weights as they are there.
         """
         reference, port = self.reference.part(block.reference.path), self.candidate.part(block.port.path)
-        learned = learn_weights(reference, port)
+        learned = learn_weights(reference, port, reordered=False)
         wrong: list[str] = []
         if agreeing is not None:
             parts = self.reference.part(agreeing.reference.path), self.candidate.part(agreeing.port.path)
-            learned = learn_weights(*parts)
+            learned = learn_weights(*parts, reordered=True)
             wrong = wrong_weights(reference, port, learned)
         return {f"{block.port.path}.{name}": name not in wrong for name in learned}
 
@@ -255,32 +261,41 @@ class PortSearch(Search):
         return hint("not_compared", words)
 
     def _search_around(self, site: Site | None, beyond: float, relative: float) -> Fault:
-        """Find the module before or after the blocks that is at fault, by its weights."""
-        calls = self._calls_between(self._calls_outside(), site)
-        leaves = [call for call in calls if not call.inner and self._weights(self.reference, call.path)]
-        for path in self._called_around(site):
-            call = self._most_alike(path, leaves)
-            if call is None:
+        """Find the module before or after the blocks that is at fault: by its weights, or by what it returns."""
+        reference_calls = self._calls_between(self._calls_outside(), site)
+        leaves = [call for call in reference_calls if not call.inner and self._weights(self.reference, call.path)]
+        calls = self._calls_around(site)
+        for path in dict.fromkeys(call.path for call in calls):
+            partner = self._most_alike(path, leaves) if self._weights(self.candidate, path) else None
+            if partner is None:
                 continue
-            leaves.remove(call)
-            fault = self._compare_with(path, call)
+            leaves.remove(partner)
+            fault = self._compare_with(path, partner)
             if fault is not None:
                 return fault
-        return Fault(self._runner_of_blocks(site), beyond, relative)
+        return Fault(self._maker_of(site, calls), beyond, relative)
 
-    def _called_around(self, site: Site | None) -> list[str]:
-        """List the port's modules with weights that are called before its blocks, or after them."""
+    def _maker_of(self, site: Site | None, calls: Sequence[Call]) -> str:
+        """Find the module whose output is the state at a site; else the module that runs the blocks."""
+        if site is not None and site in self.candidate.taps:
+            rows = observe(self.candidate, self.inputs, [site]).rows(str(site))
+            for call in calls:
+                if call.inner and call.output is not None and equal(as_rows(call.output), rows):
+                    return call.path
+        return self._runner_of_blocks(site)
+
+    def _calls_around(self, site: Site | None) -> list[Call]:
+        """Record the calls of the port's modules before its blocks, or after them."""
         blocks = {path: layer.stack for layer, path in self.candidate.blocks.items()}
         inside = tuple(f"{path}." for path in blocks)
         parts = hooks.parts_of(self.candidate.module)
         outside = {path: part for path, part in parts.items() if path and not path.startswith(inside)}
         batch = self.candidate.batch(self.inputs)
-        order: list[str] = []
-        for call in record_calls(outside, lambda: self.candidate.run(batch), opaque=set(outside)):
-            order += [inner.path for inner in call.walk()]
-        stacks: list[Any] = [blocks.get(path, ()) for path in order]
-        around = dict.fromkeys(window(order, stacks, site))
-        return [path for path in around if self._weights(self.candidate, path)]
+        order: list[Call] = []
+        for call in record_calls(outside, lambda: self.candidate.run(batch), opaque=set(blocks)):
+            order += call.walk()
+        stacks: list[Any] = [blocks.get(call.path, ()) for call in order]
+        return window(order, stacks, site)
 
     def _weights(self, side: Side, path: str) -> list[Tensor]:
         weights = side.part(path)._parameters.values()
@@ -303,7 +318,7 @@ class PortSearch(Search):
         if tensor is None or call.output is None:
             return None
         weight, other = self._weights(self.candidate, path)[0], self._weights(self.reference, call.path)[0]
-        if not equal(weight, other) and _is_column_scaled(weight, other):
+        if not equal(weight, other) and is_column_scaled(weight, other, self._rounding):
             # A norm may be folded into it, so that it takes another input than the reference's.
             return None
         alone = Call(path, (tensor,))
@@ -389,7 +404,7 @@ class _BlockTrial:
         if counterpart is None or rows is None:
             return None
         verdicts = []
-        for place, reference_columns, port_columns in counterpart.columns:
+        for place, reference_columns, port_columns, _ in counterpart.columns:
             expected = self.block.expected.get(place)
             if expected is None or len(expected) != len(rows):
                 return None
@@ -436,7 +451,7 @@ def _whole_block(block: _Block) -> dict[Place, Counterpart]:
         both = block.expected.get(place), block.port_tensors.get(place)
         if both[0] is not None and both[1] is not None and both[0].shape == both[1].shape:
             every = torch.arange(both[0].shape[1])
-            pairs[place] = Counterpart((Columns(place, every, every),))
+            pairs[place] = Counterpart((Columns(place, every, every, len(every)),))
     return pairs
 
 
@@ -468,15 +483,3 @@ def _cosine(weight: Tensor, other: Tensor) -> float:
         forms.append(expected.T)
     cosines = [torch.nn.functional.cosine_similarity(values.flatten(), form.flatten(), dim=0) for form in forms]
     return max(map(float, cosines), default=-1.0)
-
-
-def _is_column_scaled(weight: Tensor, other: Tensor) -> bool:
-    """Check whether one matrix is the other with its columns scaled, as where a norm is folded into it."""
-    if weight.ndim != 2 or weight.shape != other.shape:
-        return False
-    values, expected = weight.double().cpu(), other.double().cpu()
-    scales = (values * expected).sum(0) / expected.square().sum(0).clamp_min(torch.finfo(torch.float64).tiny)
-    rounding = Noise.assumed(weight.dtype).envelope
-    left = (values - expected * scales).norm() / values.norm()
-    is_one_scale = bool((scales - scales.mean()).abs().max() <= rounding)
-    return float(left) <= rounding and not is_one_scale
