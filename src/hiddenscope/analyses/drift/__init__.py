@@ -26,7 +26,14 @@ import torch
 from torch import Tensor, nn
 
 from hiddenscope.analyses.drift.baseline import read_baseline, write_baseline
-from hiddenscope.analyses.drift.dtypes import common_digits, narrowest, with_digits
+from hiddenscope.analyses.drift.dtypes import (
+    NARROW,
+    Digits,
+    common_digits,
+    digits_of_embeddings,
+    narrowest,
+    with_digits,
+)
 from hiddenscope.analyses.drift.foreign import ForeignSearch, as_foreign, rows_of_function
 from hiddenscope.analyses.drift.localize import FaultyModule, Search
 from hiddenscope.analyses.drift.measured import CELLS, Errors, divergence, of_live, of_passes, of_states, stack_of
@@ -270,9 +277,13 @@ def _foreign(
         theirs = rows_of_function(given, paired, reference, inputs)
         states = [rows for site, rows in theirs.items() if site != LOGITS] or [*theirs.values()]
         dtype = narrowest(states, max((one.dtype for one in states), key=lambda dtype: torch.finfo(dtype).eps))
+        digits = Digits()
+        if dtype not in NARROW and "layer.0" in theirs:
+            digits = digits_of_embeddings(theirs["layer.0"], reference.module)
+            reference = replace(reference, module=with_digits(reference.module, digits.reference))
         taken = {name: partial(_some, rows) for name, rows in theirs.items()}
         measured = of_passes(reference, model, taken, dtype, inputs)
-        measured.notes += _not_paired(pairs, rows)
+        measured.notes += [*digits.notes, *_not_paired(pairs, rows)]
     source = {"model": name, "dtype": str(dtype).removeprefix("torch.")}
     return _Comparison(
         (model.name, name),

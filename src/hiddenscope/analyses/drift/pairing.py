@@ -151,8 +151,8 @@ class _Matcher:
             if match is None:
                 self._add(pairs.chosen, value.name, value)
             else:
-                stack, style, number = match.groups(self.anatomy.stacks[-1].name)
-                numbered.setdefault((stack, style), {}).setdefault(int(number), value)
+                name, style, number = match.groups(self.anatomy.stacks[-1].name)
+                numbered.setdefault((name, style), {}).setdefault(int(number), value)
         for stack in self.anatomy.stacks:
             for style, sites in (("layer.", self._layers(stack)), ("hidden_states[", self._reported(stack))):
                 self._add_numbered(pairs, stack, numbered.get((stack.name, style), {}), sites)
@@ -210,12 +210,14 @@ class _Matcher:
         return chosen
 
     def _distance(self, site: str, value: Value) -> float:
-        """Measure how far a value is from a site, as a share of the norm; infinitely if they cannot be compared."""
+        """Average the differences of channels, as shares of their norms; infinite if these cannot be compared."""
         expected = self.reference.get(site)
         if expected is None or expected.shape != value.rows.shape:
             return np.inf
-        expected = expected.cpu().double()
-        return float((value.rows.double() - expected).norm() / expected.norm())
+        expected, actual = expected.cpu().double(), value.rows.double()
+        # By channel: the massive ones hardly change from layer to layer, and would hide what the others do.
+        shares = (actual - expected).norm(dim=0) / (actual.norm(dim=0) + expected.norm(dim=0))
+        return float(shares.nan_to_num(0.0).mean())
 
     def _is_nearer(self, shifted: Mapping[str, Value], named: Mapping[str, Value], count: int) -> bool:
         """Tell whether a shift makes nearly all values clearly nearer to the reference, and none farther."""
