@@ -4,6 +4,8 @@ python -m faults                       all of it, against the bars
 python -m faults --only llama norm_eps some, by family or by kind
 python -m faults --write               all, and write the tables of docs/faults.md
 python -m faults --check               not drift, but what the faults declare, by plain hooks
+python -m faults --device cuda         on another device, and between the CPU and that device
+python -m faults --merge gpu.jsonl     all, with outcomes of another machine in the tables
 """
 
 import argparse
@@ -15,13 +17,13 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import TypeVar
 
-from faults.pairs import Spec, specs
+from faults.pairs import Spec, device_specs, specs
 from faults.report import met, page, report
 from faults.trial import Outcome, attempt, check, prepare
 
 PAGE = Path(__file__).parent.parent / "docs" / "faults.md"
 MARK = "<!-- measured: written by `python -m faults --write` -->\n"
-WORKERS = 2
+END = "<!-- end of what is measured by `python -m faults --write` -->\n"
 Made = TypeVar("Made")
 
 
@@ -30,32 +32,59 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="faults", description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="families, kinds or groups to try")
     parser.add_argument("--rounds", type=int, default=1, help="how often each kind is planted in each family")
-    parser.add_argument("--tiny", action="store_true", help="leave the real model out")
+    parser.add_argument("--no-real", "--tiny", dest="real", action="store_false", help="leave the real model out")
+    parser.add_argument("--device", default="cpu", help="where the models are; on any but the CPU, tiny ones alone")
+    parser.add_argument("--workers", type=int, default=2, help="processes at a time")
     parser.add_argument("--write", action="store_true", help="write the tables of docs/faults.md")
     parser.add_argument("--check", action="store_true", help="check what the faults declare, and leave drift alone")
     parser.add_argument("--json", type=Path, help="a file to add outcomes to; pairs that are in it are not tried")
-    given = parser.parse_args(arguments)
+    parser.add_argument("--merge", type=Path, nargs="+", default=[], help="files of outcomes to report as well")
+    options = parser.parse_args(arguments)
     prepare()
-    chosen = _chosen(specs(given.rounds, real=not given.tiny), given.only)
+    everything = _everything(options.rounds, options.device, real=options.real)
+    chosen = _chosen(everything, options.only)
     if not chosen:
-        parser.error(f"nothing is called {' or '.join(given.only)}")
-    if given.check:
-        objections = [said for said in tried(check, [spec for spec in chosen if spec.fault]) if said]
-        print("\n".join([*objections, f"{len(objections)} declarations are wrong"]))
-        return 1 if objections else 0
-    outcomes = _outcomes(chosen, given.json)
+        parser.error(f"nothing is called {' or '.join(options.only)}")
+    if options.check:
+        return _check(chosen, options.workers)
+    outcomes = _outcomes(chosen, options.json, options.workers)
+    outcomes += [outcome for file in options.merge for outcome in read(file)]
     print("\n".join(report(outcomes)))
-    if given.write:
-        head = PAGE.read_text("utf-8").partition(MARK)[0]
-        PAGE.write_text(f"{head}{MARK}\n{page(outcomes)}\n", "utf-8")
+    if options.write:
+        PAGE.write_text(_written(PAGE.read_text("utf-8"), outcomes), "utf-8")
     return 0 if met(outcomes) else 1
 
 
-def _outcomes(chosen: list[Spec], file: Path | None) -> list[Outcome]:
-    """What came of every pair: read from the file where it is there already, or else tried, and added to the file."""
-    lines = file.read_text("utf-8").splitlines() if file is not None and file.exists() else []
-    known = {outcome.spec: outcome for outcome in map(Outcome.from_json, lines)}
-    for outcome in tried(attempt, [spec for spec in chosen if spec not in known]):
+def _everything(rounds: int, device: str, *, real: bool) -> list[Spec]:
+    """List every pair that there is on a device."""
+    return specs(rounds, real=real) if device == "cpu" else device_specs(device)
+
+
+def _check(chosen: list[Spec], workers: int) -> int:
+    """Check what faults declare; 1 if anything of it is wrong."""
+    planted = [spec for spec in chosen if spec.fault]
+    objections = [message for message in tried(check, planted, workers) if message]
+    print("\n".join([*objections, f"{len(objections)} declarations are wrong"]))
+    return 1 if objections else 0
+
+
+def _written(text: str, outcomes: list[Outcome]) -> str:
+    """Put the tables in their place on the page. What stands before and after them stays."""
+    head, _, measured = text.partition(MARK)
+    _, _, tail = measured.partition(END)
+    return f"{head}{MARK}\n{page(outcomes)}\n\n{END}{tail}"
+
+
+def read(file: Path) -> list[Outcome]:
+    """Read outcomes, one on each line."""
+    return [Outcome.from_json(line) for line in file.read_text("utf-8").splitlines()]
+
+
+def _outcomes(chosen: list[Spec], file: Path | None, workers: int) -> list[Outcome]:
+    """Give what came of every pair: read from the file where it is there already, or else tried, and added to it."""
+    before = read(file) if file is not None and file.exists() else []
+    known = {outcome.spec: outcome for outcome in before}
+    for outcome in tried(attempt, [spec for spec in chosen if spec not in known], workers):
         known[outcome.spec] = outcome
         if file is not None:
             with file.open("a", encoding="utf-8") as end:
@@ -64,23 +93,24 @@ def _outcomes(chosen: list[Spec], file: Path | None) -> list[Outcome]:
 
 
 def _chosen(everything: list[Spec], only: Sequence[str]) -> list[Spec]:
-    """What the names ask for: any of the families named, and of them any of the kinds, and any of the groups."""
-    known = {name for spec in everything for name in (spec.subject, spec.kind, spec.group)}
+    """Give what the names ask for: any of the families, and of them any of the kinds, groups, dtypes and devices."""
+    attributes = ("subject", "kind", "group", "dtype", "device")
+    known = {getattr(spec, attribute) for spec in everything for attribute in attributes}
     if set(only) - known:
         return []
-    for attribute in ("subject", "kind", "group"):
+    for attribute in attributes:
         wanted = {getattr(spec, attribute) for spec in everything} & set(only)
         everything = [spec for spec in everything if not wanted or getattr(spec, attribute) in wanted]
     return everything
 
 
-def tried(trial: Callable[[Spec], Made], chosen: list[Spec]) -> Iterator[Made]:
+def tried(trial: Callable[[Spec], Made], chosen: list[Spec], workers: int) -> Iterator[Made]:
     """Try every pair, some at a time, with a word on stderr about how far it is."""
     if not chosen:
         return
     start = time.monotonic()
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(WORKERS, context, prepare) as pool:
+    with ProcessPoolExecutor(workers, context, prepare) as pool:
         jobs = [pool.submit(trial, spec) for spec in chosen]
         for done, job in enumerate(as_completed(jobs), 1):
             said = f"{done} of {len(chosen)} pairs, {time.monotonic() - start:.0f} s"

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import hiddenscope as hs
 from hiddenscope.testing import build, tiny_model, tiny_tokenizer
+from hiddenscope.testing.faults.ports import PORTS, Port
 
 TEXTS = (
     "The river rises in the hills and runs to the sea.",
@@ -84,42 +85,56 @@ class Subject:
 
 
 @cache
-def subject(name: str) -> Subject:
-    """A model by its family, or the real one by its name."""
+def subject(name: str, dtype: str = "float32", device: str = "cpu", seed: int = 0) -> Subject:
+    """Build the reference of a family or of a port, or load the real model by its name."""
     if name == REAL:
-        model = hs.load(REAL, dtype="float32")
-        return Subject(name, model.module, model.tokenizer, TEXTS)
-    module = build(ROWS[name]) if name in ROWS else tiny_model(name, layers=LAYERS)
+        model = hs.load(REAL, dtype=dtype)
+        return Subject(name, model.module.to(device), model.tokenizer, TEXTS)
+    module = _tiny(name, seed).to(device=device, dtype=getattr(torch, dtype))
     config: Any = module.config
     two = bool(config.is_encoder_decoder)
     if two:
         config.decoder_start_token_id = module.generation_config.decoder_start_token_id = 1  # type: ignore[union-attr]
-    return Subject(name, module, tiny_tokenizer(cls=name == "bert"), TEXTS, TARGETS if two else None)
+    return Subject(name, module, tiny_tokenizer(cls=config.model_type == "bert"), TEXTS, TARGETS if two else None)
+
+
+def _tiny(name: str, seed: int) -> nn.Module:
+    if name in PORTS:
+        return PORTS[name].reference(seed)
+    return build(ROWS[name]) if name in ROWS else tiny_model(name, layers=LAYERS)
 
 
 @torch.no_grad()
 def outputs(module: nn.Module, of: Subject, *, together: bool = False) -> Tensor:
-    """The logits of every token of every text, each by itself or all in one padded batch, one row for each token."""
+    """Run a module on every text by itself or on all in one padded batch, and return a row of logits for each token."""
     ids, targets = of.ids, of.target_ids
+    device = next(module.parameters()).device
     batches = [range(len(ids))] if together else [[number] for number in range(len(ids))]
     rows = []
     for batch in batches:
-        given, lengths = _padded([ids[number] for number in batch])
+        given, lengths = _padded([ids[number] for number in batch], device)
         if targets is not None:
-            decoded, lengths = _padded([targets[number] for number in batch])
+            decoded, lengths = _padded([targets[number] for number in batch], device)
             given["decoder_input_ids"] = decoded["input_ids"]
-        logits = module(**given, use_cache=False).logits
+        logits = _logits(module, given)
         rows += [row[:length] for row, length in zip(logits, lengths, strict=True)]
-    return torch.cat(rows).double()
+    return torch.cat(rows).double().cpu()
 
 
-def _padded(ids: Sequence[Sequence[int]]) -> tuple[dict[str, Tensor], list[int]]:
+def _logits(module: nn.Module, given: dict[str, Tensor]) -> Tensor:
+    """Call a module as what it is: a port on ids alone, or a Hugging Face model."""
+    output: Any = module(given["input_ids"]) if isinstance(module, Port) else module(**given, use_cache=False)
+    logits: Tensor = output if isinstance(module, Port) else output.logits
+    return logits
+
+
+def _padded(ids: Sequence[Sequence[int]], device: torch.device) -> tuple[dict[str, Tensor], list[int]]:
     lengths = [len(row) for row in ids]
     filled = torch.zeros(len(ids), max(lengths), dtype=torch.long)
     mask = torch.zeros_like(filled)
     for row, (own, length) in enumerate(zip(ids, lengths, strict=True)):
         filled[row, :length], mask[row, :length] = torch.tensor(own), 1
-    return {"input_ids": filled, "attention_mask": mask}, lengths
+    return {"input_ids": filled.to(device), "attention_mask": mask.to(device)}, lengths
 
 
 def with_kernel(module: nn.Module, kernel: str) -> nn.Module:

@@ -1,10 +1,11 @@
 """Which faults are planted where, and which harmless pairs there are: all of it follows from a number of rounds."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from faults.models import FAMILIES, REAL, subject
 from hiddenscope.testing.faults import HARMLESS, KINDS, UNNAMED
+from hiddenscope.testing.faults.ports import PORTS, faults_of
 
 CORE = ("gpt2", "llama", "gemma3_text", "bert", "t5", "mixtral")  # these get a round more
 # Changes of a run and not of a module: how texts are batched, threads, the padding side, and which side is the wider.
@@ -14,28 +15,73 @@ REAL_KINDS = 16
 REAL_HARMLESS = ("copy", "attention_kernel", "attention_plain", "linear_split", "norm_by_hand", "bf16", "one_at_a_time")
 
 
+SOUND = "sound"  # the kind of a port without a fault
+SOUND_SEEDS = 3  # references that each port is made of without a fault
+PORT_DTYPES = ("float32", "bfloat16")
+NOT_ON_A_DEVICE = ("compiled", "round_trip")  # a compiler for every process; a model that comes back on the CPU
+
+
 @dataclass(frozen=True, order=True)
 class Spec:
-    """One pair to be compared: a model, what is done to a copy of it, and a seed. `group` is the list of the kind."""
+    """One pair to be compared: a model, what is done to a copy of it, and a seed. `group` is the list of the kind.
+
+    `device` is where both are, or where each is: `cpu-cuda` has the reference on the CPU.
+    """
 
     subject: str
-    group: str  # "named", "unnamed", "harmless" or "run"
+    group: str  # "named", "unnamed", "harmless", "run" or "port"
     kind: str
     seed: int = 0
+    dtype: str = "float32"
+    device: str = "cpu"
 
     @property
     def fault(self) -> bool:
-        return self.group in ("named", "unnamed")
+        return self.group in ("named", "unnamed") or (self.group == "port" and self.kind != SOUND)
 
     @property
     def rng(self) -> str:
         return f"{self.subject} {self.seed}"
 
+    @property
+    def reference(self) -> tuple[str, str, str, int]:
+        """What the reference is built by. Ports are made of another reference for every seed."""
+        seed = self.seed if self.group == "port" else 0
+        return self.subject, self.dtype, self.device.partition("-")[0], seed
+
+    @property
+    def candidate_device(self) -> str:
+        return self.device.rpartition("-")[2]
+
 
 def specs(rounds: int = 1, *, real: bool = True) -> list[Spec]:
-    """Every pair: named and unnamed faults, and harmless pairs, in tiny models of every family and in a real one."""
-    found = [spec for family in FAMILIES for spec in _tiny(family, rounds)]
-    return [*found, *(_real() if real else ())]
+    """List every pair: named and unnamed faults, harmless pairs and ports, in tiny models and in a real one."""
+    tiny = [spec for family in FAMILIES for spec in _tiny(family, rounds)]
+    ports = [spec for dtype in PORT_DTYPES for spec in port_specs(dtype)]
+    return [*tiny, *ports, *(_real() if real else ())]
+
+
+def device_specs(device: str) -> list[Spec]:
+    """List the pairs for another device: both sides there, and then the reference on the CPU.
+
+    Named faults, unnamed ones and harmless changes once each, and all ports.
+    """
+    pairs = [spec for family in FAMILIES for spec in _tiny(family, 1)]
+    pairs = [spec for spec in pairs if spec.seed == 0 and spec.group != "run" and spec.kind not in NOT_ON_A_DEVICE]
+    pairs += port_specs("float32")
+    there = [replace(spec, device=device) for spec in [*pairs, *port_specs("bfloat16")]]
+    between = [replace(spec, device=f"cpu-{device}") for spec in pairs]
+    return [*there, *between]
+
+
+def port_specs(dtype: str) -> list[Spec]:
+    """List the ports in one dtype: every fault of each once, and some of each without a fault."""
+    pairs = []
+    for name, layout in PORTS.items():
+        kinds = [fault.name for fault in faults_of(layout)]
+        pairs += [Spec(name, "port", kind, 0, dtype) for kind in kinds]
+        pairs += [Spec(name, "port", SOUND, seed, dtype) for seed in range(SOUND_SEEDS)]
+    return pairs
 
 
 def _tiny(family: str, rounds: int) -> Iterator[Spec]:

@@ -18,8 +18,10 @@ import transformers
 import hiddenscope as hs
 from faults.models import Subject, in_float64, subject
 from faults.oracle import FACTOR, moved, noise, objection
-from faults.pairs import Spec
-from hiddenscope.testing.faults import HARMLESS, KINDS, UNNAMED, Planted
+from faults.pairs import SOUND, Spec
+from faults.port_oracle import objection as port_objection
+from hiddenscope.testing.faults import HARMLESS, KINDS, UNNAMED, Planted, ports
+from hiddenscope.testing.faults.ports import PORTS, PlantedInPort
 
 Verdict = dict[str, Any]
 Drift = Callable[..., Any]
@@ -27,7 +29,10 @@ Drift = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one pair. `moved` is how far the output moved, in units of the reference's rounding noise."""
+    """What came of one pair. `moved` is how far the output moved, in units of the reference's rounding noise.
+
+    For a fault in a port, `blame` says what the named module is: right, larger than need be, wrong, or none.
+    """
 
     spec: Spec
     moved: float
@@ -41,6 +46,12 @@ class Outcome:
     passes: Any = None
     error: str = ""
     seconds: float = 0.0
+    sites: tuple[str, ...] = ()
+    blame: str = ""
+    own_code: bool = False
+    hints: tuple[str, ...] = ()
+    false_claim: bool = False
+    false_hints: tuple[str, ...] = ()
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -48,7 +59,8 @@ class Outcome:
     @classmethod
     def from_json(cls, line: str) -> "Outcome":
         values = json.loads(line)
-        return cls(**{**values, "spec": Spec(**values["spec"]), "paths": tuple(values["paths"])})
+        lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
+        return cls(**{**values, **lists, "spec": Spec(**values["spec"])})
 
     @property
     def effective(self) -> bool:
@@ -57,7 +69,7 @@ class Outcome:
 
     @property
     def site_exact(self) -> bool:
-        return self.drifted and self.first_site == self.site
+        return self.drifted and self.first_site in (self.site, *self.sites)
 
     @property
     def module_exact(self) -> bool:
@@ -81,23 +93,29 @@ def prepare() -> None:
 def attempt(spec: Spec) -> Outcome:
     """Make the pair, check it, and give it to drift."""
     start = time.monotonic()
-    of = subject(spec.subject)
+    of = subject(*spec.reference)
     truth: Verdict = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             reference, candidate, truth = _pair(spec, of)
-            truth |= _facts(hs.drift(reference, candidate, _texts(of)).facts)
+            planted = truth.pop("planted", None)
+            facts = hs.drift(reference, candidate, _texts(model(*spec.reference), of)).facts
+            truth |= _facts(facts)
+            truth |= {} if planted is None else _judged(planted, truth)
         except Exception as error:
             place = traceback.extract_tb(error.__traceback__)[-1]
             truth["error"] = f"{type(error).__name__}: {error} at {Path(place.filename).name}:{place.lineno}"
+            truth.pop("planted", None)
     return Outcome(spec, **{"moved": 0.0, **truth}, seconds=time.monotonic() - start)
 
 
 def check(spec: Spec) -> str:
-    """What an independent check has against the declaration of a fault that moves the output."""
-    of, planted = subject(spec.subject), plant(spec)
-    effective = moved(of, planted.module) / level(spec.subject) > FACTOR
+    """Say what an independent check has against the declaration of a fault that moves the output."""
+    if spec.group == "port":
+        return port_objection(PORTS[spec.subject], subject(*spec.reference).module, plant_in_port(spec))
+    of, planted = subject(*spec.reference), plant(spec)
+    effective = moved(of, planted.module) / level(*spec.reference) > FACTOR
     said = objection(of, planted) if effective else ""
     return said and f"{spec.subject}, {spec.kind}, seed {spec.seed} {said}"
 
@@ -109,6 +127,18 @@ def _facts(facts: Any) -> Verdict:
         "module": facts["module"],
         "beyond": _number(facts["beyond"]),
         "passes": facts["passes"],
+        "own_code": bool(facts["own_code"]),
+        "hints": tuple(hint["fault"] for hint in facts["hints"]),
+    }
+
+
+def _judged(planted: PlantedInPort, verdict: Verdict) -> Verdict:
+    """Hold what drift says of a fault in a port against what is true."""
+    module, hints, own_code = verdict["module"], verdict["hints"], verdict["own_code"]
+    return {
+        "blame": planted.names(module, hints),
+        "false_claim": planted.claims_falsely(module, own_code=own_code),
+        "false_hints": tuple(planted.false_hints(hints)),
     }
 
 
@@ -117,24 +147,44 @@ def _number(value: Any) -> float:
 
 
 def _pair(spec: Spec, of: Subject) -> tuple[Any, Any, Verdict]:
-    """The reference, the candidate, and what is true of the pair."""
+    """Make the reference, the candidate, and what is true of the pair."""
     if spec.group == "run":
         return _run(spec.kind, of)
-    reference = model(spec.subject)
+    reference = model(*spec.reference)
+    if spec.group == "port":
+        return _port(spec, of, reference)
     if spec.group == "harmless":
-        candidate = HARMLESS[spec.kind].make(of.module, spec.rng)
+        candidate = HARMLESS[spec.kind].make(of.module, spec.rng).to(spec.candidate_device)
         given = candidate if spec.kind == "compiled" else (candidate, of.tokenizer)
-        return reference, given, {"moved": moved(of, candidate) / level(spec.subject)}
+        return reference, given, {"moved": moved(of, candidate) / level(*spec.reference)}
     planted = plant(spec)
     truth = {"site": planted.first_site, "paths": planted.paths, "detail": planted.detail}
-    truth["moved"] = moved(of, planted.module) / level(spec.subject)
-    return reference, (planted.module, of.tokenizer), truth
+    candidate = planted.module.to(spec.candidate_device)
+    truth["moved"] = moved(of, candidate) / level(*spec.reference)
+    return reference, (candidate, of.tokenizer), truth
+
+
+def _port(spec: Spec, of: Subject, reference: hs.Model) -> tuple[Any, Any, Verdict]:
+    """Make a port of the reference, with a fault or without."""
+    if spec.kind == SOUND:
+        candidate: Any = PORTS[spec.subject].port(of.module).to(spec.candidate_device)
+        return reference, candidate, {"moved": moved(of, candidate) / level(*spec.reference)}
+    planted = plant_in_port(spec)
+    candidate = planted.module.to(spec.candidate_device)
+    truth = {"site": planted.first_site, "sites": planted.sites, "paths": planted.paths, "detail": planted.detail}
+    truth |= {"moved": moved(of, candidate) / level(*spec.reference), "planted": planted}
+    return reference, candidate, truth
+
+
+def plant_in_port(spec: Spec) -> PlantedInPort:
+    """Make the port of a pair, with its fault."""
+    return ports.plant(PORTS[spec.subject], subject(*spec.reference).module, spec.kind, spec.seed)
 
 
 def plant(spec: Spec) -> Planted:
-    """The fault of a pair, planted in a copy."""
+    """Plant the fault of a pair in a copy."""
     kind = (KINDS if spec.group == "named" else UNNAMED)[spec.kind]
-    return kind.plant(subject(spec.subject).module, rng=spec.rng)
+    return kind.plant(subject(*spec.reference).module, rng=spec.rng)
 
 
 def _run(kind: str, of: Subject) -> tuple[Any, Any, Verdict]:
@@ -147,28 +197,29 @@ def _run(kind: str, of: Subject) -> tuple[Any, Any, Verdict]:
     if kind.startswith("from_"):
         wide = in_float64(of.module) if kind == "from_fp64" else copy.deepcopy(of.module).to(torch.bfloat16)
         return (wide, of.tokenizer), (copy.deepcopy(of.module), of.tokenizer), {}
+    texts = _texts(reference, of)
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(threads + 1 if kind == "more_threads" else threads)
         batch_tokens = 1 if kind == "one_at_a_time" else None
-        return reference, reference.capture(_texts(of), batch_tokens=batch_tokens), {}
+        return reference, reference.capture(texts, batch_tokens=batch_tokens), {}
     finally:
         torch.set_num_threads(threads)
 
 
 @cache
-def model(name: str) -> hs.Model:
-    """The reference, loaded once."""
-    of = subject(name)
+def model(name: str, dtype: str = "float32", device: str = "cpu", seed: int = 0) -> hs.Model:
+    """Load a reference once."""
+    of = subject(name, dtype, device, seed)
     return hs.load((of.module, of.tokenizer))
 
 
 @cache
-def level(name: str) -> float:
-    """The rounding noise of a reference's output."""
-    return noise(subject(name))
+def level(name: str, dtype: str = "float32", device: str = "cpu", seed: int = 0) -> float:
+    """Measure the rounding noise of a reference's output."""
+    return noise(subject(name, dtype, device, seed))
 
 
-def _texts(of: Subject) -> Any:
-    inputs = model(of.name).encode(of.ids, targets=of.target_ids)
+def _texts(reference: hs.Model, of: Subject) -> Any:
+    inputs = reference.encode(of.ids, targets=of.target_ids)
     return inputs if of.targets is not None else list(of.texts)

@@ -11,13 +11,15 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from faults import oracle
+from faults.__main__ import END, MARK, _written
 from faults.models import FAMILIES, outputs, subject
-from faults.pairs import Spec, specs
-from faults.report import BARS, fault_rows, harmless_rows, met, misses, page, shares
+from faults.pairs import SOUND, Spec, device_specs, specs
+from faults.report import BARS, device_rows, fault_rows, harmless_rows, met, misses, page, port_rows, shares
 from faults.trial import Outcome, attempt, level, plant
 from hiddenscope.errors import ModuleError
 from hiddenscope.testing import tiny_model
 from hiddenscope.testing.faults import HARMLESS, KINDS, UNNAMED
+from hiddenscope.testing.faults.ports import PORTS
 
 # One place for every way in which a fault is planted: weights, attention, code, model-wide, unnamed.
 SLICE = [
@@ -43,8 +45,30 @@ HARMLESS_SLICE = [
 ]
 
 
+# One fault for every layout and every way to be wrong about it: a correct projection, a correct norm, own code.
+PORT_SLICE = [
+    Spec("split-gpt2", "port", "weight_scaled attn.key"),
+    Spec("split-gpt2", "port", "activation ff.act"),
+    Spec("split-phi3", "port", "rows_exchanged mlp.up"),
+    Spec("fused-llama", "port", "kv_heads_tiled mix"),
+    Spec("meta-llama", "port", "activation feed_forward"),
+    Spec("meta-llama", "port", "weight_scaled att.wk"),
+    Spec("meta-llama", "port", "scale_missing att everywhere"),
+    Spec("folded-llama", "port", "norm_eps n2"),
+    Spec("folded-gpt2", "port", "bias_missing mlp.wide"),
+    Spec("meta-folded-llama", "port", "rows_exchanged feed_forward.w3"),
+    Spec("own-llama", "port", "activation ff.act"),
+    Spec("own-llama", "port", "bias_missing sa.o"),
+    Spec("loop-mixtral", "port", "activation moe.experts.1"),
+    Spec("loop-qwen2-moe", "port", "router_normalisation moe.router"),
+    Spec("packed-gpt2", "port", "values_scaled mha"),
+    Spec("packed-bert", "port", "queries_keys_exchanged mha"),
+]
+PORTS_WITHOUT_A_FAULT = [Spec(name, "port", SOUND, 1) for name in PORTS]
+
+
 def identifier(spec: Spec) -> str:
-    return f"{spec.subject}-{spec.kind}"
+    return f"{spec.subject}-{spec.kind}".replace(" ", "-")
 
 
 def test_there_are_enough_kinds_families_and_pairs() -> None:
@@ -115,6 +139,67 @@ def test_drift_raises_no_false_alarm(spec: Spec) -> None:
     assert not outcome.drifted, f"{outcome.first_site}, {outcome.module}, {outcome.beyond:.3g} times the noise"
 
 
+@pytest.mark.parametrize("spec", PORT_SLICE, ids=identifier)
+def test_a_port_in_another_layout_is_blamed_rightly(spec: Spec) -> None:
+    """The module may be larger than need be, and never a correct one."""
+    outcome = attempt(spec)
+    assert not outcome.error
+    assert outcome.effective and outcome.drifted
+    assert outcome.site_exact, f"{outcome.first_site} and not {outcome.site}"
+    assert outcome.blame in ("right", "larger"), f"{outcome.module} and not {outcome.paths}"
+    assert not outcome.false_claim, f"the fault is not in the own code of {outcome.module}"
+    assert outcome.false_hints == ()
+
+
+@pytest.mark.parametrize("spec", PORTS_WITHOUT_A_FAULT, ids=identifier)
+def test_a_port_without_a_fault_raises_no_alarm(spec: Spec) -> None:
+    outcome = attempt(spec)
+    assert not outcome.error
+    assert not outcome.drifted, f"{outcome.first_site}, {outcome.module}, {outcome.beyond:.3g} times the noise"
+
+
+def test_a_verdict_on_a_port_is_counted() -> None:
+    spec = Spec("meta-llama", "port", "activation feed_forward")
+    truth = {"moved": 10.0, "site": "layer.2", "paths": ("layers.1.feed_forward",)}
+    verdict = {"drifted": True, "first_site": "layer.2"}
+    right = Outcome(spec, **truth, **verdict, module="layers.1.feed_forward", blame="right")
+    larger = Outcome(spec, **truth, **verdict, module="layers.1", blame="larger")
+    claiming = replace(larger, own_code=True, false_claim=True)
+    wrong = Outcome(spec, **truth, **verdict, module="layers.1.att.wq", blame="wrong", false_hints=("permuted_weight",))
+    silent = Outcome(spec, **truth)
+    alarm = Outcome(replace(spec, kind=SOUND), 1.0, **verdict)
+    elsewhere = replace(right, spec=replace(spec, dtype="bfloat16", device="cuda"))
+    everything = [right, larger, claiming, wrong, silent, alarm, elsewhere]
+    assert [Outcome.from_json(outcome.to_json()) for outcome in everything] == everything
+    rows = {tuple(row[:3]): row[3:] for row in port_rows(everything)}
+    assert rows["meta", "float32", "cpu"] == [5, 5, 4, 1, 2, 1, 1, 1, 1, 1, 1]
+    assert rows["all", "float32", "cpu"] == rows["meta", "float32", "cpu"]
+    assert rows["meta", "bfloat16", "cuda"] == [1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0]
+    assert [shares(everything)[name] for name in ("correct modules blamed", "false claims")] == [1, 1]
+    assert len(misses(everything)) == 4
+    assert met([right, larger, elsewhere]) and not met([claiming]) and not met([wrong])
+
+
+def test_another_device_has_pairs_and_a_table_of_its_own() -> None:
+    pairs = device_specs("cuda")
+    assert {spec.device for spec in pairs} == {"cuda", "cpu-cuda"}
+    assert {spec.group for spec in pairs} == {"named", "unnamed", "harmless", "port"}
+    assert {spec.reference[2] for spec in pairs if spec.device == "cpu-cuda"} == {"cpu"}
+    assert {spec.candidate_device for spec in pairs} == {"cuda"}
+    fault = Outcome(Spec("llama", "named", "norm_eps", device="cuda"), 10.0, error="RuntimeError: no")
+    assert device_rows([fault]) == [["cuda", 1, 1, 0, 0, 0, 0, 1]]
+    assert fault_rows([], lambda outcome: outcome.spec.kind) == [["all", 0, 0, 0, 0]]
+    assert "## Other devices\n\n| reference" in page([fault])
+
+
+def test_writing_the_tables_leaves_the_rest_of_the_page_alone() -> None:
+    fault = Outcome(Spec("x", "named", "one"), 10.0, "layer.1", ("a",))
+    written = _written(f"before\n{MARK}old{END}after\n", [fault])
+    assert written.startswith(f"before\n{MARK}") and written.endswith(f"{END}after\n")
+    assert "old" not in written
+    assert _written(written, [fault]) == written
+
+
 def test_a_miss_is_counted_and_named() -> None:
     found = {"drifted": True, "first_site": "layer.1", "module": "a"}
     right = Outcome(Spec("x", "named", "one"), 10.0, "layer.1", ("a",), **found)
@@ -124,7 +209,8 @@ def test_a_miss_is_counted_and_named() -> None:
     failed = Outcome(Spec("x", "harmless", "three"), 1.0, error="ValueError: no")
     everything = [right, wrong, quiet, alarm, failed]
     assert [Outcome.from_json(one.to_json()) for one in everything] == everything
-    assert shares(everything) == {"first layer exact": 0.5, "module exact": 0.5, "false alarms": 2}
+    exact = {"first layer exact": 0.5, "module exact": 0.5}
+    assert shares(everything) == {**exact, "correct modules blamed": 0, "false claims": 0, "false alarms": 2}
     assert fault_rows(everything, lambda one: one.spec.kind) == [
         ["one", 1, 1, 1, 1],
         ["two", 2, 1, 0, 0],

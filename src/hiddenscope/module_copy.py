@@ -61,7 +61,7 @@ def _replacement(name: str, tensor: Tensor, convert: Convert | None) -> Tensor:
     """Convert a weight; what is a parameter stays one."""
     if convert is None:
         return tensor
-    converted = convert(name, tensor.detach())
+    converted = convert(name, tensor).detach()
     if isinstance(tensor, nn.Parameter):
         return nn.Parameter(converted, requires_grad=False)
     return converted

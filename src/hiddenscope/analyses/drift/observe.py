@@ -1,46 +1,43 @@
-"""Observe: the states of one batch as a pass makes them, with the reference's states put in, and what rounding does.
+"""Observe one pass: its states as they are made, the reference's put in their place, and what rounding does to each.
 
-Every part of a model is measured on equal input. In an ordinary pass the states are kept as they come. In a pass with
-`put`, each state is kept as the part before it made it, and then the reference's own state takes its place, so that
-the next part starts from what the reference started from: what differs there is that part's doing.
+Every part of a model is measured on equal input. In an ordinary pass the states are seen as they come. Where a visitor
+returns other rows, these take the place of the state after it was seen, so that the next part starts from what the
+reference started from: what differs there is that part's doing.
 
-What rounding may do is measured on the reference itself: each block, and each module outside the blocks, is run again
-in float64 on the very input that it had. How far its own numbers are from these is the noise of that part.
+What rounding may do is measured on the reference itself. A private copy of each block, and of each module outside the
+blocks, is run in float64 on the very input that the original has. How far the original's numbers are from these is the
+noise of that part.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
-from hiddenscope import autograd, hooks, trials
+from hiddenscope import autograd, hooks
+from hiddenscope.analyses.drift.calls import map_tensors, to_float64
+from hiddenscope.analyses.drift.noise import Noise, gap
 from hiddenscope.anatomy import Anatomy, Tap
-from hiddenscope.errors import NotFinite
+from hiddenscope.module_copy import private_copy, to_dtype
 from hiddenscope.passes import Inputs, PaddedBatch
 from hiddenscope.sites import Site
 
 LOGITS = "logits"
 BRANCHES = ("attn", "cross", "mlp")
-# Two correct programs are each about as far from the exact result as the other, and the farthest of a few tokens varies
-# by a small factor: the factor that trials allow between two runs of the same texts.
-MARGIN = trials.NOISE_FACTOR
-# A row or a channel that is next to nothing is measured by the others: rounding there is that of the terms of a sum.
-SMALLEST = 1e-3
 
 
 @dataclass(eq=False)
-class Live:
-    """A module that can be run, and where its states are; `passes` counts its runs.
+class Side:
+    """A model that can be run: its module, where its states are, and the path of the block that makes each layer.
 
-    A module of somebody else's making has `taps` and `blocks` of its own in the place of the reference's, and a `call`
-    that runs it on a batch.
+    A port has `taps` and `blocks` of its own, and a `call` that runs it on a batch; others have the anatomy's. `passes`
+    counts its runs.
     """
 
     name: str
@@ -57,7 +54,34 @@ class Live:
     def __post_init__(self) -> None:
         self.device = hooks.input_device(self.module)
         if not self.taps:
-            self.taps, self.blocks = self.anatomy.taps, block_paths(self.anatomy)
+            self.taps, self.blocks = self.anatomy.taps, _block_paths(self.anatomy)
+
+    @property
+    def is_port(self) -> bool:
+        """Whether its modules are of somebody else's making, with other names than the reference's."""
+        return self.call is not None
+
+    @property
+    def kernel(self) -> str:
+        """The name of its attention kernel."""
+        config = getattr(self.module, "config", None)
+        return str(getattr(config, "_attn_implementation", None) or "none")
+
+    @property
+    def sites(self) -> list[Site]:
+        """The layers, what the branches of every block add, and final."""
+        return [site for site in self.taps if site.part in ("", *BRANCHES)]
+
+    def part(self, path: str) -> nn.Module:
+        """Find a part of its module."""
+        return self.module.get_submodule(path)
+
+    def batch(self, inputs: Inputs) -> PaddedBatch:
+        """Pad some texts on its device."""
+        targets = None
+        if len(self.anatomy.stacks) > 1 and inputs.targets is not None:
+            targets = PaddedBatch.of(inputs.targets, self.pad, self.device)
+        return PaddedBatch.of(inputs, self.pad, self.device, targets)
 
     def run(self, batch: PaddedBatch) -> Any:
         """Run the module on a batch.
@@ -65,377 +89,265 @@ class Live:
         A NaN that an attention kernel loses is let through: it may be in padding, and what it does elsewhere shows in
         the comparison.
         """
-        if self.call is not None:
-            return self.call(batch)
-        return hooks.run(self.module, batch.arguments(self.module), finite=False)
-
-    @property
-    def kernel(self) -> str:
-        """The name of its attention kernel."""
-        return str(getattr(getattr(self.module, "config", None), "_attn_implementation", None) or "none")
-
-    def batch(self, inputs: Inputs) -> PaddedBatch:
-        """Some texts on its device."""
-        targets = None
-        if len(self.anatomy.stacks) > 1 and inputs.targets is not None:
-            targets = PaddedBatch.of(inputs.targets, self.pad, self.device)
-        return PaddedBatch.of(inputs, self.pad, self.device, targets)
-
-    def sites(self) -> list[Site]:
-        """The layers, what the branches of every block add, and final."""
-        return [site for site in self.taps if site.part in ("", *BRANCHES)]
+        with autograd.restored(inference=False), torch.no_grad():
+            if self.call is not None:
+                return self.call(batch)
+            return hooks.run(self.module, batch.arguments(self.module), finite=False)
 
 
-def block_paths(anatomy: Anatomy) -> dict[Site, str]:
-    """The path of the block that makes each layer."""
-    two = len(anatomy.stacks) > 1
-    return {
-        Site(number, "", stack.name if two else None): block.path
-        for stack in anatomy.stacks
-        for number, block in enumerate(stack.blocks, 1)
-    }
+def _block_paths(anatomy: Anatomy) -> dict[Site, str]:
+    paths: dict[Site, str] = {}
+    for stack in anatomy.stacks:
+        name = stack.name if len(anatomy.stacks) > 1 else None
+        for number, block in enumerate(stack.blocks, 1):
+            paths[Site(number, "", name)] = block.path
+    return paths
 
 
-class Gap(NamedTuple):
-    """How far two computations of rows are apart.
+@dataclass
+class State:
+    """The rows of real tokens at one site, in float64 too where that could be computed, and the noise."""
 
-    `rows`: the L2 norm of each row's difference over the norm of the row. `channel`: the largest difference in any
-    channel, over that channel's largest value, which shows what happens beside a channel of massive activations.
-    """
-
+    name: str
     rows: Tensor
-    channel: float
-
-    @property
-    def worst(self) -> float:
-        """The largest relative difference of a row."""
-        return float(self.rows.max()) if len(self.rows) else 0.0
+    exact: Tensor | None = None
+    noise: Noise | None = None
 
 
-def gap(reference: Tensor, other: Tensor) -> Gap:
-    """How far rows [row, width] are from the reference's; a NaN is infinitely far.
-
-    >>> gap(torch.ones(2, 4), torch.tensor([[1.0] * 4, [2.0] * 4])).rows
-    tensor([0., 1.], dtype=torch.float64)
-    """
-    return gap_of_blocks([(reference, other)])
-
-
-def gap_of_blocks(pairs: Iterable[tuple[Tensor, Tensor]]) -> Gap:
-    """The gap of rows that come in blocks, the same as that of all rows together."""
-    apart, sizes = [torch.empty(0, dtype=torch.float64)], [torch.empty(0, dtype=torch.float64)]
-    off = largest = torch.zeros((), dtype=torch.float64)
-    for reference, other in pairs:
-        one, two = reference.detach().cpu().double(), other.detach().cpu().double()
-        difference = two - one
-        apart.append(difference.norm(dim=-1))
-        sizes.append(one.norm(dim=-1))
-        if one.numel():
-            off, largest = off.maximum(difference.abs().amax(0)), largest.maximum(one.abs().amax(0))
-    norms = torch.cat(sizes)
-    floor = SMALLEST * float(norms.square().mean().sqrt()) if len(norms) else 0.0
-    channels = _over(off, largest.clamp_min(SMALLEST * float(largest.max())))
-    return Gap(_over(torch.cat(apart), norms.clamp_min(floor)), float(channels.max()))
-
-
-def _over(difference: Tensor, size: Tensor) -> Tensor:
-    share = torch.where(difference == 0, 0.0, difference / size.clamp_min(torch.finfo(torch.float64).tiny))
-    return share.nan_to_num(nan=torch.inf, posinf=torch.inf)
-
-
-@dataclass(frozen=True)
-class Noise:
-    """What rounding does to a part: the worst of a row, and of a channel."""
-
-    row: float
-    channel: float
-
-    @classmethod
-    def of(cls, gaps: Iterable[Gap], dtype: torch.dtype) -> Noise:
-        """The worst of several; at least one unit in the last place of the dtype."""
-        listed, unit = list(gaps), torch.finfo(dtype).eps
-        worst = [max([unit, *numbers]) for numbers in ([one.worst for one in listed], [one.channel for one in listed])]
-        return cls(*worst)
-
-    @classmethod
-    def assumed(cls, dtype: torch.dtype) -> Noise:
-        """Where it could not be measured: the rounding tolerance of every trial."""
-        allowed = trials.tolerance(dtype, 0) / MARGIN
-        return cls(allowed, allowed)
-
-    def joined(self, other: Noise) -> Noise:
-        """The larger of both."""
-        return Noise(max(self.row, other.row), max(self.channel, other.channel))
-
-    def beyond(self, error: Gap) -> float:
-        """How many times an error is over the envelope, which is the noise times the margin."""
-        return max(error.worst / (MARGIN * self.row), error.channel / (MARGIN * self.channel))
+Visitor = Callable[[State], Tensor | None]
+"""Takes a state as it is made; what it returns takes the state's place."""
 
 
 @dataclass
 class Observed:
-    """The rows of real tokens at every site of one batch, by name, the logits under `logits`, and the whole output."""
+    """The states of one batch by name, the logits under `logits`, and the whole output.
 
-    rows: dict[str, Tensor] = field(default_factory=dict)
+    `notes` say of which blocks the noise could not be measured.
+    """
+
+    states: dict[str, State] = field(default_factory=dict)
     output: Tensor | None = None
-    noise: dict[str, Noise] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
 
+    def rows(self, name: str) -> Tensor:
+        """The rows at a site."""
+        return self.states[name].rows
 
-Sink = Callable[[str, Tensor, Noise | None], Tensor | None]
-"""What takes a state in the place of memory: its name, its rows and their noise; what it returns replaces the state."""
+    def keep(self, state: State) -> None:
+        """Keep a state; nothing takes its place."""
+        self.states[state.name] = state
 
 
 def observe(
-    side: Live,
-    inputs: Inputs,
-    sites: Sequence[Site],
-    *,
-    put: Mapping[str, Tensor] | None = None,
-    noise: bool = False,
-    sink: Sink | None = None,
+    side: Side, inputs: Inputs, sites: Sequence[Site], *, visit: Visitor | None = None, noise: bool = False
 ) -> Observed:
-    """One pass over a batch of texts. With `put` each state is replaced by the one given, after it was kept.
+    """Run a batch of texts once and show every state to `visit`; without one, states are kept.
 
-    With `noise` every part is run again in float64 on its own input, which counts as another pass. With a `sink` no
-    state is kept: each is handed to it as it is made.
+    With `noise` every part is run in float64 too, which counts as another pass.
     """
+    observed = Observed()
     batch = side.batch(inputs)
-    watcher = _Watcher(side, batch, sites, put or {}, noise=noise)
-    watcher.sink = sink
+    observation = _Observation(side, batch, sites, visit or observed.keep, observed.notes)
+    watches = observation.watches()
+    if noise:
+        watches = [*_ExactParts(observation).watches(), *watches]
     side.passes += 2 if noise else 1
-    with autograd.restored(inference=False), torch.no_grad(), hooks.watching(watcher.watches()):
+    with hooks.watching(watches):
         output = side.run(batch)
-    made = hooks.first_tensor(output)
-    watcher.seen.output = None if made is None else made.detach().to("cpu", copy=True)
-    logits = output if isinstance(output, Tensor) else getattr(output, "logits", None)
-    logits = output.get(LOGITS) if isinstance(output, Mapping) else logits
-    own = batch.of_stack("decoder")
-    if isinstance(logits, Tensor) and logits.shape[:-1] == own.ids.shape:
-        watcher.keep(LOGITS, logits[own.mask.bool()])
-    return watcher.seen
+    returned = hooks.first_tensor(output)
+    if returned is not None:
+        observed.output = returned.detach().to("cpu", copy=True)
+    logits = _logits(output)
+    predicting = batch.of_stack("decoder")
+    if logits is not None and logits.shape[:-1] == predicting.ids.shape:
+        observation.show_logits(logits)
+    return observed
 
 
-class _Watcher:
-    """Keeps the states of one pass, puts others in their place, and runs parts again in float64."""
+def _logits(output: Any) -> Tensor | None:
+    if isinstance(output, Tensor):
+        return output
+    logits = output.get(LOGITS) if isinstance(output, Mapping) else getattr(output, LOGITS, None)
+    return logits if isinstance(logits, Tensor) else None
 
-    def __init__(
-        self, side: Live, batch: PaddedBatch, sites: Sequence[Site], put: Mapping[str, Tensor], *, noise: bool
-    ) -> None:
-        self.side, self.batch, self.put, self.noise = side, batch, put, noise
-        self.seen = Observed()
-        self.sink: Sink | None = None
-        self._places: dict[tuple[str, hooks.Side], list[Site]] = defaultdict(list)
-        for site in sites:
-            tap = side.taps[site]
-            self._places[tap.path, tap.side].append(site)
-        self._calls: Counter[tuple[str, hooks.Side]] = Counter()
-        self._wide: dict[str, Tensor] | None = None  # while a part runs in float64
-        self._block: Site | None = None
-        self._in_float64: dict[str, Tensor] = {}  # what the block that runs next gave in float64
-        self._loose: list[Gap] = []  # the noise of modules outside the blocks, since the last site
+
+class _Observation:
+    """Shows the states of one pass, and puts others in their place."""
+
+    def __init__(self, side: Side, batch: PaddedBatch, sites: Sequence[Site], visit: Visitor, notes: list[str]) -> None:
+        self.side, self.batch, self.sites, self.visit, self.notes = side, batch, sites, visit, notes
+        self.measures_noise = False
+        self.exact_rows: dict[str, Tensor] = {}
+        # What modules outside the blocks returned since the last site: their noise belongs to the next one.
+        self.pending: list[_Outside] = []
 
     def watches(self) -> list[hooks.Watch]:
-        """What is watched, in the order in which it must be asked."""
-        watches = self._blocks() + self._outside() if self.noise else []
-        for (path, which), sites in self._places.items():
-            module = self.side.module.get_submodule(path)
-            watches.append(hooks.Watch(module, which, self._at((path, which), sites)))
-        return watches
+        """Watch the tap of every site."""
+        return [self.side.taps[site].watch(self.side.module, partial(self._pass, site)) for site in self.sites]
 
-    def keep(self, name: str, rows: Tensor, wide: Tensor | None = None) -> Tensor | None:
-        """Keep the rows of a site, and its noise; what takes their place, if anything does."""
-        noise = None
-        if self.noise:
-            gaps = self._loose if wide is None else [gap(wide, rows), *self._loose]
-            in_block = "layer.0" not in name and "layer" in name
-            measured = wide is not None or (bool(gaps) and not in_block)
-            dtype = rows.dtype
-            noise = Noise.of(gaps, dtype) if measured else Noise.assumed(dtype)
-        self._loose = []
-        own = rows.detach().to("cpu", copy=True)
-        if self.sink is not None:
-            return self.sink(name, own, noise)
-        self.seen.rows[name] = own
-        if noise is not None:
-            self.seen.noise[name] = noise
-        return self.put.get(name)
+    def real_rows(self, site: Site, tensor: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the states [text, token, width] in a tensor, the mask of real tokens, and their rows."""
+        batch = self.batch.of_stack(site.stack)
+        states = self.side.taps[site].layout.states(tensor, batch.ids.shape[1])
+        mask = batch.mask.bool().to(states.device)
+        return states, mask, states[mask]
 
-    def _at(self, place: tuple[str, hooks.Side], sites: list[Site]) -> Callable[..., Any]:
-        def seen(*what: Any) -> Any:
-            if self._wide is not None:
-                return self._seen_wide(sites, *what)
-            call = self._calls[place]
-            self._calls[place] += 1
-            changed = None
-            for site in sites:
-                tap = self.side.taps[site]
-                tensor = tap.read(*what) if tap.call == call else None
-                if tensor is not None:
-                    new = self._pass(site, tap, tensor)
-                    if new is not None:
-                        changed = tap.written(new, *what)
-                        what = changed if place[1] == "input" else (changed,)
-            return changed
-
-        return seen
-
-    def _seen_wide(self, sites: list[Site], *what: Any) -> None:
-        assert self._wide is not None
-        for site in sites:
-            if self._block is not None and (site.layer, site.stack) == (self._block.layer, self._block.stack):
-                tap = self.side.taps[site]
-                tensor = tap.read(*what)
-                if tensor is not None and tap.side == "output":
-                    self._wide[str(site)] = self._rows(site, tap, tensor)[1].detach().clone()
-
-    def _rows(self, site: Site, tap: Tap, tensor: Tensor) -> tuple[Tensor, Tensor]:
-        own = self.batch.of_stack(site.stack)
-        states = tap.layout.states(tensor, own.ids.shape[1])
-        return states, states[own.mask.bool().to(states.device)]
-
-    def _pass(self, site: Site, tap: Tap, tensor: Tensor) -> Tensor | None:
-        """Keep a state, and give what takes its place, if anything does."""
-        states, rows = self._rows(site, tap, tensor)
-        other = self.keep(str(site), rows, self._in_float64.pop(str(site), None))
-        if other is None:
+    def _pass(self, site: Site, tensor: Tensor) -> Tensor | None:
+        states, mask, rows = self.real_rows(site, tensor)
+        for outside in self.pending:
+            if outside.returned is tensor:
+                self.exact_rows[str(site)] = self.real_rows(site, outside.exact)[2].cpu()
+        replacement = self.show(str(site), rows, in_block=bool(site.layer))
+        if replacement is None:
             return None
-        new = states.clone()
-        new[self.batch.of_stack(site.stack).mask.bool().to(new.device)] = other.to(new)
-        return tap.layout.with_states(tensor, new)
+        changed = states.clone()
+        changed[mask] = replacement.to(changed)
+        return self.side.taps[site].layout.with_states(tensor, changed)
 
-    def _blocks(self) -> list[hooks.Watch]:
-        """Run each block again in float64 before it runs itself."""
-        blocks: dict[str, list[Site]] = defaultdict(list)
+    def show(self, name: str, rows: Tensor, *, in_block: bool = False) -> Tensor | None:
+        """Show the rows of a site, with their noise, and return what takes their place."""
+        state = State(name, rows.detach().to("cpu", copy=True), self.exact_rows.pop(name, None))
+        if self.measures_noise:
+            state.noise = self._noise(state, in_block)
+        self.pending = []
+        return self.visit(state)
+
+    def show_logits(self, logits: Tensor) -> None:
+        """Show the logits of real tokens."""
+        mask = self.batch.of_stack("decoder").mask.bool()
+        for outside in self.pending:
+            if outside.returned.shape == logits.shape and torch.equal(outside.returned, logits):
+                self.exact_rows[LOGITS] = outside.exact[mask].cpu()
+        self.show(LOGITS, logits[mask])
+
+    def _noise(self, state: State, in_block: bool) -> Noise:
+        masks = masks_of(self.batch)
+        gaps = []
+        for outside in self.pending:
+            gaps.append(gap(real_rows(outside.exact, masks), real_rows(outside.returned, masks)))
+        if state.exact is not None:
+            gaps.append(gap(state.exact, state.rows))
+        elif in_block or not gaps:
+            return Noise.assumed(state.rows.dtype)
+        return Noise.measured(gaps, state.rows.dtype)
+
+
+class _Outside(NamedTuple):
+    """What a module outside the blocks returned, and what its copy in float64 did."""
+
+    returned: Tensor
+    exact: Tensor
+
+
+class _ExactParts:
+    """Runs private copies in float64: of each block before it runs itself, and of each module outside the blocks."""
+
+    def __init__(self, observation: _Observation) -> None:
+        self.observation = observation
+        self.side = observation.side
+        observation.measures_noise = True
+
+    def watches(self) -> list[hooks.Watch]:
+        """Watch the blocks, and the modules with weights outside them: embeddings, norms, the head."""
+        layers_of: dict[str, list[Site]] = defaultdict(list)
         for site, path in self.side.blocks.items():
-            blocks[path].append(site)
-        return [self._again(path, sites) for path, sites in blocks.items()]
-
-    def _again(self, path: str, sites: list[Site]) -> hooks.Watch:
-        module = self.side.module.get_submodule(path)
-        calls: list[None] = []
-
-        def before(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-            if self._wide is not None or len(calls) == len(sites):
-                return
-            self._block, self._wide = sites[len(calls)], {}
-            calls.append(None)
-            try:
-                in_float64(module, args, kwargs)
-                self._in_float64.update(self._wide)
-            except Exception:  # a kernel that knows no float64: the noise of this block is assumed
-                pass
-            finally:
-                self._wide, self._block = None, None
-
-        return hooks.Watch(module, "input", before)
-
-    def _outside(self) -> list[hooks.Watch]:
-        """Run each module with weights that is outside the blocks again in float64: embeddings, norms, the head."""
-        inside = tuple(f"{path}." for path in self.side.blocks.values())
-        watches: list[hooks.Watch] = []
+            layers_of[path].append(site)
+        watches = [self._block(path, layers) for path, layers in layers_of.items()]
+        inside_blocks = tuple(f"{path}." for path in layers_of)
         for path, part in hooks.parts_of(self.side.module).items():
-            if part._parameters and not part._modules and not f"{path}.".startswith(inside):
-                watches += self._leaf(part)
+            is_leaf = bool(part._parameters) and not part._modules
+            if is_leaf and not f"{path}.".startswith(inside_blocks):
+                watches += self._outside(part)
         return watches
 
-    def _leaf(self, part: nn.Module) -> list[hooks.Watch]:
-        wide: list[Tensor | None] = []
+    def _block(self, path: str, layers: Sequence[Site]) -> hooks.Watch:
+        """Watch a block that makes these layers, one in each of its calls."""
+        block = self.side.part(path)
+        remaining = list(layers)
 
         def before(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-            if self._wide is None:
-                self._wide = {}
-                try:
-                    wide.append(hooks.first_tensor(in_float64(part, args, kwargs)))
-                except Exception:
-                    wide.append(None)
-                finally:
-                    self._wide = None
+            if not remaining:
+                return
+            layer = remaining.pop(0)
+            sites = [site for site in self.observation.sites if (site.layer, site.stack) == (layer.layer, layer.stack)]
+            try:
+                self._run_block(block, path, sites, args, kwargs)
+            except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
+                # A kernel that knows no float64, or a block that cannot be copied.
+                reason = str(error).partition("\n")[0]
+                self.observation.notes.append(f"The noise of `{layer}` is the tolerance of its dtype: {reason}")
+
+        return hooks.Watch(block, "input", before)
+
+    def _run_block(
+        self, block: nn.Module, path: str, sites: Sequence[Site], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> None:
+        exact = private_copy(block, to_dtype(torch.float64))
+        watches = []
+        for site in sites:
+            tap = self.side.taps[site]
+            inside = tap.path == path or tap.path.startswith(f"{path}.")
+            if inside and tap.side == "output":
+                part = exact.get_submodule(tap.path[len(path) :].lstrip("."))
+                watches.append(hooks.Watch(part, "output", partial(self._keep_exact, site)))
+        with hooks.watching(watches):
+            run_exactly(exact, args, kwargs)
+
+    def _keep_exact(self, site: Site, output: Any) -> None:
+        tensor = hooks.first_tensor(output)
+        if tensor is not None:
+            rows = self.observation.real_rows(site, tensor)[2]
+            self.observation.exact_rows[str(site)] = rows.detach().to("cpu", copy=True)
+
+    def _outside(self, part: nn.Module) -> list[hooks.Watch]:
+        expected: list[Tensor] = []
+
+        def before(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+            expected.clear()
+            try:
+                output = hooks.first_tensor(in_float64(part, args, kwargs))
+            except (RuntimeError, TypeError, ValueError, NotImplementedError):
+                return
+            if output is not None:
+                expected.append(output)
 
         def after(output: Any) -> None:
-            if self._wide is None and wide:
-                expected, made = wide.pop(), hooks.first_tensor(output)
-                if expected is not None and made is not None and expected.shape == made.shape:
-                    masks = masks_of(self.batch)
-                    self._loose.append(gap(real_rows(expected, masks), real_rows(made, masks)))
+            returned = hooks.first_tensor(output)
+            if expected and returned is not None and expected[0].shape == returned.shape:
+                self.observation.pending.append(_Outside(returned, expected[0]))
 
         return [hooks.Watch(part, "input", before), hooks.Watch(part, "output", after)]
 
 
+def in_float64(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Run a private copy of a module in float64 on these arguments; the module stays as it is."""
+    return run_exactly(private_copy(module, to_dtype(torch.float64)), args, kwargs)
+
+
+def run_exactly(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Run a module that is in float64 on arguments in any dtype."""
+    with autograd.restored(), torch.no_grad():
+        return module(*map_tensors(args, to_float64), **map_tensors(dict(kwargs), to_float64))
+
+
 def masks_of(batch: PaddedBatch) -> list[Tensor]:
-    """Which places of a batch hold tokens, for each stack."""
-    return [part.mask.bool() for part in (batch, batch.targets) if part is not None]
+    """Mark the places of a batch that hold tokens, for each stack."""
+    stacks = [batch] if batch.targets is None else [batch, batch.targets]
+    return [stack.mask.bool() for stack in stacks]
 
 
 def real_rows(tensor: Tensor, masks: Sequence[Tensor]) -> Tensor:
-    """A tensor as rows [row, width], without those of padding wherever they can be told by the shape."""
+    """Flatten a tensor to rows [row, width], without those of padding wherever its shape tells which they are."""
     for mask in masks:
         texts, tokens = mask.shape
         places = mask.to(tensor.device)
+        count = int(places.sum())
         if tensor.ndim >= 2 and tensor.shape[:2] == mask.shape:
-            return tensor[places].reshape(int(places.sum()), -1)
+            return tensor[places].reshape(count, -1)
         if tensor.ndim >= 2 and tensor.shape[0] == mask.numel():
-            return tensor[places.flatten()].reshape(int(places.sum()), -1)
+            return tensor[places.flatten()].reshape(count, -1)
         if tensor.ndim >= 3 and tensor.shape[0] == texts and tokens in tensor.shape[1:-1]:
-            moved = tensor.movedim(1 + list(tensor.shape[1:-1]).index(tokens), 1)
-            return moved[places].reshape(int(places.sum()), -1)
-    return tensor.reshape(tensor.shape[0], -1) if tensor.ndim > 1 else tensor.reshape(1, -1)
-
-
-def in_float64(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """What a module makes of its input when its weights and all numbers are float64; the module stays as it is."""
-    tensors = [*module.named_parameters(), *module.named_buffers()]
-    weights = {name: tensor.detach().double() for name, tensor in tensors if tensor.is_floating_point()}
-    given, named = mapped(args, _double), mapped(dict(kwargs), _double)
-    with autograd.restored(), torch.no_grad():
-        return functional_call(module, weights, given, named)
-
-
-def _double(tensor: Tensor) -> Tensor:
-    return tensor.double() if tensor.is_floating_point() else tensor
-
-
-def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """The same arguments with every tensor changed; objects of other kinds stay as they are."""
-    if isinstance(value, Tensor):
-        return change(value)
-    if type(value) is dict:
-        return {name: mapped(part, change) for name, part in value.items()}
-    if isinstance(value, tuple | list):
-        parts = [mapped(part, change) for part in value]
-        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
-    return value
-
-
-@contextmanager
-def attention_kernel(module: nn.Module, name: str) -> Iterator[None]:
-    """Let a module use another attention kernel while the body runs."""
-    before = [(config, config._attn_implementation_internal) for config in _configs(module)]
-    try:
-        set_kernel(module, name)
-        yield
-    finally:
-        for config, kernel in before:
-            config._attn_implementation_internal = kernel
-
-
-def set_kernel(module: nn.Module, name: str) -> None:
-    """Set the attention kernel of a module, in the configuration of every part."""
-    for config in _configs(module):
-        config._attn_implementation_internal = name
-
-
-def _configs(module: nn.Module) -> list[Any]:
-    configs = {id(part.config): part.config for part in module.modules() if hasattr(part, "config")}
-    return [config for config in configs.values() if hasattr(config, "_attn_implementation_internal")]
-
-
-def check_finite(seen: Observed, who: str, shown: Callable[[str, int], str]) -> None:
-    """Refuse states with a NaN or an infinity, naming the side, the first site and the token."""
-    for name, rows in seen.rows.items():
-        broken = ~rows.isfinite().all(-1)
-        if bool(broken.any()) and not (name == LOGITS and bool((rows == -torch.inf).any())):
-            row = int(broken.nonzero()[0])
-            what = "a NaN" if bool(rows[row].isnan().any()) else "an infinity"
-            reason = f"the {who} has {what} at {name}, token {shown(name, row)}"
-            remedy = "Repair that first: look at the weights of the block that computes it, or use a wider dtype."
-            raise NotFinite("Cannot compare the two runs", reason, remedy)
+            token_axis = 1 + list(tensor.shape[1:-1]).index(tokens)
+            return tensor.movedim(token_axis, 1)[places].reshape(count, -1)
+    rows = tensor.shape[0] if tensor.ndim > 1 else 1
+    return tensor.reshape(rows, -1)

@@ -1,10 +1,9 @@
-"""Sides: what the reference and the candidate are, whether they can be compared, and how their states are paired."""
+"""Decide what the reference and the candidate are, whether they can be compared, and in which dtype and kernel."""
 
 from __future__ import annotations
 
-import copy
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -14,11 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from hiddenscope import hooks
-from hiddenscope.analyses.drift.dtypes import majority_dtype, narrowest
-from hiddenscope.analyses.drift.observe import Live, set_kernel
+from hiddenscope.analyses.drift.dtypes import common_digits, majority_dtype, narrowest, with_digits
+from hiddenscope.analyses.drift.observe import Side
+from hiddenscope.analyses.drift.parts import Sides
 from hiddenscope.anatomy import Anatomy, vocabulary
 from hiddenscope.errors import AnatomyError, ModuleError, StatesError, TextError
 from hiddenscope.model import Model, load
+from hiddenscope.module_copy import Convert, named_weights, private_copy
 from hiddenscope.passes import Inputs, TextEncoder, Texts, recordable
 from hiddenscope.products import tell_of_slow_products
 from hiddenscope.sites import Site, summarise
@@ -31,7 +32,7 @@ KNOWN_KERNELS = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "fle
 
 
 @dataclass(eq=False)
-class Saved:
+class SavedRun:
     """States from another run: only whole passes can be compared with them."""
 
     name: str
@@ -40,27 +41,35 @@ class Saved:
     @property
     def named_dtype(self) -> torch.dtype:
         """The dtype that their source names; float32 if it names none."""
-        named = getattr(torch, str(getattr(self.stacks[0].source, "dtype", "")), None)
-        return named if isinstance(named, torch.dtype) else torch.float32
+        name = str(getattr(self.stacks[0].source, "dtype", ""))
+        dtype = getattr(torch, name, None)
+        return dtype if isinstance(dtype, torch.dtype) else torch.float32
 
-    def dtype(self, other: nn.Module) -> torch.dtype:
-        """What its states were computed in: what their source says, or a narrower dtype that holds them exactly.
+    def computed_in(self, other: nn.Module) -> torch.dtype:
+        """Tell the dtype its states were computed in: the one its source names, or a narrower one that holds them.
 
         The first site alone tells it only where the weights of the `other` side have more digits than that: a float32
         model of a bfloat16 checkpoint has embeddings in bfloat16 as well. Mamba keeps its residual stream in float32
         whatever its weights are in.
         """
-        states, own = self.stacks[0], self.named_dtype
-        first, last = (narrowest([next(iter(self.blocks(site)))], own) for site in (states.sites[0], states.sites[-1]))
-        wide_stream = bool(getattr(getattr(other, "config", None), "residual_in_fp32", False))
-        if states.sites[-1].layer != 0 and last != own:
+        first_site, last_site = self.stacks[0].sites[0], self.stacks[0].sites[-1]
+        first = narrowest([next(self.blocks(first_site))], self.named_dtype)
+        last = narrowest([next(self.blocks(last_site))], self.named_dtype)
+        if last_site.layer != 0 and last != self.named_dtype:
             return last
-        return first if first != own and (wide_stream or narrowest(other.parameters(), own) == own) else own
+        if first == self.named_dtype:
+            return first
+        has_wide_stream = bool(getattr(getattr(other, "config", None), "residual_in_fp32", False))
+        has_wide_weights = narrowest(other.parameters(), self.named_dtype) == self.named_dtype
+        return first if has_wide_stream or has_wide_weights else self.named_dtype
 
     @property
     def sites(self) -> tuple[Site, ...]:
         """The sites of all its stacks."""
-        return tuple(site for states in self.stacks for site in states.sites)
+        sites: tuple[Site, ...] = ()
+        for states in self.stacks:
+            sites += tuple(states.sites)
+        return sites
 
     def width(self, site: Site) -> int:
         """How many numbers a state of the site has."""
@@ -68,82 +77,109 @@ class Saved:
         return states.width if isinstance(states, States) else states[site].shape[1]
 
     def rows(self, site: Site, numbers: Sequence[int]) -> Tensor:
-        """Some rows of a site."""
+        """Read some rows of a site."""
         states = self.of(site.stack)
-        return states[site].cpu()[list(numbers)] if isinstance(states, States) else states.rows(site, numbers)
+        if isinstance(states, States):
+            return states[site].cpu()[list(numbers)]
+        return states.rows(site, numbers)
 
     def blocks(self, site: Site) -> Iterator[Tensor]:
-        """The states of a site, so many rows at a time for every side."""
-        return self.of(site.stack).blocks(site, BLOCK)
+        """Read the states of a site in blocks of equal size for every run."""
+        return iter(self.of(site.stack).blocks(site, BLOCK))
 
     def of(self, stack: str | None) -> States | Store:
-        """The states of a stack."""
+        """Choose the states of a stack."""
         return next(states for states in self.stacks if states.sites[0].stack == stack)
+
+    def own_texts(self) -> list[str] | list[list[int]]:
+        """Return the texts that came with the states, or where these were not kept their ids."""
+        tokens = self.stacks[0].tokens
+        if tokens.texts is not None:
+            return list(tokens.texts)
+        return [tokens.ids[tokens.rows(text)].tolist() for text in range(tokens.count)]
+
+    def windows(self) -> list[list[int]] | None:
+        """Return the ids of every window of a store whose long texts were cut; None where every text is whole."""
+        states = self.stacks[0]
+        if not isinstance(states, Store) or len(states.sequence_lengths) == states.tokens.count:
+            return None
+        ends = states.sequence_lengths.cumsum()[:-1]
+        return [ids.tolist() for ids in np.split(states.tokens.ids, ends)]
 
 
 @dataclass(eq=False)
-class Given:
+class BareModule:
     """A module that was given without being loaded, and the tokenizer that came with it, if any."""
 
     module: nn.Module
     tokenizer: Any = None
 
 
-Side: TypeAlias = Model | Saved | Given | Callable[..., Any]
+Opened: TypeAlias = Model | SavedRun | BareModule | Callable[..., Any]
 
 
-def opened(given: Any, who: str) -> Side:
-    """What was given, once it is clear what it is."""
-    if isinstance(given, Model | Saved):
-        return given
-    if isinstance(given, Pair):
-        return Saved(given.encoder.source.model, (given.encoder, given.decoder))
-    if isinstance(given, States | Store):
-        return Saved(given.source.model, (given,))
-    if isinstance(given, str | os.PathLike):
-        path = Path(given)
-        if (path / "plan.json").is_file():
-            store = open_store(path)
-            return Saved(f"{store.source.model} ({path.name})", (store,))
-        return _saved_file(path) if path.suffix.lower() == ".safetensors" and path.is_file() else load(given)
-    if isinstance(given, Readable):
-        return Saved(str(getattr(getattr(given, "source", None), "model", "states")), (_gathered(given),))
-    if isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], nn.Module):
-        tell_of_slow_products(given[0], type(given[0]).__name__)
-        return Given(*given)
-    if isinstance(given, nn.Module):
-        tell_of_slow_products(given, type(given).__name__)
-        return Given(given)
-    if callable(given):
-        function: Callable[..., Any] = given
+def open_side(side: Any, who: str) -> Opened:
+    """Find out what was given as one of the two sides."""
+    if isinstance(side, Model | SavedRun):
+        return side
+    if isinstance(side, Pair):
+        return SavedRun(side.encoder.source.model, (side.encoder, side.decoder))
+    if isinstance(side, States | Store):
+        return SavedRun(side.source.model, (side,))
+    if isinstance(side, str | os.PathLike):
+        return _open_path(Path(side), side)
+    if isinstance(side, Readable):
+        source = getattr(side, "source", None)
+        return SavedRun(str(getattr(source, "model", "states")), (_in_memory(side),))
+    if isinstance(side, tuple) and len(side) == 2 and isinstance(side[0], nn.Module):
+        return _bare(*side)
+    if isinstance(side, nn.Module):
+        return _bare(side)
+    if callable(side) and not isinstance(side, type):
+        function: Callable[..., Any] = side
         return function
     remedy = "Give a model, saved states, or a function of token ids."
-    raise ModuleError(f"Cannot compare the {who}", f"got {type(given).__name__}", remedy)
+    raise ModuleError(f"Cannot compare the {who}", f"got {type(side).__name__}", remedy)
 
 
-def _saved_file(path: Path) -> Saved:
+def _bare(module: nn.Module, tokenizer: Any = None) -> BareModule:
+    tell_of_slow_products(module, type(module).__name__)
+    return BareModule(module, tokenizer)
+
+
+def _open_path(path: Path, name: str | os.PathLike[str]) -> Opened:
+    if (path / "plan.json").is_file():
+        store = open_store(path)
+        return SavedRun(f"{store.source.model} ({path.name})", (store,))
+    if path.suffix.lower() != ".safetensors" or not path.is_file():
+        return load(name)
     states = load_states(path)
     stacks = (states.encoder, states.decoder) if isinstance(states, Pair) else (states,)
-    return Saved(f"{stacks[0].source.model} ({path.name})", stacks)
+    return SavedRun(f"{stacks[0].source.model} ({path.name})", stacks)
 
 
-def _gathered(source: Readable) -> States:
-    """States that are read in blocks, in memory."""
+def _in_memory(source: Readable) -> States:
+    """Gather states that are read in blocks."""
     values = torch.stack([torch.cat(list(source.blocks(site))) for site in source.sites])
     return States(source.sites, values, source.tokens, getattr(source, "source", None))  # type: ignore[arg-type]
 
 
-def as_model(side: Side, who: str) -> Model:
-    """A side as a model whose states are proved."""
+def as_model(side: Opened, who: str) -> Model:
+    """Load a side as a model whose states are proved."""
     if isinstance(side, Model):
         return side
-    if isinstance(side, Given):
+    if isinstance(side, BareModule):
         return load((side.module, side.tokenizer))
     raise ModuleError(f"Cannot use the {who} alone", "it is not a model", "Give a model on one side at least.")
 
 
-def as_live(side: Model | Given, reference: Model) -> Live | None:
-    """A side as a module that runs beside the reference; None where its modules are not the reference's.
+def as_side(model: Model) -> Side:
+    """Take a loaded model as a side of the comparison."""
+    return Side(model.name, model.module, model.anatomy, model.pad, majority_dtype(model.module))
+
+
+def as_candidate(side: Model | BareModule, reference: Model) -> Side | None:
+    """Take a model or module as the candidate; None where its modules are not the reference's.
 
     A module with the same blocks in the same places needs no proof of its own: what is at fault in it may be the very
     thing that a proof would refuse.
@@ -152,157 +188,189 @@ def as_live(side: Model | Given, reference: Model) -> Live | None:
     if is_compiled(module):
         return None
     recordable(module)
-    anatomy = reference.anatomy
     name = side.name if isinstance(side, Model) else type(module).__name__
-    if same_tree(module, reference.module, anatomy):
-        return Live(name, module, anatomy, reference.pad, majority_dtype(module))
-    if isinstance(side, Given):
+    dtype = majority_dtype(module)
+    if _has_same_tree(module, reference.module, reference.anatomy):
+        return Side(name, module, reference.anatomy, reference.pad, dtype)
+    if isinstance(side, BareModule):
         try:
             side = load((module, side.tokenizer))
         except AnatomyError:
             return None
-    if _types(side.anatomy) != _types(anatomy):
+    if _depths(side.anatomy) != _depths(reference.anatomy):
         return None
-    return Live(name, module, side.anatomy, reference.pad, majority_dtype(module))
+    return Side(name, module, side.anatomy, reference.pad, dtype)
 
 
 def is_compiled(module: Any) -> bool:
-    """Whether torch.compile made it, so that it calls no hooks: only what it returns can be seen."""
-    if not isinstance(module, nn.Module) or hasattr(module, "_orig_mod"):
-        return isinstance(module, nn.Module)
+    """Check whether torch.compile made a module, so that it calls no hooks: only what it returns can be seen."""
+    if not isinstance(module, nn.Module):
+        return False
+    if hasattr(module, "_orig_mod"):
+        return True
     return any(getattr(part, "_compiled_call_impl", None) is not None for part in module.modules())
 
 
-def same_tree(module: nn.Module, other: nn.Module, anatomy: Anatomy) -> bool:
-    """Whether a module has all places where another's states are, and as many blocks."""
-    parts = hooks.parts_of(module)
+def _has_same_tree(module: nn.Module, other: nn.Module, anatomy: Anatomy) -> bool:
+    """Check that a module has all places where another's states are, and as many blocks."""
+    parts, other_parts = hooks.parts_of(module), hooks.parts_of(other)
     if any(tap.path not in parts for tap in anatomy.taps.values()):
         return False
-    mine = hooks.parts_of(other)
-    lists = {block.path.rpartition(".")[0] for stack in anatomy.stacks for block in stack.blocks}
-    return all(len(mine[path]._modules) == len(parts[path]._modules) for path in lists)
+    for stack in anatomy.stacks:
+        for block in stack.blocks:
+            container = block.path.rpartition(".")[0]
+            if len(parts[container]._modules) != len(other_parts[container]._modules):
+                return False
+    return True
 
 
-def _types(anatomy: Anatomy) -> list[tuple[str, int]]:
+def _depths(anatomy: Anatomy) -> list[tuple[str, int]]:
     return [(stack.name, stack.depth) for stack in anatomy.stacks]
 
 
-def live(model: Model) -> Live:
-    """A loaded model as a module that can be run here."""
-    return Live(model.name, model.module, model.anatomy, model.pad, majority_dtype(model.module))
+def on_equal_terms(reference: Side, candidate: Side) -> Sides:
+    """Choose how parts are compared: in the coarser of both dtypes, and with the candidate's attention kernel.
 
-
-def alike(reference: Live, candidate: Live) -> Live:
-    """The reference in the candidate's dtype and with its attention kernel; itself where both are the same already.
-
-    It is a copy: the reference is not touched. A tensor that the candidate keeps wider than the rest is kept as wide.
+    Whichever side must change for that is a private copy.
     """
+    digits = common_digits(reference.module, candidate.module)
+    equal_reference = _with_digits(reference, digits.reference)
+    equal_candidate = _with_digits(candidate, digits.candidate)
+    if torch.finfo(candidate.dtype).eps < torch.finfo(reference.dtype).eps:
+        equal_candidate = _rounded(equal_candidate, reference.dtype, reference.module)
     kernel = candidate.kernel if candidate.kernel in KNOWN_KERNELS else reference.kernel
-    if candidate.dtype == reference.dtype and kernel == reference.kernel:
-        return reference
-    module = copy.deepcopy(reference.module)
-    if candidate.dtype != reference.dtype:
-        _round(module, candidate.dtype, {name: tensor.dtype for name, tensor in _tensors(candidate.module)})
-    set_kernel(module, kernel)
-    return Live(reference.name, module, reference.anatomy, reference.pad, candidate.dtype)
+    if equal_candidate.dtype != reference.dtype:
+        equal_reference = _rounded(equal_reference, equal_candidate.dtype, equal_candidate.module)
+    if kernel != reference.kernel:
+        copied = private_copy(equal_reference.module, attention=kernel)
+        equal_reference = _with_module(equal_reference, copied)
+    return Sides(reference, candidate, equal_reference, equal_candidate, tuple(digits.notes))
 
 
-def not_wider(candidate: Live, reference: Live) -> Live:
-    """A candidate that has more digits than the reference, rounded to the reference's; itself where it has not."""
-    if torch.finfo(candidate.dtype).eps >= torch.finfo(reference.dtype).eps:
-        return candidate
-    module = copy.deepcopy(candidate.module)
-    _round(module, reference.dtype, {name: tensor.dtype for name, tensor in _tensors(reference.module)})
-    call = None if candidate.call is None else candidate.call.of(module)
-    return replace(candidate, module=module, dtype=reference.dtype, call=call, passes=0)
+def _with_digits(side: Side, dtype: torch.dtype | None) -> Side:
+    """Copy a side with the digits of its weights rounded; without a dtype it stays as it is."""
+    if dtype is None:
+        return side
+    return _with_module(side, with_digits(side.module, dtype))
 
 
-def _round(module: nn.Module, dtype: torch.dtype, kept: Mapping[str, torch.dtype]) -> None:
-    """Round the weights of a module; a tensor that is `kept` wider stays so, and a buffer is what it is there."""
-    for name, tensor in _tensors(module):
-        if tensor.is_floating_point():
-            buffer = not isinstance(tensor, nn.Parameter)
-            own = kept.get(name, tensor.dtype if buffer else dtype)
-            tensor.data = tensor.data.to(own if buffer or own.itemsize > dtype.itemsize else dtype)
+def _with_module(side: Side, module: nn.Module) -> Side:
+    call = None if side.call is None else side.call.of(module)
+    return replace(side, module=module, call=call, passes=0)
 
 
-def _tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
-    return [*module.named_parameters(), *module.named_buffers()]
+def _rounded(side: Side, dtype: torch.dtype, like: nn.Module) -> Side:
+    """Copy a side with its weights rounded to a dtype; what the other module keeps wider stays so."""
+    module = private_copy(side.module, _rounding(dtype, like))
+    return replace(_with_module(side, module), dtype=dtype)
 
 
-def encoded(model: Model, texts: Texts | Inputs) -> Inputs:
-    """The texts as the reference takes them; a decoder beside an encoder is given the same texts."""
-    if not isinstance(texts, Inputs) and not isinstance(texts, str) and not len(texts):
-        raise TextError("No texts to compare on", "the list is empty", "Give at least one text.")
+def _rounding(dtype: torch.dtype, like: nn.Module) -> Convert:
+    dtypes = {name: tensor.dtype for name, tensor in named_weights(like)}
+
+    def convert(name: str, tensor: Tensor) -> Tensor:
+        if not tensor.is_floating_point():
+            return tensor
+        if not isinstance(tensor, nn.Parameter):
+            # Buffers such as rotary tables are in a dtype of their own.
+            return tensor.to(dtypes.get(name, tensor.dtype))
+        other = dtypes.get(name, dtype)
+        return tensor.to(other if other.itemsize > dtype.itemsize else dtype)
+
+    return convert
+
+
+def encode(model: Model, texts: Texts | Inputs | None) -> Inputs:
+    """Encode texts as the reference takes them; a decoder beside an encoder is given the same texts."""
+    problem = "No texts to compare on"
+    if texts is None:
+        raise StatesError(problem, "only saved states come with their own texts", "Give at least one text.")
+    if isinstance(texts, list | tuple) and not texts:
+        raise TextError(problem, "the list is empty", "Give at least one text.")
     if isinstance(texts, Inputs) or not model.encoder_decoder:
         return model.encode(texts)
     return model.encode(texts, targets=texts)
 
 
-def check_tokenizers(inputs: Inputs, candidate: Model | Given) -> None:
+def check_tokenizers(inputs: Inputs, candidate: Model | BareModule) -> None:
     """Refuse a candidate whose tokenizer makes other ids of the texts."""
     if inputs.texts is None or candidate.tokenizer is None:
         return
     encoder = TextEncoder(candidate.tokenizer, None, vocabulary(candidate.module))
     for number, (text, ids) in enumerate(zip(inputs.texts, inputs.ids, strict=True)):
-        theirs = encoder.encode([text]).ids[0]
-        if theirs != ids:
-            equal = [a == b for a, b in zip(ids, theirs, strict=False)]
-            place = equal.index(False) if False in equal else len(equal)
-            reason = (
-                f"text {number} is {len(ids)} tokens in one and {len(theirs)} in the other, from position {place} on"
-            )
+        other_ids = encoder.encode([text]).ids[0]
+        if other_ids != ids:
+            place = _first_difference(ids, other_ids)
+            lengths = f"text {number} is {len(ids)} tokens in one and {len(other_ids)} in the other"
             remedy = "Give token ids, or models with one tokenizer."
-            raise TextError("Their tokenizers give different ids", reason, remedy)
+            raise TextError("Their tokenizers give different ids", f"{lengths}, from position {place} on", remedy)
 
 
-def check_shapes(reference: Live, candidate: Live) -> None:
+def _first_difference(ids: Sequence[int], other_ids: Sequence[int]) -> int:
+    for place, (token, other) in enumerate(zip(ids, other_ids, strict=False)):
+        if token != other:
+            return place
+    return min(len(ids), len(other_ids))
+
+
+def check_shapes(reference: Side, candidate: Side) -> None:
     """Refuse models whose states have different widths."""
-    for mine, theirs in zip(reference.anatomy.stacks, candidate.anatomy.stacks, strict=True):
-        if mine.proof.width != theirs.proof.width:
-            reason = f"their hidden sizes are {mine.proof.width} and {theirs.proof.width}"
+    for stack, other in zip(reference.anatomy.stacks, candidate.anatomy.stacks, strict=True):
+        if stack.proof.width != other.proof.width:
+            reason = f"their hidden sizes are {stack.proof.width} and {other.proof.width}"
             raise StatesError("Cannot compare the two models", reason, "Give two versions of one model.")
 
 
-def check_whole(saved: Saved) -> None:
+def check_widths(site: Site, width: int, other_width: int) -> None:
+    """Refuse a site whose states have different widths in the two runs."""
+    if width != other_width:
+        reason = f"{site} is {width} wide in one and {other_width} in the other"
+        raise StatesError("Cannot compare the two runs", reason, "Give two versions of one model.")
+
+
+def check_whole(saved: SavedRun) -> None:
     """Refuse stores that do not have every token: a pass cannot be compared with them."""
     for states in saved.stacks:
-        if isinstance(states, Store) and (states.pooled is not None or states.every > 1):
-            how = f"the {states.pooled} of each text" if states.pooled else f"one token in {states.every}"
-            problem, reason = f"Cannot compare a pass with {saved.name}", f"the store keeps {how} alone"
-            raise StatesError(problem, reason, "Extract the states of every token.")
+        if not isinstance(states, Store) or (states.pooled is None and states.every == 1):
+            continue
+        what = f"the {states.pooled} of each text" if states.pooled else f"one token in {states.every}"
+        problem, reason = f"Cannot compare a pass with {saved.name}", f"the store keeps {what} alone"
+        raise StatesError(problem, reason, "Extract the states of every token.")
 
 
-def windows_of(saved: Saved) -> list[list[int]] | None:
-    """The ids of every window of a store whose long texts were cut; None where every text was given whole."""
-    states = saved.stacks[0]
-    if not isinstance(states, Store) or len(states.sequence_lengths) == states.tokens.count:
-        return None
-    ends = states.sequence_lengths.cumsum()[:-1]
-    return [ids.tolist() for ids in np.split(states.tokens.ids, ends)]
-
-
-def check_tokens(inputs: Inputs, saved: Saved) -> None:
+def check_tokens(inputs: Inputs, saved: SavedRun) -> None:
     """Refuse saved states of other texts than those that are run here."""
     for states in saved.stacks:
-        own = inputs.of(states.sites[0].stack)
+        here = inputs.of(states.sites[0].stack)
         lengths = states.sequence_lengths if isinstance(states, Store) else states.tokens.lengths
-        if own.flat.tolist() != states.tokens.ids.tolist() or own.lengths != lengths.tolist():
-            here, there = sum(own.lengths), len(states.tokens)
-            reason = f"they hold {there:,} tokens of {states.tokens.count} texts, which are not the {here:,} given"
-            remedy = "Give the texts they were captured on."
-            if windows_of(saved) is not None:
-                reason, remedy = (
-                    "they were computed in windows of long texts",
-                    "Leave the texts out: the store has its own.",
-                )
-            raise StatesError(f"The saved states of {saved.name} are of other texts", reason, remedy)
+        if here.flat.tolist() == states.tokens.ids.tolist() and here.lengths == lengths.tolist():
+            continue
+        problem = f"The saved states of {saved.name} are of other texts"
+        if saved.windows() is not None:
+            remedy = "Leave the texts out: the store has its own."
+            raise StatesError(problem, "they were computed in windows of long texts", remedy)
+        held = f"they hold {len(states.tokens):,} tokens of {states.tokens.count} texts"
+        reason = f"{held}, which are not the {sum(here.lengths):,} given"
+        raise StatesError(problem, reason, "Give the texts they were captured on.")
 
 
-def common(mine: tuple[Site, ...], theirs: tuple[Site, ...], names: tuple[str, str]) -> tuple[Site, ...]:
-    """The sites that both sides have; none is an error."""
-    both = tuple(site for site in mine if site in theirs)
+def check_same_texts(first: SavedRun, second: SavedRun, stack: str | None) -> None:
+    """Refuse two saved runs of different texts."""
+    tokens, other = first.of(stack).tokens, second.of(stack).tokens
+    same_ids = tokens.ids.tolist() == other.ids.tolist()
+    same_lengths = tokens.lengths.tolist() == other.lengths.tolist()
+    # Vectors of whole texts have no ids to tell them apart by.
+    is_pooled = bool((tokens.ids < 0).any())
+    same_texts = not is_pooled or tokens.texts == other.texts
+    if not (same_ids and same_lengths and same_texts):
+        reason = f"they hold {len(tokens):,} and {len(other):,} tokens that are not the same"
+        raise StatesError("The two saved runs are of different texts", reason, "Capture both on the same texts.")
+
+
+def common_sites(sites: Sequence[Site], other_sites: Sequence[Site], names: tuple[str, str]) -> tuple[Site, ...]:
+    """List the sites that both sides have; none is an error."""
+    both = tuple(site for site in sites if site in other_sites)
     if not both:
-        reason = f"{names[0]} has {summarise(mine)} and {names[1]} has {summarise(theirs)}"
+        reason = f"{names[0]} has {summarise(sites)} and {names[1]} has {summarise(other_sites)}"
         raise StatesError("Nothing to compare", reason, "Choose sites that both have, or give a pairing.")
     return both

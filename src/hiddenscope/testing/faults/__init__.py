@@ -11,6 +11,7 @@ functions   activations, norms, residuals, layers, dtypes, dropout, routers
 modelwide   embeddings, positions, masks, rotary tables, the head
 unnamed     random changes of random modules
 harmless    other kernels, layouts and orders of the same maths
+ports       models written from scratch in other layouts, with faults in them
 
 >>> from hiddenscope.testing import tiny_model
 >>> planted = KINDS["norm_eps"].plant(tiny_model("llama"), layer=2, rng=1)

@@ -73,13 +73,37 @@ def findings(result: Result) -> Iterator[str]:
 
 def _verdict(facts: Facts) -> str:
     if not facts["drifted"]:
-        largest = facts["largest"]
-        how = f"{largest['beyond']:.2g} times the noise envelope, at `{largest['site']}`"
-        return f"No drift: the largest difference is {how}."
+        return _no_drift(facts)
     where = f"`{facts['first_site']}`"
+    if facts["beyond"] <= 1:
+        return f"Drift: the two first differ at {where}. {_systematically(facts['systematic'])}"
     if token := facts["first_token"]:
         where += f" (largest at {quoted(token['token'])}, position {token['position']} of text {token['text']})"
     return f"Drift: the two first differ at {where}, by {_times(facts['beyond'])} the noise envelope."
+
+
+def _no_drift(facts: Facts) -> str:
+    """Say how near the envelope the largest difference comes, and how far apart the two are as they were given."""
+    largest, as_given = facts["largest"], facts.get("as_given")
+    how = f"{largest['beyond']:.2g} times the noise envelope, at `{largest['site']}`"
+    sentences = [f"No drift: the largest difference is {how}."]
+    if as_given and as_given["error"]:
+        plain = f"{as_given['error']:.2g} of the norm, at `{as_given['site']}`"
+        sentences.append(f"As they were given, the two differ by at most {plain}.")
+    return " ".join(sentences)
+
+
+def _systematically(systematic: Facts) -> str:
+    """Describe a difference that is too small to show at any one token."""
+    size, part = systematic["size"], f"`{systematic['part']}`"
+    does = {
+        "scale": f"is {1 + size:.5g} times the reference's",
+        "bias": f"is shifted by {size:.2%} of its size, the same at every token",
+        "gain": f"has channels that are scaled by {size:.2%} of its size",
+        "linear": f"differs by {size:.2%} of its size, as a linear function of the state",
+    }[systematic["pattern"]]
+    words = f"No token shows it alone, but over all of them {part} {does}"
+    return f"{words}, {_times(systematic['beyond'])} what sound programs differ by."
 
 
 def _times(beyond: float) -> str:
@@ -88,7 +112,7 @@ def _times(beyond: float) -> str:
 
 def _module(facts: Facts) -> str:
     name = f"`{facts['module']}`" if facts["module"] else "the candidate itself, outside all of its submodules"
-    own = "; its submodules agree, so the fault is in its own forward code" if facts["own_code"] else ""
+    own = "; its parts and weights agree, so the fault is in its own code" if facts["own_code"] else ""
     others = len(facts["drifting_sites"]) - 1
     more = f" {others} more {'site differs' if others == 1 else 'sites differ'} on equal input." if others else ""
     more = more if facts["compared"] == "parts" else ""
@@ -116,7 +140,11 @@ def _measured(facts: Facts) -> str:
     passes = facts["passes"]
     counted = f"{passes['reference']:g} passes of the reference and {passes['candidate']:g} of the candidate"
     measured = f"Noise was measured with {sources}" if sources else "No noise could be measured"
-    return f"{measured}. The noise envelope is {facts['noise']['margin']} times that noise ({counted})."
+    sentence = f"{measured}. The noise envelope is {facts['noise']['margin']} times that noise ({counted})."
+    smallest = facts.get("smallest_fault")
+    if smallest is None:
+        return sentence
+    return f"{sentence} A difference that is the same at every token shows from {smallest:.2%} of a part's output on."
 
 
 def sections(result: Result) -> Iterator[Section]:

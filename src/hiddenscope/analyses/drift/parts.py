@@ -1,0 +1,277 @@
+"""Compare two live models part by part: each block of the candidate on exactly what the reference's block was given.
+
+Each batch takes one pass of both as they are, one of the reference in float64, and one of the candidate in which every
+layer is replaced by the reference's after it was measured. Where dtypes or attention kernels differ, the parts are
+compared in the coarser dtype and with the candidate's kernel, on private copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hiddenscope import hooks, progress
+from hiddenscope.analyses.drift.counterparts import is_column_scaled
+from hiddenscope.analyses.drift.errors import (
+    Errors,
+    Where,
+    main_site,
+    places_of,
+    refuse_broken_states,
+    refuse_not_finite,
+    stack_of,
+    token_finder,
+)
+from hiddenscope.analyses.drift.noise import INFINITE, Noise, gap
+from hiddenscope.analyses.drift.observe import LOGITS, Observed, Side, State, observe
+from hiddenscope.analyses.drift.streaming import StateQueue
+from hiddenscope.errors import NotFinite
+from hiddenscope.model import Model
+from hiddenscope.passes import Inputs
+from hiddenscope.sites import Site
+
+Batch = tuple[list[int], Inputs]
+"""The numbers of some texts among all, and these texts."""
+
+
+@dataclass(frozen=True)
+class Sides:
+    """The two models as they were given, and as their parts are compared: in one dtype, with one attention kernel."""
+
+    reference: Side
+    candidate: Side
+    equal_reference: Side
+    equal_candidate: Side
+    notes: tuple[str, ...] = ()
+
+    @property
+    def sites(self) -> list[Site]:
+        """The sites that both have."""
+        return [site for site in self.reference.sites if site in self.candidate.taps]
+
+    @property
+    def noise_sources(self) -> list[str]:
+        """Say how the noise is measured."""
+        sources = ["float64"]
+        if self.candidate.dtype != self.reference.dtype:
+            sources.append("dtype")
+        if self.equal_reference.kernel != self.reference.kernel:
+            sources.append("kernel")
+        return sources
+
+    def passes(self, batches: int) -> dict[str, float]:
+        """Count the passes of each model that a batch took; a model that serves as two sides counts once."""
+        references = {id(side): side.passes for side in (self.reference, self.equal_reference)}
+        candidates = {id(side): side.passes for side in (self.candidate, self.equal_candidate)}
+        return {
+            "reference": sum(references.values()) / batches,
+            "candidate": sum(candidates.values()) / batches,
+        }
+
+
+def compare_parts(sides: Sides, model: Model, inputs: Inputs, *, low_memory: bool = False) -> Errors:
+    """Compare two live models part by part. A padded batch in which a NaN comes up is run again text by text."""
+    batches = list(inputs.batches(model))
+    if sides.candidate.is_port:
+        return _compare_batches(sides, model, inputs, _one_by_one(inputs), low_memory)
+    try:
+        return _compare_batches(sides, model, inputs, batches, low_memory)
+    except NotFinite:
+        has_padding = any(len(set(batch.costs)) > 1 for _, batch in batches)
+        if not has_padding:
+            raise
+    for side in (sides.reference, sides.candidate):
+        side.passes = 0
+    errors = _compare_batches(sides, model, inputs, _one_by_one(inputs), low_memory)
+    errors.notes.append("Texts were run one at a time, because a NaN comes up in a padded batch.")
+    return errors
+
+
+def _one_by_one(inputs: Inputs) -> list[Batch]:
+    return [([text], inputs.some([text])) for text in range(len(inputs))]
+
+
+def empty_errors(inputs: Inputs, reference: Side) -> Errors:
+    """Make the errors of some texts, before any is measured."""
+    stacks = reference.anatomy.stacks
+    names = [stack.name for stack in stacks] if len(stacks) > 1 else [None]
+    return Errors({name: sum(inputs.of(name).lengths) for name in names})
+
+
+def _compare_batches(sides: Sides, model: Model, inputs: Inputs, batches: Sequence[Batch], low_memory: bool) -> Errors:
+    errors = empty_errors(inputs, sides.reference)
+    errors.noise_sources = sides.noise_sources
+    errors.notes += sides.notes
+    compare = _compare_in_step if low_memory else _compare_batch
+    reference_has_head = False
+    with progress.track("Comparing", total=len(batches)) as advance:
+        # The shortest texts come last, and the self-check is made on these.
+        for texts, batch in reversed(batches):
+            where = token_finder(inputs, texts, model.text_encoder, errors.tokens)
+            table = _Table(errors, sides, batch, places_of(inputs, texts, errors.tokens), where)
+            reference_has_head |= compare(table)
+            advance(1)
+    errors.passes = sides.passes(len(batches))
+    if reference_has_head and LOGITS not in errors.beyond:
+        errors.notes.append("The candidate gives no logits of the reference's shape: they were not compared.")
+    errors.notes = list(dict.fromkeys(errors.notes))
+    longest = max((batch for _, batch in batches), key=lambda batch: sum(batch.lengths))
+    errors.finish(sides.sites, longest)
+    if sides.candidate.is_port:
+        _drop_folded_norms(errors, sides)
+    return errors
+
+
+def _drop_folded_norms(errors: Errors, sides: Sides) -> None:
+    """Leave `final` out where the logits agree, or where the head has the norm's weights folded into its columns."""
+    finals = [name for name in errors.drifting if name.endswith("final")]
+    if not finals or (LOGITS in errors.drifting and not _has_folded_head(sides)):
+        return
+    for name in finals:
+        errors.drop(name)
+        words = f"`{name}` was not compared: the weights of the candidate's last norm seem to be folded into its head."
+        errors.notes.append(words)
+
+
+def _has_folded_head(sides: Sides) -> bool:
+    """Check whether the port has a matrix that is the reference's head with its columns scaled."""
+    head = sides.reference.anatomy.head
+    weight = None if head is None else getattr(sides.equal_reference.part(head.path), "weight", None)
+    if not isinstance(weight, Tensor):
+        return False
+    rounding = Noise.assumed(sides.candidate.dtype).envelope
+    return any(is_column_scaled(other, weight, rounding) for other in sides.equal_candidate.module.parameters())
+
+
+@dataclass
+class _Table:
+    """Where the errors of one batch go."""
+
+    errors: Errors
+    sides: Sides
+    batch: Inputs
+    places: Mapping[str | None, Sequence[int]]
+    where: Where
+
+    def places_at(self, name: str) -> Sequence[int]:
+        return self.places[stack_of(name, self.errors.tokens)]
+
+    def add_whole(self, reference: State, rows: Tensor) -> None:
+        """Add what differs at a site in whole passes."""
+        refuse_not_finite("reference", reference.name, reference.rows, self.where)
+        refuse_not_finite("candidate", reference.name, rows, self.where)
+        if reference.rows.shape == rows.shape:
+            self.errors.put_cells(reference.name, self.places_at(reference.name), reference.rows, rows)
+
+    def add_local(self, reference: State, rows: Tensor, free_rows: Tensor | None) -> Tensor | None:
+        """Add what a part does by itself, and return the reference's layer for the next part to start from."""
+        name = reference.name
+        if reference.noise is None or reference.rows.shape != rows.shape:
+            return None
+        local = gap(reference.rows, rows)
+        layer = main_site(name)
+        self.errors.judge(layer, local, reference.noise, self.batch)
+        if reference.exact is not None:
+            self.errors.add_systematic(name, reference.rows, rows, reference.exact)
+        if name != layer:
+            return None
+        self.errors.put(name, "local", self.places_at(name), local.rows)
+        if free_rows is not None:
+            norms = reference.rows.double().norm(dim=-1).clamp_min(torch.finfo(torch.float64).tiny)
+            inherited = (free_rows.double() - rows.double()).norm(dim=-1) / norms
+            self.errors.put(name, "inherited", self.places_at(name), inherited)
+        # A port may have the final norm folded into its head, which then cannot start from the reference's state.
+        enters_folded_head = self.sides.candidate.is_port and name.endswith("final")
+        return None if enters_folded_head else reference.rows
+
+    def add_missing(self, expected: Sequence[str], reached: set[str]) -> None:
+        """Call a layer that the candidate never reaches infinitely far off.
+
+        One that is only seen as it enters a block is not seen where the candidate leaves that block out.
+        """
+        taps = self.sides.candidate.taps
+        entries = {str(site) for site, tap in taps.items() if tap.side == "input"}
+        for name in expected:
+            if name == main_site(name) and name not in reached and name not in entries and name != LOGITS:
+                self.errors.judge(name, INFINITE, Noise.assumed(self.sides.candidate.dtype), self.batch)
+
+    def check_self(self, observations: Sequence[tuple[Side, Observed]]) -> None:
+        """Compare a pass with hooks and one without, bit for bit, once."""
+        if self.errors.observing_changed_nothing is None:
+            unchanged = [_is_unchanged(side, self.batch, observed) for side, observed in observations]
+            self.errors.observing_changed_nothing = all(unchanged)
+
+
+def _compare_batch(table: _Table) -> bool:
+    """Compare the passes of one batch; return whether the reference gives logits."""
+    sides, batch = table.sides, table.batch
+    exact = observe(sides.equal_reference, batch, sides.sites, noise=True)
+    table.errors.notes += exact.notes
+    reference = exact
+    if sides.equal_reference is not sides.reference:
+        reference = observe(sides.reference, batch, sides.sites)
+    candidate = observe(sides.candidate, batch, sides.sites)
+    refuse_broken_states("reference", reference, table.where)
+    refuse_broken_states("candidate", candidate, table.where)
+    for name, state in reference.states.items():
+        if name in candidate.states and name == main_site(name):
+            table.add_whole(state, candidate.rows(name))
+    free = candidate
+    if sides.equal_candidate is not sides.candidate:
+        free = observe(sides.equal_candidate, batch, sides.sites)
+    reached: set[str] = set()
+
+    def compare(state: State) -> Tensor | None:
+        expected = exact.states.get(state.name)
+        if expected is None or state.name not in free.states:
+            return None
+        reached.add(state.name)
+        return table.add_local(expected, state.rows, free.rows(state.name))
+
+    observe(sides.equal_candidate, batch, sides.sites, visit=compare)
+    table.add_missing(list(exact.states), reached)
+    table.check_self([(sides.reference, reference), (sides.candidate, candidate)])
+    return LOGITS in reference.states
+
+
+def _compare_in_step(table: _Table) -> bool:
+    """Compare one batch with two layers' states in memory; what is inherited takes both passes at once."""
+    sides, batch = table.sides, table.batch
+    layers = [site for site in sides.sites if not site.part]
+    whole = StateQueue()
+
+    def compare_whole(state: State) -> None:
+        expected = whole.take(state.name)
+        if expected is not None:
+            table.add_whole(expected, state.rows)
+
+    candidate = whole.run_in_step(
+        lambda: observe(sides.reference, batch, layers, visit=whole.give),
+        lambda: observe(sides.candidate, batch, layers, visit=compare_whole),
+    )
+    parts = StateQueue()
+    reached: set[str] = set()
+
+    def compare_part(state: State) -> Tensor | None:
+        expected = parts.take(state.name)
+        if expected is None:
+            return None
+        reached.add(state.name)
+        return table.add_local(expected, state.rows, None)
+
+    parts.run_in_step(
+        lambda: observe(sides.equal_reference, batch, sides.sites, visit=parts.give, noise=True),
+        lambda: observe(sides.equal_candidate, batch, sides.sites, visit=compare_part),
+    )
+    table.add_missing(parts.names, reached)
+    table.check_self([(sides.candidate, candidate)])
+    return LOGITS in whole.names
+
+
+def _is_unchanged(side: Side, batch: Inputs, observed: Observed) -> bool:
+    """Check that a pass without any hook gives the same output bit for bit."""
+    bare = hooks.first_tensor(side.run(side.batch(batch)))
+    return observed.output is not None and bare is not None and torch.equal(bare.cpu(), observed.output)

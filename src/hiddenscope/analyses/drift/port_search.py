@@ -1,0 +1,485 @@
+"""Find the module at fault in a port, whose modules have other names, and perhaps another layout, than the reference's.
+
+The port's block is run on the reference's input, and every tensor inside it that has a counterpart in the reference's
+block is compared with it (counterparts.py). A module is at fault if what it is given is right and what it returns is
+not. The innermost such module is named; where parts of it have no counterpart, the evidence says that nothing smaller
+is certain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hiddenscope import hooks
+from hiddenscope.analyses.drift.calls import Call, map_tensors, record_calls, tensors_in, to_float64
+from hiddenscope.analyses.drift.counterparts import (
+    Columns,
+    Counterpart,
+    Place,
+    as_rows,
+    by_weights,
+    calls_by_place,
+    is_column_scaled,
+    learn,
+    learn_weights,
+    tensors_by_place,
+    wrong_weights,
+)
+from hiddenscope.analyses.drift.noise import Noise, gap
+from hiddenscope.analyses.drift.observe import LOGITS, Side, State, in_float64, observe
+from hiddenscope.analyses.drift.search import Fault, Hint, Search, Verdict, equal, window
+from hiddenscope.module_copy import private_copy, to_dtype
+from hiddenscope.sites import Site
+
+LISTS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
+SIMILAR = 0.5  # the cosine from which a weight is taken for a changed copy of another
+MOST_NAMED = 3  # parts that a sentence names
+
+
+@dataclass
+class _Block:
+    """The calls inside the reference's block, in its float64 copy, and inside the port's, on equal input."""
+
+    reference: Call
+    exact: Call | None
+    port: Call
+    port_tensors: dict[Place, Tensor] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.port_tensors = tensors_by_place(self.port)
+
+    @cached_property
+    def expected(self) -> dict[Place, Tensor]:
+        return tensors_by_place(self.reference)
+
+    @cached_property
+    def exactly_expected(self) -> dict[Place, Tensor]:
+        return {} if self.exact is None else tensors_by_place(self.exact)
+
+
+class PortSearch(Search):
+    """Looks for the module at fault in a module of somebody else's making."""
+
+    def find(self, first: str, beyond: Mapping[str, float], relative: float) -> Fault | None:
+        """Find the module behind the first site that differs."""
+        site = None if first == LOGITS else Site.parse(first)
+        if site is None or not site.layer:
+            return self._search_around(site, beyond[first], relative)
+        misuse = self._misuse_of_block(site)
+        if misuse is not None:
+            return Fault(self._runner_of_blocks(site), beyond[first], relative, hints=(misuse,))
+        other_block = self._other_block(site)
+        if other_block is not None:
+            return Fault(self.candidate.blocks[site], beyond[first], relative, hints=(other_block,))
+        return self._blame_part(site, beyond, relative)
+
+    def _port_calls(self, site: Site) -> list[Call]:
+        """Record the calls of a block of the port, in a pass that has the reference's state before it."""
+        path = self.candidate.blocks[site]
+        before = Site((site.layer or 1) - 1, "", site.stack)
+        expected = self._reference_state(before)
+
+        def put(state: State) -> Tensor:
+            return expected
+
+        parts = {}
+        for name, part in self.candidate.part(path).named_modules():
+            parts[f"{path}.{name}".rstrip(".")] = part
+        tapped = [before] if before in self.candidate.taps else []
+        return record_calls(parts, lambda: observe(self.candidate, self.inputs, tapped, visit=put))
+
+    def _reference_state(self, site: Site) -> Tensor:
+        return observe(self.reference, self.inputs, [site]).rows(str(site))
+
+    def _misuse_of_block(self, site: Site) -> Hint | None:
+        """Say what is wrong with how a block is called: never, too often, or on another state than the one before."""
+        path = self.candidate.blocks[site]
+        calls = self._port_calls(site)
+        expected = list(self.reference.blocks.values()).count(self.reference.blocks[site])
+        is_shared = list(self.candidate.blocks.values()).count(path) > 1
+        if not calls:
+            return hint("layer_skipped", f"The candidate never calls `{path}`.")
+        if len(calls) > expected and not is_shared:
+            return hint("layer_doubled", f"The candidate calls `{path}` {len(calls)} times.")
+        before = Site((site.layer or 1) - 1, "", site.stack)
+        state = calls[0].state
+        if not before.layer or before not in self.candidate.taps or state is None:
+            return None
+        rows = self._reference_state(before)
+        if rows.shape == as_rows(state).shape and not self._same(rows, as_rows(state)):
+            return hint("block_input", f"What enters `{path}` is not what the block before returned.")
+        return None
+
+    def _same(self, expected: Tensor, other: Tensor) -> bool:
+        """Check that two tensors differ by no more than the rounding tolerance."""
+        return Noise.assumed(self.candidate.dtype).times_over(gap(expected, other)) <= 1
+
+    @property
+    def _rounding(self) -> float:
+        return Noise.assumed(self.candidate.dtype).envelope
+
+    def _runner_of_blocks(self, site: Site | None) -> str:
+        """Find the innermost module with a forward of its own that holds the blocks of a site's stack."""
+        if site is None:
+            return ""
+        path = next(block for layer, block in self.candidate.blocks.items() if layer.stack == site.stack)
+        while path:
+            path = path.rpartition(".")[0]
+            if not isinstance(self.candidate.part(path), LISTS):
+                break
+        return path
+
+    def _other_block(self, site: Site) -> Hint | None:
+        """Say so where a block holds the matrices of another block of the reference, all of them."""
+        weights = _matrices(self.candidate.part(self.candidate.blocks[site]))
+        for layer, path in self.reference.blocks.items():
+            known = _matrices(self.reference.part(path))
+            held = [any(equal(weight, other) or equal(weight.mT, other) for other in known) for weight in weights]
+            if path != self.reference.blocks[site] and len(held) > 1 and all(held):
+                words = f"The candidate's block holds the weights of `{path}`, which makes `{layer}`."
+                return hint("swapped_layer", words)
+        return None
+
+    def _block(self, site: Site) -> _Block | None:
+        """Record a block of both sides on equal input."""
+        reference = self.block_call(site)
+        port_calls = self._port_calls(site)
+        if reference is None or not port_calls:
+            return None
+        return _Block(reference, self._exact_call(reference), port_calls[0])
+
+    def _exact_call(self, reference: Call) -> Call | None:
+        """Record the calls inside a float64 copy of the reference's block; None if a kernel knows no float64."""
+        exact = private_copy(self.reference.part(reference.path), to_dtype(torch.float64))
+        parts = {}
+        for name, part in exact.named_modules():
+            parts[f"{reference.path}.{name}".rstrip(".")] = part
+        args, kwargs = map_tensors(reference.args, to_float64), map_tensors(reference.kwargs, to_float64)
+        try:
+            calls = record_calls(parts, lambda: reference.with_arguments(exact, args, kwargs, self.reference.device))
+        except (RuntimeError, TypeError, ValueError, NotImplementedError):
+            return None
+        return calls[0]
+
+    def _blame_part(self, site: Site, beyond: Mapping[str, float], relative: float) -> Fault | None:
+        block = self._block(site)
+        if block is None:
+            return None
+        agreeing = self._agreeing_block(site, beyond)
+        if agreeing is not None:
+            counterparts = learn(agreeing.reference, agreeing.port, self._same, reordered=True)
+        else:
+            # Another order of columns may be the fault.
+            counterparts = learn(block.reference, block.port, self._same, reordered=False)
+            counterparts |= by_weights(block.reference, block.port, self.reference.part, self.candidate.part)
+        trial = _BlockTrial(self, block, {**counterparts, **_whole_block(block)})
+        trial.weights = self._weights_of_block(block, agreeing)
+        call, verdict = trial.innermost_wrong(block.port) or (block.port, Verdict(beyond[str(site)], relative))
+        fault = self._fault_of(trial, call, verdict, agreeing)
+        wrong = [name for name, is_right in trial.weights.items() if not is_right and name.startswith(f"{call.path}.")]
+        return self._with_weights(fault, wrong) if wrong else fault
+
+    def _weights_of_block(self, block: _Block, agreeing: _Block | None) -> dict[str, bool]:
+        """Tell of the weights of a port's block whether they are the reference's, where that is known.
+
+        Where a block agrees, they must be made of the reference's weights as they are there.
+        """
+        reference, port = self.reference.part(block.reference.path), self.candidate.part(block.port.path)
+        learned = learn_weights(reference, port, reordered=False)
+        wrong: list[str] = []
+        if agreeing is not None:
+            parts = self.reference.part(agreeing.reference.path), self.candidate.part(agreeing.port.path)
+            learned = learn_weights(*parts, reordered=True)
+            wrong = wrong_weights(reference, port, learned)
+        return {f"{block.port.path}.{name}": name not in wrong for name in learned}
+
+    def _with_weights(self, fault: Fault, weights: Sequence[str]) -> Fault:
+        """Name the smallest module that holds all weights which are not the reference's."""
+        path = _common_path([name.rpartition(".")[0] for name in weights])
+        named = ", ".join(f"`{name}`" for name in weights[:MOST_NAMED])
+        more = f" and {len(weights) - MOST_NAMED} more" if len(weights) > MOST_NAMED else ""
+        words = f"Not the reference's, as in blocks that agree: {named}{more}."
+        changed = hint("changed_weight", words)
+        if path == fault.path:
+            return replace(fault, own_code=False, hints=(changed, *fault.hints))
+        return Fault(path, fault.beyond, fault.relative, hints=(changed,))
+
+    def _agreeing_block(self, site: Site, beyond: Mapping[str, float]) -> _Block | None:
+        """Record the nearest block of the same make that agrees with the reference's."""
+        layers = [layer for layer in self.candidate.blocks if beyond.get(str(layer), torch.inf) <= 1]
+        layers = [layer for layer in layers if layer.stack == site.stack and self._same_make(layer, site)]
+        nearest = min(layers, key=lambda layer: abs((layer.layer or 0) - (site.layer or 0)), default=None)
+        return None if nearest is None else self._block(nearest)
+
+    def _same_make(self, layer: Site, other: Site) -> bool:
+        """Check that two blocks have the same parts, on both sides."""
+        for side in (self.reference, self.candidate):
+            names = [[name for name, _ in side.part(side.blocks[at]).named_modules()] for at in (layer, other)]
+            if names[0] != names[1]:
+                return False
+        return True
+
+    def _fault_of(self, trial: _BlockTrial, call: Call, verdict: Verdict, agreeing: _Block | None) -> Fault:
+        """Describe the module that was found, and say why no smaller one is certain."""
+        hints: list[Hint] = []
+        unknown = trial.unknown_parts(call)
+        if unknown:
+            named = ", ".join(f"`{path}`" for path in unknown[:MOST_NAMED])
+            more = f" and {len(unknown) - MOST_NAMED} more" if len(unknown) > MOST_NAMED else ""
+            where = "in a block that agrees" if agreeing is not None else "and no block agrees"
+            words = f"{named}{more} could not be compared: nothing in the reference's block is the same {where}."
+            hints.append(hint("not_compared", f"{words} So nothing smaller than `{call.path}` is certain."))
+        besides = self._given_besides(call, agreeing)
+        if besides is not None:
+            hints.append(besides)
+        own_code = not hints and trial.only_code_is_left(call)
+        partner = trial.partner(call)
+        made = None
+        if partner is not None and call.output is not None and partner.output is not None:
+            made = call.output.reshape(partner.output.shape).to(self.reference.device)
+        return Fault(call.path, verdict.beyond, verdict.relative, own_code, partner, made, tuple(hints))
+
+    def _given_besides(self, call: Call, agreeing: _Block | None) -> Hint | None:
+        """Say which tensors a part is given beside the state, unless an agreeing block is given the same."""
+        others = [tensor for tensor in (*tensors_in(call.args), *tensors_in(call.kwargs)) if tensor is not call.state]
+        if not others:
+            return None
+        if agreeing is not None:
+            known: list[Tensor] = []
+            for other in agreeing.port.walk():
+                known += [*tensors_in(other.args), *tensors_in(other.kwargs)]
+            if all(any(equal(tensor, value) for value in known) for tensor in others):
+                return None
+        shapes = ", ".join(str(list(tensor.shape)) for tensor in others)
+        words = f"`{call.path}` is also given tensors that were not compared ({shapes}): the fault may be in them."
+        return hint("not_compared", words)
+
+    def _search_around(self, site: Site | None, beyond: float, relative: float) -> Fault:
+        """Find the module before or after the blocks that is at fault: by its weights, or by what it returns."""
+        reference_calls = self._calls_between(self._calls_outside(), site)
+        leaves = [call for call in reference_calls if not call.inner and self._weights(self.reference, call.path)]
+        calls = self._calls_around(site)
+        for path in dict.fromkeys(call.path for call in calls):
+            partner = self._most_alike(path, leaves) if self._weights(self.candidate, path) else None
+            if partner is None:
+                continue
+            leaves.remove(partner)
+            fault = self._compare_with(path, partner)
+            if fault is not None:
+                return fault
+        return Fault(self._maker_of(site, calls), beyond, relative)
+
+    def _maker_of(self, site: Site | None, calls: Sequence[Call]) -> str:
+        """Find the module whose output is the state at a site; else the module that runs the blocks."""
+        if site is not None and site in self.candidate.taps:
+            rows = observe(self.candidate, self.inputs, [site]).rows(str(site))
+            for call in calls:
+                if call.inner and call.output is not None and equal(as_rows(call.output), rows):
+                    return call.path
+        return self._runner_of_blocks(site)
+
+    def _calls_around(self, site: Site | None) -> list[Call]:
+        """Record the calls of the port's modules before its blocks, or after them."""
+        blocks = {path: layer.stack for layer, path in self.candidate.blocks.items()}
+        inside = tuple(f"{path}." for path in blocks)
+        parts = hooks.parts_of(self.candidate.module)
+        outside = {path: part for path, part in parts.items() if path and not path.startswith(inside)}
+        batch = self.candidate.batch(self.inputs)
+        order: list[Call] = []
+        for call in record_calls(outside, lambda: self.candidate.run(batch), opaque=set(blocks)):
+            order += call.walk()
+        stacks: list[Any] = [blocks.get(call.path, ()) for call in order]
+        return window(order, stacks, site)
+
+    def _weights(self, side: Side, path: str) -> list[Tensor]:
+        weights = side.part(path)._parameters.values()
+        return [weight.detach() for weight in weights if weight is not None]
+
+    def _most_alike(self, path: str, calls: Sequence[Call]) -> Call | None:
+        """Choose the call of the reference's module whose weight is most like that of a module of the port."""
+        weight = self._weights(self.candidate, path)[0]
+        best: tuple[float, Call] | None = None
+        for call in calls:
+            cosine = _cosine(weight, self._weights(self.reference, call.path)[0])
+            if cosine > SIMILAR and (best is None or cosine > best[0]):
+                best = cosine, call
+        return None if best is None else best[1]
+
+    def _compare_with(self, path: str, call: Call) -> Fault | None:
+        """Call a module of the port on what the reference's was given; None if it agrees or cannot be compared."""
+        part, reference_part = self.candidate.part(path), self.reference.part(call.path)
+        tensor = next(tensors_in((call.args, call.kwargs)), None)
+        if tensor is None or call.output is None:
+            return None
+        weight, other = self._weights(self.candidate, path)[0], self._weights(self.reference, call.path)[0]
+        if not equal(weight, other) and is_column_scaled(weight, other, self._rounding):
+            # A norm may be folded into it, so that it takes another input than the reference's.
+            return None
+        alone = Call(path, (tensor,))
+        try:
+            made = hooks.first_tensor(alone.repeat(part, self.candidate.device))
+            exact = hooks.first_tensor(in_float64(reference_part, call.args, call.kwargs))
+        except (TypeError, ValueError, RuntimeError, LookupError, AttributeError):
+            return None
+        if made is None or made.shape != call.output.shape:
+            return None
+        verdict = self.judge(call.output, made.to(self.reference.device), exact)
+        if not verdict.wrong:
+            return None
+        return Fault(path, verdict.beyond, verdict.relative, call=call, made=made.to(self.reference.device))
+
+
+class _BlockTrial:
+    """Tells of every call inside a port's block whether it returns what it should, given what it should be given."""
+
+    def __init__(self, search: PortSearch, block: _Block, counterparts: Mapping[Place, Counterpart]) -> None:
+        self.search, self.block, self.counterparts = search, block, counterparts
+        self.keys = {id(call): key for key, call in calls_by_place(block.port).items()}
+        self.reference_calls = calls_by_place(block.reference)
+        self.weights: Mapping[str, bool] = {}
+        self._verdicts: dict[int, Verdict | None] = {}
+
+    def innermost_wrong(self, call: Call) -> tuple[Call, Verdict] | None:
+        """Find the innermost call that is wrong, the first in the order of the pass."""
+        for inner in call.inner:
+            wrong = self.innermost_wrong(inner)
+            if wrong is not None:
+                return wrong
+        verdict = self.verdict(call)
+        if verdict is None or not verdict.wrong:
+            return None
+        return call, verdict
+
+    def verdict(self, call: Call) -> Verdict | None:
+        """Judge what a call does by itself; None where that cannot be told."""
+        if id(call) not in self._verdicts:
+            self._verdicts[id(call)] = self._judge(call)
+        return self._verdicts[id(call)]
+
+    def _judge(self, call: Call) -> Verdict | None:
+        returned = self._compared(call, "output", self._rows(call, "output"))
+        if returned is None or self._is_input_right(call):
+            return returned
+        output = self._on_reference_input(call)
+        return None if output is None else self._compared(call, "output", as_rows(output))
+
+    def _is_input_right(self, call: Call) -> bool:
+        """Check what a call was given, by itself or by another call on the same tensor that returns what it should."""
+        entered = self._compared(call, "input", self._rows(call, "input"))
+        if entered is not None:
+            return not entered.wrong
+        if call.state is None:
+            return False
+        for other in self.block.port.walk():
+            shares_input = other is not call and other.state is not None and equal(other.state, call.state)
+            if shares_input and not other.inner:
+                returned = self._compared(other, "output", self._rows(other, "output"))
+                if returned is not None and not returned.wrong:
+                    return True
+        return False
+
+    def _on_reference_input(self, call: Call) -> Tensor | None:
+        """Call a part of the port on what the reference has in the place of its input."""
+        counterpart = self.counterparts.get(Place(*self.keys[id(call)], "input"))
+        place = None if counterpart is None else counterpart.whole
+        if place is None or place not in self.block.expected or call.state is None:
+            return None
+        state = self.block.expected[place].reshape(call.state.shape).to(call.state)
+        args, kwargs = hooks.with_state_in(call.args, call.kwargs, state)
+        part, device = self.search.candidate.part(call.path), self.search.candidate.device
+        return hooks.first_tensor(call.with_arguments(part, args, kwargs, device))
+
+    def _rows(self, call: Call, side: str) -> Tensor | None:
+        return self.block.port_tensors.get(Place(*self.keys[id(call)], side))  # type: ignore[arg-type]
+
+    def _compared(self, call: Call, side: str, rows: Tensor | None) -> Verdict | None:
+        """Compare the rows of a tensor with their counterpart in the reference's block; the worst columns count."""
+        counterpart = self.counterparts.get(Place(*self.keys[id(call)], side))  # type: ignore[arg-type]
+        if counterpart is None or rows is None:
+            return None
+        verdicts = []
+        for place, reference_columns, port_columns, _ in counterpart.columns:
+            expected = self.block.expected.get(place)
+            if expected is None or len(expected) != len(rows):
+                return None
+            exact = self.block.exactly_expected.get(place)
+            exact_columns = None if exact is None or exact.shape != expected.shape else exact[:, reference_columns]
+            verdicts.append(self.search.judge(expected[:, reference_columns], rows[:, port_columns], exact_columns))
+        return max(verdicts, key=lambda verdict: verdict.beyond)
+
+    def unknown_parts(self, call: Call) -> list[str]:
+        """List the parts inside a call that could not be judged and are not inside another such part."""
+        unknown: list[str] = []
+        for inner in call.inner:
+            if self.verdict(inner) is None:
+                unknown.append(inner.path)
+            else:
+                unknown += self.unknown_parts(inner)
+        return list(dict.fromkeys(unknown))
+
+    def only_code_is_left(self, call: Call) -> bool:
+        """Check that a module has parts, which agree if they are called and else hold the reference's weights."""
+        part = self.search.candidate.part(call.path)
+        called = {inner.path for inner in call.walk() if inner is not call}
+        for name, inner in part.named_modules():
+            path = f"{call.path}.{name}".rstrip(".")
+            names = [f"{path}.{weight}" for weight, values in inner._parameters.items() if values is not None]
+            if path not in called and not all(self.weights.get(weight, False) for weight in names):
+                return False
+        return bool(part._modules)
+
+    def partner(self, call: Call) -> Call | None:
+        """Find the reference's call that returns the counterpart of what a call returns."""
+        counterpart = self.counterparts.get(Place(*self.keys[id(call)], "output"))
+        place = None if counterpart is None else counterpart.whole
+        if place is None or place.side != "output":
+            return None
+        return self.reference_calls.get((place.path, place.number))
+
+
+def _whole_block(block: _Block) -> dict[Place, Counterpart]:
+    """Pair what goes into and comes out of the two blocks: these are the layers themselves."""
+    pairs: dict[Place, Counterpart] = {}
+    for side in ("input", "output"):
+        place = Place("", 0, side)
+        both = block.expected.get(place), block.port_tensors.get(place)
+        if both[0] is not None and both[1] is not None and both[0].shape == both[1].shape:
+            every = torch.arange(both[0].shape[1])
+            pairs[place] = Counterpart((Columns(place, every, every, len(every)),))
+    return pairs
+
+
+def _common_path(paths: Sequence[str]) -> str:
+    """Find the path of the smallest module that holds all of some modules."""
+    parts = [path.split(".") for path in paths]
+    shared: list[str] = []
+    for names in zip(*parts, strict=False):
+        if len(set(names)) > 1:
+            break
+        shared.append(names[0])
+    return ".".join(shared)
+
+
+def hint(fault: str, evidence: str) -> Hint:
+    """Make a hint."""
+    return {"fault": fault, "evidence": evidence}
+
+
+def _matrices(part: nn.Module) -> list[Tensor]:
+    return [weight.detach() for weight in part.parameters() if weight.ndim > 1]
+
+
+def _cosine(weight: Tensor, other: Tensor) -> float:
+    """Measure how much alike two weights are, as they are or transposed."""
+    values, expected = weight.double().cpu(), other.double().cpu()
+    forms = [expected] if expected.shape == values.shape else []
+    if expected.ndim == 2 and expected.T.shape == values.shape:
+        forms.append(expected.T)
+    cosines = [torch.nn.functional.cosine_similarity(values.flatten(), form.flatten(), dim=0) for form in forms]
+    return max(map(float, cosines), default=-1.0)
