@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from hiddenscope.testing.faults.ports.llama import Gated, Separate, gated
+from hiddenscope.testing.faults.ports.llama import Gated, Separate, gated, norms
 from hiddenscope.testing.faults.ports.maths import (
     Activate,
     Part,
@@ -28,7 +28,9 @@ class Expert(Part):
     def __init__(self, gate_up: Tensor, down: Tensor) -> None:
         super().__init__()
         gate, up = gate_up.chunk(2)
-        self.w1, self.w3, self.w2 = linear(gate), linear(up), linear(down)
+        self.w1 = linear(gate)
+        self.w3 = linear(up)
+        self.w2 = linear(down)
 
     def forward(self, x: Tensor) -> Tensor:
         return gated(self.w1(x), self.w3(x), self.w2, self.mistake)
@@ -40,7 +42,9 @@ class ExpertByModule(Part):
     def __init__(self, gate_up: Tensor, down: Tensor) -> None:
         super().__init__()
         gate, up = gate_up.chunk(2)
-        self.gate, self.up, self.down = linear(gate), linear(up), linear(down)
+        self.gate = linear(gate)
+        self.up = linear(up)
+        self.down = linear(down)
         self.act = Activate(functional.silu, functional.gelu)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -142,9 +146,7 @@ def _port(theirs: Any, mixture: type[Mixture] | type[SharedMixture]) -> Port:
 def _block(block: Any, config: Any, mixture: type[Mixture] | type[SharedMixture]) -> PreNormBlock:
     attention, eps = block.self_attn, config.rms_norm_eps
     q, k, v, o = (copied(getattr(attention, f"{letter}_proj")) for letter in "qkvo")
-    return PreNormBlock(
-        norm1=RmsNorm(block.input_layernorm.weight, eps),
-        attention=Separate(config, q, k, v, o),
-        norm2=RmsNorm(block.post_attention_layernorm.weight, eps),
-        moe=mixture(block.mlp, config.num_experts_per_tok),
-    )
+    norm1, norm2 = norms(block, eps)
+    mixing = Separate(config, q, k, v, o)
+    moe = mixture(block.mlp, config.num_experts_per_tok)
+    return PreNormBlock(norm1=norm1, attention=mixing, norm2=norm2, moe=moe)

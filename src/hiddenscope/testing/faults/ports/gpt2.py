@@ -34,7 +34,10 @@ class Separate(Part):
     def __init__(self, width: int, query: nn.Module, key: nn.Module, value: nn.Module, out: nn.Module) -> None:
         super().__init__()
         self.width = width
-        self.query, self.key, self.value, self.out = query, key, value, out
+        self.query = query
+        self.key = key
+        self.value = value
+        self.out = out
 
     def forward(self, x: Tensor) -> Tensor:
         query, key, value = (split_heads(part(x), self.width) for part in (self.query, self.key, self.value))
@@ -49,7 +52,9 @@ class Fused(Part):
 
     def __init__(self, width: int, qkv: nn.Module, out: nn.Module) -> None:
         super().__init__()
-        self.width, self.qkv, self.out = width, qkv, out
+        self.width = width
+        self.qkv = qkv
+        self.out = out
 
     def forward(self, x: Tensor) -> Tensor:
         query, key, value = (split_heads(third, self.width) for third in self.qkv(x).chunk(3, -1))
@@ -64,7 +69,8 @@ class FeedForward(Part):
 
     def __init__(self, wide: nn.Module, narrow: nn.Module) -> None:
         super().__init__()
-        self.wide, self.narrow = wide, narrow
+        self.wide = wide
+        self.narrow = narrow
 
     def forward(self, x: Tensor) -> Tensor:
         act = functional.gelu if self.mistake == "activation" else gelu_tanh
@@ -77,7 +83,8 @@ class FeedForwardByModule(Part):
 
     def __init__(self, fc_in: nn.Module, fc_out: nn.Module) -> None:
         super().__init__()
-        self.fc_in, self.fc_out = fc_in, fc_out
+        self.fc_in = fc_in
+        self.fc_out = fc_out
         self.act = Activate(gelu_tanh, functional.gelu)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -122,12 +129,10 @@ def _split_block(block: Any, config: Any) -> PreNormBlock:
     weights, biases = out_first(fused).chunk(3), fused.bias.chunk(3)
     query, key, value = (linear(weight, bias) for weight, bias in zip(weights, biases, strict=True))
     width = config.n_embd // config.n_head
-    return PreNormBlock(
-        ln_a=_norm(block.ln_1),
-        attn=Separate(width, query, key, value, copied(block.attn.c_proj)),
-        ln_b=_norm(block.ln_2),
-        ff=FeedForwardByModule(copied(block.mlp.c_fc), copied(block.mlp.c_proj)),
-    )
+    ln_a, ln_b = _norm(block.ln_1), _norm(block.ln_2)
+    attn = Separate(width, query, key, value, copied(block.attn.c_proj))
+    ff = FeedForwardByModule(copied(block.mlp.c_fc), copied(block.mlp.c_proj))
+    return PreNormBlock(ln_a=ln_a, attn=attn, ln_b=ln_b, ff=ff)
 
 
 def folded(part: Any, norm: Any) -> nn.Linear:
@@ -153,12 +158,12 @@ def folded_gpt2(theirs: Any) -> Port:
 
 def _folded_block(block: Any, config: Any) -> PreNormBlock:
     width = config.n_embd // config.n_head
-    return PreNormBlock(
-        norm1=CenteredNorm(None, None, block.ln_1.eps),
-        attention=Fused(width, folded(block.attn.c_attn, block.ln_1), copied(block.attn.c_proj)),
-        norm2=CenteredNorm(None, None, block.ln_2.eps),
-        mlp=FeedForward(folded(block.mlp.c_fc, block.ln_2), copied(block.mlp.c_proj)),
-    )
+    norm1 = CenteredNorm(None, None, block.ln_1.eps)
+    norm2 = CenteredNorm(None, None, block.ln_2.eps)
+    qkv, wide = folded(block.attn.c_attn, block.ln_1), folded(block.mlp.c_fc, block.ln_2)
+    attention = Fused(width, qkv, copied(block.attn.c_proj))
+    mlp = FeedForward(wide, copied(block.mlp.c_proj))
+    return PreNormBlock(norm1=norm1, attention=attention, norm2=norm2, mlp=mlp)
 
 
 def packed(weight: Tensor, bias: Tensor, out: nn.Linear, heads: int) -> nn.MultiheadAttention:
@@ -177,7 +182,10 @@ class PackedBlock(Part):
 
     def __init__(self, norm1: nn.Module, mha: nn.Module, norm2: nn.Module, mlp: nn.Module) -> None:
         super().__init__()
-        self.norm1, self.mha, self.norm2, self.mlp = norm1, mha, norm2, mlp
+        self.norm1 = norm1
+        self.mha = mha
+        self.norm2 = norm2
+        self.mlp = mlp
 
     def forward(self, x: Tensor) -> Tensor:
         normed = self.norm1(x)
@@ -217,7 +225,10 @@ class BertBlock(Part):
 
     def __init__(self, mha: nn.Module, norm1: nn.Module, mlp: nn.Module, norm2: nn.Module) -> None:
         super().__init__()
-        self.mha, self.norm1, self.mlp, self.norm2 = mha, norm1, mlp, norm2
+        self.mha = mha
+        self.norm1 = norm1
+        self.mlp = mlp
+        self.norm2 = norm2
 
     def forward(self, x: Tensor, padding: Tensor) -> Tensor:
         ahead = ~visible(x.shape[1], "", x.device) if self.mistake == "mask_added" else None

@@ -37,7 +37,8 @@ class Rotary(Part):
     def __init__(self, config: Any) -> None:
         super().__init__()
         self.width = config.hidden_size // config.num_attention_heads
-        self.heads, self.shared = config.num_attention_heads, config.num_key_value_heads
+        self.heads = config.num_attention_heads
+        self.shared = config.num_key_value_heads
         self.base = config.rope_parameters["rope_theta"]
 
     def mix(self, query: Tensor, key: Tensor, value: Tensor, *, kernel: bool = False) -> Tensor:
@@ -52,7 +53,10 @@ class Separate(Rotary):
 
     def __init__(self, config: Any, q: nn.Module, k: nn.Module, v: nn.Module, o: nn.Module) -> None:
         super().__init__(config)
-        self.q, self.k, self.v, self.o = q, k, v, o
+        self.q = q
+        self.k = k
+        self.v = v
+        self.o = o
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.o(self.mix(self.q(x), self.k(x), self.v(x)))
@@ -64,7 +68,8 @@ class Fused(Rotary):
 
     def __init__(self, config: Any, qkv: nn.Module, proj: nn.Module) -> None:
         super().__init__(config)
-        self.qkv, self.proj = qkv, proj
+        self.qkv = qkv
+        self.proj = proj
 
     def forward(self, x: Tensor) -> Tensor:
         sizes = [count * self.width for count in (self.heads, self.shared, self.shared)]
@@ -80,7 +85,9 @@ class Gated(Part):
 
     def __init__(self, gate: nn.Module, up: nn.Module, down: nn.Module) -> None:
         super().__init__()
-        self.gate, self.up, self.down = gate, up, down
+        self.gate = gate
+        self.up = up
+        self.down = down
 
     def forward(self, x: Tensor) -> Tensor:
         return gated(self.gate(x), self.up(x), self.down, self.mistake)
@@ -93,7 +100,8 @@ class GatedFused(Part):
 
     def __init__(self, gate_up: nn.Module, down: nn.Module) -> None:
         super().__init__()
-        self.gate_up, self.down = gate_up, down
+        self.gate_up = gate_up
+        self.down = down
 
     def forward(self, x: Tensor) -> Tensor:
         gate, up = self.gate_up(x).chunk(2, -1)
@@ -122,12 +130,17 @@ def _split_block(block: Any, config: Any) -> PreNormBlock:
     sizes = [width * config.num_attention_heads, *[width * config.num_key_value_heads] * 2]
     q, k, v = (linear(weight) for weight in block.self_attn.qkv_proj.weight.split(sizes))
     gate, up = (linear(weight) for weight in block.mlp.gate_up_proj.weight.chunk(2))
-    return PreNormBlock(
-        norm1=RmsNorm(block.input_layernorm.weight, eps),
-        attention=Separate(config, q, k, v, copied(block.self_attn.o_proj)),
-        norm2=RmsNorm(block.post_attention_layernorm.weight, eps),
-        mlp=Gated(gate, up, copied(block.mlp.down_proj)),
-    )
+    norm1, norm2 = norms(block, eps)
+    attention = Separate(config, q, k, v, copied(block.self_attn.o_proj))
+    mlp = Gated(gate, up, copied(block.mlp.down_proj))
+    return PreNormBlock(norm1=norm1, attention=attention, norm2=norm2, mlp=mlp)
+
+
+def norms(block: Any, eps: float) -> tuple[RmsNorm, RmsNorm]:
+    """Copy the two norms of a block."""
+    before = RmsNorm(block.input_layernorm.weight, eps)
+    behind = RmsNorm(block.post_attention_layernorm.weight, eps)
+    return before, behind
 
 
 def fused_llama(theirs: Any) -> Port:
@@ -143,12 +156,10 @@ def _fused_block(block: Any, config: Any) -> PreNormBlock:
     projections = (attention.q_proj, attention.k_proj, attention.v_proj)
     qkv = _joined(*projections)
     gate_up = _joined(mlp.gate_proj, mlp.up_proj)
-    return PreNormBlock(
-        pre=RmsNorm(block.input_layernorm.weight, eps),
-        mix=Fused(config, qkv, copied(attention.o_proj)),
-        post=RmsNorm(block.post_attention_layernorm.weight, eps),
-        ffn=GatedFused(gate_up, copied(mlp.down_proj)),
-    )
+    pre, post = norms(block, eps)
+    mix = Fused(config, qkv, copied(attention.o_proj))
+    ffn = GatedFused(gate_up, copied(mlp.down_proj))
+    return PreNormBlock(pre=pre, mix=mix, post=post, ffn=ffn)
 
 
 def _joined(*parts: Any) -> nn.Linear:
@@ -165,7 +176,8 @@ class Rope(Part):
 
     def __init__(self, width: int, base: float) -> None:
         super().__init__()
-        self.width, self.base = width, base
+        self.width = width
+        self.base = base
 
     def forward(self, ids: Tensor) -> Tensor:
         base = self.base * BASE_FACTOR if self.mistake == "rope_base" else self.base
@@ -181,7 +193,10 @@ class MetaAttention(Part):
     def __init__(self, width: int, wq: nn.Module, wk: nn.Module, wv: nn.Module, wo: nn.Module) -> None:
         super().__init__()
         self.width = width
-        self.wq, self.wk, self.wv, self.wo = wq, wk, wv, wo
+        self.wq = wq
+        self.wk = wk
+        self.wv = wv
+        self.wo = wo
 
     def forward(self, x: Tensor, turn: Tensor) -> Tensor:
         query, key, value = (split_heads(part(x), self.width) for part in (self.wq, self.wk, self.wv))
@@ -199,7 +214,9 @@ class MetaFeedForward(Part):
 
     def __init__(self, w1: nn.Module, w2: nn.Module, w3: nn.Module) -> None:
         super().__init__()
-        self.w1, self.w2, self.w3 = w1, w2, w3
+        self.w1 = w1
+        self.w2 = w2
+        self.w3 = w3
 
     def forward(self, x: Tensor) -> Tensor:
         return gated(self.w1(x), self.w3(x), self.w2, self.mistake)
@@ -239,12 +256,10 @@ def _meta_block(block: Any, width: int, eps: float, folded: bool) -> PreNormBloc
     wq, wk = (linear(interleaved(part.weight * before, width)) for part in (attention.q_proj, attention.k_proj))
     wv, wo = linear(attention.v_proj.weight * before), copied(attention.o_proj)
     w1, w3 = linear(mlp.gate_proj.weight * behind), linear(mlp.up_proj.weight * behind)
-    return PreNormBlock(
-        attention_norm=RmsNorm(None if folded else gains[0], eps),
-        att=MetaAttention(width, wq, wk, wv, wo),
-        ffn_norm=RmsNorm(None if folded else gains[1], eps),
-        feed_forward=MetaFeedForward(w1, copied(mlp.down_proj), w3),
-    )
+    norm1, norm2 = (RmsNorm(None, eps), RmsNorm(None, eps)) if folded else norms(block, eps)
+    att = MetaAttention(width, wq, wk, wv, wo)
+    feed_forward = MetaFeedForward(w1, copied(mlp.down_proj), w3)
+    return PreNormBlock(attention_norm=norm1, att=att, ffn_norm=norm2, feed_forward=feed_forward)
 
 
 def meta_folded_llama(theirs: Any) -> Port:
@@ -266,12 +281,10 @@ def _folded_block(block: Any, config: Any) -> PreNormBlock:
     projections = (attention.q_proj, attention.k_proj, attention.v_proj)
     q, k, v = (linear(part.weight * before, part.bias) for part in projections)
     gate, up = (linear(part.weight * behind) for part in (mlp.gate_proj, mlp.up_proj))
-    return PreNormBlock(
-        n1=RmsNorm(None, eps),
-        self_attention=Separate(config, q, k, v, copied(attention.o_proj)),
-        n2=RmsNorm(None, eps),
-        feedforward=Gated(gate, up, copied(mlp.down_proj)),
-    )
+    n1, n2 = RmsNorm(None, eps), RmsNorm(None, eps)
+    mixing = Separate(config, q, k, v, copied(attention.o_proj))
+    feedforward = Gated(gate, up, copied(mlp.down_proj))
+    return PreNormBlock(n1=n1, self_attention=mixing, n2=n2, feedforward=feedforward)
 
 
 class Affine(Part):
@@ -292,7 +305,9 @@ class GatedByModule(Part):
 
     def __init__(self, gate: nn.Module, up: nn.Module, down: nn.Module) -> None:
         super().__init__()
-        self.gate, self.up, self.down = gate, up, down
+        self.gate = gate
+        self.up = up
+        self.down = down
         self.act = Activate(functional.silu, functional.gelu)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -313,9 +328,7 @@ def _own_block(block: Any, config: Any) -> PreNormBlock:
     parts = (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj)
     q, k, v, o = (Affine(part) for part in parts)
     gate, up, down = (Affine(part) for part in (mlp.gate_proj, mlp.up_proj, mlp.down_proj))
-    return PreNormBlock(
-        ln_1=RmsNorm(block.input_layernorm.weight, eps),
-        sa=Separate(config, q, k, v, o),
-        ln_2=RmsNorm(block.post_attention_layernorm.weight, eps),
-        ff=GatedByModule(gate, up, down),
-    )
+    ln_1, ln_2 = norms(block, eps)
+    sa = Separate(config, q, k, v, o)
+    ff = GatedByModule(gate, up, down)
+    return PreNormBlock(ln_1=ln_1, sa=sa, ln_2=ln_2, ff=ff)

@@ -110,7 +110,8 @@ class Activate(Part):
 
     def __init__(self, right: Activation, wrong: Activation) -> None:
         super().__init__()
-        self.right, self.wrong = right, wrong
+        self.right = right
+        self.wrong = wrong
 
     def forward(self, x: Tensor) -> Tensor:
         return self.wrong(x) if self.mistake == "activation" else self.right(x)
