@@ -42,6 +42,16 @@ def private_copy(module: nn.Module, convert: Convert | None = None, *, attention
     return copied
 
 
+def float64_copy(module: nn.Module) -> nn.Module:
+    """Copy a module in float64, with a kernel for experts that knows float64."""
+    copied = private_copy(module, to_dtype(torch.float64))
+    for config in _configurations(copied):
+        # torch's grouped product does not.
+        if getattr(config, "_experts_implementation_internal", None) == "grouped_mm":
+            config._experts_implementation_internal = "eager"
+    return copied
+
+
 def to_dtype(dtype: torch.dtype) -> Convert:
     """Make a conversion that casts every floating-point weight."""
 

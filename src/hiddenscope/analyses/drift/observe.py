@@ -24,7 +24,7 @@ from hiddenscope import autograd, hooks
 from hiddenscope.analyses.drift.calls import map_tensors, to_float64
 from hiddenscope.analyses.drift.noise import Noise, gap
 from hiddenscope.anatomy import Anatomy, Tap
-from hiddenscope.module_copy import private_copy, to_dtype
+from hiddenscope.module_copy import float64_copy
 from hiddenscope.passes import Inputs, PaddedBatch
 from hiddenscope.sites import Site
 
@@ -275,14 +275,15 @@ class _ExactParts:
             except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
                 # A kernel that knows no float64, or a block that cannot be copied.
                 reason = str(error).partition("\n")[0]
-                self.observation.notes.append(f"The noise of `{layer}` is the tolerance of its dtype: {reason}")
+                note = f"The noise of a block is the tolerance of its dtype where float64 fails: {reason}"
+                self.observation.notes.append(note)
 
         return hooks.Watch(block, "input", before)
 
     def _run_block(
         self, block: nn.Module, path: str, sites: Sequence[Site], args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> None:
-        exact = private_copy(block, to_dtype(torch.float64))
+        exact = float64_copy(block)
         watches = []
         for site in sites:
             tap = self.side.taps[site]
@@ -321,7 +322,7 @@ class _ExactParts:
 
 def in_float64(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Run a private copy of a module in float64 on these arguments; the module stays as it is."""
-    return run_exactly(private_copy(module, to_dtype(torch.float64)), args, kwargs)
+    return run_exactly(float64_copy(module), args, kwargs)
 
 
 def run_exactly(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

@@ -34,7 +34,7 @@ from hiddenscope.analyses.drift.counterparts import (
 from hiddenscope.analyses.drift.noise import Noise, gap
 from hiddenscope.analyses.drift.observe import LOGITS, Side, State, in_float64, observe
 from hiddenscope.analyses.drift.search import Fault, Hint, Search, Verdict, equal, window
-from hiddenscope.module_copy import private_copy, to_dtype
+from hiddenscope.module_copy import float64_copy
 from hiddenscope.passes import Inputs
 from hiddenscope.sites import Site
 
@@ -179,7 +179,7 @@ class PortSearch(Search):
 
     def _exact_call(self, reference: Call) -> Call | None:
         """Record the calls inside a float64 copy of the reference's block; None if a kernel knows no float64."""
-        exact = private_copy(self.reference.part(reference.path), to_dtype(torch.float64))
+        exact = float64_copy(self.reference.part(reference.path))
         parts = {}
         for name, part in exact.named_modules():
             parts[f"{reference.path}.{name}".rstrip(".")] = part

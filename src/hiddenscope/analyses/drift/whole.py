@@ -21,7 +21,7 @@ from hiddenscope.analyses.drift.observe import LOGITS, Observed, Side, State, ob
 from hiddenscope.analyses.drift.parts import empty_errors
 from hiddenscope.errors import PassError
 from hiddenscope.model import Model
-from hiddenscope.module_copy import Convert, private_copy, to_dtype
+from hiddenscope.module_copy import Convert, float64_copy, private_copy
 from hiddenscope.passes import Inputs
 from hiddenscope.sites import Site
 
@@ -100,12 +100,14 @@ def _null_passes(
 ) -> Iterator[Observed]:
     """Run the reference in other ways that are as right, wherever the model allows them."""
     ways: dict[str, Callable[[], Observed]] = {
-        "float64": lambda: observe(_converted(reference, to_dtype(torch.float64)), batch, sites)
+        "float64": lambda: observe(_with_module(reference, float64_copy(reference.module)), batch, sites)
     }
     if dtype in (reference.dtype, torch.float64):
         ways["kernel_batch_threads"] = lambda: _run_otherwise(reference, batch, sites)
     else:
-        ways["dtype"] = lambda: observe(_converted(reference, _parameters_to(dtype)), batch, sites)
+        ways["dtype"] = lambda: observe(
+            _with_module(reference, private_copy(reference.module, _parameters_to(dtype))), batch, sites
+        )
     errors.noise_sources = []
     for name, run in ways.items():
         reference.passes += 1
@@ -128,14 +130,14 @@ def _parameters_to(dtype: torch.dtype) -> Convert:
     return convert
 
 
-def _converted(reference: Side, convert: Convert) -> Side:
-    return replace(reference, module=private_copy(reference.module, convert), passes=0)
+def _with_module(reference: Side, module: nn.Module) -> Side:
+    return replace(reference, module=module, passes=0)
 
 
 def _run_otherwise(reference: Side, batch: Inputs, sites: Sequence[Site]) -> Observed:
     """Run the same texts with another attention kernel, another number of threads, and one text at a time."""
     kernel = {"sdpa": "eager", "eager": "sdpa"}.get(reference.kernel)
-    other = replace(reference, module=private_copy(reference.module, attention=kernel), passes=0)
+    other = _with_module(reference, private_copy(reference.module, attention=kernel))
     is_single = len(batch) == 1
     parts = [batch.some([0, 0])] if is_single else [batch.some([text]) for text in range(len(batch))]
     threads = 2 if torch.get_num_threads() == 1 else 1
