@@ -621,7 +621,7 @@ def test_a_foreign_program_is_paired_by_table_by_order_and_by_correlation() -> N
     def states(ids: torch.Tensor) -> Any:
         return other(ids, output_hidden_states=True, use_cache=False).hidden_states  # type: ignore[operator]
 
-    turned = hs.drift(model, lambda ids: dict(zip("dcba", states(ids), strict=True)), TEXTS).facts
+    turned = hs.drift(model, lambda ids: dict(zip("abcd", states(ids)[::-1], strict=True)), TEXTS).facts
     assert not turned["drifted"] and turned["pairing"]["by"] == "correlation"
     assert {pair["site"]: pair["candidate"] for pair in turned["pairing"]["pairs"]}["layer.1"] == "c"
     scaled("model.layers.1.mlp.up_proj", 1.1)(other)

@@ -249,6 +249,32 @@ def test_numbers_that_are_off_by_one_are_no_drift(form: str) -> None:
     assert any("off by one" in note for note in facts["notes"]) == (by != "name")
 
 
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # on a CPU that has no bfloat16
+@pytest.mark.parametrize("form", OFF_BY_ONE)
+def test_massive_channels_and_rounding_do_not_hide_that_numbers_are_off_by_one(form: str) -> None:
+    """One channel of a real model may be a thousand times larger than the others, and the same in all layers."""
+    module: Any = copy.deepcopy(llama().module)
+    module.model.embed_tokens.weight.data[:, 5] = 3000.0
+    model = hs.load((module, None))
+
+    def rounded(ids: Tensor) -> Any:
+        return OFF_BY_ONE[form][0]([state.bfloat16().float() for state in every_state(module, ids)])
+
+    facts = facts_of(rounded, model)
+    assert facts["pairing"]["by"] == OFF_BY_ONE[form][1] and facts["pairing"]["pairs"][0]["site"] == OFF_BY_ONE[form][2]
+
+
+def test_a_function_whose_weights_were_saved_in_bfloat16_is_no_drift() -> None:
+    """The embeddings that it gives show that."""
+    saved: Any = copy.deepcopy(llama().module)
+    for weight in saved.parameters():
+        weight.data = weight.data.bfloat16().float()
+    facts = facts_of(lambda ids: every_state(saved, ids))
+    assert not facts["drifted"] and "was saved in bfloat16" in facts["notes"][0]
+    saved.model.layers[1].mlp.down_proj.weight.data.mul_(1.5)
+    assert facts_of(lambda ids: every_state(saved, ids))["first_site"] == "layer.2"
+
+
 @pytest.mark.parametrize("form", OFF_BY_ONE)
 def test_a_fault_beside_numbers_that_are_off_by_one_is_found(form: str) -> None:
     broken: Any = copy.deepcopy(llama().module)

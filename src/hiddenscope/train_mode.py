@@ -16,12 +16,13 @@ import torch
 from torch import nn
 
 # These read `training` for a random part alone, and have none where this attribute is 0 or False.
-_RANDOM_PARTS: dict[type[nn.Module], str] = {
+_RANDOM_PARTS: dict[Any, str] = {
     nn.modules.dropout._DropoutNd: "p",
     nn.MultiheadAttention: "dropout",
     nn.RNNBase: "dropout",
     nn.modules.instancenorm._InstanceNorm: "track_running_stats",
 }
+_BASE: Any = nn.Module
 # These take a faster way to the same result where `training` is False; their dropout is in modules of its own.
 _SAME_RESULT = (nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
 
@@ -37,11 +38,11 @@ def depends_on_mode(module: nn.Module) -> bool:
     forward = vars(module).get("forward")
     if forward is not None and _reads_training(inspect.unwrap(getattr(forward, "__func__", forward))):
         return True
-    kind = type(module)
+    kind: Any = type(module)
     for known, attribute in _RANDOM_PARTS.items():
         if isinstance(module, known):
             return bool(getattr(module, attribute)) or _class_reads_training(kind, known)
-    return _class_reads_training(kind, nn.Module)
+    return _class_reads_training(kind, _BASE)
 
 
 @cache

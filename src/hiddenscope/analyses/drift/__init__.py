@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 BASELINE_MARGIN = 2  # how much over an accepted level an error may be: levels vary with the texts
+SEARCH_TOKENS = 512  # on which the module at fault is looked for in a port
 MOST_RESTORED = 4  # sites whose states are put back one at a time
 
 
@@ -175,19 +176,34 @@ def _compare_by_parts(
         names = (reference.name, candidate.name)
         comparison = Comparison(names, errors, _tokens(model, inputs), sources, pairing, compared="parts")
         if errors.drifting:
-            _search(comparison, sides)
+            _search(comparison, sides, inputs)
             comparison.restored = _restore(sides, errors, 1 if low_memory else None)
     return comparison
 
 
-def _search(comparison: Comparison, sides: Sides) -> None:
+def _other_texts(inputs: Inputs, batch: Inputs) -> list[Inputs]:
+    """Choose some texts beside the one that shows a fault best: small faults take many tokens."""
+    others: list[Inputs] = []
+    tokens = sum(batch.lengths)
+    for text, length in enumerate(inputs.lengths):
+        other = inputs.some([text])
+        if tokens < SEARCH_TOKENS and other.ids != batch.ids:
+            others.append(other)
+            tokens += length
+    return others
+
+
+def _search(comparison: Comparison, sides: Sides, inputs: Inputs) -> None:
     """Look for the module at fault, and for what the fault looks like."""
     errors = comparison.errors
     first = errors.drifting[0]
     relative = errors.cells.get(first, {}).get("relative")
     total = torch.inf if relative is None else float(torch.from_numpy(relative).nan_to_num(nan=0.0).max())
-    kind = PortSearch if sides.candidate.is_port else Search
-    search = kind(sides.equal_reference, sides.equal_candidate, errors.batch[first])
+    batch = errors.batch[first]
+    if sides.candidate.is_port:
+        search: Search = PortSearch(sides.equal_reference, sides.equal_candidate, batch, _other_texts(inputs, batch))
+    else:
+        search = Search(sides.equal_reference, sides.equal_candidate, batch)
     comparison.fault = search.find(first, errors.beyond_with_systematic(), total)
     if comparison.fault is not None:
         comparison.hints, notes = describe(search, comparison.fault)

@@ -27,6 +27,8 @@ SAMPLE = 64  # tokens by which columns are told apart
 
 
 TensorSide = Literal["input", "output"]
+CallKey = tuple[str, int]
+"""The path of a module within a block, and which of its calls."""
 
 
 class Place(NamedTuple):
@@ -66,10 +68,10 @@ Same = Callable[[Tensor, Tensor], bool]
 """Tells whether two tensors of one shape differ by rounding alone."""
 
 
-def calls_by_place(block: Call) -> dict[tuple[str, int], Call]:
+def calls_by_place(block: Call) -> dict[CallKey, Call]:
     """Number the calls inside a block, each under its path within the block."""
     numbers: Counter[str] = Counter()
-    calls: dict[tuple[str, int], Call] = {}
+    calls: dict[CallKey, Call] = {}
     for call in block.walk():
         path = call.path[len(block.path) :].lstrip(".")
         calls[path, numbers[path]] = call
@@ -93,14 +95,15 @@ def as_rows(tensor: Tensor) -> Tensor:
     return tensor.reshape(-1, tensor.shape[-1]).cpu()
 
 
-def learn(reference: Call, port: Call, same: Same, *, reordered: bool) -> dict[Place, Counterpart]:
+def learn(
+    known: Mapping[Place, Tensor], tensors: Mapping[Place, Tensor], same: Same, *, reordered: bool
+) -> dict[Place, Counterpart]:
     """Find the counterpart of every tensor in a port's block among those of the reference's, on equal input.
 
     With `reordered`, a tensor may have the reference's columns in another order.
     """
-    known = tensors_by_place(reference)
     counterparts: dict[Place, Counterpart] = {}
-    for place, rows in tensors_by_place(port).items():
+    for place, rows in tensors.items():
         candidates = {other: values for other, values in known.items() if len(values) == len(rows)}
         columns = _whole(rows, candidates, same) or _slice(rows, candidates, same)
         columns = columns or _tiles(rows, candidates, same)

@@ -99,6 +99,14 @@ def common_digits(reference: nn.Module, candidate: nn.Module) -> Digits:
     return Digits()
 
 
+def digits_of_embeddings(rows: Tensor, reference: nn.Module) -> Digits:
+    """Choose the digits by the embeddings alone, where the weights of a candidate cannot be seen."""
+    saved = narrowest([rows], rows.dtype)
+    if saved == rows.dtype or all(_holds(saved, weight) for weight in _weights(reference)):
+        return Digits()
+    return Digits(reference=saved)
+
+
 def with_digits(module: nn.Module, dtype: torch.dtype | None) -> nn.Module:
     """Copy a module with its weights rounded to a dtype, each in its own dtype again; without a dtype, return it as is.
 
@@ -126,7 +134,7 @@ def _weights(module: nn.Module) -> Iterator[Tensor]:
 
 def _holds(dtype: torch.dtype, tensor: Tensor) -> bool:
     """Tell whether a dtype holds every number of a tensor exactly."""
-    return all(torch.equal(chunk.to(dtype).to(chunk.dtype), chunk) for chunk in tensor.flatten().split(CHUNK))
+    return all(torch.equal(chunk.to(dtype).to(chunk.dtype), chunk) for chunk in torch.split(tensor.flatten(), CHUNK))
 
 
 def _rounds_to(module: nn.Module, rounded: nn.Module, dtype: torch.dtype) -> bool:
@@ -143,7 +151,7 @@ def _rounds_to(module: nn.Module, rounded: nn.Module, dtype: torch.dtype) -> boo
 def _fingerprint(weight: Tensor, dtype: torch.dtype) -> tuple[int, int, int]:
     """Sum up the bits of rounded weights, so that neither the shape nor the order matters."""
     total = squares = 0
-    for chunk in weight.flatten().split(CHUNK):
+    for chunk in torch.split(weight.flatten(), CHUNK):
         bits = chunk.to(dtype).view(torch.int16).long()
         total += int(bits.sum())
         squares += int(bits.square().sum())

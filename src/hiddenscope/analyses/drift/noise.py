@@ -107,6 +107,14 @@ class Noise:
         # No channel is judged: in whole passes one token's noise may be another's fault.
         return cls(rows.clamp_min(max(unit, float(rows.median()) / 2)), torch.inf)
 
+    def joined(self, gaps: Iterable[Gap]) -> Noise:
+        """Take the worse of this noise and of further measurements, row by row."""
+        rows, channel = self.rows, self.channel
+        for measured in gaps:
+            rows = rows.maximum(measured.rows)
+            channel = max(channel, measured.channel)
+        return Noise(rows, channel)
+
     @property
     def envelope(self) -> float:
         """The largest relative difference of a row that rounding can explain."""

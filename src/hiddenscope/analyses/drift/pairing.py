@@ -9,6 +9,7 @@ an error; other sites without a tensor are named in the notes of the result.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -145,17 +146,18 @@ class _Matcher:
     def by_names(self) -> Pairs | None:
         """Pair by names that are sites, or entries of Hugging Face's `hidden_states`."""
         pairs = Pairs("name")
-        numbered: dict[tuple[str, str], dict[int, Value]] = {}
+        numbered: dict[str, dict[int, Value]] = defaultdict(dict)
         for value in self.values:
             match = _NUMBERED.fullmatch(value.name)
             if match is None:
                 self._add(pairs.chosen, value.name, value)
             else:
-                stack, style, number = match.groups(self.anatomy.stacks[-1].name)
-                numbered.setdefault((stack, style), {}).setdefault(int(number), value)
+                name, style, number = match.groups(self.anatomy.stacks[-1].name)
+                numbered[f"{name} {style}"].setdefault(int(number), value)
         for stack in self.anatomy.stacks:
-            for style, sites in (("layer.", self._layers(stack)), ("hidden_states[", self._reported(stack))):
-                self._add_numbered(pairs, stack, numbered.get((stack.name, style), {}), sites)
+            layers = self._layers(stack)
+            self._add_numbered(pairs, numbered[f"{stack.name} layer."], layers, layers)
+            self._add_numbered(pairs, numbered[f"{stack.name} hidden_states["], self._reported(stack), layers)
         return pairs if set(pairs.chosen) - {LOGITS} else None
 
     def _add(self, chosen: dict[str, Value], site: str, value: Value) -> None:
@@ -176,25 +178,24 @@ class _Matcher:
     def _add_numbered(
         self,
         pairs: Pairs,
-        stack: Stack,
         values: Mapping[int, Value],
         named: Sequence[str],
+        layers: Sequence[str],
         shifts: Sequence[int] = (1, -1),
     ) -> None:
         """Pair numbered values with named sites, or off by one where nearly all agree clearly better that way."""
-        layers = self._layers(stack)
+        ends = layers[-2:]
         # Hugging Face's last entry is `final`; many ports keep the last layer there, before the norm.
-        ends = layers[-2:] if len(named) < len(layers) else []
-        chosen = self._in_places(values, named, ends)
+        is_exact = len(named) >= len(layers)
+        chosen = self._in_places(values, named, [] if is_exact else ends)
         for shift in shifts:
             moved = {number + shift: value for number, value in values.items()}
-            shifted = self._in_places(moved, layers, layers[-2:])
+            shifted = self._in_places(moved, layers, ends)
             if self._is_nearer(shifted, chosen, len(values)):
                 site, value = next(iter(shifted.items()))
-                note = (
-                    f"The candidate's numbers are off by one: its `{value.name}` was paired with `{site}`, and so on."
-                )
-                pairs.by, pairs.notes = f"{pairs.by}, off by one", [*pairs.notes, note]
+                example = f"its `{value.name}` was paired with `{site}`, and so on"
+                pairs.notes.append(f"The candidate's numbers are off by one: {example}.")
+                pairs.by = f"{pairs.by}, off by one"
                 chosen = shifted
         for site, value in chosen.items():
             pairs.chosen.setdefault(site, value)
@@ -210,12 +211,14 @@ class _Matcher:
         return chosen
 
     def _distance(self, site: str, value: Value) -> float:
-        """Measure how far a value is from a site, as a share of the norm; infinitely if they cannot be compared."""
+        """Average the differences of channels, as shares of their norms; infinite if these cannot be compared."""
         expected = self.reference.get(site)
         if expected is None or expected.shape != value.rows.shape:
             return np.inf
-        expected = expected.cpu().double()
-        return float((value.rows.double() - expected).norm() / expected.norm())
+        expected, actual = expected.cpu().double(), value.rows.double()
+        # By channel: the massive ones hardly change from layer to layer, and would hide what the others do.
+        shares = (actual - expected).norm(dim=0) / (actual.norm(dim=0) + expected.norm(dim=0))
+        return float(shares.nan_to_num(0.0).mean())
 
     def _is_nearer(self, shifted: Mapping[str, Value], named: Mapping[str, Value], count: int) -> bool:
         """Tell whether a shift makes nearly all values clearly nearer to the reference, and none farther."""
@@ -232,10 +235,11 @@ class _Matcher:
     def in_order(self, shifts: Sequence[int] = (1, -1)) -> Pairs | None:
         """Pair by order alone: all sites, or those that Hugging Face reports."""
         stack = self.anatomy.stacks[-1]
+        values = dict(enumerate(self.fitting))
         for sites in (self.sites, self._reported(stack)):
-            if len(sites) == len(self.fitting) and set(sites) <= set(self.sites):
+            if len(sites) == len(values) and set(sites) <= set(self.sites):
                 pairs = Pairs("order")
-                self._add_numbered(pairs, stack, dict(enumerate(self.fitting)), sites, shifts)
+                self._add_numbered(pairs, values, sites, self._layers(stack), shifts)
                 return pairs
         return None
 
@@ -279,13 +283,13 @@ class _Matcher:
 
     def _correlation(self, site: str, value: Value) -> float:
         """Average the correlation of the channels over the tokens, so that no massive channel decides it alone."""
-        expected = self.reference[site].cpu().double()
-        if expected.shape != value.rows.shape:
+        if self.reference[site].shape != value.rows.shape:
             return -1.0
-        a = expected - expected.mean(0)
-        b = value.rows.double() - value.rows.double().mean(0)
-        sizes = (a.square().sum(0) * b.square().sum(0)).sqrt()
-        return float(((a * b).sum(0) / sizes).nan_to_num(0.0, 0.0, 0.0).mean())
+        expected = _centred(self.reference[site])
+        actual = _centred(value.rows)
+        products = (expected * actual).sum(0)
+        sizes = expected.norm(dim=0) * actual.norm(dim=0)
+        return float((products / sizes).nan_to_num(0.0, 0.0, 0.0).mean())
 
     def by_blocks(self, module: nn.Module) -> Pairs | None:
         """Pair by the modules that are the candidate's blocks: for every stack as many of one kind as it has blocks."""
@@ -328,6 +332,11 @@ class _Matcher:
         norms = [value for _, value in _seen(later, "output") if not value.rows.equal(last.rows)]
         if site in self.reference and norms:
             chosen[site] = max(norms, key=lambda value: self._correlation(site, value))
+
+
+def _centred(rows: Tensor) -> Tensor:
+    rows = rows.cpu().double()
+    return rows - rows.mean(0)
 
 
 def _distinct(values: Sequence[Value]) -> list[Value]:

@@ -8,7 +8,7 @@ compared in the coarser dtype and with the candidate's kernel, on private copies
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ from hiddenscope.analyses.drift.errors import (
     stack_of,
     token_finder,
 )
-from hiddenscope.analyses.drift.noise import INFINITE, Noise, gap
+from hiddenscope.analyses.drift.noise import INFINITE, Gap, Noise, gap
 from hiddenscope.analyses.drift.observe import LOGITS, Observed, Side, State, observe
 from hiddenscope.analyses.drift.streaming import StateQueue
 from hiddenscope.errors import NotFinite
@@ -33,6 +33,8 @@ from hiddenscope.model import Model
 from hiddenscope.passes import Inputs
 from hiddenscope.sites import Site
 
+SUDDEN = 0.05  # of the tokens: so few may be beyond the noise because a block is unstable there
+CHANGES = 8  # of the input in the last place, by which that is tried
 Batch = tuple[list[int], Inputs]
 """The numbers of some texts among all, and these texts."""
 
@@ -155,6 +157,7 @@ class _Table:
     batch: Inputs
     places: Mapping[str | None, Sequence[int]]
     where: Where
+    sudden: list[tuple[State, Tensor]] = field(default_factory=list)
 
     def places_at(self, name: str) -> Sequence[int]:
         return self.places[stack_of(name, self.errors.tokens)]
@@ -173,9 +176,10 @@ class _Table:
             return None
         local = gap(reference.rows, rows)
         layer = main_site(name)
-        self.errors.judge(layer, local, reference.noise, self.batch)
-        if reference.exact is not None:
-            self.errors.add_systematic(name, reference.rows, rows, reference.exact)
+        if self._is_sudden(local, reference.noise):
+            self.sudden.append((reference, rows))
+        else:
+            self._judge(reference, rows, local, reference.noise)
         if name != layer:
             return None
         self.errors.put(name, "local", self.places_at(name), local.rows)
@@ -186,6 +190,53 @@ class _Table:
         # A port may have the final norm folded into its head, which then cannot start from the reference's state.
         enters_folded_head = self.sides.candidate.is_port and name.endswith("final")
         return None if enters_folded_head else reference.rows
+
+    def _judge(self, reference: State, rows: Tensor, local: Gap, noise: Noise) -> None:
+        self.errors.judge(main_site(reference.name), local, noise, self.batch)
+        if reference.exact is not None:
+            self.errors.add_systematic(reference.name, reference.rows, rows, reference.exact)
+
+    def _is_sudden(self, local: Gap, noise: Noise) -> bool:
+        """Check whether a few tokens are far beyond the noise, and all others within it."""
+        over = local.rows > noise.envelope
+        return 0 < int(over.sum()) <= SUDDEN * len(over) and noise.times_over(local) > 1
+
+    def judge_sudden(self) -> None:
+        """Judge sites with a few tokens far beyond the noise, by what a change in the last place of the input does.
+
+        A router that must choose between two experts, or rounding to integers, may make much of it at a few tokens.
+        """
+        for reference, rows in self.sudden:
+            site = Site.parse(reference.name) if reference.name != LOGITS else None
+            noise = reference.noise
+            assert noise is not None
+            if site is not None and site.layer:
+                noise = noise.joined(self._instability(site, reference))
+            self._judge(reference, rows, gap(reference.rows, rows), noise)
+        self.sudden.clear()
+
+    def _instability(self, site: Site, reference: State) -> list[Gap]:
+        """Change the input of a block in the last place some times, and measure what that does to a site in it."""
+        before = Site((site.layer or 1) - 1, "", site.stack)
+        unit = torch.finfo(reference.rows.dtype).eps
+        generator = torch.Generator().manual_seed(0)
+        gaps: list[Gap] = []
+
+        def change(state: State) -> Tensor | None:
+            if state.name == reference.name:
+                gaps.append(gap(reference.rows, state.rows))
+            if state.name != str(before):
+                return None
+            signs = torch.randint(0, 2, state.rows.shape, generator=generator) * 2 - 1
+            return state.rows * (1 + unit * signs)
+
+        side = self.sides.equal_reference
+        passes = side.passes
+        for _ in range(CHANGES):
+            observe(side, self.batch, [before, site], visit=change)
+        # They belong to no comparison of the two.
+        side.passes = passes
+        return gaps
 
     def add_missing(self, expected: Sequence[str], reached: set[str]) -> None:
         """Call a layer that the candidate never reaches infinitely far off.
@@ -232,6 +283,7 @@ def _compare_batch(table: _Table) -> bool:
         return table.add_local(expected, state.rows, free.rows(state.name))
 
     observe(sides.equal_candidate, batch, sides.sites, visit=compare)
+    table.judge_sudden()
     table.add_missing(list(exact.states), reached)
     table.check_self([(sides.reference, reference), (sides.candidate, candidate)])
     return LOGITS in reference.states
@@ -266,6 +318,7 @@ def _compare_in_step(table: _Table) -> bool:
         lambda: observe(sides.equal_reference, batch, sides.sites, visit=parts.give, noise=True),
         lambda: observe(sides.equal_candidate, batch, sides.sites, visit=compare_part),
     )
+    table.judge_sudden()
     table.add_missing(parts.names, reached)
     table.check_self([(sides.candidate, candidate)])
     return LOGITS in whole.names

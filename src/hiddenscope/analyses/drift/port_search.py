@@ -9,8 +9,7 @@ is certain.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 from hiddenscope import hooks
 from hiddenscope.analyses.drift.calls import Call, map_tensors, record_calls, tensors_in, to_float64
 from hiddenscope.analyses.drift.counterparts import (
+    CallKey,
     Columns,
     Counterpart,
     Place,
@@ -35,6 +35,7 @@ from hiddenscope.analyses.drift.noise import Noise, gap
 from hiddenscope.analyses.drift.observe import LOGITS, Side, State, in_float64, observe
 from hiddenscope.analyses.drift.search import Fault, Hint, Search, Verdict, equal, window
 from hiddenscope.module_copy import private_copy, to_dtype
+from hiddenscope.passes import Inputs
 from hiddenscope.sites import Site
 
 LISTS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
@@ -43,28 +44,48 @@ MOST_NAMED = 3  # parts that a sentence names
 
 
 @dataclass
-class _Block:
-    """The calls inside the reference's block, in its float64 copy, and inside the port's, on equal input."""
+class _Run:
+    """The calls inside the reference's block, in its float64 copy, and inside the port's, on one text."""
 
     reference: Call
     exact: Call | None
     port: Call
-    port_tensors: dict[Place, Tensor] = field(init=False)
 
-    def __post_init__(self) -> None:
-        self.port_tensors = tensors_by_place(self.port)
 
-    @cached_property
-    def expected(self) -> dict[Place, Tensor]:
-        return tensors_by_place(self.reference)
+class _Block:
+    """A block of both sides, run on equal input over some texts. The calls are those of the first."""
 
-    @cached_property
-    def exactly_expected(self) -> dict[Place, Tensor]:
-        return {} if self.exact is None else tensors_by_place(self.exact)
+    def __init__(self, runs: Sequence[_Run]) -> None:
+        self.runs = runs
+        self.reference, self.port = runs[0].reference, runs[0].port
+        self.expected = _joined([run.reference for run in runs])
+        self.made = _joined([run.port for run in runs])
+        exact = [run.exact for run in runs if run.exact is not None]
+        self.exact = _joined(exact) if len(exact) == len(runs) else {}
+
+    def shares_input(self, key: CallKey, other: CallKey) -> bool:
+        """Check whether two calls are given the same tensor."""
+        tensor, other_tensor = (self.made.get(Place(*which, "input")) for which in (key, other))
+        return tensor is not None and other_tensor is not None and equal(tensor, other_tensor)
+
+
+def _joined(blocks: Sequence[Call]) -> dict[Place, Tensor]:
+    """Join the tensors of several texts, where all have them."""
+    tensors = [tensors_by_place(block) for block in blocks]
+    joined: dict[Place, Tensor] = {}
+    for place in tensors[0]:
+        parts = [text[place] for text in tensors if place in text]
+        if len(parts) == len(tensors) and len({part.shape[1] for part in parts}) == 1:
+            joined[place] = torch.cat(parts)
+    return joined
 
 
 class PortSearch(Search):
-    """Looks for the module at fault in a module of somebody else's making."""
+    """Looks for the module at fault in a module of somebody else's making, which runs one text at a time."""
+
+    def __init__(self, reference: Side, candidate: Side, inputs: Inputs, others: Sequence[Inputs] = ()) -> None:
+        super().__init__(reference, candidate, inputs)
+        self.texts = [inputs, *others]
 
     def find(self, first: str, beyond: Mapping[str, float], relative: float) -> Fault | None:
         """Find the module behind the first site that differs."""
@@ -79,28 +100,28 @@ class PortSearch(Search):
             return Fault(self.candidate.blocks[site], beyond[first], relative, hints=(other_block,))
         return self._blame_part(site, beyond, relative)
 
-    def _port_calls(self, site: Site) -> list[Call]:
+    def _port_calls(self, site: Site, inputs: Inputs) -> list[Call]:
         """Record the calls of a block of the port, in a pass that has the reference's state before it."""
         path = self.candidate.blocks[site]
         before = Site((site.layer or 1) - 1, "", site.stack)
-        expected = self._reference_state(before)
+        expected = self._reference_state(before, inputs)
 
-        def put(state: State) -> Tensor:
-            return expected
+        def put(state: State) -> Tensor | None:
+            return None if state.name == LOGITS else expected
 
         parts = {}
         for name, part in self.candidate.part(path).named_modules():
             parts[f"{path}.{name}".rstrip(".")] = part
         tapped = [before] if before in self.candidate.taps else []
-        return record_calls(parts, lambda: observe(self.candidate, self.inputs, tapped, visit=put))
+        return record_calls(parts, lambda: observe(self.candidate, inputs, tapped, visit=put))
 
-    def _reference_state(self, site: Site) -> Tensor:
-        return observe(self.reference, self.inputs, [site]).rows(str(site))
+    def _reference_state(self, site: Site, inputs: Inputs) -> Tensor:
+        return observe(self.reference, inputs, [site]).rows(str(site))
 
     def _misuse_of_block(self, site: Site) -> Hint | None:
         """Say what is wrong with how a block is called: never, too often, or on another state than the one before."""
         path = self.candidate.blocks[site]
-        calls = self._port_calls(site)
+        calls = self._port_calls(site, self.inputs)
         expected = list(self.reference.blocks.values()).count(self.reference.blocks[site])
         is_shared = list(self.candidate.blocks.values()).count(path) > 1
         if not calls:
@@ -111,7 +132,7 @@ class PortSearch(Search):
         state = calls[0].state
         if not before.layer or before not in self.candidate.taps or state is None:
             return None
-        rows = self._reference_state(before)
+        rows = self._reference_state(before, self.inputs)
         if rows.shape == as_rows(state).shape and not self._same(rows, as_rows(state)):
             return hint("block_input", f"What enters `{path}` is not what the block before returned.")
         return None
@@ -147,12 +168,14 @@ class PortSearch(Search):
         return None
 
     def _block(self, site: Site) -> _Block | None:
-        """Record a block of both sides on equal input."""
-        reference = self.block_call(site)
-        port_calls = self._port_calls(site)
-        if reference is None or not port_calls:
-            return None
-        return _Block(reference, self._exact_call(reference), port_calls[0])
+        """Record a block of both sides on equal input, text by text."""
+        runs = []
+        for inputs in self.texts:
+            reference = Search(self.reference, self.candidate, inputs).block_call(site)
+            port_calls = self._port_calls(site, inputs)
+            if reference is not None and port_calls:
+                runs.append(_Run(reference, self._exact_call(reference), port_calls[0]))
+        return _Block(runs) if runs else None
 
     def _exact_call(self, reference: Call) -> Call | None:
         """Record the calls inside a float64 copy of the reference's block; None if a kernel knows no float64."""
@@ -173,12 +196,12 @@ class PortSearch(Search):
             return None
         agreeing = self._agreeing_block(site, beyond)
         if agreeing is not None:
-            counterparts = learn(agreeing.reference, agreeing.port, self._same, reordered=True)
+            counterparts = learn(agreeing.expected, agreeing.made, self._same, reordered=True)
         else:
             # Another order of columns may be the fault.
-            counterparts = learn(block.reference, block.port, self._same, reordered=False)
+            counterparts = learn(block.expected, block.made, self._same, reordered=False)
             counterparts |= by_weights(block.reference, block.port, self.reference.part, self.candidate.part)
-        trial = _BlockTrial(self, block, {**counterparts, **_whole_block(block)})
+        trial = _BlockTrial(self, block, agreeing, {**counterparts, **_whole_block(block)})
         trial.weights = self._weights_of_block(block, agreeing)
         call, verdict = trial.innermost_wrong(block.port) or (block.port, Verdict(beyond[str(site)], relative))
         fault = self._fault_of(trial, call, verdict, agreeing)
@@ -265,15 +288,31 @@ class PortSearch(Search):
         reference_calls = self._calls_between(self._calls_outside(), site)
         leaves = [call for call in reference_calls if not call.inner and self._weights(self.reference, call.path)]
         calls = self._calls_around(site)
+        changed: list[str] = []
         for path in dict.fromkeys(call.path for call in calls):
             partner = self._most_alike(path, leaves) if self._weights(self.candidate, path) else None
-            if partner is None:
+            if partner is None or self._may_be_folded(path, partner):
                 continue
             leaves.remove(partner)
             fault = self._compare_with(path, partner)
             if fault is not None:
                 return fault
+            if not self._has_same_weight(path, partner):
+                changed.append(path)
+        if changed:
+            # Its output is within rounding on this text, but nothing else can have made the difference.
+            words = f"The weight of `{changed[0]}` is like one of the reference's, and not equal to it."
+            return Fault(changed[0], beyond, relative, hints=(hint("changed_weight", words),))
         return Fault(self._maker_of(site, calls), beyond, relative)
+
+    def _has_same_weight(self, path: str, partner: Call) -> bool:
+        weight, other = self._weights(self.candidate, path)[0], self._weights(self.reference, partner.path)[0]
+        return equal(weight, other) or equal(weight.mT, other)
+
+    def _may_be_folded(self, path: str, partner: Call) -> bool:
+        """Check whether a norm may be folded into a module, so that it takes another input than the reference's."""
+        weight, other = self._weights(self.candidate, path)[0], self._weights(self.reference, partner.path)[0]
+        return is_column_scaled(weight, other, self._rounding)
 
     def _maker_of(self, site: Site | None, calls: Sequence[Call]) -> str:
         """Find the module whose output is the state at a site; else the module that runs the blocks."""
@@ -317,10 +356,6 @@ class PortSearch(Search):
         tensor = next(tensors_in((call.args, call.kwargs)), None)
         if tensor is None or call.output is None:
             return None
-        weight, other = self._weights(self.candidate, path)[0], self._weights(self.reference, call.path)[0]
-        if not equal(weight, other) and is_column_scaled(weight, other, self._rounding):
-            # A norm may be folded into it, so that it takes another input than the reference's.
-            return None
         alone = Call(path, (tensor,))
         try:
             made = hooks.first_tensor(alone.repeat(part, self.candidate.device))
@@ -338,12 +373,15 @@ class PortSearch(Search):
 class _BlockTrial:
     """Tells of every call inside a port's block whether it returns what it should, given what it should be given."""
 
-    def __init__(self, search: PortSearch, block: _Block, counterparts: Mapping[Place, Counterpart]) -> None:
-        self.search, self.block, self.counterparts = search, block, counterparts
-        self.keys = {id(call): key for key, call in calls_by_place(block.port).items()}
+    def __init__(
+        self, search: PortSearch, block: _Block, agreeing: _Block | None, counterparts: Mapping[Place, Counterpart]
+    ) -> None:
+        self.search, self.block, self.agreeing, self.counterparts = search, block, agreeing, counterparts
+        self.calls = calls_by_place(block.port)
+        self.keys = {id(call): key for key, call in self.calls.items()}
         self.reference_calls = calls_by_place(block.reference)
         self.weights: Mapping[str, bool] = {}
-        self._verdicts: dict[int, Verdict | None] = {}
+        self._verdicts: dict[CallKey, Verdict | None] = {}
 
     def innermost_wrong(self, call: Call) -> tuple[Call, Verdict] | None:
         """Find the innermost call that is wrong, the first in the order of the pass."""
@@ -358,59 +396,78 @@ class _BlockTrial:
 
     def verdict(self, call: Call) -> Verdict | None:
         """Judge what a call does by itself; None where that cannot be told."""
-        if id(call) not in self._verdicts:
-            self._verdicts[id(call)] = self._judge(call)
-        return self._verdicts[id(call)]
+        key = self.keys[id(call)]
+        if key not in self._verdicts:
+            self._verdicts[key] = self._judge(key)
+        return self._verdicts[key]
 
-    def _judge(self, call: Call) -> Verdict | None:
-        returned = self._compared(call, "output", self._rows(call, "output"))
-        if returned is None or self._is_input_right(call):
-            return returned
-        output = self._on_reference_input(call)
-        return None if output is None else self._compared(call, "output", as_rows(output))
+    def _judge(self, key: CallKey) -> Verdict | None:
+        returned = Place(*key, "output")
+        if returned not in self.counterparts:
+            return None
+        output = self._on_reference_input(key)
+        if output is not None:
+            return self._compare(returned, output)
+        if self._is_input_right(key):
+            return self._compare(returned, self.block.made.get(returned))
+        return None
 
-    def _is_input_right(self, call: Call) -> bool:
-        """Check what a call was given, by itself or by another call on the same tensor that returns what it should."""
-        entered = self._compared(call, "input", self._rows(call, "input"))
+    def _on_reference_input(self, key: CallKey) -> Tensor | None:
+        """Call a part of the port on what the reference has in the place of its input, text by text."""
+        counterpart = self.counterparts.get(Place(*key, "input"))
+        place = None if counterpart is None else counterpart.whole
+        if place is None or place not in self.block.expected:
+            return None
+        outputs = []
+        for run in self.block.runs:
+            call = calls_by_place(run.port)[key]
+            expected = tensors_by_place(run.reference)[place]
+            assert call.state is not None
+            args, kwargs = hooks.with_state_in(
+                call.args, call.kwargs, expected.reshape(call.state.shape).to(call.state)
+            )
+            part, device = self.search.candidate.part(call.path), self.search.candidate.device
+            output = hooks.first_tensor(call.with_arguments(part, args, kwargs, device))
+            if output is None:
+                return None
+            outputs.append(as_rows(output))
+        return torch.cat(outputs)
+
+    def _is_input_right(self, key: CallKey) -> bool:
+        """Check what a call was given: by itself, or by a call on the same tensor that returns what it should.
+
+        Two calls are on the same tensor only if they are in a block that agrees too.
+        """
+        entered = self._compare(Place(*key, "input"), self.block.made.get(Place(*key, "input")))
         if entered is not None:
             return not entered.wrong
-        if call.state is None:
-            return False
-        for other in self.block.port.walk():
-            shares_input = other is not call and other.state is not None and equal(other.state, call.state)
-            if shares_input and not other.inner:
-                returned = self._compared(other, "output", self._rows(other, "output"))
-                if returned is not None and not returned.wrong:
+        for other, call in self.calls.items():
+            is_beside = other != key and not call.inner and self.agreeing is not None
+            if is_beside and self._share_input(key, other):
+                returned = Place(*other, "output")
+                verdict = self._compare(returned, self.block.made.get(returned))
+                if verdict is not None and not verdict.wrong:
                     return True
         return False
 
-    def _on_reference_input(self, call: Call) -> Tensor | None:
-        """Call a part of the port on what the reference has in the place of its input."""
-        counterpart = self.counterparts.get(Place(*self.keys[id(call)], "input"))
-        place = None if counterpart is None else counterpart.whole
-        if place is None or place not in self.block.expected or call.state is None:
-            return None
-        state = self.block.expected[place].reshape(call.state.shape).to(call.state)
-        args, kwargs = hooks.with_state_in(call.args, call.kwargs, state)
-        part, device = self.search.candidate.part(call.path), self.search.candidate.device
-        return hooks.first_tensor(call.with_arguments(part, args, kwargs, device))
+    def _share_input(self, key: CallKey, other: CallKey) -> bool:
+        assert self.agreeing is not None
+        return self.block.shares_input(key, other) and self.agreeing.shares_input(key, other)
 
-    def _rows(self, call: Call, side: str) -> Tensor | None:
-        return self.block.port_tensors.get(Place(*self.keys[id(call)], side))  # type: ignore[arg-type]
-
-    def _compared(self, call: Call, side: str, rows: Tensor | None) -> Verdict | None:
+    def _compare(self, place: Place, rows: Tensor | None) -> Verdict | None:
         """Compare the rows of a tensor with their counterpart in the reference's block; the worst columns count."""
-        counterpart = self.counterparts.get(Place(*self.keys[id(call)], side))  # type: ignore[arg-type]
+        counterpart = self.counterparts.get(place)
         if counterpart is None or rows is None:
             return None
         verdicts = []
-        for place, reference_columns, port_columns, _ in counterpart.columns:
-            expected = self.block.expected.get(place)
+        for columns in counterpart.columns:
+            expected, exact = self.block.expected.get(columns.place), self.block.exact.get(columns.place)
             if expected is None or len(expected) != len(rows):
                 return None
-            exact = self.block.exactly_expected.get(place)
-            exact_columns = None if exact is None or exact.shape != expected.shape else exact[:, reference_columns]
-            verdicts.append(self.search.judge(expected[:, reference_columns], rows[:, port_columns], exact_columns))
+            is_exact = exact is not None and exact.shape == expected.shape
+            exact_columns = exact[:, columns.reference] if exact is not None and is_exact else None
+            made = rows[:, columns.port]
+            verdicts.append(self.search.judge(expected[:, columns.reference], made, exact_columns))
         return max(verdicts, key=lambda verdict: verdict.beyond)
 
     def unknown_parts(self, call: Call) -> list[str]:
@@ -448,7 +505,7 @@ def _whole_block(block: _Block) -> dict[Place, Counterpart]:
     pairs: dict[Place, Counterpart] = {}
     for side in ("input", "output"):
         place = Place("", 0, side)
-        both = block.expected.get(place), block.port_tensors.get(place)
+        both = block.expected.get(place), block.made.get(place)
         if both[0] is not None and both[1] is not None and both[0].shape == both[1].shape:
             every = torch.arange(both[0].shape[1])
             pairs[place] = Counterpart((Columns(place, every, every, len(every)),))
