@@ -192,6 +192,17 @@ def test_another_device_has_pairs_and_a_table_of_its_own() -> None:
     assert "## Other devices\n\n| reference" in page([fault])
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA here")
+@pytest.mark.parametrize("family", ["gpt2", "llama", "gemma3_text", "mixtral"])
+def test_a_fault_that_was_planted_on_the_cpu_runs_on_a_gpu(family: str) -> None:
+    """What a fault or a harmless change keeps beside the weights goes along with them."""
+    of = subject(family)
+    kinds = [kind for kind in (*KINDS.values(), *UNNAMED.values()) if kind.applies(of.module)]
+    changes = [change for change in HARMLESS.values() if change.applies(of.module) and change.name != "compiled"]
+    for module in (*(kind.plant(of.module).module for kind in kinds), *(change.make(of.module) for change in changes)):
+        assert outputs(module.cuda(), of).isfinite().all()
+
+
 def test_writing_the_tables_leaves_the_rest_of_the_page_alone() -> None:
     fault = Outcome(Spec("x", "named", "one"), 10.0, "layer.1", ("a",))
     written = _written(f"before\n{MARK}old{END}after\n", [fault])

@@ -173,7 +173,7 @@ def fuse_products(parts: ModelParts, path: str, rng: Rng) -> None:
     for part, start, end in zip(projections, ends, ends[1:], strict=False):
 
         def forward(original: Any, self: Any, x: Tensor, start: int = start, end: int = end) -> Tensor:
-            product = functional.linear(x, fused.to(x.dtype))[..., start:end]
+            product = functional.linear(x, fused.to(x))[..., start:end]
             return product if self.bias is None else product + self.bias
 
         replace_forward(part, forward)

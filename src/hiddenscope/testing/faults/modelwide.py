@@ -132,9 +132,11 @@ def _shift(parts: ModelParts, path: str, places: Any) -> None:
     def forward(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         given = signature(original).bind(*args, **kwargs).arguments
         kwargs = {**given.pop("kwargs", {}), **given}
-        tokens = next(kwargs[name].shape[1] for name in ("input_ids", "inputs_embeds") if kwargs.get(name) is not None)
+        names = ("input_ids", "inputs_embeds")
+        embedded = next(kwargs[name] for name in names if kwargs.get(name) is not None)
+        tokens = embedded.shape[1]
         positions = kwargs.get("position_ids")
-        positions = torch.arange(tokens)[None] if positions is None else positions
+        positions = torch.arange(tokens, device=embedded.device)[None] if positions is None else positions
         return original(**{**kwargs, "position_ids": positions + places(tokens)})
 
     replace_forward(part, forward)
@@ -172,7 +174,7 @@ def hide_a_token(parts: ModelParts, path: str, rng: Rng) -> Damage:
         kwargs = {**given.pop("kwargs", {}), **given}
         ids = next(kwargs[name] for name in ("input_ids", "inputs_embeds") if kwargs.get(name) is not None)
         mask = kwargs.get("attention_mask")
-        mask = torch.ones(ids.shape[:2], dtype=torch.long) if mask is None else mask.clone()
+        mask = torch.ones(ids.shape[:2], dtype=torch.long, device=ids.device) if mask is None else mask.clone()
         if mask.shape[1] > 2:
             mask[:, 1] = 0
         return original(**{**kwargs, "attention_mask": mask})

@@ -332,10 +332,19 @@ def _declared(port: Port, fault: PortFault, paths: list[str], number: int) -> Pl
         f"{fault.name} in {path or 'the port itself'}",
         code=code,
         sites=tuple(sites),
-        hints=TRUE_HINTS.get(fault.kind, ()),
+        hints=_true_hints(fault),
         reserved=_reserved(port, fault, block),
         repaired=tuple(paths),
     )
+
+
+def _true_hints(fault: PortFault) -> tuple[str, ...]:
+    """Give the hints that may truly be given. Scores are as much too large as queries or keys are."""
+    hints = TRUE_HINTS.get(fault.kind, ())
+    role = fault.place.rpartition(".")[2]
+    if fault.kind == "weight_scaled" and role in ("q", "k", "wq", "wk", "query", "key"):
+        return (*hints, "attention_scale")
+    return hints
 
 
 def _as_right(port: Port, fault: PortFault, path: str, block: str) -> tuple[tuple[str, ...], str]:
