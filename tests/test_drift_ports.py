@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import hiddenscope as hs
+from hiddenscope.analyses.drift.dtypes import Digits, digits_of_embeddings, with_digits
 from hiddenscope.errors import Error, ModuleError, NotFinite, PassError, StatesError, UnknownModel
 from hiddenscope.products import slowdown
 from hiddenscope.testing import build, tiny_model
@@ -264,15 +265,14 @@ def test_massive_channels_and_rounding_do_not_hide_that_numbers_are_off_by_one(f
     assert facts["pairing"]["by"] == OFF_BY_ONE[form][1] and facts["pairing"]["pairs"][0]["site"] == OFF_BY_ONE[form][2]
 
 
-def test_a_function_whose_weights_were_saved_in_bfloat16_is_no_drift() -> None:
-    """The embeddings that it gives show that."""
-    saved: Any = copy.deepcopy(llama().module)
-    for weight in saved.parameters():
-        weight.data = weight.data.bfloat16().float()
-    facts = facts_of(lambda ids: every_state(saved, ids))
-    assert not facts["drifted"] and "was saved in bfloat16" in facts["notes"][0]
-    saved.model.layers[1].mlp.down_proj.weight.data.mul_(1.5)
-    assert facts_of(lambda ids: every_state(saved, ids))["first_site"] == "layer.2"
+def test_embeddings_show_in_which_digits_weights_were_saved() -> None:
+    module: Any = llama().module
+    embeddings = module.model.embed_tokens.weight.detach()
+    assert digits_of_embeddings(embeddings, module) == Digits()
+    saved = digits_of_embeddings(embeddings.bfloat16().float(), module)
+    assert saved == Digits(reference=torch.bfloat16) and "was saved in bfloat16" in saved.notes[0]
+    rounded = with_digits(module, saved.reference)
+    assert digits_of_embeddings(embeddings.bfloat16().float(), rounded) == Digits()
 
 
 @pytest.mark.parametrize("form", OFF_BY_ONE)
@@ -391,7 +391,7 @@ ODD_CANDIDATES: dict[str, tuple[Any, type[Exception], str]] = {
     "endless": (endless, PassError, "more than 2,000 things"),
     "nested": (nested, PassError, "RecursionError"),
     "meta": (lambda ids: torch.zeros(1, ids.shape[1], 64, device="meta"), PassError, "meta device"),
-    "class": (nn.Linear, ModuleError, "it is the class Linear"),
+    "class": (nn.Linear, ModuleError, "Cannot compare the candidate"),
     "number": (5, ModuleError, "got int"),
     "no such path": ("/no/such/path", UnknownModel, "no such folder or file"),
 }
