@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -253,7 +254,9 @@ def _compare_port(
     if module is not None:
         recordable(module)
     with model.lock:
-        batches = batches_for(reference, inputs)
+        # A module of somebody else's may be on another device than the reference.
+        feed = replace(reference, module=function) if isinstance(function, nn.Module) else reference
+        batches = batches_for(feed, inputs)
         values = values_of(function, batches)
         rows = _rows_for_pairing(reference, inputs.some(range(len(batches))))
         pairs = pair(values, rows, reference, module, pairing)
@@ -264,7 +267,7 @@ def _compare_port(
             sources = [model.source(None).to_json(), _source_of(None, port)]
             comparison = _compare_by_parts(model, reference, port, inputs, sources, pairs.facts(reference))
         else:
-            comparison = _compare_returned(model, reference, function, inputs, pairs)
+            comparison = _compare_returned(model, reference, feed, function, inputs, pairs)
     comparison.errors.notes += notes
     return comparison
 
@@ -295,11 +298,11 @@ def _as_port(module: nn.Module, reference: Side, pairs: Pairs) -> Side | None:
 
 
 def _compare_returned(
-    model: Model, reference: Side, function: Callable[..., Any], inputs: Inputs, pairs: Pairs
+    model: Model, reference: Side, feed: Side, function: Callable[..., Any], inputs: Inputs, pairs: Pairs
 ) -> Comparison:
     """Compare what a function returns with whole passes of the reference."""
     values = {}
-    for value in values_of(function, [reference.batch(inputs.some([text])) for text in range(len(inputs))]):
+    for value in values_of(function, [feed.batch(inputs.some([text])) for text in range(len(inputs))]):
         values[value.name] = value.rows
     rows: dict[str, Tensor] = {}
     for site, value in pairs.chosen.items():

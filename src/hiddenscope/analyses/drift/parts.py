@@ -33,7 +33,8 @@ from hiddenscope.model import Model
 from hiddenscope.passes import Inputs
 from hiddenscope.sites import Site
 
-SUDDEN = 0.05  # of the tokens: so few may be beyond the noise because a block is unstable there
+# So many tokens, or this share of them, may be beyond the noise because a block is unstable there.
+FEW, SUDDEN = 2, 0.05
 CHANGES = 8  # of the input in the last place, by which that is tried
 Batch = tuple[list[int], Inputs]
 """The numbers of some texts among all, and these texts."""
@@ -198,8 +199,8 @@ class _Table:
 
     def _is_sudden(self, local: Gap, noise: Noise) -> bool:
         """Check whether a few tokens are far beyond the noise, and all others within it."""
-        over = local.rows > noise.envelope
-        return 0 < int(over.sum()) <= SUDDEN * len(over) and noise.times_over(local) > 1
+        over = int((local.rows > noise.envelope).sum())
+        return over <= max(FEW, SUDDEN * len(local.rows)) and noise.times_over(local) > 1
 
     def judge_sudden(self) -> None:
         """Judge sites with a few tokens far beyond the noise, by what a change in the last place of the input does.
