@@ -138,13 +138,14 @@ class SystematicTest:
 
     def _distinct(self, rows: _Rows) -> _Rows:
         """Drop rows that were seen before: equal input has equal rounding errors, which would look systematic."""
+        finite = rows.finite()
         generator = torch.Generator().manual_seed(0)
         direction = torch.randn(rows.exact.shape[1], generator=generator, dtype=torch.float64)
         numbers = []
         for number, projection in enumerate((rows.exact @ direction).tolist()):
             # Batches of another shape change the last digits of float64.
             key = f"{projection:.10e}"
-            if key not in self._seen and math.isfinite(projection):
+            if key not in self._seen and finite[number]:
                 self._seen.add(key)
                 numbers.append(number)
         return rows.take(numbers)
@@ -172,6 +173,10 @@ class _Rows:
     @property
     def count(self) -> int:
         return len(self.exact)
+
+    def finite(self) -> list[bool]:
+        total = self.reference + self.candidate + self.exact
+        return total.isfinite().all(1).tolist()
 
     def take(self, numbers: list[int]) -> _Rows:
         return _Rows(self.reference[numbers], self.candidate[numbers], self.exact[numbers])
@@ -254,7 +259,8 @@ class _Sums:
         }
         gain = whitened.output / self.channel_size
         count = len(whitened.output)
-        folds = (torch.arange(self.rows, self.rows + count) // RUN) % FOLDS
+        numbers = (torch.arange(self.rows, self.rows + count) // RUN) % FOLDS
+        folds = torch.nn.functional.one_hot(numbers, FOLDS).double()
         self.difference.add(whitened.difference, whitened.output, features, gain, folds)
         self.rounding.add(whitened.rounding, whitened.output, features, gain, folds)
         self.output.add(whitened.output, whitened.output, features, gain, folds)
@@ -326,20 +332,18 @@ class _Projections:
         self.folds: dict[str, Tensor] = {}
 
     def add(self, rows: Tensor, output: Tensor, features: dict[str, Tensor], gain: Tensor, folds: Tensor) -> None:
-        """Add rows, by fold."""
+        """Add rows, by fold; `folds` [row, fold] has a one where a row belongs."""
         self.along.append((rows * output).sum(1))
         self.size.append(output.square().sum(1))
-        for fold in range(FOLDS):
-            chosen = folds == fold
-            for name, feature in features.items():
-                self._accumulate(name, fold, feature[chosen].T @ rows[chosen])
-            self._accumulate("gain", fold, (gain[chosen] * rows[chosen]).sum(0))
+        for name, feature in features.items():
+            # One product gives the sums of every fold and feature.
+            weights = folds.unsqueeze(2) * feature.unsqueeze(1)
+            self._accumulate(name, weights.flatten(1).T @ rows)
+        self._accumulate("gain", folds.T @ (gain * rows))
 
-    def _accumulate(self, name: str, fold: int, values: Tensor) -> None:
-        flat = values.flatten()
-        if name not in self.folds:
-            self.folds[name] = torch.zeros(FOLDS, len(flat), dtype=torch.float64)
-        self.folds[name][fold] += flat
+    def _accumulate(self, name: str, values: Tensor) -> None:
+        sums = values.reshape(FOLDS, -1)
+        self.folds[name] = self.folds[name] + sums if name in self.folds else sums
 
     def scale(self) -> tuple[float, float]:
         """Regress on the output: the factor, and its standard error with every row as one observation.
