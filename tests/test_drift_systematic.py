@@ -141,6 +141,16 @@ def test_a_program_that_is_exact_where_the_reference_rounds_is_not_blamed() -> N
     assert finding.beyond < 1
 
 
+def test_weights_that_were_rounded_once_more_are_not_a_scale() -> None:
+    width = 16
+    for seed in range(40):
+        generator = torch.Generator().manual_seed(seed)
+        weight = 1 + 0.1 * torch.randn(width, generator=generator, dtype=torch.float64)
+        normed = torch.randn(200, width, generator=generator, dtype=torch.float64)
+        candidate = (normed * weight.bfloat16().double()).bfloat16()
+        assert finding_of((normed * weight).bfloat16(), candidate, normed * weight).beyond < 1, seed
+
+
 def test_too_few_rows_show_nothing() -> None:
     exact = rows(FEWEST_ROWS - 1)
     finding = finding_of(exact.bfloat16(), 2 * exact.bfloat16(), exact)
@@ -175,6 +185,7 @@ PLANTED = [
     Trial("gpt2", "norm x1.01", "float32"),
 ]
 SOUND = [
+    Trial("gemma3_text", "norm_by_hand", "bfloat16", sound=True),
     Trial("llama", "all_by_hand", "bfloat16", sound=True),
     Trial("llama", "norm_folded", "bfloat16", sound=True),
     Trial("bert", "linear_split", "bfloat16", sound=True),

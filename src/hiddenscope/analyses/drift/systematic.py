@@ -287,11 +287,20 @@ class _Sums:
         rest = self._size(self.difference.without(self.output, scale, "linear"))
         bar = max(
             FLOORS["scale"] * unit,
-            Z_SCALE * max(error, rounding_error),
+            Z_SCALE * max(error, rounding_error, self._error_over_channels(scale)),
             ROUNDING_MARGIN * abs(rounding_scale),
             CHANCE_SCALE * rest,
         )
         return Pattern("scale", scale, bar)
+
+    def _error_over_channels(self, scale: float) -> float:
+        """Estimate the standard error of the scale with every channel as one observation.
+
+        A weight of a norm that is rounded once more gives each channel a factor of its own, whose mean is no fault.
+        """
+        along = self.difference.folds["gain"].sum(0) * self.channel_size
+        size = self.output.folds["gain"].sum(0) * self.channel_size
+        return float((along - scale * size).square().sum().sqrt() / size.sum())
 
     def _squared(self, name: str, unit: float) -> Pattern:
         estimate = self.difference.squared(name)
