@@ -34,7 +34,7 @@ RUN = 4
 Z_SCALE = 6.0
 Z_SQUARED = 8.0
 # More than sound programs leave of each pattern, in units of rounding. docs/faults.md has the worst of them.
-FLOORS = {"scale": 0.125, "bias": 1.0, "gain": 1.0, "linear": 1.25}
+FLOORS = {"scale": 0.25, "bias": 1.0, "gain": 1.0, "linear": 1.25}
 # How far the candidate may exceed what rounding leaves of a pattern in the reference.
 ROUNDING_MARGIN = 3.0
 # How much of a systematic part in all directions may lie along the output by chance.
@@ -275,7 +275,9 @@ class _Sums:
         rounding_noise = math.sqrt(self.rounding_energy / self.output_energy)
         # A long computation rounds many times, and what it leaves grows with that.
         unit = max(self.unit * self.accumulation, rounding_noise)
-        patterns = [self._scale(unit)]
+        # A scale of all tokens and channels is averaged more than the other patterns. A sum that is rounded once leaves
+        # half a unit, and of that next to nothing.
+        patterns = [self._scale(max(self.unit * self.accumulation / 2, rounding_noise))]
         for name in ("bias", "gain", "linear"):
             patterns.append(self._squared(name, unit))
         return Finding(self.rows, tuple(patterns))
