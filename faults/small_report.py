@@ -33,12 +33,12 @@ def tables(outcomes: Sequence[Measured]) -> list[str]:
 
 
 def _sound_sentence(sound: Sequence[Measured]) -> str:
-    parts = [outcome.beyond for outcome in sound]
-    modules = [outcome.module_beyond for outcome in sound]
+    part = max((outcome.beyond for outcome in sound), default=0.0)
+    module = max((outcome.module_beyond for outcome in sound), default=0.0)
     alarms = sum(_alarm(outcome) for outcome in sound)
     return (
-        f"{len(sound)} pairs, {alarms} false alarms. The strongest part of any reached {max(parts):.2f} of the bar, "
-        f"and the strongest single module {max(modules):.2f}; 1 would be a false alarm."
+        f"{len(sound)} pairs, {alarms} false alarms. The strongest part of any reached {part:.2f} of the bar, "
+        f"and the strongest single module {module:.2f}; 1 would be a false alarm."
     )
 
 
