@@ -5,4 +5,5 @@ oracle    what is true of a planted fault, by plain hooks: whether the output mo
 pairs     the planted faults and the harmless pairs, all from one seed
 trial     one pair, given to drift
 report    the tables
+small     small faults and sound pairs for the systematic test (`python -m faults.systematic`)
 """

@@ -25,11 +25,11 @@ ROUNDING = 2e-5
 def batch_of(family: str) -> tuple[dict[str, Tensor], Tensor, Tensor]:
     """The arguments of a pass over a padded batch, and which tokens are real in the first and in the last stack."""
     model = subject(family)
-    arguments, _ = _padded(model.ids)
+    arguments, _ = _padded(model.ids, CPU)
     real = arguments["attention_mask"].bool()
     if model.target_ids is None:
         return arguments, real, real
-    targets, _ = _padded(model.target_ids)
+    targets, _ = _padded(model.target_ids, CPU)
     arguments["decoder_input_ids"] = targets["input_ids"]
     return arguments, real, targets["attention_mask"].bool()
 

@@ -35,7 +35,7 @@ from hiddenscope.sites import Site
 
 # So many tokens, or this share of them, may be beyond the noise because a block is unstable there.
 FEW, SUDDEN = 2, 0.05
-CHANGES = 8  # of the input in the last place, by which that is tried
+CHANGES = (1, 2, 4) * 4  # of the input, in units in the last place, by which that is tried
 Batch = tuple[list[int], Inputs]
 """The numbers of some texts among all, and these texts."""
 
@@ -217,11 +217,12 @@ class _Table:
         self.sudden.clear()
 
     def _instability(self, site: Site, reference: State) -> list[Gap]:
-        """Change the input of a block in the last place some times, and measure what that does to a site in it."""
+        """Change the input of a block in its last places some times, and measure what that does to a site in it."""
         before = Site((site.layer or 1) - 1, "", site.stack)
         unit = torch.finfo(reference.rows.dtype).eps
         generator = torch.Generator().manual_seed(0)
         gaps: list[Gap] = []
+        size = unit
 
         def change(state: State) -> Tensor | None:
             if state.name == reference.name:
@@ -229,11 +230,12 @@ class _Table:
             if state.name != str(before):
                 return None
             signs = torch.randint(0, 2, state.rows.shape, generator=generator) * 2 - 1
-            return state.rows * (1 + unit * signs)
+            return state.rows * (1 + size * signs)
 
         side = self.sides.equal_reference
         passes = side.passes
-        for _ in range(CHANGES):
+        for units in CHANGES:
+            size = units * unit
             observe(side, self.batch, [before, site], visit=change)
         # They belong to no comparison of the two.
         side.passes = passes
