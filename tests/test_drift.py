@@ -393,7 +393,7 @@ def test_low_memory_holds_two_states_at_a_time(monkeypatch: pytest.MonkeyPatch) 
     held: set[int] = set()
     most: list[int] = []
 
-    class Counted(observing.State):  # type: ignore[misc]
+    class Counted(observing.ObservedState):  # type: ignore[misc]
         def __init__(self, *values: Any) -> None:
             super().__init__(*values)
             held.add(id(self))
@@ -402,7 +402,7 @@ def test_low_memory_holds_two_states_at_a_time(monkeypatch: pytest.MonkeyPatch) 
         def __del__(self) -> None:
             held.discard(id(self))
 
-    monkeypatch.setattr(observing, "State", Counted)
+    monkeypatch.setattr(observing, "ObservedState", Counted)
     module: Any = tiny_model("llama", layers=8)
     hs.drift((module, None), copy.deepcopy(module), TEXTS, low_memory=True)
     assert len(most) > 8 and max(most) <= 4, (

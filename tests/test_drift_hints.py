@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from faults.models import _padded, subject
-from hiddenscope.analyses.drift.calls import Call, record_calls, tensors_in
+from hiddenscope.analyses.drift.calls import ModuleCall, record_calls, tensors_in
 from hiddenscope.analyses.drift.hints import argument_hints, hints
 from hiddenscope.analyses.drift.suspect import Suspect
 from hiddenscope.testing.faults import HARMLESS, KINDS, UNNAMED, ModelParts, Planted
@@ -35,14 +35,14 @@ def batch_of(family: str) -> tuple[dict[str, Tensor], Tensor, Tensor]:
 
 
 @cache
-def calls_of(family: str) -> dict[str, Call]:
+def calls_of(family: str) -> dict[str, ModuleCall]:
     """The first call of every module of a family's tiny model."""
     return first_calls(subject(family).module, batch_of(family)[0])
 
 
-def first_calls(module: nn.Module, arguments: dict[str, Tensor]) -> dict[str, Call]:
+def first_calls(module: nn.Module, arguments: dict[str, Tensor]) -> dict[str, ModuleCall]:
     outermost = record_calls(dict(module.named_modules()), lambda: module(**arguments, use_cache=False))
-    calls: dict[str, Call] = {}
+    calls: dict[str, ModuleCall] = {}
     for call in outermost[0].walk():
         calls.setdefault(call.path, call)
     return calls
@@ -71,7 +71,7 @@ def suspect_of(family: str, path: str, candidate: nn.Module, **fields: Any) -> S
 
 def suspect_beside(
     reference: nn.Module,
-    call: Call,
+    call: ModuleCall,
     family: str,
     candidate: nn.Module,
     device: Any = CPU,

@@ -29,11 +29,11 @@ from hiddenscope.analyses.drift.describe import describe
 from hiddenscope.analyses.drift.dtypes import majority_dtype, narrowest
 from hiddenscope.analyses.drift.errors import Errors, divergence
 from hiddenscope.analyses.drift.noise import coarsest
-from hiddenscope.analyses.drift.observe import LOGITS, Side, State, observe
+from hiddenscope.analyses.drift.observe import LOGITS, ObservedState, Side, observe
 from hiddenscope.analyses.drift.pairing import Pairs, batches_for, pair
-from hiddenscope.analyses.drift.parts import Sides, compare_parts
+from hiddenscope.analyses.drift.parts import ComparedSides, compare_parts
 from hiddenscope.analyses.drift.port_search import PortSearch
-from hiddenscope.analyses.drift.result import Comparison, dataset_of, facts_of
+from hiddenscope.analyses.drift.result import DriftComparison, dataset_of, facts_of
 from hiddenscope.analyses.drift.search import Search
 from hiddenscope.analyses.drift.sides import (
     BareModule,
@@ -125,7 +125,7 @@ def _compare(
     texts: Texts | Inputs | None,
     pairing: Mapping[str, str] | str | None,
     low_memory: bool,
-) -> Comparison:
+) -> DriftComparison:
     """Choose the way in which two sides can be compared."""
     if isinstance(reference, SavedRun) or isinstance(candidate, SavedRun):
         if pairing is not None:
@@ -148,7 +148,7 @@ def _compare(
     return comparison
 
 
-def _compare_live(model: Model, candidate: Opened, side: Side, inputs: Inputs, low_memory: bool) -> Comparison:
+def _compare_live(model: Model, candidate: Opened, side: Side, inputs: Inputs, low_memory: bool) -> DriftComparison:
     """Compare two models with the same modules part by part."""
     reference = as_side(model)
     check_shapes(reference, side)
@@ -170,12 +170,12 @@ def _compare_by_parts(
     pairing: dict[str, Any],
     *,
     low_memory: bool = False,
-) -> Comparison:
+) -> DriftComparison:
     sides = on_equal_terms(reference, candidate)
     with model.lock:
         errors = compare_parts(sides, model, inputs, low_memory=low_memory)
         names = (reference.name, candidate.name)
-        comparison = Comparison(names, errors, _tokens(model, inputs), sources, pairing, compared="parts")
+        comparison = DriftComparison(names, errors, _tokens(model, inputs), sources, pairing, compared="parts")
         if errors.drifting:
             _search(comparison, sides, inputs)
             comparison.restored = _restore(sides, errors, 1 if low_memory else None)
@@ -194,7 +194,7 @@ def _other_texts(inputs: Inputs, batch: Inputs) -> list[Inputs]:
     return others
 
 
-def _search(comparison: Comparison, sides: Sides, inputs: Inputs) -> None:
+def _search(comparison: DriftComparison, sides: ComparedSides, inputs: Inputs) -> None:
     """Look for the module at fault, and for what the fault looks like."""
     errors = comparison.errors
     first = errors.drifting[0]
@@ -211,7 +211,7 @@ def _search(comparison: Comparison, sides: Sides, inputs: Inputs) -> None:
         errors.notes += notes
 
 
-def _restore(sides: Sides, errors: Errors, most: int | None) -> list[dict[str, Any]]:
+def _restore(sides: ComparedSides, errors: Errors, most: int | None) -> list[dict[str, Any]]:
     """Measure how much of the change of the output disappears when the reference's states are put back."""
     sites = [Site.parse(name) for name in errors.drifting if name != LOGITS][:most]
     batch = errors.batch[errors.drifting[0]]
@@ -233,7 +233,7 @@ def _restore(sides: Sides, errors: Errors, most: int | None) -> list[dict[str, A
     for chosen in choices:
         logits: list[Tensor] = []
 
-        def put(state: State, logits: list[Tensor] = logits) -> Tensor | None:
+        def put(state: ObservedState, logits: list[Tensor] = logits) -> Tensor | None:
             if state.name == LOGITS:
                 logits.append(state.rows)
                 return None
@@ -247,7 +247,7 @@ def _restore(sides: Sides, errors: Errors, most: int | None) -> list[dict[str, A
 
 def _compare_port(
     model: Model, function: Callable[..., Any], inputs: Inputs, pairing: Mapping[str, str] | str | None
-) -> Comparison:
+) -> DriftComparison:
     """Compare a program of somebody else's: part by part where its blocks can be entered, or else by whole passes."""
     reference = as_side(model)
     module = function if isinstance(function, nn.Module) and not is_compiled(function) else None
@@ -299,7 +299,7 @@ def _as_port(module: nn.Module, reference: Side, pairs: Pairs) -> Side | None:
 
 def _compare_returned(
     model: Model, reference: Side, feed: Side, function: Callable[..., Any], inputs: Inputs, pairs: Pairs
-) -> Comparison:
+) -> DriftComparison:
     """Compare what a function returns with whole passes of the reference."""
     values = {}
     for value in values_of(function, [feed.batch(inputs.some([text])) for text in range(len(inputs))]):
@@ -318,7 +318,7 @@ def _compare_returned(
     module = getattr(function, "_orig_mod", function)
     name = getattr(function, "__name__", type(module).__name__)
     sources = [model.source(None).to_json(), {"model": name, "dtype": str(dtype).removeprefix("torch.")}]
-    return Comparison((model.name, name), errors, _tokens(model, inputs), sources, pairs.facts(reference))
+    return DriftComparison((model.name, name), errors, _tokens(model, inputs), sources, pairs.facts(reference))
 
 
 def _some_rows(rows: Tensor, numbers: Sequence[int]) -> Tensor:
@@ -337,7 +337,7 @@ def _tokens(model: Model, inputs: Inputs) -> dict[str | None, Tokens]:
     return {stack: model.text_encoder.tokens(inputs.of(stack)) for stack in stacks}
 
 
-def _compare_with_saved(reference: Opened, candidate: Opened, texts: Texts | Inputs | None) -> Comparison:
+def _compare_with_saved(reference: Opened, candidate: Opened, texts: Texts | Inputs | None) -> DriftComparison:
     """Compare where at least one side is saved states."""
     if isinstance(reference, SavedRun) and isinstance(candidate, SavedRun):
         return _compare_two_saved(reference, candidate)
@@ -349,7 +349,7 @@ def _compare_with_saved(reference: Opened, candidate: Opened, texts: Texts | Inp
 
 def _compare_one_saved(
     model: Model, saved: SavedRun, texts: Texts | Inputs | None, *, saved_is_reference: bool
-) -> Comparison:
+) -> DriftComparison:
     """Compare a live model with states that were saved elsewhere."""
     check_whole(saved)
     windows = saved.windows()
@@ -373,10 +373,10 @@ def _compare_one_saved(
     if saved_is_reference:
         sources.reverse()
         errors.passes = {"reference": errors.passes["candidate"], "candidate": errors.passes["reference"]}
-    return Comparison(names, errors, tokens, sources, _paired_by_site(sites))
+    return DriftComparison(names, errors, tokens, sources, _paired_by_site(sites))
 
 
-def _compare_two_saved(first: SavedRun, second: SavedRun) -> Comparison:
+def _compare_two_saved(first: SavedRun, second: SavedRun) -> DriftComparison:
     """Compare two saved runs."""
     sites = common_sites(first.sites, second.sites, (first.name, second.name))
     stacks = list(dict.fromkeys(site.stack for site in sites))
@@ -390,7 +390,7 @@ def _compare_two_saved(first: SavedRun, second: SavedRun) -> Comparison:
     errors = compare_saved(blocks, counts, {first.named_dtype, second.named_dtype})
     errors.passes = {"reference": 0, "candidate": 0}
     sources = [first.stacks[0].source.to_json(), second.stacks[0].source.to_json()]
-    return Comparison((first.name, second.name), errors, tokens, sources, _paired_by_site(sites))
+    return DriftComparison((first.name, second.name), errors, tokens, sources, _paired_by_site(sites))
 
 
 def _paired_by_site(sites: Sequence[Site]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from hiddenscope import autograd, hooks
 
 
 @dataclass
-class Call:
+class ModuleCall:
     """One call of a module, with copies of its arguments and of the tensors that it returned.
 
     `structure` is the form of what it returned: True for a tensor, a list for a tuple, list or dict, else None.
@@ -24,7 +24,7 @@ class Call:
     kwargs: dict[str, Any] = field(default_factory=dict)
     outputs: list[Tensor] = field(default_factory=list)
     structure: Any = None
-    inner: list[Call] = field(default_factory=list)
+    inner: list[ModuleCall] = field(default_factory=list)
 
     @property
     def state(self) -> Tensor | None:
@@ -36,26 +36,26 @@ class Call:
         """The first floating-point tensor that it returned."""
         return next((tensor for tensor in self.outputs if tensor.is_floating_point()), None)
 
-    def walk(self) -> Iterator[Call]:
+    def walk(self) -> Iterator[ModuleCall]:
         """List this call and all calls inside it, in the order in which they began."""
         yield self
         for call in self.inner:
             yield from call.walk()
 
-    def leaves(self) -> Iterator[Call]:
+    def leaves(self) -> Iterator[ModuleCall]:
         """List the calls that made no further calls."""
         for call in self.walk():
             if not call.inner:
                 yield call
 
     def repeat(self, module: nn.Module, device: torch.device) -> Any:
-        """Call another module with the same arguments, moved to its device."""
+        """ModuleCall another module with the same arguments, moved to its device."""
         return self.with_arguments(module, self.args, self.kwargs, device)
 
     def with_arguments(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], device: torch.device
     ) -> Any:
-        """Call a module with these arguments on copies, as some modules write into what they are given."""
+        """ModuleCall a module with these arguments on copies, as some modules write into what they are given."""
 
         def move(tensor: Tensor) -> Tensor:
             return tensor.detach().to(device, copy=True)
@@ -66,17 +66,17 @@ class Call:
 
 def record_calls(
     parts: Mapping[str, nn.Module], run: Callable[[], object], *, opaque: Collection[str] = ()
-) -> list[Call]:
+) -> list[ModuleCall]:
     """Run something and return the outermost calls of some modules, each with those inside it.
 
     Of `opaque` modules neither arguments nor outputs are kept.
     """
-    outermost: list[Call] = []
-    running: list[Call] = []
+    outermost: list[ModuleCall] = []
+    running: list[ModuleCall] = []
 
     def watch(path: str, part: nn.Module) -> list[hooks.Watch]:
         def enter(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-            call = Call(path)
+            call = ModuleCall(path)
             if path not in opaque:
                 call.args, call.kwargs = map_tensors(args, clone), map_tensors(dict(kwargs), clone)
             siblings = running[-1].inner if running else outermost

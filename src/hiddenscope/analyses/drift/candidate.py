@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from hiddenscope import autograd, hooks
-from hiddenscope.analyses.drift.calls import Call, record_calls
+from hiddenscope.analyses.drift.calls import ModuleCall, record_calls
 from hiddenscope.analyses.drift.sides import is_compiled
 from hiddenscope.anatomy import Tap
 from hiddenscope.anatomy.taps import layouts
@@ -44,7 +44,9 @@ def naming_errors() -> Iterator[None]:
         raise
     except Exception as error:
         reason = f"it raised {type(error).__name__}: {str(error)[:500]}"
-        raise PassError("Cannot run the candidate", reason, "Call it by itself on token ids [1, token].") from error
+        raise PassError(
+            "Cannot run the candidate", reason, "ModuleCall it by itself on token ids [1, token]."
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,7 @@ def _values_of_text(function: Callable[..., Any], batch: PaddedBatch) -> dict[st
     stacks = [batch] if batch.targets is None else [batch, batch.targets]
     lengths = [stack.ids.shape[1] for stack in stacks]
     returned: dict[str, Tensor] = {}
-    calls: list[Call] = []
+    calls: list[ModuleCall] = []
 
     def run() -> None:
         with naming_errors():
@@ -147,7 +149,7 @@ def _values_of_text(function: Callable[..., Any], batch: PaddedBatch) -> dict[st
     return rows.values
 
 
-def _events(calls: Iterable[Call]) -> Iterator[tuple[str, hooks.Side, Tensor | None]]:
+def _events(calls: Iterable[ModuleCall]) -> Iterator[tuple[str, hooks.Side, Tensor | None]]:
     """List what modules are given and give, in the order of time."""
     for call in calls:
         yield call.path, "input", call.state

@@ -20,7 +20,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from hiddenscope.analyses.drift.calls import Call
+from hiddenscope.analyses.drift.calls import ModuleCall
 
 MOST_COLUMNS = 8192  # of a tensor whose columns are looked for in another order
 SAMPLE = 64  # tokens by which columns are told apart
@@ -31,7 +31,7 @@ CallKey = tuple[str, int]
 """The path of a module within a block, and which of its calls."""
 
 
-class Place(NamedTuple):
+class TensorPlace(NamedTuple):
     """A tensor in a block: the state that a call was given or what it returned. Calls of one path are counted."""
 
     path: str
@@ -39,10 +39,10 @@ class Place(NamedTuple):
     side: TensorSide
 
 
-class Columns(NamedTuple):
-    """Columns of a tensor of the reference, and the columns of the port's tensor that equal them."""
+class SharedColumns(NamedTuple):
+    """SharedColumns of a tensor of the reference, and the columns of the port's tensor that equal them."""
 
-    place: Place
+    place: TensorPlace
     reference: Tensor
     port: Tensor
     reference_width: int
@@ -52,10 +52,10 @@ class Columns(NamedTuple):
 class Counterpart:
     """The columns of the reference's tensors that make up one of the port's."""
 
-    columns: tuple[Columns, ...]
+    columns: tuple[SharedColumns, ...]
 
     @property
-    def whole(self) -> Place | None:
+    def whole(self) -> TensorPlace | None:
         """The reference's tensor, where the port's is the same column by column."""
         first = self.columns[0]
         in_order = torch.arange(first.reference_width)
@@ -63,15 +63,15 @@ class Counterpart:
         return first.place if is_same and len(self.columns) == 1 else None
 
 
-Counterparts = Mapping[Place, Counterpart]
+Counterparts = Mapping[TensorPlace, Counterpart]
 Same = Callable[[Tensor, Tensor], bool]
 """Tells whether two tensors of one shape differ by rounding alone."""
 
 
-def calls_by_place(block: Call) -> dict[CallKey, Call]:
+def calls_by_place(block: ModuleCall) -> dict[CallKey, ModuleCall]:
     """Number the calls inside a block, each under its path within the block."""
     numbers: Counter[str] = Counter()
-    calls: dict[CallKey, Call] = {}
+    calls: dict[CallKey, ModuleCall] = {}
     for call in block.walk():
         path = call.path[len(block.path) :].lstrip(".")
         calls[path, numbers[path]] = call
@@ -79,14 +79,14 @@ def calls_by_place(block: Call) -> dict[CallKey, Call]:
     return calls
 
 
-def tensors_by_place(block: Call) -> dict[Place, Tensor]:
+def tensors_by_place(block: ModuleCall) -> dict[TensorPlace, Tensor]:
     """List the states that go into and come out of every call inside a block, as rows."""
-    tensors: dict[Place, Tensor] = {}
+    tensors: dict[TensorPlace, Tensor] = {}
     for (path, number), call in calls_by_place(block).items():
         if call.state is not None and call.state.is_floating_point():
-            tensors[Place(path, number, "input")] = as_rows(call.state)
+            tensors[TensorPlace(path, number, "input")] = as_rows(call.state)
         if call.output is not None:
-            tensors[Place(path, number, "output")] = as_rows(call.output)
+            tensors[TensorPlace(path, number, "output")] = as_rows(call.output)
     return tensors
 
 
@@ -96,13 +96,13 @@ def as_rows(tensor: Tensor) -> Tensor:
 
 
 def learn(
-    known: Mapping[Place, Tensor], tensors: Mapping[Place, Tensor], same: Same, *, reordered: bool
-) -> dict[Place, Counterpart]:
+    known: Mapping[TensorPlace, Tensor], tensors: Mapping[TensorPlace, Tensor], same: Same, *, reordered: bool
+) -> dict[TensorPlace, Counterpart]:
     """Find the counterpart of every tensor in a port's block among those of the reference's, on equal input.
 
     With `reordered`, a tensor may have the reference's columns in another order.
     """
-    counterparts: dict[Place, Counterpart] = {}
+    counterparts: dict[TensorPlace, Counterpart] = {}
     for place, rows in tensors.items():
         candidates = {other: values for other, values in known.items() if len(values) == len(rows)}
         columns = _whole(rows, candidates, same) or _slice(rows, candidates, same)
@@ -114,28 +114,28 @@ def learn(
     return counterparts
 
 
-def _whole(rows: Tensor, known: Mapping[Place, Tensor], same: Same) -> list[Columns]:
+def _whole(rows: Tensor, known: Mapping[TensorPlace, Tensor], same: Same) -> list[SharedColumns]:
     for place, values in known.items():
         if values.shape == rows.shape and same(values, rows):
             every = torch.arange(rows.shape[1])
-            return [Columns(place, every, every, len(every))]
+            return [SharedColumns(place, every, every, len(every))]
     return []
 
 
-def _slice(rows: Tensor, known: Mapping[Place, Tensor], same: Same) -> list[Columns]:
+def _slice(rows: Tensor, known: Mapping[TensorPlace, Tensor], same: Same) -> list[SharedColumns]:
     """Find a tensor among the columns of a wider one of the reference: one of fused projections."""
     width = rows.shape[1]
     for place, values in known.items():
         for start in range(0, values.shape[1] - width + 1, _step(width, values.shape[1])):
             columns = torch.arange(start, start + width)
             if width < values.shape[1] and same(values[:, columns], rows):
-                return [Columns(place, columns, torch.arange(width), values.shape[1])]
+                return [SharedColumns(place, columns, torch.arange(width), values.shape[1])]
     return []
 
 
-def _tiles(rows: Tensor, known: Mapping[Place, Tensor], same: Same) -> list[Columns]:
+def _tiles(rows: Tensor, known: Mapping[TensorPlace, Tensor], same: Same) -> list[SharedColumns]:
     """Make a tensor up of several of the reference's, side by side: projections that the port fuses."""
-    tiles: list[Columns] = []
+    tiles: list[SharedColumns] = []
     start = 0
     while start < rows.shape[1]:
         tile = _tile_at(start, rows, known, same)
@@ -146,16 +146,16 @@ def _tiles(rows: Tensor, known: Mapping[Place, Tensor], same: Same) -> list[Colu
     return tiles
 
 
-def _tile_at(start: int, rows: Tensor, known: Mapping[Place, Tensor], same: Same) -> Columns | None:
+def _tile_at(start: int, rows: Tensor, known: Mapping[TensorPlace, Tensor], same: Same) -> SharedColumns | None:
     for place, values in known.items():
         columns = torch.arange(start, start + values.shape[1])
         fits = place.side == "output" and int(columns[-1]) < rows.shape[1]
         if fits and same(values, rows[:, columns]):
-            return Columns(place, torch.arange(values.shape[1]), columns, values.shape[1])
+            return SharedColumns(place, torch.arange(values.shape[1]), columns, values.shape[1])
     return None
 
 
-def _reordered(rows: Tensor, known: Mapping[Place, Tensor], same: Same) -> list[Columns]:
+def _reordered(rows: Tensor, known: Mapping[TensorPlace, Tensor], same: Same) -> list[SharedColumns]:
     """Find a tensor whose columns are the reference's in another order: Meta's layout of rotary positions."""
     width = rows.shape[1]
     if width > MOST_COLUMNS:
@@ -167,7 +167,7 @@ def _reordered(rows: Tensor, known: Mapping[Place, Tensor], same: Same) -> list[
         order = distances.argmin(1)
         is_permutation = len(set(order.tolist())) == width
         if is_permutation and same(values[:, order], rows):
-            return [Columns(place, order, torch.arange(width), width)]
+            return [SharedColumns(place, order, torch.arange(width), width)]
     return []
 
 
@@ -177,8 +177,11 @@ def _step(width: int, whole: int) -> int:
 
 
 def by_weights(
-    reference: Call, port: Call, reference_part: Callable[[str], nn.Module], port_part: Callable[[str], nn.Module]
-) -> dict[Place, Counterpart]:
+    reference: ModuleCall,
+    port: ModuleCall,
+    reference_part: Callable[[str], nn.Module],
+    port_part: Callable[[str], nn.Module],
+) -> dict[TensorPlace, Counterpart]:
     """Pair modules that hold the very weights of one of the reference's, however these are laid out inside it.
 
     A module without calls inside it must hold all of these weights, as they are or transposed.
@@ -189,7 +192,7 @@ def by_weights(
     for key, call in reference_calls.items():
         # Inner calls come later, so that the smallest module which holds these weights stays.
         holders[frozenset(_names_inside(key[0], reference_part(call.path)))] = key
-    counterparts: dict[Place, Counterpart] = {}
+    counterparts: dict[TensorPlace, Counterpart] = {}
     for key, call in port_calls.items():
         names = _names_inside(key[0], port_part(call.path))
         sources: set[str] = set()
@@ -216,10 +219,10 @@ def _names_inside(path: str, part: nn.Module) -> list[str]:
 
 
 def _as_counterparts(
-    key: tuple[str, int], call: Call, partner: tuple[str, int], expected: Call
-) -> dict[Place, Counterpart]:
+    key: tuple[str, int], call: ModuleCall, partner: tuple[str, int], expected: ModuleCall
+) -> dict[TensorPlace, Counterpart]:
     """Pair what goes into and comes out of two calls, where it is of one shape."""
-    pairs: dict[Place, Counterpart] = {}
+    pairs: dict[TensorPlace, Counterpart] = {}
     tensors: dict[TensorSide, tuple[Tensor | None, Tensor | None]] = {
         "input": (call.state, expected.state),
         "output": (call.output, expected.output),
@@ -227,7 +230,9 @@ def _as_counterparts(
     for side, (tensor, other) in tensors.items():
         if tensor is not None and other is not None and as_rows(tensor).shape == as_rows(other).shape:
             every = torch.arange(tensor.shape[-1])
-            pairs[Place(*key, side)] = Counterpart((Columns(Place(*partner, side), every, every, len(every)),))
+            pairs[TensorPlace(*key, side)] = Counterpart(
+                (SharedColumns(TensorPlace(*partner, side), every, every, len(every)),)
+            )
     return pairs
 
 
@@ -250,7 +255,7 @@ def _is_equal(weight: Tensor, other: Tensor) -> bool:
     return are_matrices and values.shape == expected.T.shape and torch.equal(values, expected.T)
 
 
-class Rows(NamedTuple):
+class SourceRows(NamedTuple):
     """The rows of the reference's weights that make up a weight of the port, by weight, orientation and number."""
 
     weights: tuple[str, ...]
@@ -264,7 +269,7 @@ class Rows(NamedTuple):
         return all(name != next_name or next_row == row + 1 for name, row, next_name, next_row in steps)
 
 
-def learn_weights(reference: nn.Module, port: nn.Module, *, reordered: bool) -> dict[str, Rows]:
+def learn_weights(reference: nn.Module, port: nn.Module, *, reordered: bool) -> dict[str, SourceRows]:
     """Find every weight of a port's block among the rows of the reference's: fused, split or transposed.
 
     With `reordered`, the rows may be in another order.
@@ -274,17 +279,17 @@ def learn_weights(reference: nn.Module, port: nn.Module, *, reordered: bool) -> 
         for transposed, rows in _orientations(weight):
             for number, row in enumerate(_bytes_of_rows(rows)):
                 known.setdefault(row, (name, transposed, number))
-    learned: dict[str, Rows] = {}
+    learned: dict[str, SourceRows] = {}
     for name, weight in port.named_parameters():
         places = [known.get(row) for row in _bytes_of_rows(_matrix(weight))]
         if all(places):
-            rows_of_reference = Rows(*zip(*(place for place in places if place), strict=True))
+            rows_of_reference = SourceRows(*zip(*(place for place in places if place), strict=True))
             if reordered or rows_of_reference.in_order:
                 learned[name] = rows_of_reference
     return learned
 
 
-def wrong_weights(reference: nn.Module, port: nn.Module, learned: Mapping[str, Rows]) -> list[str]:
+def wrong_weights(reference: nn.Module, port: nn.Module, learned: Mapping[str, SourceRows]) -> list[str]:
     """List the weights of a port's block that are not made of the reference's in the way that was learned."""
     known: dict[tuple[str, bool], list[bytes]] = {}
     for name, weight in reference.named_parameters():

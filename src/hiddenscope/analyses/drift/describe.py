@@ -12,11 +12,11 @@ from hiddenscope import hooks
 from hiddenscope.analyses.drift.hints import argument_hints, hints
 from hiddenscope.analyses.drift.noise import Noise
 from hiddenscope.analyses.drift.observe import Side
-from hiddenscope.analyses.drift.search import Fault, Hint, Search
+from hiddenscope.analyses.drift.search import FaultyModule, Hint, Search
 from hiddenscope.analyses.drift.suspect import Suspect
 
 
-def describe(search: Search, fault: Fault) -> tuple[list[Hint], list[str]]:
+def describe(search: Search, fault: FaultyModule) -> tuple[list[Hint], list[str]]:
     """Say what a fault looks like, the surest first, and what could not be tried."""
     found: list[Hint] = []
     notes: list[str] = []
@@ -37,7 +37,7 @@ def _runs_blocks(search: Search, path: str) -> bool:
     return search.holds_blocks(path) and path not in search.reference.blocks.values()
 
 
-def _suspect(search: Search, fault: Fault, made: Tensor) -> Suspect:
+def _suspect(search: Search, fault: FaultyModule, made: Tensor) -> Suspect:
     call = fault.call
     assert call is not None
     reference = search.reference

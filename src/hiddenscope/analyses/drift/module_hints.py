@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hiddenscope import hooks
-from hiddenscope.analyses.drift.calls import Call
+from hiddenscope.analyses.drift.calls import ModuleCall
 from hiddenscope.analyses.drift.suspect import Suspect, Trial
 from hiddenscope.module_copy import private_copy
 
@@ -81,7 +81,7 @@ def biases(suspect: Suspect) -> Iterator[Trial]:
 
 
 def other_blocks(suspect: Suspect) -> Iterator[Trial]:
-    """Call the reference's other blocks."""
+    """ModuleCall the reference's other blocks."""
     for site, block in suspect.blocks.items():
         if suspect.role == "block" and type(block) is type(suspect.reference):
             yield "swapped_layer", f"The output is that of the block that makes `{site}`.", suspect.run(block)
@@ -95,7 +95,7 @@ class _Function(nn.Module):
         self.function = function
 
     def forward(self, x: Tensor) -> Tensor:
-        """Call the function."""
+        """ModuleCall the function."""
         return self.function(x)
 
 
@@ -114,7 +114,7 @@ def activations(suspect: Suspect) -> Iterator[Trial]:
             yield "activation", f"The output is that of {words}{place}.", suspect.run(module)
 
 
-def _is_activation(call: Call) -> bool:
+def _is_activation(call: ModuleCall) -> bool:
     """Tell whether a module did roughly what a known activation does."""
     state, output = call.state, call.output
     if state is None or output is None or state.shape != output.shape:

@@ -105,7 +105,7 @@ def _block_paths(anatomy: Anatomy) -> dict[Site, str]:
 
 
 @dataclass
-class State:
+class ObservedState:
     """The rows of real tokens at one site, in float64 too where that could be computed, and the noise."""
 
     name: str
@@ -114,7 +114,7 @@ class State:
     noise: Noise | None = None
 
 
-Visitor = Callable[[State], Tensor | None]
+Visitor = Callable[[ObservedState], Tensor | None]
 """Takes a state as it is made; what it returns takes the state's place."""
 
 
@@ -125,7 +125,7 @@ class Observed:
     `notes` say of which blocks the noise could not be measured.
     """
 
-    states: dict[str, State] = field(default_factory=dict)
+    states: dict[str, ObservedState] = field(default_factory=dict)
     output: Tensor | None = None
     notes: list[str] = field(default_factory=list)
 
@@ -133,7 +133,7 @@ class Observed:
         """The rows at a site."""
         return self.states[name].rows
 
-    def keep(self, state: State) -> None:
+    def keep(self, state: ObservedState) -> None:
         """Keep a state; nothing takes its place."""
         self.states[state.name] = state
 
@@ -206,7 +206,7 @@ class _Observation:
 
     def show(self, name: str, rows: Tensor, *, in_block: bool = False) -> Tensor | None:
         """Show the rows of a site, with their noise, and return what takes their place."""
-        state = State(name, rows.detach().to("cpu", copy=True), self.exact_rows.pop(name, None))
+        state = ObservedState(name, rows.detach().to("cpu", copy=True), self.exact_rows.pop(name, None))
         if self.measures_noise:
             state.noise = self._noise(state, in_block)
         self.pending = []
@@ -220,7 +220,7 @@ class _Observation:
                 self.exact_rows[LOGITS] = outside.exact[mask].cpu()
         self.show(LOGITS, logits[mask])
 
-    def _noise(self, state: State, in_block: bool) -> Noise:
+    def _noise(self, state: ObservedState, in_block: bool) -> Noise:
         masks = masks_of(self.batch)
         gaps = []
         for outside in self.pending:

@@ -26,7 +26,7 @@ from hiddenscope.analyses.drift.errors import (
     token_finder,
 )
 from hiddenscope.analyses.drift.noise import INFINITE, Gap, Noise, gap
-from hiddenscope.analyses.drift.observe import LOGITS, Observed, Side, State, observe
+from hiddenscope.analyses.drift.observe import LOGITS, Observed, ObservedState, Side, observe
 from hiddenscope.analyses.drift.streaming import StateQueue
 from hiddenscope.errors import NotFinite
 from hiddenscope.model import Model
@@ -41,7 +41,7 @@ Batch = tuple[list[int], Inputs]
 
 
 @dataclass(frozen=True)
-class Sides:
+class ComparedSides:
     """The two models as they were given, and as their parts are compared: in one dtype, with one attention kernel."""
 
     reference: Side
@@ -75,7 +75,7 @@ class Sides:
         }
 
 
-def compare_parts(sides: Sides, model: Model, inputs: Inputs, *, low_memory: bool = False) -> Errors:
+def compare_parts(sides: ComparedSides, model: Model, inputs: Inputs, *, low_memory: bool = False) -> Errors:
     """Compare two live models part by part. A padded batch in which a NaN comes up is run again text by text."""
     batches = list(inputs.batches(model))
     if sides.candidate.is_port:
@@ -104,7 +104,9 @@ def empty_errors(inputs: Inputs, reference: Side) -> Errors:
     return Errors({name: sum(inputs.of(name).lengths) for name in names})
 
 
-def _compare_batches(sides: Sides, model: Model, inputs: Inputs, batches: Sequence[Batch], low_memory: bool) -> Errors:
+def _compare_batches(
+    sides: ComparedSides, model: Model, inputs: Inputs, batches: Sequence[Batch], low_memory: bool
+) -> Errors:
     errors = empty_errors(inputs, sides.reference)
     errors.noise_sources = sides.noise_sources
     errors.notes += sides.notes
@@ -128,7 +130,7 @@ def _compare_batches(sides: Sides, model: Model, inputs: Inputs, batches: Sequen
     return errors
 
 
-def _drop_folded_norms(errors: Errors, sides: Sides) -> None:
+def _drop_folded_norms(errors: Errors, sides: ComparedSides) -> None:
     """Leave `final` out where the logits agree, or where the head has the norm's weights folded into its columns."""
     finals = [name for name in errors.drifting if name.endswith("final")]
     if not finals or (LOGITS in errors.drifting and not _has_folded_head(sides)):
@@ -139,7 +141,7 @@ def _drop_folded_norms(errors: Errors, sides: Sides) -> None:
         errors.notes.append(words)
 
 
-def _has_folded_head(sides: Sides) -> bool:
+def _has_folded_head(sides: ComparedSides) -> bool:
     """Check whether the port has a matrix that is the reference's head with its columns scaled."""
     head = sides.reference.anatomy.head
     weight = None if head is None else getattr(sides.equal_reference.part(head.path), "weight", None)
@@ -154,23 +156,23 @@ class _Table:
     """Where the errors of one batch go."""
 
     errors: Errors
-    sides: Sides
+    sides: ComparedSides
     batch: Inputs
     places: Mapping[str | None, Sequence[int]]
     where: Where
-    sudden: list[tuple[State, Tensor]] = field(default_factory=list)
+    sudden: list[tuple[ObservedState, Tensor]] = field(default_factory=list)
 
     def places_at(self, name: str) -> Sequence[int]:
         return self.places[stack_of(name, self.errors.tokens)]
 
-    def add_whole(self, reference: State, rows: Tensor) -> None:
+    def add_whole(self, reference: ObservedState, rows: Tensor) -> None:
         """Add what differs at a site in whole passes."""
         refuse_not_finite("reference", reference.name, reference.rows, self.where)
         refuse_not_finite("candidate", reference.name, rows, self.where)
         if reference.rows.shape == rows.shape:
             self.errors.put_cells(reference.name, self.places_at(reference.name), reference.rows, rows)
 
-    def add_local(self, reference: State, rows: Tensor, free_rows: Tensor | None) -> Tensor | None:
+    def add_local(self, reference: ObservedState, rows: Tensor, free_rows: Tensor | None) -> Tensor | None:
         """Add what a part does by itself, and return the reference's layer for the next part to start from."""
         name = reference.name
         if reference.noise is None or reference.rows.shape != rows.shape:
@@ -192,7 +194,7 @@ class _Table:
         enters_folded_head = self.sides.candidate.is_port and name.endswith("final")
         return None if enters_folded_head else reference.rows
 
-    def _judge(self, reference: State, rows: Tensor, local: Gap, noise: Noise) -> None:
+    def _judge(self, reference: ObservedState, rows: Tensor, local: Gap, noise: Noise) -> None:
         self.errors.judge(main_site(reference.name), local, noise, self.batch)
         if reference.exact is not None:
             self.errors.add_systematic(reference.name, reference.rows, rows, reference.exact)
@@ -216,7 +218,7 @@ class _Table:
             self._judge(reference, rows, gap(reference.rows, rows), noise)
         self.sudden.clear()
 
-    def _instability(self, site: Site, reference: State) -> list[Gap]:
+    def _instability(self, site: Site, reference: ObservedState) -> list[Gap]:
         """Change the input of a block in its last places some times, and measure what that does to a site in it."""
         before = Site((site.layer or 1) - 1, "", site.stack)
         unit = torch.finfo(reference.rows.dtype).eps
@@ -224,7 +226,7 @@ class _Table:
         gaps: list[Gap] = []
         size = unit
 
-        def change(state: State) -> Tensor | None:
+        def change(state: ObservedState) -> Tensor | None:
             if state.name == reference.name:
                 gaps.append(gap(reference.rows, state.rows))
             if state.name != str(before):
@@ -242,7 +244,7 @@ class _Table:
         return gaps
 
     def add_missing(self, expected: Sequence[str], reached: set[str]) -> None:
-        """Call a layer that the candidate never reaches infinitely far off.
+        """ModuleCall a layer that the candidate never reaches infinitely far off.
 
         One that is only seen as it enters a block is not seen where the candidate leaves that block out.
         """
@@ -278,7 +280,7 @@ def _compare_batch(table: _Table) -> bool:
         free = observe(sides.equal_candidate, batch, sides.sites)
     reached: set[str] = set()
 
-    def compare(state: State) -> Tensor | None:
+    def compare(state: ObservedState) -> Tensor | None:
         expected = exact.states.get(state.name)
         if expected is None or state.name not in free.states:
             return None
@@ -298,7 +300,7 @@ def _compare_in_step(table: _Table) -> bool:
     layers = [site for site in sides.sites if not site.part]
     whole = StateQueue()
 
-    def compare_whole(state: State) -> None:
+    def compare_whole(state: ObservedState) -> None:
         expected = whole.take(state.name)
         if expected is not None:
             table.add_whole(expected, state.rows)
@@ -310,7 +312,7 @@ def _compare_in_step(table: _Table) -> bool:
     parts = StateQueue()
     reached: set[str] = set()
 
-    def compare_part(state: State) -> Tensor | None:
+    def compare_part(state: ObservedState) -> Tensor | None:
         expected = parts.take(state.name)
         if expected is None:
             return None

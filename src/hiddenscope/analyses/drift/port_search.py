@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from hiddenscope import hooks
-from hiddenscope.analyses.drift.calls import Call, map_tensors, record_calls, tensors_in, to_float64
+from hiddenscope.analyses.drift.calls import ModuleCall, map_tensors, record_calls, tensors_in, to_float64
 from hiddenscope.analyses.drift.counterparts import (
     CallKey,
-    Columns,
     Counterpart,
-    Place,
+    SharedColumns,
+    TensorPlace,
     as_rows,
     by_weights,
     calls_by_place,
@@ -32,8 +32,8 @@ from hiddenscope.analyses.drift.counterparts import (
     wrong_weights,
 )
 from hiddenscope.analyses.drift.noise import Noise, gap
-from hiddenscope.analyses.drift.observe import LOGITS, Side, State, in_float64, observe
-from hiddenscope.analyses.drift.search import Fault, Hint, Search, Verdict, equal, window
+from hiddenscope.analyses.drift.observe import LOGITS, ObservedState, Side, in_float64, observe
+from hiddenscope.analyses.drift.search import FaultyModule, Hint, Search, Verdict, equal, window
 from hiddenscope.module_copy import float64_copy
 from hiddenscope.passes import Inputs
 from hiddenscope.sites import Site
@@ -47,9 +47,9 @@ MOST_NAMED = 3  # parts that a sentence names
 class _Run:
     """The calls inside the reference's block, in its float64 copy, and inside the port's, on one text."""
 
-    reference: Call
-    exact: Call | None
-    port: Call
+    reference: ModuleCall
+    exact: ModuleCall | None
+    port: ModuleCall
 
 
 class _Block:
@@ -65,14 +65,14 @@ class _Block:
 
     def shares_input(self, key: CallKey, other: CallKey) -> bool:
         """Check whether two calls are given the same tensor."""
-        tensor, other_tensor = (self.made.get(Place(*which, "input")) for which in (key, other))
+        tensor, other_tensor = (self.made.get(TensorPlace(*which, "input")) for which in (key, other))
         return tensor is not None and other_tensor is not None and equal(tensor, other_tensor)
 
 
-def _joined(blocks: Sequence[Call]) -> dict[Place, Tensor]:
+def _joined(blocks: Sequence[ModuleCall]) -> dict[TensorPlace, Tensor]:
     """Join the tensors of several texts, where all have them."""
     tensors = [tensors_by_place(block) for block in blocks]
-    joined: dict[Place, Tensor] = {}
+    joined: dict[TensorPlace, Tensor] = {}
     for place in tensors[0]:
         parts = [text[place] for text in tensors if place in text]
         if len(parts) == len(tensors) and len({part.shape[1] for part in parts}) == 1:
@@ -87,26 +87,26 @@ class PortSearch(Search):
         super().__init__(reference, candidate, inputs)
         self.texts = [inputs, *others]
 
-    def find(self, first: str, beyond: Mapping[str, float], relative: float) -> Fault | None:
+    def find(self, first: str, beyond: Mapping[str, float], relative: float) -> FaultyModule | None:
         """Find the module behind the first site that differs."""
         site = None if first == LOGITS else Site.parse(first)
         if site is None or not site.layer:
             return self._search_around(site, beyond[first], relative)
         misuse = self._misuse_of_block(site)
         if misuse is not None:
-            return Fault(self._runner_of_blocks(site), beyond[first], relative, hints=(misuse,))
+            return FaultyModule(self._runner_of_blocks(site), beyond[first], relative, hints=(misuse,))
         other_block = self._other_block(site)
         if other_block is not None:
-            return Fault(self.candidate.blocks[site], beyond[first], relative, hints=(other_block,))
+            return FaultyModule(self.candidate.blocks[site], beyond[first], relative, hints=(other_block,))
         return self._blame_part(site, beyond, relative)
 
-    def _port_calls(self, site: Site, inputs: Inputs) -> list[Call]:
+    def _port_calls(self, site: Site, inputs: Inputs) -> list[ModuleCall]:
         """Record the calls of a block of the port, in a pass that has the reference's state before it."""
         path = self.candidate.blocks[site]
         before = Site((site.layer or 1) - 1, "", site.stack)
         expected = self._reference_state(before, inputs)
 
-        def put(state: State) -> Tensor | None:
+        def put(state: ObservedState) -> Tensor | None:
             return None if state.name == LOGITS else expected
 
         parts = {}
@@ -177,7 +177,7 @@ class PortSearch(Search):
                 runs.append(_Run(reference, self._exact_call(reference), port_calls[0]))
         return _Block(runs) if runs else None
 
-    def _exact_call(self, reference: Call) -> Call | None:
+    def _exact_call(self, reference: ModuleCall) -> ModuleCall | None:
         """Record the calls inside a float64 copy of the reference's block; None if a kernel knows no float64."""
         exact = float64_copy(self.reference.part(reference.path))
         parts = {}
@@ -190,7 +190,7 @@ class PortSearch(Search):
             return None
         return calls[0]
 
-    def _blame_part(self, site: Site, beyond: Mapping[str, float], relative: float) -> Fault | None:
+    def _blame_part(self, site: Site, beyond: Mapping[str, float], relative: float) -> FaultyModule | None:
         block = self._block(site)
         if block is None:
             return None
@@ -222,7 +222,7 @@ class PortSearch(Search):
             wrong = wrong_weights(reference, port, learned)
         return {f"{block.port.path}.{name}": name not in wrong for name in learned}
 
-    def _with_weights(self, fault: Fault, weights: Sequence[str]) -> Fault:
+    def _with_weights(self, fault: FaultyModule, weights: Sequence[str]) -> FaultyModule:
         """Name the smallest module that holds all weights which are not the reference's."""
         path = _common_path([name.rpartition(".")[0] for name in weights])
         named = ", ".join(f"`{name}`" for name in weights[:MOST_NAMED])
@@ -231,7 +231,7 @@ class PortSearch(Search):
         changed = hint("changed_weight", words)
         if path == fault.path:
             return replace(fault, own_code=False, hints=(changed, *fault.hints))
-        return Fault(path, fault.beyond, fault.relative, hints=(changed,))
+        return FaultyModule(path, fault.beyond, fault.relative, hints=(changed,))
 
     def _agreeing_block(self, site: Site, beyond: Mapping[str, float]) -> _Block | None:
         """Record the nearest block of the same make that agrees with the reference's."""
@@ -248,7 +248,9 @@ class PortSearch(Search):
                 return False
         return True
 
-    def _fault_of(self, trial: _BlockTrial, call: Call, verdict: Verdict, agreeing: _Block | None) -> Fault:
+    def _fault_of(
+        self, trial: _BlockTrial, call: ModuleCall, verdict: Verdict, agreeing: _Block | None
+    ) -> FaultyModule:
         """Describe the module that was found, and say why no smaller one is certain."""
         hints: list[Hint] = []
         unknown = trial.unknown_parts(call)
@@ -266,9 +268,9 @@ class PortSearch(Search):
         made = None
         if partner is not None and call.output is not None and partner.output is not None:
             made = call.output.reshape(partner.output.shape).to(self.reference.device)
-        return Fault(call.path, verdict.beyond, verdict.relative, own_code, partner, made, tuple(hints))
+        return FaultyModule(call.path, verdict.beyond, verdict.relative, own_code, partner, made, tuple(hints))
 
-    def _given_besides(self, call: Call, agreeing: _Block | None) -> Hint | None:
+    def _given_besides(self, call: ModuleCall, agreeing: _Block | None) -> Hint | None:
         """Say which tensors a part is given beside the state, unless an agreeing block is given the same."""
         others = [tensor for tensor in (*tensors_in(call.args), *tensors_in(call.kwargs)) if tensor is not call.state]
         if not others:
@@ -283,7 +285,7 @@ class PortSearch(Search):
         words = f"`{call.path}` is also given tensors that were not compared ({shapes}): the fault may be in them."
         return hint("not_compared", words)
 
-    def _search_around(self, site: Site | None, beyond: float, relative: float) -> Fault:
+    def _search_around(self, site: Site | None, beyond: float, relative: float) -> FaultyModule:
         """Find the module before or after the blocks that is at fault: by its weights, or by what it returns."""
         reference_calls = self._calls_between(self._calls_outside(), site)
         leaves = [call for call in reference_calls if not call.inner and self._weights(self.reference, call.path)]
@@ -302,19 +304,19 @@ class PortSearch(Search):
         if changed:
             # Its output is within rounding on this text, but nothing else can have made the difference.
             words = f"The weight of `{changed[0]}` is like one of the reference's, and not equal to it."
-            return Fault(changed[0], beyond, relative, hints=(hint("changed_weight", words),))
-        return Fault(self._maker_of(site, calls), beyond, relative)
+            return FaultyModule(changed[0], beyond, relative, hints=(hint("changed_weight", words),))
+        return FaultyModule(self._maker_of(site, calls), beyond, relative)
 
-    def _has_same_weight(self, path: str, partner: Call) -> bool:
+    def _has_same_weight(self, path: str, partner: ModuleCall) -> bool:
         weight, other = self._weights(self.candidate, path)[0], self._weights(self.reference, partner.path)[0]
         return equal(weight, other) or equal(weight.mT, other)
 
-    def _may_be_folded(self, path: str, partner: Call) -> bool:
+    def _may_be_folded(self, path: str, partner: ModuleCall) -> bool:
         """Check whether a norm may be folded into a module, so that it takes another input than the reference's."""
         weight, other = self._weights(self.candidate, path)[0], self._weights(self.reference, partner.path)[0]
         return is_column_scaled(weight, other, self._rounding)
 
-    def _maker_of(self, site: Site | None, calls: Sequence[Call]) -> str:
+    def _maker_of(self, site: Site | None, calls: Sequence[ModuleCall]) -> str:
         """Find the module whose output is the state at a site; else the module that runs the blocks."""
         if site is not None and site in self.candidate.taps:
             rows = observe(self.candidate, self.inputs, [site]).rows(str(site))
@@ -323,14 +325,14 @@ class PortSearch(Search):
                     return call.path
         return self._runner_of_blocks(site)
 
-    def _calls_around(self, site: Site | None) -> list[Call]:
+    def _calls_around(self, site: Site | None) -> list[ModuleCall]:
         """Record the calls of the port's modules before its blocks, or after them."""
         blocks = {path: layer.stack for layer, path in self.candidate.blocks.items()}
         inside = tuple(f"{path}." for path in blocks)
         parts = hooks.parts_of(self.candidate.module)
         outside = {path: part for path, part in parts.items() if path and not path.startswith(inside)}
         batch = self.candidate.batch(self.inputs)
-        order: list[Call] = []
+        order: list[ModuleCall] = []
         for call in record_calls(outside, lambda: self.candidate.run(batch), opaque=set(blocks)):
             order += call.walk()
         stacks: list[Any] = [blocks.get(call.path, ()) for call in order]
@@ -340,23 +342,23 @@ class PortSearch(Search):
         weights = side.part(path)._parameters.values()
         return [weight.detach() for weight in weights if weight is not None]
 
-    def _most_alike(self, path: str, calls: Sequence[Call]) -> Call | None:
+    def _most_alike(self, path: str, calls: Sequence[ModuleCall]) -> ModuleCall | None:
         """Choose the call of the reference's module whose weight is most like that of a module of the port."""
         weight = self._weights(self.candidate, path)[0]
-        best: tuple[float, Call] | None = None
+        best: tuple[float, ModuleCall] | None = None
         for call in calls:
             cosine = _cosine(weight, self._weights(self.reference, call.path)[0])
             if cosine > SIMILAR and (best is None or cosine > best[0]):
                 best = cosine, call
         return None if best is None else best[1]
 
-    def _compare_with(self, path: str, call: Call) -> Fault | None:
-        """Call a module of the port on what the reference's was given; None if it agrees or cannot be compared."""
+    def _compare_with(self, path: str, call: ModuleCall) -> FaultyModule | None:
+        """ModuleCall a module of the port on what the reference's was given; None if it agrees or cannot be compared."""
         part, reference_part = self.candidate.part(path), self.reference.part(call.path)
         tensor = next(tensors_in((call.args, call.kwargs)), None)
         if tensor is None or call.output is None:
             return None
-        alone = Call(path, (tensor,))
+        alone = ModuleCall(path, (tensor,))
         try:
             made = hooks.first_tensor(alone.repeat(part, self.candidate.device))
             exact = hooks.first_tensor(in_float64(reference_part, call.args, call.kwargs))
@@ -367,14 +369,18 @@ class PortSearch(Search):
         verdict = self.judge(call.output, made.to(self.reference.device), exact)
         if not verdict.wrong:
             return None
-        return Fault(path, verdict.beyond, verdict.relative, call=call, made=made.to(self.reference.device))
+        return FaultyModule(path, verdict.beyond, verdict.relative, call=call, made=made.to(self.reference.device))
 
 
 class _BlockTrial:
     """Tells of every call inside a port's block whether it returns what it should, given what it should be given."""
 
     def __init__(
-        self, search: PortSearch, block: _Block, agreeing: _Block | None, counterparts: Mapping[Place, Counterpart]
+        self,
+        search: PortSearch,
+        block: _Block,
+        agreeing: _Block | None,
+        counterparts: Mapping[TensorPlace, Counterpart],
     ) -> None:
         self.search, self.block, self.agreeing, self.counterparts = search, block, agreeing, counterparts
         self.calls = calls_by_place(block.port)
@@ -383,7 +389,7 @@ class _BlockTrial:
         self.weights: Mapping[str, bool] = {}
         self._verdicts: dict[CallKey, Verdict | None] = {}
 
-    def innermost_wrong(self, call: Call) -> tuple[Call, Verdict] | None:
+    def innermost_wrong(self, call: ModuleCall) -> tuple[ModuleCall, Verdict] | None:
         """Find the innermost call that is wrong, the first in the order of the pass."""
         for inner in call.inner:
             wrong = self.innermost_wrong(inner)
@@ -394,7 +400,7 @@ class _BlockTrial:
             return None
         return call, verdict
 
-    def verdict(self, call: Call) -> Verdict | None:
+    def verdict(self, call: ModuleCall) -> Verdict | None:
         """Judge what a call does by itself; None where that cannot be told."""
         key = self.keys[id(call)]
         if key not in self._verdicts:
@@ -402,7 +408,7 @@ class _BlockTrial:
         return self._verdicts[key]
 
     def _judge(self, key: CallKey) -> Verdict | None:
-        returned = Place(*key, "output")
+        returned = TensorPlace(*key, "output")
         if returned not in self.counterparts:
             return None
         output = self._on_reference_input(key)
@@ -413,8 +419,8 @@ class _BlockTrial:
         return None
 
     def _on_reference_input(self, key: CallKey) -> Tensor | None:
-        """Call a part of the port on what the reference has in the place of its input, text by text."""
-        counterpart = self.counterparts.get(Place(*key, "input"))
+        """ModuleCall a part of the port on what the reference has in the place of its input, text by text."""
+        counterpart = self.counterparts.get(TensorPlace(*key, "input"))
         place = None if counterpart is None else counterpart.whole
         if place is None or place not in self.block.expected:
             return None
@@ -438,13 +444,13 @@ class _BlockTrial:
 
         Two calls are on the same tensor only if they are in a block that agrees too.
         """
-        entered = self._compare(Place(*key, "input"), self.block.made.get(Place(*key, "input")))
+        entered = self._compare(TensorPlace(*key, "input"), self.block.made.get(TensorPlace(*key, "input")))
         if entered is not None:
             return not entered.wrong
         for other, call in self.calls.items():
             is_beside = other != key and not call.inner and self.agreeing is not None
             if is_beside and self._share_input(key, other):
-                returned = Place(*other, "output")
+                returned = TensorPlace(*other, "output")
                 verdict = self._compare(returned, self.block.made.get(returned))
                 if verdict is not None and not verdict.wrong:
                     return True
@@ -454,7 +460,7 @@ class _BlockTrial:
         assert self.agreeing is not None
         return self.block.shares_input(key, other) and self.agreeing.shares_input(key, other)
 
-    def _compare(self, place: Place, rows: Tensor | None) -> Verdict | None:
+    def _compare(self, place: TensorPlace, rows: Tensor | None) -> Verdict | None:
         """Compare the rows of a tensor with their counterpart in the reference's block; the worst columns count."""
         counterpart = self.counterparts.get(place)
         if counterpart is None or rows is None:
@@ -470,7 +476,7 @@ class _BlockTrial:
             verdicts.append(self.search.judge(expected[:, columns.reference], made, exact_columns))
         return max(verdicts, key=lambda verdict: verdict.beyond)
 
-    def unknown_parts(self, call: Call) -> list[str]:
+    def unknown_parts(self, call: ModuleCall) -> list[str]:
         """List the parts inside a call that could not be judged and are not inside another such part."""
         unknown: list[str] = []
         for inner in call.inner:
@@ -480,7 +486,7 @@ class _BlockTrial:
                 unknown += self.unknown_parts(inner)
         return list(dict.fromkeys(unknown))
 
-    def only_code_is_left(self, call: Call) -> bool:
+    def only_code_is_left(self, call: ModuleCall) -> bool:
         """Check that a module has parts, which agree if they are called and else hold the reference's weights."""
         part = self.search.candidate.part(call.path)
         called = {inner.path for inner in call.walk() if inner is not call}
@@ -491,24 +497,24 @@ class _BlockTrial:
                 return False
         return bool(part._modules)
 
-    def partner(self, call: Call) -> Call | None:
+    def partner(self, call: ModuleCall) -> ModuleCall | None:
         """Find the reference's call that returns the counterpart of what a call returns."""
-        counterpart = self.counterparts.get(Place(*self.keys[id(call)], "output"))
+        counterpart = self.counterparts.get(TensorPlace(*self.keys[id(call)], "output"))
         place = None if counterpart is None else counterpart.whole
         if place is None or place.side != "output":
             return None
         return self.reference_calls.get((place.path, place.number))
 
 
-def _whole_block(block: _Block) -> dict[Place, Counterpart]:
+def _whole_block(block: _Block) -> dict[TensorPlace, Counterpart]:
     """Pair what goes into and comes out of the two blocks: these are the layers themselves."""
-    pairs: dict[Place, Counterpart] = {}
+    pairs: dict[TensorPlace, Counterpart] = {}
     for side in ("input", "output"):
-        place = Place("", 0, side)
+        place = TensorPlace("", 0, side)
         both = block.expected.get(place), block.made.get(place)
         if both[0] is not None and both[1] is not None and both[0].shape == both[1].shape:
             every = torch.arange(both[0].shape[1])
-            pairs[place] = Counterpart((Columns(place, every, every, len(every)),))
+            pairs[place] = Counterpart((SharedColumns(place, every, every, len(every)),))
     return pairs
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from hiddenscope.analyses.drift.errors import CELLS, Errors, main_site, stack_of
 from hiddenscope.analyses.drift.noise import MARGIN
 from hiddenscope.analyses.drift.observe import LOGITS
-from hiddenscope.analyses.drift.search import Fault, Hint
+from hiddenscope.analyses.drift.search import FaultyModule, Hint
 from hiddenscope.results import Facts
 from hiddenscope.sites import Site, SitePatterns, select
 from hiddenscope.states import Tokens
@@ -31,7 +31,7 @@ LINES = {
 
 
 @dataclass
-class Comparison:
+class DriftComparison:
     """What was compared, and what came out.
 
     `compared` is `parts`, each on equal input, or whole `passes`. `restored` says how much of the change of the output
@@ -44,12 +44,12 @@ class Comparison:
     sources: Sequence[Mapping[str, Any]]
     pairing: dict[str, Any]
     compared: str = "passes"
-    fault: Fault | None = None
+    fault: FaultyModule | None = None
     hints: list[Hint] = field(default_factory=list)
     restored: list[dict[str, Any]] = field(default_factory=list)
 
 
-def facts_of(comparison: Comparison, baseline: Facts | None) -> dict[str, Any]:
+def facts_of(comparison: DriftComparison, baseline: Facts | None) -> dict[str, Any]:
     """List the findings of a comparison."""
     errors, fault = comparison.errors, comparison.fault
     drifting = errors.drifting
@@ -135,7 +135,7 @@ def _largest(errors: Errors, name: str, measure: str) -> float:
     return float(np.nanmax(values))
 
 
-def _worst_token(comparison: Comparison, name: str) -> dict[str, Any] | None:
+def _worst_token(comparison: DriftComparison, name: str) -> dict[str, Any] | None:
     """Find the token at which a site is farthest off."""
     cells = comparison.errors.cells.get(name, {})
     values = cells.get("local", cells.get("relative"))
@@ -146,7 +146,7 @@ def _worst_token(comparison: Comparison, name: str) -> dict[str, Any] | None:
     return {"text": int(tokens.text[row]), "position": int(tokens.positions[row]), "token": tokens.strings[row]}
 
 
-def _consequences(comparison: Comparison) -> dict[str, Any] | None:
+def _consequences(comparison: DriftComparison) -> dict[str, Any] | None:
     errors = comparison.errors
     if not errors.kl:
         return None
@@ -160,7 +160,7 @@ def _consequences(comparison: Comparison) -> dict[str, Any] | None:
     }
 
 
-def dataset_of(comparison: Comparison, patterns: SitePatterns) -> xarray.Dataset:
+def dataset_of(comparison: DriftComparison, patterns: SitePatterns) -> xarray.Dataset:
     """Lay out errors by site and token, and along the sites that were asked for."""
     import xarray
 

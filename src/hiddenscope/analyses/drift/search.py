@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from hiddenscope import hooks
-from hiddenscope.analyses.drift.calls import Call, clone, map_tensors, record_calls, structure_of, tensors_in
+from hiddenscope.analyses.drift.calls import ModuleCall, clone, map_tensors, record_calls, structure_of, tensors_in
 from hiddenscope.analyses.drift.noise import Gap, Noise, gap
 from hiddenscope.analyses.drift.observe import LOGITS, Side, in_float64, masks_of, real_rows
 from hiddenscope.analyses.drift.systematic import SystematicTest
@@ -34,7 +34,7 @@ SHARE_OF_ERROR = 0.1  # of the error in a whole pass, that the faulty container 
 
 
 @dataclass(frozen=True)
-class Fault:
+class FaultyModule:
     """The module at fault: its path in the candidate, how far it is over the noise on equal input, and the evidence.
 
     `own_code` says that its parts and weights agree, so that the fault is in its own code. `call` is the call of the
@@ -45,7 +45,7 @@ class Fault:
     beyond: float
     relative: float
     own_code: bool = False
-    call: Call | None = None
+    call: ModuleCall | None = None
     made: Tensor | None = None
     hints: tuple[Hint, ...] = ()
 
@@ -74,13 +74,13 @@ class Search:
         self.batch = reference.batch(inputs)
         self.masks = masks_of(self.batch)
         # With the call itself, so that no other call can have its id.
-        self._verdicts: dict[int, tuple[Call, Verdict | None]] = {}
+        self._verdicts: dict[int, tuple[ModuleCall, Verdict | None]] = {}
 
-    def find(self, first: str, beyond: Mapping[str, float], relative: float) -> Fault | None:
+    def find(self, first: str, beyond: Mapping[str, float], relative: float) -> FaultyModule | None:
         """Find the module behind the first site that differs; `relative` is the error of a whole pass there."""
         layers = [name for name in beyond if name != LOGITS and "final" not in name]
         if len(layers) > 2 and all(beyond[name] > 1 for name in layers):
-            return Fault(self._container(Site.parse(first)), beyond[first], relative)
+            return FaultyModule(self._container(Site.parse(first)), beyond[first], relative)
         site = None if first == LOGITS else Site.parse(first)
         if site is not None and site.layer:
             fault = self._search_block(site)
@@ -88,11 +88,11 @@ class Search:
                 return fault
         return self._search_outside(site, relative)
 
-    def _search_block(self, site: Site) -> Fault | None:
+    def _search_block(self, site: Site) -> FaultyModule | None:
         call = self.block_call(site)
         return None if call is None else self._blame(call)
 
-    def block_call(self, site: Site) -> Call | None:
+    def block_call(self, site: Site) -> ModuleCall | None:
         """Record the reference's block that makes a layer, with every call inside it."""
         path = self.reference.blocks[site]
         entered = self._arguments_of(path, _occurrence(self._stack(site), site))
@@ -105,13 +105,13 @@ class Search:
                 parts[f"{path}.{name}"] = part
         return record_calls(parts, lambda: entered.repeat(block, self.reference.device))[0]
 
-    def _arguments_of(self, path: str, number: int) -> Call | None:
+    def _arguments_of(self, path: str, number: int) -> ModuleCall | None:
         """Record what the reference gives to one call of a module; the pass stops there."""
-        calls: list[Call] = []
+        calls: list[ModuleCall] = []
         may_stop = not hooks.is_offloaded(self.reference.module)
 
         def before(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-            calls.append(Call(path))
+            calls.append(ModuleCall(path))
             if len(calls) == number + 1:
                 calls[-1].args, calls[-1].kwargs = map_tensors(args, clone), map_tensors(dict(kwargs), clone)
                 if may_stop:
@@ -121,7 +121,7 @@ class Search:
             self.reference.run(self.batch)
         return calls[number] if len(calls) > number else None
 
-    def _blame(self, call: Call) -> Fault | None:
+    def _blame(self, call: ModuleCall) -> FaultyModule | None:
         """Find the innermost module at fault within a call, the first in the order of the pass."""
         verdict = self._verdict(call)
         matrices = [leaf for leaf in call.leaves() if self._has_matrix(leaf.path)]
@@ -136,12 +136,12 @@ class Search:
             return self._fault(call, verdict, own_code=self._is_own_code(call))
         return None
 
-    def _fault(self, call: Call, verdict: Verdict, *, own_code: bool = False) -> Fault:
+    def _fault(self, call: ModuleCall, verdict: Verdict, *, own_code: bool = False) -> FaultyModule:
         path = self._path_in_candidate(call.path)
-        return Fault(path, verdict.beyond, verdict.relative, own_code, call, self._made(call))
+        return FaultyModule(path, verdict.beyond, verdict.relative, own_code, call, self._made(call))
 
-    def _made(self, call: Call) -> Tensor | None:
-        """Call the candidate's module again, for what it makes of the reference's input."""
+    def _made(self, call: ModuleCall) -> Tensor | None:
+        """ModuleCall the candidate's module again, for what it makes of the reference's input."""
         try:
             part = self.candidate.part(self._path_in_candidate(call.path))
             output = hooks.first_tensor(call.repeat(part, self.candidate.device))
@@ -149,7 +149,7 @@ class Search:
             return None
         return None if output is None else output.to(self.reference.device)
 
-    def _is_own_code(self, call: Call) -> bool:
+    def _is_own_code(self, call: ModuleCall) -> bool:
         """Check that nothing but a module's code is left: its parts were all compared and agree, and so do its weights.
 
         A part that the reference calls and the candidate does not have, or the other way round, leaves it open.
@@ -173,17 +173,17 @@ class Search:
         weights = self.reference.part(path)._parameters.values()
         return any(weight is not None and weight.ndim > 1 for weight in weights)
 
-    def _is_wrong(self, call: Call) -> bool:
+    def _is_wrong(self, call: ModuleCall) -> bool:
         verdict = self._verdict(call)
         return verdict is not None and verdict.wrong
 
-    def _verdict(self, call: Call) -> Verdict | None:
+    def _verdict(self, call: ModuleCall) -> Verdict | None:
         """Tell how far the candidate's module is off on the reference's input; None where it has no such module."""
         if id(call) not in self._verdicts:
             self._verdicts[id(call)] = call, self._compare(call)
         return self._verdicts[id(call)][1]
 
-    def _compare(self, call: Call) -> Verdict | None:
+    def _compare(self, call: ModuleCall) -> Verdict | None:
         try:
             part = self.candidate.part(self._path_in_candidate(call.path))
         except AttributeError:
@@ -198,14 +198,14 @@ class Search:
             return HOPELESS
         return self._worst_output(call, output, self._exact_outputs(reference_part, call))
 
-    def _exact_outputs(self, part: nn.Module, call: Call) -> list[Tensor]:
+    def _exact_outputs(self, part: nn.Module, call: ModuleCall) -> list[Tensor]:
         """Run the reference's module in float64; nothing if a kernel of it knows no float64."""
         try:
             return list(tensors_in(in_float64(part, map_tensors(call.args, clone), map_tensors(call.kwargs, clone))))
         except (TypeError, ValueError, RuntimeError, NotImplementedError):
             return []
 
-    def _worst_output(self, call: Call, output: Any, exact: Sequence[Tensor]) -> Verdict:
+    def _worst_output(self, call: ModuleCall, output: Any, exact: Sequence[Tensor]) -> Verdict:
         """Compare all tensors in an output, and return the worst."""
         verdicts = [RIGHT]
         is_measured = len(exact) == len(call.outputs)
@@ -249,7 +249,7 @@ class Search:
     def _stack(self, site: Site) -> Stack:
         return self.reference.anatomy.stack(site)
 
-    def _search_outside(self, site: Site | None, relative: float) -> Fault | None:
+    def _search_outside(self, site: Site | None, relative: float) -> FaultyModule | None:
         """Find the module outside the blocks that is at fault, or the code that runs the blocks."""
         whole = self._calls_outside()
         until = self._block_after_fault(site)
@@ -265,7 +265,7 @@ class Search:
                 return fault
         return self._blame_container(whole, site, relative)
 
-    def _calls_between(self, whole: Call, site: Site | None) -> list[Call]:
+    def _calls_between(self, whole: ModuleCall, site: Site | None) -> list[ModuleCall]:
         calls = list(whole.walk())
         stacks: dict[str, Any] = {path: layer.stack for layer, path in self.reference.blocks.items()}
         return window(calls, [stacks.get(call.path, ()) for call in calls], site)
@@ -275,7 +275,7 @@ class Search:
             return None
         return self._stack(site).blocks[max(site.layer, 1) - 1].path
 
-    def _calls_outside(self) -> Call:
+    def _calls_outside(self) -> ModuleCall:
         """Record every call outside the blocks, and those of the blocks without their arguments."""
         blocks = set(self.reference.blocks.values())
         inside = tuple(f"{path}." for path in blocks)
@@ -293,18 +293,18 @@ class Search:
         holders = [call.path for call in self._calls_outside().walk() if _holds(call.path, block)]
         return max(holders, key=len, default="")
 
-    def _blame_container(self, whole: Call, site: Site | None, relative: float) -> Fault:
+    def _blame_container(self, whole: ModuleCall, site: Site | None, relative: float) -> FaultyModule:
         """Name the innermost module with the site in it that shows the error when it is called by itself."""
         if site is None:
-            return Fault(self._path_in_candidate(whole.path), inf, relative, own_code=True, call=whole)
+            return FaultyModule(self._path_in_candidate(whole.path), inf, relative, own_code=True, call=whole)
         tap = self.reference.taps[site]
         holders = [call for call in whole.walk() if _holds(call.path, tap.path) and self.holds_blocks(call.path)]
         for call in sorted(holders, key=lambda call: -len(call.path)):
             if self._shows_error(call, site, relative):
-                return Fault(call.path, inf, relative, own_code=True, call=call)
-        return Fault("", inf, relative, own_code=True, call=whole)
+                return FaultyModule(call.path, inf, relative, own_code=True, call=call)
+        return FaultyModule("", inf, relative, own_code=True, call=whole)
 
-    def _shows_error(self, call: Call, site: Site, relative: float) -> bool:
+    def _shows_error(self, call: ModuleCall, site: Site, relative: float) -> bool:
         """Check whether a part of the candidate, called on the reference's input, is off at a site as the whole is."""
         states: list[Tensor] = []
         for side in (self.reference, self.candidate):
@@ -355,7 +355,7 @@ def window(order: Sequence[Any], stacks: Sequence[Any], site: Site | None) -> li
     return list(order[last + 1 : end])
 
 
-def _paired_outputs(call: Call, output: Any) -> Iterator[tuple[Tensor, Tensor]]:
+def _paired_outputs(call: ModuleCall, output: Any) -> Iterator[tuple[Tensor, Tensor]]:
     """Pair the tensors of two outputs; one kernel may leave out what another returns."""
     others = list(tensors_in(output))
     if structure_of(output) == call.structure or len(call.outputs) == len(others):

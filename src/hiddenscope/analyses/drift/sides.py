@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from hiddenscope import hooks
 from hiddenscope.analyses.drift.dtypes import common_digits, majority_dtype, narrowest, with_digits
 from hiddenscope.analyses.drift.observe import Side
-from hiddenscope.analyses.drift.parts import Sides
+from hiddenscope.analyses.drift.parts import ComparedSides
 from hiddenscope.anatomy import Anatomy, vocabulary
 from hiddenscope.errors import AnatomyError, ModuleError, StatesError, TextError
 from hiddenscope.model import Model, load
@@ -228,7 +228,7 @@ def _depths(anatomy: Anatomy) -> list[tuple[str, int]]:
     return [(stack.name, stack.depth) for stack in anatomy.stacks]
 
 
-def on_equal_terms(reference: Side, candidate: Side) -> Sides:
+def on_equal_terms(reference: Side, candidate: Side) -> ComparedSides:
     """Choose how parts are compared: in the coarser of both dtypes, and with the candidate's attention kernel.
 
     Whichever side must change for that is a private copy.
@@ -244,7 +244,7 @@ def on_equal_terms(reference: Side, candidate: Side) -> Sides:
     if kernel != reference.kernel:
         copied = private_copy(equal_reference.module, attention=kernel)
         equal_reference = _with_module(equal_reference, copied)
-    return Sides(reference, candidate, equal_reference, equal_candidate, tuple(digits.notes))
+    return ComparedSides(reference, candidate, equal_reference, equal_candidate, tuple(digits.notes))
 
 
 def _with_digits(side: Side, dtype: torch.dtype | None) -> Side:

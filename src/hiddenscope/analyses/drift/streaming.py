@@ -11,7 +11,7 @@ from queue import Empty, Full, Queue
 from threading import Event, Thread
 from typing import TypeVar
 
-from hiddenscope.analyses.drift.observe import State
+from hiddenscope.analyses.drift.observe import ObservedState
 
 WAIT = 0.05  # seconds between looks at whether the other side is still there
 Returned = TypeVar("Returned")
@@ -23,10 +23,10 @@ class StateQueue:
     def __init__(self) -> None:
         self.names: list[str] = []
         self.failure: BaseException | None = None
-        self._queue: Queue[State] = Queue(maxsize=1)
+        self._queue: Queue[ObservedState] = Queue(maxsize=1)
         self._ended, self._closed = Event(), Event()
 
-    def give(self, state: State) -> None:
+    def give(self, state: ObservedState) -> None:
         """Hand over a state once the one before was taken; drop it once the other side has gone."""
         self.names.append(state.name)
         while not self._closed.is_set():
@@ -36,7 +36,7 @@ class StateQueue:
             except Full:
                 continue
 
-    def take(self, name: str) -> State | None:
+    def take(self, name: str) -> ObservedState | None:
         """Return the state of this name and drop those before it; None if the reference has ended without it."""
         while not (self._ended.is_set() and self._queue.empty()):
             try:

@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from hiddenscope.analyses.drift.calls import Call, tensors_in
+from hiddenscope.analyses.drift.calls import ModuleCall, tensors_in
 
 Trial = tuple[str, str, Tensor | None]
 """A hypothesis: the name of a fault, a sentence, and the output that it leads to; None where the module refuses it."""
@@ -37,7 +37,7 @@ class Suspect:
     path: str
     reference: nn.Module
     candidate: nn.Module
-    call: Call
+    call: ModuleCall
     made: Tensor
     device: torch.device
     candidate_device: torch.device
@@ -85,8 +85,8 @@ class Suspect:
             return torch.inf
         return self.distance(self.made, output.to(self.made))
 
-    def run(self, module: nn.Module, call: Call | None = None) -> Tensor | None:
-        """Call a module as the reference's was called, or in another way; None where it refuses the arguments."""
+    def run(self, module: nn.Module, call: ModuleCall | None = None) -> Tensor | None:
+        """ModuleCall a module as the reference's was called, or in another way; None where it refuses the arguments."""
         # A whole model is not run again for a hint: what differs in it is told as it is.
         if self.role == "model":
             return self.made

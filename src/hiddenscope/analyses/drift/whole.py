@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from hiddenscope import hooks
 from hiddenscope.analyses.drift.errors import Errors, places_of, refuse_not_finite, stack_of
 from hiddenscope.analyses.drift.noise import Gap, Noise, coarsest, gap, gap_of_blocks
-from hiddenscope.analyses.drift.observe import LOGITS, Observed, Side, State, observe
+from hiddenscope.analyses.drift.observe import LOGITS, Observed, ObservedState, Side, observe
 from hiddenscope.analyses.drift.parts import empty_errors
 from hiddenscope.errors import PassError
 from hiddenscope.model import Model
@@ -25,12 +25,12 @@ from hiddenscope.module_copy import Convert, float64_copy, private_copy
 from hiddenscope.passes import Inputs
 from hiddenscope.sites import Site
 
-Rows: TypeAlias = Callable[[Sequence[int]], Tensor]
+RowReader: TypeAlias = Callable[[Sequence[int]], Tensor]
 """Returns some rows of a site, by their numbers."""
 
 
 def compare_passes(
-    reference: Side, model: Model, other: Mapping[str, Rows], dtype: torch.dtype, inputs: Inputs
+    reference: Side, model: Model, other: Mapping[str, RowReader], dtype: torch.dtype, inputs: Inputs
 ) -> Errors:
     """Compare a live reference with the rows of another run, computed in a dtype, site by site."""
     errors = empty_errors(inputs, reference)
@@ -148,5 +148,5 @@ def _run_otherwise(reference: Side, batch: Inputs, sites: Sequence[Site]) -> Obs
         rows = torch.cat([observed.rows(name) for observed in passes])
         # A single text was run twice in one batch.
         count = len(rows) // 2 if is_single else len(rows)
-        merged.keep(State(name, rows[:count]))
+        merged.keep(ObservedState(name, rows[:count]))
     return merged
