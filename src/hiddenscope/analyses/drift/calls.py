@@ -49,13 +49,13 @@ class ModuleCall:
                 yield call
 
     def repeat(self, module: nn.Module, device: torch.device) -> Any:
-        """ModuleCall another module with the same arguments, moved to its device."""
+        """Call another module with the same arguments, moved to its device."""
         return self.with_arguments(module, self.args, self.kwargs, device)
 
     def with_arguments(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], device: torch.device
     ) -> Any:
-        """ModuleCall a module with these arguments on copies, as some modules write into what they are given."""
+        """Call a module with these arguments on copies, as some modules write into what they are given."""
 
         def move(tensor: Tensor) -> Tensor:
             return tensor.detach().to(device, copy=True)

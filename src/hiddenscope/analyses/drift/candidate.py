@@ -44,9 +44,7 @@ def naming_errors() -> Iterator[None]:
         raise
     except Exception as error:
         reason = f"it raised {type(error).__name__}: {str(error)[:500]}"
-        raise PassError(
-            "Cannot run the candidate", reason, "ModuleCall it by itself on token ids [1, token]."
-        ) from error
+        raise PassError("Cannot run the candidate", reason, "Call it by itself on token ids [1, token].") from error
 
 
 @dataclass(frozen=True)

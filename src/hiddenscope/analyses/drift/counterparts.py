@@ -31,7 +31,7 @@ CallKey = tuple[str, int]
 """The path of a module within a block, and which of its calls."""
 
 
-class TensorPlace(NamedTuple):
+class BlockTensor(NamedTuple):
     """A tensor in a block: the state that a call was given or what it returned. Calls of one path are counted."""
 
     path: str
@@ -40,9 +40,9 @@ class TensorPlace(NamedTuple):
 
 
 class SharedColumns(NamedTuple):
-    """SharedColumns of a tensor of the reference, and the columns of the port's tensor that equal them."""
+    """Columns of a tensor of the reference, and the columns of the port's tensor that equal them."""
 
-    place: TensorPlace
+    place: BlockTensor
     reference: Tensor
     port: Tensor
     reference_width: int
@@ -55,7 +55,7 @@ class Counterpart:
     columns: tuple[SharedColumns, ...]
 
     @property
-    def whole(self) -> TensorPlace | None:
+    def whole(self) -> BlockTensor | None:
         """The reference's tensor, where the port's is the same column by column."""
         first = self.columns[0]
         in_order = torch.arange(first.reference_width)
@@ -63,7 +63,7 @@ class Counterpart:
         return first.place if is_same and len(self.columns) == 1 else None
 
 
-Counterparts = Mapping[TensorPlace, Counterpart]
+Counterparts = Mapping[BlockTensor, Counterpart]
 Same = Callable[[Tensor, Tensor], bool]
 """Tells whether two tensors of one shape differ by rounding alone."""
 
@@ -79,14 +79,14 @@ def calls_by_place(block: ModuleCall) -> dict[CallKey, ModuleCall]:
     return calls
 
 
-def tensors_by_place(block: ModuleCall) -> dict[TensorPlace, Tensor]:
+def tensors_by_place(block: ModuleCall) -> dict[BlockTensor, Tensor]:
     """List the states that go into and come out of every call inside a block, as rows."""
-    tensors: dict[TensorPlace, Tensor] = {}
+    tensors: dict[BlockTensor, Tensor] = {}
     for (path, number), call in calls_by_place(block).items():
         if call.state is not None and call.state.is_floating_point():
-            tensors[TensorPlace(path, number, "input")] = as_rows(call.state)
+            tensors[BlockTensor(path, number, "input")] = as_rows(call.state)
         if call.output is not None:
-            tensors[TensorPlace(path, number, "output")] = as_rows(call.output)
+            tensors[BlockTensor(path, number, "output")] = as_rows(call.output)
     return tensors
 
 
@@ -96,13 +96,13 @@ def as_rows(tensor: Tensor) -> Tensor:
 
 
 def learn(
-    known: Mapping[TensorPlace, Tensor], tensors: Mapping[TensorPlace, Tensor], same: Same, *, reordered: bool
-) -> dict[TensorPlace, Counterpart]:
+    known: Mapping[BlockTensor, Tensor], tensors: Mapping[BlockTensor, Tensor], same: Same, *, reordered: bool
+) -> dict[BlockTensor, Counterpart]:
     """Find the counterpart of every tensor in a port's block among those of the reference's, on equal input.
 
     With `reordered`, a tensor may have the reference's columns in another order.
     """
-    counterparts: dict[TensorPlace, Counterpart] = {}
+    counterparts: dict[BlockTensor, Counterpart] = {}
     for place, rows in tensors.items():
         candidates = {other: values for other, values in known.items() if len(values) == len(rows)}
         columns = _whole(rows, candidates, same) or _slice(rows, candidates, same)
@@ -114,7 +114,7 @@ def learn(
     return counterparts
 
 
-def _whole(rows: Tensor, known: Mapping[TensorPlace, Tensor], same: Same) -> list[SharedColumns]:
+def _whole(rows: Tensor, known: Mapping[BlockTensor, Tensor], same: Same) -> list[SharedColumns]:
     for place, values in known.items():
         if values.shape == rows.shape and same(values, rows):
             every = torch.arange(rows.shape[1])
@@ -122,7 +122,7 @@ def _whole(rows: Tensor, known: Mapping[TensorPlace, Tensor], same: Same) -> lis
     return []
 
 
-def _slice(rows: Tensor, known: Mapping[TensorPlace, Tensor], same: Same) -> list[SharedColumns]:
+def _slice(rows: Tensor, known: Mapping[BlockTensor, Tensor], same: Same) -> list[SharedColumns]:
     """Find a tensor among the columns of a wider one of the reference: one of fused projections."""
     width = rows.shape[1]
     for place, values in known.items():
@@ -133,7 +133,7 @@ def _slice(rows: Tensor, known: Mapping[TensorPlace, Tensor], same: Same) -> lis
     return []
 
 
-def _tiles(rows: Tensor, known: Mapping[TensorPlace, Tensor], same: Same) -> list[SharedColumns]:
+def _tiles(rows: Tensor, known: Mapping[BlockTensor, Tensor], same: Same) -> list[SharedColumns]:
     """Make a tensor up of several of the reference's, side by side: projections that the port fuses."""
     tiles: list[SharedColumns] = []
     start = 0
@@ -146,7 +146,7 @@ def _tiles(rows: Tensor, known: Mapping[TensorPlace, Tensor], same: Same) -> lis
     return tiles
 
 
-def _tile_at(start: int, rows: Tensor, known: Mapping[TensorPlace, Tensor], same: Same) -> SharedColumns | None:
+def _tile_at(start: int, rows: Tensor, known: Mapping[BlockTensor, Tensor], same: Same) -> SharedColumns | None:
     for place, values in known.items():
         columns = torch.arange(start, start + values.shape[1])
         fits = place.side == "output" and int(columns[-1]) < rows.shape[1]
@@ -155,7 +155,7 @@ def _tile_at(start: int, rows: Tensor, known: Mapping[TensorPlace, Tensor], same
     return None
 
 
-def _reordered(rows: Tensor, known: Mapping[TensorPlace, Tensor], same: Same) -> list[SharedColumns]:
+def _reordered(rows: Tensor, known: Mapping[BlockTensor, Tensor], same: Same) -> list[SharedColumns]:
     """Find a tensor whose columns are the reference's in another order: Meta's layout of rotary positions."""
     width = rows.shape[1]
     if width > MOST_COLUMNS:
@@ -176,12 +176,12 @@ def _step(width: int, whole: int) -> int:
     return math.gcd(width, whole)
 
 
+FindPart = Callable[[str], nn.Module]
+
+
 def by_weights(
-    reference: ModuleCall,
-    port: ModuleCall,
-    reference_part: Callable[[str], nn.Module],
-    port_part: Callable[[str], nn.Module],
-) -> dict[TensorPlace, Counterpart]:
+    reference: ModuleCall, port: ModuleCall, reference_part: FindPart, port_part: FindPart
+) -> dict[BlockTensor, Counterpart]:
     """Pair modules that hold the very weights of one of the reference's, however these are laid out inside it.
 
     A module without calls inside it must hold all of these weights, as they are or transposed.
@@ -192,7 +192,7 @@ def by_weights(
     for key, call in reference_calls.items():
         # Inner calls come later, so that the smallest module which holds these weights stays.
         holders[frozenset(_names_inside(key[0], reference_part(call.path)))] = key
-    counterparts: dict[TensorPlace, Counterpart] = {}
+    counterparts: dict[BlockTensor, Counterpart] = {}
     for key, call in port_calls.items():
         names = _names_inside(key[0], port_part(call.path))
         sources: set[str] = set()
@@ -220,9 +220,9 @@ def _names_inside(path: str, part: nn.Module) -> list[str]:
 
 def _as_counterparts(
     key: tuple[str, int], call: ModuleCall, partner: tuple[str, int], expected: ModuleCall
-) -> dict[TensorPlace, Counterpart]:
+) -> dict[BlockTensor, Counterpart]:
     """Pair what goes into and comes out of two calls, where it is of one shape."""
-    pairs: dict[TensorPlace, Counterpart] = {}
+    pairs: dict[BlockTensor, Counterpart] = {}
     tensors: dict[TensorSide, tuple[Tensor | None, Tensor | None]] = {
         "input": (call.state, expected.state),
         "output": (call.output, expected.output),
@@ -230,8 +230,8 @@ def _as_counterparts(
     for side, (tensor, other) in tensors.items():
         if tensor is not None and other is not None and as_rows(tensor).shape == as_rows(other).shape:
             every = torch.arange(tensor.shape[-1])
-            pairs[TensorPlace(*key, side)] = Counterpart(
-                (SharedColumns(TensorPlace(*partner, side), every, every, len(every)),)
+            pairs[BlockTensor(*key, side)] = Counterpart(
+                (SharedColumns(BlockTensor(*partner, side), every, every, len(every)),)
             )
     return pairs
 

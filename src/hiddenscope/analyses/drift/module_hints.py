@@ -81,7 +81,7 @@ def biases(suspect: Suspect) -> Iterator[Trial]:
 
 
 def other_blocks(suspect: Suspect) -> Iterator[Trial]:
-    """ModuleCall the reference's other blocks."""
+    """Call the reference's other blocks."""
     for site, block in suspect.blocks.items():
         if suspect.role == "block" and type(block) is type(suspect.reference):
             yield "swapped_layer", f"The output is that of the block that makes `{site}`.", suspect.run(block)
@@ -95,7 +95,7 @@ class _Function(nn.Module):
         self.function = function
 
     def forward(self, x: Tensor) -> Tensor:
-        """ModuleCall the function."""
+        """Call the function."""
         return self.function(x)
 
 

@@ -244,7 +244,7 @@ class _Table:
         return gaps
 
     def add_missing(self, expected: Sequence[str], reached: set[str]) -> None:
-        """ModuleCall a layer that the candidate never reaches infinitely far off.
+        """Call a layer that the candidate never reaches infinitely far off.
 
         One that is only seen as it enters a block is not seen where the candidate leaves that block out.
         """

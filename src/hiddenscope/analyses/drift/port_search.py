@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from hiddenscope import hooks
 from hiddenscope.analyses.drift.calls import ModuleCall, map_tensors, record_calls, tensors_in, to_float64
 from hiddenscope.analyses.drift.counterparts import (
+    BlockTensor,
     CallKey,
     Counterpart,
     SharedColumns,
-    TensorPlace,
     as_rows,
     by_weights,
     calls_by_place,
@@ -65,14 +65,14 @@ class _Block:
 
     def shares_input(self, key: CallKey, other: CallKey) -> bool:
         """Check whether two calls are given the same tensor."""
-        tensor, other_tensor = (self.made.get(TensorPlace(*which, "input")) for which in (key, other))
+        tensor, other_tensor = (self.made.get(BlockTensor(*which, "input")) for which in (key, other))
         return tensor is not None and other_tensor is not None and equal(tensor, other_tensor)
 
 
-def _joined(blocks: Sequence[ModuleCall]) -> dict[TensorPlace, Tensor]:
+def _joined(blocks: Sequence[ModuleCall]) -> dict[BlockTensor, Tensor]:
     """Join the tensors of several texts, where all have them."""
     tensors = [tensors_by_place(block) for block in blocks]
-    joined: dict[TensorPlace, Tensor] = {}
+    joined: dict[BlockTensor, Tensor] = {}
     for place in tensors[0]:
         parts = [text[place] for text in tensors if place in text]
         if len(parts) == len(tensors) and len({part.shape[1] for part in parts}) == 1:
@@ -353,7 +353,7 @@ class PortSearch(Search):
         return None if best is None else best[1]
 
     def _compare_with(self, path: str, call: ModuleCall) -> FaultyModule | None:
-        """ModuleCall a module of the port on what the reference's was given; None if it agrees or cannot be compared."""
+        """Call a module of the port on what the reference's was given; None if it agrees or cannot be compared."""
         part, reference_part = self.candidate.part(path), self.reference.part(call.path)
         tensor = next(tensors_in((call.args, call.kwargs)), None)
         if tensor is None or call.output is None:
@@ -380,7 +380,7 @@ class _BlockTrial:
         search: PortSearch,
         block: _Block,
         agreeing: _Block | None,
-        counterparts: Mapping[TensorPlace, Counterpart],
+        counterparts: Mapping[BlockTensor, Counterpart],
     ) -> None:
         self.search, self.block, self.agreeing, self.counterparts = search, block, agreeing, counterparts
         self.calls = calls_by_place(block.port)
@@ -408,7 +408,7 @@ class _BlockTrial:
         return self._verdicts[key]
 
     def _judge(self, key: CallKey) -> Verdict | None:
-        returned = TensorPlace(*key, "output")
+        returned = BlockTensor(*key, "output")
         if returned not in self.counterparts:
             return None
         output = self._on_reference_input(key)
@@ -419,8 +419,8 @@ class _BlockTrial:
         return None
 
     def _on_reference_input(self, key: CallKey) -> Tensor | None:
-        """ModuleCall a part of the port on what the reference has in the place of its input, text by text."""
-        counterpart = self.counterparts.get(TensorPlace(*key, "input"))
+        """Call a part of the port on what the reference has in the place of its input, text by text."""
+        counterpart = self.counterparts.get(BlockTensor(*key, "input"))
         place = None if counterpart is None else counterpart.whole
         if place is None or place not in self.block.expected:
             return None
@@ -444,13 +444,13 @@ class _BlockTrial:
 
         Two calls are on the same tensor only if they are in a block that agrees too.
         """
-        entered = self._compare(TensorPlace(*key, "input"), self.block.made.get(TensorPlace(*key, "input")))
+        entered = self._compare(BlockTensor(*key, "input"), self.block.made.get(BlockTensor(*key, "input")))
         if entered is not None:
             return not entered.wrong
         for other, call in self.calls.items():
             is_beside = other != key and not call.inner and self.agreeing is not None
             if is_beside and self._share_input(key, other):
-                returned = TensorPlace(*other, "output")
+                returned = BlockTensor(*other, "output")
                 verdict = self._compare(returned, self.block.made.get(returned))
                 if verdict is not None and not verdict.wrong:
                     return True
@@ -460,7 +460,7 @@ class _BlockTrial:
         assert self.agreeing is not None
         return self.block.shares_input(key, other) and self.agreeing.shares_input(key, other)
 
-    def _compare(self, place: TensorPlace, rows: Tensor | None) -> Verdict | None:
+    def _compare(self, place: BlockTensor, rows: Tensor | None) -> Verdict | None:
         """Compare the rows of a tensor with their counterpart in the reference's block; the worst columns count."""
         counterpart = self.counterparts.get(place)
         if counterpart is None or rows is None:
@@ -499,18 +499,18 @@ class _BlockTrial:
 
     def partner(self, call: ModuleCall) -> ModuleCall | None:
         """Find the reference's call that returns the counterpart of what a call returns."""
-        counterpart = self.counterparts.get(TensorPlace(*self.keys[id(call)], "output"))
+        counterpart = self.counterparts.get(BlockTensor(*self.keys[id(call)], "output"))
         place = None if counterpart is None else counterpart.whole
         if place is None or place.side != "output":
             return None
         return self.reference_calls.get((place.path, place.number))
 
 
-def _whole_block(block: _Block) -> dict[TensorPlace, Counterpart]:
+def _whole_block(block: _Block) -> dict[BlockTensor, Counterpart]:
     """Pair what goes into and comes out of the two blocks: these are the layers themselves."""
-    pairs: dict[TensorPlace, Counterpart] = {}
+    pairs: dict[BlockTensor, Counterpart] = {}
     for side in ("input", "output"):
-        place = TensorPlace("", 0, side)
+        place = BlockTensor("", 0, side)
         both = block.expected.get(place), block.made.get(place)
         if both[0] is not None and both[1] is not None and both[0].shape == both[1].shape:
             every = torch.arange(both[0].shape[1])

@@ -141,7 +141,7 @@ class Search:
         return FaultyModule(path, verdict.beyond, verdict.relative, own_code, call, self._made(call))
 
     def _made(self, call: ModuleCall) -> Tensor | None:
-        """ModuleCall the candidate's module again, for what it makes of the reference's input."""
+        """Call the candidate's module again, for what it makes of the reference's input."""
         try:
             part = self.candidate.part(self._path_in_candidate(call.path))
             output = hooks.first_tensor(call.repeat(part, self.candidate.device))

@@ -86,7 +86,7 @@ class Suspect:
         return self.distance(self.made, output.to(self.made))
 
     def run(self, module: nn.Module, call: ModuleCall | None = None) -> Tensor | None:
-        """ModuleCall a module as the reference's was called, or in another way; None where it refuses the arguments."""
+        """Call a module as the reference's was called, or in another way; None where it refuses the arguments."""
         # A whole model is not run again for a hint: what differs in it is told as it is.
         if self.role == "model":
             return self.made
