@@ -80,6 +80,7 @@ chaos: $(STAMP)  ## Do faults to stores and jobs at length: flipped bits, crashe
 
 faults: $(STAMP) ## Plant faults in models, let drift look for them, and write the table of docs/faults.md.
 	$(BIN)/python -m faults --write
+	$(BIN)/python -m faults.systematic --write
 
 docs: $(STAMP)   ## Write docs/cli.md and the pictures anew, and run every example in the docs.
 	$(BIN)/python docs/generate.py

@@ -207,6 +207,9 @@ class _Observation:
     def show(self, name: str, rows: Tensor, *, in_block: bool = False) -> Tensor | None:
         """Show the rows of a site, with their noise, and return what takes their place."""
         state = ObservedState(name, rows.detach().to("cpu", copy=True), self.exact_rows.pop(name, None))
+        if state.exact is not None and not bool(state.exact.isfinite().all()):
+            # A kernel may fail on a wholly masked row in float64 and not in the model's dtype.
+            state.exact = None
         if self.measures_noise:
             state.noise = self._noise(state, in_block)
         self.pending = []

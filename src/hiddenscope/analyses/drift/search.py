@@ -223,8 +223,9 @@ class Search:
             return HOPELESS if differs else RIGHT
         error = self.gap(expected, other)
         noise, systematic = Noise.assumed(expected.dtype), 0.0
-        if exact is not None and exact.shape == expected.shape:
-            noise = Noise.measured([self.gap(exact, expected)], expected.dtype)
+        rounding = self.gap(exact, expected) if exact is not None and exact.shape == expected.shape else None
+        if exact is not None and rounding is not None and rounding.worst < inf:
+            noise = Noise.measured([rounding], expected.dtype)
             systematic = self._systematic(expected, other, exact)
         return Verdict(max(noise.times_over(error), systematic), error.worst)
 
