@@ -20,7 +20,7 @@ KINDS_HERE = (
 )
 PORT_FAULTS = {
     "meta-llama": "weight_scaled",
-    "split-gpt2": "activation",
+    "split-gpt2": "mask_missing",
     "folded-llama": "scale_missing",
     "loop-mixtral": "activation",
     "packed-bert": "queries_keys_exchanged",

@@ -55,7 +55,7 @@ def test_a_scale_below_one_unit_of_rounding_is_found_with_its_sign(dtype: torch.
     exact = rows()
     unit = torch.finfo(dtype).eps / 2
     # float32 is accumulated in float32, so that its bar is higher.
-    factor = 4 * unit if dtype == torch.float32 else unit / 3
+    factor = 32 * unit if dtype == torch.float32 else unit / 3
     for sign in (-1, 1):
         candidate = stochastically_rounded(exact * (1 + sign * factor), dtype, 1)
         finding = finding_of(exact.to(dtype), candidate, exact)

@@ -46,8 +46,9 @@ def _rotary(fault: str, words: str, frequencies: Tensor) -> tuple[str, str]:
     """Say how the frequencies of rotary positions differ."""
     if fault == "scaled_weight":
         return "rope_scaling", words
-    exponents = torch.arange(len(frequencies), device=frequencies.device) / len(frequencies)
-    logarithms = -frequencies.log()
+    places = torch.arange(len(frequencies), device=frequencies.device, dtype=torch.float64)
+    exponents = places / len(frequencies)
+    logarithms = -frequencies.double().log()
     log_base = (logarithms @ exponents) / exponents.square().sum()
     if not torch.allclose(logarithms, log_base * exponents, atol=1e-3):
         return fault, words
@@ -84,7 +85,13 @@ def _forms(suspect: Suspect, weight: Tensor, other: Tensor) -> Iterator[tuple[st
     if weight.ndim > 1:
         yield "transposed_weight", "is the reference's, transposed", weight.mT
     for axis, words in enumerate(("rows", "columns")[: weight.ndim]):
-        # Slices are known again by the order of their first numbers.
-        first, other_first = (tensor.movedim(axis, -1).reshape(-1, tensor.shape[axis])[0] for tensor in (weight, other))
-        order = first.argsort()[other_first.argsort().argsort()]
+        # Slices are known again by a weighted sum of their numbers, which is hardly ever the same for two.
+        keys, other_keys = (_keys(tensor, axis) for tensor in (weight, other))
+        order = keys.argsort()[other_keys.argsort().argsort()]
         yield "permuted_weight", f"has the reference's {words} in another order", weight.index_select(axis, order)
+
+
+def _keys(weight: Tensor, axis: int) -> Tensor:
+    """Sum up each slice along an axis, with other factors for each of its numbers."""
+    slices = weight.movedim(axis, 0).reshape(weight.shape[axis], -1).double()
+    return (slices * torch.linspace(1, 2, slices.shape[1], device=slices.device, dtype=slices.dtype)).sum(1)
