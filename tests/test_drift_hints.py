@@ -97,7 +97,7 @@ def suspect_beside(
     role = "model" if holds else "module"
     values = {
         "path": path, "reference": reference.get_submodule(path), "candidate": part, "call": call,
-        "made": outputs[place], "device": device, "candidate_device": other,
+        "made": outputs[place], "device": device,
         "role": "block" if path in paths else role, "same_make": True, "padded": not bool(mask.all()), "mask": mask,
         "blocks": blocks, "model": reference, "distance": measure, "rounding": ROUNDING, "place": place,
     }  # fmt: skip
@@ -240,7 +240,7 @@ def leaf_suspect(reference: nn.Module, candidate: nn.Module, **fields: Any) -> S
         made = candidate(state)
     values = {
         "path": "part", "reference": reference, "candidate": candidate, "call": calls[0], "made": made, "device": CPU,
-        "candidate_device": CPU, "role": "module", "same_make": True, "padded": False, "mask": mask, "blocks": {},
+        "role": "module", "same_make": True, "padded": False, "mask": mask, "blocks": {},
         "model": reference, "distance": distance(mask), "rounding": ROUNDING,
     }  # fmt: skip
     return Suspect(**{**values, **fields})

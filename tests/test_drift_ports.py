@@ -475,6 +475,14 @@ def test_states_of_a_function_that_ran_in_bfloat16_are_no_drift_in_a_wider_dtype
     assert not facts["drifted"] and "dtype" in facts["noise"]["made_of"]
 
 
+def test_a_function_whose_weights_were_saved_in_bfloat16_is_no_drift() -> None:
+    # A checkpoint has no rotary tables: these keep their digits.
+    saved = with_digits(llama().module, torch.bfloat16)
+    facts = facts_of(lambda ids: states_of(saved, ids))
+    assert not facts["drifted"], facts["first_site"]
+    assert [note for note in facts["notes"] if "saved in bfloat16" in note]
+
+
 class _Reporting(PLAIN.PlainLlama):  # type: ignore[misc]
     """Gives a dict, with the last layer before the norm in `hidden_states`."""
 

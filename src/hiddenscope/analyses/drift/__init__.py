@@ -15,7 +15,8 @@ result         errors and findings as a result
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,7 @@ from torch import Tensor, nn
 from hiddenscope.analyses.drift.baseline import read_baseline, write_baseline
 from hiddenscope.analyses.drift.candidate import Runner, values_of
 from hiddenscope.analyses.drift.describe import describe
-from hiddenscope.analyses.drift.dtypes import majority_dtype, narrowest
+from hiddenscope.analyses.drift.dtypes import Digits, digits_of_embeddings, majority_dtype, narrowest, with_digits
 from hiddenscope.analyses.drift.errors import Errors, divergence
 from hiddenscope.analyses.drift.noise import coarsest
 from hiddenscope.analyses.drift.observe import LOGITS, ObservedState, Side, observe
@@ -158,7 +159,17 @@ def _compare_live(model: Model, candidate: Opened, side: Side, inputs: Inputs, l
             pairs.append({"site": str(site), "reference": str(tap), "candidate": str(side.taps[site])})
     pairing = {"by": "path" if side.taps is reference.taps else "site", "pairs": pairs}
     sources = [model.source(None).to_json(), _source_of(candidate, side)]
-    return _compare_by_parts(model, reference, side, inputs, sources, pairing, low_memory=low_memory)
+    others = [candidate] if isinstance(candidate, Model) else []
+    return _compare_by_parts(model, reference, side, inputs, sources, pairing, others=others, low_memory=low_memory)
+
+
+@contextmanager
+def _locked(models: Iterable[Model]) -> Iterator[None]:
+    """Hold the locks of models, always in one order, so that two comparisons cannot wait for each other."""
+    with ExitStack() as stack:
+        for model in sorted(models, key=id):
+            stack.enter_context(model.lock)
+        yield
 
 
 def _compare_by_parts(
@@ -169,10 +180,11 @@ def _compare_by_parts(
     sources: Sequence[Mapping[str, Any]],
     pairing: dict[str, Any],
     *,
+    others: Sequence[Model] = (),
     low_memory: bool = False,
 ) -> DriftComparison:
     sides = on_equal_terms(reference, candidate)
-    with model.lock:
+    with _locked([model, *others]):
         errors = compare_parts(sides, model, inputs, low_memory=low_memory)
         names = (reference.name, candidate.name)
         comparison = DriftComparison(names, errors, _tokens(model, inputs), sources, pairing, compared="parts")
@@ -312,13 +324,24 @@ def _compare_returned(
         rows[site] = values[value.name].cpu()
     states = [tensor for site, tensor in rows.items() if site != LOGITS] or list(rows.values())
     dtype = narrowest(states, coarsest(tensor.dtype for tensor in states))
+    digits = _digits_of(rows, dtype, model)
+    reference = replace(reference, module=with_digits(reference.module, digits.reference))
     readers = {name: partial(_some_rows, tensor) for name, tensor in rows.items()}
     errors = compare_passes(reference, model, readers, dtype, inputs)
     errors.passes["candidate"] = 1
+    errors.notes += digits.notes
     module = getattr(function, "_orig_mod", function)
     name = getattr(function, "__name__", type(module).__name__)
     sources = [model.source(None).to_json(), {"model": name, "dtype": str(dtype).removeprefix("torch.")}]
     return DriftComparison((model.name, name), errors, _tokens(model, inputs), sources, pairs.facts(reference))
+
+
+def _digits_of(rows: Mapping[str, Tensor], dtype: torch.dtype, model: Model) -> Digits:
+    """Choose the digits of the weights by the embeddings of a program that computes in a wide dtype."""
+    embeddings = rows.get("layer.0")
+    if embeddings is None or dtype.itemsize < majority_dtype(model.module).itemsize:
+        return Digits()
+    return digits_of_embeddings(embeddings, model.module)
 
 
 def _some_rows(rows: Tensor, numbers: Sequence[int]) -> Tensor:

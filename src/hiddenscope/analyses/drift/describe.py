@@ -49,7 +49,6 @@ def _suspect(search: Search, fault: FaultyModule, made: Tensor) -> Suspect:
         call,
         made,
         reference.device,
-        search.candidate.device,
         role,
         same_make=not search.candidate.is_port,
         padded=search.batch.has_padding,

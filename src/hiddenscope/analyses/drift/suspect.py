@@ -40,7 +40,6 @@ class Suspect:
     call: ModuleCall
     made: Tensor
     device: torch.device
-    candidate_device: torch.device
     role: Literal["module", "block", "model"]
     same_make: bool
     padded: bool
