@@ -24,6 +24,7 @@ from hiddenscope.analyses.drift.noise import gap
 from hiddenscope.cli import app
 from hiddenscope.errors import FileError, ModuleError, NotFinite, StatesError, TextError
 from hiddenscope.testing import build, tiny_model, tiny_tokenizer
+from hiddenscope.testing.faults.ports import PORTS
 from hiddenscope.views import sections_of, views_of
 from hiddenscope.views.values import Grid, Lines
 
@@ -307,6 +308,54 @@ def test_a_module_compiled_in_place_is_compared_by_what_it_returns() -> None:
         facts = hs.drift(reference("llama"), candidate, TEXTS).facts  # type: ignore[arg-type]
         assert not facts["drifted"] and facts["pairing"]["by"] == "name"
         assert facts["sites"] == 5, "three layers, final and the logits"
+
+
+def many_texts(*lengths: int) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(4)
+    return [torch.randint(5, 100, (length,), generator=generator).tolist() for length in lengths]
+
+
+@pytest.mark.parametrize(
+    ("path", "factor"), [("mlp.up_proj", 1.02), ("self_attn.v_proj", 1.02), ("input_layernorm", 1.01)]
+)
+def test_a_fault_that_no_token_shows_is_found_over_all_of_them(path: str, factor: float) -> None:
+    model = hs.load((tiny_model("llama", layers=3).bfloat16(), None))
+    candidate: Any = copy.deepcopy(model.module)
+    candidate.model.layers[1].get_submodule(path).weight.data.mul_(factor)
+    result = hs.drift(model, candidate, many_texts(60, 70, 80, 90))
+    facts = result.facts
+    assert facts["beyond"] < 1 < facts["systematic"]["beyond"]
+    assert (facts["first_site"], facts["module"]) == ("layer.2", f"model.layers.1.{path}")
+    assert "No token shows it alone" in result.summary()
+
+
+def test_it_is_said_how_small_a_fault_could_have_been_seen() -> None:
+    model = hs.load((tiny_model("llama", layers=2).bfloat16(), None))
+    candidate = copy.deepcopy(model.module)
+    smallest = hs.drift(model, candidate, many_texts(90, 90)).facts["smallest_fault"]
+    assert 0 < smallest["typical"] <= smallest["largest"] < 0.02
+    assert hs.drift(model, candidate, many_texts(7)).facts["smallest_fault"] is None
+
+
+def test_two_kernels_are_compared_on_equal_terms_and_as_they_were_given() -> None:
+    model = reference("llama")
+    candidate: Any = copy.deepcopy(model.module)
+    candidate.set_attn_implementation("eager" if model.module.config._attn_implementation == "sdpa" else "sdpa")  # type: ignore[union-attr]
+    result = hs.drift(model, candidate, TEXTS)
+    facts = result.facts
+    assert not facts["drifted"] and facts["beyond"] == 0 < facts["as_given"]["error"]
+    assert facts["as_given"]["error"] == pytest.approx(float(result.data["relative"].max()), rel=1e-6)
+    assert "the same bit for bit" in result.summary() and "As they were given" in result.summary()
+
+
+def test_a_router_that_chooses_otherwise_by_rounding_is_no_drift() -> None:
+    """Two experts are nearly as likely at one token, and experts in a loop round otherwise than a grouped product."""
+    layout = PORTS["loop-mixtral"]
+    module = layout.reference().bfloat16()
+    generator = torch.Generator().manual_seed(3)
+    texts = [torch.randint(5, 120, (length,), generator=generator).tolist() for length in (13, 29, 21)]
+    facts = hs.drift((module, None), layout.port(module), texts).facts
+    assert not facts["drifted"], (facts["first_site"], facts["beyond"])
 
 
 def test_two_calls_of_one_module_are_told_apart() -> None:

@@ -100,7 +100,7 @@ def test_a_small_fault_in_bfloat16_is_found_over_all_tokens():
     candidate.model.layers[1].mlp.up_proj.weight.data.mul_(1.02)
     facts = hs.drift(model, (candidate, None), many).facts
     assert (facts["first_site"], facts["module"]) == ("layer.2", "model.layers.1.mlp.up_proj")
-    assert facts["systematic"]["beyond"] > 1 > facts["smallest_fault"]
+    assert facts["systematic"]["beyond"] > 1 > facts["smallest_fault"]["largest"]
 
 
 def test_a_low_memory_comparison_on_a_gpu_says_the_same():

@@ -121,11 +121,13 @@ def _systematic(errors: Errors, site: str | None) -> dict[str, Any] | None:
     return {"part": part, "pattern": pattern.name, "size": pattern.size, "beyond": finding.beyond}
 
 
-def _smallest_fault(errors: Errors) -> float | None:
-    """Tell the systematic difference that these texts would have shown in every part, as a share of its output."""
-    sizes = [finding.smallest for finding in errors.findings.values()]
-    largest = max(sizes, default=math.inf)
-    return largest if math.isfinite(largest) else None
+def _smallest_fault(errors: Errors) -> dict[str, Any] | None:
+    """Tell how small a systematic difference these texts would have shown, as a share of a part's output."""
+    sizes = {name: finding.smallest for name, finding in errors.findings.items() if finding.patterns}
+    if not sizes:
+        return None
+    part = max(sizes, key=lambda name: sizes[name])
+    return {"typical": float(np.median(list(sizes.values()))), "largest": sizes[part], "part": part}
 
 
 def _largest(errors: Errors, name: str, measure: str) -> float:

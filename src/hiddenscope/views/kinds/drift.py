@@ -85,8 +85,11 @@ def _verdict(facts: Facts) -> str:
 def _no_drift(facts: Facts) -> str:
     """Say how near the envelope the largest difference comes, and how far apart the two are as they were given."""
     largest, as_given = facts["largest"], facts.get("as_given")
-    how = f"{largest['beyond']:.2g} times the noise envelope, at `{largest['site']}`"
-    sentences = [f"No drift: the largest difference is {how}."]
+    if largest["beyond"]:
+        how = f"{largest['beyond']:.2g} times the noise envelope, at `{largest['site']}`"
+        sentences = [f"No drift: the largest difference is {how}."]
+    else:
+        sentences = ["No drift: in one dtype and with one attention kernel, the two are the same bit for bit."]
     if as_given and as_given["error"]:
         plain = f"{as_given['error']:.2g} of the norm, at `{as_given['site']}`"
         sentences.append(f"As they were given, the two differ by at most {plain}.")
@@ -144,7 +147,11 @@ def _measured(facts: Facts) -> str:
     smallest = facts.get("smallest_fault")
     if smallest is None:
         return sentence
-    return f"{sentence} A difference that is the same at every token shows from {smallest:.2%} of a part's output on."
+    typical, largest = (f"{100 * smallest[key]:.2g}%" for key in ("typical", "largest"))
+    shows = f"A difference that is the same at every token shows from about {typical} of a part's output on"
+    if typical == largest:
+        return f"{sentence} {shows}."
+    return f"{sentence} {shows}, and in the least sensitive part, `{smallest['part']}`, from {largest} on."
 
 
 def sections(result: Result) -> Iterator[Section]:
