@@ -525,6 +525,17 @@ def test_a_baseline_is_written_then_applied(tmp_path: Path) -> None:
         hs.drift(reference("llama"), candidate, TEXTS, baseline=file)
 
 
+def test_a_new_fault_is_looked_for_beside_an_accepted_one(tmp_path: Path) -> None:
+    model = reference("llama")
+    accepted: Any = copy.deepcopy(model.module)
+    accepted.model.layers[0].mlp.up_proj.weight.data.mul_(1.01)
+    hs.drift(model, accepted, TEXTS, baseline=tmp_path / "accepted.json")
+    candidate = copy.deepcopy(accepted)
+    candidate.model.layers[1].self_attn.q_proj.weight.data.mul_(1.5)
+    facts = hs.drift(model, candidate, TEXTS, baseline=tmp_path / "accepted.json").facts
+    assert (facts["first_site"], facts["module"]) == ("layer.2", "model.layers.1.self_attn.q_proj")
+
+
 def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
     model = reference("llama")
     with pytest.raises(TextError, match="the list is empty"):

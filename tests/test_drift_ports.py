@@ -705,3 +705,95 @@ def test_a_report_claims_no_more_than_was_measured() -> None:
     assert "do not rely on this comparison" in words and "do not rely" not in result.summary()
     assert "adds 25.0% to the KL divergence" in words
     assert "the query heads read heads 0, 1, 0, 1." in words
+
+
+def changed_llama(change: Callable[[Any], None]) -> hs.Model:
+    """The reference with other weights."""
+    module = copy.deepcopy(llama().module)
+    with torch.no_grad():
+        change(module)
+    return hs.load((module, None))
+
+
+def port_of(model: hs.Model) -> Any:
+    return PLAIN.PlainLlama(model.module, "", block=1).eval()
+
+
+def test_a_wrong_final_norm_without_a_head_is_not_taken_for_a_folded_one() -> None:
+    class Headless(PLAIN.PlainLlama):  # type: ignore[misc]
+        def forward(self, ids: Tensor) -> Tensor:
+            x = self.embed(ids)
+            for block in self.blocks:
+                x = block(x)
+            out: Tensor = self.norm(x)
+            return out
+
+    candidate = port()
+    candidate.__class__ = Headless
+    assert not facts_of(candidate)["drifted"]
+    candidate.norm.gain.data.mul_(torch.linspace(0.5, 2, 64))
+    assert facts_of(candidate)["first_site"] == "final"
+
+
+def test_a_head_is_blamed_beside_a_norm_that_differs_in_the_last_place() -> None:
+    candidate = port()
+    candidate.norm.gain.data[0] *= 1 + 2e-7
+    candidate.head.weight.data[3] *= 1.3
+    facts = facts_of(candidate)
+    assert (facts["first_site"], facts["module"]) == ("logits", "head")
+
+
+def test_blocks_of_other_widths_teach_nothing() -> None:
+    def narrow(gated: Any, names: tuple[str, str, str]) -> None:
+        for name in names:
+            weight = getattr(gated, name).weight.data
+            weight = weight[:, :32] if name == names[2] else weight[:32]
+            linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
+            linear.weight.data = weight.clone()
+            setattr(gated, name, linear)
+
+    model = changed_llama(lambda module: narrow(module.model.layers[1].mlp, ("gate_proj", "up_proj", "down_proj")))
+    candidate = PLAIN.PlainLlama(llama().module, "", block=1).eval()
+    narrow(candidate.blocks[1], ("gate", "up", "down"))
+    assert not facts_of(candidate, model)["drifted"]
+    candidate.blocks[1].norm1.eps = 0.1
+    facts = facts_of(candidate, model)
+    assert facts["first_site"] == "layer.2" and facts["module"] in ("blocks.1", "blocks.1.norm1")
+
+
+def test_rows_that_are_alike_teach_nothing() -> None:
+    def zero_rows(module: Any) -> None:
+        for number in (0, 2):
+            module.model.layers[number].self_attn.q_proj.weight[[3, 7]] = 0
+
+    model = changed_llama(zero_rows)
+    candidate = port_of(model)
+    candidate.blocks[1].attention.mistake = "interleaved"
+    assert facts_of(candidate, model)["module"] == "blocks.1.attention"
+
+
+def test_norms_that_are_alike_teach_nothing() -> None:
+    def train_one_norm(module: Any) -> None:
+        for number in (0, 2):
+            module.model.layers[number].input_layernorm.weight.fill_(1)
+            module.model.layers[number].post_attention_layernorm.weight.fill_(1)
+        module.model.layers[1].post_attention_layernorm.weight.copy_(torch.linspace(0.5, 1.5, 64))
+
+    class Scaled(PLAIN.Block):  # type: ignore[misc]
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = 1.1 * super().forward(x)
+            return out
+
+    model = changed_llama(train_one_norm)
+    candidate = port_of(model)
+    candidate.blocks[1].__class__ = Scaled
+    assert facts_of(candidate, model)["module"] == "blocks.1"
+
+
+def test_a_block_that_is_like_another_one_is_not_called_swapped() -> None:
+    model = changed_llama(lambda module: module.model.layers[1].load_state_dict(module.model.layers[0].state_dict()))
+    candidate = port_of(model)
+    candidate.blocks[1].norm1.eps = 0.1
+    facts = facts_of(candidate, model)
+    assert facts["module"] == "blocks.1.norm1"
+    assert "swapped_layer" not in [hint["fault"] for hint in facts["hints"]]

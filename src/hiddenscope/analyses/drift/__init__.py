@@ -17,7 +17,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -103,33 +103,40 @@ def drift(
     """
     # Before the models run: a baseline that cannot be used is no reason to wait for them.
     levels = None if baseline is None else read_baseline(baseline)
-    comparison = _compare(
-        open_side(reference, "reference"), open_side(candidate, "candidate"), texts, pairing, low_memory
-    )
-    accepted = None if baseline is None else _apply_baseline(os.fspath(baseline), levels, comparison.errors)
+    options = _Options(pairing, low_memory, levels or {})
+    comparison = _compare(open_side(reference, "reference"), open_side(candidate, "candidate"), texts, options)
+    accepted = None
+    if baseline is not None:
+        path = os.fspath(baseline)
+        count = write_baseline(path, comparison.errors.error) if levels is None else len(levels)
+        accepted = {"file": path, "written": levels is None, "sites": count}
     source = {**comparison.sources[0], "candidate": comparison.sources[1]}
     return Result("drift", dataset_of(comparison, sites), facts_of(comparison, accepted), source)
 
 
-def _apply_baseline(path: str, levels: Mapping[str, float] | None, errors: Errors) -> dict[str, Any]:
-    """Accept errors up to the levels of a file, or write them to it where there is none."""
-    if levels is None:
-        return {"file": path, "written": True, "sites": write_baseline(path, errors.error)}
-    for name, level in levels.items():
-        errors.accept(name, BASELINE_MARGIN * level)
-    return {"file": path, "written": False, "sites": len(levels)}
+@dataclass(frozen=True)
+class _Options:
+    """How to compare: the pairing of a port, whether in low memory, and the errors that are accepted by site."""
+
+    pairing: Mapping[str, str] | str | None
+    low_memory: bool
+    accepted: Mapping[str, float]
+
+    def accept(self, errors: Errors) -> None:
+        """Accept the errors of a baseline, before anything is looked for in them."""
+        for name, level in self.accepted.items():
+            errors.accept(name, BASELINE_MARGIN * level)
 
 
 def _compare(
     reference: Opened,
     candidate: Opened,
     texts: Texts | Inputs | None,
-    pairing: Mapping[str, str] | str | None,
-    low_memory: bool,
+    options: _Options,
 ) -> DriftComparison:
     """Choose the way in which two sides can be compared."""
     if isinstance(reference, SavedRun) or isinstance(candidate, SavedRun):
-        if pairing is not None:
+        if options.pairing is not None:
             raise StatesError("Cannot use the pairing", "saved states are paired by their sites", "Leave it out.")
         comparison = _compare_with_saved(reference, candidate, texts)
     else:
@@ -138,18 +145,20 @@ def _compare(
         side = None
         if isinstance(candidate, Model | BareModule):
             check_tokenizers(inputs, candidate)
-            side = as_candidate(candidate, model) if pairing is None else None
+            side = as_candidate(candidate, model) if options.pairing is None else None
         if side is not None:
-            return _compare_live(model, candidate, side, inputs, low_memory)
+            return _compare_live(model, candidate, side, inputs, options)
         function = candidate.module if isinstance(candidate, Model | BareModule) else candidate
-        comparison = _compare_port(model, function, inputs, pairing)
-    if low_memory:
+        comparison = _compare_port(model, function, inputs, options)
+    if comparison.compared == "passes":
+        options.accept(comparison.errors)
+    if options.low_memory:
         words = "Low memory was not used: it needs two live models with the same modules."
         comparison.errors.notes.append(words)
     return comparison
 
 
-def _compare_live(model: Model, candidate: Opened, side: Side, inputs: Inputs, low_memory: bool) -> DriftComparison:
+def _compare_live(model: Model, candidate: Opened, side: Side, inputs: Inputs, options: _Options) -> DriftComparison:
     """Compare two models with the same modules part by part."""
     reference = as_side(model)
     check_shapes(reference, side)
@@ -160,7 +169,7 @@ def _compare_live(model: Model, candidate: Opened, side: Side, inputs: Inputs, l
     pairing = {"by": "path" if side.taps is reference.taps else "site", "pairs": pairs}
     sources = [model.source(None).to_json(), _source_of(candidate, side)]
     others = [candidate] if isinstance(candidate, Model) else []
-    return _compare_by_parts(model, reference, side, inputs, sources, pairing, others=others, low_memory=low_memory)
+    return _compare_by_parts(model, reference, side, inputs, sources, pairing, options, others)
 
 
 @contextmanager
@@ -179,18 +188,18 @@ def _compare_by_parts(
     inputs: Inputs,
     sources: Sequence[Mapping[str, Any]],
     pairing: dict[str, Any],
-    *,
+    options: _Options,
     others: Sequence[Model] = (),
-    low_memory: bool = False,
 ) -> DriftComparison:
     sides = on_equal_terms(reference, candidate)
     with _locked([model, *others]):
-        errors = compare_parts(sides, model, inputs, low_memory=low_memory)
+        errors = compare_parts(sides, model, inputs, low_memory=options.low_memory)
+        options.accept(errors)
         names = (reference.name, candidate.name)
         comparison = DriftComparison(names, errors, _tokens(model, inputs), sources, pairing, compared="parts")
         if errors.drifting:
             _search(comparison, sides, inputs)
-            comparison.restored = _restore(sides, errors, 1 if low_memory else None)
+            comparison.restored = _restore(sides, errors, 1 if options.low_memory else None)
     return comparison
 
 
@@ -257,9 +266,7 @@ def _restore(sides: ComparedSides, errors: Errors, most: int | None) -> list[dic
     return restored
 
 
-def _compare_port(
-    model: Model, function: Callable[..., Any], inputs: Inputs, pairing: Mapping[str, str] | str | None
-) -> DriftComparison:
+def _compare_port(model: Model, function: Callable[..., Any], inputs: Inputs, options: _Options) -> DriftComparison:
     """Compare a program of somebody else's: part by part where its blocks can be entered, or else by whole passes."""
     reference = as_side(model)
     module = function if isinstance(function, nn.Module) and not is_compiled(function) else None
@@ -271,13 +278,14 @@ def _compare_port(
         batches = batches_for(feed, inputs)
         values = values_of(function, batches)
         rows = _rows_for_pairing(reference, inputs.some(range(len(batches))))
-        pairs = pair(values, rows, reference, module, pairing)
+        pairs = pair(values, rows, reference, module, options.pairing)
         reference.passes = 0  # pairing took a pass that is not of the comparison
         notes = [*pairs.notes, *_unpaired(pairs, rows)]
         port = None if module is None else _as_port(module, reference, pairs)
         if port is not None:
             sources = [model.source(None).to_json(), _source_of(None, port)]
-            comparison = _compare_by_parts(model, reference, port, inputs, sources, pairs.facts(reference))
+            by_port = replace(options, low_memory=False)
+            comparison = _compare_by_parts(model, reference, port, inputs, sources, pairs.facts(reference), by_port)
         else:
             comparison = _compare_returned(model, reference, feed, function, inputs, pairs)
     comparison.errors.notes += notes

@@ -6,7 +6,7 @@ that equals one of the reference's, or some of its columns, or its columns in an
 same must hold in every block of the port. A tensor without a counterpart is a matter of layout and says nothing.
 
 Where no block agrees nothing is known of the layout. Then only modules with the very weights of one of the reference's
-modules have counterparts, and modules that hold the same ones of these.
+modules have counterparts, and containers that hold exactly the same weights.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Counterpart:
     columns: tuple[SharedColumns, ...]
 
     @property
-    def whole(self) -> BlockTensor | None:
+    def identical_tensor(self) -> BlockTensor | None:
         """The reference's tensor, where the port's is the same column by column."""
         first = self.columns[0]
         in_order = torch.arange(first.reference_width)
@@ -195,10 +195,12 @@ def by_weights(
     counterparts: dict[BlockTensor, Counterpart] = {}
     for key, call in port_calls.items():
         names = _names_inside(key[0], port_part(call.path))
+        if not names or not all(name in learned for name in names):
+            continue
         sources: set[str] = set()
         for name in names:
-            sources |= set(learned[name].weights) if name in learned else {""}
-        partner = holders.get(frozenset(sources)) if sources else None
+            sources |= set(learned[name].weights)
+        partner = holders.get(frozenset(sources))
         if partner is None:
             continue
         part, other = port_part(call.path), reference_part(reference_calls[partner].path)
@@ -272,34 +274,58 @@ class SourceRows(NamedTuple):
 def learn_weights(reference: nn.Module, port: nn.Module, *, reordered: bool) -> dict[str, SourceRows]:
     """Find every weight of a port's block among the rows of the reference's: fused, split or transposed.
 
-    With `reordered`, the rows may be in another order.
+    With `reordered`, the rows may be in another order. A weight with a row that the reference has several times is left
+    out, unless it is the next row of the same weight.
     """
-    known: dict[bytes, tuple[str, bool, int]] = {}
+    known: dict[bytes, list[_Row]] = {}
     for name, weight in reference.named_parameters():
         for transposed, rows in _orientations(weight):
             for number, row in enumerate(_bytes_of_rows(rows)):
-                known.setdefault(row, (name, transposed, number))
+                known.setdefault(row, []).append(_Row(name, transposed, number))
     learned: dict[str, SourceRows] = {}
     for name, weight in port.named_parameters():
-        places = [known.get(row) for row in _bytes_of_rows(_matrix(weight))]
-        if all(places):
-            rows_of_reference = SourceRows(*zip(*(place for place in places if place), strict=True))
-            if reordered or rows_of_reference.in_order:
-                learned[name] = rows_of_reference
+        rows_of_reference = _source_rows(_bytes_of_rows(_matrix(weight)), known)
+        if rows_of_reference is not None and (reordered or rows_of_reference.in_order):
+            learned[name] = rows_of_reference
     return learned
 
 
-def wrong_weights(reference: nn.Module, port: nn.Module, learned: Mapping[str, SourceRows]) -> list[str]:
+class _Row(NamedTuple):
+    weight: str
+    transposed: bool
+    number: int
+
+
+def _source_rows(rows: Sequence[bytes], known: Mapping[bytes, Sequence[_Row]]) -> SourceRows | None:
+    """Find where each row comes from; None where one comes from nowhere or from several places."""
+    sources: list[_Row] = []
+    for row in rows:
+        places = known.get(row, ())
+        following = sources[-1]._replace(number=sources[-1].number + 1) if sources else None
+        if following is not None and following in places:
+            sources.append(following)
+        elif len(places) == 1:
+            sources.append(places[0])
+        else:
+            return None
+    return SourceRows(*zip(*sources, strict=True)) if sources else None
+
+
+def wrong_weights(
+    reference: nn.Module, port: nn.Module, learned: Mapping[str, SourceRows], rounding: float
+) -> list[str]:
     """List the weights of a port's block that are not made of the reference's in the way that was learned."""
-    known: dict[tuple[str, bool], list[bytes]] = {}
+    known: dict[tuple[str, bool], Tensor] = {}
     for name, weight in reference.named_parameters():
         for transposed, rows in _orientations(weight):
-            known[name, transposed] = _bytes_of_rows(rows)
+            known[name, transposed] = rows
     wrong: list[str] = []
     for name, weight in port.named_parameters():
         if name in learned:
-            expected = [known[source, turned][number] for source, turned, number in zip(*learned[name], strict=True)]
-            if _bytes_of_rows(_matrix(weight)) != expected:
+            sources = zip(*learned[name], strict=True)
+            expected = torch.stack([known[source, turned][number] for source, turned, number in sources]).double()
+            difference = (_matrix(weight).double() - expected).norm()
+            if float(difference) > rounding * float(expected.norm()):
                 wrong.append(name)
     return wrong
 

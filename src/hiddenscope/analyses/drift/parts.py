@@ -33,9 +33,10 @@ from hiddenscope.model import Model
 from hiddenscope.passes import Inputs
 from hiddenscope.sites import Site
 
-# So many tokens, or this share of them, may be beyond the noise because a block is unstable there.
-FEW, SUDDEN = 2, 0.05
-CHANGES = (1, 2, 4) * 4  # of the input, in units in the last place, by which that is tried
+# So many tokens, or this share of them, may be beyond the noise because a block is unsrecorder there.
+FEW_TOKENS, FEW_TOKENS_SHARE = 2, 0.05
+# The input of such a block is changed by so many units in the last place, to see whether it is.
+PERTURBATIONS_ULP = (1, 2, 4) * 4
 Batch = tuple[list[int], Inputs]
 """The numbers of some texts among all, and these texts."""
 
@@ -86,7 +87,7 @@ def compare_parts(sides: ComparedSides, model: Model, inputs: Inputs, *, low_mem
         has_padding = any(len(set(batch.costs)) > 1 for _, batch in batches)
         if not has_padding:
             raise
-    for side in (sides.reference, sides.candidate):
+    for side in (sides.reference, sides.candidate, sides.equal_reference, sides.equal_candidate):
         side.passes = 0
     errors = _compare_batches(sides, model, inputs, _one_by_one(inputs), low_memory)
     errors.notes.append("Texts were run one at a time, because a NaN comes up in a padded batch.")
@@ -113,11 +114,11 @@ def _compare_batches(
     compare = _compare_in_step if low_memory else _compare_batch
     reference_has_head = False
     with progress.track("Comparing", total=len(batches)) as advance:
-        # The shortest texts come last, and the self-check is made on these.
+        # Where texts are batched by length, the shortest come last: the self-check is made on these.
         for texts, batch in reversed(batches):
             where = token_finder(inputs, texts, model.text_encoder, errors.tokens)
-            table = _Table(errors, sides, batch, places_of(inputs, texts, errors.tokens), where)
-            reference_has_head |= compare(table)
+            recorder = _BatchRecorder(errors, sides, batch, places_of(inputs, texts, errors.tokens), where)
+            reference_has_head |= compare(recorder)
             advance(1)
     errors.passes = sides.passes(len(batches))
     if reference_has_head and LOGITS not in errors.beyond:
@@ -133,7 +134,8 @@ def _compare_batches(
 def _drop_folded_norms(errors: Errors, sides: ComparedSides) -> None:
     """Leave `final` out where the logits agree, or where the head has the norm's weights folded into its columns."""
     finals = [name for name in errors.drifting if name.endswith("final")]
-    if not finals or (LOGITS in errors.drifting and not _has_folded_head(sides)):
+    logits_agree = LOGITS in errors.beyond and LOGITS not in errors.drifting
+    if not finals or not (logits_agree or _has_folded_head(sides)):
         return
     for name in finals:
         errors.drop(name)
@@ -152,15 +154,15 @@ def _has_folded_head(sides: ComparedSides) -> bool:
 
 
 @dataclass
-class _Table:
-    """Where the errors of one batch go."""
+class _BatchRecorder:
+    """Adds what differs in one batch to the errors of all."""
 
     errors: Errors
     sides: ComparedSides
     batch: Inputs
     places: Mapping[str | None, Sequence[int]]
     where: Where
-    sudden: list[tuple[ObservedState, Tensor]] = field(default_factory=list)
+    isolated: list[tuple[ObservedState, Tensor]] = field(default_factory=list)
 
     def places_at(self, name: str) -> Sequence[int]:
         return self.places[stack_of(name, self.errors.tokens)]
@@ -179,8 +181,8 @@ class _Table:
             return None
         local = gap(reference.rows, rows)
         layer = main_site(name)
-        if self._is_sudden(local, reference.noise):
-            self.sudden.append((reference, rows))
+        if self._is_isolated(local, reference.noise):
+            self.isolated.append((reference, rows))
         else:
             self._judge(reference, rows, local, reference.noise)
         if name != layer:
@@ -199,24 +201,24 @@ class _Table:
         if reference.exact is not None:
             self.errors.add_systematic(reference.name, reference.rows, rows, reference.exact)
 
-    def _is_sudden(self, local: Gap, noise: Noise) -> bool:
-        """Check whether a few tokens are far beyond the noise, and all others within it."""
+    def _is_isolated(self, local: Gap, noise: Noise) -> bool:
+        """Check whether an error is beyond the noise at no more than a few tokens."""
         over = int((local.rows > noise.envelope).sum())
-        return over <= max(FEW, SUDDEN * len(local.rows)) and noise.times_over(local) > 1
+        return over <= max(FEW_TOKENS, FEW_TOKENS_SHARE * len(local.rows)) and noise.times_over(local) > 1
 
-    def judge_sudden(self) -> None:
-        """Judge sites with a few tokens far beyond the noise, by what a change in the last place of the input does.
+    def judge_isolated(self) -> None:
+        """Judge sites with errors at a few tokens, by what a change in the last places of the input does there.
 
         A router that must choose between two experts, or rounding to integers, may make much of it at a few tokens.
         """
-        for reference, rows in self.sudden:
+        for reference, rows in self.isolated:
             site = Site.parse(reference.name) if reference.name != LOGITS else None
             noise = reference.noise
             assert noise is not None
             if site is not None and site.layer:
                 noise = noise.joined(self._instability(site, reference))
             self._judge(reference, rows, gap(reference.rows, rows), noise)
-        self.sudden.clear()
+        self.isolated.clear()
 
     def _instability(self, site: Site, reference: ObservedState) -> list[Gap]:
         """Change the input of a block in its last places some times, and measure what that does to a site in it."""
@@ -236,7 +238,7 @@ class _Table:
 
         side = self.sides.equal_reference
         passes = side.passes
-        for units in CHANGES:
+        for units in PERTURBATIONS_ULP:
             size = units * unit
             observe(side, self.batch, [before, site], visit=change)
         # They belong to no comparison of the two.
@@ -261,49 +263,49 @@ class _Table:
             self.errors.observing_changed_nothing = all(unchanged)
 
 
-def _compare_batch(table: _Table) -> bool:
+def _compare_batch(recorder: _BatchRecorder) -> bool:
     """Compare the passes of one batch; return whether the reference gives logits."""
-    sides, batch = table.sides, table.batch
-    exact = observe(sides.equal_reference, batch, sides.sites, noise=True)
-    table.errors.notes += exact.notes
-    reference = exact
+    sides, batch = recorder.sides, recorder.batch
+    expected = observe(sides.equal_reference, batch, sides.sites, noise=True)
+    recorder.errors.notes += expected.notes
+    reference = expected
     if sides.equal_reference is not sides.reference:
         reference = observe(sides.reference, batch, sides.sites)
     candidate = observe(sides.candidate, batch, sides.sites)
-    refuse_broken_states("reference", reference, table.where)
-    refuse_broken_states("candidate", candidate, table.where)
+    refuse_broken_states("reference", reference, recorder.where)
+    refuse_broken_states("candidate", candidate, recorder.where)
     for name, state in reference.states.items():
         if name in candidate.states and name == main_site(name):
-            table.add_whole(state, candidate.rows(name))
-    free = candidate
+            recorder.add_whole(state, candidate.rows(name))
+    unreplaced = candidate
     if sides.equal_candidate is not sides.candidate:
-        free = observe(sides.equal_candidate, batch, sides.sites)
+        unreplaced = observe(sides.equal_candidate, batch, sides.sites)
     reached: set[str] = set()
 
     def compare(state: ObservedState) -> Tensor | None:
-        expected = exact.states.get(state.name)
-        if expected is None or state.name not in free.states:
+        reference_state = expected.states.get(state.name)
+        if reference_state is None or state.name not in unreplaced.states:
             return None
         reached.add(state.name)
-        return table.add_local(expected, state.rows, free.rows(state.name))
+        return recorder.add_local(reference_state, state.rows, unreplaced.rows(state.name))
 
     observe(sides.equal_candidate, batch, sides.sites, visit=compare)
-    table.judge_sudden()
-    table.add_missing(list(exact.states), reached)
-    table.check_self([(sides.reference, reference), (sides.candidate, candidate)])
+    recorder.judge_isolated()
+    recorder.add_missing(list(expected.states), reached)
+    recorder.check_self([(sides.reference, reference), (sides.candidate, candidate)])
     return LOGITS in reference.states
 
 
-def _compare_in_step(table: _Table) -> bool:
+def _compare_in_step(recorder: _BatchRecorder) -> bool:
     """Compare one batch with two layers' states in memory; what is inherited takes both passes at once."""
-    sides, batch = table.sides, table.batch
+    sides, batch = recorder.sides, recorder.batch
     layers = [site for site in sides.sites if not site.part]
     whole = StateQueue()
 
     def compare_whole(state: ObservedState) -> None:
         expected = whole.take(state.name)
         if expected is not None:
-            table.add_whole(expected, state.rows)
+            recorder.add_whole(expected, state.rows)
 
     candidate = whole.run_in_step(
         lambda: observe(sides.reference, batch, layers, visit=whole.give),
@@ -317,15 +319,15 @@ def _compare_in_step(table: _Table) -> bool:
         if expected is None:
             return None
         reached.add(state.name)
-        return table.add_local(expected, state.rows, None)
+        return recorder.add_local(expected, state.rows, None)
 
     parts.run_in_step(
         lambda: observe(sides.equal_reference, batch, sides.sites, visit=parts.give, noise=True),
         lambda: observe(sides.equal_candidate, batch, sides.sites, visit=compare_part),
     )
-    table.judge_sudden()
-    table.add_missing(parts.names, reached)
-    table.check_self([(sides.candidate, candidate)])
+    recorder.judge_isolated()
+    recorder.add_missing(parts.names, reached)
+    recorder.check_self([(sides.candidate, candidate)])
     return LOGITS in whole.names
 
 

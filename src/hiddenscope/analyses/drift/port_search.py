@@ -119,7 +119,7 @@ class PortSearch(Search):
         return observe(self.reference, inputs, [site]).rows(str(site))
 
     def _misuse_of_block(self, site: Site) -> Hint | None:
-        """Say what is wrong with how a block is called: never, too often, or on another state than the one before."""
+        """Say how a block is wrongly called: never, too often, or on something else than the block before returned."""
         path = self.candidate.blocks[site]
         calls = self._port_calls(site, self.inputs)
         expected = list(self.reference.blocks.values()).count(self.reference.blocks[site])
@@ -157,12 +157,13 @@ class PortSearch(Search):
         return path
 
     def _other_block(self, site: Site) -> Hint | None:
-        """Say so where a block holds the matrices of another block of the reference, all of them."""
+        """Say so where a block holds all matrices of another block of the reference, and not those of its own."""
         weights = _matrices(self.candidate.part(self.candidate.blocks[site]))
+        own_path = self.reference.blocks[site]
+        if len(weights) < 2 or _holds_all(_matrices(self.reference.part(own_path)), weights):
+            return None
         for layer, path in self.reference.blocks.items():
-            known = _matrices(self.reference.part(path))
-            held = [any(equal(weight, other) or equal(weight.mT, other) for other in known) for weight in weights]
-            if path != self.reference.blocks[site] and len(held) > 1 and all(held):
+            if path != own_path and _holds_all(_matrices(self.reference.part(path)), weights):
                 words = f"The candidate's block holds the weights of `{path}`, which makes `{layer}`."
                 return hint("swapped_layer", words)
         return None
@@ -174,8 +175,15 @@ class PortSearch(Search):
             reference = Search(self.reference, self.candidate, inputs).block_call(site)
             port_calls = self._port_calls(site, inputs)
             if reference is not None and port_calls:
-                runs.append(_Run(reference, self._exact_call(reference), port_calls[0]))
+                number = min(self._earlier_calls(site), len(port_calls) - 1)
+                runs.append(_Run(reference, self._exact_call(reference), port_calls[number]))
         return _Block(runs) if runs else None
+
+    def _earlier_calls(self, site: Site) -> int:
+        """Count the earlier calls of a block of the port, where one module makes several layers."""
+        path = self.candidate.blocks[site]
+        layers = [layer for layer, block in self.candidate.blocks.items() if block == path]
+        return sorted(layers).index(site)
 
     def _exact_call(self, reference: ModuleCall) -> ModuleCall | None:
         """Record the calls inside a float64 copy of the reference's block; None if a kernel knows no float64."""
@@ -219,7 +227,7 @@ class PortSearch(Search):
         if agreeing is not None:
             parts = self.reference.part(agreeing.reference.path), self.candidate.part(agreeing.port.path)
             learned = learn_weights(*parts, reordered=True)
-            wrong = wrong_weights(reference, port, learned)
+            wrong = wrong_weights(reference, port, learned, self._rounding)
         return {f"{block.port.path}.{name}": name not in wrong for name in learned}
 
     def _with_weights(self, fault: FaultyModule, weights: Sequence[str]) -> FaultyModule:
@@ -227,7 +235,7 @@ class PortSearch(Search):
         path = _common_path([name.rpartition(".")[0] for name in weights])
         named = ", ".join(f"`{name}`" for name in weights[:MOST_NAMED])
         more = f" and {len(weights) - MOST_NAMED} more" if len(weights) > MOST_NAMED else ""
-        words = f"Not the reference's, as in blocks that agree: {named}{more}."
+        words = f"Other than the reference's, unlike in blocks that agree: {named}{more}."
         changed = hint("changed_weight", words)
         if path == fault.path:
             return replace(fault, own_code=False, hints=(changed, *fault.hints))
@@ -241,10 +249,9 @@ class PortSearch(Search):
         return None if nearest is None else self._block(nearest)
 
     def _same_make(self, layer: Site, other: Site) -> bool:
-        """Check that two blocks have the same parts, on both sides."""
+        """Check that two blocks have the same parts, with weights of the same shapes, on both sides."""
         for side in (self.reference, self.candidate):
-            names = [[name for name, _ in side.part(side.blocks[at]).named_modules()] for at in (layer, other)]
-            if names[0] != names[1]:
+            if _make_of(side.part(side.blocks[layer])) != _make_of(side.part(side.blocks[other])):
                 return False
         return True
 
@@ -257,8 +264,8 @@ class PortSearch(Search):
         if unknown:
             named = ", ".join(f"`{path}`" for path in unknown[:MOST_NAMED])
             more = f" and {len(unknown) - MOST_NAMED} more" if len(unknown) > MOST_NAMED else ""
-            where = "in a block that agrees" if agreeing is not None else "and no block agrees"
-            words = f"{named}{more} could not be compared: nothing in the reference's block is the same {where}."
+            where = "" if agreeing is not None else ", and no block agrees to learn from"
+            words = f"{named}{more} could not be compared: no tensor of the reference matches{where}."
             hints.append(hint("not_compared", f"{words} So nothing smaller than `{call.path}` is certain."))
         besides = self._given_besides(call, agreeing)
         if besides is not None:
@@ -266,8 +273,10 @@ class PortSearch(Search):
         own_code = not hints and trial.only_code_is_left(call)
         partner = trial.partner(call)
         made = None
-        if partner is not None and call.output is not None and partner.output is not None:
-            made = call.output.reshape(partner.output.shape).to(self.reference.device)
+        output = trial.output_on_reference_input(trial.keys[id(call)], trial.block.runs[0])
+        output = call.output if output is None else output
+        if partner is not None and output is not None and partner.output is not None:
+            made = output.reshape(partner.output.shape).to(self.reference.device)
         return FaultyModule(call.path, verdict.beyond, verdict.relative, own_code, partner, made, tuple(hints))
 
     def _given_besides(self, call: ModuleCall, agreeing: _Block | None) -> Hint | None:
@@ -302,14 +311,14 @@ class PortSearch(Search):
             if not self._has_same_weight(path, partner):
                 changed.append(path)
         if changed:
-            # Its output is within rounding on this text, but nothing else can have made the difference.
+            # What it returns is within rounding on this text, or could not be compared.
             words = f"The weight of `{changed[0]}` is like one of the reference's, and not equal to it."
             return FaultyModule(changed[0], beyond, relative, hints=(hint("changed_weight", words),))
         return FaultyModule(self._maker_of(site, calls), beyond, relative)
 
     def _has_same_weight(self, path: str, partner: ModuleCall) -> bool:
         weight, other = self._weights(self.candidate, path)[0], self._weights(self.reference, partner.path)[0]
-        return equal(weight, other) or equal(weight.mT, other)
+        return equal(weight, other) or (weight.ndim == 2 and equal(weight.mT, other))
 
     def _may_be_folded(self, path: str, partner: ModuleCall) -> bool:
         """Check whether a norm may be folded into a module, so that it takes another input than the reference's."""
@@ -420,29 +429,31 @@ class _BlockTrial:
 
     def _on_reference_input(self, key: CallKey) -> Tensor | None:
         """Call a part of the port on what the reference has in the place of its input, text by text."""
-        counterpart = self.counterparts.get(BlockTensor(*key, "input"))
-        place = None if counterpart is None else counterpart.whole
-        if place is None or place not in self.block.expected:
-            return None
         outputs = []
         for run in self.block.runs:
-            call = calls_by_place(run.port)[key]
-            expected = tensors_by_place(run.reference)[place]
-            assert call.state is not None
-            args, kwargs = hooks.with_state_in(
-                call.args, call.kwargs, expected.reshape(call.state.shape).to(call.state)
-            )
-            part, device = self.search.candidate.part(call.path), self.search.candidate.device
-            output = hooks.first_tensor(call.with_arguments(part, args, kwargs, device))
+            output = self.output_on_reference_input(key, run)
             if output is None:
                 return None
             outputs.append(as_rows(output))
         return torch.cat(outputs)
 
+    def output_on_reference_input(self, key: CallKey, run: _Run) -> Tensor | None:
+        """Call a part of the port on the reference's tensor in one text; None where it has no such tensor there."""
+        counterpart = self.counterparts.get(BlockTensor(*key, "input"))
+        place = None if counterpart is None else counterpart.identical_tensor
+        call = calls_by_place(run.port).get(key)
+        expected = None if place is None else tensors_by_place(run.reference).get(place)
+        if call is None or call.state is None or expected is None or expected.numel() != call.state.numel():
+            return None
+        state = expected.reshape(call.state.shape).to(call.state)
+        args, kwargs = hooks.with_state_in(call.args, call.kwargs, state)
+        part, device = self.search.candidate.part(call.path), self.search.candidate.device
+        return hooks.first_tensor(call.with_arguments(part, args, kwargs, device))
+
     def _is_input_right(self, key: CallKey) -> bool:
         """Check what a call was given: by itself, or by a call on the same tensor that returns what it should.
 
-        Two calls are on the same tensor only if they are in a block that agrees too.
+        Sharing a tensor counts only if the two calls share it in the block that agrees too.
         """
         entered = self._compare(BlockTensor(*key, "input"), self.block.made.get(BlockTensor(*key, "input")))
         if entered is not None:
@@ -500,7 +511,7 @@ class _BlockTrial:
     def partner(self, call: ModuleCall) -> ModuleCall | None:
         """Find the reference's call that returns the counterpart of what a call returns."""
         counterpart = self.counterparts.get(BlockTensor(*self.keys[id(call)], "output"))
-        place = None if counterpart is None else counterpart.whole
+        place = None if counterpart is None else counterpart.identical_tensor
         if place is None or place.side != "output":
             return None
         return self.reference_calls.get((place.path, place.number))
@@ -532,6 +543,16 @@ def _common_path(paths: Sequence[str]) -> str:
 def hint(fault: str, evidence: str) -> Hint:
     """Make a hint."""
     return {"fault": fault, "evidence": evidence}
+
+
+def _holds_all(known: Sequence[Tensor], weights: Sequence[Tensor]) -> bool:
+    """Check that every matrix is among the known ones, as it is or transposed."""
+    return all(any(equal(weight, other) or equal(weight.mT, other) for other in known) for weight in weights)
+
+
+def _make_of(block: nn.Module) -> tuple[list[str], list[tuple[str, torch.Size]]]:
+    names = [name for name, _ in block.named_modules()]
+    return names, [(name, weight.shape) for name, weight in block.named_parameters()]
 
 
 def _matrices(part: nn.Module) -> list[Tensor]:

@@ -63,7 +63,7 @@ class Verdict:
         return self.beyond > 1
 
 
-RIGHT, HOPELESS = Verdict(0.0, 0.0), Verdict(inf, inf)
+RIGHT, INCOMPARABLE = Verdict(0.0, 0.0), Verdict(inf, inf)
 
 
 class Search:
@@ -127,7 +127,7 @@ class Search:
         matrices = [leaf for leaf in call.leaves() if self._has_matrix(leaf.path)]
         distinct = {leaf.path for leaf in matrices}
         if len(distinct) > 1 and all(self._is_wrong(leaf) for leaf in matrices):
-            return self._fault(call, verdict or HOPELESS)
+            return self._fault(call, verdict or INCOMPARABLE)
         for inner in call.inner:
             fault = self._blame(inner)
             if fault is not None:
@@ -138,9 +138,9 @@ class Search:
 
     def _fault(self, call: ModuleCall, verdict: Verdict, *, own_code: bool = False) -> FaultyModule:
         path = self._path_in_candidate(call.path)
-        return FaultyModule(path, verdict.beyond, verdict.relative, own_code, call, self._made(call))
+        return FaultyModule(path, verdict.beyond, verdict.relative, own_code, call, self._candidate_output(call))
 
-    def _made(self, call: ModuleCall) -> Tensor | None:
+    def _candidate_output(self, call: ModuleCall) -> Tensor | None:
         """Call the candidate's module again, for what it makes of the reference's input."""
         try:
             part = self.candidate.part(self._path_in_candidate(call.path))
@@ -195,7 +195,7 @@ class Search:
             output = call.repeat(part, self.candidate.device)
         except (TypeError, ValueError, RuntimeError, LookupError, AttributeError):
             # It does not even take what the reference's module takes.
-            return HOPELESS
+            return INCOMPARABLE
         return self._worst_output(call, output, self._exact_outputs(reference_part, call))
 
     def _exact_outputs(self, part: nn.Module, call: ModuleCall) -> list[Tensor]:
@@ -217,10 +217,10 @@ class Search:
     def judge(self, expected: Tensor, other: Tensor, exact: Tensor | None) -> Verdict:
         """Hold what a module returned against what it should, by the noise of the reference's own module."""
         if expected.shape != other.shape:
-            return HOPELESS
+            return INCOMPARABLE
         if not expected.is_floating_point():
             differs = not other.is_floating_point() and not torch.equal(expected.cpu(), other.cpu())
-            return HOPELESS if differs else RIGHT
+            return INCOMPARABLE if differs else RIGHT
         error = self.gap(expected, other)
         noise, systematic = Noise.assumed(expected.dtype), 0.0
         rounding = self.gap(exact, expected) if exact is not None and exact.shape == expected.shape else None
@@ -253,7 +253,7 @@ class Search:
     def _search_outside(self, site: Site | None, relative: float) -> FaultyModule | None:
         """Find the module outside the blocks that is at fault, or the code that runs the blocks."""
         whole = self._calls_outside()
-        until = self._block_after_fault(site)
+        until = self._block_making(site)
         # An error at `layer.0`, at final or in the logits is looked for first where it can only be made.
         nearest = [] if until is not None else self._calls_between(whole, site)
         for call in [*nearest, *whole.walk()]:
@@ -271,7 +271,7 @@ class Search:
         stacks: dict[str, Any] = {path: layer.stack for layer, path in self.reference.blocks.items()}
         return window(calls, [stacks.get(call.path, ()) for call in calls], site)
 
-    def _block_after_fault(self, site: Site | None) -> str | None:
+    def _block_making(self, site: Site | None) -> str | None:
         if site is None or site.layer is None:
             return None
         return self._stack(site).blocks[max(site.layer, 1) - 1].path

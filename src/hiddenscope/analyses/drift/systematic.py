@@ -238,11 +238,12 @@ def _leading_directions(rows: Tensor) -> Tensor:
     """
     count, width = rows.shape
     if width <= count:
-        _, directions = torch.linalg.eigh(rows.T @ rows)
-        return directions[:, -COMPONENTS:]
-    _, weights = torch.linalg.eigh(rows @ rows.T)
-    directions = rows.T @ weights[:, -COMPONENTS:]
-    return directions / directions.norm(dim=0).clamp_min(_TINY)
+        directions: Tensor = torch.linalg.eigh(rows.T @ rows).eigenvectors[:, -COMPONENTS:]
+        return directions
+    weights: Tensor = torch.linalg.eigh(rows @ rows.T).eigenvectors[:, -COMPONENTS:]
+    combined: Tensor = rows.T @ weights
+    lengths: Tensor = torch.linalg.vector_norm(combined, dim=0)
+    return combined / lengths.clamp_min(_TINY)
 
 
 class _Sums:
