@@ -3,7 +3,7 @@
 python examples/plain_llama.py               the port as it should be, held against the default model
 python examples/plain_llama.py interleaved   rotary positions for neighbouring channels, as in the original weights
 python examples/plain_llama.py repeat        key and value heads repeated in turn: 0, 1, 2, 0, 1, 2
-python examples/plain_llama.py eps           the norm's eps inside the square, not beside it
+python examples/plain_llama.py eps           the root of the norm's eps, added outside the square root
 """
 
 import sys
