@@ -329,6 +329,20 @@ def test_a_fault_that_no_token_shows_is_found_over_all_of_them(path: str, factor
     assert "No token shows it alone" in result.summary()
 
 
+def test_a_weight_that_no_state_shows_is_named() -> None:
+    """Gemma normalises what the MLP returns, so that a factor in its weights is gone afterwards."""
+    model = hs.load((tiny_model("gemma3_text", layers=2).bfloat16(), None))
+    candidate: Any = copy.deepcopy(model.module)
+    candidate.model.layers[1].mlp.down_proj.weight.data.mul_(1.02)
+    result = hs.drift(model, candidate, many_texts(40, 40))
+    (weight,) = result.facts["changed_weights"]
+    assert weight["name"] == "model.layers.1.mlp.down_proj.weight" and weight["relative"] == pytest.approx(
+        0.02, rel=0.1
+    )
+    assert result.facts["drifted"] or "One weight differs all the same" in result.summary()
+    assert hs.drift(model, copy.deepcopy(model.module), TEXTS).facts["changed_weights"] == []
+
+
 def test_it_is_said_how_small_a_fault_could_have_been_seen() -> None:
     model = hs.load((tiny_model("llama", layers=2).bfloat16(), None))
     candidate = copy.deepcopy(model.module)

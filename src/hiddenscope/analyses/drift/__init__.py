@@ -32,7 +32,7 @@ from hiddenscope.analyses.drift.errors import Errors, divergence
 from hiddenscope.analyses.drift.noise import coarsest
 from hiddenscope.analyses.drift.observe import LOGITS, ObservedState, Side, observe
 from hiddenscope.analyses.drift.pairing import Pairs, batches_for, pair
-from hiddenscope.analyses.drift.parts import ComparedSides, compare_parts
+from hiddenscope.analyses.drift.parts import ComparedSides, changed_weights, compare_parts
 from hiddenscope.analyses.drift.port_search import PortSearch
 from hiddenscope.analyses.drift.result import DriftComparison, dataset_of, facts_of
 from hiddenscope.analyses.drift.search import Search
@@ -197,6 +197,7 @@ def _compare_by_parts(
         options.accept(errors)
         names = (reference.name, candidate.name)
         comparison = DriftComparison(names, errors, _tokens(model, inputs), sources, pairing, compared="parts")
+        comparison.changed_weights = changed_weights(sides)
         if errors.drifting:
             _search(comparison, sides, inputs)
             comparison.restored = _restore(sides, errors, 1 if options.low_memory else None)

@@ -76,6 +76,27 @@ class ComparedSides:
         }
 
 
+def changed_weights(sides: ComparedSides) -> list[tuple[str, float]]:
+    """List the weights that differ between two models with the same modules, and by what share of their norm.
+
+    They show differences that no state shows. A port's weights may be laid out otherwise, and are not compared.
+    """
+    if sides.candidate.is_port:
+        return []
+    weights = dict(sides.equal_candidate.module.named_parameters())
+    changed: list[tuple[str, float]] = []
+    for name, weight in sides.equal_reference.module.named_parameters():
+        other = weights.get(name)
+        if other is None or other is weight or other.shape != weight.shape or weight.is_meta or other.is_meta:
+            continue
+        expected, values = weight.detach(), other.detach().to(weight.device)
+        if not torch.equal(expected, values.to(expected.dtype)):
+            norm = float(expected.double().norm())
+            difference = float((values.double() - expected.double()).norm())
+            changed.append((name, difference / norm if norm else torch.inf))
+    return changed
+
+
 def compare_parts(sides: ComparedSides, model: Model, inputs: Inputs, *, low_memory: bool = False) -> Errors:
     """Compare two live models part by part. A padded batch in which a NaN comes up is run again text by text."""
     batches = list(inputs.batches(model))

@@ -47,6 +47,7 @@ class DriftComparison:
     fault: FaultyModule | None = None
     hints: list[Hint] = field(default_factory=list)
     restored: list[dict[str, Any]] = field(default_factory=list)
+    changed_weights: Sequence[tuple[str, float]] = ()
 
 
 def facts_of(comparison: DriftComparison, baseline: Facts | None) -> dict[str, Any]:
@@ -67,6 +68,7 @@ def facts_of(comparison: DriftComparison, baseline: Facts | None) -> dict[str, A
         "as_given": _as_given(errors),
         "systematic": _systematic(errors, first),
         "smallest_fault": _smallest_fault(errors),
+        "changed_weights": [{"name": name, "relative": share} for name, share in comparison.changed_weights],
         "first_token": None if first is None else _worst_token(comparison, first),
         "largest": {"site": largest, "beyond": errors.beyond[largest]},
         "drifting_sites": [_site_facts(errors, name) for name in drifting],

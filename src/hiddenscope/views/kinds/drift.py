@@ -62,6 +62,8 @@ def findings(result: Result) -> Iterator[str]:
     yield from (f"{hint['evidence']}" for hint in facts["hints"])
     if facts["consequences"]:
         yield from _consequences(facts["consequences"])
+    if not facts["drifted"] and facts.get("changed_weights"):
+        yield _changed_weights(facts["changed_weights"])
     yield _measured(facts)
     if facts["self_check"]["observing_changed_nothing"] is False:
         yield "A pass without hooks gave another output than the one that was compared: do not rely on this comparison."
@@ -107,6 +109,15 @@ def _systematically(systematic: Facts) -> str:
     }[systematic["pattern"]]
     words = f"No token shows it alone, but over all of them {part} {does}"
     return f"{words}, {_times(systematic['beyond'])} what sound programs differ by."
+
+
+def _changed_weights(changed: list[Facts]) -> str:
+    """Say which weights differ although no state does."""
+    largest = max(changed, key=lambda weight: weight["relative"])
+    which = f"`{largest['name']}` by {largest['relative']:.2g} of its norm"
+    if len(changed) == 1:
+        return f"One weight differs all the same: {which}. The states do not show it on these texts."
+    return f"{len(changed)} weights differ all the same, most of all {which}. The states do not show it on these texts."
 
 
 def _times(beyond: float) -> str:
