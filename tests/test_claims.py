@@ -66,7 +66,8 @@ PLAIN = {
     "search": r"^Nearest to|compared with every query",  # every row was looked at
     "project": r"Do not trust|look apart|groups can be seen|^Neighbour is|dashed line|picture in two dimensions",
     "cluster": r"points that are together here may be apart",
-    "drift": r"^In the output, the KL|^Local error is what|sites? differs? on equal input|of the candidate differs in",
+    "drift": r"^In the output, the KL|^Local error is what|sites? differs? on equal input|of the candidate differs in"
+    r"|^As they were given|differs? all the same|least sensitive part",
 }
 CLAIMS = {
     "project": r"\bare apart at\b",
