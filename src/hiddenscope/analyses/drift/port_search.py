@@ -251,7 +251,7 @@ class PortSearch(Search):
     def _same_make(self, layer: Site, other: Site) -> bool:
         """Check that two blocks have the same parts, with weights of the same shapes, on both sides."""
         for side in (self.reference, self.candidate):
-            if _make_of(side.part(side.blocks[layer])) != _make_of(side.part(side.blocks[other])):
+            if not _is_of_one_make(side.part(side.blocks[layer]), side.part(side.blocks[other])):
                 return False
         return True
 
@@ -550,9 +550,16 @@ def _holds_all(known: Sequence[Tensor], weights: Sequence[Tensor]) -> bool:
     return all(any(equal(weight, other) or equal(weight.mT, other) for other in known) for weight in weights)
 
 
-def _make_of(block: nn.Module) -> tuple[list[str], list[tuple[str, torch.Size]]]:
+def _is_of_one_make(block: nn.Module, other: nn.Module) -> bool:
+    """Check that two blocks have the same parts, and weights of one shape wherever both have them."""
     names = [name for name, _ in block.named_modules()]
-    return names, [(name, weight.shape) for name, weight in block.named_parameters()]
+    other_names = [name for name, _ in other.named_modules()]
+    shapes = {name: weight.shape for name, weight in other.named_parameters()}
+    for name, weight in block.named_parameters():
+        # A bias that is missing in one of them may be the fault.
+        if shapes.get(name, weight.shape) != weight.shape:
+            return False
+    return names == other_names
 
 
 def _matrices(part: nn.Module) -> list[Tensor]:
