@@ -797,3 +797,38 @@ def test_a_block_that_is_like_another_one_is_not_called_swapped() -> None:
     facts = facts_of(candidate, model)
     assert facts["module"] == "blocks.1.norm1"
     assert "swapped_layer" not in [hint["fault"] for hint in facts["hints"]]
+
+
+def test_a_block_that_makes_several_layers_is_judged_by_the_call_of_each() -> None:
+    """The port calls one block three times, as a model with shared layers does, and the second time wrongly."""
+
+    def share(module: Any) -> None:
+        for number in (1, 2):
+            module.model.layers[number].load_state_dict(module.model.layers[0].state_dict())
+
+    class Sharing(PLAIN.PlainLlama):  # type: ignore[misc]
+        factor = 1.0
+
+        def forward(self, ids: Tensor) -> Tensor:
+            x = self.embed(ids)
+            for number in range(3):
+                x = self.block(x, self.factor if number == 1 else 1.0)
+            out: Tensor = self.head(self.norm(x))
+            return out
+
+    class Block(PLAIN.Block):  # type: ignore[misc]
+        def forward(self, x: Tensor, factor: float) -> Tensor:
+            out: Tensor = factor * super().forward(x)
+            return out
+
+    model = changed_llama(share)
+    candidate = port_of(model)
+    candidate.block = candidate.blocks[0]
+    del candidate.blocks
+    candidate.__class__, candidate.block.__class__ = Sharing, Block
+    names = {"layer.1": "output of block", "layer.2": "output of block (call 2)", "layer.3": "output of block (call 3)"}
+    assert not facts_of(candidate, model, pairing=names)["drifted"]
+    candidate.factor = 1.1
+    facts = facts_of(candidate, model, pairing=names)
+    assert facts["first_site"] == "layer.2"
+    assert "block_input" not in [hint["fault"] for hint in facts["hints"]], facts["hints"]

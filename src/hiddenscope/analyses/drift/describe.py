@@ -18,19 +18,18 @@ from hiddenscope.analyses.drift.suspect import Suspect
 
 def describe(search: Search, fault: FaultyModule) -> tuple[list[Hint], list[str]]:
     """Say what a fault looks like, the surest first, and what could not be tried."""
-    found: list[Hint] = []
+    described: list[Hint] = []
     notes: list[str] = []
     call = fault.call
     if call is not None and _runs_blocks(search, call.path):
-        reference, candidate = (
-            _block_arguments(search, side, call.path) for side in (search.reference, search.candidate)
-        )
-        found += argument_hints(reference, candidate)
+        reference = _block_arguments(search, search.reference, call.path)
+        candidate = _block_arguments(search, search.candidate, call.path)
+        described += argument_hints(reference, candidate)
     elif call is not None and fault.made is not None:
         tried = hints(_suspect(search, fault, fault.made))
-        found += tried
+        described += tried
         notes += tried.notes
-    return [*found, *fault.hints], notes
+    return [*described, *fault.hints], notes
 
 
 def _runs_blocks(search: Search, path: str) -> bool:

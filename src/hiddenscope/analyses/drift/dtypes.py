@@ -135,6 +135,9 @@ def _weights(module: nn.Module) -> Iterator[Tensor]:
 
 def _holds(dtype: torch.dtype, tensor: Tensor) -> bool:
     """Tell whether a dtype holds every number of a tensor exactly."""
+    # A NaN tells nothing of the digits of a program.
+    if bool(tensor.isnan().any()):
+        return False
     if tensor.dtype == torch.float32 and dtype == torch.bfloat16:
         # A bfloat16 is the first half of a float32. Looking at the rest takes a fraction of two conversions.
         bits = tensor.detach().contiguous().view(torch.int32)

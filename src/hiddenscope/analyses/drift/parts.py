@@ -195,7 +195,7 @@ class _BatchRecorder:
         if reference.rows.shape == rows.shape:
             self.errors.put_cells(reference.name, self.places_at(reference.name), reference.rows, rows)
 
-    def add_local(self, reference: ObservedState, rows: Tensor, free_rows: Tensor | None) -> Tensor | None:
+    def add_local(self, reference: ObservedState, rows: Tensor, unreplaced_rows: Tensor | None) -> Tensor | None:
         """Add what a part does by itself, and return the reference's layer for the next part to start from."""
         name = reference.name
         if reference.noise is None or reference.rows.shape != rows.shape:
@@ -209,9 +209,9 @@ class _BatchRecorder:
         if name != layer:
             return None
         self.errors.put(name, "local", self.places_at(name), local.rows)
-        if free_rows is not None:
+        if unreplaced_rows is not None:
             norms = reference.rows.double().norm(dim=-1).clamp_min(torch.finfo(torch.float64).tiny)
-            inherited = (free_rows.double() - rows.double()).norm(dim=-1) / norms
+            inherited = (unreplaced_rows.double() - rows.double()).norm(dim=-1) / norms
             self.errors.put(name, "inherited", self.places_at(name), inherited)
         # A port may have the final norm folded into its head, which then cannot start from the reference's state.
         enters_folded_head = self.sides.candidate.is_port and name.endswith("final")

@@ -129,7 +129,7 @@ class PortSearch(Search):
         if len(calls) > expected and not is_shared:
             return hint("layer_doubled", f"The candidate calls `{path}` {len(calls)} times.")
         before = Site((site.layer or 1) - 1, "", site.stack)
-        state = calls[0].state
+        state = self._call_making(site, calls).state
         if not before.layer or before not in self.candidate.taps or state is None:
             return None
         rows = self._reference_state(before, self.inputs)
@@ -175,15 +175,16 @@ class PortSearch(Search):
             reference = Search(self.reference, self.candidate, inputs).block_call(site)
             port_calls = self._port_calls(site, inputs)
             if reference is not None and port_calls:
-                number = min(self._earlier_calls(site), len(port_calls) - 1)
-                runs.append(_Run(reference, self._exact_call(reference), port_calls[number]))
+                port_call = self._call_making(site, port_calls)
+                runs.append(_Run(reference, self._exact_call(reference), port_call))
         return _Block(runs) if runs else None
 
-    def _earlier_calls(self, site: Site) -> int:
-        """Count the earlier calls of a block of the port, where one module makes several layers."""
+    def _call_making(self, site: Site, calls: Sequence[ModuleCall]) -> ModuleCall:
+        """Choose the call of a block that makes a layer, where one module of the port makes several layers."""
         path = self.candidate.blocks[site]
         layers = [layer for layer, block in self.candidate.blocks.items() if block == path]
-        return sorted(layers).index(site)
+        number = sorted(layers).index(site)
+        return calls[min(number, len(calls) - 1)]
 
     def _exact_call(self, reference: ModuleCall) -> ModuleCall | None:
         """Record the calls inside a float64 copy of the reference's block; None if a kernel knows no float64."""

@@ -23,6 +23,7 @@ from hiddenscope.errors import PassError
 from hiddenscope.model import Model
 from hiddenscope.module_copy import Convert, float64_copy, private_copy
 from hiddenscope.passes import Inputs
+from hiddenscope.products import slowdown
 from hiddenscope.sites import Site
 
 RowReader: TypeAlias = Callable[[Sequence[int]], Tensor]
@@ -99,15 +100,17 @@ def _null_passes(
     errors: Errors, reference: Side, batch: Inputs, sites: Sequence[Site], dtype: torch.dtype
 ) -> Iterator[Observed]:
     """Run the reference in other ways that are as right, wherever the model allows them."""
-    ways: dict[str, Callable[[], Observed]] = {
-        "float64": lambda: observe(_with_module(reference, float64_copy(reference.module)), batch, sites)
-    }
+
+    def run_copy(module: nn.Module) -> Observed:
+        return observe(_with_module(reference, module), batch, sites)
+
+    ways: dict[str, Callable[[], Observed]] = {"float64": lambda: run_copy(float64_copy(reference.module))}
     if dtype in (reference.dtype, torch.float64):
         ways["kernel_batch_threads"] = lambda: _run_otherwise(reference, batch, sites)
     else:
-        ways["dtype"] = lambda: observe(
-            _with_module(reference, private_copy(reference.module, _parameters_to(dtype))), batch, sites
-        )
+        # torch warns once in a process, with a stack trace, that a CPU has no product in this dtype: the trial hears it.
+        slowdown(dtype)
+        ways["dtype"] = lambda: run_copy(private_copy(reference.module, _parameters_to(dtype)))
     errors.noise_sources = []
     for name, run in ways.items():
         reference.passes += 1
