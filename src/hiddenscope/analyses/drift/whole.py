@@ -108,7 +108,7 @@ def _null_passes(
     if dtype in (reference.dtype, torch.float64):
         ways["kernel_batch_threads"] = lambda: _run_otherwise(reference, batch, sites)
     else:
-        # torch warns once in a process, with a stack trace, that a CPU has no product in this dtype: the trial hears it.
+        # torch warns once, with a stack trace, that a CPU has no product in this dtype: the trial hears it.
         slowdown(dtype)
         ways["dtype"] = lambda: run_copy(private_copy(reference.module, _parameters_to(dtype)))
     errors.noise_sources = []
