@@ -1,4 +1,5 @@
-"""What hiddenscope costs, measured beside what it is held against. `make bench` runs it all; nothing here is a test.
+"""What hiddenscope costs, measured beside what it is held against. `make bench` runs it
+all; nothing here is a test.
 
 measure   CPU time, wall time, memory: one way beside another
 capture   every layer, against the bare forward pass; its memory

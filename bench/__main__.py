@@ -1,4 +1,6 @@
-"""Run the rows, print the table, and write it to bench/results.json and docs/bench.md, under this architecture."""
+"""Run the rows, print the table, and write it to bench/results.json and docs/bench.md,
+under this architecture.
+"""
 
 import argparse
 import json
@@ -77,20 +79,26 @@ def main() -> None:
 
 
 def _write(rows: list[Row], machine: dict[str, Any], repeats: int) -> None:
-    """Keep the rows under their architecture, a GPU's under "cuda", and write the page of all of them.
+    """Keep the rows under their architecture, a GPU's under "cuda", and write the page
+    of all of them.
 
     Rows that were not measured this time stay as they were.
     """
     results = json.loads(RESULTS.read_text("utf-8")) if RESULTS.exists() else {}
     known = results.get(machine["architecture"], {"rows": [], "runs": []})
     ours = [row for row in rows if row.name != "gpu"]
-    runs = _runs(known["runs"], {"rows": _names(ours), "repeats": repeats, "load": machine["load"]})
+    runs = _runs(
+        known["runs"],
+        {"rows": _names(ours), "repeats": repeats, "load": machine["load"]},
+    )
     joined = _in_place([Row.from_json(row) for row in known["rows"]], ours)
     results[machine["architecture"]] = _record(machine, runs, joined)
     on_gpu = [row for row in rows if row.name == "gpu" and not row.skipped]
     if on_gpu:
         name = on_gpu[0].what.partition(":")[0]
-        results["cuda"] = _record({**machine, "cpu": name, "architecture": "cuda"}, [], on_gpu)
+        results["cuda"] = _record(
+            {**machine, "cpu": name, "architecture": "cuda"}, [], on_gpu
+        )
     RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     PAGE.write_text(page(results), encoding="utf-8")
 
@@ -99,7 +107,10 @@ def _in_place(before: list[Row], rows: list[Row]) -> list[Row]:
     """The rows of before, and in their places those that were measured again, by name."""
     measured = {row.name for row in rows}
     return [
-        row for name in _names([*before, *rows]) for row in (rows if name in measured else before) if row.name == name
+        row
+        for name in _names([*before, *rows])
+        for row in (rows if name in measured else before)
+        if row.name == name
     ]
 
 
@@ -109,39 +120,74 @@ def _names(rows: list[Row]) -> list[str]:
 
 def _runs(before: list[dict[str, Any]], run: dict[str, Any]) -> list[dict[str, Any]]:
     """The runs that rows of the table are from, without what was measured again."""
-    kept = [{**old, "rows": [name for name in old["rows"] if name not in run["rows"]]} for old in before]
+    kept = [
+        {**old, "rows": [name for name in old["rows"] if name not in run["rows"]]}
+        for old in before
+    ]
     return [old for old in [*kept, run] if old["rows"]]
 
 
-def _record(machine: dict[str, Any], runs: list[dict[str, Any]], rows: list[Row]) -> dict[str, Any]:
+def _record(
+    machine: dict[str, Any], runs: list[dict[str, Any]], rows: list[Row]
+) -> dict[str, Any]:
     return {"machine": machine, "runs": runs, "rows": [row.to_json() for row in rows]}
 
 
 def page(results: dict[str, Any]) -> str:
     """The page of all architectures, those of CPUs first."""
     parts = [INTRODUCTION]
-    for architecture in sorted(results, key=lambda name: (name == "cuda", name != "x86_64")):
+    for architecture in sorted(
+        results, key=lambda name: (name == "cuda", name != "x86_64")
+    ):
         record = results[architecture]
         title = GPU_TITLE if architecture == "cuda" else TITLE
         rows = [_cells(Row.from_json(row)) for row in record["rows"]]
         table = [HEAD, ("---",) * len(HEAD), *rows]
-        parts.append(title.format(**record["machine"], runs="\n".join(map(_of_run, record["runs"]))))
+        parts.append(
+            title.format(
+                **record["machine"], runs="\n".join(map(_of_run, record["runs"]))
+            )
+        )
         parts.append("\n".join(f"| {' | '.join(cells)} |" for cells in table) + "\n")
     return "\n".join(parts)
 
 
 def _of_run(run: dict[str, Any]) -> str:
-    return f"- {run['repeats']} rounds, load average {run['load']}: {', '.join(run['rows'])}"
+    return (
+        f"- {run['repeats']} rounds, load average {run['load']}:"
+        f" {', '.join(run['rows'])}"
+    )
 
 
 def _options() -> Any:
-    parser = argparse.ArgumentParser(prog="python -m bench", description="Measure what hiddenscope costs.")
+    parser = argparse.ArgumentParser(
+        prog="python -m bench", description="Measure what hiddenscope costs."
+    )
     names = [*_groups(argparse.Namespace(repeats=0, full=False, peers=False))]
-    parser.add_argument("rows", nargs="*", choices=[[], *names], help="only these; nothing is written then")
-    parser.add_argument("--write", action="store_true", help="write the named rows too; the others stay as they were")
-    parser.add_argument("--repeats", type=int, default=7, help="rounds, of which the median is taken")
-    parser.add_argument("--full", action="store_true", help=f"all {ragged.ALL:,} texts in the ragged row")
-    parser.add_argument("--peers", action="store_true", help="measure other libraries, in an environment of their own")
+    parser.add_argument(
+        "rows",
+        nargs="*",
+        choices=[[], *names],
+        help="only these; nothing is written then",
+    )
+    parser.add_argument(
+        "--write",
+        action="store_true",
+        help="write the named rows too; the others stay as they were",
+    )
+    parser.add_argument(
+        "--repeats", type=int, default=7, help="rounds, of which the median is taken"
+    )
+    parser.add_argument(
+        "--full",
+        action="store_true",
+        help=f"all {ragged.ALL:,} texts in the ragged row",
+    )
+    parser.add_argument(
+        "--peers",
+        action="store_true",
+        help="measure other libraries, in an environment of their own",
+    )
     return parser.parse_args()
 
 
@@ -165,12 +211,16 @@ def _groups(options: Any) -> dict[str, Callable[[], list[Row]]]:
         "drift": lambda: drift.rows(_few(options)),
         "serve": lambda: serve.rows(_many(options)),
         "patch": lambda: patch.rows(_few(options), ask_peers=options.peers),
-        "peers": lambda: peers.rows(options.repeats) if options.peers else peers.not_asked(),
+        "peers": lambda: (
+            peers.rows(options.repeats) if options.peers else peers.not_asked()
+        ),
     }
 
 
 def _many(options: Any) -> int:
-    """Rounds for what takes about a second: a second on a shared machine may be a slow one."""
+    """Rounds for what takes about a second: a second on a shared machine may be a slow
+    one.
+    """
     return 3 * int(options.repeats)
 
 

@@ -1,6 +1,7 @@
 """Capture every layer, against the bare forward pass of the same batch.
 
-Our capture stops before the head, so it is compared with the bare pass of the base model, which has none.
+Our capture stops before the head, so it is compared with the bare pass of the base
+model, which has none.
 """
 
 import json
@@ -17,18 +18,29 @@ from bench.measure import Row
 
 TEXTS, TOKENS = 8, 64
 BAR, MEMORY_BAR, ROUNDS = 1.05, 1.1, 7
-WHAT = f"smollm2, float32, {TEXTS} texts x {TOKENS} tokens, layer.0 to layer.30 and final"
+WHAT = (
+    f"smollm2, float32, {TEXTS} texts x {TOKENS} tokens, layer.0 to layer.30 and final"
+)
 
 
 def batch(module: Any) -> dict[str, Any]:
-    """A batch without padding, the same each time, and so without a mask: nothing makes the bare pass dearer."""
-    ids = torch.randint(100, module.config.vocab_size, (TEXTS, TOKENS), generator=torch.Generator().manual_seed(0))
+    """A batch without padding, the same each time, and so without a mask: nothing makes
+    the bare pass dearer.
+    """
+    ids = torch.randint(
+        100,
+        module.config.vocab_size,
+        (TEXTS, TOKENS),
+        generator=torch.Generator().manual_seed(0),
+    )
     return {"input_ids": ids, "use_cache": False}
 
 
 @torch.no_grad()
 def rows(repeats: int) -> list[Row]:
-    """Ours, Hugging Face's own way, and the whole model with its head, each for one bare pass of the base model."""
+    """Ours, Hugging Face's own way, and the whole model with its head, each for one
+    bare pass of the base model.
+    """
     model = hs.load("smollm2", dtype="float32", device="cpu")
     base, given = model.module.model, batch(model.module)
     texts = given["input_ids"].tolist()
@@ -41,28 +53,61 @@ def rows(repeats: int) -> list[Row]:
     ratios = measure.ratios(measure.interleaved(ways, repeats), "bare")
     ours, theirs, head = ratios["ours"], ratios["theirs"], ratios["head"]
     return [
-        Row("capture", f"{WHAT}: capture / bare pass without the head", ours.cpu, ours.wall, BAR),
-        Row("capture", "the same / bare pass with the head", ours.cpu / head.cpu, ours.wall / head.wall),
-        Row("capture", "output_hidden_states=True / bare pass without the head", theirs.cpu, theirs.wall),
+        Row(
+            "capture",
+            f"{WHAT}: capture / bare pass without the head",
+            ours.cpu,
+            ours.wall,
+            BAR,
+        ),
+        Row(
+            "capture",
+            "the same / bare pass with the head",
+            ours.cpu / head.cpu,
+            ours.wall / head.wall,
+        ),
+        Row(
+            "capture",
+            "output_hidden_states=True / bare pass without the head",
+            theirs.cpu,
+            theirs.wall,
+        ),
         _memory(),
     ]
 
 
 def _memory() -> Row:
-    """How much higher the peak of a process is with our capture than with the bare pass, for one byte of states."""
+    """How much higher the peak of a process is with our capture than with the bare
+    pass, for one byte of states.
+    """
     what = "peak memory of capture less that of the bare pass / size of the states"
     if not sys.platform.startswith("linux"):
-        return Row("memory", what, skipped="the peak is read from /proc, which Linux has")
-    done = subprocess.run([sys.executable, "-m", "bench.capture"], capture_output=True, text=True, check=True)
+        return Row(
+            "memory", what, skipped="the peak is read from /proc, which Linux has"
+        )
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.capture"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     # Memory has no CPU time and no wall time: its one ratio stands in the first column.
-    return Row("memory", what, statistics.median(json.loads(done.stdout.splitlines()[-1])), None, MEMORY_BAR)
+    return Row(
+        "memory",
+        what,
+        statistics.median(json.loads(done.stdout.splitlines()[-1])),
+        None,
+        MEMORY_BAR,
+    )
 
 
 @torch.no_grad()
 def _measure_memory() -> list[float]:
-    """In a process of its own: the peak of a capture less that of a bare pass, over the size of the states, in turn.
+    """In a process of its own: the peak of a capture less that of a bare pass, over the
+    size of the states, in turn.
 
-    The allocator takes some rounds to settle: in the first one it may hold half the size of the states besides.
+    The allocator takes some rounds to settle: in the first one it may hold half the
+    size of the states besides.
     """
     model = hs.load("smollm2", dtype="float32", device="cpu")
     base, given = model.module.model, batch(model.module)

@@ -17,12 +17,21 @@ def rows(repeats: int) -> list[Row]:
     model = hs.load("smollm2", dtype="float32", device="cpu")
     depth = model.anatomy.stacks[0].depth
     generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(100, model.module.config.vocab_size, (TEXTS, TOKENS), generator=generator).tolist()
-    ways = {str(k): lambda k=k: model.capture(ids, f"layer.{k}") for k in (*DEPTHS, depth)}
+    ids = torch.randint(
+        100, model.module.config.vocab_size, (TEXTS, TOKENS), generator=generator
+    ).tolist()
+    ways = {
+        str(k): lambda k=k: model.capture(ids, f"layer.{k}") for k in (*DEPTHS, depth)
+    }
     ratios = measure.ratios(measure.interleaved(ways, repeats), str(depth))
-    what = f"smollm2, float32, {TEXTS} texts x {TOKENS} tokens: capture of layer.{{k}} / {{k}}/{depth} of layer.{depth}"
+    what = (
+        f"smollm2, float32, {TEXTS} texts x {TOKENS} tokens: capture of layer.{{k}} /"
+        f" {{k}}/{depth} of layer.{depth}"
+    )
     rows = []
     for k in DEPTHS:
         cost, share = ratios[str(k)], k / depth
-        rows.append(Row("depth", what.format(k=k), cost.cpu / share, cost.wall / share, BAR))
+        rows.append(
+            Row("depth", what.format(k=k), cost.cpu / share, cost.wall / share, BAR)
+        )
     return rows

@@ -1,4 +1,6 @@
-"""Vectors of sentences: ours against sentence-transformers' own, on texts of many lengths."""
+"""Vectors of sentences: ours against sentence-transformers' own, on texts of many
+lengths.
+"""
 
 import warnings
 from typing import Any
@@ -18,19 +20,33 @@ def rows(repeats: int) -> list[Row]:
     try:
         theirs = _theirs()
     except ImportError:
-        return [Row("embed", "minilm, against sentence-transformers", skipped="sentence-transformers is not installed")]
+        return [
+            Row(
+                "embed",
+                "minilm, against sentence-transformers",
+                skipped="sentence-transformers is not installed",
+            )
+        ]
     model = hs.load("minilm")
     texts, kind = ragged._texts(model.tokenizer, TEXTS)
     ours, other = hs.embed(model, texts), theirs(texts)
     ways = {"ours": lambda: hs.embed(model, texts), "theirs": lambda: theirs(texts)}
     found = measure.ratios(measure.interleaved(ways, repeats), "ours")["theirs"]
-    what = f"minilm: {len(texts)} {kind} of {ragged.SHORTEST} to {ragged.LONGEST} tokens: texts a second of embed / of "
-    what += f"sentence-transformers in its own batches (largest difference {np.abs(ours - other).max():.0e})"
+    what = (
+        f"minilm: {len(texts)} {kind} of {ragged.SHORTEST} to {ragged.LONGEST} tokens:"
+        " texts a second of embed / of "
+    )
+    what += (
+        "sentence-transformers in its own batches (largest difference"
+        f" {np.abs(ours - other).max():.0e})"
+    )
     return [Row("embed", what, found.cpu, found.wall, BAR, at_least=True)]
 
 
 def _theirs() -> Any:
-    """The model that sentence-transformers makes of the same folder, with its own defaults."""
+    """The model that sentence-transformers makes of the same folder, with its own
+    defaults.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from sentence_transformers import SentenceTransformer, models

@@ -1,6 +1,8 @@
-"""What a GPU is asked: capture against the bare pass, the lens against a plain loop, a patch sweep against one pass.
+"""What a GPU is asked: capture against the bare pass, the lens against a plain loop, a
+patch sweep against one pass.
 
-It runs alone: `PYTHONPATH=src python -m bench.gpu` measures, prints, and writes the JSON that `make bench` shows.
+It runs alone: `PYTHONPATH=src python -m bench.gpu` measures, prints, and writes the
+JSON that `make bench` shows.
 """
 
 import json
@@ -65,11 +67,24 @@ def rows(repeats: int) -> list[Row]:
         device, host = (ratios[f"capture_{place}"] for place in ("device", "host"))
         bar = CAPTURE_BARS.get(shape)
         made += [
-            Row("gpu", f"{batch}, kept on the GPU: capture / bare pass", *_both(device), bar, judged="wall"),
+            Row(
+                "gpu",
+                f"{batch}, kept on the GPU: capture / bare pass",
+                *_both(device),
+                bar,
+                judged="wall",
+            ),
             Row("gpu", f"{batch}, in host memory: capture / bare pass", *_both(host)),
-            Row("gpu", f"{batch}: output_hidden_states=True, then .cpu() / bare pass", *_both(ratios["usual"])),
+            Row(
+                "gpu",
+                f"{batch}: output_hidden_states=True, then .cpu() / bare pass",
+                *_both(ratios["usual"]),
+            ),
         ]
-        what = f"{where}, one text of {LENS_TOKENS} tokens: hs.lens / norm, head, softmax and top-k a layer"
+        what = (
+            f"{where}, one text of {LENS_TOKENS} tokens: hs.lens / norm, head, softmax"
+            " and top-k a layer"
+        )
         made.append(Row("gpu", what, *_both(ratios["lens"]), LENS_BAR, judged="wall"))
         what = f"{where}, {PATCH_TOKENS} tokens, every layer: hs.patch / one bare pass"
         bar = PATCH_BAR if shape == "8B" else None
@@ -84,14 +99,21 @@ def _extracted(found: dict[str, Any]) -> list[Row]:
     job = found["extract"]
     slow, fast = sorted(job["raw_bytes_per_second"])
     where = f"{found['gpu']}: Llama-1B shape, bfloat16"
-    everything = f"every layer and final to the local disk at {job['bytes_per_second'] / 1e9:.2f} GB/s"
+    everything = (
+        "every layer and final to the local disk at"
+        f" {job['bytes_per_second'] / 1e9:.2f} GB/s"
+    )
     everything += f" (the disk alone takes {slow / 1e9:.2f} to {fast / 1e9:.2f})"
     # Of all layers the disk is the limit, and not the job.
-    shares = {everything: (job, None), "final alone to the local disk": (job["final_alone"], EXTRACT_BAR)}
+    shares = {
+        everything: (job, None),
+        "final alone to the local disk": (job["final_alone"], EXTRACT_BAR),
+    }
     return [
         Row(
             "gpu",
-            f"{where}, {measured['tokens']:,} tokens, {what}: throughput of extract / of bare passes",
+            f"{where}, {measured['tokens']:,} tokens, {what}: throughput of extract /"
+            " of bare passes",
             None,
             measured["share_of_bare_pass"],
             bar,
@@ -112,7 +134,11 @@ def compare(repeats: int, shapes: tuple[str, ...] = tuple(SHAPES)) -> dict[str, 
     for shape in shapes:
         found[shape] = _shape(shape, repeats)
         torch.cuda.empty_cache()
-    found_here = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "shapes": found}
+    found_here = {
+        "gpu": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "shapes": found,
+    }
     if find_spec("crc32c") is None:  # a store cannot be written without it
         return found_here
     return found_here | {"extract": extract.on_gpu(llama("1B"), 3)}
@@ -124,12 +150,20 @@ def _shape(shape: str, repeats: int) -> dict[str, Any]:
     model = hs.load((module, None))
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(100, 32_000, (TEXTS, TOKENS), generator=generator)
-    texts, given = model.encode(ids.tolist()), {"input_ids": ids.cuda(), "use_cache": False}
+    texts, given = (
+        model.encode(ids.tolist()),
+        {"input_ids": ids.cuda(), "use_cache": False},
+    )
     captures: dict[str, Callable[[], Any]] = {
         "bare": lambda: _synchronised(lambda: module.model(**given).last_hidden_state),
-        "capture_device": lambda: _synchronised(lambda: model.capture(texts, keep="device")),
+        "capture_device": lambda: _synchronised(
+            lambda: model.capture(texts, keep="device")
+        ),
         "capture_host": lambda: model.capture(texts),
-        "usual": lambda: [states.cpu() for states in module.model(**given, output_hidden_states=True).hidden_states],
+        "usual": lambda: [
+            states.cpu()
+            for states in module.model(**given, output_hidden_states=True).hidden_states
+        ],
     }
     _same(captures["capture_device"](), captures["usual"]())
     ratios = _ratios(captures, "bare", repeats)
@@ -140,7 +174,9 @@ def _shape(shape: str, repeats: int) -> dict[str, Any]:
         "lens": lambda: hs.lens(model, encoded),
     }
     ratios |= _ratios(lenses, "plain", repeats)
-    contrast = hs.Contrast(ids[0, :PATCH_TOKENS].tolist(), ids[1, :PATCH_TOKENS].tolist(), 11, 12)
+    contrast = hs.Contrast(
+        ids[0, :PATCH_TOKENS].tolist(), ids[1, :PATCH_TOKENS].tolist(), 11, 12
+    )
     one = {"input_ids": ids[:1, :PATCH_TOKENS].cuda(), "use_cache": False}
     patches: dict[str, Callable[[], Any]] = {
         "one": lambda: _synchronised(lambda: module(**one).logits),
@@ -152,8 +188,12 @@ def _shape(shape: str, repeats: int) -> dict[str, Any]:
 
 
 def plain_lens(module: Any, ids: torch.Tensor, k: int = 5) -> Any:
-    """What people write: the states of one pass, then norm, head, softmax and top-k for each layer."""
-    states = module.model(input_ids=ids, use_cache=False, output_hidden_states=True).hidden_states
+    """What people write: the states of one pass, then norm, head, softmax and top-k for
+    each layer.
+    """
+    states = module.model(
+        input_ids=ids, use_cache=False, output_hidden_states=True
+    ).hidden_states
     found = []
     for number, state in enumerate(states):
         normed = state if number == len(states) - 1 else module.model.norm(state)
@@ -161,14 +201,18 @@ def plain_lens(module: Any, ids: torch.Tensor, k: int = 5) -> Any:
     return [(best.values.cpu(), best.indices.cpu()) for best in found]
 
 
-def _ratios(ways: dict[str, Callable[[], Any]], against: str, repeats: int) -> dict[str, Any]:
+def _ratios(
+    ways: dict[str, Callable[[], Any]], against: str, repeats: int
+) -> dict[str, Any]:
     for way in ways.values():
         way()
         way()
     costs = measure.interleaved(ways, repeats, before=torch.cuda.synchronize)
     seconds = measure.median(costs[against]).wall
     ratios = measure.ratios(costs, against)
-    return {name: {"cpu": cost.cpu, "wall": cost.wall} for name, cost in ratios.items()} | {f"{against}_s": seconds}
+    return {
+        name: {"cpu": cost.cpu, "wall": cost.wall} for name, cost in ratios.items()
+    } | {f"{against}_s": seconds}
 
 
 def llama(shape: str) -> Any:
@@ -191,11 +235,15 @@ def _synchronised(way: Callable[[], Any]) -> Any:
 
 
 def _same(ours: Any, usual: list[torch.Tensor]) -> None:
-    """Every state must be the same bit for bit; the last of the usual ones is normed, and so is our `final`."""
+    """Every state must be the same bit for bit; the last of the usual ones is normed,
+    and so is our `final`.
+    """
     names = [f"layer.{k}" for k in range(len(usual) - 1)] + ["final"]
     for name, states in zip(names, usual, strict=True):
         if not torch.equal(ours[name].cpu(), states.reshape(-1, states.shape[-1])):
-            raise AssertionError(f"{name} captured on the GPU differs from what the model gives back")
+            raise AssertionError(
+                f"{name} captured on the GPU differs from what the model gives back"
+            )
 
 
 def main() -> None:

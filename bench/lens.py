@@ -1,4 +1,6 @@
-"""The logit lens over every layer and token, against the bare products with the unembedding."""
+"""The logit lens over every layer and token, against the bare products with the
+unembedding.
+"""
 
 import json
 import subprocess
@@ -23,12 +25,16 @@ WHAT = f"smollm2, float32, {TOKENS} tokens, layer.0 to layer.30, 49,152 words"
 def _model() -> tuple[Any, list[list[int]]]:
     model = hs.load("smollm2", dtype="float32", device="cpu")
     size = model.text_encoder.vocabulary
-    return model, torch.randint(100, size, (1, TOKENS), generator=torch.Generator().manual_seed(0)).tolist()
+    return model, torch.randint(
+        100, size, (1, TOKENS), generator=torch.Generator().manual_seed(0)
+    ).tolist()
 
 
 @torch.no_grad()
 def rows(repeats: int, *, ask_peers: bool = False) -> list[Row]:
-    """Reading every layer of given states, the loop that people write, and the whole analysis with its pass."""
+    """Reading every layer of given states, the loop that people write, and the whole
+    analysis with its pass.
+    """
     model, texts = _model()
     states = model.capture(texts, "layer.*").values
     norm, weight = model.module.model.norm, model.module.lm_head.weight.T
@@ -49,23 +55,50 @@ def rows(repeats: int, *, ask_peers: bool = False) -> list[Row]:
         "pass": lambda: model.capture(texts, "layer.*"),
     }
     costs = measure.interleaved(ways, repeats)
-    ratios, to_loop = measure.ratios(costs, "bare"), measure.ratios(costs, "loop")["ours"]
+    ratios, to_loop = (
+        measure.ratios(costs, "bare"),
+        measure.ratios(costs, "loop")["ours"],
+    )
     ours, way, whole, one = (ratios[name] for name in ("ours", "loop", "whole", "pass"))
     return [
-        Row("lens", f"{WHAT}: {K} best words, entropy and KL / bare products", ours.cpu, ours.wall, BAR),
-        Row("lens", "the plain loop of norm, softmax and top-k / bare products", way.cpu, way.wall),
-        Row("lens", "hs.lens, which also computes entropy and KL / the plain loop", to_loop.cpu, to_loop.wall, 1.0),
-        Row("lens", "hs.lens / the pass and the bare products", whole.cpu / (1 + one.cpu), whole.wall / (1 + one.wall)),
+        Row(
+            "lens",
+            f"{WHAT}: {K} best words, entropy and KL / bare products",
+            ours.cpu,
+            ours.wall,
+            BAR,
+        ),
+        Row(
+            "lens",
+            "the plain loop of norm, softmax and top-k / bare products",
+            way.cpu,
+            way.wall,
+        ),
+        Row(
+            "lens",
+            "hs.lens, which also computes entropy and KL / the plain loop",
+            to_loop.cpu,
+            to_loop.wall,
+            1.0,
+        ),
+        Row(
+            "lens",
+            "hs.lens / the pass and the bare products",
+            whole.cpu / (1 + one.cpu),
+            whole.wall / (1 + one.wall),
+        ),
         _memory(),
         *(_agreement() if ask_peers else []),
     ]
 
 
 def _agreement() -> list[Row]:
-    """How far the numbers of other libraries are from ours, on the same weights and text.
+    """How far the numbers of other libraries are from ours, on the same weights and
+    text.
 
-    Probabilities are to be the same to 1e-4. TransformerLens attends with code of its own, so that its states differ by
-    rounding, and the entropy, of several nats, shows that: it is there to be read.
+    Probabilities are to be the same to 1e-4. TransformerLens attends with code of its
+    own, so that its states differ by rounding, and the entropy, of several nats, shows
+    that: it is there to be read.
     """
     model, texts = _model()
     ids = texts[0][:12]
@@ -75,29 +108,39 @@ def _agreement() -> list[Row]:
     found = []
     for name, pinned in peers.PINNED.items():
         for measured in ("probability", "entropy"):
-            what = f"largest difference of the {measured} in {pinned}'s logit lens / 1e-4"
+            what = (
+                f"largest difference of the {measured} in {pinned}'s logit lens / 1e-4"
+            )
             if isinstance(asked, str):
                 found.append(Row("lens", what, skipped=asked))
                 continue
             ours, theirs = data[measured].to_numpy(), np.array(asked[name][measured])
             bar = 1.0 if measured == "probability" else None
-            found.append(Row("lens", what, float(np.abs(ours - theirs).max()) / 1e-4, None, bar))
+            found.append(
+                Row("lens", what, float(np.abs(ours - theirs).max()) / 1e-4, None, bar)
+            )
     return found
 
 
 def _memory() -> Row:
-    """How much higher the peak of a process is with the lens than with the capture of the same states."""
+    """How much higher the peak of a process is with the lens than with the capture of
+    the same states.
+    """
     what = "peak memory of hs.lens less that of capture / 64 MiB"
     if not sys.platform.startswith("linux"):
         return Row("lens", what, skipped="the peak is read from /proc, which Linux has")
-    done = subprocess.run([sys.executable, "-m", "bench.lens"], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.lens"], capture_output=True, text=True, check=True
+    )
     growth = json.loads(done.stdout.splitlines()[-1])["growth"]
     return Row("lens", what, growth / MOST, None, 1.0)
 
 
 @torch.no_grad()
 def _measure_memory() -> dict[str, int]:
-    """In a process of its own: the peaks of a capture and of a lens, after each was run once."""
+    """In a process of its own: the peaks of a capture and of a lens, after each was run
+    once.
+    """
     model, texts = _model()
     model.capture(texts, "layer.*")
     hs.lens(model, texts, k=K)

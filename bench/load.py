@@ -1,4 +1,6 @@
-"""The second load of a model, whose proof is remembered, against Hugging Face's own `from_pretrained`."""
+"""The second load of a model, whose proof is remembered, against Hugging Face's own
+`from_pretrained`.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,11 +16,15 @@ BAR = 1.15
 
 
 def rows(repeats: int) -> list[Row]:
-    """`hs.load` of a folder that was loaded before; the first load, which proves everything, is not measured."""
+    """`hs.load` of a folder that was loaded before; the first load, which proves
+    everything, is not measured.
+    """
     folder = zoo.zoo_folder("smollm2")
     ways: dict[str, Callable[[], Any]] = {
         "ours": lambda: hs.load(folder, dtype="float32", device="cpu"),
-        "ours with tokenizer": lambda: hs.load(folder, dtype="float32", device="cpu").tokenizer,
+        "ours with tokenizer": lambda: (
+            hs.load(folder, dtype="float32", device="cpu").tokenizer
+        ),
         "theirs": lambda: AutoModelForCausalLM.from_pretrained(folder, dtype="float32"),
         "both": lambda: (
             AutoModelForCausalLM.from_pretrained(folder, dtype="float32"),
@@ -26,9 +32,23 @@ def rows(repeats: int) -> list[Row]:
         ),
     }
     costs = measure.interleaved(ways, repeats)
-    model, both = measure.ratios(costs, "theirs")["ours"], measure.ratios(costs, "both")["ours with tokenizer"]
+    model, both = (
+        measure.ratios(costs, "theirs")["ours"],
+        measure.ratios(costs, "both")["ours with tokenizer"],
+    )
     what = "smollm2, float32, loaded before: hs.load of the folder, with its proof"
     return [
-        Row("load", f"{what} / AutoModelForCausalLM.from_pretrained", model.cpu, model.wall, BAR),
-        Row("load", "the same and its tokenizer / that and AutoTokenizer.from_pretrained", both.cpu, both.wall),
+        Row(
+            "load",
+            f"{what} / AutoModelForCausalLM.from_pretrained",
+            model.cpu,
+            model.wall,
+            BAR,
+        ),
+        Row(
+            "load",
+            "the same and its tokenizer / that and AutoTokenizer.from_pretrained",
+            both.cpu,
+            both.wall,
+        ),
     ]

@@ -1,4 +1,6 @@
-"""What a computation costs: CPU time, wall time and memory, always one way beside another in the same run."""
+"""What a computation costs: CPU time, wall time and memory, always one way beside
+another in the same run.
+"""
 
 import ctypes
 import gc
@@ -23,10 +25,12 @@ class Cost:
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table: how two ways compare, and the bar that one of them should meet.
+    """One line of the table: how two ways compare, and the bar that one of them should
+    meet.
 
-    `cpu` and `wall` are ratios; `judged` names the one that is held against the bar. A row without a bar is there to be
-    read beside the others; a row that could not be measured says why in `skipped`.
+    `cpu` and `wall` are ratios; `judged` names the one that is held against the bar. A
+    row without a bar is there to be read beside the others; a row that could not be
+    measured says why in `skipped`.
     """
 
     name: str
@@ -68,9 +72,11 @@ def interleaved(
     before: Callable[[], Any] = gc.collect,
     warm: bool = True,
 ) -> dict[str, list[Cost]]:
-    """Run each way in turn, round after round, so that a slow minute of the machine is shared by all of them.
+    """Run each way in turn, round after round, so that a slow minute of the machine is
+    shared by all of them.
 
-    Each way is first run once unmeasured, unless `warm` is False. What a way returns is let go when its time is known.
+    Each way is first run once unmeasured, unless `warm` is False. What a way returns is
+    let go when its time is known.
     """
     for way in ways.values() if warm else ():
         way()
@@ -80,13 +86,17 @@ def interleaved(
             before()
             wall, cpu = time.perf_counter(), time.process_time()
             kept = way()
-            costs[name].append(Cost(time.process_time() - cpu, time.perf_counter() - wall))
+            costs[name].append(
+                Cost(time.process_time() - cpu, time.perf_counter() - wall)
+            )
             del kept
     return costs
 
 
 def ratios(costs: Mapping[str, list[Cost]], reference: str) -> dict[str, Cost]:
-    """What each way costs for one of the reference: the median over rounds of the ratio within the round."""
+    """What each way costs for one of the reference: the median over rounds of the ratio
+    within the round.
+    """
     base = costs[reference]
     return {
         name: Cost(
@@ -99,17 +109,22 @@ def ratios(costs: Mapping[str, list[Cost]], reference: str) -> dict[str, Cost]:
 
 def median(costs: list[Cost]) -> Cost:
     """The median of each time by itself."""
-    return Cost(statistics.median(cost.cpu for cost in costs), statistics.median(cost.wall for cost in costs))
+    return Cost(
+        statistics.median(cost.cpu for cost in costs),
+        statistics.median(cost.wall for cost in costs),
+    )
 
 
 def peak(way: Callable[[], Any]) -> int:
     """The most memory that the process held while the way ran, in bytes; Linux only.
 
-    Memory that was freed before is given back to the system first, so that it cannot hide what the way needs.
+    Memory that was freed before is given back to the system first, so that it cannot
+    hide what the way needs.
     """
     gc.collect()
     _give_back_freed()
-    Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts again from here
+    # The high-water mark starts again from here.
+    Path("/proc/self/clear_refs").write_text("5")
     kept = way()
     most = resident("VmHWM")
     del kept
@@ -130,7 +145,11 @@ def machine() -> dict[str, Any]:
     return {
         "cpu": _cpu(),
         "architecture": platform.machine(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": (
+            len(os.sched_getaffinity(0))
+            if hasattr(os, "sched_getaffinity")
+            else os.cpu_count()
+        ),
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -147,12 +166,20 @@ def _give_back_freed() -> None:
 
 
 def _cpu() -> str:
-    """The CPU's model; on some machines the kernel knows numbers only, and lscpu the name."""
+    """The CPU's model; on some machines the kernel knows numbers only, and lscpu the
+    name.
+    """
     import subprocess
 
     try:
-        listing = subprocess.run(["lscpu"], capture_output=True, text=True, check=True).stdout
+        listing = subprocess.run(
+            ["lscpu"], capture_output=True, text=True, check=True
+        ).stdout
     except (OSError, subprocess.CalledProcessError):
         return platform.machine()
-    names = [line.partition(":")[2].strip() for line in listing.splitlines() if line.startswith("Model name")]
+    names = [
+        line.partition(":")[2].strip()
+        for line in listing.splitlines()
+        if line.startswith("Model name")
+    ]
     return names[0] if names else platform.machine()

@@ -1,4 +1,6 @@
-"""Permutation tests and pictures of many layers: against one shuffle at a time, and against plain umap-learn."""
+"""Permutation tests and pictures of many layers: against one shuffle at a time, and
+against plain umap-learn.
+"""
 
 import gc
 import json
@@ -28,7 +30,9 @@ def rows(repeats: int) -> list[Row]:
 
 
 def _points(layers: int, count: int, width: int = WIDTH) -> torch.Tensor:
-    """Points that lie as states do: some strong directions, many weak ones, two classes."""
+    """Points that lie as states do: some strong directions, many weak ones, two
+    classes.
+    """
     generator = torch.Generator().manual_seed(0)
     strength = 10.0 / torch.arange(1, width + 1) ** 0.7
     points = torch.randn(layers, count, width, generator=generator) * strength
@@ -49,12 +53,23 @@ def _permutations(repeats: int) -> Row:
 
     def theirs() -> list[float]:
         distances = pairwise_distances(points.numpy())
-        return [silhouette_score(distances, some, metric="precomputed") for some in labels.numpy()]
+        return [
+            silhouette_score(distances, some, metric="precomputed")
+            for some in labels.numpy()
+        ]
 
     ways = {"ours": lambda: separation(Distances(points), labels), "theirs": theirs}
-    assert abs(separation(Distances(points), labels)["silhouette"].value - theirs()[0]) < 1e-5
-    ratio = measure.ratios(measure.interleaved(ways, repeats, warm=False), "ours")["theirs"]
-    what = f"{SCORED} points x {WIDTH}: scikit-learn's silhouette under {SHUFFLES} shuffles / all four scores by ours"
+    assert (
+        abs(separation(Distances(points), labels)["silhouette"].value - theirs()[0])
+        < 1e-5
+    )
+    ratio = measure.ratios(measure.interleaved(ways, repeats, warm=False), "ours")[
+        "theirs"
+    ]
+    what = (
+        f"{SCORED} points x {WIDTH}: scikit-learn's silhouette under {SHUFFLES}"
+        " shuffles / all four scores by ours"
+    )
     return Row("project", what, ratio.cpu, ratio.wall, PERMUTATIONS, at_least=True)
 
 
@@ -70,7 +85,9 @@ def _in_processes(repeats: int) -> list[Row]:
         jobs.append(Job(start, neighbours.numpy(), distances.float().numpy(), 0))
 
     def seconds(points: int) -> float:
-        """Wall time once everything is compiled; CPU time would not count the other process."""
+        """Wall time once everything is compiled; CPU time would not count the other
+        process.
+        """
         with UmapPool(points) as pool:
             pool.wait_until_ready()
             begin = time.perf_counter()
@@ -80,11 +97,20 @@ def _in_processes(repeats: int) -> list[Row]:
     what = f"UMAP, {LAYERS} layers x {POINTS:,} points, compiled: one process / two"
     stays = f"{LAYERS} x 50 points: processes besides this one"
     one = Row("project", stays, float(UmapPool(LAYERS * 50).others), None, 0.0)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = (
+        len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count() or 1
+    )
     if cores < 2:
         return [Row("project", what, skipped="there is one core"), one]
-    ratio = float(np.median([seconds(0) / seconds(WORTH_A_PROCESS) for _ in range(repeats)]))
-    return [Row("project", what, None, ratio, TWO_PROCESSES, at_least=True, judged="wall"), one]
+    ratio = float(
+        np.median([seconds(0) / seconds(WORTH_A_PROCESS) for _ in range(repeats)])
+    )
+    return [
+        Row("project", what, None, ratio, TWO_PROCESSES, at_least=True, judged="wall"),
+        one,
+    ]
 
 
 PLAIN = """
@@ -120,10 +146,15 @@ def _fresh(repeats: int) -> Row:
             ours, plain = (_run(body, file.name) for body in (OURS, PLAIN))
             ratios.append([a / b for a, b in zip(ours, plain, strict=True)])
     cpu, wall = np.median(np.array(ratios), axis=0).tolist()
-    what = f"the first UMAP of {FIRST:,} points in a fresh process: ours / plain umap-learn"
+    what = (
+        f"the first UMAP of {FIRST:,} points in a fresh process: ours / plain"
+        " umap-learn"
+    )
     return Row("project", what, cpu, wall, FRESH)
 
 
 def _run(body: str, path: str) -> Any:
     command = [sys.executable, "-c", FRAME.format(body=body), path]
-    return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    return json.loads(
+        subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    )

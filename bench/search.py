@@ -1,4 +1,6 @@
-"""Exact search over a million vectors: against the bare matrix product of the same numbers."""
+"""Exact search over a million vectors: against the bare matrix product of the same
+numbers.
+"""
 
 import numpy as np
 import torch
@@ -8,23 +10,48 @@ from bench import measure
 from bench.measure import Row
 
 COUNT, WIDTH, BEST = 1_000_000, 384, 10
-BARS = {64: 1.25, 16: None}  # by the number of queries; with few, reading the rows for their norms weighs more
+# By the number of queries; with few, reading the rows for their norms weighs more.
+BARS = {
+    64: 1.25,
+    16: None,
+}
 DRAWN = 100_000  # rows that are drawn at a time
 
 
 def rows(repeats: int) -> list[Row]:
-    """The k nearest rows to each query, against one matrix product of all rows with all queries."""
+    """The k nearest rows to each query, against one matrix product of all rows with all
+    queries.
+    """
     generator = np.random.default_rng(0)
     values = np.empty((COUNT, WIDTH), dtype=np.float32)
     for start in range(0, COUNT, DRAWN):
-        values[start : start + DRAWN] = generator.standard_normal((DRAWN, WIDTH), dtype=np.float32)
-    queries = {count: generator.standard_normal((count, WIDTH), dtype=np.float32) for count in BARS}
+        values[start : start + DRAWN] = generator.standard_normal(
+            (DRAWN, WIDTH), dtype=np.float32
+        )
+    queries = {
+        count: generator.standard_normal((count, WIDTH), dtype=np.float32)
+        for count in BARS
+    }
     return [_row(values, some, repeats, BARS[count]) for count, some in queries.items()]
 
 
-def _row(values: np.ndarray, queries: np.ndarray, repeats: int, bar: float | None) -> Row:
+def _row(
+    values: np.ndarray, queries: np.ndarray, repeats: int, bar: float | None
+) -> Row:
     rows, right = torch.from_numpy(values), torch.from_numpy(queries).T
-    ways = {"bare": lambda: rows @ right, "search": lambda: hs.search(values, queries, BEST)}
+    ways = {
+        "bare": lambda: rows @ right,
+        "search": lambda: hs.search(values, queries, BEST),
+    }
     ratio = measure.ratios(measure.interleaved(ways, repeats), "bare")["search"]
-    what = f"{COUNT:,} vectors, {WIDTH} wide: the {BEST} nearest to each of {len(queries)} queries by cosine"
-    return Row(f"search {len(queries)}", f"{what} / one bare matrix product of the same", ratio.cpu, ratio.wall, bar)
+    what = (
+        f"{COUNT:,} vectors, {WIDTH} wide: the {BEST} nearest to each of {len(queries)}"
+        " queries by cosine"
+    )
+    return Row(
+        f"search {len(queries)}",
+        f"{what} / one bare matrix product of the same",
+        ratio.cpu,
+        ratio.wall,
+        bar,
+    )

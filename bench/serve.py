@@ -1,4 +1,6 @@
-"""How soon the workbench shows the grid of a text after the last keystroke, in a real browser."""
+"""How soon the workbench shows the grid of a text after the last keystroke, in a real
+browser.
+"""
 
 import os
 import shutil
@@ -16,11 +18,15 @@ import hiddenscope as hs
 from bench.measure import Row
 
 ALLOWED = 0.3  # seconds, beside those of the pass itself
-WORDS = "The Thames flows slowly through the old city of London and under nine bridges of stone to the cold grey sea"
+WORDS = (
+    "The Thames flows slowly through the old city of London and under nine bridges of"
+    " stone to the cold grey sea"
+)
 WARM = 3  # texts that are typed before the first that is measured
 FLAGS = ["--no-sandbox", "--disable-dev-shm-usage"]
 
-# From one changed letter to the frame in which the grid of the new text is painted, in milliseconds.
+# From one changed letter to the frame in which the grid of the new text is painted, in
+# milliseconds.
 TYPED = """(text) => new Promise((done) => {
   const area = document.querySelector('textarea');
   const shown = () => document.querySelector('.grid .window');
@@ -38,9 +44,17 @@ TYPED = """(text) => new Promise((done) => {
 
 
 def rows(repeats: int) -> list[Row]:
-    """The time from a keystroke to the painted grid, less that of the pass, as a share of what is allowed."""
-    what = "smollm2: keystroke to painted grid in Chromium, less the pass itself / 300 ms"
-    path = os.environ.get("HIDDENSCOPE_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
+    """The time from a keystroke to the painted grid, less that of the pass, as a share
+    of what is allowed.
+    """
+    what = (
+        "smollm2: keystroke to painted grid in Chromium, less the pass itself / 300 ms"
+    )
+    path = (
+        os.environ.get("HIDDENSCOPE_CHROMIUM")
+        or shutil.which("chromium")
+        or shutil.which("google-chrome")
+    )
     if not path:
         return [Row("serve", what, skipped="there is no Chromium")]
     model = hs.load("smollm2")
@@ -51,17 +65,34 @@ def rows(repeats: int) -> list[Row]:
             start = time.perf_counter()
             model.capture(text)
             took = time.perf_counter() - start
-            rest, whole, passes = [*rest, shown - took], [*whole, shown], [*passes, took]
+            rest, whole, passes = (
+                [*rest, shown - took],
+                [*whole, shown],
+                [*passes, took],
+            )
     median = [1000 * statistics.median(times[WARM:]) for times in (whole, passes)]
-    what += f" (median of {len(rest) - WARM} texts: {median[0]:.0f} ms in all, of which the pass takes {median[1]:.0f})"
-    return [Row("serve", what, wall=statistics.median(rest[WARM:]) / ALLOWED, bar=1.0, judged="wall")]
+    what += (
+        f" (median of {len(rest) - WARM} texts: {median[0]:.0f} ms in all, of which the"
+        f" pass takes {median[1]:.0f})"
+    )
+    return [
+        Row(
+            "serve",
+            what,
+            wall=statistics.median(rest[WARM:]) / ALLOWED,
+            bar=1.0,
+            judged="wall",
+        )
+    ]
 
 
 def _texts(count: int) -> Iterator[str]:
     """Texts of a few words, each unlike the one before."""
     words = WORDS.split()
     for number in range(count):
-        yield " ".join(words[: 6 + number % (len(words) - 6)]) + " again" * (number // (len(words) - 6))
+        yield " ".join(words[: 6 + number % (len(words) - 6)]) + " again" * (
+            number // (len(words) - 6)
+        )
 
 
 @contextmanager
@@ -97,7 +128,9 @@ def _page(path: str, link: str) -> Iterator[Any]:
         page.goto(link)
         page.goto(f"{link.partition('?')[0]}#model=smollm2&overlay=norm&a=One+text")
         page.reload()
-        while not page.evaluate("() => document.documentElement.dataset.ready === 'true'"):
+        while not page.evaluate(
+            "() => document.documentElement.dataset.ready === 'true'"
+        ):
             page.wait_for_timeout(50)
         yield page
         browser.close()

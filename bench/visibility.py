@@ -1,4 +1,5 @@
-"""The map of what every state sees, against one backward pass a target, and against one a pair of states.
+"""The map of what every state sees, against one backward pass a target, and against one
+a pair of states.
 
 The weights are random, in GPT-2's shape: what a product costs does not depend on them.
 """
@@ -32,9 +33,13 @@ def rows(repeats: int) -> list[Row]:
         "loop": lambda: loop(model, ids, sites, sample),
     }
     expected, influence = separate(model, ids, sites), ours(model, ids)
-    np.testing.assert_allclose(influence, expected, rtol=1e-3, atol=1e-6 * expected.max())
+    np.testing.assert_allclose(
+        influence, expected, rtol=1e-3, atol=1e-6 * expected.max()
+    )
     for (target, source), value in loop(model, ids, sites, sample).items():
-        np.testing.assert_allclose(influence[(*target, *source)], value, rtol=1e-3, atol=1e-6 * expected.max())
+        np.testing.assert_allclose(
+            influence[(*target, *source)], value, rtol=1e-3, atol=1e-6 * expected.max()
+        )
     costs = measure.interleaved(ways, max(1, repeats // 2))
     cost = measure.ratios(costs, "ours")
     pairs = len(_pairs())
@@ -42,7 +47,8 @@ def rows(repeats: int) -> list[Row]:
     return [
         Row(
             "visibility",
-            f"{WHAT}: {TOKENS * len(sites)} separate backward passes, one a target / ours; same numbers",
+            f"{WHAT}: {TOKENS * len(sites)} separate backward passes, one a target /"
+            " ours; same numbers",
             cost["separate"].cpu,
             cost["separate"].wall,
             BAR,
@@ -50,7 +56,8 @@ def rows(repeats: int) -> list[Row]:
         ),
         Row(
             "visibility",
-            f"the same: {pairs:,} whole backward passes, one a pair of states (from {len(sample)} of them) / ours",
+            f"the same: {pairs:,} whole backward passes, one a pair of states (from"
+            f" {len(sample)} of them) / ours",
             cost["loop"].cpu * times,
             cost["loop"].wall * times,
             LOOP_BAR,
@@ -70,21 +77,29 @@ def separate(model: hs.Model, ids: list[list[int]], sites: Any) -> Any:
     states = [live[site] for site in sites]
     influence = np.zeros((len(sites), TOKENS, len(sites), TOKENS))
     for site, token in itertools.product(range(len(sites)), range(TOKENS)):
-        gradients = torch.autograd.grad(_length(states[site][0, token]), states[: site + 1], retain_graph=True)
+        gradients = torch.autograd.grad(
+            _length(states[site][0, token]), states[: site + 1], retain_graph=True
+        )
         for source, gradient in enumerate(gradients):
             influence[site, token, source] = gradient[0].abs().sum(-1).numpy()
     return influence
 
 
-def loop(model: hs.Model, ids: list[list[int]], sites: Any, pairs: list[Any]) -> dict[Any, float]:
-    """For each pair of states one `backward` through the whole model, weights and all, as one would write it first."""
+def loop(
+    model: hs.Model, ids: list[list[int]], sites: Any, pairs: list[Any]
+) -> dict[Any, float]:
+    """For each pair of states one `backward` through the whole model, weights and all,
+    as one would write it first.
+    """
     live = hs.record(model, ids, "layer.*", grad=True).live
     for state in live.values():
         state.retain_grad()
     influence = {}
     for target, source in pairs:
         _length(live[sites[target[0]]][0, target[1]]).backward(retain_graph=True)
-        influence[target, source] = float(live[sites[source[0]]].grad[0, source[1]].abs().sum())
+        influence[target, source] = float(
+            live[sites[source[0]]].grad[0, source[1]].abs().sum()
+        )
         model.module.zero_grad()
         for state in live.values():
             state.grad = None
@@ -103,7 +118,9 @@ def _model() -> hs.Model:
 
 
 def _ids() -> list[list[int]]:
-    return torch.randint(100, 50_000, (1, TOKENS), generator=torch.Generator().manual_seed(0)).tolist()
+    return torch.randint(
+        100, 50_000, (1, TOKENS), generator=torch.Generator().manual_seed(0)
+    ).tolist()
 
 
 def _pairs() -> list[Any]:

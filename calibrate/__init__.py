@@ -1,1 +1,3 @@
-"""Calibrate: does every interval and every test hold at the level that it states? `make calibrate` measures it."""
+"""Calibrate: does every interval and every test hold at the level that it states? `make
+calibrate` measures it.
+"""

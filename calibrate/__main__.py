@@ -1,4 +1,6 @@
-"""Run the experiments, and write what came of them to calibrate/results.json, docs/calibration.md and docs/probe.md."""
+"""Run the experiments, and write what came of them to calibrate/results.json,
+docs/calibration.md and docs/probe.md.
+"""
 
 import argparse
 import json
@@ -14,7 +16,11 @@ from calibrate import graft, patch, probe, project, visibility
 from calibrate.trials import Row, Share, Study
 
 ROOT = Path(__file__).parent.parent
-RESULTS, PAGE, PROBE = ROOT / "calibrate" / "results.json", ROOT / "docs" / "calibration.md", ROOT / "docs" / "probe.md"
+RESULTS, PAGE, PROBE = (
+    ROOT / "calibrate" / "results.json",
+    ROOT / "docs" / "calibration.md",
+    ROOT / "docs" / "probe.md",
+)
 STUDIES = (
     probe.STUDY,
     project.STUDY,
@@ -22,7 +28,9 @@ STUDIES = (
     graft.STUDY,
     patch.STUDY,
 )  # another analysis is one more line here
-MARKED = re.compile(r"(<!-- written by make calibrate -->\n).*?(<!-- end -->\n)", re.DOTALL)
+MARKED = re.compile(
+    r"(<!-- written by make calibrate -->\n).*?(<!-- end -->\n)", re.DOTALL
+)
 INTRODUCTION = """\
 # How far intervals and tests can be trusted
 
@@ -41,29 +49,56 @@ def main() -> None:
         for experiment in study.experiments:
             if not re.search(options.only, f"{study.name}: {experiment.what}"):
                 continue
-            row = experiment.run(options.runs, options.device, options.jobs, options.seed_offset)
+            row = experiment.run(
+                options.runs, options.device, options.jobs, options.seed_offset
+            )
             _keep(study, row)
-            told = ", ".join(f"{key} {_cell(share)}" for key, share in row.shares.items() if share.mean == share.mean)
-            console.print(f"{study.name}: {row.what}, {row.runs} runs: {told}", highlight=False)
+            told = ", ".join(
+                f"{key} {_cell(share)}"
+                for key, share in row.shares.items()
+                if share.mean == share.mean
+            )
+            console.print(
+                f"{study.name}: {row.what}, {row.runs} runs: {told}", highlight=False
+            )
     write(results())
-    console.print(f"Written: {', '.join(str(path.relative_to(ROOT)) for path in (RESULTS, PAGE, PROBE))}")
+    console.print(
+        "Written:"
+        f" {', '.join(str(path.relative_to(ROOT)) for path in (RESULTS, PAGE, PROBE))}"
+    )
 
 
 def _options() -> Any:
-    parser = argparse.ArgumentParser(prog="python -m calibrate", description="Measure whether stated levels hold.")
-    parser.add_argument("only", nargs="?", default="", help="a regular expression: only these, as in 'probe: noise'")
-    parser.add_argument("--runs", type=int, default=200, help="runs of an experiment")
-    parser.add_argument("--device", default="cpu", help="where the fits of probes are made: cpu or cuda")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
+    parser = argparse.ArgumentParser(
+        prog="python -m calibrate", description="Measure whether stated levels hold."
+    )
     parser.add_argument(
-        "--seed-offset", type=int, default=0, help="the seed of the first run: other draws than those of a former table"
+        "only",
+        nargs="?",
+        default="",
+        help="a regular expression: only these, as in 'probe: noise'",
+    )
+    parser.add_argument("--runs", type=int, default=200, help="runs of an experiment")
+    parser.add_argument(
+        "--device", default="cpu", help="where the fits of probes are made: cpu or cuda"
+    )
+    parser.add_argument(
+        "--jobs", type=int, default=os.cpu_count() or 1, help="processes"
+    )
+    parser.add_argument(
+        "--seed-offset",
+        type=int,
+        default=0,
+        help="the seed of the first run: other draws than those of a former table",
     )
     return parser.parse_args()
 
 
 def results() -> dict[str, Any]:
     """What was measured, by study and condition."""
-    known: dict[str, Any] = json.loads(RESULTS.read_text("utf-8")) if RESULTS.exists() else {}
+    known: dict[str, Any] = (
+        json.loads(RESULTS.read_text("utf-8")) if RESULTS.exists() else {}
+    )
     return known
 
 
@@ -76,7 +111,9 @@ def _keep(study: Study, row: Row) -> None:
 def write(known: dict[str, Any]) -> None:
     """The page of all studies, and the table of the probe in its own page."""
     PAGE.write_text(whole(known), encoding="utf-8")
-    page, count = MARKED.subn(rf"\g<1>\n{table(probe.STUDY, known)}\n\g<2>", PROBE.read_text("utf-8"))
+    page, count = MARKED.subn(
+        rf"\g<1>\n{table(probe.STUDY, known)}\n\g<2>", PROBE.read_text("utf-8")
+    )
     assert count == 1, "docs/probe.md has no place for the table"
     PROBE.write_text(page, encoding="utf-8")
 
@@ -103,11 +140,22 @@ def _machines(study: Study, known: dict[str, Any]) -> str:
     rows_of: dict[str, list[str]] = {}
     for experiment in study.experiments:
         if experiment.what in known:
-            rows_of.setdefault(known[experiment.what]["machine"], []).append(experiment.what)
+            rows_of.setdefault(known[experiment.what]["machine"], []).append(
+                experiment.what
+            )
     measured = [what for rows in rows_of.values() for what in rows]
-    order = [experiment.what for experiment in study.experiments if experiment.what in measured]
+    order = [
+        experiment.what
+        for experiment in study.experiments
+        if experiment.what in measured
+    ]
     first, *others = sorted(rows_of, key=lambda machine: -len(rows_of[machine]))
-    return ". ".join([first, *(f"On {machine}: {_named(rows_of[machine], order)}" for machine in others)])
+    return ". ".join(
+        [
+            first,
+            *(f"On {machine}: {_named(rows_of[machine], order)}" for machine in others),
+        ]
+    )
 
 
 def _named(rows: list[str], order: list[str]) -> str:
@@ -121,15 +169,23 @@ def _lines(study: Study, known: dict[str, Any]) -> Iterator[tuple[str, ...]]:
     for experiment in study.experiments:
         if experiment.what in known:
             row = Row.from_json(experiment.what, known[experiment.what])
-            shares = [(row.shares.get(key, Share.of([])), claim) for key, claim in study.claims.items()]
-            cells = [_cell(share) if share.meets(claim) else f"**{_cell(share)}**" for share, claim in shares]
+            shares = [
+                (row.shares.get(key, Share.of([])), claim)
+                for key, claim in study.claims.items()
+            ]
+            cells = [
+                _cell(share) if share.meets(claim) else f"**{_cell(share)}**"
+                for share, claim in shares
+            ]
             yield (row.what, f"{row.runs}", *cells)
 
 
 def _cell(share: Share) -> str:
     if share.mean != share.mean:
         return ""
-    return f"{100 * share.mean:.1f}" + (f" ± {100 * share.error:.1f}%" if share.error == share.error else "%")
+    return f"{100 * share.mean:.1f}" + (
+        f" ± {100 * share.error:.1f}%" if share.error == share.error else "%"
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""Graft: the test of a difference between windows, and the interval of a share of right answers, also of the lowest."""
+"""Graft: the test of a difference between windows, and the interval of a share of right
+answers, also of the lowest.
+"""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -7,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from calibrate.trials import Claim, Experiment, Study, each
-from hiddenscope.analyses.graft import sign_flip_p
+from hiddenscope.analyses.graft.graft import sign_flip_p
 from hiddenscope.linear.intervals import wilson
 from hiddenscope.measures.grouped import Floats, Ints, effective_count
 
@@ -17,7 +19,9 @@ WINDOWS = 12
 
 
 class Shares(NamedTuple):
-    """How often differences without a mean get p <= 0.05, and how often an interval holds the true share."""
+    """How often differences without a mean get p <= 0.05, and how often an interval
+    holds the true share.
+    """
 
     test: float
     interval: float
@@ -25,10 +29,14 @@ class Shares(NamedTuple):
 
 
 def trial(seed: int, sizes: Sequence[int]) -> Shares:
-    """Differences that are not skewed; shares alone; and the lowest of several windows of one true share."""
+    """Differences that are not skewed; shares alone; and the lowest of several windows
+    of one true share.
+    """
     random = np.random.default_rng(seed)
     groups = np.repeat(np.arange(len(sizes)), sizes)
-    small = [sign_flip_p(_differences(random, groups), groups) <= 0.05 for _ in range(TESTS)]
+    small = [
+        sign_flip_p(_differences(random, groups), groups) <= 0.05 for _ in range(TESTS)
+    ]
     true = random.uniform(*TRUE, SHARES)
     right = np.stack([_right(random, true, groups) for _ in range(WINDOWS)])
     held = _held(right[0], true, groups, 1), _held(right.min(0), true, groups, WINDOWS)
@@ -36,15 +44,21 @@ def trial(seed: int, sizes: Sequence[int]) -> Shares:
 
 
 def _differences(random: np.random.Generator, groups: Ints) -> Floats:
-    """Differences with a heavy tail and mean 0, of which those of a group have a part in common."""
+    """Differences with a heavy tail and mean 0, of which those of a group have a part
+    in common.
+    """
     together = random.normal(size=groups.max() + 1) ** 3
     alone = random.normal(size=len(groups)) ** 3
-    differences: Floats = np.where(random.random(len(groups)) < FOLLOWS, together[groups], alone)
+    differences: Floats = np.where(
+        random.random(len(groups)) < FOLLOWS, together[groups], alone
+    )
     return differences
 
 
 def _right(random: np.random.Generator, true: Floats, groups: Ints) -> Floats:
-    """The shares of right answers, where most prompts of a group are right or wrong together."""
+    """The shares of right answers, where most prompts of a group are right or wrong
+    together.
+    """
     together = random.random((SHARES, groups.max() + 1)) < true[:, None]
     alone = random.random((SHARES, len(groups))) < true[:, None]
     follows = random.random((SHARES, len(groups))) < FOLLOWS
@@ -53,9 +67,18 @@ def _right(random: np.random.Generator, true: Floats, groups: Ints) -> Floats:
 
 
 def _held(right: Floats, true: Floats, groups: Ints, shares: int) -> float:
-    """How often the interval of a share of right answers, jointly for so many, holds the true one."""
+    """How often the interval of a share of right answers, jointly for so many, holds
+    the true one.
+    """
     ends = [wilson(float(share), effective_count(groups), shares) for share in right]
-    return float(np.mean([low <= share <= high for (low, high), share in zip(ends, true, strict=True)]))
+    return float(
+        np.mean(
+            [
+                low <= share <= high
+                for (low, high), share in zip(ends, true, strict=True)
+            ]
+        )
+    )
 
 
 def sum_up(records: Sequence[Shares]) -> Mapping[str, Sequence[float]]:
@@ -71,13 +94,18 @@ DESIGNS = {
 
 STUDY = Study(
     "graft",
-    "Differences between windows with a heavy tail and mean 0, and right answers to "
-    f"{TRUE[0]:.0%} to {TRUE[1]:.0%} of the\nprompts. Prompts are independent of each other; in a group, "
-    f"{FOLLOWS:.0%} of them are what the group is.",
+    "Differences between windows with a heavy tail and mean 0, and right answers to"
+    f" {TRUE[0]:.0%} to {TRUE[1]:.0%} of the\nprompts. Prompts are independent of each"
+    f" other; in a group, {FOLLOWS:.0%} of them are what the group is.",
     {
         "test": Claim("p ≤ 0.05 of a difference that is 0", 0.0, 0.05),
         "interval": Claim("the 95% interval holds the share", 0.93),
-        "lowest": Claim(f"that of the lowest of {WINDOWS} windows holds its share", 0.93),
+        "lowest": Claim(
+            f"that of the lowest of {WINDOWS} windows holds its share", 0.93
+        ),
     },
-    [Experiment(what, each(partial(trial, sizes=sizes)), sum_up) for what, sizes in DESIGNS.items()],
+    [
+        Experiment(what, each(partial(trial, sizes=sizes)), sum_up)
+        for what, sizes in DESIGNS.items()
+    ],
 )

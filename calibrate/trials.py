@@ -1,4 +1,6 @@
-"""Trials: a claim that has a level, an experiment that puts it to the test again and again, and what came of it."""
+"""Trials: a claim that has a level, an experiment that puts it to the test again and
+again, and what came of it.
+"""
 
 import platform
 from collections.abc import Callable, Mapping, Sequence
@@ -11,23 +13,30 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-CERTAIN = 2.0  # a bound is missed where the measured share is this many standard errors beyond it
+# A bound is missed where the measured share is this many standard errors beyond it.
+CERTAIN = 2.0
 
 
 class Claim(NamedTuple):
-    """What is claimed, and the range in which its share must be; without one it is only told."""
+    """What is claimed, and the range in which its share must be; without one it is only
+    told.
+    """
 
     what: str
     low: float = -inf
     high: float = inf
 
     def __str__(self) -> str:
-        ends = [f"≥ {self.low:.0%}"] * (self.low > 0) + [f"≤ {self.high:.0%}"] * (self.high < 1)
+        ends = [f"≥ {self.low:.0%}"] * (self.low > 0) + [f"≤ {self.high:.0%}"] * (
+            self.high < 1
+        )
         return f"{self.what} ({', '.join(ends)})" if ends else self.what
 
 
 class Share(NamedTuple):
-    """How often something was so, and the standard error of that; NaN where there is but one number."""
+    """How often something was so, and the standard error of that; NaN where there is
+    but one number.
+    """
 
     mean: float
     error: float
@@ -39,18 +48,27 @@ class Share(NamedTuple):
         count = len(known)
         if count < 2:
             return cls(float(known[0]) if count else nan, nan)
-        # Where all runs agree they show no spread: it is supposed that one more would have been the other way.
-        spread = float(known.std(ddof=1)) if np.ptp(known) else sqrt(count) / (count + 1)
+        # Where all runs agree they show no spread: it is supposed that one more would
+        # have been the other way.
+        spread = (
+            float(known.std(ddof=1)) if np.ptp(known) else sqrt(count) / (count + 1)
+        )
         return cls(float(known.mean()), spread / sqrt(count))
 
     def meets(self, claim: Claim) -> bool:
-        """Whether the share is in the claimed range, or out of it by no more than chance explains."""
+        """Whether the share is in the claimed range, or out of it by no more than
+        chance explains.
+        """
         slack = CERTAIN * self.error if self.error == self.error else 0.0
-        return self.mean != self.mean or claim.low - slack <= self.mean <= claim.high + slack
+        return (
+            self.mean != self.mean
+            or claim.low - slack <= self.mean <= claim.high + slack
+        )
 
 
 Trials = Callable[[Sequence[int], str, int], Sequence[Any]]
-"""From seeds, a device and a number of processes: what came of the trial of each seed."""
+"""From seeds, a device and a number of processes: what came of the trial of each seed.
+"""
 
 
 @dataclass(frozen=True)
@@ -65,7 +83,10 @@ class Experiment:
         """So many runs, with seeds from `first` on."""
         records = self.trials(range(first, first + runs), device, jobs)
         return Row(
-            self.what, runs, {key: Share.of(by_run) for key, by_run in self.sum_up(records).items()}, _machine(device)
+            self.what,
+            runs,
+            {key: Share.of(by_run) for key, by_run in self.sum_up(records).items()},
+            _machine(device),
         )
 
 
@@ -73,15 +94,21 @@ def _machine(device: str) -> str:
     """The architecture, and the GPU where there was one."""
     import torch
 
-    return platform.machine() + (f", {torch.cuda.get_device_name()}" if device == "cuda" else "")
+    return platform.machine() + (
+        f", {torch.cuda.get_device_name()}" if device == "cuda" else ""
+    )
 
 
 def each(trial: Callable[[int], Any]) -> Trials:
-    """Trials that are made one by one, on processors, by a picklable function of a seed."""
+    """Trials that are made one by one, on processors, by a picklable function of a
+    seed.
+    """
     return lambda seeds, device, jobs: mapped(trial, seeds, jobs)
 
 
-def mapped(function: Callable[[int], Any], seeds: Sequence[int], jobs: int) -> list[Any]:
+def mapped(
+    function: Callable[[int], Any], seeds: Sequence[int], jobs: int
+) -> list[Any]:
     """The function of every seed, in so many processes."""
     if jobs == 1:
         return [function(seed) for seed in seeds]
@@ -91,7 +118,9 @@ def mapped(function: Callable[[int], Any], seeds: Sequence[int], jobs: int) -> l
 @cache
 def _pool(jobs: int) -> ProcessPoolExecutor:
     """Processes that serve all experiments, since each takes seconds to start."""
-    return ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_one_thread)
+    return ProcessPoolExecutor(
+        jobs, mp_context=get_context("spawn"), initializer=_one_thread
+    )
 
 
 def _one_thread() -> None:
@@ -110,18 +139,26 @@ class Row:
     machine: str
 
     def to_json(self) -> dict[str, Any]:
-        shares = {key: [None if one != one else one for one in share] for key, share in self.shares.items()}
+        shares = {
+            key: [None if one != one else one for one in share]
+            for key, share in self.shares.items()
+        }
         return {"runs": self.runs, "machine": self.machine, "shares": shares}
 
     @classmethod
     def from_json(cls, what: str, given: Mapping[str, Any]) -> "Row":
-        shares = {key: Share(*(nan if one is None else one for one in pair)) for key, pair in given["shares"].items()}
+        shares = {
+            key: Share(*(nan if one is None else one for one in pair))
+            for key, pair in given["shares"].items()
+        }
         return cls(what, given["runs"], shares, given["machine"])
 
 
 @dataclass(frozen=True)
 class Study:
-    """The claims of one analysis by key, and the experiments that test them; a table of the page."""
+    """The claims of one analysis by key, and the experiments that test them; a table of
+    the page.
+    """
 
     name: str
     introduction: str

@@ -6,14 +6,22 @@ import sys
 import time
 from pathlib import Path
 
-KINDS = sorted(path.stem for path in Path(__file__).parent.glob("*.py") if "\ndef run(" in path.read_text("utf-8"))
+KINDS = sorted(
+    path.stem
+    for path in Path(__file__).parent.glob("*.py")
+    if "\ndef run(" in path.read_text("utf-8")
+)
 
 
 def main() -> None:
     """Run the kinds that are named, or all."""
-    parser = argparse.ArgumentParser(prog="python -m chaos", description="Do faults to stores and to jobs.")
+    parser = argparse.ArgumentParser(
+        prog="python -m chaos", description="Do faults to stores and to jobs."
+    )
     parser.add_argument("kinds", nargs="*", choices=[[], *KINDS], help="only these")
-    parser.add_argument("--count", type=int, help="how many of each, in place of the usual number")
+    parser.add_argument(
+        "--count", type=int, help="how many of each, in place of the usual number"
+    )
     options = parser.parse_args()
     failed = False
     for kind in options.kinds or KINDS:

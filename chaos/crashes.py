@@ -1,4 +1,6 @@
-"""Crashes: a process that dies at a chosen step on the disk, so that whatever it would do after that is not done."""
+"""Crashes: a process that dies at a chosen step on the disk, so that whatever it would
+do after that is not done.
+"""
 
 import os
 import random
@@ -16,15 +18,18 @@ STEPS = ("write", "fsync", "replace", "link", "unlink", "mkdir", "rmdir")
 
 
 class Died(BaseException):
-    """The process is no more: nothing catches it, and no step on the disk has an effect."""
+    """The process is no more: nothing catches it, and no step on the disk has an
+    effect.
+    """
 
 
 @contextmanager
 def dying(steps: int) -> Iterator[list[str]]:
-    """Let the body die after so many steps on the disk; the steps that were done are listed as they are done.
+    """Let the body die after so many steps on the disk; the steps that were done are
+    listed as they are done.
 
-    Nothing is removed by what runs on the way out, as nothing would be in a process that was killed. A write may be cut
-    short: of the last one, half is done.
+    Nothing is removed by what runs on the way out, as nothing would be in a process
+    that was killed. A write may be cut short: of the last one, half is done.
     """
     before = {name: getattr(os, name) for name in STEPS}
     done: list[str] = []
@@ -54,11 +59,17 @@ def dying(steps: int) -> Iterator[list[str]]:
 
 def contents(path: Path) -> dict[str, bytes]:
     """All files of a store."""
-    return {str(file.relative_to(path)): file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}
+    return {
+        str(file.relative_to(path)): file.read_bytes()
+        for file in sorted(path.rglob("*"))
+        if file.is_file()
+    }
 
 
 def run(count: int = 300) -> list[str]:
-    """Let a job die again and again, at random steps, until its store is complete; and so on with another store."""
+    """Let a job die again and again, at random steps, until its store is complete; and
+    so on with another store.
+    """
     draw, wrong, died, stores = random.Random(0), [], 0, 0
     with tempfile.TemporaryDirectory() as folder:
         sound = contents(tiny_store(Path(folder, "sound")).path)
@@ -68,9 +79,19 @@ def run(count: int = 300) -> list[str]:
                 with dying(draw.randrange(60)) as steps:
                     tiny_store(path)
                 died += steps[-1].startswith("died")
-                if (path / "plan.json").exists() and not (intact(path) and readable(path)):
-                    wrong.append(f"after {steps[-1]}, step {len(steps)}: the store is not intact")
+                if (path / "plan.json").exists() and not (
+                    intact(path) and readable(path)
+                ):
+                    wrong.append(
+                        f"after {steps[-1]}, step {len(steps)}: the store is not intact"
+                    )
             gc(path)
             if contents(path) != sound:
                 wrong.append(f"store {stores} is not the one of an undisturbed job")
-    return [f"crashes: {died:,} at random steps of jobs on {stores:,} stores; {len(wrong)} stores wrong", *wrong]
+    return [
+        (
+            f"crashes: {died:,} at random steps of jobs on {stores:,} stores;"
+            f" {len(wrong)} stores wrong"
+        ),
+        *wrong,
+    ]

@@ -1,4 +1,6 @@
-"""Single flipped bits: every one, in whatever file, is found by verify and by the read that touches it."""
+"""Single flipped bits: every one, in whatever file, is found by verify and by the read
+that touches it.
+"""
 
 import random
 import tempfile
@@ -25,7 +27,9 @@ class Flip:
 
 
 def flips(path: Path, count: int, seed: int = 0) -> list[Flip]:
-    """Flip one bit at a time of a store, each file as often as any other, and put it back."""
+    """Flip one bit at a time of a store, each file as often as any other, and put it
+    back.
+    """
     draw = random.Random(seed)
     files = sorted(file for file in path.rglob("*") if file.is_file())
     done = []
@@ -33,8 +37,18 @@ def flips(path: Path, count: int, seed: int = 0) -> list[Flip]:
         file = files[number % len(files)]
         content = file.read_bytes()
         byte, bit = draw.randrange(len(content)), draw.randrange(8)
-        file.write_bytes(content[:byte] + bytes([content[byte] ^ 1 << bit]) + content[byte + 1 :])
-        done.append(Flip(str(file.relative_to(path)), byte, bit, not intact(path), not readable(path)))
+        file.write_bytes(
+            content[:byte] + bytes([content[byte] ^ 1 << bit]) + content[byte + 1 :]
+        )
+        done.append(
+            Flip(
+                str(file.relative_to(path)),
+                byte,
+                bit,
+                not intact(path),
+                not readable(path),
+            )
+        )
         file.write_bytes(content)
     return done
 
@@ -48,7 +62,9 @@ def intact(path: Path) -> bool:
 
 
 def readable(path: Path) -> bool:
-    """Whether everything in a store can be read: every value, every token, and the texts of every unit."""
+    """Whether everything in a store can be read: every value, every token, and the
+    texts of every unit.
+    """
     try:
         store, writer = open_store(path), resume(path)
         for site in store.sites:
@@ -69,5 +85,14 @@ def run(count: int = 1000) -> list[str]:
         assert intact(path)
         assert readable(path)
     missed = [flip for flip in done if not (flip.verified and flip.read)]
-    found = f"{sum(flip.verified for flip in done):,} found by verify, {sum(flip.read for flip in done):,} by reading"
-    return [f"flipped bits: {count:,} in {len({flip.file for flip in done})} files; {found}", *map(str, missed)]
+    found = (
+        f"{sum(flip.verified for flip in done):,} found by verify,"
+        f" {sum(flip.read for flip in done):,} by reading"
+    )
+    return [
+        (
+            f"flipped bits: {count:,} in {len({flip.file for flip in done})} files;"
+            f" {found}"
+        ),
+        *map(str, missed),
+    ]

@@ -1,8 +1,11 @@
-"""Interleavings: at each line of one job, another job on the same store runs from beginning to end.
+"""Interleavings: at each line of one job, another job on the same store runs from
+beginning to end.
 
-A race between two jobs needs one of them at a certain line, and the other to do something meanwhile. Here the first is
-stopped in turn at every line of the store's code, when it comes there first and last, and the other runs in a thread of
-the same process. If the other is not done in a moment (it may wait for a lock that the first holds), the first goes on.
+A race between two jobs needs one of them at a certain line, and the other to do
+something meanwhile. Here the first is stopped in turn at every line of the store's
+code, when it comes there first and last, and the other runs in a thread of the same
+process. If the other is not done in a moment (it may wait for a lock that the first
+holds), the first goes on.
 """
 
 import shutil
@@ -22,7 +25,8 @@ from hiddenscope.testing import tiny_store
 
 CODE = str(Path(store.__file__).parent)
 PATIENCE = 0.2  # seconds after which the other job is taken to wait for a lock
-IN_MEMORY = Path("/dev/shm")  # where there is one: a job syncs often, and a disk is slow
+# Where there is one: a job syncs often, and a disk is slow.
+IN_MEMORY = Path("/dev/shm")
 
 
 def _no_plan(path: Path) -> None:
@@ -45,14 +49,24 @@ BEGINNINGS: dict[str, Callable[[Path], Any]] = {
 def run(count: int | None = None) -> list[str]:
     """Try every line from every beginning, or about so many lines of each."""
     tried, wrong = 0, []
-    with tempfile.TemporaryDirectory(dir=IN_MEMORY if IN_MEMORY.is_dir() else None) as folder:
+    with tempfile.TemporaryDirectory(
+        dir=IN_MEMORY if IN_MEMORY.is_dir() else None
+    ) as folder:
         for number, beginning in enumerate(BEGINNINGS):
             lines, found = races(Path(folder, str(number)), beginning, count)
             tried, wrong = tried + lines, wrong + found
-    return [f"interleavings: a second job at each of {tried:,} lines of a first; {len(wrong)} wrong", *wrong]
+    return [
+        (
+            f"interleavings: a second job at each of {tried:,} lines of a first;"
+            f" {len(wrong)} wrong"
+        ),
+        *wrong,
+    ]
 
 
-def races(path: Path, beginning: str, count: int | None = None) -> tuple[int, list[str]]:
+def races(
+    path: Path, beginning: str, count: int | None = None
+) -> tuple[int, list[str]]:
     """How many lines were tried from a beginning, and what was wrong at which."""
     path.mkdir()
     sound = contents(tiny_store(path / "sound").path)
@@ -62,14 +76,20 @@ def races(path: Path, beginning: str, count: int | None = None) -> tuple[int, li
     for step in chosen:
         shutil.rmtree(store)
         where, raised = _disturbed(store, beginning, step)
-        wrong += [f"{beginning}, {where}: {type(error).__name__}: {error}" for error in raised]
+        wrong += [
+            f"{beginning}, {where}: {type(error).__name__}: {error}" for error in raised
+        ]
         if not raised and not (intact(store) and contents(store) == sound):
-            wrong.append(f"{beginning}, {where}: the store is not the one of an undisturbed job")
+            wrong.append(
+                f"{beginning}, {where}: the store is not the one of an undisturbed job"
+            )
     return len(chosen), wrong
 
 
 def _steps_of_lines(path: Path, beginning: str) -> list[int]:
-    """The steps of an undisturbed job at which it comes to a line for the first and for the last time."""
+    """The steps of an undisturbed job at which it comes to a line for the first and for
+    the last time.
+    """
     first, last = dict[str, int](), dict[str, int]()
     BEGINNINGS[beginning](path)
 
@@ -82,8 +102,12 @@ def _steps_of_lines(path: Path, beginning: str) -> list[int]:
     return sorted({*first.values(), *last.values()})
 
 
-def _disturbed(path: Path, beginning: str, step: int) -> tuple[str, list[BaseException]]:
-    """Run a job, and at this step of it another: the line where that was (if it came so far), and what was raised."""
+def _disturbed(
+    path: Path, beginning: str, step: int
+) -> tuple[str, list[BaseException]]:
+    """Run a job, and at this step of it another: the line where that was (if it came so
+    far), and what was raised.
+    """
     where, raised = "", list[BaseException]()
 
     def job() -> None:
@@ -110,7 +134,9 @@ def _disturbed(path: Path, beginning: str, step: int) -> tuple[str, list[BaseExc
 
 @contextmanager
 def _lines(seen: Callable[[int, str], None]) -> Iterator[None]:
-    """Call `seen` before each line of the store's code that this thread runs, with the step's number and name."""
+    """Call `seen` before each line of the store's code that this thread runs, with the
+    step's number and name.
+    """
     step = -1
 
     def traced(frame: FrameType, event: str, _: Any) -> Any:

@@ -1,7 +1,8 @@
-"""Kills: jobs, and workers of jobs, that are killed at random instants, and what their stores are in the end.
+"""Kills: jobs, and workers of jobs, that are killed at random instants, and what their
+stores are in the end.
 
-Most of the killed are whole jobs, each a process of its own, forked from one that has torch already, so that hundreds
-take minutes. The others are workers of one long job.
+Most of the killed are whole jobs, each a process of its own, forked from one that has
+torch already, so that hundreds take minutes. The others are workers of one long job.
 """
 
 import hashlib
@@ -48,29 +49,45 @@ for line in sys.stdin:
 
 
 def run(count: int = COUNT) -> list[str]:
-    """Kill so many processes, and say what came of it: the figures first, then what is wrong."""
+    """Kill so many processes, and say what came of it: the figures first, then what is
+    wrong.
+    """
     with TemporaryDirectory(dir=memory_folder()) as folder:
         of_workers = min(OF_WORKERS, count // 10)
         jobs, ended, wrong = kill_jobs(count - of_workers, Path(folder, "jobs"))
         killed, also_wrong = kill_workers(of_workers, Path(folder, "workers"))
-    what = f"{jobs} jobs and {killed} workers killed with SIGKILL; {ended} stores completed in spite of it"
+    what = (
+        f"{jobs} jobs and {killed} workers killed with SIGKILL; {ended} stores"
+        " completed in spite of it"
+    )
     bad = [*wrong, *also_wrong]
-    return [f"kills: {what}, {len(bad)} of them other than undisturbed ones, or not clean", *bad]
+    return [
+        f"kills: {what}, {len(bad)} of them other than undisturbed ones, or not clean",
+        *bad,
+    ]
 
 
 def texts(count: int = 24) -> list[str]:
     """Texts of different lengths."""
-    return [f"The cat number {number} sat on the mat." * (1 + number % 3) for number in range(count)]
+    return [
+        f"The cat number {number} sat on the mat." * (1 + number % 3)
+        for number in range(count)
+    ]
 
 
 def files_of(folder: Path) -> dict[str, str]:
     """The hash of every file of a store."""
     paths = [path for path in folder.rglob("*") if path.is_file()]
-    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in paths
+    }
 
 
 def kill_jobs(count: int, folder: Path, seed: int = 0) -> tuple[int, int, list[str]]:
-    """Kill so many jobs: how many were killed, how many stores were completed, and which are not as they should be."""
+    """Kill so many jobs: how many were killed, how many stores were completed, and
+    which are not as they should be.
+    """
     chance, wrong = random.Random(seed), list[str]()
     folder.mkdir()
     with _Host() as host:
@@ -80,8 +97,9 @@ def kill_jobs(count: int, folder: Path, seed: int = 0) -> tuple[int, int, list[s
         kills = stores = 0
         while True:
             store = folder / str(stores)
-            # Up to what a job takes, as fast as the machine is now: when one ends nevertheless, the next begins a store
-            # of its own, and the time is measured by it; when one is killed, the next is given a little more.
+            # Up to what a job takes, as fast as the machine is now: when one ends
+            # nevertheless, the next begins a store of its own, and the time is measured
+            # by it; when one is killed, the next is given a little more.
             after = None if kills >= count else chance.uniform(0.1, 1.0) * took
             status, seconds = host.attempt(store, after)
             kills += status == signal.SIGKILL
@@ -99,8 +117,16 @@ def kill_workers(count: int, folder: Path, seed: int = 0) -> tuple[int, list[str
     """Kill so many workers of one job, a moment after a unit is done."""
     chance, killed = random.Random(seed), list[int]()
     folder.mkdir()
-    model, corpus = hs.load((tiny_model("gpt2"), tiny_tokenizer())), texts(12 * max(count, 2))
-    hs.extract(model, corpus, folder / "whole", engine=hs.Engine(unit_bytes=UNIT_BYTES, threads=1))
+    model, corpus = (
+        hs.load((tiny_model("gpt2"), tiny_tokenizer())),
+        texts(12 * max(count, 2)),
+    )
+    hs.extract(
+        model,
+        corpus,
+        folder / "whole",
+        engine=hs.Engine(unit_bytes=UNIT_BYTES, threads=1),
+    )
     engine = hs.Engine(unit_bytes=UNIT_BYTES, threads=1, workers=2)
 
     def kill() -> None:
@@ -119,11 +145,16 @@ def kill_workers(count: int, folder: Path, seed: int = 0) -> tuple[int, list[str
 
 
 def workers(besides: Collection[int] = ()) -> list[int]:
-    """The workers of jobs of this process that live: never another child, such as a browser or a server of a test."""
+    """The workers of jobs of this process that live: never another child, such as a
+    browser or a server of a test.
+    """
     found = []
     for child in psutil.Process().children():
         with suppress(psutil.Error):
-            if local.__name__ in child.cmdline() and child.status() != psutil.STATUS_ZOMBIE:
+            if (
+                local.__name__ in child.cmdline()
+                and child.status() != psutil.STATUS_ZOMBIE
+            ):
                 found.append(child.pid)
     return sorted(set(found) - set(besides))
 
@@ -131,8 +162,16 @@ def workers(besides: Collection[int] = ()) -> list[int]:
 def faults(store: Path, whole: Path) -> list[str]:
     """What is wrong with a store that was completed."""
     there, wanted = files_of(store), files_of(whole)
-    differ = sorted(name for name in there.keys() | wanted.keys() if there.get(name) != wanted.get(name))
-    found = [f"{store.name}: {len(differ)} files differ, such as {differ[0]}"] if differ else []
+    differ = sorted(
+        name
+        for name in there.keys() | wanted.keys()
+        if there.get(name) != wanted.get(name)
+    )
+    found = (
+        [f"{store.name}: {len(differ)} files differ, such as {differ[0]}"]
+        if differ
+        else []
+    )
     return found + [f"{store.name}: {damage}" for damage in verify(store).damages]
 
 
@@ -140,21 +179,31 @@ class _Host:
     """A process that forks one job after another."""
 
     def __enter__(self) -> Self:
-        environment = os.environ | {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
+        environment = os.environ | {
+            "TOKENIZERS_PARALLELISM": "false",
+            "OMP_NUM_THREADS": "1",
+        }
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        self.process = subprocess.Popen([sys.executable, "-c", HOST], env=environment, **pipes)  # type: ignore[call-overload]
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", HOST], env=environment, **pipes
+        )  # type: ignore[call-overload]
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.process.stdin.close()
         self.process.wait()
         self.process.stdout.close()
 
     def attempt(self, folder: Path, after: float | None) -> tuple[int, float]:
-        """Run a job, and kill it after so many seconds: its status, and the seconds that it took."""
+        """Run a job, and kill it after so many seconds: its status, and the seconds
+        that it took.
+        """
         self.process.stdin.write(f"{folder}\n".encode())
         self.process.stdin.flush()
         child, begin = int(self.process.stdout.readline()), time.monotonic()

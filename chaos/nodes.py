@@ -1,4 +1,6 @@
-"""Nodes: machines of a Ray cluster that are killed while a job runs on them; here each is a raylet of this machine."""
+"""Nodes: machines of a Ray cluster that are killed while a job runs on them; here each
+is a raylet of this machine.
+"""
 
 import os
 import sys
@@ -7,8 +9,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-# Read when Ray is imported: time for a busy machine, workers that are not starved there, and none that Ray ends
-# because the machine's memory is nearly full of what others do.
+# Read when Ray is imported: time for a busy machine, workers that are not starved
+# there, and none that Ray ends because the machine's memory is nearly full of what
+# others do.
 os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")
 os.environ.setdefault("RAY_worker_niceness", "0")
 os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")
@@ -26,13 +29,20 @@ NOT_STARTED = "Ray did not start a cluster on this machine"
 
 
 def run(count: int = COUNT) -> list[str]:
-    """Kill so many nodes, each replaced by another, and say what came of it: the figures first, then what is wrong."""
+    """Kill so many nodes, each replaced by another, and say what came of it: the
+    figures first, then what is wrong.
+    """
     import ray
 
     model, corpus = hs.load((tiny_model("gpt2"), tiny_tokenizer())), texts(24 * count)
     with TemporaryDirectory(dir=memory_folder()) as name:
         folder = Path(name)
-        hs.extract(model, corpus, folder / "whole", engine=hs.Engine(unit_bytes=UNIT_BYTES, threads=1))
+        hs.extract(
+            model,
+            corpus,
+            folder / "whole",
+            engine=hs.Engine(unit_bytes=UNIT_BYTES, threads=1),
+        )
         cluster, node = _started()
         nodes, killed = [node], list[Any]()
 
@@ -40,24 +50,40 @@ def run(count: int = COUNT) -> list[str]:
             if now.units_done % 4 == 2 and len(killed) < count and nodes:
                 killed.append(nodes.pop())
                 cluster.remove_node(killed[-1], allow_graceful=False)
-                with suppress(Exception):  # one that does not start: the head goes on alone
+                # One that does not start: the head goes on alone.
+                with suppress(Exception):
                     nodes.append(cluster.add_node(**OPTIONS))
 
         try:
-            engine = hs.Engine("ray", workers=2, threads=1, address=cluster.address, unit_bytes=UNIT_BYTES)
-            hs.ExtractJob.plan(model, corpus, folder / "store", engine=engine).run(report)
+            engine = hs.Engine(
+                "ray",
+                workers=2,
+                threads=1,
+                address=cluster.address,
+                unit_bytes=UNIT_BYTES,
+            )
+            hs.ExtractJob.plan(model, corpus, folder / "store", engine=engine).run(
+                report
+            )
         finally:
             ray.shutdown()
             cluster.shutdown()
         wrong = faults(folder / "store", folder / "whole")
-    return [f"nodes: {len(killed)} nodes of a Ray cluster killed; {len(wrong)} faults in the store", *wrong]
+    return [
+        (
+            f"nodes: {len(killed)} nodes of a Ray cluster killed; {len(wrong)} faults"
+            " in the store"
+        ),
+        *wrong,
+    ]
 
 
 def _started() -> tuple[Any, Any]:
     """A cluster of two nodes, and the one that is not its head.
 
-    A raylet ends itself when its agents take longer than 15 seconds to start, as they do on a busy machine (Ray issue
-    65983), and no option changes that. So a cluster that does not come up is tried again.
+    A raylet ends itself when its agents take longer than 15 seconds to start, as they
+    do on a busy machine (Ray issue 65983), and no option changes that. So a cluster
+    that does not come up is tried again.
     """
     from ray.cluster_utils import Cluster
 

@@ -1,7 +1,8 @@
-"""Compute the worked example that the workbench shows on a first visit, and keep it in the package: `make docs`.
+"""Compute the worked example that the workbench shows on a first visit, and keep it in
+the package: `make docs`.
 
-What is asked here is what the page asks (`app/static/place.js`), so the page finds it as it finds any result that was
-computed before. A test compares the two.
+What is asked here is what the page asks (`app/static/place.js`), so the page finds it
+as it finds any result that was computed before. A test compares the two.
 """
 
 import shutil
@@ -36,16 +37,30 @@ def main() -> None:
     """Ask, and keep."""
     shutil.rmtree(SHIPPED, ignore_errors=True)
     SHIPPED.mkdir()
-    cache, models, library = ResultCache(SHIPPED, 10**8), Models(), Library(Settings(folder=Path("unused")))
+    cache, models, library = (
+        ResultCache(SHIPPED, 10**8),
+        Models(),
+        Library(Settings(folder=Path("unused"))),
+    )
     for word, arguments in EXAMPLE:
         given = {"analysis": word, "model": MODEL, "arguments": arguments}
         asked = REQUESTS[word](**given).model_dump(exclude_none=True, mode="json")
-        choices = [MODEL, *(value for name, value in arguments.items() if name == "candidate")]
-        identities = [library.model_identity(ModelChoice(**choice)) for choice in choices]
-        resolved = {name: _loadable(value) if name == "candidate" else value for name, value in arguments.items()}
+        choices = [
+            MODEL,
+            *(value for name, value in arguments.items() if name == "candidate"),
+        ]
+        identities = [
+            library.model_identity(ModelChoice(**choice)) for choice in choices
+        ]
+        resolved = {
+            name: _loadable(value) if name == "candidate" else value
+            for name, value in arguments.items()
+        }
         request = {"analysis": word, "model": _loadable(MODEL), "arguments": resolved}
         found = answer(request, models, lambda early: None)
-        stored = StoredResult({**found.header, "request": asked}, found.payload, found.data)
+        stored = StoredResult(
+            {**found.header, "request": asked}, found.payload, found.data
+        )
         cache.put(key_of(asked, identities), stored)
         print(f"{word}: {len(stored.packed()):,} bytes", flush=True)
 

@@ -1,4 +1,6 @@
-"""Write docs/cli.md from the commands, and the analyses of docs/index.md from the catalog: `make docs`."""
+"""Write docs/cli.md from the commands, and the analyses of docs/index.md from the
+catalog: `make docs`.
+"""
 
 import re
 from pathlib import Path
@@ -6,7 +8,7 @@ from pathlib import Path
 from typer.main import get_command
 
 from hiddenscope.catalog import ANALYSES, GROUPS
-from hiddenscope.cli import app
+from hiddenscope.cli.main import app
 
 DOCS = Path(__file__).parent
 WIDTH = 100
@@ -48,16 +50,27 @@ names of the zoo's models and of the shipped datasets with the Tab key; `--show-
 
 This page is written by `make docs` from the commands themselves.
 """
-LISTED = re.compile(r"(?<=<!-- analyses: `make docs` writes them -->\n).*(?=<!-- end of analyses -->)", re.DOTALL)
+LISTED = re.compile(
+    r"(?<=<!-- analyses: `make docs` writes them -->\n).*(?=<!-- end of analyses -->)",
+    re.DOTALL,
+)
 
 
 def commands() -> str:
     """docs/cli.md, as it should be."""
     group = get_command(app)
-    top = group.make_context("hiddenscope", [], resilient_parsing=True, max_content_width=WIDTH, terminal_width=WIDTH)
+    top = group.make_context(
+        "hiddenscope",
+        [],
+        resilient_parsing=True,
+        max_content_width=WIDTH,
+        terminal_width=WIDTH,
+    )
     parts = [HEAD, _block(group.get_help(top))]
     for name, command in sorted(group.commands.items()):  # type: ignore[attr-defined]
-        context = command.make_context(name, [], parent=top, resilient_parsing=True, terminal_width=WIDTH)
+        context = command.make_context(
+            name, [], parent=top, resilient_parsing=True, terminal_width=WIDTH
+        )
         parts.append(f"## {name}\n\n{_block(command.get_help(context))}")
     return "\n".join(parts)
 
@@ -66,10 +79,16 @@ def index() -> str:
     """docs/index.md, as it should be."""
     tables = (
         f"\n{title}:\n\n| page | question |\n|---|---|\n"
-        + "".join(f"| [{one.word}]({one.word}.md) | {one.question} |\n" for one in ANALYSES if one.group == group)
+        + "".join(
+            f"| [{one.word}]({one.word}.md) | {one.question} |\n"
+            for one in ANALYSES
+            if one.group == group
+        )
         for group, title in GROUPS.items()
     )
-    page, count = LISTED.subn("".join(tables) + "\n", (DOCS / "index.md").read_text("utf-8"))
+    page, count = LISTED.subn(
+        "".join(tables) + "\n", (DOCS / "index.md").read_text("utf-8")
+    )
     assert count == 1, "docs/index.md has no place for the analyses"
     return page
 

@@ -4,12 +4,17 @@ from pathlib import Path
 
 import hiddenscope as hs
 from hiddenscope.views import View, views_of
-from hiddenscope.views.figures import image
+from hiddenscope.views.figures.pages import image
 
 FOLDER = Path(__file__).with_name("pictures")
 DPI = 130  # sharp on a screen, and small
-SENTENCE, ANOTHER = "The capital of France is Paris.", "The capital of Germany is Berlin."
-CAPITALS = hs.Contrast("The capital of France is", "The capital of Germany is", " Paris", " Berlin")
+SENTENCE, ANOTHER = (
+    "The capital of France is Paris.",
+    "The capital of Germany is Berlin.",
+)
+CAPITALS = hs.Contrast(
+    "The capital of France is", "The capital of Germany is", " Paris", " Berlin"
+)
 CITIES = {name: name for name in ("cities-incomplete", "cities-complete")}
 SOME = "layer.0,layer.8,layer.16,layer.24,layer.29"
 
@@ -24,7 +29,10 @@ def views() -> dict[str, tuple[View, ...]]:
         "lens.png": views_of(hs.lens(model, CAPITALS.clean))[:1],
         "patch.png": views_of(hs.patch(model, CAPITALS)),
         "visibility.png": views_of(hs.visibility(model, SENTENCE))[:2],
-        "cities.png": (*views_of(hs.project(model, CITIES, sites=SOME))[:1], *along[1:2]),
+        "cities.png": (
+            *views_of(hs.project(model, CITIES, sites=SOME))[:1],
+            *along[1:2],
+        ),
         "probe.png": views_of(hs.probe(model, "cities-incomplete"))[:1],
     }
 

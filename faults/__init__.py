@@ -1,4 +1,5 @@
-"""Planted faults: does `hs.drift` find where two runs of a model diverge, and which module is at fault?
+"""Planted faults: does `hs.drift` find where two runs of a model diverge, and which
+module is at fault?
 
 models    the models that faults are planted in, and the texts they read
 oracle    what is true of a planted fault, by plain hooks: whether the output moves, and what is wrong on equal input

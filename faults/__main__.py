@@ -29,16 +29,55 @@ Made = TypeVar("Made")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Try every pair and say what came of it; 1 if a bar is not met."""
-    parser = argparse.ArgumentParser(prog="faults", description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="families, kinds or groups to try")
-    parser.add_argument("--rounds", type=int, default=1, help="how often each kind is planted in each family")
-    parser.add_argument("--no-real", "--tiny", dest="real", action="store_false", help="leave the real model out")
-    parser.add_argument("--device", default="cpu", help="where the models are; on any but the CPU, tiny ones alone")
+    parser = argparse.ArgumentParser(
+        prog="faults", description=__doc__.splitlines()[0] if __doc__ else ""
+    )
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        help="families, kinds or groups to try",
+    )
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        default=1,
+        help="how often each kind is planted in each family",
+    )
+    parser.add_argument(
+        "--no-real",
+        "--tiny",
+        dest="real",
+        action="store_false",
+        help="leave the real model out",
+    )
+    parser.add_argument(
+        "--device",
+        default="cpu",
+        help="where the models are; on any but the CPU, tiny ones alone",
+    )
     parser.add_argument("--workers", type=int, default=2, help="processes at a time")
-    parser.add_argument("--write", action="store_true", help="write the tables of docs/faults.md")
-    parser.add_argument("--check", action="store_true", help="check what the faults declare, and leave drift alone")
-    parser.add_argument("--json", type=Path, help="a file to add outcomes to; pairs that are in it are not tried")
-    parser.add_argument("--merge", type=Path, nargs="+", default=[], help="files of outcomes to report as well")
+    parser.add_argument(
+        "--write", action="store_true", help="write the tables of docs/faults.md"
+    )
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="check what the faults declare, and leave drift alone",
+    )
+    parser.add_argument(
+        "--json",
+        type=Path,
+        help="a file to add outcomes to; pairs that are in it are not tried",
+    )
+    parser.add_argument(
+        "--merge",
+        type=Path,
+        nargs="+",
+        default=[],
+        help="files of outcomes to report as well",
+    )
     options = parser.parse_args(arguments)
     prepare()
     everything = _everything(options.rounds, options.device, real=options.real)
@@ -69,7 +108,9 @@ def _check(chosen: list[Spec], workers: int) -> int:
 
 
 def _written(text: str, outcomes: list[Outcome]) -> str:
-    """Put the tables in their place on the page. What stands before and after them stays."""
+    """Put the tables in their place on the page. What stands before and after them
+    stays.
+    """
     head, _, measured = text.partition(MARK)
     _, _, tail = measured.partition(END)
     return f"{head}{MARK}\n{page(outcomes)}\n\n{END}{tail}"
@@ -81,10 +122,14 @@ def read(file: Path) -> list[Outcome]:
 
 
 def _outcomes(chosen: list[Spec], file: Path | None, workers: int) -> list[Outcome]:
-    """Give what came of every pair: read from the file where it is there already, or else tried, and added to it."""
+    """Give what came of every pair: read from the file where it is there already, or
+    else tried, and added to it.
+    """
     before = read(file) if file is not None and file.exists() else []
     known = {outcome.spec: outcome for outcome in before}
-    for outcome in tried(attempt, [spec for spec in chosen if spec not in known], workers):
+    for outcome in tried(
+        attempt, [spec for spec in chosen if spec not in known], workers
+    ):
         known[outcome.spec] = outcome
         if file is not None:
             with file.open("a", encoding="utf-8") as end:
@@ -93,18 +138,28 @@ def _outcomes(chosen: list[Spec], file: Path | None, workers: int) -> list[Outco
 
 
 def _chosen(everything: list[Spec], only: Sequence[str]) -> list[Spec]:
-    """Give what the names ask for: any of the families, and of them any of the kinds, groups, dtypes and devices."""
+    """Give what the names ask for: any of the families, and of them any of the kinds,
+    groups, dtypes and devices.
+    """
     attributes = ("subject", "kind", "group", "dtype", "device")
-    known = {getattr(spec, attribute) for spec in everything for attribute in attributes}
+    known = {
+        getattr(spec, attribute) for spec in everything for attribute in attributes
+    }
     if set(only) - known:
         return []
     for attribute in attributes:
         wanted = {getattr(spec, attribute) for spec in everything} & set(only)
-        everything = [spec for spec in everything if not wanted or getattr(spec, attribute) in wanted]
+        everything = [
+            spec
+            for spec in everything
+            if not wanted or getattr(spec, attribute) in wanted
+        ]
     return everything
 
 
-def tried(trial: Callable[[Spec], Made], chosen: list[Spec], workers: int) -> Iterator[Made]:
+def tried(
+    trial: Callable[[Spec], Made], chosen: list[Spec], workers: int
+) -> Iterator[Made]:
     """Try every pair, some at a time, with a word on stderr about how far it is."""
     if not chosen:
         return
@@ -115,7 +170,12 @@ def tried(trial: Callable[[Spec], Made], chosen: list[Spec], workers: int) -> It
         for done, job in enumerate(as_completed(jobs), 1):
             said = f"{done} of {len(chosen)} pairs, {time.monotonic() - start:.0f} s"
             if sys.stderr.isatty():
-                print(f"\r\033[K{said}", end="" if done < len(chosen) else "\n", file=sys.stderr, flush=True)
+                print(
+                    f"\r\033[K{said}",
+                    end="" if done < len(chosen) else "\n",
+                    file=sys.stderr,
+                    flush=True,
+                )
             elif done % 100 == 0 or done == len(chosen):
                 print(said, file=sys.stderr, flush=True)
             yield job.result()

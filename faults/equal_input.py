@@ -1,7 +1,9 @@
-"""Run parts of two models on equal input: the rows of the reference, of a candidate, and of the reference in float64.
+"""Run parts of two models on equal input: the rows of the reference, of a candidate,
+and of the reference in float64.
 
-Wherever a state is made, the reference's own state takes its place, so that the next part starts from equal input.
-Single modules are called on what the reference's module was given.
+Wherever a state is made, the reference's own state takes its place, so that the next
+part starts from equal input. Single modules are called on what the reference's module
+was given.
 """
 
 import random
@@ -13,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from hiddenscope import hooks
 from hiddenscope.analyses.drift.calls import map_tensors, tensors_in, to_float64
-from hiddenscope.anatomy import Anatomy
+from hiddenscope.discovery import Anatomy
+from hiddenscope.modules import hooks
 
 PRODUCTS = (
     nn.functional.linear,
@@ -37,13 +39,18 @@ Rows = dict[str, Tensor]
 
 
 class FloatAccumulation(TorchFunctionMode):
-    """Accumulate products of bfloat16 and float16 in float32 and round once, as GPUs do.
+    """Accumulate products of bfloat16 and float16 in float32 and round once, as GPUs
+    do.
 
     A CPU without such instructions multiplies them a hundred times slower.
     """
 
     def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Widen the factors of a product, and round what it gives."""
         named = kwargs or {}
@@ -75,12 +82,18 @@ class Batch:
     def texts(self) -> Iterator["Batch"]:
         """Split the batch into batches of one text."""
         for number in range(len(self.ids)):
-            targets = None if self.targets is None else self.targets[number : number + 1]
+            targets = (
+                None if self.targets is None else self.targets[number : number + 1]
+            )
             yield Batch(self.ids[number : number + 1], targets)
 
 
-def draw_batches(tokens: int, vocabulary: int, seed: int, *, decoder: bool = False) -> list[Batch]:
-    """Draw texts of random ids until there are so many tokens; all begin with the same token."""
+def draw_batches(
+    tokens: int, vocabulary: int, seed: int, *, decoder: bool = False
+) -> list[Batch]:
+    """Draw texts of random ids until there are so many tokens; all begin with the same
+    token.
+    """
     rng = random.Random(seed)
     batches = []
     count = 0
@@ -102,15 +115,32 @@ def _draw_ids(rng: random.Random, texts: int, length: int, vocabulary: int) -> T
 
 
 @torch.no_grad()
-def state_rows(module: nn.Module, anatomy: Anatomy, batch: Batch, put: Rows | None = None, *, padding: int = 0) -> Rows:
-    """Run a model and return the rows of every part; with `put` these rows replace them as soon as they are read."""
+def state_rows(
+    module: nn.Module,
+    anatomy: Anatomy,
+    batch: Batch,
+    put: Rows | None = None,
+    *,
+    padding: int = 0,
+) -> Rows:
+    """Run a model and return the rows of every part; with `put` these rows replace them
+    as soon as they are read.
+    """
     rows: Rows = {}
-    lengths = {"decoder": batch.ids.shape[1] if batch.targets is None else batch.targets.shape[1]}
+    lengths = {
+        "decoder": batch.ids.shape[1]
+        if batch.targets is None
+        else batch.targets.shape[1]
+    }
 
     def watch(name: str, stack: str | None, tap: Any) -> hooks.Watch:
         def read(tensor: Tensor) -> Tensor | None:
             length = lengths.get(stack or "", batch.ids.shape[1])
-            padded = length if stack == "decoder" and batch.targets is not None else length + padding
+            padded = (
+                length
+                if stack == "decoder" and batch.targets is not None
+                else length + padding
+            )
             states = tap.layout.states(tensor, padded)
             real = states[:, :length]
             rows[name] = real.reshape(-1, real.shape[-1]).cpu().clone()
@@ -159,10 +189,15 @@ class ModuleCall:
 
     @torch.no_grad()
     def repeat(self, module: nn.Module, *, wide: bool = False) -> Tensor | None:
-        """Call another module on the same input; None where it gives something else or cannot be called."""
+        """Call another module on the same input; None where it gives something else or
+        cannot be called.
+        """
         args, kwargs = self.args, self.kwargs
         if wide:
-            args, kwargs = map_tensors(args, to_float64), map_tensors(kwargs, to_float64)
+            args, kwargs = (
+                map_tensors(args, to_float64),
+                map_tensors(kwargs, to_float64),
+            )
         try:
             output = hooks.first_tensor(module(*args, **kwargs))
         except RuntimeError:
@@ -173,14 +208,18 @@ class ModuleCall:
 
 @torch.no_grad()
 def module_calls(module: nn.Module, batch: Batch) -> list[ModuleCall]:
-    """Run a model and return every call of a module that holds weights and no other modules."""
+    """Run a model and return every call of a module that holds weights and no other
+    modules.
+    """
     calls: list[ModuleCall] = []
     handles = []
     for path, part in module.named_modules():
         if part._modules or not part._parameters:
             continue
 
-        def after(_: nn.Module, args: Any, kwargs: Any, output: Any, path: str = path) -> None:
+        def after(
+            _: nn.Module, args: Any, kwargs: Any, output: Any, path: str = path
+        ) -> None:
             tensor = hooks.first_tensor(output)
             if tensor is not None and tensor.is_floating_point():
                 calls.append(ModuleCall(path, args, kwargs, tensor))

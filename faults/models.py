@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import hiddenscope as hs
+from faults.ports import PORTS, Port
 from hiddenscope.testing import build, tiny_model, tiny_tokenizer
-from hiddenscope.testing.faults.ports import PORTS, Port
 
 TEXTS = (
     "The river rises in the hills and runs to the sea.",
@@ -19,17 +19,33 @@ TEXTS = (
     "Write to the address on the other side.",
     "Nothing is lost.",
 )
-TARGETS = ("A river that rises.", "Heat as motion of steam.", "An address there.", "All of it.")
+TARGETS = (
+    "A river that rises.",
+    "Heat as motion of steam.",
+    "An address there.",
+    "All of it.",
+)
 LAYERS = 4
 REAL = "smollm2"
 
-_COMMON = {"vocab_size": 128, "hidden_size": 64, "num_hidden_layers": LAYERS, "max_position_embeddings": 128}
+_COMMON = {
+    "vocab_size": 128,
+    "hidden_size": 64,
+    "num_hidden_layers": LAYERS,
+    "max_position_embeddings": 128,
+}
 _GROUPED = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
 ROWS: dict[str, dict[str, Any]] = {
     "llama": {
         "config_class": "LlamaConfig",
         "model_class": "LlamaForCausalLM",
-        "config": {**_COMMON, **_GROUPED, "intermediate_size": 96, "attention_bias": True, "pad_token_id": 0},
+        "config": {
+            **_COMMON,
+            **_GROUPED,
+            "intermediate_size": 96,
+            "attention_bias": True,
+            "pad_token_id": 0,
+        },
     },
     "gemma2": {
         "config_class": "Gemma2Config",
@@ -59,7 +75,19 @@ ROWS: dict[str, dict[str, Any]] = {
         },
     },
 }
-FAMILIES = ("gpt2", "llama", "gemma3_text", "gemma2", "bert", "t5", "bart", "mixtral", "qwen2_moe", "gpt_neox", "opt")
+FAMILIES = (
+    "gpt2",
+    "llama",
+    "gemma3_text",
+    "gemma2",
+    "bert",
+    "t5",
+    "bart",
+    "mixtral",
+    "qwen2_moe",
+    "gpt_neox",
+    "opt",
+)
 
 
 @dataclass(frozen=True)
@@ -81,11 +109,16 @@ class Subject:
         if self.targets is None:
             return None
         start = self.module.config.decoder_start_token_id
-        return [[start, *self.tokenizer(text, add_special_tokens=False).input_ids] for text in self.targets]
+        return [
+            [start, *self.tokenizer(text, add_special_tokens=False).input_ids]
+            for text in self.targets
+        ]
 
 
 @cache
-def subject(name: str, dtype: str = "float32", device: str = "cpu", seed: int = 0) -> Subject:
+def subject(
+    name: str, dtype: str = "float32", device: str = "cpu", seed: int = 0
+) -> Subject:
     """Build the reference of a family or of a port, or load the real model by its name."""
     if name == REAL:
         model = hs.load(REAL, dtype=dtype)
@@ -94,15 +127,24 @@ def subject(name: str, dtype: str = "float32", device: str = "cpu", seed: int = 
     config: Any = module.config
     two = bool(config.is_encoder_decoder)
     if two:
-        config.decoder_start_token_id = module.generation_config.decoder_start_token_id = 1  # type: ignore[union-attr]
-    return Subject(name, module, tiny_tokenizer(cls=config.model_type == "bert"), TEXTS, TARGETS if two else None)
+        config.decoder_start_token_id = (
+            module.generation_config.decoder_start_token_id
+        ) = 1  # type: ignore[union-attr]
+    return Subject(
+        name,
+        module,
+        tiny_tokenizer(cls=config.model_type == "bert"),
+        TEXTS,
+        TARGETS if two else None,
+    )
 
 
 def _tiny(name: str, seed: int) -> nn.Module:
     if name in PORTS:
         return PORTS[name].reference(seed)
     module: Any = build(ROWS[name]) if name in ROWS else tiny_model(name, layers=LAYERS)
-    # Some versions of transformers choose a kernel that leaves the cap of the scores out.
+    # Some versions of transformers choose a kernel that leaves the cap of the scores
+    # out.
     if getattr(module.config, "attn_logit_softcapping", None):
         module.set_attn_implementation("eager")
     assert isinstance(module, nn.Module)
@@ -111,10 +153,14 @@ def _tiny(name: str, seed: int) -> nn.Module:
 
 @torch.no_grad()
 def outputs(module: nn.Module, of: Subject, *, together: bool = False) -> Tensor:
-    """Run a module on every text by itself or on all in one padded batch, and return a row of logits for each token."""
+    """Run a module on every text by itself or on all in one padded batch, and return a
+    row of logits for each token.
+    """
     ids, targets = of.ids, of.target_ids
     device = next(module.parameters()).device
-    batches = [range(len(ids))] if together else [[number] for number in range(len(ids))]
+    batches = (
+        [range(len(ids))] if together else [[number] for number in range(len(ids))]
+    )
     rows = []
     for batch in batches:
         given, lengths = _padded([ids[number] for number in batch], device)
@@ -128,12 +174,18 @@ def outputs(module: nn.Module, of: Subject, *, together: bool = False) -> Tensor
 
 def _logits(module: nn.Module, given: dict[str, Tensor]) -> Tensor:
     """Call a module as what it is: a port on ids alone, or a Hugging Face model."""
-    output: Any = module(given["input_ids"]) if isinstance(module, Port) else module(**given, use_cache=False)
+    output: Any = (
+        module(given["input_ids"])
+        if isinstance(module, Port)
+        else module(**given, use_cache=False)
+    )
     logits: Tensor = output if isinstance(module, Port) else output.logits
     return logits
 
 
-def _padded(ids: Sequence[Sequence[int]], device: torch.device) -> tuple[dict[str, Tensor], list[int]]:
+def _padded(
+    ids: Sequence[Sequence[int]], device: torch.device
+) -> tuple[dict[str, Tensor], list[int]]:
     lengths = [len(row) for row in ids]
     filled = torch.zeros(len(ids), max(lengths), dtype=torch.long)
     mask = torch.zeros_like(filled)
@@ -150,7 +202,9 @@ def with_kernel(module: nn.Module, kernel: str) -> nn.Module:
 
 
 def in_float64(module: nn.Module) -> nn.Module:
-    """A copy in float64; the grouped product of experts has no such kernel, and a loop over experts has."""
+    """A copy in float64; the grouped product of experts has no such kernel, and a loop
+    over experts has.
+    """
     other: Any = copy.deepcopy(module).double()
     if getattr(other.config, "_experts_implementation", None):
         other.set_experts_implementation("eager")

@@ -1,5 +1,5 @@
-"""What is true of a planted fault, found with plain hooks and without hiddenscope: does it move the output, and what is
-wrong on equal input?"""
+"""What is true of a planted fault, found with plain hooks and without hiddenscope: does
+it move the output, and what is wrong on equal input?"""
 
 import warnings
 from collections.abc import Iterator
@@ -10,13 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from faults.models import Subject, in_float64, outputs, with_kernel
-from hiddenscope.testing.faults import ModelParts, Planted
+from faults.planted import ModelParts, Planted
 
-FACTOR = 4.0  # how far beyond the largest rounding noise of the reference an output must move
+# How far beyond the largest rounding noise of the reference an output must move.
+FACTOR = 4.0
 
 
 def noise(of: Subject) -> float:
-    """The largest difference of a logit between runs of the reference that differ in rounding alone.
+    """The largest difference of a logit between runs of the reference that differ in
+    rounding alone.
 
     Another kernel, another batch, and the same in float64.
     """
@@ -29,9 +31,13 @@ def noise(of: Subject) -> float:
 
 
 def moved(of: Subject, candidate: nn.Module) -> float:
-    """The largest difference of a logit, of every text by itself; infinite where one is not finite."""
+    """The largest difference of a logit, of every text by itself; infinite where one is
+    not finite.
+    """
     difference = (outputs(candidate, of) - outputs(of.module, of)).abs()
-    return float(difference.max()) if bool(difference.isfinite().all()) else float("inf")
+    return (
+        float(difference.max()) if bool(difference.isfinite().all()) else float("inf")
+    )
 
 
 @dataclass
@@ -72,7 +78,9 @@ def calls(module: nn.Module, given: dict[str, Any]) -> list[Call]:
 
 
 def wrong_on_equal_input(of: Subject, candidate: nn.Module) -> list[str]:
-    """The paths of the modules that do not give the reference's output for the reference's input, the first first."""
+    """The paths of the modules that do not give the reference's output for the
+    reference's input, the first first.
+    """
     parts = dict(candidate.named_modules())
     found: dict[str, None] = {}
     for given in _passes(of):
@@ -82,7 +90,9 @@ def wrong_on_equal_input(of: Subject, candidate: nn.Module) -> list[str]:
             with torch.no_grad(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 try:
-                    output = parts[call.path](*_copied(call.args), **_copied(call.kwargs))
+                    output = parts[call.path](
+                        *_copied(call.args), **_copied(call.kwargs)
+                    )
                     same = _equal(output, call.output)
                 except RuntimeError:  # another dtype, or another shape
                     same = False
@@ -93,21 +103,31 @@ def wrong_on_equal_input(of: Subject, candidate: nn.Module) -> list[str]:
 
 def deepest(wrong: list[str]) -> list[str]:
     """Those of which no module inside is wrong."""
-    return [path for path in wrong if not any(other != path and _within(other, path) for other in wrong)]
+    return [
+        path
+        for path in wrong
+        if not any(other != path and _within(other, path) for other in wrong)
+    ]
 
 
 def _within(path: str, parent: str) -> bool:
     return not parent or path.startswith(f"{parent}.")
 
 
-def first_state(of: Subject, candidate: nn.Module, blocks: dict[str, str]) -> str | None:
-    """The first block output that differs in a plain run: its site; `blocks` are sites by path, with what enters."""
+def first_state(
+    of: Subject, candidate: nn.Module, blocks: dict[str, str]
+) -> str | None:
+    """The first block output that differs in a plain run: its site; `blocks` are sites
+    by path, with what enters.
+    """
     for given in _passes(of):
         ours, theirs = calls(of.module, given), calls(candidate, given)
         mine = {call.path: call for call in ours if call.path in blocks}
         other = {call.path: call for call in theirs if call.path in blocks}
         for path, call in mine.items():
-            if path.endswith(".0") and not _equal(_first_input(call), _first_input(other[path])):
+            if path.endswith(".0") and not _equal(
+                _first_input(call), _first_input(other[path])
+            ):
                 return blocks[path].rpartition(".")[0] + ".0"
             if not _equal(_first(call.output), _first(other[path].output)):
                 return blocks[path]
@@ -115,15 +135,26 @@ def first_state(of: Subject, candidate: nn.Module, blocks: dict[str, str]) -> st
 
 
 def objection(of: Subject, planted: Planted) -> str:
-    """What a fault declares that is not so: its module, or its first site; nothing if all of it is."""
+    """What a fault declares that is not so: its module, or its first site; nothing if
+    all of it is.
+    """
     wrong = deepest(wrong_on_equal_input(of, planted.module))
     if not wrong or wrong[0] not in planted.paths:
-        return f"declares {' or '.join(planted.paths[:3])}, and on equal input {wrong[:3]} are wrong"
+        return (
+            f"declares {' or '.join(planted.paths[:3])}, and on equal input {wrong[:3]}"
+            " are wrong"
+        )
     parts = ModelParts(of.module)
-    sites = {block.path: block.site for block in parts.blocks} | {path: parts.site(path) for path in parts.final_norms}
+    sites = {block.path: block.site for block in parts.blocks} | {
+        path: parts.site(path) for path in parts.final_norms
+    }
     first = first_state(of, planted.module, sites)
     expected = None if planted.first_site == "logits" else planted.first_site
-    return "" if first == expected else f"declares {planted.first_site}, and {first} differs first"
+    return (
+        ""
+        if first == expected
+        else f"declares {planted.first_site}, and {first} differs first"
+    )
 
 
 def _passes(of: Subject) -> Iterator[dict[str, Any]]:
@@ -149,15 +180,27 @@ def _copied(value: Any) -> Any:
         return value.clone()
     if type(value) in (tuple, list):
         return type(value)(map(_copied, value))
-    return {name: _copied(item) for name, item in value.items()} if type(value) is dict else value
+    return (
+        {name: _copied(item) for name, item in value.items()}
+        if type(value) is dict
+        else value
+    )
 
 
 def _equal(one: Any, other: Any) -> bool:
     """Whether two outputs hold the same tensors, bit for bit."""
     if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return one.shape == other.shape and one.dtype == other.dtype and torch.equal(one, other)
+        return (
+            one.shape == other.shape
+            and one.dtype == other.dtype
+            and torch.equal(one, other)
+        )
     if isinstance(one, tuple | list):
-        return len(one) == len(other) and all(_equal(a, b) for a, b in zip(one, other, strict=True))
+        return len(one) == len(other) and all(
+            _equal(a, b) for a, b in zip(one, other, strict=True)
+        )
     if hasattr(one, "items"):
-        return one.keys() == other.keys() and all(_equal(one[name], other[name]) for name in one)
+        return one.keys() == other.keys() and all(
+            _equal(one[name], other[name]) for name in one
+        )
     return isinstance(one, Tensor) == isinstance(other, Tensor)

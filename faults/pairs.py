@@ -1,31 +1,56 @@
-"""Which faults are planted where, and which harmless pairs there are: all of it follows from a number of rounds."""
+"""Which faults are planted where, and which harmless pairs there are: all of it follows
+from a number of rounds.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from faults.models import FAMILIES, REAL, subject
-from hiddenscope.testing.faults import HARMLESS, KINDS, UNNAMED
-from hiddenscope.testing.faults.ports import PORTS, faults_of
+from faults.planted import HARMLESS, KINDS, UNNAMED
+from faults.ports import PORTS, faults_of
 
-CORE = ("gpt2", "llama", "gemma3_text", "bert", "t5", "mixtral")  # these get a round more
-# Changes of a run and not of a module: how texts are batched, threads, the padding side, and which side is the wider.
+# These get a round more.
+CORE = (
+    "gpt2",
+    "llama",
+    "gemma3_text",
+    "bert",
+    "t5",
+    "mixtral",
+)
+# Changes of a run and not of a module: how texts are batched, threads, the padding
+# side, and which side is the wider.
 RUNS = ("one_at_a_time", "more_threads", "padding_side", "from_fp64", "from_bf16")
 COMPILED = ("llama", "bert")  # a compiler takes seconds for each module
 REAL_KINDS = 16
-REAL_HARMLESS = ("copy", "attention_kernel", "attention_plain", "linear_split", "norm_by_hand", "bf16", "one_at_a_time")
+REAL_HARMLESS = (
+    "copy",
+    "attention_kernel",
+    "attention_plain",
+    "linear_split",
+    "norm_by_hand",
+    "bf16",
+    "one_at_a_time",
+)
 
 
 SOUND = "sound"  # the kind of a port without a fault
 SOUND_SEEDS = 3  # references that each port is made of without a fault
 PORT_DTYPES = ("float32", "bfloat16")
-NOT_ON_A_DEVICE = ("compiled", "round_trip")  # a compiler for every process; a model that comes back on the CPU
+# A compiler for every process; a model that comes back on the CPU.
+NOT_ON_A_DEVICE = (
+    "compiled",
+    "round_trip",
+)
 
 
 @dataclass(frozen=True, order=True)
 class Spec:
-    """One pair to be compared: a model, what is done to a copy of it, and a seed. `group` is the list of the kind.
+    """One pair to be compared: a model, what is done to a copy of it, and a seed.
+    `group` is the list of the kind.
 
-    `device` is where both are, or where each is: `cpu-cuda` has the reference on the CPU.
+    `device` is where both are, or where each is: `cpu-cuda` has the reference on the
+    CPU.
     """
 
     subject: str
@@ -37,7 +62,9 @@ class Spec:
 
     @property
     def fault(self) -> bool:
-        return self.group in ("named", "unnamed") or (self.group == "port" and self.kind != SOUND)
+        return self.group in ("named", "unnamed") or (
+            self.group == "port" and self.kind != SOUND
+        )
 
     @property
     def rng(self) -> str:
@@ -45,7 +72,9 @@ class Spec:
 
     @property
     def reference(self) -> tuple[str, str, str, int]:
-        """What the reference is built by. Ports are made of another reference for every seed."""
+        """What the reference is built by. Ports are made of another reference for every
+        seed.
+        """
         seed = self.seed if self.group == "port" else 0
         return self.subject, self.dtype, self.device.partition("-")[0], seed
 
@@ -55,19 +84,26 @@ class Spec:
 
 
 def specs(rounds: int = 1, *, real: bool = True) -> list[Spec]:
-    """List every pair: named and unnamed faults, harmless pairs and ports, in tiny models and in a real one."""
+    """List every pair: named and unnamed faults, harmless pairs and ports, in tiny
+    models and in a real one.
+    """
     tiny = [spec for family in FAMILIES for spec in _tiny(family, rounds)]
     ports = [spec for dtype in PORT_DTYPES for spec in port_specs(dtype)]
     return [*tiny, *ports, *(_real() if real else ())]
 
 
 def device_specs(device: str) -> list[Spec]:
-    """List the pairs for another device: both sides there, and then the reference on the CPU.
+    """List the pairs for another device: both sides there, and then the reference on
+    the CPU.
 
     Named faults, unnamed ones and harmless changes once each, and all ports.
     """
     pairs = [spec for family in FAMILIES for spec in _tiny(family, 1)]
-    pairs = [spec for spec in pairs if spec.seed == 0 and spec.group != "run" and spec.kind not in NOT_ON_A_DEVICE]
+    pairs = [
+        spec
+        for spec in pairs
+        if spec.seed == 0 and spec.group != "run" and spec.kind not in NOT_ON_A_DEVICE
+    ]
     pairs += port_specs("float32")
     there = [replace(spec, device=device) for spec in [*pairs, *port_specs("bfloat16")]]
     between = [replace(spec, device=f"cpu-{device}") for spec in pairs]
@@ -75,7 +111,9 @@ def device_specs(device: str) -> list[Spec]:
 
 
 def port_specs(dtype: str) -> list[Spec]:
-    """List the ports in one dtype: every fault of each once, and some of each without a fault."""
+    """List the ports in one dtype: every fault of each once, and some of each without a
+    fault.
+    """
     pairs = []
     for name, layout in PORTS.items():
         kinds = [fault.name for fault in faults_of(layout)]
@@ -88,21 +126,34 @@ def _tiny(family: str, rounds: int) -> Iterator[Spec]:
     module = subject(family).module
     for name, kind in KINDS.items():
         if kind.applies(module):
-            yield from (Spec(family, "named", name, seed) for seed in range(rounds + (family in CORE)))
+            yield from (
+                Spec(family, "named", name, seed)
+                for seed in range(rounds + (family in CORE))
+            )
     for name, kind in UNNAMED.items():
         if kind.applies(module):
-            yield from (Spec(family, "unnamed", name, seed) for seed in range(2 * rounds))
+            yield from (
+                Spec(family, "unnamed", name, seed) for seed in range(2 * rounds)
+            )
     for name, change in HARMLESS.items():
         if change.applies(module) and (name != "compiled" or family in COMPILED):
-            yield from (Spec(family, "harmless", name, seed) for seed in range(1 if change.everywhere else 2))
+            yield from (
+                Spec(family, "harmless", name, seed)
+                for seed in range(1 if change.everywhere else 2)
+            )
     yield from (Spec(family, "run", name) for name in RUNS)
 
 
 def _real() -> Iterator[Spec]:
-    """A share of the kinds in the real model, spread over the list, and the harmless changes that are quick."""
+    """A share of the kinds in the real model, spread over the list, and the harmless
+    changes that are quick.
+    """
     module = subject(REAL).module
     named = [name for name, kind in KINDS.items() if kind.applies(module)]
     step = max(1, len(named) // REAL_KINDS)
     yield from (Spec(REAL, "named", name) for name in named[::step][:REAL_KINDS])
     yield from (Spec(REAL, "unnamed", name) for name in UNNAMED)
-    yield from (Spec(REAL, "run" if name in RUNS else "harmless", name) for name in REAL_HARMLESS)
+    yield from (
+        Spec(REAL, "run" if name in RUNS else "harmless", name)
+        for name in REAL_HARMLESS
+    )

@@ -1,7 +1,8 @@
 """What is true of a fault in a port, found with plain torch and without hiddenscope.
 
-A module is at fault if the port is sound with a sound module in its place. It is the smallest if no part of it would
-do. A site is the first if the port's state there is the first that a fault changes.
+A module is at fault if the port is sound with a sound module in its place. It is the
+smallest if no part of it would do. A site is the first if the port's state there is the
+first that a fault changes.
 """
 
 from collections.abc import Iterator
@@ -9,7 +10,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from hiddenscope.testing.faults.ports import PlantedInPort, Port, PortLayout
+from faults.ports import PlantedInPort, Port, PortLayout
 
 IDS = torch.randint(3, 128, (3, 16), generator=torch.Generator().manual_seed(7))
 
@@ -22,31 +23,40 @@ def logits(port: nn.Module, ids: Tensor) -> Tensor:
 
 
 def objection(layout: PortLayout, reference: nn.Module, planted: PlantedInPort) -> str:
-    """Say what a fault declares that is not so; nothing if all is, or if the fault does not move the output at all."""
+    """Say what a fault declares that is not so; nothing if all is, or if the fault does
+    not move the output at all.
+    """
     sound = layout.port(reference)
     expected = logits(sound, IDS)
     if torch.equal(logits(planted.module, IDS), expected):
         return ""
     problems = [*_of_modules(sound, planted, expected), *_of_sites(sound, planted)]
-    return "; ".join(f"{layout.name}, {planted.detail}: {problem}" for problem in problems)
+    return "; ".join(
+        f"{layout.name}, {planted.detail}: {problem}" for problem in problems
+    )
 
 
 def _of_modules(sound: Port, planted: PlantedInPort, expected: Tensor) -> Iterator[str]:
     """What is false of the modules."""
     if not _sound_with(sound, planted, planted.repaired, expected):
         yield f"a sound `{planted.path}` does not make it sound"
-    # A module inside a child would make the child do as well, so children are all that must be tried.
+    # A module inside a child would make the child do as well, so children are all that
+    # must be tried.
     for name, _ in sound.get_submodule(planted.path).named_children():
         smaller = tuple(f"{path}.{name}".strip(".") for path in planted.repaired)
         if _sound_with(sound, planted, smaller, expected):
             yield f"a sound `{smaller[0]}` is enough"
     for path in planted.also:
         holds = not path or planted.path.startswith(f"{path}.")
-        if not holds and _same_weights(sound.get_submodule(path), planted.module.get_submodule(path)):
+        if not holds and _same_weights(
+            sound.get_submodule(path), planted.module.get_submodule(path)
+        ):
             yield f"`{path}` is correct"
 
 
-def _sound_with(sound: Port, planted: PlantedInPort, paths: tuple[str, ...], expected: Tensor) -> bool:
+def _sound_with(
+    sound: Port, planted: PlantedInPort, paths: tuple[str, ...], expected: Tensor
+) -> bool:
     """Tell whether the port is sound with sound modules at some paths."""
     if "" in paths:
         return True
@@ -62,7 +72,9 @@ def _sound_with(sound: Port, planted: PlantedInPort, paths: tuple[str, ...], exp
 
 def _same_weights(first: nn.Module, second: nn.Module) -> bool:
     ours, theirs = first.state_dict(), second.state_dict()
-    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+    return ours.keys() == theirs.keys() and all(
+        torch.equal(ours[name], theirs[name]) for name in ours
+    )
 
 
 def _of_sites(sound: Port, planted: PlantedInPort) -> Iterator[str]:
@@ -78,7 +90,9 @@ def _of_sites(sound: Port, planted: PlantedInPort) -> Iterator[str]:
 
 @torch.no_grad()
 def states(port: Port) -> dict[str, Tensor]:
-    """Give what enters the first block, what every block gives, what the last norm gives, and the logits."""
+    """Give what enters the first block, what every block gives, what the last norm
+    gives, and the logits.
+    """
     found: dict[str, Tensor] = {}
     blocks = list(port.get_submodule(port.block_list).children())
     start = port.roles.index(port.block_list)
@@ -95,7 +109,8 @@ def states(port: Port) -> dict[str, Tensor]:
     handles = [blocks[0].register_forward_pre_hook(entering)]
     for number, block in enumerate(blocks, 1):
         handles.append(block.register_forward_hook(leaving(f"layer.{number}")))  # type: ignore[arg-type]
-    # A port with one part between its blocks and its head has a last norm there; BERT's head has two.
+    # A port with one part between its blocks and its head has a last norm there; BERT's
+    # head has two.
     if len(port.roles) == start + 3:
         norm = port.get_submodule(port.roles[-2])
         handles.append(norm.register_forward_hook(leaving("final")))  # type: ignore[arg-type]

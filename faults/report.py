@@ -1,12 +1,14 @@
-"""The tables: by kind, by family, the harmless pairs, ports by layout, other devices, and every miss."""
+"""The tables: by kind, by family, the harmless pairs, ports by layout, other devices,
+and every miss.
+"""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from faults.oracle import FACTOR
+from faults.ports import PORTS
 from faults.trial import Outcome
-from hiddenscope.testing.faults.ports import PORTS
 
 BARS = {
     "first layer exact": 0.99,
@@ -18,16 +20,22 @@ BARS = {
 
 
 def shares(outcomes: Iterable[Outcome]) -> dict[str, float]:
-    """Give the numbers that there are bars for: shares of the effective faults, and counts.
+    """Give the numbers that there are bars for: shares of the effective faults, and
+    counts.
 
-    A module is exact where both sides have the same modules; in a port, none that is correct may be blamed.
+    A module is exact where both sides have the same modules; in a port, none that is
+    correct may be blamed.
     """
     outcomes = list(outcomes)
-    effective = [outcome for outcome in outcomes if outcome.spec.fault and outcome.effective]
+    effective = [
+        outcome for outcome in outcomes if outcome.spec.fault and outcome.effective
+    ]
     same_modules = [outcome for outcome in effective if outcome.spec.group != "port"]
     in_ports = [outcome for outcome in effective if outcome.spec.group == "port"]
     return {
-        "first layer exact": sum(outcome.site_exact for outcome in effective) / max(1, len(effective)),
+        "first layer exact": (
+            sum(outcome.site_exact for outcome in effective) / max(1, len(effective))
+        ),
         "module exact": _share_exact(same_modules),
         "correct modules blamed": sum(outcome.blame == "wrong" for outcome in in_ports),
         "false claims": sum(outcome.false_claim for outcome in in_ports),
@@ -49,51 +57,91 @@ def met(outcomes: Sequence[Outcome]) -> bool:
     return all([*enough, *none])
 
 
-def fault_rows(outcomes: Iterable[Outcome], key: Callable[[Outcome], str]) -> list[list[Any]]:
-    """A row for each value of a key: planted, effective, first layer and module exact, of the effective."""
+def fault_rows(
+    outcomes: Iterable[Outcome], key: Callable[[Outcome], str]
+) -> list[list[Any]]:
+    """A row for each value of a key: planted, effective, first layer and module exact,
+    of the effective.
+    """
     groups: dict[str, list[Outcome]] = defaultdict(list)
     for one in outcomes:
         if one.spec.fault:
             groups[key(one)].append(one)
     rows = [[name, *_counts(group)] for name, group in groups.items()]
-    return [*rows, ["all", *_counts([one for group in groups.values() for one in group])]]
+    return [
+        *rows,
+        ["all", *_counts([one for group in groups.values() for one in group])],
+    ]
 
 
 def _counts(group: list[Outcome]) -> list[int]:
     effective = [one for one in group if one.effective]
-    exact = [sum(one.site_exact for one in effective), sum(one.module_exact for one in effective)]
+    exact = [
+        sum(one.site_exact for one in effective),
+        sum(one.module_exact for one in effective),
+    ]
     return [len(group), len(effective), *exact]
 
 
 def harmless_rows(outcomes: Iterable[Outcome]) -> list[list[Any]]:
-    """A row for each harmless change: pairs, false alarms, and how far the output moved, in units of the noise."""
+    """A row for each harmless change: pairs, false alarms, and how far the output
+    moved, in units of the noise.
+    """
     groups: dict[str, list[Outcome]] = defaultdict(list)
     for one in outcomes:
         if not one.spec.fault:
             groups[one.spec.kind].append(one)
     rows: list[list[Any]] = [
-        [name, len(group), sum(one.false_alarm for one in group), f"{max(one.moved for one in group):.3g}"]
+        [
+            name,
+            len(group),
+            sum(one.false_alarm for one in group),
+            f"{max(one.moved for one in group):.3g}",
+        ]
         for name, group in groups.items()
     ]
     everything = [one for group in groups.values() for one in group]
-    return [*rows, ["all", len(everything), sum(one.false_alarm for one in everything), ""]]
+    return [
+        *rows,
+        ["all", len(everything), sum(one.false_alarm for one in everything), ""],
+    ]
 
 
 PORT_HEADS = [
-    *("layout", "dtype", "device", "planted", "effective", "first site exact", "module right", "larger than need be"),
-    *("correct module blamed", "no module", "own code, falsely", "a false hint", "sound ports", "false alarms"),
+    *(
+        "layout",
+        "dtype",
+        "device",
+        "planted",
+        "effective",
+        "first site exact",
+        "module right",
+        "larger than need be",
+    ),
+    *(
+        "correct module blamed",
+        "no module",
+        "own code, falsely",
+        "a false hint",
+        "sound ports",
+        "false alarms",
+    ),
 ]
 
 
 def port_rows(outcomes: Iterable[Outcome]) -> list[list[Any]]:
-    """Give a row for each layout, dtype and device: what came of the faults in its ports, and of sound ones."""
+    """Give a row for each layout, dtype and device: what came of the faults in its
+    ports, and of sound ones.
+    """
     groups: dict[tuple[str, str, str], list[Outcome]] = defaultdict(list)
     for outcome in outcomes:
         if outcome.spec.group == "port":
             spec = outcome.spec
             groups[PORTS[spec.subject].layout, spec.dtype, spec.device].append(outcome)
             groups["all", spec.dtype, spec.device].append(outcome)
-    order = sorted(groups, key=lambda key: (key[2], key[1] != "float32", key[0] == "all"))
+    order = sorted(
+        groups, key=lambda key: (key[2], key[1] != "float32", key[0] == "all")
+    )
     return [[*key, *_port_counts(groups[key])] for key in order]
 
 
@@ -117,12 +165,20 @@ def _port_counts(group: Sequence[Outcome]) -> list[int]:
     ]
 
 
-DEVICE_HEADS = ["reference and candidate", "planted", "effective", "first layer exact", "module exact"]
+DEVICE_HEADS = [
+    "reference and candidate",
+    "planted",
+    "effective",
+    "first layer exact",
+    "module exact",
+]
 DEVICE_HEADS += ["harmless", "false alarms", "errors"]
 
 
 def device_rows(outcomes: Iterable[Outcome]) -> list[list[Any]]:
-    """Give a row for each device but the CPU: faults in modules of the reference's own make, and harmless changes."""
+    """Give a row for each device but the CPU: faults in modules of the reference's own
+    make, and harmless changes.
+    """
     groups: dict[str, list[Outcome]] = defaultdict(list)
     for outcome in outcomes:
         if outcome.spec.device != "cpu" and outcome.spec.group != "port":
@@ -138,7 +194,9 @@ def device_rows(outcomes: Iterable[Outcome]) -> list[list[Any]]:
 
 
 def misses(outcomes: Iterable[Outcome]) -> list[list[str]]:
-    """List every effective fault whose layer or module was not named, every false claim, and every false alarm."""
+    """List every effective fault whose layer or module was not named, every false
+    claim, and every false alarm.
+    """
     return [_miss(outcome) for outcome in outcomes if _is_miss(outcome)]
 
 
@@ -162,23 +220,44 @@ def _miss(outcome: Outcome) -> list[str]:
     verdict = "no drift"
     if outcome.drifted:
         code = ", its own code" if outcome.own_code else ""
-        verdict = f"{outcome.first_site}, {outcome.module}{code} ({outcome.beyond:.3g} times the noise)"
+        verdict = (
+            f"{outcome.first_site}, {outcome.module}{code} ({outcome.beyond:.3g} times"
+            " the noise)"
+        )
     truth = "no drift"
     if spec.fault:
         truth = f"{outcome.site}, {' or '.join(outcome.paths[:3])}"
-    return [where, outcome.detail, truth, outcome.error or verdict, f"{outcome.moved:.3g}"]
+    return [
+        where,
+        outcome.detail,
+        truth,
+        outcome.error or verdict,
+        f"{outcome.moved:.3g}",
+    ]
 
 
 HEADS = ["planted", "effective", "first layer exact", "module exact"]
-MISS_HEADS = ["pair", "what was done", "true", "drift says", "output moved, times the noise"]
+MISS_HEADS = [
+    "pair",
+    "what was done",
+    "true",
+    "drift says",
+    "output moved, times the noise",
+]
 
 
 def report(outcomes: Sequence[Outcome]) -> Iterator[str]:
     """Give all of it for a terminal."""
     here = _on_the_cpu(outcomes)
-    for title, key in (("kind", lambda one: one.spec.kind), ("family", lambda one: one.spec.subject)):
+    for title, key in (
+        ("kind", lambda one: one.spec.kind),
+        ("family", lambda one: one.spec.subject),
+    ):
         yield from _table([title, *HEADS], fault_rows(here, key))
-    yield from _table(["harmless", "pairs", "false alarms", "output moved, times the noise"], harmless_rows(here))
+    yield from _table(
+        ["harmless", "pairs", "false alarms", "output moved, times the noise"],
+        harmless_rows(here),
+    )
     yield from _table(PORT_HEADS, port_rows(outcomes))
     yield from _table(DEVICE_HEADS, device_rows(outcomes))
     yield from _table(MISS_HEADS, misses(outcomes))
@@ -186,8 +265,14 @@ def report(outcomes: Sequence[Outcome]) -> Iterator[str]:
 
 
 def _on_the_cpu(outcomes: Iterable[Outcome]) -> list[Outcome]:
-    """Choose what has tables by kind and by family: modules of the reference's own make, on the CPU."""
-    return [outcome for outcome in outcomes if outcome.spec.device == "cpu" and outcome.spec.group != "port"]
+    """Choose what has tables by kind and by family: modules of the reference's own
+    make, on the CPU.
+    """
+    return [
+        outcome
+        for outcome in outcomes
+        if outcome.spec.device == "cpu" and outcome.spec.group != "port"
+    ]
 
 
 def bars(outcomes: Sequence[Outcome]) -> Iterator[str]:
@@ -201,27 +286,42 @@ def _table(head: Sequence[str], lines: Sequence[Sequence[Any]]) -> Iterator[str]
     if lines:
         cells = [list(map(str, line)) for line in (head, *lines)]
         wide = [max(len(line[i]) for line in cells) for i in range(len(head))]
-        yield from ("  ".join(cell.ljust(w) for cell, w in zip(line, wide, strict=True)).rstrip() for line in cells)
+        yield from (
+            "  ".join(
+                cell.ljust(w) for cell, w in zip(line, wide, strict=True)
+            ).rstrip()
+            for line in cells
+        )
         yield ""
 
 
 def markdown(head: Sequence[str], lines: Sequence[Sequence[Any]]) -> str:
     """A table for a page."""
     rows = [head, ["---"] * len(head), *lines]
-    return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in row) + " |" for row in rows)
+    return "\n".join(
+        "| " + " | ".join(str(cell).replace("|", "\\|") for cell in row) + " |"
+        for row in rows
+    )
 
 
 def page(outcomes: Sequence[Outcome]) -> str:
     """Write the measured part of docs/faults.md."""
     here = _on_the_cpu(outcomes)
-    named = [outcome for outcome in here if outcome.spec.group == "named" or not outcome.spec.fault]
+    named = [
+        outcome
+        for outcome in here
+        if outcome.spec.group == "named" or not outcome.spec.fault
+    ]
     unnamed = [outcome for outcome in here if outcome.spec.group == "unnamed"]
     faults = [outcome for outcome in outcomes if outcome.spec.fault]
     effective = [outcome for outcome in faults if outcome.effective]
     harmless = len(outcomes) - len(faults)
     parts = [
-        f"{len(faults)} faults were planted, and {len(effective)} of them move the output by more than "
-        f"{FACTOR:g} times its noise. {harmless} pairs are harmless.",
+        (
+            f"{len(faults)} faults were planted, and {len(effective)} of them move the"
+            f" output by more than {FACTOR:g} times its noise. {harmless} pairs are"
+            " harmless."
+        ),
         "\n".join(f"- {line}" for line in bars(outcomes)),
         "## By family",
         markdown(["family", *HEADS], fault_rows(here, lambda one: one.spec.subject)),
@@ -230,7 +330,10 @@ def page(outcomes: Sequence[Outcome]) -> str:
         "## Faults without a name",
         markdown(["change", *HEADS], fault_rows(unnamed, lambda one: one.spec.kind)),
         "## Harmless pairs",
-        markdown(["change", "pairs", "false alarms", "output moved, times the noise"], harmless_rows(here)),
+        markdown(
+            ["change", "pairs", "false alarms", "output moved, times the noise"],
+            harmless_rows(here),
+        ),
         "## Ports by layout",
         markdown(PORT_HEADS, port_rows(outcomes)),
         "## Other devices",

@@ -1,7 +1,8 @@
-"""Faults that are smaller than the rounding of a token, and sound pairs, given to the test of drift for both.
+"""Faults that are smaller than the rounding of a token, and sound pairs, given to the
+test of drift for both.
 
-A pair is a model and a copy that was changed. Each part of both is run on equal input, and its rows are given to
-`SystematicTest`: the states, and single modules.
+A pair is a model and a copy that was changed. Each part of both is run on equal input,
+and its rows are given to `SystematicTest`: the states, and single modules.
 """
 
 import copy
@@ -28,19 +29,24 @@ from faults.equal_input import (
     state_rows,
 )
 from faults.models import FAMILIES, in_float64, subject
+from faults.planted import HARMLESS, ModelParts
+from faults.planted.fault import Rng, first, replace_forward, with_first
+from faults.planted.parts import is_linear, is_norm
 from hiddenscope.analyses.drift.systematic import Finding, SystematicTest
-from hiddenscope.anatomy import Anatomy
-from hiddenscope.testing.faults import HARMLESS, ModelParts
-from hiddenscope.testing.faults.fault import Rng, first, replace_forward, with_first
-from hiddenscope.testing.faults.parts import is_linear, is_norm
+from hiddenscope.discovery import Anatomy
 
-DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+DTYPES = {
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float32": torch.float32,
+}
 TOKENS = (100, 300, 1000)
 SOUND_TOKENS = 200
 TRAINED = "minilm"
 # These change nothing, need a compiler, or change the dtype of one side alone.
 LEFT_OUT = ("copy", "weights_not_contiguous", "compiled", "bf16", "fp16", "fp64")
-# In these the modules hold other weights than the reference's on purpose, so that only states can be compared.
+# In these the modules hold other weights than the reference's on purpose, so that only
+# states can be compared.
 OTHER_LAYOUT = ("norm_folded", "channels_permuted")
 RUNS = ("one_text", "padding", "other_device")
 # How many sets of texts are tried in each dtype.
@@ -52,10 +58,12 @@ POST_NORM = ("bert", "bart", TRAINED)
 
 @dataclass(frozen=True)
 class Trial:
-    """A pair: a model, what is done to a copy of it, in which dtype, on which texts, on which devices.
+    """A pair: a model, what is done to a copy of it, in which dtype, on which texts, on
+    which devices.
 
-    The `device` is that of both sides; `native` is a CPU with its own products of bfloat16. With `cpu-cuda` the
-    candidate alone is on a GPU, and with `cuda-tf32` both multiply in TF32.
+    The `device` is that of both sides; `native` is a CPU with its own products of
+    bfloat16. With `cpu-cuda` the candidate alone is on a GPU, and with `cuda-tf32` both
+    multiply in TF32.
     """
 
     subject: str
@@ -68,9 +76,11 @@ class Trial:
 
 @dataclass(frozen=True)
 class Measured:
-    """What came of a trial at one number of tokens: how far the strongest part and module are beyond their bars.
+    """What came of a trial at one number of tokens: how far the strongest part and
+    module are beyond their bars.
 
-    `effect` is how much the fault changes the part at which it shows, in float64, as a share of the part's output.
+    `effect` is how much the fault changes the part at which it shows, in float64, as a
+    share of the part's output.
     """
 
     trial: Trial
@@ -129,7 +139,9 @@ def _cuda_trials(name: str, module: nn.Module) -> Iterator[Trial]:
         yield Trial(name, kind, "float32", 0, sound=True, device="cuda-tf32")
 
 
-def _planted_trials(name: str, module: nn.Module, dtype: str, seed: int) -> Iterator[Trial]:
+def _planted_trials(
+    name: str, module: nn.Module, dtype: str, seed: int
+) -> Iterator[Trial]:
     for kind, places in PLACES.items():
         if places(ModelParts(module)):
             yield Trial(name, kind, dtype, seed)
@@ -138,7 +150,9 @@ def _planted_trials(name: str, module: nn.Module, dtype: str, seed: int) -> Iter
         yield Trial(name, RESIDUAL, dtype, seed)
 
 
-def _sound_trials(name: str, module: nn.Module, dtype: str, seed: int) -> Iterator[Trial]:
+def _sound_trials(
+    name: str, module: nn.Module, dtype: str, seed: int
+) -> Iterator[Trial]:
     for kind, change in HARMLESS.items():
         if kind not in LEFT_OUT and change.applies(module):
             yield Trial(name, kind, dtype, seed, sound=True)
@@ -169,7 +183,8 @@ def setting(name: str, dtype: str, seed: int, tokens: int, device: str) -> Setti
     """Build a reference in a dtype on a device, and draw its texts."""
     original = _module(name)
     module = copy.deepcopy(original).to(DTYPES[dtype])
-    # Tables of rotary frequencies stay in float32, as they do in a model that is loaded.
+    # Tables of rotary frequencies stay in float32, as they do in a model that is
+    # loaded.
     buffers = dict(original.named_buffers())
     for path, buffer in module.named_buffers():
         buffer.data = buffers[path].clone()
@@ -198,7 +213,11 @@ def _norms(parts: ModelParts) -> list[str]:
 def _mlps(parts: ModelParts) -> list[str]:
     """List the last linears of MLPs, whose output is what the MLP adds."""
     ends = ("down_proj", "fc2", "mlp.c_proj", "wo", "dense_4h_to_h", "output.dense")
-    return [path for path in _linears(parts) if path.endswith(ends) and "attention" not in path]
+    return [
+        path
+        for path in _linears(parts)
+        if path.endswith(ends) and "attention" not in path
+    ]
 
 
 PLACES: dict[str, Places] = {
@@ -211,7 +230,9 @@ PLACES: dict[str, Places] = {
 
 
 def plant(trial: Trial, module: nn.Module) -> tuple[nn.Module, str]:
-    """Plant a small fault at a random place of a copy, and return the copy and the place."""
+    """Plant a small fault at a random place of a copy, and return the copy and the
+    place.
+    """
     rng = Rng(f"{trial.subject} {trial.kind} {trial.seed}")
     changed = copy.deepcopy(module)
     path = rng.choice(PLACES[trial.kind](ModelParts(changed)))
@@ -254,19 +275,31 @@ class Comparison:
         self.modules: dict[str, SystematicTest] = {}
         self.squared_effect: dict[str, Tensor] = {}
 
-    def add_states(self, reference: Rows, candidate: Rows, exact: Rows, faulty: Rows | None) -> None:
-        """Add the rows of states; those of the fault in float64 say what there is to find."""
+    def add_states(
+        self, reference: Rows, candidate: Rows, exact: Rows, faulty: Rows | None
+    ) -> None:
+        """Add the rows of states; those of the fault in float64 say what there is to
+        find.
+        """
         for name, rows in reference.items():
-            test = self.states.setdefault(name, SystematicTest(rows.shape[1], self.dtype))
+            test = self.states.setdefault(
+                name, SystematicTest(rows.shape[1], self.dtype)
+            )
             test.add(rows, candidate[name], exact[name])
             if faulty is not None:
                 change = (faulty[name] - exact[name]).square().sum()
                 sums = torch.stack([change, exact[name].square().sum()])
-                self.squared_effect[name] = self.squared_effect.get(name, torch.zeros(2)) + sums
+                self.squared_effect[name] = (
+                    self.squared_effect.get(name, torch.zeros(2)) + sums
+                )
 
-    def add_module(self, path: str, reference: Tensor, candidate: Tensor, exact: Tensor) -> None:
+    def add_module(
+        self, path: str, reference: Tensor, candidate: Tensor, exact: Tensor
+    ) -> None:
         """Add the rows of a single module."""
-        test = self.modules.setdefault(path, SystematicTest(reference.shape[1], self.dtype))
+        test = self.modules.setdefault(
+            path, SystematicTest(reference.shape[1], self.dtype)
+        )
         test.add(reference, candidate, exact)
 
     def measured(self, trial: Trial, tokens: int, detail: str) -> Measured:
@@ -275,8 +308,15 @@ class Comparison:
         inner = {name: test.result() for name, test in self.modules.items()}
         part, finding = _strongest(findings)
         module, inner_finding = _strongest(inner)
-        effects = [float((change / size).sqrt()) for change, size in self.squared_effect.values()]
-        smallest = [each.smallest for name, each in findings.items() if name.endswith(("attn", "mlp"))]
+        effects = [
+            float((change / size).sqrt())
+            for change, size in self.squared_effect.values()
+        ]
+        smallest = [
+            each.smallest
+            for name, each in findings.items()
+            if name.endswith(("attn", "mlp"))
+        ]
         middle = sorted(smallest)[len(smallest) // 2]
         return Measured(
             trial=trial,
@@ -300,9 +340,15 @@ def _strongest(findings: dict[str, Finding]) -> tuple[str, Finding]:
 
 
 def measure(trial: Trial, most: int = TOKENS[-1]) -> list[Measured]:
-    """Compare a pair; where a fault is planted, at every number of tokens up to the most."""
+    """Compare a pair; where a fault is planted, at every number of tokens up to the
+    most.
+    """
     # A GPU has products of its own, and of a CPU's own some pairs are measured.
-    accumulation = nullcontext() if "cuda" in trial.device or trial.device == "native" else FloatAccumulation()
+    accumulation = (
+        nullcontext()
+        if "cuda" in trial.device or trial.device == "native"
+        else FloatAccumulation()
+    )
     with accumulation:
         return _measure_sound(trial) if trial.sound else _measure_planted(trial, most)
 
@@ -314,7 +360,9 @@ def measure_all(group: list[Trial]) -> list[Measured]:
         try:
             outcomes += measure(trial)
         except Exception as error:
-            print(f"{trial}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+            print(
+                f"{trial}: {type(error).__name__}: {error}", file=sys.stderr, flush=True
+            )
     return outcomes
 
 
@@ -323,7 +371,9 @@ def _measure_planted(trial: Trial, most: int) -> list[Measured]:
         most = min(most, 300)
     base = setting(trial.subject, trial.dtype, trial.seed, most, "cpu")
     residual = trial.kind == RESIDUAL
-    candidate, detail = (base.module, "stream") if residual else plant(trial, base.module)
+    candidate, detail = (
+        (base.module, "stream") if residual else plant(trial, base.module)
+    )
     faulty = None if residual else in_float64(candidate)
     comparison = Comparison(DTYPES[trial.dtype])
     outcomes = []
@@ -349,7 +399,11 @@ def _measure_sound(trial: Trial) -> list[Measured]:
     torch.backends.cuda.matmul.allow_tf32 = trial.device == "cuda-tf32"
     base = setting(trial.subject, trial.dtype, trial.seed, SOUND_TOKENS, ours)
     run = trial.kind in RUNS
-    candidate = copy.deepcopy(base.module) if run else HARMLESS[trial.kind].make(base.module, trial.seed)
+    candidate = (
+        copy.deepcopy(base.module)
+        if run
+        else HARMLESS[trial.kind].make(base.module, trial.seed)
+    )
     candidate.to(theirs_device)
     comparison = Comparison(DTYPES[trial.dtype])
     for batch in base.batches:
@@ -358,7 +412,9 @@ def _measure_sound(trial: Trial) -> list[Measured]:
             theirs = _text_by_text(base, batch, reference)
         else:
             padding = 9 if trial.kind == "padding" else 0
-            theirs = state_rows(candidate, base.anatomy, batch, reference, padding=padding)
+            theirs = state_rows(
+                candidate, base.anatomy, batch, reference, padding=padding
+            )
         comparison.add_states(reference, theirs, exact, None)
         if not run and trial.kind not in OTHER_LAYOUT:
             _add_modules(comparison, base, candidate, batch)
@@ -376,11 +432,16 @@ _reference_rows: dict[tuple[str, int], tuple[Rows, Rows]] = {}
 
 
 def reference_rows(trial: Trial, base: Setting, batch: Batch) -> tuple[Rows, Rows]:
-    """Run the reference, and its copy in float64 on equal input; both are kept for the next pair."""
+    """Run the reference, and its copy in float64 on equal input; both are kept for the
+    next pair.
+    """
     key = (trial.device, id(batch))
     if key not in _reference_rows:
         reference = state_rows(base.module, base.anatomy, batch)
-        _reference_rows[key] = reference, state_rows(base.wide, base.anatomy, batch, reference)
+        _reference_rows[key] = (
+            reference,
+            state_rows(base.wide, base.anatomy, batch, reference),
+        )
     return _reference_rows[key]
 
 
@@ -391,11 +452,13 @@ def _text_by_text(base: Setting, batch: Batch, reference: Rows) -> Rows:
     return {name: torch.cat([rows[name] for rows in texts]) for name in reference}
 
 
-def _scaled_residual(reference: Rows, exact: Rows, module: nn.Module) -> tuple[Rows, Rows]:
+def _scaled_residual(
+    reference: Rows, exact: Rows, module: nn.Module
+) -> tuple[Rows, Rows]:
     """Scale the stream that the second block adds to, before the sum is rounded.
 
-    Factors as small as this are lost where they meet a number that is rounded already: in bfloat16, 1.001 times a
-    number is rounded to that number.
+    Factors as small as this are lost where they meet a number that is rounded already:
+    in bfloat16, 1.001 times a number is rounded to that number.
     """
     theirs, wrong = dict(reference), dict(exact)
     prefix = "decoder." if "decoder.layer.2" in reference else ""
@@ -406,14 +469,24 @@ def _scaled_residual(reference: Rows, exact: Rows, module: nn.Module) -> tuple[R
     return theirs, wrong
 
 
-def _add_modules(comparison: Comparison, base: Setting, candidate: nn.Module, batch: Batch) -> None:
-    """Add the rows of single modules; those of a module that nothing was done to are equal."""
+def _add_modules(
+    comparison: Comparison, base: Setting, candidate: nn.Module, batch: Batch
+) -> None:
+    """Add the rows of single modules; those of a module that nothing was done to are
+    equal.
+    """
     parts = dict(candidate.named_modules())
     for call, exact in _calls(base, batch):
         theirs = call.repeat(parts[call.path]) if call.path in parts else None
-        if theirs is not None and exact is not None and not torch.equal(theirs, call.output):
+        if (
+            theirs is not None
+            and exact is not None
+            and not torch.equal(theirs, call.output)
+        ):
             width = exact.shape[-1]
-            rows = (tensor.reshape(-1, width) for tensor in (call.output, theirs, exact))
+            rows = (
+                tensor.reshape(-1, width) for tensor in (call.output, theirs, exact)
+            )
             comparison.add_module(call.path, *rows)
 
 
@@ -421,10 +494,14 @@ _module_calls: dict[tuple[int, int], list[tuple[ModuleCall, Tensor | None]]] = {
 
 
 def _calls(base: Setting, batch: Batch) -> list[tuple[ModuleCall, Tensor | None]]:
-    """Call every module of the reference, in its dtype and in float64; both are kept for the next pair."""
+    """Call every module of the reference, in its dtype and in float64; both are kept
+    for the next pair.
+    """
     key = (id(base), id(batch))
     if key not in _module_calls:
         wide = dict(base.wide.named_modules())
         calls = module_calls(base.module, batch)
-        _module_calls[key] = [(call, call.repeat(wide[call.path], wide=True)) for call in calls]
+        _module_calls[key] = [
+            (call, call.repeat(wide[call.path], wide=True)) for call in calls
+        ]
     return _module_calls[key]

@@ -21,11 +21,17 @@ def tables(outcomes: Sequence[Measured]) -> list[str]:
         f"**Sound pairs.** {_sound_sentence(sound)}",
         _sound_table("dtype and device", sound, _where),
         _sound_table("change", sound, lambda outcome: outcome.trial.kind),
-        "**Small faults in bfloat16.** How many are found in the states of the model, and how many in the states or in "
-        "the single modules, which are called on equal input.",
+        (
+            "**Small faults in bfloat16.** How many are found in the states of the"
+            " model, and how many in the states or in the single modules, which are"
+            " called on equal input."
+        ),
         _power_table(planted),
-        "**How small.** The bar is the smallest scale of what attention or an MLP adds that could have been shown: the "
-        "median over pairs. Faults are sorted by how much they change the part, computed in float64.",
+        (
+            "**How small.** The bar is the smallest scale of what attention or an MLP"
+            " adds that could have been shown: the median over pairs. Faults are sorted"
+            " by how much they change the part, computed in float64."
+        ),
         _size_table(planted),
         "**Not found in the states with the most tokens, in bfloat16.**",
         _miss_table(planted),
@@ -37,8 +43,9 @@ def _sound_sentence(sound: Sequence[Measured]) -> str:
     module = max((outcome.module_beyond for outcome in sound), default=0.0)
     alarms = sum(_alarm(outcome) for outcome in sound)
     return (
-        f"{len(sound)} pairs, {alarms} false alarms. The strongest part of any reached {part:.2f} of the bar, "
-        f"and the strongest single module {module:.2f}; 1 would be a false alarm."
+        f"{len(sound)} pairs, {alarms} false alarms. The strongest part of any reached"
+        f" {part:.2f} of the bar, and the strongest single module {module:.2f}; 1 would"
+        " be a false alarm."
     )
 
 
@@ -63,9 +70,22 @@ def _sound_table(title: str, sound: Sequence[Measured], key: Key) -> str:
         worst = max(group, key=lambda outcome: outcome.beyond)
         module = max(outcome.module_beyond for outcome in group)
         alarms = sum(_alarm(outcome) for outcome in group)
-        where = f"{worst.trial.subject}, {worst.part}, {worst.pattern}" if worst.beyond else ""
-        lines.append([name, len(group), alarms, f"{worst.beyond:.2f}", where, f"{module:.2f}"])
-    head = [title, "pairs", "false alarms", "strongest part, times the bar", "which", "strongest module"]
+        where = (
+            f"{worst.trial.subject}, {worst.part}, {worst.pattern}"
+            if worst.beyond
+            else ""
+        )
+        lines.append(
+            [name, len(group), alarms, f"{worst.beyond:.2f}", where, f"{module:.2f}"]
+        )
+    head = [
+        title,
+        "pairs",
+        "false alarms",
+        "strongest part, times the bar",
+        "which",
+        "strongest module",
+    ]
     return markdown(head, lines)
 
 
@@ -75,7 +95,9 @@ def _power_table(planted: Sequence[Measured]) -> str:
     for kind, group in _groups(narrow, lambda outcome: outcome.trial.kind).items():
         line = [kind]
         for tokens in TOKENS:
-            line.append(_shares([outcome for outcome in group if outcome.tokens == tokens]))
+            line.append(
+                _shares([outcome for outcome in group if outcome.tokens == tokens])
+            )
         lines.append(line)
     head = ["fault", *(f"{tokens:,} tokens: states, with modules" for tokens in TOKENS)]
     return markdown(head, lines)
@@ -94,22 +116,33 @@ UNITS = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 2.0**-24}
 
 def _size_table(planted: Sequence[Measured]) -> str:
     lines = []
-    for dtype, group in _groups(_last(planted), lambda outcome: outcome.trial.dtype).items():
+    for dtype, group in _groups(
+        _last(planted), lambda outcome: outcome.trial.dtype
+    ).items():
         bars = sorted(outcome.smallest for outcome in group)
         line = [dtype, f"{UNITS[dtype]:.2g}", f"{bars[len(bars) // 2]:.2g}"]
         for size, next_size in zip(SIZES, (*SIZES[1:], float("inf")), strict=True):
-            effects = [outcome for outcome in group if size <= outcome.effect / UNITS[dtype] < next_size]
+            effects = [
+                outcome
+                for outcome in group
+                if size <= outcome.effect / UNITS[dtype] < next_size
+            ]
             line.append(_shares(effects) if effects else "")
         shown = [outcome.effect for outcome in group if outcome.beyond > 1]
         line.append(f"{min(shown, default=0.0):.2g}")
         lines.append(line)
     ranges = [f"{size:g} units or more" for size in SIZES]
-    return markdown(["dtype", "unit of rounding", "bar", *ranges, "smallest found in states"], lines)
+    return markdown(
+        ["dtype", "unit of rounding", "bar", *ranges, "smallest found in states"], lines
+    )
 
 
 def _last(planted: Iterable[Measured]) -> list[Measured]:
     """Keep the outcome with the most tokens of every pair."""
-    last = {outcome.trial: outcome for outcome in sorted(planted, key=lambda outcome: outcome.tokens)}
+    last = {
+        outcome.trial: outcome
+        for outcome in sorted(planted, key=lambda outcome: outcome.tokens)
+    }
     return list(last.values())
 
 
@@ -119,8 +152,25 @@ def _miss_table(planted: Sequence[Measured]) -> str:
         if outcome.trial.dtype == "bfloat16" and outcome.beyond <= 1:
             effect = f"{outcome.effect / UNITS['bfloat16']:.2g}"
             module = "found" if outcome.module_beyond > 1 else "not found"
-            lines.append([outcome.trial.subject, outcome.trial.kind, outcome.detail, effect, module])
-    return markdown(["model", "fault", "place", "change of the part, in units of rounding", "single module"], lines)
+            lines.append(
+                [
+                    outcome.trial.subject,
+                    outcome.trial.kind,
+                    outcome.detail,
+                    effect,
+                    module,
+                ]
+            )
+    return markdown(
+        [
+            "model",
+            "fault",
+            "place",
+            "change of the part, in units of rounding",
+            "single module",
+        ],
+        lines,
+    )
 
 
 def write_section(outcomes: Sequence[Measured]) -> None:

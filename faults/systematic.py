@@ -1,4 +1,5 @@
-"""Measure how small a systematic fault is found, and how often sound programs are called faulty.
+"""Measure how small a systematic fault is found, and how often sound programs are
+called faulty.
 
 python -m faults.systematic                      all pairs, in order; the tables
 python -m faults.systematic --only llama bfloat16 some, by model, dtype, kind, device, `sound`, `planted`
@@ -22,12 +23,30 @@ from faults.trial import prepare
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure the pairs and print the tables; 1 if a sound pair was called faulty."""
-    parser = argparse.ArgumentParser(prog="faults.systematic", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="models, dtypes, kinds, sound, planted")
-    parser.add_argument("--tiny", action="store_true", help="leave the trained model out")
-    parser.add_argument("--json", type=Path, help="a file to add outcomes to; pairs that are in it are not measured")
-    parser.add_argument("--workers", type=int, default=2, help="how many processes measure")
-    parser.add_argument("--write", action="store_true", help="write the section of docs/faults.md")
+    parser = argparse.ArgumentParser(
+        prog="faults.systematic", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        help="models, dtypes, kinds, sound, planted",
+    )
+    parser.add_argument(
+        "--tiny", action="store_true", help="leave the trained model out"
+    )
+    parser.add_argument(
+        "--json",
+        type=Path,
+        help="a file to add outcomes to; pairs that are in it are not measured",
+    )
+    parser.add_argument(
+        "--workers", type=int, default=2, help="how many processes measure"
+    )
+    parser.add_argument(
+        "--write", action="store_true", help="write the section of docs/faults.md"
+    )
     options = parser.parse_args(arguments)
     prepare()
     selected = _select(list(trials(trained=not options.tiny)), options.only)
@@ -35,7 +54,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print("\n\n".join(tables(outcomes)))
     if options.write:
         write_section(outcomes)
-    false_alarms = [outcome for outcome in outcomes if outcome.trial.sound and outcome.beyond > 1]
+    false_alarms = [
+        outcome for outcome in outcomes if outcome.trial.sound and outcome.beyond > 1
+    ]
     return 1 if false_alarms else 0
 
 
@@ -52,14 +73,18 @@ def _select(pairs: list[Trial], names: Sequence[str]) -> list[Trial]:
     return pairs
 
 
-def _measure_all(selected: list[Trial], file: Path | None, workers: int) -> list[Measured]:
+def _measure_all(
+    selected: list[Trial], file: Path | None, workers: int
+) -> list[Measured]:
     outcomes = _read(file)
     known = {outcome.trial for outcome in outcomes}
     groups: dict[tuple[object, ...], list[Trial]] = defaultdict(list)
     for trial in selected:
         if trial not in known:
             # Pairs of a group share the reference's rows.
-            groups[trial.subject, trial.dtype, trial.seed, trial.sound, trial.device].append(trial)
+            groups[
+                trial.subject, trial.dtype, trial.seed, trial.sound, trial.device
+            ].append(trial)
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, context, prepare) as pool:
         jobs = [pool.submit(measure_all, group) for group in groups.values()]
@@ -69,7 +94,9 @@ def _measure_all(selected: list[Trial], file: Path | None, workers: int) -> list
             if file is not None:
                 with file.open("a", encoding="utf-8") as end:
                     end.writelines(f"{outcome.to_json()}\n" for outcome in fresh)
-            print(f"{number} of {len(jobs)} groups of pairs", file=sys.stderr, flush=True)
+            print(
+                f"{number} of {len(jobs)} groups of pairs", file=sys.stderr, flush=True
+            )
     return outcomes
 
 

@@ -1,4 +1,6 @@
-"""One pair, given to drift: what was declared beforehand, what an independent check says, and what drift says."""
+"""One pair, given to drift: what was declared beforehand, what an independent check
+says, and what drift says.
+"""
 
 import copy
 import json
@@ -16,12 +18,13 @@ import torch
 import transformers
 
 import hiddenscope as hs
+from faults import ports
 from faults.models import Subject, in_float64, subject
 from faults.oracle import FACTOR, moved, noise, objection
 from faults.pairs import SOUND, Spec
+from faults.planted import HARMLESS, KINDS, UNNAMED, Planted
 from faults.port_oracle import objection as port_objection
-from hiddenscope.testing.faults import HARMLESS, KINDS, UNNAMED, Planted, ports
-from hiddenscope.testing.faults.ports import PORTS, PlantedInPort
+from faults.ports import PORTS, PlantedInPort
 
 Verdict = dict[str, Any]
 Drift = Callable[..., Any]
@@ -29,9 +32,11 @@ Drift = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one pair. `moved` is how far the output moved, in units of the reference's rounding noise.
+    """What came of one pair. `moved` is how far the output moved, in units of the
+    reference's rounding noise.
 
-    For a fault in a port, `blame` says what the named module is: right, larger than need be, wrong, or none.
+    For a fault in a port, `blame` says what the named module is: right, larger than
+    need be, wrong, or none.
     """
 
     spec: Spec
@@ -59,12 +64,18 @@ class Outcome:
     @classmethod
     def from_json(cls, line: str) -> "Outcome":
         values = json.loads(line)
-        lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
+        lists = {
+            name: tuple(value)
+            for name, value in values.items()
+            if isinstance(value, list)
+        }
         return cls(**{**values, **lists, "spec": Spec(**values["spec"])})
 
     @property
     def effective(self) -> bool:
-        """Whether the output moves beyond the noise; a fault that does not is counted apart."""
+        """Whether the output moves beyond the noise; a fault that does not is counted
+        apart.
+        """
         return self.moved > FACTOR
 
     @property
@@ -82,7 +93,9 @@ class Outcome:
 
 
 def prepare() -> None:
-    """Keep a worker to one core and quiet: what tiny random models are warned of is not news."""
+    """Keep a worker to one core and quiet: what tiny random models are warned of is not
+    news.
+    """
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
     transformers.logging.set_verbosity_error()
@@ -100,20 +113,29 @@ def attempt(spec: Spec) -> Outcome:
         try:
             reference, candidate, truth = _pair(spec, of)
             planted = truth.pop("planted", None)
-            facts = hs.drift(reference, candidate, _texts(model(*spec.reference), of)).facts
+            facts = hs.drift(
+                reference, candidate, _texts(model(*spec.reference), of)
+            ).facts
             truth |= _facts(facts)
             truth |= {} if planted is None else _judged(planted, truth)
         except Exception as error:
             place = traceback.extract_tb(error.__traceback__)[-1]
-            truth["error"] = f"{type(error).__name__}: {error} at {Path(place.filename).name}:{place.lineno}"
+            truth["error"] = (
+                f"{type(error).__name__}: {error} at"
+                f" {Path(place.filename).name}:{place.lineno}"
+            )
             truth.pop("planted", None)
     return Outcome(spec, **{"moved": 0.0, **truth}, seconds=time.monotonic() - start)
 
 
 def check(spec: Spec) -> str:
-    """Say what an independent check has against the declaration of a fault that moves the output."""
+    """Say what an independent check has against the declaration of a fault that moves
+    the output.
+    """
     if spec.group == "port":
-        return port_objection(PORTS[spec.subject], subject(*spec.reference).module, plant_in_port(spec))
+        return port_objection(
+            PORTS[spec.subject], subject(*spec.reference).module, plant_in_port(spec)
+        )
     of, planted = subject(*spec.reference), plant(spec)
     effective = moved(of, planted.module) / level(*spec.reference) > FACTOR
     said = objection(of, planted) if effective else ""
@@ -154,11 +176,21 @@ def _pair(spec: Spec, of: Subject) -> tuple[Any, Any, Verdict]:
     if spec.group == "port":
         return _port(spec, of, reference)
     if spec.group == "harmless":
-        candidate = HARMLESS[spec.kind].make(of.module, spec.rng).to(spec.candidate_device)
+        candidate = (
+            HARMLESS[spec.kind].make(of.module, spec.rng).to(spec.candidate_device)
+        )
         given = candidate if spec.kind == "compiled" else (candidate, of.tokenizer)
-        return reference, given, {"moved": moved(of, candidate) / level(*spec.reference)}
+        return (
+            reference,
+            given,
+            {"moved": moved(of, candidate) / level(*spec.reference)},
+        )
     planted = plant(spec)
-    truth = {"site": planted.first_site, "paths": planted.paths, "detail": planted.detail}
+    truth = {
+        "site": planted.first_site,
+        "paths": planted.paths,
+        "detail": planted.detail,
+    }
     candidate = planted.module.to(spec.candidate_device)
     truth["moved"] = moved(of, candidate) / level(*spec.reference)
     return reference, (candidate, of.tokenizer), truth
@@ -168,17 +200,31 @@ def _port(spec: Spec, of: Subject, reference: hs.Model) -> tuple[Any, Any, Verdi
     """Make a port of the reference, with a fault or without."""
     if spec.kind == SOUND:
         candidate: Any = PORTS[spec.subject].port(of.module).to(spec.candidate_device)
-        return reference, candidate, {"moved": moved(of, candidate) / level(*spec.reference)}
+        return (
+            reference,
+            candidate,
+            {"moved": moved(of, candidate) / level(*spec.reference)},
+        )
     planted = plant_in_port(spec)
     candidate = planted.module.to(spec.candidate_device)
-    truth = {"site": planted.first_site, "sites": planted.sites, "paths": planted.paths, "detail": planted.detail}
-    truth |= {"moved": moved(of, candidate) / level(*spec.reference), "planted": planted}
+    truth = {
+        "site": planted.first_site,
+        "sites": planted.sites,
+        "paths": planted.paths,
+        "detail": planted.detail,
+    }
+    truth |= {
+        "moved": moved(of, candidate) / level(*spec.reference),
+        "planted": planted,
+    }
     return reference, candidate, truth
 
 
 def plant_in_port(spec: Spec) -> PlantedInPort:
     """Make the port of a pair, with its fault."""
-    return ports.plant(PORTS[spec.subject], subject(*spec.reference).module, spec.kind, spec.seed)
+    return ports.plant(
+        PORTS[spec.subject], subject(*spec.reference).module, spec.kind, spec.seed
+    )
 
 
 def plant(spec: Spec) -> Planted:
@@ -195,7 +241,11 @@ def _run(kind: str, of: Subject) -> tuple[Any, Any, Verdict]:
         tokenizer.padding_side = "left"
         return reference, (copy.deepcopy(of.module), tokenizer), {}
     if kind.startswith("from_"):
-        wide = in_float64(of.module) if kind == "from_fp64" else copy.deepcopy(of.module).to(torch.bfloat16)
+        wide = (
+            in_float64(of.module)
+            if kind == "from_fp64"
+            else copy.deepcopy(of.module).to(torch.bfloat16)
+        )
         return (wide, of.tokenizer), (copy.deepcopy(of.module), of.tokenizer), {}
     texts = _texts(reference, of)
     threads = torch.get_num_threads()
@@ -208,14 +258,18 @@ def _run(kind: str, of: Subject) -> tuple[Any, Any, Verdict]:
 
 
 @cache
-def model(name: str, dtype: str = "float32", device: str = "cpu", seed: int = 0) -> hs.Model:
+def model(
+    name: str, dtype: str = "float32", device: str = "cpu", seed: int = 0
+) -> hs.Model:
     """Load a reference once."""
     of = subject(name, dtype, device, seed)
     return hs.load((of.module, of.tokenizer))
 
 
 @cache
-def level(name: str, dtype: str = "float32", device: str = "cpu", seed: int = 0) -> float:
+def level(
+    name: str, dtype: str = "float32", device: str = "cpu", seed: int = 0
+) -> float:
     """Measure the rounding noise of a reference's output."""
     return noise(subject(name, dtype, device, seed))
 

@@ -14,4 +14,7 @@ load         many clients of the workbench at once, while a model works
 
 import os
 
-os.environ["HF_HUB_OFFLINE"] = "1"  # read when huggingface_hub is imported; no case may wait for a network
+os.environ["HF_HUB_OFFLINE"] = (
+    # Read when huggingface_hub is imported; no case may wait for a network.
+    "1"
+)

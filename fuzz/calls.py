@@ -1,4 +1,5 @@
-"""Public functions and methods, called with one or two arguments of a wrong type or value.
+"""Public functions and methods, called with one or two arguments of a wrong type or
+value.
 
 Each must answer, or raise one of hiddenscope's own errors.
 """
@@ -21,7 +22,12 @@ from fuzz.sandbox import Case
 from hiddenscope.testing import tiny_model, tiny_tokenizer
 
 IDS = [[5, 6, 7, 8, 9], [9, 8, 7]]
-TEXTS = ["The rest is silence.", "A cat sat on the mat.", "It is raining here.", "The dog ran home."] * 3
+TEXTS = [
+    "The rest is silence.",
+    "A cat sat on the mat.",
+    "It is raining here.",
+    "The dog ran home.",
+] * 3
 LABELS = ["a", "b", "a", "b"] * 3
 
 
@@ -257,8 +263,17 @@ def _entered(manager: Callable[..., Any]) -> Callable[..., Any]:
 def slots() -> list[tuple[Call, str, str]]:
     """Every argument of every call with every value that may take its place."""
     skipped = {("load", "source", "None")}  # which is the default model
-    found = [(call, name, value) for call in calls() for name in call.arguments for value in VALUES]
-    return [(call, name, value) for call, name, value in found if (call.name, name, value) not in skipped]
+    found = [
+        (call, name, value)
+        for call in calls()
+        for name in call.arguments
+        for value in VALUES
+    ]
+    return [
+        (call, name, value)
+        for call, name, value in found
+        if (call.name, name, value) not in skipped
+    ]
 
 
 def cases(count: int, seed: int, work: Path) -> Iterator[Case]:
@@ -272,7 +287,9 @@ def cases(count: int, seed: int, work: Path) -> Iterator[Case]:
         if number >= len(singles):
             changed[chance.choice([*call.arguments])] = chance.choice([*VALUES])
         words = ", ".join(f"{name}={value}" for name, value in changed.items())
-        yield Case("calls", f"{call.name}({words})", partial(called, call, changed, work))
+        yield Case(
+            "calls", f"{call.name}({words})", partial(called, call, changed, work)
+        )
 
 
 def called(call: Call, changed: Mapping[str, str], work: Path) -> str:
@@ -282,9 +299,16 @@ def called(call: Call, changed: Mapping[str, str], work: Path) -> str:
     before = os.getcwd()
     os.chdir(folder)
     try:
-        arguments = {**call.arguments, **{name: VALUES[value]() for name, value in changed.items()}}
+        arguments = {
+            **call.arguments,
+            **{name: VALUES[value]() for name, value in changed.items()},
+        }
         # positional, where the parameters of a built-in method have no names
-        call.function(*arguments.values()) if call.name == "states[site]" else call.function(**arguments)
+        (
+            call.function(*arguments.values())
+            if call.name == "states[site]"
+            else call.function(**arguments)
+        )
         return "answered"
     finally:
         os.chdir(before)

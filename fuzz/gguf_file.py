@@ -1,4 +1,6 @@
-"""A sound GGUF file of a tiny Llama, as llama.cpp's converter writes it: the fuzz damages it, and tests read it."""
+"""A sound GGUF file of a tiny Llama, as llama.cpp's converter writes it: the fuzz
+damages it, and tests read it.
+"""
 
 from pathlib import Path
 
@@ -6,17 +8,35 @@ import gguf
 import torch
 from transformers import LlamaForCausalLM
 
-PIECES = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a", "b", "▁a", "ab"]
+PIECES = [
+    "<unk>",
+    "<s>",
+    "</s>",
+    *(f"<0x{byte:02X}>" for byte in range(256)),
+    "▁",
+    "a",
+    "b",
+    "▁a",
+    "ab",
+]
 
 
 def interleaved(weight: torch.Tensor, heads: int) -> torch.Tensor:
-    """A query or key projection as llama.cpp keeps it: the two halves of each head's rotation interleaved."""
+    """A query or key projection as llama.cpp keeps it: the two halves of each head's
+    rotation interleaved.
+    """
     rows, width = weight.shape
-    return weight.reshape(heads, 2, rows // heads // 2, width).swapaxes(1, 2).reshape(rows, width)
+    return (
+        weight.reshape(heads, 2, rows // heads // 2, width)
+        .swapaxes(1, 2)
+        .reshape(rows, width)
+    )
 
 
 def write_gguf(path: Path, module: LlamaForCausalLM, bos: bool | None = None) -> None:
-    """Write a module whose vocabulary is PIECES; `bos` says whether texts begin with that token, if it is said."""
+    """Write a module whose vocabulary is PIECES; `bos` says whether texts begin with
+    that token, if it is said.
+    """
     config, state = module.config, module.state_dict()
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_name("tiny")
@@ -38,12 +58,31 @@ def write_gguf(path: Path, module: LlamaForCausalLM, bos: bool | None = None) ->
     writer.add_unk_token_id(0)
     if bos is not None:
         writer.add_add_bos_token(bos)
-    names = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
-    parts = {"self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v"}
-    parts |= {"self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up"}
-    parts |= {"mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"}
+    names = {
+        "model.embed_tokens": "token_embd",
+        "model.norm": "output_norm",
+        "lm_head": "output",
+    }
+    parts = {
+        "self_attn.q_proj": "attn_q",
+        "self_attn.k_proj": "attn_k",
+        "self_attn.v_proj": "attn_v",
+    }
+    parts |= {
+        "self_attn.o_proj": "attn_output",
+        "mlp.gate_proj": "ffn_gate",
+        "mlp.up_proj": "ffn_up",
+    }
+    parts |= {
+        "mlp.down_proj": "ffn_down",
+        "input_layernorm": "attn_norm",
+        "post_attention_layernorm": "ffn_norm",
+    }
     for layer in range(config.num_hidden_layers):
-        names |= {f"model.layers.{layer}.{ours}": f"blk.{layer}.{theirs}" for ours, theirs in parts.items()}
+        names |= {
+            f"model.layers.{layer}.{ours}": f"blk.{layer}.{theirs}"
+            for ours, theirs in parts.items()
+        }
     for ours, theirs in names.items():
         weight = state[f"{ours}.weight"]
         if theirs.endswith("attn_q"):

@@ -1,4 +1,6 @@
-"""Ctrl-C at random moments, once and twice, and at random lines of hooks.py: nothing of ours may stay on a module."""
+"""Ctrl-C at random moments, once and twice, and at random lines of hooks.py: nothing of
+ours may stay on a module.
+"""
 
 import os
 import random
@@ -16,19 +18,25 @@ import torch
 
 from fuzz.questions import IDS, QUESTIONS, asked_model, state_of
 from fuzz.sandbox import Case
-from hiddenscope import hooks
+from hiddenscope.modules import hooks
 
 TOGETHER = 50  # interrupts to a process
 
 
 def cases(count: int, seed: int, work: Path) -> Iterator[Case]:
     """So many of each kind; fifty to a process."""
-    kinds = {"interrupts": _signals, "double interrupts": partial(_signals, twice=True), "at lines of hooks": _at_lines}
+    kinds = {
+        "interrupts": _signals,
+        "double interrupts": partial(_signals, twice=True),
+        "at lines of hooks": _at_lines,
+    }
     for kind, attempt in kinds.items():
         for number in range(-(-count // TOGETHER)):
             chance = random.Random(f"{kind} {seed} {number}")
             some = min(TOGETHER, count - number * TOGETHER)
-            yield Case(kind, f"{kind} {seed}/{number}", partial(_tried, attempt, chance, some))
+            yield Case(
+                kind, f"{kind} {seed}/{number}", partial(_tried, attempt, chance, some)
+            )
 
 
 def _tried(attempt: Callable[..., bool], chance: random.Random, count: int) -> str:
@@ -48,8 +56,12 @@ def _tried(attempt: Callable[..., bool], chance: random.Random, count: int) -> s
     return "clean" if torch.equal(model.capture(IDS).values, expected) else "different"
 
 
-def _signals(ask: Callable[[], Any], chance: random.Random, twice: bool = False) -> bool:
-    """Send SIGINT to this process while it asks, at a random moment, and again a little later."""
+def _signals(
+    ask: Callable[[], Any], chance: random.Random, twice: bool = False
+) -> bool:
+    """Send SIGINT to this process while it asks, at a random moment, and again a little
+    later.
+    """
     waits = [chance.uniform(0.0, 0.03), chance.uniform(0.0, 0.002)][: 1 + twice]
     done = threading.Event()
 
@@ -107,17 +119,37 @@ def _at_lines(ask: Callable[[], Any], chance: random.Random) -> bool:
 
 
 # Where modes and hooks are put in place and taken away again, and what does that there.
-FILES = ("hooks.py", "kernels.py", "autograd.py", "size_limit.py", "grad_mode.py", "_python_dispatch.py")
-FUNCTIONS = {"__init__", "__enter__", "__exit__", "__del__", "_remove", "_pop_mode", "call", "as_it_was", "restored"}
+FILES = (
+    "hooks.py",
+    "kernels.py",
+    "autograd.py",
+    "size_limit.py",
+    "grad_mode.py",
+    "_python_dispatch.py",
+)
+FUNCTIONS = {
+    "__init__",
+    "__enter__",
+    "__exit__",
+    "__del__",
+    "_remove",
+    "_pop_mode",
+    "call",
+    "as_it_was",
+    "restored",
+}
 FUNCTIONS |= {"finite_attention", "run", "install", "remove"}
 
 
 class AtPoint:
-    """Raises KeyboardInterrupt at the so-manyth point of a question, and again some points later, while it unwinds.
+    """Raises KeyboardInterrupt at the so-manyth point of a question, and again some
+    points later, while it unwinds.
 
-    A point is one at which Python looks for signals: where a function begins or a generator goes on. Those of the
-    functions that put modes and hooks in place, and take them away, are counted; the second interrupt comes at any.
-    Python removes a profiler or a tracer that raises, so the first comes from a profiler and the second from a tracer.
+    A point is one at which Python looks for signals: where a function begins or a
+    generator goes on. Those of the functions that put modes and hooks in place, and
+    take them away, are counted; the second interrupt comes at any. Python removes a
+    profiler or a tracer that raises, so the first comes from a profiler and the second
+    from a tracer.
 
     >>> with AtPoint(1) as interrupt:
     ...     list(map(len, ["a"]))
@@ -126,11 +158,14 @@ class AtPoint:
     1
     """
 
-    def __init__(self, at: int, again: int = 0, functions: Collection[str] = FUNCTIONS) -> None:
+    def __init__(
+        self, at: int, again: int = 0, functions: Collection[str] = FUNCTIONS
+    ) -> None:
         self.left, self.again, self.functions = at, again, functions
 
     def __enter__(self) -> "AtPoint":
-        # An interrupt in a destructor is printed, and printing it would be interrupted too.
+        # An interrupt in a destructor is printed, and printing it would be interrupted
+        # too.
         self._hook, sys.unraisablehook = sys.unraisablehook, lambda unraisable: None
         sys.settrace(self._trace)
         sys.setprofile(self._profile)
@@ -143,7 +178,10 @@ class AtPoint:
 
     def _profile(self, frame: FrameType, event: str, arg: Any) -> None:
         code = frame.f_code
-        is_counted = code.co_name in self.functions and os.path.basename(code.co_filename) in FILES
+        is_counted = (
+            code.co_name in self.functions
+            and os.path.basename(code.co_filename) in FILES
+        )
         if event != "call" or not is_counted:
             return
         self.left -= 1
@@ -151,7 +189,11 @@ class AtPoint:
             raise KeyboardInterrupt
 
     def _trace(self, frame: FrameType, event: str, arg: Any) -> None:
-        if self.left > 0 or self.again == 0 or frame.f_code is AtPoint.__exit__.__code__:
+        if (
+            self.left > 0
+            or self.again == 0
+            or frame.f_code is AtPoint.__exit__.__code__
+        ):
             return
         self.again -= 1
         if self.again == 0:

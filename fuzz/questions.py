@@ -1,6 +1,8 @@
-"""One question of every kind that runs a model, for interrupts and for threads; and all that a question may not change.
+"""One question of every kind that runs a model, for interrupts and for threads; and all
+that a question may not change.
 
-`QUESTIONS` has every verb, and every analysis of the catalog. Each takes a model of `asked_model()`.
+`QUESTIONS` has every verb, and every analysis of the catalog. Each takes a model of
+`asked_model()`.
 """
 
 import copy
@@ -12,7 +14,7 @@ import torch
 from torch import nn
 
 import hiddenscope as hs
-from hiddenscope import hooks
+from hiddenscope.modules import hooks
 from hiddenscope.testing import tiny_model, tiny_tokenizer
 
 IDS = [[5, 6, 7, 8, 9]]
@@ -50,7 +52,14 @@ def _extract(model: hs.Model) -> None:
 
 def _steer(model: hs.Model) -> None:
     direction = hs.Direction.between(model, [[5, 6]], [[7, 8]])
-    hs.steer(model, [[5, 6, 7]], direction, answers=[3, 4], quality=[[9, 8, 7, 6]], new_tokens=1)
+    hs.steer(
+        model,
+        [[5, 6, 7]],
+        direction,
+        answers=[3, 4],
+        quality=[[9, 8, 7, 6]],
+        new_tokens=1,
+    )
 
 
 QUESTIONS: dict[str, Callable[[hs.Model], Any]] = {
@@ -81,7 +90,8 @@ QUESTIONS: dict[str, Callable[[hs.Model], Any]] = {
 
 
 def state_of(module: nn.Module) -> dict[str, Any]:
-    """Describe all of a module that a question may not change, to be compared with what it is later.
+    """Describe all of a module that a question may not change, to be compared with what
+    it is later.
 
     Weights are described by the tensor object, its memory, its dtype and its bytes.
     """
@@ -106,4 +116,11 @@ def state_of(module: nn.Module) -> dict[str, Any]:
 
 def _weight(tensor: torch.Tensor) -> tuple[Any, ...]:
     values = tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
-    return id(tensor), tensor.data_ptr(), tensor.dtype, tensor.requires_grad, tensor.grad, hash(values)
+    return (
+        id(tensor),
+        tensor.data_ptr(),
+        tensor.dtype,
+        tensor.requires_grad,
+        tensor.grad,
+        hash(values),
+    )

@@ -26,7 +26,8 @@ _POLL = 0.02
 class Case:
     """What is tried: a kind, the words that name it in a report, and the attempt.
 
-    The attempt returns a verdict such as "loaded"; an error of ours counts as "refused", any other as "foreign".
+    The attempt returns a verdict such as "loaded"; an error of ours counts as
+    "refused", any other as "foreign".
     """
 
     kind: str
@@ -36,7 +37,9 @@ class Case:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a case: its verdict with a detail, and the time and memory that it took."""
+    """What came of a case: its verdict with a detail, and the time and memory that it
+    took.
+    """
 
     case: Case
     verdict: str
@@ -54,16 +57,27 @@ def judged(attempt: Callable[[], str]) -> tuple[str, str]:
     except Exception as error:
         trace = traceback.extract_tb(error.__traceback__)
         ours = [frame for frame in trace if "hiddenscope" in frame.filename][-2:]
-        frames = [f"{os.path.basename(f.filename)}:{f.lineno}" for f in (*ours, *trace[-2:])]
-        return "foreign", f"{type(error).__name__}: {str(error)[:200]} ({' '.join(frames)})"
+        frames = [
+            f"{os.path.basename(f.filename)}:{f.lineno}" for f in (*ours, *trace[-2:])
+        ]
+        return (
+            "foreign",
+            f"{type(error).__name__}: {str(error)[:200]} ({' '.join(frames)})",
+        )
 
 
 def sandboxed(
-    cases: Iterable[Case], workers: int = 2, seconds: float = SECONDS, memory: int = MEMORY, together: int = 1
+    cases: Iterable[Case],
+    workers: int = 2,
+    seconds: float = SECONDS,
+    memory: int = MEMORY,
+    together: int = 1,
 ) -> Iterator[Outcome]:
-    """Run every case in a child of this process, some children at a time, and give what came of each.
+    """Run every case in a child of this process, some children at a time, and give what
+    came of each.
 
-    So many cases run one after another in one child `together`; the limits hold for each of them.
+    So many cases run one after another in one child `together`; the limits hold for
+    each of them.
     """
     groups, running = _groups(iter(cases), together), list[_Child]()
     exhausted = False
@@ -89,7 +103,9 @@ def _groups(cases: Iterator[Case], together: int) -> Iterator[list[Case]]:
 
 
 class _Child:
-    """A process that runs cases one after another and says what came of each, until one breaks a limit."""
+    """A process that runs cases one after another and says what came of each, until one
+    breaks a limit.
+    """
 
     def __init__(self, cases: list[Case], memory: int) -> None:
         self.cases, self.said, self.heard, self.ended = list(cases), b"", False, False
@@ -98,8 +114,9 @@ class _Child:
         if self.pid == 0:
             _work(cases, writing, memory)
         os.close(writing)
-        # What the child holds before its first case, said by itself: mapped files that are resident in this process
-        # are not in its fork, so this process's own figure would hide as much of what the cases take.
+        # What the child holds before its first case, said by itself: mapped files that
+        # are resident in this process are not in its fork, so this process's own figure
+        # would hide as much of what the cases take.
         self.before = int.from_bytes(os.read(self.pipe, 8), "big")
         os.set_blocking(self.pipe, False)
         self.process = psutil.Process(self.pid)
@@ -115,7 +132,9 @@ class _Child:
         return float(times.user + times.system)
 
     def outcomes(self, seconds: float, memory: int) -> Iterator[Outcome]:
-        """What came of the cases that have ended since the last look, or have used more than they may."""
+        """What came of the cases that have ended since the last look, or have used more
+        than they may.
+        """
         broken: str | None = None
         closed = False
         try:
@@ -135,19 +154,24 @@ class _Child:
             yield from self._end(broken)
 
     def _outcome(self, verdict: str, detail: str, peak: int) -> Outcome:
-        return Outcome(self.cases.pop(0), verdict, detail, time.monotonic() - self.begin, peak)
+        return Outcome(
+            self.cases.pop(0), verdict, detail, time.monotonic() - self.begin, peak
+        )
 
     def _broken_limit(self, seconds: float, memory: int) -> str | None:
         now = time.monotonic()
-        # Where others share the processors, a case is not charged for the time in which it could have run and was not
-        # let, or was stopped: only for what it used, and for sleep. A long gap between two looks means that this
-        # process could not run either.
+        # Where others share the processors, a case is not charged for the time in which
+        # it could have run and was not let, or was stopped: only for what it used, and
+        # for sleep. A long gap between two looks means that this process could not run
+        # either.
         if self.process.status() not in (psutil.STATUS_RUNNING, psutil.STATUS_STOPPED):
             self.waited += min(now - self.looked, 5 * _POLL)
         self.looked = now
         if max(self._cpu() - self.used, self.waited / 2) > seconds:
             return "timeout"
-        return "memory" if self.process.memory_info().rss - self.before > memory else None
+        return (
+            "memory" if self.process.memory_info().rss - self.before > memory else None
+        )
 
     def _end(self, broken: str | None) -> Iterator[Outcome]:
         if broken is not None:
@@ -157,7 +181,9 @@ class _Child:
         self.ended = True
         if broken is not None or (self.cases and not (self.heard and status == 0)):
             detail = "" if broken is not None else f"exit status {status}"
-            yield self._outcome(broken or "crashed", detail, max(0, used.ru_maxrss * 1024 - self.before))
+            yield self._outcome(
+                broken or "crashed", detail, max(0, used.ru_maxrss * 1024 - self.before)
+            )
 
 
 def _work(cases: list[Case], writing: int, memory: int) -> None:
@@ -168,7 +194,9 @@ def _work(cases: list[Case], writing: int, memory: int) -> None:
         for descriptor in (0, 1, 2):
             os.dup2(quiet, descriptor)
         warnings.simplefilter("ignore")
-        torch.set_num_threads(1)  # the threads of the parent are not in its fork, and OpenMP waits for them or crashes
+        # The threads of the parent are not in its fork, and OpenMP waits for them or
+        # crashes.
+        torch.set_num_threads(1)
         before = psutil.Process().memory_info().rss
         os.write(writing, before.to_bytes(8, "big"))
         for case in cases:
@@ -176,7 +204,9 @@ def _work(cases: list[Case], writing: int, memory: int) -> None:
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
             os.write(writing, json.dumps([verdict, detail, peak]).encode() + b"\n")
             if peak - before > memory:
-                break  # or the next ones would be charged for it: they get a process of their own
+                # Or the next ones would be charged for it: they get a process of their
+                # own.
+                break
         status = 0
     finally:
         os._exit(status)

@@ -24,10 +24,16 @@ def cases(count: int, seed: int, work: Path) -> Iterator[Case]:
     for kind, (path, read) in _sound(work).items():
         for number in range(count):
             chance = random.Random(f"{kind} {seed} {number}")
-            yield Case(f"saved {kind}", f"{kind} {seed}/{number}", _flipped(path, read, chance, work))
+            yield Case(
+                f"saved {kind}",
+                f"{kind} {seed}/{number}",
+                _flipped(path, read, chance, work),
+            )
     for number in range(count):
         chance = random.Random(f"cached {seed} {number}")
-        yield Case("cached model", f"cached {seed}/{number}", _flipped_cache(chance, work))
+        yield Case(
+            "cached model", f"cached {seed}/{number}", _flipped_cache(chance, work)
+        )
 
 
 @cache
@@ -37,11 +43,19 @@ def _sound(work: Path) -> dict[str, tuple[Path, Callable[[Path], Any]]]:
     probe = hs.Probe().fit(states().pool("mean", "layer.1").numpy(), LABELS)
     lens = hs.Lens.fit(model(), TEXTS, "jacobian")
     made: dict[str, tuple[Any, str, Callable[[Path], Any]]] = {
-        "states": (states(), "states.safetensors", lambda path: hs.States.load(path).values.tolist()),
+        "states": (
+            states(),
+            "states.safetensors",
+            lambda path: hs.States.load(path).values.tolist(),
+        ),
         "json": (result(), "result.json", lambda path: _content(hs.Result.load(path))),
         "nc": (result(), "result.nc", lambda path: _content(hs.Result.load(path))),
         "lens": (lens, "lens.safetensors", lambda path: _lens(hs.Lens.load(path))),
-        "probe": (probe, "probe.safetensors", lambda path: hs.Probe.load(path).coef_.tolist()),
+        "probe": (
+            probe,
+            "probe.safetensors",
+            lambda path: hs.Probe.load(path).coef_.tolist(),
+        ),
     }
     for value, name, _ in made.values():
         value.save(folder / name)
@@ -49,12 +63,15 @@ def _sound(work: Path) -> dict[str, tuple[Path, Callable[[Path], Any]]]:
 
 
 def _content(loaded: hs.Result) -> str:
-    return repr((loaded.kind, loaded.data.to_dict(), dict(loaded.facts), dict(loaded.source)))
+    return repr(
+        (loaded.kind, loaded.data.to_dict(), dict(loaded.facts), dict(loaded.source))
+    )
 
 
 def _lens(loaded: hs.Lens) -> str:
     maps = [
-        [part.tolist() for part in vars(one).values() if isinstance(part, torch.Tensor)] for one in loaded.maps.values()
+        [part.tolist() for part in vars(one).values() if isinstance(part, torch.Tensor)]
+        for one in loaded.maps.values()
     ]
     return repr((loaded.kind, maps, loaded.model, loaded.weights, dict(loaded.facts)))
 
@@ -68,7 +85,9 @@ def _flip(path: Path, chance: random.Random) -> None:
         file.write(bytes([byte ^ 1 << chance.randrange(8)]))
 
 
-def _flipped(sound: Path, read: Callable[[Path], Any], chance: random.Random, work: Path) -> Callable[[], str]:
+def _flipped(
+    sound: Path, read: Callable[[Path], Any], chance: random.Random, work: Path
+) -> Callable[[], str]:
     def attempt() -> str:
         folder = work / f"case-{os.getpid()}"
         folder.mkdir()
@@ -84,7 +103,9 @@ def _flipped(sound: Path, read: Callable[[Path], Any], chance: random.Random, wo
 
 
 def _flipped_cache(chance: random.Random, work: Path) -> Callable[[], str]:
-    """A GGUF file is converted into a cache, and a bit of any file there flipped before the second load."""
+    """A GGUF file is converted into a cache, and a bit of any file there flipped before
+    the second load.
+    """
     sound = folders.sound_gguf(work)
     cached = work / "sound" / "cache"
 
@@ -94,13 +115,23 @@ def _flipped_cache(chance: random.Random, work: Path) -> Callable[[], str]:
             os.environ["HIDDENSCOPE_CACHE"] = str(cached)
             expected = hs.load(sound).module.state_dict()
             # not what another case is writing there at this moment
-            shutil.copytree(cached, folder / "cache", ignore=shutil.ignore_patterns(".*"))
+            shutil.copytree(
+                cached, folder / "cache", ignore=shutil.ignore_patterns(".*")
+            )
             os.environ["HIDDENSCOPE_CACHE"] = str(folder / "cache")
             hs.load(sound)
-            files = sorted(path for path in (folder / "cache" / "gguf").rglob("*") if path.is_file())
+            files = sorted(
+                path
+                for path in (folder / "cache" / "gguf").rglob("*")
+                if path.is_file()
+            )
             _flip(chance.choice(files), chance)
             again = hs.load(sound).module.state_dict()
-            return "loaded" if all(torch.equal(expected[name], again[name]) for name in expected) else "different"
+            return (
+                "loaded"
+                if all(torch.equal(expected[name], again[name]) for name in expected)
+                else "different"
+            )
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 

@@ -12,10 +12,43 @@ import hiddenscope as hs
 from fuzz.calls import model
 from fuzz.sandbox import Case
 
-ROWS = [{"text": f"The {word} is here.", "label": word} for word in ("cat", "dog", "sun", "été", "雨")] * 5
+ROWS = [
+    {"text": f"The {word} is here.", "label": word}
+    for word in ("cat", "dog", "sun", "été", "雨")
+] * 5
 PIECES = (
-    *("layer", "final", "attn", "mlp", "mid", "cross", "encoder", "decoder", "hidden_states", "blocks"),
-    *("hook_resid_post", ".", "-", ",", "*", "[", "]", "0", "3", "99", "-1", "10" * 50, " ", "\n", "\0", "é", "½", ""),
+    *(
+        "layer",
+        "final",
+        "attn",
+        "mlp",
+        "mid",
+        "cross",
+        "encoder",
+        "decoder",
+        "hidden_states",
+        "blocks",
+    ),
+    *(
+        "hook_resid_post",
+        ".",
+        "-",
+        ",",
+        "*",
+        "[",
+        "]",
+        "0",
+        "3",
+        "99",
+        "-1",
+        "10" * 50,
+        " ",
+        "\n",
+        "\0",
+        "é",
+        "½",
+        "",
+    ),
 )
 
 
@@ -25,14 +58,20 @@ def cases(count: int, seed: int, work: Path) -> Iterator[Case]:
     folder.mkdir(parents=True, exist_ok=True)
     for number in range(count):
         chance = random.Random(f"text {seed} {number}")
-        yield Case("text files", f"text {seed}/{number}", partial(_read, chance, folder))
+        yield Case(
+            "text files", f"text {seed}/{number}", partial(_read, chance, folder)
+        )
 
 
 def sites(count: int, seed: int, work: Path) -> Iterator[Case]:
     """Site strings made of pieces of real ones; a thousand to a case."""
     for number in range(-(-count // 1000)):
         chance = random.Random(f"sites {seed} {number}")
-        yield Case("site strings", f"sites {seed}/{number}", partial(_choose, chance, min(1000, count)))
+        yield Case(
+            "site strings",
+            f"sites {seed}/{number}",
+            partial(_choose, chance, min(1000, count)),
+        )
 
 
 def _read(chance: random.Random, folder: Path) -> str:
@@ -68,7 +107,11 @@ def _formats() -> dict[str, bytes]:
 def _packers() -> dict[str, Callable[[bytes], bytes]]:
     import zstandard
 
-    return {"": bytes, ".gz": gzip.compress, ".zst": zstandard.ZstdCompressor().compress}
+    return {
+        "": bytes,
+        ".gz": gzip.compress,
+        ".zst": zstandard.ZstdCompressor().compress,
+    }
 
 
 def _mutated(content: bytearray, chance: random.Random) -> bytearray:
@@ -80,9 +123,13 @@ def _mutated(content: bytearray, chance: random.Random) -> bytearray:
     elif way == 1:
         del content[at:]
     elif way == 2:
-        content[at:at] = chance.choice((b'"', b"\n\n", b"\xff", b"\0" * 100, b",,,", b"\xef\xbb\xbf", b"{", b"\r"))
+        content[at:at] = chance.choice(
+            (b'"', b"\n\n", b"\xff", b"\0" * 100, b",,,", b"\xef\xbb\xbf", b"{", b"\r")
+        )
     elif way == 3:  # a bomb, once it is compressed
-        content[at:at] = chance.choice((b"a", b"a\n", b"\n", b'"', b"[")) * chance.choice((10**5, 10**7, 10**8))
+        content[at:at] = chance.choice(
+            (b"a", b"a\n", b"\n", b'"', b"[")
+        ) * chance.choice((10**5, 10**7, 10**8))
     elif way == 4:
         content[:] = chance.randbytes(chance.choice((0, 1, 1000)))
     elif way == 5:

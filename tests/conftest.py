@@ -1,4 +1,6 @@
-"""Tiny models that are loaded once, real ones where they can be had, and a look at what hangs on a module."""
+"""Tiny models that are loaded once, real ones where they can be had, and a look at what
+hangs on a module.
+"""
 
 import os
 import random
@@ -24,35 +26,58 @@ assert pytest_runtest_protocol  # pytest finds it here
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in what a shell runs in the background
+# As in what a shell runs in the background.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 with suppress(ModuleNotFoundError):  # machines without it can run the other tests
     from hypothesis import HealthCheck, settings
 
-    # Nothing is asked to be fast: a busy machine is no fault. --hypothesis-profile=ci also tries the same every time.
-    settings.register_profile("here", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    # Nothing is asked to be fast: a busy machine is no fault. --hypothesis-profile=ci
+    # also tries the same every time.
+    settings.register_profile(
+        "here", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    )
     settings.load_profile("here")
 
 for name in ("no_proxy", "NO_PROXY"):  # servers of tests are on this machine
-    os.environ[name] = ",".join(filter(None, [os.environ.get(name), "127.0.0.1", "localhost"]))
+    os.environ[name] = ",".join(
+        filter(None, [os.environ.get(name), "127.0.0.1", "localhost"])
+    )
 
-FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+FLAGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+]
 FLAGS += ["--disable-component-update", "--disable-sync"]
 
 
 @pytest.fixture(scope="session")
 def chromium() -> "Iterator[Browser]":
-    from playwright.sync_api import sync_playwright  # here, so that machines without it can run the other tests
+    from playwright.sync_api import (
+        # Here, so that machines without it can run the other tests.
+        sync_playwright,
+    )
 
-    path = os.environ.get("HIDDENSCOPE_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
+    path = (
+        os.environ.get("HIDDENSCOPE_CHROMIUM")
+        or shutil.which("chromium")
+        or shutil.which("google-chrome")
+    )
     if not path:
-        missing = "there is no Chromium to draw the views in: `make browser` installs it, as root and with apt"
+        missing = (
+            "there is no Chromium to draw the views in: `make browser` installs it, as"
+            " root and with apt"
+        )
         if os.environ.get("HIDDENSCOPE_REQUIRE_BROWSER"):
             pytest.fail(missing)
         pytest.skip(missing)
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=FLAGS, timeout=600_000)
+        browser = playwright.chromium.launch(
+            executable_path=path, args=FLAGS, timeout=600_000
+        )
         yield browser
         browser.close()
 
@@ -68,7 +93,9 @@ def _tiny(family: str, task: str | None) -> hs.Model:
 
 @pytest.fixture
 def tiny() -> Callable[..., hs.Model]:
-    """Tiny models by family, with a tokenizer; each is loaded once a session, so no test may change one."""
+    """Tiny models by family, with a tokenizer; each is loaded once a session, so no
+    test may change one.
+    """
     return lambda family, task=None: _tiny(family, task)
 
 
@@ -116,16 +143,25 @@ def minilm() -> hs.Model:
 
 
 def _hanging(module: nn.Module) -> dict[str, Any]:
-    """What a pass could leave behind on each part: hooks, a replaced forward, a flag, another child, another weight."""
+    """What a pass could leave behind on each part: hooks, a replaced forward, a flag,
+    another child, another weight.
+    """
     seen: dict[str, Any] = {}
     for path, part in module.named_modules():
         own = {
-            name: list(value) for name, value in vars(part).items() if name.endswith(("_hooks", "_hooks_with_kwargs"))
+            name: list(value)
+            for name, value in vars(part).items()
+            if name.endswith(("_hooks", "_hooks_with_kwargs"))
         }
-        own |= {name: vars(part).get(name) for name in ("training", "forward", "_output_capturing_hooks_installed")}
+        own |= {
+            name: vars(part).get(name)
+            for name in ("training", "forward", "_output_capturing_hooks_installed")
+        }
         own |= {f"child {name}": id(child) for name, child in part._modules.items()}
         own |= {
-            f"weight {name}": (id(w), w.requires_grad, w.grad) for name, w in part._parameters.items() if w is not None
+            f"weight {name}": (id(w), w.requires_grad, w.grad)
+            for name, w in part._parameters.items()
+            if w is not None
         }
         seen[path] = own
     return seen

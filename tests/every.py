@@ -1,4 +1,6 @@
-"""Every analysis, run on tiny models in every way that makes another result; each is run once a session."""
+"""Every analysis, run on tiny models in every way that makes another result; each is
+run once a session.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,8 +15,14 @@ import torch
 import hiddenscope as hs
 from hiddenscope.testing import tiny_model, tiny_tokenizer
 
-TEXT, OTHER = "The rest of the cats sat on the mat.", "A rest of the dogs sat on the mat."
-CLASSES = ([f"{'the cat' if k % 2 else 'on or of'} number {k}" for k in range(24)], [k % 2 for k in range(24)])
+TEXT, OTHER = (
+    "The rest of the cats sat on the mat.",
+    "A rest of the dogs sat on the mat.",
+)
+CLASSES = (
+    [f"{'the cat' if k % 2 else 'on or of'} number {k}" for k in range(24)],
+    [k % 2 for k in range(24)],
+)
 
 
 _place: tuple[str, torch.dtype] = ("cpu", torch.float32)
@@ -44,7 +52,9 @@ def _loaded(family: str, seed: int, device: str, dtype: torch.dtype) -> hs.Model
 
 
 def points() -> Any:
-    return np.repeat([[1.0, 0, 0], [0, 1.0, 0]], 20, axis=0) + np.random.default_rng(0).normal(0, 0.01, (40, 3))
+    return np.repeat([[1.0, 0, 0], [0, 1.0, 0]], 20, axis=0) + np.random.default_rng(
+        0
+    ).normal(0, 0.01, (40, 3))
 
 
 RUNS: dict[str, list[Callable[[], hs.Result]]] = {

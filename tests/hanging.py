@@ -1,7 +1,8 @@
 """A test that hangs fails by its name, so that the others are still run.
 
-Where it hangs in compiled code, and no Python runs any more, its process is ended some minutes later, with the
-traceback of every thread: pytest-xdist then says which test that was, and goes on in another process.
+Where it hangs in compiled code, and no Python runs any more, its process is ended some
+minutes later, with the traceback of every thread: pytest-xdist then says which test
+that was, and goes on in another process.
 """
 
 import faulthandler
@@ -13,15 +14,22 @@ from collections.abc import Generator
 from types import FrameType
 
 import pytest
-from _pytest.faulthandler import fault_handler_stderr_fd_key  # stderr itself, not what pytest captures
+from _pytest.faulthandler import (
+    # Stderr itself, not what pytest captures.
+    fault_handler_stderr_fd_key,
+)
 
-SECONDS = float(os.environ.get("HIDDENSCOPE_TEST_SECONDS", 1500))  # far more than any test takes on a busy machine
+# Far more than any test takes on a busy machine.
+SECONDS = float(os.environ.get("HIDDENSCOPE_TEST_SECONDS", 1500))
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Let a test fail that still runs after so many seconds."""
-    if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
+    if (
+        not hasattr(signal, "setitimer")
+        or threading.current_thread() is not threading.main_thread()
+    ):
         return (yield)
 
     def fail(number: int, frame: FrameType | None) -> None:

@@ -1,6 +1,8 @@
-"""Extract in a process that has too few descriptors, or too little memory: what each job ends with, one line each.
+"""Extract in a process that has too few descriptors, or too little memory: what each
+job ends with, one line each.
 
-Called as `python -m tests.starved descriptors|memory`. A line is `done`, or the error and its text.
+Called as `python -m tests.starved descriptors|memory`. A line is `done`, or the error
+and its text.
 """
 
 import os
@@ -21,7 +23,8 @@ def main(what: str) -> None:
     """Give one job after another a little more."""
     model = hs.load((tiny_model("gpt2"), tiny_tokenizer()))
     with TemporaryDirectory() as folder:
-        hs.extract(model, texts(20), Path(folder, "warm"), engine=ENGINE)  # what is imported is imported now
+        # What is imported is imported now.
+        hs.extract(model, texts(20), Path(folder, "warm"), engine=ENGINE)
     amounts = (0, 1, 2, 3, 4, 6, 16) if what == "descriptors" else (64 * MEGABYTE,)
     for amount in amounts:
         with TemporaryDirectory() as folder:
@@ -31,7 +34,11 @@ def main(what: str) -> None:
 def attempt(model: hs.Model, folder: Path, what: str, amount: int) -> str:
     """Extract with so much more than the process has already, and say how that ended."""
     if what == "descriptors":
-        kind, used, count = resource.RLIMIT_NOFILE, len(os.listdir("/proc/self/fd")) - 1, 30
+        kind, used, count = (
+            resource.RLIMIT_NOFILE,
+            len(os.listdir("/proc/self/fd")) - 1,
+            30,
+        )
     else:
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         kind, used, count = resource.RLIMIT_AS, pages * resource.getpagesize(), 3000
@@ -40,7 +47,10 @@ def attempt(model: hs.Model, folder: Path, what: str, amount: int) -> str:
     try:
         hs.extract(model, texts(count), folder / "store", engine=ENGINE)
     except Exception as error:
-        return f"{type(error).__name__} {isinstance(error, hs.errors.Error)} {str(error)!a}"
+        return (
+            f"{type(error).__name__} {isinstance(error, hs.errors.Error)}"
+            f" {str(error)!a}"
+        )
     finally:
         resource.setrlimit(kind, before)
     return "done"

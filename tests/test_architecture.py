@@ -1,4 +1,6 @@
-"""The file list is the architecture: this reads the source and names every place that breaks a rule of the house."""
+"""The file list is the architecture: this reads the source and names every place that
+breaks a rule of the house.
+"""
 
 import ast
 import inspect
@@ -17,28 +19,30 @@ import hiddenscope as hs
 ROOT = Path(__file__).parent.parent
 HOUSE = ROOT / "src" / "hiddenscope"
 
-# From the roof to the ground. Rooms in one row do not know one another, except the values: they are made of each other.
+# From the roof to the ground. Rooms in one row do not know one another, except the
+# values: they are made of each other.
 ROWS = [
     {"__main__"},
     {"cli", "testing"},
     {"app"},
+    {"interface"},
     {"views"},
     {"analyses"},
     {"extract"},
-    {"vectors", "linear"},
+    {"vectors"},
     {"store", "model"},
     {"passes"},
-    {"anatomy"},
-    {"trials"},
-    {"loading", "module_copy"},
-    {"hooks", "weights", "size_limit", "train_mode"},
-    {"texts", "states", "sites", "results", "datasets", "measures"},
-    {"files", "compressed", "kernels", "limits", "netcdf", "products"},
+    {"discovery"},
+    {"loading"},
+    {"modules"},
+    {"texts", "states", "sites", "results", "linear", "measures"},
+    {"files"},
     {"arguments"},
-    {"errors", "progress", "catalog", "signatures", "autograd"},
+    {"errors", "progress", "catalog"},
 ]
 VALUES = next(row for row in ROWS if "states" in row)
-ROOF = ROWS[0] | ROWS[1] | ROWS[2]  # only these may use the public names, `import hiddenscope as hs`
+# Only these may use the public names, `import hiddenscope as hs`.
+ROOF = ROWS[0] | ROWS[1] | ROWS[2]
 ROW_OF = {room: row for row, rooms in enumerate(ROWS) for room in rooms}
 NAMELESS = {"utils", "util", "helpers", "helper", "core", "common", "misc"}
 UNSAFE = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
@@ -65,7 +69,9 @@ class Module:
         return ast.parse(self.source)
 
     def imports(self, within: ast.AST) -> Iterator[tuple[ast.stmt, str]]:
-        """Every import of ours, with what it names: `model.Model`, or nothing for the package itself."""
+        """Every import of ours, with what it names: `model.Model`, or nothing for the
+        package itself.
+        """
         place = ["hiddenscope", *self.name.split(".")]
         package = place if self.path.name == "__init__.py" else place[:-1]
         for node in ast.walk(within):
@@ -73,24 +79,47 @@ class Module:
                 names = [alias.name for alias in node.names]
             elif isinstance(node, ast.ImportFrom):
                 start = package[: len(package) - node.level + 1] if node.level else []
-                names = [".".join([*start, *filter(None, [node.module]), alias.name]) for alias in node.names]
+                names = [
+                    ".".join([*start, *filter(None, [node.module]), alias.name])
+                    for alias in node.names
+                ]
             else:
                 continue
-            yield from ((node, name.partition(".")[2]) for name in names if name.split(".")[0] == "hiddenscope")
+            yield from (
+                (node, name.partition(".")[2])
+                for name in names
+                if name.split(".")[0] == "hiddenscope"
+            )
 
 
 def violations(house: Path) -> list[str]:
     """Every rule that a package breaks, as `module: what`."""
     paths = sorted(set(house.rglob("*.py")) - {house / "__init__.py"})
-    names = [".".join(path.relative_to(house).with_suffix("").parts).removesuffix(".__init__") for path in paths]
-    modules = {name: Module(name, path) for name, path in zip(names, paths, strict=True)}
+    names = [
+        ".".join(path.relative_to(house).with_suffix("").parts).removesuffix(
+            ".__init__"
+        )
+        for path in paths
+    ]
+    modules = {
+        name: Module(name, path) for name, path in zip(names, paths, strict=True)
+    }
     graph: dict[str, set[str]] = {name: set() for name in names}
     for name, module in modules.items():
         for _, end in module.imports(module.tree):
             graph[name].add(end if end in modules else end.rpartition(".")[0])
         graph[name].discard(name)
-    found = [f"{name}: {what}" for name, module in modules.items() for what in in_one_module(module)]
-    found += [f"{name}: {what}" for name, ends in graph.items() for end in sorted(ends) if (what := upward(name, end))]
+    found = [
+        f"{name}: {what}"
+        for name, module in modules.items()
+        for what in in_one_module(module)
+    ]
+    found += [
+        f"{name}: {what}"
+        for name, ends in graph.items()
+        for end in sorted(ends)
+        if (what := upward(name, end))
+    ]
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as cycle:
@@ -103,11 +132,23 @@ def upward(name: str, end: str) -> str | None:
     if room not in ROW_OF:
         return "a room that is not in the plan of the house"
     if not other:
-        return None if room in ROOF else "takes a public name of the package, not the room it comes from"
+        return (
+            None
+            if room in ROOF
+            else "takes a public name of the package, not the room it comes from"
+        )
     if room == other:
-        another = room == "analyses" and name != "analyses" and name.split(".")[1] != (end.split(".") + [""])[1]
+        another = (
+            room == "analyses"
+            and name != "analyses"
+            and name.split(".")[1] != (end.split(".") + [""])[1]
+        )
         return f"an analysis imports another: {end}" if another else None
-    down = ROW_OF[room] < ROW_OF.get(other, -1) or {room, other} <= VALUES or room == "testing"
+    down = (
+        ROW_OF[room] < ROW_OF.get(other, -1)
+        or {room, other} <= VALUES
+        or room == "testing"
+    )
     return None if down else f"imports {end}, which is not below it"
 
 
@@ -116,37 +157,59 @@ def in_one_module(module: Module) -> Iterator[str]:
         yield "a name that says nothing"
     for node in ast.walk(module.tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            if (length := (node.end_lineno or 0) - node.lineno + 1) > 80:
-                yield f"{node.name} has {length} lines, more than 80"
+            # The signature and the docstring may be as long as they must be.
+            body = node.body[1:] if ast.get_docstring(node) else node.body
+            length = node.body[-1].end_lineno - body[0].lineno + 1 if body else 0
+            if length > 80:
+                yield f"the body of {node.name} has {length} lines, more than 80"
             for inner, _ in module.imports(node):
                 yield f"line {inner.lineno} imports a module of ours inside a function"
-        if module.name != "hooks" and touches_a_forward(node):
-            yield f"line {node.lineno} hooks or replaces a forward: only hooks.py may"
+        if module.name != "modules.hooks" and touches_a_forward(node):
+            yield f"line {node.lineno} hooks or replaces a forward: only modules/hooks.py may"
         if what := runs_foreign_code(node):
             yield f"line {node.lineno} uses {what}"
-    if module.name.split(".")[0] not in ("autograd", "testing"):
+    if not module.name.startswith(("modules.autograd", "testing")):
         for line in unguarded_modes(module.tree):
-            yield f"line {line} sets a mode of autograd that an interrupt can leave: put autograd.restored() before it"
+            yield (
+                f"line {line} sets a mode of autograd that an interrupt can leave: put"
+                " autograd.restored() before it"
+            )
 
 
 def touches_a_forward(node: ast.AST) -> bool:
     if isinstance(node, ast.Attribute):
-        return bool(HOOK.fullmatch(node.attr)) or (node.attr == "forward" and isinstance(node.ctx, ast.Store | ast.Del))
+        return bool(HOOK.fullmatch(node.attr)) or (
+            node.attr == "forward" and isinstance(node.ctx, ast.Store | ast.Del)
+        )
     is_setattr = (
-        isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in {"setattr", "delattr"}
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id in {"setattr", "delattr"}
     )
-    return is_setattr and any(isinstance(arg, ast.Constant) and arg.value == "forward" for arg in node.args)
+    return is_setattr and any(
+        isinstance(arg, ast.Constant) and arg.value == "forward" for arg in node.args
+    )
 
 
 def unguarded_modes(tree: ast.AST) -> list[int]:
-    """The lines on which a mode of autograd is set outside a `with` that sets it back whatever interrupts."""
+    """The lines on which a mode of autograd is set outside a `with` that sets it back
+    whatever interrupts.
+    """
     guarded: set[int] = set()
     for node in ast.walk(tree):
-        names = [called(item.context_expr) for item in node.items] if isinstance(node, ast.With) else []
+        names = (
+            [called(item.context_expr) for item in node.items]
+            if isinstance(node, ast.With)
+            else []
+        )
         if "restored" in names:
             behind = node.items[names.index("restored") + 1 :]  # type: ignore[attr-defined]
             guarded |= {id(item.context_expr) for item in behind}
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and id(node) not in guarded]
+    calls = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and id(node) not in guarded
+    ]
     return [node.lineno for node in calls if called(node) in MODES]
 
 
@@ -158,9 +221,15 @@ def called(node: ast.AST) -> str:
 
 def runs_foreign_code(node: ast.AST) -> str | None:
     if isinstance(node, ast.Import | ast.ImportFrom):
-        names = [alias.name for alias in node.names] + [getattr(node, "module", None) or ""]
+        names = [alias.name for alias in node.names] + [
+            getattr(node, "module", None) or ""
+        ]
         return next((name for name in names if name.split(".")[0] in UNSAFE), None)
-    if isinstance(node, ast.Call) and ast.unparse(node.func) in {"eval", "exec", "torch.load"}:
+    if isinstance(node, ast.Call) and ast.unparse(node.func) in {
+        "eval",
+        "exec",
+        "torch.load",
+    }:
         return ast.unparse(node.func)
     return None
 
@@ -170,8 +239,15 @@ def test_the_house_keeps_its_rules() -> None:
 
 
 def test_a_public_function_has_at_most_seven_parameters() -> None:
-    functions = {name: value for name in hs.__all__ if inspect.isfunction(value := getattr(hs, name))}
-    counts = {name: len(inspect.signature(function).parameters) for name, function in functions.items()}
+    functions = {
+        name: value
+        for name in hs.__all__
+        if inspect.isfunction(value := getattr(hs, name))
+    }
+    counts = {
+        name: len(inspect.signature(function).parameters)
+        for name, function in functions.items()
+    }
     assert {name for name, count in counts.items() if count > MOST_PARAMETERS} == set()
 
 
@@ -189,39 +265,101 @@ def test_no_two_rooms_have_a_class_of_the_same_name() -> None:
 @pytest.mark.parametrize(
     ("module", "source", "what"),
     [
-        ("passes", "from hiddenscope.model import Model", "passes: imports model, which is not below it"),
-        ("hooks", "import hiddenscope.loading", "hooks: imports loading, which is not below it"),
-        ("model", "import hiddenscope as hs", "model: takes a public name of the package"),
-        ("analyses.lens", "from hiddenscope.analyses.patch import patch", "analyses.lens: an analysis imports another"),
+        (
+            "passes",
+            "from hiddenscope.model import Model",
+            "passes: imports model, which is not below it",
+        ),
+        (
+            "modules",
+            "import hiddenscope.loading",
+            "modules: imports loading, which is not below it",
+        ),
+        (
+            "model",
+            "import hiddenscope as hs",
+            "model: takes a public name of the package",
+        ),
+        (
+            "analyses.lens",
+            "from hiddenscope.analyses.patch import patch",
+            "analyses.lens: an analysis imports another",
+        ),
         ("states", "from hiddenscope.results import Result", "a cycle"),
         (
             "model",
             "def f():\n    from hiddenscope.passes import record",
             "line 2 imports a module of ours inside a function",
         ),
-        ("passes", "from .model import Model", "passes: imports model, which is not below it"),
-        ("analyses.lens", "from . import patch", "analyses.lens: an analysis imports another"),
-        ("passes", "def f(m):\n    m.register_forward_pre_hook(f)", "line 2 hooks or replaces a forward"),
-        ("passes", "def f(m):\n    m.forward = f", "line 2 hooks or replaces a forward"),
-        ("passes", "def f(m):\n    setattr(m, 'forward', f)", "line 2 hooks or replaces a forward"),
+        (
+            "passes",
+            "from .model import Model",
+            "passes: imports model, which is not below it",
+        ),
+        (
+            "analyses.lens",
+            "from . import patch",
+            "analyses.lens: an analysis imports another",
+        ),
+        (
+            "passes",
+            "def f(m):\n    m.register_forward_pre_hook(f)",
+            "line 2 hooks or replaces a forward",
+        ),
+        (
+            "passes",
+            "def f(m):\n    m.forward = f",
+            "line 2 hooks or replaces a forward",
+        ),
+        (
+            "passes",
+            "def f(m):\n    setattr(m, 'forward', f)",
+            "line 2 hooks or replaces a forward",
+        ),
         ("loading", "from pickle import loads", "line 1 uses pickle"),
         ("loading", "import torch\nx = torch.load('x')", "line 2 uses torch.load"),
         ("loading", "x = eval('1')", "line 1 uses eval"),
-        ("model", "def f():\n" + "    x = 1\n" * 80, "f has 81 lines"),
-        ("passes", "import torch\nwith torch.no_grad():\n    pass", "line 2 sets a mode of autograd"),
-        ("passes", "import torch\n@torch.no_grad()\ndef f(): ...", "line 2 sets a mode of autograd"),
+        ("model", "def f():\n" + "    x = 1\n" * 81, "the body of f has 81 lines"),
+        (
+            "passes",
+            "import torch\nwith torch.no_grad():\n    pass",
+            "line 2 sets a mode of autograd",
+        ),
+        (
+            "passes",
+            "import torch\n@torch.no_grad()\ndef f(): ...",
+            "line 2 sets a mode of autograd",
+        ),
         (
             "passes",
             "import torch\nwith torch.no_grad(), autograd.restored():\n    pass",
             "line 2 sets a mode of autograd",
         ),
         ("analyses.utils", "", "a name that says nothing"),
-        ("shed", "from hiddenscope.errors import Error", "a room that is not in the plan"),
+        (
+            "shed",
+            "from hiddenscope.errors import Error",
+            "a room that is not in the plan",
+        ),
     ],
 )
-def test_a_broken_rule_is_found(tmp_path: Path, module: str, source: str, what: str) -> None:
-    plan = {"errors": "", "hooks": "", "loading": "", "passes": "", "model": "", "states": ""}
-    plan |= {"results": "from hiddenscope.states import States", "analyses.patch": "", "__init__": "", module: source}
+def test_a_broken_rule_is_found(
+    tmp_path: Path, module: str, source: str, what: str
+) -> None:
+    plan = {
+        "errors": "",
+        "modules": "",
+        "loading": "",
+        "passes": "",
+        "model": "",
+        "states": "",
+    }
+    plan |= {
+        "results": "from hiddenscope.states import States",
+        "analyses.patch": "",
+        "__init__": "",
+        module: source,
+    }
     for name, text in plan.items():
         path = tmp_path.joinpath(*name.split(".")).with_suffix(".py")
         path.parent.mkdir(exist_ok=True)
@@ -234,7 +372,8 @@ def test_a_broken_rule_is_found(tmp_path: Path, module: str, source: str, what: 
 def test_what_is_allowed_is_not_found(tmp_path: Path) -> None:
     (tmp_path / "errors.py").write_text("")
     (tmp_path / "cli.py").write_text(
-        "import hiddenscope as hs\nfrom hiddenscope import errors\n\n\nx = hs.load().eval()"
+        "import hiddenscope as hs\nfrom hiddenscope import errors\n\n\nx ="
+        " hs.load().eval()"
     )
     assert violations(tmp_path) == []
 
@@ -242,8 +381,15 @@ def test_what_is_allowed_is_not_found(tmp_path: Path) -> None:
 def test_no_file_names_a_path_of_somebodys_machine() -> None:
     kinds = {".py", ".md", ".toml", ".txt", ".cfg", ".js", ".json", ".html"}
     folders = ("src", "tests", "bench", "docs", "examples")
-    files = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in kinds]
+    files = [
+        path
+        for folder in folders
+        for path in (ROOT / folder).rglob("*")
+        if path.suffix in kinds
+    ]
     named = [
-        path for path in [*files, ROOT / "README.md", ROOT / "Makefile"] if OWN_PATH.search(path.read_text("utf-8"))
+        path
+        for path in [*files, ROOT / "README.md", ROOT / "Makefile"]
+        if OWN_PATH.search(path.read_text("utf-8"))
     ]
     assert named == []

@@ -1,4 +1,6 @@
-"""What a model cannot take is refused before it is run: an error of ours, of a builtin's kind, that says what to do."""
+"""What a model cannot take is refused before it is run: an error of ours, of a
+builtin's kind, that says what to do.
+"""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -11,18 +13,25 @@ import torch
 
 import hiddenscope as hs
 from hiddenscope.errors import Error, NotFinite, PassError, SiteError, TextError
-from hiddenscope.hooks import finite_attention
+from hiddenscope.modules.hooks import finite_attention
+from hiddenscope.modules.weights import check_finite
 from hiddenscope.testing import tiny_model, tiny_tokenizer
-from hiddenscope.weights import check_finite
 
 Tiny = Callable[..., hs.Model]
 TEXT = [7, 99, 23, 64, 31]
 
 
 def refused(
-    work: Callable[[], Any], kind: type[Error], builtin: type[Exception], *words: str, model: hs.Model, hanging: Any
+    work: Callable[[], Any],
+    kind: type[Error],
+    builtin: type[Exception],
+    *words: str,
+    model: hs.Model,
+    hanging: Any,
 ) -> Error:
-    """The error that some work ends in, once it has been seen to be a good one and to leave nothing behind."""
+    """The error that some work ends in, once it has been seen to be a good one and to
+    leave nothing behind.
+    """
     passes: list[int] = []
     handle = model.module.register_forward_pre_hook(lambda *_: passes.append(1))
     before = hanging(model.module)
@@ -32,7 +41,12 @@ def refused(
     handle.remove()
     error = caught.value
     assert isinstance(error, builtin)
-    assert error.problem and error.reason and error.remedy and error.remedy.endswith((".", "?"))
+    assert (
+        error.problem
+        and error.reason
+        and error.remedy
+        and error.remedy.endswith((".", "?"))
+    )
     assert all(word in str(error) for word in words), str(error)
     assert not passes or kind in (NotFinite, PassError)
     return error
@@ -46,10 +60,16 @@ TEXTS: dict[str, tuple[Any, str]] = {
     "too long": ("the cat " * 200, "takes at most 128"),
     "100k characters": ("a" * 100_000, "takes at most 128"),
     "too many ids": ([[5] * 129], "129 tokens and GPT2LMHeadModel takes at most 128"),
-    "a negative id": ([[5, -1]], "id -1 is outside the vocabulary of GPT2LMHeadModel, 0 to 127"),
+    "a negative id": (
+        [[5, -1]],
+        "id -1 is outside the vocabulary of GPT2LMHeadModel, 0 to 127",
+    ),
     "an id too large": ([[5, 6], [128]], "Text 1: id 128"),
     "an absurd id": ([[2**70]], "outside the vocabulary"),
-    "strings and ids": (["the one", [5, 6]], "strings only, or lists of token ids only"),
+    "strings and ids": (
+        ["the one", [5, 6]],
+        "strings only, or lists of token ids only",
+    ),
     "ids and strings": ([5, "the one"], "strings only, or lists of token ids only"),
     "nothing": ([], "the list is empty"),
     "no ids": ([[]], "it has no tokens"),
@@ -63,9 +83,18 @@ TEXTS: dict[str, tuple[Any, str]] = {
     "a number": (5, "got int"),
     "bytes": (b"the one", "got bytes"),
     "bytes among texts": ([b"the one"], "text 0 is bytes"),
-    "a range that no memory holds": (range(10**12), "a range has more than 4,194,304 items"),
-    "a range longer than any list": (range(10**30), "a range has more than 4,194,304 items"),
-    "such a range among texts": ([range(10**12)], "a range has more than 4,194,304 items"),
+    "a range that no memory holds": (
+        range(10**12),
+        "a range has more than 4,194,304 items",
+    ),
+    "a range longer than any list": (
+        range(10**30),
+        "a range has more than 4,194,304 items",
+    ),
+    "such a range among texts": (
+        [range(10**12)],
+        "a range has more than 4,194,304 items",
+    ),
     "a mapping without ids": ({"ids": [[5, 6]]}, "it has no input_ids, only ids"),
 }
 
@@ -73,30 +102,54 @@ TEXTS: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize("case", TEXTS)
 def test_texts_that_a_model_cannot_take(tiny: Tiny, case: str, hanging: Any) -> None:
     model, (texts, words) = tiny("gpt2"), TEXTS[case]
-    ways = [lambda: model.capture(texts), lambda: hs.record(model, texts), lambda: model.capture_generation(texts)]
+    ways = [
+        lambda: model.capture(texts),
+        lambda: hs.record(model, texts),
+        lambda: model.capture_generation(texts),
+    ]
     model.capture_generation([TEXT], max_new_tokens=1)
     for work in ways:
         refused(work, TextError, ValueError, words, model=model, hanging=hanging)
 
 
-def test_a_text_that_is_too_long_is_said_to_be_how_long_and_may_be_cut(tiny: Tiny, hanging: Any) -> None:
+def test_a_text_that_is_too_long_is_said_to_be_how_long_and_may_be_cut(
+    tiny: Tiny, hanging: Any
+) -> None:
     model = tiny("bert")
     text = "the cat sat " * 40
     length = len(model.tokenizer(text, verbose=False).input_ids)
     words = (f"{length:,} tokens", "takes at most 128", "truncate=True")
-    refused(lambda: model.capture(text), TextError, ValueError, *words, model=model, hanging=hanging)
+    refused(
+        lambda: model.capture(text),
+        TextError,
+        ValueError,
+        *words,
+        model=model,
+        hanging=hanging,
+    )
     states = model.capture([text, "on"], truncate=True)
     assert states.tokens.lengths.tolist()[0] == 128
-    assert states.of(0).tokens.strings[-1] == "<sep>", "a cut text ends as every text does"
+    assert states.of(0).tokens.strings[-1] == "<sep>", (
+        "a cut text ends as every text does"
+    )
     assert model.capture([[5] * 500], truncate=True).tokens.ids.tolist() == [5] * 128
     assert len(model.capture("a" * 100_000, "layer.1", truncate=True).tokens) == 128
-    assert model.capture(text[:30]).tokens.lengths.tolist()[0] < 128, "and nothing is cut that was not asked for"
+    assert model.capture(text[:30]).tokens.lengths.tolist()[0] < 128, (
+        "and nothing is cut that was not asked for"
+    )
 
 
 def test_a_text_without_a_tokenizer(hanging: Any) -> None:
     model = hs.load((tiny_model("gpt2"), None))
     words = ("'the one'", "without a tokenizer", "lists of token ids")
-    refused(lambda: model.capture("the one"), TextError, ValueError, *words, model=model, hanging=hanging)
+    refused(
+        lambda: model.capture("the one"),
+        TextError,
+        ValueError,
+        *words,
+        model=model,
+        hanging=hanging,
+    )
     assert model.capture([TEXT]).tokens.strings == tuple(map(str, TEXT))
 
 
@@ -114,7 +167,10 @@ SITES = {
 @pytest.mark.parametrize("site", SITES)
 def test_sites_that_a_model_has_not(tiny: Tiny, site: str, hanging: Any) -> None:
     model = tiny("gpt2")
-    for work in (lambda: model.capture([TEXT], site), lambda: hs.record(model, [TEXT], site)):
+    for work in (
+        lambda: model.capture([TEXT], site),
+        lambda: hs.record(model, [TEXT], site),
+    ):
         refused(work, SiteError, LookupError, SITES[site], model=model, hanging=hanging)
     with pytest.raises(SiteError), hs.recording(model, site):
         pass
@@ -130,10 +186,27 @@ def test_logits_of_a_model_without_a_head(tiny: Tiny, hanging: Any) -> None:
 def test_logits_that_are_no_row_a_token(hanging: Any) -> None:
     from transformers import BertConfig, BertForSequenceClassification
 
-    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-    model = hs.load((BertForSequenceClassification(BertConfig(vocab_size=128, **sizes)).eval(), None))
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+    }
+    model = hs.load(
+        (
+            BertForSequenceClassification(BertConfig(vocab_size=128, **sizes)).eval(),
+            None,
+        )
+    )
     work = lambda: hs.record(model, [TEXT, TEXT], logits=True)  # noqa: E731
-    refused(work, PassError, RuntimeError, "[2, 2], not one row per token", model=model, hanging=hanging)
+    refused(
+        work,
+        PassError,
+        RuntimeError,
+        "[2, 2], not one row per token",
+        model=model,
+        hanging=hanging,
+    )
     assert model.capture([TEXT]).values.shape == (3, 5, 32)
 
 
@@ -165,24 +238,53 @@ def test_targets_that_do_not_fit(tiny: Tiny, hanging: Any) -> None:
 @pytest.mark.parametrize("start", [None, 10**6, 10**30, -1])
 def test_a_decoder_without_a_start_token(hanging: Any, start: int | None) -> None:
     module = tiny_model("t5")
-    module.config.decoder_start_token_id = module.generation_config.decoder_start_token_id = start  # type: ignore
+    module.config.decoder_start_token_id = (
+        module.generation_config.decoder_start_token_id
+    ) = start  # type: ignore
     model = hs.load((module, None))
     words = ("decoder_start_token_id", "`targets=`")
-    refused(lambda: model.capture([TEXT]), TextError, ValueError, *words, model=model, hanging=hanging)
+    refused(
+        lambda: model.capture([TEXT]),
+        TextError,
+        ValueError,
+        *words,
+        model=model,
+        hanging=hanging,
+    )
     assert model.capture([TEXT], targets=[[5]]).decoder.tokens.ids.tolist() == [5]  # type: ignore[union-attr]
 
 
 PLACES = {
-    "llama": ("model.layers.1.self_attn.q_proj.weight", "model.layers.2.mlp.down_proj.weight", "lm_head.weight"),
-    "gpt2": ("transformer.h.1.attn.c_attn.weight", "transformer.h.0.ln_1.bias", "transformer.wpe.weight"),
-    "bert": ("bert.encoder.layer.1.attention.self.key.weight", "bert.embeddings.word_embeddings.weight"),
-    "t5": ("encoder.block.0.layer.0.SelfAttention.q.weight", "decoder.block.1.layer.1.EncDecAttention.v.weight"),
+    "llama": (
+        "model.layers.1.self_attn.q_proj.weight",
+        "model.layers.2.mlp.down_proj.weight",
+        "lm_head.weight",
+    ),
+    "gpt2": (
+        "transformer.h.1.attn.c_attn.weight",
+        "transformer.h.0.ln_1.bias",
+        "transformer.wpe.weight",
+    ),
+    "bert": (
+        "bert.encoder.layer.1.attention.self.key.weight",
+        "bert.embeddings.word_embeddings.weight",
+    ),
+    "t5": (
+        "encoder.block.0.layer.0.SelfAttention.q.weight",
+        "decoder.block.1.layer.1.EncDecAttention.v.weight",
+    ),
 }
 
 
-@pytest.mark.parametrize(("family", "path"), [(family, path) for family in PLACES for path in PLACES[family]])
-@pytest.mark.parametrize(("value", "count"), [(torch.nan, "1 NaN"), (-torch.inf, "1 infinite value")])
-def test_a_weight_that_is_not_finite_is_named(family: str, path: str, value: float, count: str, hanging: Any) -> None:
+@pytest.mark.parametrize(
+    ("family", "path"), [(family, path) for family in PLACES for path in PLACES[family]]
+)
+@pytest.mark.parametrize(
+    ("value", "count"), [(torch.nan, "1 NaN"), (-torch.inf, "1 infinite value")]
+)
+def test_a_weight_that_is_not_finite_is_named(
+    family: str, path: str, value: float, count: str, hanging: Any
+) -> None:
     module = tiny_model(family)
     module.config.decoder_start_token_id = 0  # type: ignore[union-attr]
     model = hs.load((module, None))
@@ -197,31 +299,49 @@ def test_a_weight_that_is_not_finite_is_named(family: str, path: str, value: flo
         lambda: hs.load((module, None)),
     ]
     for work in ways:
-        refused(work, NotFinite, ArithmeticError, f"{path} has {count}", model=model, hanging=hanging)
+        refused(
+            work,
+            NotFinite,
+            ArithmeticError,
+            f"{path} has {count}",
+            model=model,
+            hanging=hanging,
+        )
     with pytest.raises(NotFinite, match=path), hs.recording(model):
         pass
     with torch.no_grad():
         weight.flatten()[3] = kept
     again = model.capture([TEXT], "layer.*")
-    assert all(torch.equal(again[site], right[site]) for site in right.sites), "mended, it works as before"
+    assert all(torch.equal(again[site], right[site]) for site in right.sites), (
+        "mended, it works as before"
+    )
 
 
 def test_several_weights_that_are_not_finite_and_a_buffer() -> None:
     module = tiny_model("llama")
     with torch.no_grad():
         for name in "qkvo":
-            module.get_parameter(f"model.layers.0.self_attn.{name}_proj.weight")[:2, :3] = torch.nan
-    with pytest.raises(NotFinite, match=r"q_proj.weight has 6 NaN; .*k_proj.* and 1 more weight is not finite"):
+            module.get_parameter(f"model.layers.0.self_attn.{name}_proj.weight")[
+                :2, :3
+            ] = torch.nan
+    with pytest.raises(
+        NotFinite,
+        match=r"q_proj.weight has 6 NaN; .*k_proj.* and 1 more weight is not finite",
+    ):
         hs.load((module, None))
     module = tiny_model("llama")
     module.register_buffer("mask", torch.full((2, 2), -torch.inf))
-    assert hs.load((module, None)).capture([TEXT]).values.isfinite().all(), "a mask is made of infinities"
+    assert hs.load((module, None)).capture([TEXT]).values.isfinite().all(), (
+        "a mask is made of infinities"
+    )
     module.mask[0, 0] = torch.nan
     with pytest.raises(NotFinite, match="mask has 1 NaN"):
         hs.load((module, None))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64]
+)
 def test_weights_that_are_large_and_finite_are_no_fault(dtype: torch.dtype) -> None:
     linear = torch.nn.Linear(4, 4, dtype=dtype)
     torch.nn.init.constant_(linear.weight, torch.finfo(dtype).max)
@@ -232,39 +352,71 @@ def test_weights_that_are_large_and_finite_are_no_fault(dtype: torch.dtype) -> N
         check_finite(linear)
 
 
-@pytest.mark.parametrize(("part", "inside"), [("mlp.down_proj", "layer.2.mlp"), ("self_attn.o_proj", "layer.2.mid")])
-def test_numbers_that_overflow_are_named_by_the_site_where_they_come_up(part: str, inside: str, hanging: Any) -> None:
+@pytest.mark.parametrize(
+    ("part", "inside"),
+    [("mlp.down_proj", "layer.2.mlp"), ("self_attn.o_proj", "layer.2.mid")],
+)
+def test_numbers_that_overflow_are_named_by_the_site_where_they_come_up(
+    part: str, inside: str, hanging: Any
+) -> None:
     module = tiny_model("llama")
     model = hs.load((module, tiny_tokenizer()))
     right = model.capture([TEXT], "layer.0-1").values
     torch.nn.init.constant_(module.get_parameter(f"model.layers.1.{part}.weight"), 3e38)
     words = ("at layer.2, token", "text 0, position 0", "weights of the block")
-    for work in (lambda: model.capture([TEXT, TEXT[:2]]), lambda: hs.record(model, [TEXT], logits=True)):
+    for work in (
+        lambda: model.capture([TEXT, TEXT[:2]]),
+        lambda: hs.record(model, [TEXT], logits=True),
+    ):
         refused(work, NotFinite, ArithmeticError, *words, model=model, hanging=hanging)
-    assert torch.equal(model.capture([TEXT], "layer.0-1").values, right), "what is computed before it is right"
+    assert torch.equal(model.capture([TEXT], "layer.0-1").values, right), (
+        "what is computed before it is right"
+    )
     with pytest.raises(NotFinite, match=inside):
         model.capture([TEXT], "layer.2.mid,layer.2.mlp,layer.2")
 
 
-def test_a_nan_that_comes_up_in_an_embedding_in_the_head_and_in_a_decoder(hanging: Any) -> None:
+def test_a_nan_that_comes_up_in_an_embedding_in_the_head_and_in_a_decoder(
+    hanging: Any,
+) -> None:
     module = tiny_model("llama")
     model = hs.load((module, None))
     embeddings: Any = module.get_submodule("model.embed_tokens")
-    infinite = lambda _, given, states: states.masked_fill((given[0] == 99)[..., None], torch.inf)  # noqa: E731
+    infinite = lambda _, given, states: states.masked_fill(  # noqa: E731
+        (given[0] == 99)[..., None], torch.inf
+    )
     handle = embeddings.register_forward_hook(infinite)
     words = ("an infinity at layer.0", "position 1")
-    refused(lambda: model.capture([TEXT]), NotFinite, ArithmeticError, *words, model=model, hanging=hanging)
+    refused(
+        lambda: model.capture([TEXT]),
+        NotFinite,
+        ArithmeticError,
+        *words,
+        model=model,
+        hanging=hanging,
+    )
     assert model.capture([[5, 6]]).values.isfinite().all()
     handle.remove()
-    handle = module.get_submodule("lm_head").register_forward_hook(lambda *given: given[-1] * torch.nan)
+    handle = module.get_submodule("lm_head").register_forward_hook(
+        lambda *given: given[-1] * torch.nan
+    )
     work = lambda: hs.record(model, [[5, 6]], logits=True)  # noqa: E731
     words = ("logits of LlamaForCausalLM", "a NaN", "weights of the head")
     refused(work, NotFinite, ArithmeticError, *words, model=model, hanging=hanging)
     handle.remove()
     module = tiny_model("bart")
     model = hs.load((module, None))
-    module.get_submodule("model.decoder.layers.1.fc1").register_forward_hook(lambda *given: given[-1] * torch.nan)
-    refused(lambda: model.capture([TEXT]), NotFinite, ArithmeticError, "decoder.layer.2", model=model, hanging=hanging)
+    module.get_submodule("model.decoder.layers.1.fc1").register_forward_hook(
+        lambda *given: given[-1] * torch.nan
+    )
+    refused(
+        lambda: model.capture([TEXT]),
+        NotFinite,
+        ArithmeticError,
+        "decoder.layer.2",
+        model=model,
+        hanging=hanging,
+    )
     assert model.capture([TEXT], "encoder.layer.*").values.isfinite().all()
 
 
@@ -275,23 +427,33 @@ def recorded(model: hs.Model, ids: list[int]) -> Any:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_what_attention_is_given_and_its_kernel_loses_is_found(dtype: torch.dtype) -> None:
+def test_what_attention_is_given_and_its_kernel_loses_is_found(
+    dtype: torch.dtype,
+) -> None:
     module = tiny_model("llama").to(dtype)
     model = hs.load((module, None))
     attention = torch.nn.functional.scaled_dot_product_attention
-    for which, value, length in product(("q_proj", "k_proj"), (torch.nan, torch.inf), (1, 5, 40)):
+    for which, value, length in product(
+        ("q_proj", "k_proj"), (torch.nan, torch.inf), (1, 5, 40)
+    ):
         texts = [[*range(7, 7 + length)], [5] * max(1, length - 3)]
 
-        def spoil(_: Any, __: Any, output: torch.Tensor, value: float = value) -> torch.Tensor:
+        def spoil(
+            _: Any, __: Any, output: torch.Tensor, value: float = value
+        ) -> torch.Tensor:
             return output.index_fill(1, torch.tensor(output.shape[1] - 1), value)
 
-        handle = module.get_submodule(f"model.layers.1.self_attn.{which}").register_forward_hook(spoil)
+        handle = module.get_submodule(
+            f"model.layers.1.self_attn.{which}"
+        ).register_forward_hook(spoil)
         for work in (
             lambda: model.capture(texts[:1]),  # noqa: B023
             lambda: model.capture(texts),  # noqa: B023
             lambda: recorded(model, texts[0]).check_finite(),  # noqa: B023
         ):
-            with pytest.raises(NotFinite, match=r"at layer\.2|attention call 2 of [23] was given a NaN"):
+            with pytest.raises(
+                NotFinite, match=r"at layer\.2|attention call 2 of [23] was given a NaN"
+            ):
                 work()
             assert torch.nn.functional.scaled_dot_product_attention is attention
         handle.remove()
@@ -303,16 +465,35 @@ def test_attention_of_other_threads_is_let_through() -> None:
     spoilt[0, 0, 0, 0] = torch.nan
     attention = torch.nn.functional.scaled_dot_product_attention
     with ThreadPoolExecutor(1) as other, finite_attention():
-        inside = other.submit(lambda: torch.nn.functional.scaled_dot_product_attention(*spoilt)).result()
+        inside = other.submit(
+            lambda: torch.nn.functional.scaled_dot_product_attention(*spoilt)
+        ).result()
     assert torch.equal(inside.isnan(), attention(*spoilt).isnan())
     assert torch.nn.functional.scaled_dot_product_attention is attention
 
 
-NO_SITES = [0, 1, -1, np.int64(0), np.int64(2), True, False, np.True_, 0.0, 1.5, "", [], (), b"final"]
+NO_SITES = [
+    0,
+    1,
+    -1,
+    np.int64(0),
+    np.int64(2),
+    True,
+    False,
+    np.True_,
+    0.0,
+    1.5,
+    "",
+    [],
+    (),
+    b"final",
+]
 
 
 @pytest.mark.parametrize("site", NO_SITES, ids=repr)
-def test_what_is_no_site_is_refused_wherever_a_site_is_chosen(tiny: Callable[..., hs.Model], site: Any) -> None:
+def test_what_is_no_site_is_refused_wherever_a_site_is_chosen(
+    tiny: Callable[..., hs.Model], site: Any
+) -> None:
     model, texts = tiny("llama"), ["The cat sat.", "A dog", "Is it", "The end."] * 3
     states, rows = model.capture(texts), np.random.default_rng(0).normal(size=(12, 4))
     calls: list[Callable[[], Any]] = [
@@ -327,7 +508,11 @@ def test_what_is_no_site_is_refused_wherever_a_site_is_chosen(tiny: Callable[...
         lambda: hs.probe(model, (texts, [0, 1] * 6), sites=site),
         lambda: hs.project(model, (texts, [0, 1] * 6), sites=site, method="pca"),
     ]
-    if isinstance(site, bool | np.bool_) or not isinstance(site, int | np.integer) or site < 0:
+    if (
+        isinstance(site, bool | np.bool_)
+        or not isinstance(site, int | np.integer)
+        or site < 0
+    ):
         calls.append(lambda: states[site])  # states[3] is layer.3
     for call in calls:
         with pytest.raises(Error, match=r"No (site|vectors)") as caught:
@@ -352,11 +537,21 @@ UNUSUAL: dict[str, Any] = {
     "a long name": lambda: "*" * 500,
 }
 TAKERS: dict[str, Any] = {
-    "edit": lambda model, value: hs.edit(model, [[5, 6, 7]], {"layer.1": hs.Replace(value)}, ()),
-    "Add": lambda model, value: hs.edit(model, [[5, 6, 7]], {"layer.1": hs.Add(value)}, ()),
-    "Scale": lambda model, value: hs.edit(model, [[5, 6, 7]], {"layer.1": hs.Scale(value)}, ()),
-    "Project": lambda model, value: hs.edit(model, [[5, 6, 7]], {"layer.1": hs.Project(value)}, ()),
-    "a function": lambda model, value: hs.edit(model, [[5, 6, 7]], {"layer.1": lambda states: value}, ()),
+    "edit": lambda model, value: hs.edit(
+        model, [[5, 6, 7]], {"layer.1": hs.Replace(value)}, ()
+    ),
+    "Add": lambda model, value: hs.edit(
+        model, [[5, 6, 7]], {"layer.1": hs.Add(value)}, ()
+    ),
+    "Scale": lambda model, value: hs.edit(
+        model, [[5, 6, 7]], {"layer.1": hs.Scale(value)}, ()
+    ),
+    "Project": lambda model, value: hs.edit(
+        model, [[5, 6, 7]], {"layer.1": hs.Project(value)}, ()
+    ),
+    "a function": lambda model, value: hs.edit(
+        model, [[5, 6, 7]], {"layer.1": lambda states: value}, ()
+    ),
     "resume": lambda model, value: hs.resume(model, [[5, 6, 7]], "layer.1", value, ()),
     "Direction": lambda model, value: hs.Direction.of(value, sites="layer.1"),
     "Direction by site": lambda model, value: hs.Direction.of({"layer.1": value}),
@@ -369,9 +564,14 @@ TAKERS: dict[str, Any] = {
 }
 
 
-@pytest.mark.filterwarnings("ignore")  # torch says that some of these kinds are prototypes
+@pytest.mark.filterwarnings(
+    "ignore"
+    # Torch says that some of these kinds are prototypes.
+)
 @pytest.mark.parametrize("taker", TAKERS)
-def test_what_cannot_be_computed_with_is_refused_in_words(taker: str, tiny: Tiny) -> None:
+def test_what_cannot_be_computed_with_is_refused_in_words(
+    taker: str, tiny: Tiny
+) -> None:
     model = tiny("llama")
     for name, make in UNUSUAL.items():
         if name == "meta" and taker == "a function":

@@ -9,7 +9,11 @@ import hiddenscope as hs
 from hiddenscope.loading import zoo
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CHANGELOG.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 EXAMPLE = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
 
@@ -28,7 +32,11 @@ def _default_model() -> None:
 
 @pytest.mark.real
 @pytest.mark.usefixtures("_default_model")
-@pytest.mark.parametrize("page", [page for page in PAGES if EXAMPLE.search(page.read_text("utf-8"))], ids=name)
+@pytest.mark.parametrize(
+    "page",
+    [page for page in PAGES if EXAMPLE.search(page.read_text("utf-8"))],
+    ids=name,
+)
 def test_the_examples_of_a_page_run_from_top_to_bottom(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -36,16 +44,25 @@ def test_the_examples_of_a_page_run_from_top_to_bottom(
     text = page.read_text("utf-8")
     namespace: dict[str, object] = {"__name__": "example"}
     for example in EXAMPLE.finditer(text):
-        above = text[: example.start(1)].count("\n")  # so that a traceback points at the line of the page
+        # So that a traceback points at the line of the page.
+        above = text[: example.start(1)].count("\n")
         exec(compile("\n" * above + example[1], str(page), "exec"), namespace)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_links_lead_somewhere(page: Path) -> None:
-    missing = [link for link in LINK.findall(page.read_text("utf-8")) if not (page.parent / link).exists()]
+    missing = [
+        link
+        for link in LINK.findall(page.read_text("utf-8"))
+        if not (page.parent / link).exists()
+    ]
     assert missing == []
 
 
 def test_every_model_of_the_zoo_is_in_the_docs() -> None:
     page = (ROOT / "docs" / "models.md").read_text("utf-8")
-    assert [row.name for row in zoo.listing() if not re.search(rf"`{row.name}` .*\| {row.licence} \|", page)] == []
+    assert [
+        row.name
+        for row in zoo.listing()
+        if not re.search(rf"`{row.name}` .*\| {row.licence} \|", page)
+    ] == []

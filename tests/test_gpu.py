@@ -1,4 +1,6 @@
-"""What only a GPU shows: states that leave it on a stream of their own are the ones the pass made."""
+"""What only a GPU shows: states that leave it on a stream of their own are the ones the
+pass made.
+"""
 
 from functools import cache
 
@@ -14,7 +16,9 @@ from hiddenscope.errors import NotFinite
 from hiddenscope.testing import nan_weight, tiny_model, tiny_tokenizer
 from tests.every import CASES, RUNS, placed
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA here")
+pytestmark = pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="there is no CUDA here"
+)
 
 # What chance or a sign decides, and what therefore need not agree in every digit.
 UNLIKE = {
@@ -28,7 +32,10 @@ LENGTHS = (5, 31, 2, 17, 17, 9)
 
 def texts(lengths=LENGTHS):
     generator = torch.Generator().manual_seed(7)
-    return [torch.randint(20, 100, (length,), generator=generator).tolist() for length in lengths]
+    return [
+        torch.randint(20, 100, (length,), generator=generator).tolist()
+        for length in lengths
+    ]
 
 
 @pytest.fixture(params=[torch.float32, torch.bfloat16], ids=str)
@@ -38,7 +45,11 @@ def model(request):
 
 def usual(model, ids):
     with torch.no_grad():
-        output = model.module(torch.tensor([ids], device="cuda"), output_hidden_states=True, use_cache=False)
+        output = model.module(
+            torch.tensor([ids], device="cuda"),
+            output_hidden_states=True,
+            use_cache=False,
+        )
     return [states[0].cpu() for states in output.hidden_states]
 
 
@@ -53,12 +64,17 @@ def test_every_state_is_the_one_copied_after_the_pass(model):
 
 def test_many_passes_do_not_overtake_one_another(model):
     given = texts([7] * 64)
-    one, many = model.capture(given, batch_tokens=7 * 64), model.capture(given, batch_tokens=7)
+    one, many = (
+        model.capture(given, batch_tokens=7 * 64),
+        model.capture(given, batch_tokens=7),
+    )
     for text, ids in enumerate(given):
         expected = torch.stack(usual(model, ids)[:-1])
         assert torch.equal(many.of(text).select(sites="layer.0-2").values, expected)
     tolerance = 1e-4 if model.dtype == torch.float32 else 0.1
-    assert torch.allclose(one.values.float(), many.values.float(), rtol=tolerance, atol=tolerance)
+    assert torch.allclose(
+        one.values.float(), many.values.float(), rtol=tolerance, atol=tolerance
+    )
 
 
 def test_states_that_stay_on_the_gpu_are_the_same(model):
@@ -76,7 +92,12 @@ def test_a_text_in_a_batch_is_the_text_alone_and_the_order_is_kept(model):
     tolerance = 1e-4 if model.dtype == torch.float32 else 0.1
     for text, ids in enumerate(given):
         alone = model.capture([ids])
-        assert torch.allclose(together.of(text).values.float(), alone.values.float(), rtol=tolerance, atol=tolerance)
+        assert torch.allclose(
+            together.of(text).values.float(),
+            alone.values.float(),
+            rtol=tolerance,
+            atol=tolerance,
+        )
 
 
 def test_another_dtype_is_made_before_the_states_leave(model):
@@ -86,8 +107,12 @@ def test_another_dtype_is_made_before_the_states_leave(model):
     assert torch.equal(half.values, plain.values.to(torch.float16))
 
 
-def test_a_nan_in_a_weight_is_named_by_the_weight_and_one_that_comes_up_by_its_site(model):
-    handle = model.module.model.layers[1].register_forward_hook(lambda *given: given[-1] * torch.nan)
+def test_a_nan_in_a_weight_is_named_by_the_weight_and_one_that_comes_up_by_its_site(
+    model,
+):
+    handle = model.module.model.layers[1].register_forward_hook(
+        lambda *given: given[-1] * torch.nan
+    )
     with pytest.raises(NotFinite, match=r"a NaN at layer\.2"):
         model.capture(texts())
     handle.remove()
@@ -117,7 +142,9 @@ def test_a_resumed_pass_is_the_full_pass(model):
 def test_an_edit_with_the_recorded_values_changes_nothing(model):
     given = texts((9, 5))
     full = hs.record(model, given, logits=True)
-    edited = hs.edit(model, given, {"layer.1": hs.Replace(full.states["layer.1"])}, logits=True)
+    edited = hs.edit(
+        model, given, {"layer.1": hs.Replace(full.states["layer.1"])}, logits=True
+    )
     assert torch.equal(edited.logits, full.logits)
     changed = hs.edit(model, given, {"layer.1": hs.Scale(0.5)}, logits=True)
     assert not torch.equal(changed.logits, full.logits)
@@ -157,7 +184,9 @@ def test_an_analysis_runs_in_bfloat16(word, place):
     assert result.summary()
 
 
-@pytest.mark.parametrize("word", ["profile", "project", "probe", "search", "cluster", "drift"])
+@pytest.mark.parametrize(
+    "word", ["profile", "project", "probe", "search", "cluster", "drift"]
+)
 def test_states_on_the_gpu_serve_as_those_in_host_memory(model, word):
     labels = [k % 2 for k in range(24)]
     ids = [[20 + k, 50 + k % 2, 30 + k] for k in range(24)]
@@ -165,14 +194,18 @@ def test_states_on_the_gpu_serve_as_those_in_host_memory(model, word):
         "profile": hs.profile,
         "project": lambda states: hs.project(states, labels, method="pca"),
         "probe": lambda states: hs.probe(states, labels),
-        "search": lambda states: hs.search(states, states["layer.2"][5].float(), site="layer.2", k=3),
+        "search": lambda states: hs.search(
+            states, states["layer.2"][5].float(), site="layer.2", k=3
+        ),
         "cluster": hs.cluster,
         "drift": lambda states: hs.drift(model, states, ids),
     }[word]
     here, there = ask(model.capture(ids, keep="device")), ask(model.capture(ids))
     for name, expected in there.data.data_vars.items():
         if expected.dtype.kind == "f":
-            np.testing.assert_allclose(here.data[name], expected, rtol=1e-4, atol=1e-5, err_msg=str(name))
+            np.testing.assert_allclose(
+                here.data[name], expected, rtol=1e-4, atol=1e-5, err_msg=str(name)
+            )
 
 
 def test_a_store_holds_what_capture_gives(model, tmp_path):
@@ -184,18 +217,28 @@ def test_a_store_holds_what_capture_gives(model, tmp_path):
     for site in expected.sites:
         rows = torch.cat(list(store.blocks(site)))
         assert rows.dtype == model.dtype
-        assert torch.allclose(rows.float(), expected[site].float(), rtol=tolerance, atol=tolerance)
+        assert torch.allclose(
+            rows.float(), expected[site].float(), rtol=tolerance, atol=tolerance
+        )
     assert hs.Store.verify(tmp_path / "states").intact
     before = {path: path.read_bytes() for path in tmp_path.rglob("*.safetensors")}
     hs.extract(model, given, to=tmp_path / "states", sites="layer.*,final")
-    assert before == {path: path.read_bytes() for path in tmp_path.rglob("*.safetensors")}
+    assert before == {
+        path: path.read_bytes() for path in tmp_path.rglob("*.safetensors")
+    }
     assert hs.profile(hs.open(tmp_path / "states")).data["norm"].size
 
 
 WRONG = {
-    "values on another device": lambda m: hs.edit(m, [[5, 6]], {"layer.1": hs.Replace(torch.zeros(2, 64))}),
-    "a direction on another device": lambda m: hs.edit(m, [[5, 6]], {"layer.1": hs.Add(torch.ones(64, device="cpu"))}),
-    "values of the cpu in resume": lambda m: hs.resume(m, [[5, 6]], "layer.1", torch.zeros(2, 64)),
+    "values on another device": lambda m: hs.edit(
+        m, [[5, 6]], {"layer.1": hs.Replace(torch.zeros(2, 64))}
+    ),
+    "a direction on another device": lambda m: hs.edit(
+        m, [[5, 6]], {"layer.1": hs.Add(torch.ones(64, device="cpu"))}
+    ),
+    "values of the cpu in resume": lambda m: hs.resume(
+        m, [[5, 6]], "layer.1", torch.zeros(2, 64)
+    ),
 }
 
 
@@ -206,10 +249,16 @@ def test_values_of_the_host_are_taken_to_the_gpu(model, what):
 
 REFUSED = {
     "an id out of range": lambda m: m.capture([[5, 10**6]]),
-    "values of another shape": lambda m: hs.edit(m, [[5, 6]], {"layer.1": hs.Replace(torch.zeros(3, 64).cuda())}),
-    "values of another width": lambda m: hs.resume(m, [[5, 6]], "layer.1", torch.zeros(2, 63).cuda()),
+    "values of another shape": lambda m: hs.edit(
+        m, [[5, 6]], {"layer.1": hs.Replace(torch.zeros(3, 64).cuda())}
+    ),
+    "values of another width": lambda m: hs.resume(
+        m, [[5, 6]], "layer.1", torch.zeros(2, 63).cuda()
+    ),
     "a layer that is not there": lambda m: hs.record(m, [[5, 6]], "layer.9"),
-    "a NaN": lambda m: hs.resume(m, [[5, 6]], "layer.1", torch.full((2, 64), torch.nan).cuda()),
+    "a NaN": lambda m: hs.resume(
+        m, [[5, 6]], "layer.1", torch.full((2, 64), torch.nan).cuda()
+    ),
 }
 
 
@@ -217,7 +266,8 @@ REFUSED = {
 def test_wrong_input_is_refused_and_the_gpu_goes_on(model, what):
     with pytest.raises(hs.errors.Error):
         REFUSED[what](model)
-    # An assert inside a CUDA kernel would have ended the whole process's use of the GPU.
+    # An assert inside a CUDA kernel would have ended the whole process's use of the
+    # GPU.
     assert model.capture([[5, 6]]).values.isfinite().all()
 
 
@@ -230,7 +280,10 @@ def test_vectors_of_texts_give_what_they_give_on_a_cpu(model):
 
 def test_calibration_on_a_gpu_says_what_it_says_without():
     for draw, share in ((draws.planted, 0.5), (draws.numbers, 0.5)):
-        here, there = (trials(range(2), device, 1, draw=draw, rows=24, share=share) for device in ("cpu", "cuda"))
+        here, there = (
+            trials(range(2), device, 1, draw=draw, rows=24, share=share)
+            for device in ("cpu", "cuda")
+        )
         for one, other in zip(here, there, strict=True):
             assert one.score == pytest.approx(other.score, abs=0.05)
             assert one.low[:6] == pytest.approx(other.low[:6], abs=0.05)

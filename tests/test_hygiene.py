@@ -19,7 +19,12 @@ from hiddenscope.testing import identity_block, nan_weight, tiny_model
 Hanging = Callable[[nn.Module], dict[str, Any]]
 TEXT = [7, 99, 23, 64, 31]
 FAMILIES = ["llama", "gpt2", "bert", "t5"]
-BLOCK = {"llama": "model.layers.1", "gpt2": "transformer.h.1", "bert": "bert.encoder.layer.1", "t5": "encoder.block.1"}
+BLOCK = {
+    "llama": "model.layers.1",
+    "gpt2": "transformer.h.1",
+    "bert": "bert.encoder.layer.1",
+    "t5": "encoder.block.1",
+}
 
 
 @pytest.fixture(params=FAMILIES)
@@ -34,7 +39,9 @@ def model(family: str) -> Iterator[hs.Model]:
     module.config.decoder_start_token_id = 0  # type: ignore[union-attr]
     weights = [weight.clone() for weight in module.parameters()]
     yield hs.load((module, None))
-    assert all(torch.equal(a, b) for a, b in zip(weights, module.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(weights, module.parameters(), strict=True)
+    )
 
 
 @cache
@@ -57,7 +64,9 @@ def test_after_loading(family: str, hanging: Hanging) -> None:
     assert hanging(module) == before
 
 
-def test_after_success_and_early_stop(model: hs.Model, family: str, hanging: Hanging) -> None:
+def test_after_success_and_early_stop(
+    model: hs.Model, family: str, hanging: Hanging
+) -> None:
     before = hanging(model.module)
     model.capture([TEXT, TEXT[:2]])
     model.capture([TEXT], "layer.1")
@@ -71,7 +80,9 @@ def test_after_success_and_early_stop(model: hs.Model, family: str, hanging: Han
 
 
 @pytest.mark.parametrize(
-    "error", [RuntimeError("torn"), KeyboardInterrupt(), SystemExit(3)], ids=lambda e: type(e).__name__
+    "error",
+    [RuntimeError("torn"), KeyboardInterrupt(), SystemExit(3)],
+    ids=lambda e: type(e).__name__,
 )
 def test_after_an_error_or_an_interrupt_in_a_block(
     model: hs.Model, family: str, error: BaseException, hanging: Hanging
@@ -112,7 +123,9 @@ class _Tearing:
 
 @pytest.mark.parametrize("name", QUESTIONS)
 def test_after_an_error_or_an_interrupt_in_any_question(name: str) -> None:
-    """Whether the question is answered nevertheless is its own affair: some try what may fail."""
+    """Whether the question is answered nevertheless is its own affair: some try what
+    may fail.
+    """
     model = asked_model()
     QUESTIONS[name](model)  # what is tried once is tried now
     for error in (RuntimeError("torn"), KeyboardInterrupt()):
@@ -125,13 +138,17 @@ def test_after_an_error_or_an_interrupt_in_any_question(name: str) -> None:
             tear.calls, tear.at = 0, at
             with suppress(RuntimeError, KeyboardInterrupt, ValueError):
                 QUESTIONS[name](model)
-            assert state_of(model.module) == before, f"{error!r} in call {at} of {calls}"
+            assert state_of(model.module) == before, (
+                f"{error!r} in call {at} of {calls}"
+            )
         handle.remove()
 
 
 def _inputs(model: hs.Model) -> dict[str, Any]:
     ids = torch.tensor([TEXT])
-    return {"input_ids": ids} | ({"decoder_input_ids": ids} if len(model.anatomy.stacks) > 1 else {})
+    return {"input_ids": ids} | (
+        {"decoder_input_ids": ids} if len(model.anatomy.stacks) > 1 else {}
+    )
 
 
 def test_after_an_interrupt_inside_our_own_hook(
@@ -193,7 +210,10 @@ def test_hooks_and_forwards_of_somebody_else_stay(hanging: Hanging) -> None:
     block = module.model.layers[0]  # type: ignore[union-attr, index]
     block.register_forward_hook(lambda *_: calls.append("hook"))
     theirs = block.forward
-    block.forward = lambda *args, **kwargs: (calls.append("forward"), theirs(*args, **kwargs))[1]
+    block.forward = lambda *args, **kwargs: (
+        calls.append("forward"),
+        theirs(*args, **kwargs),
+    )[1]
     before = hanging(module)
     model = hs.load((module, None))
     calls.clear()
@@ -202,7 +222,9 @@ def test_hooks_and_forwards_of_somebody_else_stay(hanging: Hanging) -> None:
 
 
 def test_a_lock_is_free_after_an_error(model: hs.Model, family: str) -> None:
-    handle = model.module.get_submodule(BLOCK[family]).register_forward_hook(_interrupted)
+    handle = model.module.get_submodule(BLOCK[family]).register_forward_hook(
+        _interrupted
+    )
     with pytest.raises(KeyboardInterrupt):
         model.capture([TEXT])
     handle.remove()
@@ -226,10 +248,18 @@ for dtype in (torch.bfloat16, torch.float16):
 
 
 def test_a_dtype_that_this_cpu_is_slow_in_is_told_in_one_sentence() -> None:
-    done = subprocess.run([sys.executable, "-W", "error", "-c", SLOW_DTYPES], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", SLOW_DTYPES],
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
     assert "frame #" not in done.stderr and "Warning" not in done.stderr
     slow = dict(zip(("bfloat16", "float16"), done.stdout.split(), strict=True))
     for dtype, is_slow in slow.items():
-        told = [line for line in done.stderr.splitlines() if f"matrix product in {dtype} may take about" in line]
+        told = [
+            line
+            for line in done.stderr.splitlines()
+            if f"matrix product in {dtype} may take about" in line
+        ]
         assert len(told) == (4 if is_slow == "True" else 0)

@@ -11,10 +11,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hiddenscope.errors import SiteError
-from hiddenscope.sites import PARTS, Site, check_syntax, from_alias, select, summarise, to_alias
+from hiddenscope.sites import (
+    PARTS,
+    Site,
+    check_syntax,
+    from_alias,
+    select,
+    summarise,
+    to_alias,
+)
 
 
-def stack_sites(depth: int, *, final: bool = True, parts: tuple[str, ...] = (), stack: str | None = None) -> list[Site]:
+def stack_sites(
+    depth: int,
+    *,
+    final: bool = True,
+    parts: tuple[str, ...] = (),
+    stack: str | None = None,
+) -> list[Site]:
     layers = [Site(k, stack=stack) for k in range(depth + 1)]
     inner = [Site(k, part, stack) for k in range(1, depth + 1) for part in parts]
     return [*layers, *inner, *([Site(None, stack=stack)] if final else [])]
@@ -26,7 +40,9 @@ def names(sites: tuple[Site, ...]) -> list[str]:
 
 GPT2 = stack_sites(12, parts=("attn", "mid", "mlp"))
 BERT = stack_sites(12, final=False, parts=("attn", "mlp"))
-T5 = stack_sites(6, stack="encoder", parts=("attn", "mid", "mlp")) + stack_sites(3, stack="decoder", parts=PARTS)
+T5 = stack_sites(6, stack="encoder", parts=("attn", "mid", "mlp")) + stack_sites(
+    3, stack="decoder", parts=PARTS
+)
 
 STACKS = st.sampled_from([None, "encoder", "decoder"])
 ANY_SITE = st.one_of(
@@ -59,7 +75,16 @@ def test_order_is_total(sites: list[Site]) -> None:
 
 
 def test_order_is_that_of_the_pass() -> None:
-    said = ["layer.2", "layer.3.attn", "layer.3.cross", "layer.3.mid", "layer.3.mlp", "layer.3", "layer.10", "final"]
+    said = [
+        "layer.2",
+        "layer.3.attn",
+        "layer.3.cross",
+        "layer.3.mid",
+        "layer.3.mlp",
+        "layer.3",
+        "layer.10",
+        "final",
+    ]
     assert [str(site) for site in sorted({Site.parse(name) for name in said})] == said
     assert Site.parse("encoder.final") < Site.parse("decoder.layer.0")
 
@@ -87,7 +112,16 @@ NO_ADDRESS += [
     "layer.3.0",
     "*",
 ]
-NO_ADDRESS += ["", " ", "layer.3 ", "layer.3\n", "\x00", "\ud800", "layer." + "9" * 5000, "x" * 1_000_000]
+NO_ADDRESS += [
+    "",
+    " ",
+    "layer.3 ",
+    "layer.3\n",
+    "\x00",
+    "\ud800",
+    "layer." + "9" * 5000,
+    "x" * 1_000_000,
+]
 
 
 @pytest.mark.parametrize("text", NO_ADDRESS)
@@ -99,7 +133,17 @@ def test_what_is_no_address(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "fields", [(-1,), (True,), (1.5,), ("3",), (10**6,), (10**5000,), (3, "head"), (3, "", "middle")]
+    "fields",
+    [
+        (-1,),
+        (True,),
+        (1.5,),
+        ("3",),
+        (10**6,),
+        (10**5000,),
+        (3, "head"),
+        (3, "", "middle"),
+    ],
 )
 def test_a_site_is_checked_when_made(fields: tuple[object, ...]) -> None:
     with pytest.raises(SiteError):
@@ -124,7 +168,10 @@ def test_a_site_is_checked_when_made(fields: tuple[object, ...]) -> None:
         ("layer.3.*", ["layer.3.attn", "layer.3.mid", "layer.3.mlp"]),
         ("*", names(tuple(sorted(GPT2)))),
         ("final, layer.3 ,layer.3", ["layer.3", "final"]),
-        (["layer.3", Site(2), "final,layer.0"], ["layer.0", "layer.2", "layer.3", "final"]),
+        (
+            ["layer.3", Site(2), "final,layer.0"],
+            ["layer.0", "layer.2", "layer.3", "final"],
+        ),
         (Site(3, "mlp"), ["layer.3.mlp"]),
         ("hidden_states[0]", ["layer.0"]),
         ("hidden_states[12]", ["final"]),
@@ -132,7 +179,10 @@ def test_a_site_is_checked_when_made(fields: tuple[object, ...]) -> None:
         ("hidden_states[-2]", ["layer.11"]),
         ("blocks.4.hook_resid_post", ["layer.5"]),
         ("blocks.11.hook_resid_post", ["layer.12"]),
-        ("blocks.4.hook_mlp_out,blocks.4.hook_attn_out", ["layer.5.attn", "layer.5.mlp"]),
+        (
+            "blocks.4.hook_mlp_out,blocks.4.hook_attn_out",
+            ["layer.5.attn", "layer.5.mlp"],
+        ),
     ],
 )
 def test_patterns(pattern: str | list[str | Site], chosen: list[str]) -> None:
@@ -144,12 +194,24 @@ def test_patterns(pattern: str | list[str | Site], chosen: list[str]) -> None:
     [
         ("layer.3", ["encoder.layer.3", "decoder.layer.3"]),
         ("layer.5", ["encoder.layer.5"]),
-        ("layer.2-4", ["encoder.layer.2", "encoder.layer.3", "encoder.layer.4", "decoder.layer.2", "decoder.layer.3"]),
+        (
+            "layer.2-4",
+            [
+                "encoder.layer.2",
+                "encoder.layer.3",
+                "encoder.layer.4",
+                "decoder.layer.2",
+                "decoder.layer.3",
+            ],
+        ),
         ("layer.-1", ["encoder.layer.6", "decoder.layer.3"]),
         ("final", ["encoder.final", "decoder.final"]),
         ("decoder.final", ["decoder.final"]),
         ("layer.1.cross", ["decoder.layer.1.cross"]),
-        ("decoder.*", names(tuple(sorted(site for site in T5 if site.stack == "decoder")))),
+        (
+            "decoder.*",
+            names(tuple(sorted(site for site in T5 if site.stack == "decoder"))),
+        ),
         ("encoder.*.attn", [f"encoder.layer.{k}.attn" for k in range(1, 7)]),
         ("hidden_states[3]", ["encoder.layer.3", "decoder.final"]),
         ("hidden_states[5]", ["encoder.layer.5"]),
@@ -166,16 +228,23 @@ def test_patterns_in_two_stacks(pattern: str, chosen: list[str]) -> None:
 
 def test_final_beside_every_layer_is_taken_where_there_is_one() -> None:
     assert names(select("layer.*,final", BERT)) == [f"layer.{k}" for k in range(13)]
-    assert names(select(["final", "layer.*"], BERT)) == [f"layer.{k}" for k in range(13)]
+    assert names(select(["final", "layer.*"], BERT)) == [
+        f"layer.{k}" for k in range(13)
+    ]
     for strict in ("final", "layer.3,final", "layer.*.attn,final"):
-        with pytest.raises(SiteError, match=r"no final norm; its last state is 'layer\.12'"):
+        with pytest.raises(
+            SiteError, match=r"no final norm; its last state is 'layer\.12'"
+        ):
             select(strict, BERT)
 
 
 def test_a_wrong_site_names_the_nearest() -> None:
     with pytest.raises(SiteError) as caught:
         select("layer.40", stack_sites(12), owner="gpt2")
-    said = "No site 'layer.40' in gpt2: it has layer.0 to layer.12 and final. Did you mean 'layer.4'?"
+    said = (
+        "No site 'layer.40' in gpt2: it has layer.0 to layer.12 and final. Did you mean"
+        " 'layer.4'?"
+    )
     assert str(caught.value) == said
     with pytest.raises(SiteError, match=r"Did you mean 'layer.3.mlp'"):
         select("layer.3.mpl", GPT2)
@@ -188,10 +257,17 @@ def test_a_wrong_site_names_the_nearest() -> None:
 
 
 @pytest.mark.parametrize("layer", [0, 3, 12])
-@pytest.mark.parametrize("misspelt", ["layers.{}", "layer{}", "Layer.{}", "layer_{}", "block.{}", "h.{}", "layer[{}]"])
+@pytest.mark.parametrize(
+    "misspelt",
+    ["layers.{}", "layer{}", "Layer.{}", "layer_{}", "block.{}", "h.{}", "layer[{}]"],
+)
 def test_a_misspelt_layer_keeps_its_number(misspelt: str, layer: int) -> None:
     item = misspelt.format(layer)
-    for wrong in (lambda: Site.parse(item), lambda: check_syntax(item), lambda: select(item, GPT2)):
+    for wrong in (
+        lambda: Site.parse(item),
+        lambda: check_syntax(item),
+        lambda: select(item, GPT2),
+    ):
         with pytest.raises(SiteError, match=rf"Did you mean 'layer\.{layer}'\?"):
             wrong()
     with pytest.raises(SiteError, match=r"Did you mean 'decoder\.layer\.3\.attn'\?"):
@@ -227,7 +303,19 @@ NOTHING += [
     "layer.3,",
     ",",
 ]
-NOTHING += ["", " ", [], [""], [3.5], None, b"layer.3", "la yer.3", "\ud800", "layer.3\x00", "*" * 100_000]
+NOTHING += [
+    "",
+    " ",
+    [],
+    [""],
+    [3.5],
+    None,
+    b"layer.3",
+    "la yer.3",
+    "\ud800",
+    "layer.3\x00",
+    "*" * 100_000,
+]
 
 
 @pytest.mark.parametrize("pattern", NOTHING)
@@ -250,19 +338,33 @@ def test_some_of_a_models_sites() -> None:
     assert names(select("hidden_states[12]", some, depth=12, final=True)) == ["final"]
     with pytest.raises(SiteError):
         select("layer.-1", some, depth=12, final=True)
-    with pytest.raises(SiteError, match=r"it has layer.0, layer.12"):  # the raw last layer is not hidden_states[12]
+    # The raw last layer is not hidden_states[12].
+    with pytest.raises(SiteError, match=r"it has layer.0, layer.12"):
         select("hidden_states[12]", [Site(0), Site(12)], depth=12, final=True)
 
 
 PATTERN = st.one_of(
     st.sampled_from(sorted(map(str, GPT2))),
-    st.sampled_from(["layer.*", "*", "*.attn", "layer.3.*", "layer.2-5", "layer.-1", "hidden_states[3]", "final"]),
+    st.sampled_from(
+        [
+            "layer.*",
+            "*",
+            "*.attn",
+            "layer.3.*",
+            "layer.2-5",
+            "layer.-1",
+            "hidden_states[3]",
+            "final",
+        ]
+    ),
 )
 
 
 @settings(deadline=None)
 @given(st.lists(PATTERN, min_size=1, max_size=4), st.randoms(use_true_random=False))
-def test_select_is_idempotent_and_blind_to_order(patterns: list[str], shuffler: random.Random) -> None:
+def test_select_is_idempotent_and_blind_to_order(
+    patterns: list[str], shuffler: random.Random
+) -> None:
     chosen = select(patterns, GPT2)
     assert select(chosen, GPT2) == chosen == select(",".join(patterns), GPT2)
     assert list(chosen) == sorted(set(chosen))
@@ -280,22 +382,37 @@ def test_any_text_selects_or_raises_ours(text: str) -> None:
 
 
 @settings(deadline=None)
-@given(st.integers(1, 6), st.booleans(), STACKS, st.sampled_from(["hidden_states", "transformer_lens"]))
-def test_aliases_come_back(depth: int, final: bool, stack: str | None, kind: str) -> None:
+@given(
+    st.integers(1, 6),
+    st.booleans(),
+    STACKS,
+    st.sampled_from(["hidden_states", "transformer_lens"]),
+)
+def test_aliases_come_back(
+    depth: int, final: bool, stack: str | None, kind: str
+) -> None:
     named = 0
     for site in stack_sites(depth, final=final, parts=PARTS, stack=stack):
         alias = to_alias(site, kind, depth=depth, final=final)  # type: ignore[arg-type]
         if alias is not None:
             named += 1
             assert from_alias(alias, depth=depth, final=final) == site
-            assert select(alias, stack_sites(depth, final=final, parts=PARTS, stack=stack)) == (site,)
+            assert select(
+                alias, stack_sites(depth, final=final, parts=PARTS, stack=stack)
+            ) == (site,)
     assert named >= depth + 1
 
 
 def test_the_normed_last_entry() -> None:
     assert to_alias(Site(12), "hidden_states", depth=12, final=True) is None
-    assert to_alias(Site(12), "hidden_states", depth=12, final=False) == "hidden_states[12]"
-    assert to_alias(Site(None), "hidden_states", depth=12, final=True) == "hidden_states[12]"
+    assert (
+        to_alias(Site(12), "hidden_states", depth=12, final=False)
+        == "hidden_states[12]"
+    )
+    assert (
+        to_alias(Site(None), "hidden_states", depth=12, final=True)
+        == "hidden_states[12]"
+    )
     assert to_alias(Site(None), "transformer_lens", depth=12, final=True) is None
     assert to_alias(Site(None), "hidden_states", depth=12, final=False) is None
     assert to_alias(Site(13), "hidden_states", depth=12, final=True) is None
@@ -309,22 +426,30 @@ def test_the_normed_last_entry() -> None:
 
 
 def test_transformer_lens_names_of_post_norm_blocks() -> None:
-    assert from_alias("blocks.3.hook_normalized_resid_post", depth=12, final=False) == Site(4)
+    assert from_alias(
+        "blocks.3.hook_normalized_resid_post", depth=12, final=False
+    ) == Site(4)
     with pytest.raises(SiteError, match="before the block's own norm"):
         from_alias("blocks.3.hook_resid_post", depth=12, final=False)
     with pytest.raises(SiteError):
-        from_alias("decoder.3.hook_resid_mid", depth=12, final=True)  # before cross-attention: no state of ours
+        # Before cross-attention: no state of ours.
+        from_alias("decoder.3.hook_resid_mid", depth=12, final=True)
 
 
 def test_summaries() -> None:
     assert summarise(GPT2) == "layer.0 to layer.12 with attn, mid, mlp inside and final"
     assert summarise([Site(3, "mlp")]) == "mlp of some blocks"
     assert summarise([]) == "no sites"
-    assert summarise(stack_sites(2, stack="encoder") + stack_sites(1, stack="decoder")) == (
-        "encoder.layer.0 to encoder.layer.2 and encoder.final; decoder.layer.0 to decoder.layer.1 and decoder.final"
+    assert (
+        summarise(stack_sites(2, stack="encoder") + stack_sites(1, stack="decoder"))
+        == "encoder.layer.0 to encoder.layer.2 and encoder.final; decoder.layer.0 to"
+        " decoder.layer.1 and decoder.final"
     )
 
 
 def test_importing_sites_loads_no_torch() -> None:
-    code = "import sys, hiddenscope.sites; sys.exit(bool({'torch', 'numpy', 'xarray'} & set(sys.modules)))"
+    code = (
+        "import sys, hiddenscope.sites; sys.exit(bool({'torch', 'numpy', 'xarray'} &"
+        " set(sys.modules)))"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

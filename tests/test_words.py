@@ -1,4 +1,6 @@
-"""Sentences that readers had to read twice stay gone, in the docs, on the pages and in errors."""
+"""Sentences that readers had to read twice stay gone, in the docs, on the pages and in
+errors.
+"""
 
 import ast
 import re
@@ -13,7 +15,9 @@ from hiddenscope.results import Result
 
 ROOT = Path(__file__).parents[1]
 WRITTEN = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-WRITTEN += [path for kind in ("py", "js") for path in sorted((ROOT / "src").rglob(f"*.{kind}"))]
+WRITTEN += [
+    path for kind in ("py", "js") for path in sorted((ROOT / "src").rglob(f"*.{kind}"))
+]
 TWICE = [
     r"took? the place of its own",
     r"\bis seen of\b|\bsees of\b",
@@ -25,28 +29,44 @@ TWICE = [
     r"reaches one half",
     r"\bdiffer nowhere\b",
     r"\bbest words?\b",  # top token
-    r"(?<!there )\b(?:is|are) no (?:model|grid|array|folder|store|figure|JSON|plain file|embeddings?|\.\w+ file)\b",
+    (
+        r"(?<!there )\b(?:is|are) no (?:model|grid|array|folder|store|figure|JSON|plain"
+        r" file|embeddings?|\.\w+ file)\b"
+    ),
     r"\bin disguise\b",
     r"\bknow their texts\b",
 ]
 SAYS = re.compile(
-    r"^(?:Cannot|No|Nothing|Too (?:few|little|many)|More than|Text \{\}|\{\} \{\})(?: |$)"
+    r"^(?:Cannot|No|Nothing|Too (?:few|little|many)|More than|Text \{\}|\{\}"
+    r" \{\})(?: |$)"
     r"|\b(?:cannot|must|has|have|hold|holds|is|are|was|were|takes?|do|does|names|gives?|imports|leaves|needs?|fit|failed)\b"
 )
-ERRORS = {name for name in dir(errors) if name != "Error" and isinstance(getattr(errors, name), type)}
+ERRORS = {
+    name
+    for name in dir(errors)
+    if name != "Error" and isinstance(getattr(errors, name), type)
+}
 
 
 @pytest.mark.parametrize("path", WRITTEN, ids=lambda path: str(path.relative_to(ROOT)))
 def test_no_sentence_has_to_be_read_twice(path: Path) -> None:
-    if path.name in {"log.md", "bench.md"}:  # what was tried, and the names of rows that were measured
+    # What was tried, and the names of rows that were measured.
+    if path.name in {
+        "log.md",
+        "bench.md",
+    }:
         pytest.skip("a record of what was")
     text = re.sub(r"\s+", " ", path.read_text("utf-8"))
     assert [found[0] for pattern in TWICE for found in re.finditer(pattern, text)] == []
 
 
 def problems(tree: ast.Module) -> Iterator[str]:
-    """The first sentence of every error that a module raises, with {} for what is filled in."""
-    for function in (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)):
+    """The first sentence of every error that a module raises, with {} for what is
+    filled in.
+    """
+    for function in (
+        node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)
+    ):
         assigned = {
             target.id: node.value
             for node in ast.walk(function)
@@ -64,7 +84,10 @@ def strings(node: ast.expr, assigned: Mapping[str, ast.expr]) -> Iterator[str]:
     if isinstance(node, ast.Constant):
         yield str(node.value)
     elif isinstance(node, ast.JoinedStr):
-        yield "".join(str(part.value) if isinstance(part, ast.Constant) else "{}" for part in node.values)
+        yield "".join(
+            str(part.value) if isinstance(part, ast.Constant) else "{}"
+            for part in node.values
+        )
     elif isinstance(node, ast.IfExp):
         yield from strings(node.body, assigned)
         yield from strings(node.orelse, assigned)
@@ -79,9 +102,18 @@ def test_an_error_says_what_cannot_be_done_or_what_is_wrong() -> None:
         for sentence in problems(ast.parse(path.read_text("utf-8")))
         if not SAYS.search(sentence)
     }
-    assert found == {}, 'an error begins with a sentence ("Cannot use this contrast"), not with a noun ("A contrast")'
-    checked = problems(ast.parse("def f():\n    reason = 'A contrast'\n    raise TextError(reason, 'x', 'y')"))
-    assert [sentence for sentence in checked if not SAYS.search(sentence)] == ["A contrast"]
+    assert found == {}, (
+        'an error begins with a sentence ("Cannot use this contrast"), not with a noun'
+        ' ("A contrast")'
+    )
+    checked = problems(
+        ast.parse(
+            "def f():\n    reason = 'A contrast'\n    raise TextError(reason, 'x', 'y')"
+        )
+    )
+    assert [sentence for sentence in checked if not SAYS.search(sentence)] == [
+        "A contrast"
+    ]
 
 
 def test_the_title_of_a_result_is_not_a_verb() -> None:

@@ -1,4 +1,6 @@
-"""Hold that a question leaves the user's modules alone: at every instant, for other threads, and after an interrupt."""
+"""Hold that a question leaves the user's modules alone: at every instant, for other
+threads, and after an interrupt.
+"""
 
 import contextlib
 import copy
@@ -21,17 +23,28 @@ from torch.utils import _python_dispatch
 
 import hiddenscope as hs
 from fuzz.questions import IDS, state_of
-from hiddenscope import hooks
+from hiddenscope.modules import hooks
 
 Ask = Callable[[], Any]
 Place = tuple[str, str]
 """The file and the name of a function."""
 
 PACKAGE = str(Path(hs.__file__).parent)
-TRACED = (PACKAGE, str(Path(torch.__file__).parent / "nn"), str(Path(transformers.__file__).parent / "models"))
+TRACED = (
+    PACKAGE,
+    str(Path(torch.__file__).parent / "nn"),
+    str(Path(transformers.__file__).parent / "models"),
+)
 TRACED += (copy.__file__, contextlib.__file__)
 # What puts something on a module, or something else in its place, is interrupted most.
-WRITERS = ("hooks.py", "module_copy.py", "stateless.py", "_named_member_accessor.py", "kernels.py", "autograd.py")
+WRITERS = (
+    "hooks.py",
+    "module_copy.py",
+    "stateless.py",
+    "_named_member_accessor.py",
+    "kernels.py",
+    "autograd.py",
+)
 
 
 @cache
@@ -53,7 +66,9 @@ def tracing(tracer: Callable[[FrameType, str, Any], Any]) -> Iterator[None]:
 
 
 class Instants:
-    """Call `look` at every line of ours, and wherever a traced function of others begins."""
+    """Call `look` at every line of ours, and wherever a traced function of others
+    begins.
+    """
 
     def __init__(self, look: Callable[[FrameType], None]) -> None:
         self.look = look
@@ -68,20 +83,31 @@ class Instants:
 
 
 def assert_never_changed(ask: Ask, modules: Sequence[nn.Module]) -> None:
-    """Ask, and look at every instant whether each weight is the tensor that it was, in every part, and each setting."""
+    """Ask, and look at every instant whether each weight is the tensor that it was, in
+    every part, and each setting.
+    """
     tensors: list[tuple[dict[str, Any], str, Tensor]] = []
     configs: dict[int, Any] = {}
     parts = [part for module in modules for part in module.modules()]
     for part in parts:
         for table in (part._parameters, part._buffers):
-            tensors += [(table, name, tensor) for name, tensor in table.items() if tensor is not None]  # type: ignore[misc]
+            tensors += [
+                (table, name, tensor)
+                for name, tensor in table.items()
+                if tensor is not None
+            ]  # type: ignore[misc]
         if hasattr(part, "config"):
             configs[id(part.config)] = part.config
 
     def now() -> list[Any]:
         seen: list[Any] = []
         for table, name, tensor in tensors:
-            seen += (id(table.get(name)), tensor.data_ptr(), tensor.dtype, tensor._version)
+            seen += (
+                id(table.get(name)),
+                tensor.data_ptr(),
+                tensor.dtype,
+                tensor._version,
+            )
         seen += [config._attn_implementation_internal for config in configs.values()]
         return [*seen, *[part.training for part in parts]]
 
@@ -94,11 +120,17 @@ def assert_never_changed(ask: Ask, modules: Sequence[nn.Module]) -> None:
 
     with tracing(Instants(look)):
         ask()
-    assert not changes, f"a weight or a setting of the user's was another at {changes[0]}"
+    assert not changes, (
+        f"a weight or a setting of the user's was another at {changes[0]}"
+    )
 
 
-def assert_others_get_their_numbers(ask: Ask, modules: Sequence[nn.Module], calls: int = 200) -> None:
-    """Ask, and let another thread call each module at so many instants: it gets its own numbers, bit for bit."""
+def assert_others_get_their_numbers(
+    ask: Ask, modules: Sequence[nn.Module], calls: int = 200
+) -> None:
+    """Ask, and let another thread call each module at so many instants: it gets its own
+    numbers, bit for bit.
+    """
     ids = torch.tensor(IDS)
 
     def run() -> list[Tensor]:
@@ -129,7 +161,8 @@ def assert_others_get_their_numbers(ask: Ask, modules: Sequence[nn.Module], call
         instants["now"] += 1
         if instants["now"] % step == 0 and not wrong:
             wanted.put(f"{frame.f_code.co_filename}:{frame.f_lineno}")
-            # A lock of ours that the other thread waits for is given back only when this one goes on.
+            # A lock of ours that the other thread waits for is given back only when
+            # this one goes on.
             with contextlib.suppress(Empty):
                 answered.get(timeout=2)
 
@@ -149,7 +182,13 @@ def modes() -> list[Any]:
     """List what of torch is set for this thread, or for everybody."""
     stack = _python_dispatch._get_current_dispatch_mode_stack()
     attention = torch.nn.functional.scaled_dot_product_attention
-    return [torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_num_threads(), stack, attention]
+    return [
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.get_num_threads(),
+        stack,
+        attention,
+    ]
 
 
 class AtCall:
@@ -163,7 +202,10 @@ class AtCall:
 
     def __call__(self, frame: FrameType, event: str, arg: Any) -> None:
         file = frame.f_code.co_filename
-        if not is_traced(file) or threading.current_thread() is not threading.main_thread():
+        if (
+            not is_traced(file)
+            or threading.current_thread() is not threading.main_thread()
+        ):
             return
         place = file, frame.f_code.co_name
         self.calls[place] += 1
@@ -174,7 +216,9 @@ class AtCall:
 
 
 def _interrupts(ask: Ask, chance: random.Random, count: int) -> list[tuple[Place, int]]:
-    """Choose where to interrupt: each function that writes, at its first, its last and two other calls; and others."""
+    """Choose where to interrupt: each function that writes, at its first, its last and
+    two other calls; and others.
+    """
     counting = AtCall()
     with tracing(counting):
         ask()
@@ -183,13 +227,21 @@ def _interrupts(ask: Ask, chance: random.Random, count: int) -> list[tuple[Place
     for place, calls in sorted(counting.calls.items()):
         numbers = {1, calls, chance.randint(1, calls), chance.randint(1, calls)}
         is_writer = Path(place[0]).name in WRITERS
-        (chosen if is_writer else others).extend((place, number) for number in sorted(numbers))
+        (chosen if is_writer else others).extend(
+            (place, number) for number in sorted(numbers)
+        )
     half = count // 2
-    return chance.sample(chosen, min(half, len(chosen))) + chance.sample(others, min(count - half, len(others)))
+    return chance.sample(chosen, min(half, len(chosen))) + chance.sample(
+        others, min(count - half, len(others))
+    )
 
 
-def assert_interrupts_leave_nothing(ask: Ask, modules: Sequence[nn.Module], model: hs.Model, count: int = 60) -> None:
-    """Interrupt a question at so many of its calls: modules, modes of torch, threads and the lock are as before."""
+def assert_interrupts_leave_nothing(
+    ask: Ask, modules: Sequence[nn.Module], model: hs.Model, count: int = 60
+) -> None:
+    """Interrupt a question at so many of its calls: modules, modes of torch, threads
+    and the lock are as before.
+    """
     ask()  # what is tried once is tried now
     before = [state_of(module) for module in modules]
     torch_before, threads = modes(), set(threading.enumerate())

@@ -7,8 +7,8 @@
     hs.anatomy(model)
     hs.profile(model, "The capital of France is Paris.").show()
 
-The names come from the lists in `catalog`. Each is imported when it is first used, so that `import hiddenscope` loads
-no torch.
+The names come from the lists in `catalog`. Each is imported when it is first used, so
+that `import hiddenscope` loads no torch.
 """
 
 import sys
@@ -20,30 +20,31 @@ from hiddenscope import errors as errors
 from hiddenscope import progress as _progress
 from hiddenscope.catalog import ANALYSIS, PUBLIC
 
-if TYPE_CHECKING:  # the same names for type checkers; tests/test_public.py prints what is missing here
-    from hiddenscope.analyses.anatomy import anatomy as anatomy
-    from hiddenscope.analyses.cluster import cluster as cluster
-    from hiddenscope.analyses.compare import compare as compare
-    from hiddenscope.analyses.drift import drift as drift
-    from hiddenscope.analyses.embed import Adjustment as Adjustment
-    from hiddenscope.analyses.embed import embed as embed
-    from hiddenscope.analyses.graft import graft as graft
-    from hiddenscope.analyses.lens import lens as lens
+# The same names for type checkers; tests/test_public.py prints what is missing here.
+if TYPE_CHECKING:
+    from hiddenscope.analyses.anatomy.anatomy import anatomy as anatomy
+    from hiddenscope.analyses.cluster.cluster import cluster as cluster
+    from hiddenscope.analyses.compare.compare import compare as compare
+    from hiddenscope.analyses.drift.drift import drift as drift
+    from hiddenscope.analyses.embed.embed import Adjustment as Adjustment
+    from hiddenscope.analyses.embed.embed import embed as embed
+    from hiddenscope.analyses.graft.graft import graft as graft
     from hiddenscope.analyses.lens.fitted import Lens as Lens
-    from hiddenscope.analyses.patch import patch as patch
+    from hiddenscope.analyses.lens.lens import lens as lens
     from hiddenscope.analyses.patch.contrast import Contrast as Contrast
-    from hiddenscope.analyses.probe import probe as probe
-    from hiddenscope.analyses.profile import profile as profile
-    from hiddenscope.analyses.project import project as project
+    from hiddenscope.analyses.patch.patch import patch as patch
+    from hiddenscope.analyses.probe.probe import probe as probe
+    from hiddenscope.analyses.profile.profile import profile as profile
     from hiddenscope.analyses.project.pictures import Pictures as Pictures
-    from hiddenscope.analyses.search import search as search
-    from hiddenscope.analyses.steer import steer as steer
+    from hiddenscope.analyses.project.project import project as project
+    from hiddenscope.analyses.search.search import search as search
     from hiddenscope.analyses.steer.direction import Direction as Direction
-    from hiddenscope.analyses.visibility import visibility as visibility
+    from hiddenscope.analyses.steer.steer import steer as steer
+    from hiddenscope.analyses.visibility.visibility import visibility as visibility
     from hiddenscope.extract import Corpus as Corpus
     from hiddenscope.extract import Engine as Engine
     from hiddenscope.extract import ExtractJob as ExtractJob
-    from hiddenscope.extract import extract as extract
+    from hiddenscope.extract.extract import extract as extract
     from hiddenscope.linear.probe import Probe as Probe
     from hiddenscope.model import Model as Model
     from hiddenscope.model import load as load
@@ -77,9 +78,11 @@ __all__ = sorted([*PUBLIC, "__version__", "errors"])
 
 
 class _Public(ModuleType):
-    """This module, in which a public name is never taken by the subpackage of the same name.
+    """This module, in which a public name is never taken by the subpackage of the same
+    name.
 
-    Importing `hiddenscope.anatomy` makes Python bind the subpackage here as `anatomy`, where users expect the function.
+    Importing `hiddenscope.discovery` makes Python bind the subpackage here as
+    `anatomy`, where users expect the function.
     """
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -95,7 +98,8 @@ if not TYPE_CHECKING:
         if name not in PUBLIC:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         if name == "Result" or (name in ANALYSIS and ANALYSIS[name].result):
-            import_module(f"{__name__}.views")  # so that a result finds its pages and figures
+            # So that a result finds its pages and figures.
+            import_module(f"{__name__}.views")
         value = getattr(import_module(f"{__name__}.{PUBLIC[name]}"), name)
         globals()[name] = value
         return value

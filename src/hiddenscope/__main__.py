@@ -1,7 +1,7 @@
 """`python -m hiddenscope`, and what the command `hiddenscope` starts.
 
-To import the command line takes longer than people wait for a first word, so the status is shown before that; and
-Ctrl-C ends the command quietly even while it starts.
+To import the command line takes longer than people wait for a first word, so the status
+is shown before that; and Ctrl-C ends the command quietly even while it starts.
 """
 
 import os
@@ -25,13 +25,17 @@ def _leave(number: int, frame: FrameType | None) -> None:
 
 
 def _begin(words: list[str]) -> None:
-    """Answer at once: with the version, or with the status of the command that the words name."""
+    """Answer at once: with the version, or with the status of the command that the
+    words name.
+    """
     if words == ["--version"] and sys.stdout is not None:
         with suppress(OSError):  # the command line says what is wrong with stdout
             print(hs.__version__, flush=True)
             sys.exit()
     if words and words[0] in COMMANDS and "--help" not in words:
-        progress.show(True if "--progress" in words else False if "--quiet" in words else None)
+        progress.show(
+            True if "--progress" in words else False if "--quiet" in words else None
+        )
         progress.begin(f"Running {words[0]}")
 
 
@@ -41,7 +45,7 @@ signal.signal(signal.SIGINT, _leave)
 def main() -> None:
     """Say what is being done, then import the command line and run it."""
     _begin(sys.argv[1:])
-    import_module("hiddenscope.cli").main()
+    import_module("hiddenscope.cli.main").main()
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
 """Public functions say plainly when they are given something that they do not take.
 
-Python lets anything in, and what does not fit fails somewhere deep inside, as an AttributeError that names nothing the
-caller knows. So when a public function fails with an error that is not ours, its arguments are held against its
-annotations, and the first that does not fit is named; so is one that fits and cannot be computed with, such as a sparse
-tensor. A call that works costs nothing more.
+Python lets anything in, and what does not fit fails somewhere deep inside, as an
+AttributeError that names nothing the caller knows. So when a public function fails with
+an error that is not ours, its arguments are held against its annotations, and the first
+that does not fit is named; so is one that fits and cannot be computed with, such as a
+sparse tensor. A call that works costs nothing more.
 
 >>> @checked
 ... def repeat(text: str, times: int = 2) -> str:
@@ -31,15 +32,25 @@ from hiddenscope.errors import ArgumentError, Error
 
 Public = TypeVar("Public")
 
-_WORDS = {str: "a string", int: "an integer", float: "a number", bool: "True or False", type(None): "None"}
+_WORDS = {
+    str: "a string",
+    int: "an integer",
+    float: "a number",
+    bool: "True or False",
+    type(None): "None",
+}
 _LOOKED_AT = 50  # items of a list
 _MOST_BITS = 1023  # of an integer that a float holds
 
 
 def checked(target: Public) -> Public:
-    """Have a public function, or every public method of a class, explain arguments that do not fit its annotations."""
+    """Have a public function, or every public method of a class, explain arguments that
+    do not fit its annotations.
+    """
     if not isinstance(target, type):
-        return typing.cast(Public, _explaining(typing.cast(Callable[..., Any], target), skip=0))
+        return typing.cast(
+            Public, _explaining(typing.cast(Callable[..., Any], target), skip=0)
+        )
     for name, member in list(vars(target).items()):
         if name.startswith("_") and name not in ("__init__", "__getitem__"):
             continue
@@ -61,12 +72,23 @@ def _explaining(function: Callable[..., Any], skip: int) -> Callable[..., Any]:
             explain(function, args, kwargs, skip, error)
             raise
 
-    # With the globals of the function itself, so that doctest takes the wrapper for one of its module's.
+    # With the globals of the function itself, so that doctest takes the wrapper for one
+    # of its module's.
     own: Any = types.FunctionType(
-        call.__code__, getattr(function, "__globals__", globals()), function.__name__, None, call.__closure__
+        call.__code__,
+        getattr(function, "__globals__", globals()),
+        function.__name__,
+        None,
+        call.__closure__,
     )
     own.__kwdefaults__ = None
-    for name in ("__module__", "__qualname__", "__doc__", "__dict__", "__annotations__"):
+    for name in (
+        "__module__",
+        "__qualname__",
+        "__doc__",
+        "__dict__",
+        "__annotations__",
+    ):
         value = getattr(function, name)
         if name == "__dict__":
             own.__dict__.update(value)
@@ -77,9 +99,15 @@ def _explaining(function: Callable[..., Any], skip: int) -> Callable[..., Any]:
 
 
 def _explain(
-    function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], skip: int, error: Exception
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    skip: int,
+    error: Exception,
 ) -> None:
-    """Raise ArgumentError in the place of a foreign error, if an argument does not fit its annotation."""
+    """Raise ArgumentError in the place of a foreign error, if an argument does not fit
+    its annotation.
+    """
     if isinstance(error, Error):
         return
     signature = inspect.signature(function)
@@ -89,21 +117,33 @@ def _explain(
         return  # a parameter is missing or unknown, which Python says well
     for number, (name, value) in enumerate(given.items()):
         parameter = signature.parameters[name]
-        if number < skip or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+        if number < skip or parameter.kind in (
+            parameter.VAR_POSITIONAL,
+            parameter.VAR_KEYWORD,
+        ):
             continue
         if value is not parameter.default:
-            called = getattr(function, "__qualname__", str(function)).removesuffix(".__init__")
+            called = getattr(function, "__qualname__", str(function)).removesuffix(
+                ".__init__"
+            )
             try:
                 _require_plain(value, name, called)
                 _require_path(value, name, called, error)
-                require(value, _evaluated(parameter.annotation, function.__module__), name, called)
+                require(
+                    value,
+                    _evaluated(parameter.annotation, function.__module__),
+                    name,
+                    called,
+                )
                 _require_fields(value, name, called)
             except ArgumentError as explained:
                 raise explained from error
 
 
 def _require_plain(value: Any, name: str, function: str, depth: int = 3) -> None:
-    """Refuse what fits an annotation and cannot be computed with: tensors that are not dense, and endless numbers."""
+    """Refuse what fits an annotation and cannot be computed with: tensors that are not
+    dense, and endless numbers.
+    """
     kind, remedy = _unusual(value)
     if kind:
         raise ArgumentError(f"Cannot call {function}", f"{name} is {kind}", remedy)
@@ -111,7 +151,12 @@ def _require_plain(value: Any, name: str, function: str, depth: int = 3) -> None
         return
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         for field in dataclasses.fields(value):
-            _require_plain(getattr(value, field.name, None), f"{name}.{field.name}", function, depth - 1)
+            _require_plain(
+                getattr(value, field.name, None),
+                f"{name}.{field.name}",
+                function,
+                depth - 1,
+            )
     elif isinstance(value, Mapping):
         for key, part in itertools.islice(value.items(), _LOOKED_AT):
             _require_plain(part, f"{name}[{shown(key)}]", function, depth - 1)
@@ -121,23 +166,33 @@ def _require_plain(value: Any, name: str, function: str, depth: int = 3) -> None
 
 
 def _require_path(value: Any, name: str, function: str, error: Exception) -> None:
-    """Refuse the name of a file that no file system takes, if that is what the error is about."""
+    """Refuse the name of a file that no file system takes, if that is what the error is
+    about.
+    """
     too_long = isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG
-    no_name = isinstance(error, UnicodeEncodeError) or (isinstance(error, ValueError) and "null byte" in str(error))
+    no_name = isinstance(error, UnicodeEncodeError) or (
+        isinstance(error, ValueError) and "null byte" in str(error)
+    )
     if not isinstance(value, str | os.PathLike) or not (too_long or no_name):
         return
     problem, remedy = f"Cannot call {function}", "Give the path of a file or a folder."
     try:
         os.lstat(value)
     except ValueError:
-        raise ArgumentError(problem, f"{name} holds a character that no path may have", remedy) from None
+        raise ArgumentError(
+            problem, f"{name} holds a character that no path may have", remedy
+        ) from None
     except OSError as refused:
         if refused.errno == errno.ENAMETOOLONG:
-            raise ArgumentError(problem, f"{name} is longer than a path may be", remedy) from None
+            raise ArgumentError(
+                problem, f"{name} is longer than a path may be", remedy
+            ) from None
 
 
 def _unusual(value: Any) -> tuple[str, str]:
-    """What a value is that cannot be computed with, and what to give in its place; empty for any other."""
+    """What a value is that cannot be computed with, and what to give in its place;
+    empty for any other.
+    """
     if isinstance(value, int) and value.bit_length() > _MOST_BITS:
         return "a number of more digits than a float holds", "Give a smaller one."
     # torch is not imported here: `--help` must not wait for it.
@@ -149,16 +204,23 @@ def _unusual(value: Any) -> tuple[str, str]:
     if value.is_quantized:
         return "a quantized tensor", "Give its dequantize()."
     if value.layout != torch.strided:
-        return f"a tensor of the layout {str(value.layout).removeprefix('torch.')}", "Give its to_dense()."
+        return (
+            f"a tensor of the layout {str(value.layout).removeprefix('torch.')}",
+            "Give its to_dense().",
+        )
     if value.is_meta:
         return "a meta tensor, which has no values", "Give a tensor with values."
     if value.dtype.itemsize == 1 and value.is_floating_point():
-        return f"a tensor in {str(value.dtype).removeprefix('torch.')}", "Give its float()."
+        return (
+            f"a tensor in {str(value.dtype).removeprefix('torch.')}",
+            "Give its float().",
+        )
     return "", ""
 
 
 def require(value: Any, hint: Any, name: str, function: str) -> None:
-    """Raise ArgumentError unless a value is of an annotated type, for functions that run later than they are called.
+    """Raise ArgumentError unless a value is of an annotated type, for functions that
+    run later than they are called.
 
     >>> require(5, str | None, "text", "read")
     Traceback (most recent call last):
@@ -166,21 +228,32 @@ def require(value: Any, hint: Any, name: str, function: str) -> None:
     """
     if not fits(value, hint):
         reason = f"{name} must be {described(hint)}, got {shown(value)}"
-        raise ArgumentError(f"Cannot call {function}", reason, f"Give {name} as documented.")
+        raise ArgumentError(
+            f"Cannot call {function}", reason, f"Give {name} as documented."
+        )
 
 
 def _require_fields(value: Any, name: str, function: str) -> None:
-    """Require that the fields of a dataclass fit their annotations, and the fields of these."""
+    """Require that the fields of a dataclass fit their annotations, and the fields of
+    these.
+    """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         for field in dataclasses.fields(value):
             given, path = getattr(value, field.name, None), f"{name}.{field.name}"
             if given is not field.default:
-                require(given, _evaluated(field.type, type(value).__module__), path, function)
+                require(
+                    given,
+                    _evaluated(field.type, type(value).__module__),
+                    path,
+                    function,
+                )
                 _require_fields(given, path, function)
 
 
 def _evaluated(annotation: Any, module: str) -> Any:
-    """An annotation as a type; Any where it names what is imported for type checking alone."""
+    """An annotation as a type; Any where it names what is imported for type checking
+    alone.
+    """
     if annotation is inspect.Parameter.empty:
         return Any
     named = types.SimpleNamespace(__annotations__={"one": annotation})
@@ -191,7 +264,8 @@ def _evaluated(annotation: Any, module: str) -> Any:
 
 
 def fits(value: Any, hint: Any) -> bool:
-    """Whether a value is of an annotated type, as far as can be told; of a list, the first items are looked at.
+    """Whether a value is of an annotated type, as far as can be told; of a list, the
+    first items are looked at.
 
     >>> fits([1, 2], Sequence[int]), fits(["a"], Sequence[int]), fits("mean", Literal["mean", "max"]), fits(True, int)
     (True, False, True, False)
@@ -222,12 +296,18 @@ def _fits_container(value: Any, origin: Any, inner: tuple[Any, ...]) -> bool:
         return isinstance(value, type)
     if not isinstance(origin, type):
         return True
-    if not isinstance(value, origin) or isinstance(value, bytes | bytearray) or getattr(value, "shape", None) == ():
+    if (
+        not isinstance(value, origin)
+        or isinstance(value, bytes | bytearray)
+        or getattr(value, "shape", None) == ()
+    ):
         return False
     given: Any = value
     if isinstance(given, Mapping):
         pairs = list(given.items())[:_LOOKED_AT]
-        return len(inner) != 2 or all(fits(key, inner[0]) and fits(item, inner[1]) for key, item in pairs)
+        return len(inner) != 2 or all(
+            fits(key, inner[0]) and fits(item, inner[1]) for key, item in pairs
+        )
     if issubclass(origin, tuple) and not (len(inner) == 2 and inner[1] is Ellipsis):
         return len(inner) == len(given) and all(map(fits, given, inner))
     if not isinstance(given, Collection) or not inner:
@@ -238,7 +318,9 @@ def _fits_container(value: Any, origin: Any, inner: tuple[Any, ...]) -> bool:
 
 
 def _is_array_like(hint: Any, value: Any) -> bool:
-    """Whether an annotation is numpy's ArrayLike and the value could be one: numbers, or something that holds them."""
+    """Whether an annotation is numpy's ArrayLike and the value could be one: numbers,
+    or something that holds them.
+    """
     if "_SupportsArray" not in str(hint):
         return False
     return isinstance(value, numbers.Number | Sequence) or hasattr(value, "__array__")
@@ -291,7 +373,9 @@ def shown(value: Any) -> str:
     >>> shown("x" * 200)[:20], shown(object)
     ("'xxxxxxxxxxxxxxxxxxx", "<class 'object'>")
     """
-    if isinstance(value, str | int | float | bool | list | tuple | dict | set | type | None):
+    if isinstance(
+        value, str | int | float | bool | list | tuple | dict | set | type | None
+    ):
         try:
             text = ascii(value)
         except Exception:

@@ -1,11 +1,15 @@
-"""The one list of analyses, and the list of public names: this module imports nothing of ours.
+"""The one list of analyses, and the list of public names: this module imports nothing
+of ours.
 
-Everything that must know which analyses there are reads `ANALYSES`: the public names (`hiddenscope.__init__`), the
-commands (`cli`), the kinds of results (`views/kinds`), the index of the docs and the tests that hold them together.
+Everything that must know which analyses there are reads `ANALYSES`: the public names
+(`hiddenscope.__init__`), the commands (`cli`), the kinds of results (`views/kinds`),
+the index of the docs and the tests that hold them together.
 
-To add an analysis, write `analyses/<word>`, `views/kinds/<word>.py`, `docs/<word>.md` and `tests/test_<word>.py`, and
-add one line to `ANALYSES`. To add another public name, add one line to `NAMES`. The imports that type checkers read in
-`hiddenscope/__init__.py` follow these lists; a test prints the lines that are missing there.
+To add an analysis, write `analyses/<word>`, `views/kinds/<word>.py`, `docs/<word>.md`
+and `tests/test_<word>.py`, and add one line to `ANALYSES`. To add another public name,
+add one line to `NAMES`. The imports that type checkers read in
+`hiddenscope/__init__.py` follow these lists; a test prints the lines that are missing
+there.
 
 >>> ANALYSIS["lens"].question
 'What would each layer predict, if it were the last?'
@@ -29,7 +33,9 @@ GROUPS: dict[Group, str] = {
 
 @dataclass(frozen=True)
 class Option:
-    """How a generated command presents a parameter: its help, and where they differ its spellings and its default."""
+    """How a generated command presents a parameter: its help, and where they differ its
+    spellings and its default.
+    """
 
     help: str
     spellings: tuple[str, ...] = ()
@@ -38,13 +44,15 @@ class Option:
 
 @dataclass(frozen=True)
 class Analysis:
-    """One analysis. Its word names the function, the command, the kind of result, the docs page and the tests.
+    """One analysis. Its word names the function, the command, the kind of result, the
+    docs page and the tests.
 
-    Its command is generated from the function, with `options` for the parameters that `cli/generated.py` does not know;
-    with `own_command` it has a module of its own, `cli/<word>.py`. `result` is False where the function returns
-    something else than a `Result`; `in_app` is False where the workbench does not ask it. `heading` begins the title of
-    a result and is followed by the model's name; without one, that is its word and "of". `package` is where its
-    module is.
+    Its command is generated from the function, with `options` for the parameters that
+    `cli/generated.py` does not know; with `own_command` it has a module of its own,
+    `cli/<word>.py`. `result` is False where the function returns something else than a
+    `Result`; `in_app` is False where the workbench does not ask it. `heading` begins
+    the title of a result and is followed by the model's name; without one, that is its
+    word and "of". `package` is where its module is.
     """
 
     word: str
@@ -60,18 +68,23 @@ class Analysis:
     @property
     def module(self) -> str:
         """Where its function is, below `hiddenscope`."""
-        return f"{self.package}{self.word}"
+        return f"{self.package}{self.word}.{self.word}"
 
 
 ANALYSES = (
-    Analysis("anatomy", "Where do the states of this model live, and how is that known?", "describe"),
+    Analysis(
+        "anatomy",
+        "Where do the states of this model live, and how is that known?",
+        "describe",
+    ),
     Analysis(
         "profile",
         "How large is every state, how do states spread, and how alike are layers?",
         "describe",
         options={
             "final_norm": Option(
-                "apart: raw layers only; everywhere: each through the final norm; mixed: as they are."
+                "apart: raw layers only; everywhere: each through the final norm;"
+                " mixed: as they are."
             ),
             "sample": Option("At most so many tokens for neighbours and CKA."),
         },
@@ -84,7 +97,10 @@ ANALYSES = (
         heading="comparison in",
     ),
     Analysis(
-        "drift", "Where do two runs of a model diverge, and which part is at fault?", "describe", own_command=True
+        "drift",
+        "Where do two runs of a model diverge, and which part is at fault?",
+        "describe",
+        own_command=True,
     ),
     Analysis(
         "project",
@@ -132,8 +148,12 @@ ANALYSES = (
         heading="layers of a donor in",
         options={
             "donor": Option("A model of the same shape, from which layers are taken."),
-            "data": Option("Prompts, each labelled with its answer: a file, or a shipped dataset."),
-            "sites": Option("Take states in place of blocks: *.attn, *.mlp or layer.*."),
+            "data": Option(
+                "Prompts, each labelled with its answer: a file, or a shipped dataset."
+            ),
+            "sites": Option(
+                "Take states in place of blocks: *.attn, *.mlp or layer.*."
+            ),
             "layers": Option("How many layers in a row come from the donor."),
         },
     ),
@@ -152,8 +172,20 @@ ANALYSES = (
         result=False,
         heading="vectors of texts in",
     ),
-    Analysis("search", "Which texts are nearest to this one?", "represent", own_command=True, heading="search in"),
-    Analysis("cluster", "Which texts belong together?", "represent", own_command=True, heading="clusters in"),
+    Analysis(
+        "search",
+        "Which texts are nearest to this one?",
+        "represent",
+        own_command=True,
+        heading="search in",
+    ),
+    Analysis(
+        "cluster",
+        "Which texts belong together?",
+        "represent",
+        own_command=True,
+        heading="clusters in",
+    ),
     Analysis(
         "extract",
         "How are the states of a whole corpus computed and kept?",
@@ -172,7 +204,7 @@ COMMANDS = ("demo", "capture", *ANALYSIS, "store", "models", "serve")
 
 NAMES = {
     "Add": "passes.changes",
-    "Adjustment": "analyses.embed",
+    "Adjustment": "analyses.embed.embed",
     "Contrast": "analyses.patch.contrast",
     "Corpus": "extract",
     "Direction": "analyses.steer.direction",

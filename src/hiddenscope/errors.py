@@ -28,13 +28,21 @@ import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-# On a CPU torch raises a plain RuntimeError, which it words differently on x86-64 and aarch64.
-_NO_MEMORY_WORDS = ["you tried to allocate", "can't allocate", "Cannot allocate memory", "ALLOC_FAILED"]
+# On a CPU torch raises a plain RuntimeError, which it words differently on x86-64 and
+# aarch64.
+_NO_MEMORY_WORDS = [
+    "you tried to allocate",
+    "can't allocate",
+    "Cannot allocate memory",
+    "ALLOC_FAILED",
+]
 _NO_MEMORY_WORDS += ["can't start new thread"]
 
 
 class Error(Exception):
-    """The root of the tree: `except hiddenscope.errors.Error` catches all of ours and nothing else."""
+    """The root of the tree: `except hiddenscope.errors.Error` catches all of ours and
+    nothing else.
+    """
 
     def __init__(self, problem: str, reason: str, remedy: str) -> None:
         self.problem, self.reason, self.remedy = problem, reason, remedy
@@ -110,7 +118,8 @@ class Damaged(LoadError, FileError):
 
 @contextmanager
 def without_panic(kind: type[Error], problem: str, remedy: str) -> Iterator[None]:
-    """Raise an error of ours where a library written in Rust panics: its own is no Exception and passes every handler.
+    """Raise an error of ours where a library written in Rust panics: its own is no
+    Exception and passes every handler.
 
     >>> class PanicException(BaseException): ...
     >>> with without_panic(TextError, "Cannot encode the text", "Use another one."):
@@ -123,11 +132,14 @@ def without_panic(kind: type[Error], problem: str, remedy: str) -> Iterator[None
     except BaseException as error:
         if type(error).__name__ != "PanicException":
             raise
-        raise kind(problem, f"its library stopped ({str(error)[:200]})", remedy) from error
+        raise kind(
+            problem, f"its library stopped ({str(error)[:200]})", remedy
+        ) from error
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Tell whether an error of Python, numpy, torch or the operating system means that memory ran out.
+    """Tell whether an error of Python, numpy, torch or the operating system means that
+    memory ran out.
 
     >>> is_out_of_memory(MemoryError()), is_out_of_memory(ValueError("x"))
     (True, False)

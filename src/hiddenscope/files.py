@@ -1,8 +1,10 @@
-"""Files that are written whole or not at all, and carry a checksum over all their bytes.
+"""Files that are written whole or not at all, and carry a checksum over all their
+bytes.
 
-The checksum is a seal inside the file: `hiddenscope-sha256:` and 64 hex digits, the SHA-256 of the file with zeros in
-the place of the digits. It lies where the format has room for a string, so that other programs read the file as ever.
-It is checked before anything else of the file is read.
+The checksum is a seal inside the file: `hiddenscope-sha256:` and 64 hex digits, the
+SHA-256 of the file with zeros in the place of the digits. It lies where the format has
+room for a string, so that other programs read the file as ever. It is checked before
+anything else of the file is read.
 """
 
 import hashlib
@@ -59,13 +61,27 @@ def check_seal(path: str | os.PathLike[str], problem: str) -> None:
     hiddenscope.errors.Damaged: Cannot read the note: its bytes are not those that were written. Save it again.
     """
     try:
-        with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            places = [match.end() for match in re.finditer(re.escape(_MARK) + rb"(?=[0-9a-f]{64})", content)]
-            intact = any(content[at : at + _DIGITS] == _digest(content, at) for at in places[-4:])
+        with (
+            open(path, "rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
+        ):
+            places = [
+                match.end()
+                for match in re.finditer(
+                    re.escape(_MARK) + rb"(?=[0-9a-f]{64})", content
+                )
+            ]
+            intact = any(
+                content[at : at + _DIGITS] == _digest(content, at) for at in places[-4:]
+            )
     except ValueError:  # an empty file cannot be mapped
         places, intact = [], False
     if not intact:
-        reason = "its bytes are not those that were written" if places else "it has no checksum, or one that is damaged"
+        reason = (
+            "its bytes are not those that were written"
+            if places
+            else "it has no checksum, or one that is damaged"
+        )
         raise Damaged(problem, reason, "Save it again.")
 
 
@@ -83,9 +99,11 @@ def _digest(content: mmap.mmap, at: int) -> bytes:
 
 @contextmanager
 def replacing(path: str | os.PathLike[str], *, durable: bool = True) -> Iterator[Path]:
-    """A fresh path beside this one, which replaces it when the body succeeds and is removed when it fails.
+    """A fresh path beside this one, which replaces it when the body succeeds and is
+    removed when it fails.
 
-    With `durable=False` it is not waited for until the disk has it: for files whose reader checks that they are whole.
+    With `durable=False` it is not waited for until the disk has it: for files whose
+    reader checks that they are whole.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -96,33 +114,50 @@ def replacing(path: str | os.PathLike[str], *, durable: bool = True) -> Iterator
     """
     target = Path(path)
     if "\0" in str(target):
-        raise FileError(f"Cannot write {_safe(str(target)[:200])}", "its name holds a null character", "Rename it.")
+        raise FileError(
+            f"Cannot write {_safe(str(target)[:200])}",
+            "its name holds a null character",
+            "Rename it.",
+        )
     start, end = f".{target.stem[:60]}.", target.suffix[:60]
-    leftovers = re.compile(rf"{re.escape(start)}[0-9a-f]{{8}}{re.escape(end)}", re.DOTALL)
+    leftovers = re.compile(
+        rf"{re.escape(start)}[0-9a-f]{{8}}{re.escape(end)}", re.DOTALL
+    )
     try:
-        with temporary(target.with_name(f"{start}{secrets.token_hex(4)}{end}"), leftovers) as fresh:
-            mode = fresh.stat().st_mode  # as the umask has it; a library may give its file to the owner alone
+        with temporary(
+            target.with_name(f"{start}{secrets.token_hex(4)}{end}"), leftovers
+        ) as fresh:
+            # As the umask has it; a library may give its file to the owner alone.
+            mode = fresh.stat().st_mode
             yield fresh
             fresh.chmod(mode)
             if durable:
-                to_disk(fresh)  # or a power cut could leave an empty file under the final name
+                # Or a power cut could leave an empty file under the final name.
+                to_disk(fresh)
             os.replace(fresh, target)
             if durable:
                 to_disk(target.parent)
     except OSError as error:
-        reason = _safe(error.strerror or str(error))  # its text may name the fresh path, which nobody asked for
+        # Its text may name the fresh path, which nobody asked for.
+        reason = _safe(error.strerror or str(error))
         remedy = "Choose a folder that exists and can be written."
-        raise FileError(f"Cannot write {_safe(str(target)[:200])}", reason, remedy) from error
+        raise FileError(
+            f"Cannot write {_safe(str(target)[:200])}", reason, remedy
+        ) from error
 
 
 @contextmanager
-def temporary(path: Path, leftovers: re.Pattern[str], *, folder: bool = False) -> Iterator[Path]:
+def temporary(
+    path: Path, leftovers: re.Pattern[str], *, folder: bool = False
+) -> Iterator[Path]:
     """An empty file or folder that is removed when the body ends, if it is still there.
 
-    It is locked while the body runs, so that a process that was killed can be told from one that is at work: whatever
-    lies beside it under a name like `leftovers` and is not locked is removed first.
+    It is locked while the body runs, so that a process that was killed can be told from
+    one that is at work: whatever lies beside it under a name like `leftovers` and is
+    not locked is removed first.
     """
-    with _locked(path.parent, wait=True):  # or another process could take it for a leftover before it is locked
+    # Or another process could take it for a leftover before it is locked.
+    with _locked(path.parent, wait=True):
         _remove_leftovers(path.parent, leftovers)
         if folder:
             path.mkdir()
@@ -140,9 +175,14 @@ def temporary(path: Path, leftovers: re.Pattern[str], *, folder: bool = False) -
 
 @contextmanager
 def _locked(path: Path, *, wait: bool = False) -> Iterator[bool]:
-    """Hold a lock on a file or folder, and say whether it could be had; where there are no such locks, it cannot."""
+    """Hold a lock on a file or folder, and say whether it could be had; where there are
+    no such locks, it cannot.
+    """
     try:
-        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0))
+        descriptor = os.open(
+            path,
+            os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0),
+        )
     except OSError:
         yield False
         return
@@ -150,7 +190,9 @@ def _locked(path: Path, *, wait: bool = False) -> Iterator[bool]:
         held = fcntl is not None
         if fcntl is not None:
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(
+                    descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB
+                )
             except OSError:  # somebody has it, or the file system has no locks
                 held = False
         yield held
@@ -165,7 +207,10 @@ def _remove_leftovers(folder: Path, leftovers: re.Pattern[str]) -> None:
                 continue
             path = Path(entry.path)
             with suppress(OSError), _locked(path) as free:
-                if free or time.time() - entry.stat(follow_symlinks=False).st_mtime > A_DAY:
+                if (
+                    free
+                    or time.time() - entry.stat(follow_symlinks=False).st_mtime > A_DAY
+                ):
                     _remove(path)
 
 
@@ -176,12 +221,18 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def write_tensors(path: str | os.PathLike[str], tensors: "Mapping[str, Tensor]", header: Mapping[str, str]) -> None:
+def write_tensors(
+    path: str | os.PathLike[str],
+    tensors: "Mapping[str, Tensor]",
+    header: Mapping[str, str],
+) -> None:
     """Write tensors as one safetensors file, with strings in its header."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    plain = _unshared({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
+    plain = _unshared(
+        {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    )
     with replacing(path) as fresh:
         try:
             save_file(plain, fresh, {**header, "seal": UNSEALED})
@@ -191,7 +242,9 @@ def write_tensors(path: str | os.PathLike[str], tensors: "Mapping[str, Tensor]",
 
 
 def _unshared(tensors: "Mapping[str, Tensor]") -> "dict[str, Tensor]":
-    """The same tensors, none of which lies in the memory of another: safetensors refuses those that do."""
+    """The same tensors, none of which lies in the memory of another: safetensors
+    refuses those that do.
+    """
     seen: set[int] = set()
     own = {}
     for name, tensor in tensors.items():
@@ -201,11 +254,18 @@ def _unshared(tensors: "Mapping[str, Tensor]") -> "dict[str, Tensor]":
     return own
 
 
-def read_tensors(path: str | os.PathLike[str], what: str, form: str) -> "tuple[dict[str, Tensor], dict[str, str]]":
-    """The tensors and the header of a file that `write_tensors` wrote, when its header has this `format`."""
+def read_tensors(
+    path: str | os.PathLike[str], what: str, form: str
+) -> "tuple[dict[str, Tensor], dict[str, str]]":
+    """The tensors and the header of a file that `write_tensors` wrote, when its header
+    has this `format`.
+    """
     from safetensors import SafetensorError, safe_open
 
-    problem, remedy = f"Cannot read {what} from {_safe(os.fspath(path))}", "Give the path of a file that .save() wrote."
+    problem, remedy = (
+        f"Cannot read {what} from {_safe(os.fspath(path))}",
+        "Give the path of a file that .save() wrote.",
+    )
     if not os.path.isfile(path):
         raise FileError(problem, "there is no such file", remedy)
     try:
@@ -213,22 +273,35 @@ def read_tensors(path: str | os.PathLike[str], what: str, form: str) -> "tuple[d
         with safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
             if header.get("format") != form:
-                raise FileError(problem, "it is a safetensors file with other content", remedy)
-            return {name: file.get_tensor(name) for name in file.keys()}, header  # noqa: SIM118  # it is no mapping
+                raise FileError(
+                    problem, "it is a safetensors file with other content", remedy
+                )
+            return {
+                name: file.get_tensor(name)
+                for name in file.keys()  # noqa: SIM118
+            }, header  # it is no mapping
     except (SafetensorError, OSError) as error:
         if isinstance(error, FileError):
             raise
-        raise FileError(problem, f"it is damaged, or not such a file ({error})", "Save it again.") from error
+        raise FileError(
+            problem, f"it is damaged, or not such a file ({error})", "Save it again."
+        ) from error
 
 
 def identity(paths: Iterable[Path]) -> str:
-    """What tells files from others without reading them: each one's name, size, inode and times.
+    """What tells files from others without reading them: each one's name, size, inode
+    and times.
 
-    A file that was written to, replaced or copied has another identity. One whose bytes changed on the disk by
-    themselves has not: only a checksum finds that.
+    A file that was written to, replaced or copied has another identity. One whose bytes
+    changed on the disk by themselves has not: only a checksum finds that.
     """
     stats = [(path.name, path.stat()) for path in paths]
-    return repr([(name, stat.st_size, stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns) for name, stat in stats])
+    return repr(
+        [
+            (name, stat.st_size, stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns)
+            for name, stat in stats
+        ]
+    )
 
 
 def to_disk(path: Path) -> None:

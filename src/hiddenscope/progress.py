@@ -1,7 +1,8 @@
 """Progress, for everything that takes long: on stderr, or where a program wants it.
 
-On a terminal there is one line that says what is being done, with a spinner and the seconds so far, or a bar. Where
-stderr goes to a file, each step is a plain line, and only if progress was asked for.
+On a terminal there is one line that says what is being done, with a spinner and the
+seconds so far, or a bar. Where stderr goes to a file, each step is a plain line, and
+only if progress was asked for.
 
 >>> with status("Loading"), track("Reading", total=3) as advance:
 ...     for _ in range(3):
@@ -33,7 +34,8 @@ def show(choice: bool | None) -> None:
 
 @contextmanager
 def sent_to(sink: Callable[[str, float, float | None], None]) -> Iterator[None]:
-    """Call `sink(what, done, total)` as work goes on, in place of bars on stderr; a note is something of no total.
+    """Call `sink(what, done, total)` as work goes on, in place of bars on stderr; a
+    note is something of no total.
 
     >>> with sent_to(print), track("Reading", total=2) as advance:
     ...     advance(1)
@@ -49,10 +51,11 @@ def sent_to(sink: Callable[[str, float, float | None], None]) -> Iterator[None]:
 
 
 def quieten_tqdm() -> None:
-    """Import the bars of tqdm in a notebook before another library does, without the warning that this gives there.
+    """Import the bars of tqdm in a notebook before another library does, without the
+    warning that this gives there.
 
-    transformers imports `tqdm.auto`, which asks for ipywidgets in every notebook that has none. Nothing here needs
-    them: without them, bars are lines of text.
+    transformers imports `tqdm.auto`, which asks for ipywidgets in every notebook that
+    has none. Nothing here needs them: without them, bars are lines of text.
     """
     if "ipykernel" not in sys.modules:
         return
@@ -72,7 +75,8 @@ def note(message: str) -> None:
 
 @contextmanager
 def status(what: str) -> Iterator[None]:
-    """Say what is being done while the body runs; within another status it takes that one's place.
+    """Say what is being done while the body runs; within another status it takes that
+    one's place.
 
     A status of the same words is the same one: it ends with the body.
     """
@@ -94,13 +98,19 @@ def begin(what: str) -> None:
 
 
 def clear() -> None:
-    """Take the status off the terminal, so that results can be printed there; the next `status` brings it back."""
+    """Take the status off the terminal, so that results can be printed there; the next
+    `status` brings it back.
+    """
     _line.say("")
 
 
 @contextmanager
-def track(what: str, total: float | None = None, *, unit: str = "") -> Iterator[Callable[[float], None]]:
-    """Show a progress bar while the body runs; the body calls the function it gets with how much was done."""
+def track(
+    what: str, total: float | None = None, *, unit: str = ""
+) -> Iterator[Callable[[float], None]]:
+    """Show a progress bar while the body runs; the body calls the function it gets with
+    how much was done.
+    """
     if _sink is not None:
         yield _told(_sink, what, total)
         return
@@ -109,16 +119,33 @@ def track(what: str, total: float | None = None, *, unit: str = "") -> Iterator[
             yield lambda amount: None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
 
     count = DownloadColumn() if unit == "bytes" else MofNCompleteColumn()
-    columns = (TextColumn("{task.description}"), BarColumn(), count, TimeRemainingColumn())
-    with _line.aside(), Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        count,
+        TimeRemainingColumn(),
+    )
+    with (
+        _line.aside(),
+        Progress(*columns, console=Console(stderr=True), transient=True) as bars,
+    ):
         task = bars.add_task(what, total=total)
         yield lambda amount: bars.advance(task, amount)
 
 
-def _told(sink: Callable[[str, float, float | None], None], what: str, total: float | None) -> Callable[[float], None]:
+def _told(
+    sink: Callable[[str, float, float | None], None], what: str, total: float | None
+) -> Callable[[float], None]:
     done = 0.0
 
     def advance(amount: float) -> None:
@@ -144,7 +171,9 @@ def _drawable() -> bool:
 
 
 class _Line:
-    """The line at the bottom of a terminal, which a thread draws while it has a message and nothing else is there."""
+    """The line at the bottom of a terminal, which a thread draws while it has a message
+    and nothing else is there.
+    """
 
     def __init__(self) -> None:
         self.message = ""
@@ -185,7 +214,9 @@ class _Line:
     def _start(self) -> None:
         self._work.set()
         if self._thread is None or not self._thread.is_alive():
-            self._thread = threading.Thread(target=self._draw_again, name="status", daemon=True)
+            self._thread = threading.Thread(
+                target=self._draw_again, name="status", daemon=True
+            )
             self._thread.start()
 
     def _draw_again(self) -> None:
@@ -197,9 +228,16 @@ class _Line:
 
     def _draw(self) -> None:
         if self.message and not self._aside and _drawable():
-            spinner = SPINNER if "utf" in (sys.stderr.encoding or "").lower() else PLAIN_SPINNER
+            spinner = (
+                SPINNER
+                if "utf" in (sys.stderr.encoding or "").lower()
+                else PLAIN_SPINNER
+            )
             seconds = time.monotonic() - self._since
-            text = f"{spinner[round(seconds / STEP) % len(spinner)]} {self.message} {seconds:.1f} s"
+            text = (
+                f"{spinner[round(seconds / STEP) % len(spinner)]} {self.message}"
+                f" {seconds:.1f} s"
+            )
             sys.stderr.write(f"{ERASE}{text[: _columns() - 1]}")
             sys.stderr.flush()
 

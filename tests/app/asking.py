@@ -19,7 +19,14 @@ QUESTIONS: dict[str, dict[str, Any]] = {
     "lens": {"text": TEXT, "k": 2},
     "visibility": {"text": TEXT, "sites": "layer.*"},
     "probe": {"data": "cities-incomplete", "sites": "layer.1", "truncate": True},
-    "patch": {"contrasts": {"clean": "The rest", "corrupt": "The best", "answer": "s", "other": "t"}},
+    "patch": {
+        "contrasts": {
+            "clean": "The rest",
+            "corrupt": "The best",
+            "answer": "s",
+            "other": "t",
+        }
+    },
     "graft": {"donor": {"name": "other"}, "data": "upload"},
     "steer": {
         "prompts": [TEXT],
@@ -40,5 +47,7 @@ def named(bench: Bench, arguments: dict[str, Any]) -> dict[str, Any]:
             given[name] = {"name": bench.folder(f"models/{given[name]['name']}")}
     if given.get("data") == "upload":
         rows = b"text,label\nThe rest is,a\nThe best is,b\nThe test is,a\n"
-        given["data"] = bench.ask("POST", "/api/datasets?file=rows.csv", rows).json["name"]
+        given["data"] = bench.ask("POST", "/api/datasets?file=rows.csv", rows).json[
+            "name"
+        ]
     return given

@@ -19,7 +19,9 @@ from .texts import TEXTS
 
 @pytest.fixture(scope="session")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with two models of one shape, one whose tokens are words, and an encoder without a head."""
+    """A folder with two models of one shape, one whose tokens are words, and an encoder
+    without a head.
+    """
     folder = tmp_path_factory.mktemp("root")
     save_word_model(folder / "models" / "words")
     tiny_model("bert", task="base").save_pretrained(folder / "models" / "encoder")  # type: ignore[operator]
@@ -33,7 +35,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def store(root: Path) -> hs.Store:
     """What `hs.extract` made of a tiny model, below the root of the workbench."""
-    return hs.extract(hs.load(root / "models" / "tiny"), list(TEXTS), to=root / "corpora" / "states")
+    return hs.extract(
+        hs.load(root / "models" / "tiny"), list(TEXTS), to=root / "corpora" / "states"
+    )
 
 
 @pytest.fixture(scope="session")
@@ -55,7 +59,9 @@ def _offline() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def bench(root: Path, tmp_path_factory: pytest.TempPathFactory, _offline: None) -> Iterator[Bench]:
+def bench(
+    root: Path, tmp_path_factory: pytest.TempPathFactory, _offline: None
+) -> Iterator[Bench]:
     yield from running(tmp_path_factory.mktemp("app"), root=root)
 
 
@@ -79,18 +85,31 @@ def tiny_name(bench: Bench) -> str:
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder in which a person runs code, with the file that was uploaded."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "rows.csv").write_text("text,label\nThe rest is,a\nThe best is,b\nThe test is,a\n")
+    (tmp_path / "rows.csv").write_text(
+        "text,label\nThe rest is,a\nThe best is,b\nThe test is,a\n"
+    )
     return tmp_path
 
 
 @pytest.fixture
 def look(chromium: Browser, bench: Bench) -> Iterator[Opener]:
-    """Open the workbench in a browser. Afterwards: nothing else was asked for, and nothing went wrong."""
+    """Open the workbench in a browser. Afterwards: nothing else was asked for, and
+    nothing went wrong.
+    """
     wrong: list[str] = []
     contexts = []
 
-    def opened(fragment: str = "", *, at: Bench = bench, expected: tuple[str, ...] = (), **options: Any) -> Workbench:
-        size = {"width": options.pop("width", 1440), "height": options.pop("height", 1000)}
+    def opened(
+        fragment: str = "",
+        *,
+        at: Bench = bench,
+        expected: tuple[str, ...] = (),
+        **options: Any,
+    ) -> Workbench:
+        size = {
+            "width": options.pop("width", 1440),
+            "height": options.pop("height", 1000),
+        }
         context = chromium.new_context(viewport=size, **options)
         contexts.append(context)
         context.set_default_timeout(1000 * SECONDS)
@@ -109,7 +128,12 @@ def look(chromium: Browser, bench: Bench) -> Iterator[Opener]:
                 route.abort()
 
         context.route("**/*", route)
-        page.on("console", lambda message: note(message.text) if message.type in ("error", "warning") else None)
+        page.on(
+            "console",
+            lambda message: (
+                note(message.text) if message.type in ("error", "warning") else None
+            ),
+        )
         page.on("pageerror", lambda error: note(str(error)))
         page.on("dialog", lambda dialog: note(dialog.message))
         page.goto(f"{own}?token={TOKEN}")

@@ -1,4 +1,6 @@
-"""A tiny model whose tokens are words, so that a test can name the state that somebody clicks."""
+"""A tiny model whose tokens are words, so that a test can name the state that somebody
+clicks.
+"""
 
 from pathlib import Path
 
@@ -12,7 +14,9 @@ WORDS = "Paul said that Mary Peter was quite late because she he"
 
 
 def save_word_model(folder: Path) -> None:
-    """Save a tiny Llama and a tokenizer that knows these words, with and without the space before them."""
+    """Save a tiny Llama and a tokenizer that knows these words, with and without the
+    space before them.
+    """
     words = WORDS.split()
     vocabulary = [*SPECIAL, *words, *(f" {word}" for word in words)]
     ids = {word: place for place, word in enumerate(vocabulary)}
@@ -20,6 +24,8 @@ def save_word_model(folder: Path) -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r" ?[^ ]+"), "isolated")
     tokenizer.decoder = decoders.Fuse()
     names = {"pad_token": "<pad>", "eos_token": "<eos>", "unk_token": "<unk>"}
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=128, **names)  # type: ignore[no-untyped-call]
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, model_max_length=128, **names
+    )  # type: ignore[no-untyped-call]
     tiny_model("llama").save_pretrained(folder)  # type: ignore[operator]
     fast.save_pretrained(folder)

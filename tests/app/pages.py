@@ -21,10 +21,15 @@ class Workbench:
 
     def settle(self) -> None:
         """Wait until what was asked for is painted."""
-        self.page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        self.page.evaluate(
+            "() => new Promise((done) => requestAnimationFrame(() =>"
+            " requestAnimationFrame(done)))"
+        )
 
     def until(self, condition: str) -> None:
-        """Wait for something to be so; playwright's own way of waiting is stopped by the page's policy."""
+        """Wait for something to be so; playwright's own way of waiting is stopped by
+        the page's policy.
+        """
         for _ in range(int(20 * SECONDS)):
             if self.page.evaluate(condition):
                 return
@@ -33,7 +38,10 @@ class Workbench:
 
     def heading(self, words: str) -> None:
         """Wait until the grid's title has these words."""
-        self.until(f"() => (document.querySelector('.grid h2')?.textContent ?? '').includes({words!r})")
+        self.until(
+            "() => (document.querySelector('.grid h2')?.textContent ??"
+            f" '').includes({words!r})"
+        )
         self.until("() => !document.querySelector('.stale')")
         self.settle()
 
@@ -58,7 +66,9 @@ class Workbench:
 
 
 def fragment(**values: Any) -> str:
-    return "#" + "&".join(f"{name}={quote(str(value))}" for name, value in values.items())
+    return "#" + "&".join(
+        f"{name}={quote(str(value))}" for name, value in values.items()
+    )
 
 
 Opener = Callable[..., Workbench]

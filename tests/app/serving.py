@@ -1,4 +1,6 @@
-"""A running workbench, and a client that speaks plain HTTP to it, so that every header is its own."""
+"""A running workbench, and a client that speaks plain HTTP to it, so that every header
+is its own.
+"""
 
 import http.client
 import json
@@ -20,7 +22,9 @@ import hiddenscope.app as app
 if sys.platform == "linux":
     import resource
 
-linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits another process")
+linux = pytest.mark.skipif(
+    sys.platform != "linux", reason="only Linux limits another process"
+)
 TOKEN = "a-token-for-tests"
 SECONDS = 300.0  # a busy machine starts a worker in minutes
 
@@ -51,29 +55,51 @@ class Bench:
     def worker(self) -> Any:
         return self.guard.worker
 
-    def raw(self, method: str, path: str, headers: dict[str, str] | None = None, body: bytes | None = None) -> Answer:
+    def raw(
+        self,
+        method: str,
+        path: str,
+        headers: dict[str, str] | None = None,
+        body: bytes | None = None,
+    ) -> Answer:
         """A request with these headers and no others."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.settings.port, timeout=SECONDS)
+        connection = http.client.HTTPConnection(
+            "127.0.0.1", self.settings.port, timeout=SECONDS
+        )
         try:
-            connection.putrequest(method, path, skip_host=True, skip_accept_encoding=True)
+            connection.putrequest(
+                method, path, skip_host=True, skip_accept_encoding=True
+            )
             for name, value in {"Host": self.netloc, **(headers or {})}.items():
                 connection.putheader(name, value)
             if body is not None and "Transfer-Encoding" not in (headers or {}):
                 connection.putheader("Content-Length", str(len(body)))
             connection.endheaders(body)
             response = connection.getresponse()
-            return Answer(response.status, {k.lower(): v for k, v in response.getheaders()}, response.read())
+            return Answer(
+                response.status,
+                {k.lower(): v for k, v in response.getheaders()},
+                response.read(),
+            )
         finally:
             connection.close()
 
     def ask(self, method: str, path: str, body: Any = None, **headers: str) -> Answer:
         """A request of a program that has the token."""
-        content = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
+        content = (
+            body
+            if isinstance(body, bytes) or body is None
+            else json.dumps(body).encode()
+        )
         own = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
         return self.raw(method, path, own | headers, content)
 
     def submit(self, analysis: str, model: str, **arguments: Any) -> Answer:
-        request = {"analysis": analysis, "model": {"name": model}, "arguments": arguments}
+        request = {
+            "analysis": analysis,
+            "model": {"name": model},
+            "arguments": arguments,
+        }
         return self.ask("POST", "/api/jobs", request)
 
     def wait(self, job: str, *states: str) -> dict[str, Any]:
@@ -92,16 +118,25 @@ class Bench:
         assert submitted.status in (200, 202), submitted.body
         said = self.wait(submitted.json["id"])
         assert said["state"] == "done", said
-        answered: dict[str, Any] = self.ask("GET", f"/api/results/{said['result']}").json
+        answered: dict[str, Any] = self.ask(
+            "GET", f"/api/results/{said['result']}"
+        ).json
         return answered
 
     def folder(self, label: str) -> str:
         """The opaque name of a model's folder."""
-        return str(next(one["name"] for one in self.ask("GET", "/api/models").json if one["label"] == label))
+        return str(
+            next(
+                one["name"]
+                for one in self.ask("GET", "/api/models").json
+                if one["label"] == label
+            )
+        )
 
 
 def running(folder: Path, **options: Any) -> Iterator[Bench]:
-    with socket.create_server(("127.0.0.1", 0)) as listener:  # so that nobody else can have the port
+    # So that nobody else can have the port.
+    with socket.create_server(("127.0.0.1", 0)) as listener:
         settings = settings_in(folder, port=listener.getsockname()[1], **options)
         server = app.server(settings)
         thread = threading.Thread(target=server.run, args=([listener],), daemon=True)

@@ -1,4 +1,6 @@
-"""Two texts of different length under one grid: a click opens the state of text A that stands in its column."""
+"""Two texts of different length under one grid: a click opens the state of text A that
+stands in its column.
+"""
 
 import pytest
 
@@ -26,7 +28,14 @@ ALIGNED = (
 @pytest.fixture
 def here(bench: Bench) -> dict[str, str]:
     """What an address has for the model whose tokens are words."""
-    return {"model": bench.folder("models/words"), "a": A, "b": B, "answer": " she", "other": " he", "overlay": "norm"}
+    return {
+        "model": bench.folder("models/words"),
+        "a": A,
+        "b": B,
+        "answer": " she",
+        "other": " he",
+        "overlay": "norm",
+    }
 
 
 def click(shown: Workbench, column: int, row: int = 1) -> None:
@@ -38,7 +47,9 @@ def click(shown: Workbench, column: int, row: int = 1) -> None:
     left, right, below = 55, 12, 30
     wide = (box["width"] - left - right) / COLUMNS
     high = (box["height"] - below - 6) / sites
-    shown.choose(left + (column + 0.5) * wide, box["height"] - below - (row + 0.5) * high)
+    shown.choose(
+        left + (column + 0.5) * wide, box["height"] - below - (row + 0.5) * high
+    )
 
 
 def title(shown: Workbench) -> str:
@@ -46,8 +57,12 @@ def title(shown: Workbench) -> str:
 
 
 @pytest.mark.parametrize("overlay", TWO_TEXTS)
-def test_a_click_opens_the_state_of_text_a_in_its_column(look: Opener, here: dict[str, str], overlay: str) -> None:
-    """Words after the gap are not moved by one, the gap is no state of text A, and the last column is there."""
+def test_a_click_opens_the_state_of_text_a_in_its_column(
+    look: Opener, here: dict[str, str], overlay: str
+) -> None:
+    """Words after the gap are not moved by one, the gap is no state of text A, and the
+    last column is there.
+    """
     shown = look(fragment(**here))
     shown.heading("The norm")
     shown.overlay(overlay)
@@ -56,18 +71,25 @@ def test_a_click_opens_the_state_of_text_a_in_its_column(look: Opener, here: dic
         click(shown, column)
         token = ALIGNED[column][0]
         if token is None:
-            shown.panel.get_by_role("alert").get_by_text("Text A has no token here").wait_for()
+            shown.panel.get_by_role("alert").get_by_text(
+                "Text A has no token here"
+            ).wait_for()
             continue
         shown.panel.get_by_role("heading", name=token.strip()).wait_for()
         shown.panel.get_by_text("Nearest states").wait_for()
-        assert f"[{A.split().index(token.strip())}]" in shown.panel.locator("dd code").first.inner_text()
+        assert (
+            f"[{A.split().index(token.strip())}]"
+            in shown.panel.locator("dd code").first.inner_text()
+        )
         near = shown.panel.locator(".words button").all_inner_texts()
         words = {words.split(", ␣")[-1].split(", ")[-1] for words in near}
         assert words <= set(A.split()), near
 
 
 @pytest.mark.parametrize("overlay", TWO_TEXTS)
-def test_a_state_among_the_nearest_is_opened_where_it_stands(look: Opener, here: dict[str, str], overlay: str) -> None:
+def test_a_state_among_the_nearest_is_opened_where_it_stands(
+    look: Opener, here: dict[str, str], overlay: str
+) -> None:
     shown = look(fragment(**here))
     shown.heading("The norm")
     shown.overlay(overlay)
@@ -81,7 +103,9 @@ def test_a_state_among_the_nearest_is_opened_where_it_stands(look: Opener, here:
     shown.panel.get_by_role("heading", name=f"{site}, “{word}”").wait_for()
 
 
-def test_the_chosen_state_stays_the_same_when_the_overlay_changes(look: Opener, here: dict[str, str]) -> None:
+def test_the_chosen_state_stays_the_same_when_the_overlay_changes(
+    look: Opener, here: dict[str, str]
+) -> None:
     """Its column is another one where text B has a token that text A lacks."""
     shown = look(fragment(**here | {"0.pin": "layer.1~5"}))
     shown.heading("The norm")
@@ -96,7 +120,9 @@ def test_the_chosen_state_stays_the_same_when_the_overlay_changes(look: Opener, 
         assert "late" in shown.page.locator(".readout").first.inner_text()
 
 
-def test_patching_from_text_b_takes_the_token_in_the_same_column(look: Opener, here: dict[str, str]) -> None:
+def test_patching_from_text_b_takes_the_token_in_the_same_column(
+    look: Opener, here: dict[str, str]
+) -> None:
     """“late” is the sixth word of text A and the seventh of text B."""
     shown = look(fragment(**here | {"overlay": "difference"}))
     shown.heading("The difference")

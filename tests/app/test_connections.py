@@ -1,4 +1,6 @@
-"""No client keeps the server waiting: real connections that send too slowly, read nothing, or are too many."""
+"""No client keeps the server waiting: real connections that send too slowly, read
+nothing, or are too many.
+"""
 
 import http.client
 import socket
@@ -16,7 +18,9 @@ from .serving import SECONDS, TOKEN, Answer, Bench, linux
 from .test_serve import started, status
 
 LIMIT = 0.5
-LONGER = 5.0  # where the request does end: a busy machine may let nobody run for longer than the other
+# Where the request does end: a busy machine may let nobody run for longer than the
+# other.
+LONGER = 5.0
 BEGUN = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 WHOLE = BEGUN + b"\r\n"
 BODY = b"POST /api/jobs HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100000\r\n"
@@ -37,7 +41,9 @@ def patient(another: Callable[..., Any]) -> Iterator[Bench]:
 
 @contextmanager
 def connected(bench: Bench) -> Iterator[socket.socket]:
-    with socket.create_connection(("127.0.0.1", bench.settings.port), timeout=SECONDS) as connection:
+    with socket.create_connection(
+        ("127.0.0.1", bench.settings.port), timeout=SECONDS
+    ) as connection:
         connection.settimeout(0.05)
         yield connection
 
@@ -53,7 +59,9 @@ def is_closed(connection: socket.socket) -> bool:
 
 
 def closes(connection: socket.socket, drip: bytes = b"") -> bool:
-    """Whether the server closes a connection on which a byte comes now and then, or nothing at all."""
+    """Whether the server closes a connection on which a byte comes now and then, or
+    nothing at all.
+    """
     until = time.monotonic() + SECONDS
     while time.monotonic() < until:
         if is_closed(connection):
@@ -78,7 +86,9 @@ def closes(connection: socket.socket, drip: bytes = b"") -> bool:
         (WHOLE + BODY + BEARER, b""),  # the same, and its body does not come
     ],
 )
-def test_a_request_that_never_ends_is_closed(impatient: Bench, begun: bytes, drip: bytes) -> None:
+def test_a_request_that_never_ends_is_closed(
+    impatient: Bench, begun: bytes, drip: bytes
+) -> None:
     with connected(impatient) as connection:
         connection.sendall(begun)
         assert closes(connection, drip)
@@ -86,7 +96,9 @@ def test_a_request_that_never_ends_is_closed(impatient: Bench, begun: bytes, dri
 
 
 def answered(bench: Bench) -> Answer:
-    """An answer, sooner or later: a request that this process could not send in time is closed too."""
+    """An answer, sooner or later: a request that this process could not send in time is
+    closed too.
+    """
     while True:
         with suppress(ConnectionError, http.client.HTTPException):
             return bench.raw("GET", "/")
@@ -95,7 +107,10 @@ def answered(bench: Bench) -> Answer:
 def test_a_body_that_comes_in_pieces_is_waited_for(patient: Bench) -> None:
     """All of it takes longer than the limit, which is for each piece."""
     content = b'{"analysis": "nothing"}'
-    head = b"POST /api/jobs HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: %d\r\n"
+    head = (
+        b"POST /api/jobs HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type:"
+        b" application/json\r\nContent-Length: %d\r\n"
+    )
     with connected(patient) as connection:
         connection.sendall(head % len(content) + BEARER)
         for place in range(len(content)):
@@ -107,10 +122,15 @@ def test_a_body_that_comes_in_pieces_is_waited_for(patient: Bench) -> None:
 
 def test_an_answer_may_take_longer_than_a_request(patient: Bench) -> None:
     """The events of a job are followed for longer than the limit, and its end is told."""
-    job = patient.submit("visibility", patient.folder("models/tiny"), **SLOW | {"seed": 9}).json["id"]
+    job = patient.submit(
+        "visibility", patient.folder("models/tiny"), **SLOW | {"seed": 9}
+    ).json["id"]
     with connected(patient) as connection:
         connection.settimeout(SECONDS)
-        connection.sendall(f"GET /api/jobs/{job}/events HTTP/1.1\r\nHost: 127.0.0.1\r\n".encode() + BEARER)
+        connection.sendall(
+            f"GET /api/jobs/{job}/events HTTP/1.1\r\nHost: 127.0.0.1\r\n".encode()
+            + BEARER
+        )
         assert connection.recv(65_536).startswith(b"HTTP/1.1 200")
         time.sleep(1.5 * LONGER)
         patient.ask("DELETE", f"/api/jobs/{job}")
@@ -122,7 +142,9 @@ def test_an_answer_may_take_longer_than_a_request(patient: Bench) -> None:
 
 
 def flooding(port: int) -> socket.socket:
-    """Connect, send requests until no more fit into the connection, and read none of the answers."""
+    """Connect, send requests until no more fit into the connection, and read none of
+    the answers.
+    """
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     connection.settimeout(SECONDS)
@@ -153,8 +175,12 @@ def test_a_client_that_reads_no_answer_is_dropped(impatient: Bench) -> None:
     assert answered(impatient).status == 401
 
 
-def test_a_client_that_reads_slowly_gets_all_of_its_answers(another: Callable[..., Any]) -> None:
-    """What it takes now and then is enough, though reading everything takes longer than the limit."""
+def test_a_client_that_reads_slowly_gets_all_of_its_answers(
+    another: Callable[..., Any],
+) -> None:
+    """What it takes now and then is enough, though reading everything takes longer than
+    the limit.
+    """
     limit = 2 * LONGER
     with another(request_seconds=limit) as bench:
         assert read_slowly(bench, 3000, 1.2 * limit).count(b"HTTP/1.1 401") == 3000
@@ -167,7 +193,9 @@ def read_slowly(bench: Bench, count: int, seconds: float) -> bytes:
     received = b""
     with socket.create_connection(("127.0.0.1", bench.settings.port)) as connection:
         connection.settimeout(SECONDS)
-        sender = threading.Thread(target=connection.sendall, args=(asked * (count - 1) + last,))
+        sender = threading.Thread(
+            target=connection.sendall, args=(asked * (count - 1) + last,)
+        )
         sender.start()
         begun = time.monotonic()
         while piece := connection.recv(2**16):
@@ -188,18 +216,28 @@ def test_more_clients_than_descriptors_keep_nobody_out(tmp_path: Path) -> None:
         with ExitStack() as clients:
             for _ in range(200):
                 clients.enter_context(flooding(port))
-            assert status(port, "/api/analyses", Authorization=f"Bearer {told['token']}") == 200
+            assert (
+                status(port, "/api/analyses", Authorization=f"Bearer {told['token']}")
+                == 200
+            )
     finally:
         process.kill()
         process.communicate()
 
 
-def test_a_crowd_without_the_token_closes_no_connection_that_has_it(another: Callable[..., Any]) -> None:
+def test_a_crowd_without_the_token_closes_no_connection_that_has_it(
+    another: Callable[..., Any],
+) -> None:
     with another(connections=4) as small, ExitStack() as crowd:
-        job = small.submit("visibility", small.folder("models/tiny"), **SLOW | {"seed": 10}).json["id"]
+        job = small.submit(
+            "visibility", small.folder("models/tiny"), **SLOW | {"seed": 10}
+        ).json["id"]
         events = crowd.enter_context(connected(small))
         events.settimeout(SECONDS)
-        events.sendall(f"GET /api/jobs/{job}/events HTTP/1.1\r\nHost: 127.0.0.1\r\n".encode() + BEARER)
+        events.sendall(
+            f"GET /api/jobs/{job}/events HTTP/1.1\r\nHost: 127.0.0.1\r\n".encode()
+            + BEARER
+        )
         assert events.recv(65_536).startswith(b"HTTP/1.1 200")
         idle = [crowd.enter_context(connected(small)) for _ in range(20)]
         for connection in idle[:16]:

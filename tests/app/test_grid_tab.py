@@ -1,4 +1,6 @@
-"""The grid tab beyond its overlays: dead ends, answers, a second model, history, continuations, menus, theme."""
+"""The grid tab beyond its overlays: dead ends, answers, a second model, history,
+continuations, menus, theme.
+"""
 
 import pytest
 
@@ -22,8 +24,12 @@ def state(shown: Workbench) -> None:
     shown.until("() => !document.querySelector('.stale')")
 
 
-def test_a_model_without_a_lens_shows_norms_and_says_why(look: Opener, here: dict[str, str], bench: Bench) -> None:
-    """Lens is the overlay of the first visit. A sentence encoder has none, and must not be a dead end."""
+def test_a_model_without_a_lens_shows_norms_and_says_why(
+    look: Opener, here: dict[str, str], bench: Bench
+) -> None:
+    """Lens is the overlay of the first visit. A sentence encoder has none, and must not
+    be a dead end.
+    """
     encoder = bench.folder("models/encoder")
     shown = look(fragment(model=encoder, a=A))
     shown.heading("The norm of every state")
@@ -36,8 +42,12 @@ def test_a_model_without_a_lens_shows_norms_and_says_why(look: Opener, here: dic
     assert shown.page.locator(".first .say").count() == 0
 
 
-def test_patch_that_is_refused_offers_the_norms(look: Opener, here: dict[str, str]) -> None:
-    shown = look(fragment(**here | {"overlay": "patch", "answer": "no token", "other": "t"}))
+def test_patch_that_is_refused_offers_the_norms(
+    look: Opener, here: dict[str, str]
+) -> None:
+    shown = look(
+        fragment(**here | {"overlay": "patch", "answer": "no token", "other": "t"})
+    )
     shown.page.locator(".first").get_by_role("alert").wait_for()
     shown.page.get_by_role("button", name="Show the norms").click()
     shown.heading("The norm")
@@ -51,14 +61,21 @@ def test_patch_asks_the_model_for_answers_to_texts_of_ones_own(
     found = bench.answer("answers", here["model"], a=A, b=B)["answers"]
     shown.heading("preference for")
     title = shown.page.locator(".grid h2").first.inner_text()
-    assert "Paris" not in title and all(found[name].strip() in title for name in ("answer", "other"))
+    assert "Paris" not in title and all(
+        found[name].strip() in title for name in ("answer", "other")
+    )
     field = shown.page.get_by_label("Answer to A")
-    assert field.input_value() == "" and field.get_attribute("placeholder") == found["answer"]
+    assert (
+        field.input_value() == ""
+        and field.get_attribute("placeholder") == found["answer"]
+    )
     field.fill("s")
     shown.heading("preference for “s” over")
 
 
-def test_a_caption_is_that_of_the_overlay_also_without_a_text(look: Opener, here: dict[str, str]) -> None:
+def test_a_caption_is_that_of_the_overlay_also_without_a_text(
+    look: Opener, here: dict[str, str]
+) -> None:
     shown = look(fragment(**here | {"overlay": "difference"}))
     shown.heading("against")
     shown.page.get_by_label("Text A").fill(" ")
@@ -68,7 +85,9 @@ def test_a_caption_is_that_of_the_overlay_also_without_a_text(look: Opener, here
     assert shown.page.locator(".lead.tight").inner_text().startswith("Logit lens")
 
 
-def test_cancelled_is_not_said_of_a_later_result(look: Opener, here: dict[str, str], bench: Bench) -> None:
+def test_cancelled_is_not_said_of_a_later_result(
+    look: Opener, here: dict[str, str], bench: Bench
+) -> None:
     """What comes from the cache shows no progress, which would have wiped it away."""
     shown = look(fragment(**here))
     shown.heading("The norm")
@@ -83,7 +102,9 @@ def test_cancelled_is_not_said_of_a_later_result(look: Opener, here: dict[str, s
     assert status.inner_text() == ""
 
 
-def test_the_menu_of_the_panel_can_be_clicked(look: Opener, here: dict[str, str]) -> None:
+def test_the_menu_of_the_panel_can_be_clicked(
+    look: Opener, here: dict[str, str]
+) -> None:
     """The panel scrolls, and clipped the menu at its end; in a low window too."""
     shown = look(fragment(**here | {"0.pin": "layer.1~1"}), height=600)
     shown.panel.get_by_role("button", name="Ablate", exact=True).click()
@@ -94,12 +115,17 @@ def test_the_menu_of_the_panel_can_be_clicked(look: Opener, here: dict[str, str]
     box = item.bounding_box()
     assert box is not None
     x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
-    assert shown.page.evaluate(f"document.elementFromPoint({x}, {y})?.textContent") == "As Python"
+    assert (
+        shown.page.evaluate(f"document.elementFromPoint({x}, {y})?.textContent")
+        == "As Python"
+    )
     item.click()
     assert "hs.Scale(0.0" in shown.page.locator("dialog pre").inner_text()
 
 
-def test_a_steered_result_stands_in_sight_with_its_direction_and_strength(look: Opener, here: dict[str, str]) -> None:
+def test_a_steered_result_stands_in_sight_with_its_direction_and_strength(
+    look: Opener, here: dict[str, str]
+) -> None:
     shown = look(fragment(**here | {"0.pin": "layer.1~1"}), height=768)
     state(shown)
     shown.panel.get_by_text("Steer along a direction").click()
@@ -109,7 +135,10 @@ def test_a_steered_result_stands_in_sight_with_its_direction_and_strength(look: 
     shown.panel.get_by_role("button", name="Steer", exact=True).click()
     heading = shown.panel.get_by_role("heading", name="Steered")
     heading.wait_for()
-    assert shown.panel.locator(".used").inner_text() == "2.5 × (“over there” − “<b>here</b>”)"
+    assert (
+        shown.panel.locator(".used").inner_text()
+        == "2.5 × (“over there” − “<b>here</b>”)"
+    )
     box = heading.bounding_box()
     assert box is not None and box["y"] + box["height"] < 768
     shown.keep("workbench-steered")
@@ -130,7 +159,10 @@ def test_two_models_stand_side_by_side(look: Opener, here: dict[str, str]) -> No
     first = shown.page.locator(".pairing > .views").first.bounding_box()
     other = beside.bounding_box()
     assert first is not None and other is not None
-    assert other["x"] > first["x"] + first["width"] - 1 and abs(other["y"] - first["y"]) < 40
+    assert (
+        other["x"] > first["x"] + first["width"] - 1
+        and abs(other["y"] - first["y"]) < 40
+    )
     beside.locator("canvas.front").click(position={"x": 150, "y": 40})
     shown.panel.get_by_role("heading", name="in other").wait_for()
     shown.keep("workbench-beside")
@@ -141,7 +173,9 @@ def test_two_models_stand_side_by_side(look: Opener, here: dict[str, str]) -> No
     shown.until("() => document.querySelector('.beside').hidden")
 
 
-def test_a_model_chosen_in_one_tab_is_not_that_of_another(look: Opener, here: dict[str, str]) -> None:
+def test_a_model_chosen_in_one_tab_is_not_that_of_another(
+    look: Opener, here: dict[str, str]
+) -> None:
     shown = look(fragment(**here))
     shown.heading("The norm")
     page = shown.page
@@ -156,7 +190,9 @@ def test_a_model_chosen_in_one_tab_is_not_that_of_another(look: Opener, here: di
     assert model.input_value() == "models/other"
 
 
-def test_what_was_asked_is_listed_and_undone(look: Opener, here: dict[str, str]) -> None:
+def test_what_was_asked_is_listed_and_undone(
+    look: Opener, here: dict[str, str]
+) -> None:
     shown = look(fragment(**here | {"0.pin": "layer.1~1"}))
     page = shown.page
     shown.heading("The norm")
@@ -170,14 +206,21 @@ def test_what_was_asked_is_listed_and_undone(look: Opener, here: dict[str, str])
     page.get_by_role("button", name="History").click()
     dialog = page.get_by_role("dialog")
     listed = dialog.locator("li").all_inner_texts()
-    assert [words.split(" of ")[0].split("\n")[0] for words in listed] == ["ablate layer.1", "Lens", "Norm"]
+    assert [words.split(" of ")[0].split("\n")[0] for words in listed] == [
+        "ablate layer.1",
+        "Lens",
+        "Norm",
+    ]
     dialog.get_by_role("button", name="Close").click()
     undo.click()
     shown.until("() => !document.querySelector('aside.state .sides')")
     shown.heading("What each layer")
     undo.click()
     shown.heading("The norm")
-    assert page.get_by_role("radio", name="Norm", exact=True).is_checked() and undo.is_disabled()
+    assert (
+        page.get_by_role("radio", name="Norm", exact=True).is_checked()
+        and undo.is_disabled()
+    )
 
 
 def test_the_theme_is_chosen_and_remembered(look: Opener, here: dict[str, str]) -> None:
@@ -196,10 +239,15 @@ def test_the_theme_is_chosen_and_remembered(look: Opener, here: dict[str, str]) 
         assert shown.page.evaluate(paper) == colour
     shown.page.reload()
     shown.heading("The norm")
-    assert shown.page.evaluate(paper) == dark and shown.page.get_by_label("Theme").input_value() == "dark"
+    assert (
+        shown.page.evaluate(paper) == dark
+        and shown.page.get_by_label("Theme").input_value() == "dark"
+    )
 
 
-def test_help_is_a_link_and_comes_with_the_page(look: Opener, here: dict[str, str]) -> None:
+def test_help_is_a_link_and_comes_with_the_page(
+    look: Opener, here: dict[str, str]
+) -> None:
     shown = look(fragment(**here))
     shown.page.get_by_role("link", name="Help").click()
     shown.page.get_by_role("heading", name="Your own texts").wait_for()
@@ -213,8 +261,11 @@ def test_a_lens_of_eighteen_tokens_fits_a_window_of_1400_pixels(
 ) -> None:
     text = "The rest is here and there, I"
     assert len(hs.load(f"{root}/models/tiny").capture(text).tokens) >= 18  # type: ignore[union-attr]
-    shown = look(fragment(**here | {"a": text, "overlay": "lens"}), width=1400, height=900)
+    shown = look(
+        fragment(**here | {"a": text, "overlay": "lens"}), width=1400, height=900
+    )
     shown.heading("What each layer")
     assert shown.page.evaluate(
-        "() => { const s = document.querySelector('.grid .scroller'); return s.scrollWidth <= s.clientWidth; }"
+        "() => { const s = document.querySelector('.grid .scroller'); return"
+        " s.scrollWidth <= s.clientWidth; }"
     )

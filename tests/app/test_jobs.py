@@ -1,4 +1,6 @@
-"""Questions over HTTP, on a tiny real model: answers, progress, cancelling, and what happens when things break."""
+"""Questions over HTTP, on a tiny real model: answers, progress, cancelling, and what
+happens when things break.
+"""
 
 import asyncio
 import http.client
@@ -39,7 +41,9 @@ if sys.platform == "linux":
 
 
 def run_apart(work: Coroutine[Any, Any, Any]) -> Any:
-    """Run in a thread of its own: once a test has used a browser, Playwright's event loop runs in this one."""
+    """Run in a thread of its own: once a test has used a browser, Playwright's event
+    loop runs in this one.
+    """
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(asyncio.run, work).result()
 
@@ -53,27 +57,48 @@ def test_every_analysis_answers(bench: Bench, tiny_name: str, word: str) -> None
     result = bench.answer(word, tiny_name, **named(bench, QUESTIONS[word]))
     assert result["analysis"] == word and result["title"]
     assert f"hs.{word}(" in result["python"]
-    views = unpack(bench.ask("GET", f"/api/results/{result['id']}/payload").body.decode())
+    views = unpack(
+        bench.ask("GET", f"/api/results/{result['id']}/payload").body.decode()
+    )
     assert [view.title for view in views] == [view["title"] for view in result["views"]]
-    assert all(place < len(views) for section in result["sections"] for place in section["views"])
+    assert all(
+        place < len(views)
+        for section in result["sections"]
+        for place in section["views"]
+    )
 
 
-def test_an_answer_is_that_of_the_library_bit_for_bit(bench: Bench, tiny_name: str, root: Any, tmp_path: Any) -> None:
+def test_an_answer_is_that_of_the_library_bit_for_bit(
+    bench: Bench, tiny_name: str, root: Any, tmp_path: Any
+) -> None:
     result = bench.answer("lens", tiny_name, text=TEXT, k=2)
     kept = tmp_path / "lens.nc"
-    kept.write_bytes(bench.ask("GET", f"/api/results/{result['id']}/file?format=nc").body)
-    assert hs.Result.load(kept).data.identical(hs.lens(root / "models" / "tiny", TEXT, k=2).data)
+    kept.write_bytes(
+        bench.ask("GET", f"/api/results/{result['id']}/file?format=nc").body
+    )
+    assert hs.Result.load(kept).data.identical(
+        hs.lens(root / "models" / "tiny", TEXT, k=2).data
+    )
 
 
 def test_small_results_are_kept_as_json_and_large_ones_as_netcdf() -> None:
     """JSON is written sooner while it is short; both come back exactly."""
     for tokens, suffix in ((5, ".json"), (50_000, ".nc")):
-        data = xarray.Dataset({"norm": (("site", "token"), numpy.arange(tokens, dtype="float32")[None])})
-        answered = packed(hs.Result("norms", data.assign_coords(site=["layer.0"]), {}, {}))
-        assert StoredResult(answered.header, answered.payload, answered.data).suffix == suffix
+        data = xarray.Dataset(
+            {"norm": (("site", "token"), numpy.arange(tokens, dtype="float32")[None])}
+        )
+        answered = packed(
+            hs.Result("norms", data.assign_coords(site=["layer.0"]), {}, {})
+        )
+        assert (
+            StoredResult(answered.header, answered.payload, answered.data).suffix
+            == suffix
+        )
 
 
-def test_a_question_asked_again_is_answered_at_once(bench: Bench, tiny_name: str) -> None:
+def test_a_question_asked_again_is_answered_at_once(
+    bench: Bench, tiny_name: str
+) -> None:
     first = bench.answer("grid", tiny_name, text="Once more.")
     again = bench.submit("grid", tiny_name, text="Once more.")
     assert again.status == 200
@@ -81,9 +106,13 @@ def test_a_question_asked_again_is_answered_at_once(bench: Bench, tiny_name: str
     assert bench.submit("grid", tiny_name, text="Once more").status == 202
 
 
-def test_the_grid_has_the_norms_of_the_states(bench: Bench, tiny_name: str, root: Any) -> None:
+def test_the_grid_has_the_norms_of_the_states(
+    bench: Bench, tiny_name: str, root: Any
+) -> None:
     result = bench.answer("grid", tiny_name, text=TEXT)
-    grid, *_ = unpack(bench.ask("GET", f"/api/results/{result['id']}/payload").body.decode())
+    grid, *_ = unpack(
+        bench.ask("GET", f"/api/results/{result['id']}/payload").body.decode()
+    )
     states = hs.load(root / "models" / "tiny").capture(TEXT)
     assert isinstance(states, hs.States)
     assert grid.tokens == states.tokens.strings  # type: ignore[union-attr]
@@ -91,20 +120,33 @@ def test_the_grid_has_the_norms_of_the_states(bench: Bench, tiny_name: str, root
     assert (grid.measures[0].values == norms).all()  # type: ignore[union-attr]
 
 
-def test_one_state_with_its_names_and_what_changes_do(bench: Bench, tiny_name: str) -> None:
+def test_one_state_with_its_names_and_what_changes_do(
+    bench: Bench, tiny_name: str
+) -> None:
     cell = {"text": TEXT, "site": "layer.2", "token": 1}
     plain = bench.answer("state", tiny_name, **cell)["state"]
     assert plain["names"]["Hugging Face"] == "outputs.hidden_states[2][0, 1]"
-    assert plain["names"]["TransformerLens"] == 'cache["blocks.1.hook_resid_post"][0, 1]'
-    assert len(plain["nearest"]) == 8 and all(-1.001 <= one["cosine"] <= 1.001 for one in plain["nearest"])
-    assert {"site": "layer.2", "token": 1} not in [{k: one[k] for k in ("site", "token")} for one in plain["nearest"]]
+    assert (
+        plain["names"]["TransformerLens"] == 'cache["blocks.1.hook_resid_post"][0, 1]'
+    )
+    assert len(plain["nearest"]) == 8 and all(
+        -1.001 <= one["cosine"] <= 1.001 for one in plain["nearest"]
+    )
+    assert {"site": "layer.2", "token": 1} not in [
+        {k: one[k] for k in ("site", "token")} for one in plain["nearest"]
+    ]
     assert len(plain["lens"]) == 10 and "after" not in plain
     gone = bench.answer("state", tiny_name, **cell, change={"kind": "ablate"})["state"]
     assert gone["before"] == plain["before"] != gone["after"]
-    same = bench.answer("state", tiny_name, **cell, change={"kind": "replace", "text": TEXT})["state"]
+    same = bench.answer(
+        "state", tiny_name, **cell, change={"kind": "replace", "text": TEXT}
+    )["state"]
     assert same["after"] == same["before"]  # its own state in its own place
     moved = {"kind": "steer", "toward": "a b", "away": "c d", "strength": 4.0}
-    assert bench.answer("state", tiny_name, **cell, change=moved)["state"]["after"] != plain["before"]
+    assert (
+        bench.answer("state", tiny_name, **cell, change=moved)["state"]["after"]
+        != plain["before"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -112,10 +154,20 @@ def test_one_state_with_its_names_and_what_changes_do(bench: Bench, tiny_name: s
     [
         ({"text": TEXT, "site": "layer.9", "token": 0}, "No state at layer.9"),
         ({"text": TEXT, "site": "layer.1", "token": 999}, "token 999"),
-        ({"text": TEXT, "site": "layer.1", "token": 1, "change": {"kind": "replace"}}, "no text was given"),
+        (
+            {
+                "text": TEXT,
+                "site": "layer.1",
+                "token": 1,
+                "change": {"kind": "replace"},
+            },
+            "no text was given",
+        ),
     ],
 )
-def test_a_failed_job_says_why(bench: Bench, tiny_name: str, arguments: dict[str, Any], said: str) -> None:
+def test_a_failed_job_says_why(
+    bench: Bench, tiny_name: str, arguments: dict[str, Any], said: str
+) -> None:
     job = bench.wait(bench.submit("state", tiny_name, **arguments).json["id"])
     assert job["state"] == "failed" and said in job["error"]
 
@@ -123,43 +175,117 @@ def test_a_failed_job_says_why(bench: Bench, tiny_name: str, arguments: dict[str
 @pytest.mark.parametrize(
     ("request_", "status", "said"),
     [
-        ({"analysis": "nothing", "model": {"name": "x"}, "arguments": {}}, 422, "analysis"),
-        ({"analysis": "lens", "model": {"name": "../x"}, "arguments": {"text": "x"}}, 422, "model.name"),
-        ({"analysis": "lens", "model": {"name": "/etc"}, "arguments": {"text": "x"}}, 422, "model.name"),
-        ({"analysis": "lens", "model": {"name": "folder:0123456789abcdef"}, "arguments": {"text": "x"}}, 422, "below"),
-        ({"analysis": "lens", "model": {"name": "x"}, "arguments": {"text": "x", "lens": "/etc/passwd"}}, 422, "lens"),
-        ({"analysis": "lens", "model": {"name": "x"}, "arguments": {"text": "x" * 20_001}}, 422, "20000"),
-        ({"analysis": "lens", "model": {"name": "x"}, "arguments": {"text": ""}}, 422, "text"),
-        ({"analysis": "lens", "model": {"name": "x"}, "arguments": {"text": "x", "k": "5"}}, 422, "k"),
-        ({"analysis": "probe", "model": {"name": "x"}, "arguments": {"data": "nothing"}}, 422, "No dataset"),
-        ({"analysis": "probe", "model": {"name": "x"}, "arguments": {"data": "../x.csv"}}, 422, "data"),
+        (
+            {"analysis": "nothing", "model": {"name": "x"}, "arguments": {}},
+            422,
+            "analysis",
+        ),
+        (
+            {"analysis": "lens", "model": {"name": "../x"}, "arguments": {"text": "x"}},
+            422,
+            "model.name",
+        ),
+        (
+            {"analysis": "lens", "model": {"name": "/etc"}, "arguments": {"text": "x"}},
+            422,
+            "model.name",
+        ),
+        (
+            {
+                "analysis": "lens",
+                "model": {"name": "folder:0123456789abcdef"},
+                "arguments": {"text": "x"},
+            },
+            422,
+            "below",
+        ),
+        (
+            {
+                "analysis": "lens",
+                "model": {"name": "x"},
+                "arguments": {"text": "x", "lens": "/etc/passwd"},
+            },
+            422,
+            "lens",
+        ),
+        (
+            {
+                "analysis": "lens",
+                "model": {"name": "x"},
+                "arguments": {"text": "x" * 20_001},
+            },
+            422,
+            "20000",
+        ),
+        (
+            {"analysis": "lens", "model": {"name": "x"}, "arguments": {"text": ""}},
+            422,
+            "text",
+        ),
+        (
+            {
+                "analysis": "lens",
+                "model": {"name": "x"},
+                "arguments": {"text": "x", "k": "5"},
+            },
+            422,
+            "k",
+        ),
+        (
+            {
+                "analysis": "probe",
+                "model": {"name": "x"},
+                "arguments": {"data": "nothing"},
+            },
+            422,
+            "No dataset",
+        ),
+        (
+            {
+                "analysis": "probe",
+                "model": {"name": "x"},
+                "arguments": {"data": "../x.csv"},
+            },
+            422,
+            "data",
+        ),
         ([], 422, "understood"),
     ],
 )
-def test_a_bad_request_is_refused_in_a_sentence(bench: Bench, request_: Any, status: int, said: str) -> None:
+def test_a_bad_request_is_refused_in_a_sentence(
+    bench: Bench, request_: Any, status: int, said: str
+) -> None:
     answer = bench.ask("POST", "/api/jobs", request_)
     assert answer.status == status and said in answer.json["detail"]
     assert bench.ask("POST", "/api/jobs", b'{"x": "\\ud800"').status in (400, 422)
 
 
-def test_a_model_that_cannot_be_loaded_fails_and_the_next_question_works(bench: Bench, tiny_name: str) -> None:
+def test_a_model_that_cannot_be_loaded_fails_and_the_next_question_works(
+    bench: Bench, tiny_name: str
+) -> None:
     job = bench.wait(bench.submit("lens", "no-such/model", text="x").json["id"])
     assert job["state"] == "failed" and "no-such/model" in job["error"]
     assert bench.answer("lens", tiny_name, text="after that", k=1)
 
 
-def test_events_follow_a_job_until_it_is_cancelled_and_the_next_question_works(bench: Bench, tiny_name: str) -> None:
+def test_events_follow_a_job_until_it_is_cancelled_and_the_next_question_works(
+    bench: Bench, tiny_name: str
+) -> None:
     bench.answer("grid", tiny_name, text="warm")
     job = bench.submit("visibility", tiny_name, **SLOW).json
     told: list[dict[str, Any]] = []
-    follower = threading.Thread(target=lambda: [told.append(one) for one in events(bench, job["id"])])
+    follower = threading.Thread(
+        target=lambda: [told.append(one) for one in events(bench, job["id"])]
+    )
     follower.start()
     while not any(one["state"] == "running" for one in told):
         time.sleep(0.02)
     behind = bench.submit("grid", tiny_name, text="behind").json
     assert behind["state"] == "queued" and behind["waiting"] == 1
-    assert bench.submit("grid", tiny_name, text="warm").status == 200  # what is known is answered meanwhile
-    assert bench.submit("visibility", tiny_name, **SLOW).json["id"] == job["id"]  # a page that asks the same, and goes
+    # What is known is answered meanwhile.
+    assert bench.submit("grid", tiny_name, text="warm").status == 200
+    # A page that asks the same, and goes.
+    assert bench.submit("visibility", tiny_name, **SLOW).json["id"] == job["id"]
     bench.ask("DELETE", f"/api/jobs/{job['id']}")
     assert bench.wait(job["id"])["state"] == "cancelled"
     follower.join()
@@ -167,23 +293,39 @@ def test_events_follow_a_job_until_it_is_cancelled_and_the_next_question_works(b
     assert bench.wait(behind["id"])["state"] == "done"
 
 
-def test_a_model_that_is_loaded_is_named_meanwhile(bench: Bench, tiny_name: str) -> None:
-    """In a dtype that no other test asks for, so that it is loaded now: after it is followed, behind another job."""
+def test_a_model_that_is_loaded_is_named_meanwhile(
+    bench: Bench, tiny_name: str
+) -> None:
+    """In a dtype that no other test asks for, so that it is loaded now: after it is
+    followed, behind another job.
+    """
     before = bench.submit("visibility", tiny_name, **SLOW, seed=8).json["id"]
-    request = {"analysis": "grid", "model": {"name": tiny_name, "dtype": "float16"}, "arguments": {"text": "x"}}
+    request = {
+        "analysis": "grid",
+        "model": {"name": tiny_name, "dtype": "float16"},
+        "arguments": {"text": "x"},
+    }
     told = []
     for event in events(bench, bench.ask("POST", "/api/jobs", request).json["id"]):
         if not told:
             bench.ask("DELETE", f"/api/jobs/{before}")
         told.append(event)
-    assert "Loading tiny" in [one["progress"]["what"] for one in told if one["progress"]]
+    assert "Loading tiny" in [
+        one["progress"]["what"] for one in told if one["progress"]
+    ]
 
 
 def events(bench: Bench, job: str) -> Iterator[dict[str, Any]]:
     """The events of a job, as they come."""
-    connection = http.client.HTTPConnection("127.0.0.1", bench.settings.port, timeout=SECONDS)
+    connection = http.client.HTTPConnection(
+        "127.0.0.1", bench.settings.port, timeout=SECONDS
+    )
     try:
-        connection.request("GET", f"/api/jobs/{job}/events", headers={"Authorization": f"Bearer {TOKEN}"})
+        connection.request(
+            "GET",
+            f"/api/jobs/{job}/events",
+            headers={"Authorization": f"Bearer {TOKEN}"},
+        )
         for line in connection.getresponse():
             if line.startswith(b"data: "):
                 yield json.loads(line.removeprefix(b"data: "))
@@ -191,7 +333,9 @@ def events(bench: Bench, job: str) -> Iterator[dict[str, Any]]:
         connection.close()
 
 
-def test_a_queued_job_is_cancelled_without_being_run(bench: Bench, tiny_name: str) -> None:
+def test_a_queued_job_is_cancelled_without_being_run(
+    bench: Bench, tiny_name: str
+) -> None:
     first = bench.submit("visibility", tiny_name, **SLOW, seed=1).json["id"]
     second = bench.submit("visibility", tiny_name, **SLOW, seed=2).json["id"]
     assert bench.ask("DELETE", f"/api/jobs/{second}").json["state"] == "cancelled"
@@ -199,7 +343,9 @@ def test_a_queued_job_is_cancelled_without_being_run(bench: Bench, tiny_name: st
     assert bench.wait(first)["state"] == "cancelled"
 
 
-def test_a_killed_worker_fails_its_job_and_the_next_question_works(bench: Bench, tiny_name: str) -> None:
+def test_a_killed_worker_fails_its_job_and_the_next_question_works(
+    bench: Bench, tiny_name: str
+) -> None:
     job = bench.submit("visibility", tiny_name, **SLOW, seed=3).json["id"]
     bench.wait(job, "running")
     while bench.worker.pid is None:
@@ -211,12 +357,15 @@ def test_a_killed_worker_fails_its_job_and_the_next_question_works(bench: Bench,
 
 
 @linux
-def test_memory_that_runs_out_in_a_pass_is_said_and_the_same_worker_answers_next(bench: Bench, tiny_name: str) -> None:
+def test_memory_that_runs_out_in_a_pass_is_said_and_the_same_worker_answers_next(
+    bench: Bench, tiny_name: str
+) -> None:
     texts = [f"{number} {'a b c d e f g h i j ' * 6}" for number in range(1_000)]
     bench.answer("profile", tiny_name, texts="warm up")
     pid = bench.worker.pid
     held = psutil.Process(pid).memory_info().vms
-    with limited(pid, resource.RLIMIT_AS, held + 64 * 2**20):  # the states of the texts take twice as much
+    # The states of the texts take twice as much.
+    with limited(pid, resource.RLIMIT_AS, held + 64 * 2**20):
         job = bench.wait(bench.submit("profile", tiny_name, texts=texts).json["id"])
         assert job["state"] == "failed" and "Out of memory" in job["error"]
         assert bench.answer("grid", tiny_name, text="after memory ran out")
@@ -237,9 +386,15 @@ def test_a_disk_that_fills_while_a_result_is_written_is_said_and_the_next_one_is
     bench.answer("grid", tiny_name, text="warm")
     folder = bench.settings.folder / "results"
     before = set(folder.iterdir())
-    with limited(os.getpid(), resource.RLIMIT_FSIZE, 2_000):  # the file is cut there, as on a disk that is full
-        job = bench.wait(bench.submit("grid", tiny_name, text="too much for the disk").json["id"])
-    assert job["state"] == "done" and "could not be kept on disk (File too large)" in job["note"]
+    # The file is cut there, as on a disk that is full.
+    with limited(os.getpid(), resource.RLIMIT_FSIZE, 2_000):
+        job = bench.wait(
+            bench.submit("grid", tiny_name, text="too much for the disk").json["id"]
+        )
+    assert (
+        job["state"] == "done"
+        and "could not be kept on disk (File too large)" in job["note"]
+    )
     assert bench.ask("GET", f"/api/results/{job['result']}").status == 200
     assert set(folder.iterdir()) == before  # nothing is left of it
     kept = bench.answer("grid", tiny_name, text="after that")["id"]
@@ -247,10 +402,14 @@ def test_a_disk_that_fills_while_a_result_is_written_is_said_and_the_next_one_is
 
 
 @linux
-def test_a_disk_that_is_full_for_the_worker_is_said_and_the_next_question_works(bench: Bench, tiny_name: str) -> None:
+def test_a_disk_that_is_full_for_the_worker_is_said_and_the_next_question_works(
+    bench: Bench, tiny_name: str
+) -> None:
     bench.answer("grid", tiny_name, text="warm")
     with limited(bench.worker.pid, resource.RLIMIT_FSIZE, 100):
-        job = bench.wait(bench.submit("grid", tiny_name, text="no room to work in").json["id"])
+        job = bench.wait(
+            bench.submit("grid", tiny_name, text="no room to work in").json["id"]
+        )
     assert job["state"] == "failed" and "The disk could not be" in job["error"]
     assert bench.answer("grid", tiny_name, text="room again")
 
@@ -264,23 +423,32 @@ def test_a_page_that_goes_away_ends_its_job_and_makes_room_for_the_next(
     for _ in range(bench.settings.streams + 1):  # more than may follow at a time
         with socket.create_connection(("127.0.0.1", bench.settings.port)) as stream:
             head = (
-                f"GET /api/jobs/{job}/events HTTP/1.1\r\nHost: {bench.netloc}\r\nAuthorization: Bearer {TOKEN}\r\n\r\n"
+                f"GET /api/jobs/{job}/events HTTP/1.1\r\nHost:"
+                f" {bench.netloc}\r\nAuthorization: Bearer {TOKEN}\r\n\r\n"
             )
             stream.sendall(head.encode())
             assert stream.recv(12).endswith(b"200")
-    behind = bench.submit("grid", tiny_name, text="behind a page that went away").json["id"]
+    behind = bench.submit("grid", tiny_name, text="behind a page that went away").json[
+        "id"
+    ]
     assert bench.wait(behind)["state"] == "done"
     assert bench.ask("GET", f"/api/jobs/{job}").json["state"] == "cancelled"
 
 
-def test_no_more_pages_than_allowed_follow_jobs_even_if_they_come_at_once(another: Callable[..., Any]) -> None:
+def test_no_more_pages_than_allowed_follow_jobs_even_if_they_come_at_once(
+    another: Callable[..., Any],
+) -> None:
     with another(streams=3) as few, ExitStack() as followers:
-        job = few.submit("visibility", few.folder("models/tiny"), **SLOW, seed=6).json["id"]
+        job = few.submit("visibility", few.folder("models/tiny"), **SLOW, seed=6).json[
+            "id"
+        ]
         bearer = f"Authorization: Bearer {TOKEN}\r\n\r\n"
         head = f"GET /api/jobs/{job}/events HTTP/1.1\r\nHost: {few.netloc}\r\n{bearer}".encode()
         connections = []
         for _ in range(40):
-            connection = socket.create_connection(("127.0.0.1", few.settings.port), timeout=SECONDS)
+            connection = socket.create_connection(
+                ("127.0.0.1", few.settings.port), timeout=SECONDS
+            )
             connections.append(followers.enter_context(connection))
         for connection in connections:
             connection.sendall(head)
@@ -291,7 +459,9 @@ def test_no_more_pages_than_allowed_follow_jobs_even_if_they_come_at_once(anothe
         status = b"429"
         while status == b"429":  # until the server knows that the others are gone
             assert time.monotonic() < until
-            with socket.create_connection(("127.0.0.1", few.settings.port), timeout=SECONDS) as connection:
+            with socket.create_connection(
+                ("127.0.0.1", few.settings.port), timeout=SECONDS
+            ) as connection:
                 connection.sendall(head)
                 status = connection.recv(12)[-3:]
         assert status == b"200"
@@ -304,7 +474,8 @@ def test_a_job_that_is_read_once_after_its_page_went_away_is_cancelled_all_the_s
 
     async def read_once() -> jobs.JobRecord:
         worker = WorkerProcess(Settings(folder=tmp_path))
-        queue = jobs.Jobs(worker, ResultCache(tmp_path, 10**6), 4)  # nothing runs the queue: the job stays in it
+        # Nothing runs the queue: the job stays in it.
+        queue = jobs.Jobs(worker, ResultCache(tmp_path, 10**6), 4)
         job = queue.submit("a", {"analysis": "lens"}, {})
         async with aclosing(queue.follow(job)) as statuses:
             await anext(statuses)
@@ -318,7 +489,9 @@ def test_a_job_that_is_read_once_after_its_page_went_away_is_cancelled_all_the_s
     assert run_apart(read_once()).state == "cancelled"
 
 
-def test_a_full_queue_a_full_disk_and_the_end_of_the_server(another: Callable[..., Any], tmp_path: Any) -> None:
+def test_a_full_queue_a_full_disk_and_the_end_of_the_server(
+    another: Callable[..., Any], tmp_path: Any
+) -> None:
     (tmp_path / "cache").write_text("a file where the folder should be")
     with another(queue_length=1) as small:
         name = small.folder("models/tiny")
@@ -328,7 +501,8 @@ def test_a_full_queue_a_full_disk_and_the_end_of_the_server(another: Callable[..
         assert queued.status == 202
         full = small.submit("grid", name, text="two")
         assert full.status == 429 and "waiting already" in full.json["detail"]
-        assert small.submit("grid", name, text="one").json["id"] == queued.json["id"]  # the same question joins its job
+        # The same question joins its job.
+        assert small.submit("grid", name, text="one").json["id"] == queued.json["id"]
         small.ask("DELETE", f"/api/jobs/{first}")
         job = small.wait(queued.json["id"])
         assert job["state"] == "done" and "could not be kept" in job["note"]
@@ -339,7 +513,9 @@ def test_a_full_queue_a_full_disk_and_the_end_of_the_server(another: Callable[..
         time.sleep(0.05)
 
 
-def test_a_fault_of_the_server_itself_fails_one_job_and_the_queue_goes_on(tmp_path: Path) -> None:
+def test_a_fault_of_the_server_itself_fails_one_job_and_the_queue_goes_on(
+    tmp_path: Path,
+) -> None:
     class Faulty:
         async def ask(self, request: Any, listener: Any) -> Any:
             raise RuntimeError("something that nobody thought of")
@@ -361,7 +537,9 @@ def test_a_fault_of_the_server_itself_fails_one_job_and_the_queue_goes_on(tmp_pa
 def test_a_worker_that_stops_at_the_last_moment_is_not_killed_while_it_answers_the_next_question(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The worker stops the cancelled job in the very step of the event loop in which its time is up."""
+    """The worker stops the cancelled job in the very step of the event loop in which
+    its time is up.
+    """
     monkeypatch.setattr(jobs, "SECONDS_TO_STOP", 0.0)
 
     class Slow:
@@ -417,7 +595,9 @@ def test_a_damaged_entry_counts_as_missing(tmp_path: Any) -> None:
     cache.put(key, StoredResult({"request": {}}, b"payload", b"data"))
     path = tmp_path / f"{key}.result"
     whole = path.read_bytes()
-    assert ResultCache(tmp_path, 10**6).get(key) == StoredResult({"request": {}}, b"payload", b"data")
+    assert ResultCache(tmp_path, 10**6).get(key) == StoredResult(
+        {"request": {}}, b"payload", b"data"
+    )
     for damaged in (whole[:-1], b"", whole.replace(b"payload", b"paXload"), b"x" * 100):
         path.write_bytes(damaged)
         assert ResultCache(tmp_path, 10**6).get(key) is None
@@ -435,14 +615,20 @@ def test_a_damaged_entry_counts_as_missing(tmp_path: Any) -> None:
         ("nc", b"\x89HDF"),
     ],
 )
-def test_a_result_is_saved_in_every_format(bench: Bench, tiny_name: str, format_: str, start: bytes) -> None:
+def test_a_result_is_saved_in_every_format(
+    bench: Bench, tiny_name: str, format_: str, start: bytes
+) -> None:
     result = bench.answer("lens", tiny_name, text=TEXT, k=2)
     file = bench.ask("GET", f"/api/results/{result['id']}/file?format={format_}")
     assert file.status == 200 and file.body.startswith(start) and len(file.body) > 500
-    assert file.headers["content-disposition"] == f'attachment; filename="lens.{format_}"'
+    assert (
+        file.headers["content-disposition"] == f'attachment; filename="lens.{format_}"'
+    )
 
 
-def test_a_view_and_a_measure_are_chosen_and_a_wrong_one_is_named(bench: Bench, tiny_name: str) -> None:
+def test_a_view_and_a_measure_are_chosen_and_a_wrong_one_is_named(
+    bench: Bench, tiny_name: str
+) -> None:
     id_ = bench.answer("lens", tiny_name, text=TEXT, k=2)["id"]
     pictures = {
         bench.ask("GET", f"/api/results/{id_}/file?format=png{more}").body
@@ -457,10 +643,18 @@ def test_a_view_and_a_measure_are_chosen_and_a_wrong_one_is_named(bench: Bench, 
 
 def test_uploads_are_parsed_under_limits(bench: Bench) -> None:
     good = bench.ask(
-        "POST", "/api/datasets?file=a.jsonl", b'{"text": "one", "label": 1}\n{"text": "two", "label": 2}\n'
+        "POST",
+        "/api/datasets?file=a.jsonl",
+        b'{"text": "one", "label": 1}\n{"text": "two", "label": 2}\n',
     )
-    assert good.status == 201 and good.json["texts"] == 2 and good.json["labels"] == {"1": 1, "2": 1}
-    assert good.json["name"] in [one["name"] for one in bench.ask("GET", "/api/datasets").json]
+    assert (
+        good.status == 201
+        and good.json["texts"] == 2
+        and good.json["labels"] == {"1": 1, "2": 1}
+    )
+    assert good.json["name"] in [
+        one["name"] for one in bench.ask("GET", "/api/datasets").json
+    ]
     for name, content, said in (
         ("a.exe", b"x", "not a known format"),
         ("a.parquet", b"PAR1", "not a known format"),
@@ -474,16 +668,28 @@ def test_uploads_are_parsed_under_limits(bench: Bench) -> None:
         assert said in answer.json["detail"] or name == "a.csv"
 
 
-def test_states_below_the_root_are_found_and_searched(bench: Bench, tiny_name: str, root: Any) -> None:
+def test_states_below_the_root_are_found_and_searched(
+    bench: Bench, tiny_name: str, root: Any
+) -> None:
     model = hs.load(root / "models" / "tiny")
-    model.capture(["The rest.", "Another one.", "The test."]).save(root / "kept.safetensors")
-    store = next(one for one in bench.ask("GET", "/api/stores").json if one["label"] == "kept.safetensors")
+    model.capture(["The rest.", "Another one.", "The test."]).save(
+        root / "kept.safetensors"
+    )
+    store = next(
+        one
+        for one in bench.ask("GET", "/api/stores").json
+        if one["label"] == "kept.safetensors"
+    )
     assert store["texts"] == 3 and "layer.1" in store["sites"]
-    found = bench.answer("store", tiny_name, store=store["name"], query="The rest.", site="layer.2", k=2)
+    found = bench.answer(
+        "store", tiny_name, store=store["name"], query="The rest.", site="layer.2", k=2
+    )
     assert found["findings"]
 
 
-def test_a_link_out_of_the_root_is_not_followed(bench: Bench, root: Any, tmp_path: Any) -> None:
+def test_a_link_out_of_the_root_is_not_followed(
+    bench: Bench, root: Any, tmp_path: Any
+) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "config.json").write_text("{}")

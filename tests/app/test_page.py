@@ -1,4 +1,6 @@
-"""The page in a real browser: overlays, cells, tabs, links, files, keys and errors, on a tiny model."""
+"""The page in a real browser: overlays, cells, tabs, links, files, keys and errors, on
+a tiny model.
+"""
 
 import json
 import os
@@ -35,12 +37,19 @@ def here(tiny_name: str, bench: Bench) -> dict[str, str]:
     return {"model": tiny_name, "a": A, "b": B, "overlay": "norm", **more}
 
 
-def test_a_first_visit_shows_a_worked_example_without_any_model(look: Opener, another: Any) -> None:
-    """Every overlay of the example, and changes of its state, come with the package: no worker is ever started."""
+def test_a_first_visit_shows_a_worked_example_without_any_model(
+    look: Opener, another: Any
+) -> None:
+    """Every overlay of the example, and changes of its state, come with the package: no
+    worker is ever started.
+    """
     with another() as fresh:
         shown = look(at=fresh)
         shown.heading("What each layer of smollm2")
-        shown.until("() => (document.querySelector('aside.state h2')?.textContent ?? '').startsWith('layer.24')")
+        shown.until(
+            "() => (document.querySelector('aside.state h2')?.textContent ??"
+            " '').startsWith('layer.24')"
+        )
         shown.keep("workbench-light")
         for label, words in OVERLAYS.items():
             shown.overlay(label)
@@ -55,7 +64,9 @@ def test_a_first_visit_shows_a_worked_example_without_any_model(look: Opener, an
         assert fresh.worker.pid is None
 
 
-def test_the_tour_has_three_steps_and_stays_away_once_dismissed(look: Opener, here: dict[str, str]) -> None:
+def test_the_tour_has_three_steps_and_stays_away_once_dismissed(
+    look: Opener, here: dict[str, str]
+) -> None:
     shown = look(fragment(**here))
     tour = shown.page.get_by_label("A short tour")
     for step in ("1 of 3", "2 of 3", "3 of 3"):
@@ -67,7 +78,9 @@ def test_the_tour_has_three_steps_and_stays_away_once_dismissed(look: Opener, he
     assert tour.count() == 0
 
 
-def test_every_overlay_paints_the_same_grid_and_the_address_holds_it(look: Opener, here: dict[str, str]) -> None:
+def test_every_overlay_paints_the_same_grid_and_the_address_holds_it(
+    look: Opener, here: dict[str, str]
+) -> None:
     shown = look(fragment(**here))
     shown.heading("The norm")
     for label, words in OVERLAYS.items():
@@ -99,9 +112,15 @@ COUNT_LISTENERS = """
 """
 
 
-def test_fifty_repaints_and_every_tab_leave_no_listener_behind(look: Opener, here: dict[str, str]) -> None:
-    """Grids and lines are painted anew with every overlay, panels with every dataset: none listens after it is gone."""
-    question = json.dumps({"data": "cities-incomplete", "method": "pca", "sites": "layer.1"})
+def test_fifty_repaints_and_every_tab_leave_no_listener_behind(
+    look: Opener, here: dict[str, str]
+) -> None:
+    """Grids and lines are painted anew with every overlay, panels with every dataset:
+    none listens after it is gone.
+    """
+    question = json.dumps(
+        {"data": "cities-incomplete", "method": "pca", "sites": "layer.1"}
+    )
     shown = look(fragment(**here | {"tab": "data", "q": question}))
     shown.page.locator(".panels canvas").first.wait_for()
     shown.page.add_init_script(COUNT_LISTENERS)
@@ -116,7 +135,9 @@ def test_fifty_repaints_and_every_tab_leave_no_listener_behind(look: Opener, her
     assert counts[0] > 0 and counts[2:] == counts[:-2], counts
     of_panels = set()
     for _ in range(3):
-        shown.page.evaluate(f"location.hash = {fragment(**here | {'tab': 'data', 'q': question})!r}")
+        shown.page.evaluate(
+            f"location.hash = {fragment(**here | {'tab': 'data', 'q': question})!r}"
+        )
         shown.page.locator(".panels canvas").first.wait_for()
         shown.page.locator(".lines canvas").last.wait_for()
         of_panels.add(shown.page.evaluate("listening"))
@@ -126,17 +147,24 @@ def test_fifty_repaints_and_every_tab_leave_no_listener_behind(look: Opener, her
     assert shown.page.evaluate("listening") == counts[0]
 
 
-def test_typing_changes_the_grid_and_the_address(look: Opener, here: dict[str, str]) -> None:
+def test_typing_changes_the_grid_and_the_address(
+    look: Opener, here: dict[str, str]
+) -> None:
     shown = look(fragment(**here))
     shown.heading("The norm")
     shown.page.get_by_label("Text A").fill("Another text that is longer")
-    shown.until("() => document.querySelector('.grid .window')?.getAttribute('aria-label')?.includes('21 tokens')")
+    shown.until(
+        "() => document.querySelector('.grid"
+        " .window')?.getAttribute('aria-label')?.includes('21 tokens')"
+    )
     assert "Another+text" in shown.fragment
     shown.page.get_by_label("Text A").fill(" ")
     shown.page.get_by_text("Type a text to see its states.").wait_for()
 
 
-def test_a_cell_is_chosen_by_mouse_and_by_keys_and_changed(look: Opener, here: dict[str, str]) -> None:
+def test_a_cell_is_chosen_by_mouse_and_by_keys_and_changed(
+    look: Opener, here: dict[str, str]
+) -> None:
     shown = look(fragment(**here))
     shown.heading("The norm")
     assert "Choose a cell" in shown.panel.inner_text()
@@ -147,7 +175,9 @@ def test_a_cell_is_chosen_by_mouse_and_by_keys_and_changed(look: Opener, here: d
     shown.page.locator(".grid .stage").focus()
     for key in ("ArrowRight", "ArrowDown", "Enter"):
         shown.page.keyboard.press(key)
-    shown.until(f"() => document.querySelector('aside.state h2')?.textContent !== {first!r}")
+    shown.until(
+        f"() => document.querySelector('aside.state h2')?.textContent !== {first!r}"
+    )
     shown.panel.get_by_text("Nearest states").wait_for()
     for act, said in (("Ablate", "Ablated"), ("Patch from text B", "Patched")):
         shown.panel.get_by_role("button", name=act, exact=True).click()
@@ -171,21 +201,28 @@ def saved(shown: Workbench, label: str) -> bytes:
     return Path(waiting.value.path()).read_bytes()
 
 
-def test_a_view_is_saved_as_files_and_as_code(look: Opener, here: dict[str, str]) -> None:
+def test_a_view_is_saved_as_files_and_as_code(
+    look: Opener, here: dict[str, str]
+) -> None:
     shown = look(fragment(**here | {"overlay": "lens"}))
     shown.heading("What each layer")
     assert saved(shown, "(HTML)").startswith(b"<!doctype html>")
     assert saved(shown, "(PNG)").startswith(b"\x89PNG")
     assert b"<svg" in saved(shown, "(SVG)")
     assert b"probability" in saved(shown, "(CSV)")
-    for name, words in (("As Python", "hs.lens(model, "), ("As command", "hiddenscope lens --model")):
+    for name, words in (
+        ("As Python", "hs.lens(model, "),
+        ("As command", "hiddenscope lens --model"),
+    ):
         shown.page.get_by_role("button", name="Save ▾").first.click()
         shown.page.get_by_role("button", name=name).click()
         assert words in shown.page.locator("dialog pre").inner_text()
         shown.page.keyboard.press("Escape")
 
 
-def test_errors_are_sentences_and_the_next_question_works(look: Opener, here: dict[str, str]) -> None:
+def test_errors_are_sentences_and_the_next_question_works(
+    look: Opener, here: dict[str, str]
+) -> None:
     shown = look(fragment(**here))
     shown.heading("The norm")
     shown.page.get_by_role("combobox", name="Model", exact=True).fill("no-such/model")
@@ -196,16 +233,29 @@ def test_errors_are_sentences_and_the_next_question_works(look: Opener, here: di
     shown.heading("The norm")
 
 
-def test_a_model_name_that_is_refused_says_so(look: Opener, here: dict[str, str]) -> None:
+def test_a_model_name_that_is_refused_says_so(
+    look: Opener, here: dict[str, str]
+) -> None:
     shown = look(fragment(**here), expected=("422",))
     shown.heading("The norm")
-    shown.page.get_by_role("combobox", name="Model", exact=True).fill("../../etc/passwd")
+    shown.page.get_by_role("combobox", name="Model", exact=True).fill(
+        "../../etc/passwd"
+    )
     shown.page.get_by_role("combobox", name="Model", exact=True).press("Enter")
     shown.page.get_by_role("alert").get_by_text("cannot be understood").wait_for()
 
 
-def test_a_long_question_shows_progress_and_can_be_cancelled(look: Opener, here: dict[str, str]) -> None:
-    shown = look(fragment(tab="ask", word="visibility", model=here["model"], q=json.dumps(SLOW | {"seed": 5})))
+def test_a_long_question_shows_progress_and_can_be_cancelled(
+    look: Opener, here: dict[str, str]
+) -> None:
+    shown = look(
+        fragment(
+            tab="ask",
+            word="visibility",
+            model=here["model"],
+            q=json.dumps(SLOW | {"seed": 5}),
+        )
+    )
     cancel = shown.page.get_by_role("button", name="Cancel")
     cancel.wait_for()
     assert "visibility" in shown.page.locator("#status").inner_text()
@@ -215,11 +265,17 @@ def test_a_long_question_shows_progress_and_can_be_cancelled(look: Opener, here:
     shown.heading("The norm" if "overlay=norm" in shown.fragment else "What each layer")
 
 
-def test_datasets_are_uploaded_and_looked_at(look: Opener, here: dict[str, str], tmp_path: Path) -> None:
+def test_datasets_are_uploaded_and_looked_at(
+    look: Opener, here: dict[str, str], tmp_path: Path
+) -> None:
     shown = look(fragment(tab="data", model=here["model"]))
     file = tmp_path / "mine.csv"
     file.write_text(
-        "text,label\n" + "".join(f"the {word} is,{word[0]}\n" for word in ("rest", "test", "real", "take") * 3)
+        "text,label\n"
+        + "".join(
+            f"the {word} is,{word[0]}\n"
+            for word in ("rest", "test", "real", "take") * 3
+        )
     )
     shown.page.get_by_label("Upload a dataset").set_input_files(file)
     card = shown.page.get_by_role("button", name="mine.csv")
@@ -245,7 +301,9 @@ def test_drift_of_two_models_has_a_tab(look: Opener, here: dict[str, str]) -> No
     assert shown.page.locator(".findings li").count() > 0
 
 
-def test_a_form_that_is_not_filled_in_says_what_is_missing(look: Opener, here: dict[str, str]) -> None:
+def test_a_form_that_is_not_filled_in_says_what_is_missing(
+    look: Opener, here: dict[str, str]
+) -> None:
     shown = look(fragment(tab="ask", model=here["model"]))
     shown.page.get_by_role("button", name="steer").click()
     shown.page.get_by_role("button", name="Run", exact=True).click()
@@ -256,24 +314,35 @@ def test_a_form_that_is_not_filled_in_says_what_is_missing(look: Opener, here: d
     shown.page.get_by_text("Fill in “Contrast” first.").wait_for()
 
 
-def test_back_returns_to_the_tab_and_the_form_before(look: Opener, here: dict[str, str]) -> None:
+def test_back_returns_to_the_tab_and_the_form_before(
+    look: Opener, here: dict[str, str]
+) -> None:
     shown = look(fragment(**here | {"0.pin": "layer.1~1"}))
     shown.heading("The norm")
     shown.page.get_by_role("link", name="All analyses").click()
     for word in ("lens", "embed"):
         shown.page.get_by_role("button", name=word).click()
-    assert "0.pin" not in shown.fragment  # a cell of the grid is none of another tab's view
+    # A cell of the grid is none of another tab's view.
+    assert "0.pin" not in shown.fragment
     for pressed in ("embed", "lens"):
-        assert shown.page.locator(".card[aria-pressed=true] strong").inner_text() == pressed
+        assert (
+            shown.page.locator(".card[aria-pressed=true] strong").inner_text()
+            == pressed
+        )
         shown.page.go_back()
-        shown.until(f"() => document.querySelector('.card[aria-pressed=true] strong')?.textContent !== {pressed!r}")
+        shown.until(
+            "() => document.querySelector('.card[aria-pressed=true]"
+            f" strong')?.textContent !== {pressed!r}"
+        )
     assert "All analyses" in shown.page.title()
     shown.page.go_back()
     shown.heading("The norm")
     shown.panel.get_by_text("Nearest states").wait_for()
 
 
-def test_the_address_holds_what_was_done_to_a_state(look: Opener, here: dict[str, str]) -> None:
+def test_the_address_holds_what_was_done_to_a_state(
+    look: Opener, here: dict[str, str]
+) -> None:
     shown = look(fragment(**here | {"0.pin": "layer.1~1"}))
     shown.panel.get_by_role("button", name="Patch from text B", exact=True).click()
     shown.panel.get_by_role("heading", name="Patched").wait_for()
@@ -284,26 +353,42 @@ def test_the_address_holds_what_was_done_to_a_state(look: Opener, here: dict[str
     again = look(shown.fragment)
     again.panel.get_by_role("heading", name="Steered").wait_for()
     again.panel.get_by_text("Steer along a direction").click()
-    assert again.panel.get_by_label("Steer toward this text").input_value() == "over there"
-    assert again.panel.locator(".sides").inner_text() == shown.panel.locator(".sides").inner_text()
+    assert (
+        again.panel.get_by_label("Steer toward this text").input_value() == "over there"
+    )
+    assert (
+        again.panel.locator(".sides").inner_text()
+        == shown.panel.locator(".sides").inner_text()
+    )
     shown.choose(200, 40)
     shown.until("() => !document.querySelector('aside.state .sides')")
     assert "change=" not in shown.fragment
 
 
-def test_nothing_of_an_earlier_grid_stays_beside_a_sentence(look: Opener, here: dict[str, str], bench: Bench) -> None:
-    """Not its files, its state or its findings: they would be of another text, or of another model."""
+def test_nothing_of_an_earlier_grid_stays_beside_a_sentence(
+    look: Opener, here: dict[str, str], bench: Bench
+) -> None:
+    """Not its files, its state or its findings: they would be of another text, or of
+    another model.
+    """
     shown = look(fragment(**here | {"overlay": "difference", "0.pin": "layer.1~3"}))
     shown.heading("against")
     shown.page.get_by_label("Measure").first.select_option(index=1)
     assert "0.measure=1" in shown.fragment
     shown.overlay("Lens")
     shown.heading("What each layer")
-    assert "0.measure" not in shown.fragment and "0.pin" in shown.fragment  # its second measure is another
+    # Its second measure is another.
+    assert "0.measure" not in shown.fragment and "0.pin" in shown.fragment
     shown.page.get_by_label("Text A").fill("T")
     shown.panel.get_by_role("alert").get_by_text("tokens now").wait_for()
-    model, text = shown.page.get_by_role("combobox", name="Model", exact=True), shown.page.get_by_label("Text A")
-    for field, value, said in ((text, " ", "Type a text"), (model, "no-such/model", "no-such/model")):
+    model, text = (
+        shown.page.get_by_role("combobox", name="Model", exact=True),
+        shown.page.get_by_label("Text A"),
+    )
+    for field, value, said in (
+        (text, " ", "Type a text"),
+        (model, "no-such/model", "no-such/model"),
+    ):
         text.fill(f"A text, then {said}")
         shown.page.get_by_role("button", name="Save ▾").first.wait_for()
         field.fill(value)
@@ -324,7 +409,9 @@ def test_nothing_of_an_earlier_grid_stays_beside_a_sentence(look: Opener, here: 
     shown.heading("What each layer")
 
 
-def test_a_first_picture_that_comes_late_does_not_replace_the_whole(look: Opener, here: dict[str, str]) -> None:
+def test_a_first_picture_that_comes_late_does_not_replace_the_whole(
+    look: Opener, here: dict[str, str]
+) -> None:
     shown = look(fragment(tab="data", model=here["model"]))
     late: list[Any] = []
     shown.page.route("**/api/jobs/*/partial", lambda route: late.append(route))
@@ -336,19 +423,28 @@ def test_a_first_picture_that_comes_late_does_not_replace_the_whole(look: Opener
     assert late, "no first picture was asked for"
     late[0].continue_()
     shown.page.wait_for_timeout(500)
-    assert shown.page.locator(".found").count() == 1 and shown.page.locator(".early").count() == 0
+    assert (
+        shown.page.locator(".found").count() == 1
+        and shown.page.locator(".early").count() == 0
+    )
 
 
 @pytest.mark.parametrize("allowed", [True, False])
-def test_the_link_to_a_view_is_copied_or_shown(look: Opener, here: dict[str, str], allowed: bool) -> None:
+def test_the_link_to_a_view_is_copied_or_shown(
+    look: Opener, here: dict[str, str], allowed: bool
+) -> None:
     shown = look(fragment(**here), permissions=["clipboard-read", "clipboard-write"])
     shown.heading("The norm")
     if not allowed:  # as over plain HTTP from another machine
-        shown.page.evaluate("Object.defineProperty(navigator, 'clipboard', { value: undefined })")
+        shown.page.evaluate(
+            "Object.defineProperty(navigator, 'clipboard', { value: undefined })"
+        )
     shown.page.get_by_role("button", name="Save ▾").first.click()
     shown.page.get_by_role("button", name="Copy the link").click()
     dialog = shown.page.get_by_role("dialog")
-    dialog.get_by_role("status").get_by_text("Copied." if allowed else "did not allow it").wait_for()
+    dialog.get_by_role("status").get_by_text(
+        "Copied." if allowed else "did not allow it"
+    ).wait_for()
     assert dialog.locator("pre").inner_text() == shown.page.url
     if allowed:
         assert shown.page.evaluate("navigator.clipboard.readText()") == shown.page.url
@@ -357,12 +453,16 @@ def test_the_link_to_a_view_is_copied_or_shown(look: Opener, here: dict[str, str
 def test_pooling_is_a_word_or_a_position_and_nothing_is_chosen_that_the_reader_did_not_choose(
     look: Opener, here: dict[str, str]
 ) -> None:
-    """A position arrives as a number, the address restores it, and a choice that is left alone stays Python's own."""
+    """A position arrives as a number, the address restores it, and a choice that is
+    left alone stays Python's own.
+    """
     shown = look(fragment(tab="ask", word="embed", model=here["model"]))
     page = shown.page
     page.get_by_label("Texts").fill(f"{A}\n{B}")
     page.get_by_role("button", name="Run", exact=True).click()
-    shown.until("() => location.hash.includes('q=') && !!document.querySelector('.found')")
+    shown.until(
+        "() => location.hash.includes('q=') && !!document.querySelector('.found')"
+    )
     assert asked_in(shown) == {"texts": [A, B]}
     page.get_by_text("More options").click()
     position = page.get_by_role("spinbutton", name="Position")
@@ -374,7 +474,9 @@ def test_pooling_is_a_word_or_a_position_and_nothing_is_chosen_that_the_reader_d
         page.get_by_role("button", name="Run", exact=True).click()
         assert asked_in(shown) == {"texts": [A, B], "pool": value}
         shown.until("() => !document.querySelector('.stale')")
-    assert "pool=-2" in code_of(shown, "As Python") and "--pool=-2" in code_of(shown, "As command")
+    assert "pool=-2" in code_of(shown, "As Python") and "--pool=-2" in code_of(
+        shown, "As command"
+    )
     again = look(shown.fragment)
     again.page.locator(".found").wait_for()
     assert asked_in(again) == {"texts": [A, B], "pool": -2}
@@ -399,26 +501,41 @@ def code_of(shown: Workbench, name: str) -> str:
 def test_nothing_is_wider_than_the_window_and_no_accessibility_fault_is_serious(
     look: Opener, here: dict[str, str], bench: Bench, store: hs.Store, kept: hs.States
 ) -> None:
-    """Every tab with its results, in a phone's window and two of a desktop, light and dark."""
-    states = next(one["name"] for one in bench.ask("GET", "/api/stores").json if one["label"] == "corpora/states")
+    """Every tab with its results, in a phone's window and two of a desktop, light and
+    dark.
+    """
+    states = next(
+        one["name"]
+        for one in bench.ask("GET", "/api/stores").json
+        if one["label"] == "corpora/states"
+    )
     drift = {"candidate": {"name": here["second"]}, "texts": [A]}
     tabs = {
         "grid": ({"0.pin": "layer.1~1", "overlay": "lens"}, "aside.state .words"),
-        "data": ({"q": json.dumps({"method": "pca", "sites": "layer.1"})}, ".panels canvas"),
+        "data": (
+            {"q": json.dumps({"method": "pca", "sites": "layer.1"})},
+            ".panels canvas",
+        ),
         "stores": ({"store": states, "text": 0, "0.pin": "layer.1~2"}, ".near li"),
         "drift": ({"q": json.dumps(drift)}, ".grid canvas.front"),
         "ask": ({"word": "steer"}, "fieldset textarea"),
     }
     shown = look(fragment(**here), bypass_csp=True)
     for tab, (more, seen) in tabs.items():
-        shown.page.evaluate(f"location.hash = {fragment(**here | {'tab': tab} | more)!r}")
+        shown.page.evaluate(
+            f"location.hash = {fragment(**here | {'tab': tab} | more)!r}"
+        )
         shown.page.locator(seen).first.wait_for()
         shown.until("() => !document.querySelector('.stale')")
-        for (width, height), scheme in product(((390, 844), (1366, 768), (1920, 1080)), ("light", "dark")):
+        for (width, height), scheme in product(
+            ((390, 844), (1366, 768), (1920, 1080)), ("light", "dark")
+        ):
             shown.page.set_viewport_size({"width": width, "height": height})
             shown.page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
             shown.settle()
-            assert shown.page.evaluate("document.documentElement.scrollWidth <= innerWidth"), (tab, width)
+            assert shown.page.evaluate(
+                "document.documentElement.scrollWidth <= innerWidth"
+            ), (tab, width)
             shown.keep(f"workbench-{tab}-{width}-{scheme}")
             assert faults(shown) == [], (tab, width, scheme)
 
@@ -441,13 +558,18 @@ def faults(shown: Workbench) -> list[str]:
 
 @pytest.mark.real
 def test_the_real_model_follows_what_is_typed(look: Opener, smollm2: hs.Model) -> None:
-    """On smollm2 itself: a text that nobody computed before, its grid, one of its states, and what its loss does."""
+    """On smollm2 itself: a text that nobody computed before, its grid, one of its
+    states, and what its loss does.
+    """
     shown = look(fragment(overlay="norm", a="The Seine flows through the city of"))
     shown.heading("The norm of every state of smollm2")
     text = "The Thames flows slowly through the old city of"
     shown.page.get_by_label("Text A").fill(text)
     tokens = f"{smollm2.encode(text).lengths[0]} tokens"
-    shown.until(f"() => document.querySelector('.grid .window')?.getAttribute('aria-label')?.includes({tokens!r})")
+    shown.until(
+        "() => document.querySelector('.grid"
+        f" .window')?.getAttribute('aria-label')?.includes({tokens!r})"
+    )
     shown.heading("The norm of every state of smollm2")
     shown.choose(300, 60)
     shown.panel.get_by_text("Nearest states").wait_for()
@@ -459,13 +581,24 @@ def test_the_real_model_follows_what_is_typed(look: Opener, smollm2: hs.Model) -
 def test_every_overlay_tab_and_export_on_the_real_model(
     look: Opener, another: Any, smollm2: hs.Model, tmp_path: Path
 ) -> None:
-    """On smollm2 itself, from the first overlay to the last tab: no console error, nothing asked of the network."""
+    """On smollm2 itself, from the first overlay to the last tab: no console error,
+    nothing asked of the network.
+    """
     hs.extract(
-        smollm2, ["The Seine flows.", "The Thames flows."], to=tmp_path / "root" / "rivers", sites="layer.9,final"
+        smollm2,
+        ["The Seine flows.", "The Thames flows."],
+        to=tmp_path / "root" / "rivers",
+        sites="layer.9,final",
     )
-    texts = {"a": "The Thames flows through", "b": "The Seine flows through", "answer": " London", "other": " Paris"}
+    texts = {
+        "a": "The Thames flows through",
+        "b": "The Seine flows through",
+        "answer": " London",
+        "other": " Paris",
+    }
     with another(root=tmp_path / "root") as bench:
-        # Drift compares with bfloat16 by default, which takes minutes on a CPU that has no instructions for it.
+        # Drift compares with bfloat16 by default, which takes minutes on a CPU that has
+        # no instructions for it.
         shown = look(fragment(**texts, overlay="norm", seconddtype="float32"), at=bench)
         for label, words in OVERLAYS.items():
             shown.overlay(label)
@@ -479,8 +612,12 @@ def test_every_overlay_tab_and_export_on_the_real_model(
         for act, said in (("Ablate", "Ablated"), ("Patch from text B", "Patched")):
             shown.panel.get_by_role("button", name=act, exact=True).click()
             shown.panel.get_by_role("heading", name=said).wait_for()
-        assert saved(shown, "(HTML)").startswith(b"<!doctype html>") and b"<svg" in saved(shown, "(SVG)")
-        assert saved(shown, "(PNG)").startswith(b"\x89PNG") and b"probability" in saved(shown, "(CSV)")
+        assert saved(shown, "(HTML)").startswith(
+            b"<!doctype html>"
+        ) and b"<svg" in saved(shown, "(SVG)")
+        assert saved(shown, "(PNG)").startswith(b"\x89PNG") and b"probability" in saved(
+            shown, "(CSV)"
+        )
         again = look(shown.fragment, at=bench)
         again.panel.get_by_text("Nearest states").wait_for()
         again.page.context.close()
@@ -488,7 +625,9 @@ def test_every_overlay_tab_and_export_on_the_real_model(
 
 
 def _walk_tabs(shown: Workbench) -> None:
-    """Datasets, stores, drift and all analyses; then a model that is not there, and the next question."""
+    """Datasets, stores, drift and all analyses; then a model that is not there, and the
+    next question.
+    """
     page = shown.page
     page.get_by_role("link", name="Datasets").click()
     page.locator(".panels canvas").first.wait_for()

@@ -1,4 +1,6 @@
-"""`hiddenscope serve` as somebody starts it: quickly, without torch, with a link, and gone after Ctrl-C."""
+"""`hiddenscope serve` as somebody starts it: quickly, without torch, with a link, and
+gone after Ctrl-C.
+"""
 
 import http.client
 import json
@@ -22,10 +24,17 @@ def started(
     tmp_path: Path, *options: str, opens: str = "--no-open", before: str = ""
 ) -> tuple[subprocess.Popen[str], dict[str, str]]:
     """Start the command, after the statements in `before`."""
-    program = f"{before}\nimport sys; from hiddenscope.cli import main; sys.argv[0] = 'hiddenscope'; main()"
+    program = (
+        f"{before}\nimport sys; from hiddenscope.cli.main import main; sys.argv[0] ="
+        " 'hiddenscope'; main()"
+    )
     words = ["serve", opens, "--json", *options]
     process = subprocess.Popen(
-        [sys.executable, "-c", program, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path
+        [sys.executable, "-c", program, *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
     )
     assert process.stdout is not None
     lines = ""
@@ -43,12 +52,17 @@ def status(port: int, path: str, **headers: str) -> int:
         connection.close()
 
 
-def test_the_command_serves_until_it_is_stopped_and_never_prints_a_request(tmp_path: Path) -> None:
+def test_the_command_serves_until_it_is_stopped_and_never_prints_a_request(
+    tmp_path: Path,
+) -> None:
     process, told = started(tmp_path)
     try:
         port = int(told["address"].rstrip("/").rpartition(":")[2])
         assert status(port, f"/?token={told['token']}") == 303
-        assert status(port, "/api/analyses", Authorization=f"Bearer {told['token']}") == 200
+        assert (
+            status(port, "/api/analyses", Authorization=f"Bearer {told['token']}")
+            == 200
+        )
         process.send_signal(signal.SIGINT)
         out, err = process.communicate()
     finally:
@@ -57,10 +71,14 @@ def test_the_command_serves_until_it_is_stopped_and_never_prints_a_request(tmp_p
     assert told["token"] not in out + err  # the link was printed once, at the start
 
 
-def test_the_arguments_of_the_browser_hold_no_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_arguments_of_the_browser_hold_no_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Everybody on a machine can read the arguments of its processes."""
     browser, opened = tmp_path / "browser", tmp_path / "opened"
-    browser.write_text(f'#!/bin/sh\nprintf %s "$1" > {opened}.part && mv {opened}.part {opened}\n')
+    browser.write_text(
+        f'#!/bin/sh\nprintf %s "$1" > {opened}.part && mv {opened}.part {opened}\n'
+    )
     browser.chmod(0o700)
     monkeypatch.setenv("BROWSER", f"{browser} %s")
     process, told = started(tmp_path, opens="--open")
@@ -86,8 +104,13 @@ def test_two_servers_that_start_at_once_have_two_ports() -> None:
 
 
 def test_the_server_imports_no_torch() -> None:
-    program = "import hiddenscope.app as app, sys; app.create(app.Settings(token='x')); print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    program = (
+        "import hiddenscope.app as app, sys; app.create(app.Settings(token='x'));"
+        " print(*sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert not {"torch", "transformers"} & set(done.stdout.split())
 
 

@@ -1,4 +1,5 @@
-"""Prove the anatomy of every text class of transformers that a tiny configuration is known of.
+"""Prove the anatomy of every text class of transformers that a tiny configuration is
+known of.
 
 python tests/conformance/run.py                    all of them, against the recorded count
 python tests/conformance/run.py --only GPT2Model   some, by class or by model type
@@ -47,22 +48,53 @@ class Outcome:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Try them all and say what came of it; 1 if it is worse than what is recorded."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="classes or model types to try")
-    parser.add_argument("--record", action="store_true", help="record the counts and the refused classes")
-    parser.add_argument("--analyses", action="store_true", help="run every analysis, and hold it to its laws")
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0] if __doc__ else ""
+    )
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        help="classes or model types to try",
+    )
+    parser.add_argument(
+        "--record",
+        action="store_true",
+        help="record the counts and the refused classes",
+    )
+    parser.add_argument(
+        "--analyses",
+        action="store_true",
+        help="run every analysis, and hold it to its laws",
+    )
     given = parser.parse_args(arguments)
-    groups = [group for group in grouped(rows()) if not given.only or set(given.only) & set(_names(group))]
+    groups = [
+        group
+        for group in grouped(rows())
+        if not given.only or set(given.only) & set(_names(group))
+    ]
     if not groups:
         parser.error(f"no class and no model type is called {' or '.join(given.only)}")
     if given.analyses:
         return analysed(groups)
-    outcomes = sorted(tried(groups, attempt), key=lambda outcome: (outcome.model_type, outcome.name))
+    outcomes = sorted(
+        tried(groups, attempt), key=lambda outcome: (outcome.model_type, outcome.name)
+    )
     print("\n".join(report(outcomes)))
     if given.record:
         RECORD.write_text(json.dumps(record(outcomes), indent=1) + "\n", "utf-8")
-    faults = list(worse(outcomes, json.loads(RECORD.read_text("utf-8")), whole=not given.only))
-    print("\n".join([*(f"worse than recorded: {fault}" for fault in faults), last_line(outcomes)]))
+    faults = list(
+        worse(outcomes, json.loads(RECORD.read_text("utf-8")), whole=not given.only)
+    )
+    print(
+        "\n".join(
+            [
+                *(f"worse than recorded: {fault}" for fault in faults),
+                last_line(outcomes),
+            ]
+        )
+    )
     return 1 if faults else 0
 
 
@@ -86,20 +118,32 @@ def _names(group: list[dict[str, Any]]) -> tuple[str, str]:
 def tried(groups: list[Rows], attempt: Callable[[Rows], Tried]) -> Iterator[Tried]:
     """Try every group, some at a time, with a word on stderr about how far it is."""
     start = time.monotonic()
-    # A process that is killed, for want of memory, ends this with an error; a multiprocessing.Pool would wait for ever.
-    with ProcessPoolExecutor(min(WORKERS, len(groups)), get_context("spawn"), _prepare) as pool:
-        for done, future in enumerate(as_completed([pool.submit(attempt, group) for group in groups]), 1):
+    # A process that is killed, for want of memory, ends this with an error; a
+    # multiprocessing.Pool would wait for ever.
+    with ProcessPoolExecutor(
+        min(WORKERS, len(groups)), get_context("spawn"), _prepare
+    ) as pool:
+        for done, future in enumerate(
+            as_completed([pool.submit(attempt, group) for group in groups]), 1
+        ):
             outcome = future.result()
             said = f"{done} of {len(groups)} classes, {time.monotonic() - start:.0f} s"
             if sys.stderr.isatty():
-                print(f"\r\033[K{said}", end="" if done < len(groups) else "\n", file=sys.stderr, flush=True)
+                print(
+                    f"\r\033[K{said}",
+                    end="" if done < len(groups) else "\n",
+                    file=sys.stderr,
+                    flush=True,
+                )
             elif done % 50 == 0 or done == len(groups):
                 print(said, file=sys.stderr, flush=True)
             yield outcome
 
 
 def _prepare() -> None:
-    """Keep a worker to one core and quiet: what tiny random models are warned of is not news."""
+    """Keep a worker to one core and quiet: what tiny random models are warned of is not
+    news.
+    """
     import torch
     import transformers
 
@@ -114,13 +158,15 @@ def attempt(group: list[dict[str, Any]]) -> Outcome:
     start = time.monotonic()
     verdict, reason, kinds, refused = _attempt(group[0])
     tasks = tuple(row["task"] for row in group)
-    return Outcome(*_names(group), tasks, verdict, reason, kinds, refused, time.monotonic() - start)
+    return Outcome(
+        *_names(group), tasks, verdict, reason, kinds, refused, time.monotonic() - start
+    )
 
 
 def _attempt(row: dict[str, Any]) -> tuple[str, str, tuple[str, ...], tuple[str, ...]]:
     from oracle import wrongs
 
-    from hiddenscope.anatomy import find
+    from hiddenscope.discovery import find
     from hiddenscope.errors import AnatomyError, UnknownModel
     from hiddenscope.testing import build
 
@@ -134,19 +180,49 @@ def _attempt(row: dict[str, Any]) -> tuple[str, str, tuple[str, ...], tuple[str,
         return "refused", error.reason, (), ()
     except Exception as error:
         place = traceback.extract_tb(error.__traceback__)[-1]
-        return "crashed", f"{type(error).__name__}: {error} at {Path(place.filename).name}:{place.lineno}", (), ()
-    refused = {block.refused for stack in found.stacks for block in stack.blocks if block.refused}
+        return (
+            "crashed",
+            (
+                f"{type(error).__name__}: {error} at"
+                f" {Path(place.filename).name}:{place.lineno}"
+            ),
+            (),
+            (),
+        )
+    refused = {
+        block.refused
+        for stack in found.stacks
+        for block in stack.blocks
+        if block.refused
+    }
     kinds = tuple(stack.kind for stack in found.stacks)
-    return "wrong" if wrong else "proved", "; ".join(wrong), kinds, tuple(sorted(refused))
+    return (
+        "wrong" if wrong else "proved",
+        "; ".join(wrong),
+        kinds,
+        tuple(sorted(refused)),
+    )
 
 
 def analysed(groups: list[Rows]) -> int:
-    """Run every analysis on every group, print what came of it, and say whether any went wrong."""
-    rows = sorted((row for some in tried(groups, analyse) for row in some), key=lambda row: row[1:])
+    """Run every analysis on every group, print what came of it, and say whether any
+    went wrong.
+    """
+    rows = sorted(
+        (row for some in tried(groups, analyse) for row in some),
+        key=lambda row: row[1:],
+    )
     verdicts = ("kept", "refused", "wrong", "crashed")
     counts = Counter((name, verdict) for _, name, verdict, _ in rows)
     names = list(dict.fromkeys(name for _, name, _, _ in rows))
-    print("\n".join(_table(["analysis", *verdicts], [[name, *(counts[name, v] for v in verdicts)] for name in names])))
+    print(
+        "\n".join(
+            _table(
+                ["analysis", *verdicts],
+                [[name, *(counts[name, v] for v in verdicts)] for name in names],
+            )
+        )
+    )
     for verdict in verdicts[1:]:
         why: dict[tuple[str, str], list[str]] = defaultdict(list)
         for model, name, found, reason in rows:
@@ -158,7 +234,9 @@ def analysed(groups: list[Rows]) -> int:
 
 
 def analyse(group: Rows) -> list[tuple[str, str, str, str]]:
-    """Build one class and run every analysis on it: its name, the analysis, what came of it, and why."""
+    """Build one class and run every analysis on it: its name, the analysis, what came
+    of it, and why.
+    """
     import analyses
 
     from hiddenscope.errors import Error
@@ -180,24 +258,43 @@ def report(outcomes: list[Outcome]) -> Iterator[str]:
         for task in outcome.tasks:
             by_task[task][outcome.verdict] += 1
     verdicts = [
-        v for v in ("proved", "refused", "wrong", "crashed", "missing") if any(v in c for c in by_task.values())
+        v
+        for v in ("proved", "refused", "wrong", "crashed", "missing")
+        if any(v in c for c in by_task.values())
     ]
-    yield from _table(["task", *verdicts], [[task, *(c[v] for v in verdicts)] for task, c in sorted(by_task.items())])
+    yield from _table(
+        ["task", *verdicts],
+        [[task, *(c[v] for v in verdicts)] for task, c in sorted(by_task.items())],
+    )
     kinds = Counter(kind for outcome in outcomes for kind in outcome.kinds)
-    yield from _table(["kind of block", "stacks"], [list(pair) for pair in kinds.most_common()])
+    yield from _table(
+        ["kind of block", "stacks"], [list(pair) for pair in kinds.most_common()]
+    )
     for verdict in ("refused", "wrong", "crashed", "missing"):
-        named = [[outcome.name, outcome.reason] for outcome in outcomes if outcome.verdict == verdict]
+        named = [
+            [outcome.name, outcome.reason]
+            for outcome in outcomes
+            if outcome.verdict == verdict
+        ]
         yield from _table([verdict, "reason"], named)
     why: dict[str, set[str]] = defaultdict(set)
     for outcome in outcomes:
         for reason in outcome.parts_refused:
             why[reason].add(outcome.model_type)
     for reason, types in sorted(why.items(), key=lambda item: -len(item[1])):
-        yield f"no attn, mid, mlp in {len(types)} types, for {reason}:\n  {', '.join(sorted(types))}\n"
+        yield (
+            f"no attn, mid, mlp in {len(types)} types, for {reason}:\n "
+            f" {', '.join(sorted(types))}\n"
+        )
     slow = sorted(outcomes, key=lambda outcome: -outcome.seconds)[:5]
-    yield "slowest: " + ", ".join(f"{outcome.name} {outcome.seconds:.1f} s" for outcome in slow)
+    yield "slowest: " + ", ".join(
+        f"{outcome.name} {outcome.seconds:.1f} s" for outcome in slow
+    )
     if untried := _untried({outcome.name for outcome in outcomes}):
-        yield f"{len(untried)} classes have no tiny configuration here and were not tried: {', '.join(untried)}"
+        yield (
+            f"{len(untried)} classes have no tiny configuration here and were not"
+            f" tried: {', '.join(untried)}"
+        )
 
 
 def _table(head: Sequence[str], lines: Sequence[Sequence[Any]]) -> Iterator[str]:
@@ -206,7 +303,9 @@ def _table(head: Sequence[str], lines: Sequence[Sequence[Any]]) -> Iterator[str]
     cells = [list(map(str, line)) for line in (head, *lines)]
     wide = [max(len(line[i]) for line in cells) for i in range(len(head) - 1)]
     for line in cells:
-        yield "  ".join([*(cell.ljust(w) for cell, w in zip(line, wide, strict=False)), line[-1]]).rstrip()
+        yield "  ".join(
+            [*(cell.ljust(w) for cell, w in zip(line, wide, strict=False)), line[-1]]
+        ).rstrip()
     yield ""
 
 
@@ -217,13 +316,22 @@ def _untried(names: set[str]) -> list[str]:
     if len(names) < BAR["types"]:
         return []
     kinds = ("CAUSAL_LM", "MASKED_LM", "SEQ_TO_SEQ_CAUSAL_LM", "TEXT_ENCODING")
-    mappings = [getattr(modeling_auto, f"MODEL_FOR_{kind}_MAPPING_NAMES", {}) for kind in kinds]
-    known = {name for mapping in mappings for name in mapping.values() if isinstance(name, str)}
+    mappings = [
+        getattr(modeling_auto, f"MODEL_FOR_{kind}_MAPPING_NAMES", {}) for kind in kinds
+    ]
+    known = {
+        name
+        for mapping in mappings
+        for name in mapping.values()
+        if isinstance(name, str)
+    }
     return sorted(known - names)
 
 
 def counts(outcomes: Iterable[Outcome], verdict: str) -> tuple[int, int]:
-    """How many pairs of class and task have a verdict, and how many model types have it for all of their classes."""
+    """How many pairs of class and task have a verdict, and how many model types have it
+    for all of their classes.
+    """
     pairs, types = 0, defaultdict(list)
     for outcome in outcomes:
         types[outcome.model_type].append(outcome.verdict == verdict)
@@ -233,11 +341,17 @@ def counts(outcomes: Iterable[Outcome], verdict: str) -> tuple[int, int]:
 
 def record(outcomes: list[Outcome]) -> dict[str, Any]:
     pairs, types = counts(outcomes, "proved")
-    refused = {outcome.name: outcome.reason for outcome in outcomes if outcome.verdict == "refused"}
+    refused = {
+        outcome.name: outcome.reason
+        for outcome in outcomes
+        if outcome.verdict == "refused"
+    }
     return {"pairs": pairs, "types": types, "refused": refused}
 
 
-def worse(outcomes: list[Outcome], recorded: dict[str, Any], *, whole: bool) -> Iterator[str]:
+def worse(
+    outcomes: list[Outcome], recorded: dict[str, Any], *, whole: bool
+) -> Iterator[str]:
     """What is worse than it was recorded to be; the counts only if all was tried."""
     for outcome in outcomes:
         new = outcome.verdict == "refused" and outcome.name not in recorded["refused"]
@@ -246,16 +360,27 @@ def worse(outcomes: list[Outcome], recorded: dict[str, Any], *, whole: bool) -> 
     found, missing = counts(outcomes, "proved"), counts(outcomes, "missing")
     for i, name in enumerate(("pairs", "types") if whole else ()):
         if found[i] < recorded[name] - missing[i] or recorded[name] < BAR[name]:
-            yield f"{found[i]} {name} proved, and {recorded[name]} are recorded (the bar is {BAR[name]})"
+            yield (
+                f"{found[i]} {name} proved, and {recorded[name]} are recorded (the bar"
+                f" is {BAR[name]})"
+            )
 
 
 def last_line(outcomes: list[Outcome]) -> str:
     verdicts = Counter(outcome.verdict for outcome in outcomes for _ in outcome.tasks)
     pairs, types = counts(outcomes, "proved")
     all_types = len({outcome.model_type for outcome in outcomes})
-    rest = ", ".join(f"{verdicts[verdict]} {verdict}" for verdict in ("crashed", "missing") if verdicts[verdict])
-    said = f"{pairs} of {verdicts.total()} pairs and {types} of {all_types} types proved"
-    return f"{said}, {verdicts['refused']} refused, {verdicts['wrong']} wrong" + (f", {rest}" if rest else "")
+    rest = ", ".join(
+        f"{verdicts[verdict]} {verdict}"
+        for verdict in ("crashed", "missing")
+        if verdicts[verdict]
+    )
+    said = (
+        f"{pairs} of {verdicts.total()} pairs and {types} of {all_types} types proved"
+    )
+    return f"{said}, {verdicts['refused']} refused, {verdicts['wrong']} wrong" + (
+        f", {rest}" if rest else ""
+    )
 
 
 if __name__ == "__main__":

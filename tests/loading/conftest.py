@@ -7,22 +7,44 @@ from pathlib import Path
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    BertConfig,
+    BertModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+)
 
 WORDS = ["<unk>", "<s>", "</s>", "the", "capital", "of", "France", "is", "Paris", "."]
 
 
 def tiny_llama(**changes: object) -> LlamaForCausalLM:
     torch.manual_seed(0)
-    shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
-    sizes = {"num_key_value_heads": 2, "vocab_size": 32, "max_position_embeddings": 64, "tie_word_embeddings": False}
+    shape = {
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
+    sizes = {
+        "num_key_value_heads": 2,
+        "vocab_size": 32,
+        "max_position_embeddings": 64,
+        "tie_word_embeddings": False,
+    }
     return LlamaForCausalLM(LlamaConfig(**{**shape, **sizes, **changes})).eval()
 
 
 def tiny_tokenizer() -> PreTrainedTokenizerFast:
-    words = Tokenizer(models.WordLevel({word: rank for rank, word in enumerate(WORDS)}, unk_token="<unk>"))
+    words = Tokenizer(
+        models.WordLevel(
+            {word: rank for rank, word in enumerate(WORDS)}, unk_token="<unk>"
+        )
+    )
     words.pre_tokenizer = pre_tokenizers.Whitespace()
-    return PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>", bos_token="<s>", eos_token="</s>")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=words, unk_token="<unk>", bos_token="<s>", eos_token="</s>"
+    )
 
 
 @pytest.fixture(scope="session")
@@ -37,7 +59,13 @@ def saved_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def saved_bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("models") / "tiny-bert"
-    config = BertConfig(hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4, vocab_size=32)
+    config = BertConfig(
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        vocab_size=32,
+    )
     BertModel(config, add_pooling_layer=False).save_pretrained(folder)
     return folder
 

@@ -9,7 +9,14 @@ import pytest
 
 from hiddenscope.errors import Damaged, FileError
 from hiddenscope.loading import cache
-from hiddenscope.loading.cache import build_once, cache_folder, is_complete, size_of, verify, verify_all
+from hiddenscope.loading.cache import (
+    build_once,
+    cache_folder,
+    is_complete,
+    size_of,
+    verify,
+    verify_all,
+)
 
 SLOW = """
 import sys
@@ -28,9 +35,17 @@ print(build_once(Path(sys.argv[1]), build))
 
 
 def building(place: Path) -> "subprocess.Popen[str]":
-    """A process that has built half of a folder, and waits for a line on its stdin, or for its end."""
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-    process = subprocess.Popen([sys.executable, "-c", SLOW, str(place)], text=True, **pipes)  # type: ignore[call-overload]
+    """A process that has built half of a folder, and waits for a line on its stdin, or
+    for its end.
+    """
+    pipes = {
+        "stdin": subprocess.PIPE,
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.DEVNULL,
+    }
+    process = subprocess.Popen(
+        [sys.executable, "-c", SLOW, str(place)], text=True, **pipes
+    )  # type: ignore[call-overload]
     assert process.stdout.readline() == "busy\n"
     return process  # type: ignore[no-any-return]
 
@@ -49,8 +64,12 @@ def test_a_folder_is_built_once(tmp_path: Path) -> None:
     assert is_complete(place) and size_of(place) >= 3
 
 
-@pytest.mark.parametrize("error", [ValueError("no"), KeyboardInterrupt(), SystemExit(1)])
-def test_nothing_is_left_after_an_exception_or_an_interrupt(tmp_path: Path, error: BaseException) -> None:
+@pytest.mark.parametrize(
+    "error", [ValueError("no"), KeyboardInterrupt(), SystemExit(1)]
+)
+def test_nothing_is_left_after_an_exception_or_an_interrupt(
+    tmp_path: Path, error: BaseException
+) -> None:
     def build(part: Path) -> None:
         (part / "half").write_bytes(b"abc")
         raise error
@@ -62,12 +81,18 @@ def test_nothing_is_left_after_an_exception_or_an_interrupt(tmp_path: Path, erro
 
 def test_two_processes_at_once_agree(tmp_path: Path) -> None:
     place = tmp_path / "model"
-    two = [building(place) for _ in range(2)]  # both have built half of it before either goes on
+    # Both have built half of it before either goes on.
+    two = [building(place) for _ in range(2)]
     said = [process.communicate("\n")[0].splitlines() for process in two]
     assert [process.returncode for process in two] == [0, 0]
     assert [lines[-1] for lines in said] == [str(place)] * 2
-    assert [file.name for file in tmp_path.iterdir()] == ["model"] and is_complete(place)
-    assert all((place / f"{number}.bin").read_bytes() == bytes([number]) * 1000 for number in range(20))
+    assert [file.name for file in tmp_path.iterdir()] == ["model"] and is_complete(
+        place
+    )
+    assert all(
+        (place / f"{number}.bin").read_bytes() == bytes([number]) * 1000
+        for number in range(20)
+    )
 
 
 def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
@@ -77,20 +102,30 @@ def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
     assert process.returncode != 0 and list(tmp_path.iterdir()) == []
 
 
-def test_what_a_killed_process_left_goes_with_the_next_use_and_what_is_in_use_stays(tmp_path: Path) -> None:
+def test_what_a_killed_process_left_goes_with_the_next_use_and_what_is_in_use_stays(
+    tmp_path: Path,
+) -> None:
     with building(tmp_path / "one") as killed, building(tmp_path / "two") as alive:
         assert len(list(tmp_path.iterdir())) == 2
         killed.kill()
         killed.wait()
         build_once(tmp_path / "three", lambda part: None)
-        names = {path.name.split(".")[1] if path.name.startswith(".") else path.name for path in tmp_path.iterdir()}
+        names = {
+            path.name.split(".")[1] if path.name.startswith(".") else path.name
+            for path in tmp_path.iterdir()
+        }
         assert names == {"two", "three"}
         alive.communicate("\n")
-    assert alive.returncode == 0 and {path.name for path in tmp_path.iterdir()} == {"two", "three"}
+    assert alive.returncode == 0 and {path.name for path in tmp_path.iterdir()} == {
+        "two",
+        "three",
+    }
 
 
 def test_a_folder_that_was_changed_is_not_believed(tmp_path: Path) -> None:
-    place = build_once(tmp_path / "model", lambda part: (part / "x").write_bytes(b"abc") and None)
+    place = build_once(
+        tmp_path / "model", lambda part: (part / "x").write_bytes(b"abc") and None
+    )
     (place / "x").write_bytes(b"ab")
     with pytest.raises(Damaged, match="Remove that folder"):
         is_complete(place)
@@ -108,7 +143,9 @@ def test_a_place_that_cannot_be_written_is_said(tmp_path: Path) -> None:
         build_once(tmp_path / "file" / "model", lambda part: None)
 
 
-def test_the_cache_may_be_elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_cache_may_be_elsewhere(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("HIDDENSCOPE_CACHE", str(tmp_path))
     assert cache_folder() == tmp_path
     monkeypatch.delenv("HIDDENSCOPE_CACHE")
@@ -119,7 +156,8 @@ def flip(path: Path, bit: int) -> None:
     content = bytearray(path.read_bytes())
     content[bit // 8 % len(content)] ^= 1 << bit % 8
     before = cache.identity([path])
-    while cache.identity([path]) == before:  # the clock of a file system goes on in steps of some milliseconds
+    # The clock of a file system goes on in steps of some milliseconds.
+    while cache.identity([path]) == before:
         path.write_bytes(content)
 
 
@@ -135,7 +173,9 @@ def test_a_flipped_bit_is_found_and_what_was_compared_is_not_read_again(
     build_once(place, build)
     read: list[Path] = []
     hashed = cache._sha256
-    monkeypatch.setattr(cache, "_sha256", lambda path: read.append(path) or hashed(path))
+    monkeypatch.setattr(
+        cache, "_sha256", lambda path: read.append(path) or hashed(path)
+    )
     verify(place)
     assert read == [], "it was compared when it was built"
     assert verify_all() == 1 and len(read) == 2
@@ -157,7 +197,10 @@ def test_a_flipped_bit_is_found_and_what_was_compared_is_not_read_again(
 
 
 def test_rot_that_no_time_shows_is_found_on_request(own_cache: Path) -> None:
-    place = build_once(own_cache / "gguf" / "model", lambda part: (part / "x").write_bytes(b"abc") and None)
+    place = build_once(
+        own_cache / "gguf" / "model",
+        lambda part: (part / "x").write_bytes(b"abc") and None,
+    )
     record = next((own_cache / "verified").iterdir())
     (place / "x").write_bytes(b"abd")
     record.write_text(cache.identity([place / "x"]))  # as if the times had stayed
@@ -167,7 +210,10 @@ def test_rot_that_no_time_shows_is_found_on_request(own_cache: Path) -> None:
 
 
 def test_a_folder_of_an_older_version_gets_its_checksums(own_cache: Path) -> None:
-    place = build_once(own_cache / "zoo" / "model", lambda part: (part / "x").write_bytes(b"abc") and None)
+    place = build_once(
+        own_cache / "zoo" / "model",
+        lambda part: (part / "x").write_bytes(b"abc") and None,
+    )
     (place / "hiddenscope.json").write_text('{"files": {"x": 3}}')
     verify(place)
     flip(place / "x", 1)
@@ -175,8 +221,12 @@ def test_a_folder_of_an_older_version_gets_its_checksums(own_cache: Path) -> Non
         verify(place)
 
 
-def test_a_folder_outside_the_cache_is_the_users_own(own_cache: Path, tmp_path: Path) -> None:
-    place = build_once(tmp_path / "mine", lambda part: (part / "x").write_bytes(b"abc") and None)
+def test_a_folder_outside_the_cache_is_the_users_own(
+    own_cache: Path, tmp_path: Path
+) -> None:
+    place = build_once(
+        tmp_path / "mine", lambda part: (part / "x").write_bytes(b"abc") and None
+    )
     flip(place / "x", 1)
     verify(place)
     assert not own_cache.exists()

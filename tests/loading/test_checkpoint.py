@@ -18,15 +18,23 @@ def test_a_gpu_computes_in_the_checkpoints_dtype(stored: torch.dtype) -> None:
     assert choose_dtype(stored, GPU)[0] == stored
 
 
-@pytest.mark.parametrize(("cost", "want"), [(0.5, torch.bfloat16), (1.0, torch.bfloat16), (273.0, torch.float32)])
+@pytest.mark.parametrize(
+    ("cost", "want"),
+    [(0.5, torch.bfloat16), (1.0, torch.bfloat16), (273.0, torch.float32)],
+)
 def test_a_cpu_computes_in_bfloat16_where_that_is_fast(
     monkeypatch: pytest.MonkeyPatch, cost: float, want: torch.dtype
 ) -> None:
     monkeypatch.setattr(checkpoint, "bfloat16_cost", lambda: cost)
     chosen, note = choose_dtype(torch.bfloat16, CPU)
     assert chosen == want and f"{cost:.2g} times as long" in note
-    # Rounding the weights to bfloat16 would change the model: speed does not decide that.
-    assert choose_dtype(torch.float16, CPU)[0] == choose_dtype(torch.float32, CPU)[0] == torch.float32
+    # Rounding the weights to bfloat16 would change the model: speed does not decide
+    # that.
+    assert (
+        choose_dtype(torch.float16, CPU)[0]
+        == choose_dtype(torch.float32, CPU)[0]
+        == torch.float32
+    )
 
 
 def test_the_cost_is_measured_once() -> None:

@@ -1,4 +1,6 @@
-"""A folder: loaded as it was saved, without network; refused when it is damaged or would run code."""
+"""A folder: loaded as it was saved, without network; refused when it is damaged or
+would run code.
+"""
 
 import json
 import os
@@ -11,7 +13,12 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from transformers import LlamaForCausalLM, LlamaModel, T5Config, T5ForConditionalGeneration
+from transformers import (
+    LlamaForCausalLM,
+    LlamaModel,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 from transformers.utils import logging
 
 from hiddenscope.errors import Damaged, LoadError, UnknownModel, Unsafe
@@ -24,21 +31,35 @@ def change(path: Path, **entries: object) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **entries}))
 
 
-def test_a_folder_loads_as_it_was_saved_and_asks_nobody(saved_llama: Path, no_network: list[object]) -> None:
+def test_a_folder_loads_as_it_was_saved_and_asks_nobody(
+    saved_llama: Path, no_network: list[object]
+) -> None:
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     loaded = open_source(saved_llama, device="cpu")
     assert no_network == []
-    assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == (verbosity, bars)
+    assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == (
+        verbosity,
+        bars,
+    )
     assert type(loaded.module) is LlamaForCausalLM and not loaded.module.training
     assert loaded.name == "tiny-llama" and loaded.revision is None
     assert loaded.notes == ("Computing in float32, the dtype of the checkpoint.",)
-    assert loaded.tokenizer is not None and loaded.tokenizer("the capital of France")["input_ids"] == [3, 4, 5, 6]
+    assert loaded.tokenizer is not None and loaded.tokenizer("the capital of France")[
+        "input_ids"
+    ] == [3, 4, 5, 6]
     want = tiny_llama().state_dict()
-    assert all(torch.equal(value, want[name]) for name, value in loaded.module.state_dict().items())
+    assert all(
+        torch.equal(value, want[name])
+        for name, value in loaded.module.state_dict().items()
+    )
 
 
-@pytest.mark.parametrize(("given", "want"), [("bf16", torch.bfloat16), (torch.float16, torch.float16)])
-def test_a_dtype_may_be_chosen(saved_llama: Path, given: object, want: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("given", "want"), [("bf16", torch.bfloat16), (torch.float16, torch.float16)]
+)
+def test_a_dtype_may_be_chosen(
+    saved_llama: Path, given: object, want: torch.dtype
+) -> None:
     loaded = open_source(str(saved_llama), dtype=given, device="cpu", attention="eager")  # type: ignore[arg-type]
     assert {value.dtype for value in loaded.module.parameters()} == {want}
     assert loaded.module.config._attn_implementation == "eager"
@@ -71,8 +92,12 @@ def test_a_task_chooses_the_class(saved_llama: Path) -> None:
         ("base", "T5Model"),
     ],
 )
-def test_a_task_of_an_encoder_decoder(tmp_path: Path, task: str | None, want: str) -> None:
-    config = T5Config(d_model=16, d_kv=4, d_ff=32, num_layers=2, num_heads=4, vocab_size=32)
+def test_a_task_of_an_encoder_decoder(
+    tmp_path: Path, task: str | None, want: str
+) -> None:
+    config = T5Config(
+        d_model=16, d_kv=4, d_ff=32, num_layers=2, num_heads=4, vocab_size=32
+    )
     T5ForConditionalGeneration(config).save_pretrained(tmp_path / "t5")
     assert type(open_source(tmp_path / "t5", task=task).module).__name__ == want
 
@@ -80,9 +105,13 @@ def test_a_task_of_an_encoder_decoder(tmp_path: Path, task: str | None, want: st
 def test_without_an_architecture_it_is_the_base_model(llama: Path) -> None:
     change(llama / "config.json", architectures=None)
     assert type(open_source(llama).module) is LlamaModel
-    change(llama / "config.json", architectures=["pipeline", "__path__", "LlamaForNobody"])
+    change(
+        llama / "config.json", architectures=["pipeline", "__path__", "LlamaForNobody"]
+    )
     loaded = open_source(llama)
-    assert type(loaded.module) is LlamaModel and any("'pipeline'" in note for note in loaded.notes)
+    assert type(loaded.module) is LlamaModel and any(
+        "'pipeline'" in note for note in loaded.notes
+    )
 
 
 def test_a_class_that_does_not_fit_the_config_is_refused(llama: Path) -> None:
@@ -96,8 +125,14 @@ def test_a_sharded_checkpoint_loads(tmp_path: Path) -> None:
     assert len(list((tmp_path / "shards").glob("*.safetensors"))) > 1
     loaded = open_source(tmp_path / "shards")
     want = tiny_llama().state_dict()
-    assert all(torch.equal(value, want[name]) for name, value in loaded.module.state_dict().items())
-    assert any("No tokenizer" in note for note in loaded.notes) and loaded.tokenizer is None
+    assert all(
+        torch.equal(value, want[name])
+        for name, value in loaded.module.state_dict().items()
+    )
+    assert (
+        any("No tokenizer" in note for note in loaded.notes)
+        and loaded.tokenizer is None
+    )
 
 
 def test_a_missing_shard_is_half_a_download(tmp_path: Path) -> None:
@@ -116,8 +151,12 @@ def test_an_index_that_lies_is_refused(tmp_path: Path) -> None:
         index.write_text(json.dumps(content))
         with pytest.raises(Unsafe, match="sends the loader to"):
             open_source(tmp_path / "shards")
-    content["weight_map"]["lm_head.weight"] = content["weight_map"]["model.embed_tokens.weight"]
-    content["weight_map"]["phantom"] = content["weight_map"]["model.embed_tokens.weight"]
+    content["weight_map"]["lm_head.weight"] = content["weight_map"][
+        "model.embed_tokens.weight"
+    ]
+    content["weight_map"]["phantom"] = content["weight_map"][
+        "model.embed_tokens.weight"
+    ]
     index.write_text(json.dumps(content))
     with pytest.raises(Damaged, match="which the index promises"):
         open_source(tmp_path / "shards")
@@ -158,7 +197,9 @@ def test_a_folder_that_is_no_checkpoint(tmp_path: Path) -> None:
         open_source(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["pytorch_model.bin", "consolidated.pt", "model.ckpt", "weights.pkl"])
+@pytest.mark.parametrize(
+    "name", ["pytorch_model.bin", "consolidated.pt", "model.ckpt", "weights.pkl"]
+)
 def test_a_pickle_is_refused(llama: Path, name: str) -> None:
     (llama / "model.safetensors").rename(llama / name)
     with pytest.raises(Unsafe, match=rf"{name}.*save_pretrained"):
@@ -171,19 +212,33 @@ def test_a_pickle_beside_safetensors_is_not_read(llama: Path) -> None:
 
 
 @pytest.mark.parametrize("where", ["config.json", "tokenizer_config.json"])
-def test_remote_code_is_refused_and_never_run(llama: Path, where: str, tmp_path: Path) -> None:
+def test_remote_code_is_refused_and_never_run(
+    llama: Path, where: str, tmp_path: Path
+) -> None:
     trap = tmp_path / "ran"
     (llama / "evil.py").write_text(f"open({str(trap)!r}, 'w')\nclass Model: ...\n")
-    change(llama / where, auto_map={"AutoModelForCausalLM": "evil.Model", "AutoTokenizer": ["evil.Model", None]})
+    change(
+        llama / where,
+        auto_map={
+            "AutoModelForCausalLM": "evil.Model",
+            "AutoTokenizer": ["evil.Model", None],
+        },
+    )
     with pytest.raises(Unsafe, match=r"evil\.Model.*Name a task"):
         open_source(llama)
     loaded = open_source(llama, task="causal-lm")
-    assert type(loaded.module) is LlamaForCausalLM and any("was not run" in note for note in loaded.notes)
+    assert type(loaded.module) is LlamaForCausalLM and any(
+        "was not run" in note for note in loaded.notes
+    )
     assert not trap.exists()
 
 
 def test_a_type_only_remote_code_knows_is_refused(llama: Path) -> None:
-    change(llama / "config.json", model_type="evilformer", auto_map={"AutoConfig": "evil.Config"})
+    change(
+        llama / "config.json",
+        model_type="evilformer",
+        auto_map={"AutoConfig": "evil.Config"},
+    )
     with pytest.raises(Unsafe, match="live"):
         open_source(llama, task="causal-lm")
 
@@ -208,7 +263,9 @@ def test_an_unknown_type_is_said(llama: Path) -> None:
         ({"vocab_size": 10**5}, LoadError),
     ],
 )
-def test_a_config_with_tricks_is_refused(llama: Path, entries: dict[str, object], error: type[Exception]) -> None:
+def test_a_config_with_tricks_is_refused(
+    llama: Path, entries: dict[str, object], error: type[Exception]
+) -> None:
     change(llama / "config.json", **entries)
     with pytest.raises(error):
         open_source(llama)
@@ -267,14 +324,17 @@ for attention in json.loads(sys.argv[4]):
 
 @pytest.fixture
 def stand_in(tmp_path: Path) -> Path:
-    """A package `kernels` that transformers takes for the real one, and that writes down what it is asked for."""
+    """A package `kernels` that transformers takes for the real one, and that writes
+    down what it is asked for.
+    """
     from transformers.utils import import_utils
 
     package = tmp_path / "packages"
     info = package / f"kernels-{import_utils.KERNELS_MIN_VERSION}.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text(
-        f"Metadata-Version: 2.1\nName: kernels\nVersion: {import_utils.KERNELS_MIN_VERSION}\n"
+        "Metadata-Version: 2.1\nName: kernels\nVersion:"
+        f" {import_utils.KERNELS_MIN_VERSION}\n"
     )
     (info / "top_level.txt").write_text("kernels\n")
     (info / "RECORD").write_text("kernels/__init__.py,,\n")
@@ -284,15 +344,34 @@ def stand_in(tmp_path: Path) -> Path:
     return package
 
 
-def test_a_kernel_is_never_fetched_in_whatever_form_it_is_named(llama: Path, stand_in: Path, tmp_path: Path) -> None:
-    keys = ["attn_implementation", "_attn_implementation", "_attn_implementation_internal"]
+def test_a_kernel_is_never_fetched_in_whatever_form_it_is_named(
+    llama: Path, stand_in: Path, tmp_path: Path
+) -> None:
+    keys = [
+        "attn_implementation",
+        "_attn_implementation",
+        "_attn_implementation_internal",
+    ]
     keys += ["experts_implementation", "_experts_implementation"]
-    entries: list[dict[str, object]] = [{key: value} for key in keys for value in KERNELS.values()]
+    entries: list[dict[str, object]] = [
+        {key: value} for key in keys for value in KERNELS.values()
+    ]
     entries += [{"sub_config": entry} for entry in entries[:5]]
     options = [value for value in KERNELS.values() if isinstance(value, str)]
     trap = tmp_path / "asked"
-    command = [sys.executable, "-c", LOADING, str(trap), str(llama), json.dumps(entries), json.dumps(options)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(stand_in), *sys.path])}
+    command = [
+        sys.executable,
+        "-c",
+        LOADING,
+        str(trap),
+        str(llama),
+        json.dumps(entries),
+        json.dumps(options),
+    ]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(stand_in), *sys.path]),
+    }
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "" and not trap.exists()
@@ -300,7 +379,9 @@ def test_a_kernel_is_never_fetched_in_whatever_form_it_is_named(llama: Path, sta
 
 @pytest.mark.parametrize("value", ["eager", "sdpa", {"": "eager"}, None])
 def test_what_transformers_implements_may_be_named(llama: Path, value: object) -> None:
-    change(llama / "config.json", attn_implementation=value, experts_implementation=None)
+    change(
+        llama / "config.json", attn_implementation=value, experts_implementation=None
+    )
     wanted = value if isinstance(value, str) else "eager" if value else "sdpa"
     assert open_source(llama).module.config._attn_implementation == wanted
 
@@ -331,7 +412,9 @@ def test_an_adapter_and_a_distributed_checkpoint_are_refused(llama: Path) -> Non
 
 
 def test_a_damaged_tokenizer_is_said(llama: Path) -> None:
-    (llama / "tokenizer.json").write_text('{"version": "1.0", "model": {"type": "Nonsense"}}')
+    (llama / "tokenizer.json").write_text(
+        '{"version": "1.0", "model": {"type": "Nonsense"}}'
+    )
     with pytest.raises(LoadError, match="tokenizer"):
         _ = open_source(llama).tokenizer
 
@@ -341,7 +424,10 @@ def test_a_tokenizer_of_bytes_needs_no_vocabulary(llama: Path) -> None:
         (llama / name).unlink()
     transformers.ByT5Tokenizer().save_pretrained(llama)
     loaded = open_source(llama)
-    assert loaded.tokenizer is not None and loaded.tokenizer("a")["input_ids"][0] == ord("a") + 3
+    assert (
+        loaded.tokenizer is not None
+        and loaded.tokenizer("a")["input_ids"][0] == ord("a") + 3
+    )
 
 
 def header_of(path: Path) -> tuple[dict[str, dict[str, object]], bytes]:
@@ -367,7 +453,9 @@ def write(path: Path, header: object, data: bytes) -> None:
         struct.pack("<Q", 50_000) + b"[" * 50_000,
     ],
 )
-def test_a_safetensors_file_with_a_lying_header_is_damaged(llama: Path, content: bytes) -> None:
+def test_a_safetensors_file_with_a_lying_header_is_damaged(
+    llama: Path, content: bytes
+) -> None:
     (llama / "model.safetensors").write_bytes(content)
     with pytest.raises(Damaged, match=r"model\.safetensors"):
         open_source(llama)
@@ -402,19 +490,29 @@ def test_a_tensor_entry_that_lies_is_damaged(llama: Path, entry: object) -> None
 def test_a_file_cut_short_or_too_long_is_damaged(llama: Path, change_by: int) -> None:
     path = llama / "model.safetensors"
     content = path.read_bytes()
-    path.write_bytes(content[:change_by] if change_by < 0 else content + b"\0" * change_by)
+    path.write_bytes(
+        content[:change_by] if change_by < 0 else content + b"\0" * change_by
+    )
     with pytest.raises(Damaged, match=r"model\.safetensors.*file not fully covered"):
         open_source(llama)
 
 
-def test_auto_spreads_over_devices_or_says_what_to_install(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_spreads_over_devices_or_says_what_to_install(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import importlib.util
 
     find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "accelerate" else find(name, *a))
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name, *a: None if name == "accelerate" else find(name, *a),
+    )
     with pytest.raises(LoadError, match="pip install accelerate"):
         open_source(llama, device="auto")
     monkeypatch.undo()
     pytest.importorskip("accelerate")
     loaded = open_source(llama, device="auto")
-    assert not loaded.module.training and {value.device.type for value in loaded.module.parameters()} <= {"cpu", "cuda"}
+    assert not loaded.module.training and {
+        value.device.type for value in loaded.module.parameters()
+    } <= {"cpu", "cuda"}

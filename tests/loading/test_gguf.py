@@ -27,7 +27,9 @@ def tiny() -> LlamaForCausalLM:
 
 
 @pytest.fixture(scope="session")
-def saved_gguf(tmp_path_factory: pytest.TempPathFactory, tiny: LlamaForCausalLM) -> Path:
+def saved_gguf(
+    tmp_path_factory: pytest.TempPathFactory, tiny: LlamaForCausalLM
+) -> Path:
     path = tmp_path_factory.mktemp("gguf") / "tiny.gguf"
     write_gguf(path, tiny, bos=True)
     return path
@@ -51,29 +53,49 @@ def test_a_gguf_gives_the_same_numbers_and_the_first_token_it_asks_for(
     ids = torch.tensor([[1, 5, 40, 262, 7]])
     with torch.no_grad():
         want = tiny(ids).logits
-        assert torch.equal(first.module(ids).logits, want) and torch.equal(again.module(ids).logits, want)
+        assert torch.equal(first.module(ids).logits, want) and torch.equal(
+            again.module(ids).logits, want
+        )
     for tokenizer in (first.tokenizer, again.tokenizer):
         assert tokenizer is not None and tokenizer.model_max_length == 64
-        # Without the key, llama.cpp opens a text of a sentencepiece vocabulary with <s>.
+        # Without the key, llama.cpp opens a text of a sentencepiece vocabulary with
+        # <s>.
         assert (tokenizer("ab")["input_ids"][0] == 1) is (bos is not False)
     (place,) = (own_cache / "gguf").iterdir()
-    assert {file.name for file in place.iterdir()} >= {"model.safetensors", "config.json", "hiddenscope.json"}
+    assert {file.name for file in place.iterdir()} >= {
+        "model.safetensors",
+        "config.json",
+        "hiddenscope.json",
+    }
 
 
 def test_the_neighbours_of_a_gguf_are_not_read(
-    saved_gguf: Path, saved_llama: Path, tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+    saved_gguf: Path,
+    saved_llama: Path,
+    tmp_path: Path,
+    own_cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     beside = tmp_path / "beside"
-    shutil.copytree(saved_llama, beside)  # another model's config, tokenizer and weights
+    # Another model's config, tokenizer and weights.
+    shutil.copytree(saved_llama, beside)
     (beside / "tokenizer_config.json").write_text(
-        json.dumps({"tokenizer_class": "ByT5Tokenizer", "add_bos_token": False, "chat_template": "neighbour"})
+        json.dumps(
+            {
+                "tokenizer_class": "ByT5Tokenizer",
+                "add_bos_token": False,
+                "chat_template": "neighbour",
+            }
+        )
     )
     shutil.copy(saved_gguf, beside / "tiny.gguf")
     first = open_source(beside / "tiny.gguf")
     monkeypatch.setenv("HIDDENSCOPE_CACHE", str(tmp_path / "another"))
     alone = open_source(saved_gguf)
     for loaded in (first, alone):
-        assert loaded.tokenizer is not None and loaded.tokenizer.vocab_size == len(PIECES)
+        assert loaded.tokenizer is not None and loaded.tokenizer.vocab_size == len(
+            PIECES
+        )
         assert loaded.module.config.vocab_size == len(PIECES)
     texts = ["ab a b", "<s>ab", "xyz"]
     assert [first.tokenizer(text)["input_ids"] for text in texts] == [
@@ -91,13 +113,19 @@ def test_a_cache_that_cannot_be_written_is_said(
 ) -> None:
     (tmp_path / "file").write_text("a file in the place of a folder")
     monkeypatch.setenv("HIDDENSCOPE_CACHE", str(tmp_path / place))
-    with pytest.raises(FileError, match="set HIDDENSCOPE_CACHE to a folder that can be written"):
+    with pytest.raises(
+        FileError, match="set HIDDENSCOPE_CACHE to a folder that can be written"
+    ):
         open_source(saved_gguf)
-    with pytest.raises(FileError, match="set HIDDENSCOPE_CACHE to a folder that can be written"):
+    with pytest.raises(
+        FileError, match="set HIDDENSCOPE_CACHE to a folder that can be written"
+    ):
         open_source("smollm2")
 
 
-def test_conversion_shows_its_progress(saved_gguf: Path, own_cache: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_conversion_shows_its_progress(
+    saved_gguf: Path, own_cache: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     progress.show(True)
     try:
         open_source(saved_gguf)
@@ -136,17 +164,52 @@ def absurd() -> dict[str, bytes]:
         "tensors": start + struct.pack("<QQ", 2**60, 0) + bytes(60),
         "keys": start + struct.pack("<QQ", 0, 2**60) + bytes(60),
         "key length": start + one_key + struct.pack("<Q", 2**62) + bytes(60),
-        "string length": start + one_key + text + struct.pack("<IQ", 8, 2**62) + bytes(60),
-        "array length": start + one_key + text + struct.pack("<IIQ", 9, 4, 2**62) + bytes(60),
-        "array of strings": start + one_key + text + struct.pack("<IIQQ", 9, 8, 2, 2**62) + bytes(60),
-        "nested arrays": start + one_key + text + struct.pack("<I", 9) + struct.pack("<IQ", 9, 1) * 40,
+        "string length": start
+        + one_key
+        + text
+        + struct.pack("<IQ", 8, 2**62)
+        + bytes(60),
+        "array length": start
+        + one_key
+        + text
+        + struct.pack("<IIQ", 9, 4, 2**62)
+        + bytes(60),
+        "array of strings": start
+        + one_key
+        + text
+        + struct.pack("<IIQQ", 9, 8, 2, 2**62)
+        + bytes(60),
+        "nested arrays": start
+        + one_key
+        + text
+        + struct.pack("<I", 9)
+        + struct.pack("<IQ", 9, 1) * 40,
         "value type": start + one_key + text + struct.pack("<I", 77) + bytes(60),
         "axes": start + one_tensor + text + struct.pack("<I", 2**31) + bytes(60),
-        "shape": start + one_tensor + text + struct.pack("<IQQIQ", 2, 2**62, 2**62, 0, 0) + bytes(60),
-        "type": start + one_tensor + text + struct.pack("<IQIQ", 1, 4, 9999, 0) + bytes(60),
-        "offset": start + one_tensor + text + struct.pack("<IQIQ", 1, 4, 0, 2**62) + bytes(60),
-        "twice": start + struct.pack("<QQ", 0, 2) + (text + struct.pack("<IB", 0, 1)) * 2 + bytes(60),
-        "alignment": start + one_key + struct.pack("<Q", 17) + b"general.alignment" + struct.pack("<II", 4, 0),
+        "shape": start
+        + one_tensor
+        + text
+        + struct.pack("<IQQIQ", 2, 2**62, 2**62, 0, 0)
+        + bytes(60),
+        "type": start
+        + one_tensor
+        + text
+        + struct.pack("<IQIQ", 1, 4, 9999, 0)
+        + bytes(60),
+        "offset": start
+        + one_tensor
+        + text
+        + struct.pack("<IQIQ", 1, 4, 0, 2**62)
+        + bytes(60),
+        "twice": start
+        + struct.pack("<QQ", 0, 2)
+        + (text + struct.pack("<IB", 0, 1)) * 2
+        + bytes(60),
+        "alignment": start
+        + one_key
+        + struct.pack("<Q", 17)
+        + b"general.alignment"
+        + struct.pack("<II", 4, 0),
     }
 
 
@@ -154,7 +217,9 @@ ABSURD = absurd()
 
 
 @pytest.mark.parametrize("name", ABSURD)
-def test_an_absurd_header_is_damaged_before_anybody_allocates(name: str, tmp_path: Path, own_cache: Path) -> None:
+def test_an_absurd_header_is_damaged_before_anybody_allocates(
+    name: str, tmp_path: Path, own_cache: Path
+) -> None:
     (tmp_path / "absurd.gguf").write_bytes(ABSURD[name])
     with pytest.raises(Damaged, match=r"absurd\.gguf"):
         open_source(tmp_path / "absurd.gguf")
@@ -175,14 +240,22 @@ def test_random_damage_never_ends_otherwise(saved_gguf: Path, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("library", ["gguf", "accelerate"])
-def test_what_is_missing_is_said(saved_gguf: Path, monkeypatch: pytest.MonkeyPatch, library: str) -> None:
+def test_what_is_missing_is_said(
+    saved_gguf: Path, monkeypatch: pytest.MonkeyPatch, library: str
+) -> None:
     find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == library else find(name, *a))
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name, *a: None if name == library else find(name, *a),
+    )
     with pytest.raises(LoadError, match=f"pip install {library}"):
         read_header(saved_gguf)
 
 
-def test_an_architecture_nobody_knows_leaves_no_cache(tmp_path: Path, own_cache: Path) -> None:
+def test_an_architecture_nobody_knows_leaves_no_cache(
+    tmp_path: Path, own_cache: Path
+) -> None:
     writer = gguf.GGUFWriter(tmp_path / "odd.gguf", "oddformer")
     writer.add_tensor("x", np.zeros(32, dtype=np.float32))
     writer.write_header_to_file()

@@ -1,4 +1,6 @@
-"""A hub id: fetched as far as it is needed, from the cache when the hub is away, quickly refused otherwise."""
+"""A hub id: fetched as far as it is needed, from the cache when the hub is away,
+quickly refused otherwise.
+"""
 
 import hashlib
 import http.server
@@ -23,7 +25,9 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 @pytest.fixture
 def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(
+        huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub")
+    )
     return tmp_path / "hub"
 
 
@@ -44,7 +48,8 @@ def test_without_hub_and_cache_it_fails_at_once(
     hub_cache: Path, no_network: list[object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits: list[float] = []
-    monkeypatch.setattr(time, "sleep", waits.append)  # as a client does that tries again and again
+    # As a client does that tries again and again.
+    monkeypatch.setattr(time, "sleep", waits.append)
     with pytest.raises(Unreachable, match=r"org/tiny.*not in the local cache.*smollm2"):
         open_source("org/tiny")
     assert waits == [] and len(no_network) <= 2
@@ -64,16 +69,27 @@ class Hub(http.server.BaseHTTPRequestHandler):
         name = self.path.rpartition("/")[2]
         if self.path.startswith("/api/models/org/tiny/tree"):
             files = [
-                {"type": "file", "path": file.name, "size": file.stat().st_size, "oid": COMMIT}
+                {
+                    "type": "file",
+                    "path": file.name,
+                    "size": file.stat().st_size,
+                    "oid": COMMIT,
+                }
                 for file in sorted(self.folder.iterdir())
             ]
-            self.answer(200, json.dumps(files).encode(), {"Content-Type": "application/json"})
+            self.answer(
+                200, json.dumps(files).encode(), {"Content-Type": "application/json"}
+            )
         elif self.path.startswith("/api/models/org/tiny"):
             files = [{"rfilename": file.name} for file in sorted(self.folder.iterdir())]
             files.append({"rfilename": "onnx/model.onnx"})
             body = {"id": "org/tiny", "sha": COMMIT, "siblings": files}
-            self.answer(200, json.dumps(body).encode(), {"Content-Type": "application/json"})
-        elif self.path.startswith("/org/tiny/resolve/") and (self.folder / name).exists():
+            self.answer(
+                200, json.dumps(body).encode(), {"Content-Type": "application/json"}
+            )
+        elif (
+            self.path.startswith("/org/tiny/resolve/") and (self.folder / name).exists()
+        ):
             content = (self.folder / name).read_bytes()
             etag = hashlib.sha256(content).hexdigest()
             self.answer(200, content, {"ETag": f'"{etag}"', "X-Repo-Commit": COMMIT})
@@ -95,7 +111,9 @@ class Hub(http.server.BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def hub(tmp_path: Path, hub_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Hub]]:
+def hub(
+    tmp_path: Path, hub_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[type[Hub]]:
     class OwnHub(Hub):
         folder = tmp_path / "served"
         asked: list[str] = []  # noqa: RUF012
@@ -106,7 +124,9 @@ def hub(tmp_path: Path, hub_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
     endpoint = f"http://127.0.0.1:{server.server_port}"
     monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", endpoint)
     template = endpoint + "/{repo_id}/resolve/{revision}/{filename}"
-    monkeypatch.setattr(huggingface_hub.constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setattr(
+        huggingface_hub.constants, "HUGGINGFACE_CO_URL_TEMPLATE", template
+    )
     yield OwnHub
     server.shutdown()
     server.server_close()
@@ -122,7 +142,12 @@ def test_only_what_is_read_is_fetched(hub: type[Hub], shard_size: str) -> None:
     loaded = open_source("org/tiny")
     assert loaded.revision == COMMIT and type(loaded.module) is LlamaForCausalLM
     fetched = {path.rpartition("/")[2] for path in hub.asked}
-    assert not fetched & {"pytorch_model.bin", "evil.py", "consolidated.safetensors", "model.onnx"}
+    assert not fetched & {
+        "pytorch_model.bin",
+        "evil.py",
+        "consolidated.safetensors",
+        "model.onnx",
+    }
 
 
 def test_a_pickle_on_the_hub_is_not_even_fetched(hub: type[Hub]) -> None:

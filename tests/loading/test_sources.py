@@ -17,22 +17,45 @@ def test_a_live_pair_is_returned_untouched(training: bool) -> None:
     module, tokenizer = tiny_llama().train(training), tiny_tokenizer()
     before = {name: value.clone() for name, value in module.state_dict().items()}
     loaded = open_source((module, tokenizer))
-    assert loaded.module is module and loaded.tokenizer is tokenizer and module.training is training
-    assert all(torch.equal(before[name], value) for name, value in module.state_dict().items())
-    assert (loaded.name, loaded.revision, loaded.notes) == ("LlamaForCausalLM", None, ())
+    assert (
+        loaded.module is module
+        and loaded.tokenizer is tokenizer
+        and module.training is training
+    )
+    assert all(
+        torch.equal(before[name], value) for name, value in module.state_dict().items()
+    )
+    assert (loaded.name, loaded.revision, loaded.notes) == (
+        "LlamaForCausalLM",
+        None,
+        (),
+    )
     assert open_source((module, None)).tokenizer is None
 
 
 @pytest.mark.parametrize(
     "options",
-    [{"dtype": "float16"}, {"device": "cpu"}, {"attention": "eager"}, {"task": "base"}, {"revision": "main"}],
+    [
+        {"dtype": "float16"},
+        {"device": "cpu"},
+        {"attention": "eager"},
+        {"task": "base"},
+        {"revision": "main"},
+    ],
 )
-def test_an_option_that_would_change_a_live_module_is_refused(options: dict[str, str]) -> None:
-    with pytest.raises(LoadError, match=f"{next(iter(options))} would change your module"):
+def test_an_option_that_would_change_a_live_module_is_refused(
+    options: dict[str, str],
+) -> None:
+    with pytest.raises(
+        LoadError, match=f"{next(iter(options))} would change your module"
+    ):
         open_source((tiny_llama(), None), **options)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("source", [(1, None), tiny_llama(), (tiny_llama(),), (tiny_llama(), "gpt2"), 3, ["gpt2"]])
+@pytest.mark.parametrize(
+    "source",
+    [(1, None), tiny_llama(), (tiny_llama(),), (tiny_llama(), "gpt2"), 3, ["gpt2"]],
+)
 def test_what_is_no_pair_is_refused(source: object) -> None:
     with pytest.raises(LoadError, match=r"\(module, tokenizer\)"):
         open_source(source)  # type: ignore[arg-type]
@@ -40,7 +63,18 @@ def test_what_is_no_pair_is_refused(source: object) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["org/../secret", "a/b/../c", "org\\model", "org//model", "a\x00b", "a\nb", "x/..", "", "  ", "gpt2\u202e"],
+    [
+        "org/../secret",
+        "a/b/../c",
+        "org\\model",
+        "org//model",
+        "a\x00b",
+        "a\nb",
+        "x/..",
+        "",
+        "  ",
+        "gpt2\u202e",
+    ],
 )
 def test_an_id_with_path_tricks_is_refused(name: str, no_network: list[object]) -> None:
     with pytest.raises(Unsafe):
@@ -49,7 +83,9 @@ def test_an_id_with_path_tricks_is_refused(name: str, no_network: list[object]) 
 
 
 @pytest.mark.parametrize("revision", ["../main", "a//b", "a\\b", "/etc"])
-def test_a_revision_with_path_tricks_is_refused(revision: str, no_network: list[object]) -> None:
+def test_a_revision_with_path_tricks_is_refused(
+    revision: str, no_network: list[object]
+) -> None:
     with pytest.raises(Unsafe, match="revision"):
         open_source("org/model", revision=revision)
     assert no_network == []
@@ -72,7 +108,9 @@ def test_a_revision_with_path_tricks_is_refused(revision: str, no_network: list[
         ("a/" * 3000, "owner/name"),
     ],
 )
-def test_what_is_nowhere_is_unknown(name: str, hint: str, no_network: list[object]) -> None:
+def test_what_is_nowhere_is_unknown(
+    name: str, hint: str, no_network: list[object]
+) -> None:
     with pytest.raises(UnknownModel, match=hint):
         open_source(name)
     assert no_network == []
@@ -99,7 +137,9 @@ def test_a_file_is_no_model(tmp_path: Path) -> None:
         ({"revision": "main"}, "only a model on the hub"),
     ],
 )
-def test_a_wrong_option_says_so(saved_llama: Path, options: dict[str, str], hint: str) -> None:
+def test_a_wrong_option_says_so(
+    saved_llama: Path, options: dict[str, str], hint: str
+) -> None:
     with pytest.raises(LoadError, match=hint):
         open_source(saved_llama, **options)  # type: ignore[arg-type]
 
@@ -108,5 +148,13 @@ def test_the_room_imports_without_the_heavy_libraries() -> None:
     import subprocess
 
     heavy = ["torch", "transformers", "gguf", "platformdirs", "huggingface_hub"]
-    script = f"import sys, hiddenscope.loading.zoo; print([name for name in {heavy} if name in sys.modules])"
-    assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout.strip() == "[]"
+    script = (
+        f"import sys, hiddenscope.loading.zoo; print([name for name in {heavy} if name"
+        " in sys.modules])"
+    )
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", script], capture_output=True, text=True
+        ).stdout.strip()
+        == "[]"
+    )

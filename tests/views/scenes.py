@@ -1,4 +1,6 @@
-"""Views to look at and to test: numbers like those that analyses find, and strings that nobody should trust."""
+"""Views to look at and to test: numbers like those that analyses find, and strings that
+nobody should trust.
+"""
 
 import numpy as np
 
@@ -35,21 +37,47 @@ def norms(depth: int = 30, tokens: tuple[str, ...] = FRANCE) -> Grid:
     values = 20 * 1.08**layer * noise
     values[3:depth, 0] = 22_000
     values[-1] = 30
-    return Grid("Norms", sites(depth), tokens, (Measure("norm", values, unit="L2", scale="log"),))
+    return Grid(
+        "Norms",
+        sites(depth),
+        tokens,
+        (Measure("norm", values, unit="L2", scale="log"),),
+    )
 
 
 def words() -> Grid:
     """The lens: words in the cells."""
     random = np.random.default_rng(1)
     shape = (14, 7)
-    vocabulary = np.array([" the", " a", " city", " Paris", " France", "\n", " of", "<b>", " unbelievable", " London"])
+    vocabulary = np.array(
+        [
+            " the",
+            " a",
+            " city",
+            " Paris",
+            " France",
+            "\n",
+            " of",
+            "<b>",
+            " unbelievable",
+            " London",
+        ]
+    )
     strings = random.choice(vocabulary, (*shape, 3)).astype(object)
-    probability = np.sort(random.dirichlet(np.ones(6), shape).astype(np.float32), axis=-1)[..., ::-1][..., :3]
+    probability = np.sort(
+        random.dirichlet(np.ones(6), shape).astype(np.float32), axis=-1
+    )[..., ::-1][..., :3]
     measures = (
         Measure("probability", probability[..., 0], limits=(0, 1)),
         Measure("entropy", random.uniform(0, 8, shape), unit="nats", scale="log"),
     )
-    return Grid("What each layer would say", sites(12), FRANCE, measures, words=Words.of(strings, probability))
+    return Grid(
+        "What each layer would say",
+        sites(12),
+        FRANCE,
+        measures,
+        words=Words.of(strings, probability),
+    )
 
 
 def influence(depth: int, count: int) -> np.ndarray:
@@ -59,13 +87,19 @@ def influence(depth: int, count: int) -> np.ndarray:
     back = token[None, :, None, None] - token[None, None, None, :]
     noise = np.random.default_rng(2).lognormal(0, 0.5, (depth, count, depth, count))
     cone = (down >= 0) & (back >= 0) & ((down > 0) | (back == 0))
-    return np.where(cone, noise * np.exp(-0.25 * down - 0.5 * back) * (1 + (back == 0)), 0).astype(np.float32)
+    return np.where(
+        cone, noise * np.exp(-0.25 * down - 0.5 * back) * (1 + (back == 0)), 0
+    ).astype(np.float32)
 
 
 def visibility(depth: int = 14, tokens: tuple[str, ...] = FRANCE) -> Grid:
     measure = Measure("influence", scale="log", influence=influence(depth, len(tokens)))
     return Grid(
-        "What can a state see?", sites(depth - 2), tokens, (measure,), note="Influence of states on one another."
+        "What can a state see?",
+        sites(depth - 2),
+        tokens,
+        (measure,),
+        note="Influence of states on one another.",
     )
 
 
@@ -73,32 +107,51 @@ def comparison() -> Grid:
     """Two texts, aligned, with a gap."""
     first = ("The", " capital", " of", " France", None, " is", " Paris", ".")
     second = ("The", " capital", " of", " West", " Germany", " is", " Bonn", ".")
-    values = np.abs(np.random.default_rng(3).normal(size=(14, 8))) * np.arange(14)[:, None]
+    values = (
+        np.abs(np.random.default_rng(3).normal(size=(14, 8))) * np.arange(14)[:, None]
+    )
     values[:, :3] = 0
     values[:, 4] = np.nan
     signed = np.random.default_rng(4).normal(size=(14, 8))
     signed[:, 4] = np.nan
-    measures = (Measure("distance", values, unit="L2"), Measure("mean difference", signed, meaning="diverging"))
+    measures = (
+        Measure("distance", values, unit="L2"),
+        Measure("mean difference", signed, meaning="diverging"),
+    )
     return Grid("France against Germany", sites(12), first, measures, second=second)
 
 
 def tall_comparison() -> Grid:
     """Two texts in a model of thirty layers."""
     values = np.abs(np.random.default_rng(3).normal(size=(32, 7)))
-    return Grid("France against Germany", sites(30), FRANCE, (Measure("distance", values),), second=GERMANY)
+    return Grid(
+        "France against Germany",
+        sites(30),
+        FRANCE,
+        (Measure("distance", values),),
+        second=GERMANY,
+    )
 
 
 def panels(count: int = 3, points: int = 50) -> Panels:
     random = np.random.default_rng(5)
     label = np.arange(points) % 2
-    apart = np.linspace(0, 4, count)[:, None, None] * np.where(label, 1.0, -1.0)[None, :, None] * np.array([0.5, 0.3])
+    apart = (
+        np.linspace(0, 4, count)[:, None, None]
+        * np.where(label, 1.0, -1.0)[None, :, None]
+        * np.array([0.5, 0.3])
+    )
     places = (
-        np.cumsum(random.normal(size=(count, points, 2)) * 0.4, axis=0) + apart + random.normal(size=(1, points, 2))
+        np.cumsum(random.normal(size=(count, points, 2)) * 0.4, axis=0)
+        + apart
+        + random.normal(size=(1, points, 2))
     )
     names = [f"layer.{k}" for k in range(count)]
     names[-1] = "final"
     messages = ["All states are equal here." if k == 0 else "" for k in range(count)]
-    captions = [f"silhouette {0.02 * k:.2f}, p {0.5 / (k + 1):.3f}" for k in range(count)]
+    captions = [
+        f"silhouette {0.02 * k:.2f}, p {0.5 / (k + 1):.3f}" for k in range(count)
+    ]
     return Panels(
         "Toronto and Montreal",
         tuple(names),
@@ -113,8 +166,21 @@ def panels(count: int = 3, points: int = 50) -> Panels:
 def lines() -> Lines:
     x = sites(30)
     rise = 1 / (1 + np.exp(-(np.arange(32) - 16) / 4))
-    accuracy = Series("accuracy", 0.5 + 0.45 * rise, 0.44 + 0.45 * rise, 0.55 + 0.44 * rise, "95% interval")
-    chance = Series("shuffled labels", np.full(32, 0.5), np.full(32, 0.42), np.full(32, 0.58), "null", style="dash")
+    accuracy = Series(
+        "accuracy",
+        0.5 + 0.45 * rise,
+        0.44 + 0.45 * rise,
+        0.55 + 0.44 * rise,
+        "95% interval",
+    )
+    chance = Series(
+        "shuffled labels",
+        np.full(32, 0.5),
+        np.full(32, 0.42),
+        np.full(32, 0.58),
+        "null",
+        style="dash",
+    )
     gap = 0.3 * rise
     gap[10:12] = np.nan
     bars = Series("selectivity", gap, style="bar")
@@ -122,7 +188,18 @@ def lines() -> Lines:
 
 
 def long() -> Grid:
-    text = ("It", " was", " the", " best", " of", " times", ",", "\n", " unbelievably", " so") * 52
+    text = (
+        "It",
+        " was",
+        " the",
+        " best",
+        " of",
+        " times",
+        ",",
+        "\n",
+        " unbelievably",
+        " so",
+    ) * 52
     return norms(38, text[:512])
 
 
@@ -131,9 +208,30 @@ def hostile() -> list[View]:
     said = np.array([[[one] for one in HOSTILE]] * 2, dtype=object)
     evil = HOSTILE[0]
     grid = Grid(
-        evil, ("layer.0", "final"), HOSTILE, (Measure(evil, values, unit=evil),), words=Words.of(said), note=evil
+        evil,
+        ("layer.0", "final"),
+        HOSTILE,
+        (Measure(evil, values, unit=evil),),
+        words=Words.of(said),
+        note=evil,
     )
     points = np.random.default_rng(6).normal(size=(2, len(HOSTILE), 2))
-    scatter = Panels(evil, ("layer.0", evil), points, HOSTILE, HOSTILE, (evil, evil), ("", evil), (evil, evil), evil)
-    series = tuple(Series(name, [1.0, 2.0], [0.5, 1.0], [2.0, 3.0], name) for name in HOSTILE)
-    return [grid, scatter, Lines(evil, (evil, "final"), series, evil, evil, evil, note=evil)]
+    scatter = Panels(
+        evil,
+        ("layer.0", evil),
+        points,
+        HOSTILE,
+        HOSTILE,
+        (evil, evil),
+        ("", evil),
+        (evil, evil),
+        evil,
+    )
+    series = tuple(
+        Series(name, [1.0, 2.0], [0.5, 1.0], [2.0, 3.0], name) for name in HOSTILE
+    )
+    return [
+        grid,
+        scatter,
+        Lines(evil, (evil, "final"), series, evil, evil, evil, note=evil),
+    ]

@@ -1,4 +1,6 @@
-"""What is said of a picture holds for what is drawn: rows of tokens, cells left out, scales, labels, lines."""
+"""What is said of a picture holds for what is drawn: rows of tokens, cells left out,
+scales, labels, lines.
+"""
 
 import re
 from collections.abc import Callable, Iterator
@@ -7,15 +9,23 @@ from typing import Any
 
 import numpy as np
 import pytest
-from looking import PATIENCE
 from playwright.sync_api import Browser, Page
 
 import hiddenscope as hs
 from hiddenscope.results import FINDINGS
 from hiddenscope.testing import tiny_model, tiny_tokenizer
-from hiddenscope.views import Grid, Lines, Measure, Panels, Series, sections_of, views_of
+from hiddenscope.views import (
+    Grid,
+    Lines,
+    Measure,
+    Panels,
+    Series,
+    sections_of,
+    views_of,
+)
 from hiddenscope.views.page import document
 from tests.every import CLASSES, NUMBERED, TEXT, points, result_of, tiny
+from tests.views.looking import PATIENCE
 
 CLEAN, CORRUPT = "The cat sat", "The dog sat"
 # Every text that is written on a canvas, with its height on the page.
@@ -33,7 +43,9 @@ RECORDER = """(() => {
 @pytest.fixture
 def opened(chromium: Browser, tmp_path: Path) -> Iterator[Callable[..., Page]]:
     """Open a page that keeps what is written on its canvases."""
-    context = chromium.new_context(viewport={"width": 1400, "height": 1000}, offline=True)
+    context = chromium.new_context(
+        viewport={"width": 1400, "height": 1000}, offline=True
+    )
     context.set_default_timeout(PATIENCE)
     context.add_init_script(RECORDER)
 
@@ -43,7 +55,10 @@ def opened(chromium: Browser, tmp_path: Path) -> Iterator[Callable[..., Page]]:
         page = context.new_page()
         page.goto(path.as_uri())
         page.wait_for_selector("html[data-ready=true]", state="attached")
-        page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        page.evaluate(
+            "new Promise((done) => requestAnimationFrame(() =>"
+            " requestAnimationFrame(done)))"
+        )
         return page
 
     yield at
@@ -81,25 +96,45 @@ def test_the_rows_of_a_comparison_are_named_as_the_words_beside_it_name_them() -
     assert rows["first"].endswith(CLEAN) and rows["second"].endswith(CORRUPT)
     reading = sections_of(result)[0].reading
     assert f"“{CLEAN}” (first) and “{CORRUPT}” (second)" in reading
-    assert not re.search("above|below", reading), "where a row stands is for the picture to show"
+    assert not re.search("above|below", reading), (
+        "where a row stands is for the picture to show"
+    )
 
 
 @pytest.mark.parametrize("depth", [4, 30], ids=["short", "tall"])
-def test_a_row_of_tokens_has_its_name_at_its_side(depth: int, opened: Callable[..., Page]) -> None:
+def test_a_row_of_tokens_has_its_name_at_its_side(
+    depth: int, opened: Callable[..., Page]
+) -> None:
     """Of two rows the first is the upper one, wherever they stand."""
     sites = tuple(f"layer.{k}" for k in range(depth))
     values = np.ones((depth, 3))
-    rows = {"tokens": ("The", " cat", " sat"), "second": ("The", " dog", " sat"), "token_rows": ("clean", "corrupted")}
-    page = opened(document([Grid("Patch", sites, measures=(Measure("effect", values),), **rows)], "Rows"))
+    rows = {
+        "tokens": ("The", " cat", " sat"),
+        "second": ("The", " dog", " sat"),
+        "token_rows": ("clean", "corrupted"),
+    }
+    page = opened(
+        document(
+            [Grid("Patch", sites, measures=(Measure("effect", values),), **rows)],
+            "Rows",
+        )
+    )
     written = page.evaluate("window.written")
     heights: dict[str, list[float]] = {}
     for one in written:
-        # The tokens above a tall grid are on a canvas of their own, the others on that of the grid.
+        # The tokens above a tall grid are on a canvas of their own, the others on that
+        # of the grid.
         heights.setdefault(f"{one['where']} {one['text']}", []).append(round(one["y"]))
     for name, token in (("clean", "␣cat"), ("corrupted", "␣dog")):
         for canvas in ("back", "tokens-above"):
-            assert set(heights.get(f"{canvas} {name}", [])) == set(heights.get(f"{canvas} {token}", []))
-    above = heights if depth == 4 else {key: y for key, y in heights.items() if key.startswith("tokens-above")}
+            assert set(heights.get(f"{canvas} {name}", [])) == set(
+                heights.get(f"{canvas} {token}", [])
+            )
+    above = (
+        heights
+        if depth == 4
+        else {key: y for key, y in heights.items() if key.startswith("tokens-above")}
+    )
     upper = min(min(y) for key, y in above.items() if key.endswith("clean"))
     lower = min(min(y) for key, y in above.items() if key.endswith("corrupted"))
     assert upper < lower
@@ -109,12 +144,19 @@ def test_a_printed_row_of_tokens_has_its_name_at_its_side() -> None:
     figure = contrast().figure("grid")
     figure.canvas.draw()
     heights: dict[str, set[int]] = {}
-    for text in figure.findobj(lambda artist: hasattr(artist, "get_text") and artist.get_visible()):
-        heights.setdefault(text.get_text(), set()).add(round(text.get_window_extent().y0))
+    for text in figure.findobj(
+        lambda artist: hasattr(artist, "get_text") and artist.get_visible()
+    ):
+        heights.setdefault(text.get_text(), set()).add(
+            round(text.get_window_extent().y0)
+        )
     (upper,), (lower,) = heights["clean"], heights["corrupted"]
     assert upper > lower
     grid = first_grid(contrast())
-    for height, row, other in ((upper, grid.tokens, grid.second), (lower, grid.second, grid.tokens)):
+    for height, row, other in (
+        (upper, grid.tokens, grid.second),
+        (lower, grid.second, grid.tokens),
+    ):
         token = next(token for token in row if token and token not in other)
         shown = heights[token.replace(" ", "␣")]
         assert min(abs(height - place) for place in shown) < 25
@@ -144,7 +186,9 @@ def test_what_a_state_does_to_itself_is_left_out_and_not_called_zero(
 def test_a_prediction_shows_the_influence_of_the_state_that_it_is_made_from(
     opened: Callable[..., Page], tmp_path: Path
 ) -> None:
-    """The top row stands for the predictions, and is also the last layer: a cell of it has a number for itself."""
+    """The top row stands for the predictions, and is also the last layer: a cell of it
+    has a number for itself.
+    """
     page = opened(saved_page(result_of("visibility", 3), tmp_path))
     view = page.locator('section[data-view="0"]')
     stage = view.locator(".stage")
@@ -154,7 +198,11 @@ def test_a_prediction_shows_the_influence_of_the_state_that_it_is_made_from(
     assert "is influenced most by" in view.locator(".readout").inner_text()
     view.locator("summary").click()
     head, *rows = [row.split("\t") for row in view.locator("tr").all_inner_texts()]
-    on = next(place for place, name in enumerate(head) if "influence on the pinned state" in name)
+    on = next(
+        place
+        for place, name in enumerate(head)
+        if "influence on the pinned state" in name
+    )
     last = max(int(row[1]) for row in rows)
     itself = next(row for row in rows if row[0] == "final" and int(row[1]) == last)
     assert float(itself[on]) > 0
@@ -171,32 +219,57 @@ def spans_decades(values: Any) -> bool:
 
 def worth_a_log_scale(view: Grid | Lines) -> bool:
     if isinstance(view, Lines):
-        return view.scale == "log" or spans_decades(np.concatenate([series.y for series in view.series]))
+        return view.scale == "log" or spans_decades(
+            np.concatenate([series.y for series in view.series])
+        )
     measure = view.measures[0]
-    return measure.scale == "log" or (measure.meaning == "sequential" and spans_decades(measure.numbers))
+    return measure.scale == "log" or (
+        measure.meaning == "sequential" and spans_decades(measure.numbers)
+    )
 
 
 @pytest.mark.parametrize("word", list(dict.fromkeys(word for word, _ in NUMBERED)))
-def test_a_log_scale_is_offered_where_it_shows_something(word: str, opened: Callable[..., Page]) -> None:
-    views = [view for view in views_of(result_of(word, 0)) if not isinstance(view, Panels)]
+def test_a_log_scale_is_offered_where_it_shows_something(
+    word: str, opened: Callable[..., Page]
+) -> None:
+    views = [
+        view for view in views_of(result_of(word, 0)) if not isinstance(view, Panels)
+    ]
     page = opened(document(views, "Scales"))
     for place, view in enumerate(views):
-        log = page.locator(f'section[data-view="{place}"]').get_by_role("radio", name="Log", exact=True)
+        log = page.locator(f'section[data-view="{place}"]').get_by_role(
+            "radio", name="Log", exact=True
+        )
         assert log.count() == int(worth_a_log_scale(view)), view.title
 
 
 def test_shares_and_accuracies_have_no_log_scale(opened: Callable[..., Page]) -> None:
-    shares = Lines("Right answers", ("layer.0", "layer.1"), (Series("share", [0.002, 0.98]),), y_name="accuracy")
-    rates = Lines("Norms", ("layer.0", "layer.1"), (Series("norm", [0.2, 98.0]),), y_name="norm")
+    shares = Lines(
+        "Right answers",
+        ("layer.0", "layer.1"),
+        (Series("share", [0.002, 0.98]),),
+        y_name="accuracy",
+    )
+    rates = Lines(
+        "Norms", ("layer.0", "layer.1"), (Series("norm", [0.2, 98.0]),), y_name="norm"
+    )
     page = opened(document([shares, rates], "Scales"))
-    offered = [page.locator(f'section[data-view="{n}"]').get_by_role("radio", name="Log").count() for n in (0, 1)]
+    offered = [
+        page.locator(f'section[data-view="{n}"]')
+        .get_by_role("radio", name="Log")
+        .count()
+        for n in (0, 1)
+    ]
     assert offered == [0, 1]
 
 
 def test_a_probe_predicts_labels_and_not_the_name_of_a_dataset() -> None:
     result = hs.probe(tiny("llama"), "cities-complete")
     reading = sections_of(result)[0].reading
-    assert "the label of each text, “Montreal” or “Toronto”" in reading and "cities-complete" not in reading
+    assert (
+        "the label of each text, “Montreal” or “Toronto”" in reading
+        and "cities-complete" not in reading
+    )
     numbers = sections_of(result_of("probe", 1))[0].reading
     assert "the number that each text is labelled with" in numbers
     tokens = sections_of(result_of("probe", 2))[0].reading
@@ -205,9 +278,15 @@ def test_a_probe_predicts_labels_and_not_the_name_of_a_dataset() -> None:
 
 def test_a_masked_model_predicts_in_the_place_of_a_token_and_not_after_it() -> None:
     masked, causal = result_of("lens", 2), result_of("lens", 0)
-    for result, place, other in ((masked, "in this place", "next"), (causal, "next", "in this place")):
+    for result, place, other in (
+        (masked, "in this place", "next"),
+        (causal, "next", "in this place"),
+    ):
         reading = sections_of(result)[0].reading
-        assert f"would predict {place}" in reading and f"would predict {other}" not in reading
+        assert (
+            f"would predict {place}" in reading
+            and f"would predict {other}" not in reading
+        )
     assert next(iter(FINDINGS["lens"](masked))).startswith("In the place of")
     assert next(iter(FINDINGS["lens"](causal))).startswith("After")
 
@@ -224,22 +303,43 @@ def test_words_beside_a_picture_speak_of_what_is_in_it(word: str, place: int) ->
         assert "The bars" not in says or "bar" in styles
         assert "list" not in says or section.tables
         assert "table" not in says or section.tables
-        assert "coloured by its class" not in says or all(v.labels for v in section.views if isinstance(v, Panels))
+        assert "coloured by its class" not in says or all(
+            v.labels for v in section.views if isinstance(v, Panels)
+        )
         grids = [view for view in section.views if isinstance(view, Grid)]
         assert "on a log scale" not in says or grids[0].measures[0].scale == "log"
         for view in grids:
-            outlined = view.words is not None and view.words.framed and max(view.words.settled_rows()) >= 0
+            outlined = (
+                view.words is not None
+                and view.words.framed
+                and max(view.words.settled_rows()) >= 0
+            )
             assert ("An outline" in view.note) == outlined
-            assert (view.x_name == "token") == (view.tokens != view.sites and view.x_name not in ("strength", "site"))
+            assert (view.x_name == "token") == (
+                view.tokens != view.sites and view.x_name not in ("strength", "site")
+            )
 
 
-def test_a_grid_of_other_things_than_tokens_is_read_out_as_what_it_is(opened: Callable[..., Page]) -> None:
+def test_a_grid_of_other_things_than_tokens_is_read_out_as_what_it_is(
+    opened: Callable[..., Page],
+) -> None:
     sites = ("layer.0", "layer.1")
-    measures = (Measure("linear CKA", np.array([[1.0, 0.5], [0.5, 1.0]]), limits=(0, 1)),)
+    measures = (
+        Measure("linear CKA", np.array([[1.0, 0.5], [0.5, 1.0]]), limits=(0, 1)),
+    )
     across = Grid("Pairs", sites, sites, measures, x_name="site")
-    texts = Grid("Texts", ("a cat", "a dog"), ("a dog", "a cat"), measures, x_name="text", y_name="text")
+    texts = Grid(
+        "Texts",
+        ("a cat", "a dog"),
+        ("a dog", "a cat"),
+        measures,
+        x_name="text",
+        y_name="text",
+    )
     page = opened(document([across, texts], "Pairs"))
-    for place, (words, ranges) in enumerate([("site layer.1", "Each layer"), ("text a cat", "Each row")]):
+    for place, (words, ranges) in enumerate(
+        [("site layer.1", "Each layer"), ("text a cat", "Each row")]
+    ):
         view = page.locator(f'section[data-view="{place}"]')
         view.locator(".stage").focus()
         for _ in range(2):
@@ -252,7 +352,9 @@ def test_a_grid_of_other_things_than_tokens_is_read_out_as_what_it_is(opened: Ca
 def test_texts_without_labels_are_not_called_labelled() -> None:
     states = tiny("llama").capture(CLASSES[0])
     result = hs.project(states, method="pca")
-    html_words = " ".join([result.title, result.summary(), *(s.reading for s in sections_of(result))])
+    html_words = " ".join(
+        [result.title, result.summary(), *(s.reading for s in sections_of(result))]
+    )
     assert "labelled" not in html_words and "p-value" not in html_words
     assert "24 points without labels" in result.summary()
     assert not any("p-value" in view.note for view in views_of(result))
@@ -271,11 +373,26 @@ def test_one_block_replaces_that_of_the_model() -> None:
 def test_a_text_of_one_token_has_one_line_of_norms() -> None:
     model = hs.load((tiny_model("gpt2"), tiny_tokenizer()))
     result = hs.profile(model, [[5]])
-    along = next(section for section in sections_of(result) if section.title == "The same along the layers")
-    names = [series.name for view in along.views if isinstance(view, Lines) for series in view.series]
-    assert ("other tokens" in along.reading) == any("other tokens" in name for name in names)
+    along = next(
+        section
+        for section in sections_of(result)
+        if section.title == "The same along the layers"
+    )
+    names = [
+        series.name
+        for view in along.views
+        if isinstance(view, Lines)
+        for series in view.series
+    ]
+    assert ("other tokens" in along.reading) == any(
+        "other tokens" in name for name in names
+    )
 
 
 def test_a_comparison_begins_with_its_texts(tmp_path: Path) -> None:
     told = saved_page(hs.compare(tiny("llama"), TEXT, CORRUPT), tmp_path)
-    assert told.index('class="prose claim"') < told.index("<section data-view") < told.index('class="prose guide"')
+    assert (
+        told.index('class="prose claim"')
+        < told.index("<section data-view")
+        < told.index('class="prose guide"')
+    )

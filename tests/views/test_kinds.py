@@ -1,10 +1,11 @@
-"""The page of every kind of result: one sentence, then the picture; it fits a telephone, in the light and the dark."""
+"""The page of every kind of result: one sentence, then the picture; it fits a
+telephone, in the light and the dark.
+"""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from looking import CONTRAST, PATIENCE, WIDER
 from playwright.sync_api import Browser, Page
 from test_facts import RUNS
 
@@ -13,14 +14,21 @@ from hiddenscope.catalog import ANALYSES
 from hiddenscope.results import FINDINGS
 from hiddenscope.views import sections_of, views_of
 from hiddenscope.views.page import inline
+from tests.views.looking import CONTRAST, PATIENCE, WIDER
 
-PAINTED = "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
+PAINTED = (
+    "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
+)
 TELEPHONE = {"width": 390, "height": 844}
 MAIN = [pytest.param(runs[0], id=word) for word, runs in RUNS.items()]
-MAIN += [pytest.param(RUNS["project"][1], id="project-two"), pytest.param(RUNS["drift"][1], id="drift-found")]
+MAIN += [
+    pytest.param(RUNS["project"][1], id="project-two"),
+    pytest.param(RUNS["drift"][1], id="drift-found"),
+]
 
 
-# A picture is at first in sight: how far down it may begin, in pixels, on a screen of this width and height.
+# A picture is at first in sight: how far down it may begin, in pixels, on a screen of
+# this width and height.
 SCREENS = {(1400, 900): 540, (390, 844): 600}
 FIRST_PICTURE = """() => {
   const seen = [...document.querySelectorAll('canvas.front, .listing')].filter((one) => one.getClientRects().length);
@@ -29,21 +37,29 @@ FIRST_PICTURE = """() => {
 
 
 @pytest.mark.parametrize("run", MAIN)
-def test_one_sentence_and_then_the_picture(run: Callable[[], hs.Result], chromium: Browser, tmp_path: Path) -> None:
+def test_one_sentence_and_then_the_picture(
+    run: Callable[[], hs.Result], chromium: Browser, tmp_path: Path
+) -> None:
     path = tmp_path / "page.html"
     result = run()
     result.save(path)
     lead = next(iter(FINDINGS[result.kind](result)))
     for (width, height), lowest in SCREENS.items():
         mobile = width < 500
-        context = chromium.new_context(viewport={"width": width, "height": height}, is_mobile=mobile, has_touch=mobile)
+        context = chromium.new_context(
+            viewport={"width": width, "height": height},
+            is_mobile=mobile,
+            has_touch=mobile,
+        )
         context.set_default_timeout(PATIENCE)
         page = context.new_page()
         page.goto(path.as_uri())
         page.wait_for_selector("html[data-ready=true]", state="attached")
         page.evaluate(PAINTED)
         claim = page.locator(".claim")
-        assert claim.first.inner_text() == lead.replace("`", ""), "one finding, and nothing else"
+        assert claim.first.inner_text() == lead.replace("`", ""), (
+            "one finding, and nothing else"
+        )
         box = claim.first.bounding_box()
         assert box
         top = page.evaluate(FIRST_PICTURE)
@@ -54,7 +70,9 @@ def test_one_sentence_and_then_the_picture(run: Callable[[], hs.Result], chromiu
 @pytest.fixture
 def telephone(chromium: Browser) -> Iterator[Page]:
     still = {"reduced_motion": "reduce"}  # so that no colour is on its way to another
-    context = chromium.new_context(viewport=TELEPHONE, offline=True, has_touch=True, is_mobile=True, **still)
+    context = chromium.new_context(
+        viewport=TELEPHONE, offline=True, has_touch=True, is_mobile=True, **still
+    )
     context.set_default_timeout(PATIENCE)
     yield context.new_page()
     context.close()
@@ -65,23 +83,39 @@ def test_every_kind_is_looked_at() -> None:
 
 
 @pytest.mark.parametrize("run", MAIN)
-def test_a_page_fits_a_telephone_and_can_be_read(run: Callable[[], hs.Result], telephone: Page, tmp_path: Path) -> None:
+def test_a_page_fits_a_telephone_and_can_be_read(
+    run: Callable[[], hs.Result], telephone: Page, tmp_path: Path
+) -> None:
     path = tmp_path / "page.html"
     result = run()
     result.save(path)
     told = path.read_text("utf-8")
-    assert all(section.reading for section in sections_of(result)), "every section says what its numbers are"
-    assert not any("Point at" in view.note for view in views_of(result)), "a note is printed too"
+    assert all(section.reading for section in sections_of(result)), (
+        "every section says what its numbers are"
+    )
+    assert not any("Point at" in view.note for view in views_of(result)), (
+        "a note is printed too"
+    )
     first = inline(next(iter(FINDINGS[result.kind](result))))
-    assert told.index(first) < told.index("<section data-view"), "what was found is read before the picture"
+    assert told.index(first) < told.index("<section data-view"), (
+        "what was found is read before the picture"
+    )
     telephone.goto(path.as_uri())
     telephone.wait_for_selector("html[data-ready=true]", state="attached")
     assert telephone.evaluate(WIDER, TELEPHONE["width"]) == []
-    assert telephone.evaluate("document.scrollingElement.scrollWidth") <= TELEPHONE["width"]
+    assert (
+        telephone.evaluate("document.scrollingElement.scrollWidth")
+        <= TELEPHONE["width"]
+    )
     headings = telephone.locator("h2").all_inner_texts()
-    assert "Facts" not in headings and not any("{'" in text for text in telephone.locator(".prose").all_inner_texts())
+    assert "Facts" not in headings and not any(
+        "{'" in text for text in telephone.locator(".prose").all_inner_texts()
+    )
     for view in telephone.locator("section.grid, section.lines").all():
-        before, canvas = view.locator(".readout").inner_text(), view.locator("canvas.front")
+        before, canvas = (
+            view.locator(".readout").inner_text(),
+            view.locator("canvas.front"),
+        )
         box = canvas.bounding_box()
         assert box
         canvas.tap(position={"x": 0.7 * box["width"], "y": 0.4 * box["height"]})

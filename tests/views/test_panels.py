@@ -8,10 +8,10 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from looking import Opener, Shown
-from scenes import panels
 
 from hiddenscope.views import Panels
+from tests.views.looking import Opener, Shown
+from tests.views.scenes import panels
 
 SIDE, TITLE, GAP = 330, 20, 16  # of three panels in a wide window
 
@@ -51,7 +51,9 @@ def test_hovering_shows_the_text(show: Opener, dark: bool) -> None:
     shown.point(*places(1)[point])
     assert shown.readout().endswith(f"Sentence {point} about a city on the lake")
     assert shown.view().locator(".hint").is_visible()
-    assert ("Toronto" if point % 2 else "Montreal") in shown.view().locator(".hint").inner_text()
+    assert ("Toronto" if point % 2 else "Montreal") in shown.view().locator(
+        ".hint"
+    ).inner_text()
     ringed = places(2)[point] + [0, -6.5]
     assert shown.pixel(*ringed)[3] > 0  # the same point, in the other panel
     shown.keep(f"panels-3-{'dark' if dark else 'light'}")
@@ -69,16 +71,27 @@ def test_a_loop_chooses_the_same_points_in_every_panel(show: Opener) -> None:
     near = np.linalg.norm(other - other[point], axis=1)
     lonely = int(
         np.argmax(
-            [near[k] if min(np.delete(np.linalg.norm(other - other[k], axis=1), k)) > 9 else 0 for k in range(50)]
+            [
+                (
+                    near[k]
+                    if min(np.delete(np.linalg.norm(other - other[k], axis=1), k)) > 9
+                    else 0
+                )
+                for k in range(50)
+            ]
         )
     )
-    assert shown.pixel(*other[point], layer="back")[:3] == pytest.approx(before[:3], abs=40)
+    assert shown.pixel(*other[point], layer="back")[:3] == pytest.approx(
+        before[:3], abs=40
+    )
     grey = shown.pixel(*other[lonely], layer="back")
     assert max(grey[:3]) - min(grey[:3]) < 16
     rows = list(csv.DictReader(io.StringIO(shown.save("CSV").decode("utf-8-sig"))))
     assert {row["point"] for row in rows if row["chosen"] == "1"} == {str(point)}
     again = show([panels()], fragment=shown.fragment)
-    assert again.readout() == "1 of 50 points chosen: " + ("Toronto 1" if point % 2 else "Montreal 1")
+    assert again.readout() == "1 of 50 points chosen: " + (
+        "Toronto 1" if point % 2 else "Montreal 1"
+    )
     shown.press("Escape")
     assert "Point at a dot" in shown.readout() and shown.fragment in ("", "#")
 
@@ -87,7 +100,8 @@ def test_a_label_chooses_its_points(show: Opener) -> None:
     shown = show([panels()])
     toronto = shown.view().get_by_role("button", name="Toronto")
     key, picture = toronto.bounding_box(), shown.canvas().bounding_box()
-    assert key and picture and key["y"] + key["height"] <= picture["y"]  # the legend is on top
+    # The legend is on top.
+    assert key and picture and key["y"] + key["height"] <= picture["y"]
     toronto.click()
     assert shown.readout() == "25 of 50 points chosen: Toronto 25"
     assert toronto.get_attribute("aria-pressed") == "true"
@@ -98,7 +112,8 @@ def test_a_label_chooses_its_points(show: Opener) -> None:
     assert shown.readout() == "25 of 50 points chosen: Montreal 25"
 
 
-# Time goes on by a sixtieth of a second with every frame, however long a busy machine takes for one.
+# Time goes on by a sixtieth of a second with every frame, however long a busy machine
+# takes for one.
 CLOCK = """() => {
   const next = requestAnimationFrame.bind(window);
   let now = performance.now();
@@ -136,9 +151,13 @@ def test_the_slider_goes_through_the_layers(show: Opener, still: bool) -> None:
     shown.view().locator("canvas.back").evaluate(FRAMES)
     shown.press("ArrowRight")
     shown.page.evaluate(HUNDRED_FRAMES)
-    pictures = shown.page.evaluate("pictures_seen.size")  # two layers, and in between where things move
+    # Two layers, and in between where things move.
+    pictures = shown.page.evaluate("pictures_seen.size")
     assert pictures == 2 if still else pictures > 2
-    assert show([panels(5)], fragment=shown.fragment).view().locator(".now").inner_text() == "layer.3"
+    assert (
+        show([panels(5)], fragment=shown.fragment).view().locator(".now").inner_text()
+        == "layer.3"
+    )
     shown.keep("panels-one-light")
 
 
@@ -147,7 +166,9 @@ def test_play_goes_to_the_end_and_stops(show: Opener) -> None:
     shown.choose("One layer")
     shown.view().get_by_role("button", name="Play").click()
     shown.until("document.querySelector('.now').textContent === 'final'")
-    shown.until("[...document.querySelectorAll('button')].some(b => b.textContent === 'Play')")
+    shown.until(
+        "[...document.querySelectorAll('button')].some(b => b.textContent === 'Play')"
+    )
 
 
 def test_many_panels_wrap(show: Opener) -> None:
@@ -163,7 +184,8 @@ def test_keys_go_through_points_and_the_drawing_has_them_all(show: Opener) -> No
     shown.press("ArrowDown", "ArrowDown", "ArrowDown", "ArrowUp")
     assert shown.readout() == "Toronto  Sentence 1 about a city on the lake"
     drawing = ElementTree.fromstring(shown.save("SVG"))
-    assert len(list(drawing.iter("{http://www.w3.org/2000/svg}circle"))) == 2 * 50 + 2  # two panels, two keys
+    # Two panels, two keys.
+    assert len(list(drawing.iter("{http://www.w3.org/2000/svg}circle"))) == 2 * 50 + 2
     said = [node.text for node in drawing.iter("{http://www.w3.org/2000/svg}text")]
     assert "All states are equal here." in said and "silhouette 0.02, p 0.250" in said
     assert struct.unpack(">II", shown.save("PNG")[16:24])[0] > 1500
@@ -177,7 +199,10 @@ def test_the_table_of_two_datasets_says_whose_a_point_is(show: Opener) -> None:
     shown = show([replace(given, points=points, rows=rows, rows_name="dataset")])
     table = list(csv.DictReader(io.StringIO(shown.save("CSV").decode("utf-8-sig"))))
     assert len(table) == 20 and all(row["x"] and row["y"] for row in table)
-    assert {(row["dataset"], int(row["point"]) < 5) for row in table} == {("here", True), ("there", False)}
+    assert {(row["dataset"], int(row["point"]) < 5) for row in table} == {
+        ("here", True),
+        ("there", False),
+    }
 
 
 def test_a_finger_reads_out_a_point(show: Opener) -> None:
@@ -192,8 +217,12 @@ def test_a_finger_reads_out_a_point(show: Opener) -> None:
 def drawn(shown: Shown) -> dict[str, list[tuple[float, float]]]:
     """Where each text stands in the drawing."""
     found: dict[str, list[tuple[float, float]]] = {}
-    for node in ElementTree.fromstring(shown.save("SVG")).iter("{http://www.w3.org/2000/svg}text"):
-        found.setdefault(node.text or "", []).append((float(node.get("x", "")), float(node.get("y", ""))))
+    for node in ElementTree.fromstring(shown.save("SVG")).iter(
+        "{http://www.w3.org/2000/svg}text"
+    ):
+        found.setdefault(node.text or "", []).append(
+            (float(node.get("x", "")), float(node.get("y", "")))
+        )
     return found
 
 
@@ -217,13 +246,24 @@ def two_models() -> Panels:
     given = panels(38, 20)
     names = tuple(f"layer.{k}" for k in [*range(31), *range(7)])
     depths = tuple(k / 30 for k in range(31)) + tuple(k / 6 for k in range(7))
-    return replace(given, sites=names, rows=("deep",) * 31 + ("flat",) * 7, depths=depths, messages=(), first=())
+    return replace(
+        given,
+        sites=names,
+        rows=("deep",) * 31 + ("flat",) * 7,
+        depths=depths,
+        messages=(),
+        first=(),
+    )
 
 
 def test_two_models_stand_side_by_side_at_equal_depth(show: Opener) -> None:
     shown = show([two_models()])
     found = drawn(shown)
-    for deep, flat in (("layer.0, 0%",) * 2, ("layer.15, 50%", "layer.3, 50%"), ("layer.30, 100%", "layer.6, 100%")):
+    for deep, flat in (
+        ("layer.0, 0%",) * 2,
+        ("layer.15, 50%", "layer.3, 50%"),
+        ("layer.30, 100%", "layer.6, 100%"),
+    ):
         assert found[deep][0][0] == found[flat][-1][0], "one column"
         assert found[deep][0][1] < found[flat][-1][1]
     shown.choose("One layer")
@@ -246,10 +286,14 @@ def test_panels_whose_classes_are_apart_are_marked(show: Opener) -> None:
     assert len(drawn(shown)["apart"]) == 1
     right = 2 * (SIDE + GAP) + SIDE
     edge = shown.pixel(right - 0.5, TITLE + 100, layer="back")
-    assert edge[0] > edge[1] + 60 and edge[0] > edge[2] + 60, "its frame is the accent's"
+    assert edge[0] > edge[1] + 60 and edge[0] > edge[2] + 60, (
+        "its frame is the accent's"
+    )
     plain = shown.pixel(2 * (SIDE + GAP) - GAP - 0.5, TITLE + 100, layer="back")
     assert max(plain[:3]) - min(plain[:3]) < 20
-    assert "1 marked apart" in (shown.view().locator(".window").get_attribute("aria-label") or "")
+    assert "1 marked apart" in (
+        shown.view().locator(".window").get_attribute("aria-label") or ""
+    )
     rows = list(csv.DictReader(io.StringIO(shown.save("CSV").decode("utf-8-sig"))))
     assert {row["site"] for row in rows if row["mark"]} == {"final"}
 
@@ -285,7 +329,9 @@ def test_the_wheel_zooms_where_it_is_asked_to(show: Opener) -> None:
     shown.page.keyboard.up("Control")
     shown.until("location.hash.includes('0.zoom=')")
     shown.point(x + 1, y)
-    assert f"Sentence {point} about" in shown.readout(), "what is under the pointer stays there"
+    assert f"Sentence {point} about" in shown.readout(), (
+        "what is under the pointer stays there"
+    )
     other = places(1)
     far = int(np.linalg.norm(other - other[point], axis=1).argmax())
     shown.point(*other[far])
@@ -303,7 +349,9 @@ def test_a_drag_moves_what_is_zoomed_and_keys_do_the_same(show: Opener) -> None:
     shown = show([panels()])
     assert shown.view().get_by_role("button", name="Reset").is_disabled()
     shown.press("+", "+")
-    point = int(np.abs(places(1) - [SIDE + GAP + SIDE / 2, TITLE + SIDE / 2]).sum(1).argmin())
+    point = int(
+        np.abs(places(1) - [SIDE + GAP + SIDE / 2, TITLE + SIDE / 2]).sum(1).argmin()
+    )
     middle = np.array([SIDE + GAP + SIDE / 2, TITLE + SIDE / 2])
     zoomed = middle + (places(1)[point] - middle) * 1.5**2
     shown.point(*zoomed)
@@ -333,7 +381,9 @@ def test_two_fingers_zoom_and_one_does_not(show: Opener) -> None:
     hand = shown.page.context.new_cdp_session(shown.page)
 
     def touch(kind: str, *apart: float) -> None:
-        points = [{"x": x + far, "y": y, "id": place} for place, far in enumerate(apart)]
+        points = [
+            {"x": x + far, "y": y, "id": place} for place, far in enumerate(apart)
+        ]
         hand.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
 
     touch("touchStart", 0)
@@ -355,7 +405,9 @@ def test_words_are_found_in_every_panel(show: Opener) -> None:
     shown = show([panels()])
     shown.view().get_by_role("searchbox").fill("Sentence 17 ")
     shown.settle()
-    assert shown.readout() == "1 of 50 points have “Sentence 17” in their text: Toronto 1"
+    assert (
+        shown.readout() == "1 of 50 points have “Sentence 17” in their text: Toronto 1"
+    )
     assert shown.fragment == "#0.find=Sentence+17"
     for panel in (1, 2):
         at = places(panel)
@@ -370,7 +422,9 @@ def test_words_are_found_in_every_panel(show: Opener) -> None:
     assert again.readout().startswith("11 of 50")
 
 
-def test_one_layer_has_the_full_width_and_labels_for_what_is_chosen(show: Opener) -> None:
+def test_one_layer_has_the_full_width_and_labels_for_what_is_chosen(
+    show: Opener,
+) -> None:
     shown = show([panels()], fragment="#0.layer=final")
     room = shown.view().locator(".stage").evaluate("stage => stage.clientWidth")
     picture = shown.canvas().bounding_box()

@@ -5,15 +5,21 @@ import io
 from pathlib import Path
 from xml.etree import ElementTree
 
-from looking import PATIENCE, Opener
 from playwright.sync_api import Browser
-from scenes import HOSTILE, hostile, norms, panels, visibility
 
 from hiddenscope.views import pack
 from hiddenscope.views.page import document, frame, joined, policy
+from tests.views.looking import PATIENCE, Opener
+from tests.views.scenes import HOSTILE, hostile, norms, panels, visibility
 
 csv.field_size_limit(10_000_000)
-MARKED = ["‹U+2028›", "‹U+202E›‹U+2066›evil‹U+2069›", "nul␀nul", "lone‹U+D83D›", "⇥TAB␍⏎"]
+MARKED = [
+    "‹U+2028›",
+    "‹U+202E›‹U+2066›evil‹U+2069›",
+    "nul␀nul",
+    "lone‹U+D83D›",
+    "⇥TAB␍⏎",
+]
 
 
 def test_hostile_strings_are_text(show: Opener) -> None:
@@ -48,7 +54,11 @@ def test_hostile_strings_are_saved_as_text(show: Opener) -> None:
     assert tokens[11] == HOSTILE[11]
     for place in range(3):
         drawing = ElementTree.fromstring(shown.save("SVG", place))
-        assert not [node for node in drawing.iter() if node.tag.endswith(("script", "img", "foreignObject"))]
+        assert not [
+            node
+            for node in drawing.iter()
+            if node.tag.endswith(("script", "img", "foreignObject"))
+        ]
         shown.save("PNG", place)
 
 
@@ -63,29 +73,53 @@ def test_a_hostile_link_is_harmless(show: Opener) -> None:
         assert "Point at" in shown.readout() and "Point at" in shown.readout(1)
 
 
-def test_the_policy_stops_what_is_put_into_the_page(chromium: Browser, tmp_path: Path) -> None:
-    """The other way round: were a string to become markup after all, it would still not run, nor reach anything."""
-    wild = "<script>window.hacked=1</script><img src=x onerror='window.hacked=1'><img src='https://example.org/x'>"
-    text = document([norms()], "Norms").replace("<main>", f"<main>{wild}<p style='color:red' id=red>red</p>")
+def test_the_policy_stops_what_is_put_into_the_page(
+    chromium: Browser, tmp_path: Path
+) -> None:
+    """The other way round: were a string to become markup after all, it would still not
+    run, nor reach anything.
+    """
+    wild = (
+        "<script>window.hacked=1</script><img src=x onerror='window.hacked=1'><img"
+        " src='https://example.org/x'>"
+    )
+    text = document([norms()], "Norms").replace(
+        "<main>", f"<main>{wild}<p style='color:red' id=red>red</p>"
+    )
     path = tmp_path / "wild.html"
     path.write_text(text)
     context = chromium.new_context()
     context.set_default_timeout(PATIENCE)
     asked: list[str] = []
-    context.route("https://**", lambda route: (asked.append(route.request.url), route.abort()))
+    context.route(
+        "https://**", lambda route: (asked.append(route.request.url), route.abort())
+    )
     page = context.new_page()
     page.goto(path.as_uri())
     page.wait_for_selector("html[data-ready=true]", state="attached")
     assert page.evaluate("window.hacked") is None
-    assert page.evaluate("getComputedStyle(document.getElementById('red')).color") != "rgb(255, 0, 0)"
-    assert page.evaluate("fetch('https://example.org').then(() => 'came', () => 'refused')") == "refused"
+    assert (
+        page.evaluate("getComputedStyle(document.getElementById('red')).color")
+        != "rgb(255, 0, 0)"
+    )
+    assert (
+        page.evaluate(
+            "fetch('https://example.org').then(() => 'came', () => 'refused')"
+        )
+        == "refused"
+    )
     assert asked == []
     context.close()
 
 
-def test_a_frame_shows_the_view_tells_its_height_and_reaches_nothing(chromium: Browser, tmp_path: Path) -> None:
+def test_a_frame_shows_the_view_tells_its_height_and_reaches_nothing(
+    chromium: Browser, tmp_path: Path
+) -> None:
     path = tmp_path / "notebook.html"
-    path.write_text(f"<!doctype html><p>a notebook</p>{frame(document([visibility()], 'Seen'), height=200)}")
+    path.write_text(
+        "<!doctype html><p>a"
+        f" notebook</p>{frame(document([visibility()], 'Seen'), height=200)}"
+    )
     context = chromium.new_context(offline=True)
     context.set_default_timeout(PATIENCE)
     wrong: list[str] = []
@@ -95,11 +129,16 @@ def test_a_frame_shows_the_view_tells_its_height_and_reaches_nothing(chromium: B
     inside = page.frame_locator("iframe")
     inside.locator("canvas.front").click(position={"x": 300, "y": 100})
     assert "pinned" in inside.locator(".readout").inner_text()
-    page.wait_for_function("() => Number(document.querySelector('iframe').height) > 400")
+    page.wait_for_function(
+        "() => Number(document.querySelector('iframe').height) > 400"
+    )
     with page.expect_download() as waiting:
         inside.get_by_role("button", name="CSV").click()
     assert Path(waiting.value.path()).stat().st_size > 1000
-    reach = "() => { try { return String(parent.document) } catch (error) { return error.name } }"
+    reach = (
+        "() => { try { return String(parent.document) } catch (error) { return"
+        " error.name } }"
+    )
     assert page.frames[1].evaluate(reach) == "SecurityError"
     assert wrong == []
     context.close()

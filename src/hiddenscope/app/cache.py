@@ -1,7 +1,9 @@
-"""Results once computed, on disk: each under the hash of what was asked, whole or not at all, the oldest dropped first.
+"""Results once computed, on disk: each under the hash of what was asked, whole or not
+at all, the oldest dropped first.
 
-A key is the SHA-256 of the canonical JSON of the question, the identity of its models and the version. An entry that is
-damaged counts as missing. Where the disk is full or cannot be written, the last results are kept in memory alone.
+A key is the SHA-256 of the canonical JSON of the question, the identity of its models
+and the version. An entry that is damaged counts as missing. Where the disk is full or
+cannot be written, the last results are kept in memory alone.
 
 >>> key_of({"analysis": "lens"}, ["a"]) == key_of({"analysis": "lens"}, ["a"]) != key_of({"analysis": "lens"}, ["b"])
 True
@@ -34,12 +36,16 @@ FORMAT = "hiddenscope.app/1"
 def key_of(request: Any, identities: Sequence[str]) -> str:
     """The key of a question asked of models with these identities."""
     asked = [FORMAT, hs.__version__, request, list(identities)]
-    return hashlib.sha256(json.dumps(asked, sort_keys=True, separators=(",", ":")).encode("utf-8")).hexdigest()
+    return hashlib.sha256(
+        json.dumps(asked, sort_keys=True, separators=(",", ":")).encode("utf-8")
+    ).hexdigest()
 
 
 @dataclass(frozen=True)
 class StoredResult:
-    """A result as it is kept: what the page reads of it, its views' payload, and its data as a .json or .nc file."""
+    """A result as it is kept: what the page reads of it, its views' payload, and its
+    data as a .json or .nc file.
+    """
 
     header: Header
     payload: bytes
@@ -57,7 +63,10 @@ class StoredResult:
 
     def packed(self) -> bytes:
         """Its bytes, which end with their checksum."""
-        content = frame({**self.header, "payload_bytes": len(self.payload)}, self.payload + self.data)
+        content = frame(
+            {**self.header, "payload_bytes": len(self.payload)},
+            self.payload + self.data,
+        )
         return content + hashlib.sha256(content).digest()
 
     @classmethod
@@ -78,12 +87,16 @@ class StoredResult:
 
 
 class ResultCache:
-    """Results by key, in a folder of at most so many bytes, with the last ones in memory too.
+    """Results by key, in a folder of at most so many bytes, with the last ones in
+    memory too.
 
-    `shipped` is a folder of results that came with the package; they are read and never written.
+    `shipped` is a folder of results that came with the package; they are read and never
+    written.
     """
 
-    def __init__(self, folder: Path, most_bytes: int, shipped: Path | None = None) -> None:
+    def __init__(
+        self, folder: Path, most_bytes: int, shipped: Path | None = None
+    ) -> None:
         self.folder, self.most_bytes, self.shipped = folder, most_bytes, shipped
         self._memory: OrderedDict[str, StoredResult] = OrderedDict()
         self._lock = threading.Lock()
@@ -107,17 +120,27 @@ class ResultCache:
         return found
 
     def put(self, key: str, result: StoredResult) -> str:
-        """Keep a result; a sentence where it could only be kept in memory, else nothing."""
+        """Keep a result; a sentence where it could only be kept in memory, else
+        nothing.
+        """
         self._remember(key, result)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            # Somebody waits for the answer, and an entry that a power cut damages counts as missing.
+            # Somebody waits for the answer, and an entry that a power cut damages
+            # counts as missing.
             with replacing(self._path(key), durable=False) as fresh:
                 fresh.write_bytes(result.packed())
             self._drop_oldest(keep=self._path(key))
         except (OSError, Error) as error:
-            reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or str(error)
-            return f"The result could not be kept on disk ({reason}); it is gone when the server stops."
+            reason = (
+                getattr(error, "reason", None)
+                or getattr(error, "strerror", None)
+                or str(error)
+            )
+            return (
+                f"The result could not be kept on disk ({reason}); it is gone when the"
+                " server stops."
+            )
         return ""
 
     def _path(self, key: str) -> Path:
@@ -127,7 +150,10 @@ class ResultCache:
         with self._lock:
             self._memory[key] = result
             self._memory.move_to_end(key)
-            while len(self._memory) > 1 and sum(one.size for one in self._memory.values()) > MEMORY_BYTES:
+            while (
+                len(self._memory) > 1
+                and sum(one.size for one in self._memory.values()) > MEMORY_BYTES
+            ):
                 self._memory.popitem(last=False)
 
     def _drop_oldest(self, keep: Path) -> None:

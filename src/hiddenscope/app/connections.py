@@ -1,16 +1,19 @@
-"""Limit how long a client may keep the server waiting, and how many connections are open.
+"""Limit how long a client may keep the server waiting, and how many connections are
+open.
 
-uvicorn closes a connection that is idle between two requests. It has no limit for a client that never finishes its
-request or never reads its answers, and accepts connections until there are no descriptors left. Hypercorn waits for
-a slow reader without a limit too, and Granian stops accepting, so another server would not help. `LimitedProtocol`
-wraps uvicorn's own protocol and bounds:
+uvicorn closes a connection that is idle between two requests. It has no limit for a
+client that never finishes its request or never reads its answers, and accepts
+connections until there are no descriptors left. Hypercorn waits for a slow reader
+without a limit too, and Granian stops accepting, so another server would not help.
+`LimitedProtocol` wraps uvicorn's own protocol and bounds:
 
 headers      from connecting, or the first byte of a later request, to their end
 body         the time between two pieces; where the answer was sent already, the time to its end
 answers      a client must read all of them, or at least 64 KiB, in the same time
 connections  beyond the limit, a new one takes the place of another: see `Connections`
 
-Between a whole request and its answer there is no limit: an analysis takes as long as it takes.
+Between a whole request and its answer there is no limit: an analysis takes as long as
+it takes.
 """
 
 import asyncio
@@ -23,11 +26,12 @@ MIN_READ_BYTES = 64 * 1024
 
 
 class Connections:
-    """The open connections of one server. uvicorn calls it to make the protocol of a new one.
+    """The open connections of one server. uvicorn calls it to make the protocol of a
+    new one.
 
-    At most `limit` stay open. One more closes another: the oldest whose last request had no token, of the address that
-    has most of these, or else the oldest of all. So whoever has the token gets in and stays in, however many
-    connections others hold.
+    At most `limit` stay open. One more closes another: the oldest whose last request
+    had no token, of the address that has most of these, or else the oldest of all. So
+    whoever has the token gets in and stays in, however many connections others hold.
     """
 
     def __init__(self, limit: int, seconds: float) -> None:
@@ -54,14 +58,20 @@ class Connections:
     def _least_entitled(self, newcomer: "LimitedProtocol") -> "LimitedProtocol":
         """Choose which of the other connections to close."""
         others = [connection for connection in self._open if connection is not newcomer]
-        candidates = [connection for connection in others if not connection.is_admitted] or others
+        candidates = [
+            connection for connection in others if not connection.is_admitted
+        ] or others
         counts = Counter(connection.address for connection in candidates)
         crowd = max(counts, key=counts.__getitem__)
-        return next(connection for connection in candidates if connection.address == crowd)
+        return next(
+            connection for connection in candidates if connection.address == crowd
+        )
 
 
 class LimitedProtocol(asyncio.Protocol):
-    """uvicorn's protocol of one connection, with limits on how long it waits for its client."""
+    """uvicorn's protocol of one connection, with limits on how long it waits for its
+    client.
+    """
 
     def __init__(self, connections: Connections, **options: Any) -> None:
         import h11
@@ -102,7 +112,10 @@ class LimitedProtocol(asyncio.Protocol):
         """Pass the bytes on; then restart, keep or stop the timer of the request."""
         self._http.data_received(data)
         their_state = self._http.conn.their_state
-        if their_state is self._h11.SEND_BODY and not self._http.cycle.response_complete:
+        if (
+            their_state is self._h11.SEND_BODY
+            and not self._http.cycle.response_complete
+        ):
             self._stop_request_timer()
             self._start_request_timer()
         elif their_state in (self._h11.IDLE, self._h11.SEND_BODY):
@@ -133,7 +146,9 @@ class LimitedProtocol(asyncio.Protocol):
 
     def _start_request_timer(self) -> None:
         if self._request_timer is None and not self._http.transport.is_closing():
-            self._request_timer = self._http.loop.call_later(self._seconds, self._http.transport.close)
+            self._request_timer = self._http.loop.call_later(
+                self._seconds, self._http.transport.close
+            )
 
     def _stop_request_timer(self) -> None:
         if self._request_timer is not None:
@@ -144,8 +159,11 @@ class LimitedProtocol(asyncio.Protocol):
         self._check_timer = self._http.loop.call_later(self._seconds, self._check)
 
     def _check(self) -> None:
-        """Abort the connection if its client reads too little. Also start the timer of a pipelined request."""
-        # A transport that is closing stays open until its client has read everything: it is checked all the same.
+        """Abort the connection if its client reads too little. Also start the timer of
+        a pipelined request.
+        """
+        # A transport that is closing stays open until its client has read everything:
+        # it is checked all the same.
         unsent = self._http.transport.get_write_buffer_size()
         has_read = self._drained or unsent <= self._unsent - MIN_READ_BYTES
         if unsent and self._unsent and not has_read:
@@ -153,7 +171,8 @@ class LimitedProtocol(asyncio.Protocol):
             return
         self._unsent = unsent
         self._drained = False
-        # uvicorn starts a pipelined request only after it has answered the one before, and no data is received then.
+        # uvicorn starts a pipelined request only after it has answered the one before,
+        # and no data is received then.
         if self._http.conn.their_state is self._h11.SEND_BODY:
             self._start_request_timer()
         self._check_later()

@@ -1,4 +1,5 @@
-"""Frames: how the server and its worker talk over pipes. A JSON header and bytes, each with its length; no pickle.
+"""Frames: how the server and its worker talk over pipes. A JSON header and bytes, each
+with its length; no pickle.
 
 >>> import io
 >>> read_frame(io.BytesIO(frame({"type": "result"}, b"bytes")))
@@ -29,7 +30,9 @@ def lengths(start: bytes, most_body: int) -> tuple[int, int]:
     return header, body
 
 
-def read_frame(stream: IO[bytes], most_body: int = 2**30) -> tuple[Header, bytes] | None:
+def read_frame(
+    stream: IO[bytes], most_body: int = 2**30
+) -> tuple[Header, bytes] | None:
     """The next frame of a stream; None at its end."""
     start = stream.read(LENGTHS.size)
     if len(start) < LENGTHS.size:

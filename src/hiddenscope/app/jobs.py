@@ -1,10 +1,10 @@
 """Jobs: a queue of bounded length, one job at a time, and what becomes of each.
 
-A job is one question that the worker answers: one analysis with its arguments. It has nothing to do with the job of
-`extract`, which writes the states of a corpus.
+A job is one question that the worker answers: one analysis with its arguments. It has
+nothing to do with the job of `extract`, which writes the states of a corpus.
 
-A job is queued, running, then done, failed or cancelled. A question that is asked again while its job is queued or
-running joins that job.
+A job is queued, running, then done, failed or cancelled. A question that is asked again
+while its job is queued or running joins that job.
 """
 
 import asyncio
@@ -35,9 +35,11 @@ class QueueFull(Exception):
 
 @dataclass(eq=False)
 class JobRecord:
-    """One job: the request as the client sent it and as the worker takes it, and how the job stands.
+    """One job: the request as the client sent it and as the worker takes it, and how
+    the job stands.
 
-    `cache_key` is where the cache keeps the result; it is also the id of the result in the API.
+    `cache_key` is where the cache keeps the result; it is also the id of the result in
+    the API.
     """
 
     cache_key: str
@@ -66,17 +68,25 @@ class JobRecord:
 class Jobs:
     """The queue, the worker behind it, and the cache that results go to."""
 
-    def __init__(self, worker: WorkerProcess, cache: ResultCache, max_queued: int) -> None:
+    def __init__(
+        self, worker: WorkerProcess, cache: ResultCache, max_queued: int
+    ) -> None:
         self.worker, self.cache, self.max_queued = worker, cache, max_queued
         self._known: OrderedDict[str, JobRecord] = OrderedDict()
         self._waiting: list[JobRecord] = []
         self._running: JobRecord | None = None
         self._work = asyncio.Event()
 
-    def submit(self, cache_key: str, client_request: Header, worker_request: Header) -> JobRecord:
+    def submit(
+        self, cache_key: str, client_request: Header, worker_request: Header
+    ) -> JobRecord:
         """Queue a question, or join the job that asks the same."""
         for job in (*self._waiting, *([self._running] if self._running else [])):
-            if job.cache_key == cache_key and job.state not in FINAL_STATES and not job.cancelling:
+            if (
+                job.cache_key == cache_key
+                and job.state not in FINAL_STATES
+                and not job.cancelling
+            ):
                 job.last_read = time.monotonic()
                 return job
         if len(self._waiting) >= self.max_queued:
@@ -102,7 +112,11 @@ class Jobs:
 
     def status_of(self, job: JobRecord) -> JobAnswer:
         """How a job stands, as the API says it."""
-        before = self._waiting.index(job) + (self._running is not None) if job in self._waiting else 0
+        before = (
+            self._waiting.index(job) + (self._running is not None)
+            if job in self._waiting
+            else 0
+        )
         return JobAnswer(
             id=job.id,
             analysis=job.client_request["analysis"],
@@ -116,9 +130,11 @@ class Jobs:
         )
 
     async def follow(self, job: JobRecord) -> AsyncGenerator[JobAnswer | None, None]:
-        """How a job stands, again and again until it is over; None from time to time where nothing happens.
+        """How a job stands, again and again until it is over; None from time to time
+        where nothing happens.
 
-        A job that was followed, and that nobody follows or reads any more, is cancelled: its page was closed.
+        A job that was followed, and that nobody follows or reads any more, is
+        cancelled: its page was closed.
         """
         job.subscribers += 1
         try:
@@ -162,20 +178,32 @@ class Jobs:
             try:
                 await self._run_one(job)
             except Exception as error:  # or no other job would ever be run
-                job.update(state="failed", error=f"Unexpectedly, {type(error).__name__}: {str(error)[:500]}")
+                job.update(
+                    state="failed",
+                    error=f"Unexpectedly, {type(error).__name__}: {str(error)[:500]}",
+                )
             finally:
                 self._running = None
 
     async def _run_one(self, job: JobRecord) -> None:
         job.update(state="running")
         try:
-            header, body = await self.worker.ask(job.worker_request, lambda *message: self._on_message(job, *message))
+            header, body = await self.worker.ask(
+                job.worker_request, lambda *message: self._on_message(job, *message)
+            )
         except WorkerLost as lost:
-            ended = {"state": "cancelled"} if job.cancelling else {"state": "failed", "error": str(lost)}
+            ended = (
+                {"state": "cancelled"}
+                if job.cancelling
+                else {"state": "failed", "error": str(lost)}
+            )
             job.update(**ended)
             return
         except OSError as error:
-            job.update(state="failed", error=f"The worker could not be started: {error.strerror or error}.")
+            job.update(
+                state="failed",
+                error=f"The worker could not be started: {error.strerror or error}.",
+            )
             return
         kind = header.pop("type")
         if kind == "cancelled":
@@ -184,16 +212,23 @@ class Jobs:
             job.update(state="failed", error=header["message"])
         else:
             middle = header.pop("payload_bytes")
-            stored = StoredResult({**header, "request": job.client_request}, body[:middle], body[middle:])
+            stored = StoredResult(
+                {**header, "request": job.client_request}, body[:middle], body[middle:]
+            )
             note = await asyncio.to_thread(self.cache.put, job.cache_key, stored)
             job.update(state="done", note=note)
 
     def _on_message(self, job: JobRecord, header: Header, body: bytes) -> None:
         if header["type"] == "progress":
-            progress = Progress(what=header["what"], done=header["done"], total=header["total"])
+            progress = Progress(
+                what=header["what"], done=header["done"], total=header["total"]
+            )
             job.update(progress=progress)
         elif header["type"] == "partial":
-            job.update(latest_partial=body[: header["payload_bytes"]], partial_count=job.partial_count + 1)
+            job.update(
+                latest_partial=body[: header["payload_bytes"]],
+                partial_count=job.partial_count + 1,
+            )
 
     def _notify_waiting(self) -> None:
         """Tell everybody who follows a queued job that the queue has moved."""
@@ -201,17 +236,22 @@ class Jobs:
             job.update()
 
     def _cancel_after_grace(self, job: JobRecord) -> None:
-        """Cancel a job that nobody follows once nobody has read it for the grace period; until then, check again."""
+        """Cancel a job that nobody follows once nobody has read it for the grace
+        period; until then, check again.
+        """
         if job.subscribers or job.state in FINAL_STATES:
             return
         remaining = job.last_read + GRACE_SECONDS - time.monotonic()
         if remaining > 0:
-            asyncio.get_running_loop().call_later(remaining, self._cancel_after_grace, job)
+            asyncio.get_running_loop().call_later(
+                remaining, self._cancel_after_grace, job
+            )
         else:
             self._task = asyncio.ensure_future(self.cancel(job))
 
     async def _kill_if_running(self, job: JobRecord) -> None:
-        if self._running is job and job.state == "running":  # now, and not when this was asked for
+        # Now, and not when this was asked for.
+        if self._running is job and job.state == "running":
             await self.worker.kill()
 
     def _kill_soon(self, job: JobRecord) -> None:
@@ -219,7 +259,9 @@ class Jobs:
 
     def _remember(self, job: JobRecord) -> None:
         self._known[job.id] = job
-        finished = [id_ for id_, one in self._known.items() if one.state in FINAL_STATES]
+        finished = [
+            id_ for id_, one in self._known.items() if one.state in FINAL_STATES
+        ]
         for id_ in finished[: max(0, len(self._known) - MOST_REMEMBERED)]:
             with contextlib.suppress(KeyError):
                 del self._known[id_]

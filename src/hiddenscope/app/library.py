@@ -1,7 +1,9 @@
-"""What the page may choose from: models, datasets and kept states. Everything has an opaque name, and none is a path.
+"""What the page may choose from: models, datasets and kept states. Everything has an
+opaque name, and none is a path.
 
-Folders and files are looked for below a root that was given at the start, and nowhere else: a link that leads out of it
-is not followed. Uploads are parsed here, under limits, and kept as plain JSON.
+Folders and files are looked for below a root that was given at the start, and nowhere
+else: a link that leads out of it is not followed. Uploads are parsed here, under
+limits, and kept as plain JSON.
 """
 
 import hashlib
@@ -56,7 +58,12 @@ class Upload:
 
     def as_argument(self) -> dict[str, Any]:
         """What the worker takes for a dataset."""
-        return {"file": self.file, "texts": self.texts, "labels": self.labels, "groups": self.groups}
+        return {
+            "file": self.file,
+            "texts": self.texts,
+            "labels": self.labels,
+            "groups": self.groups,
+        }
 
     @property
     def packed(self) -> str:
@@ -69,12 +76,22 @@ class Upload:
         parts = json.loads(content)
         labels, groups = parts["labels"], parts["groups"]
         columns = ColumnChoice(**parts["columns"])
-        return cls(parts["file"], tuple(parts["texts"]), labels and tuple(labels), groups and tuple(groups), columns)
+        return cls(
+            parts["file"],
+            tuple(parts["texts"]),
+            labels and tuple(labels),
+            groups and tuple(groups),
+            columns,
+        )
 
     @property
     def named(self) -> Named:
-        """The file as code names it: a name that begins like an option or like stdin is written as a path."""
-        return Named(self.file if self.file[:1].isalnum() else f"./{self.file}", self.columns)
+        """The file as code names it: a name that begins like an option or like stdin is
+        written as a path.
+        """
+        return Named(
+            self.file if self.file[:1].isalnum() else f"./{self.file}", self.columns
+        )
 
 
 class Library:
@@ -85,15 +102,26 @@ class Library:
         self.uploads_folder = settings.folder / "uploads"
         self._uploads: OrderedDict[str, Upload] = OrderedDict()
         self._lock = threading.Lock()  # requests come in threads
-        self._not_here = secrets.token_hex(8)  # of a model that is yet to come, nobody knows the version
+        # Of a model that is yet to come, nobody knows the version.
+        self._not_here = secrets.token_hex(8)
 
     def models(self) -> list[ModelAnswer]:
-        """Those of the zoo, those in the local cache of the hub, and folders below the root."""
+        """Those of the zoo, those in the local cache of the hub, and folders below the
+        root.
+        """
         of_zoo = [
-            ModelAnswer(name=entry.name, label=entry.description, source="zoo", here=entry.cached)
+            ModelAnswer(
+                name=entry.name,
+                label=entry.description,
+                source="zoo",
+                here=entry.cached,
+            )
             for entry in zoo.listing()
         ]
-        of_hub = [ModelAnswer(name=name, label=name, source="hub", here=True) for name in _hub_models()]
+        of_hub = [
+            ModelAnswer(name=name, label=name, source="hub", here=True)
+            for name in _hub_models()
+        ]
         folders = [
             ModelAnswer(name=name, label=self._label(path), source="folder", here=True)
             for name, path in self._found(_is_model, "folder")
@@ -101,13 +129,17 @@ class Library:
         return [*of_zoo, *of_hub, *folders]
 
     def model_path(self, name: str) -> str:
-        """What `hs.load` takes for the name of a model; an UnknownModel where a folder is not below the root."""
+        """What `hs.load` takes for the name of a model; an UnknownModel where a folder
+        is not below the root.
+        """
         if not name.startswith("folder:"):
             return name
         return str(self._path(name, _is_model, "folder"))
 
     def model_identity(self, choice: ModelChoice) -> str:
-        """What tells a model from others without loading it: the zoo's version, the hub's commit, a folder's files."""
+        """What tells a model from others without loading it: the zoo's version, the
+        hub's commit, a folder's files.
+        """
         name = choice.name
         if name in zoo.ZOO:
             mark = zoo.ZOO[name].revision
@@ -121,19 +153,33 @@ class Library:
     def datasets(self) -> list[DatasetAnswer]:
         """The shipped datasets, then the uploads."""
         shipped = [(name, name, texts.read(name)) for name in texts.shipped()]
-        known = [(name, upload.file, upload) for name in self._upload_names() if (upload := self._upload(name))]
+        known = [
+            (name, upload.file, upload)
+            for name in self._upload_names()
+            if (upload := self._upload(name))
+        ]
         return [_dataset(*one) for one in (*shipped, *known)]
 
-    def add_dataset(self, file: str, content: bytes, columns: ColumnChoice) -> DatasetAnswer:
-        """Parse an uploaded file and keep its texts; a TextError says what is wrong with it."""
+    def add_dataset(
+        self, file: str, content: bytes, columns: ColumnChoice
+    ) -> DatasetAnswer:
+        """Parse an uploaded file and keep its texts; a TextError says what is wrong
+        with it.
+        """
         suffix = upload_format(file)
         stream = io.BytesIO(content)
         stream.name = f"upload{suffix}"
         rows: list[texts.Row] = []
         for row in texts.rows(stream, **columns.model_dump()):
             if len(rows) == MOST_ROWS or len(row.text) > MOST_CHARACTERS:
-                reason = f"line {row.line:,} is row {len(rows) + 1:,} and has {len(row.text):,} characters"
-                remedy = f"Upload at most {MOST_ROWS:,} rows of {MOST_CHARACTERS:,} characters; Python takes more."
+                reason = (
+                    f"line {row.line:,} is row {len(rows) + 1:,} and has"
+                    f" {len(row.text):,} characters"
+                )
+                remedy = (
+                    f"Upload at most {MOST_ROWS:,} rows of {MOST_CHARACTERS:,}"
+                    " characters; Python takes more."
+                )
                 raise TextError(f"{file[:80]!r} is too large", reason, remedy)
             for name, value in (("label", row.label), ("group", row.group)):
                 if isinstance(value, list | dict):
@@ -143,7 +189,11 @@ class Library:
             rows.append(row)
         groups = [row.group for row in rows] if columns.group else None
         read = texts.read(
-            ([row.text for row in rows], [row.label for row in rows]) if _labelled(rows) else _texts(rows),
+            (
+                ([row.text for row in rows], [row.label for row in rows])
+                if _labelled(rows)
+                else _texts(rows)
+            ),
             group=groups,
         )
         upload = Upload(Path(file).name, read.texts, read.labels, read.groups, columns)
@@ -152,27 +202,42 @@ class Library:
         return _dataset(name, upload.file, upload)
 
     def dataset(self, name: str) -> Upload | None:
-        """An upload, or None for the name of a shipped dataset; a TextError where there is neither."""
+        """An upload, or None for the name of a shipped dataset; a TextError where there
+        is neither.
+        """
         if _UPLOAD.fullmatch(name):
             upload = self._upload(name)
             if upload is None:
-                raise TextError(f"No dataset {name!r}", "it was not uploaded here, or was dropped", "Upload it again.")
+                raise TextError(
+                    f"No dataset {name!r}",
+                    "it was not uploaded here, or was dropped",
+                    "Upload it again.",
+                )
             return upload
         if name not in texts.shipped():
             listed = ", ".join(texts.shipped())
-            raise TextError(f"No dataset {name[:80]!r}", f"there are {listed}", "Choose one of these, or upload one.")
+            raise TextError(
+                f"No dataset {name[:80]!r}",
+                f"there are {listed}",
+                "Choose one of these, or upload one.",
+            )
         return None
 
     def stores(self) -> list[StoreAnswer]:
         """States that were kept below the root, in files and in stores."""
-        listed = (describe(name, self._label(path), path) for name, path in self._found(is_states, "store"))
+        listed = (
+            describe(name, self._label(path), path)
+            for name, path in self._found(is_states, "store")
+        )
         return [one for one in listed if one is not None]
 
     def store_path(self, name: str) -> Path:
         """The file or the folder of kept states."""
         return self._path(name, is_states, "store")
 
-    def _found(self, fits: Callable[[Path], bool], kind: str) -> Iterator[tuple[str, Path]]:
+    def _found(
+        self, fits: Callable[[Path], bool], kind: str
+    ) -> Iterator[tuple[str, Path]]:
         """Everything of a kind below the root, each with its name."""
         if self.root is None:
             return
@@ -190,7 +255,9 @@ class Library:
                     waiting.append((path, depth + 1))
 
     def _is_below_root(self, path: Path) -> bool:
-        """Whether what is found in a folder below the root is below it too: all but a link that leads elsewhere."""
+        """Whether what is found in a folder below the root is below it too: all but a
+        link that leads elsewhere.
+        """
         assert self.root is not None, "there is nothing below no root"
         try:
             return not path.is_symlink() or path.resolve().is_relative_to(self.root)
@@ -208,8 +275,16 @@ class Library:
         for known, path in self._found(fits, kind):
             if known == name:
                 return path
-        where = "no folder was given to look in" if self.root is None else "there is none below the root"
-        raise UnknownModel(f"No {kind} {name[:80]!r}", where, "Start `hiddenscope serve --root FOLDER` above it.")
+        where = (
+            "no folder was given to look in"
+            if self.root is None
+            else "there is none below the root"
+        )
+        raise UnknownModel(
+            f"No {kind} {name[:80]!r}",
+            where,
+            "Start `hiddenscope serve --root FOLDER` above it.",
+        )
 
     def _keep(self, name: str, upload: Upload) -> None:
         with self._lock:
@@ -221,7 +296,10 @@ class Library:
             self.uploads_folder.mkdir(parents=True, exist_ok=True)
             with replacing(self._upload_path(name)) as fresh:
                 fresh.write_text(upload.packed, "utf-8")
-            files = sorted(self.uploads_folder.glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
+            files = sorted(
+                self.uploads_folder.glob("*.json"),
+                key=lambda path: path.stat().st_mtime_ns,
+            )
             for path in files[:-MOST_UPLOADS]:
                 path.unlink(missing_ok=True)
         except OSError:  # a full disk: it is known until the server stops
@@ -231,9 +309,13 @@ class Library:
         return self.uploads_folder / f"{name.removeprefix('upload:')}.json"
 
     def _upload_names(self) -> list[str]:
-        kept = [f"upload:{path.stem}" for path in sorted(self.uploads_folder.glob("*.json"))]
+        kept = [
+            f"upload:{path.stem}" for path in sorted(self.uploads_folder.glob("*.json"))
+        ]
         with self._lock:
-            return list(dict.fromkeys([*self._uploads, *filter(_UPLOAD.fullmatch, kept)]))
+            return list(
+                dict.fromkeys([*self._uploads, *filter(_UPLOAD.fullmatch, kept)])
+            )
 
     def _upload(self, name: str) -> Upload | None:
         with self._lock:
@@ -276,7 +358,9 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def _is_folder(path: Path) -> bool:
-    """Whether it is a folder to look into; where a link leads is looked into under its own name."""
+    """Whether it is a folder to look into; where a link leads is looked into under its
+    own name.
+    """
     try:
         return path.is_dir() and not path.is_symlink() and not path.name.startswith(".")
     except OSError:
@@ -287,18 +371,26 @@ def _is_model(path: Path) -> bool:
     try:
         if path.suffix.lower() == ".gguf":
             return path.is_file()
-        return path.is_dir() and (path / "config.json").is_file() and any(path.glob("*.safetensors"))
+        return (
+            path.is_dir()
+            and (path / "config.json").is_file()
+            and any(path.glob("*.safetensors"))
+        )
     except OSError:
         return False
 
 
 def _hub_cache() -> Path:
-    home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "huggingface")
+    home = os.environ.get("HF_HOME") or Path(
+        os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "huggingface"
+    )
     return Path(os.environ.get("HF_HUB_CACHE") or Path(home, "hub"))
 
 
 def _hub_models() -> list[str]:
-    """The ids of models in the local cache of the hub that have weights which can be read."""
+    """The ids of models in the local cache of the hub that have weights which can be
+    read.
+    """
     names = []
     for path in _entries(_hub_cache()):
         match = _HUB_FOLDER.fullmatch(path.name)
@@ -310,6 +402,10 @@ def _hub_models() -> list[str]:
 def _hub_commit(name: str) -> str:
     """The commit of a hub id in the local cache; nothing where it is not there."""
     try:
-        return (_hub_cache() / f"models--{name.replace('/', '--')}" / "refs" / "main").read_text("ascii").strip()[:64]
+        return (
+            (_hub_cache() / f"models--{name.replace('/', '--')}" / "refs" / "main")
+            .read_text("ascii")
+            .strip()[:64]
+        )
     except (OSError, ValueError):
         return ""

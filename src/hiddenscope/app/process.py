@@ -1,4 +1,6 @@
-"""The worker process as the server sees it: started when it is first needed, asked, interrupted, and started again."""
+"""The worker process as the server sees it: started when it is first needed, asked,
+interrupted, and started again.
+"""
 
 import asyncio
 import contextlib
@@ -37,7 +39,9 @@ class WorkerProcess:
         return self._process.pid if running and self._process is not None else None
 
     async def ask(self, request: Header, listener: Listener) -> tuple[Header, bytes]:
-        """Send a question and wait for the answer; what comes before it goes to the listener."""
+        """Send a question and wait for the answer; what comes before it goes to the
+        listener.
+        """
         process = await self._running()
         assert process.stdin is not None
         try:
@@ -46,7 +50,8 @@ class WorkerProcess:
             while True:
                 header, body = await self._next(process)
                 if header.get("leaving"):
-                    await self._kill()  # or the next question would go to a process that ends
+                    # Or the next question would go to a process that ends.
+                    await self._kill()
                 if header["type"] in ("result", "error", "cancelled"):
                     return header, body
                 listener(header, body)
@@ -55,7 +60,9 @@ class WorkerProcess:
             raise WorkerLost(self._reason(process, error)) from error
 
     async def interrupt(self) -> None:
-        """Stop what it does: by an interrupt, and where that does not help within seconds, by a kill."""
+        """Stop what it does: by an interrupt, and where that does not help within
+        seconds, by a kill.
+        """
         process = self._process
         if process is None or process.returncode is not None:
             return
@@ -74,8 +81,9 @@ class WorkerProcess:
 
     async def _running(self) -> asyncio.subprocess.Process:
         if self._process is None or self._process.returncode is not None:
-            # It begins in an empty folder, so that no name from a page is ever the path of a file; -P keeps that
-            # folder off the path of imports. A session of its own lets a terminal's Ctrl-C end the server alone.
+            # It begins in an empty folder, so that no name from a page is ever the path
+            # of a file; -P keeps that folder off the path of imports. A session of its
+            # own lets a terminal's Ctrl-C end the server alone.
             self._process = await asyncio.create_subprocess_exec(
                 *[sys.executable, "-P", "-m", "hiddenscope.app.worker"],
                 stdin=asyncio.subprocess.PIPE,
@@ -91,7 +99,9 @@ class WorkerProcess:
         assert process.stdout is not None
         start = await process.stdout.readexactly(LENGTHS.size)
         header, body = lengths(start, self.settings.result_bytes)
-        return json.loads(await process.stdout.readexactly(header)), await process.stdout.readexactly(body)
+        return json.loads(
+            await process.stdout.readexactly(header)
+        ), await process.stdout.readexactly(body)
 
     async def _kill(self) -> None:
         process = self._process
@@ -106,10 +116,21 @@ class WorkerProcess:
     def _reason(self, process: asyncio.subprocess.Process, error: Exception) -> str:
         if isinstance(error, ValueError):
             most = self.settings.result_bytes
-            return f"The result is too large: at most {most:,} bytes. Ask for fewer texts, tokens or sites."
+            return (
+                f"The result is too large: at most {most:,} bytes. Ask for fewer texts,"
+                " tokens or sites."
+            )
         code = process.returncode
         if code in (-signal.SIGKILL, -signal.SIGTERM):
-            return "The worker was killed, most likely because memory ran out. Ask for less, or use a smaller model."
+            return (
+                "The worker was killed, most likely because memory ran out. Ask for"
+                " less, or use a smaller model."
+            )
         if code is not None and code < 0:
-            return f"The worker crashed ({signal.Signals(-code).name}). The next question starts a new one."
-        return f"The worker ended (exit code {code}). The next question starts a new one."
+            return (
+                f"The worker crashed ({signal.Signals(-code).name}). The next question"
+                " starts a new one."
+            )
+        return (
+            f"The worker ended (exit code {code}). The next question starts a new one."
+        )

@@ -1,7 +1,9 @@
-"""The routes of the API: thin. Parse, look in the cache, queue, and send what was found.
+"""The routes of the API: thin. Parse, look in the cache, queue, and send what was
+found.
 
-A job is submitted with `POST /api/jobs`; when the answer is there already, that says so at once. Its progress is
-followed with server-sent events; its result has an id of its own, under which it is found again later.
+A job is submitted with `POST /api/jobs`; when the answer is there already, that says so
+at once. Its progress is followed with server-sent events; its result has an id of its
+own, under which it is found again later.
 """
 
 import asyncio
@@ -53,10 +55,19 @@ PROBLEMS: dict[int | str, dict[str, Any]] = {
     404: {"model": Problem, "description": "There is no such thing."},
     413: {"model": Problem, "description": "The request is too large."},
     421: {"model": Problem, "description": "The Host header names another machine."},
-    422: {"model": Problem, "description": "The request cannot be understood, or asks for what there is not."},
+    422: {
+        "model": Problem,
+        "description": (
+            "The request cannot be understood, or asks for what there is not."
+        ),
+    },
 }
-BUSY: dict[int | str, dict[str, Any]] = {429: {"model": Problem, "description": "Too much is waiting already."}}
-BAD: dict[int | str, dict[str, Any]] = {400: {"model": Problem, "description": "The body is not JSON."}}
+BUSY: dict[int | str, dict[str, Any]] = {
+    429: {"model": Problem, "description": "Too much is waiting already."}
+}
+BAD: dict[int | str, dict[str, Any]] = {
+    400: {"model": Problem, "description": "The body is not JSON."}
+}
 
 Format: TypeAlias = Literal["html", "png", "svg", "pdf", "csv", "json", "nc"]
 JobId = Annotated[str, InPath(min_length=1, max_length=40)]
@@ -75,20 +86,31 @@ _EVENT = {
 }
 EVENTS = {
     "content": {"text/event-stream": {"schema": _EVENT}},
-    "description": "Events, each with a job as JSON in its data, until the job is over.",
+    "description": (
+        "Events, each with a job as JSON in its data, until the job is over."
+    ),
 }
 
 
 class Desk:
     """What the routes share: the library, the cache, the queue."""
 
-    def __init__(self, settings: Settings, jobs: Jobs, cache: ResultCache, library: Library) -> None:
-        self.settings, self.jobs, self.cache, self.library = settings, jobs, cache, library
+    def __init__(
+        self, settings: Settings, jobs: Jobs, cache: ResultCache, library: Library
+    ) -> None:
+        self.settings, self.jobs, self.cache, self.library = (
+            settings,
+            jobs,
+            cache,
+            library,
+        )
         self.streams = 0
         self.drawing = asyncio.Semaphore(2)
 
     def resolved(self, asked: Header) -> tuple[str, Header]:
-        """The key of a question, and the question as the worker takes it: names in place of ids, texts of uploads."""
+        """The key of a question, and the question as the worker takes it: names in
+        place of ids, texts of uploads.
+        """
         identities = [self.settings.device] if self.settings.device else []
         request = {**asked, "arguments": dict(asked["arguments"])}
         if "model" in asked:
@@ -97,7 +119,11 @@ class Desk:
             value = request["arguments"].get(question.name)
             if value is not None and question.kind == "model":
                 request["arguments"][question.name] = self._model(value, identities)
-            elif value is not None and question.kind == "data" and (upload := self.library.dataset(value)):
+            elif (
+                value is not None
+                and question.kind == "data"
+                and (upload := self.library.dataset(value))
+            ):
                 request["arguments"][question.name] = upload.as_argument()
         if "store" in asked:
             request["store"] = self._store(asked["store"], identities)
@@ -108,7 +134,11 @@ class Desk:
     def _model(self, choice: Header, identities: list[str]) -> Header:
         identity = self.library.model_identity(ModelChoice(**choice))
         identities.append(identity)
-        return {"path": self.library.model_path(choice["name"]), "dtype": choice.get("dtype"), "identity": identity}
+        return {
+            "path": self.library.model_path(choice["name"]),
+            "dtype": choice.get("dtype"),
+            "identity": identity,
+        }
 
     def _store(self, name: str, identities: list[str]) -> Header:
         path = self.library.store_path(name)
@@ -138,14 +168,22 @@ class Desk:
         """A result that was kept."""
         found = self.cache.get(id_)
         if found is None:
-            raise HTTPException(404, "No such result: it was never computed here, or has been dropped. Ask again.")
+            raise HTTPException(
+                404,
+                "No such result: it was never computed here, or has been dropped. Ask"
+                " again.",
+            )
         return found
 
     def job(self, id_: str) -> JobRecord:
         """A job that is known."""
         job = self.jobs.get(id_)
         if job is None:
-            raise HTTPException(404, "No such job: the server was started anew, or it is long over. Ask again.")
+            raise HTTPException(
+                404,
+                "No such job: the server was started anew, or it is long over. Ask"
+                " again.",
+            )
         return job
 
 
@@ -166,7 +204,9 @@ def _lists(router: APIRouter, desk: Desk) -> None:
 
     @router.get("/models")
     def list_models() -> list[ModelAnswer]:
-        """The models that can be had: of the zoo, of the local cache of the hub, and of folders below the root."""
+        """The models that can be had: of the zoo, of the local cache of the hub, and of
+        folders below the root.
+        """
         return desk.library.models()
 
     @router.get("/datasets")
@@ -178,11 +218,25 @@ def _lists(router: APIRouter, desk: Desk) -> None:
     async def upload_dataset(
         request: Request,
         file: Annotated[
-            str, Query(min_length=1, max_length=200, description="The name of the file: its suffix counts.")
+            str,
+            Query(
+                min_length=1,
+                max_length=200,
+                description="The name of the file: its suffix counts.",
+            ),
         ],
-        text: Annotated[str | None, Query(min_length=1, max_length=200, description="The column of the texts.")] = None,
-        label: Annotated[str | None, Query(min_length=1, max_length=200, description="That of the labels.")] = None,
-        group: Annotated[str | None, Query(min_length=1, max_length=200, description="That of the groups.")] = None,
+        text: Annotated[
+            str | None,
+            Query(min_length=1, max_length=200, description="The column of the texts."),
+        ] = None,
+        label: Annotated[
+            str | None,
+            Query(min_length=1, max_length=200, description="That of the labels."),
+        ] = None,
+        group: Annotated[
+            str | None,
+            Query(min_length=1, max_length=200, description="That of the groups."),
+        ] = None,
     ) -> DatasetAnswer:
         """Upload labelled texts as .txt, .csv, .tsv or .jsonl."""
         content = await request.body()
@@ -193,10 +247,17 @@ def _lists(router: APIRouter, desk: Desk) -> None:
     async def read_table(
         request: Request,
         file: Annotated[
-            str, Query(min_length=1, max_length=200, description="The name of the file: its suffix counts.")
+            str,
+            Query(
+                min_length=1,
+                max_length=200,
+                description="The name of the file: its suffix counts.",
+            ),
         ],
     ) -> TableAnswer:
-        """Read the columns and the first rows of a .csv, .tsv or .jsonl file; nothing is kept."""
+        """Read the columns and the first rows of a .csv, .tsv or .jsonl file; nothing
+        is kept.
+        """
         return await asyncio.to_thread(first_rows, file, await request.body())
 
     @router.get("/stores")
@@ -207,8 +268,12 @@ def _lists(router: APIRouter, desk: Desk) -> None:
     @router.get("/stores/{name}/texts")
     def list_texts(
         name: Annotated[str, InPath(pattern=STORE_NAME)],
-        first: Annotated[int, Query(ge=0, le=10**12, description="Where the page begins.")] = 0,
-        count: Annotated[int, Query(ge=1, le=100, description="How many texts it has.")] = 20,
+        first: Annotated[
+            int, Query(ge=0, le=10**12, description="Where the page begins.")
+        ] = 0,
+        count: Annotated[
+            int, Query(ge=1, le=100, description="How many texts it has.")
+        ] = 20,
     ) -> StoreTextsAnswer:
         """The texts of kept states, a page at a time."""
         return read_texts(desk.library.store_path(name), first, count)
@@ -216,14 +281,20 @@ def _lists(router: APIRouter, desk: Desk) -> None:
 
 _UPLOAD = {
     "required": True,
-    "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
+    "content": {
+        "application/octet-stream": {"schema": {"type": "string", "format": "binary"}}
+    },
 }
 
 
 def _jobs(router: APIRouter, desk: Desk) -> None:
-    @router.post("/jobs", status_code=202, responses={200: {"model": JobAnswer}, **BUSY, **BAD})
+    @router.post(
+        "/jobs", status_code=202, responses={200: {"model": JobAnswer}, **BUSY, **BAD}
+    )
     async def submit_job(body: JobRequest, response: Response) -> JobAnswer:
-        """Ask a question: 202 and a job to follow, or 200 where the result is there already."""
+        """Ask a question: 202 and a job to follow, or 200 where the result is there
+        already.
+        """
         asked = body.model_dump(exclude_none=True, mode="json")
         key, request = await asyncio.to_thread(desk.resolved, asked)
         if await asyncio.to_thread(desk.cache.get, key) is not None:
@@ -232,7 +303,10 @@ def _jobs(router: APIRouter, desk: Desk) -> None:
         try:
             return desk.jobs.status_of(desk.jobs.submit(key, asked, request))
         except QueueFull:
-            reason = f"{desk.jobs.max_queued} questions are waiting already. Wait for one, or cancel one."
+            reason = (
+                f"{desk.jobs.max_queued} questions are waiting already. Wait for one,"
+                " or cancel one."
+            )
             raise HTTPException(429, reason, headers={"Retry-After": "5"}) from None
 
     @router.get("/jobs/{id}")
@@ -248,9 +322,13 @@ def _jobs(router: APIRouter, desk: Desk) -> None:
         return desk.jobs.status_of(job)
 
     async def one_stream() -> AsyncIterator[None]:
-        """Count a stream from the moment it is allowed until its answer has ended, whether or not it was read."""
+        """Count a stream from the moment it is allowed until its answer has ended,
+        whether or not it was read.
+        """
         if desk.streams >= desk.settings.streams:
-            raise HTTPException(429, f"{desk.streams} pages follow jobs already. Close one.")
+            raise HTTPException(
+                429, f"{desk.streams} pages follow jobs already. Close one."
+            )
         desk.streams += 1
         try:
             yield
@@ -265,9 +343,13 @@ def _jobs(router: APIRouter, desk: Desk) -> None:
     )
     async def follow_job(id: JobId) -> StreamingResponse:  # noqa: A002
         """Follow a job: server-sent events, each a job as JSON, until it is over."""
-        return StreamingResponse(_events(desk, desk.job(id)), media_type="text/event-stream")
+        return StreamingResponse(
+            _events(desk, desk.job(id)), media_type="text/event-stream"
+        )
 
-    @router.get("/jobs/{id}/partial", response_class=Response, responses={200: _PAYLOAD})
+    @router.get(
+        "/jobs/{id}/partial", response_class=Response, responses={200: _PAYLOAD}
+    )
     async def read_partial(id: JobId) -> Response:  # noqa: A002
         """The views of the last partial result, packed."""
         job = desk.job(id)
@@ -285,7 +367,11 @@ _PAYLOAD = {
 async def _events(desk: Desk, job: JobRecord) -> AsyncIterator[str]:
     async with aclosing(desk.jobs.follow(job)) as statuses:
         async for status in statuses:
-            yield ": still there\n\n" if status is None else f"data: {status.model_dump_json()}\n\n"
+            yield (
+                ": still there\n\n"
+                if status is None
+                else f"data: {status.model_dump_json()}\n\n"
+            )
 
 
 def _results(router: APIRouter, desk: Desk) -> None:
@@ -318,7 +404,9 @@ def _results(router: APIRouter, desk: Desk) -> None:
             nearest=header.get("nearest", []),
         )
 
-    @router.get("/results/{id}/payload", response_class=Response, responses={200: _PAYLOAD})
+    @router.get(
+        "/results/{id}/payload", response_class=Response, responses={200: _PAYLOAD}
+    )
     def read_payload(id: ResultId) -> Response:  # noqa: A002
         """The views of a result, packed as in the reports."""
         return Response(desk.result(id).payload, media_type="text/plain")
@@ -327,17 +415,33 @@ def _results(router: APIRouter, desk: Desk) -> None:
     async def read_file(
         id: ResultId,  # noqa: A002
         format: Format,  # noqa: A002
-        view: Annotated[str, Query(max_length=60, description="For png, svg and pdf: which view, or all.")] = "",
-        measure: Annotated[str, Query(max_length=200, description="For png, svg and pdf: a measure of a grid.")] = "",
+        view: Annotated[
+            str,
+            Query(
+                max_length=60, description="For png, svg and pdf: which view, or all."
+            ),
+        ] = "",
+        measure: Annotated[
+            str,
+            Query(
+                max_length=200, description="For png, svg and pdf: a measure of a grid."
+            ),
+        ] = "",
     ) -> Response:
         """A result as a file."""
         stored = await asyncio.to_thread(desk.result, id)
         if not stored.data:
-            raise HTTPException(422, "One state cannot be saved as a result. Copy its Python code instead.")
+            raise HTTPException(
+                422,
+                "One state cannot be saved as a result. Copy its Python code instead.",
+            )
         async with desk.drawing:
             content = await asyncio.to_thread(_file, stored, format, view, measure)
         name = f"{stored.header['request']['analysis']}.{format}"
-        headers = {"content-disposition": f'attachment; filename="{name}"', "content-security-policy": "sandbox"}
+        headers = {
+            "content-disposition": f'attachment; filename="{name}"',
+            "content-security-policy": "sandbox",
+        }
         return Response(content, media_type=MEDIA_TYPES[format], headers=headers)
 
 
@@ -352,7 +456,13 @@ MEDIA_TYPES: dict[Format, str] = {
 }
 _FILE = {
     "content": {
-        media_type: {"schema": {"type": "object"} if media_type.endswith("json") else {"type": "string"}}
+        media_type: {
+            "schema": (
+                {"type": "object"}
+                if media_type.endswith("json")
+                else {"type": "string"}
+            )
+        }
         for media_type in MEDIA_TYPES.values()
     },
     "description": "The file.",
@@ -361,18 +471,31 @@ _FILE = {
 
 def _file(stored: StoredResult, format_: str, view: str, measure: str) -> bytes:
     with TemporaryDirectory(prefix="hiddenscope-") as folder:
-        kept, made = Path(folder, f"kept{stored.suffix}"), Path(folder, f"made.{format_}")
+        kept, made = (
+            Path(folder, f"kept{stored.suffix}"),
+            Path(folder, f"made.{format_}"),
+        )
         if made.suffix == kept.suffix:
             return stored.data
         kept.write_bytes(stored.data)
-        look = {"view": view, "measure": measure} if format_ in ("png", "svg", "pdf") else {}
+        look = (
+            {"view": view, "measure": measure}
+            if format_ in ("png", "svg", "pdf")
+            else {}
+        )
         Result.load(kept).save(made, **look)  # type: ignore[arg-type]
         return made.read_bytes()
 
 
 def pages(application: FastAPI) -> None:
-    """The page and its scripts: every file is read when the server starts, and nothing else is ever served."""
-    served = {f"/{room}/static/{name}": content for room in ("app", "views") for name, content in _static(room)}
+    """The page and its scripts: every file is read when the server starts, and nothing
+    else is ever served.
+    """
+    served = {
+        f"/{room}/static/{name}": content
+        for room in ("app", "views")
+        for name, content in _static(room)
+    }
     index = served["/app/static/index.html"]
 
     @application.get("/", include_in_schema=False)
@@ -389,12 +512,17 @@ def pages(application: FastAPI) -> None:
         if content is None:
             raise HTTPException(404, "There is no such file.")
         kind = mimetypes.guess_type(request.url.path)[0] or "text/plain"
-        return Response(content, media_type="text/javascript" if kind.endswith("javascript") else kind)
+        return Response(
+            content,
+            media_type="text/javascript" if kind.endswith("javascript") else kind,
+        )
 
 
 def _static(room: str) -> list[tuple[str, bytes]]:
     folder = files(f"hiddenscope.{room}") / "static"
-    return [(file.name, file.read_bytes()) for file in folder.iterdir() if file.is_file()]
+    return [
+        (file.name, file.read_bytes()) for file in folder.iterdir() if file.is_file()
+    ]
 
 
 def said(problem: str) -> bytes:

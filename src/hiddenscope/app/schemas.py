@@ -1,16 +1,20 @@
-"""Requests and answers of the API. A request of an analysis is generated from the signature of its function.
+"""Requests and answers of the API. A request of an analysis is generated from the
+signature of its function.
 
-The first parameter of an analysis is the model. Of the others, the type says what may be given (texts, a second model,
-a dataset, a contrast, a direction, a number, one of a few words). Parameters that only a program can give, such as
-callbacks and paths, are left out: nothing that comes from a page names a path.
+The first parameter of an analysis is the model. Of the others, the type says what may
+be given (texts, a second model, a dataset, a contrast, a direction, a number, one of a
+few words). Parameters that only a program can give, such as callbacks and paths, are
+left out: nothing that comes from a page names a path.
 
-Some questions only the page asks. `grid`: the norms of a text while it is typed. `answers`: two tokens that tell two
-texts apart. `state`: all about one state, before and after a change. `continuation`: what the model writes after the
-text, before and after that change. `store`, `kept` and `nearest`: of states that were kept before, the texts nearest to
-a query, the norms of one text, and the states nearest to one of it; the last two need no model.
+Some questions only the page asks. `grid`: the norms of a text while it is typed.
+`answers`: two tokens that tell two texts apart. `state`: all about one state, before
+and after a change. `continuation`: what the model writes after the text, before and
+after that change. `store`, `kept` and `nearest`: of states that were kept before, the
+texts nearest to a query, the norms of one text, and the states nearest to one of it;
+the last two need no model.
 
-Analyses that read states (`profile`, `project`, `probe`, `cluster`) are asked of a model, or of kept states: then the
-request has a `store` in place of a `model`.
+Analyses that read states (`profile`, `project`, `probe`, `cluster`) are asked of a
+model, or of kept states: then the request has a `store` in place of a `model`.
 """
 
 import ast
@@ -21,7 +25,7 @@ from typing import Annotated, Any, Literal, TypeAlias, Union
 from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
 from hiddenscope.catalog import ANALYSES, Analysis
-from hiddenscope.signatures import Parameter, parameters_of, words_of
+from hiddenscope.interface.signatures import Parameter, parameters_of, words_of
 from hiddenscope.texts import names_a_file
 
 MOST_CHARACTERS = 20_000
@@ -53,7 +57,9 @@ Kind: TypeAlias = Literal[
     "direction",
 ]
 OneText: TypeAlias = Annotated[str, Field(min_length=1, max_length=MOST_CHARACTERS)]
-SomeTexts: TypeAlias = OneText | Annotated[list[OneText], Field(min_length=1, max_length=MOST_TEXTS)]
+SomeTexts: TypeAlias = (
+    OneText | Annotated[list[OneText], Field(min_length=1, max_length=MOST_TEXTS)]
+)
 SitesName: TypeAlias = Annotated[str, Field(pattern=SITES)]
 Word: TypeAlias = Annotated[str, Field(min_length=1, max_length=200)]
 Number: TypeAlias = Annotated[float, Field(ge=-1e6, le=1e6, allow_inf_nan=False)]
@@ -71,14 +77,18 @@ class Strict(BaseModel):
 
 
 class ModelChoice(Strict):
-    """A model: a name of the zoo, a Hugging Face id, or a folder that `GET /api/models` listed; and its dtype."""
+    """A model: a name of the zoo, a Hugging Face id, or a folder that `GET /api/models`
+    listed; and its dtype.
+    """
 
     name: Annotated[str, Field(pattern=MODEL_NAME, max_length=200)]
     dtype: Dtype | None = None
 
 
 class ContrastChoice(Strict):
-    """Two prompts that differ in what matters, and the two answers that tell them apart."""
+    """Two prompts that differ in what matters, and the two answers that tell them
+    apart.
+    """
 
     clean: OneText
     corrupt: OneText
@@ -106,7 +116,8 @@ class GridArguments(Strict):
 
 
 class ChangeChoice(Strict):
-    """What is done to a state: taken away, replaced by that of another text, or moved along a direction.
+    """What is done to a state: taken away, replaced by that of another text, or moved
+    along a direction.
 
     `token` is the token of the other text; without it, the one at the same position.
     """
@@ -120,14 +131,18 @@ class ChangeChoice(Strict):
 
 
 class AnswersArguments(Strict):
-    """Two answers that tell two texts apart: the token that the model finds likeliest after each."""
+    """Two answers that tell two texts apart: the token that the model finds likeliest
+    after each.
+    """
 
     a: OneText
     b: OneText
 
 
 class StateArguments(Strict):
-    """One state of a text, and what the model predicts after the text, before and after a change of the state."""
+    """One state of a text, and what the model predicts after the text, before and after
+    a change of the state.
+    """
 
     text: OneText
     site: Annotated[str, Field(pattern=r"^[a-z0-9.]{1,40}$")]
@@ -136,7 +151,9 @@ class StateArguments(Strict):
 
 
 class ContinuationArguments(StateArguments):
-    """What the model writes after a text, before and after a change of one of its states."""
+    """What the model writes after a text, before and after a change of one of its
+    states.
+    """
 
     new_tokens: Annotated[int, Field(ge=1, le=MOST_NEW_TOKENS)] = 12
 
@@ -174,7 +191,11 @@ KINDS: dict[Kind, Any] = {
     "data": Annotated[str, Field(pattern=DATA_NAME)],
     "sites": SitesName,
     "integer": Integer,
-    "numbers": Number | Annotated[list[Number], Field(min_length=1, max_length=50)] | Literal["ablate"],
+    "numbers": (
+        Number
+        | Annotated[list[Number], Field(min_length=1, max_length=50)]
+        | Literal["ablate"]
+    ),
     "flag": bool,
     "word": Word,
     "pooling": Pooling,
@@ -213,12 +234,17 @@ def questions_of(analysis: Analysis) -> tuple[Question, ...]:
 
 
 def never_a_path(kind: Kind, value: Any) -> Any:
-    """Texts of a request as an analysis takes them: some read a single string that names a file, but none in a list.
+    """Texts of a request as an analysis takes them: some read a single string that
+    names a file, but none in a list.
 
     >>> never_a_path("texts", "diary.txt"), never_a_path("texts", "A text.")
     (['diary.txt'], 'A text.')
     """
-    return [value] if kind == "texts" and isinstance(value, str) and names_a_file(value) else value
+    return (
+        [value]
+        if kind == "texts" and isinstance(value, str) and names_a_file(value)
+        else value
+    )
 
 
 def _questions(analysis: Analysis, parameters: list[Parameter]) -> Iterator[Question]:
@@ -227,8 +253,15 @@ def _questions(analysis: Analysis, parameters: list[Parameter]) -> Iterator[Ques
         kind = _kind(analysis, parameter, words)
         if kind is None:
             continue
-        optional = any(isinstance(node, ast.Constant) and node.value is None for node in ast.walk(parameter.type))
-        help_ = analysis.options[parameter.name].help if parameter.name in analysis.options else ""
+        optional = any(
+            isinstance(node, ast.Constant) and node.value is None
+            for node in ast.walk(parameter.type)
+        )
+        help_ = (
+            analysis.options[parameter.name].help
+            if parameter.name in analysis.options
+            else ""
+        )
         yield Question(
             parameter.name,
             kind,
@@ -240,7 +273,9 @@ def _questions(analysis: Analysis, parameters: list[Parameter]) -> Iterator[Ques
         )
 
 
-def _kind(analysis: Analysis, parameter: Parameter, words: tuple[str, ...]) -> Kind | None:
+def _kind(
+    analysis: Analysis, parameter: Parameter, words: tuple[str, ...]
+) -> Kind | None:
     """What a parameter takes; None where only a program can give it."""
     names, name = parameter.names, parameter.name
     if {"Texts", "Query", "Answers"} & names:
@@ -249,10 +284,20 @@ def _kind(analysis: Analysis, parameter: Parameter, words: tuple[str, ...]) -> K
         return "model"
     if ONLY_IN_PYTHON & names or "os" in names:  # os.PathLike
         return None
-    named: dict[str, Kind] = {"data": "data", "sites": "sites", "site": "sites", "strengths": "numbers"}
+    named: dict[str, Kind] = {
+        "data": "data",
+        "sites": "sites",
+        "site": "sites",
+        "strengths": "numbers",
+    }
     if name in named:
         return named[name]
-    typed: dict[str, Kind] = {"Contrast": "contrast", "Direction": "direction", "bool": "flag", "Token": "pooling"}
+    typed: dict[str, Kind] = {
+        "Contrast": "contrast",
+        "Direction": "direction",
+        "bool": "flag",
+        "Token": "pooling",
+    }
     for type_, kind in typed.items():
         if type_ in names:
             return kind
@@ -263,7 +308,9 @@ def _kind(analysis: Analysis, parameter: Parameter, words: tuple[str, ...]) -> K
 
 def _arguments(analysis: Analysis) -> type[BaseModel]:
     fields: dict[str, Any] = {
-        question.name: (question.type, ...) if question.required else (question.type | None, None)
+        question.name: (
+            (question.type, ...) if question.required else (question.type | None, None)
+        )
         for question in questions_of(analysis)
     }
     name = f"{analysis.word.capitalize()}Arguments"
@@ -271,7 +318,9 @@ def _arguments(analysis: Analysis) -> type[BaseModel]:
 
 
 class ModelOrStore(Strict):
-    """A request to an analysis that reads states: a model computes them, or they were kept before."""
+    """A request to an analysis that reads states: a model computes them, or they were
+    kept before.
+    """
 
     model: ModelChoice | None = None
     store: StoreName | None = None
@@ -285,13 +334,21 @@ class ModelOrStore(Strict):
 
 
 def _request(word: str, arguments: type[BaseModel]) -> type[BaseModel]:
-    fields: dict[str, Any] = {"analysis": (Literal[word], ...), "arguments": (arguments, ...)}
+    fields: dict[str, Any] = {
+        "analysis": (Literal[word], ...),
+        "arguments": (arguments, ...),
+    }
     base: type[BaseModel] = Strict
     if word in ON_STATES:
         base = ModelOrStore
     elif word not in WITHOUT_MODEL:
         fields["model"] = (ModelChoice, ...)
-    return create_model(f"{word.capitalize()}Request", __base__=base, __doc__=arguments.__doc__, **fields)
+    return create_model(
+        f"{word.capitalize()}Request",
+        __base__=base,
+        __doc__=arguments.__doc__,
+        **fields,
+    )
 
 
 ASKED = tuple(analysis for analysis in ANALYSES if analysis.in_app)
@@ -307,10 +364,13 @@ OWN_ARGUMENTS: dict[str, type[BaseModel]] = {
     "nearest": NearestArguments,
 }
 WITHOUT_MODEL = {"kept", "nearest"}
-REQUESTS = {analysis.word: _request(analysis.word, _arguments(analysis)) for analysis in ASKED} | {
-    word: _request(word, arguments) for word, arguments in OWN_ARGUMENTS.items()
-}
-JobRequest: Any = Annotated[Union[tuple(REQUESTS.values())], Field(discriminator="analysis")]  # noqa: UP007
+REQUESTS = {
+    analysis.word: _request(analysis.word, _arguments(analysis)) for analysis in ASKED
+} | {word: _request(word, arguments) for word, arguments in OWN_ARGUMENTS.items()}
+JobRequest: Any = Annotated[
+    Union[tuple(REQUESTS.values())],  # noqa: UP007
+    Field(discriminator="analysis"),
+]
 
 
 class Problem(BaseModel):
@@ -320,7 +380,9 @@ class Problem(BaseModel):
 
 
 class Progress(BaseModel):
-    """What is being done, how much of it is done, and how much there is, where that is known."""
+    """What is being done, how much of it is done, and how much there is, where that is
+    known.
+    """
 
     what: str
     done: float
@@ -328,21 +390,30 @@ class Progress(BaseModel):
 
 
 class JobAnswer(BaseModel):
-    """A job: queued, running, done, failed or cancelled. `result` is the id of its result once it is done."""
+    """A job: queued, running, done, failed or cancelled. `result` is the id of its
+    result once it is done.
+    """
 
     id: str
     analysis: str
     state: Literal["queued", "running", "done", "failed", "cancelled"]
     waiting: int = Field(description="How many jobs are before it.")
     progress: Progress | None = None
-    partial: int = Field(0, description="How many partial results there were; the last is at /api/jobs/ID/partial.")
+    partial: int = Field(
+        0,
+        description=(
+            "How many partial results there were; the last is at /api/jobs/ID/partial."
+        ),
+    )
     result: str | None = None
     error: str | None = None
     note: str = ""
 
 
 class ViewAnswer(BaseModel):
-    """A view of a result: its name, by which it is saved, its title, and whether it is a grid, panels or lines."""
+    """A view of a result: its name, by which it is saved, its title, and whether it is
+    a grid, panels or lines.
+    """
 
     name: str
     title: str
@@ -350,7 +421,9 @@ class ViewAnswer(BaseModel):
 
 
 class SectionAnswer(BaseModel):
-    """A part of the story of a result: a title, prose, and the places of its views in the payload."""
+    """A part of the story of a result: a title, prose, and the places of its views in
+    the payload.
+    """
 
     title: str
     prose: str
@@ -372,7 +445,8 @@ class AnswersAnswer(BaseModel):
 
 
 class NearestAnswer(BaseModel):
-    """One of the nearest in kept states: the number of the text, its token where a state was asked for, and the score.
+    """One of the nearest in kept states: the number of the text, its token where a
+    state was asked for, and the score.
 
     `string` is the text, or the token.
     """
@@ -395,15 +469,27 @@ class ResultAnswer(BaseModel):
     sections: list[SectionAnswer]
     python: str | None
     command: str | None
-    command_reason: str = Field("", description="Why there is no command, where there is none.")
+    command_reason: str = Field(
+        "", description="Why there is no command, where there is none."
+    )
     state: dict[str, Any] | None = Field(None, description="What `state` answers.")
-    continuation: ContinuationAnswer | None = Field(None, description="What `continuation` answers.")
+    continuation: ContinuationAnswer | None = Field(
+        None, description="What `continuation` answers."
+    )
     answers: AnswersAnswer | None = Field(None, description="What `answers` answers.")
     columns: list[int | None] = Field(
-        [], description="The token of the first text in each column of the first grid; none given: one after another."
+        [],
+        description=(
+            "The token of the first text in each column of the first grid; none given:"
+            " one after another."
+        ),
     )
-    other_columns: list[int | None] = Field([], description="The same for the second text, where there are two.")
-    nearest: list[NearestAnswer] = Field([], description="What `store` and `nearest` answer, best first.")
+    other_columns: list[int | None] = Field(
+        [], description="The same for the second text, where there are two."
+    )
+    nearest: list[NearestAnswer] = Field(
+        [], description="What `store` and `nearest` answer, best first."
+    )
 
 
 class QuestionAnswer(BaseModel):
@@ -415,21 +501,29 @@ class QuestionAnswer(BaseModel):
     default: str | int | float | bool | None = None
     choices: list[str]
     help: str
-    of_states: bool = Field(default=True, description="Whether it can be given when kept states are asked.")
+    of_states: bool = Field(
+        default=True, description="Whether it can be given when kept states are asked."
+    )
 
 
 class AnalysisAnswer(BaseModel):
-    """An analysis: its word, its question, and what can be asked of it beside its model."""
+    """An analysis: its word, its question, and what can be asked of it beside its
+    model.
+    """
 
     word: str
     question: str
     group: str
-    on_states: bool = Field(description="Whether kept states can be asked in place of a model.")
+    on_states: bool = Field(
+        description="Whether kept states can be asked in place of a model."
+    )
     parameters: list[QuestionAnswer]
 
 
 class ModelAnswer(BaseModel):
-    """A model that can be had: from the zoo, from the local cache of the hub, or from a folder below the root."""
+    """A model that can be had: from the zoo, from the local cache of the hub, or from a
+    folder below the root.
+    """
 
     name: str
     label: str
@@ -446,14 +540,20 @@ class ColumnChoice(BaseModel):
 
 
 class TableAnswer(BaseModel):
-    """The columns of a table that somebody wants to upload, its first rows, and which columns are likely meant."""
+    """The columns of a table that somebody wants to upload, its first rows, and which
+    columns are likely meant.
+    """
 
     file: str
     columns: list[str]
     rows: list[list[str]]
     likely: ColumnChoice
-    certain: bool = Field(description="Whether the names of the columns say what they are.")
-    parameters: list["QuestionAnswer"] = Field(description="What is chosen from the columns, as a form asks for it.")
+    certain: bool = Field(
+        description="Whether the names of the columns say what they are."
+    )
+    parameters: list["QuestionAnswer"] = Field(
+        description="What is chosen from the columns, as a form asks for it."
+    )
 
 
 class DatasetAnswer(BaseModel):
@@ -463,9 +563,14 @@ class DatasetAnswer(BaseModel):
     label: str
     texts: int
     labels: dict[str, int]
-    groups: int | None = Field(None, description="How many groups of texts there are; none where nobody named them.")
+    groups: int | None = Field(
+        None,
+        description="How many groups of texts there are; none where nobody named them.",
+    )
     sample: list[str]
-    columns: ColumnChoice | None = Field(None, description="The columns that were taken, of an uploaded table.")
+    columns: ColumnChoice | None = Field(
+        None, description="The columns that were taken, of an uploaded table."
+    )
 
 
 class StoreAnswer(BaseModel):
@@ -484,7 +589,9 @@ class StoreAnswer(BaseModel):
 
 
 class StoreText(BaseModel):
-    """One text of kept states: its number, how it begins, whether it goes on, and how many rows it has."""
+    """One text of kept states: its number, how it begins, whether it goes on, and how
+    many rows it has.
+    """
 
     number: int
     text: str
@@ -493,7 +600,9 @@ class StoreText(BaseModel):
 
 
 class StoreTextsAnswer(BaseModel):
-    """A page of the texts of kept states, in their order; `total` is how many there are."""
+    """A page of the texts of kept states, in their order; `total` is how many there
+    are.
+    """
 
     total: int
     first: int

@@ -1,4 +1,6 @@
-"""Settings of a running workbench: where it listens, who may come in, and how much it takes and keeps."""
+"""Settings of a running workbench: where it listens, who may come in, and how much it
+takes and keeps.
+"""
 
 import secrets
 from dataclasses import dataclass, field
@@ -15,13 +17,16 @@ def _default_folder() -> Path:
 
 @dataclass(frozen=True)
 class Settings:
-    """Where a workbench listens, where it keeps results, which folders it may open, and its limits.
+    """Where a workbench listens, where it keeps results, which folders it may open, and
+    its limits.
 
-    `ticket` is good for one visit, in place of the token: it is what a browser is started with, and everybody on the
-    machine can read the arguments of a process. `root` is the folder below which models and states may be opened;
-    without it, none are. `remote` allows another address than loopback. `request_seconds` is how long a client may take
-    to send its headers, between two pieces of its body, and to read what was sent. `connections` is how many may be
-    open; where the process may have few descriptors, at most a quarter of those.
+    `ticket` is good for one visit, in place of the token: it is what a browser is
+    started with, and everybody on the machine can read the arguments of a process.
+    `root` is the folder below which models and states may be opened; without it, none
+    are. `remote` allows another address than loopback. `request_seconds` is how long a
+    client may take to send its headers, between two pieces of its body, and to read
+    what was sent. `connections` is how many may be open; where the process may have few
+    descriptors, at most a quarter of those.
 
     >>> Settings(token="secret").cookie
     'hiddenscope-8765'
@@ -47,7 +52,9 @@ class Settings:
 
     @property
     def cookie(self) -> str:
-        """The name of the cookie; two servers on one machine have two ports, and so two names."""
+        """The name of the cookie; two servers on one machine have two ports, and so two
+        names.
+        """
         return f"hiddenscope-{self.port}"
 
     @property

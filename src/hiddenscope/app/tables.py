@@ -1,4 +1,5 @@
-"""Tables that somebody wants to upload: their columns and first rows, so that a reader can say what each column is.
+"""Tables that somebody wants to upload: their columns and first rows, so that a reader
+can say what each column is.
 
 Only the beginning is looked at. `Library.add_dataset` reads all of it, strictly.
 
@@ -29,12 +30,18 @@ MOST_CHARACTERS = 200  # of a cell
 
 
 def upload_format(file: str) -> str:
-    """The format of an uploaded file, by its suffix; a TextError for one that cannot be read."""
+    """The format of an uploaded file, by its suffix; a TextError for one that cannot be
+    read.
+    """
     suffix = Path(file).suffix.lower()
     if suffix in UPLOAD_FORMATS:
         return suffix
     remedy = f"Upload one of {' '.join(UPLOAD_FORMATS)}; Python reads the others."
-    raise TextError(f"Cannot read {file[:80]!r}", f"{suffix or 'no suffix'!r} is not a known format", remedy)
+    raise TextError(
+        f"Cannot read {file[:80]!r}",
+        f"{suffix or 'no suffix'!r} is not a known format",
+        remedy,
+    )
 
 
 def first_rows(file: str, content: bytes) -> TableAnswer:
@@ -59,7 +66,13 @@ def first_rows(file: str, content: bytes) -> TableAnswer:
 
 def _parameter(role: str, columns: list[str]) -> QuestionAnswer:
     """Describe the choice of one column, as a form asks for it."""
-    return QuestionAnswer(name=role, kind="choice", required=role == "text", choices=columns, help=texts.COLUMNS[role])
+    return QuestionAnswer(
+        name=role,
+        kind="choice",
+        required=role == "text",
+        choices=columns,
+        help=texts.COLUMNS[role],
+    )
 
 
 def _beginning(content: bytes) -> str:
@@ -107,9 +120,17 @@ def _by_name(columns: list[str]) -> ColumnChoice:
     return ColumnChoice(**chosen)
 
 
-def _by_length(columns: list[str], cells: list[list[str]], named: ColumnChoice) -> ColumnChoice:
-    """Suggest the column with the longest cells as the texts, and of two columns the other one as the labels."""
-    lengths = {name: sum(len(row[place]) for row in cells) for place, name in enumerate(columns) if name != named.label}
+def _by_length(
+    columns: list[str], cells: list[list[str]], named: ColumnChoice
+) -> ColumnChoice:
+    """Suggest the column with the longest cells as the texts, and of two columns the
+    other one as the labels.
+    """
+    lengths = {
+        name: sum(len(row[place]) for row in cells)
+        for place, name in enumerate(columns)
+        if name != named.label
+    }
     if not lengths:
         return named
     text = max(lengths, key=lambda name: lengths[name])

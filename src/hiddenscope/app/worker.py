@@ -1,7 +1,9 @@
-"""The worker process: it has torch and the models, and answers one question after another over pipes.
+"""The worker process: it has torch and the models, and answers one question after
+another over pipes.
 
-It ends when its stdin closes, so that no worker outlives its server. An interrupt (SIGINT) cancels the question that it
-answers; while it writes a frame, or waits for a question, an interrupt waits or is forgotten.
+It ends when its stdin closes, so that no worker outlives its server. An interrupt
+(SIGINT) cancels the question that it answers; while it writes a frame, or waits for a
+question, an interrupt waits or is forgotten.
 """
 
 import errno
@@ -23,7 +25,9 @@ SECONDS_BETWEEN = 0.05  # of two notes of progress
 
 
 class _Interrupts:
-    """Turns SIGINT into KeyboardInterrupt while a question is answered, and at no other time."""
+    """Turns SIGINT into KeyboardInterrupt while a question is answered, and at no other
+    time.
+    """
 
     def __init__(self) -> None:
         self.answering = self.writing = self.waiting = False
@@ -50,12 +54,18 @@ class _Pipe:
                 self.stream.flush()
         finally:
             self.interrupts.writing = False
-        if self.interrupts.waiting and threading.current_thread() is threading.main_thread():
+        if (
+            self.interrupts.waiting
+            and threading.current_thread() is threading.main_thread()
+        ):
             self.interrupts.waiting = False
             raise KeyboardInterrupt
 
     def send_answer(self, kind: str, given: AnswerBytes) -> None:
-        self.send({**given.header, "type": kind, "payload_bytes": len(given.payload)}, given.payload + given.data)
+        self.send(
+            {**given.header, "type": kind, "payload_bytes": len(given.payload)},
+            given.payload + given.data,
+        )
 
 
 class _Sink:
@@ -68,7 +78,9 @@ class _Sink:
         now = time.monotonic()
         if what != self.what or now - self.last > SECONDS_BETWEEN:
             self.what, self.last = what, now
-            self.pipe.send({"type": "progress", "what": what[:200], "done": done, "total": total})
+            self.pipe.send(
+                {"type": "progress", "what": what[:200], "done": done, "total": total}
+            )
 
 
 def main() -> None:
@@ -98,46 +110,74 @@ def _listen(questions: "queue.Queue[Header]") -> None:
     os.killpg(0, signal.SIGKILL) if os.getpgrp() == os.getpid() else os._exit(0)
 
 
-def _answer_one(request: Header, models: Models, pipe: _Pipe, interrupts: _Interrupts) -> None:
+def _answer_one(
+    request: Header, models: Models, pipe: _Pipe, interrupts: _Interrupts
+) -> None:
     modules = len(sys.modules)
     try:
         interrupts.answering = True
         try:
             with progress.sent_to(_Sink(pipe)):
-                found = answer(request, models, lambda early: pipe.send_answer("partial", early))
+                found = answer(
+                    request, models, lambda early: pipe.send_answer("partial", early)
+                )
         finally:
             interrupts.answering = interrupts.waiting = False
         pipe.send_answer("result", found)
     except KeyboardInterrupt:
         interrupts.answering = False
-        leaving = len(sys.modules) != modules  # an interrupted import leaves modules in pieces
+        # An interrupted import leaves modules in pieces.
+        leaving = len(sys.modules) != modules
         pipe.send({"type": "cancelled", "leaving": leaving})
         if leaving:
             os._exit(0)
     except Error as error:
-        pipe.send({"type": "error", "message": str(error), "kind": type(error).__name__})
+        pipe.send(
+            {"type": "error", "message": str(error), "kind": type(error).__name__}
+        )
     except Exception as error:
         traceback.print_exc()
-        name, message, interrupted = type(error).__name__, explained(error), _was_interrupted(error)
-        cancelled = {"type": "cancelled", "leaving": True}  # the import of something was interrupted
-        pipe.send(cancelled if interrupted else {"type": "error", "message": message, "kind": name})
+        name, message, interrupted = (
+            type(error).__name__,
+            explained(error),
+            _was_interrupted(error),
+        )
+        # The import of something was interrupted.
+        cancelled = {
+            "type": "cancelled",
+            "leaving": True,
+        }
+        pipe.send(
+            cancelled
+            if interrupted
+            else {"type": "error", "message": message, "kind": name}
+        )
         if interrupted:
             os._exit(0)
 
 
 NO_MEMORY = (
-    "Out of memory: the model or the texts are too large for this machine. Ask for fewer texts or a smaller model."
+    "Out of memory: the model or the texts are too large for this machine. Ask for"
+    " fewer texts or a smaller model."
 )
 
 
-NO_DISK = "The disk could not be read or written ({}). Free some space on it, and ask again."
+NO_DISK = (
+    "The disk could not be read or written ({}). Free some space on it, and ask again."
+)
 
 
 def explained(error: Exception) -> str:
     """Return what went wrong, as the page says it."""
     if is_out_of_memory(error):
         return NO_MEMORY
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO):
+    if isinstance(error, OSError) and error.errno in (
+        errno.ENOSPC,
+        errno.EDQUOT,
+        errno.EFBIG,
+        errno.EROFS,
+        errno.EIO,
+    ):
         return NO_DISK.format(os.strerror(error.errno))
     return f"Unexpectedly, {type(error).__name__}: {str(error)[:500]}"
 

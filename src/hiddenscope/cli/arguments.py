@@ -1,13 +1,14 @@
-"""What the words of a command line stand for: one rule for every command, applied before torch is imported.
+"""What the words of a command line stand for: one rule for every command, applied
+before torch is imported.
 
     "A text."     a positional argument is a text
     @FILE         the texts of a file: .txt (one per line), .jsonl, .csv, .tsv, .parquet; `--text` names the column
     -, @-.csv     the lines of stdin, or a table on stdin; -.csv is understood too
     @@name        the text "@name"
 
-An argument that is the path of a file, or looks like one, is an error that says how to read it: the states of the words
-`corpus.txt` are never what was meant. Where only a file makes sense (a dataset, a source to search), the @ may be left
-out.
+An argument that is the path of a file, or looks like one, is an error that says how to
+read it: the states of the words `corpus.txt` are never what was meant. Where only a
+file makes sense (a dataset, a source to search), the @ may be left out.
 
 >>> texts_in(["A text.", "@@name"])
 ['A text.', '@name']
@@ -28,12 +29,32 @@ from hiddenscope import texts as reader
 from hiddenscope.errors import FileError, LoadError, TextError
 from hiddenscope.texts import COMPRESSIONS, FORMATS, Labelled, is_file
 
-VECTORS = (".safetensors", ".npy")  # files that hold states or vectors in place of texts
-DOCUMENTS = (".json", ".md", ".rst", ".html", ".htm", ".xml", ".yaml", ".yml", ".log", ".pdf", ".doc", ".docx", ".xlsx")
+# Files that hold states or vectors in place of texts.
+VECTORS = (
+    ".safetensors",
+    ".npy",
+)
+DOCUMENTS = (
+    ".json",
+    ".md",
+    ".rst",
+    ".html",
+    ".htm",
+    ".xml",
+    ".yaml",
+    ".yml",
+    ".log",
+    ".pdf",
+    ".doc",
+    ".docx",
+    ".xlsx",
+)
 PROGRAMS = (".py", ".ipynb", ".gguf", ".npz", ".nc", ".arrow", ".zip")
 SUFFIXES = {*FORMATS, *COMPRESSIONS, *VECTORS, *DOCUMENTS, *PROGRAMS}
 DEVICE = re.compile(r"(?:cpu|cuda|mps|xpu|hpu|npu|mtia|ipu|xla|auto)(?::[0-9]+)?")
-DTYPE = re.compile(r"(?:torch\.)?(?:(?:b?float|b?f|b?fp)(?:16|32|64)?|half|double|auto|float8_\w+)")
+DTYPE = re.compile(
+    r"(?:torch\.)?(?:(?:b?float|b?f|b?fp)(?:16|32|64)?|half|double|auto|float8_\w+)"
+)
 STDIN = re.compile(r"-(?:\.\w+)+")
 
 
@@ -41,9 +62,10 @@ STDIN = re.compile(r"-(?:\.\w+)+")
 class TextRule:
     """Marks an argument that holds texts: the command is given the texts themselves.
 
-    `many` texts may come from `--texts FILE` too, unless the command has a use of its own for that option. They are
-    `required`, or may be left out. With `vectors` a file may hold states or vectors: the command is given its path.
-    `beside_states` texts are wanted with `--states` too, as queries are; others are those of the states.
+    `many` texts may come from `--texts FILE` too, unless the command has a use of its
+    own for that option. They are `required`, or may be left out. With `vectors` a file
+    may hold states or vectors: the command is given its path. `beside_states` texts are
+    wanted with `--states` too, as queries are; others are those of the states.
     """
 
     many: bool = True
@@ -54,16 +76,30 @@ class TextRule:
 
 
 def texts_in(
-    words: Sequence[str], file: str | None = None, column: str | None = None, rule: TextRule | None = None
+    words: Sequence[str],
+    file: str | None = None,
+    column: str | None = None,
+    rule: TextRule | None = None,
 ) -> list[str] | Path:
-    """The texts that the words of an argument and `--texts` stand for, or the path of a file of states or vectors."""
+    """The texts that the words of an argument and `--texts` stand for, or the path of a
+    file of states or vectors.
+    """
     rule = rule or TextRule()
     words = [*words, *([] if file is None else [f"@{file.removeprefix('@')}"])]
     files = [word for word in words if _is_source(word)]
     if column is not None and not files:
         reason = "it is a column of a file, and no file is given"
-        raise TextError(f"Cannot use --text {column}", reason, "Give one as @FILE, or leave --text out.")
-    if rule.vectors and len(words) == 1 and files and Path(words[0]).suffix.lower() in VECTORS:
+        raise TextError(
+            f"Cannot use --text {column}",
+            reason,
+            "Give one as @FILE, or leave --text out.",
+        )
+    if (
+        rule.vectors
+        and len(words) == 1
+        and files
+        and Path(words[0]).suffix.lower() in VECTORS
+    ):
         return Path(words[0][1:])
     if not words and rule.required:
         remedy = "Give texts, @FILE to read a file, or - to read stdin."
@@ -76,11 +112,18 @@ def text_in(word: str) -> str:
     found = _texts_of(word, None)
     if len(found) != 1:
         remedy = "Give one text: a file with one line, or the text itself."
-        raise TextError(f"Cannot take one text from {word!r}", f"it holds {len(found):,}", remedy)
+        raise TextError(
+            f"Cannot take one text from {word!r}", f"it holds {len(found):,}", remedy
+        )
     return found[0]
 
 
-def dataset(name: str, text: str | None = None, label: str | None = None, group: str | None = None) -> Labelled:
+def dataset(
+    name: str,
+    text: str | None = None,
+    label: str | None = None,
+    group: str | None = None,
+) -> Labelled:
     """Read a dataset: a shipped name, a file, or stdin."""
     return reader.read(_opened(name), text=text, label=label, group=group)
 
@@ -91,16 +134,23 @@ def shipped() -> list[str]:
 
 
 def check_place(device: str | None, dtype: str | None) -> None:
-    """Refuse a device or a dtype that torch cannot have; whether this machine has it is seen later.
+    """Refuse a device or a dtype that torch cannot have; whether this machine has it is
+    seen later.
 
     >>> check_place("cuda:1", "bf16")
     """
     if device is not None and not DEVICE.fullmatch(device):
         raise LoadError(
-            f"No device {device!r}", "torch has no device of that name", "Give cpu, cuda, cuda:1, mps or auto."
+            f"No device {device!r}",
+            "torch has no device of that name",
+            "Give cpu, cuda, cuda:1, mps or auto.",
         )
     if dtype is not None and not DTYPE.fullmatch(dtype):
-        raise LoadError(f"No dtype {dtype!r}", "it is not a floating-point dtype", "Give float32, bfloat16 or float16.")
+        raise LoadError(
+            f"No dtype {dtype!r}",
+            "it is not a floating-point dtype",
+            "Give float32, bfloat16 or float16.",
+        )
 
 
 def with_stdin(words: Sequence[str]) -> list[str]:
@@ -123,7 +173,9 @@ def _texts_of(word: str, column: str | None) -> list[str]:
     if not text.strip():
         reason = "it is only white space" if text else "it is empty"
         raise TextError(
-            f"Cannot use the text {text!r}", reason, "Give a text, @FILE to read a file, or - to read stdin."
+            f"Cannot use the text {text!r}",
+            reason,
+            "Give a text, @FILE to read a file, or - to read stdin.",
         )
     if text == word:
         _refuse_file(word)
@@ -137,7 +189,10 @@ def _refuse_file(word: str) -> None:
         what = "is a file" if exists else "looks like a file"
         remedy = f"Write @{word} to read a file."
         if exists:
-            remedy = f"Write @{word} to read it; `echo {word} | hiddenscope ... -` gives its name as a text."
+            remedy = (
+                f"Write @{word} to read it; `echo {word} | hiddenscope ... -` gives its"
+                " name as a text."
+            )
         raise TextError(f"{word!r} {what}", "an argument is a text", remedy)
 
 
@@ -146,12 +201,22 @@ def _opened(name: str) -> str:
     source = name.removeprefix("@")
     stdin = source == "-" or STDIN.fullmatch(source) is not None
     if stdin and sys.stdin is None:
-        raise FileError("Cannot read stdin", "it is closed", "Pipe texts into the command, or give them here.")
+        raise FileError(
+            "Cannot read stdin",
+            "it is closed",
+            "Pipe texts into the command, or give them here.",
+        )
     there = stdin or is_file(source) or os.path.isdir(source)
     if not there and source not in (names := reader.shipped()):
         near = get_close_matches(source.lower(), names, 1, 0.6)
-        remedy = f"Did you mean {near[0]!r}?" if near else f"Give a file, or one of {', '.join(names)}."
+        remedy = (
+            f"Did you mean {near[0]!r}?"
+            if near
+            else f"Give a file, or one of {', '.join(names)}."
+        )
         if name.startswith("@"):
             remedy = f"Check the path. For the text {name[:40]!r} write @{name[:40]}."
-        raise FileError(f"Cannot read texts from {source[:80]!r}", "there is no such file", remedy)
+        raise FileError(
+            f"Cannot read texts from {source[:80]!r}", "there is no such file", remedy
+        )
     return source

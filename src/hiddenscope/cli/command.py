@@ -1,4 +1,6 @@
-"""What every command has: the shared options, errors as messages, and a result that is saved and printed."""
+"""What every command has: the shared options, errors as messages, and a result that is
+saved and printed.
+"""
 
 import inspect
 import os
@@ -28,20 +30,37 @@ from hiddenscope.texts import COLUMNS
 FIGURES = (".png", ".svg", ".pdf")
 RESULTS = (".html", *FIGURES, ".json", ".csv", ".nc")
 VIEW = re.compile(r"all|(?:grid|panels|lines)(?:-[0-9]+)?")
-KEYWORD = re.compile(r"""`?\b(?P<name>[a-z_]+)=(?P<value>'[^']*'|"[^"]*"|-?\w(?:[\w.*]*[\w*])?|)`?""")
+KEYWORD = re.compile(
+    r"""`?\b(?P<name>[a-z_]+)=(?P<value>'[^']*'|"[^"]*"|-?\w(?:[\w.*]*[\w*])?|)`?"""
+)
 
-NEEDS_HEAD = {"lens": "read with a lens", "patch": "patch", "steer": "steer", "graft": "graft into"}
+NEEDS_HEAD = {
+    "lens": "read with a lens",
+    "patch": "patch",
+    "steer": "steer",
+    "graft": "graft into",
+}
 
 MODEL_HELP = "A zoo name, a Hugging Face id, a folder or a .gguf file."
 TEXTS_HELP = "The texts; @FILE reads those of a file, - one from each line of stdin."
 TextsArgument = Annotated[list[str] | None, typer.Argument(help=TEXTS_HELP), TextRule()]
-TextsOption = Annotated[str | None, typer.Option("--texts", help="A file of texts: .txt .jsonl .csv .tsv .parquet.")]
-TextOption = Annotated[str | None, typer.Option("--text", help="The column of the texts in a file.")]
+TextsOption = Annotated[
+    str | None,
+    typer.Option("--texts", help="A file of texts: .txt .jsonl .csv .tsv .parquet."),
+]
+TextOption = Annotated[
+    str | None, typer.Option("--text", help="The column of the texts in a file.")
+]
 TextColumn = Annotated[str | None, typer.Option(help=COLUMNS["text"])]
 LabelColumn = Annotated[str | None, typer.Option(help=COLUMNS["label"])]
 GroupColumn = Annotated[str | None, typer.Option(help=COLUMNS["group"])]
-SitesOption = Annotated[str, typer.Option(help="Which states: layer.3, layer.*, final, *.attn, a comma list.")]
-TruncateOption = Annotated[bool, typer.Option(help="Cut a text that is longer than the model's window.")]
+SitesOption = Annotated[
+    str,
+    typer.Option(help="Which states: layer.3, layer.*, final, *.attn, a comma list."),
+]
+TruncateOption = Annotated[
+    bool, typer.Option(help="Cut a text that is longer than the model's window.")
+]
 
 
 def zoo_names() -> list[str]:
@@ -51,24 +70,45 @@ def zoo_names() -> list[str]:
 
 @dataclass(frozen=True)
 class Shared:
-    """The options that every command takes; its fields are their names, types and defaults."""
+    """The options that every command takes; its fields are their names, types and
+    defaults.
+    """
 
-    model: Annotated[str | None, typer.Option(help=MODEL_HELP, autocompletion=zoo_names)] = None
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, mps, or auto to spread a large model.")] = None
-    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16, in place of the model's own.")] = None
-    out: Annotated[Path | None, typer.Option(help="Write here; the suffix chooses the format.")] = None
-    view: Annotated[str | None, typer.Option(help="Which view a figure shows: grid, lines, lines-2, panels, all.")] = (
-        None
-    )
-    measure: Annotated[str | None, typer.Option(help="Which measure of a grid a figure shows.")] = None
+    model: Annotated[
+        str | None, typer.Option(help=MODEL_HELP, autocompletion=zoo_names)
+    ] = None
+    device: Annotated[
+        str | None,
+        typer.Option(help="cpu, cuda, cuda:1, mps, or auto to spread a large model."),
+    ] = None
+    dtype: Annotated[
+        str | None,
+        typer.Option(help="float32, bfloat16 or float16, in place of the model's own."),
+    ] = None
+    out: Annotated[
+        Path | None, typer.Option(help="Write here; the suffix chooses the format.")
+    ] = None
+    view: Annotated[
+        str | None,
+        typer.Option(
+            help="Which view a figure shows: grid, lines, lines-2, panels, all."
+        ),
+    ] = None
+    measure: Annotated[
+        str | None, typer.Option(help="Which measure of a grid a figure shows.")
+    ] = None
     width: Annotated[
-        Literal["column", "page"] | None, typer.Option(help="How wide a figure is: 3.3 or 6.9 inches.")
+        Literal["column", "page"] | None,
+        typer.Option(help="How wide a figure is: 3.3 or 6.9 inches."),
     ] = None
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
     progress: Annotated[
-        bool | None, typer.Option("--progress/--quiet", help="Show progress on stderr, or nothing.")
+        bool | None,
+        typer.Option("--progress/--quiet", help="Show progress on stderr, or nothing."),
     ] = None
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show the traceback of an error.")
+    ] = False
 
     def load(self) -> "hs.Model":
         """The model that the options name."""
@@ -76,7 +116,11 @@ class Shared:
 
     def load_other(self, name: str | None, **options: str | None) -> "hs.Model":
         """Another model, with the same options except those given."""
-        given = {"device": self.device, "dtype": self.dtype, **{key: value for key, value in options.items() if value}}
+        given = {
+            "device": self.device,
+            "dtype": self.dtype,
+            **{key: value for key, value in options.items() if value},
+        }
         with progress.status(f"Loading {outline(name).described(given['dtype'])}"):
             return hs.load(name, **given)  # type: ignore[arg-type]
 
@@ -94,13 +138,20 @@ class Shared:
     def say_written(self) -> None:
         """Tell what --out wrote, and how large it is."""
         if self.out is not None and self.progress is not False:
-            echo(visible(f"Wrote {self.out} ({in_bytes(self.out.stat().st_size)})."), err=True)
+            echo(
+                visible(f"Wrote {self.out} ({in_bytes(self.out.stat().st_size)})."),
+                err=True,
+            )
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
-    """A function as the command of the same name; its first parameter, `shared`, becomes the shared options."""
+    """A function as the command of the same name; its first parameter, `shared`,
+    becomes the shared options.
+    """
     _, *declared = inspect.signature(function, eval_str=True).parameters.values()
-    rules = {parameter.name: rule for parameter in declared if (rule := _rule(parameter))}
+    rules = {
+        parameter.name: rule for parameter in declared if (rule := _rule(parameter))
+    }
     parameters = [*declared, *_file_options(declared, rules)]
     hints = get_type_hints(Shared, include_extras=True)
     suffixes: Sequence[str] = getattr(function, "suffixes", RESULTS)
@@ -110,7 +161,10 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     }
     options = [
         inspect.Parameter(
-            field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=hints[field.name]
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=field.default,
+            annotation=hints[field.name],
         )
         for field in fields(Shared)
         if field.name not in unused
@@ -119,7 +173,9 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     def run(**values: Any) -> None:
         shared = Shared(**{option.name: values.pop(option.name) for option in options})
         progress.show(shared.progress)
-        with _errors_as_messages(shared.debug, {option.name for option in options} | set(values)):
+        with _errors_as_messages(
+            shared.debug, {option.name for option in options} | set(values)
+        ):
             _check_writable(shared.out, suffixes)
             _check_look(shared)
             check_place(shared.device, shared.dtype)
@@ -129,7 +185,9 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
                 function(shared, **understood)
 
     run.__name__, run.__doc__ = function.__name__, function.__doc__
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in [*parameters, *options]}
+    run.__annotations__ = {
+        parameter.name: parameter.annotation for parameter in [*parameters, *options]
+    }
     run.__signature__ = inspect.Signature([*parameters, *options])  # type: ignore[attr-defined]
     return run
 
@@ -137,19 +195,40 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 def _rule(parameter: inspect.Parameter) -> TextRule | None:
     """How the words of an argument are read as texts; None for any other parameter."""
     return next(
-        (part for part in getattr(parameter.annotation, "__metadata__", ()) if isinstance(part, TextRule)), None
+        (
+            part
+            for part in getattr(parameter.annotation, "__metadata__", ())
+            if isinstance(part, TextRule)
+        ),
+        None,
     )
 
 
-def _file_options(declared: Sequence[inspect.Parameter], rules: Mapping[str, TextRule]) -> Iterator[inspect.Parameter]:
-    """`--texts FILE` and `--text COLUMN`, for a command that takes many texts and has no such options of its own."""
+def _file_options(
+    declared: Sequence[inspect.Parameter], rules: Mapping[str, TextRule]
+) -> Iterator[inspect.Parameter]:
+    """`--texts FILE` and `--text COLUMN`, for a command that takes many texts and has
+    no such options of its own.
+    """
     if any(rule.many and rule.file_option for rule in rules.values()):
-        for name, annotation in (("texts_file", TextsOption), ("text_column", TextOption)):
-            yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+        for name, annotation in (
+            ("texts_file", TextsOption),
+            ("text_column", TextOption),
+        ):
+            yield inspect.Parameter(
+                name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=None,
+                annotation=annotation,
+            )
 
 
-def _understood(values: dict[str, Any], rules: Mapping[str, TextRule]) -> dict[str, Any]:
-    """The values with texts in place of words, and all checked that can be checked without a model."""
+def _understood(
+    values: dict[str, Any], rules: Mapping[str, TextRule]
+) -> dict[str, Any]:
+    """The values with texts in place of words, and all checked that can be checked
+    without a model.
+    """
     for name in ("sites", "site"):
         if values.get(name) is not None:
             check_syntax(values[name])
@@ -159,21 +238,35 @@ def _understood(values: dict[str, Any], rules: Mapping[str, TextRule]) -> dict[s
             values[name] = None if values[name] is None else text_in(values[name])
         else:
             file, column = given if rule.file_option else (None, None)
-            needed = replace(rule, required=rule.required and values.get("states") is None)
+            needed = replace(
+                rule, required=rule.required and values.get("states") is None
+            )
             values[name] = texts_in(values[name] or (), file, column, needed)
-            if values.get("states") is not None and values[name] and not rule.beside_states:
+            if (
+                values.get("states") is not None
+                and values[name]
+                and not rule.beside_states
+            ):
                 remedy = "Leave one of the two out."
-                raise errors.TextError("Cannot use texts with --states", "the states have their own texts", remedy)
+                raise errors.TextError(
+                    "Cannot use texts with --states",
+                    "the states have their own texts",
+                    remedy,
+                )
     return values
 
 
 def _check_outline(word: str, shared: Shared, values: Mapping[str, Any]) -> None:
-    """Refuse at once what the model's config shows to be impossible, or what cannot be used with states."""
+    """Refuse at once what the model's config shows to be impossible, or what cannot be
+    used with states.
+    """
     models = values.get("models") or [shared.model]
     if values.get("states") is not None:
         queries = word == "search"  # which the model reads
         of_model = {**shared.of_model, "model": models[0]}
-        check_states(values["states"], {} if queries else of_model, {} if queries else values)
+        check_states(
+            values["states"], {} if queries else of_model, {} if queries else values
+        )
         return
     for model in models:
         _check_model(word, model, values)
@@ -190,14 +283,20 @@ def _check_model(word: str, model: str | None, values: Mapping[str, Any]) -> Non
     if word in NEEDS_HEAD and known.headless:
         reason = "it has no head, a module that makes logits"
         raise errors.PassError(
-            f"Cannot {NEEDS_HEAD[word]} {known.name}", reason, "Give a language model: --model NAME."
+            f"Cannot {NEEDS_HEAD[word]} {known.name}",
+            reason,
+            "Give a language model: --model NAME.",
         )
 
 
-def writes(*suffixes: str, unused: Sequence[str] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Declare the suffixes of --out, for a command that writes something else than a result.
+def writes(
+    *suffixes: str, unused: Sequence[str] = ()
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Declare the suffixes of --out, for a command that writes something else than a
+    result.
 
-    `unused` are shared options that would do nothing here: the command does not have them.
+    `unused` are shared options that would do nothing here: the command does not have
+    them.
     """
 
     def declared(function: Callable[..., None]) -> Callable[..., None]:
@@ -210,16 +309,21 @@ def writes(*suffixes: str, unused: Sequence[str] = ()) -> Callable[[Callable[...
 
 @contextmanager
 def _errors_as_messages(debug: bool, options: Collection[str] = ()) -> Iterator[None]:
-    """Turn an error into one message on stderr and an exit code, or with `debug` let it through.
+    """Turn an error into one message on stderr and an exit code, or with `debug` let it
+    through.
 
-    What an error says for Python is said for the command line, where the command has the option.
+    What an error says for Python is said for the command line, where the command has
+    the option.
     """
     try:
         with interrupt.guarded():
             yield
     except KeyboardInterrupt:
         interrupt.leave()
-    except BrokenPipeError:  # whoever read our output has gone, as in `hiddenscope models | head -1`
+    except (
+        BrokenPipeError
+        # Whoever read our output has gone, as in `hiddenscope models | head -1`.
+    ):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
     except errors.Error as error:
@@ -239,7 +343,11 @@ def _errors_as_messages(debug: bool, options: Collection[str] = ()) -> Iterator[
             raise
         if _was_interrupted(error):
             interrupt.leave()
-        _leave(f"{type(error).__name__}: {error}\nThis is unexpected: --debug shows where it happened.", 2)
+        _leave(
+            f"{type(error).__name__}: {error}\nThis is unexpected: --debug shows where"
+            " it happened.",
+            2,
+        )
 
 
 def in_options(message: str, options: Collection[str]) -> str:
@@ -260,7 +368,9 @@ def in_options(message: str, options: Collection[str]) -> str:
 
 
 def _was_interrupted(error: BaseException | None) -> bool:
-    """Whether Ctrl-C is behind an error: transformers turns an interrupted import into an error of its own."""
+    """Whether Ctrl-C is behind an error: transformers turns an interrupted import into
+    an error of its own.
+    """
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__cause__ or error.__context__
     return error is not None
@@ -272,21 +382,35 @@ def _check_writable(out: Path | None, suffixes: Sequence[str]) -> None:
         return
     if not out.parent.is_dir():
         reason = f"there is no folder {str(out.parent)!r}"
-        raise errors.FileError(f"Cannot write {str(out)!r}", reason, "Create it, or give another path.")
+        raise errors.FileError(
+            f"Cannot write {str(out)!r}", reason, "Create it, or give another path."
+        )
     if out.suffix.lower() not in suffixes:
         reason = f"this command writes {' '.join(suffixes)}"
-        raise errors.FileError(f"Cannot write {str(out)!r}", reason, "Give the path one of these suffixes.")
+        raise errors.FileError(
+            f"Cannot write {str(out)!r}", reason, "Give the path one of these suffixes."
+        )
 
 
 def _check_look(shared: Shared) -> None:
-    """Refuse the options of a figure where none is written, and a view that no result has."""
+    """Refuse the options of a figure where none is written, and a view that no result
+    has.
+    """
     if shared.look and (shared.out is None or shared.out.suffix.lower() not in FIGURES):
-        reason = "no figure is written" if shared.out is None else f"{str(shared.out)!r} is not a figure"
+        reason = (
+            "no figure is written"
+            if shared.out is None
+            else f"{str(shared.out)!r} is not a figure"
+        )
         options = ", ".join(f"--{name}" for name in shared.look)
-        raise errors.FileError(f"Cannot use {options}", reason, f"Add --out with {', '.join(FIGURES)}.")
+        raise errors.FileError(
+            f"Cannot use {options}", reason, f"Add --out with {', '.join(FIGURES)}."
+        )
     if shared.view is not None and not VIEW.fullmatch(shared.view):
         remedy = "Give grid, panels or lines, lines-2 for the second of a kind, or all."
-        raise errors.StatesError(f"No view {shared.view!r}", "a view is a grid, panels or lines", remedy)
+        raise errors.StatesError(
+            f"No view {shared.view!r}", "a view is a grid, panels or lines", remedy
+        )
 
 
 def in_bytes(count: int) -> str:
@@ -297,7 +421,11 @@ def in_bytes(count: int) -> str:
     """
     for size, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if count >= size:
-            return f"{count / size:.3g} {unit}" if count < 999.5 * size else f"{count / size:,.0f} {unit}"
+            return (
+                f"{count / size:.3g} {unit}"
+                if count < 999.5 * size
+                else f"{count / size:,.0f} {unit}"
+            )
     return f"{count} bytes"
 
 

@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, Annotated, overload
 import typer
 
 import hiddenscope as hs
-from hiddenscope.cli.command import Shared, TextsArgument, TruncateOption, command, writes
+from hiddenscope.cli.command import (
+    Shared,
+    TextsArgument,
+    TruncateOption,
+    command,
+    writes,
+)
 from hiddenscope.cli.terminal import echo, print_json
 from hiddenscope.files import replacing
 
@@ -15,15 +21,22 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-SiteOption = Annotated[str | None, typer.Option(help="Which state: layer.3, final; the last if not given.")]
+SiteOption = Annotated[
+    str | None, typer.Option(help="Which state: layer.3, final; the last if not given.")
+]
 PoolOption = Annotated[
-    str | None, typer.Option(help="What stands for a text: mean, max, last, first, cls or a position.")
+    str | None,
+    typer.Option(
+        help="What stands for a text: mean, max, last, first, cls or a position."
+    ),
 ]
 TokenOption = Annotated[
     str | None,
     typer.Option(
-        help="What stands for a text: last (of a decoder, if not given), mean (of an encoder), first, max, cls or a "
-        "position; each: every token."
+        help=(
+            "What stands for a text: last (of a decoder, if not given), mean (of an"
+            " encoder), first, max, cls or a position; each: every token."
+        )
     ),
 ]
 
@@ -35,8 +48,12 @@ def embed(
     texts: TextsArgument = None,
     site: SiteOption = None,
     pool: PoolOption = None,
-    adjust: Annotated[str | None, typer.Option(help="centre or whiten the vectors.")] = None,
-    normalize: Annotated[bool, typer.Option(help="Scale every vector to norm 1.")] = True,
+    adjust: Annotated[
+        str | None, typer.Option(help="centre or whiten the vectors.")
+    ] = None,
+    normalize: Annotated[
+        bool, typer.Option(help="Scale every vector to norm 1.")
+    ] = True,
     truncate: TruncateOption = False,
 ) -> None:
     """Which vector stands for a text?
@@ -86,4 +103,6 @@ def _save(vectors: "NDArray[np.float32]", out: Path) -> None:
             save_file({"vectors": vectors}, fresh)
         else:
             with fresh.open("w", encoding="utf-8", newline="") as file:
-                csv.writer(file).writerows([f"{value:.9g}" for value in row] for row in vectors.tolist())
+                csv.writer(file).writerows(
+                    [f"{value:.9g}" for value in row] for row in vectors.tolist()
+                )

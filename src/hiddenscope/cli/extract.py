@@ -17,7 +17,10 @@ from hiddenscope.cli.embed import position
 from hiddenscope.cli.terminal import visible
 from hiddenscope.files import replacing
 
-CORPUS = "A file of texts (.txt .jsonl .csv .tsv .parquet), a folder of such files, - for stdin, a shipped dataset."
+CORPUS = (
+    "A file of texts (.txt .jsonl .csv .tsv .parquet), a folder of such files, - for"
+    " stdin, a shipped dataset."
+)
 POOL = "Keep one vector for each text: mean, max, last, first, cls or a position."
 
 
@@ -26,31 +29,66 @@ POOL = "Keep one vector for each text: mean, max, last, first, cls or a position
 def extract(
     shared: Shared,
     corpus: Annotated[str, typer.Argument(help=CORPUS)],
-    to: Annotated[Path, typer.Option(help="The folder of the store. A job that was stopped goes on there.")],
+    to: Annotated[
+        Path,
+        typer.Option(
+            help="The folder of the store. A job that was stopped goes on there."
+        ),
+    ],
     sites: SitesOption = "layer.*,final",
     pool: Annotated[str | None, typer.Option(help=POOL)] = None,
-    store_dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16, if not the model's.")] = None,
-    text: Annotated[str | None, typer.Option(help="The column of the texts in a file.")] = None,
-    window: Annotated[int | None, typer.Option(help="The longest text in tokens, if not the model's own.")] = None,
-    stride: Annotated[int | None, typer.Option(help="Cut longer texts into windows, so many tokens apart.")] = None,
-    every: Annotated[int, typer.Option(help="Of every text keep the tokens at positions 0, n, 2n and so on.")] = 1,
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave broken lines out, and list them.")] = False,
-    engine: Annotated[Literal["local", "ray"], typer.Option(help="This machine, or a Ray cluster.")] = "local",
+    store_dtype: Annotated[
+        str | None,
+        typer.Option(help="float32, bfloat16 or float16, if not the model's."),
+    ] = None,
+    text: Annotated[
+        str | None, typer.Option(help="The column of the texts in a file.")
+    ] = None,
+    window: Annotated[
+        int | None,
+        typer.Option(help="The longest text in tokens, if not the model's own."),
+    ] = None,
+    stride: Annotated[
+        int | None,
+        typer.Option(help="Cut longer texts into windows, so many tokens apart."),
+    ] = None,
+    every: Annotated[
+        int,
+        typer.Option(
+            help="Of every text keep the tokens at positions 0, n, 2n and so on."
+        ),
+    ] = 1,
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Leave broken lines out, and list them.")
+    ] = False,
+    engine: Annotated[
+        Literal["local", "ray"], typer.Option(help="This machine, or a Ray cluster.")
+    ] = "local",
     workers: Annotated[int | None, typer.Option(help="Processes that compute.")] = None,
     threads: Annotated[int | None, typer.Option(help="Threads of each worker.")] = None,
-    unit_tokens: Annotated[int | None, typer.Option(help="Keep what is done after so many tokens.")] = None,
-    address: Annotated[str | None, typer.Option(help="The Ray cluster: auto, or host:port.")] = None,
+    unit_tokens: Annotated[
+        int | None, typer.Option(help="Keep what is done after so many tokens.")
+    ] = None,
+    address: Annotated[
+        str | None, typer.Option(help="The Ray cluster: auto, or host:port.")
+    ] = None,
 ) -> None:
     """How are the states of a whole corpus computed and kept?
 
-    Says what the job will cost, and computes. The same command again goes on with a job that was stopped. --json prints
-    lines of JSON: the cost, the progress after every unit and now and then within one, and the end; --out job.json
-    keeps the last.
+    Says what the job will cost, and computes. The same command again goes on with a job
+    that was stopped. --json prints lines of JSON: the cost, the progress after every
+    unit and now and then within one, and the end; --out job.json keeps the last.
     """
     texts = hs.Corpus(corpus.removeprefix("@"), text, window, stride, skip_bad, every)
     chosen = hs.Engine(engine, workers, threads, address, unit_tokens=unit_tokens)
     planned = hs.ExtractJob.plan(
-        shared.load(), texts, to, sites=sites, pool=position(pool), dtype=store_dtype, engine=chosen
+        shared.load(),
+        texts,
+        to,
+        sites=sites,
+        pool=position(pool),
+        dtype=store_dtype,
+        engine=chosen,
     )
     progress.clear()
     said = _Said(shared.json)
@@ -64,12 +102,15 @@ def extract(
     said.end(planned, shared.out)
 
 
-# Seconds between two lines about a unit that is at work: on a terminal, where one replaces the other, and in a file.
+# Seconds between two lines about a unit that is at work: on a terminal, where one
+# replaces the other, and in a file.
 LIVE_SECONDS, LOG_SECONDS = 0.2, 30.0
 
 
 class _Said:
-    """What the command prints while it works: lines of JSON on stdout, or on stderr a line that is written anew."""
+    """What the command prints while it works: lines of JSON on stdout, or on stderr a
+    line that is written anew.
+    """
 
     def __init__(self, as_json: bool) -> None:
         self.as_json, self.last = as_json, {}  # type: tuple[bool, dict[str, Any]]
@@ -121,7 +162,9 @@ class _Said:
             typer.echo("", err=True)
         left = f", {pending:,} are left to another job" if pending else ""
         units = f"{job.cost.units:,} unit{'s' * (job.cost.units != 1)}"
-        typer.echo(visible(f"{units}, {job.cost.tokens:,} tokens in {job.writer.path}{left}"))
+        typer.echo(
+            visible(f"{units}, {job.cost.tokens:,} tokens in {job.writer.path}{left}")
+        )
 
     def _line(self, event: str, values: dict[str, Any]) -> None:
         typer.echo(json.dumps({"event": event, **values}))

@@ -1,13 +1,16 @@
-"""Commands that are generated from the signature of an analysis: they parse, call and print.
+"""Commands that are generated from the signature of an analysis: they parse, call and
+print.
 
-The first parameter of an analysis is the model. Of the others, positional ones become arguments and keyword-only ones
-options; the type says how a word of the command line is read (`Texts`, a second `Model`, a number, one of a few words).
-An analysis that takes `Inputs` needs no parameters for how texts are encoded: its command has these options anyway.
-An analysis of labelled texts, `data`, has options that name the columns of their file. One that takes `Readable` states
-has `--states PATH` in place of a model and its texts. Parameters that only a program can give, such as callbacks, are
-left out. Help is in the catalog, and here where several analyses share a parameter.
+The first parameter of an analysis is the model. Of the others, positional ones become
+arguments and keyword-only ones options; the type says how a word of the command line is
+read (`Texts`, a second `Model`, a number, one of a few words). An analysis that takes
+`Inputs` needs no parameters for how texts are encoded: its command has these options
+anyway. An analysis of labelled texts, `data`, has options that name the columns of
+their file. One that takes `Readable` states has `--states PATH` in place of a model and
+its texts. Parameters that only a program can give, such as callbacks, are left out.
+Help is in the catalog, and here where several analyses share a parameter.
 
-Signatures are read from the source (`hiddenscope.signatures`): importing an analysis imports torch, and `hiddenscope
+Signatures are read from the source (`hiddenscope.interface.signatures`): importing an analysis imports torch, and `hiddenscope
 --help` should not take seconds.
 """
 
@@ -22,9 +25,17 @@ import typer
 import hiddenscope as hs
 from hiddenscope.catalog import Analysis, Option
 from hiddenscope.cli.arguments import TextRule, dataset
-from hiddenscope.cli.command import TEXTS_HELP, GroupColumn, LabelColumn, Shared, TextColumn, command, show
+from hiddenscope.cli.command import (
+    TEXTS_HELP,
+    GroupColumn,
+    LabelColumn,
+    Shared,
+    TextColumn,
+    command,
+    show,
+)
 from hiddenscope.cli.states import StatesOption, read_states
-from hiddenscope.signatures import Parameter, parameters_of, words_of
+from hiddenscope.interface.signatures import Parameter, parameters_of, words_of
 
 SHARED_HELP = {
     "texts": TEXTS_HELP,
@@ -35,11 +46,18 @@ SHARED_HELP = {
     "seed": "The seed of everything that is random.",
 }
 ONLY_IN_PYTHON = {"Callable"}
-COLUMNS = {"text": TextColumn, "label": LabelColumn, "group": GroupColumn}  # of `data`, labelled texts in a file
+# Of `data`, labelled texts in a file.
+COLUMNS = {
+    "text": TextColumn,
+    "label": LabelColumn,
+    "group": GroupColumn,
+}
 
 ENCODING = (
     Parameter("targets", ast.Name("str"), positional=False, required=False),
-    Parameter("truncate", ast.Name("bool"), positional=False, required=False, default=False),
+    Parameter(
+        "truncate", ast.Name("bool"), positional=False, required=False, default=False
+    ),
 )
 
 
@@ -47,16 +65,31 @@ def generated(analysis: Analysis) -> Callable[..., None]:
     """The command of an analysis that needs no module of its own."""
     module = f"hiddenscope.{analysis.module}"
     source, *declared = parameters_of(module, analysis.word)
-    parameters = [parameter for parameter in declared if not ONLY_IN_PYTHON & parameter.names]
-    texts = [parameter for parameter in parameters if parameter.positional and "Texts" in parameter.names]
-    many = texts[0].name if len(texts) == 1 else None  # with one place for texts, a command takes any number of them
+    parameters = [
+        parameter for parameter in declared if not ONLY_IN_PYTHON & parameter.names
+    ]
+    texts = [
+        parameter
+        for parameter in parameters
+        if parameter.positional and "Texts" in parameter.names
+    ]
+    # With one place for texts, a command takes any number of them.
+    many = texts[0].name if len(texts) == 1 else None
     named = {parameter.name for parameter in parameters}
-    encoding = [extra for extra in ENCODING if many and "Inputs" in texts[0].names and extra.name not in named]
+    encoding = [
+        extra
+        for extra in ENCODING
+        if many and "Inputs" in texts[0].names and extra.name not in named
+    ]
 
     def call(shared: Shared, *, states: Path | None = None, **words: Any) -> None:
         if states is not None:
             of_texts = {many, *(extra.name for extra in ENCODING)}
-            own = {parameter.name: words[parameter.name] for parameter in parameters if parameter.name not in of_texts}
+            own = {
+                parameter.name: words[parameter.name]
+                for parameter in parameters
+                if parameter.name not in of_texts
+            }
             show(getattr(hs, analysis.word)(read_states(states), **own), shared)
             return
         read = dict(words)
@@ -64,28 +97,45 @@ def generated(analysis: Analysis) -> Callable[..., None]:
             columns = {name: read.pop(name) for name in COLUMNS}
             read["data"] = dataset(read["data"], **columns)
         model = shared.load()
-        values = {parameter.name: _value(shared, parameter, read[parameter.name]) for parameter in parameters}
+        values = {
+            parameter.name: _value(shared, parameter, read[parameter.name])
+            for parameter in parameters
+        }
         if encoding and many:
-            values[many] = model.encode(values[many], **{extra.name: words[extra.name] for extra in encoding})
+            values[many] = model.encode(
+                values[many], **{extra.name: words[extra.name] for extra in encoding}
+            )
         show(getattr(hs, analysis.word)(model, **values), shared)
 
-    first = inspect.Parameter("shared", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=Shared)
-    others = [_as_typer(parameter, analysis, module, many) for parameter in (*parameters, *encoding)]
+    first = inspect.Parameter(
+        "shared", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=Shared
+    )
+    others = [
+        _as_typer(parameter, analysis, module, many)
+        for parameter in (*parameters, *encoding)
+    ]
     if "data" in named:
         others += [_column(name, annotation) for name, annotation in COLUMNS.items()]
     if "Readable" in source.names:
-        others.append(inspect.Parameter("states", first.KEYWORD_ONLY, annotation=StatesOption, default=None))
+        others.append(
+            inspect.Parameter(
+                "states", first.KEYWORD_ONLY, annotation=StatesOption, default=None
+            )
+        )
     call.__signature__ = inspect.Signature([first, *others])  # type: ignore[attr-defined]
     call.__name__ = analysis.word
     call.__doc__ = (
-        f"{analysis.question}\n\nPrints the findings. --out {analysis.word}.html keeps the pictures, .csv the numbers."
+        f"{analysis.question}\n\nPrints the findings. --out {analysis.word}.html keeps"
+        " the pictures, .csv the numbers."
     )
     return command(call)
 
 
 def _column(name: str, annotation: Any) -> inspect.Parameter:
     """The option that names a column of labelled texts."""
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=None)
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=None
+    )
 
 
 def _value(shared: Shared, parameter: Parameter, word: Any) -> Any:
@@ -95,9 +145,13 @@ def _value(shared: Shared, parameter: Parameter, word: Any) -> Any:
     return word
 
 
-def _as_typer(parameter: Parameter, analysis: Analysis, module: str, many: str | None) -> inspect.Parameter:
+def _as_typer(
+    parameter: Parameter, analysis: Analysis, module: str, many: str | None
+) -> inspect.Parameter:
     """A parameter as typer reads it."""
-    option = analysis.options.get(parameter.name, Option(SHARED_HELP.get(parameter.name, "")))
+    option = analysis.options.get(
+        parameter.name, Option(SHARED_HELP.get(parameter.name, ""))
+    )
     kind = list[str] if parameter.name == many else _kind(parameter, module)
     default = option.default if option.default is not None else parameter.default
     required = parameter.name != many and parameter.required and option.default is None
@@ -110,7 +164,11 @@ def _as_typer(parameter: Parameter, analysis: Analysis, module: str, many: str |
     return inspect.Parameter(
         parameter.name,
         inspect.Parameter.KEYWORD_ONLY,
-        annotation=Annotated[kind, look, TextRule()] if parameter.name == many else Annotated[kind, look],
+        annotation=(
+            Annotated[kind, look, TextRule()]
+            if parameter.name == many
+            else Annotated[kind, look]
+        ),
         default=inspect.Parameter.empty if required else default,
     )
 

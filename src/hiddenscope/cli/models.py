@@ -19,20 +19,33 @@ from hiddenscope.loading.cache import verify_all
 def models(
     shared: Shared,
     verify: Annotated[
-        bool, typer.Option("--verify", help="First read every cached file and compare it with its checksum.")
+        bool,
+        typer.Option(
+            "--verify",
+            help="First read every cached file and compare it with its checksum.",
+        ),
     ] = False,
 ) -> None:
     """List the zoo: models that need no model hub.
 
-    They are real trained models that come in wheels of a package index. Those in your cache are listed with their size.
+    They are real trained models that come in wheels of a package index. Those in your
+    cache are listed with their size.
     """
     if verify:
-        progress.note(f"{verify_all()} models in the cache hold the bytes that were put there.")
+        progress.note(
+            f"{verify_all()} models in the cache hold the bytes that were put there."
+        )
     rows = [row for row in zoo.listing() if shared.model in {None, row.name}]
     if not rows:
         names = ", ".join(row.name for row in zoo.listing())
-        raise errors.UnknownModel(f"No model {shared.model!r} in the zoo", f"it has {names}", "Name one of those.")
-    listing = [{**asdict(row), "path": str(row.path) if row.path else None} for row in rows]
+        raise errors.UnknownModel(
+            f"No model {shared.model!r} in the zoo",
+            f"it has {names}",
+            "Name one of those.",
+        )
+    listing = [
+        {**asdict(row), "path": str(row.path) if row.path else None} for row in rows
+    ]
     if shared.out:
         with replacing(shared.out) as fresh:
             fresh.write_text(json.dumps(listing, indent=2) + "\n", "utf-8")
@@ -40,7 +53,15 @@ def models(
     if shared.json:
         print_json(listing)
     elif not shared.out:
-        cells = ([row.name, row.description, row.licence, _size(row.bytes if row.cached else None)] for row in rows)
+        cells = (
+            [
+                row.name,
+                row.description,
+                row.licence,
+                _size(row.bytes if row.cached else None),
+            ]
+            for row in rows
+        )
         table(["name", "what it is", "licence", "cached"], cells, text=range(3))
 
 

@@ -35,29 +35,48 @@ def project(
     data: Annotated[
         list[str] | None,
         typer.Argument(
-            help="A shipped dataset such as cities-incomplete, a file, or several to compare.", autocompletion=shipped
+            help=(
+                "A shipped dataset such as cities-incomplete, a file, or several to"
+                " compare."
+            ),
+            autocompletion=shipped,
         ),
     ] = None,
-    method: Annotated[Literal["umap", "pca", "pacmap", "tsne"], typer.Option(help="How pictures are made.")] = "umap",
+    method: Annotated[
+        Literal["umap", "pca", "pacmap", "tsne"],
+        typer.Option(help="How pictures are made."),
+    ] = "umap",
     token: TokenOption = None,
     sites: SitesOption = "layer.*,final",
-    seed: Annotated[int, typer.Option(help="The seed of everything that is random.")] = 0,
-    neighbours: Annotated[int, typer.Option(help="How many neighbours of a point count.")] = 15,
+    seed: Annotated[
+        int, typer.Option(help="The seed of everything that is random.")
+    ] = 0,
+    neighbours: Annotated[
+        int, typer.Option(help="How many neighbours of a point count.")
+    ] = 15,
     text: TextColumn = None,
     label: LabelColumn = None,
     group: GroupColumn = None,
     models: Annotated[
         list[str] | None,
-        typer.Option("--model", help=f"{MODEL_HELP} Repeated: side by side.", autocompletion=zoo_names),
+        typer.Option(
+            "--model",
+            help=f"{MODEL_HELP} Repeated: side by side.",
+            autocompletion=zoo_names,
+        ),
     ] = None,
-    other: Annotated[list[str] | None, typer.Option(help="Another model beside the first; may be repeated.")] = None,
+    other: Annotated[
+        list[str] | None,
+        typer.Option(help="Another model beside the first; may be repeated."),
+    ] = None,
     states: StatesOption = None,
     truncate: TruncateOption = False,
 ) -> None:
     """How do labelled texts lie in every layer, and are their classes apart?
 
-    Prints the findings. --out panels.html keeps the pictures: by PCA at once, then by the method asked for.
-    With --states, DATA has the labels of the texts that the states were made of.
+    Prints the findings. --out panels.html keeps the pictures: by PCA at once, then by
+    the method asked for. With --states, DATA has the labels of the texts that the
+    states were made of.
     """
     first: Sequence[str | None] = models or [None]
     names = [*first, *(other or [])]
@@ -90,12 +109,20 @@ def _sources(
     """What is projected: models and datasets, or states and their labels."""
     if states is not None:
         if len(data) > 1:
-            reason = f"there are {len(data)} files, and states have one label for each text"
-            raise TextError("Cannot compare datasets in --states", reason, "Give one, or none.")
+            reason = (
+                f"there are {len(data)} files, and states have one label for each text"
+            )
+            raise TextError(
+                "Cannot compare datasets in --states", reason, "Give one, or none."
+            )
         source = read_states(states)
         return source, labels_of(source, data[0], *columns) if data else None
     if not data:
-        raise TextError("No dataset", "none was given", "Give a shipped name such as cities-incomplete, or a file.")
+        raise TextError(
+            "No dataset",
+            "none was given",
+            "Give a shipped name such as cities-incomplete, or a file.",
+        )
     datasets = {name: dataset(name, *columns) for name in data}
     loaded = list(map(shared.load_other, models))
     alone = loaded[0] if len(loaded) == 1 else loaded

@@ -23,30 +23,57 @@ PORTS = 20  # how many are tried
 def serve(
     shared: Shared,
     host: Annotated[
-        str, typer.Option(help="The address to listen on; another than loopback needs --remote.")
+        str,
+        typer.Option(
+            help="The address to listen on; another than loopback needs --remote."
+        ),
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="The port; the next free one if it is taken.", min=1, max=65_535)] = 8765,
+    port: Annotated[
+        int,
+        typer.Option(
+            help="The port; the next free one if it is taken.", min=1, max=65_535
+        ),
+    ] = 8765,
     root: Annotated[
         Path | None,
-        typer.Option(help="Offer models and states in folders below this one.", exists=True, file_okay=False),
+        typer.Option(
+            help="Offer models and states in folders below this one.",
+            exists=True,
+            file_okay=False,
+        ),
     ] = None,
-    remote: Annotated[bool, typer.Option("--remote", help="Allow others on the network, with the token.")] = False,
-    open_page: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in a browser.")] = True,
+    remote: Annotated[
+        bool,
+        typer.Option("--remote", help="Allow others on the network, with the token."),
+    ] = False,
+    open_page: Annotated[
+        bool, typer.Option("--open/--no-open", help="Open the page in a browser.")
+    ] = True,
 ) -> None:
     """Open the workbench: a page in which every question can be asked.
 
-    It listens on this machine alone. The link that it prints holds a token; who has not got it gets nothing.
+    It listens on this machine alone. The link that it prints holds a token; who has not
+    got it gets nothing.
     """
     try:
         app: Any = import_module("hiddenscope.app")
     except ModuleNotFoundError as error:
         reason = f"{error.name} is not installed"
-        raise LoadError("Cannot start the workbench", reason, "Run pip install 'hiddenscope[app]'.") from None
+        raise LoadError(
+            "Cannot start the workbench", reason, "Run pip install 'hiddenscope[app]'."
+        ) from None
     if not _is_loopback(host) and not remote:
         reason = f"{host} can be reached from other machines"
-        raise LoadError("Cannot start the workbench", reason, "Add --remote to allow that.")
+        raise LoadError(
+            "Cannot start the workbench", reason, "Add --remote to allow that."
+        )
     listener = _listener(host, port)
-    places = {"host": host, "port": listener.getsockname()[1], "root": root, "device": shared.device}
+    places = {
+        "host": host,
+        "port": listener.getsockname()[1],
+        "root": root,
+        "device": shared.device,
+    }
     settings = app.Settings(**places, remote=remote, debug=shared.debug)
     link = f"{settings.address}?token={settings.token}"
     if shared.json:
@@ -56,8 +83,11 @@ def serve(
     sys.stdout.flush()
     server = app.server(settings)
     if open_page:
-        once = f"{settings.address}?token={settings.ticket}"  # not the token: others see the arguments of a browser
-        threading.Thread(target=_open_when_started, args=(server, once), daemon=True).start()
+        # Not the token: others see the arguments of a browser.
+        once = f"{settings.address}?token={settings.ticket}"
+        threading.Thread(
+            target=_open_when_started, args=(server, once), daemon=True
+        ).start()
     server.run([listener])
 
 
@@ -77,7 +107,9 @@ def _is_loopback(host: str) -> bool:
 
 
 def _listener(host: str, port: int) -> socket.socket:
-    """A socket that listens on the port, or on the next one that is free: from here on nobody else can have it."""
+    """A socket that listens on the port, or on the next one that is free: from here on
+    nobody else can have it.
+    """
     for candidate in range(port, min(port + PORTS, 65_536)):
         listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
         try:

@@ -17,18 +17,30 @@ if TYPE_CHECKING:
 @writes(unused=("model", "device", "dtype", "out"))
 def store(
     shared: Shared,
-    action: Annotated[Literal["info", "verify", "gc"], typer.Argument(help="What to do.")],
+    action: Annotated[
+        Literal["info", "verify", "gc"], typer.Argument(help="What to do.")
+    ],
     path: Annotated[Path, typer.Argument(help="The folder of the store.")],
     damaged: Annotated[
-        bool, typer.Option("--damaged", help="With gc: also remove damaged units, so that extract computes them anew.")
+        bool,
+        typer.Option(
+            "--damaged",
+            help=(
+                "With gc: also remove damaged units, so that extract computes them"
+                " anew."
+            ),
+        ),
     ] = False,
 ) -> None:
     """Look at the states of a corpus that `extract` wrote.
 
-    info says what the store holds. verify reads every byte of it, names every unit that is damaged or missing, and
-    exits with 1 if there is one. gc removes what killed jobs left behind; a job at work is left alone.
+    info says what the store holds. verify reads every byte of it, names every unit that
+    is damaged or missing, and exits with 1 if there is one. gc removes what killed jobs
+    left behind; a job at work is left alone.
     """
-    lines, facts, code = {"info": _info, "verify": _verify, "gc": _gc}[action](path, damaged)
+    lines, facts, code = {"info": _info, "verify": _verify, "gc": _gc}[action](
+        path, damaged
+    )
     if shared.json:
         print_json(facts)
     else:
@@ -56,7 +68,15 @@ def _info(path: Path, _: bool) -> tuple[list[str], dict[str, Any], int]:
         "bytes": size,
         "plan": plan.digest,
     }
-    return [*repr(found).splitlines(), f"  size    {in_bytes(size)}", f"  plan    {plan.digest}"], facts, 0
+    return (
+        [
+            *repr(found).splitlines(),
+            f"  size    {in_bytes(size)}",
+            f"  plan    {plan.digest}",
+        ],
+        facts,
+        0,
+    )
 
 
 def _verify(path: Path, _: bool) -> tuple[list[str], dict[str, Any], int]:
@@ -65,14 +85,24 @@ def _verify(path: Path, _: bool) -> tuple[list[str], dict[str, Any], int]:
         "intact": found.intact,
         "complete": found.complete,
         "damaged_units": list(found.units),
-        "damages": [{"unit": damage.unit, "what": damage.what} for damage in found.damages],
+        "damages": [
+            {"unit": damage.unit, "what": damage.what} for damage in found.damages
+        ],
         "pending": list(found.pending),
         "unneeded": list(found.unneeded),
     }
     lines = [str(damage) for damage in found.damages]
-    verdict = "Every byte is as it was written." if found.intact else _remedies(found, path)
-    waiting = f" {len(found.pending):,} units are not committed yet." if found.pending else ""
-    unneeded = f" {len(found.unneeded):,} files are not needed: `hiddenscope store gc`." if found.unneeded else ""
+    verdict = (
+        "Every byte is as it was written." if found.intact else _remedies(found, path)
+    )
+    waiting = (
+        f" {len(found.pending):,} units are not committed yet." if found.pending else ""
+    )
+    unneeded = (
+        f" {len(found.unneeded):,} files are not needed: `hiddenscope store gc`."
+        if found.unneeded
+        else ""
+    )
     return [*lines, verdict + waiting + unneeded], facts, 0 if found.intact else 1
 
 
@@ -80,17 +110,30 @@ def _remedies(found: "Verification", path: Path) -> str:
     """How much is damaged, and which command puts it right."""
     said = [f"{len(found.damages):,} damage{'s' * (len(found.damages) != 1)}."]
     if any(damage.recomputable for damage in found.damages):
-        said.append(f"Run the `hiddenscope extract ... --to {path}` that made this store again: it repairs them.")
+        said.append(
+            f"Run the `hiddenscope extract ... --to {path}` that made this store again:"
+            " it repairs them."
+        )
     if not all(damage.recomputable for damage in found.damages):
-        said.append("A link must be replaced by the file itself, and a record that is not in the plan be removed.")
+        said.append(
+            "A link must be replaced by the file itself, and a record that is not in"
+            " the plan be removed."
+        )
     return " ".join(said)
 
 
 def _gc(path: Path, damaged: bool) -> tuple[list[str], dict[str, Any], int]:
     removed = hs.Store.gc(path, damaged=damaged)
-    facts = {"removed": list(removed.files), "freed": removed.freed, "busy": removed.busy}
+    facts = {
+        "removed": list(removed.files),
+        "freed": removed.freed,
+        "busy": removed.busy,
+    }
     lines = [f"Removed {len(removed.files):,} files ({in_bytes(removed.freed)})."]
     return lines + [BUSY] if removed.busy else lines, facts, 0
 
 
-BUSY = "A job is committing a unit, so that files of states were left alone: run it again later."
+BUSY = (
+    "A job is committing a unit, so that files of states were left alone: run it again"
+    " later."
+)

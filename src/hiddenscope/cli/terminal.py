@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-WIDE = 400  # columns of a table that goes to a file or another program, so that no line is wrapped
+# Columns of a table that goes to a file or another program, so that no line is wrapped.
+WIDE = 400
 
 
 def echo(text: str, *, err: bool = False) -> None:
@@ -24,12 +25,15 @@ def echo(text: str, *, err: bool = False) -> None:
 
 
 def visible(text: str, *, keep: str = "") -> str:
-    r"""A text as it may reach a terminal: control, bidirectional and other unseen characters are written out.
+    r"""A text as it may reach a terminal: control, bidirectional and other unseen
+    characters are written out.
 
     >>> print(visible("a\x1b[31mb\u202ec"))
     a\x1b[31mb\u202ec
     """
-    return "".join(char if char in keep or _harmless(char) else _escaped(char) for char in text)
+    return "".join(
+        char if char in keep or _harmless(char) else _escaped(char) for char in text
+    )
 
 
 def _harmless(char: str) -> bool:
@@ -47,14 +51,23 @@ def _console() -> "Console":
     return Console(markup=False, emoji=False, highlight=False, width=width)
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, text: Collection[int] = (0,)) -> None:
+def table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    text: Collection[int] = (0,),
+) -> None:
     """Print a table; the columns at the places in `text` hold text, the others numbers."""
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False)
     for place, name in enumerate(columns):
-        table.add_column(Text(visible(name)), justify="left" if place in text else "right", overflow="fold")
+        table.add_column(
+            Text(visible(name)),
+            justify="left" if place in text else "right",
+            overflow="fold",
+        )
     for row in rows:
         table.add_row(*(Text(visible(cell)) for cell in row))
     progress.clear()

@@ -1,4 +1,6 @@
-"""Corpus: the texts of a job, read one after another and never all in memory, each identified by its content."""
+"""Corpus: the texts of a job, read one after another and never all in memory, each
+identified by its content.
+"""
 
 import hashlib
 import os
@@ -24,10 +26,11 @@ _KEY = 16  # bytes of SHA-256 by which texts are told apart
 class Corpus:
     """The texts of a job, and how they are read.
 
-    `source` is whatever `hs.read` takes. `text` names the column. A text
-    of more tokens than `window` (the model's own, if not given) is cut into windows, each beginning `stride` tokens
-    after the one before. With `skip_bad` a broken line is left out, and counted. With `every` only the states of the
-    tokens at positions 0, n, 2n and so on of a text are kept; all are computed.
+    `source` is whatever `hs.read` takes. `text` names the column. A text of more tokens
+    than `window` (the model's own, if not given) is cut into windows, each beginning
+    `stride` tokens after the one before. With `skip_bad` a broken line is left out, and
+    counted. With `every` only the states of the tokens at positions 0, n, 2n and so on
+    of a text are kept; all are computed.
 
     >>> [text for text in Corpus(["a cat", "a dog"]).read()]
     ['a cat', 'a dog']
@@ -45,13 +48,21 @@ class Corpus:
             value = getattr(self, name)
             if isinstance(value, int) and value < 1:
                 raise TextError(
-                    f"{name} must be at least 1, got {value}", "a text has at least one token", "Give a larger number."
+                    f"{name} must be at least 1, got {value}",
+                    "a text has at least one token",
+                    "Give a larger number.",
                 )
 
     def read(self, skipped: "list[str] | Skips | None" = None) -> Iterator[str]:
-        """The texts one after another; the lines that were left out are named in `skipped`."""
+        """The texts one after another; the lines that were left out are named in
+        `skipped`.
+        """
         named: Any = [] if skipped is None else skipped
-        sink = (lambda error: named.append(f"{error.problem}: {error.reason}")) if self.skip_bad else None
+        sink = (
+            (lambda error: named.append(f"{error.problem}: {error.reason}"))
+            if self.skip_bad
+            else None
+        )
         for row in rows(self.source, text=self.text, skipped=sink):
             yield row.text
 
@@ -72,7 +83,8 @@ class Skips:
 
 @dataclass
 class Identity:
-    """What tells one sequence of texts from another: a hash over all of them in order, and their number.
+    """What tells one sequence of texts from another: a hash over all of them in order,
+    and their number.
 
     >>> one, other = Identity(), Identity()
     >>> one.add("ab"), one.add("c"), other.add("a"), other.add("bc")
@@ -106,22 +118,34 @@ class SeenTexts:
     """
 
     def __init__(self, folder: str | os.PathLike[str] | None = None) -> None:
-        # What cannot be removed where descriptors have run out is left, so that the error which matters is raised.
-        self._folder = TemporaryDirectory(prefix="hiddenscope-", dir=folder, ignore_cleanup_errors=True)
+        # What cannot be removed where descriptors have run out is left, so that the
+        # error which matters is raised.
+        self._folder = TemporaryDirectory(
+            prefix="hiddenscope-", dir=folder, ignore_cleanup_errors=True
+        )
         self.new = 0
-        self._index = sqlite3.connect(Path(self._folder.name, "texts.sqlite"), isolation_level=None)
+        self._index = sqlite3.connect(
+            Path(self._folder.name, "texts.sqlite"), isolation_level=None
+        )
         # It is made anew for every job, so nothing of it needs to survive a crash.
         for line in ("journal_mode=OFF", "synchronous=OFF"):
             self._index.execute(f"PRAGMA {line}")
-        self._index.execute("CREATE TABLE seen (key BLOB PRIMARY KEY, text INTEGER) WITHOUT ROWID")
-        self._index.execute("CREATE TABLE duplicate (text INTEGER PRIMARY KEY, same_as INTEGER)")
+        self._index.execute(
+            "CREATE TABLE seen (key BLOB PRIMARY KEY, text INTEGER) WITHOUT ROWID"
+        )
+        self._index.execute(
+            "CREATE TABLE duplicate (text INTEGER PRIMARY KEY, same_as INTEGER)"
+        )
         self._index.execute("BEGIN")  # one transaction for all: none is ever undone
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._index.close()
         self._folder.cleanup()
@@ -129,14 +153,20 @@ class SeenTexts:
     def first(self, text: str, number: int) -> int:
         """The number of the first text that equals this one: its own if it is new."""
         key = hashlib.sha256(text.encode("utf-8")).digest()[:_KEY]
-        if self._index.execute("INSERT OR IGNORE INTO seen VALUES (?, ?)", (key, number)).rowcount:
+        if self._index.execute(
+            "INSERT OR IGNORE INTO seen VALUES (?, ?)", (key, number)
+        ).rowcount:
             self.new += 1
             return number
-        (same_as,) = self._index.execute("SELECT text FROM seen WHERE key = ?", (key,)).fetchone()
+        (same_as,) = self._index.execute(
+            "SELECT text FROM seen WHERE key = ?", (key,)
+        ).fetchone()
         self._index.execute("INSERT INTO duplicate VALUES (?, ?)", (number, same_as))
         return int(same_as)
 
     def duplicates(self) -> Iterable[tuple[int, int]]:
         """Every text that was there before, with the first that it equals."""
-        with closing(self._index.execute("SELECT text, same_as FROM duplicate ORDER BY text")) as found:
+        with closing(
+            self._index.execute("SELECT text, same_as FROM duplicate ORDER BY text")
+        ) as found:
             yield from found

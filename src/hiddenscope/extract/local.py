@@ -1,7 +1,9 @@
-"""Local: units over processes of this machine. Each is a plain `python -m hiddenscope.extract.local`.
+"""Local: units over processes of this machine. Each is a plain `python -m
+hiddenscope.extract.local`.
 
-It reads what it needs and then the names of units from its standard input, and writes what it has committed to its
-standard output, as lines of JSON. No process is forked: torch may have threads. None imports the caller's main module.
+It reads what it needs and then the names of units from its standard input, and writes
+what it has committed to its standard output, as lines of JSON. No process is forked:
+torch may have threads. None imports the caller's main module.
 """
 
 import json
@@ -16,10 +18,11 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any
 
-from hiddenscope import errors, hooks, progress
+from hiddenscope import errors, progress
 from hiddenscope.extract.compute import Done, Pipeline
 from hiddenscope.extract.recipe import ModelRecipe
 from hiddenscope.extract.schedule import Schedule
+from hiddenscope.modules import hooks
 from hiddenscope.store import Writer, resume
 
 IN_HAND = 2  # units of a worker: one that it computes, and the next
@@ -37,7 +40,11 @@ def run(
 ) -> None:
     """Compute units in so many processes; one that dies is started again."""
     schedule = Schedule(units, report)
-    order: dict[str, Any] = {"recipe": recipe.to_json(), "store": str(writer.path.absolute()), "digest": writer.digest}
+    order: dict[str, Any] = {
+        "recipe": recipe.to_json(),
+        "store": str(writer.path.absolute()),
+        "digest": writer.digest,
+    }
     order["speed"] = speed
     served = []
     for number in range(workers):
@@ -68,7 +75,12 @@ def _device(recipe: ModelRecipe, number: int) -> str:
 class _Served(threading.Thread):
     """Feeds one process, and starts another when it dies."""
 
-    def __init__(self, schedule: Schedule, order: dict[str, Any], batch_done: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        schedule: Schedule,
+        order: dict[str, Any],
+        batch_done: Callable[[int], None],
+    ) -> None:
         super().__init__(name="hiddenscope-worker", daemon=True)
         self.schedule, self.order, self.batch_done = schedule, order, batch_done
         self.process: subprocess.Popen[bytes] | None = None
@@ -90,7 +102,8 @@ class _Served(threading.Thread):
         """Start a process and feed it until it ends."""
         self.process, self.feeder, self.held = _start(log), None, 0
         assert self.process.stdout is not None
-        if self.schedule.finished:  # while it was started, so that `end` may not know of it
+        # While it was started, so that `end` may not know of it.
+        if self.schedule.finished:
             self.process.kill()
         with suppress(OSError):  # it died: what it said before is read all the same
             self._send(self.order)
@@ -100,7 +113,9 @@ class _Served(threading.Thread):
                 self.schedule.fail(_error(said["error"]))
                 return
             if "ready" in said:
-                self.feeder = threading.Thread(target=self._feed, args=(self.process,), daemon=True)
+                self.feeder = threading.Thread(
+                    target=self._feed, args=(self.process,), daemon=True
+                )
                 self.feeder.start()
                 continue
             if "batch" in said:
@@ -132,7 +147,8 @@ class _Served(threading.Thread):
     def _ended(self, log: IO[bytes]) -> str:
         assert self.process is not None
         code = self.process.wait()
-        if self.feeder is not None:  # or it could take a unit for this process, and send it to the next one
+        # Or it could take a unit for this process, and send it to the next one.
+        if self.feeder is not None:
             self.schedule.wake()
             self.feeder.join()
         for pipe in (self.process.stdin, self.process.stdout):
@@ -140,10 +156,14 @@ class _Served(threading.Thread):
                 pipe.close()  # type: ignore[union-attr]
         log.seek(0)
         last = log.read().decode("utf-8", "replace").strip().splitlines()[-1:]
-        return f"the last ended with code {code}" + (f" ({ascii(last[0])[:200]})" if last else "")
+        return f"the last ended with code {code}" + (
+            f" ({ascii(last[0])[:200]})" if last else ""
+        )
 
     def end(self) -> None:
-        """End the process: whatever it still computes is committed already, or not wanted any more."""
+        """End the process: whatever it still computes is committed already, or not
+        wanted any more.
+        """
         process = self.process
         if process is not None:
             with suppress(OSError):
@@ -158,14 +178,18 @@ class _Served(threading.Thread):
 def _start(log: IO[bytes]) -> "subprocess.Popen[bytes]":
     ours = str(Path(__file__).parents[2])
     paths = [ours, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "TOKENIZERS_PARALLELISM": "false"}
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(paths),
+        "TOKENIZERS_PARALLELISM": "false",
+    }
     return subprocess.Popen(
         [sys.executable, "-P", "-m", "hiddenscope.extract.local"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=log,
         env=environment,
-        start_new_session=True,  # Ctrl-C is for the process that was started by hand, which tells the others
+        # Ctrl-C is for the process that was started by hand, which tells the others.
+        start_new_session=True,
     )
 
 
@@ -174,14 +198,21 @@ def _error(said: dict[str, str]) -> BaseException:
     kind = getattr(errors, said["kind"], None)
     if isinstance(kind, type) and issubclass(kind, errors.Error):
         return kind(said["problem"], said["reason"], said["remedy"])
-    return errors.PassError("A worker failed", f"{said['kind']}: {said['reason']}", "See what it says.")
+    return errors.PassError(
+        "A worker failed", f"{said['kind']}: {said['reason']}", "See what it says."
+    )
 
 
 def told(error: BaseException) -> dict[str, str]:
     """An error in JSON."""
     kind = type(error).__name__
     if isinstance(error, errors.Error):
-        return {"kind": kind, "problem": error.problem, "reason": error.reason, "remedy": error.remedy}
+        return {
+            "kind": kind,
+            "problem": error.problem,
+            "reason": error.reason,
+            "remedy": error.remedy,
+        }
     return {"kind": kind, "problem": "", "reason": str(error)[:500], "remedy": ""}
 
 
@@ -196,14 +227,17 @@ def main() -> None:
         said.flush()
 
     def fail(error: BaseException) -> None:
-        with suppress(BrokenPipeError):  # the process that started this one is gone, or has ended the job already
+        # The process that started this one is gone, or has ended the job already.
+        with suppress(BrokenPipeError):
             say({"error": told(error)})
 
     try:
         order = json.loads(sys.stdin.buffer.readline())
         writer = resume(order["store"], digest=order["digest"])
         with hooks.threads(writer.plan.environment["threads"]):
-            model = ModelRecipe.from_json(order["recipe"]).model(writer.plan, order["device"])
+            model = ModelRecipe.from_json(order["recipe"]).model(
+                writer.plan, order["device"]
+            )
             pipeline = Pipeline(
                 model,
                 writer,

@@ -1,9 +1,11 @@
-"""Planning: a corpus made into units of fixed sequences and batches, in one pass of the tokenizer over its texts.
+"""Planning: a corpus made into units of fixed sequences and batches, in one pass of the
+tokenizer over its texts.
 
-A sequence is what the model is given: the tokens of a text, or of one window of a long text.
+A sequence is what the model is given: the tokens of a text, or of one window of a long
+text.
 
-What a unit holds depends on the texts, the tokenizer and the model's batching alone, so that a unit that is computed
-again, on like hardware, has the same bytes.
+What a unit holds depends on the texts, the tokenizer and the model's batching alone, so
+that a unit that is computed again, on like hardware, has the same bytes.
 """
 
 import hashlib
@@ -28,10 +30,12 @@ from hiddenscope.sites import Site, SitePatterns
 from hiddenscope.store import StorePlan, StoreSequence, UnitDigest
 from hiddenscope.vectors.pooling import check_cls
 
-UNIT_BYTES = 256 * 10**6  # of states: what is held in memory three times, and what a crash costs
+# Of states: what is held in memory three times, and what a crash costs.
+UNIT_BYTES = 256 * 10**6
 MOST_TOKENS = 2**17  # of a unit
-# Floating-point operations of a unit on a CPU: a minute of a slow one (16 GFLOP/s), seconds of a fast one. A GPU does
-# as much in a moment, so there the bytes alone decide.
+# Floating-point operations of a unit on a CPU: a minute of a slow one (16 GFLOP/s),
+# seconds of a fast one. A GPU does as much in a moment, so there the bytes alone
+# decide.
 UNIT_WORK = 10**12
 LEAST_TOKENS = 256  # of a unit that this limit closes: smaller batches are slower
 CHUNK = 256  # texts that are tokenised at a time
@@ -42,7 +46,9 @@ _BESIDE = 48  # bytes that a store keeps of a token besides its states, at most
 
 @dataclass(frozen=True)
 class ExtractSpec:
-    """What is to be kept of every text: the sites, how they are pooled, the dtype of the values, every n-th token."""
+    """What is to be kept of every text: the sites, how they are pooled, the dtype of
+    the values, every n-th token.
+    """
 
     sites: tuple[Site, ...]
     pool: str | None
@@ -52,8 +58,14 @@ class ExtractSpec:
 
     @property
     def position(self) -> int | None:
-        """The position of the token that stands for a text; None for every other pooling."""
-        return int(self.pool) if self.pool is not None and self.pool.lstrip("-").isdecimal() else None
+        """The position of the token that stands for a text; None for every other
+        pooling.
+        """
+        return (
+            int(self.pool)
+            if self.pool is not None and self.pool.lstrip("-").isdecimal()
+            else None
+        )
 
     @property
     def row_bytes(self) -> int:
@@ -62,32 +74,72 @@ class ExtractSpec:
 
     def bytes(self, sequences: int, tokens: int) -> int:
         """The bytes that a store takes, a little too many rather than too few."""
-        rows = -(-tokens // self.every) + sequences * (self.every > 1) if self.pool is None else sequences
+        rows = (
+            -(-tokens // self.every) + sequences * (self.every > 1)
+            if self.pool is None
+            else sequences
+        )
         return rows * self.row_bytes + tokens * _BESIDE + sequences * 256
 
 
-def choose(model: Model, sites: SitePatterns, pool: str | int | None, dtype: Any, every: int) -> ExtractSpec:
+def choose(
+    model: Model, sites: SitePatterns, pool: str | int | None, dtype: Any, every: int
+) -> ExtractSpec:
     """What is asked for, checked against the model."""
     if pool is not None and every > 1:
         reason = "a pooled store keeps one vector for each text or window"
-        raise PassError(f"Cannot use every={every} with pool={pool!r}", reason, "Give one of the two.")
+        raise PassError(
+            f"Cannot use every={every} with pool={pool!r}",
+            reason,
+            "Give one of the two.",
+        )
     chosen = model.anatomy.select(sites)
     if not chosen:
-        raise PassError("No sites to extract", "the list is empty", "Name at least one, such as 'layer.*'.")
+        raise PassError(
+            "No sites to extract",
+            "the list is empty",
+            "Name at least one, such as 'layer.*'.",
+        )
     if model.encoder_decoder:
         chosen = _of_encoder(model, chosen, sites)
     widths = {model.anatomy.width(site): site for site in chosen}
     if len(widths) > 1:
-        reason = " and ".join(f"{site} is {width} wide" for width, site in widths.items())
-        raise PassError("Cannot keep these states together", reason, "Extract them into stores of their own.")
-    stored = parse_dtype(dtype) if dtype is not None else model.dtype if pool is None else torch.float32
+        reason = " and ".join(
+            f"{site} is {width} wide" for width, site in widths.items()
+        )
+        raise PassError(
+            "Cannot keep these states together",
+            reason,
+            "Extract them into stores of their own.",
+        )
+    stored = (
+        parse_dtype(dtype)
+        if dtype is not None
+        else model.dtype
+        if pool is None
+        else torch.float32
+    )
     if _name(stored) not in DTYPES:
-        raise PassError(f"Cannot store {_name(stored)}", f"a store holds {', '.join(DTYPES)}", "Give dtype='float32'.")
-    return ExtractSpec(tuple(chosen), None if pool is None else str(pool), stored, next(iter(widths)), every)
+        raise PassError(
+            f"Cannot store {_name(stored)}",
+            f"a store holds {', '.join(DTYPES)}",
+            "Give dtype='float32'.",
+        )
+    return ExtractSpec(
+        tuple(chosen),
+        None if pool is None else str(pool),
+        stored,
+        next(iter(widths)),
+        every,
+    )
 
 
-def _of_encoder(model: Model, chosen: tuple[Site, ...], patterns: SitePatterns) -> tuple[Site, ...]:
-    """The sites of the encoder: those of the decoder are left out, unless they were named as such."""
+def _of_encoder(
+    model: Model, chosen: tuple[Site, ...], patterns: SitePatterns
+) -> tuple[Site, ...]:
+    """The sites of the encoder: those of the decoder are left out, unless they were
+    named as such.
+    """
     listed = [patterns] if isinstance(patterns, str | Site) else patterns
     named = any("decoder" in str(pattern) for pattern in listed)
     of_encoder = tuple(site for site in chosen if site.stack != "decoder")
@@ -95,14 +147,25 @@ def _of_encoder(model: Model, chosen: tuple[Site, ...], patterns: SitePatterns) 
         return chosen
     if named or not of_encoder:
         reason = "the decoder reads targets, and a corpus has none"
-        raise PassError(f"Cannot extract {chosen[-1]} of {model.name}", reason, "Name sites such as 'encoder.layer.*'.")
-    progress.note(f"{model.name}: states of the encoder alone are kept, since a corpus has no targets for the decoder")
+        raise PassError(
+            f"Cannot extract {chosen[-1]} of {model.name}",
+            reason,
+            "Name sites such as 'encoder.layer.*'.",
+        )
+    progress.note(
+        f"{model.name}: states of the encoder alone are kept, since a corpus has no"
+        " targets for the decoder"
+    )
     return of_encoder
 
 
-def plan_without_corpus(model: Model, spec: ExtractSpec, threads: int, unit_limits: Mapping[str, int]) -> StorePlan:
+def plan_without_corpus(
+    model: Model, spec: ExtractSpec, threads: int, unit_limits: Mapping[str, int]
+) -> StorePlan:
     """The plan of a store without its corpus."""
-    source = model.source(spec.sites[0].stack).to_json() | {"class": type(model.module).__name__}
+    source = model.source(spec.sites[0].stack).to_json() | {
+        "class": type(model.module).__name__
+    }
     source["device"] = model.device.type  # not which one of several
     return StorePlan(
         model=source,
@@ -116,37 +179,56 @@ def plan_without_corpus(model: Model, spec: ExtractSpec, threads: int, unit_limi
     )
 
 
-def environment(model: Model, threads: int, unit_limits: Mapping[str, int]) -> dict[str, Any]:
-    """What else decides the bits of a state: the machine, its instructions, its threads, which texts share a batch.
+def environment(
+    model: Model, threads: int, unit_limits: Mapping[str, int]
+) -> dict[str, Any]:
+    """What else decides the bits of a state: the machine, its instructions, its
+    threads, which texts share a batch.
 
-    `unit_limits` are those of `Engine.unit_limits`; none are of a store that does not say how large its units are.
+    `unit_limits` are those of `Engine.unit_limits`; none are of a store that does not
+    say how large its units are.
     """
     cuda = model.device.type == "cuda"
     return dict(unit_limits) | {
         "machine": platform.machine(),
-        "processor": torch.cuda.get_device_name(model.device) if cuda else torch.backends.cpu.get_cpu_capability(),
+        "processor": (
+            torch.cuda.get_device_name(model.device)
+            if cuda
+            else torch.backends.cpu.get_cpu_capability()
+        ),
         "threads": threads,
         "float32_matmul_precision": torch.get_float32_matmul_precision(),
     }
 
 
 def tokenizer_identity(tokenizer: Any) -> dict[str, Any]:
-    """The class of a tokenizer and a hash of all that it does, whatever it was last called with."""
+    """The class of a tokenizer and a hash of all that it does, whatever it was last
+    called with.
+    """
     if tokenizer is None:
         return {}
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None:
-        # What comes before the added tokens is how texts were cut and padded in the last call. Parsing takes a second.
+        # What comes before the added tokens is how texts were cut and padded in the
+        # last call. Parsing takes a second.
         text = str(backend.to_str())
         text = text[max(0, text.find('"added_tokens"')) :]
     else:
-        content = {"vocabulary": dict(tokenizer.get_vocab()), "special": tokenizer.special_tokens_map}
+        content = {
+            "vocabulary": dict(tokenizer.get_vocab()),
+            "special": tokenizer.special_tokens_map,
+        }
         text = json.dumps(content, sort_keys=True, default=str)
-    return {"class": type(tokenizer).__name__, "sha256": hashlib.sha256(text.encode("utf-8")).hexdigest()}
+    return {
+        "class": type(tokenizer).__name__,
+        "sha256": hashlib.sha256(text.encode("utf-8")).hexdigest(),
+    }
 
 
 class Planner:
-    """Reads a corpus once, as the sequences of one unit after another; then it knows the whole corpus."""
+    """Reads a corpus once, as the sequences of one unit after another; then it knows
+    the whole corpus.
+    """
 
     def __init__(
         self,
@@ -162,14 +244,20 @@ class Planner:
         self.sequences = self.tokens = 0
         self._source = model.source(spec.sites[0].stack) if spec.pool == "cls" else None
         least = BATCH_TOKENS.get(model.device.type, BATCH_TOKENS["cpu"])
-        most = MOST_TOKENS if spec.pool else min(MOST_TOKENS, unit_bytes // spec.row_bytes)
+        most = (
+            MOST_TOKENS if spec.pool else min(MOST_TOKENS, unit_bytes // spec.row_bytes)
+        )
         self.unit_tokens = max(most, least if unit_bytes >= UNIT_BYTES else 1)
         limit = _tokens_of_work(model, spec) if unit_tokens is None else unit_tokens
         if limit is not None:
             self.unit_tokens = min(self.unit_tokens, limit)
 
-    def units(self, seen: SeenTexts, stored: Sequence[UnitDigest] = ()) -> Iterator[list[StoreSequence]]:
-        """The sequences of one unit after another; of a store that is there, each unit has as many as it has there."""
+    def units(
+        self, seen: SeenTexts, stored: Sequence[UnitDigest] = ()
+    ) -> Iterator[list[StoreSequence]]:
+        """The sequences of one unit after another; of a store that is there, each unit
+        has as many as it has there.
+        """
         waiting: list[StoreSequence] = []
         number = tokens = 0
         for sequence in self._sequences(seen):
@@ -177,7 +265,11 @@ class Planner:
             waiting.append(sequence)
             tokens += len(sequence.ids)
             known = number < len(stored)
-            if len(waiting) == stored[number].sequences if known else tokens >= self.unit_tokens:
+            if (
+                len(waiting) == stored[number].sequences
+                if known
+                else tokens >= self.unit_tokens
+            ):
                 yield self._composed(waiting)
                 waiting, tokens, number = [], 0, number + 1
         if waiting:
@@ -187,20 +279,36 @@ class Planner:
 
     def described(self) -> dict[str, Any]:
         """The corpus in the plan, once it has been read."""
-        return described(self.corpus, self.identity, self.skips, self.window, self.stride)
+        return described(
+            self.corpus, self.identity, self.skips, self.window, self.stride
+        )
 
     def _check_pool(self, sequence: StoreSequence) -> None:
-        """Refuse a text without the token that is to stand for it now, and not when its unit is computed."""
+        """Refuse a text without the token that is to stand for it now, and not when its
+        unit is computed.
+        """
         if self.spec.pool == "cls":
             check_cls(self._source, [sequence.ids[0]], sequence.text)
         elif self.spec.position is not None:
             position, tokens = self.spec.position, len(sequence.ids)
             if tokens < (position + 1 if position >= 0 else -position):
-                windows = self.window is not None and (sequence.start > 0 or tokens == self.window)
-                where = f"the window of text {sequence.text:,} from position {sequence.start:,} on" if windows else ""
+                windows = self.window is not None and (
+                    sequence.start > 0 or tokens == self.window
+                )
+                where = (
+                    f"the window of text {sequence.text:,} from position"
+                    f" {sequence.start:,} on"
+                    if windows
+                    else ""
+                )
                 reason = f"{where or f'text {sequence.text:,}'} has {tokens:,} tokens"
-                remedy = f"Choose a position that every {'window' if windows else 'text'} has; -1 is the last token."
-                raise TextError(f"No token at position {position} of every text", reason, remedy)
+                remedy = (
+                    f"Choose a position that every {'window' if windows else 'text'}"
+                    " has; -1 is the last token."
+                )
+                raise TextError(
+                    f"No token at position {position} of every text", reason, remedy
+                )
 
     def _composed(self, sequences: list[StoreSequence]) -> list[StoreSequence]:
         """The sequences of a unit with the batch that each is in, numbered as they run."""
@@ -214,14 +322,26 @@ class Planner:
         self.sequences += len(sequences)
         self.tokens += len(inputs.flat)
         return [
-            StoreSequence(sequence.text, sequence.start, sequence.ids, sequence.spans, batch_of[index], sequence.string)
+            StoreSequence(
+                sequence.text,
+                sequence.start,
+                sequence.ids,
+                sequence.spans,
+                batch_of[index],
+                sequence.string,
+            )
             for index, sequence in enumerate(sequences)
         ]
 
     def _sequences(self, seen: SeenTexts) -> Iterator[StoreSequence]:
         for chunk in self._chunks(seen):
             texts = [text for _, text in chunk]
-            if self.window is not None and self.stride is not None and _is_long(texts[0]):  # it is alone in its chunk
+            # It is alone in its chunk.
+            if (
+                self.window is not None
+                and self.stride is not None
+                and _is_long(texts[0])
+            ):
                 yield from self._cut(*chunk[0], self.window, self.stride)
                 continue
             try:
@@ -229,22 +349,43 @@ class Planner:
             except TextError as error:
                 raise self._named(error, chunk) from None
             for index, (number, text) in enumerate(chunk):
-                spans = ((-1, -1),) * len(whole.ids[index]) if whole.spans is None else whole.spans[index]
+                spans = (
+                    ((-1, -1),) * len(whole.ids[index])
+                    if whole.spans is None
+                    else whole.spans[index]
+                )
                 if self.window is None or len(whole.ids[index]) <= self.window:
                     yield StoreSequence(number, 0, whole.ids[index], spans, 0, text)
                 elif self.stride is not None:
                     yield from self._cut(number, text, self.window, self.stride)
                 else:
-                    reason = f"it has {len(whole.ids[index]):,} tokens and {self.model.name} takes {self.window:,}"
-                    remedy = "Give a stride, as in hs.Corpus(source, stride=256): it is cut into windows then."
+                    reason = (
+                        f"it has {len(whole.ids[index]):,} tokens and {self.model.name}"
+                        f" takes {self.window:,}"
+                    )
+                    remedy = (
+                        "Give a stride, as in hs.Corpus(source, stride=256): it is cut"
+                        " into windows then."
+                    )
                     raise TextError(f"Text {number:,} of the corpus", reason, remedy)
 
-    def _cut(self, number: int, text: str, window: int, stride: int) -> Iterator[StoreSequence]:
+    def _cut(
+        self, number: int, text: str, window: int, stride: int
+    ) -> Iterator[StoreSequence]:
         """The windows of a long text; a text that fits in one window is that window."""
         try:
-            for index, cut in enumerate(self.model.text_encoder.windows(text, window, stride)):
+            for index, cut in enumerate(
+                self.model.text_encoder.windows(text, window, stride)
+            ):
                 assert cut.spans is not None
-                yield StoreSequence(number, index * stride, cut.ids[0], cut.spans[0], 0, None if index else text)
+                yield StoreSequence(
+                    number,
+                    index * stride,
+                    cut.ids[0],
+                    cut.spans[0],
+                    0,
+                    None if index else text,
+                )
         except TextError as error:
             raise self._named(error, [(number, text)]) from None
 
@@ -271,18 +412,22 @@ class Planner:
             yield chunk
 
     def _named(self, error: TextError, chunk: Sequence[tuple[int, str]]) -> TextError:
-        """The error of a text with its number in the corpus, in place of that in its chunk."""
+        """The error of a text with its number in the corpus, in place of that in its
+        chunk.
+        """
         problem = error.problem
         with suppress(ValueError, IndexError):
-            problem = f"Text {chunk[int(problem.removeprefix('Text '))][0]:,} of the corpus"
+            problem = (
+                f"Text {chunk[int(problem.removeprefix('Text '))][0]:,} of the corpus"
+            )
         return TextError(problem, error.reason, error.remedy)
 
 
 def _tokens_of_work(model: Model, spec: ExtractSpec) -> int | None:
     """Return how many tokens of a model are UNIT_WORK; None on a GPU.
 
-    It depends on the model and the sites alone, and not on how fast this machine is: the same job has the same units
-    wherever and however often it is planned.
+    It depends on the model and the sites alone, and not on how fast this machine is:
+    the same job has the same units wherever and however often it is planned.
     """
     if model.device.type == "cuda":
         return None
@@ -303,7 +448,9 @@ def _is_long(text: str) -> bool:
 
 
 def read_corpus(model: Model, corpus: Corpus) -> dict[str, Any]:
-    """The corpus as a plan describes it, without the tokenizer: to be compared with the plan of a store."""
+    """The corpus as a plan describes it, without the tokenizer: to be compared with the
+    plan of a store.
+    """
     identity, skips = Identity(), Skips()
     with progress.track("Reading the corpus") as advance:
         for text in corpus.read(skips):
@@ -313,12 +460,22 @@ def read_corpus(model: Model, corpus: Corpus) -> dict[str, Any]:
 
 
 def described(
-    corpus: Corpus, identity: Identity, skips: Skips, window: int | None, stride: int | None
+    corpus: Corpus,
+    identity: Identity,
+    skips: Skips,
+    window: int | None,
+    stride: int | None,
 ) -> dict[str, Any]:
     """What a plan says of a corpus."""
     if not identity.count:
-        skipped = f"; {skips.count:,} broken lines were left out, the first: {skips.named[0]}" if skips.count else ""
-        raise TextError("No texts", f"the corpus is empty{skipped}", "Give at least one.")
+        skipped = (
+            f"; {skips.count:,} broken lines were left out, the first: {skips.named[0]}"
+            if skips.count
+            else ""
+        )
+        raise TextError(
+            "No texts", f"the corpus is empty{skipped}", "Give at least one."
+        )
     return {
         "sha256": identity.digest,
         "count": identity.count,
@@ -334,12 +491,18 @@ def _windows(model: Model, corpus: Corpus) -> tuple[int | None, int | None]:
     own = model.text_encoder.window
     window = own if corpus.window is None else corpus.window
     if own is not None and window is not None and window > own:
-        raise TextError(f"window must be at most {own:,}, got {window:,}", f"{model.name} takes no more", "Give less.")
+        raise TextError(
+            f"window must be at most {own:,}, got {window:,}",
+            f"{model.name} takes no more",
+            "Give less.",
+        )
     return window, corpus.stride
 
 
 def differences(stored: StorePlan, asked: StorePlan) -> StoreError | None:
-    """The error that names every difference between the plan of a store and the one that is asked for."""
+    """The error that names every difference between the plan of a store and the one
+    that is asked for.
+    """
     named = stored.differences(StorePlan(**{**_fields(asked), **_filled(stored)}))
     if not named:
         return None
@@ -351,7 +514,8 @@ def differences(stored: StorePlan, asked: StorePlan) -> StoreError | None:
 
 
 def _fields(plan: StorePlan) -> dict[str, Any]:
-    plain = json.loads(json.dumps(asdict(plan)))  # tuples become lists, as they are when read
+    # Tuples become lists, as they are when read.
+    plain = json.loads(json.dumps(asdict(plan)))
     return {**plain, "sites": tuple(plan.sites)}
 
 

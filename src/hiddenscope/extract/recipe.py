@@ -1,4 +1,6 @@
-"""Recipe: how another process comes by the same model, told in JSON; nothing is pickled."""
+"""Recipe: how another process comes by the same model, told in JSON; nothing is
+pickled.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from hiddenscope.store import StorePlan
 
 @dataclass(frozen=True)
 class ModelRecipe:
-    """Where a model is loaded from, and how: a folder, or where there is no such folder its name."""
+    """Where a model is loaded from, and how: a folder, or where there is no such folder
+    its name.
+    """
 
     folder: str
     name: str
@@ -39,17 +43,32 @@ class ModelRecipe:
         """The model, which must have the weights that the plan names."""
         here = os.path.isdir(self.folder)
         source, revision = (self.folder, None) if here else (self.name, self.revision)
-        options: dict[str, Any] = {"dtype": self.dtype, "device": device or self.device, "attention": self.attention}
-        made = load(source, revision=revision if not here and "/" in source else None, **options)
+        options: dict[str, Any] = {
+            "dtype": self.dtype,
+            "device": device or self.device,
+            "attention": self.attention,
+        }
+        made = load(
+            source, revision=revision if not here and "/" in source else None, **options
+        )
         if (found := made.source().weights) != plan.model["weights"]:
-            reason = f"its weights are {found[:24]}, and the plan was made with {plan.model['weights'][:24]}"
-            raise LoadError(f"Cannot compute with {self.name} in this process", reason, "Load the model anew.")
+            reason = (
+                f"its weights are {found[:24]}, and the plan was made with"
+                f" {plan.model['weights'][:24]}"
+            )
+            raise LoadError(
+                f"Cannot compute with {self.name} in this process",
+                reason,
+                "Load the model anew.",
+            )
         return made
 
 
 @contextmanager
 def recipe_of(model: Model) -> Iterator[ModelRecipe]:
-    """How other processes load a model while the body runs; a live module is saved for them first."""
+    """How other processes load a model while the body runs; a live module is saved for
+    them first.
+    """
     module: Any = model.module
     config = getattr(module, "config", None)
     with ExitStack() as stack:
@@ -57,8 +76,15 @@ def recipe_of(model: Model) -> Iterator[ModelRecipe]:
         named = getattr(config, "architectures", None) or [type(module).__name__]
         if folder is None or named != [type(module).__name__]:
             if not hasattr(module, "save_pretrained"):
-                reason = f"{type(module).__name__} has no save_pretrained, by which they could get it"
-                raise ModuleError("Cannot give this model to other processes", reason, "Give workers=1.")
+                reason = (
+                    f"{type(module).__name__} has no save_pretrained, by which they"
+                    " could get it"
+                )
+                raise ModuleError(
+                    "Cannot give this model to other processes",
+                    reason,
+                    "Give workers=1.",
+                )
             folder = stack.enter_context(TemporaryDirectory(prefix="hiddenscope-"))
             with quiet_transformers():
                 module.save_pretrained(folder)
@@ -67,4 +93,11 @@ def recipe_of(model: Model) -> Iterator[ModelRecipe]:
                     tokenizer.save_pretrained(folder)
         attention = getattr(config, "_attn_implementation", None)
         dtype = str(next(module.parameters()).dtype).removeprefix("torch.")
-        yield ModelRecipe(os.path.abspath(folder), model.name, model.revision, dtype, attention, str(model.device))
+        yield ModelRecipe(
+            os.path.abspath(folder),
+            model.name,
+            model.revision,
+            dtype,
+            attention,
+            str(model.device),
+        )

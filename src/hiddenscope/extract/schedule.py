@@ -1,4 +1,6 @@
-"""Schedule: which units are to be computed, which are in hand, and which are done. The store alone decides the last."""
+"""Schedule: which units are to be computed, which are in hand, and which are done. The
+store alone decides the last.
+"""
 
 import threading
 import time
@@ -9,7 +11,9 @@ from dataclasses import dataclass
 from hiddenscope.errors import PassError
 from hiddenscope.extract.compute import Done
 
-PATIENCE = 10.0  # seconds after which a unit in hand may be computed by another worker too, at the least
+# Seconds after which a unit in hand may be computed by another worker too, at the
+# least.
+PATIENCE = 10.0
 MOST_DEATHS = 10  # of workers, one after another, with no unit done between
 
 
@@ -20,9 +24,11 @@ class _Held:
 
 
 class Schedule:
-    """Hands units to workers, each once; a unit whose worker died, or stands still, is handed out again.
+    """Hands units to workers, each once; a unit whose worker died, or stands still, is
+    handed out again.
 
-    That a unit is computed twice does no harm: the store keeps the first, and both have the same bytes.
+    That a unit is computed twice does no harm: the store keeps the first, and both have
+    the same bytes.
 
     >>> schedule = Schedule(["000000", "000001"], lambda done: None)
     >>> schedule.take("a"), schedule.take("b"), schedule.take("b")
@@ -48,16 +54,22 @@ class Schedule:
         return not self._left or self.error is not None
 
     def take(self, holder: Hashable) -> str | None:
-        """The next unit; None if there is none now. With nothing else to do, one that another holds for too long."""
+        """The next unit; None if there is none now. With nothing else to do, one that
+        another holds for too long.
+        """
         with self.changed:
             if self.finished:
                 return None
             if self._waiting:
                 unit = self._waiting.popleft()
             else:
-                others = [unit for unit, held in self._held.items() if held.holder != holder]
+                others = [
+                    unit for unit, held in self._held.items() if held.holder != holder
+                ]
                 unit = min(others, key=lambda unit: self._held[unit].since, default="")
-                if not unit or time.monotonic() - self._held[unit].since < max(PATIENCE, 3 * self._longest):
+                if not unit or time.monotonic() - self._held[unit].since < max(
+                    PATIENCE, 3 * self._longest
+                ):
                     return None
             self._held[unit] = _Held(holder, time.monotonic())
             return unit
@@ -84,8 +96,14 @@ class Schedule:
                     self._waiting.appendleft(unit)
             self._deaths += 1
             if self._deaths > MOST_DEATHS:
-                problem = f"{self._deaths} workers ended one after another, and no unit was done between"
-                remedy = "Give fewer workers, or smaller units; the same command again goes on."
+                problem = (
+                    f"{self._deaths} workers ended one after another, and no unit was"
+                    " done between"
+                )
+                remedy = (
+                    "Give fewer workers, or smaller units; the same command again"
+                    " goes on."
+                )
                 self.fail(PassError(problem, reason, remedy))
             self.changed.notify_all()
 

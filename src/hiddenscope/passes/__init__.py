@@ -16,9 +16,15 @@ align         which tokens of two texts stand in one column
 answers       the single token that an answer is where it is read
 """
 
-from hiddenscope.anatomy import EVERYTHING
+from hiddenscope.discovery import EVERYTHING
 from hiddenscope.passes.align import Columns, in_columns
-from hiddenscope.passes.buffers import HostMemory, Keep, StackBuffer, buffers_for, states_in
+from hiddenscope.passes.buffers import (
+    HostMemory,
+    Keep,
+    StackBuffer,
+    buffers_for,
+    states_in,
+)
 from hiddenscope.passes.changes import Add, Change, Project, Replace, Scale
 from hiddenscope.passes.edit import edit, editing
 from hiddenscope.passes.inputs import Batching, Inputs, PaddedBatch, Texts

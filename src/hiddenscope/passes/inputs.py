@@ -1,6 +1,8 @@
-"""Inputs: texts as a model takes them, encoded once and handed down, and the batches in which they go through it.
+"""Inputs: texts as a model takes them, encoded once and handed down, and the batches in
+which they go through it.
 
-`model.encode` makes Inputs of strings or ids. Every pass takes them; what was encoded is never encoded again.
+`model.encode` makes Inputs of strings or ids. Every pass takes them; what was encoded
+is never encoded again.
 """
 
 from __future__ import annotations
@@ -16,8 +18,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from hiddenscope.anatomy import arguments
 from hiddenscope.arguments import checked, require, shown
+from hiddenscope.discovery import arguments
 from hiddenscope.errors import TextError
 
 Texts: TypeAlias = (
@@ -30,20 +32,26 @@ Texts: TypeAlias = (
     | Sequence[Mapping[str, Any]]
     | Sequence[Sequence[Mapping[str, Any]]]
 )
-"""One text or many, each a string or token ids; what a tokenizer returned; or chat messages."""
+"""One text or many, each a string or token ids; what a tokenizer returned; or chat
+messages.
+"""
 
 BATCH_TOKENS = {"cpu": 2048, "cuda": 16384}
-# The fixed cost of a batch, counted in tokens: past that much padding in all, another batch is cheaper.
+# The fixed cost of a batch, counted in tokens: past that much padding in all, another
+# batch is cheaper.
 BATCH_OVERHEAD = {"cpu": 64, "cuda": 2048}
 
 
 @dataclass(frozen=True)
 class Batching:
-    """Whether padded batches give each text what it gets alone, as it was tried on the model.
+    """Whether padded batches give each text what it gets alone, as it was tried on the
+    model.
 
-    `worst` is the largest difference that was seen, in units of the rounding tolerance. `needs_mask` says whether texts
-    of one length need an attention mask of ones; leaving it out spares a GPU the wait while transformers looks into it.
-    `rope_switch` is for LongRoPE: one text longer than this changes the rotary scaling of its whole batch.
+    `worst` is the largest difference that was seen, in units of the rounding tolerance.
+    `needs_mask` says whether texts of one length need an attention mask of ones;
+    leaving it out spares a GPU the wait while transformers looks into it. `rope_switch`
+    is for LongRoPE: one text longer than this changes the rotary scaling of its whole
+    batch.
     """
 
     padding_safe: bool
@@ -69,7 +77,8 @@ class BatchModel(Protocol):
 @checked
 @dataclass(frozen=True)
 class Inputs:
-    """Some texts as token ids, with the character span of each token and the decoder's targets, where there are any.
+    """Some texts as token ids, with the character span of each token and the decoder's
+    targets, where there are any.
 
     >>> inputs = Inputs(((5, 6), (7, 8, 9)))
     >>> inputs.lengths, inputs.some([1]).ids
@@ -92,16 +101,22 @@ class Inputs:
     @cached_property
     def flat(self) -> NDArray[np.int64]:
         """The ids of all texts, one after another."""
-        flat = np.fromiter(chain.from_iterable(self.ids), dtype=np.int64, count=sum(map(len, self.ids)))
+        flat = np.fromiter(
+            chain.from_iterable(self.ids), dtype=np.int64, count=sum(map(len, self.ids))
+        )
         flat.flags.writeable = False
         return flat
 
     @property
     def costs(self) -> list[int]:
-        """The number of tokens that a pass computes for each text: its own and its targets'."""
+        """The number of tokens that a pass computes for each text: its own and its
+        targets'.
+        """
         if self.targets is None:
             return self.lengths
-        return [sum(pair) for pair in zip(self.lengths, self.targets.lengths, strict=True)]
+        return [
+            sum(pair) for pair in zip(self.lengths, self.targets.lengths, strict=True)
+        ]
 
     def some(self, indices: Sequence[int]) -> Inputs:
         """Some of the texts, in the given order, with their targets."""
@@ -109,15 +124,25 @@ class Inputs:
         if indices == list(range(len(self.ids))):
             # The same value, whose flat ids and tokens may be known already.
             return self
-        outside = next((i for i in indices if not -len(self.ids) <= i < len(self.ids)), None)
+        outside = next(
+            (i for i in indices if not -len(self.ids) <= i < len(self.ids)), None
+        )
         if outside is not None:
             reason = f"there are {len(self.ids):,} texts"
             raise TextError(f"No text {shown(outside)}", reason, "Number them from 0.")
-        parts: dict[str, Sized | None] = {"texts": self.texts, "spans": self.spans, "targets": self.targets}
+        parts: dict[str, Sized | None] = {
+            "texts": self.texts,
+            "spans": self.spans,
+            "targets": self.targets,
+        }
         for name, part in parts.items():
             if part is not None and len(part) != len(self.ids):
-                reason = f"{len(self.ids):,} texts have ids and {len(part):,} have {name}"
-                raise TextError("Cannot choose from these inputs", reason, "Give one for each text.")
+                reason = (
+                    f"{len(self.ids):,} texts have ids and {len(part):,} have {name}"
+                )
+                raise TextError(
+                    "Cannot choose from these inputs", reason, "Give one for each text."
+                )
         return Inputs(
             tuple(self.ids[i] for i in indices),
             None if self.texts is None else tuple(self.texts[i] for i in indices),
@@ -133,11 +158,15 @@ class Inputs:
         """The same texts with other targets."""
         return Inputs(self.ids, self.texts, self.spans, targets)
 
-    def batches(self, model: BatchModel, *, batch_tokens: int | None = None) -> Iterator[tuple[list[int], Inputs]]:
-        """The texts in batches of about one length, the longest first: the indices of each batch, and its Inputs.
+    def batches(
+        self, model: BatchModel, *, batch_tokens: int | None = None
+    ) -> Iterator[tuple[list[int], Inputs]]:
+        """The texts in batches of about one length, the longest first: the indices of
+        each batch, and its Inputs.
 
-        A batch has about `batch_tokens` tokens at most, padding included; a longer text is a batch by itself. A model
-        that gives a text different states in a padded batch than alone (`model.batching`) gets one text at a time.
+        A batch has about `batch_tokens` tokens at most, padding included; a longer text
+        is a batch by itself. A model that gives a text different states in a padded
+        batch than alone (`model.batching`) gets one text at a time.
         """
         require(model, BatchModel, "model", "Inputs.batches")
         kind, batching = model.device.type, model.batching
@@ -157,8 +186,11 @@ class Inputs:
         pad, device = model.pad, model.device
         targets = None
         if model.encoder_decoder:
-            # Without targets the decoder gets one token per text, which a pass over the encoder alone never reaches.
-            targets = PaddedBatch.of(self.targets or Inputs(((pad,),) * len(self)), pad, device)
+            # Without targets the decoder gets one token per text, which a pass over the
+            # encoder alone never reaches.
+            targets = PaddedBatch.of(
+                self.targets or Inputs(((pad,),) * len(self)), pad, device
+            )
         return PaddedBatch.of(self, pad, device, targets)
 
 
@@ -170,10 +202,11 @@ def compose(
     rope_switch: int | None = None,
     overhead: int = 64,
 ) -> list[list[int]]:
-    """Which texts go together: batches of about one length, of at most `batch_tokens` tokens, the longest texts first.
+    """Which texts go together: batches of about one length, of at most `batch_tokens`
+    tokens, the longest texts first.
 
-    A batch costs as much as `overhead` tokens whatever is in it, so none gets more padding than that. Texts of up to
-    `rope_switch` tokens and longer ones stay apart.
+    A batch costs as much as `overhead` tokens whatever is in it, so none gets more
+    padding than that. Texts of up to `rope_switch` tokens and longer ones stay apart.
 
     >>> compose([2, 9, 3, 8], 18)
     [[1, 3], [2, 0]]
@@ -187,8 +220,20 @@ def compose(
     for text in sorted(range(len(lengths)), key=lambda text: -lengths[text]):
         longest = lengths[batches[-1][0]] if batches else 0
         padding += longest - lengths[text]
-        fits = batches and (len(batches[-1]) + 1) * longest <= batch_tokens and padding <= overhead
-        if fits and padded and (rope_switch is None or lengths[text] > rope_switch or longest <= rope_switch):
+        fits = (
+            batches
+            and (len(batches[-1]) + 1) * longest <= batch_tokens
+            and padding <= overhead
+        )
+        if (
+            fits
+            and padded
+            and (
+                rope_switch is None
+                or lengths[text] > rope_switch
+                or longest <= rope_switch
+            )
+        ):
             batches[-1].append(text)
         else:
             batches.append([text])
@@ -198,7 +243,8 @@ def compose(
 
 @dataclass(frozen=True)
 class PaddedBatch:
-    """Texts as tensors, padded on the right to one length; `targets` are the decoder's, in an encoder-decoder.
+    """Texts as tensors, padded on the right to one length; `targets` are the decoder's,
+    in an encoder-decoder.
 
     `holds_pad` says that a text itself holds the padding id.
     """
@@ -210,7 +256,13 @@ class PaddedBatch:
     holds_pad: bool = False
 
     @classmethod
-    def of(cls, inputs: Inputs, pad: int, device: torch.device, targets: PaddedBatch | None = None) -> PaddedBatch:
+    def of(
+        cls,
+        inputs: Inputs,
+        pad: int,
+        device: torch.device,
+        targets: PaddedBatch | None = None,
+    ) -> PaddedBatch:
         """A batch of encoded texts.
 
         >>> PaddedBatch.of(Inputs(((5, 6, 7), (8,))), pad=0, device=torch.device("cpu")).ids
@@ -222,20 +274,38 @@ class PaddedBatch:
         filled = np.full(mask.shape, pad, dtype=np.int64)
         filled[mask] = inputs.flat
         holds_pad = bool((inputs.flat == pad).any())
-        return cls(_to(device, filled), _to(device, mask.astype(np.int64)), tuple(lengths), targets, holds_pad)
+        return cls(
+            _to(device, filled),
+            _to(device, mask.astype(np.int64)),
+            tuple(lengths),
+            targets,
+            holds_pad,
+        )
 
     @property
     def has_padding(self) -> bool:
         """Whether any text, or any target, is shorter than the longest."""
-        return len(set(self.lengths)) > 1 or (self.targets is not None and self.targets.has_padding)
+        return len(set(self.lengths)) > 1 or (
+            self.targets is not None and self.targets.has_padding
+        )
 
     def arguments(self, module: nn.Module, *, masked: bool = True) -> dict[str, Any]:
-        """The keyword arguments of the module's forward; `masked=False` leaves out a mask that would hide nothing."""
-        given = arguments(module, self.ids, self.mask, None if self.targets is None else self.targets.ids)
+        """The keyword arguments of the module's forward; `masked=False` leaves out a
+        mask that would hide nothing.
+        """
+        given = arguments(
+            module,
+            self.ids,
+            self.mask,
+            None if self.targets is None else self.targets.ids,
+        )
         if not masked and len(set(self.lengths)) == 1:
             given.pop("attention_mask", None)
-        # Without a mask T5Gemma hides padding ids inside a text, but only where it keeps no cache.
-        if self.targets is not None and (self.targets.has_padding or self.targets.holds_pad):
+        # Without a mask T5Gemma hides padding ids inside a text, but only where it
+        # keeps no cache.
+        if self.targets is not None and (
+            self.targets.has_padding or self.targets.holds_pad
+        ):
             given["decoder_attention_mask"] = self.targets.mask
         return given
 
@@ -245,6 +315,12 @@ class PaddedBatch:
 
 
 def _to(device: torch.device, array: NDArray[np.int64]) -> Tensor:
-    """An array on a device. To a GPU it goes from page-locked memory, so that the pass before need not end first."""
+    """An array on a device. To a GPU it goes from page-locked memory, so that the pass
+    before need not end first.
+    """
     tensor = torch.from_numpy(array)
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+    return (
+        tensor.pin_memory().to(device, non_blocking=True)
+        if device.type == "cuda"
+        else tensor.to(device)
+    )

@@ -1,6 +1,8 @@
-"""States: values `[site, token, width]` of one or many texts, one row per token, never padded.
+"""States: values `[site, token, width]` of one or many texts, one row per token, never
+padded.
 
-What needs torch is imported when it is first used, so that tokens and sources can be had without it.
+What needs torch is imported when it is first used, so that tokens and sources can be
+had without it.
 
 >>> import torch
 >>> from hiddenscope.sites import Site
@@ -17,9 +19,27 @@ from typing import TYPE_CHECKING
 from hiddenscope.states.tokens import Source, Tokens
 
 if TYPE_CHECKING:
-    from hiddenscope.states.values import POOLINGS, Pair, Pooling, Readable, States, join, load_states
+    from hiddenscope.states.values import (
+        POOLINGS,
+        Pair,
+        Pooling,
+        Readable,
+        States,
+        join,
+        load_states,
+    )
 
-__all__ = ["POOLINGS", "Pair", "Pooling", "Readable", "Source", "States", "Tokens", "join", "load_states"]
+__all__ = [
+    "POOLINGS",
+    "Pair",
+    "Pooling",
+    "Readable",
+    "Source",
+    "States",
+    "Tokens",
+    "join",
+    "load_states",
+]
 
 if not TYPE_CHECKING:
 

@@ -35,36 +35,65 @@ class StackRecord(TypedDict):
 
 
 def _pack(strings: Sequence[str], name: str) -> dict[str, torch.Tensor]:
-    """Strings as bytes and ends: JSON would join two lone surrogates into one character, and headers are limited."""
+    """Strings as bytes and ends: JSON would join two lone surrogates into one
+    character, and headers are limited.
+    """
     encoded = [string.encode("utf-8", "surrogatepass") for string in strings]
     ends = torch.tensor([len(part) for part in encoded], dtype=torch.int64).cumsum(0)
-    joined = torch.frombuffer(bytearray(b"".join(encoded) + b"\0"), dtype=torch.uint8)[:-1]  # no buffer may be empty
+    # No buffer may be empty.
+    joined = torch.frombuffer(bytearray(b"".join(encoded) + b"\0"), dtype=torch.uint8)[
+        :-1
+    ]
     return {name: joined.clone(), f"{name}.ends": ends}
 
 
 def _unpack(tensors: Mapping[str, torch.Tensor], name: str) -> tuple[str, ...]:
-    joined, ends = tensors[name].numpy().tobytes(), [0, *tensors[f"{name}.ends"].tolist()]
+    joined, ends = (
+        tensors[name].numpy().tobytes(),
+        [0, *tensors[f"{name}.ends"].tolist()],
+    )
     if ends[-1] != len(joined) or any(start > end for start, end in pairwise(ends)):
         raise ValueError(f"the ends of {name} do not fit")
-    return tuple(joined[start:end].decode("utf-8", "surrogatepass") for start, end in pairwise(ends))
+    return tuple(
+        joined[start:end].decode("utf-8", "surrogatepass")
+        for start, end in pairwise(ends)
+    )
 
 
 def write(path: str | os.PathLike[str], parts: Mapping[str, StackParts]) -> None:
-    """Write the states of one stack (under "") or of several, each under the prefix of its tensors."""
+    """Write the states of one stack (under "") or of several, each under the prefix of
+    its tensors.
+    """
     if Path(path).suffix.lower() != ".safetensors":
         reason = "states are saved as .safetensors"
-        raise FileError(f"Cannot save states as {os.fspath(path)}", reason, "Give the path that suffix.")
+        raise FileError(
+            f"Cannot save states as {os.fspath(path)}",
+            reason,
+            "Give the path that suffix.",
+        )
     tensors: dict[str, torch.Tensor] = {}
     stacks: dict[str, StackRecord] = {}
     for prefix, states in parts.items():
         tokens = states.tokens
-        arrays = {"text": tokens.text, "positions": tokens.positions, "ids": tokens.ids, "spans": tokens.spans}
+        arrays = {
+            "text": tokens.text,
+            "positions": tokens.positions,
+            "ids": tokens.ids,
+            "spans": tokens.spans,
+        }
         tensors[f"{prefix}values"] = states.values
-        tensors |= {f"{prefix}{name}": torch.from_numpy(array.copy()) for name, array in arrays.items()}
+        tensors |= {
+            f"{prefix}{name}": torch.from_numpy(array.copy())
+            for name, array in arrays.items()
+        }
         tensors |= _pack(tokens.strings, f"{prefix}strings")
         tensors |= {} if tokens.texts is None else _pack(tokens.texts, f"{prefix}texts")
         sites = [str(site) for site in states.sites]
-        stacks[prefix] = {"sites": sites, "count": tokens.count, "source": states.source.to_json()}
+        stacks[prefix] = {
+            "sites": sites,
+            "count": tokens.count,
+            "source": states.source.to_json(),
+        }
     write_tensors(path, tensors, {"format": _FORMAT, "states": json.dumps(stacks)})
 
 
@@ -75,16 +104,29 @@ def read(path: str | os.PathLike[str]) -> dict[str, StackParts]:
         stacks: dict[str, StackRecord] = json.loads(header["states"])
         if set(stacks) not in ({""}, {"encoder.", "decoder."}):
             raise ValueError("it names no stacks")
-        return {prefix: _restore(tensors, prefix, record) for prefix, record in stacks.items()}
+        return {
+            prefix: _restore(tensors, prefix, record)
+            for prefix, record in stacks.items()
+        }
     except (KeyError, TypeError, ValueError, AttributeError, SiteError) as error:
         problem = f"Cannot read states from {os.fspath(path)}"
-        raise FileError(problem, f"it is damaged, or not such a file ({error})", "Save the states again.") from error
+        raise FileError(
+            problem,
+            f"it is damaged, or not such a file ({error})",
+            "Save the states again.",
+        ) from error
 
 
-def _restore(tensors: Mapping[str, torch.Tensor], prefix: str, record: StackRecord) -> StackParts:
-    text, positions, ids, spans = (tensors[prefix + name].numpy() for name in ("text", "positions", "ids", "spans"))
+def _restore(
+    tensors: Mapping[str, torch.Tensor], prefix: str, record: StackRecord
+) -> StackParts:
+    text, positions, ids, spans = (
+        tensors[prefix + name].numpy() for name in ("text", "positions", "ids", "spans")
+    )
     texts = _unpack(tensors, f"{prefix}texts") if f"{prefix}texts" in tensors else None
     strings = _unpack(tensors, f"{prefix}strings")
     tokens = Tokens(texts, text, positions, ids, strings, spans, record["count"])
     sites = tuple(Site.parse(site) for site in record["sites"])
-    return StackParts(sites, tensors[f"{prefix}values"], tokens, Source.from_json(record["source"]))
+    return StackParts(
+        sites, tensors[f"{prefix}values"], tokens, Source.from_json(record["source"])
+    )

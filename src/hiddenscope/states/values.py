@@ -1,4 +1,6 @@
-"""States: the values, what can be done with them, and the protocol by which analyses read them."""
+"""States: the values, what can be done with them, and the protocol by which analyses
+read them.
+"""
 
 import json
 import os
@@ -26,7 +28,9 @@ POOLINGS = ("cls", "mean", "max", "last")
 
 @runtime_checkable
 class Readable(Protocol):
-    """What an analysis reads states from: `States`, or anything larger than memory with the same three members."""
+    """What an analysis reads states from: `States`, or anything larger than memory with
+    the same three members.
+    """
 
     @property
     def sites(self) -> tuple[Site, ...]:
@@ -43,7 +47,8 @@ class Readable(Protocol):
 @checked
 @dataclass(frozen=True, repr=False, eq=False)
 class States:
-    """Values `[site, token, width]` in the dtype they were computed in, with their sites, tokens and source.
+    """Values `[site, token, width]` in the dtype they were computed in, with their
+    sites, tokens and source.
 
     >>> tokens = Tokens(("hi",), [0], [0], [7], ("hi",))
     >>> States((Site(0), Site(1)), torch.tensor([[[1.0, 2.0]], [[3.0, 4.0]]]), tokens, Source("toy"))["layer.1"]
@@ -60,14 +65,29 @@ class States:
         shape = tuple(self.values.shape)
         if len(shape) != 3 or shape[:2] != (len(self.sites), len(self.tokens)):
             expected = f"[{len(self.sites)}, {len(self.tokens)}, width]"
-            reason = f"the values are {list(shape)}, and with these sites and tokens they must be {expected}"
-            raise StatesError("Cannot make these states", reason, "Give values [site, token, width].")
+            reason = (
+                f"the values are {list(shape)}, and with these sites and tokens they"
+                f" must be {expected}"
+            )
+            raise StatesError(
+                "Cannot make these states", reason, "Give values [site, token, width]."
+            )
         if not self.values.is_floating_point():
             reason = f"the values are {self.values.dtype}"
-            raise StatesError("Cannot make these states", reason, "Give them in a floating-point dtype.")
-        if not self.sites or list(self.sites) != sorted(set(self.sites)) or len({s.stack for s in self.sites}) > 1:
+            raise StatesError(
+                "Cannot make these states",
+                reason,
+                "Give them in a floating-point dtype.",
+            )
+        if (
+            not self.sites
+            or list(self.sites) != sorted(set(self.sites))
+            or len({s.stack for s in self.sites}) > 1
+        ):
             reason = f"the sites are {summarise(self.sites)}"
-            remedy = "Give sites of one stack, each once, in the order of the forward pass."
+            remedy = (
+                "Give sites of one stack, each once, in the order of the forward pass."
+            )
             raise StatesError("Cannot make these states", reason, remedy)
 
     @property
@@ -80,14 +100,24 @@ class States:
 
     def __repr__(self) -> str:
         dtype = str(self.values.dtype).removeprefix("torch.")
-        shape = f"{_many(len(self.sites), 'site')} x {_many(len(self.tokens), 'token')} x {self.width}"
-        lines = [f"States of {plain(self.source.model)}, {dtype}: {shape}", f"  sites   {summarise(self.sites)}"]
+        shape = (
+            f"{_many(len(self.sites), 'site')} x {_many(len(self.tokens), 'token')} x"
+            f" {self.width}"
+        )
+        lines = [
+            f"States of {plain(self.source.model)}, {dtype}: {shape}",
+            f"  sites   {summarise(self.sites)}",
+        ]
         texts = _many(self.tokens.count, "text")
         return "\n".join([*lines, f"  tokens  {shown(self.tokens.strings)} ({texts})"])
 
     def of(self, text: int) -> "States":
         """The states of one text, sharing memory with these; -1 is the last."""
-        return replace(self, values=self.values[:, self.tokens.rows(text)], tokens=self.tokens.of(text))
+        return replace(
+            self,
+            values=self.values[:, self.tokens.rows(text)],
+            tokens=self.tokens.of(text),
+        )
 
     def select(
         self,
@@ -95,7 +125,8 @@ class States:
         sites: SitePatterns | None = None,
         tokens: ArrayLike | slice | None = None,
     ) -> "States":
-        """Some sites (a pattern) and some tokens (a mask, a slice or indices), both in the order they have here.
+        """Some sites (a pattern) and some tokens (a mask, a slice or indices), both in
+        the order they have here.
 
         >>> tokens = Tokens(("hi you",), [0, 0], [0, 1], [7, 8], ("hi", " you"))
         >>> states = States((Site(0), Site(1)), torch.zeros(2, 2, 4), tokens, Source("toy"))
@@ -105,17 +136,21 @@ class States:
         chosen_sites, values, chosen_tokens = self.sites, self.values, self.tokens
         if sites is not None:
             chosen_sites = self._choose(sites)
-            values = _take(values, 0, np.array([self.sites.index(site) for site in chosen_sites]))
+            values = _take(
+                values, 0, np.array([self.sites.index(site) for site in chosen_sites])
+            )
         if tokens is not None:
             rows = chosen_rows(tokens, len(chosen_tokens))
             values, chosen_tokens = _take(values, 1, rows), chosen_tokens.select(rows)
         return States(chosen_sites, values, chosen_tokens, self.source)
 
     def pool(self, how: Pooling, site: str | Site | None = None) -> torch.Tensor:
-        """One row per text: `[text, width]` of one site, or `[site, text, width]` of all.
+        """One row per text: `[text, width]` of one site, or `[site, text, width]` of
+        all.
 
-        Padding never counts. `cls`, `last` and `max` keep the dtype; `mean` is computed and returned in float32
-        (float64 stays). A text pooled among others equals the text pooled alone bit for bit.
+        Padding never counts. `cls`, `last` and `max` keep the dtype; `mean` is computed
+        and returned in float32 (float64 stays). A text pooled among others equals the
+        text pooled alone bit for bit.
 
         >>> tokens = Tokens(("a b", "c"), [0, 0, 1], [0, 1, 0], [5, 6, 7], ("a", " b", "c"))
         >>> states = States((Site(0),), torch.tensor([[[1.0], [3.0], [5.0]]]), tokens, Source("toy"))
@@ -124,7 +159,9 @@ class States:
         """
         if how not in POOLINGS:
             reason = f"the poolings are {', '.join(POOLINGS)}"
-            raise StatesError(f"No pooling {str(how)[:40]!r}", reason, "Choose one of them.")
+            raise StatesError(
+                f"No pooling {str(how)[:40]!r}", reason, "Choose one of them."
+            )
         values = self.values if site is None else self.values[self._index(site)][None]
         starts = self._starts(how)
         if how in ("cls", "last"):
@@ -133,14 +170,21 @@ class States:
         else:
             parts = torch.split(values, self.tokens.lengths.tolist(), dim=1)
             wide = _wide(values.dtype)
-            rows = [part.mean(1, dtype=wide) if how == "mean" else part.amax(1) for part in parts]
+            rows = [
+                part.mean(1, dtype=wide) if how == "mean" else part.amax(1)
+                for part in parts
+            ]
             pooled = torch.stack(rows, 1)
         return pooled if site is None else pooled[0]
 
-    def mix(self, weights: Mapping[str | Site, float] | Sequence[float] | torch.Tensor) -> torch.Tensor:
-        """The sum of the sites, each times its weight, `[token, width]` in float32 (float64 stays).
+    def mix(
+        self, weights: Mapping[str | Site, float] | Sequence[float] | torch.Tensor
+    ) -> torch.Tensor:
+        """The sum of the sites, each times its weight, `[token, width]` in float32
+        (float64 stays).
 
-        A mapping may leave sites out; a sequence has one weight per site. A tensor of weights keeps its gradient.
+        A mapping may leave sites out; a sequence has one weight per site. A tensor of
+        weights keeps its gradient.
 
         >>> tokens = Tokens(("hi",), [0], [0], [7], ("hi",))
         >>> states = States((Site(0), Site(1)), torch.tensor([[[1.0, 2.0]], [[3.0, 4.0]]]), tokens, Source("toy"))
@@ -154,16 +198,27 @@ class States:
         else:
             listed = torch.as_tensor(weights)
         if listed.shape != (len(self.sites),) or not bool(listed.isfinite().all()):
-            reason = f"there are {len(listed)} weights" if listed.ndim == 1 else f"the weights are {list(listed.shape)}"
-            raise StatesError(f"Cannot mix {len(self.sites)} sites", reason, "Give one finite weight per site.")
+            reason = (
+                f"there are {len(listed)} weights"
+                if listed.ndim == 1
+                else f"the weights are {list(listed.shape)}"
+            )
+            raise StatesError(
+                f"Cannot mix {len(self.sites)} sites",
+                reason,
+                "Give one finite weight per site.",
+            )
         wide = _wide(self.values.dtype)
-        mixed = torch.zeros(self.values.shape[1:], dtype=wide, device=self.values.device)
+        mixed = torch.zeros(
+            self.values.shape[1:], dtype=wide, device=self.values.device
+        )
         for weight, values in zip(listed.to(mixed), self.values, strict=True):
             mixed = mixed + weight * values.to(wide)
         return mixed
 
     def padded(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The batch shape: values `[site, text, token, width]`, zero where the mask `[text, token]` is False.
+        """The batch shape: values `[site, text, token, width]`, zero where the mask
+        `[text, token]` is False.
 
         >>> tokens = Tokens(("a b", "c"), [0, 0, 1], [0, 1, 0], [5, 6, 7], ("a", " b", "c"))
         >>> values, mask = States((Site(0),), torch.ones(1, 3, 4), tokens, Source("toy")).padded()
@@ -173,40 +228,66 @@ class States:
         lengths = torch.from_numpy(self.tokens.lengths).to(self.values.device)
         longest = int(lengths.max()) if len(lengths) else 0
         mask = torch.arange(longest, device=lengths.device) < lengths[:, None]
-        values = self.values.new_zeros(len(self.sites), len(lengths), longest, self.width)
+        values = self.values.new_zeros(
+            len(self.sites), len(lengths), longest, self.width
+        )
         values[:, mask] = self.values
         return values, mask
 
     def check_finite(self) -> None:
-        """Raise `NotFinite` naming the first site and token with a NaN or an infinity, if there is one."""
+        """Raise `NotFinite` naming the first site and token with a NaN or an infinity,
+        if there is one.
+        """
         for site, values in zip(self.sites, self.values, strict=True):
             infinite = ~values.isfinite()
             if not bool(infinite.any()):
                 continue
             row = int(infinite.any(1).nonzero()[0])
             what = "a NaN" if bool(values[row].isnan().any()) else "an infinity"
-            token = f"{shown(self.tokens.strings[row : row + 1])} (text {self.tokens.text[row]}, "
+            token = (
+                f"{shown(self.tokens.strings[row : row + 1])} (text"
+                f" {self.tokens.text[row]}, "
+            )
             token += f"position {self.tokens.positions[row]})"
-            count = f"{int(infinite.sum()):,} of its {infinite.numel():,} values are not finite"
+            count = (
+                f"{int(infinite.sum()):,} of its {infinite.numel():,} values are not"
+                " finite"
+            )
             reason = f"{what} at {site}, token {token}: {count}"
-            remedy = "Look at the weights of the block that computes it, or load the model in a wider dtype."
-            raise NotFinite(f"The states of {plain(self.source.model)} are not finite", reason, remedy)
+            remedy = (
+                "Look at the weights of the block that computes it, or load the model"
+                " in a wider dtype."
+            )
+            raise NotFinite(
+                f"The states of {plain(self.source.model)} are not finite",
+                reason,
+                remedy,
+            )
 
     def blocks(self, site: str | Site, rows: int = 65_536) -> Iterator[torch.Tensor]:
-        """The rows of one site in order, at most `rows` at a time, as `Readable` promises."""
+        """The rows of one site in order, at most `rows` at a time, as `Readable`
+        promises.
+        """
         if rows < 1:
-            raise StatesError(f"rows must be at least 1, got {rows}", "a block holds rows", "Give a larger number.")
+            raise StatesError(
+                f"rows must be at least 1, got {rows}",
+                "a block holds rows",
+                "Give a larger number.",
+            )
         values = self[site]
         return iter(torch.split(values, min(rows, max(1, len(values)))))
 
     def to_numpy(self) -> NDArray[Any]:
-        """The values as a numpy array: float32 and float64 as they are, narrower ones widened to float32 (exact)."""
+        """The values as a numpy array: float32 and float64 as they are, narrower ones
+        widened to float32 (exact).
+        """
         values = self.values.detach().cpu()
         array: NDArray[Any] = values.to(_wide(values.dtype)).numpy()
         return array
 
     def to_xarray(self) -> "xarray.DataArray":
-        """A DataArray with dims site, token, width and the coordinates site, text, position, id, string.
+        """A DataArray with dims site, token, width and the coordinates site, text,
+        position, id, string.
 
         >>> tokens = Tokens(("hi",), [0], [0], [7], ("hi",))
         >>> States((Site(0),), torch.zeros(1, 1, 2), tokens, Source("toy")).to_xarray().sel(site="layer.0").dims
@@ -219,16 +300,22 @@ class States:
             "text": ("token", self.tokens.text),
             "position": ("token", self.tokens.positions),
             "id": ("token", self.tokens.ids),
-            # fastpath: with pyarrow installed, pandas would refuse half of a surrogate pair
+            # fastpath: with pyarrow installed, pandas would refuse half of a surrogate
+            # pair
             "string": xarray.Variable(
-                "token", np.array([*self.tokens.strings, None], dtype=object)[:-1], fastpath=True
+                "token",
+                np.array([*self.tokens.strings, None], dtype=object)[:-1],
+                fastpath=True,
             ),
         }
         attrs = {"source": json.dumps(self.source.to_json())}
-        return xarray.DataArray(self.to_numpy(), coords, ("site", "token", "width"), "states", attrs)
+        return xarray.DataArray(
+            self.to_numpy(), coords, ("site", "token", "width"), "states", attrs
+        )
 
     def to_pandas(self) -> "pandas.DataFrame":
-        """A frame with one row per token, indexed by text, position, id and string; its columns are (site, channel).
+        """A frame with one row per token, indexed by text, position, id and string; its
+        columns are (site, channel).
 
         >>> tokens = Tokens(("hi",), [0], [0], [7], ("hi",))
         >>> States((Site(0),), torch.zeros(1, 1, 2), tokens, Source("toy")).to_pandas()["layer.0"].shape
@@ -238,12 +325,20 @@ class States:
 
         tokens, names = self.tokens, ["text", "position", "id", "string"]
         strings = pandas.Index(list(tokens.strings), dtype=object)
-        index = pandas.MultiIndex.from_arrays([tokens.text, tokens.positions, tokens.ids, strings], names=names)
-        columns = pandas.MultiIndex.from_product([map(str, self.sites), range(self.width)], names=["site", "channel"])
-        return pandas.DataFrame(self.to_numpy().swapaxes(0, 1).reshape(len(tokens), -1), index, columns)
+        index = pandas.MultiIndex.from_arrays(
+            [tokens.text, tokens.positions, tokens.ids, strings], names=names
+        )
+        columns = pandas.MultiIndex.from_product(
+            [map(str, self.sites), range(self.width)], names=["site", "channel"]
+        )
+        return pandas.DataFrame(
+            self.to_numpy().swapaxes(0, 1).reshape(len(tokens), -1), index, columns
+        )
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a safetensors file, in the native dtype, whole or not at all; `States.load` gives it back exactly."""
+        """Write a safetensors file, in the native dtype, whole or not at all;
+        `States.load` gives it back exactly.
+        """
         write(path, {"": self._parts()})
 
     @classmethod
@@ -251,7 +346,11 @@ class States:
         """Read what `save` wrote."""
         loaded = load_states(path)
         if isinstance(loaded, Pair):
-            raise FileError(f"Cannot read {path} as States", "it holds a pair", "Read it with Pair.load().")
+            raise FileError(
+                f"Cannot read {path} as States",
+                "it holds a pair",
+                "Read it with Pair.load().",
+            )
         return loaded
 
     def _parts(self) -> StackParts:
@@ -262,37 +361,67 @@ class States:
         named = [Site.parse(name) if name else None for name in self.source.reported]
         reported = {self.sites[0].stack: named} if named and self.sites else None
         depth, final = self.source.depth, self.source.final
-        return select(patterns, self.sites, owner=owner, depth=depth, final=final, reported=reported)
+        return select(
+            patterns,
+            self.sites,
+            owner=owner,
+            depth=depth,
+            final=final,
+            reported=reported,
+        )
 
     def _index(self, site: str | Site) -> int:
         chosen = self._choose(site)
         if len(chosen) > 1:
             reason = f"it names {len(chosen)} sites"
-            raise SiteError(f"Cannot get the site {str(site)[:60]!r}", reason, "Name one, or use .select(sites=...).")
+            raise SiteError(
+                f"Cannot get the site {str(site)[:60]!r}",
+                reason,
+                "Name one, or use .select(sites=...).",
+            )
         return self.sites.index(chosen[0])
 
     def _starts(self, how: str) -> Ints:
         """The first row of every text, if each has tokens to pool."""
         lengths = self.tokens.lengths
         if not lengths.all() or not len(lengths):
-            reason = f"text {int(np.argmin(lengths))} has no tokens here" if len(lengths) else "there are no texts"
-            raise StatesError(f"Cannot pool by {how}", reason, "Pool before selecting tokens, or leave that text out.")
+            reason = (
+                f"text {int(np.argmin(lengths))} has no tokens here"
+                if len(lengths)
+                else "there are no texts"
+            )
+            raise StatesError(
+                f"Cannot pool by {how}",
+                reason,
+                "Pool before selecting tokens, or leave that text out.",
+            )
         starts: Ints = np.cumsum(lengths) - lengths
         if how == "cls":
             problem, remedy = "Cannot pool by cls", "Pool by mean or last."
             if self.source.cls is None:
-                raise StatesError(problem, f"the tokenizer of {plain(self.source.model)} has no such token", remedy)
+                raise StatesError(
+                    problem,
+                    f"the tokenizer of {plain(self.source.model)} has no such token",
+                    remedy,
+                )
             others = np.flatnonzero(self.tokens.ids[starts] != self.source.cls)
             if len(others):
-                string = shown(self.tokens.strings[starts[others[0]] : starts[others[0]] + 1])
-                raise StatesError(problem, f"text {others[0]} begins with {string}, which is not that token", remedy)
+                string = shown(
+                    self.tokens.strings[starts[others[0]] : starts[others[0]] + 1]
+                )
+                raise StatesError(
+                    problem,
+                    f"text {others[0]} begins with {string}, which is not that token",
+                    remedy,
+                )
         return starts
 
 
 @checked
 @dataclass(frozen=True, repr=False)
 class Pair:
-    """What capturing an encoder-decoder gives: the states of its two stacks, each with its own tokens.
+    """What capturing an encoder-decoder gives: the states of its two stacks, each with
+    its own tokens.
 
     >>> tokens = Tokens(("hi",), [0], [0], [7], ("hi",))
     >>> sites = Site.parse("encoder.layer.0"), Site.parse("decoder.layer.0")
@@ -308,7 +437,11 @@ class Pair:
         stacks = self.encoder.sites[0].stack, self.decoder.sites[0].stack
         if stacks != ("encoder", "decoder"):
             reason = f"the stacks of its sites are {stacks}"
-            raise StatesError("Cannot pair an encoder and a decoder", reason, "Name the stack of each site.")
+            raise StatesError(
+                "Cannot pair an encoder and a decoder",
+                reason,
+                "Name the stack of each site.",
+            )
 
     @property
     def sites(self) -> tuple[Site, ...]:
@@ -331,54 +464,93 @@ class Pair:
             raise refused["decoder" if str(site).startswith("decoder") else "encoder"]
         if len(chosen) > 1:
             reason = f"it names {len(chosen)} sites"
-            raise SiteError(f"Cannot get the site {str(site)[:60]!r}", reason, "Name one, with its stack.")
+            raise SiteError(
+                f"Cannot get the site {str(site)[:60]!r}",
+                reason,
+                "Name one, with its stack.",
+            )
         states, own_site = chosen[0]
         return states[own_site]
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write both to one safetensors file; `Pair.load` gives them back exactly."""
-        write(path, {"encoder.": self.encoder._parts(), "decoder.": self.decoder._parts()})
+        write(
+            path, {"encoder.": self.encoder._parts(), "decoder.": self.decoder._parts()}
+        )
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Pair":
         """Read what `save` wrote."""
         loaded = load_states(path)
         if isinstance(loaded, States):
-            raise FileError(f"Cannot read {path} as a Pair", "it holds one stack", "Read it with States.load().")
+            raise FileError(
+                f"Cannot read {path} as a Pair",
+                "it holds one stack",
+                "Read it with States.load().",
+            )
         return loaded
 
 
 def join(parts: Sequence[States]) -> States:
-    """The states of several captures as one, texts one after another; sites, dtype and source must agree.
+    """The states of several captures as one, texts one after another; sites, dtype and
+    source must agree.
 
     >>> one = States((Site(0),), torch.zeros(1, 1, 2), Tokens(("hi",), [0], [0], [7], ("hi",)), Source("toy"))
     >>> join([one, one]).tokens.count
     2
     """
     if not parts:
-        raise StatesError("Cannot join states", "the list is empty", "Give at least one.")
+        raise StatesError(
+            "Cannot join states", "the list is empty", "Give at least one."
+        )
     first = parts[0]
     for part in parts[1:]:
-        mine = first.sites, first.width, first.values.dtype, first.source, first.tokens.texts is None
-        if (part.sites, part.width, part.values.dtype, part.source, part.tokens.texts is None) != mine:
+        mine = (
+            first.sites,
+            first.width,
+            first.values.dtype,
+            first.source,
+            first.tokens.texts is None,
+        )
+        if (
+            part.sites,
+            part.width,
+            part.values.dtype,
+            part.source,
+            part.tokens.texts is None,
+        ) != mine:
             reason = "they differ in sites, width, dtype, source, or in having texts"
-            raise StatesError("Cannot join states", reason, "Join states that were captured alike.")
+            raise StatesError(
+                "Cannot join states", reason, "Join states that were captured alike."
+            )
     every = [part.tokens for part in parts]
     offsets = np.cumsum([0, *(tokens.count for tokens in every)])
     tokens = Tokens(
-        None if first.tokens.texts is None else tuple(text for tokens in every for text in tokens.texts or ()),
-        np.concatenate([tokens.text + offset for tokens, offset in zip(every, offsets, strict=False)]),
+        (
+            None
+            if first.tokens.texts is None
+            else tuple(text for tokens in every for text in tokens.texts or ())
+        ),
+        np.concatenate(
+            [
+                tokens.text + offset
+                for tokens, offset in zip(every, offsets, strict=False)
+            ]
+        ),
         np.concatenate([tokens.positions for tokens in every]),
         np.concatenate([tokens.ids for tokens in every]),
         tuple(string for tokens in every for string in tokens.strings),
         np.concatenate([tokens.spans for tokens in every]),
         int(offsets[-1]),
     )
-    return States(first.sites, torch.cat([part.values for part in parts], 1), tokens, first.source)
+    return States(
+        first.sites, torch.cat([part.values for part in parts], 1), tokens, first.source
+    )
 
 
 def load_states(path: str | os.PathLike[str]) -> States | Pair:
-    """The states in a file, whichever of the two it holds: of one stack, or of an encoder and a decoder.
+    """The states in a file, whichever of the two it holds: of one stack, or of an
+    encoder and a decoder.
 
     >>> import tempfile
     >>> one = States((Site(0),), torch.zeros(1, 1, 2), Tokens(("hi",), [0], [0], [7], ("hi",)), Source("toy"))
@@ -391,7 +563,11 @@ def load_states(path: str | os.PathLike[str]) -> States | Pair:
         parts = {prefix: States(*part) for prefix, part in read(path).items()}
         return parts[""] if "" in parts else Pair(parts["encoder."], parts["decoder."])
     except StatesError as error:
-        raise FileError(f"Cannot read states from {os.fspath(path)}", str(error), "Save the states again.") from error
+        raise FileError(
+            f"Cannot read states from {os.fspath(path)}",
+            str(error),
+            "Save the states again.",
+        ) from error
 
 
 def _take(values: torch.Tensor, dim: int, indices: Ints) -> torch.Tensor:

@@ -1,4 +1,5 @@
-"""The store: states of a whole corpus in a folder, exact, resumable, and never silently wrong.
+"""The store: states of a whole corpus in a folder, exact, resumable, and never silently
+wrong.
 
 plan          what a store is to hold, decided before the first pass
 folder        the files of a store, their locks, and how a file comes to be there
@@ -14,8 +15,8 @@ labelled      a store as a lazy xarray
 verify        reads every byte of a store; removes what nobody needs
 store         opens a store, and reads it as States are read
 
-A sequence is what the model is given: the tokens of a text, or of one window of a long text. A row is one vector of a
-site: a token's, or where states are pooled a sequence's.
+A sequence is what the model is given: the tokens of a text, or of one window of a long
+text. A row is one vector of a site: a token's, or where states are pooled a sequence's.
 
 The format is in docs/store-format.md. Nothing here imports torch.
 """

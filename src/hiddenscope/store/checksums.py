@@ -1,7 +1,8 @@
 """Checksums: CRC-32C of every 16 KiB block of a file, and SHA-256 of all its bytes.
 
-The blocks let a reader check what it reads and no more; the whole names the file. SHA-256 is the slowest step of
-writing (about 1 GB/s on one core), so it has a thread of its own, which never waits for the disk.
+The blocks let a reader check what it reads and no more; the whole names the file.
+SHA-256 is the slowest step of writing (about 1 GB/s on one core), so it has a thread of
+its own, which never waits for the disk.
 """
 
 import hashlib
@@ -34,7 +35,9 @@ def block_sums(content: memoryview) -> list[int]:
     ['0xe3069283']
     """
     crc = crc_function()
-    return [crc(content[start : start + BLOCK]) for start in range(0, len(content), BLOCK)]
+    return [
+        crc(content[start : start + BLOCK]) for start in range(0, len(content), BLOCK)
+    ]
 
 
 class RunningSums:
@@ -69,7 +72,8 @@ class RunningSums:
 
 
 class WholeDigest:
-    """The SHA-256 of buffers, computed in a thread while they are written; they must not change meanwhile.
+    """The SHA-256 of buffers, computed in a thread while they are written; they must
+    not change meanwhile.
 
     >>> with WholeDigest([memoryview(b"12345"), memoryview(b"6789")]) as whole:
     ...     whole.digest(b"0")[:8]
@@ -102,7 +106,9 @@ class WholeDigest:
         return self._sha256.hexdigest()
 
 
-def pieces_of(buffers: Iterable[memoryview], length: int = PIECE) -> Iterator[memoryview]:
+def pieces_of(
+    buffers: Iterable[memoryview], length: int = PIECE
+) -> Iterator[memoryview]:
     """Buffers as pieces of a few MiB at most."""
     for buffer in buffers:
         for start in range(0, len(buffer), length):

@@ -1,4 +1,6 @@
-"""Commit and Complete: the record that makes a unit visible, and the record of all records."""
+"""Commit and Complete: the record that makes a unit visible, and the record of all
+records.
+"""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -15,8 +17,9 @@ COMMIT, COMPLETE = "hiddenscope.store.commit", "hiddenscope.store.complete"
 class Commit:
     """One unit's record: its plan, and the SHA-256 and the length of its shard.
 
-    `blocks` is the SHA-256 of the table of block checksums at the end of the shard; the record's format has that key.
-    It holds no time, no host and no process, so that whoever computes a unit writes the same.
+    `blocks` is the SHA-256 of the table of block checksums at the end of the shard; the
+    record's format has that key. It holds no time, no host and no process, so that
+    whoever computes a unit writes the same.
     """
 
     plan: str
@@ -39,20 +42,31 @@ class Complete:
 
     def encode(self) -> bytes:
         """The bytes of complete.json."""
-        return records.encode({"format": COMPLETE, "plan": self.plan, "units": dict(self.units)})
+        return records.encode(
+            {"format": COMPLETE, "plan": self.plan, "units": dict(self.units)}
+        )
 
 
 def committed(folder: StoreFolder, plan: StorePlan, unit: str) -> Commit:
     """The record of a unit, checked by itself and against the plan."""
     problem = f"Cannot read unit {unit} of {folder.shown}"
     fields = records.decode(folder.read(folder.record(unit), SMALL), problem)
-    hashes = all(records.is_digest(fields.get(name)) for name in ("plan", "sha256", "blocks"))
-    if fields.pop("format", None) != COMMIT or not hashes or type(fields.get("size")) is not int or len(fields) != 5:
+    hashes = all(
+        records.is_digest(fields.get(name)) for name in ("plan", "sha256", "blocks")
+    )
+    if (
+        fields.pop("format", None) != COMMIT
+        or not hashes
+        or type(fields.get("size")) is not int
+        or len(fields) != 5
+    ):
         raise Damaged(problem, "its record is not one of a unit", records.VERIFY)
     commit = Commit(**fields)
     _same_plan(commit.plan, plan, problem)
     if commit.unit != unit:
-        raise Damaged(problem, f"its record is of unit {str(commit.unit)[:20]!r}", records.VERIFY)
+        raise Damaged(
+            problem, f"its record is of unit {str(commit.unit)[:20]!r}", records.VERIFY
+        )
     return commit
 
 
@@ -63,13 +77,24 @@ def completed(folder: StoreFolder, plan: StorePlan) -> Complete | None:
     problem = f"Cannot read {folder.shown}"
     fields = records.decode(folder.read(folder.complete, LARGE), problem)
     units = fields.get("units")
-    if fields.get("format") != COMPLETE or not isinstance(units, dict) or set(units) != set(plan.by_name):
-        raise Damaged(problem, "complete.json does not list the units of the plan", records.VERIFY)
+    if (
+        fields.get("format") != COMPLETE
+        or not isinstance(units, dict)
+        or set(units) != set(plan.by_name)
+    ):
+        raise Damaged(
+            problem, "complete.json does not list the units of the plan", records.VERIFY
+        )
     _same_plan(fields.get("plan"), plan, problem)
     return Complete(plan.digest, units)
 
 
 def _same_plan(named: object, plan: StorePlan, problem: str) -> None:
     if named != plan.digest:
-        reason = f"its record is of another plan ({str(named)[:12]}), so plan.json was changed"
-        raise Damaged(problem, reason, "Put back the plan.json that the store was made with.")
+        reason = (
+            f"its record is of another plan ({str(named)[:12]}), so plan.json was"
+            " changed"
+        )
+        raise Damaged(
+            problem, reason, "Put back the plan.json that the store was made with."
+        )

@@ -1,4 +1,5 @@
-"""StoreFolder: the files of a store, the locks on them, and the steps by which a file comes to be there.
+"""StoreFolder: the files of a store, the locks on them, and the steps by which a file
+comes to be there.
 
     plan.json                    what the store is to hold
     plan/<unit>.jsonl            the texts of a unit
@@ -9,10 +10,11 @@
     complete.json                the record of all records
     tmp/                         files that are being written, each held by a lock
 
-No file of a store is opened through a link, and no name comes from a record unless it is a number or a hash. Files are
-never changed: each is written under a temporary name, brought to the disk, and given its name in one step. Locks are
-those of `flock`, which end with the process that holds them, so that what a killed process left can be told from what
-a process at work, or one that was stopped, still needs.
+No file of a store is opened through a link, and no name comes from a record unless it
+is a number or a hash. Files are never changed: each is written under a temporary name,
+brought to the disk, and given its name in one step. Locks are those of `flock`, which
+end with the process that holds them, so that what a killed process left can be told
+from what a process at work, or one that was stopped, still needs.
 """
 
 import errno
@@ -40,7 +42,12 @@ _UNIT = re.compile(r"[0-9]{6,12}")
 _RECORD = re.compile(r"([0-9]{6,12})\.json")
 _DATA = re.compile(r"([0-9a-f]{64})\.safetensors")
 _TEMPORARY = re.compile(r"[0-9a-f]{16}\.tmp")
-_READ = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
+_READ = (
+    os.O_RDONLY
+    | getattr(os, "O_NOFOLLOW", 0)
+    | getattr(os, "O_NONBLOCK", 0)
+    | getattr(os, "O_CLOEXEC", 0)
+)
 
 
 class StoreFolder:
@@ -95,18 +102,29 @@ class StoreFolder:
             found = [pattern.fullmatch(name) for name in os.listdir(self.path / folder)]
         except OSError as error:
             raise self._unreadable(folder, error) from error
-        return sorted(match[1] if pattern.groups else match[0] for match in found if match)
+        return sorted(
+            match[1] if pattern.groups else match[0] for match in found if match
+        )
 
     def check(self) -> None:
         """Refuse what is not a store, and folders inside a store that are links."""
         problem = f"Cannot open {self.shown} as a store"
-        if not os.path.isdir(self.path):  # unlike Path's, this one never raises, however long the name is
-            reason = "it is not a folder" if os.path.lexists(self.path) else "there is no such folder"
+        # Unlike Path's, this one never raises, however long the name is.
+        if not os.path.isdir(self.path):
+            reason = (
+                "it is not a folder"
+                if os.path.lexists(self.path)
+                else "there is no such folder"
+            )
             raise StoreError(problem, reason, "Give the folder that hs.extract wrote.")
         if not os.path.lexists(self.plan):
             if (self.path / "commits").is_dir():
-                raise StoreError(problem, "it has no plan.json, but it has units", records.AGAIN)
-            raise StoreError(problem, "it has no plan.json", "Give the folder that hs.extract wrote.")
+                raise StoreError(
+                    problem, "it has no plan.json, but it has units", records.AGAIN
+                )
+            raise StoreError(
+                problem, "it has no plan.json", "Give the folder that hs.extract wrote."
+            )
         for name in FOLDERS:
             self._check_folder(name, problem)
 
@@ -116,25 +134,38 @@ class StoreFolder:
         except OSError as error:
             if name == "tmp":  # a copy of a store need not have it
                 return
-            raise Damaged(problem, f"its folder {name}/ is missing", records.AGAIN) from error
+            raise Damaged(
+                problem, f"its folder {name}/ is missing", records.AGAIN
+            ) from error
         if not stat.S_ISDIR(mode):
             what = "a link" if stat.S_ISLNK(mode) else "no folder"
             reason = f"{name} is {what}, and nothing in a store may lead elsewhere"
-            raise StoreError(problem, reason, "Copy the files themselves into the folder.")
+            raise StoreError(
+                problem, reason, "Copy the files themselves into the folder."
+            )
 
     def opened(self, path: Path) -> int:
-        """A descriptor of a plain file of the store; it is never reached through a link."""
+        """A descriptor of a plain file of the store; it is never reached through a
+        link.
+        """
         try:
             descriptor = os.open(path, _READ)
         except OSError as error:
             name = path.relative_to(self.path)
             if error.errno in (errno.ELOOP, errno.EMLINK):
                 reason = f"{name} is a link, and nothing in a store may lead elsewhere"
-                raise StoreError(f"Cannot read {self.shown}", reason, "Put the file itself in its place.") from error
+                raise StoreError(
+                    f"Cannot read {self.shown}",
+                    reason,
+                    "Put the file itself in its place.",
+                ) from error
             raise self._unreadable(name, error) from error
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             os.close(descriptor)
-            raise self._unreadable(path.relative_to(self.path), OSError(errno.EINVAL, "it is not a regular file"))
+            raise self._unreadable(
+                path.relative_to(self.path),
+                OSError(errno.EINVAL, "it is not a regular file"),
+            )
         return descriptor
 
     def read(self, path: Path, most: int = LARGE) -> bytes:
@@ -143,7 +174,10 @@ class StoreFolder:
         try:
             size = os.fstat(descriptor).st_size
             if size > most:
-                reason = f"{path.relative_to(self.path)} has {size:,} bytes, more than any such file"
+                reason = (
+                    f"{path.relative_to(self.path)} has {size:,} bytes, more than any"
+                    " such file"
+                )
                 raise Damaged(f"Cannot read {self.shown}", reason, records.VERIFY)
             with os.fdopen(os.dup(descriptor), "rb") as file:
                 return file.read(most + 1)
@@ -163,7 +197,8 @@ class StoreFolder:
     def make(self) -> None:
         """Make the folders of a store, where they are not.
 
-        Another job may hold the lock, because it is putting a new plan/ in the place of the one that is there.
+        Another job may hold the lock, because it is putting a new plan/ in the place of
+        the one that is there.
         """
         made = not self.path.exists()
         self.path.mkdir(parents=True, exist_ok=True)
@@ -177,7 +212,9 @@ class StoreFolder:
 
     @contextmanager
     def writing(self, *, folder: bool = False) -> Iterator[Path]:
-        """A temporary file or folder, locked while the body runs, and removed at its end if it is still there."""
+        """A temporary file or folder, locked while the body runs, and removed at its
+        end if it is still there.
+        """
         descriptor, path = _held(self.path / "tmp", folder=folder)
         try:
             yield path
@@ -189,7 +226,9 @@ class StoreFolder:
                 os.close(descriptor)
 
     def publish(self, path: Path, content: bytes) -> bool:
-        """Write a record whole, only if there is none under this name: False if there is one."""
+        """Write a record whole, only if there is none under this name: False if there
+        is one.
+        """
         with self.writing() as fresh:
             with fresh.open("r+b") as file:
                 file.write(content)
@@ -200,15 +239,25 @@ class StoreFolder:
                 first = True
             except FileExistsError:
                 first = False
-            to_disk(path.parent)  # also where another was first: what it wrote must last before anybody builds on it
+            # Also where another was first: what it wrote must last before anybody
+            # builds on it.
+            to_disk(path.parent)
             return first
 
     @contextmanager
-    def locked(self, name: str = ".", *, shared: bool = False, wait: bool = True) -> Iterator[bool]:
-        """Hold the lock of a folder of the store; False where it cannot be had without waiting."""
-        descriptor = os.open(self.path / name, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+    def locked(
+        self, name: str = ".", *, shared: bool = False, wait: bool = True
+    ) -> Iterator[bool]:
+        """Hold the lock of a folder of the store; False where it cannot be had without
+        waiting.
+        """
+        descriptor = os.open(
+            self.path / name, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0)
+        )
         try:
-            kind = (_locks().LOCK_SH if shared else _locks().LOCK_EX) | (0 if wait else _locks().LOCK_NB)
+            kind = (_locks().LOCK_SH if shared else _locks().LOCK_EX) | (
+                0 if wait else _locks().LOCK_NB
+            )
             try:
                 _locks().flock(descriptor, kind)
                 held = True
@@ -230,7 +279,9 @@ def shown(path: os.PathLike[str]) -> str:
 
 
 def _locks() -> ModuleType:
-    """The module of locks; Windows has none, so that stores can be read there and not written."""
+    """The module of locks; Windows has none, so that stores can be read there and not
+    written.
+    """
     try:
         import fcntl
     except ImportError as error:
@@ -241,8 +292,8 @@ def _locks() -> ModuleType:
 def _held(parent: Path, *, folder: bool) -> tuple[int, Path]:
     """A fresh file or folder with a lock on it.
 
-    Between the making and the locking another process may take it for a leftover: then it is gone, or locked, and
-    another one is made.
+    Between the making and the locking another process may take it for a leftover: then
+    it is gone, or locked, and another one is made.
     """
     while True:
         path = parent / f"{secrets.token_hex(8)}.tmp"
@@ -260,7 +311,9 @@ def _held(parent: Path, *, folder: bool) -> tuple[int, Path]:
 
 
 def remove_unheld(path: Path) -> bool:
-    """Remove a temporary file or folder, unless a process holds it; whether it was removed."""
+    """Remove a temporary file or folder, unless a process holds it; whether it was
+    removed.
+    """
     try:
         descriptor = os.open(path, _READ)
     except OSError:

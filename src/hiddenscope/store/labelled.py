@@ -16,21 +16,31 @@ if TYPE_CHECKING:
     import xarray
 
 
-def labelled(arrays: Sequence[SiteArray], sites: Sequence[Site], tokens: Tokens, source: Source) -> "xarray.DataArray":
-    """A DataArray with dims site, token, width and the coordinates site, text, position, id, string."""
+def labelled(
+    arrays: Sequence[SiteArray], sites: Sequence[Site], tokens: Tokens, source: Source
+) -> "xarray.DataArray":
+    """A DataArray with dims site, token, width and the coordinates site, text,
+    position, id, string.
+    """
     import xarray
     from xarray.backends import BackendArray
     from xarray.core import indexing
 
     if len({array.shape for array in arrays}) > 1:
-        raise StatesError("Cannot label these sites", "their widths differ", "Choose sites of one width.")
+        raise StatesError(
+            "Cannot label these sites",
+            "their widths differ",
+            "Choose sites of one width.",
+        )
 
     class Lazy(BackendArray):  # xarray knows a lazy array by this class
         shape = (len(arrays), *arrays[0].shape)
         dtype = arrays[0].dtype
 
         def __getitem__(self, key: Any) -> Any:
-            return indexing.explicit_indexing_adapter(key, self.shape, indexing.IndexingSupport.OUTER, self._outer)
+            return indexing.explicit_indexing_adapter(
+                key, self.shape, indexing.IndexingSupport.OUTER, self._outer
+            )
 
         def _outer(self, key: tuple[Any, ...]) -> NDArray[Any]:
             chosen, rows, channels = key
@@ -38,15 +48,22 @@ def labelled(arrays: Sequence[SiteArray], sites: Sequence[Site], tokens: Tokens,
             if numbers.ndim == 0:
                 return np.asarray(arrays[int(numbers)][rows][..., channels])
             parts = [arrays[number][rows][..., channels] for number in numbers]
-            return np.stack(parts) if parts else arrays[0][rows][..., channels][None][:0]
+            return (
+                np.stack(parts) if parts else arrays[0][rows][..., channels][None][:0]
+            )
 
     strings = np.array([*tokens.strings, None], dtype=object)[:-1]
+    # As in `States.to_xarray`.
     coords = {
         "site": [str(site) for site in sites],
         "text": ("token", tokens.text),
         "position": ("token", tokens.positions),
         "id": ("token", tokens.ids),
-        "string": xarray.Variable("token", strings, fastpath=True),  # as in `States.to_xarray`
+        "string": xarray.Variable("token", strings, fastpath=True),
     }
-    lazy = xarray.Variable(("site", "token", "width"), indexing.LazilyIndexedArray(Lazy()))
-    return xarray.DataArray(lazy, coords, name="states", attrs={"source": json.dumps(source.to_json())})
+    lazy = xarray.Variable(
+        ("site", "token", "width"), indexing.LazilyIndexedArray(Lazy())
+    )
+    return xarray.DataArray(
+        lazy, coords, name="states", attrs={"source": json.dumps(source.to_json())}
+    )

@@ -1,8 +1,9 @@
 """Records: small JSON files that end with a checksum over all their bytes.
 
-The last field of a record is its seal: `hiddenscope-sha256:` and 64 hex digits, the SHA-256 of the file with zeros in
-the place of the digits. A record is otherwise one line of JSON with sorted keys, so that the same content is the same
-bytes, and two records of the same content are the same file.
+The last field of a record is its seal: `hiddenscope-sha256:` and 64 hex digits, the
+SHA-256 of the file with zeros in the place of the digits. A record is otherwise one
+line of JSON with sorted keys, so that the same content is the same bytes, and two
+records of the same content are the same file.
 
 >>> content = encode({"b": 1, "a": "x"})
 >>> content[:27], decode(content, "Cannot read it")
@@ -29,8 +30,16 @@ _AFTER = len(b'"}\n')
 
 
 def plain_json(value: Any) -> bytes:
-    """One line of JSON: keys sorted, no spaces, UTF-8 (half of a surrogate pair as its three bytes)."""
-    line = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    """One line of JSON: keys sorted, no spaces, UTF-8 (half of a surrogate pair as its
+    three bytes).
+    """
+    line = json.dumps(
+        value,
+        sort_keys=True,
+        separators=(",", ":"),
+        ensure_ascii=False,
+        allow_nan=False,
+    )
     return line.encode("utf-8", "surrogatepass")
 
 
@@ -46,14 +55,20 @@ def encode(fields: Mapping[str, Any]) -> bytes:
     """The bytes of a record with its seal."""
     open_end = plain_json(dict(fields))[:-1]
     content = open_end + (b"," if len(fields) else b"") + _END
-    return content[: -_DIGITS - _AFTER] + hashlib.sha256(content).hexdigest().encode() + content[-_AFTER:]
+    return (
+        content[: -_DIGITS - _AFTER]
+        + hashlib.sha256(content).hexdigest().encode()
+        + content[-_AFTER:]
+    )
 
 
 def digest_of(content: bytes) -> str | None:
     """The digits of a record's seal, if they are the checksum of its bytes."""
     digits = content[-_DIGITS - _AFTER : -_AFTER]
     zeroed = content[: -_DIGITS - _AFTER] + b"0" * _DIGITS + content[-_AFTER:]
-    whole = zeroed.endswith(_END) and hashlib.sha256(zeroed).hexdigest().encode() == digits
+    whole = (
+        zeroed.endswith(_END) and hashlib.sha256(zeroed).hexdigest().encode() == digits
+    )
     return digits.decode() if whole else None
 
 
@@ -64,7 +79,9 @@ def decode(content: bytes, problem: str) -> dict[str, Any]:
     try:
         fields = from_json(content)
     except ValueError as error:
-        raise Damaged(problem, f"it is not JSON ({str(error)[:100]})", VERIFY) from error
+        raise Damaged(
+            problem, f"it is not JSON ({str(error)[:100]})", VERIFY
+        ) from error
     if not isinstance(fields, dict):
         raise Damaged(problem, "it is not a JSON object", VERIFY)
     return {name: value for name, value in fields.items() if name != "seal"}

@@ -1,8 +1,11 @@
-"""Shards: the safetensors file of one unit, whose every byte follows from the plan and the values.
+"""Shards: the safetensors file of one unit, whose every byte follows from the plan and
+the values.
 
-The header names the plan and the unit. Then come, without gaps, what the sequences are (`text`, `start`, `offsets`,
-`ids`, `spans`), one tensor for each site, the texts (`strings`), and last the checksum of every 16 KiB block before it
-(`blocks.crc32c`). Where each lies is computed from the plan, so nothing that a file says of itself is trusted.
+The header names the plan and the unit. Then come, without gaps, what the sequences are
+(`text`, `start`, `offsets`, `ids`, `spans`), one tensor for each site, the texts
+(`strings`), and last the checksum of every 16 KiB block before it (`blocks.crc32c`).
+Where each lies is computed from the plan, so nothing that a file says of itself is
+trusted.
 """
 
 import hashlib
@@ -19,7 +22,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hiddenscope.errors import StoreError
-from hiddenscope.store.checksums import BLOCK, PIECE, RunningSums, WholeDigest, pieces_of
+from hiddenscope.store.checksums import (
+    BLOCK,
+    PIECE,
+    RunningSums,
+    WholeDigest,
+    pieces_of,
+)
 from hiddenscope.store.plan import DTYPES, StorePlan, StoreSequence, UnitDigest
 
 TABLE = "blocks.crc32c"
@@ -32,7 +41,9 @@ _Tensor: TypeAlias = tuple[str, np.dtype[Any], tuple[int, ...], str]
 
 @dataclass(frozen=True)
 class TensorPlace:
-    """Where a tensor lies in its file: the first byte, the dtype in which numpy holds it, and the shape."""
+    """Where a tensor lies in its file: the first byte, the dtype in which numpy holds
+    it, and the shape.
+    """
 
     start: int
     dtype: np.dtype[Any]
@@ -57,7 +68,9 @@ class TensorPlace:
 
 @dataclass(frozen=True)
 class ShardLayout:
-    """The header of a shard, and the place of every tensor; `places[TABLE]` is the last."""
+    """The header of a shard, and the place of every tensor; `places[TABLE]` is the
+    last.
+    """
 
     header: bytes
     places: Mapping[str, TensorPlace]
@@ -83,45 +96,74 @@ def layout_of(plan: StorePlan, digest: str, unit: UnitDigest) -> ShardLayout:
         ("strings.offsets", np.dtype("<i8"), (unit.sequences + 1,), "I64"),
         ("ids", np.dtype("<i4"), (plan.tokens_of(unit),), "I32"),
         ("spans", np.dtype("<i4"), (plan.tokens_of(unit), 2), "I32"),
-        *((site, states, (plan.rows_of(unit), plan.widths[site]), NAMES[plan.dtype]) for site in plan.sites),
+        *(
+            (site, states, (plan.rows_of(unit), plan.widths[site]), NAMES[plan.dtype])
+            for site in plan.sites
+        ),
         ("strings", np.dtype("u1"), (unit.text_bytes,), "U8"),
     ]
     said = {"format": FORMAT, "plan": digest, "unit": unit.name}
     blocks = 0
-    while True:  # the table's length depends on the header's, which names it: from below, this ends at the least
-        header, places = _placed([*tensors, (TABLE, np.dtype("u1"), (blocks, 4), "U8")], said)
+    # The table's length depends on the header's, which names it: from below, this ends
+    # at the least.
+    while True:
+        header, places = _placed(
+            [*tensors, (TABLE, np.dtype("u1"), (blocks, 4), "U8")], said
+        )
         if (needed := -(-places[TABLE].start // BLOCK)) == blocks:
             return ShardLayout(header, places)
         blocks = needed
 
 
-def _placed(tensors: Sequence[_Tensor], said: Mapping[str, str]) -> tuple[bytes, dict[str, TensorPlace]]:
+def _placed(
+    tensors: Sequence[_Tensor], said: Mapping[str, str]
+) -> tuple[bytes, dict[str, TensorPlace]]:
     entries: dict[str, Any] = {"__metadata__": said}
     at, starts = 0, []
     for name, dtype, shape, kind in tensors:
         starts.append(at)
         at += math.prod(shape) * dtype.itemsize
-        entries[name] = {"dtype": kind, "shape": list(shape), "data_offsets": [starts[-1], at]}
+        entries[name] = {
+            "dtype": kind,
+            "shape": list(shape),
+            "data_offsets": [starts[-1], at],
+        }
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-(8 + len(text)) % ALIGNED)
     header = len(text).to_bytes(8, "little") + text
     placed = zip(tensors, starts, strict=True)
     return header, {
-        name: TensorPlace(len(header) + start, dtype, shape, name) for (name, dtype, shape, _), start in placed
+        name: TensorPlace(len(header) + start, dtype, shape, name)
+        for (name, dtype, shape, _), start in placed
     }
 
 
-def sequence_tensors(sequences: Sequence[StoreSequence], every: int = 1) -> dict[str, NDArray[Any]]:
-    """What the sequences of a unit are, as its shard holds it, with every n-th of their tokens."""
+def sequence_tensors(
+    sequences: Sequence[StoreSequence], every: int = 1
+) -> dict[str, NDArray[Any]]:
+    """What the sequences of a unit are, as its shard holds it, with every n-th of their
+    tokens.
+    """
     kept = [sequence.kept(every) for sequence in sequences]
     lengths = [len(indices) for indices in kept]
     pairs = list(zip(sequences, kept, strict=True))
-    flat = np.fromiter(chain.from_iterable(_some(sequence.ids, indices) for sequence, indices in pairs), np.int64)
-    listed = chain.from_iterable(_some(sequence.spans, indices) for sequence, indices in pairs)
+    flat = np.fromiter(
+        chain.from_iterable(
+            _some(sequence.ids, indices) for sequence, indices in pairs
+        ),
+        np.int64,
+    )
+    listed = chain.from_iterable(
+        _some(sequence.spans, indices) for sequence, indices in pairs
+    )
     spans = np.fromiter(chain.from_iterable(listed), np.int64).reshape(-1, 2)
     for name, values in (("ids", flat), ("spans", spans)):
         if values.size and not -_INT32 <= values.min() <= values.max() < _INT32:
-            raise StoreError("Cannot store these texts", f"their {name} do not fit in 32 bits", "Split long texts.")
+            raise StoreError(
+                "Cannot store these texts",
+                f"their {name} do not fit in 32 bits",
+                "Split long texts.",
+            )
     encoded = [sequence.string_bytes for sequence in sequences]
     return {
         "text": np.array([sequence.text for sequence in sequences], dtype="<i8"),
@@ -135,11 +177,17 @@ def sequence_tensors(sequences: Sequence[StoreSequence], every: int = 1) -> dict
 
 
 def _some(values: Sequence[Any], indices: Sequence[int]) -> Sequence[Any]:
-    return values if len(indices) == len(values) else [values[index] for index in indices]
+    return (
+        values if len(indices) == len(values) else [values[index] for index in indices]
+    )
 
 
-def write_shard(path: Path, layout: ShardLayout, tensors: Mapping[str, NDArray[Any]]) -> tuple[str, str]:
-    """Write a shard and bring it to the disk; the SHA-256 of the file, and that of its table of checksums."""
+def write_shard(
+    path: Path, layout: ShardLayout, tensors: Mapping[str, NDArray[Any]]
+) -> tuple[str, str]:
+    """Write a shard and bring it to the disk; the SHA-256 of the file, and that of its
+    table of checksums.
+    """
     buffers = [memoryview(layout.header)]
     buffers += [_bytes_of(tensors[name]) for name in layout.places if name != TABLE]
     sums, done = RunningSums(), 0
@@ -161,7 +209,9 @@ def _write(descriptor: int, piece: memoryview) -> None:
 
 
 def _begin_writeback(descriptor: int, start: int, length: int) -> None:
-    """Have the disk begin with these bytes at once, while the next are hashed; `fsync` would wait for all of them."""
+    """Have the disk begin with these bytes at once, while the next are hashed; `fsync`
+    would wait for all of them.
+    """
     if hasattr(os, "posix_fadvise") and length >= PIECE:
         os.posix_fadvise(descriptor, start, length, os.POSIX_FADV_DONTNEED)
 
@@ -170,18 +220,29 @@ def _bytes_of(array: NDArray[Any]) -> memoryview:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
-def states_to_store(plan: StorePlan, unit: UnitDigest, values: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
+def states_to_store(
+    plan: StorePlan, unit: UnitDigest, values: Mapping[str, Any]
+) -> dict[str, NDArray[Any]]:
     """The values of a unit by site, checked against the plan."""
     problem = f"Cannot commit unit {unit.name}"
     if set(values) != set(plan.sites):
-        reason = f"the sites are {_listed(values)}, and the plan has {_listed(plan.sites)}"
+        reason = (
+            f"the sites are {_listed(values)}, and the plan has {_listed(plan.sites)}"
+        )
         raise StoreError(problem, reason, "Give the values of each site of the plan.")
     dtype, checked = DTYPES[plan.dtype], {}
     for site in plan.sites:
         array, shape = np.asarray(values[site]), (plan.rows_of(unit), plan.widths[site])
         if array.shape != shape or array.dtype != dtype:
-            reason = f"{site} is {array.dtype} {list(array.shape)}, and must be {dtype} {list(shape)}"
-            raise StoreError(problem, reason, "Give one row a token, or a text where states are pooled.")
+            reason = (
+                f"{site} is {array.dtype} {list(array.shape)}, and must be {dtype}"
+                f" {list(shape)}"
+            )
+            raise StoreError(
+                problem,
+                reason,
+                "Give one row a token, or a text where states are pooled.",
+            )
         checked[site] = array
     return checked
 

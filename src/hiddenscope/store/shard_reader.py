@@ -1,8 +1,9 @@
 """ShardReader: reads rows of a shard, and checks the blocks that it reads.
 
-Bytes are read into memory first and checked there, so that what is given out is what was checked: a memory map may be
-read from the disk again after the check, and a file that became shorter would end the process. A large read is shared
-between two threads, each of which checks a piece while it is still in the processor's cache.
+Bytes are read into memory first and checked there, so that what is given out is what
+was checked: a memory map may be read from the disk again after the check, and a file
+that became shorter would end the process. A large read is shared between two threads,
+each of which checks a piece while it is still in the processor's cache.
 """
 
 import hashlib
@@ -23,7 +24,8 @@ from hiddenscope.store.folder import StoreFolder
 from hiddenscope.store.shard import ShardLayout
 
 BLOCKS_PER_READ = 64  # blocks that a thread reads at a time
-THREADS = 2  # one copies while the other checks, which holds the GIL; more of them wait for it
+# One copies while the other checks, which holds the GIL; more of them wait for it.
+THREADS = 2
 MAX_BLOCKS_HELD = 4096  # blocks that are held for rows here and there
 
 _Bytes = NDArray[np.uint8]
@@ -32,7 +34,9 @@ _Bytes = NDArray[np.uint8]
 class ShardReader:
     """The open shard of one unit."""
 
-    def __init__(self, folder: StoreFolder, commit: Commit, layout: ShardLayout) -> None:
+    def __init__(
+        self, folder: StoreFolder, commit: Commit, layout: ShardLayout
+    ) -> None:
         self.layout, self.commit = layout, commit
         self._problem = f"Cannot read unit {commit.unit} of {folder.shown}"
         path = folder.data(commit.sha256)
@@ -44,8 +48,14 @@ class ShardReader:
             raise Damaged(self._problem, error.reason, error.remedy) from error
         size = os.fstat(self._descriptor).st_size
         if not size == layout.size == commit.size:
-            said = f", and its record says {commit.size:,}" if commit.size != layout.size else ""
-            raise self._damaged(f"has {size:,} bytes, and must have {layout.size:,}{said}")
+            said = (
+                f", and its record says {commit.size:,}"
+                if commit.size != layout.size
+                else ""
+            )
+            raise self._damaged(
+                f"has {size:,} bytes, and must have {layout.size:,}{said}"
+            )
 
     def __del__(self) -> None:
         self.close()
@@ -63,20 +73,29 @@ class ShardReader:
         start, end = place.start + first * width, place.start + (first + count) * width
         block = start // BLOCK
         content = self._blocks(block, -(-end // BLOCK))
-        return content[start - block * BLOCK : end - block * BLOCK].view(place.dtype).reshape(count, *place.shape[1:])
+        return (
+            content[start - block * BLOCK : end - block * BLOCK]
+            .view(place.dtype)
+            .reshape(count, *place.shape[1:])
+        )
 
     def prefetch_index(self) -> None:
-        """Have the disk begin with the table of checksums, and with the texts, starts and offsets of the rows."""
+        """Have the disk begin with the table of checksums, and with the texts, starts
+        and offsets of the rows.
+        """
         table = self.layout.covered
         self._will_need(table, self.layout.size - table)
         self._will_need(0, self.layout.places["ids"].start)
 
     def prefetch(self, tensor: str, rows: NDArray[np.int64]) -> None:
-        """Have the disk begin with rows, in ascending order, that are about to be taken."""
+        """Have the disk begin with rows, in ascending order, that are about to be
+        taken.
+        """
         self._prefetch(self._blocks_of(tensor, rows[: self._portion(tensor)])[0])
 
     def take(self, tensor: str, rows: NDArray[np.int64], out: NDArray[Any]) -> None:
-        """Put rows here and there, in ascending order, into an array of the tensor's dtype.
+        """Put rows here and there, in ascending order, into an array of the tensor's
+        dtype.
 
         They are taken in portions, and `prefetch` has asked for the first.
         """
@@ -84,23 +103,35 @@ class ShardReader:
         blocks, offsets = self._blocks_of(tensor, rows[:portion])
         for done in range(0, len(rows), portion):
             content = self._gather_blocks(blocks)
-            target = out[done : done + portion].view(np.uint8).reshape(len(offsets), width)
+            target = (
+                out[done : done + portion].view(np.uint8).reshape(len(offsets), width)
+            )
             for number, offset in enumerate(offsets.tolist()):
                 target[number] = content[offset : offset + width]
-            blocks, offsets = self._blocks_of(tensor, rows[done + portion : done + 2 * portion])
+            blocks, offsets = self._blocks_of(
+                tensor, rows[done + portion : done + 2 * portion]
+            )
             self._prefetch(blocks)
 
     def _portion(self, tensor: str) -> int:
         """The rows of a tensor whose blocks may be held at once."""
-        return max(1, MAX_BLOCKS_HELD // (self.layout.places[tensor].row_bytes // BLOCK + 2))
+        return max(
+            1, MAX_BLOCKS_HELD // (self.layout.places[tensor].row_bytes // BLOCK + 2)
+        )
 
-    def _blocks_of(self, tensor: str, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The blocks that hold rows, and where each row begins when those blocks follow one another."""
+    def _blocks_of(
+        self, tensor: str, rows: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The blocks that hold rows, and where each row begins when those blocks follow
+        one another.
+        """
         place = self.layout.places[tensor]
         width = place.row_bytes
         starts = place.start + rows * width
         firsts, lasts = starts // BLOCK, np.maximum(starts, starts + width - 1) // BLOCK
-        blocks = np.unique(np.minimum(firsts[:, None] + np.arange(width // BLOCK + 2), lasts[:, None]))
+        blocks = np.unique(
+            np.minimum(firsts[:, None] + np.arange(width // BLOCK + 2), lasts[:, None])
+        )
         return blocks, np.searchsorted(blocks, firsts) * BLOCK + starts % BLOCK
 
     def _prefetch(self, blocks: NDArray[np.int64]) -> None:
@@ -113,16 +144,25 @@ class ShardReader:
             os.posix_fadvise(self._descriptor, start, length, os.POSIX_FADV_WILLNEED)
 
     def sequences(self) -> list[NDArray[np.int64]]:
-        """The text, the start and the offsets of the sequences, checked: in order, and adding up.
+        """The text, the start and the offsets of the sequences, checked: in order, and
+        adding up.
 
-        The tokens of sequence k are rows `offsets[k]` to `offsets[k + 1]`, so the first offset is 0.
+        The tokens of sequence k are rows `offsets[k]` to `offsets[k + 1]`, so the first
+        offset is 0.
         """
-        text, start, offsets = (self.read_all(name) for name in ("text", "start", "offsets"))
+        text, start, offsets = (
+            self.read_all(name) for name in ("text", "start", "offsets")
+        )
         grows = (np.diff(text) > 0) | ((np.diff(text) == 0) & (np.diff(start) > 0))
         rows = self.layout.places["ids"].shape[0]
-        counted = offsets[0] == 0 and offsets[-1] == rows and (np.diff(offsets) >= 0).all()
+        counted = (
+            offsets[0] == 0 and offsets[-1] == rows and (np.diff(offsets) >= 0).all()
+        )
         if not (grows.all() and counted and text[0] >= 0 and start.min() >= 0):
-            raise self._damaged("has sequences that are not in the order of the corpus, or do not add up")
+            raise self._damaged(
+                "has sequences that are not in the order of the corpus, or do not"
+                " add up"
+            )
         return [text, start, offsets]
 
     def string(self, content: _Bytes) -> str:
@@ -130,7 +170,9 @@ class ShardReader:
         try:
             return content.tobytes().decode("utf-8", "surrogatepass")
         except UnicodeDecodeError as error:
-            raise self._damaged(f"has a text that is not UTF-8 ({error.reason})") from error
+            raise self._damaged(
+                f"has a text that is not UTF-8 ({error.reason})"
+            ) from error
 
     def read_all(self, tensor: str) -> NDArray[Any]:
         """All rows of a tensor."""
@@ -153,11 +195,15 @@ class ShardReader:
         return self._load_sums()
 
     def _load_sums(self) -> list[int]:
-        """Read the checksums of the blocks and the header, and check both: the header is the one the plan makes."""
+        """Read the checksums of the blocks and the header, and check both: the header
+        is the one the plan makes.
+        """
         layout = self.layout
         sums: Sums = self._table().view("<u4")
         listed: list[int] = sums.tolist()
-        header = np.empty(min(-(-len(layout.header) // BLOCK) * BLOCK, layout.covered), np.uint8)
+        header = np.empty(
+            min(-(-len(layout.header) // BLOCK) * BLOCK, layout.covered), np.uint8
+        )
         self._pread_into(header, 0)
         self._check(header, 0, listed)
         if header[: len(layout.header)].tobytes() != layout.header:
@@ -168,7 +214,8 @@ class ShardReader:
         """The bytes of the table of checksums, checked."""
         table = np.empty(self.layout.size - self.layout.covered, np.uint8)
         self._pread_into(table, self.layout.covered)
-        if hashlib.sha256(table.data).hexdigest() != self.commit.blocks:  # the SHA-256 of this table
+        # The SHA-256 of this table.
+        if hashlib.sha256(table.data).hexdigest() != self.commit.blocks:
             raise self._damaged("has a damaged table of checksums")
         return table
 
@@ -192,7 +239,8 @@ class ShardReader:
     def _gather_blocks(self, blocks: NDArray[np.int64]) -> _Bytes:
         """Blocks here and there, in ascending order, one after another, checked.
 
-        The disk has been asked for all of them, so that one thread is enough: each is there, or on its way.
+        The disk has been asked for all of them, so that one thread is enough: each is
+        there, or on its way.
         """
         sums = self._sums
         content = np.empty(len(blocks) * BLOCK, np.uint8)
@@ -229,14 +277,20 @@ class ShardReader:
 
 
 def _spans(blocks: NDArray[np.int64]) -> list[tuple[int, int, int]]:
-    """Ascending blocks as runs that follow one another: the index of the first, the first, and how many there are.
+    """Ascending blocks as runs that follow one another: the index of the first, the
+    first, and how many there are.
 
     >>> _spans(np.array([3, 4, 9]))
     [(0, 3, 2), (2, 9, 1)]
     """
     begins = np.flatnonzero(np.diff(blocks, prepend=-2) != 1)
     return list(
-        zip(begins.tolist(), blocks[begins].tolist(), np.diff(begins, append=len(blocks)).tolist(), strict=True)
+        zip(
+            begins.tolist(),
+            blocks[begins].tolist(),
+            np.diff(begins, append=len(blocks)).tolist(),
+            strict=True,
+        )
     )
 
 

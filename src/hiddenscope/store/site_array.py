@@ -1,4 +1,6 @@
-"""SiteArray: the states of one site of a store, `[row, width]`, read when they are asked for."""
+"""SiteArray: the states of one site of a store, `[row, width]`, read when they are
+asked for.
+"""
 
 import math
 from collections.abc import Iterator
@@ -24,12 +26,16 @@ class Shards(Protocol):
 
 
 class SiteArray:
-    """A lazy array: `array[3]`, `array[10:20]`, `array[[5, 900]]`, `array[mask, :8]`, `np.asarray(array)`.
+    """A lazy array: `array[3]`, `array[10:20]`, `array[[5, 900]]`, `array[mask, :8]`,
+    `np.asarray(array)`.
 
-    float32 is given as it is, float16 and bfloat16 as float32, which is exact. Every block that is read is checked.
+    float32 is given as it is, float16 and bfloat16 as float32, which is exact. Every
+    block that is read is checked.
     """
 
-    def __init__(self, shards: Shards, index: TextIndex, site: str, width: int, stored: str) -> None:
+    def __init__(
+        self, shards: Shards, index: TextIndex, site: str, width: int, stored: str
+    ) -> None:
         self._shards, self._index, self.site, self.stored = shards, index, site, stored
         self.shape = (index.count, width)
         self.dtype = np.dtype(np.float32)
@@ -61,9 +67,14 @@ class SiteArray:
         values = self._rows(rows)
         if isinstance(columns, slice) and columns == slice(None):
             return values
-        # The rows that were read stand for those that were asked for, in the same shape: numpy combines the two.
+        # The rows that were read stand for those that were asked for, in the same
+        # shape: numpy combines the two.
         shape = values.shape[:-1]
-        chosen = slice(None) if isinstance(rows, slice) else np.arange(math.prod(shape)).reshape(shape)
+        chosen = (
+            slice(None)
+            if isinstance(rows, slice)
+            else np.arange(math.prod(shape)).reshape(shape)
+        )
         try:
             return values.reshape(-1, self.shape[1])[chosen, columns]
         except (IndexError, TypeError, ValueError) as error:
@@ -81,7 +92,11 @@ class SiteArray:
         return both[0], both[1]
 
     def _cannot(self, reason: str) -> StatesError:
-        return StatesError(f"Cannot index {self!r}", reason, "Give a number, a slice, a mask or indices of its rows.")
+        return StatesError(
+            f"Cannot index {self!r}",
+            reason,
+            "Give a number, a slice, a mask or indices of its rows.",
+        )
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         values: NDArray[Any] = self._range(0, len(self))
@@ -90,15 +105,22 @@ class SiteArray:
     def blocks(self, rows: int | None = None) -> Iterator[NDArray[np.float32]]:
         """All rows in order, some at a time, so that only those are held."""
         step = max(1, AT_ONCE // self.row_bytes) if rows is None else _positive(rows)
-        return (self._range(start, min(start + step, len(self))) for start in range(0, len(self), step))
+        return (
+            self._range(start, min(start + step, len(self)))
+            for start in range(0, len(self), step)
+        )
 
     def native_blocks(self, rows: int) -> Iterator[NDArray[Any]]:
-        """All rows in order as they lie on disk, at most so many at a time; bfloat16 as its bits."""
+        """All rows in order as they lie on disk, at most so many at a time; bfloat16 as
+        its bits.
+        """
         _positive(rows)
         for start in range(0, len(self), rows):
             parts = [
                 self._shards[unit].rows(self.site, first, count)
-                for unit, first, count in self._index.runs(start, min(start + rows, len(self)))
+                for unit, first, count in self._index.runs(
+                    start, min(start + rows, len(self))
+                )
             ]
             yield parts[0] if len(parts) == 1 else np.concatenate(parts)
 
@@ -115,9 +137,12 @@ class SiteArray:
         if indices.dtype.kind == "b" and indices.shape == (len(self),):
             return self._taken(np.flatnonzero(indices))
         if indices.dtype.kind not in "iu" and indices.size:
-            raise self._cannot(f"{indices.dtype} {list(indices.shape)} is neither a mask nor indices")
+            raise self._cannot(
+                f"{indices.dtype} {list(indices.shape)} is neither a mask nor indices"
+            )
         if indices.dtype.kind == "u":
-            indices = np.minimum(indices, np.uint64(2**63 - 1))  # which is outside too, and not negative
+            # Which is outside too, and not negative.
+            indices = np.minimum(indices, np.uint64(2**63 - 1))
         taken = self._taken(indices.astype(np.int64).reshape(-1))
         return taken.reshape(*indices.shape, self.shape[1])
 
@@ -127,7 +152,11 @@ class SiteArray:
         for begin in range(start, stop, step):
             at = begin - start
             for unit, first, count in self._index.runs(begin, min(begin + step, stop)):
-                widen(self._shards[unit].rows(self.site, first, count), self.stored, out[at : at + count])
+                widen(
+                    self._shards[unit].rows(self.site, first, count),
+                    self.stored,
+                    out[at : at + count],
+                )
                 at += count
         return out
 
@@ -138,26 +167,37 @@ class SiteArray:
         return out
 
     def native(self, rows: Ints) -> NDArray[Any]:
-        """Some rows as they lie on disk, in the order in which they are asked for; bfloat16 as its bits."""
+        """Some rows as they lie on disk, in the order in which they are asked for;
+        bfloat16 as its bits.
+        """
         count = len(self)
         if rows.size and not -count <= rows.min() <= rows.max() < count:
             reason = f"the indices run from {rows.min():,} to {rows.max():,}"
-            raise StatesError(f"Cannot index {self!r}", reason, f"Give indices from 0 to {count - 1:,}.")
+            raise StatesError(
+                f"Cannot index {self!r}",
+                reason,
+                f"Give indices from 0 to {count - 1:,}.",
+            )
         wanted, inverse = np.unique(rows % max(1, count), return_inverse=True)
         units, places = self._index.places(wanted)
         native = np.empty((len(wanted), self.shape[1]), DTYPES[self.stored])
         needed = np.unique(units).tolist()
         for begin in range(0, len(needed), FEW):
             self._take(needed[begin : begin + FEW], units, places, native)
-        in_order = len(wanted) == len(rows) and bool((inverse == np.arange(len(rows))).all())
+        in_order = len(wanted) == len(rows) and bool(
+            (inverse == np.arange(len(rows))).all()
+        )
         return native if in_order else native[inverse]
 
-    def _take(self, needed: list[int], units: Ints, places: Ints, native: NDArray[Any]) -> None:
+    def _take(
+        self, needed: list[int], units: Ints, places: Ints, native: NDArray[Any]
+    ) -> None:
         """Put the rows that lie in some units into an array with all of them."""
         taken = []
         for unit in needed:
             chosen = np.flatnonzero(units == unit)
-            chosen = chosen[np.argsort(places[chosen], kind="stable")]  # copies of earlier texts come later, lie before
+            # Copies of earlier texts come later, lie before.
+            chosen = chosen[np.argsort(places[chosen], kind="stable")]
             taken.append((self._shards[unit], chosen))
             self._shards[unit].prefetch(self.site, places[chosen])
         for shard, chosen in taken:
@@ -169,7 +209,9 @@ class SiteArray:
 def _positive(rows: Any) -> int:
     if isinstance(rows, bool) or not isinstance(rows, int | np.integer) or rows < 1:
         raise StatesError(
-            "Cannot read blocks", f"rows must be an integer >= 1, got {str(rows)[:40]}", "Give 1,024, say."
+            "Cannot read blocks",
+            f"rows must be an integer >= 1, got {str(rows)[:40]}",
+            "Give 1,024, say.",
         )
     return int(rows)
 
@@ -183,6 +225,8 @@ def widen(native: NDArray[Any], stored: str, out: NDArray[np.float32]) -> None:
     [1.0, -2.0]
     """
     if stored == "bfloat16":
-        np.left_shift(native, 16, out=out.view(np.uint32), dtype=np.uint32, casting="unsafe")
+        np.left_shift(
+            native, 16, out=out.view(np.uint32), dtype=np.uint32, casting="unsafe"
+        )
     else:
         out[...] = native

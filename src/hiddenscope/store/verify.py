@@ -1,7 +1,8 @@
-"""verify and gc: every byte of a store read and compared, and what nobody needs removed.
+"""verify and gc: every byte of a store read and compared, and what nobody needs
+removed.
 
-What is damaged can be computed again: `discard_damaged` removes the records of damaged units, so that the job that
-made the store has them to do again.
+What is damaged can be computed again: `discard_damaged` removes the records of damaged
+units, so that the job that made the store has them to do again.
 """
 
 import hashlib
@@ -24,14 +25,21 @@ from hiddenscope.store.folder import FOLDERS, StoreFolder, remove_unheld
 from hiddenscope.store.plan import StorePlan, UnitDigest
 from hiddenscope.store.shard import layout_of, sequence_tensors
 from hiddenscope.store.shard_reader import ShardReader
-from hiddenscope.store.writer import read_beside, read_copies, read_plan, read_sequences, read_strings
+from hiddenscope.store.writer import (
+    read_beside,
+    read_copies,
+    read_plan,
+    read_sequences,
+    read_strings,
+)
 
 Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
 class StoreDamage:
-    """Something in a store that is damaged or missing: the unit that it belongs to, if it is of one, and what it is.
+    """Something in a store that is damaged or missing: the unit that it belongs to, if
+    it is of one, and what it is.
 
     `recomputable` says whether the same job, run again, puts it right.
     """
@@ -46,7 +54,9 @@ class StoreDamage:
 
 @dataclass(frozen=True)
 class Verification:
-    """What verify found: every damage, the units that are not committed, and files that no record names."""
+    """What verify found: every damage, the units that are not committed, and files that
+    no record names.
+    """
 
     damages: tuple[StoreDamage, ...]
     pending: tuple[str, ...]
@@ -55,7 +65,9 @@ class Verification:
 
     @property
     def intact(self) -> bool:
-        """Whether nothing is damaged or missing. Units that are not committed yet are not missing."""
+        """Whether nothing is damaged or missing. Units that are not committed yet are
+        not missing.
+        """
         return not self.damages
 
     @property
@@ -101,23 +113,37 @@ def verify(path: str | os.PathLike[str]) -> Verification:
     commits: dict[str, Commit] = {}
     with progress.track("Verifying", total=len(plan.units)) as advance:
         for unit in plan.units:
-            commit = _verify_unit(found, plan, unit, recorded, complete, read_shards=True)
+            commit = _verify_unit(
+                found, plan, unit, recorded, complete, read_shards=True
+            )
             commits |= {unit.name: commit} if commit else {}
             advance(1)
     for name in sorted(recorded - set(plan.by_name)):
-        found.damages.append(StoreDamage(None, f"commits/{name}.json is of a unit that is not in the plan", False))
-    found.damages += [StoreDamage(None, f"{name} is a link", False) for name in _links(folder)]
-    pending = () if complete else tuple(name for name in plan.by_name if name not in recorded)
+        found.damages.append(
+            StoreDamage(
+                None, f"commits/{name}.json is of a unit that is not in the plan", False
+            )
+        )
+    found.damages += [
+        StoreDamage(None, f"{name} is a link", False) for name in _links(folder)
+    ]
+    pending = (
+        () if complete else tuple(name for name in plan.by_name if name not in recorded)
+    )
     unneeded = folder.stored() - {commit.sha256 for commit in commits.values()}
     names = sorted(f"data/{sha256}.safetensors" for sha256 in unneeded)
-    return Verification(tuple(found.damages), pending, tuple(names), complete is not None)
+    return Verification(
+        tuple(found.damages), pending, tuple(names), complete is not None
+    )
 
 
 @checked
 def gc(path: str | os.PathLike[str], *, damaged: bool = False) -> Removed:
-    """Remove what killed processes left: temporary files that nobody holds, and shards that no record names.
+    """Remove what killed processes left: temporary files that nobody holds, and shards
+    that no record names.
 
-    With `damaged`, also the records of damaged units, so that they are computed anew when the job is run again.
+    With `damaged`, also the records of damaged units, so that they are computed anew
+    when the job is run again.
     """
     folder = StoreFolder(path)
     folder.check()
@@ -128,12 +154,19 @@ def gc(path: str | os.PathLike[str], *, damaged: bool = False) -> Removed:
         if remove_unheld(leftover):
             names.append(f"tmp/{leftover.name}")
             freed += size
-    with folder.locked("data", wait=False) as free:  # a process that is between its two names holds it too
+    # A process that is between its two names holds it too.
+    with folder.locked("data", wait=False) as free:
         if free:
-            units = _damaged_units(folder, plan, plan.units, read_shards=True) if damaged else []
+            units = (
+                _damaged_units(folder, plan, plan.units, read_shards=True)
+                if damaged
+                else []
+            )
             wrong = bool(units) or (damaged and _complete_is_wrong(folder, plan))
             gone = _remove_records(folder, units) if wrong else []
-            needed = {committed(folder, plan, unit).sha256 for unit in folder.recorded()}
+            needed = {
+                committed(folder, plan, unit).sha256 for unit in folder.recorded()
+            }
             gone += [folder.data(sha256) for sha256 in sorted(folder.stored() - needed)]
             freed += sum(map(_size, gone))
             for file in gone:
@@ -145,8 +178,14 @@ def gc(path: str | os.PathLike[str], *, damaged: bool = False) -> Removed:
 
 
 def _remove_records(folder: StoreFolder, units: Iterable[str]) -> list[Path]:
-    """Remove the record of all records first, and then those of some units; their shards are unneeded then."""
-    gone = [path for path in (folder.complete, *map(folder.record, units)) if os.path.lexists(path)]
+    """Remove the record of all records first, and then those of some units; their
+    shards are unneeded then.
+    """
+    gone = [
+        path
+        for path in (folder.complete, *map(folder.record, units))
+        if os.path.lexists(path)
+    ]
     for path in gone:
         path.unlink()
     for name in (".", "commits"):
@@ -156,20 +195,28 @@ def _remove_records(folder: StoreFolder, units: Iterable[str]) -> list[Path]:
 
 @checked
 def damaged_texts(path: str | os.PathLike[str]) -> list[str]:
-    """The files of plan/ that are damaged or missing; with the plan they can be made again from the corpus."""
+    """The files of plan/ that are damaged or missing; with the plan they can be made
+    again from the corpus.
+    """
     folder = StoreFolder(path)
     plan, found = read_plan(folder), _Found(folder, Damaged)
     names = [
-        name for unit, name, sha256 in _texts_of(plan) if found.attempt(unit, read_beside, folder, name, sha256) is None
+        name
+        for unit, name, sha256 in _texts_of(plan)
+        if found.attempt(unit, read_beside, folder, name, sha256) is None
     ]
     return [f"plan/{name}.jsonl" for name in names]
 
 
 @checked
-def discard_damaged(path: str | os.PathLike[str], *, read_shards: bool = True) -> list[str]:
-    """Remove the records of damaged units, so that they are pending and are computed again; the units by name.
+def discard_damaged(
+    path: str | os.PathLike[str], *, read_shards: bool = True
+) -> list[str]:
+    """Remove the records of damaged units, so that they are pending and are computed
+    again; the units by name.
 
-    Without `read_shards`, only the records, and the length, header and table of checksums of each shard are read.
+    Without `read_shards`, only the records, and the length, header and table of
+    checksums of each shard are read.
     """
     folder = StoreFolder(path)
     plan = read_plan(folder)
@@ -177,14 +224,19 @@ def discard_damaged(path: str | os.PathLike[str], *, read_shards: bool = True) -
     if not units and not _complete_is_wrong(folder, plan):
         return []
     with folder.locked("data"):  # no other process commits, or tidies up, meanwhile
-        again = [unit for unit in plan.units if unit.name in units]  # which another job may have mended since
+        # Which another job may have mended since.
+        again = [unit for unit in plan.units if unit.name in units]
         units = _damaged_units(folder, plan, again, read_shards=read_shards)
         _remove_records(folder, units)
     return units
 
 
 def _damaged_units(
-    folder: StoreFolder, plan: StorePlan, units: Iterable[UnitDigest], *, read_shards: bool
+    folder: StoreFolder,
+    plan: StorePlan,
+    units: Iterable[UnitDigest],
+    *,
+    read_shards: bool,
 ) -> list[str]:
     """The units whose record or shard is damaged; a unit without a record is pending."""
     found, recorded = _Found(folder, Damaged), folder.recorded()
@@ -197,11 +249,14 @@ def _damaged_units(
 
 
 def _complete_is_wrong(folder: StoreFolder, plan: StorePlan) -> bool:
-    """Whether complete.json is damaged, or lists a unit that has no record, or another one."""
+    """Whether complete.json is damaged, or lists a unit that has no record, or another
+    one.
+    """
     try:
         complete = completed(folder, plan)
         return complete is not None and any(
-            committed(folder, plan, unit).sha256 != sha256 for unit, sha256 in complete.units.items()
+            committed(folder, plan, unit).sha256 != sha256
+            for unit, sha256 in complete.units.items()
         )
     except Damaged:
         return True
@@ -234,14 +289,19 @@ def _verify_unit(
         return None
     found.attempt(name, _check_shard, folder, plan, commit, read_shards)
     if complete is not None and complete.units[name] != commit.sha256:
-        found.damages.append(StoreDamage(name, "its record is not the one that complete.json lists"))
+        found.damages.append(
+            StoreDamage(name, "its record is not the one that complete.json lists")
+        )
     return commit
 
 
-def _check_shard(folder: StoreFolder, plan: StorePlan, commit: Commit, whole: bool) -> None:
+def _check_shard(
+    folder: StoreFolder, plan: StorePlan, commit: Commit, whole: bool
+) -> None:
     """Check the length, header and table of checksums of a shard.
 
-    With `whole` also every block, all of them together, and the texts, ids and spans against the plan.
+    With `whole` also every block, all of them together, and the texts, ids and spans
+    against the plan.
     """
     layout = layout_of(plan, plan.digest, plan.by_name[commit.unit])
     reader = ShardReader(folder, commit, layout)
@@ -260,16 +320,26 @@ def _check_shard(folder: StoreFolder, plan: StorePlan, commit: Commit, whole: bo
         raise Damaged(f"Cannot read unit {commit.unit}", reason, records.VERIFY)
 
 
-def _compare_with_plan(folder: StoreFolder, plan: StorePlan, reader: ShardReader) -> None:
-    """Compare what a shard says of its texts with the plan: whoever changed it may have made all checksums anew."""
+def _compare_with_plan(
+    folder: StoreFolder, plan: StorePlan, reader: ShardReader
+) -> None:
+    """Compare what a shard says of its texts with the plan: whoever changed it may have
+    made all checksums anew.
+    """
     unit = plan.by_name[reader.commit.unit]
     try:
         planned = sequence_tensors(read_sequences(folder, unit), plan.every)
-    except Damaged:  # that file of the plan is damaged, and is named as such; the shard is not
+    except (
+        Damaged
+        # That file of the plan is damaged, and is named as such; the shard is not.
+    ):
         return
     for name, expected in planned.items():
         if not np.array_equal(reader.read_all(name), expected):
-            reason = f"data/{reader.commit.sha256}.safetensors has other {name} than plan/{unit.name}.jsonl"
+            reason = (
+                f"data/{reader.commit.sha256}.safetensors has other {name} than"
+                f" plan/{unit.name}.jsonl"
+            )
             raise Damaged(f"Cannot read unit {unit.name}", reason, records.VERIFY)
 
 
@@ -277,7 +347,11 @@ def _links(folder: StoreFolder) -> Iterator[str]:
     """Links inside a store, of whatever name."""
     for name in (".", *FOLDERS):
         with suppress(OSError), os.scandir(folder.path / name) as entries:
-            yield from sorted(f"{name}/{entry.name}".removeprefix("./") for entry in entries if entry.is_symlink())
+            yield from sorted(
+                f"{name}/{entry.name}".removeprefix("./")
+                for entry in entries
+                if entry.is_symlink()
+            )
 
 
 def _size(path: Path) -> int:
@@ -288,15 +362,19 @@ def _size(path: Path) -> int:
 
 
 class _Found:
-    """What has been found so far. `kind` is what counts as a damage; any other error is raised.
+    """What has been found so far. `kind` is what counts as a damage; any other error is
+    raised.
 
-    A disk that cannot be read just now is no reason to remove anything: there `kind` is Damaged.
+    A disk that cannot be read just now is no reason to remove anything: there `kind` is
+    Damaged.
     """
 
     def __init__(self, folder: StoreFolder, kind: type[Error] = Error) -> None:
         self.folder, self.kind, self.damages = folder, kind, list[StoreDamage]()
 
-    def attempt(self, unit: str | None, read: Callable[..., Value], *given: Any) -> Value | None:
+    def attempt(
+        self, unit: str | None, read: Callable[..., Value], *given: Any
+    ) -> Value | None:
         """What a function reads; None, and a damage more, where it cannot."""
         try:
             return read(*given)

@@ -1,4 +1,5 @@
-"""Tiny real models by family, a tiny tokenizer for them, and planted faults: for our tests and for yours.
+"""Tiny real models by family, a tiny tokenizer for them, and planted faults: for our
+tests and for yours.
 
 models   tiny models and a tokenizer, made in memory
 stores   a small store of states

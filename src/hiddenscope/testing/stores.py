@@ -1,4 +1,6 @@
-"""A small store with everything that a store may have: units, a document in windows, copies of texts, strings."""
+"""A small store with everything that a store may have: units, a document in windows,
+copies of texts, strings.
+"""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -22,7 +24,8 @@ def tiny_store(
     pool: str | None = None,
     every: int = 1,
 ) -> Writer:
-    """Make a store of seven texts in three units, and commit all units, or those that are named.
+    """Make a store of seven texts in three units, and commit all units, or those that
+    are named.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -38,18 +41,27 @@ def tiny_store(
 
 
 def tiny_plan(
-    path: Path, *, dtype: str = "float32", width: int = 24, pool: str | None = None, every: int = 1
+    path: Path,
+    *,
+    dtype: str = "float32",
+    width: int = 24,
+    pool: str | None = None,
+    every: int = 1,
 ) -> Writer:
     """Make the store without its units, or what is damaged of its plan."""
     widths = dict.fromkeys(SITES, width)
     model = {"model": "toy", "dtype": dtype, "depth": 1, "final": True}
-    plan = StorePlan(model, {}, SITES, widths, dtype, pool, corpus={"count": 7}, every=every)
+    plan = StorePlan(
+        model, {}, SITES, widths, dtype, pool, corpus={"count": 7}, every=every
+    )
     strings = {number: f"t{number}" for number in range(200)}
     return create(path, plan, tiny_sequences(), COPIES, strings, every=every)
 
 
 def tiny_sequences() -> list[list[StoreSequence]]:
-    """Three units: of three texts, of a document in two windows, and of one text after two copies."""
+    """Three units: of three texts, of a document in two windows, and of one text after
+    two copies.
+    """
     units = [(0, 5, 0), (1, 3, 0), (2, 4, 0)], [(3, 6, 0), (3, 4, 3)], [(6, 2, 0)]
     return [[tiny_sequence(*given) for given in unit] for unit in units]
 
@@ -57,8 +69,12 @@ def tiny_sequences() -> list[list[StoreSequence]]:
 def tiny_sequence(text: int, length: int, start: int = 0) -> StoreSequence:
     """A text of some tokens, or a window that begins at `start`."""
     ids = tuple((text * 17 + start + place) % 200 for place in range(length))
-    spans = tuple((2 * (start + place), 2 * (start + place) + 2) for place in range(length))
-    return StoreSequence(text, start, ids, spans, text % 2, None if start else "ab" * (length + 4))
+    spans = tuple(
+        (2 * (start + place), 2 * (start + place) + 2) for place in range(length)
+    )
+    return StoreSequence(
+        text, start, ids, spans, text % 2, None if start else "ab" * (length + 4)
+    )
 
 
 def tiny_values(writer: Writer, unit: str) -> dict[str, NDArray[np.generic]]:

@@ -1,4 +1,5 @@
-"""Texts: what is read from files, frames, datasets and lists, and which texts belong together.
+"""Texts: what is read from files, frames, datasets and lists, and which texts belong
+together.
 
 reading  one reader for texts, their labels and their groups
 folder   the files of texts in a folder

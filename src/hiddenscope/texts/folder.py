@@ -14,10 +14,18 @@ def files_in(folder: Path) -> list[Path]:
     files: list[Path] = []
     for place, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        files += [Path(place, name) for name in names if not name.startswith(".") and _is_known(name)]
+        files += [
+            Path(place, name)
+            for name in names
+            if not name.startswith(".") and _is_known(name)
+        ]
     if not files:
         reason = f"no file in it ends with {', '.join(FORMATS)}"
-        raise FileError(f"Cannot read texts from {str(folder)[:80]!a}", reason, "Give a folder of such files.")
+        raise FileError(
+            f"Cannot read texts from {str(folder)[:80]!a}",
+            reason,
+            "Give a folder of such files.",
+        )
     return sorted(files)
 
 

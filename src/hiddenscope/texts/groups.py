@@ -1,4 +1,5 @@
-"""Groups: texts that belong together, because they are copies of one another or because the data say so.
+"""Groups: texts that belong together, because they are copies of one another or because
+the data say so.
 
 >>> merged_groups(["a", "b", "a", "c"], [1, 1, 2, 3])
 ['a', 'a', 'a', 'c']
@@ -15,17 +16,23 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-ALIKE = 0.6  # the cosine of n-gram vectors from which on two texts nearly repeat one another
+# The cosine of n-gram vectors from which on two texts nearly repeat one another.
+ALIKE = 0.6
 MOST_COMPARED = 2_000  # texts that are compared, each with each
-NGRAM = (3, 4)  # lengths of character n-grams, which also catch inflections and scripts without spaces
+# Lengths of character n-grams, which also catch inflections and scripts without spaces.
+NGRAM = (
+    3,
+    4,
+)
 
 
 class Belonging(NamedTuple):
-    """Say which texts belong together: for each text a name of its content and labels, and the name of its group.
+    """Say which texts belong together: for each text a name of its content and labels,
+    and the name of its group.
 
-    `first` is False for a copy with the same labels, which tells nothing new and is left out. `given` says whether the
-    data have groups; without them only copies are together. `alike` are texts of different groups that nearly repeat
-    one another.
+    `first` is False for a copy with the same labels, which tells nothing new and is
+    left out. `given` says whether the data have groups; without them only copies are
+    together. `alike` are texts of different groups that nearly repeat one another.
     """
 
     texts: list[str]
@@ -42,20 +49,30 @@ class Belonging(NamedTuple):
     @property
     def facts(self) -> dict[str, Any]:
         """Report what is taken as independent, and what speaks against it."""
-        facts: dict[str, Any] = {"texts": len(set(self.texts)), "groups": len(set(self.groups))}
+        facts: dict[str, Any] = {
+            "texts": len(set(self.texts)),
+            "groups": len(set(self.groups)),
+        }
         facts["groups_given"] = self.given
         if self.copies:
             facts["copies"] = self.copies
         if self.alike is not None:
-            facts["near_duplicates"] = {**self.alike._asdict(), "example": list(self.alike.example)}
+            facts["near_duplicates"] = {
+                **self.alike._asdict(),
+                "example": list(self.alike.example),
+            }
         return facts
 
 
-def belonging(texts: Sequence[Any], labels: Sequence[Any], groups: Sequence[Any] | None) -> Belonging:
-    """Find which texts belong together; `labels` has the label of each text, or a list of them.
+def belonging(
+    texts: Sequence[Any], labels: Sequence[Any], groups: Sequence[Any] | None
+) -> Belonging:
+    """Find which texts belong together; `labels` has the label of each text, or a list
+    of them.
 
-    Texts that differ in case, white space and punctuation alone are copies where their labels are the same. Where these
-    differ, as in a minimal pair, they are two texts of one group.
+    Texts that differ in case, white space and punctuation alone are copies where their
+    labels are the same. Where these differ, as in a minimal pair, they are two texts of
+    one group.
 
     >>> found = belonging(["It rains.", "It rains?", "it rains"], ["said", "asked", "said"], None)
     >>> len(set(found.texts)), len(set(found.groups)), found.first
@@ -63,7 +80,9 @@ def belonging(texts: Sequence[Any], labels: Sequence[Any], groups: Sequence[Any]
     """
     if groups is not None and len(groups) != len(texts):
         reason = f"there are {len(texts):,} texts and {len(groups):,} groups"
-        raise TextError("Groups do not fit the texts", reason, "Give one for each text.")
+        raise TextError(
+            "Groups do not fit the texts", reason, "Give one for each text."
+        )
     keys = [copy_key(text) for text in texts]
     names = [f"{key}\0{label}" for key, label in zip(keys, labels, strict=True)]
     representative: dict[str, int] = {}
@@ -72,13 +91,17 @@ def belonging(texts: Sequence[Any], labels: Sequence[Any], groups: Sequence[Any]
         representative.setdefault(names[text], text)
     first = [representative[name] == text for text, name in enumerate(names)]
     merged = merged_groups(keys, groups)
-    return Belonging(names, merged, first, groups is not None, near_duplicates(texts, merged))
+    return Belonging(
+        names, merged, first, groups is not None, near_duplicates(texts, merged)
+    )
 
 
 def merged_groups(keys: Sequence[str], groups: Sequence[Any] | None) -> list[str]:
-    """Name the group of each text: copies are together, and so are texts with the same value in `groups`.
+    """Name the group of each text: copies are together, and so are texts with the same
+    value in `groups`.
 
-    A group is named by the first of its keys in the order of the alphabet, so that the order of texts means nothing.
+    A group is named by the first of its keys in the order of the alphabet, so that the
+    order of texts means nothing.
     """
     if groups is None:
         return list(keys)
@@ -103,18 +126,23 @@ def _root(parent: list[int], text: int) -> int:
 
 
 class NearDuplicates(NamedTuple):
-    """How many texts nearly repeat a text of another group, of how many that were compared, and two that do."""
+    """How many texts nearly repeat a text of another group, of how many that were
+    compared, and two that do.
+    """
 
     texts: int
     of: int
     example: tuple[str, str]
 
 
-def near_duplicates(texts: Sequence[Any], groups: Sequence[str]) -> NearDuplicates | None:
+def near_duplicates(
+    texts: Sequence[Any], groups: Sequence[str]
+) -> NearDuplicates | None:
     """Find texts that nearly repeat one of another group; None where none does.
 
-    The measure is the cosine of their letter sequences, of which rare ones count for more (tf-idf): what all texts
-    share, such as a template, counts for nothing. Of many texts a sample is compared.
+    The measure is the cosine of their letter sequences, of which rare ones count for
+    more (tf-idf): what all texts share, such as a template, counts for nothing. Of many
+    texts a sample is compared.
 
     >>> some = ["The cat sat on the mat.", "A cat sat on the mat.", "Rain fell all night.", "We sold the old car."]
     >>> near_duplicates(some, some).texts
@@ -138,20 +166,26 @@ def near_duplicates(texts: Sequence[Any], groups: Sequence[str]) -> NearDuplicat
         return None
     closest = int(nearest.argmax())
     other = int(cosines[closest].argmax())
-    return NearDuplicates(int(alike.sum()), len(listed), (listed[closest], listed[other]))
+    return NearDuplicates(
+        int(alike.sum()), len(listed), (listed[closest], listed[other])
+    )
 
 
 def _cosines(texts: Sequence[str]) -> "NDArray[np.float64]":
-    """Return the cosines between the n-gram vectors of texts, with more weight on rare n-grams.
+    """Return the cosines between the n-gram vectors of texts, with more weight on rare
+    n-grams.
 
-    scikit-learn's TfidfVectorizer gives some weight to what all texts share too, so that templates would count.
+    scikit-learn's TfidfVectorizer gives some weight to what all texts share too, so
+    that templates would count.
     """
     import numpy as np
     from sklearn.feature_extraction.text import CountVectorizer
     from sklearn.preprocessing import normalize
 
     try:
-        counts = CountVectorizer(analyzer="char_wb", ngram_range=NGRAM, dtype=np.float64).fit_transform(texts)
+        counts = CountVectorizer(
+            analyzer="char_wb", ngram_range=NGRAM, dtype=np.float64
+        ).fit_transform(texts)
     except ValueError:  # all texts are blank
         return np.zeros((len(texts), len(texts)))
     texts_with = np.bincount(counts.indices, minlength=counts.shape[1])
@@ -161,8 +195,12 @@ def _cosines(texts: Sequence[str]) -> "NDArray[np.float64]":
     return cosines
 
 
-def _different(texts: Sequence[Any], groups: Sequence[str]) -> tuple[list[str], list[int]]:
-    """Return the different texts that are strings, or a sample of many, and the number of the group of each."""
+def _different(
+    texts: Sequence[Any], groups: Sequence[str]
+) -> tuple[list[str], list[int]]:
+    """Return the different texts that are strings, or a sample of many, and the number
+    of the group of each.
+    """
     numbers: dict[str, int] = {}
     by_text: dict[str, int] = {}
     for text, group in zip(texts, groups, strict=True):
@@ -170,6 +208,9 @@ def _different(texts: Sequence[Any], groups: Sequence[str]) -> tuple[list[str], 
             by_text.setdefault(text, numbers.setdefault(group, len(numbers)))
     listed = list(by_text)
     if len(listed) > MOST_COMPARED:
-        # A sample that does not depend on the order of the texts, which may be sorted by label.
-        listed = sorted(listed, key=lambda text: crc32(text.encode("utf-8", "replace")))[:MOST_COMPARED]
+        # A sample that does not depend on the order of the texts, which may be sorted
+        # by label.
+        listed = sorted(
+            listed, key=lambda text: crc32(text.encode("utf-8", "replace"))
+        )[:MOST_COMPARED]
     return listed, [by_text[text] for text in listed]

@@ -1,6 +1,8 @@
-"""Reading: one reader for texts and labelled data, from files, stdin, frames, datasets and lists.
+"""Reading: one reader for texts and labelled data, from files, stdin, frames, datasets
+and lists.
 
-`rows` streams, so that a file may be larger than memory; `read` gives everything at once, checked.
+`rows` streams, so that a file may be larger than memory; `read` gives everything at
+once, checked.
 
 >>> read(["a cat", "a dog"]).texts
 ('a cat', 'a dog')
@@ -17,7 +19,15 @@ import re
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+    Sized,
+)
 from dataclasses import dataclass
 from itertools import chain, starmap
 from pathlib import Path
@@ -25,32 +35,39 @@ from typing import Any, NamedTuple, TypeAlias
 
 from hiddenscope import progress
 from hiddenscope.arguments import checked
-from hiddenscope.compressed import check_growth, column_values, decompressed
 from hiddenscope.errors import FileError, TextError, TooLarge
+from hiddenscope.texts.compressed import check_growth, column_values, decompressed
 from hiddenscope.texts.folder import COMPRESSIONS, FORMATS, files_in
 
 TEXT_NAMES = ("text", "sentence", "prompt", "content")
 LABEL_NAMES = ("label", "class", "target")
-SHIPPED = Path(__file__).parent.parent / "datasets"
+SHIPPED = Path(__file__).parent / "datasets"
 PARQUET_BATCH = 1024
 UNNAMED = "the texts"
-# Characters of one line, or one field of a .csv, where the csv module stops at 131,072 by default.
+# Characters of one line, or one field of a .csv, where the csv module stops at 131,072
+# by default.
 LONGEST_FIELD = 2**26
 MOST_BLANK = 1_000_000  # blank lines in a row
 # What `read` holds in memory from one file. `rows` has no such limit.
 MOST_TEXTS, MOST_CHARACTERS = 2**22, 2**30
-LONGEST_LIST = 2**32  # items of what is in memory already: a list of more takes 34 GB by itself
+# Items of what is in memory already: a list of more takes 34 GB by itself.
+LONGEST_LIST = 2**32
 
 COLUMNS = {
     "text": "The column of the texts.",
     "label": "The column of the labels.",
-    "group": "The column that says which texts belong together: paraphrases, a pair, one document.",
+    "group": (
+        "The column that says which texts belong together: paraphrases, a pair, one"
+        " document."
+    ),
 }
 """What can be named in a table, as commands and forms describe it."""
 
 
 class RawRow(NamedTuple):
-    """A row as it was read and not checked yet: its line or number, its text, its label and its group."""
+    """A row as it was read and not checked yet: its line or number, its text, its label
+    and its group.
+    """
 
     line: int
     text: Any
@@ -59,7 +76,9 @@ class RawRow(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """The columns that a caller named; None where they are to be found, or where there is none."""
+    """The columns that a caller named; None where they are to be found, or where there
+    is none.
+    """
 
     text: str | None = None
     label: str | None = None
@@ -101,9 +120,11 @@ class Row:
 
 @dataclass(frozen=True)
 class Labelled:
-    """Texts with one label each, or without labels, and a name for what they are. Iterating gives the texts.
+    """Texts with one label each, or without labels, and a name for what they are.
+    Iterating gives the texts.
 
-    `groups` has one value for each text: texts with the same value belong together. None means that nobody said so.
+    `groups` has one value for each text: texts with the same value belong together.
+    None means that nobody said so.
 
     >>> cities = read("cities-incomplete")
     >>> len(cities), next(iter(cities)) == cities.texts[0]
@@ -124,15 +145,21 @@ class Labelled:
 
 @dataclass(frozen=True)
 class _Origin:
-    """What is read, as errors name it: `Line 3 of cities.csv`. `skipped` is given the errors of rows to leave out."""
+    """What is read, as errors name it: `Line 3 of cities.csv`. `skipped` is given the
+    errors of rows to leave out.
+    """
 
     name: str
     unit: str = "row"
     skipped: Skipped | None = None
 
-    def refuse(self, line: int, reason: str, remedy: str, cause: Exception | None = None) -> None:
+    def refuse(
+        self, line: int, reason: str, remedy: str, cause: Exception | None = None
+    ) -> None:
         """Raise the error of a row, or leave the row out."""
-        error = TextError(f"{self.unit.capitalize()} {line:,} of {self.name}", reason, remedy)
+        error = TextError(
+            f"{self.unit.capitalize()} {line:,} of {self.name}", reason, remedy
+        )
         if self.skipped is None:
             raise error from cause
         self.skipped(error)
@@ -144,7 +171,9 @@ def shipped() -> tuple[str, ...]:
     >>> "cities-incomplete" in shipped()
     True
     """
-    return tuple(sorted(path.stem for path in SHIPPED.iterdir() if path.suffix in FORMATS))
+    return tuple(
+        sorted(path.stem for path in SHIPPED.iterdir() if path.suffix in FORMATS)
+    )
 
 
 def rows(
@@ -157,13 +186,15 @@ def rows(
 ) -> Iterator[Row]:
     """The rows of a source one after another, never all of them in memory.
 
-    A source is the path of a .txt (one text per line), .jsonl, .csv, .tsv or .parquet file, which may be compressed as
-    .gz or .zst; a folder of such files; "-" for stdin ("-.csv" names its format); an open file; the name of a shipped
-    dataset; a frame; a Hugging Face dataset; a list of strings or of `(text, label)` pairs; `(texts, labels)`; or what
-    `read` gave. `text`, `label` and `group` name columns. If text and label are not given, a column with an obvious
-    name is taken, or the only one that holds text; groups are read only from a column that is named. Labels of a .csv
-    are strings; blank lines of a file are skipped. With `skipped`, a broken row is no error: it is left out, and the
-    error that names it goes there.
+    A source is the path of a .txt (one text per line), .jsonl, .csv, .tsv or .parquet
+    file, which may be compressed as .gz or .zst; a folder of such files; "-" for stdin
+    ("-.csv" names its format); an open file; the name of a shipped dataset; a frame; a
+    Hugging Face dataset; a list of strings or of `(text, label)` pairs; `(texts,
+    labels)`; or what `read` gave. `text`, `label` and `group` name columns. If text and
+    label are not given, a column with an obvious name is taken, or the only one that
+    holds text; groups are read only from a column that is named. Labels of a .csv are
+    strings; blank lines of a file are skipped. With `skipped`, a broken row is no
+    error: it is left out, and the error that names it goes there.
 
     >>> next(rows("cities-complete")).label
     'Toronto'
@@ -175,29 +206,63 @@ def rows(
         named = Path(str(getattr(source, "name", "")))
         kind = _format(named.name) or _without(columns)
         origin = _Origin(
-            named.name if _format(named.name) else "the open file", "row" if kind == ".parquet" else "line", skipped
+            named.name if _format(named.name) else "the open file",
+            "row" if kind == ".parquet" else "line",
+            skipped,
         )
         return _checked(_of_file(source, kind, origin, columns), origin)
     if isinstance(source, Labelled):
-        return _checked(_of_labelled(source, columns, origin := _Origin(source.name, skipped=skipped)), origin)
-    if hasattr(source, "columns") and (hasattr(source, "itertuples") or hasattr(source, "iter_rows")):
-        return _checked(_of_frame(source, columns, origin := _Origin("the frame", skipped=skipped)), origin)
+        return _checked(
+            _of_labelled(
+                source, columns, origin := _Origin(source.name, skipped=skipped)
+            ),
+            origin,
+        )
+    if hasattr(source, "columns") and (
+        hasattr(source, "itertuples") or hasattr(source, "iter_rows")
+    ):
+        return _checked(
+            _of_frame(source, columns, origin := _Origin("the frame", skipped=skipped)),
+            origin,
+        )
     if hasattr(source, "column_names"):
-        return _checked(_of_dataset(source, columns, origin := _Origin("the dataset", skipped=skipped)), origin)
-    if isinstance(source, tuple) and len(source) == 2 and not any(isinstance(part, str) for part in source):
-        return _checked(_of_pair(*source, columns, origin := _Origin("(texts, labels)", skipped=skipped)), origin)
-    return _checked(_of_items(source, columns, origin := _Origin("the list", skipped=skipped)), origin)
+        return _checked(
+            _of_dataset(
+                source, columns, origin := _Origin("the dataset", skipped=skipped)
+            ),
+            origin,
+        )
+    if (
+        isinstance(source, tuple)
+        and len(source) == 2
+        and not any(isinstance(part, str) for part in source)
+    ):
+        return _checked(
+            _of_pair(
+                *source, columns, origin := _Origin("(texts, labels)", skipped=skipped)
+            ),
+            origin,
+        )
+    return _checked(
+        _of_items(source, columns, origin := _Origin("the list", skipped=skipped)),
+        origin,
+    )
 
 
 @checked
 def read(
-    source: Any, *, text: str | None = None, label: str | None = None, group: str | Sequence[Any] | None = None
+    source: Any,
+    *,
+    text: str | None = None,
+    label: str | None = None,
+    group: str | Sequence[Any] | None = None,
 ) -> Labelled:
     """Labelled texts: all rows of a source, each with a label or none with one.
 
-    `source` is whatever `rows` takes: a path, a shipped name, a frame, a Hugging Face dataset, `(texts, labels)`, a
-    list. `text` and `label` name its columns. `group` says which texts belong together, such as paraphrases or the
-    sentences of one document: a column, or a list with one value for each text.
+    `source` is whatever `rows` takes: a path, a shipped name, a frame, a Hugging Face
+    dataset, `(texts, labels)`, a list. `text` and `label` name its columns. `group`
+    says which texts belong together, such as paraphrases or the sentences of one
+    document: a column, or a list with one value for each text.
 
     >>> cities = read("cities-incomplete")
     >>> len(cities.texts), sorted(set(cities.labels))
@@ -208,14 +273,18 @@ def read(
     column = group if isinstance(group, str) else None
     all_rows: list[Row] = []
     with progress.track("Reading") as advance:
-        for row in _holdable(rows(source, text=text, label=label, group=column), source):
+        for row in _holdable(
+            rows(source, text=text, label=label, group=column), source
+        ):
             all_rows.append(row)
             advance(1)
     if not all_rows:
         raise _no_texts(source)
     name = _name(source)
     texts = tuple(row.text for row in all_rows)
-    labels = _column([row.label for row in all_rows], all_rows, label is not None, ("label", name))
+    labels = _column(
+        [row.label for row in all_rows], all_rows, label is not None, ("label", name)
+    )
     if group is None or isinstance(group, str):
         listed = [row.group for row in all_rows]
     else:
@@ -228,16 +297,24 @@ def read(
 def _no_texts(source: Any) -> TextError:
     remedy = "Give at least one."
     if isinstance(source, str | os.PathLike) and _name(source) != "stdin":
-        return TextError(f"No texts in {Path(source).name!a}", "the file holds none", remedy)
+        return TextError(
+            f"No texts in {Path(source).name!a}", "the file holds none", remedy
+        )
     if _name(source) == UNNAMED:
         return TextError("No texts", "the list is empty", remedy)
     return TextError(f"No texts in {_name(source)}", "it holds none", remedy)
 
 
-def _column(values: list[Any], all_rows: list[Row], required: bool, named: tuple[str, str]) -> tuple[Any, ...] | None:
-    """The labels or the groups of all texts, or None where no text has one; some with and some without are an error."""
+def _column(
+    values: list[Any], all_rows: list[Row], required: bool, named: tuple[str, str]
+) -> tuple[Any, ...] | None:
+    """The labels or the groups of all texts, or None where no text has one; some with
+    and some without are an error.
+    """
     word, name = named
-    missing = [row.line for row, value in zip(all_rows, values, strict=True) if value is None]
+    missing = [
+        row.line for row, value in zip(all_rows, values, strict=True) if value is None
+    ]
     if not missing:
         return tuple(values)
     if not required and len(missing) == len(values):
@@ -245,13 +322,21 @@ def _column(values: list[Any], all_rows: list[Row], required: bool, named: tuple
     others = len(missing) - 1
     more = f", like {others:,} more of {len(values):,}" if others else ""
     reason = f"row {missing[0]:,} has no {word}{more}"
-    raise TextError(f"Cannot read the {word}s of {name}", reason, f"Give every text a {word}, or none of them.")
+    raise TextError(
+        f"Cannot read the {word}s of {name}",
+        reason,
+        f"Give every text a {word}, or none of them.",
+    )
 
 
 def _given_groups(group: Any, count: int, name: str) -> list[Any]:
     """The groups that a caller listed, one for each text."""
     problem = f"Cannot read the groups of {name}"
-    if isinstance(group, bytes | Mapping) or not isinstance(group, Collection) or getattr(group, "shape", None) == ():
+    if (
+        isinstance(group, bytes | Mapping)
+        or not isinstance(group, Collection)
+        or getattr(group, "shape", None) == ()
+    ):
         remedy = "Name a column, or give a list with one value for each text."
         raise TextError(problem, f"group is {_kind(group)}", remedy)
     if len(group) != count:
@@ -267,11 +352,15 @@ def _check_hashable(groups: tuple[Any, ...] | None, name: str) -> None:
             hash(value)
         except TypeError as error:
             reason = f"a group is {_kind(value)}, which cannot be told from others"
-            raise TextError(f"Cannot read the groups of {name}", reason, "Give strings or numbers.") from error
+            raise TextError(
+                f"Cannot read the groups of {name}", reason, "Give strings or numbers."
+            ) from error
 
 
 def _holdable(found: Iterator[Row], source: Any) -> Iterator[Row]:
-    """The rows of a source, as long as they can be held in memory; what is in memory already has no limit."""
+    """The rows of a source, as long as they can be held in memory; what is in memory
+    already has no limit.
+    """
     if not (isinstance(source, str | os.PathLike) or hasattr(source, "read")):
         yield from found
         return
@@ -279,9 +368,16 @@ def _holdable(found: Iterator[Row], source: Any) -> Iterator[Row]:
     for count, row in enumerate(found, 1):
         characters += len(row.text)
         if count > MOST_TEXTS or characters > MOST_CHARACTERS:
-            many = f"{MOST_TEXTS:,} texts" if count > MOST_TEXTS else f"{MOST_CHARACTERS:,} characters"
+            many = (
+                f"{MOST_TEXTS:,} texts"
+                if count > MOST_TEXTS
+                else f"{MOST_CHARACTERS:,} characters"
+            )
             reason = f"it has more than {many}, and all of them would be held in memory"
-            remedy = "Give it to hs.extract, which reads row by row; or split it, or give a list of texts."
+            remedy = (
+                "Give it to hs.extract, which reads row by row; or split it, or give a"
+                " list of texts."
+            )
             raise TooLarge(f"Cannot read {_name(source)} as a whole", reason, remedy)
         yield row
 
@@ -290,7 +386,11 @@ def _name(source: Any) -> str:
     """A name for a source, without its folder and suffixes."""
     if isinstance(source, Labelled):
         return source.name
-    given = source if isinstance(source, str | os.PathLike) else getattr(source, "name", None)
+    given = (
+        source
+        if isinstance(source, str | os.PathLike)
+        else getattr(source, "name", None)
+    )
     if not isinstance(given, str | os.PathLike):
         return UNNAMED
     if str(given).partition(".")[0] == "-":
@@ -302,7 +402,8 @@ def _name(source: Any) -> str:
 
 
 def listed(texts: Iterable[Any]) -> list[Any]:
-    """Return the texts, or the ids of a text, as a list; what no memory holds is refused at once.
+    """Return the texts, or the ids of a text, as a list; what no memory holds is
+    refused at once.
 
     >>> listed(range(3))
     [0, 1, 2]
@@ -334,7 +435,9 @@ def is_file(path: str | os.PathLike[str]) -> bool:
 
 
 def names_a_file(text: str) -> bool:
-    """Whether a string ends as the name of a file of texts does: whoever has a text, not a path, gives it in a list."""
+    """Whether a string ends as the name of a file of texts does: whoever has a text,
+    not a path, gives it in a list.
+    """
     return text.lower().endswith((*FORMATS, *COMPRESSIONS))
 
 
@@ -343,35 +446,57 @@ def _of_name(name: str, columns: Columns, skipped: Skipped | None) -> Iterator[R
         kind = _format(name) or _without(columns)
         if name != "-" and not _format(name):
             reason = "it names no known format"
-            raise FileError(f"Cannot read stdin as {name!r}", reason, _formats("Write -.jsonl, for example"))
+            raise FileError(
+                f"Cannot read stdin as {name!r}",
+                reason,
+                _formats("Write -.jsonl, for example"),
+            )
         stdin = getattr(sys.stdin, "buffer", sys.stdin)
-        return _checked(_of_file(stdin, kind, origin := _Origin("stdin", "line", skipped), columns), origin)
+        return _checked(
+            _of_file(stdin, kind, origin := _Origin("stdin", "line", skipped), columns),
+            origin,
+        )
     path = _shipped_path(name) or Path(name)
     kind = _format(path.name)
     if os.path.isdir(path):
         files = files_in(path)
-        return chain.from_iterable(_of_name(os.fspath(file), columns, skipped) for file in files)
+        return chain.from_iterable(
+            _of_name(os.fspath(file), columns, skipped) for file in files
+        )
     if not is_file(path):
         raise _no_file(name, path)
     if not kind:
         reason = f"{path.suffix!r} is not a known format"
-        raise FileError(f"Cannot read texts from {name!a}", reason, _formats("Rename it"))
+        raise FileError(
+            f"Cannot read texts from {name!a}", reason, _formats("Rename it")
+        )
     origin = _Origin(path.name, "row" if kind == ".parquet" else "line", skipped)
     return _checked(_of_path(path, kind, origin, columns), origin)
 
 
-def _of_path(path: Path, kind: str, origin: _Origin, columns: Columns) -> Iterator[RawRow]:
+def _of_path(
+    path: Path, kind: str, origin: _Origin, columns: Columns
+) -> Iterator[RawRow]:
     try:
         stream = path.open("rb")
     except OSError as error:
         reason = str(error.strerror or error)
-        raise FileError(f"Cannot read {origin.name}", reason, "Give a file that can be read.") from error
+        raise FileError(
+            f"Cannot read {origin.name}", reason, "Give a file that can be read."
+        ) from error
     with stream:
         yield from _of_file(stream, kind, origin, columns)
 
 
 def _shipped_path(name: str) -> Path | None:
-    return next((path for path in SHIPPED.iterdir() if path.stem == name and path.suffix in FORMATS), None)
+    return next(
+        (
+            path
+            for path in SHIPPED.iterdir()
+            if path.stem == name and path.suffix in FORMATS
+        ),
+        None,
+    )
 
 
 def _no_file(name: str, path: Path) -> FileError:
@@ -380,7 +505,9 @@ def _no_file(name: str, path: Path) -> FileError:
     if near:
         reason = "there is no such file, and no shipped dataset of that name"
         return FileError(problem, reason, f"Did you mean {near[0]!r}?")
-    remedy = f"Give a path, one of {', '.join(names)}, or for a single text a list: [text]."
+    remedy = (
+        f"Give a path, one of {', '.join(names)}, or for a single text a list: [text]."
+    )
     return FileError(problem, "there is no such file", remedy)
 
 
@@ -393,15 +520,22 @@ def _format(name: str) -> str:
 
 
 def _formats(remedy: str) -> str:
-    return f"{remedy}. The formats are {', '.join(FORMATS)}, and each of these with {' or '.join(COMPRESSIONS)}."
+    return (
+        f"{remedy}. The formats are {', '.join(FORMATS)}, and each of these with"
+        f" {' or '.join(COMPRESSIONS)}."
+    )
 
 
 def _without(columns: Columns) -> str:
-    """The format of a source without a suffix: lines of text, or lines of JSON if columns are named."""
+    """The format of a source without a suffix: lines of text, or lines of JSON if
+    columns are named.
+    """
     return ".txt" if columns == Columns() else ".jsonl"
 
 
-def _of_file(stream: Any, kind: str, origin: _Origin, columns: Columns) -> Iterator[RawRow]:
+def _of_file(
+    stream: Any, kind: str, origin: _Origin, columns: Columns
+) -> Iterator[RawRow]:
     with decompressed(stream, origin.name) as plain:
         if kind == ".parquet":
             yield from _parquet(plain, origin, columns)
@@ -414,13 +548,20 @@ def _of_file(stream: Any, kind: str, origin: _Origin, columns: Columns) -> Itera
             yield from _csv(plain, "\t" if kind == ".tsv" else ",", origin, columns)
 
 
-def _decoded(stream: Iterable[bytes | str], origin: _Origin) -> Iterator[tuple[int, str]]:
-    """The lines with their ends, each decoded by itself, so that an error has its number."""
+def _decoded(
+    stream: Iterable[bytes | str], origin: _Origin
+) -> Iterator[tuple[int, str]]:
+    """The lines with their ends, each decoded by itself, so that an error has its
+    number.
+    """
     for number, line in enumerate(_bounded(stream, origin), 1):
         try:
             string = line if isinstance(line, str) else line.decode("utf-8")
         except UnicodeDecodeError as error:
-            reason = f"it is not UTF-8 (byte {error.start + 1} of the line is 0x{error.object[error.start]:02x})"
+            reason = (
+                f"it is not UTF-8 (byte {error.start + 1} of the line is"
+                f" 0x{error.object[error.start]:02x})"
+            )
             origin.refuse(number, reason, "Save the file as UTF-8.", error)
             continue
         yield number, string.removeprefix("\ufeff") if number == 1 else string
@@ -437,7 +578,9 @@ def _bounded(stream: Iterable[bytes | str], origin: _Origin) -> Iterator[bytes |
         blank = blank + 1 if len(line) <= 2 and line.isspace() else 0
         if blank > MOST_BLANK:
             reason = f"{MOST_BLANK:,} blank lines stand before line {number:,}"
-            raise FileError(f"Cannot read {origin.name}", reason, "Remove them, if it is yours.")
+            raise FileError(
+                f"Cannot read {origin.name}", reason, "Remove them, if it is yours."
+            )
         if len(line) == LONGEST_FIELD:
             reason = f"it has {LONGEST_FIELD:,} characters or more"
             origin.refuse(number, reason, "Split it into lines, one for each text.")
@@ -458,18 +601,28 @@ def _json(stream: Iterable[bytes | str], origin: _Origin) -> Iterator[tuple[int,
         try:
             record = json.loads(line)
         except (ValueError, RecursionError) as error:
-            origin.refuse(number, f"it is not JSON ({error})", "Correct the line, or remove it.", error)
+            origin.refuse(
+                number,
+                f"it is not JSON ({error})",
+                "Correct the line, or remove it.",
+                error,
+            )
             continue
         yield number, record
 
 
-def _csv(stream: Iterable[bytes | str], delimiter: str, origin: _Origin, columns: Columns) -> Iterator[RawRow]:
-    """The rows of a table of separated values, read strictly, each with the line that it begins on.
+def _csv(
+    stream: Iterable[bytes | str], delimiter: str, origin: _Origin, columns: Columns
+) -> Iterator[RawRow]:
+    """The rows of a table of separated values, read strictly, each with the line that
+    it begins on.
 
-    pandas would fill up a row that lacks a column, accept characters behind a closing quote, and not know the line of a
-    row when a quoted text holds line breaks.
+    pandas would fill up a row that lacks a column, accept characters behind a closing
+    quote, and not know the line of a row when a quoted text holds line breaks.
     """
-    reader = csv.reader((line for _, line in _decoded(stream, origin)), delimiter=delimiter, strict=True)
+    reader = csv.reader(
+        (line for _, line in _decoded(stream, origin)), delimiter=delimiter, strict=True
+    )
     header: list[str] | None = None
     chosen: ChosenColumns | None = None
     begin = 1
@@ -488,16 +641,27 @@ def _csv(stream: Iterable[bytes | str], delimiter: str, origin: _Origin, columns
             chosen = _chosen(header, header, columns, origin, by_header=True)
         elif cells and header is not None and chosen is not None:
             if len(cells) != len(header):
-                reason = f"it has {len(cells)} columns and the header {len(header)} ({', '.join(header)[:200]})"
-                origin.refuse(begin, reason, "Quote what holds a separator, or correct the line.")
+                reason = (
+                    f"it has {len(cells)} columns and the header {len(header)}"
+                    f" ({', '.join(header)[:200]})"
+                )
+                origin.refuse(
+                    begin, reason, "Quote what holds a separator, or correct the line."
+                )
             else:
-                by_name = {name: cell or None for name, cell in zip(header, cells, strict=True)}
-                yield _of_record(begin, by_name, chosen)._replace(text=by_name[chosen.text] or "")
+                by_name = {
+                    name: cell or None for name, cell in zip(header, cells, strict=True)
+                }
+                yield _of_record(begin, by_name, chosen)._replace(
+                    text=by_name[chosen.text] or ""
+                )
         begin = reader.line_num + 1
 
 
 def _next_row(reader: Any) -> list[str] | None:
-    """The next row, with longer fields than the csv module accepts by default: its limit is the whole process's."""
+    """The next row, with longer fields than the csv module accepts by default: its
+    limit is the whole process's.
+    """
     with _csv_limit:
         before = csv.field_size_limit(LONGEST_FIELD)
         try:
@@ -509,20 +673,31 @@ def _next_row(reader: Any) -> list[str] | None:
 def _parquet(stream: Any, origin: _Origin, columns: Columns) -> Iterator[RawRow]:
     if not (hasattr(stream, "seekable") and stream.seekable()):
         remedy = "Give the .parquet file itself: it is compressed inside already."
-        raise FileError(f"Cannot read {origin.name}", "parquet is read from its end and cannot be streamed", remedy)
+        raise FileError(
+            f"Cannot read {origin.name}",
+            "parquet is read from its end and cannot be streamed",
+            remedy,
+        )
     import pyarrow
     from pyarrow import parquet
 
     try:
         file = parquet.ParquetFile(stream)
         kinds = {field.name: field.type for field in file.schema_arrow}
-        strings = [name for name, kind in kinds.items() if str(kind) in ("string", "large_string", "string_view")]
+        strings = [
+            name
+            for name, kind in kinds.items()
+            if str(kind) in ("string", "large_string", "string_view")
+        ]
         chosen = _chosen(list(kinds), strings, columns, origin)
         names = chosen.names
         check_growth(file.metadata, names, origin.name)
-        # A page may name one long string a million times: as a dictionary it is in memory once.
+        # A page may name one long string a million times: as a dictionary it is in
+        # memory once.
         coded = [name for name in names if name in strings]
-        file = parquet.ParquetFile(stream, metadata=file.metadata, read_dictionary=coded)
+        file = parquet.ParquetFile(
+            stream, metadata=file.metadata, read_dictionary=coded
+        )
         number = 0
         for batch in file.iter_batches(PARQUET_BATCH, columns=names):
             values = {name: column_values(batch.column(name)) for name in names}
@@ -533,17 +708,25 @@ def _parquet(stream: Any, origin: _Origin, columns: Columns) -> Iterator[RawRow]
         if isinstance(error, FileError):
             raise
         reason = f"it is not a complete parquet file ({error})"
-        raise FileError(f"Cannot read {origin.name}", reason, "Make or download it again.") from error
+        raise FileError(
+            f"Cannot read {origin.name}", reason, "Make or download it again."
+        ) from error
 
 
-def _of_records(records: Iterator[tuple[int, Any]], columns: Columns, origin: _Origin) -> Iterator[RawRow]:
-    """Rows that are mappings, or all of them strings; the first decides which columns are read."""
+def _of_records(
+    records: Iterator[tuple[int, Any]], columns: Columns, origin: _Origin
+) -> Iterator[RawRow]:
+    """Rows that are mappings, or all of them strings; the first decides which columns
+    are read.
+    """
     first = next(records, None)
     if first is None:
         return
     if isinstance(first[1], str):
         _no_columns(columns, origin)
-        yield from (RawRow(number, record) for number, record in chain([first], records))
+        yield from (
+            RawRow(number, record) for number, record in chain([first], records)
+        )
         return
     chosen: ChosenColumns | None = None
     for number, record in chain([first], records):
@@ -572,12 +755,29 @@ def _of_record(number: int, record: Mapping[Any, Any], chosen: ChosenColumns) ->
 
 def _of_items(source: Any, columns: Columns, origin: _Origin) -> Iterator[RawRow]:
     if isinstance(source, Mapping):
-        splits = [str(name) for name, part in source.items() if hasattr(part, "column_names")]
-        reason = f"it has the splits {_listed(splits)}" if splits else f"it is a mapping with {_listed(list(source))}"
-        remedy = f"Give one of them: data[{splits[0]!r}]." if splits else "Give (texts, labels), or a list of rows."
+        splits = [
+            str(name) for name, part in source.items() if hasattr(part, "column_names")
+        ]
+        reason = (
+            f"it has the splits {_listed(splits)}"
+            if splits
+            else f"it is a mapping with {_listed(list(source))}"
+        )
+        remedy = (
+            f"Give one of them: data[{splits[0]!r}]."
+            if splits
+            else "Give (texts, labels), or a list of rows."
+        )
         raise TextError("Cannot read texts from a mapping", reason, remedy)
-    if not isinstance(source, Iterable) or isinstance(source, bytes) or getattr(source, "shape", None) == ():
-        remedy = "Give a path, a list of strings, (texts, labels), a frame or a Hugging Face dataset."
+    if (
+        not isinstance(source, Iterable)
+        or isinstance(source, bytes)
+        or getattr(source, "shape", None) == ()
+    ):
+        remedy = (
+            "Give a path, a list of strings, (texts, labels), a frame or a Hugging Face"
+            " dataset."
+        )
         raise TextError("Cannot read texts", f"the source is {_kind(source)}", remedy)
     items = iter(source)
     first = next(items, UNNAMED)
@@ -589,10 +789,14 @@ def _of_items(source: Any, columns: Columns, origin: _Origin) -> Iterator[RawRow
 
 def _is_pair(item: Any) -> bool:
     """Whether an item of a list is a text with its label."""
-    return isinstance(item, tuple | list) and len(item) == 2 and isinstance(item[0], str)
+    return (
+        isinstance(item, tuple | list) and len(item) == 2 and isinstance(item[0], str)
+    )
 
 
-def _of_pairs(pairs: Iterable[Any], columns: Columns, origin: _Origin) -> Iterator[RawRow]:
+def _of_pairs(
+    pairs: Iterable[Any], columns: Columns, origin: _Origin
+) -> Iterator[RawRow]:
     """Rows that are `(text, label)` each."""
     _no_columns(columns, origin)
     for number, pair in enumerate(pairs, 1):
@@ -603,7 +807,9 @@ def _of_pairs(pairs: Iterable[Any], columns: Columns, origin: _Origin) -> Iterat
             origin.refuse(number, reason, "Correct it, or remove it.")
 
 
-def _of_pair(texts: Any, labels: Any, columns: Columns, origin: _Origin) -> Iterator[RawRow]:
+def _of_pair(
+    texts: Any, labels: Any, columns: Columns, origin: _Origin
+) -> Iterator[RawRow]:
     _no_columns(columns, origin)
     if not (hasattr(texts, "__len__") and hasattr(labels, "__len__")):
         reason = f"the texts are {_kind(texts)} and the labels {_kind(labels)}"
@@ -613,26 +819,39 @@ def _of_pair(texts: Any, labels: Any, columns: Columns, origin: _Origin) -> Iter
         raise TextError("Cannot read (texts, labels)", reason, "Give two lists.")
     if len(texts) != len(labels):
         reason = f"there are {len(texts):,} texts and {len(labels):,} labels"
-        raise TextError("Cannot read (texts, labels)", reason, "Give one label for each text.")
-    yield from starmap(RawRow, zip(range(1, len(texts) + 1), texts, labels, strict=True))
+        raise TextError(
+            "Cannot read (texts, labels)", reason, "Give one label for each text."
+        )
+    yield from starmap(
+        RawRow, zip(range(1, len(texts) + 1), texts, labels, strict=True)
+    )
 
 
-def _of_labelled(source: Labelled, columns: Columns, origin: _Origin) -> Iterator[RawRow]:
+def _of_labelled(
+    source: Labelled, columns: Columns, origin: _Origin
+) -> Iterator[RawRow]:
     _no_columns(columns, origin)
     nothing = [None] * len(source)
     labels, groups = source.labels or nothing, source.groups or nothing
-    yield from starmap(RawRow, zip(range(1, len(source) + 1), source.texts, labels, groups, strict=True))
+    yield from starmap(
+        RawRow,
+        zip(range(1, len(source) + 1), source.texts, labels, groups, strict=True),
+    )
 
 
 def _of_frame(frame: Any, columns: Columns, origin: _Origin) -> Iterator[RawRow]:
     names = [name for name in frame.columns if isinstance(name, str)]
     once = [name for name, count in Counter(names).items() if count == 1]
-    strings = [name for name in once if len(frame) and isinstance(next(iter(frame[name])), str)]
+    strings = [
+        name for name in once if len(frame) and isinstance(next(iter(frame[name])), str)
+    ]
     chosen = _chosen(names, strings, columns, origin)
     yield from _of_columns({name: frame[name] for name in chosen.names}, chosen, 1)
 
 
-def _of_columns(values: Mapping[str, Any], chosen: ChosenColumns, first: int) -> Iterator[RawRow]:
+def _of_columns(
+    values: Mapping[str, Any], chosen: ChosenColumns, first: int
+) -> Iterator[RawRow]:
     """Rows from whole columns, numbered from the first."""
     texts = values[chosen.text]
     nothing = [None] * len(texts)
@@ -649,10 +868,15 @@ def _of_dataset(dataset: Any, columns: Columns, origin: _Origin) -> Iterator[Raw
         return
     features = getattr(dataset, "features", None) or {}
     names = list(dataset.column_names or features)
-    if not names:  # a streamed dataset, whose columns are not known before its first row
+    # A streamed dataset, whose columns are not known before its first row.
+    if not names:
         yield from _of_items(iter(dataset), columns, origin)
         return
-    strings = [name for name in names if getattr(features.get(name), "dtype", None) in ("string", "large_string")]
+    strings = [
+        name
+        for name in names
+        if getattr(features.get(name), "dtype", None) in ("string", "large_string")
+    ]
     chosen = _chosen(names, strings, columns, origin)
     class_name = getattr(features.get(chosen.label), "int2str", None)
     for number, row in enumerate(dataset.select_columns(chosen.names), 1):
@@ -666,33 +890,56 @@ def _of_dataset(dataset: Any, columns: Columns, origin: _Origin) -> Iterator[Raw
 
 
 def _chosen(
-    names: Sequence[str], strings: Sequence[str], columns: Columns, origin: _Origin, *, by_header: bool = False
+    names: Sequence[str],
+    strings: Sequence[str],
+    columns: Columns,
+    origin: _Origin,
+    *,
+    by_header: bool = False,
 ) -> ChosenColumns:
-    """The columns of the texts and of the labels: those that are named, or the obvious ones; groups only if named."""
+    """The columns of the texts and of the labels: those that are named, or the obvious
+    ones; groups only if named.
+    """
     problem = f"Cannot choose the columns of {origin.name}"
     if len(set(names)) < len(names):
         twice = Counter(names).most_common(1)[0][0]
-        raise TextError(problem, f"two are called {twice!r}", "Give each a name of its own.")
+        raise TextError(
+            problem, f"two are called {twice!r}", "Give each a name of its own."
+        )
     for column in columns:
         if column is not None and column not in names:
             near = difflib.get_close_matches(column, names, 1)
             remedy = f"Did you mean {near[0]!r}?" if near else "Name one of these."
-            raise TextError(f"No column {column!r} in {origin.name}", f"it has {_listed(names)}", remedy)
+            raise TextError(
+                f"No column {column!r} in {origin.name}",
+                f"it has {_listed(names)}",
+                remedy,
+            )
     label = columns.label or _obvious(names, LABEL_NAMES, problem, "label")
     text = columns.text or _obvious(names, TEXT_NAMES, problem, "text")
     if text is None:
         others = [name for name in strings if name not in (label, columns.group)]
         if len(others) != 1 or (by_header and not re.fullmatch(r"[\w.-]+", others[0])):
             reason = f"they are {_listed(names)}, and none is plainly the text"
-            raise TextError(problem, reason, 'Name the one that is: text="..." (and label="...").')
+            raise TextError(
+                problem, reason, 'Name the one that is: text="..." (and label="...").'
+            )
         text = others[0]
     if text == label:
-        raise TextError(problem, f"{text!r} would be both text and label", 'Name another: text="...", label="...".')
+        raise TextError(
+            problem,
+            f"{text!r} would be both text and label",
+            'Name another: text="...", label="...".',
+        )
     return ChosenColumns(text, label, columns.group)
 
 
-def _obvious(names: Sequence[str], known: Sequence[str], problem: str, what: str) -> str | None:
-    """The column with the first of the known names; several with later ones are ambiguous."""
+def _obvious(
+    names: Sequence[str], known: Sequence[str], problem: str, what: str
+) -> str | None:
+    """The column with the first of the known names; several with later ones are
+    ambiguous.
+    """
     matching = [name for like in known for name in names if name.lower() == like]
     if len(matching) > 1 and matching[0].lower() != known[0]:
         reason = f"{_listed(matching)} could each be the {what}"
@@ -707,7 +954,9 @@ def _no_columns(columns: Columns, origin: _Origin) -> None:
     remedy = "Leave text= and label= out."
     if columns.group is not None:
         remedy = "Give group= a list with one value for each text."
-    raise TextError(f"No column {named!r} in {origin.name}", "it has no columns", remedy)
+    raise TextError(
+        f"No column {named!r} in {origin.name}", "it has no columns", remedy
+    )
 
 
 def _checked(cells: Iterator[RawRow], origin: _Origin) -> Iterator[Row]:
@@ -718,7 +967,11 @@ def _checked(cells: Iterator[RawRow], origin: _Origin) -> Iterator[Row]:
             origin.refuse(line, "the text is empty", "Remove the row, or fill it in.")
         elif broken := _with_surrogates(text, label, group):
             what = broken[0]
-            origin.refuse(line, f"the {what} holds half of a character (a lone surrogate)", "Save it as UTF-8 again.")
+            origin.refuse(
+                line,
+                f"the {what} holds half of a character (a lone surrogate)",
+                "Save it as UTF-8 again.",
+            )
         else:
             yield Row(str(text), _plain(label), line, _plain(group))
 
@@ -730,14 +983,20 @@ def _with_surrogates(text: Any, label: Any, group: Any) -> list[str]:
 
 
 def _has_surrogate(part: Any) -> bool:
-    return isinstance(part, str) and not part.isascii() and any("\ud800" <= char <= "\udfff" for char in part)
+    return (
+        isinstance(part, str)
+        and not part.isascii()
+        and any("\ud800" <= char <= "\udfff" for char in part)
+    )
 
 
 def _plain(label: Any) -> Any:
     """A label as a plain Python value, None where it is missing."""
     if hasattr(label, "item") and not getattr(label, "shape", ()):
         label = label.item()
-    missing = type(label).__name__ in ("NAType", "NaTType") or (isinstance(label, float) and label != label)
+    missing = type(label).__name__ in ("NAType", "NaTType") or (
+        isinstance(label, float) and label != label
+    )
     return None if missing else label
 
 
@@ -747,4 +1006,9 @@ def _kind(value: Any) -> str:
 
 def _listed(names: Sequence[Any]) -> str:
     quoted = [ascii(str(name)[:40]) for name in names[:12]]
-    return ", ".join([*quoted, f"and {len(names) - 12} more"] if len(names) > 12 else quoted) or "none"
+    return (
+        ", ".join(
+            [*quoted, f"and {len(names) - 12} more"] if len(names) > 12 else quoted
+        )
+        or "none"
+    )

@@ -1,4 +1,5 @@
-"""Collections: what a caller may give as texts, as labelled texts, and as rows to search or cluster.
+"""Collections: what a caller may give as texts, as labelled texts, and as rows to
+search or cluster.
 
 >>> collection_of(np.eye(3), ["a", "b", "c"]).pick(np.array([0, 2])).tolist()
 [[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]
@@ -32,7 +33,8 @@ ROWS, BYTES = 32_768, 2**26  # of an array that are read at a time, the fewer of
 
 
 def texts_of(given: Any) -> Any:
-    """Strings, ids and Inputs as they are; a path of a file, an open file, a frame or a Hugging Face dataset is read.
+    """Strings, ids and Inputs as they are; a path of a file, an open file, a frame or a
+    Hugging Face dataset is read.
 
     >>> texts_of(["a cat", "a dog"])
     ['a cat', 'a dog']
@@ -41,15 +43,21 @@ def texts_of(given: Any) -> Any:
         return list(given.texts)
     if isinstance(given, Inputs):
         return given
-    named = isinstance(given, str) and reader.names_a_file(given) and reader.is_file(given)
+    named = (
+        isinstance(given, str) and reader.names_a_file(given) and reader.is_file(given)
+    )
     tabular = named or isinstance(given, os.PathLike)
-    tabular = tabular or any(hasattr(given, name) for name in ("read", "columns", "column_names"))
+    tabular = tabular or any(
+        hasattr(given, name) for name in ("read", "columns", "column_names")
+    )
     return list(reader.read(given).texts) if tabular else given
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """Texts (strings, ids or Inputs), their labels and groups if they have any, and a name."""
+    """Texts (strings, ids or Inputs), their labels and groups if they have any, and a
+    name.
+    """
 
     texts: Any
     labels: Any
@@ -58,7 +66,8 @@ class Dataset:
 
 
 def dataset_of(data: Any) -> Dataset:
-    """What `hs.read` gave, anything that it reads, or `(texts, labels)` with texts as ids or Inputs.
+    """What `hs.read` gave, anything that it reads, or `(texts, labels)` with texts as
+    ids or Inputs.
 
     >>> dataset_of(([[5, 6], [7]], ["a", "b"])).labels
     ['a', 'b']
@@ -70,22 +79,33 @@ def dataset_of(data: Any) -> Dataset:
         if isinstance(texts, range) or (len(texts) and not isinstance(texts[0], str)):
             return Dataset(reader.listed(texts), labels, "the texts")
     labelled = data if isinstance(data, reader.Labelled) else reader.read(data)
-    return Dataset(list(labelled.texts), labelled.labels, labelled.name, labelled.groups)
+    return Dataset(
+        list(labelled.texts), labelled.labels, labelled.name, labelled.groups
+    )
 
 
-def as_trained(model: Model, texts: Any, pool: Token | None, truncate: bool | int) -> tuple[Any, Token, bool | int]:
-    """The texts, how their states are pooled, and where they are cut: as the model's folder says where it says so.
+def as_trained(
+    model: Model, texts: Any, pool: Token | None, truncate: bool | int
+) -> tuple[Any, Token, bool | int]:
+    """The texts, how their states are pooled, and where they are cut: as the model's
+    folder says where it says so.
 
-    A folder of sentence-transformers names a longest text, a pooling, and perhaps what is put before a text. Lists of
-    ids and Inputs are not touched; nor are texts of which every token is a row.
+    A folder of sentence-transformers names a longest text, a pooling, and perhaps what
+    is put before a text. Lists of ids and Inputs are not touched; nor are texts of
+    which every token is a row.
     """
     trained = model.sentences
     if trained is None or pool == "each":
         return texts, "mean" if pool is None else pool, truncate
     if pool is None and trained.missing:
-        reason = f"in sentence-transformers it {trained.missing}, and hiddenscope does not do that"
+        reason = (
+            f"in sentence-transformers it {trained.missing}, and hiddenscope does not"
+            " do that"
+        )
         raise StatesError(
-            f"Cannot make the vectors of {model.name}", reason, 'Choose another pooling, such as pool="mean".'
+            f"Cannot make the vectors of {model.name}",
+            reason,
+            'Choose another pooling, such as pool="mean".',
         )
     pool = trained.pool if pool is None else pool
     if isinstance(texts, Inputs | bytes | Mapping) or not isinstance(texts, Iterable):
@@ -95,14 +115,22 @@ def as_trained(model: Model, texts: Any, pool: Token | None, truncate: bool | in
         return listed, pool, truncate
     if trained.prompts:
         names = ", ".join(trained.prompts)
-        progress.note(f"{model.name} has prompts ({names}) to put before a text; hs.embed uses none of them")
+        progress.note(
+            f"{model.name} has prompts ({names}) to put before a text; hs.embed uses"
+            " none of them"
+        )
     if trained.prompt or trained.lower:
-        listed = [trained.prompt + (text.lower() if trained.lower else text) for text in listed]
+        listed = [
+            trained.prompt + (text.lower() if trained.lower else text)
+            for text in listed
+        ]
     return listed, pool, True if trained.longest is None else trained.longest
 
 
 def copies_among(texts: Any) -> list[str]:
-    """A key for each text, the same for copies: of strings, ids, Inputs, or the texts of `Tokens`."""
+    """A key for each text, the same for copies: of strings, ids, Inputs, or the texts
+    of `Tokens`.
+    """
     return [reader.copy_key(text) for text in strings_of(texts)]
 
 
@@ -116,7 +144,9 @@ def strings_of(texts: Any) -> Sequence[Any]:
 
 
 def _ids_of(tokens: Tokens, text: int) -> list[int]:
-    """The ids of a text; where pooled states have none, its number, which no other text has."""
+    """The ids of a text; where pooled states have none, its number, which no other text
+    has.
+    """
     ids: list[int] = tokens.ids[tokens.rows(text)].tolist()
     return ids if max(ids, default=0) >= 0 else [-1 - text]
 
@@ -127,22 +157,37 @@ def integer(value: Any, name: str, least: int) -> int:
     >>> integer(np.int64(3), "k", 1)
     3
     """
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | np.integer)
+        or value < least
+    ):
         problem = f"{name} must be an integer >= {least}, got {str(value)[:40]}"
-        raise StatesError(problem, f"it is of type {type(value).__name__}", f"Give a number such as {max(least, 5)}.")
+        raise StatesError(
+            problem,
+            f"it is of type {type(value).__name__}",
+            f"Give a number such as {max(least, 5)}.",
+        )
     return int(value)
 
 
 def last_site(source: Model | Readable | Pair) -> Site:
-    """The last state there is: `final`, or the last layer; of two stacks, the encoder's."""
-    sites = source.anatomy.select("layer.*,final") if isinstance(source, Model) else source.sites
+    """The last state there is: `final`, or the last layer; of two stacks, the
+    encoder's.
+    """
+    sites = (
+        source.anatomy.select("layer.*,final")
+        if isinstance(source, Model)
+        else source.sites
+    )
     stack = sites[0].stack
     return max(site for site in sites if site.stack == stack)
 
 
 @dataclass(frozen=True)
 class Collection:
-    """Rows to search or cluster, in order: how many, how they are read, and what is known of them.
+    """Rows to search or cluster, in order: how many, how they are read, and what is
+    known of them.
 
     `token` is None for an array, if nobody says what stands for a text there.
     """
@@ -155,7 +200,10 @@ class Collection:
     site: Site | None
     token: Token | None
     source: Source | dict[str, Any]
-    of_states: bool = False  # and not of texts, with what a model's folder says of these
+    of_states: bool = (
+        # And not of texts, with what a model's folder says of these.
+        False
+    )
 
     @property
     def strings(self) -> Sequence[str] | None:
@@ -169,55 +217,99 @@ class Collection:
 
 
 def collection_of(
-    source: Any, texts: Any = None, site: str | Site | None = None, token: Token | None = None, truncate: bool = False
+    source: Any,
+    texts: Any = None,
+    site: str | Site | None = None,
+    token: Token | None = None,
+    truncate: bool = False,
 ) -> Collection:
-    """The rows of a model with texts, of states, or of an array `[text, width]` with texts or without."""
+    """The rows of a model with texts, of states, or of an array `[text, width]` with
+    texts or without.
+    """
     if isinstance(source, Model):
         if texts is None:
             remedy = "Give texts=, or states in place of the model."
-            raise TextError(f"No texts for {source.name}", "no texts were given", remedy)
+            raise TextError(
+                f"No texts for {source.name}", "no texts were given", remedy
+            )
         given = texts_of(texts)
         if isinstance(given, Mapping) or conversations(given) is not None:
             given = source.encode(given, truncate=truncate)
-        if not isinstance(given, Inputs | Iterable) or isinstance(given, bytes) or getattr(given, "shape", None) == ():
+        if (
+            not isinstance(given, Inputs | Iterable)
+            or isinstance(given, bytes)
+            or getattr(given, "shape", None) == ()
+        ):
             remedy = "Give a list of strings, a file or a frame."
-            raise TextError(f"No texts for {source.name}", f"texts are {shown(given)}", remedy)
+            raise TextError(
+                f"No texts for {source.name}", f"texts are {shown(given)}", remedy
+            )
         if isinstance(given, str):
             given = [given]
         listed = given if isinstance(given, Inputs) else reader.listed(given)
         if token != "each":
             return _of_model(source, listed, site, token, truncate)
-        chosen = _one_site(source.anatomy.select(last_site(source) if site is None else site), site)
-        return _of_states(source.capture(source.encode(listed, truncate=truncate), chosen), chosen, token)
+        chosen = _one_site(
+            source.anatomy.select(last_site(source) if site is None else site), site
+        )
+        return _of_states(
+            source.capture(source.encode(listed, truncate=truncate), chosen),
+            chosen,
+            token,
+        )
     if isinstance(source, Pair | Readable):
         if texts is not None:
-            raise TextError("Cannot use texts with states", "the states have their own texts", "Leave texts out.")
+            raise TextError(
+                "Cannot use texts with states",
+                "the states have their own texts",
+                "Leave texts out.",
+            )
         own = pooled_as(source)
-        return _of_states(source, site, token if token is not None else "mean" if own is None else own)
+        return _of_states(
+            source, site, token if token is not None else "mean" if own is None else own
+        )
     return _of_array(source, texts, site, token)
 
 
 def _of_model(
-    model: Model, texts: list[Any] | Inputs, site: str | Site | None, pool: Token | None, given: bool
+    model: Model,
+    texts: list[Any] | Inputs,
+    site: str | Site | None,
+    pool: Token | None,
+    given: bool,
 ) -> Collection:
-    chosen = _one_site(model.anatomy.select(last_site(model) if site is None else site), site)
+    chosen = _one_site(
+        model.anatomy.select(last_site(model) if site is None else site), site
+    )
     if isinstance(texts, Inputs):
         strings: Sequence[str] | None = texts.texts
     else:
-        strings = texts if texts and all(isinstance(text, str) for text in texts) else None
+        strings = (
+            texts if texts and all(isinstance(text, str) for text in texts) else None
+        )
     texts, token, truncate = as_trained(model, texts, pool, given)
 
     def pick(numbers: Ints) -> Tensor:
-        some = texts.some(numbers.tolist()) if isinstance(texts, Inputs) else [texts[number] for number in numbers]
-        return vectors(model, some, sites=chosen, token=token, truncate=truncate).values[0]
+        some = (
+            texts.some(numbers.tolist())
+            if isinstance(texts, Inputs)
+            else [texts[number] for number in numbers]
+        )
+        return vectors(
+            model, some, sites=chosen, token=token, truncate=truncate
+        ).values[0]
 
     def read() -> Iterator[Tensor]:
         return blocks(model, texts, site=chosen, token=token, truncate=truncate)
 
-    return Collection(len(texts), read, pick, strings, None, chosen, token, model.source(chosen.stack))
+    return Collection(
+        len(texts), read, pick, strings, None, chosen, token, model.source(chosen.stack)
+    )
 
 
-def _of_states(source: Readable | Pair, site: str | Site | None, token: Token) -> Collection:
+def _of_states(
+    source: Readable | Pair, site: str | Site | None, token: Token
+) -> Collection:
     pattern = last_site(source) if site is None else site
     if isinstance(source, Pair):
         source = source.decoder if "decoder" in str(pattern) else source.encoder
@@ -234,29 +326,69 @@ def _of_states(source: Readable | Pair, site: str | Site | None, token: Token) -
     def pick(numbers: Ints) -> Tensor:
         return _picked(read(), numbers)
 
-    return Collection(count, read, pick, tokens.texts, rows, chosen, token, known, of_states=True)
+    return Collection(
+        count, read, pick, tokens.texts, rows, chosen, token, known, of_states=True
+    )
 
 
-def _of_array(source: Any, texts: Any, site: str | Site | None, token: Token | None) -> Collection:
-    values = source.detach().cpu() if isinstance(source, Tensor) and not source.is_meta else source
-    shaped = isinstance(values, Tensor | np.ndarray) and values.ndim == 2 and 0 not in values.shape
+def _of_array(
+    source: Any, texts: Any, site: str | Site | None, token: Token | None
+) -> Collection:
+    values = (
+        source.detach().cpu()
+        if isinstance(source, Tensor) and not source.is_meta
+        else source
+    )
+    shaped = (
+        isinstance(values, Tensor | np.ndarray)
+        and values.ndim == 2
+        and 0 not in values.shape
+    )
     shaped = shaped and not getattr(values, "is_meta", False)
-    if not shaped or not (values.is_floating_point() if isinstance(values, Tensor) else values.dtype.kind == "f"):
-        given = f"{values.dtype} {list(values.shape)}" if hasattr(values, "dtype") else type(source).__name__
-        remedy = "Give a model with texts=, states, or an array [text, width] of floats."
+    if not shaped or not (
+        values.is_floating_point()
+        if isinstance(values, Tensor)
+        else values.dtype.kind == "f"
+    ):
+        given = (
+            f"{values.dtype} {list(values.shape)}"
+            if hasattr(values, "dtype")
+            else type(source).__name__
+        )
+        remedy = (
+            "Give a model with texts=, states, or an array [text, width] of floats."
+        )
         raise StatesError("Cannot read vectors", f"got {given}", remedy)
-    listed = None if texts is None else reader.listed(texts_of([texts] if isinstance(texts, str) else texts))
+    listed = (
+        None
+        if texts is None
+        else reader.listed(texts_of([texts] if isinstance(texts, str) else texts))
+    )
     if listed is not None and len(listed) != len(values):
         reason = f"there are {len(values):,} vectors and {len(listed):,} texts"
-        raise TextError("Texts do not fit the vectors", reason, "Give one for each, or none.")
+        raise TextError(
+            "Texts do not fit the vectors", reason, "Give one for each, or none."
+        )
     named = site if site is None or isinstance(site, Site) else Site.parse(site)
 
     def read() -> Iterator[Tensor]:
         rows = max(1, min(ROWS, BYTES // (values.itemsize * values.shape[1])))
-        return (_tensor(values[start : start + rows]) for start in range(0, len(values), rows))
+        return (
+            _tensor(values[start : start + rows])
+            for start in range(0, len(values), rows)
+        )
 
     stands = "mean" if token is None and named is not None else token
-    return Collection(len(values), read, lambda numbers: _tensor(values[numbers]), listed, None, named, stands, {})
+    return Collection(
+        len(values),
+        read,
+        lambda numbers: _tensor(values[numbers]),
+        listed,
+        None,
+        named,
+        stands,
+        {},
+    )
 
 
 def _one_site(chosen: Sequence[Site], site: str | Site | None) -> Site:
@@ -265,16 +397,24 @@ def _one_site(chosen: Sequence[Site], site: str | Site | None) -> Site:
         raise StatesError("No site", f"{str(site)[:60]} names none", "Name one.")
     of_stack = [one for one in chosen if one.stack == chosen[0].stack]
     if len(of_stack) > 1:
-        raise StatesError(f"{str(site)[:60]!r} names {len(of_stack)} sites", "it must name one", "Choose one of them.")
+        raise StatesError(
+            f"{str(site)[:60]!r} names {len(of_stack)} sites",
+            "it must name one",
+            "Choose one of them.",
+        )
     return of_stack[0]
 
 
 def _tensor(rows: Any) -> Tensor:
-    """Rows as a tensor; torch takes no read-only array and no foreign byte order, so those are copied."""
+    """Rows as a tensor; torch takes no read-only array and no foreign byte order, so
+    those are copied.
+    """
     if isinstance(rows, Tensor):
         return rows
     native = rows if rows.dtype.isnative else rows.astype(rows.dtype.newbyteorder("="))
-    return torch.from_numpy(np.array(native) if not native.flags.writeable else np.asarray(native))
+    return torch.from_numpy(
+        np.array(native) if not native.flags.writeable else np.asarray(native)
+    )
 
 
 def _picked(read: Iterator[Tensor], numbers: Ints) -> Tensor:

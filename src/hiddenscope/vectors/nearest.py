@@ -1,12 +1,15 @@
 """The nearest rows to each query, exactly, by blocked matrix products.
 
-The products are computed in float32. Every pair of a row and a query that rounding leaves undecided is computed again
-in float64, each row by itself, so that equal rows get equal scores wherever they stand, and of equals the first wins.
+The products are computed in float32. Every pair of a row and a query that rounding
+leaves undecided is computed again in float64, each row by itself, so that equal rows
+get equal scores wherever they stand, and of equals the first wins.
 
-A piece of rows is small enough to stay in the cache from its products over their maximum to its norms, and the
-products are not kept. Whether rows or queries should run along their memory depends on the processor: the order that
-costs a tenth less on x86-64 takes twice as long for 16 queries on a Neoverse-N1. So the first pieces try both orders.
-Only rows that may be among the nearest, a few in a thousand, are looked at again.
+A piece of rows is small enough to stay in the cache from its products over their
+maximum to its norms, and the products are not kept. Whether rows or queries should run
+along their memory depends on the processor: the order that costs a tenth less on x86-64
+takes twice as long for 16 queries on a Neoverse-N1. So the first pieces try both
+orders. Only rows that may be among the nearest, a few in a thousand, are looked at
+again.
 
 >>> nearest = Nearest(torch.tensor([[0.0, 2.0, 1.0]]), k=2)
 >>> nearest.see(torch.eye(3))
@@ -32,16 +35,22 @@ NEARNESSES = ("cosine", "dot", "l2")
 ROUNDING = 2.0**-24  # of float32
 LARGEST = 1e38  # close to the largest float32
 SMALLEST_KEY = 1e-6  # a cosine closer to zero than this is a bar just below zero
-PIECE = 2**22  # bytes of rows that are multiplied at a time: the caches of some cores hold them
-FIRST = 1024  # rows that are ranked first; then at most as many at a time as were seen, so that the bar rises early
-PAIRS = 256  # pairs of a row and a query that are computed again at a time: few, so that they stay in the cache
+# Bytes of rows that are multiplied at a time: the caches of some cores hold them.
+PIECE = 2**22
+# Rows that are ranked first; then at most as many at a time as were seen, so that the
+# bar rises early.
+FIRST = 1024
+# Pairs of a row and a query that are computed again at a time: few, so that they stay
+# in the cache.
+PAIRS = 256
 
 
 class _Bar(NamedTuple):
-    """A row may be among the nearest to a query if `left @ row + offset >= least * term`; one row for each query.
+    """A row may be among the nearest to a query if `left @ row + offset >= least *
+    term`; one row for each query.
 
-    The term is the length of the row, or for L2 its square. Rounding in float32 is allowed for: whatever reaches the
-    bar in exact arithmetic reaches this one.
+    The term is the length of the row, or for L2 its square. Rounding in float32 is
+    allowed for: whatever reaches the bar in exact arithmetic reaches this one.
     """
 
     left: Tensor
@@ -50,7 +59,9 @@ class _Bar(NamedTuple):
 
 
 class _MemoryOrder:
-    """Choose by trial how products `[query, row]` lie in memory: with the rows or with the queries side by side."""
+    """Choose by trial how products `[query, row]` lie in memory: with the rows or with
+    the queries side by side.
+    """
 
     TRIALS = 3  # of each order, the first of which warms up
 
@@ -65,7 +76,9 @@ class _MemoryOrder:
         return torch.empty(rows, queries).T
 
     def next(self) -> bool:
-        """Return the order for the next piece: the faster one, or while that is not known each in turn."""
+        """Return the order for the next piece: the faster one, or while that is not
+        known each in turn.
+        """
         if self._rows_along is not None:
             return self._rows_along
         return len(self._seconds[True]) <= len(self._seconds[False])
@@ -86,9 +99,11 @@ class _MemoryOrder:
 
 
 class Nearest:
-    """The k rows nearest to each query, among those seen so far; call `see` with rows in order, any number at a time.
+    """The k rows nearest to each query, among those seen so far; call `see` with rows
+    in order, any number at a time.
 
-    `numbers` and `scores` are `[query, rank]`, the nearest first. Scores are cosines, dot products or L2 distances.
+    `numbers` and `scores` are `[query, rank]`, the nearest first. Scores are cosines,
+    dot products or L2 distances.
     """
 
     def __init__(self, queries: Tensor, k: int, nearness: Nearness = "cosine") -> None:
@@ -97,7 +112,8 @@ class Nearest:
         self._lengths = np.linalg.norm(self._queries, axis=1)
         scale = self._lengths[:, None] if nearness == "cosine" else 1.0
         self._narrow = torch.from_numpy((self._queries / scale).astype(np.float32))
-        self._share = (queries.shape[1] + 8) * ROUNDING  # the rounding of a dot product, over the two lengths
+        # The rounding of a dot product, over the two lengths.
+        self._share = (queries.shape[1] + 8) * ROUNDING
         self._by_torch: bool | None = None
         self._order = _MemoryOrder()
         self.numbers: Ints = np.zeros((len(queries), 0), dtype=np.int64)
@@ -106,13 +122,20 @@ class Nearest:
     @property
     def scores(self) -> Floats:
         """The score of each of the nearest rows."""
-        return np.sqrt(np.maximum(-self._keys, 0)) if self.nearness == "l2" else self._keys
+        return (
+            np.sqrt(np.maximum(-self._keys, 0)) if self.nearness == "l2" else self._keys
+        )
 
     def see(self, block: Tensor) -> None:
         """Rank these rows, `[row, width]`, among those seen so far."""
         if block.ndim != 2 or block.shape[1] != self._queries.shape[1]:
-            reason = f"the query is {self._queries.shape[1]} wide, and the rows are {block.shape[-1]} wide"
-            raise StatesError("Cannot search", reason, "Take both from the same model and site.")
+            reason = (
+                f"the query is {self._queries.shape[1]} wide, and the rows are"
+                f" {block.shape[-1]} wide"
+            )
+            raise StatesError(
+                "Cannot search", reason, "Take both from the same model and site."
+            )
         rows = block.detach()
         while len(rows):
             count = max(FIRST, 4 * self.k, self.seen)
@@ -128,21 +151,36 @@ class Nearest:
             self._check(lengths)
             if len(rows) <= self.k:
                 queries = len(self._queries)
-                self._take(rows, np.repeat(np.arange(len(rows)), queries), np.tile(np.arange(queries), len(rows)))
+                self._take(
+                    rows,
+                    np.repeat(np.arange(len(rows)), queries),
+                    np.tile(np.arange(queries), len(rows)),
+                )
                 return
-            bar, candidates = self._bar(self._kth(narrow, lengths)), torch.arange(len(rows))
+            bar, candidates = (
+                self._bar(self._kth(narrow, lengths)),
+                torch.arange(len(rows)),
+            )
         else:
             bar = self._bar(self._keys[:, -1])
             largest, lengths = self._largest(rows, bar)
             self._check(lengths)
-            candidates = (largest >= bar.least.min() * self._terms(lengths)).nonzero()[:, 0]
+            candidates = (largest >= bar.least.min() * self._terms(lengths)).nonzero()[
+                :, 0
+            ]
             narrow = rows[candidates].to("cpu", torch.float32)
-        products = self._products(narrow, bar, torch.empty(len(self._queries), len(narrow)))
-        pairs = (products >= torch.outer(bar.least, self._terms(lengths[candidates]))).nonzero()
+        products = self._products(
+            narrow, bar, torch.empty(len(self._queries), len(narrow))
+        )
+        pairs = (
+            products >= torch.outer(bar.least, self._terms(lengths[candidates]))
+        ).nonzero()
         self._take(rows, candidates[pairs[:, 1]].numpy(), pairs[:, 0].numpy())
 
     def _largest(self, rows: Tensor, bar: _Bar) -> tuple[Tensor, Tensor]:
-        """Return the largest product of each row over the queries, and the length of each row."""
+        """Return the largest product of each row over the queries, and the length of
+        each row.
+        """
         largest, lengths = torch.empty(len(rows)), torch.empty(len(rows))
         size = max(1, PIECE // (4 * rows.shape[1]))
         buffers: dict[bool, Tensor] = {}
@@ -150,11 +188,16 @@ class Nearest:
             here = slice(start, start + size)
             piece, length = rows[here].to("cpu", torch.float32), lengths[here]
             rows_along = self._order.next()
-            # A last piece that is shorter takes a part of the buffer, which would not be contiguous in one order.
+            # A last piece that is shorter takes a part of the buffer, which would not
+            # be contiguous in one order.
             if rows_along not in buffers or buffers[rows_along].shape[1] != len(piece):
-                buffers[rows_along] = self._order.empty(len(self._queries), len(piece), rows_along=rows_along)
+                buffers[rows_along] = self._order.empty(
+                    len(self._queries), len(piece), rows_along=rows_along
+                )
             began = time.perf_counter()
-            torch.amax(self._products(piece, bar, buffers[rows_along]), 0, out=largest[here])
+            torch.amax(
+                self._products(piece, bar, buffers[rows_along]), 0, out=largest[here]
+            )
             if not self._order.decided and len(piece) == size:
                 self._order.add(rows_along, time.perf_counter() - began)
             # After the product, which waits less for memory.
@@ -176,20 +219,41 @@ class Nearest:
         return lengths.square() if self.nearness == "l2" else lengths
 
     def _torch_is_exact(self, rows: Tensor) -> bool:
-        """Whether torch's products are float32's: `torch.set_float32_matmul_precision` lets it use fewer digits."""
-        difference = (self._narrow @ rows.T).double() - self._narrow.double() @ rows.double().T
-        allowed = self._share * self._narrow.double().norm(dim=1)[:, None] * rows.double().norm(dim=1)
+        """Whether torch's products are float32's: `torch.set_float32_matmul_precision`
+        lets it use fewer digits.
+        """
+        difference = (
+            self._narrow @ rows.T
+        ).double() - self._narrow.double() @ rows.double().T
+        allowed = (
+            self._share
+            * self._narrow.double().norm(dim=1)[:, None]
+            * rows.double().norm(dim=1)
+        )
         return bool((difference.abs() <= allowed).all())
 
     def _bar(self, keys: Floats) -> _Bar:
-        """What a row must reach to come before these keys, less what rounding may take away from it."""
-        if self.nearness == "cosine":  # over its key, so that every query holds a row against the same number
+        """What a row must reach to come before these keys, less what rounding may take
+        away from it.
+        """
+        # Over its key, so that every query holds a row against the same number.
+        if self.nearness == "cosine":
             lowered = keys - 2 * self._share
             lowered[np.abs(lowered) < SMALLEST_KEY] = -SMALLEST_KEY
-            left, offset, least = self._narrow / _float32(np.abs(lowered))[:, None], None, np.sign(lowered)
+            left, offset, least = (
+                self._narrow / _float32(np.abs(lowered))[:, None],
+                None,
+                np.sign(lowered),
+            )
         elif self.nearness == "dot":
-            left, offset, least = self._narrow, _float32(-keys), -self._share * self._lengths
-        else:  # rounding is at most 2 * share * (|row| + |query|)², and so at most 4 * share * (|row|² + |query|²)
+            left, offset, least = (
+                self._narrow,
+                _float32(-keys),
+                -self._share * self._lengths,
+            )
+        # Rounding is at most 2 * share * (|row| + |query|)², and so at most 4 * share *
+        # (|row|² + |query|²).
+        else:
             kept = 1 - 4 * self._share
             left, offset = 2 * self._narrow, _float32(-keys - kept * self._lengths**2)
             least = np.full(len(keys), kept)
@@ -198,13 +262,22 @@ class Nearest:
     def _kth(self, rows: Tensor, lengths: Tensor) -> Floats:
         """A key that the k-th nearest of these rows reaches in any case."""
         longest, bare = float(lengths.max()), _Bar(self._narrow, None, torch.empty(0))
-        products = self._products(rows, bare, torch.empty(len(self._queries), len(rows)))
+        products = self._products(
+            rows, bare, torch.empty(len(self._queries), len(rows))
+        )
         if self.nearness == "cosine":
-            keys, rounding = products / lengths, np.full(len(self._lengths), 2 * self._share)
+            keys, rounding = (
+                products / lengths,
+                np.full(len(self._lengths), 2 * self._share),
+            )
         elif self.nearness == "dot":
             keys, rounding = products, self._share * longest * self._lengths
         else:
-            keys = 2 * products - lengths.square() - torch.from_numpy(self._lengths**2).float()[:, None]
+            keys = (
+                2 * products
+                - lengths.square()
+                - torch.from_numpy(self._lengths**2).float()[:, None]
+            )
             rounding = 2 * self._share * (longest + self._lengths) ** 2
         kth: Floats = keys.topk(self.k, dim=1).values[:, -1].double().numpy() - rounding
         return kth
@@ -213,26 +286,45 @@ class Nearest:
         """Refuse rows that cannot be multiplied, and for cosines rows of zeros."""
         longest = float(lengths.max())
         if not longest * max(1.0, float(self._lengths.max()), longest) < LARGEST:
-            row = int((~(lengths < LARGEST**0.5)).nonzero()[0]) if not longest < LARGEST**0.5 else int(lengths.argmax())
-            reason = f"row {self.seen + row} has a NaN, an infinity, or numbers too large to multiply in float32"
-            raise NotFinite("Cannot search", reason, "Leave it out, or look at where it comes from.")
+            row = (
+                int((~(lengths < LARGEST**0.5)).nonzero()[0])
+                if not longest < LARGEST**0.5
+                else int(lengths.argmax())
+            )
+            reason = (
+                f"row {self.seen + row} has a NaN, an infinity, or numbers too large to"
+                " multiply in float32"
+            )
+            raise NotFinite(
+                "Cannot search", reason, "Leave it out, or look at where it comes from."
+            )
         if self.nearness == "cosine" and not float(lengths.min()):
-            reason = f"row {self.seen + int(lengths.argmin())} is zero, or too small in float32 to have a direction"
-            raise StatesError("Cannot search by cosine", reason, "Leave it out, or search by 'l2' or 'dot'.")
+            reason = (
+                f"row {self.seen + int(lengths.argmin())} is zero, or too small in"
+                " float32 to have a direction"
+            )
+            raise StatesError(
+                "Cannot search by cosine",
+                reason,
+                "Leave it out, or search by 'l2' or 'dot'.",
+            )
 
     def _take(self, rows: Tensor, chosen: Ints, queries: Ints) -> None:
         """Compute these pairs in float64, and keep the nearest."""
         if not len(chosen):
             return
         parts = [slice(start, start + PAIRS) for start in range(0, len(chosen), PAIRS)]
-        keys = np.concatenate([self._exact(rows, chosen[part], queries[part]) for part in parts])
+        keys = np.concatenate(
+            [self._exact(rows, chosen[part], queries[part]) for part in parts]
+        )
         held, count = self._keys.shape[1], len(self._queries)
         all_queries = np.concatenate([np.repeat(np.arange(count), held), queries])
         all_numbers = np.concatenate([self.numbers.ravel(), chosen + self.seen])
         all_keys = np.concatenate([self._keys.ravel(), keys])
         order = np.lexsort((all_numbers, -all_keys, all_queries))
         starts = np.searchsorted(all_queries[order], np.arange(count))
-        size = min(self.k, self.seen + len(rows))  # every query has as many: those held, or enough of these rows
+        # Every query has as many: those held, or enough of these rows.
+        size = min(self.k, self.seen + len(rows))
         best = order[starts[:, None] + np.arange(size)]
         self.numbers, self._keys = all_numbers[best], all_keys[best]
 
@@ -246,7 +338,9 @@ class Nearest:
         products: Floats = (values * others).sum(1)
         if self.nearness == "dot":
             return products
-        cosines: Floats = products / (np.sqrt(np.square(values).sum(1)) * self._lengths[queries])
+        cosines: Floats = products / (
+            np.sqrt(np.square(values).sum(1)) * self._lengths[queries]
+        )
         return cosines
 
 

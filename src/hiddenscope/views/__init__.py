@@ -1,7 +1,9 @@
-"""Pictures of results: grid, panels and lines, drawn from one payload in every place that shows them."""
+"""Pictures of results: grid, panels and lines, drawn from one payload in every place
+that shows them.
+"""
 
 from hiddenscope.views import render
-from hiddenscope.views.kinds import sections_of, views_of
+from hiddenscope.views.kinds.registry import sections_of, views_of
 from hiddenscope.views.payload import pack, unpack
 from hiddenscope.views.values import Grid, Lines, Measure, Panels, Series, View, Words
 

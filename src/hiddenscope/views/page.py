@@ -1,4 +1,5 @@
-"""Views as one HTML document that needs nothing else: no network, no server, no other file.
+"""Views as one HTML document that needs nothing else: no network, no server, no other
+file.
 
 >>> from hiddenscope.views.values import Lines, Series
 >>> html = document([Lines("Norms", ("layer.0", "layer.1"), (Series("norm", [1.0, 2.5]),))], "A first look")
@@ -24,52 +25,79 @@ XML_NAME = "http://www.w3.org/2000/svg"  # an XML namespace, which nobody fetche
 
 _IMPORT = re.compile(r'^import \{([^}]*)\} from "\./(\w+\.js)";\n', re.MULTILINE)
 _OTHER_IMPORT = re.compile(
-    r"^(?:import|export \*|export \{|export default)\b|\bimport\((?!\"\./\w+\.js\"\)\.)", re.MULTILINE
+    r"^(?:import|export \*|export \{|export"
+    r" default)\b|\bimport\((?!\"\./\w+\.js\"\)\.)",
+    re.MULTILINE,
 )
-_NAME = re.compile(r"^(?:export )?(?:async )?(?:function\*?|class|const|let) (\w+)", re.MULTILINE)
+_NAME = re.compile(
+    r"^(?:export )?(?:async )?(?:function\*?|class|const|let) (\w+)", re.MULTILINE
+)
 _BIDI = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-_UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\ufffe\uffff]")
+_UNSEEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\ufffe\uffff]"
+)
 
 
 def document(views: Sequence[View], title: str, prose: Sequence[str] = ()) -> str:
-    """A page with the views in order; `prose[i]` comes before view i, and one more may follow the last.
+    """A page with the views in order; `prose[i]` comes before view i, and one more may
+    follow the last.
 
-    Prose is plain text: blank lines separate paragraphs, a line that begins with `# ` is a heading, lines that begin
-    with `- ` are a list, and words between backticks are code. Nothing in it is markup. Without a title, the title of
-    the first view names the page.
+    Prose is plain text: blank lines separate paragraphs, a line that begins with `# `
+    is a heading, lines that begin with `- ` are a list, and words between backticks are
+    code. Nothing in it is markup. Without a title, the title of the first view names
+    the page.
     """
     if len(prose) > len(views) + 1:
         reason = f"there are {len(prose)} pieces of prose for {len(views)} views"
         raise StatesError(
-            f"Cannot make the page {title!r}", reason, "Give one for each view, and at most one after the last."
+            f"Cannot make the page {title!r}",
+            reason,
+            "Give one for each view, and at most one after the last.",
         )
     places = (placed(view, i) for i, view in enumerate(views))
     pieces = zip_longest((paragraphs(text) for text in prose), places, fillvalue="")
-    return assembled(views, title, "".join(f"{before}{place}" for before, place in pieces))
+    return assembled(
+        views, title, "".join(f"{before}{place}" for before, place in pieces)
+    )
 
 
 def assembled(views: Sequence[View], title: str, body: str, contents: str = "") -> str:
-    """A page of markup that is ours, with the script that draws the views and the numbers that they hold."""
+    """A page of markup that is ours, with the script that draws the views and the
+    numbers that they hold.
+    """
     script, style = joined("main.js"), _static("style.css")
     name = title or (views[0].title if views else "")
     return "".join(
         [
             '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n',
-            f'<meta http-equiv="Content-Security-Policy" content="{policy(script, style)}">\n',
+            (
+                '<meta http-equiv="Content-Security-Policy"'
+                f' content="{policy(script, style)}">\n'
+            ),
             '<meta name="viewport" content="width=device-width, initial-scale=1">\n',
-            '<meta name="color-scheme" content="light dark">\n<link rel="icon" href="data:,">\n',
+            (
+                '<meta name="color-scheme" content="light dark">\n<link rel="icon"'
+                ' href="data:,">\n'
+            ),
             f"<title>{plain(name)}</title>\n<style>{style}</style>\n</head>\n<body>\n{contents}",
             f"<main>\n<h1>{plain(title)}</h1>\n" if title else "<main>\n",
             body,
-            "<noscript><p>The pictures here are drawn by JavaScript, which is off.</p></noscript>\n</main>\n",
-            f'<script type="application/octet-stream" id="payload">{pack(views)}</script>\n',
+            (
+                "<noscript><p>The pictures here are drawn by JavaScript, which is"
+                " off.</p></noscript>\n</main>\n"
+            ),
+            (
+                '<script type="application/octet-stream"'
+                f' id="payload">{pack(views)}</script>\n'
+            ),
             f'<script type="module">{script}</script>\n</body>\n</html>\n',
         ]
     )
 
 
 def frame(page: str, height: int = 640) -> str:
-    """A document for a notebook's output: it may run its script and offer files, and can reach nothing around it.
+    """A document for a notebook's output: it may run its script and offer files, and
+    can reach nothing around it.
 
     It sends its height to the script beside it; where scripts are off, `height` stays.
 
@@ -78,20 +106,27 @@ def frame(page: str, height: int = 640) -> str:
     """
     name = f"hiddenscope-{secrets.token_hex(6)}"
     return (
-        f'<iframe id="{name}" title="hiddenscope view" sandbox="allow-scripts allow-downloads" width="100%" '
-        f'height="{int(height)}" frameborder="0" srcdoc="{html.escape(page, quote=True)}"></iframe>\n'
-        f"<script>addEventListener('message', (event) => {{ const frame = document.getElementById('{name}'); "
-        "if (!frame || event.source !== frame.contentWindow || event.data?.hiddenscope !== 'height') return; "
+        f'<iframe id="{name}" title="hiddenscope view" sandbox="allow-scripts'
+        ' allow-downloads" width="100%" '
+        f'height="{int(height)}" frameborder="0"'
+        f' srcdoc="{html.escape(page, quote=True)}"></iframe>\n'
+        "<script>addEventListener('message', (event) => { const frame ="
+        f" document.getElementById('{name}'); "
+        "if (!frame || event.source !== frame.contentWindow || event.data?.hiddenscope"
+        " !== 'height') return; "
         "const height = Number(event.data.height); "
-        "if (height > 0 && height < 20000) frame.height = String(Math.ceil(height)); });</script>"
+        "if (height > 0 && height < 20000) frame.height = String(Math.ceil(height));"
+        " });</script>"
     )
 
 
 def policy(script: str, style: str) -> str:
-    """What the page may do: run this script, use this style, show images that it made itself, and nothing else."""
+    """What the page may do: run this script, use this style, show images that it made
+    itself, and nothing else.
+    """
     return (
-        f"default-src 'none'; script-src '{digest(script)}'; style-src '{digest(style)}'; "
-        "img-src data: blob:; base-uri 'none'; form-action 'none'"
+        f"default-src 'none'; script-src '{digest(script)}'; style-src"
+        f" '{digest(style)}'; img-src data: blob:; base-uri 'none'; form-action 'none'"
     )
 
 
@@ -104,8 +139,8 @@ def digest(text: str) -> str:
 def joined(entry: str) -> str:
     """The ES modules that an entry needs, in the order of their imports, as one script.
 
-    Joining works because modules import only named things from their own folder, and no two of them share a top-level
-    name. Both are checked here.
+    Joining works because modules import only named things from their own folder, and no
+    two of them share a top-level name. Both are checked here.
     """
     texts: dict[str, str] = {}
     _gather(entry, texts, ())
@@ -118,21 +153,29 @@ def joined(entry: str) -> str:
                     f"{owners[name]} has that name too",
                     "Give one of them another name.",
                 )
-    return "".join(re.sub(r"^export ", "", text, flags=re.MULTILINE) for text in texts.values())
+    return "".join(
+        re.sub(r"^export ", "", text, flags=re.MULTILINE) for text in texts.values()
+    )
 
 
 def _gather(module: str, texts: dict[str, str], above: tuple[str, ...]) -> None:
     if module in texts:
         return
     if module in above:
-        raise StatesError(f"{module} imports itself", " -> ".join([*above, module]), "Break the cycle.")
+        raise StatesError(
+            f"{module} imports itself",
+            " -> ".join([*above, module]),
+            "Break the cycle.",
+        )
     source = _static(module)
     for _, other in _IMPORT.findall(source):
         _gather(other, texts, (*above, module))
     text = _IMPORT.sub("", source)
     if other_way := _OTHER_IMPORT.search(text):
         raise StatesError(
-            f"Cannot put {module} on a page", f"it has {other_way[0]!r}", "Import named things, on one line."
+            f"Cannot put {module} on a page",
+            f"it has {other_way[0]!r}",
+            "Import named things, on one line.",
         )
     texts[module] = text
 
@@ -150,19 +193,24 @@ def placed(view: View, place: int) -> str:
 
 def paragraphs(text: str) -> str:
     """Prose as markup: paragraphs, headings, lists and code."""
-    return f'<div class="prose">\n{"".join(blocks(text))}</div>\n' if text.strip() else ""
+    return (
+        f'<div class="prose">\n{"".join(blocks(text))}</div>\n' if text.strip() else ""
+    )
 
 
 def blocks(text: str) -> Iterator[str]:
     """The pieces of prose, one after the other."""
     for paragraph in re.split(r"\n\s*\n", text.strip()):
         for kind, lines in groupby(
-            paragraph.splitlines(), key=lambda line: line[:2] if line[:2] in ("# ", "- ") else ""
+            paragraph.splitlines(),
+            key=lambda line: line[:2] if line[:2] in ("# ", "- ") else "",
         ):
             if kind == "# ":
                 yield from (f"<h2>{inline(line[2:])}</h2>\n" for line in lines)
             elif kind == "- ":
-                yield f"<ul>{''.join(f'<li>{inline(line[2:])}</li>' for line in lines)}</ul>\n"
+                yield (
+                    f"<ul>{''.join(f'<li>{inline(line[2:])}</li>' for line in lines)}</ul>\n"
+                )
             else:
                 yield f"<p>{inline(' '.join(lines))}</p>\n"
 
@@ -173,7 +221,8 @@ def inline(text: str) -> str:
 
 
 def plain(text: str) -> str:
-    """Text for HTML: no markup, no invisible characters, and none that change the direction of the line.
+    """Text for HTML: no markup, no invisible characters, and none that change the
+    direction of the line.
 
     >>> plain("<b>" + chr(0x202E))
     '&lt;b&gt;‹U+202E›'

@@ -1,14 +1,17 @@
-"""One payload for all three views: a JSON header and typed arrays, gzipped, as base64 text.
+"""One payload for all three views: a JSON header and typed arrays, gzipped, as base64
+text.
 
 >>> from hiddenscope.views.values import Lines, Series
 >>> text = pack([Lines("Norms", ("layer.0", "layer.1"), (Series("norm", [1.0, 2.5]),))])
 >>> unpack(text)[0].series[0].y.tolist()
 [1.0, 2.5]
 
-Before gzip: the four bytes `HSV1`, the header's length as a little-endian uint32, the header (ASCII JSON), and the
-sections. The header's `views` are the fields of the values, each array in them a number into `arrays`, which give
-dtype, shape, offset (from the end of the header) and length. The bytes of a section lie in planes, all first bytes
-before all second bytes: neighbouring numbers have similar exponents, so gzip saves more.
+Before gzip: the four bytes `HSV1`, the header's length as a little-endian uint32, the
+header (ASCII JSON), and the sections. The header's `views` are the fields of the
+values, each array in them a number into `arrays`, which give dtype, shape, offset (from
+the end of the header) and length. The bytes of a section lie in planes, all first bytes
+before all second bytes: neighbouring numbers have similar exponents, so gzip saves
+more.
 """
 
 import base64
@@ -25,25 +28,45 @@ from hiddenscope.errors import StatesError
 from hiddenscope.views.values import Grid, Lines, Measure, Panels, Series, View, Words
 
 MAGIC = b"HSV1"
-KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in (Grid, Panels, Lines, Measure, Words, Series)}
-DTYPES = {"float32": "<f4", "float16": "<f2", "int32": "<i4", "uint16": "<u2", "uint8": "|u1"}
-INFLUENCE_BITS = 14  # of 23 in a float32's fraction: one part in 32,000, for a map that is looked at and not measured
+KINDS: dict[str, type[Any]] = {
+    kind.__name__: kind for kind in (Grid, Panels, Lines, Measure, Words, Series)
+}
+DTYPES = {
+    "float32": "<f4",
+    "float16": "<f2",
+    "int32": "<i4",
+    "uint16": "<u2",
+    "uint8": "|u1",
+}
+# Of 23 in a float32's fraction: one part in 32,000, for a map that is looked at and not
+# measured.
+INFLUENCE_BITS = 14
 
 
 def pack(views: Sequence[View]) -> str:
-    """The views as base64 text: ASCII letters, digits, `+`, `/` and `=`, which are safe anywhere in HTML."""
+    """The views as base64 text: ASCII letters, digits, `+`, `/` and `=`, which are safe
+    anywhere in HTML.
+    """
     sections = _Sections()
-    header = {"views": [sections.fields(view) for view in views], "arrays": sections.records}
-    text = json.dumps(header, ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode("ascii")
+    header = {
+        "views": [sections.fields(view) for view in views],
+        "arrays": sections.records,
+    }
+    text = json.dumps(
+        header, ensure_ascii=True, allow_nan=False, separators=(",", ":")
+    ).encode("ascii")
     raw = b"".join([MAGIC, len(text).to_bytes(4, "little"), text, *sections.planes])
-    return base64.b64encode(gzip.compress(raw, compresslevel=9, mtime=0)).decode("ascii")
+    return base64.b64encode(gzip.compress(raw, compresslevel=9, mtime=0)).decode(
+        "ascii"
+    )
 
 
 def unpack(text: str) -> list[View]:
     """The views that `pack` was given.
 
-    Numbers come back exactly, except those of an `influence`, which keeps four digits and a half. Strings come back
-    exactly, except two lone surrogates that together make a character, which come back as that character.
+    Numbers come back exactly, except those of an `influence`, which keeps four digits
+    and a half. Strings come back exactly, except two lone surrogates that together make
+    a character, which come back as that character.
     """
     try:
         raw = gzip.decompress(base64.b64decode(text, validate=True))
@@ -55,7 +78,9 @@ def unpack(text: str) -> list[View]:
         return [_restored(view, arrays) for view in header["views"]]
     except (ValueError, LookupError, TypeError, OSError, EOFError) as error:
         raise StatesError(
-            "Cannot read a payload of views", f"it is damaged ({error})", "Make it again with pack()."
+            "Cannot read a payload of views",
+            f"it is damaged ({error})",
+            "Make it again with pack().",
         ) from error
 
 
@@ -80,7 +105,11 @@ class _Sections:
         record: dict[str, Any] = {"kind": type(view).__name__}
         for field in fields(view):
             value = getattr(view, field.name)
-            if field.name == "influence" and value is not None and value.dtype == np.float32:
+            if (
+                field.name == "influence"
+                and value is not None
+                and value.dtype == np.float32
+            ):
                 value = rounded(value)
             if field.name == "labels":
                 record["classes"], value = _coded(value)
@@ -97,8 +126,17 @@ class _Sections:
     def add(self, array: NDArray[Any]) -> int:
         dtype = array.dtype.name
         plain = np.ascontiguousarray(array, dtype=DTYPES[dtype])
-        planes = plain.reshape(-1).view(np.uint8).reshape(-1, plain.itemsize).T.tobytes()
-        self.records.append({"dtype": dtype, "shape": list(array.shape), "offset": self.end, "length": len(planes)})
+        planes = (
+            plain.reshape(-1).view(np.uint8).reshape(-1, plain.itemsize).T.tobytes()
+        )
+        self.records.append(
+            {
+                "dtype": dtype,
+                "shape": list(array.shape),
+                "offset": self.end,
+                "length": len(planes),
+            }
+        )
         self.planes.append(planes)
         self.end += len(planes)
         return len(self.records) - 1
@@ -112,7 +150,9 @@ def rounded(values: NDArray[np.float32]) -> NDArray[np.float32]:
     """
     spare = 23 - INFLUENCE_BITS
     bits = values.view(np.uint32)
-    short = (bits + np.uint32(1 << (spare - 1))) & np.uint32(0xFFFFFFFF ^ ((1 << spare) - 1))
+    short = (bits + np.uint32(1 << (spare - 1))) & np.uint32(
+        0xFFFFFFFF ^ ((1 << spare) - 1)
+    )
     near = short.view(np.float32)
     return np.where(np.isfinite(values) & np.isfinite(near), near, values)
 
@@ -122,13 +162,19 @@ def _coded(labels: tuple[str, ...]) -> tuple[list[str], NDArray[Any] | tuple[()]
     if not labels:
         return [], ()
     places = {label: place for place, label in enumerate(dict.fromkeys(labels))}
-    kind = next(kind for kind in (np.uint8, np.uint16, np.int32) if len(places) <= np.iinfo(kind).max)
+    kind = next(
+        kind
+        for kind in (np.uint8, np.uint16, np.int32)
+        if len(places) <= np.iinfo(kind).max
+    )
     return list(places), np.array([places[label] for label in labels], dtype=kind)
 
 
 def _array(record: _Array, sections: bytes) -> NDArray[Any]:
     dtype = np.dtype(DTYPES[record["dtype"]])
-    planes = np.frombuffer(sections, np.uint8, record["length"], record["offset"]).reshape(dtype.itemsize, -1)
+    planes = np.frombuffer(
+        sections, np.uint8, record["length"], record["offset"]
+    ).reshape(dtype.itemsize, -1)
     return np.ascontiguousarray(planes.T).view(dtype).reshape(record["shape"])
 
 
@@ -139,7 +185,11 @@ def _restored(value: Any, arrays: list[NDArray[Any]]) -> Any:
         return value
     if "array" in value:
         return arrays[value["array"]]
-    inner = {name: _restored(field, arrays) for name, field in value.items() if name not in ("kind", "classes")}
+    inner = {
+        name: _restored(field, arrays)
+        for name, field in value.items()
+        if name not in ("kind", "classes")
+    }
     if value.get("classes"):
         inner["labels"] = tuple(value["classes"][place] for place in inner["labels"])
     return KINDS[value["kind"]](**inner)

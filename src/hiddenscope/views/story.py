@@ -1,4 +1,5 @@
-"""A page of sections: contents at the side, and in each part one sentence, its picture, and how to read it.
+"""A page of sections: contents at the side, and in each part one sentence, its picture,
+and how to read it.
 
 >>> from hiddenscope.views.values import Lines, Section, Series
 >>> norms = Lines("Norms", ("layer.0", "layer.1"), (Series("norm", [1.0, 2.5]),))
@@ -17,15 +18,26 @@ from hiddenscope.views.terms import explained, words_on
 from hiddenscope.views.values import Section, View
 
 
-def story_page(sections: Sequence[Section], title: str, opening: str = "", closing: str = "", docs: str = "") -> str:
-    """A page of the sections in order; `docs` is where the docs lie, seen from the page.
+def story_page(
+    sections: Sequence[Section],
+    title: str,
+    opening: str = "",
+    closing: str = "",
+    docs: str = "",
+) -> str:
+    """A page of the sections in order; `docs` is where the docs lie, seen from the
+    page.
 
-    A folded section stands behind "More" in the part of the one before it. A page whose parts say what was found has
-    contents, where there are several; one whose opening says it all has none.
+    A folded section stands behind "More" in the part of the one before it. A page whose
+    parts say what was found has contents, where there are several; one whose opening
+    says it all has none.
     """
     parts = _parts(sections)
     page = _Page(docs)
-    bodies = [page.part(part, number, opening if number == 1 else "") for number, part in enumerate(parts, 1)]
+    bodies = [
+        page.part(part, number, opening if number == 1 else "")
+        for number, part in enumerate(parts, 1)
+    ]
     body = "".join([paragraphs(opening), *bodies, paragraphs(closing)])
     several = sum(bool(part[0].prose) for part in parts) > 1
     return assembled(page.views, title, body, _contents(parts) if several else "")
@@ -42,22 +54,32 @@ def _parts(sections: Sequence[Section]) -> list[list[Section]]:
 
 
 def _contents(parts: Sequence[Sequence[Section]]) -> str:
-    lines = [f'<li><a href="#part-{n}">{plain(part[0].title)}</a></li>\n' for n, part in enumerate(parts, 1)]
-    return f'<nav class="contents" aria-label="Contents">\n<h2>On this page</h2>\n<ol>\n{"".join(lines)}</ol>\n</nav>\n'
+    lines = [
+        f'<li><a href="#part-{n}">{plain(part[0].title)}</a></li>\n'
+        for n, part in enumerate(parts, 1)
+    ]
+    return (
+        '<nav class="contents" aria-label="Contents">\n<h2>On this'
+        f" page</h2>\n<ol>\n{''.join(lines)}</ol>\n</nav>\n"
+    )
 
 
 @dataclass
 class _Page:
-    """Writes the parts of a page one after the other: counts its views, and remembers the terms it has explained."""
+    """Writes the parts of a page one after the other: counts its views, and remembers
+    the terms it has explained.
+    """
 
     docs: str
     views: list[View] = field(default_factory=list)
     known: set[str] = field(default_factory=set)
 
     def part(self, part: Sequence[Section], number: int, before: str) -> str:
-        """Return one part: its claim, its first picture, how to read that, and then everything else.
+        """Return one part: its claim, its first picture, how to read that, and then
+        everything else.
 
-        Terms in the text `before` the part are explained in it too, so that nothing but the claim is above a picture.
+        Terms in the text `before` the part are explained in it too, so that nothing but
+        the claim is above a picture.
         """
         first, *folded = part
         claim, others = _claim(first)
@@ -70,35 +92,65 @@ class _Page:
             _block("prose guide", guide),
             _block("pictures", "".join(rest)),
         ]
-        return f'<article class="part" id="part-{number}">\n{"".join(blocks_in_order)}</article>\n'
+        return (
+            '<article class="part"'
+            f' id="part-{number}">\n{"".join(blocks_in_order)}</article>\n'
+        )
 
     def fold(self, section: Section) -> str:
-        """Return a section that is closed at first: all of its words stand above its pictures."""
+        """Return a section that is closed at first: all of its words stand above its
+        pictures.
+        """
         lead, others = _claim(replace(section, title=""))
         words = _block("prose", f"{lead}{others}{self.reading(section)}")
         summary = f"<summary>More: {plain(section.title)}</summary>\n"
-        return f'<details class="fold">\n{summary}{words}{"".join(self.pictures(section))}</details>\n'
+        return (
+            "<details"
+            f' class="fold">\n{summary}{words}{"".join(self.pictures(section))}</details>\n'
+        )
 
     def reading(self, section: Section, before: str = "") -> str:
-        """Return how to read the views of a section, and the terms that the page uses for the first time."""
-        reading = _block("reading", "".join(blocks(section.reading))) if section.reading else ""
-        text = " ".join([before, section.title, section.prose, section.reading, *map(words_on, section.views)])
+        """Return how to read the views of a section, and the terms that the page uses
+        for the first time.
+        """
+        reading = (
+            _block("reading", "".join(blocks(section.reading)))
+            if section.reading
+            else ""
+        )
+        text = " ".join(
+            [
+                before,
+                section.title,
+                section.prose,
+                section.reading,
+                *map(words_on, section.views),
+            ]
+        )
         return f"{reading}{_terms(text, self.known)}"
 
     def more_in_docs(self, section: Section) -> str:
-        """Return the docs page that says more: a link where the page lies beside the docs, its name elsewhere."""
+        """Return the docs page that says more: a link where the page lies beside the
+        docs, its name elsewhere.
+        """
         if not section.docs:
             return ""
         name = f"docs/{section.docs}.md"
         link = plain(f"{self.docs}/{section.docs}.md")
-        shown = f'<a href="{link}">{plain(name)}</a>' if self.docs else f"<code>{name}</code>"
+        shown = (
+            f'<a href="{link}">{plain(name)}</a>'
+            if self.docs
+            else f"<code>{name}</code>"
+        )
         return f'<p class="docs">How it is measured: {shown}</p>\n'
 
     def pictures(self, section: Section) -> list[str]:
         """Return the places of a section's views in order, and then its lists."""
         start = len(self.views)
         self.views += section.views
-        places = [placed(view, place) for place, view in enumerate(section.views, start)]
+        places = [
+            placed(view, place) for place, view in enumerate(section.views, start)
+        ]
         return [*places, listed(section.tables)] if section.tables else places
 
 
@@ -107,19 +159,26 @@ def _block(kind: str, markup: str) -> str:
 
 
 def _claim(section: Section) -> tuple[str, str]:
-    """Return what stands above the picture, the heading and the first paragraph, and the paragraphs that follow it."""
+    """Return what stands above the picture, the heading and the first paragraph, and
+    the paragraphs that follow it.
+    """
     heading = f"<h2>{plain(section.title)}</h2>\n" if section.title else ""
     lead, *others = re.split(r"\n\s*\n", section.prose.strip(), maxsplit=1)
     return heading + "".join(blocks(lead)), "".join(blocks("".join(others)))
 
 
 def _terms(text: str, known: set[str]) -> str:
-    lines = [f"<dt>{plain(term)}</dt><dd>{inline(meaning)}.</dd>\n" for term, meaning in explained(text, known)]
+    lines = [
+        f"<dt>{plain(term)}</dt><dd>{inline(meaning)}.</dd>\n"
+        for term, meaning in explained(text, known)
+    ]
     return f'<dl class="terms">\n{"".join(lines)}</dl>\n' if lines else ""
 
 
 def unfolded(sections: Sequence[Section]) -> Iterator[Section]:
-    """The sections of a page about one result, where the findings stand above all of them and nothing is folded."""
+    """The sections of a page about one result, where the findings stand above all of
+    them and nothing is folded.
+    """
     for section in sections:
         title = section.title if section.reading else ""
         yield Section(title, "", section.views, section.reading, tables=section.tables)

@@ -34,21 +34,26 @@ def read_baseline(path: str | os.PathLike[str]) -> dict[str, float] | None:
         raise FileError(problem, reason, "Give the path of a plain file.") from error
     except (ValueError, RecursionError) as error:
         reason = f"it is damaged or of another kind ({error})"
-        raise FileError(problem, reason, "Remove it to have it written anew.") from error
+        raise FileError(
+            problem, reason, "Remove it to have it written anew."
+        ) from error
 
 
 def write_baseline(path: str | os.PathLike[str], levels: Mapping[str, float]) -> int:
     """Write the error of each site that is finite, and return how many there are."""
     accepted = {site: level for site, level in levels.items() if math.isfinite(level)}
     with replacing(path) as fresh:
-        fresh.write_text(json.dumps({"format": FORMAT, "accepted": accepted}, indent=1), "utf-8")
+        fresh.write_text(
+            json.dumps({"format": FORMAT, "accepted": accepted}, indent=1), "utf-8"
+        )
     return len(accepted)
 
 
 def _content(path: Path) -> bytes | None:
     """Read a plain file of a sensible size; a device, a pipe or a folder is an OSError."""
     try:
-        # Looked at before it is opened: to open a pipe is to wait for whoever writes into it.
+        # Looked at before it is opened: to open a pipe is to wait for whoever writes
+        # into it.
         status = os.stat(path)
     except FileNotFoundError:
         return None
@@ -66,7 +71,9 @@ def _levels(stored: Any) -> dict[str, float]:
     if not isinstance(stored, dict) or not isinstance(stored.get("accepted"), dict):
         raise ValueError("it has no table `accepted`")
     if stored.get("format") != FORMAT:
-        raise ValueError(f"its format is {str(stored.get('format'))[:100]}, not {FORMAT}")
+        raise ValueError(
+            f"its format is {str(stored.get('format'))[:100]}, not {FORMAT}"
+        )
     levels = {}
     for site, level in stored["accepted"].items():
         is_number = isinstance(level, int | float) and not isinstance(level, bool)

@@ -1,4 +1,6 @@
-"""Record the calls of a module's parts: what each was given, what it returned, and the calls it made in turn."""
+"""Record the calls of a module's parts: what each was given, what it returned, and the
+calls it made in turn.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hiddenscope import autograd, hooks
+from hiddenscope.modules import autograd, hooks
 
 
 @dataclass
 class ModuleCall:
-    """One call of a module, with copies of its arguments and of the tensors that it returned.
+    """One call of a module, with copies of its arguments and of the tensors that it
+    returned.
 
-    `structure` is the form of what it returned: True for a tensor, a list for a tuple, list or dict, else None.
+    `structure` is the form of what it returned: True for a tensor, a list for a tuple,
+    list or dict, else None.
     """
 
     path: str
@@ -34,7 +38,9 @@ class ModuleCall:
     @property
     def output(self) -> Tensor | None:
         """The first floating-point tensor that it returned."""
-        return next((tensor for tensor in self.outputs if tensor.is_floating_point()), None)
+        return next(
+            (tensor for tensor in self.outputs if tensor.is_floating_point()), None
+        )
 
     def walk(self) -> Iterator[ModuleCall]:
         """List this call and all calls inside it, in the order in which they began."""
@@ -53,9 +59,15 @@ class ModuleCall:
         return self.with_arguments(module, self.args, self.kwargs, device)
 
     def with_arguments(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], device: torch.device
+        self,
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        device: torch.device,
     ) -> Any:
-        """Call a module with these arguments on copies, as some modules write into what they are given."""
+        """Call a module with these arguments on copies, as some modules write into what
+        they are given.
+        """
 
         def move(tensor: Tensor) -> Tensor:
             return tensor.detach().to(device, copy=True)
@@ -65,9 +77,13 @@ class ModuleCall:
 
 
 def record_calls(
-    parts: Mapping[str, nn.Module], run: Callable[[], object], *, opaque: Collection[str] = ()
+    parts: Mapping[str, nn.Module],
+    run: Callable[[], object],
+    *,
+    opaque: Collection[str] = (),
 ) -> list[ModuleCall]:
-    """Run something and return the outermost calls of some modules, each with those inside it.
+    """Run something and return the outermost calls of some modules, each with those
+    inside it.
 
     Of `opaque` modules neither arguments nor outputs are kept.
     """
@@ -78,7 +94,10 @@ def record_calls(
         def enter(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
             call = ModuleCall(path)
             if path not in opaque:
-                call.args, call.kwargs = map_tensors(args, clone), map_tensors(dict(kwargs), clone)
+                call.args, call.kwargs = (
+                    map_tensors(args, clone),
+                    map_tensors(dict(kwargs), clone),
+                )
             siblings = running[-1].inner if running else outermost
             siblings.append(call)
             running.append(call)
@@ -113,7 +132,9 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 
 
 def structure_of(value: Any) -> Any:
-    """Describe nested outputs: True for a tensor, a list for a container, None for anything else."""
+    """Describe nested outputs: True for a tensor, a list for a container, None for
+    anything else.
+    """
     if isinstance(value, Tensor):
         return True
     if isinstance(value, Mapping | tuple | list):

@@ -1,12 +1,16 @@
-"""Learn which tensors inside a port's block are which of the reference's, whatever the port's layout.
+"""Learn which tensors inside a port's block are which of the reference's, whatever the
+port's layout.
 
-A port may split what the reference fuses, fuse what it splits, permute the rows of a projection or fold a norm into it.
-What such a block computes inside is known from a block that agrees with the reference's: there, a tensor of the port
-that equals one of the reference's, or some of its columns, or its columns in another order, is its counterpart. The
-same must hold in every block of the port. A tensor without a counterpart is a matter of layout and says nothing.
+A port may split what the reference fuses, fuse what it splits, permute the rows of a
+projection or fold a norm into it. What such a block computes inside is known from a
+block that agrees with the reference's: there, a tensor of the port that equals one of
+the reference's, or some of its columns, or its columns in another order, is its
+counterpart. The same must hold in every block of the port. A tensor without a
+counterpart is a matter of layout and says nothing.
 
-Where no block agrees nothing is known of the layout. Then only modules with the very weights of one of the reference's
-modules have counterparts, and containers that hold exactly the same weights.
+Where no block agrees nothing is known of the layout. Then only modules with the very
+weights of one of the reference's modules have counterparts, and containers that hold
+exactly the same weights.
 """
 
 from __future__ import annotations
@@ -32,7 +36,9 @@ CallKey = tuple[str, int]
 
 
 class BlockTensor(NamedTuple):
-    """A tensor in a block: the state that a call was given or what it returned. Calls of one path are counted."""
+    """A tensor in a block: the state that a call was given or what it returned. Calls
+    of one path are counted.
+    """
 
     path: str
     number: int
@@ -40,7 +46,9 @@ class BlockTensor(NamedTuple):
 
 
 class SharedColumns(NamedTuple):
-    """Columns of a tensor of the reference, and the columns of the port's tensor that equal them."""
+    """Columns of a tensor of the reference, and the columns of the port's tensor that
+    equal them.
+    """
 
     place: BlockTensor
     reference: Tensor
@@ -59,7 +67,9 @@ class Counterpart:
         """The reference's tensor, where the port's is the same column by column."""
         first = self.columns[0]
         in_order = torch.arange(first.reference_width)
-        is_same = torch.equal(first.reference, in_order) and torch.equal(first.port, in_order)
+        is_same = torch.equal(first.reference, in_order) and torch.equal(
+            first.port, in_order
+        )
         return first.place if is_same and len(self.columns) == 1 else None
 
 
@@ -96,15 +106,22 @@ def as_rows(tensor: Tensor) -> Tensor:
 
 
 def learn(
-    known: Mapping[BlockTensor, Tensor], tensors: Mapping[BlockTensor, Tensor], same: Same, *, reordered: bool
+    known: Mapping[BlockTensor, Tensor],
+    tensors: Mapping[BlockTensor, Tensor],
+    same: Same,
+    *,
+    reordered: bool,
 ) -> dict[BlockTensor, Counterpart]:
-    """Find the counterpart of every tensor in a port's block among those of the reference's, on equal input.
+    """Find the counterpart of every tensor in a port's block among those of the
+    reference's, on equal input.
 
     With `reordered`, a tensor may have the reference's columns in another order.
     """
     counterparts: dict[BlockTensor, Counterpart] = {}
     for place, rows in tensors.items():
-        candidates = {other: values for other, values in known.items() if len(values) == len(rows)}
+        candidates = {
+            other: values for other, values in known.items() if len(values) == len(rows)
+        }
         columns = _whole(rows, candidates, same) or _slice(rows, candidates, same)
         columns = columns or _tiles(rows, candidates, same)
         if reordered and not columns:
@@ -114,7 +131,9 @@ def learn(
     return counterparts
 
 
-def _whole(rows: Tensor, known: Mapping[BlockTensor, Tensor], same: Same) -> list[SharedColumns]:
+def _whole(
+    rows: Tensor, known: Mapping[BlockTensor, Tensor], same: Same
+) -> list[SharedColumns]:
     for place, values in known.items():
         if values.shape == rows.shape and same(values, rows):
             every = torch.arange(rows.shape[1])
@@ -122,19 +141,31 @@ def _whole(rows: Tensor, known: Mapping[BlockTensor, Tensor], same: Same) -> lis
     return []
 
 
-def _slice(rows: Tensor, known: Mapping[BlockTensor, Tensor], same: Same) -> list[SharedColumns]:
-    """Find a tensor among the columns of a wider one of the reference: one of fused projections."""
+def _slice(
+    rows: Tensor, known: Mapping[BlockTensor, Tensor], same: Same
+) -> list[SharedColumns]:
+    """Find a tensor among the columns of a wider one of the reference: one of fused
+    projections.
+    """
     width = rows.shape[1]
     for place, values in known.items():
-        for start in range(0, values.shape[1] - width + 1, _step(width, values.shape[1])):
+        for start in range(
+            0, values.shape[1] - width + 1, _step(width, values.shape[1])
+        ):
             columns = torch.arange(start, start + width)
             if width < values.shape[1] and same(values[:, columns], rows):
-                return [SharedColumns(place, columns, torch.arange(width), values.shape[1])]
+                return [
+                    SharedColumns(place, columns, torch.arange(width), values.shape[1])
+                ]
     return []
 
 
-def _tiles(rows: Tensor, known: Mapping[BlockTensor, Tensor], same: Same) -> list[SharedColumns]:
-    """Make a tensor up of several of the reference's, side by side: projections that the port fuses."""
+def _tiles(
+    rows: Tensor, known: Mapping[BlockTensor, Tensor], same: Same
+) -> list[SharedColumns]:
+    """Make a tensor up of several of the reference's, side by side: projections that
+    the port fuses.
+    """
     tiles: list[SharedColumns] = []
     start = 0
     while start < rows.shape[1]:
@@ -146,17 +177,25 @@ def _tiles(rows: Tensor, known: Mapping[BlockTensor, Tensor], same: Same) -> lis
     return tiles
 
 
-def _tile_at(start: int, rows: Tensor, known: Mapping[BlockTensor, Tensor], same: Same) -> SharedColumns | None:
+def _tile_at(
+    start: int, rows: Tensor, known: Mapping[BlockTensor, Tensor], same: Same
+) -> SharedColumns | None:
     for place, values in known.items():
         columns = torch.arange(start, start + values.shape[1])
         fits = place.side == "output" and int(columns[-1]) < rows.shape[1]
         if fits and same(values, rows[:, columns]):
-            return SharedColumns(place, torch.arange(values.shape[1]), columns, values.shape[1])
+            return SharedColumns(
+                place, torch.arange(values.shape[1]), columns, values.shape[1]
+            )
     return None
 
 
-def _reordered(rows: Tensor, known: Mapping[BlockTensor, Tensor], same: Same) -> list[SharedColumns]:
-    """Find a tensor whose columns are the reference's in another order: Meta's layout of rotary positions."""
+def _reordered(
+    rows: Tensor, known: Mapping[BlockTensor, Tensor], same: Same
+) -> list[SharedColumns]:
+    """Find a tensor whose columns are the reference's in another order: Meta's layout
+    of rotary positions.
+    """
     width = rows.shape[1]
     if width > MOST_COLUMNS:
         return []
@@ -172,7 +211,9 @@ def _reordered(rows: Tensor, known: Mapping[BlockTensor, Tensor], same: Same) ->
 
 
 def _step(width: int, whole: int) -> int:
-    """Choose the distance between the places where a slice may begin: projections are of equal or related sizes."""
+    """Choose the distance between the places where a slice may begin: projections are
+    of equal or related sizes.
+    """
     return math.gcd(width, whole)
 
 
@@ -180,17 +221,25 @@ FindPart = Callable[[str], nn.Module]
 
 
 def by_weights(
-    reference: ModuleCall, port: ModuleCall, reference_part: FindPart, port_part: FindPart
+    reference: ModuleCall,
+    port: ModuleCall,
+    reference_part: FindPart,
+    port_part: FindPart,
 ) -> dict[BlockTensor, Counterpart]:
-    """Pair modules that hold the very weights of one of the reference's, however these are laid out inside it.
+    """Pair modules that hold the very weights of one of the reference's, however these
+    are laid out inside it.
 
-    A module without calls inside it must hold all of these weights, as they are or transposed.
+    A module without calls inside it must hold all of these weights, as they are or
+    transposed.
     """
     reference_calls, port_calls = calls_by_place(reference), calls_by_place(port)
-    learned = learn_weights(reference_part(reference.path), port_part(port.path), reordered=False)
+    learned = learn_weights(
+        reference_part(reference.path), port_part(port.path), reordered=False
+    )
     holders: dict[frozenset[str], tuple[str, int]] = {}
     for key, call in reference_calls.items():
-        # Inner calls come later, so that the smallest module which holds these weights stays.
+        # Inner calls come later, so that the smallest module which holds these weights
+        # stays.
         holders[frozenset(_names_inside(key[0], reference_part(call.path)))] = key
     counterparts: dict[BlockTensor, Counterpart] = {}
     for key, call in port_calls.items():
@@ -203,11 +252,18 @@ def by_weights(
         partner = holders.get(frozenset(sources))
         if partner is None:
             continue
-        part, other = port_part(call.path), reference_part(reference_calls[partner].path)
+        part, other = (
+            port_part(call.path),
+            reference_part(reference_calls[partner].path),
+        )
         holds_all = _size(part) == _size(other)
-        is_same_leaf = not call.inner and _are_equal(_weights_of(part), _weights_of(other))
+        is_same_leaf = not call.inner and _are_equal(
+            _weights_of(part), _weights_of(other)
+        )
         if (call.inner and holds_all) or is_same_leaf:
-            counterparts |= _as_counterparts(key, call, partner, reference_calls[partner])
+            counterparts |= _as_counterparts(
+                key, call, partner, reference_calls[partner]
+            )
     return counterparts
 
 
@@ -221,7 +277,10 @@ def _names_inside(path: str, part: nn.Module) -> list[str]:
 
 
 def _as_counterparts(
-    key: tuple[str, int], call: ModuleCall, partner: tuple[str, int], expected: ModuleCall
+    key: tuple[str, int],
+    call: ModuleCall,
+    partner: tuple[str, int],
+    expected: ModuleCall,
 ) -> dict[BlockTensor, Counterpart]:
     """Pair what goes into and comes out of two calls, where it is of one shape."""
     pairs: dict[BlockTensor, Counterpart] = {}
@@ -230,7 +289,11 @@ def _as_counterparts(
         "output": (call.output, expected.output),
     }
     for side, (tensor, other) in tensors.items():
-        if tensor is not None and other is not None and as_rows(tensor).shape == as_rows(other).shape:
+        if (
+            tensor is not None
+            and other is not None
+            and as_rows(tensor).shape == as_rows(other).shape
+        ):
             every = torch.arange(tensor.shape[-1])
             pairs[BlockTensor(*key, side)] = Counterpart(
                 (SharedColumns(BlockTensor(*partner, side), every, every, len(every)),)
@@ -239,7 +302,9 @@ def _as_counterparts(
 
 
 def _weights_of(part: nn.Module) -> list[Tensor]:
-    return [weight.detach() for weight in part._parameters.values() if weight is not None]
+    return [
+        weight.detach() for weight in part._parameters.values() if weight is not None
+    ]
 
 
 def _are_equal(weights: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
@@ -254,11 +319,17 @@ def _is_equal(weight: Tensor, other: Tensor) -> bool:
     if values.shape == expected.shape and torch.equal(values, expected):
         return True
     are_matrices = values.ndim == 2 and expected.ndim == 2
-    return are_matrices and values.shape == expected.T.shape and torch.equal(values, expected.T)
+    return (
+        are_matrices
+        and values.shape == expected.T.shape
+        and torch.equal(values, expected.T)
+    )
 
 
 class SourceRows(NamedTuple):
-    """The rows of the reference's weights that make up a weight of the port, by weight, orientation and number."""
+    """The rows of the reference's weights that make up a weight of the port, by weight,
+    orientation and number.
+    """
 
     weights: tuple[str, ...]
     transposed: tuple[bool, ...]
@@ -267,15 +338,24 @@ class SourceRows(NamedTuple):
     @property
     def in_order(self) -> bool:
         """Whether the rows of each weight are taken one after another."""
-        steps = zip(self.weights, self.numbers, self.weights[1:], self.numbers[1:], strict=False)
-        return all(name != next_name or next_row == row + 1 for name, row, next_name, next_row in steps)
+        steps = zip(
+            self.weights, self.numbers, self.weights[1:], self.numbers[1:], strict=False
+        )
+        return all(
+            name != next_name or next_row == row + 1
+            for name, row, next_name, next_row in steps
+        )
 
 
-def learn_weights(reference: nn.Module, port: nn.Module, *, reordered: bool) -> dict[str, SourceRows]:
-    """Find every weight of a port's block among the rows of the reference's: fused, split or transposed.
+def learn_weights(
+    reference: nn.Module, port: nn.Module, *, reordered: bool
+) -> dict[str, SourceRows]:
+    """Find every weight of a port's block among the rows of the reference's: fused,
+    split or transposed.
 
-    With `reordered`, the rows may be in another order. A weight with a row that the reference has several times is left
-    out, unless it is the next row of the same weight.
+    With `reordered`, the rows may be in another order. A weight with a row that the
+    reference has several times is left out, unless it is the next row of the same
+    weight.
     """
     known: dict[bytes, list[_Row]] = {}
     for name, weight in reference.named_parameters():
@@ -296,12 +376,18 @@ class _Row(NamedTuple):
     number: int
 
 
-def _source_rows(rows: Sequence[bytes], known: Mapping[bytes, Sequence[_Row]]) -> SourceRows | None:
-    """Find where each row comes from; None where one comes from nowhere or from several places."""
+def _source_rows(
+    rows: Sequence[bytes], known: Mapping[bytes, Sequence[_Row]]
+) -> SourceRows | None:
+    """Find where each row comes from; None where one comes from nowhere or from several
+    places.
+    """
     sources: list[_Row] = []
     for row in rows:
         places = known.get(row, ())
-        following = sources[-1]._replace(number=sources[-1].number + 1) if sources else None
+        following = (
+            sources[-1]._replace(number=sources[-1].number + 1) if sources else None
+        )
         if following is not None and following in places:
             sources.append(following)
         elif len(places) == 1:
@@ -312,9 +398,14 @@ def _source_rows(rows: Sequence[bytes], known: Mapping[bytes, Sequence[_Row]]) -
 
 
 def wrong_weights(
-    reference: nn.Module, port: nn.Module, learned: Mapping[str, SourceRows], rounding: float
+    reference: nn.Module,
+    port: nn.Module,
+    learned: Mapping[str, SourceRows],
+    rounding: float,
 ) -> list[str]:
-    """List the weights of a port's block that are not made of the reference's in the way that was learned."""
+    """List the weights of a port's block that are not made of the reference's in the
+    way that was learned.
+    """
     known: dict[tuple[str, bool], Tensor] = {}
     for name, weight in reference.named_parameters():
         for transposed, rows in _orientations(weight):
@@ -323,7 +414,9 @@ def wrong_weights(
     for name, weight in port.named_parameters():
         if name in learned:
             sources = zip(*learned[name], strict=True)
-            expected = torch.stack([known[source, turned][number] for source, turned, number in sources]).double()
+            expected = torch.stack(
+                [known[source, turned][number] for source, turned, number in sources]
+            ).double()
             difference = (_matrix(weight).double() - expected).norm()
             if float(difference) > rounding * float(expected.norm()):
                 wrong.append(name)
@@ -331,7 +424,9 @@ def wrong_weights(
 
 
 def _orientations(weight: Tensor) -> list[tuple[bool, Tensor]]:
-    """Give a weight as it is and with the last two axes exchanged; a vector is a single row."""
+    """Give a weight as it is and with the last two axes exchanged; a vector is a single
+    row.
+    """
     if weight.ndim < 2:
         return [(False, _matrix(weight))]
     return [(False, _matrix(weight)), (True, _matrix(weight.mT))]
@@ -341,7 +436,8 @@ def _matrix(weight: Tensor) -> Tensor:
     """Flatten a weight to rows; a vector is a single row."""
     width = weight.shape[-1] if weight.ndim else 1
     rows = weight.detach().cpu().reshape(-1, width)
-    # `contiguous` would keep odd strides of axes with a single element, and these have no bytes to view.
+    # `contiguous` would keep odd strides of axes with a single element, and these have
+    # no bytes to view.
     return rows.clone(memory_format=torch.contiguous_format)
 
 
@@ -350,11 +446,15 @@ def _bytes_of_rows(rows: Tensor) -> list[bytes]:
 
 
 def is_column_scaled(weight: Tensor, other: Tensor, rounding: float) -> bool:
-    """Check whether one matrix is the other with its columns scaled by different numbers, as by a folded norm."""
+    """Check whether one matrix is the other with its columns scaled by different
+    numbers, as by a folded norm.
+    """
     if weight.ndim != 2 or weight.shape != other.shape:
         return False
     values, expected = weight.detach().double().cpu(), other.detach().double().cpu()
-    scales = (values * expected).sum(0) / expected.square().sum(0).clamp_min(torch.finfo(torch.float64).tiny)
+    scales = (values * expected).sum(0) / expected.square().sum(0).clamp_min(
+        torch.finfo(torch.float64).tiny
+    )
     rest = (values - expected * scales).norm() / values.norm()
     is_one_scale = bool((scales - scales.mean()).abs().max() <= rounding)
     return float(rest) <= rounding and not is_one_scale

@@ -8,12 +8,12 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from hiddenscope import hooks
 from hiddenscope.analyses.drift.hints import argument_hints, hints
 from hiddenscope.analyses.drift.noise import Noise
 from hiddenscope.analyses.drift.observe import Side
 from hiddenscope.analyses.drift.search import FaultyModule, Hint, Search
 from hiddenscope.analyses.drift.suspect import Suspect
+from hiddenscope.modules import hooks
 
 
 def describe(search: Search, fault: FaultyModule) -> tuple[list[Hint], list[str]]:
@@ -40,7 +40,9 @@ def _suspect(search: Search, fault: FaultyModule, made: Tensor) -> Suspect:
     call = fault.call
     assert call is not None
     reference = search.reference
-    role: Literal["module", "block"] = "block" if call.path in reference.blocks.values() else "module"
+    role: Literal["module", "block"] = (
+        "block" if call.path in reference.blocks.values() else "module"
+    )
     return Suspect(
         fault.path,
         reference.part(call.path),
@@ -52,7 +54,9 @@ def _suspect(search: Search, fault: FaultyModule, made: Tensor) -> Suspect:
         same_make=not search.candidate.is_port,
         padded=search.batch.has_padding,
         mask=search.masks[-1],
-        blocks={str(site): reference.part(path) for site, path in reference.blocks.items()},
+        blocks={
+            str(site): reference.part(path) for site, path in reference.blocks.items()
+        },
         model=reference.module,
         distance=partial(_distance, search),
         rounding=Noise.assumed(made.dtype).envelope,

@@ -1,4 +1,6 @@
-"""The errors of a comparison: by site and token, and for each site how far it is over the noise."""
+"""The errors of a comparison: by site and token, and for each site how far it is over
+the noise.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,11 @@ from hiddenscope.sites import Site
 Array: TypeAlias = NDArray[np.float64]
 
 CELLS: Mapping[str, Mapping[str, str]] = {
-    "relative": {"long_name": "relative error", "units": "L2 over the reference's norm", "scale": "log"},
+    "relative": {
+        "long_name": "relative error",
+        "units": "L2 over the reference's norm",
+        "scale": "log",
+    },
     "max_abs": {"long_name": "largest absolute error", "scale": "log"},
     "cosine": {"long_name": "cosine of the two states"},
     "ulp": {
@@ -30,18 +36,28 @@ CELLS: Mapping[str, Mapping[str, str]] = {
         "scale": "log",
     },
     "mismatched": {"long_name": "share of elements that differ by more than 8 ULP"},
-    "local": {"long_name": "local error, on the reference's own input", "units": "L2 over the norm", "scale": "log"},
-    "inherited": {"long_name": "inherited error", "units": "L2 over the norm", "scale": "log"},
+    "local": {
+        "long_name": "local error, on the reference's own input",
+        "units": "L2 over the norm",
+        "scale": "log",
+    },
+    "inherited": {
+        "long_name": "inherited error",
+        "units": "L2 over the norm",
+        "scale": "log",
+    },
 }
 MISMATCH = 8  # units in the last place
 
 
 @dataclass
 class Errors:
-    """Every number of a comparison: cells by site and measure, and for each site its verdict.
+    """Every number of a comparison: cells by site and measure, and for each site its
+    verdict.
 
-    `beyond` has one entry for each site and for the logits: over 1 is drift. `noise_sources` say how the noise was
-    measured, and `batch` holds the texts on which a site is farthest off.
+    `beyond` has one entry for each site and for the logits: over 1 is drift.
+    `noise_sources` say how the noise was measured, and `batch` holds the texts on which
+    a site is farthest off.
     """
 
     tokens: dict[str | None, int]
@@ -59,15 +75,21 @@ class Errors:
     kl: list[Array] = field(default_factory=list)
     top1_changed: list[NDArray[np.bool_]] = field(default_factory=list)
 
-    def put(self, name: str, measure: str, places: Sequence[int], values: Tensor) -> None:
+    def put(
+        self, name: str, measure: str, places: Sequence[int], values: Tensor
+    ) -> None:
         """Put the values of one batch to the rows of its tokens."""
         count = self.tokens[stack_of(name, self.tokens)]
         measures = self.cells.setdefault(name, {})
         column = measures.setdefault(measure, np.full(count, np.nan))
         column[list(places)] = values.double().numpy()
 
-    def put_cells(self, name: str, places: Sequence[int], reference: Tensor, candidate: Tensor) -> None:
-        """Measure two sets of rows token by token; of logits, also what changes in the output."""
+    def put_cells(
+        self, name: str, places: Sequence[int], reference: Tensor, candidate: Tensor
+    ) -> None:
+        """Measure two sets of rows token by token; of logits, also what changes in the
+        output.
+        """
         for measure, values in measure_cells(reference, candidate).items():
             self.put(name, measure, places, values)
         if name == LOGITS:
@@ -76,21 +98,29 @@ class Errors:
             self.top1_changed.append(changed.numpy())
 
     def judge(self, name: str, error: Gap, noise: Noise, batch: Inputs) -> None:
-        """Hold an error at a site against the noise; the worst of all batches and branches counts."""
+        """Hold an error at a site against the noise; the worst of all batches and
+        branches counts.
+        """
         beyond = noise.times_over(error)
         if beyond >= self.beyond.get(name, -1.0):
             self.beyond[name], self.batch[name] = beyond, batch
         self.error[name] = max(self.error.get(name, 0.0), error.worst)
         self.envelope[name] = max(self.envelope.get(name, 0.0), noise.envelope)
 
-    def add_systematic(self, name: str, reference: Tensor, candidate: Tensor, exact: Tensor) -> None:
-        """Add rows of a part to its test for a difference that is the same at every token."""
+    def add_systematic(
+        self, name: str, reference: Tensor, candidate: Tensor, exact: Tensor
+    ) -> None:
+        """Add rows of a part to its test for a difference that is the same at every
+        token.
+        """
         if name not in self.systematic:
             self.systematic[name] = SystematicTest(reference.shape[-1])
         self.systematic[name].add(reference, candidate, exact)
 
     def accept(self, name: str, allowed: float) -> None:
-        """Accept the error of a site up to a level, and what its parts differ by systematically then."""
+        """Accept the error of a site up to a level, and what its parts differ by
+        systematically then.
+        """
         if name not in self.beyond or self.error[name] > allowed:
             return
         accepted = self.error[name] / allowed if allowed else 0.0
@@ -100,7 +130,8 @@ class Errors:
             del self.findings[part]
 
     def finish(self, sites: Sequence[Site], texts: Inputs) -> None:
-        """Bring the sites into the order of the pass, and conclude the tests for a systematic difference.
+        """Bring the sites into the order of the pass, and conclude the tests for a
+        systematic difference.
 
         `texts` are those on which a fault is looked for that shows at no token alone.
         """
@@ -132,14 +163,27 @@ class Errors:
 
     def drop(self, name: str) -> None:
         """Forget a site: what was compared there is not the same state."""
-        for table in (self.beyond, self.error, self.envelope, self.batch, self.cells, self.findings):
+        for table in (
+            self.beyond,
+            self.error,
+            self.envelope,
+            self.batch,
+            self.cells,
+            self.findings,
+        ):
             table.pop(name, None)
 
     @property
     def drifting(self) -> list[str]:
-        """The sites whose error is beyond the noise, at a token or systematically, in the order of the pass."""
+        """The sites whose error is beyond the noise, at a token or systematically, in
+        the order of the pass.
+        """
         systematic = set(map(main_site, self.drifting_parts))
-        return [name for name, beyond in self.beyond.items() if beyond > 1 or name in systematic]
+        return [
+            name
+            for name, beyond in self.beyond.items()
+            if beyond > 1 or name in systematic
+        ]
 
 
 def stack_of(name: str, stacks: Mapping[str | None, Any]) -> str | None:
@@ -150,13 +194,17 @@ def stack_of(name: str, stacks: Mapping[str | None, Any]) -> str | None:
 
 
 def main_site(name: str) -> str:
-    """Name the layer that a branch of a block counts for; other sites count for themselves."""
+    """Name the layer that a branch of a block counts for; other sites count for
+    themselves.
+    """
     for branch in ("attn", "cross", "mlp"):
         name = name.removesuffix(f".{branch}")
     return name
 
 
-def places_of(inputs: Inputs, texts: Sequence[int], stacks: Mapping[str | None, int]) -> dict[str | None, list[int]]:
+def places_of(
+    inputs: Inputs, texts: Sequence[int], stacks: Mapping[str | None, int]
+) -> dict[str | None, list[int]]:
     """Find the rows of some texts' tokens among all, stack by stack."""
     places: dict[str | None, list[int]] = {}
     for stack in stacks:
@@ -190,7 +238,9 @@ def measure_cells(reference: Tensor, candidate: Tensor) -> dict[str, Tensor]:
 
 
 def divergence(reference: Tensor, candidate: Tensor) -> tuple[Tensor, Tensor]:
-    """Return for each row of logits the KL divergence in nats, and whether the most likely token differs."""
+    """Return for each row of logits the KL divergence in nats, and whether the most
+    likely token differs.
+    """
     p = reference.double().log_softmax(-1)
     q = candidate.double().log_softmax(-1)
     # A token that has no probability on either side gives 0 times a NaN.
@@ -202,7 +252,12 @@ Where = Callable[[str, int], str]
 """Says in words which token a row of a site is."""
 
 
-def token_finder(inputs: Inputs, texts: Sequence[int], encoder: TextEncoder, stacks: Mapping[str | None, Any]) -> Where:
+def token_finder(
+    inputs: Inputs,
+    texts: Sequence[int],
+    encoder: TextEncoder,
+    stacks: Mapping[str | None, Any],
+) -> Where:
     """Make a function that names the token of a row, for the message about a NaN."""
 
     def where(name: str, row: int) -> str:
@@ -229,7 +284,10 @@ def refuse_not_finite(who: str, name: str, rows: Tensor, where: Where) -> None:
     row = int(broken.nonzero()[0])
     what = "a NaN" if bool(rows[row].isnan().any()) else "an infinity"
     reason = f"the {who} has {what} at {name}, token {where(name, row)}"
-    remedy = "Repair that first: look at the weights of the block that computes it, or use a wider dtype."
+    remedy = (
+        "Repair that first: look at the weights of the block that computes it, or use a"
+        " wider dtype."
+    )
     raise NotFinite("Cannot compare the two runs", reason, remedy)
 
 

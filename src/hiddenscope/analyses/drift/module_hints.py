@@ -1,4 +1,6 @@
-"""List what goes wrong in any module: its attributes, its parts, and what becomes of its output."""
+"""List what goes wrong in any module: its attributes, its parts, and what becomes of
+its output.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from hiddenscope import hooks
 from hiddenscope.analyses.drift.calls import ModuleCall
 from hiddenscope.analyses.drift.suspect import Suspect, Trial
-from hiddenscope.module_copy import private_copy
+from hiddenscope.modules import hooks
+from hiddenscope.modules.module_copy import private_copy
 
 ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "the exact GELU (erf)": functional.gelu,
@@ -40,35 +42,64 @@ def attributes(suspect: Suspect) -> Iterator[Trial]:
             continue
         module = private_copy(suspect.reference)
         setattr(module, name, other)
-        evidence = f"`{name}` is {other!r} in the candidate and {value!r} in the reference."
+        evidence = (
+            f"`{name}` is {other!r} in the candidate and {value!r} in the reference."
+        )
         yield "attribute", evidence, suspect.run(module)
 
 
 def effects(suspect: Suspect) -> Iterator[Trial]:
-    """Compare the output with simple functions of the input and of the reference's output."""
+    """Compare the output with simple functions of the input and of the reference's
+    output.
+    """
     expected, state = suspect.expected, suspect.state
     scale = _fit(expected, suspect.made)
     if not isclose(scale, 1.0, rel_tol=NEAR_ONE):
-        yield "scale", f"The output is the reference's times {scale:.6g}.", scale * expected
+        yield (
+            "scale",
+            f"The output is the reference's times {scale:.6g}.",
+            scale * expected,
+        )
     rows = ~suspect.made.any(-1, keepdim=True) & expected.any(-1, keepdim=True)
-    yield "zero_rows", f"{int(rows.sum()):,} rows of the output are exactly zero.", expected.masked_fill(rows, 0)
+    yield (
+        "zero_rows",
+        f"{int(rows.sum()):,} rows of the output are exactly zero.",
+        expected.masked_fill(rows, 0),
+    )
     if state is None:
         return
     block = suspect.role == "block"
     args, kwargs = hooks.with_state_in(suspect.call.args, suspect.call.kwargs, expected)
-    again = suspect.run(suspect.reference, replace(suspect.call, args=args, kwargs=kwargs))
-    yield "layer_skipped" if block else "not_applied", f"The {suspect.role} returns its input.", state
-    yield "layer_doubled" if block else "applied_twice", f"The {suspect.role} is applied twice.", again
+    again = suspect.run(
+        suspect.reference, replace(suspect.call, args=args, kwargs=kwargs)
+    )
+    yield (
+        "layer_skipped" if block else "not_applied",
+        f"The {suspect.role} returns its input.",
+        state,
+    )
+    yield (
+        "layer_doubled" if block else "applied_twice",
+        f"The {suspect.role} is applied twice.",
+        again,
+    )
     factor = _fit(expected - state, suspect.made - state)
     if block and abs(factor) > NEAR_ONE:
-        evidence = f"What the block adds to its input is the reference's times {factor:.6g}."
+        evidence = (
+            f"What the block adds to its input is the reference's times {factor:.6g}."
+        )
         yield "residual_scale", evidence, state + factor * (expected - state)
 
 
 def _fit(expected: Tensor, output: Tensor) -> float:
-    """Fit the number that one tensor is multiplied by to give another, by least squares."""
+    """Fit the number that one tensor is multiplied by to give another, by least
+    squares.
+    """
     wide, other = expected.double(), output.double()
-    return float((wide * other).sum() / wide.square().sum().clamp_min(torch.finfo(wide.dtype).tiny))
+    return float(
+        (wide * other).sum()
+        / wide.square().sum().clamp_min(torch.finfo(wide.dtype).tiny)
+    )
 
 
 def biases(suspect: Suspect) -> Iterator[Trial]:
@@ -76,15 +107,27 @@ def biases(suspect: Suspect) -> Iterator[Trial]:
     bias = suspect.reference._parameters.get("bias")
     if bias is not None and bias.shape == suspect.expected.shape[-1:]:
         added = bias.detach()
-        yield "missing_bias", "The output is the reference's without its bias.", suspect.expected - added
-        yield "bias_twice", "The output is the reference's with its bias added twice.", suspect.expected + added
+        yield (
+            "missing_bias",
+            "The output is the reference's without its bias.",
+            suspect.expected - added,
+        )
+        yield (
+            "bias_twice",
+            "The output is the reference's with its bias added twice.",
+            suspect.expected + added,
+        )
 
 
 def other_blocks(suspect: Suspect) -> Iterator[Trial]:
     """Call the reference's other blocks."""
     for site, block in suspect.blocks.items():
         if suspect.role == "block" and type(block) is type(suspect.reference):
-            yield "swapped_layer", f"The output is that of the block that makes `{site}`.", suspect.run(block)
+            yield (
+                "swapped_layer",
+                f"The output is that of the block that makes `{site}`.",
+                suspect.run(block),
+            )
 
 
 class _Function(nn.Module):
@@ -100,7 +143,9 @@ class _Function(nn.Module):
 
 
 def activations(suspect: Suspect) -> Iterator[Trial]:
-    """Put another activation in the place of one in the reference, or of the module itself."""
+    """Put another activation in the place of one in the reference, or of the module
+    itself.
+    """
     for call in suspect.call.leaves():
         path = call.path.removeprefix(suspect.call.path).lstrip(".")
         if not _is_activation(call):
@@ -111,7 +156,11 @@ def activations(suspect: Suspect) -> Iterator[Trial]:
             module = private_copy(suspect.reference) if path else _Function(function)
             if path:
                 setattr(module.get_submodule(parent), name, _Function(function))
-            yield "activation", f"The output is that of {words}{place}.", suspect.run(module)
+            yield (
+                "activation",
+                f"The output is that of {words}{place}.",
+                suspect.run(module),
+            )
 
 
 def _is_activation(call: ModuleCall) -> bool:
@@ -119,11 +168,16 @@ def _is_activation(call: ModuleCall) -> bool:
     state, output = call.state, call.output
     if state is None or output is None or state.shape != output.shape:
         return False
-    return any(torch.allclose(function(state), output, 0.01, 0.01) for function in ACTIVATIONS.values())
+    return any(
+        torch.allclose(function(state), output, 0.01, 0.01)
+        for function in ACTIVATIONS.values()
+    )
 
 
 def exchanged_parts(suspect: Suspect) -> Iterator[Trial]:
-    """Exchange two parts of one make and size, such as queries and keys, or gate and up."""
+    """Exchange two parts of one make and size, such as queries and keys, or gate and
+    up.
+    """
     module = private_copy(suspect.reference)
     for parent in module.modules():
         pairs = combinations(parent.named_children(), 2)

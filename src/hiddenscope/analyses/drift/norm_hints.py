@@ -13,7 +13,9 @@ from hiddenscope.analyses.drift.suspect import Suspect, Trial
 
 
 class Norm(NamedTuple):
-    """A norm over the last axis. With `outside`, eps is added to the root and not under it."""
+    """A norm over the last axis. With `outside`, eps is added to the root and not under
+    it.
+    """
 
     centred: bool
     gain: Tensor
@@ -44,7 +46,11 @@ def norms(suspect: Suspect) -> Iterator[Trial]:
         return
     eps = _fit_eps(norm, state, suspect.made)
     for fault, words, fields in _changes(norm, eps):
-        yield fault, f"The output is that of a norm {words}.", norm._replace(**fields)(state)
+        yield (
+            fault,
+            f"The output is that of a norm {words}.",
+            norm._replace(**fields)(state),
+        )
 
 
 def _changes(norm: Norm, eps: float) -> Iterator[tuple[str, str, dict[str, Any]]]:
@@ -52,13 +58,25 @@ def _changes(norm: Norm, eps: float) -> Iterator[tuple[str, str, dict[str, Any]]
     gain = norm.gain
     mean = "does not take" if norm.centred else "takes"
     yield "norm_kind", f"that {mean} the mean off", {"centred": not norm.centred}
-    yield "norm_weight_less_one", "without the 1 that is added to its weight", {"gain": gain - 1}
+    yield (
+        "norm_weight_less_one",
+        "without the 1 that is added to its weight",
+        {"gain": gain - 1},
+    )
     yield "norm_weight_plus_one", "with 1 added to its weight", {"gain": gain + 1}
     yield "norm_weight_missing", "without its weight", {"gain": torch.ones_like(gain)}
     yield "norm_weight_twice", "with its weight applied twice", {"gain": gain**2}
-    yield "norm_eps", f"with eps {eps:.2g}; the reference's is {norm.eps:.2g}", {"eps": eps}
+    yield (
+        "norm_eps",
+        f"with eps {eps:.2g}; the reference's is {norm.eps:.2g}",
+        {"eps": eps},
+    )
     yield "norm_eps_outside", "with eps added to the root", {"outside": True}
-    yield "norm_root_eps", "with the root of eps added to the root", {"outside": True, "eps": norm.eps**0.5}
+    yield (
+        "norm_root_eps",
+        "with the root of eps added to the root",
+        {"outside": True, "eps": norm.eps**0.5},
+    )
 
 
 def _norm_of(suspect: Suspect) -> Norm | None:

@@ -1,9 +1,11 @@
-"""Pairing: which tensors of a candidate of somebody else's making are which states of the reference.
+"""Pairing: which tensors of a candidate of somebody else's making are which states of
+the reference.
 
-A table that the caller gives decides. Without one, these are tried in turn: the modules that are the candidate's
-blocks; names that are sites or entries of Hugging Face's `hidden_states`; and for tensors without such names their
-order and their correlation. Numbers that are off by one are recognised. A tensor that is left over while a site is, is
-an error; other sites without a tensor are named in the notes of the result.
+A table that the caller gives decides. Without one, these are tried in turn: the modules
+that are the candidate's blocks; names that are sites or entries of Hugging Face's
+`hidden_states`; and for tensors without such names their order and their correlation.
+Numbers that are off by one are recognised. A tensor that is left over while a site is,
+is an error; other sites without a tensor are named in the notes of the result.
 """
 
 from __future__ import annotations
@@ -18,10 +20,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hiddenscope import hooks
 from hiddenscope.analyses.drift.candidate import Runner, Value, values_of
-from hiddenscope.anatomy import Anatomy, Stack, Tap
+from hiddenscope.discovery import Anatomy, Stack, Tap
 from hiddenscope.errors import StatesError
+from hiddenscope.modules import hooks
 from hiddenscope.passes import Inputs, PaddedBatch
 from hiddenscope.sites import Site
 
@@ -30,10 +32,16 @@ __all__ = ["Pairs", "Runner", "Value", "batches_for", "pair", "values_of"]
 LOGITS = "logits"
 PAIRING_TOKENS = 256  # of the first texts, on which tensors are paired
 LEAST_CORRELATION = 0.5
-CLEARLY_BETTER = 0.1  # by which the mean correlation must be larger before another order is believed
-# Numbers are off by one if that makes nearly all tensors so many times nearer to the reference, and none farther.
+CLEARLY_BETTER = (
+    # By which the mean correlation must be larger before another order is believed.
+    0.1
+)
+# Numbers are off by one if that makes nearly all tensors so many times nearer to the
+# reference, and none farther.
 NEARER, NEARLY_ALL = 4.0, 0.75
-_NUMBERED = re.compile(r"(?:output )?(?:(encoder|decoder)[._])?(layer\.|hidden_states\[)(\d+)\]?")
+_NUMBERED = re.compile(
+    r"(?:output )?(?:(encoder|decoder)[._])?(layer\.|hidden_states\[)(\d+)\]?"
+)
 
 
 class Reference(Protocol):
@@ -48,18 +56,28 @@ class Reference(Protocol):
 
 @dataclass
 class Pairs:
-    """Which value of the candidate is which site, by what they were paired, and sentences about that."""
+    """Which value of the candidate is which site, by what they were paired, and
+    sentences about that.
+    """
 
     by: str
     chosen: dict[str, Value] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     def facts(self, side: Reference) -> dict[str, Any]:
-        """Show the pairing; the table `{site: candidate}` of it can be given back, changed."""
+        """Show the pairing; the table `{site: candidate}` of it can be given back,
+        changed.
+        """
         taps = {str(site): str(tap) for site, tap in side.taps.items()}
         pairs = []
         for site, value in self.chosen.items():
-            pairs.append({"site": site, "reference": taps.get(site, site), "candidate": value.name})
+            pairs.append(
+                {
+                    "site": site,
+                    "reference": taps.get(site, site),
+                    "candidate": value.name,
+                }
+            )
         return {"by": self.by, "pairs": pairs}
 
 
@@ -87,7 +105,11 @@ def pair(
         return _by_table(values, reference_rows, pairing)
     if pairing not in (None, "order", "auto"):
         reason = f"got {pairing!r}"
-        raise StatesError("Cannot read the pairing", reason, "Give a table {site: name}, 'order' or 'auto'.")
+        raise StatesError(
+            "Cannot read the pairing",
+            reason,
+            "Give a table {site: name}, 'order' or 'auto'.",
+        )
     matcher = _Matcher(values, reference_rows, side.anatomy)
     if pairing == "order":
         return matcher.in_order(()) or matcher.refuse_order()
@@ -96,34 +118,59 @@ def pair(
     if pairs is None and (module is None or pairing == "auto"):
         pairs = matcher.by_order()
     pairs = pairs or matcher.by_correlation() or matcher.refuse()
-    pairs.chosen = {site: pairs.chosen[site] for site in reference_rows if site in pairs.chosen}
+    pairs.chosen = {
+        site: pairs.chosen[site] for site in reference_rows if site in pairs.chosen
+    }
     return pairs
 
 
-def _by_table(values: Sequence[Value], reference: Mapping[str, Tensor], table: Mapping[str, str]) -> Pairs:
+def _by_table(
+    values: Sequence[Value], reference: Mapping[str, Tensor], table: Mapping[str, str]
+) -> Pairs:
     named = {value.name: value for value in values}
     pairs = Pairs("table")
     for site, name in table.items():
         if site not in reference:
             reason = f"the reference has {', '.join(list(reference)[:4])} and so on"
-            raise StatesError(f"No site {site!r} to pair", reason, "Give sites of the reference.")
-        value = named.get(name) or named.get(f"output of {name}") or named.get(f"output {name}")
+            raise StatesError(
+                f"No site {site!r} to pair", reason, "Give sites of the reference."
+            )
+        value = (
+            named.get(name)
+            or named.get(f"output of {name}")
+            or named.get(f"output {name}")
+        )
         if value is None:
             reason = f"there are {', '.join(list(named)[:6])} and so on"
-            raise StatesError(f"No tensor {name!r} in the candidate", reason, "Give one of these.")
+            raise StatesError(
+                f"No tensor {name!r} in the candidate", reason, "Give one of these."
+            )
         if value.rows.shape != reference[site].shape:
-            reason = f"it is {list(value.rows.shape)} and {site} is {list(reference[site].shape)}"
-            raise StatesError(f"Cannot pair {name!r} with {site}", reason, "Pair tensors of one shape.")
+            reason = (
+                f"it is {list(value.rows.shape)} and {site} is"
+                f" {list(reference[site].shape)}"
+            )
+            raise StatesError(
+                f"Cannot pair {name!r} with {site}",
+                reason,
+                "Pair tensors of one shape.",
+            )
         pairs.chosen[site] = value
     if not table:
-        raise StatesError("Nothing to compare", "the pairing is empty", "Give a table: {'layer.3': 'blocks.2'}.")
+        raise StatesError(
+            "Nothing to compare",
+            "the pairing is empty",
+            "Give a table: {'layer.3': 'blocks.2'}.",
+        )
     return pairs
 
 
 class _Matcher:
     """Pairs values with the sites of the reference, in one way or another."""
 
-    def __init__(self, values: Sequence[Value], reference: Mapping[str, Tensor], anatomy: Anatomy) -> None:
+    def __init__(
+        self, values: Sequence[Value], reference: Mapping[str, Tensor], anatomy: Anatomy
+    ) -> None:
         self.values, self.reference, self.anatomy = values, reference, anatomy
         self.sites = [site for site in reference if site != LOGITS]
         shapes = {reference[site].shape for site in self.sites}
@@ -133,14 +180,22 @@ class _Matcher:
         """Say why nothing could be paired."""
         shapes = sorted({tuple(value.rows.shape) for value in self.values})
         expected = list(self.reference[self.sites[0]].shape)
-        reason = f"the reference's states are {expected}, and the candidate's tensors {list(map(list, shapes[:6]))}"
+        reason = (
+            f"the reference's states are {expected}, and the candidate's tensors"
+            f" {list(map(list, shapes[:6]))}"
+        )
         remedy = "Give a pairing: {'layer.3': 'blocks.2'}."
         if not shapes:
-            reason = "the candidate gave no floating-point tensor with a row for each token"
+            reason = (
+                "the candidate gave no floating-point tensor with a row for each token"
+            )
             remedy = "Give a tensor [1, token, width] for each state."
         elif self.fitting:
             count = len(self.fitting)
-            reason = f"not every one of its {count} tensors of that shape correlates with a state of the reference"
+            reason = (
+                f"not every one of its {count} tensors of that shape correlates with a"
+                " state of the reference"
+            )
         raise StatesError("Nothing to compare", reason, remedy)
 
     def by_names(self) -> Pairs | None:
@@ -157,7 +212,12 @@ class _Matcher:
         for stack in self.anatomy.stacks:
             layers = self._layers(stack)
             self._add_numbered(pairs, numbered[f"{stack.name} layer."], layers, layers)
-            self._add_numbered(pairs, numbered[f"{stack.name} hidden_states["], self._reported(stack), layers)
+            self._add_numbered(
+                pairs,
+                numbered[f"{stack.name} hidden_states["],
+                self._reported(stack),
+                layers,
+            )
         return pairs if set(pairs.chosen) - {LOGITS} else None
 
     def _add(self, chosen: dict[str, Value], site: str, value: Value) -> None:
@@ -167,7 +227,11 @@ class _Matcher:
     def _layers(self, stack: Stack) -> list[str]:
         """List the layers of a stack, and final."""
         prefix = self._prefix(stack)
-        return [site for site in self.sites if site.startswith((f"{prefix}layer.", f"{prefix}final"))]
+        return [
+            site
+            for site in self.sites
+            if site.startswith((f"{prefix}layer.", f"{prefix}final"))
+        ]
 
     def _reported(self, stack: Stack) -> list[str]:
         return [str(site) for site in self.anatomy.reported(stack)]
@@ -183,9 +247,12 @@ class _Matcher:
         layers: Sequence[str],
         shifts: Sequence[int] = (1, -1),
     ) -> None:
-        """Pair numbered values with named sites, or off by one where nearly all agree clearly better that way."""
+        """Pair numbered values with named sites, or off by one where nearly all agree
+        clearly better that way.
+        """
         ends = layers[-2:]
-        # Hugging Face's last entry is `final`; many ports keep the last layer there, before the norm.
+        # Hugging Face's last entry is `final`; many ports keep the last layer there,
+        # before the norm.
         is_exact = len(named) >= len(layers)
         chosen = self._in_places(values, named, [] if is_exact else ends)
         for shift in shifts:
@@ -194,14 +261,20 @@ class _Matcher:
             if self._is_nearer(shifted, chosen, len(values)):
                 site, value = next(iter(shifted.items()))
                 example = f"its `{value.name}` was paired with `{site}`, and so on"
-                pairs.notes.append(f"The candidate's numbers are off by one: {example}.")
+                pairs.notes.append(
+                    f"The candidate's numbers are off by one: {example}."
+                )
                 pairs.by = f"{pairs.by}, off by one"
                 chosen = shifted
         for site, value in chosen.items():
             pairs.chosen.setdefault(site, value)
 
-    def _in_places(self, values: Mapping[int, Value], sites: Sequence[str], ends: Sequence[str]) -> dict[str, Value]:
-        """Pair each value with the site in its place; with the nearest of the `ends` if that is one of them."""
+    def _in_places(
+        self, values: Mapping[int, Value], sites: Sequence[str], ends: Sequence[str]
+    ) -> dict[str, Value]:
+        """Pair each value with the site in its place; with the nearest of the `ends` if
+        that is one of them.
+        """
         chosen: dict[str, Value] = {}
         for place, value in sorted(values.items()):
             site = sites[place] if 0 <= place < len(sites) else ""
@@ -211,17 +284,26 @@ class _Matcher:
         return chosen
 
     def _distance(self, site: str, value: Value) -> float:
-        """Average the differences of channels, as shares of their norms; infinite if these cannot be compared."""
+        """Average the differences of channels, as shares of their norms; infinite if
+        these cannot be compared.
+        """
         expected = self.reference.get(site)
         if expected is None or expected.shape != value.rows.shape:
             return np.inf
         expected, actual = expected.cpu().double(), value.rows.double()
-        # By channel: the massive ones hardly change from layer to layer, and would hide what the others do.
-        shares = (actual - expected).norm(dim=0) / (actual.norm(dim=0) + expected.norm(dim=0))
+        # By channel: the massive ones hardly change from layer to layer, and would hide
+        # what the others do.
+        shares = (actual - expected).norm(dim=0) / (
+            actual.norm(dim=0) + expected.norm(dim=0)
+        )
         return float(shares.nan_to_num(0.0).mean())
 
-    def _is_nearer(self, shifted: Mapping[str, Value], named: Mapping[str, Value], count: int) -> bool:
-        """Tell whether a shift makes nearly all values clearly nearer to the reference, and none farther."""
+    def _is_nearer(
+        self, shifted: Mapping[str, Value], named: Mapping[str, Value], count: int
+    ) -> bool:
+        """Tell whether a shift makes nearly all values clearly nearer to the reference,
+        and none farther.
+        """
         sites = {value.name: site for site, value in named.items()}
         nearer = 0
         for site, value in shifted.items():
@@ -245,22 +327,32 @@ class _Matcher:
 
     def refuse_order(self) -> Pairs:
         """Say why values cannot be paired by order."""
-        counts = f"{len(self.fitting)} tensors of the shape of a state, and the reference {len(self.sites)} sites"
+        counts = (
+            f"{len(self.fitting)} tensors of the shape of a state, and the reference"
+            f" {len(self.sites)} sites"
+        )
         remedy = "Give a table: {'layer.3': 'blocks.2'}."
-        raise StatesError("Cannot pair the candidate by order", f"it has {counts}", remedy)
+        raise StatesError(
+            "Cannot pair the candidate by order", f"it has {counts}", remedy
+        )
 
     def by_order(self) -> Pairs | None:
-        """Pair by order, unless by correlation values are clearly more like the reference."""
+        """Pair by order, unless by correlation values are clearly more like the
+        reference.
+        """
         ordered, correlated = self.in_order(), self.by_correlation()
         if ordered is None or correlated is None:
             return ordered or correlated
-        is_better = self._likeness(correlated) > self._likeness(ordered) + CLEARLY_BETTER
+        is_better = (
+            self._likeness(correlated) > self._likeness(ordered) + CLEARLY_BETTER
+        )
         return correlated if is_better else ordered
 
     def by_correlation(self) -> Pairs | None:
         """Find the pairs whose correlations add up to most.
 
-        None if a tensor is left over while a site is: what a fault has changed beyond recognition must not be left out.
+        None if a tensor is left over while a site is: what a fault has changed beyond
+        recognition must not be left out.
         """
         from scipy.optimize import linear_sum_assignment
 
@@ -278,11 +370,15 @@ class _Matcher:
 
     def _likeness(self, pairs: Pairs) -> float:
         """Average the correlations of pairs."""
-        correlations = [self._correlation(site, value) for site, value in pairs.chosen.items()]
+        correlations = [
+            self._correlation(site, value) for site, value in pairs.chosen.items()
+        ]
         return float(np.mean(correlations)) if correlations else -1.0
 
     def _correlation(self, site: str, value: Value) -> float:
-        """Average the correlation of the channels over the tokens, so that no massive channel decides it alone."""
+        """Average the correlation of the channels over the tokens, so that no massive
+        channel decides it alone.
+        """
         if self.reference[site].shape != value.rows.shape:
             return -1.0
         expected = _centred(self.reference[site])
@@ -292,7 +388,9 @@ class _Matcher:
         return float((products / sizes).nan_to_num(0.0, 0.0, 0.0).mean())
 
     def by_blocks(self, module: nn.Module) -> Pairs | None:
-        """Pair by the modules that are the candidate's blocks: for every stack as many of one kind as it has blocks."""
+        """Pair by the modules that are the candidate's blocks: for every stack as many
+        of one kind as it has blocks.
+        """
         groups = _groups(module, self.fitting)
         pairs = Pairs("blocks")
         for stack in self.anatomy.stacks:
@@ -304,32 +402,57 @@ class _Matcher:
             pairs.chosen |= self._of_blocks(group, self._prefix(stack))
         return pairs
 
-    def _refuse_other_depth(self, module: nn.Module, groups: Sequence[Sequence[str]]) -> None:
+    def _refuse_other_depth(
+        self, module: nn.Module, groups: Sequence[Sequence[str]]
+    ) -> None:
         """Refuse a list of more or fewer blocks than the reference has."""
         for group in groups:
             parent = _parent(group[0])
             if _is_list(module, parent) and len(self.anatomy.stacks) == 1:
-                reason = f"the reference has {self.anatomy.stacks[0].depth} blocks, and {parent} has {len(group)}"
-                raise StatesError("Cannot pair the blocks", reason, "Give a pairing that says which are which.")
+                reason = (
+                    f"the reference has {self.anatomy.stacks[0].depth} blocks, and"
+                    f" {parent} has {len(group)}"
+                )
+                raise StatesError(
+                    "Cannot pair the blocks",
+                    reason,
+                    "Give a pairing that says which are which.",
+                )
 
     def _of_blocks(self, blocks: Sequence[str], prefix: str) -> dict[str, Value]:
-        """Pair blocks in the order in which they are called; or, if not each is called once, in that of the list."""
-        entries = [value for path, value in _seen(self.fitting, "input") if path in blocks]
-        outputs = [(path, value) for path, value in _seen(self.fitting, "output") if path in blocks]
+        """Pair blocks in the order in which they are called; or, if not each is called
+        once, in that of the list.
+        """
+        entries = [
+            value for path, value in _seen(self.fitting, "input") if path in blocks
+        ]
+        outputs = [
+            (path, value)
+            for path, value in _seen(self.fitting, "output")
+            if path in blocks
+        ]
         called = [path for path, _ in outputs]
         if sorted(called) == sorted(blocks):
             blocks = called
         chosen = {f"{prefix}layer.0": value for value in entries[:1]}
         for layer, path in enumerate(blocks, 1):
-            not_called = Value(f"output of {path}", torch.empty(0), Tap(path, 0, "output"))
+            not_called = Value(
+                f"output of {path}", torch.empty(0), Tap(path, 0, "output")
+            )
             chosen[f"{prefix}layer.{layer}"] = dict(outputs).get(path, not_called)
         self._add_final(chosen, f"{prefix}final", outputs[-1][1])
         return chosen
 
     def _add_final(self, chosen: dict[str, Value], site: str, last: Value) -> None:
-        """Pair the final norm: of what modules give after the last block, the output that is most like it."""
+        """Pair the final norm: of what modules give after the last block, the output
+        that is most like it.
+        """
         later = self.fitting[self.fitting.index(last) + 1 :]
-        norms = [value for _, value in _seen(later, "output") if not value.rows.equal(last.rows)]
+        norms = [
+            value
+            for _, value in _seen(later, "output")
+            if not value.rows.equal(last.rows)
+        ]
         if site in self.reference and norms:
             chosen[site] = max(norms, key=lambda value: self._correlation(site, value))
 
@@ -340,7 +463,9 @@ def _centred(rows: Tensor) -> Tensor:
 
 
 def _distinct(values: Sequence[Value]) -> list[Value]:
-    """Leave out what modules hand on: of equal tensors one after another, the first is the state."""
+    """Leave out what modules hand on: of equal tensors one after another, the first is
+    the state.
+    """
     distinct: list[Value] = []
     for value in values:
         if value.tap is None or not distinct or not value.rows.equal(distinct[-1].rows):
@@ -355,7 +480,9 @@ def _seen(values: Sequence[Value], side: hooks.Side) -> list[tuple[str, Value]]:
 
 
 def _groups(module: nn.Module, values: Sequence[Value]) -> list[list[str]]:
-    """Group modules of one kind under one parent that give states, the outermost first, then those called first."""
+    """Group modules of one kind under one parent that give states, the outermost first,
+    then those called first.
+    """
     called = [path for path, _ in _seen(values, "output")]
     groups: dict[tuple[str, object], list[str]] = {}
     for path, part in module.named_modules():

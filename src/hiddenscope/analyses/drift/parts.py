@@ -1,8 +1,10 @@
-"""Compare two live models part by part: each block of the candidate on exactly what the reference's block was given.
+"""Compare two live models part by part: each block of the candidate on exactly what the
+reference's block was given.
 
-Each batch takes one pass of both as they are, one of the reference in float64, and one of the candidate in which every
-layer is replaced by the reference's after it was measured. Where dtypes or attention kernels differ, the parts are
-compared in the coarser dtype and with the candidate's kernel, on private copies.
+Each batch takes one pass of both as they are, one of the reference in float64, and one
+of the candidate in which every layer is replaced by the reference's after it was
+measured. Where dtypes or attention kernels differ, the parts are compared in the
+coarser dtype and with the candidate's kernel, on private copies.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from hiddenscope import hooks, progress
+from hiddenscope import progress
 from hiddenscope.analyses.drift.counterparts import is_column_scaled
 from hiddenscope.analyses.drift.errors import (
     Errors,
@@ -26,16 +28,25 @@ from hiddenscope.analyses.drift.errors import (
     token_finder,
 )
 from hiddenscope.analyses.drift.noise import INFINITE, Gap, Noise, gap
-from hiddenscope.analyses.drift.observe import LOGITS, Observed, ObservedState, Side, observe
+from hiddenscope.analyses.drift.observe import (
+    LOGITS,
+    Observed,
+    ObservedState,
+    Side,
+    observe,
+)
 from hiddenscope.analyses.drift.streaming import StateQueue
 from hiddenscope.errors import NotFinite
 from hiddenscope.model import Model
+from hiddenscope.modules import hooks
 from hiddenscope.passes import Inputs
 from hiddenscope.sites import Site
 
-# So many tokens, or this share of them, may be beyond the noise because a block is unsrecorder there.
+# So many tokens, or this share of them, may be beyond the noise because a block is
+# unsrecorder there.
 FEW_TOKENS, FEW_TOKENS_SHARE = 2, 0.05
-# The input of such a block is changed by so many units in the last place, to see whether it is.
+# The input of such a block is changed by so many units in the last place, to see
+# whether it is.
 PERTURBATIONS_ULP = (1, 2, 4) * 4
 Batch = tuple[list[int], Inputs]
 """The numbers of some texts among all, and these texts."""
@@ -43,7 +54,9 @@ Batch = tuple[list[int], Inputs]
 
 @dataclass(frozen=True)
 class ComparedSides:
-    """The two models as they were given, and as their parts are compared: in one dtype, with one attention kernel."""
+    """The two models as they were given, and as their parts are compared: in one dtype,
+    with one attention kernel.
+    """
 
     reference: Side
     candidate: Side
@@ -67,9 +80,15 @@ class ComparedSides:
         return sources
 
     def passes(self, batches: int) -> dict[str, float]:
-        """Count the passes of each model that a batch took; a model that serves as two sides counts once."""
-        references = {id(side): side.passes for side in (self.reference, self.equal_reference)}
-        candidates = {id(side): side.passes for side in (self.candidate, self.equal_candidate)}
+        """Count the passes of each model that a batch took; a model that serves as two
+        sides counts once.
+        """
+        references = {
+            id(side): side.passes for side in (self.reference, self.equal_reference)
+        }
+        candidates = {
+            id(side): side.passes for side in (self.candidate, self.equal_candidate)
+        }
         return {
             "reference": sum(references.values()) / batches,
             "candidate": sum(candidates.values()) / batches,
@@ -77,9 +96,11 @@ class ComparedSides:
 
 
 def changed_weights(sides: ComparedSides) -> list[tuple[str, float]]:
-    """List the weights that differ between two models with the same modules, and by what share of their norm.
+    """List the weights that differ between two models with the same modules, and by
+    what share of their norm.
 
-    They show differences that no state shows. A port's weights may be laid out otherwise, and are not compared.
+    They show differences that no state shows. A port's weights may be laid out
+    otherwise, and are not compared.
     """
     if sides.candidate.is_port:
         return []
@@ -87,7 +108,13 @@ def changed_weights(sides: ComparedSides) -> list[tuple[str, float]]:
     changed: list[tuple[str, float]] = []
     for name, weight in sides.equal_reference.module.named_parameters():
         other = weights.get(name)
-        if other is None or other is weight or other.shape != weight.shape or weight.is_meta or other.is_meta:
+        if (
+            other is None
+            or other is weight
+            or other.shape != weight.shape
+            or weight.is_meta
+            or other.is_meta
+        ):
             continue
         expected, values = weight.detach(), other.detach().to(weight.device)
         if not torch.equal(expected, values.to(expected.dtype)):
@@ -97,8 +124,12 @@ def changed_weights(sides: ComparedSides) -> list[tuple[str, float]]:
     return changed
 
 
-def compare_parts(sides: ComparedSides, model: Model, inputs: Inputs, *, low_memory: bool = False) -> Errors:
-    """Compare two live models part by part. A padded batch in which a NaN comes up is run again text by text."""
+def compare_parts(
+    sides: ComparedSides, model: Model, inputs: Inputs, *, low_memory: bool = False
+) -> Errors:
+    """Compare two live models part by part. A padded batch in which a NaN comes up is
+    run again text by text.
+    """
     batches = list(inputs.batches(model))
     if sides.candidate.is_port:
         return _compare_batches(sides, model, inputs, _one_by_one(inputs), low_memory)
@@ -108,10 +139,17 @@ def compare_parts(sides: ComparedSides, model: Model, inputs: Inputs, *, low_mem
         has_padding = any(len(set(batch.costs)) > 1 for _, batch in batches)
         if not has_padding:
             raise
-    for side in (sides.reference, sides.candidate, sides.equal_reference, sides.equal_candidate):
+    for side in (
+        sides.reference,
+        sides.candidate,
+        sides.equal_reference,
+        sides.equal_candidate,
+    ):
         side.passes = 0
     errors = _compare_batches(sides, model, inputs, _one_by_one(inputs), low_memory)
-    errors.notes.append("Texts were run one at a time, because a NaN comes up in a padded batch.")
+    errors.notes.append(
+        "Texts were run one at a time, because a NaN comes up in a padded batch."
+    )
     return errors
 
 
@@ -127,7 +165,11 @@ def empty_errors(inputs: Inputs, reference: Side) -> Errors:
 
 
 def _compare_batches(
-    sides: ComparedSides, model: Model, inputs: Inputs, batches: Sequence[Batch], low_memory: bool
+    sides: ComparedSides,
+    model: Model,
+    inputs: Inputs,
+    batches: Sequence[Batch],
+    low_memory: bool,
 ) -> Errors:
     errors = empty_errors(inputs, sides.reference)
     errors.noise_sources = sides.noise_sources
@@ -135,15 +177,21 @@ def _compare_batches(
     compare = _compare_in_step if low_memory else _compare_batch
     reference_has_head = False
     with progress.track("Comparing", total=len(batches)) as advance:
-        # Where texts are batched by length, the shortest come last: the self-check is made on these.
+        # Where texts are batched by length, the shortest come last: the self-check is
+        # made on these.
         for texts, batch in reversed(batches):
             where = token_finder(inputs, texts, model.text_encoder, errors.tokens)
-            recorder = _BatchRecorder(errors, sides, batch, places_of(inputs, texts, errors.tokens), where)
+            recorder = _BatchRecorder(
+                errors, sides, batch, places_of(inputs, texts, errors.tokens), where
+            )
             reference_has_head |= compare(recorder)
             advance(1)
     errors.passes = sides.passes(len(batches))
     if reference_has_head and LOGITS not in errors.beyond:
-        errors.notes.append("The candidate gives no logits of the reference's shape: they were not compared.")
+        errors.notes.append(
+            "The candidate gives no logits of the reference's shape: they were not"
+            " compared."
+        )
     errors.notes = list(dict.fromkeys(errors.notes))
     longest = max((batch for _, batch in batches), key=lambda batch: sum(batch.lengths))
     errors.finish(sides.sites, longest)
@@ -153,25 +201,39 @@ def _compare_batches(
 
 
 def _drop_folded_norms(errors: Errors, sides: ComparedSides) -> None:
-    """Leave `final` out where the logits agree, or where the head has the norm's weights folded into its columns."""
+    """Leave `final` out where the logits agree, or where the head has the norm's
+    weights folded into its columns.
+    """
     finals = [name for name in errors.drifting if name.endswith("final")]
     logits_agree = LOGITS in errors.beyond and LOGITS not in errors.drifting
     if not finals or not (logits_agree or _has_folded_head(sides)):
         return
     for name in finals:
         errors.drop(name)
-        words = f"`{name}` was not compared: the weights of the candidate's last norm seem to be folded into its head."
+        words = (
+            f"`{name}` was not compared: the weights of the candidate's last norm seem"
+            " to be folded into its head."
+        )
         errors.notes.append(words)
 
 
 def _has_folded_head(sides: ComparedSides) -> bool:
-    """Check whether the port has a matrix that is the reference's head with its columns scaled."""
+    """Check whether the port has a matrix that is the reference's head with its columns
+    scaled.
+    """
     head = sides.reference.anatomy.head
-    weight = None if head is None else getattr(sides.equal_reference.part(head.path), "weight", None)
+    weight = (
+        None
+        if head is None
+        else getattr(sides.equal_reference.part(head.path), "weight", None)
+    )
     if not isinstance(weight, Tensor):
         return False
     rounding = Noise.assumed(sides.candidate.dtype).envelope
-    return any(is_column_scaled(other, weight, rounding) for other in sides.equal_candidate.module.parameters())
+    return any(
+        is_column_scaled(other, weight, rounding)
+        for other in sides.equal_candidate.module.parameters()
+    )
 
 
 @dataclass
@@ -193,10 +255,16 @@ class _BatchRecorder:
         refuse_not_finite("reference", reference.name, reference.rows, self.where)
         refuse_not_finite("candidate", reference.name, rows, self.where)
         if reference.rows.shape == rows.shape:
-            self.errors.put_cells(reference.name, self.places_at(reference.name), reference.rows, rows)
+            self.errors.put_cells(
+                reference.name, self.places_at(reference.name), reference.rows, rows
+            )
 
-    def add_local(self, reference: ObservedState, rows: Tensor, unreplaced_rows: Tensor | None) -> Tensor | None:
-        """Add what a part does by itself, and return the reference's layer for the next part to start from."""
+    def add_local(
+        self, reference: ObservedState, rows: Tensor, unreplaced_rows: Tensor | None
+    ) -> Tensor | None:
+        """Add what a part does by itself, and return the reference's layer for the next
+        part to start from.
+        """
         name = reference.name
         if reference.noise is None or reference.rows.shape != rows.shape:
             return None
@@ -210,27 +278,41 @@ class _BatchRecorder:
             return None
         self.errors.put(name, "local", self.places_at(name), local.rows)
         if unreplaced_rows is not None:
-            norms = reference.rows.double().norm(dim=-1).clamp_min(torch.finfo(torch.float64).tiny)
+            norms = (
+                reference.rows.double()
+                .norm(dim=-1)
+                .clamp_min(torch.finfo(torch.float64).tiny)
+            )
             inherited = (unreplaced_rows.double() - rows.double()).norm(dim=-1) / norms
             self.errors.put(name, "inherited", self.places_at(name), inherited)
-        # A port may have the final norm folded into its head, which then cannot start from the reference's state.
+        # A port may have the final norm folded into its head, which then cannot start
+        # from the reference's state.
         enters_folded_head = self.sides.candidate.is_port and name.endswith("final")
         return None if enters_folded_head else reference.rows
 
-    def _judge(self, reference: ObservedState, rows: Tensor, local: Gap, noise: Noise) -> None:
+    def _judge(
+        self, reference: ObservedState, rows: Tensor, local: Gap, noise: Noise
+    ) -> None:
         self.errors.judge(main_site(reference.name), local, noise, self.batch)
         if reference.exact is not None:
-            self.errors.add_systematic(reference.name, reference.rows, rows, reference.exact)
+            self.errors.add_systematic(
+                reference.name, reference.rows, rows, reference.exact
+            )
 
     def _is_isolated(self, local: Gap, noise: Noise) -> bool:
         """Check whether an error is beyond the noise at no more than a few tokens."""
         over = int((local.rows > noise.envelope).sum())
-        return over <= max(FEW_TOKENS, FEW_TOKENS_SHARE * len(local.rows)) and noise.times_over(local) > 1
+        return (
+            over <= max(FEW_TOKENS, FEW_TOKENS_SHARE * len(local.rows))
+            and noise.times_over(local) > 1
+        )
 
     def judge_isolated(self) -> None:
-        """Judge sites with errors at a few tokens, by what a change in the last places of the input does there.
+        """Judge sites with errors at a few tokens, by what a change in the last places
+        of the input does there.
 
-        A router that must choose between two experts, or rounding to integers, may make much of it at a few tokens.
+        A router that must choose between two experts, or rounding to integers, may make
+        much of it at a few tokens.
         """
         for reference, rows in self.isolated:
             site = Site.parse(reference.name) if reference.name != LOGITS else None
@@ -242,7 +324,9 @@ class _BatchRecorder:
         self.isolated.clear()
 
     def _instability(self, site: Site, reference: ObservedState) -> list[Gap]:
-        """Change the input of a block in its last places some times, and measure what that does to a site in it."""
+        """Change the input of a block in its last places some times, and measure what
+        that does to a site in it.
+        """
         before = Site((site.layer or 1) - 1, "", site.stack)
         unit = torch.finfo(reference.rows.dtype).eps
         generator = torch.Generator().manual_seed(0)
@@ -269,18 +353,32 @@ class _BatchRecorder:
     def add_missing(self, expected: Sequence[str], reached: set[str]) -> None:
         """Call a layer that the candidate never reaches infinitely far off.
 
-        One that is only seen as it enters a block is not seen where the candidate leaves that block out.
+        One that is only seen as it enters a block is not seen where the candidate
+        leaves that block out.
         """
         taps = self.sides.candidate.taps
         entries = {str(site) for site, tap in taps.items() if tap.side == "input"}
         for name in expected:
-            if name == main_site(name) and name not in reached and name not in entries and name != LOGITS:
-                self.errors.judge(name, INFINITE, Noise.assumed(self.sides.candidate.dtype), self.batch)
+            if (
+                name == main_site(name)
+                and name not in reached
+                and name not in entries
+                and name != LOGITS
+            ):
+                self.errors.judge(
+                    name,
+                    INFINITE,
+                    Noise.assumed(self.sides.candidate.dtype),
+                    self.batch,
+                )
 
     def check_self(self, observations: Sequence[tuple[Side, Observed]]) -> None:
         """Compare a pass with hooks and one without, bit for bit, once."""
         if self.errors.observing_changed_nothing is None:
-            unchanged = [_is_unchanged(side, self.batch, observed) for side, observed in observations]
+            unchanged = [
+                _is_unchanged(side, self.batch, observed)
+                for side, observed in observations
+            ]
             self.errors.observing_changed_nothing = all(unchanged)
 
 
@@ -308,7 +406,9 @@ def _compare_batch(recorder: _BatchRecorder) -> bool:
         if reference_state is None or state.name not in unreplaced.states:
             return None
         reached.add(state.name)
-        return recorder.add_local(reference_state, state.rows, unreplaced.rows(state.name))
+        return recorder.add_local(
+            reference_state, state.rows, unreplaced.rows(state.name)
+        )
 
     observe(sides.equal_candidate, batch, sides.sites, visit=compare)
     recorder.judge_isolated()
@@ -318,7 +418,9 @@ def _compare_batch(recorder: _BatchRecorder) -> bool:
 
 
 def _compare_in_step(recorder: _BatchRecorder) -> bool:
-    """Compare one batch with two layers' states in memory; what is inherited takes both passes at once."""
+    """Compare one batch with two layers' states in memory; what is inherited takes both
+    passes at once.
+    """
     sides, batch = recorder.sides, recorder.batch
     layers = [site for site in sides.sites if not site.part]
     whole = StateQueue()
@@ -343,7 +445,9 @@ def _compare_in_step(recorder: _BatchRecorder) -> bool:
         return recorder.add_local(expected, state.rows, None)
 
     parts.run_in_step(
-        lambda: observe(sides.equal_reference, batch, sides.sites, visit=parts.give, noise=True),
+        lambda: observe(
+            sides.equal_reference, batch, sides.sites, visit=parts.give, noise=True
+        ),
         lambda: observe(sides.equal_candidate, batch, sides.sites, visit=compare_part),
     )
     recorder.judge_isolated()
@@ -355,4 +459,8 @@ def _compare_in_step(recorder: _BatchRecorder) -> bool:
 def _is_unchanged(side: Side, batch: Inputs, observed: Observed) -> bool:
     """Check that a pass without any hook gives the same output bit for bit."""
     bare = hooks.first_tensor(side.run(side.batch(batch)))
-    return observed.output is not None and bare is not None and torch.equal(bare.cpu(), observed.output)
+    return (
+        observed.output is not None
+        and bare is not None
+        and torch.equal(bare.cpu(), observed.output)
+    )

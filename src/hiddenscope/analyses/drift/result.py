@@ -1,4 +1,6 @@
-"""Put a comparison into a result: errors by site and token, errors along the sites, and the facts."""
+"""Put a comparison into a result: errors by site and token, errors along the sites, and
+the facts.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +36,9 @@ LINES = {
 class DriftComparison:
     """What was compared, and what came out.
 
-    `compared` is `parts`, each on equal input, or whole `passes`. `restored` says how much of the change of the output
-    disappears when the reference's states are put back.
+    `compared` is `parts`, each on equal input, or whole `passes`. `restored` says how
+    much of the change of the output disappears when the reference's states are put
+    back.
     """
 
     names: tuple[str, str]
@@ -68,7 +71,10 @@ def facts_of(comparison: DriftComparison, baseline: Facts | None) -> dict[str, A
         "as_given": _as_given(errors),
         "systematic": _systematic(errors, first),
         "smallest_fault": _smallest_fault(errors),
-        "changed_weights": [{"name": name, "relative": share} for name, share in comparison.changed_weights],
+        "changed_weights": [
+            {"name": name, "relative": share}
+            for name, share in comparison.changed_weights
+        ],
         "first_token": None if first is None else _worst_token(comparison, first),
         "largest": {"site": largest, "beyond": errors.beyond[largest]},
         "drifting_sites": [_site_facts(errors, name) for name in drifting],
@@ -100,7 +106,9 @@ def _site_facts(errors: Errors, name: str) -> dict[str, Any]:
 
 
 def _as_given(errors: Errors) -> dict[str, Any] | None:
-    """Find the largest difference between the two as they were given, each in its own dtype and kernel."""
+    """Find the largest difference between the two as they were given, each in its own
+    dtype and kernel.
+    """
     worst: dict[str, float] = {}
     for name in errors.beyond:
         worst[name] = _largest(errors, name, "relative")
@@ -112,7 +120,9 @@ def _as_given(errors: Errors) -> dict[str, Any] | None:
 
 
 def _systematic(errors: Errors, site: str | None) -> dict[str, Any] | None:
-    """Describe the strongest systematic difference of a site's parts; of all parts if no site differs."""
+    """Describe the strongest systematic difference of a site's parts; of all parts if
+    no site differs.
+    """
     parts = [name for name, finding in errors.findings.items() if finding.patterns]
     parts = [name for name in parts if site is None or main_site(name) == site]
     if not parts:
@@ -120,16 +130,31 @@ def _systematic(errors: Errors, site: str | None) -> dict[str, Any] | None:
     part = max(parts, key=lambda name: errors.findings[name].beyond)
     finding = errors.findings[part]
     pattern = finding.strongest
-    return {"part": part, "pattern": pattern.name, "size": pattern.size, "beyond": finding.beyond}
+    return {
+        "part": part,
+        "pattern": pattern.name,
+        "size": pattern.size,
+        "beyond": finding.beyond,
+    }
 
 
 def _smallest_fault(errors: Errors) -> dict[str, Any] | None:
-    """Tell how small a systematic difference these texts would have shown, as a share of a part's output."""
-    sizes = {name: finding.smallest for name, finding in errors.findings.items() if finding.patterns}
+    """Tell how small a systematic difference these texts would have shown, as a share
+    of a part's output.
+    """
+    sizes = {
+        name: finding.smallest
+        for name, finding in errors.findings.items()
+        if finding.patterns
+    }
     if not sizes:
         return None
     part = max(sizes, key=lambda name: sizes[name])
-    return {"typical": float(np.median(list(sizes.values()))), "largest": sizes[part], "part": part}
+    return {
+        "typical": float(np.median(list(sizes.values()))),
+        "largest": sizes[part],
+        "part": part,
+    }
 
 
 def _largest(errors: Errors, name: str, measure: str) -> float:
@@ -147,7 +172,11 @@ def _worst_token(comparison: DriftComparison, name: str) -> dict[str, Any] | Non
         return None
     tokens = comparison.tokens[stack_of(name, comparison.tokens)]
     row = int(np.nanargmax(values))
-    return {"text": int(tokens.text[row]), "position": int(tokens.positions[row]), "token": tokens.strings[row]}
+    return {
+        "text": int(tokens.text[row]),
+        "position": int(tokens.positions[row]),
+        "token": tokens.strings[row],
+    }
 
 
 def _consequences(comparison: DriftComparison) -> dict[str, Any] | None:
@@ -169,7 +198,9 @@ def dataset_of(comparison: DriftComparison, patterns: SitePatterns) -> xarray.Da
     import xarray
 
     errors, tokens = comparison.errors, comparison.tokens
-    names = _selected(patterns, [name for name in errors.beyond if name in errors.cells])
+    names = _selected(
+        patterns, [name for name in errors.beyond if name in errors.cells]
+    )
     variables: dict[str, Any] = {}
     for measure, attributes in CELLS.items():
         if any(measure in errors.cells[name] for name in names):
@@ -186,7 +217,10 @@ def _selected(patterns: SitePatterns, names: list[str]) -> list[str]:
 
 
 def _by_site_and_token(
-    errors: Errors, tokens: Mapping[str | None, Tokens], names: Sequence[str], measure: str
+    errors: Errors,
+    tokens: Mapping[str | None, Tokens],
+    names: Sequence[str],
+    measure: str,
 ) -> np.ndarray[Any, np.dtype[np.float32]]:
     """Fill an array over the tokens of all stacks, one after another."""
     counts = [len(stack_tokens) for stack_tokens in tokens.values()]
@@ -209,7 +243,9 @@ def _along_sites(errors: Errors, names: Sequence[str]) -> dict[str, Any]:
         "beyond": [errors.beyond[name] for name in names],
     }
     lines["gain"] = [math.nan]
-    for before, inherited in zip(lines["total_error"], lines["inherited_error"][1:], strict=False):
+    for before, inherited in zip(
+        lines["total_error"], lines["inherited_error"][1:], strict=False
+    ):
         lines["gain"].append(inherited / before if before else math.nan)
     variables: dict[str, Any] = {}
     for key, long_name in LINES.items():
@@ -225,8 +261,14 @@ def _token_coordinates(tokens: Mapping[str | None, Tokens]) -> dict[str, Any]:
     for stack_tokens in stacks:
         strings += stack_tokens.strings
     coordinates: dict[str, Any] = {
-        "text": ("token", np.concatenate([stack_tokens.text for stack_tokens in stacks])),
-        "position": ("token", np.concatenate([stack_tokens.positions for stack_tokens in stacks])),
+        "text": (
+            "token",
+            np.concatenate([stack_tokens.text for stack_tokens in stacks]),
+        ),
+        "position": (
+            "token",
+            np.concatenate([stack_tokens.positions for stack_tokens in stacks]),
+        ),
         "id": ("token", np.concatenate([stack_tokens.ids for stack_tokens in stacks])),
         # The None keeps numpy from making fixed-width strings.
         "string": ("token", np.array([*strings, None], dtype=object)[:-1]),

@@ -1,4 +1,6 @@
-"""Decide what the reference and the candidate are, whether they can be compared, and in which dtype and kernel."""
+"""Decide what the reference and the candidate are, whether they can be compared, and in
+which dtype and kernel.
+"""
 
 from __future__ import annotations
 
@@ -12,23 +14,34 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hiddenscope import hooks
-from hiddenscope.analyses.drift.dtypes import common_digits, majority_dtype, narrowest, with_digits
+from hiddenscope.analyses.drift.dtypes import (
+    common_digits,
+    majority_dtype,
+    narrowest,
+    with_digits,
+)
 from hiddenscope.analyses.drift.observe import Side
 from hiddenscope.analyses.drift.parts import ComparedSides
-from hiddenscope.anatomy import Anatomy, vocabulary
+from hiddenscope.discovery import Anatomy, vocabulary
 from hiddenscope.errors import AnatomyError, ModuleError, StatesError, TextError
 from hiddenscope.model import Model, load
-from hiddenscope.module_copy import Convert, named_weights, private_copy
+from hiddenscope.modules import hooks
+from hiddenscope.modules.module_copy import Convert, named_weights, private_copy
+from hiddenscope.modules.slow_dtypes import tell_of_slow_products
 from hiddenscope.passes import Inputs, TextEncoder, Texts, recordable
-from hiddenscope.products import tell_of_slow_products
 from hiddenscope.sites import Site, summarise
 from hiddenscope.states import Pair, Readable, States, load_states
 from hiddenscope.store import Store
 from hiddenscope.store import open as open_store
 
 BLOCK = 8192  # rows of saved states that are compared at a time
-KNOWN_KERNELS = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
+KNOWN_KERNELS = (
+    "eager",
+    "sdpa",
+    "flash_attention_2",
+    "flash_attention_3",
+    "flex_attention",
+)
 
 
 @dataclass(eq=False)
@@ -46,11 +59,13 @@ class SavedRun:
         return dtype if isinstance(dtype, torch.dtype) else torch.float32
 
     def computed_in(self, other: nn.Module) -> torch.dtype:
-        """Tell the dtype its states were computed in: the one its source names, or a narrower one that holds them.
+        """Tell the dtype its states were computed in: the one its source names, or a
+        narrower one that holds them.
 
-        The first site alone tells it only where the weights of the `other` side have more digits than that: a float32
-        model of a bfloat16 checkpoint has embeddings in bfloat16 as well. Mamba keeps its residual stream in float32
-        whatever its weights are in.
+        The first site alone tells it only where the weights of the `other` side have
+        more digits than that: a float32 model of a bfloat16 checkpoint has embeddings
+        in bfloat16 as well. Mamba keeps its residual stream in float32 whatever its
+        weights are in.
         """
         first_site, last_site = self.stacks[0].sites[0], self.stacks[0].sites[-1]
         first = narrowest([next(self.blocks(first_site))], self.named_dtype)
@@ -59,8 +74,12 @@ class SavedRun:
             return last
         if first == self.named_dtype:
             return first
-        has_wide_stream = bool(getattr(getattr(other, "config", None), "residual_in_fp32", False))
-        has_wide_weights = narrowest(other.parameters(), self.named_dtype) == self.named_dtype
+        has_wide_stream = bool(
+            getattr(getattr(other, "config", None), "residual_in_fp32", False)
+        )
+        has_wide_weights = (
+            narrowest(other.parameters(), self.named_dtype) == self.named_dtype
+        )
         return first if has_wide_stream or has_wide_weights else self.named_dtype
 
     @property
@@ -92,16 +111,23 @@ class SavedRun:
         return next(states for states in self.stacks if states.sites[0].stack == stack)
 
     def own_texts(self) -> list[str] | list[list[int]]:
-        """Return the texts that came with the states, or where these were not kept their ids."""
+        """Return the texts that came with the states, or where these were not kept
+        their ids.
+        """
         tokens = self.stacks[0].tokens
         if tokens.texts is not None:
             return list(tokens.texts)
         return [tokens.ids[tokens.rows(text)].tolist() for text in range(tokens.count)]
 
     def windows(self) -> list[list[int]] | None:
-        """Return the ids of every window of a store whose long texts were cut; None where every text is whole."""
+        """Return the ids of every window of a store whose long texts were cut; None
+        where every text is whole.
+        """
         states = self.stacks[0]
-        if not isinstance(states, Store) or len(states.sequence_lengths) == states.tokens.count:
+        if (
+            not isinstance(states, Store)
+            or len(states.sequence_lengths) == states.tokens.count
+        ):
             return None
         ends = states.sequence_lengths.cumsum()[:-1]
         return [ids.tolist() for ids in np.split(states.tokens.ids, ends)]
@@ -109,7 +135,9 @@ class SavedRun:
 
 @dataclass(eq=False)
 class BareModule:
-    """A module that was given without being loaded, and the tokenizer that came with it, if any."""
+    """A module that was given without being loaded, and the tokenizer that came with
+    it, if any.
+    """
 
     module: nn.Module
     tokenizer: Any = None
@@ -160,7 +188,9 @@ def _open_path(path: Path, name: str | os.PathLike[str]) -> Opened:
 
 def _in_memory(source: Readable) -> States:
     """Gather states that are read in blocks."""
-    values = torch.stack([torch.cat(list(source.blocks(site))) for site in source.sites])
+    values = torch.stack(
+        [torch.cat(list(source.blocks(site))) for site in source.sites]
+    )
     return States(source.sites, values, source.tokens, getattr(source, "source", None))  # type: ignore[arg-type]
 
 
@@ -170,19 +200,26 @@ def as_model(side: Opened, who: str) -> Model:
         return side
     if isinstance(side, BareModule):
         return load((side.module, side.tokenizer))
-    raise ModuleError(f"Cannot use the {who} alone", "it is not a model", "Give a model on one side at least.")
+    raise ModuleError(
+        f"Cannot use the {who} alone",
+        "it is not a model",
+        "Give a model on one side at least.",
+    )
 
 
 def as_side(model: Model) -> Side:
     """Take a loaded model as a side of the comparison."""
-    return Side(model.name, model.module, model.anatomy, model.pad, majority_dtype(model.module))
+    return Side(
+        model.name, model.module, model.anatomy, model.pad, majority_dtype(model.module)
+    )
 
 
 def as_candidate(side: Model | BareModule, reference: Model) -> Side | None:
-    """Take a model or module as the candidate; None where its modules are not the reference's.
+    """Take a model or module as the candidate; None where its modules are not the
+    reference's.
 
-    A module with the same blocks in the same places needs no proof of its own: what is at fault in it may be the very
-    thing that a proof would refuse.
+    A module with the same blocks in the same places needs no proof of its own: what is
+    at fault in it may be the very thing that a proof would refuse.
     """
     module = side.module
     if is_compiled(module):
@@ -203,16 +240,23 @@ def as_candidate(side: Model | BareModule, reference: Model) -> Side | None:
 
 
 def is_compiled(module: Any) -> bool:
-    """Check whether torch.compile made a module, so that it calls no hooks: only what it returns can be seen."""
+    """Check whether torch.compile made a module, so that it calls no hooks: only what
+    it returns can be seen.
+    """
     if not isinstance(module, nn.Module):
         return False
     if hasattr(module, "_orig_mod"):
         return True
-    return any(getattr(part, "_compiled_call_impl", None) is not None for part in module.modules())
+    return any(
+        getattr(part, "_compiled_call_impl", None) is not None
+        for part in module.modules()
+    )
 
 
 def _has_same_tree(module: nn.Module, other: nn.Module, anatomy: Anatomy) -> bool:
-    """Check that a module has all places where another's states are, and as many blocks."""
+    """Check that a module has all places where another's states are, and as many
+    blocks.
+    """
     parts, other_parts = hooks.parts_of(module), hooks.parts_of(other)
     if any(tap.path not in parts for tap in anatomy.taps.values()):
         return False
@@ -229,7 +273,8 @@ def _depths(anatomy: Anatomy) -> list[tuple[str, int]]:
 
 
 def on_equal_terms(reference: Side, candidate: Side) -> ComparedSides:
-    """Choose how parts are compared: in the coarser of both dtypes, and with the candidate's attention kernel.
+    """Choose how parts are compared: in the coarser of both dtypes, and with the
+    candidate's attention kernel.
 
     Whichever side must change for that is a private copy.
     """
@@ -240,15 +285,21 @@ def on_equal_terms(reference: Side, candidate: Side) -> ComparedSides:
         equal_candidate = _rounded(equal_candidate, reference.dtype, reference.module)
     kernel = candidate.kernel if candidate.kernel in KNOWN_KERNELS else reference.kernel
     if equal_candidate.dtype != reference.dtype:
-        equal_reference = _rounded(equal_reference, equal_candidate.dtype, equal_candidate.module)
+        equal_reference = _rounded(
+            equal_reference, equal_candidate.dtype, equal_candidate.module
+        )
     if kernel != reference.kernel:
         copied = private_copy(equal_reference.module, attention=kernel)
         equal_reference = _with_module(equal_reference, copied)
-    return ComparedSides(reference, candidate, equal_reference, equal_candidate, tuple(digits.notes))
+    return ComparedSides(
+        reference, candidate, equal_reference, equal_candidate, tuple(digits.notes)
+    )
 
 
 def _with_digits(side: Side, dtype: torch.dtype | None) -> Side:
-    """Copy a side with the digits of its weights rounded; without a dtype it stays as it is."""
+    """Copy a side with the digits of its weights rounded; without a dtype it stays as
+    it is.
+    """
     if dtype is None:
         return side
     return _with_module(side, with_digits(side.module, dtype))
@@ -260,7 +311,9 @@ def _with_module(side: Side, module: nn.Module) -> Side:
 
 
 def _rounded(side: Side, dtype: torch.dtype, like: nn.Module) -> Side:
-    """Copy a side with its weights rounded to a dtype; what the other module keeps wider stays so."""
+    """Copy a side with its weights rounded to a dtype; what the other module keeps
+    wider stays so.
+    """
     module = private_copy(side.module, _rounding(dtype, like))
     return replace(_with_module(side, module), dtype=dtype)
 
@@ -281,10 +334,16 @@ def _rounding(dtype: torch.dtype, like: nn.Module) -> Convert:
 
 
 def encode(model: Model, texts: Texts | Inputs | None) -> Inputs:
-    """Encode texts as the reference takes them; a decoder beside an encoder is given the same texts."""
+    """Encode texts as the reference takes them; a decoder beside an encoder is given
+    the same texts.
+    """
     problem = "No texts to compare on"
     if texts is None:
-        raise StatesError(problem, "only saved states come with their own texts", "Give at least one text.")
+        raise StatesError(
+            problem,
+            "only saved states come with their own texts",
+            "Give at least one text.",
+        )
     if isinstance(texts, list | tuple) and not texts:
         raise TextError(problem, "the list is empty", "Give at least one text.")
     if isinstance(texts, Inputs) or not model.encoder_decoder:
@@ -301,9 +360,16 @@ def check_tokenizers(inputs: Inputs, candidate: Model | BareModule) -> None:
         other_ids = encoder.encode([text]).ids[0]
         if other_ids != ids:
             place = _first_difference(ids, other_ids)
-            lengths = f"text {number} is {len(ids)} tokens in one and {len(other_ids)} in the other"
+            lengths = (
+                f"text {number} is {len(ids)} tokens in one and {len(other_ids)} in the"
+                " other"
+            )
             remedy = "Give token ids, or models with one tokenizer."
-            raise TextError("Their tokenizers give different ids", f"{lengths}, from position {place} on", remedy)
+            raise TextError(
+                "Their tokenizers give different ids",
+                f"{lengths}, from position {place} on",
+                remedy,
+            )
 
 
 def _first_difference(ids: Sequence[int], other_ids: Sequence[int]) -> int:
@@ -315,26 +381,45 @@ def _first_difference(ids: Sequence[int], other_ids: Sequence[int]) -> int:
 
 def check_shapes(reference: Side, candidate: Side) -> None:
     """Refuse models whose states have different widths."""
-    for stack, other in zip(reference.anatomy.stacks, candidate.anatomy.stacks, strict=True):
+    for stack, other in zip(
+        reference.anatomy.stacks, candidate.anatomy.stacks, strict=True
+    ):
         if stack.proof.width != other.proof.width:
-            reason = f"their hidden sizes are {stack.proof.width} and {other.proof.width}"
-            raise StatesError("Cannot compare the two models", reason, "Give two versions of one model.")
+            reason = (
+                f"their hidden sizes are {stack.proof.width} and {other.proof.width}"
+            )
+            raise StatesError(
+                "Cannot compare the two models",
+                reason,
+                "Give two versions of one model.",
+            )
 
 
 def check_widths(site: Site, width: int, other_width: int) -> None:
     """Refuse a site whose states have different widths in the two runs."""
     if width != other_width:
         reason = f"{site} is {width} wide in one and {other_width} in the other"
-        raise StatesError("Cannot compare the two runs", reason, "Give two versions of one model.")
+        raise StatesError(
+            "Cannot compare the two runs", reason, "Give two versions of one model."
+        )
 
 
 def check_whole(saved: SavedRun) -> None:
     """Refuse stores that do not have every token: a pass cannot be compared with them."""
     for states in saved.stacks:
-        if not isinstance(states, Store) or (states.pooled is None and states.every == 1):
+        if not isinstance(states, Store) or (
+            states.pooled is None and states.every == 1
+        ):
             continue
-        what = f"the {states.pooled} of each text" if states.pooled else f"one token in {states.every}"
-        problem, reason = f"Cannot compare a pass with {saved.name}", f"the store keeps {what} alone"
+        what = (
+            f"the {states.pooled} of each text"
+            if states.pooled
+            else f"one token in {states.every}"
+        )
+        problem, reason = (
+            f"Cannot compare a pass with {saved.name}",
+            f"the store keeps {what} alone",
+        )
         raise StatesError(problem, reason, "Extract the states of every token.")
 
 
@@ -342,13 +427,22 @@ def check_tokens(inputs: Inputs, saved: SavedRun) -> None:
     """Refuse saved states of other texts than those that are run here."""
     for states in saved.stacks:
         here = inputs.of(states.sites[0].stack)
-        lengths = states.sequence_lengths if isinstance(states, Store) else states.tokens.lengths
-        if here.flat.tolist() == states.tokens.ids.tolist() and here.lengths == lengths.tolist():
+        lengths = (
+            states.sequence_lengths
+            if isinstance(states, Store)
+            else states.tokens.lengths
+        )
+        if (
+            here.flat.tolist() == states.tokens.ids.tolist()
+            and here.lengths == lengths.tolist()
+        ):
             continue
         problem = f"The saved states of {saved.name} are of other texts"
         if saved.windows() is not None:
             remedy = "Leave the texts out: the store has its own."
-            raise StatesError(problem, "they were computed in windows of long texts", remedy)
+            raise StatesError(
+                problem, "they were computed in windows of long texts", remedy
+            )
         held = f"they hold {len(states.tokens):,} tokens of {states.tokens.count} texts"
         reason = f"{held}, which are not the {sum(here.lengths):,} given"
         raise StatesError(problem, reason, "Give the texts they were captured on.")
@@ -363,14 +457,29 @@ def check_same_texts(first: SavedRun, second: SavedRun, stack: str | None) -> No
     is_pooled = bool((tokens.ids < 0).any())
     same_texts = not is_pooled or tokens.texts == other.texts
     if not (same_ids and same_lengths and same_texts):
-        reason = f"they hold {len(tokens):,} and {len(other):,} tokens that are not the same"
-        raise StatesError("The two saved runs are of different texts", reason, "Capture both on the same texts.")
+        reason = (
+            f"they hold {len(tokens):,} and {len(other):,} tokens that are not the same"
+        )
+        raise StatesError(
+            "The two saved runs are of different texts",
+            reason,
+            "Capture both on the same texts.",
+        )
 
 
-def common_sites(sites: Sequence[Site], other_sites: Sequence[Site], names: tuple[str, str]) -> tuple[Site, ...]:
+def common_sites(
+    sites: Sequence[Site], other_sites: Sequence[Site], names: tuple[str, str]
+) -> tuple[Site, ...]:
     """List the sites that both sides have; none is an error."""
     both = tuple(site for site in sites if site in other_sites)
     if not both:
-        reason = f"{names[0]} has {summarise(sites)} and {names[1]} has {summarise(other_sites)}"
-        raise StatesError("Nothing to compare", reason, "Choose sites that both have, or give a pairing.")
+        reason = (
+            f"{names[0]} has {summarise(sites)} and {names[1]} has"
+            f" {summarise(other_sites)}"
+        )
+        raise StatesError(
+            "Nothing to compare",
+            reason,
+            "Choose sites that both have, or give a pairing.",
+        )
     return both

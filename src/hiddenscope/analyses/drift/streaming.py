@@ -1,7 +1,7 @@
 """Run two passes in step, so that no more than two layers' states are held at any time.
 
-The reference runs in a thread of its own and hands over one state after another; the candidate takes each where it has
-its own, compares the two, and both go on.
+The reference runs in a thread of its own and hands over one state after another; the
+candidate takes each where it has its own, compares the two, and both go on.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ class StateQueue:
         self._ended, self._closed = Event(), Event()
 
     def give(self, state: ObservedState) -> None:
-        """Hand over a state once the one before was taken; drop it once the other side has gone."""
+        """Hand over a state once the one before was taken; drop it once the other side
+        has gone.
+        """
         self.names.append(state.name)
         while not self._closed.is_set():
             try:
@@ -37,7 +39,9 @@ class StateQueue:
                 continue
 
     def take(self, name: str) -> ObservedState | None:
-        """Return the state of this name and drop those before it; None if the reference has ended without it."""
+        """Return the state of this name and drop those before it; None if the reference
+        has ended without it.
+        """
         while not (self._ended.is_set() and self._queue.empty()):
             try:
                 state = self._queue.get(timeout=WAIT)
@@ -47,8 +51,12 @@ class StateQueue:
                 return state
         return None
 
-    def run_in_step(self, reference: Callable[[], object], candidate: Callable[[], Returned]) -> Returned:
-        """Run the reference in a thread and the candidate here; raise the error of either here."""
+    def run_in_step(
+        self, reference: Callable[[], object], candidate: Callable[[], Returned]
+    ) -> Returned:
+        """Run the reference in a thread and the candidate here; raise the error of
+        either here.
+        """
 
         def run_reference() -> None:
             try:

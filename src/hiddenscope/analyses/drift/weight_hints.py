@@ -1,4 +1,6 @@
-"""Tell how the candidate's weights were made of the reference's, where the two modules are of one make."""
+"""Tell how the candidate's weights were made of the reference's, where the two modules
+are of one make.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +10,15 @@ import torch
 from torch import Tensor
 
 from hiddenscope.analyses.drift.suspect import Suspect, Trial
-from hiddenscope.module_copy import named_weights, private_copy
+from hiddenscope.modules.module_copy import named_weights, private_copy
 
 NARROW = (torch.bfloat16, torch.float16, torch.float8_e4m3fn)
 
 
 def weights(suspect: Suspect) -> Iterator[Trial]:
-    """Give the reference's module the candidate's weights and buffers, and say how these differ."""
+    """Give the reference's module the candidate's weights and buffers, and say how
+    these differ.
+    """
     if not suspect.same_make:
         return
     candidates = dict(named_weights(suspect.candidate))
@@ -46,7 +50,9 @@ def _rotary(fault: str, words: str, frequencies: Tensor) -> tuple[str, str]:
     """Say how the frequencies of rotary positions differ."""
     if fault == "scaled_weight":
         return "rope_scaling", words
-    places = torch.arange(len(frequencies), device=frequencies.device, dtype=torch.float64)
+    places = torch.arange(
+        len(frequencies), device=frequencies.device, dtype=torch.float64
+    )
     exponents = places / len(frequencies)
     logarithms = -frequencies.double().log()
     log_base = (logarithms @ exponents) / exponents.square().sum()
@@ -58,40 +64,79 @@ def _rotary(fault: str, words: str, frequencies: Tensor) -> tuple[str, str]:
 def _relation(suspect: Suspect, weight: Tensor, other: Tensor) -> tuple[str, str]:
     """Say how a weight was made of another."""
     if weight.shape != other.shape:
-        return "other_shape", f"has the shape {list(other.shape)}, and the reference's {list(weight.shape)}"
+        return (
+            "other_shape",
+            (
+                f"has the shape {list(other.shape)}, and the reference's"
+                f" {list(weight.shape)}"
+            ),
+        )
     if weight.is_floating_point():
         tolerance = 4 * torch.finfo(weight.dtype).eps
         for fault, words, form in _forms(suspect, weight, other):
-            if form.shape == other.shape and torch.allclose(form, other, tolerance, 0.0):
+            if form.shape == other.shape and torch.allclose(
+                form, other, tolerance, 0.0
+            ):
                 return fault, words
     share = (weight != other).double().mean()
     change, norm = (tensor.double().norm() for tensor in (other - weight, weight))
-    words = f"differs in {share:.1%} of its elements, by a norm of {change:.2g}; the reference's norm is {norm:.2g}"
+    words = (
+        f"differs in {share:.1%} of its elements, by a norm of {change:.2g}; the"
+        f" reference's norm is {norm:.2g}"
+    )
     return "changed_weight", words
 
 
-def _forms(suspect: Suspect, weight: Tensor, other: Tensor) -> Iterator[tuple[str, str, Tensor]]:
+def _forms(
+    suspect: Suspect, weight: Tensor, other: Tensor
+) -> Iterator[tuple[str, str, Tensor]]:
     """List what may have become of a weight."""
     value = other.flatten()[0]
     fault = "constant_weight" if value else "zeroed_weight"
     yield fault, f"is {value:g} everywhere", value.expand_as(weight)
     for dtype in NARROW:
-        yield "rounded_weight", f"is the reference's, rounded to {dtype}", weight.to(dtype).to(weight)
-    alike = [(name, known) for name, known in suspect.model.named_parameters() if known.shape == weight.shape]
+        yield (
+            "rounded_weight",
+            f"is the reference's, rounded to {dtype}",
+            weight.to(dtype).to(weight),
+        )
+    alike = [
+        (name, known)
+        for name, known in suspect.model.named_parameters()
+        if known.shape == weight.shape
+    ]
     for name, parameter in alike if suspect.role != "model" else []:
-        yield "exchanged_weight", f"is the reference's `{name}`", parameter.detach().to(weight)
+        yield (
+            "exchanged_weight",
+            f"is the reference's `{name}`",
+            parameter.detach().to(weight),
+        )
     scale = (weight * other).double().sum() / weight.double().square().sum()
-    yield "scaled_weight", f"is the reference's times {scale:.6g}", scale.to(weight) * weight
+    yield (
+        "scaled_weight",
+        f"is the reference's times {scale:.6g}",
+        scale.to(weight) * weight,
+    )
     if weight.ndim > 1:
         yield "transposed_weight", "is the reference's, transposed", weight.mT
     for axis, words in enumerate(("rows", "columns")[: weight.ndim]):
-        # Slices are known again by a weighted sum of their numbers, which is hardly ever the same for two.
+        # Slices are known again by a weighted sum of their numbers, which is hardly
+        # ever the same for two.
         keys, other_keys = (_keys(tensor, axis) for tensor in (weight, other))
         order = keys.argsort()[other_keys.argsort().argsort()]
-        yield "permuted_weight", f"has the reference's {words} in another order", weight.index_select(axis, order)
+        yield (
+            "permuted_weight",
+            f"has the reference's {words} in another order",
+            weight.index_select(axis, order),
+        )
 
 
 def _keys(weight: Tensor, axis: int) -> Tensor:
     """Sum up each slice along an axis, with other factors for each of its numbers."""
     slices = weight.movedim(axis, 0).reshape(weight.shape[axis], -1).double()
-    return (slices * torch.linspace(1, 2, slices.shape[1], device=slices.device, dtype=slices.dtype)).sum(1)
+    return (
+        slices
+        * torch.linspace(
+            1, 2, slices.shape[1], device=slices.device, dtype=slices.dtype
+        )
+    ).sum(1)

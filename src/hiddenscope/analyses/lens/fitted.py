@@ -1,15 +1,19 @@
-"""Lenses that are fitted to a model: one map for each layer, which brings its states nearer to the last layer's.
+"""Lenses that are fitted to a model: one map for each layer, which brings its states
+nearer to the last layer's.
 
-Tuned: the affine map nearest to the last layer. It is a ridge regression of the last layer on this one, held towards
-the identity. Every row is divided by the size of its last state, which the final norm takes away. The penalty is
-chosen for each layer by the KL divergence on half of the held-out texts, and the map is judged on the other half. A
-layer has no map where none is better on the first half, or where the chosen one is worse on the second. Copies of a
-text, and texts of a group, stay together, or what was learnt by heart would count.
+Tuned: the affine map nearest to the last layer. It is a ridge regression of the last
+layer on this one, held towards the identity. Every row is divided by the size of its
+last state, which the final norm takes away. The penalty is chosen for each layer by the
+KL divergence on half of the held-out texts, and the map is judged on the other half. A
+layer has no map where none is better on the first half, or where the chosen one is
+worse on the second. Copies of a text, and texts of a group, stay together, or what was
+learnt by heart would count.
 
-Jacobian: for layer k the mean over texts, and over the tokens t of each, of the sum over t' of the derivative of
-layer.L at t' with respect to layer.k at t; in a causal model only the tokens from t on contribute. One product of a
-vector with the pass gives a row of it for every layer and token at once, so each text takes as many products as a state
-is wide.
+Jacobian: for layer k the mean over texts, and over the tokens t of each, of the sum
+over t' of the derivative of layer.L at t' with respect to layer.k at t; in a causal
+model only the tokens from t on contribute. One product of a vector with the pass gives
+a row of it for every layer and token at once, so each text takes as many products as a
+state is wide.
 """
 
 import hashlib
@@ -44,9 +48,18 @@ from hiddenscope.texts import copy_groups
 KINDS = ("tuned", "jacobian")
 FORMAT = "hiddenscope.lens/2"
 PARTIAL = "hiddenscope.lens.partial/1"
-PENALTIES = (0.001, 0.01, 0.1, 1.0, 10.0)  # as a share of each channel's own sum of squares
+# As a share of each channel's own sum of squares.
+PENALTIES = (
+    0.001,
+    0.01,
+    0.1,
+    1.0,
+    10.0,
+)
 HELD_OUT = 5  # one text of so many is held out
-MOST_HELD_OUT = 256  # tokens by which maps are chosen, and judged: each costs a product with the whole vocabulary
+# Tokens by which maps are chosen, and judged: each costs a product with the whole
+# vocabulary.
+MOST_HELD_OUT = 256
 BATCH_TOKENS = 2_048  # tokens whose states are held at a time
 VECTORS = 64  # products that go through the pass together
 SAVE_EVERY = 30.0  # seconds
@@ -54,7 +67,8 @@ SAVE_EVERY = 30.0  # seconds
 
 @dataclass(frozen=True, eq=False)
 class Map:
-    """An affine map of states: `matrix` [width, width] times the state, plus `bias` [width] if there is one.
+    """An affine map of states: `matrix` [width, width] times the state, plus `bias`
+    [width] if there is one.
 
     >>> Map(2 * torch.eye(2), torch.tensor([1.0, 0.0])).apply(torch.tensor([[1.0, 1.0]]))
     tensor([[3., 2.]])
@@ -64,22 +78,34 @@ class Map:
     bias: Tensor | None = None
 
     def apply(self, rows: Tensor) -> Tensor:
-        """The rows [token, width] as the last layer would have them, in their own dtype."""
+        """The rows [token, width] as the last layer would have them, in their own
+        dtype.
+        """
         wide = rows.to(torch.promote_types(rows.dtype, self.matrix.dtype))
         product = wide @ self.matrix.to(wide).T
-        return (product if self.bias is None else product + self.bias.to(wide)).to(rows.dtype)
+        return (product if self.bias is None else product + self.bias.to(wide)).to(
+            rows.dtype
+        )
 
 
 def mapped(values: Tensor, layers: Sequence[Site], maps: Mapping[int, Map]) -> Tensor:
-    """States [layer, token, width], each through the map of its layer; a layer without one stays as it is."""
-    pairs = [(maps.get(site.layer or 0), rows) for site, rows in zip(layers, values, strict=True)]
-    return torch.stack([rows if own is None else own.apply(rows) for own, rows in pairs])
+    """States [layer, token, width], each through the map of its layer; a layer without
+    one stays as it is.
+    """
+    pairs = [
+        (maps.get(site.layer or 0), rows)
+        for site, rows in zip(layers, values, strict=True)
+    ]
+    return torch.stack(
+        [rows if own is None else own.apply(rows) for own, rows in pairs]
+    )
 
 
 @checked
 @dataclass(frozen=True, eq=False, repr=False)
 class Lens:
-    """One map for each layer, fitted to the weights of one model; a layer without a map is read as it is.
+    """One map for each layer, fitted to the weights of one model; a layer without a map
+    is read as it is.
 
     >>> import hiddenscope as hs
     >>> from hiddenscope.testing import tiny_model
@@ -109,30 +135,55 @@ class Lens:
     ) -> "Lens":
         """Fit a lens to a model on texts; `facts` hold what was measured.
 
-        "tuned" is the affine map that brings a layer nearest to the last. It is never worse than no map on the texts it
-        is judged on, which are neither those it is fitted on nor, from ten texts on, those its penalty is chosen by.
-        "jacobian" is the mean derivative of the last layer. It takes long; an interrupted fit continues from `partial`,
-        a path.
+        "tuned" is the affine map that brings a layer nearest to the last. It is never
+        worse than no map on the texts it is judged on, which are neither those it is
+        fitted on nor, from ten texts on, those its penalty is chosen by. "jacobian" is
+        the mean derivative of the last layer. It takes long; an interrupted fit
+        continues from `partial`, a path.
         """
         model = as_model(model)
         if kind not in KINDS:
-            raise StatesError(f"No {kind!r} lens", f"the kinds are {' and '.join(KINDS)}", "Choose one of these.")
+            raise StatesError(
+                f"No {kind!r} lens",
+                f"the kinds are {' and '.join(KINDS)}",
+                "Choose one of these.",
+            )
         if partial is not None and kind != "jacobian":
-            raise StatesError(f"Cannot continue a {kind} lens", "it is fitted in one step", "Leave `partial` out.")
+            raise StatesError(
+                f"Cannot continue a {kind} lens",
+                "it is fitted in one step",
+                "Leave `partial` out.",
+            )
         sites = LensSites.of(model)
-        Unembedding(model, sites.last)  # a model without one is refused before anything is computed
+        # A model without one is refused before anything is computed.
+        Unembedding(model, sites.last)
         inputs = model.encode(texts, targets=targets)
         if kind == "tuned":
-            maps, facts = _fit_tuned(model, inputs, sites, _groups(inputs, getattr(texts, "groups", None)))
+            maps, facts = _fit_tuned(
+                model, inputs, sites, _groups(inputs, getattr(texts, "groups", None))
+            )
         else:
             maps, facts = _fit_jacobian(model, inputs, sites, partial)
-        return cls(kind, maps, model.name, model.source(sites.last.stack).weights, facts)
+        return cls(
+            kind, maps, model.name, model.source(sites.last.stack).weights, facts
+        )
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write it as one safetensors file; `Lens.load` gives it back exactly."""
-        tensors = {f"layer.{layer}.matrix": own.matrix for layer, own in self.maps.items()}
-        tensors |= {f"layer.{layer}.bias": own.bias for layer, own in self.maps.items() if own.bias is not None}
-        header = {"kind": self.kind, "model": self.model, "weights": self.weights, "facts": dict(self.facts)}
+        tensors = {
+            f"layer.{layer}.matrix": own.matrix for layer, own in self.maps.items()
+        }
+        tensors |= {
+            f"layer.{layer}.bias": own.bias
+            for layer, own in self.maps.items()
+            if own.bias is not None
+        }
+        header = {
+            "kind": self.kind,
+            "model": self.model,
+            "weights": self.weights,
+            "facts": dict(self.facts),
+        }
         _write(path, FORMAT, tensors, header)
 
     @classmethod
@@ -141,8 +192,13 @@ class Lens:
         tensors, header = _read(path, FORMAT)
         try:
             layers = sorted({int(name.split(".")[1]) for name in tensors})
-            maps = {k: Map(tensors[f"layer.{k}.matrix"], tensors.get(f"layer.{k}.bias")) for k in layers}
-            kind, model, weights = (str(header[name]) for name in ("kind", "model", "weights"))
+            maps = {
+                k: Map(tensors[f"layer.{k}.matrix"], tensors.get(f"layer.{k}.bias"))
+                for k in layers
+            }
+            kind, model, weights = (
+                str(header[name]) for name in ("kind", "model", "weights")
+            )
             return cls(kind, maps, model, weights, dict(header["facts"]))
         except (LookupError, TypeError, ValueError) as error:
             raise _unreadable(path, error) from error
@@ -151,37 +207,59 @@ class Lens:
         """Refuse a model that this lens was not fitted to."""
         if model.source(LensSites.of(model).last.stack).weights != self.weights:
             problem = f"Cannot read {model.name} with this {self.kind} lens"
-            reason = f"it was fitted to the weights of {self.model}, and these are others"
+            reason = (
+                f"it was fitted to the weights of {self.model}, and these are others"
+            )
             raise StatesError(problem, reason, "Fit one to this model.")
 
 
 def resolve(model: Model, lens: str | os.PathLike[str] | Lens) -> Lens | None:
-    """The lens that is meant: None for the logit lens, a fitted one, or one from a file."""
+    """The lens that is meant: None for the logit lens, a fitted one, or one from a
+    file.
+    """
     if isinstance(lens, str) and lens == "logit":
         return None
     if isinstance(lens, str) and lens in KINDS:
-        remedy = f"Give lens=hs.Lens.fit(model, texts, {lens!r}), or the path of one that was saved."
-        raise StatesError(f"No {lens} lens of {model.name}", "it has to be fitted first", remedy)
+        remedy = (
+            f"Give lens=hs.Lens.fit(model, texts, {lens!r}), or the path of one that"
+            " was saved."
+        )
+        raise StatesError(
+            f"No {lens} lens of {model.name}", "it has to be fitted first", remedy
+        )
     if isinstance(lens, str) and not lens.lower().endswith(".safetensors"):
         remedy = "Give 'logit', a fitted lens, or the path of one (.safetensors)."
-        raise StatesError(f"No lens {lens[:60]!r}", "there is no lens of that name", remedy)
+        raise StatesError(
+            f"No lens {lens[:60]!r}", "there is no lens of that name", remedy
+        )
     if not isinstance(lens, Lens | str | os.PathLike):
         raise StatesError(
-            "lens must be a lens", f"got {type(lens).__name__}", "Give 'logit', a fitted lens, or a path."
+            "lens must be a lens",
+            f"got {type(lens).__name__}",
+            "Give 'logit', a fitted lens, or a path.",
         )
     fitted = lens if isinstance(lens, Lens) else Lens.load(lens)
     fitted.check(model)
     return fitted
 
 
-def _write(path: str | os.PathLike[str], form: str, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
+def _write(
+    path: str | os.PathLike[str],
+    form: str,
+    tensors: Mapping[str, Tensor],
+    header: Mapping[str, Any],
+) -> None:
     if Path(path).suffix.lower() != ".safetensors":
         problem = f"Cannot save a lens as {os.fspath(path)!r}"
-        raise FileError(problem, "a lens is a .safetensors file", "Give the path that suffix.")
+        raise FileError(
+            problem, "a lens is a .safetensors file", "Give the path that suffix."
+        )
     write_tensors(path, tensors, {"format": form, "lens": json.dumps(header)})
 
 
-def _read(path: str | os.PathLike[str], form: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def _read(
+    path: str | os.PathLike[str], form: str
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
     tensors, header = read_tensors(path, "a lens", form)
     try:
         return tensors, dict(json.loads(header["lens"]))
@@ -191,10 +269,14 @@ def _read(path: str | os.PathLike[str], form: str) -> tuple[dict[str, Tensor], d
 
 def _unreadable(path: str | os.PathLike[str], error: Exception) -> FileError:
     reason = f"it is damaged or of another kind ({error})"
-    return FileError(f"Cannot read a lens from {os.fspath(path)!r}", reason, "Fit the lens again.")
+    return FileError(
+        f"Cannot read a lens from {os.fspath(path)!r}", reason, "Fit the lens again."
+    )
 
 
-def _fit_tuned(model: Model, inputs: Inputs, sites: LensSites, groups: Sequence[int]) -> tuple[dict[int, Map], Facts]:
+def _fit_tuned(
+    model: Model, inputs: Inputs, sites: LensSites, groups: Sequence[int]
+) -> tuple[dict[int, Map], Facts]:
     """The map of every layer that is better with one, and what was measured."""
     rest, held_out = _split(groups)
     fitting = inputs.some(rest)
@@ -206,16 +288,28 @@ def _fit_tuned(model: Model, inputs: Inputs, sites: LensSites, groups: Sequence[
                 regression.add(layer, values[-1])
             advance(sum(batch.costs))
     firsts = [group[0] for group in held_out]
-    halves = [_shortened(inputs.some(half), sites) for half in (firsts[::2], firsts[1::2] or firsts)]
-    choosing, judging = (_states(model, half, sites)[:, :MOST_HELD_OUT] for half in halves)
+    halves = [
+        _shortened(inputs.some(half), sites)
+        for half in (firsts[::2], firsts[1::2] or firsts)
+    ]
+    choosing, judging = (
+        _states(model, half, sites)[:, :MOST_HELD_OUT] for half in halves
+    )
     unembedding = Unembedding(model, sites.last)
     maps = _chosen(unembedding, choosing, sites, regressions)
-    before, after = (_divergence(unembedding, judging, sites, some) for some in ({}, maps))
+    before, after = (
+        _divergence(unembedding, judging, sites, some) for some in ({}, maps)
+    )
     for worse in np.flatnonzero(after > before):
         maps.pop(sites.layers[worse].layer or 0, None)
     after = np.minimum(before, after)
     layers = [
-        {"site": str(site), "kl_before": float(old), "kl_after": float(new), "mapped": site.layer in maps}
+        {
+            "site": str(site),
+            "kl_before": float(old),
+            "kl_after": float(new),
+            "mapped": site.layer in maps,
+        }
         for site, old, new in zip(sites.layers, before, after, strict=True)
     ]
     same = len(held_out) == 1
@@ -230,29 +324,48 @@ def _fit_tuned(model: Model, inputs: Inputs, sites: LensSites, groups: Sequence[
             "judged_on_chosen": same,
         },
         "layers": layers,
-        "notes": ["One text was held out, both to choose and to judge: the KL after is optimistic."] if same else [],
+        "notes": (
+            [
+                "One text was held out, both to choose and to judge: the KL after is"
+                " optimistic."
+            ]
+            if same
+            else []
+        ),
     }
     return maps, facts
 
 
 def _states(model: Model, inputs: Inputs, sites: LensSites) -> Tensor:
-    """The states of all layers [layer, token, width], text after text, where they are computed."""
+    """The states of all layers [layer, token, width], text after text, where they are
+    computed.
+    """
     states = model.capture(inputs, list(sites.layers), keep="device")
     assert isinstance(states, States), "the sites are in one stack"
     return states.values
 
 
 def _groups(inputs: Inputs, groups: Sequence[Any] | None) -> list[int]:
-    """Number the group of each text: its copies, and the texts that the data say belong together."""
-    together: list[int] = joined(copy_groups(inputs.texts or inputs.ids), groups).tolist()
+    """Number the group of each text: its copies, and the texts that the data say belong
+    together.
+    """
+    together: list[int] = joined(
+        copy_groups(inputs.texts or inputs.ids), groups
+    ).tolist()
     return together
 
 
 def _split(groups: Sequence[int]) -> tuple[list[int], list[list[int]]]:
-    """The texts to fit on, and those to choose and judge by, in groups of texts that belong together."""
+    """The texts to fit on, and those to choose and judge by, in groups of texts that
+    belong together.
+    """
     count = max(groups) + 1
     if count < 2:
-        reason = "there is only one" if len(groups) == 1 else "all are copies of one, or of one group"
+        reason = (
+            "there is only one"
+            if len(groups) == 1
+            else "all are copies of one, or of one group"
+        )
         remedy = "Some are held out: give a few hundred, with some thousand tokens."
         raise TextError("Too few texts to fit a tuned lens", reason, remedy)
     members: list[list[int]] = [[] for _ in range(count)]
@@ -266,20 +379,32 @@ def _split(groups: Sequence[int]) -> tuple[list[int], list[list[int]]]:
 def _shortened(inputs: Inputs, sites: LensSites) -> Inputs:
     """The first texts, as many as have the tokens that are worth their cost."""
     lengths = np.cumsum(inputs.of(sites.last.stack).lengths)
-    return inputs.some(range(min(len(inputs), int(np.searchsorted(lengths, MOST_HELD_OUT)) + 1)))
+    return inputs.some(
+        range(min(len(inputs), int(np.searchsorted(lengths, MOST_HELD_OUT)) + 1))
+    )
 
 
 def _chosen(
-    unembedding: Unembedding, states: Tensor, sites: LensSites, regressions: Sequence["Regression"]
+    unembedding: Unembedding,
+    states: Tensor,
+    sites: LensSites,
+    regressions: Sequence["Regression"],
 ) -> dict[int, Map]:
-    """For every layer the map with the best penalty on some states, where it is better than none."""
+    """For every layer the map with the best penalty on some states, where it is better
+    than none.
+    """
     chosen: dict[int, Map] = {}
     best = _divergence(unembedding, states, sites, {})
     with progress.track("Choosing", total=len(PENALTIES)) as advance:
         for penalty in PENALTIES:
-            maps = {layer: regression.map(penalty) for layer, regression in enumerate(regressions)}
+            maps = {
+                layer: regression.map(penalty)
+                for layer, regression in enumerate(regressions)
+            }
             divergence = _divergence(unembedding, states, sites, maps)
-            chosen |= {layer: maps[layer] for layer in maps if divergence[layer] < best[layer]}
+            chosen |= {
+                layer: maps[layer] for layer in maps if divergence[layer] < best[layer]
+            }
             best = np.minimum(best, divergence)
             advance(1)
     return chosen
@@ -288,9 +413,13 @@ def _chosen(
 def _divergence(
     unembedding: Unembedding, states: Tensor, sites: LensSites, maps: Mapping[int, Map]
 ) -> NDArray[np.float64]:
-    """The mean KL divergence of each layer, through its map, from the model's own prediction."""
+    """The mean KL divergence of each layer, through its map, from the model's own
+    prediction.
+    """
     values = mapped(states, sites.layers, maps)
-    divergence: NDArray[np.float64] = read([(unembedding, values)], len(values) - 1, k=1).kl.mean(1, dtype=np.float64)
+    divergence: NDArray[np.float64] = read(
+        [(unembedding, values)], len(values) - 1, k=1
+    ).kl.mean(1, dtype=np.float64)
     return divergence
 
 
@@ -302,8 +431,12 @@ class Regression:
         self.products = torch.zeros(0)
 
     def add(self, layer: Tensor, last: Tensor) -> None:
-        """Add the states [token, width] of some tokens, at the layer and at the last one."""
-        scale = last.shape[1] ** 0.5 / last.norm(dim=1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
+        """Add the states [token, width] of some tokens, at the layer and at the last
+        one.
+        """
+        scale = last.shape[1] ** 0.5 / last.norm(dim=1, keepdim=True).clamp_min(
+            torch.finfo(torch.float64).tiny
+        )
         rows = torch.cat([layer, torch.ones_like(layer[:, :1])], 1) * scale
         squares, products = rows.T @ rows, rows.T @ ((last - layer) * scale)
         self.squares = self.squares + squares if self.squares.numel() else squares
@@ -313,16 +446,23 @@ class Regression:
         """The map h + A h + b, with a penalty on A."""
         sizes = self.squares.diagonal().clone()
         sizes[-1] *= 1e-6  # the bias is free
-        penalised = self.squares + torch.diag(penalty * sizes + 1e-9 * self.squares.diagonal().mean())
+        penalised = self.squares + torch.diag(
+            penalty * sizes + 1e-9 * self.squares.diagonal().mean()
+        )
         solution = torch.linalg.solve(penalised, self.products).T
         matrix = solution[:, :-1] + torch.eye(len(solution), dtype=solution.dtype)
         return Map(matrix.float().contiguous(), solution[:, -1].float().contiguous())
 
 
 def _fit_jacobian(
-    model: Model, inputs: Inputs, sites: LensSites, partial: str | os.PathLike[str] | None
+    model: Model,
+    inputs: Inputs,
+    sites: LensSites,
+    partial: str | os.PathLike[str] | None,
 ) -> tuple[dict[int, Map], Facts]:
-    """The mean Jacobian of every layer, and what was measured; with `partial` an interrupted fit continues."""
+    """The mean Jacobian of every layer, and what was measured; with `partial` an
+    interrupted fit continues.
+    """
     sums = JacobianSums(model, inputs, sites, partial)
     with progress.track("Fitting", total=len(inputs)) as advance:
         advance(sums.done)
@@ -332,26 +472,47 @@ def _fit_jacobian(
                 advance(1)
         finally:
             sums.save()
-    means = {layer: Map((total / sums.done).float()) for layer, total in sums.totals.items()}
-    return means, {"texts": sums.done, "tokens": sum(inputs.of(sites.last.stack).lengths)}
+    means = {
+        layer: Map((total / sums.done).float()) for layer, total in sums.totals.items()
+    }
+    return means, {
+        "texts": sums.done,
+        "tokens": sum(inputs.of(sites.last.stack).lengths),
+    }
 
 
 class JacobianSums:
-    """The sums of the Jacobians of the texts that are done, kept in a file if a path is given."""
+    """The sums of the Jacobians of the texts that are done, kept in a file if a path is
+    given.
+    """
 
-    def __init__(self, model: Model, inputs: Inputs, sites: LensSites, partial: str | os.PathLike[str] | None) -> None:
+    def __init__(
+        self,
+        model: Model,
+        inputs: Inputs,
+        sites: LensSites,
+        partial: str | os.PathLike[str] | None,
+    ) -> None:
         ids = [inputs.ids, None if inputs.targets is None else inputs.targets.ids]
         self.identity = {
             "weights": model.source(sites.last.stack).weights,
             "texts": hashlib.sha256(json.dumps(ids).encode()).hexdigest(),
         }
-        self.partial, self.done, self.totals, self._saved = partial, 0, dict[int, Tensor](), time.monotonic()
+        self.partial, self.done, self.totals, self._saved = (
+            partial,
+            0,
+            dict[int, Tensor](),
+            time.monotonic(),
+        )
         if partial is not None and os.path.exists(partial):
             self._load(partial)
 
     def add(self, text: Mapping[int, Tensor]) -> None:
         """Add one text."""
-        self.totals = {layer: self.totals[layer] + own if self.totals else own for layer, own in text.items()}
+        self.totals = {
+            layer: self.totals[layer] + own if self.totals else own
+            for layer, own in text.items()
+        }
         self.done += 1
         if time.monotonic() - self._saved > SAVE_EVERY:
             self.save()
@@ -368,9 +529,13 @@ class JacobianSums:
         for name, own in self.identity.items():
             if header.get(name) != own:
                 problem = f"Cannot continue from {os.fspath(path)!r}"
-                raise FileError(problem, f"it was begun with other {name}", "Give another path.")
+                raise FileError(
+                    problem, f"it was begun with other {name}", "Give another path."
+                )
         self.done = int(header["done"])
-        self.totals = {int(name.removeprefix("layer.")): total for name, total in tensors.items()}
+        self.totals = {
+            int(name.removeprefix("layer.")): total for name, total in tensors.items()
+        }
 
 
 def jacobians(model: Model, text: Inputs, sites: LensSites) -> Mapping[int, Tensor]:

@@ -21,7 +21,10 @@ Floats: TypeAlias = NDArray[np.float64]
 
 LISTED = 20  # classes that the facts list
 LEAST_LIKELY = 0.05  # the largest p-value of a site that is above chance
-HELD_OF_SEVERAL = 0.88  # how often intervals of four classes held the truth of noise (docs/probe.md)
+HELD_OF_SEVERAL = (
+    # How often intervals of four classes held the truth of noise (docs/probe.md).
+    0.88
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +45,8 @@ class Column:
 
 @dataclass(frozen=True, eq=False)
 class Mix:
-    """The probe of a mix of all sites: its score, the weight of each site with its range over the folds, the penalties.
+    """The probe of a mix of all sites: its score, the weight of each site with its
+    range over the folds, the penalties.
 
     Of the R² of a mix no interval is known that holds.
     """
@@ -56,9 +60,11 @@ class Mix:
 
 
 class Draws(NamedTuple):
-    """How many folds, control targets and permutations there were, and whether intervals are calibrated for so few.
+    """How many folds, control targets and permutations there were, and whether
+    intervals are calibrated for so few.
 
-    `smallest_p` is the smallest p-value that these permutations can give; None where nothing can be permuted.
+    `smallest_p` is the smallest p-value that these permutations can give; None where
+    nothing can be permuted.
     """
 
     folds: int
@@ -70,7 +76,9 @@ class Draws(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Scored:
-    """Everything that was computed; `counts` has the number of rows of each class, None for a regression."""
+    """Everything that was computed; `counts` has the number of rows of each class, None
+    for a regression.
+    """
 
     rows: Rows
     classes: NDArray[Any] | None
@@ -92,8 +100,14 @@ class Scored:
 
     @property
     def interval_holds(self) -> float | None:
-        """How often such intervals held the truth of simulations, where that is less than 95%."""
-        return HELD_OF_SEVERAL if self.classes is not None and len(self.classes) > 2 else None
+        """How often such intervals held the truth of simulations, where that is less
+        than 95%.
+        """
+        return (
+            HELD_OF_SEVERAL
+            if self.classes is not None and len(self.classes) > 2
+            else None
+        )
 
 
 def table(scored: Scored) -> "xarray.Dataset":
@@ -103,30 +117,62 @@ def table(scored: Scored) -> "xarray.Dataset":
     score, name = scored.score, "R²" if scored.classes is None else "accuracy"
     level = "interval" if scored.interval_holds else "95% interval"
     intervals = [column.interval for column in scored.columns]
-    by_class: tuple[str, ...] = ("site",) if scored.classes is None else ("site", "class")
+    by_class: tuple[str, ...] = (
+        ("site",) if scored.classes is None else ("site", "class")
+    )
 
     def along(field: str) -> NDArray[Any]:
         return np.array([getattr(column, field) for column in scored.columns])
 
-    values, controls = np.array([interval.score for interval in intervals]), along("control")
+    values, controls = (
+        np.array([interval.score for interval in intervals]),
+        along("control"),
+    )
     variables: dict[str, Any] = {score: ("site", values, {"long_name": name})}
     for end in ("low", "high"):
         ends = np.array([getattr(interval, end) for interval in intervals])
-        variables[f"{score}_{end}"] = ("site", ends, {"long_name": f"{name}, {end} end of the {level}"})
-    variables["p"] = ("site", along("p"), {"long_name": "permutation p-value, corrected for all sites"})
-    selectivity = {"long_name": f"selectivity: {name} less that on control labels", "meaning": "diverging"}
+        variables[f"{score}_{end}"] = (
+            "site",
+            ends,
+            {"long_name": f"{name}, {end} end of the {level}"},
+        )
+    variables["p"] = (
+        "site",
+        along("p"),
+        {"long_name": "permutation p-value, corrected for all sites"},
+    )
+    selectivity = {
+        "long_name": f"selectivity: {name} less that on control labels",
+        "meaning": "diverging",
+    }
     variables |= {
         "control": ("site", controls, {"long_name": f"{name} on control labels"}),
         "selectivity": ("site", values - controls, selectivity),
-        f"{score}_fold": (("site", "fold"), along("by_fold"), {"long_name": f"{name} on each fold"}),
-        "penalty": (("site", "fold"), along("penalty"), {"long_name": "penalty of each fold", "scale": "log"}),
+        f"{score}_fold": (
+            ("site", "fold"),
+            along("by_fold"),
+            {"long_name": f"{name} on each fold"},
+        ),
+        "penalty": (
+            ("site", "fold"),
+            along("penalty"),
+            {"long_name": "penalty of each fold", "scale": "log"},
+        ),
         "penalty_whole": (
             "site",
             along("penalty_whole"),
             {"long_name": "penalty of the probe of all rows", "scale": "log"},
         ),
-        "coef": ((*by_class, "width"), along("coef"), {"long_name": "coefficients of the probe of all rows"}),
-        "intercept": (by_class, along("intercept"), {"long_name": "intercept of the probe of all rows"}),
+        "coef": (
+            (*by_class, "width"),
+            along("coef"),
+            {"long_name": "coefficients of the probe of all rows"},
+        ),
+        "intercept": (
+            by_class,
+            along("intercept"),
+            {"long_name": "intercept of the probe of all rows"},
+        ),
     }
     coords: dict[str, Any] = {
         "site": [str(site) for site in scored.rows.vectors.sites],
@@ -134,7 +180,11 @@ def table(scored: Scored) -> "xarray.Dataset":
     }
     if scored.classes is not None:
         coords["class"] = scored.classes
-        variables["majority"] = ((), scored.chance, {"long_name": "share of the largest class"})
+        variables["majority"] = (
+            (),
+            scored.chance,
+            {"long_name": "share of the largest class"},
+        )
     if scored.mix is not None:
         variables |= _mix_variables(scored.mix, score, name, level)
     return xarray.Dataset(variables, coords)
@@ -143,9 +193,21 @@ def table(scored: Scored) -> "xarray.Dataset":
 def _mix_variables(mix: Mix, score: str, name: str, level: str) -> dict[str, Any]:
     variables: dict[str, Any] = {
         "mix_weight": ("site", mix.weights, {"long_name": "weight in the mix"}),
-        "mix_weight_low": ("site", mix.low, {"long_name": "weight in the mix, least of the folds"}),
-        "mix_weight_high": ("site", mix.high, {"long_name": "weight in the mix, most of the folds"}),
-        "mix_penalty": ("fold", mix.penalty, {"long_name": "penalty of each fold in the mix", "scale": "log"}),
+        "mix_weight_low": (
+            "site",
+            mix.low,
+            {"long_name": "weight in the mix, least of the folds"},
+        ),
+        "mix_weight_high": (
+            "site",
+            mix.high,
+            {"long_name": "weight in the mix, most of the folds"},
+        ),
+        "mix_penalty": (
+            "fold",
+            mix.penalty,
+            {"long_name": "penalty of each fold in the mix", "scale": "log"},
+        ),
         f"mix_{score}": ((), mix.score, {"long_name": f"{name} of the mix"}),
     }
     for end in ("low", "high") if mix.interval is not None else ():
@@ -157,17 +219,29 @@ def _mix_variables(mix: Mix, score: str, name: str, level: str) -> dict[str, Any
 def facts_of(scored: Scored, token: Token) -> Facts:
     """What was probed, the best site, the sites above chance, and the mix."""
     rows, score, sites = scored.rows, scored.score, scored.rows.vectors.sites
-    facts: dict[str, Any] = {"data": rows.name, "token": token, "rows": len(rows.labels)}
+    facts: dict[str, Any] = {
+        "data": rows.name,
+        "token": token,
+        "rows": len(rows.labels),
+    }
     if rows.belonging is not None:
         facts |= rows.belonging.facts
-    facts |= {"texts": len(set(rows.texts)), "folds": scored.draws.folds, "score": score}
+    facts |= {
+        "texts": len(set(rows.texts)),
+        "folds": scored.draws.folds,
+        "score": score,
+    }
     if rows.left_out:
         facts["left_out"] = rows.left_out
     if scored.classes is not None and scored.counts is not None:
         listed = list(zip(scored.classes.tolist(), scored.counts, strict=True))[:LISTED]
-        facts["classes"] = [{"label": str(label), "rows": count} for label, count in listed]
+        facts["classes"] = [
+            {"label": str(label), "rows": count} for label, count in listed
+        ]
         facts["class_count"] = len(scored.classes)
-    best = max(range(len(sites)), key=lambda number: scored.columns[number].interval.score)
+    best = max(
+        range(len(sites)), key=lambda number: scored.columns[number].interval.score
+    )
     column = scored.columns[best]
     facts["best"] = {
         "site": sites[best],
@@ -187,9 +261,17 @@ def facts_of(scored: Scored, token: Token) -> Facts:
     facts["smallest_p"] = scored.draws.smallest_p
     if scored.mix is not None:
         top, interval = int(np.argmax(scored.mix.weights)), scored.mix.interval
-        facts["mix"] = {score: scored.mix.score} | ({"interval": [interval.low, interval.high]} if interval else {})
-        facts["mix"]["largest_weight"] = {"site": sites[top], "weight": float(scored.mix.weights[top])}
-    facts["control"] = {"kind": "shuffled" if rows.token_ids is None else "by_token_id", "draws": scored.draws.controls}
+        facts["mix"] = {score: scored.mix.score} | (
+            {"interval": [interval.low, interval.high]} if interval else {}
+        )
+        facts["mix"]["largest_weight"] = {
+            "site": sites[top],
+            "weight": float(scored.mix.weights[top]),
+        }
+    facts["control"] = {
+        "kind": "shuffled" if rows.token_ids is None else "by_token_id",
+        "draws": scored.draws.controls,
+    }
     return {**facts, **_conditions(scored)}
 
 
@@ -204,7 +286,9 @@ def as_best(interval: Interval) -> list[float]:
 
 
 def is_above(interval: Interval, p: float, chance: float) -> bool:
-    """Whether permuted labels do not explain the score, and its interval is above chance."""
+    """Whether permuted labels do not explain the score, and its interval is above
+    chance.
+    """
     return p <= LEAST_LIKELY and interval.above > chance
 
 

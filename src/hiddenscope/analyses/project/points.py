@@ -1,4 +1,6 @@
-"""Points: the vectors of a dataset in a model, with their classes; and whether the model predicts the labels itself."""
+"""Points: the vectors of a dataset in a model, with their classes; and whether the
+model predicts the labels itself.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +23,9 @@ AT_ONCE = 64  # texts whose logits are computed at a time
 
 @dataclass(frozen=True)
 class Classes:
-    """The class of every point: `codes` index `names`, which are in the order of their first point."""
+    """The class of every point: `codes` index `names`, which are in the order of their
+    first point.
+    """
 
     names: tuple[str, ...]
     codes: Tensor
@@ -33,8 +37,12 @@ class Classes:
         names = tuple(dict.fromkeys(strings))
         indices = {name: index for index, name in enumerate(names)}
         if len(names) == len(strings) > 1:
-            reason = f"all {len(strings):,} labels are different, so no class has two points"
-            raise StatesError("No classes", reason, "Give labels that several points share, or none.")
+            reason = (
+                f"all {len(strings):,} labels are different, so no class has two points"
+            )
+            raise StatesError(
+                "No classes", reason, "Give labels that several points share, or none."
+            )
         return cls(names, torch.tensor([indices[string] for string in strings]))
 
     @property
@@ -50,9 +58,11 @@ class Classes:
 
 @dataclass(frozen=True, eq=False)
 class Points:
-    """The vectors `[site, point, width]` of one dataset in one model, and what is known of each point.
+    """The vectors `[site, point, width]` of one dataset in one model, and what is known
+    of each point.
 
-    `text_of` is the number of each point's text, and `belonging` says which texts belong together.
+    `text_of` is the number of each point's text, and `belonging` says which texts
+    belong together.
     """
 
     model: str
@@ -71,28 +81,46 @@ class Points:
 
     @property
     def scored(self) -> list[int]:
-        """The points that count: a text that came before with the same label tells nothing new."""
-        return [row for row, text in enumerate(self.text_of) if self.belonging.first[text]]
+        """The points that count: a text that came before with the same label tells
+        nothing new.
+        """
+        return [
+            row for row, text in enumerate(self.text_of) if self.belonging.first[text]
+        ]
 
     def names(self, rows: Sequence[int]) -> tuple[list[str], list[str]]:
         """The group and the text of some points."""
         texts = [self.text_of[row] for row in rows]
-        return [self.belonging.groups[text] for text in texts], [self.belonging.texts[text] for text in texts]
+        return [self.belonging.groups[text] for text in texts], [
+            self.belonging.texts[text] for text in texts
+        ]
 
     @property
     def strings(self) -> list[str]:
         """What stands for a point in words: its text, or its token."""
         if self.tokens is not None:
             return list(self.tokens.strings)
-        return list(self.texts) if self.texts is not None else [f"text {row}" for row in range(len(self))]
+        return (
+            list(self.texts)
+            if self.texts is not None
+            else [f"text {row}" for row in range(len(self))]
+        )
 
 
 def _as_string(label: Any) -> str:
     if label is None or (isinstance(label, float) and label != label):
-        raise StatesError("A label is missing", "every point needs one", "Give one for every point, or none at all.")
+        raise StatesError(
+            "A label is missing",
+            "every point needs one",
+            "Give one for every point, or none at all.",
+        )
     if hasattr(label, "item"):
         label = label.item()
-    return str(int(label)) if isinstance(label, float) and label.is_integer() else str(label)
+    return (
+        str(int(label))
+        if isinstance(label, float) and label.is_integer()
+        else str(label)
+    )
 
 
 def datasets_of(data: Any) -> dict[str, Dataset]:
@@ -106,18 +134,30 @@ def datasets_of(data: Any) -> dict[str, Dataset]:
 
 
 def points_of_models(
-    models: Sequence[Model], datasets: Mapping[str, Dataset], sites: SitePatterns, token: Token, truncate: bool
+    models: Sequence[Model],
+    datasets: Mapping[str, Dataset],
+    sites: SitePatterns,
+    token: Token,
+    truncate: bool,
 ) -> Iterator[Points]:
     """The points of every dataset in every model."""
     names = [model.name for model in models]
     for number, model in enumerate(models):
-        name = f"{model.name} ({names[:number].count(model.name) + 1})" if model.name in names[:number] else model.name
+        name = (
+            f"{model.name} ({names[:number].count(model.name) + 1})"
+            if model.name in names[:number]
+            else model.name
+        )
         for dataset_name, dataset in datasets.items():
-            rows = vectors(model, dataset.texts, sites=sites, token=token, truncate=truncate)
+            rows = vectors(
+                model, dataset.texts, sites=sites, token=token, truncate=truncate
+            )
             yield _points(rows, (name, dataset_name), dataset)
 
 
-def points_of_states(source: Readable | Pair, labels: Any, sites: SitePatterns, token: Token) -> Points:
+def points_of_states(
+    source: Readable | Pair, labels: Any, sites: SitePatterns, token: Token
+) -> Points:
     """The points of states, with one label for each text or for each token."""
     groups = None
     if isinstance(labels, Labelled):
@@ -137,40 +177,82 @@ def points_of_states(source: Readable | Pair, labels: Any, sites: SitePatterns, 
 def _listed(labels: Any) -> list[Any]:
     if isinstance(labels, str | bytes | Mapping) or not hasattr(labels, "__len__"):
         reason = f"{type(labels).__name__} was given"
-        raise StatesError("States need a list of labels", reason, "Give a list with one label for each text or token.")
+        raise StatesError(
+            "States need a list of labels",
+            reason,
+            "Give a list with one label for each text or token.",
+        )
     return listed(labels)
 
 
 def _points(rows: Vectors, names: tuple[str, str], dataset: Dataset) -> Points:
-    """Points of a model and a dataset with these names; labels are per text or token, groups per text."""
+    """Points of a model and a dataset with these names; labels are per text or token,
+    groups per text.
+    """
     count, labels = rows.values.shape[1], dataset.labels
-    if labels is not None and rows.tokens is not None and len(labels) == rows.tokens.count != count:
+    if (
+        labels is not None
+        and rows.tokens is not None
+        and len(labels) == rows.tokens.count != count
+    ):
         labels = [labels[text] for text in rows.tokens.text]
     if labels is not None and len(labels) != count:
-        reason = f"there are {len(labels):,} labels for {count:,} {'texts' if rows.tokens is None else 'tokens'}"
-        raise StatesError("Labels do not fit the points", reason, "Give one label for each text, or for each token.")
+        reason = (
+            f"there are {len(labels):,} labels for {count:,}"
+            f" {'texts' if rows.tokens is None else 'tokens'}"
+        )
+        raise StatesError(
+            "Labels do not fit the points",
+            reason,
+            "Give one label for each text, or for each token.",
+        )
     for site, values in zip(rows.sites, rows.values, strict=True):
         if not bool(values.isfinite().all()):
             row = int((~values.isfinite()).any(1).nonzero()[0])
-            raise StatesError(f"No points at {site}", f"row {row} has a NaN or an infinity", "Leave that one out.")
+            raise StatesError(
+                f"No points at {site}",
+                f"row {row} has a NaN or an infinity",
+                "Leave that one out.",
+            )
     classes = None if labels is None else Classes.of(labels)
     strings = strings_of(dataset.texts)
-    text_of = list(range(len(strings))) if rows.tokens is None else rows.tokens.text.tolist()
+    text_of = (
+        list(range(len(strings))) if rows.tokens is None else rows.tokens.text.tolist()
+    )
     by_text: list[list[str]] = [[] for _ in strings]
-    for text, label in zip(text_of, classes.labels if classes else [""] * count, strict=True):
+    for text, label in zip(
+        text_of, classes.labels if classes else [""] * count, strict=True
+    ):
         by_text[text].append(label)
     found = belonging(strings, by_text, dataset.groups)
-    return Points(*names, rows.sites, rows.values, classes, rows.texts, rows.tokens, text_of, found, rows.source)
+    return Points(
+        *names,
+        rows.sites,
+        rows.values,
+        classes,
+        rows.texts,
+        rows.tokens,
+        text_of,
+        found,
+        rows.source,
+    )
 
 
 def label_predictions(model: Model, dataset: Dataset, points: Points) -> int | None:
-    """The number of texts whose label is the token that the model predicts next; None if that cannot be asked.
+    """The number of texts whose label is the token that the model predicts next; None
+    if that cannot be asked.
 
-    It can be asked of a causal model with a head whose tokenizer has every label as one token. The last layer at the
-    last token of each text is among the points already, and the model's own norm and head make logits of it.
+    It can be asked of a causal model with a head whose tokenizer has every label as one
+    token. The last layer at the last token of each text is among the points already,
+    and the model's own norm and head make logits of it.
     """
     anatomy, labels = model.anatomy, dataset.labels
-    if labels is None or points.texts is None or anatomy.head is None or len(anatomy.stacks) > 1:
+    if (
+        labels is None
+        or points.texts is None
+        or anatomy.head is None
+        or len(anatomy.stacks) > 1
+    ):
         return None
     tokens = {label: _single_token(model, label) for label in dict.fromkeys(labels)}
     if None in tokens.values() or not anatomy.stacks[0].causal:
@@ -182,11 +264,16 @@ def label_predictions(model: Model, dataset: Dataset, points: Points) -> int | N
         predicted: list[int] = [
             token
             for some in torch.split(rows, AT_ONCE)
-            for token in unembedding.logits(unembedding.head_inputs(some)).argmax(-1).tolist()
+            for token in (
+                unembedding.logits(unembedding.head_inputs(some)).argmax(-1).tolist()
+            )
         ]
     except PassError:  # this model cannot be entered at its last layer
         return None
-    return sum(bool(token == tokens[label]) for token, label in zip(predicted, labels, strict=True))
+    return sum(
+        bool(token == tokens[label])
+        for token, label in zip(predicted, labels, strict=True)
+    )
 
 
 def _last_states(model: Model, points: Points, dataset: Dataset, last: Site) -> Tensor:
@@ -194,7 +281,9 @@ def _last_states(model: Model, points: Points, dataset: Dataset, last: Site) -> 
     if last in points.sites:
         values = points.values[points.sites.index(last)]
     else:
-        values = vectors(model, dataset.texts, sites=last, token="last", truncate=True).values[0]
+        values = vectors(
+            model, dataset.texts, sites=last, token="last", truncate=True
+        ).values[0]
     return values.to(model.device, model.dtype)
 
 
@@ -204,6 +293,8 @@ def _single_token(model: Model, label: Any) -> int | None:
         return None
     try:
         with model.lock:
-            return model.text_encoder.single(label if label.startswith(" ") else f" {label}", "label")
+            return model.text_encoder.single(
+                label if label.startswith(" ") else f" {label}", "label"
+            )
     except TextError:
         return None

@@ -1,4 +1,6 @@
-"""Log-probabilities: what a model gives to chosen tokens of texts, as it is or while its states are changed."""
+"""Log-probabilities: what a model gives to chosen tokens of texts, as it is or while
+its states are changed.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -13,7 +15,18 @@ from torch import Tensor
 from hiddenscope.analyses.steer.direction import in_stack
 from hiddenscope.errors import NotFinite, PassError, TextError, without_panic
 from hiddenscope.model import Model
-from hiddenscope.passes import Add, Change, Inputs, Pass, Project, Texts, edit, editing, record, resume
+from hiddenscope.passes import (
+    Add,
+    Change,
+    Inputs,
+    Pass,
+    Project,
+    Texts,
+    edit,
+    editing,
+    record,
+    resume,
+)
 from hiddenscope.passes.unembed import Unembedding
 from hiddenscope.sites import Site
 from hiddenscope.states import Pair, States
@@ -22,14 +35,19 @@ How: TypeAlias = Literal["add", "ablate"]
 LogProbs: TypeAlias = list[NDArray[np.float64]]  # for each text [position, token]
 Advance: TypeAlias = Callable[[float], None]
 
-MASKED = 6  # every sixth token of a masked language model's texts is masked, and read there
+MASKED = (
+    # Every sixth token of a masked language model's texts is masked, and read there.
+    6
+)
 MOST_LOGITS = 2**24  # numbers at a time, 64 MiB of float32
 BATCH_TOKENS = 2048
 
 
 @dataclass(frozen=True)
 class Reads:
-    """Texts, the positions at which their logits are read, and the tokens whose log-probabilities are kept there."""
+    """Texts, the positions at which their logits are read, and the tokens whose
+    log-probabilities are kept there.
+    """
 
     inputs: Inputs
     positions: tuple[tuple[int, ...], ...]
@@ -43,7 +61,8 @@ class Reads:
 
 @dataclass(frozen=True)
 class Intervention:
-    """A change of states: a vector at every site that is changed, how it is applied, and with which strengths.
+    """A change of states: a vector at every site that is changed, how it is applied,
+    and with which strengths.
 
     A batch holds its texts once for each strength.
     """
@@ -58,15 +77,25 @@ class Intervention:
         return min(self.vectors)
 
     def at_entry(self, states: Tensor) -> Tensor:
-        """The states [token, width] at the entry after the change, once for each strength."""
+        """The states [token, width] at the entry after the change, once for each
+        strength.
+        """
         vector = self.vectors[self.entry]
         if self.how == "ablate":
             return Project(vector).of(states)
-        return torch.cat([Add(vector, scale=strength).of(states) for strength in self.strengths])
+        return torch.cat(
+            [Add(vector, scale=strength).of(states) for strength in self.strengths]
+        )
 
     def changes(self, texts: int, *, entry: bool) -> dict[str | Site, Change]:
-        """The change at each site of a batch of so many texts, with that at the entry or without."""
-        chosen = {site: vector for site, vector in self.vectors.items() if entry or site != self.entry}
+        """The change at each site of a batch of so many texts, with that at the entry
+        or without.
+        """
+        chosen = {
+            site: vector
+            for site, vector in self.vectors.items()
+            if entry or site != self.entry
+        }
         return {site: self._change(vector, texts) for site, vector in chosen.items()}
 
     def _change(self, vector: Tensor, texts: int) -> Change:
@@ -78,18 +107,28 @@ class Intervention:
 
 
 def masked_model(model: Model) -> bool:
-    """Whether it is a masked language model, which fills in tokens and does not continue a text."""
+    """Whether it is a masked language model, which fills in tokens and does not
+    continue a text.
+    """
     return not model.anatomy.stacks[-1].causal
 
 
 def check_head(model: Model) -> None:
-    """Refuse a model that gives no logits, or a masked language model without a mask token."""
+    """Refuse a model that gives no logits, or a masked language model without a mask
+    token.
+    """
     if not model.anatomy.makes_logits:
         remedy = "Load it with task='causal-lm' or 'masked-lm'."
-        raise PassError(f"Cannot steer {model.name}", "it has no head, and makes no logits", remedy)
+        raise PassError(
+            f"Cannot steer {model.name}", "it has no head, and makes no logits", remedy
+        )
     if masked_model(model) and _mask(model) is None:
         reason = "it is a masked language model, and its tokenizer has no mask token"
-        raise PassError(f"Cannot steer {model.name}", reason, "Load it with the tokenizer that has one.")
+        raise PassError(
+            f"Cannot steer {model.name}",
+            reason,
+            "Load it with the tokenizer that has one.",
+        )
 
 
 def _mask(model: Model) -> int | None:
@@ -104,15 +143,32 @@ def prompt_reads(model: Model, prompts: Inputs, answers: tuple[int, ...]) -> Rea
         if prompts.targets is not None:
             positions.append((len(prompts.targets.ids[number]) - 1,))
         else:
-            positions.append((_mask_position(model, number, ids) if masked_model(model) else len(ids) - 1,))
+            positions.append(
+                (
+                    (
+                        _mask_position(model, number, ids)
+                        if masked_model(model)
+                        else len(ids) - 1
+                    ),
+                )
+            )
     return Reads(prompts, tuple(positions), ((answers,),) * len(prompts))
 
 
 def _mask_position(model: Model, number: int, ids: Sequence[int]) -> int:
-    positions = [position for position, token in enumerate(ids) if token == _mask(model)]
+    positions = [
+        position for position, token in enumerate(ids) if token == _mask(model)
+    ]
     if len(positions) != 1:
-        remedy = f"Put one {getattr(model.tokenizer, 'mask_token', 'mask')} where the answer goes."
-        raise TextError(f"Prompt {number} must have one mask token", f"it has {len(positions)}", remedy)
+        remedy = (
+            f"Put one {getattr(model.tokenizer, 'mask_token', 'mask')} where the answer"
+            " goes."
+        )
+        raise TextError(
+            f"Prompt {number} must have one mask token",
+            f"it has {len(positions)}",
+            remedy,
+        )
     return positions[0]
 
 
@@ -125,11 +181,19 @@ def quality_reads(model: Model, texts: Texts | Inputs) -> Reads:
         reads = _masked_tokens(model, inputs)
     else:
         positions = tuple(tuple(range(length - 1)) for length in inputs.lengths)
-        reads = Reads(inputs, positions, tuple(tuple((token,) for token in ids[1:]) for ids in inputs.ids))
+        reads = Reads(
+            inputs,
+            positions,
+            tuple(tuple((token,) for token in ids[1:]) for ids in inputs.ids),
+        )
     for number, read in enumerate(reads.positions):
         if not read:
             reason = "it has one token, and there is nothing to predict"
-            raise TextError(f"Cannot measure the perplexity of text {number}", reason, "Give a longer text.")
+            raise TextError(
+                f"Cannot measure the perplexity of text {number}",
+                reason,
+                "Give a longer text.",
+            )
     return reads
 
 
@@ -137,16 +201,25 @@ def _second_halves(inputs: Inputs) -> Reads:
     """The encoder reads the first half of a text, and the decoder predicts the second."""
     assert inputs.targets is not None
     halves = [len(ids) // 2 for ids in inputs.ids]
-    rests = [ids[half:] if half else () for half, ids in zip(halves, inputs.ids, strict=True)]
-    firsts = tuple(ids[: max(half, 1)] for half, ids in zip(halves, inputs.ids, strict=True))
-    targets = tuple((start[0], *rest[:-1]) for start, rest in zip(inputs.targets.ids, rests, strict=True))
+    rests = [
+        ids[half:] if half else () for half, ids in zip(halves, inputs.ids, strict=True)
+    ]
+    firsts = tuple(
+        ids[: max(half, 1)] for half, ids in zip(halves, inputs.ids, strict=True)
+    )
+    targets = tuple(
+        (start[0], *rest[:-1])
+        for start, rest in zip(inputs.targets.ids, rests, strict=True)
+    )
     positions = tuple(tuple(range(len(rest))) for rest in rests)
     tokens = tuple(tuple((token,) for token in rest) for rest in rests)
     return Reads(Inputs(firsts, targets=Inputs(targets)), positions, tokens)
 
 
 def _masked_tokens(model: Model, inputs: Inputs) -> Reads:
-    """Every sixth token is masked, from another position on in each text; special tokens are not."""
+    """Every sixth token is masked, from another position on in each text; special
+    tokens are not.
+    """
     special, mask = set(getattr(model.tokenizer, "all_special_ids", ())), _mask(model)
     assert mask is not None
     shown, chosen = [], []
@@ -154,24 +227,33 @@ def _masked_tokens(model: Model, inputs: Inputs) -> Reads:
         words = [position for position, token in enumerate(ids) if token not in special]
         positions = words[number % MASKED :: MASKED] or words[:1]
         chosen.append(tuple(positions))
-        shown.append(tuple(mask if position in positions else token for position, token in enumerate(ids)))
+        shown.append(
+            tuple(
+                mask if position in positions else token
+                for position, token in enumerate(ids)
+            )
+        )
     tokens = tuple(
-        tuple((ids[position],) for position in positions) for ids, positions in zip(inputs.ids, chosen, strict=True)
+        tuple((ids[position],) for position in positions)
+        for ids, positions in zip(inputs.ids, chosen, strict=True)
     )
     return Reads(Inputs(tuple(shown)), tuple(chosen), tokens)
 
 
 class Reader:
-    """Reads log-probabilities off the last states of a pass, at the positions that are asked for.
+    """Reads log-probabilities off the last states of a pass, at the positions that are
+    asked for.
 
-    The head makes a row of the whole vocabulary for each token. So passes end before it, and logits are made of the
-    rows that are read, some at a time; a model for which that does not give its logits is run with its head.
+    The head makes a row of the whole vocabulary for each token. So passes end before
+    it, and logits are made of the rows that are read, some at a time; a model for which
+    that does not give its logits is run with its head.
     """
 
     def __init__(self, model: Model) -> None:
         self.model, self.last = model, model.anatomy.sites[-1]
         self.unembedding: Unembedding | None = None
-        with suppress(PassError):  # raised where logits depend on more than the state of their own token
+        # Raised where logits depend on more than the state of their own token.
+        with suppress(PassError):
             self.unembedding = Unembedding(model, self.last)
 
     @property
@@ -183,22 +265,39 @@ class Reader:
 
     def batch_tokens(self, copies: int) -> int | None:
         """How many tokens a batch may have, so often as it is copied."""
-        most = MOST_LOGITS // self.model.text_encoder.vocabulary if self.unembedding is None else BATCH_TOKENS
+        most = (
+            MOST_LOGITS // self.model.text_encoder.vocabulary
+            if self.unembedding is None
+            else BATCH_TOKENS
+        )
         return max(1, most // copies)
 
-    def read(self, run: Pass, reads: Reads, texts: Sequence[int]) -> list[NDArray[np.float64]]:
+    def read(
+        self, run: Pass, reads: Reads, texts: Sequence[int]
+    ) -> list[NDArray[np.float64]]:
         """The log-probabilities of each text in a pass."""
         lengths = [reads.inputs.of("decoder").lengths[text] for text in texts]
         starts = np.cumsum([0, *lengths[:-1]])
         rows = np.concatenate(
-            [start + np.array(reads.positions[text]) for start, text in zip(starts, texts, strict=True)]
+            [
+                start + np.array(reads.positions[text])
+                for start, text in zip(starts, texts, strict=True)
+            ]
         )
         tokens = torch.tensor([ids for text in texts for ids in reads.tokens[text]])
-        values = self._values(run, torch.from_numpy(rows), tokens).double().cpu().numpy()
+        values = (
+            self._values(run, torch.from_numpy(rows), tokens).double().cpu().numpy()
+        )
         if np.isnan(values).any():
             reason = "they hold a NaN and the states none"
-            raise NotFinite(f"No log-probabilities of {self.model.name}", reason, "Steer with less strength.")
-        return np.split(values, np.cumsum([len(reads.positions[text]) for text in texts])[:-1])
+            raise NotFinite(
+                f"No log-probabilities of {self.model.name}",
+                reason,
+                "Steer with less strength.",
+            )
+        return np.split(
+            values, np.cumsum([len(reads.positions[text]) for text in texts])[:-1]
+        )
 
     def _values(self, run: Pass, rows: Tensor, tokens: Tensor) -> Tensor:
         if self.unembedding is None:
@@ -208,39 +307,70 @@ class Reader:
         inputs = self.unembedding.head_inputs(states[rows.to(states.device)])
         step = max(1, MOST_LOGITS // self.unembedding.vocabulary)
         parts = [slice(start, start + step) for start in range(0, len(inputs), step)]
-        return torch.cat([_of_logits(self.unembedding.logits(inputs[part]), tokens[part]) for part in parts])
+        return torch.cat(
+            [
+                _of_logits(self.unembedding.logits(inputs[part]), tokens[part])
+                for part in parts
+            ]
+        )
 
 
 def _of_logits(logits: Tensor, tokens: Tensor) -> Tensor:
-    return logits.gather(1, tokens.to(logits.device)) - logits.logsumexp(-1, keepdim=True)
+    return logits.gather(1, tokens.to(logits.device)) - logits.logsumexp(
+        -1, keepdim=True
+    )
 
 
 def log_probs(reader: Reader, reads: Reads, advance: Advance) -> LogProbs:
     """The log-probabilities of the model as it is."""
-    (values,) = _in_batches(reader, reads, 1, lambda inputs, _: record(reader.model, inputs, **reader.keeps), advance)
+    (values,) = _in_batches(
+        reader,
+        reads,
+        1,
+        lambda inputs, _: record(reader.model, inputs, **reader.keeps),
+        advance,
+    )
     return values
 
 
 def steered_log_probs(
-    reader: Reader, reads: Reads, states: States | Pair | None, intervention: Intervention, advance: Advance
+    reader: Reader,
+    reads: Reads,
+    states: States | Pair | None,
+    intervention: Intervention,
+    advance: Advance,
 ) -> tuple[list[LogProbs], str]:
-    """The log-probabilities with each strength, and a note if the blocks below the entry could not be skipped.
+    """The log-probabilities with each strength, and a note if the blocks below the
+    entry could not be skipped.
 
-    `states` are those of the texts at the entry, where the pass is entered. Inside a block it cannot be: there the
-    whole model is run while its states change.
+    `states` are those of the texts at the entry, where the pass is entered. Inside a
+    block it cannot be: there the whole model is run while its states change.
     """
     model, entry = reader.model, intervention.entry
-    notes: list[str] = [f"The whole model was run for {entry}, which is inside a block."] if entry.part else []
+    notes: list[str] = (
+        [f"The whole model was run for {entry}, which is inside a block."]
+        if entry.part
+        else []
+    )
 
     def one_pass(inputs: Inputs, texts: list[int]) -> Pass:
         if entry.part or states is None:
-            return edit(model, inputs, intervention.changes(len(texts), entry=True), **reader.keeps)
+            return edit(
+                model,
+                inputs,
+                intervention.changes(len(texts), entry=True),
+                **reader.keeps,
+            )
         stack = in_stack(states, entry)
         rows = torch.cat([stack[entry][stack.tokens.rows(text)] for text in texts])
         above = intervention.changes(len(texts), entry=False)
-        changed: AbstractContextManager[None] = editing(model, above) if above else nullcontext()
+        changed: AbstractContextManager[None] = (
+            editing(model, above) if above else nullcontext()
+        )
         with changed:
-            run = resume(model, inputs, entry, intervention.at_entry(rows), **reader.keeps)
+            run = resume(
+                model, inputs, entry, intervention.at_entry(rows), **reader.keeps
+            )
         notes.extend(run.notes)
         return run
 
@@ -249,11 +379,17 @@ def steered_log_probs(
 
 
 def _in_batches(
-    reader: Reader, reads: Reads, copies: int, one_pass: Callable[[Inputs, list[int]], Pass], advance: Advance
+    reader: Reader,
+    reads: Reads,
+    copies: int,
+    one_pass: Callable[[Inputs, list[int]], Pass],
+    advance: Advance,
 ) -> list[LogProbs]:
     """The log-probabilities of every text in so many copies."""
     values: list[dict[int, NDArray[np.float64]]] = [{} for _ in range(copies)]
-    for texts, inputs in reads.inputs.batches(reader.model, batch_tokens=reader.batch_tokens(copies)):
+    for texts, inputs in reads.inputs.batches(
+        reader.model, batch_tokens=reader.batch_tokens(copies)
+    ):
         run = one_pass(inputs.some([*range(len(texts))] * copies), texts)
         for row, text_values in enumerate(reader.read(run, reads, texts * copies)):
             values[row // len(texts)][texts[row % len(texts)]] = text_values
@@ -274,18 +410,26 @@ def check_new_tokens(model: Model, prompts: Inputs, new_tokens: int) -> None:
     longest, window = max(prompts.lengths), model.text_encoder.window
     if window and prompts.targets is None and longest + new_tokens > window:
         reason = (
-            f"with the longest prompt that makes {longest + new_tokens:,} tokens, and {model.name} takes {window:,}"
+            f"with the longest prompt that makes {longest + new_tokens:,} tokens, and"
+            f" {model.name} takes {window:,}"
         )
-        raise TextError(f"new_tokens is {new_tokens:,}", reason, "Give fewer, or shorter prompts.")
+        raise TextError(
+            f"new_tokens is {new_tokens:,}", reason, "Give fewer, or shorter prompts."
+        )
 
 
-def generate(model: Model, prompts: Inputs, new_tokens: int, intervention: Intervention | None) -> list[list[str]]:
+def generate(
+    model: Model, prompts: Inputs, new_tokens: int, intervention: Intervention | None
+) -> list[list[str]]:
     """Greedy continuations: for each strength a text for each prompt."""
     copies = len(intervention.strengths) if intervention else 1
     texts: list[list[str]] = [[""] * len(prompts) for _ in range(copies)]
-    for length in sorted(set(prompts.lengths)):  # one length at a time, so that nothing is padded
+    # One length at a time, so that nothing is padded.
+    for length in sorted(set(prompts.lengths)):
         same = [number for number, one in enumerate(prompts.lengths) if one == length]
-        ids = torch.tensor([prompts.ids[number] for number in same] * copies, device=model.device)
+        ids = torch.tensor(
+            [prompts.ids[number] for number in same] * copies, device=model.device
+        )
         changes = intervention.changes(len(same), entry=True) if intervention else {}
         with model.lock, editing(model, changes) if changes else nullcontext():
             sequences = _generated(model, ids, new_tokens)
@@ -297,18 +441,31 @@ def generate(model: Model, prompts: Inputs, new_tokens: int, intervention: Inter
 
 def _generated(model: Model, ids: Tensor, new_tokens: int) -> Tensor:
     module: Any = model.module
-    greedy = {"do_sample": False, "num_beams": 1, "use_cache": True, "pad_token_id": model.text_encoder.pad}
-    output = module.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=new_tokens, **greedy)
+    greedy = {
+        "do_sample": False,
+        "num_beams": 1,
+        "use_cache": True,
+        "pad_token_id": model.text_encoder.pad,
+    }
+    output = module.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=new_tokens, **greedy
+    )
     sequences: Tensor = getattr(output, "sequences", output)
     return sequences
 
 
 def _decoded(model: Model, ids: list[int]) -> str:
     """New tokens as text, up to where the model ended it."""
-    ends = getattr(getattr(model.module, "generation_config", None), "eos_token_id", None)
+    ends = getattr(
+        getattr(model.module, "generation_config", None), "eos_token_id", None
+    )
     known = {ends} if isinstance(ends, int) else set(ends or ())
     stop = next((place for place, token in enumerate(ids) if token in known), len(ids))
     if model.tokenizer is None:
         return " ".join(map(str, ids[:stop]))
-    with without_panic(TextError, f"Cannot decode what {model.name} wrote", "Give new_tokens=0."):
-        return str(model.tokenizer.decode(ids[:stop], clean_up_tokenization_spaces=False))
+    with without_panic(
+        TextError, f"Cannot decode what {model.name} wrote", "Give new_tokens=0."
+    ):
+        return str(
+            model.tokenizer.decode(ids[:stop], clean_up_tokenization_spaces=False)
+        )

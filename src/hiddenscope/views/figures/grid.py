@@ -21,9 +21,15 @@ Array: TypeAlias = NDArray[np.float64]
 
 PAGE = 470.0  # what a grid would like to fill
 LONGEST_LABEL = 100.0  # of a token
-LONGEST = 760.0  # beyond this a grid grows no further: its cells get thinner, and only some are labelled
+# Beyond this a grid grows no further: its cells get thinner, and only some are
+# labelled.
+LONGEST = 760.0
 LABEL_APART = 10.0
-KEY, KEY_LINE = 190.0, 10.0  # how wide the scale of colours is, and how high a line above it
+# How wide the scale of colours is, and how high a line above it.
+KEY, KEY_LINE = (
+    190.0,
+    10.0,
+)
 LEAST_CELL, WORD_CELL = 10.5, 44.0  # how narrow a cell may be
 MOST_HIGH = 700.0  # of all lines of tokens; a longer text gets thinner cells instead
 MOST_VECTORS = 20_000  # with more cells than this a file is quicker to read as pixels
@@ -32,7 +38,8 @@ BEND = 1e-4  # a log scale of differences is linear below this share of its top
 
 
 def draw_grid(grid: Grid, sheet: Sheet) -> None:
-    """The grid's first measure, with its words where it has some, and what the colours mean.
+    """The grid's first measure, with its words where it has some, and what the colours
+    mean.
 
     A text that is too long for the page goes on beneath itself, as lines of a book do.
     """
@@ -49,11 +56,20 @@ def draw_grid(grid: Grid, sheet: Sheet) -> None:
     top = 0.0
     for columns in rows:
         part = _part_of(grid, columns)
-        tokens, second = ([row[column] for column in columns] if row else [] for row in labels)
+        tokens, second = (
+            [row[column] for column in columns] if row else [] for row in labels
+        )
         wide, high = size
         axes = sheet.axes(Box(0, top, wide * len(columns), high * len(grid.sites)))
         axes.set(xlim=(0, len(columns)), ylim=(0, len(grid.sites)))
-        _draw_cells(axes, part, painted.to_rgba(shown[:, columns]), zero[:, columns], size, sheet.lettering)
+        _draw_cells(
+            axes,
+            part,
+            painted.to_rgba(shown[:, columns]),
+            zero[:, columns],
+            size,
+            sheet.lettering,
+        )
         _label_sites(axes, grid, high, sheet.lettering)
         upper, lower = (tokens, second) if second else ([], tokens)
         _label_tokens(axes, upper, lower, wide, label)
@@ -68,12 +84,20 @@ def draw_grid(grid: Grid, sheet: Sheet) -> None:
 
 
 def _rows_of_tokens(grid: Grid, page: float, label: float) -> list[range]:
-    """The columns of each line of tokens; a grid of pairs of sites, or of very many tokens, stays in one."""
+    """The columns of each line of tokens; a grid of pairs of sites, or of very many
+    tokens, stays in one.
+    """
     count = len(grid.tokens)
-    most = max(1, int(_room(grid, page, label) / (WORD_CELL if grid.words else LEAST_CELL)))
+    most = max(
+        1, int(_room(grid, page, label) / (WORD_CELL if grid.words else LEAST_CELL))
+    )
     lines = math.ceil(count / most)
     tall = lines * (len(grid.sites) * 11.0 + label) > MOST_HIGH
-    if lines == 1 or grid.tokens[: len(grid.sites)] == grid.sites or (tall and not grid.words):
+    if (
+        lines == 1
+        or grid.tokens[: len(grid.sites)] == grid.sites
+        or (tall and not grid.words)
+    ):
         return [range(count)]
     return [range(start, min(start + most, count)) for start in range(0, count, most)]
 
@@ -84,31 +108,49 @@ def _part_of(grid: Grid, columns: range) -> Grid:
     words = grid.words
     if words is not None:
         words = replace(words, chosen=words.chosen[:, place], probabilities=None)
-    measure = replace(grid.measures[0], values=grid.measures[0].numbers[:, place], influence=None)
+    measure = replace(
+        grid.measures[0], values=grid.measures[0].numbers[:, place], influence=None
+    )
     cut = {name: getattr(grid, name)[place] for name in ("tokens", "second", "text_of")}
     return replace(grid, measures=(measure,), words=words, **cut)
 
 
 def _draw_cells(
-    axes: "Axes", grid: Grid, colours: Array, zero: NDArray[np.bool_], size: tuple[float, float], lettering: Lettering
+    axes: "Axes",
+    grid: Grid,
+    colours: Array,
+    zero: NDArray[np.bool_],
+    size: tuple[float, float],
+    lettering: Lettering,
 ) -> None:
     """Cells with their words; marks for what is missing and for what is exactly zero."""
     wide, high = size
     colours[zero] = (1, 1, 1, 0)
     _paint_cells(axes, colours, wide, high)
     if min(wide, high) > 6:
-        _mark(axes, np.isnan(grid.measures[0].numbers), (2, 2, -45), min(wide, high) - 4, style.FAINT)
+        _mark(
+            axes,
+            np.isnan(grid.measures[0].numbers),
+            (2, 2, -45),
+            min(wide, high) - 4,
+            style.FAINT,
+        )
         _mark(axes, zero, ".", 2.4, style.MUTED)
     _write_words(axes, grid, colours, wide, lettering)
     _part_texts(axes, grid)
 
 
 def _labels(tokens: tuple[str | None, ...], lettering: Lettering) -> list[str]:
-    return [lettering.fitted(lettering.token(token), LONGEST_LABEL, style.LABEL) for token in tokens]
+    return [
+        lettering.fitted(lettering.token(token), LONGEST_LABEL, style.LABEL)
+        for token in tokens
+    ]
 
 
 def _room(grid: Grid, page: float, label: float) -> float:
-    """Say how wide all cells of a row may be: names stand at their left, and a turned token reaches as far."""
+    """Say how wide all cells of a row may be: names stand at their left, and a turned
+    token reaches as far.
+    """
     left = max(width_of(site[:40], style.LABEL) for site in grid.sites)
     if grid.second:
         names = max(width_of(name, style.SMALL) for name in _row_names(grid))
@@ -121,22 +163,37 @@ def _row_names(grid: Grid) -> tuple[str, ...]:
     return grid.token_rows or ("first", "second")
 
 
-def _cell_size(grid: Grid, label: float, page: float, columns: int) -> tuple[float, float]:
-    """Cells as wide as the page allows, within reason; labels that nearly fit get the room they need."""
-    high = min(14.0 if grid.words or len(grid.sites) <= 14 else 11.0, max(LONGEST / len(grid.sites), 0.5))
+def _cell_size(
+    grid: Grid, label: float, page: float, columns: int
+) -> tuple[float, float]:
+    """Cells as wide as the page allows, within reason; labels that nearly fit get the
+    room they need.
+    """
+    high = min(
+        14.0 if grid.words or len(grid.sites) <= 14 else 11.0,
+        max(LONGEST / len(grid.sites), 0.5),
+    )
     share = _room(grid, page, label) / columns
     if grid.words:
         return min(80.0, max(WORD_CELL, share)), high
-    least, most = min(LEAST_CELL, LONGEST / columns, max(share, 1.0) if page < PAGE else LEAST_CELL), 60.0
+    least, most = (
+        min(
+            LEAST_CELL,
+            LONGEST / columns,
+            max(share, 1.0) if page < PAGE else LEAST_CELL,
+        ),
+        60.0,
+    )
     fitting = label if label <= min(most, share * 1.02) else least
     return min(most, max(least, fitting, share)), high
 
 
 def norm_of(measure: Measure) -> "Normalize":
-    """The values at both ends of the colours, and whether they run evenly or by their logarithm.
+    """The values at both ends of the colours, and whether they run evenly or by their
+    logarithm.
 
-    A scale of amounts begins at zero, or on a log scale at the least amount there is; one of differences reaches as far
-    down as up.
+    A scale of amounts begins at zero, or on a log scale at the least amount there is;
+    one of differences reaches as far down as up.
     """
     from matplotlib.colors import FuncNorm, LogNorm, Normalize
 
@@ -179,13 +236,24 @@ def _shown(measure: Measure) -> Array:
     values = measure.numbers.astype(np.float64)
     if not measure.each_layer:
         return values
-    rows = [replace(measure, values=row[None], influence=None, each_layer=False, limits=None) for row in values]
-    return np.concatenate([np.ma.filled(norm_of(row)(row.numbers.astype(np.float64)), np.nan) for row in rows])
+    rows = [
+        replace(
+            measure, values=row[None], influence=None, each_layer=False, limits=None
+        )
+        for row in values
+    ]
+    return np.concatenate(
+        [
+            np.ma.filled(norm_of(row)(row.numbers.astype(np.float64)), np.nan)
+            for row in rows
+        ]
+    )
 
 
 def _paint_cells(axes: "Axes", colours: Array, wide: float, high: float) -> None:
     seams = min(wide, high) >= 8
-    overlap = min(0.4, wide / 4, high / 4)  # or some viewers show the paper between two cells
+    # Or some viewers show the paper between two cells.
+    overlap = min(0.4, wide / 4, high / 4)
     axes.pcolormesh(
         colours,
         edgecolors="white" if seams else "face",
@@ -195,15 +263,29 @@ def _paint_cells(axes: "Axes", colours: Array, wide: float, high: float) -> None
     )
 
 
-def _mark(axes: "Axes", cells: NDArray[np.bool_], marker: Any, size: float, colour: str) -> None:
+def _mark(
+    axes: "Axes", cells: NDArray[np.bool_], marker: Any, size: float, colour: str
+) -> None:
     """A mark in every such cell, while they are few enough to be looked at one by one."""
     if 0 < cells.sum() <= 2_000:
         rows, columns = np.nonzero(cells)
-        axes.plot(columns + 0.5, rows + 0.5, linestyle="", marker=marker, markersize=size, color=colour, mew=0.6)
+        axes.plot(
+            columns + 0.5,
+            rows + 0.5,
+            linestyle="",
+            marker=marker,
+            markersize=size,
+            color=colour,
+            mew=0.6,
+        )
 
 
-def _write_words(axes: "Axes", grid: Grid, colours: Array, wide: float, lettering: Lettering) -> None:
-    """The first word of every cell, in an ink that can be read on its colour; framed where it is settled."""
+def _write_words(
+    axes: "Axes", grid: Grid, colours: Array, wide: float, lettering: Lettering
+) -> None:
+    """The first word of every cell, in an ink that can be read on its colour; framed
+    where it is settled.
+    """
     from matplotlib.patches import Rectangle
 
     if grid.words is None:
@@ -211,10 +293,22 @@ def _write_words(axes: "Axes", grid: Grid, colours: Array, wide: float, letterin
     settled = grid.words.settled_rows()
     for row, column in np.argwhere(grid.words.chosen[:, :, 0] >= 0):
         word = lettering.token(grid.words.words[grid.words.chosen[row, column, 0]], 30)
-        light = float(colours[row, column, :3] @ [0.299, 0.587, 0.114]) > 140 / 255 or colours[row, column, 3] == 0
+        light = (
+            float(colours[row, column, :3] @ [0.299, 0.587, 0.114]) > 140 / 255
+            or colours[row, column, 3] == 0
+        )
         ink = style.INK if light else style.PAPER
         if grid.words.framed and row == settled[column]:
-            axes.add_patch(Rectangle((column + 0.03, row + 0.1), 0.94, 0.8, fill=False, linewidth=0.9, edgecolor=ink))
+            axes.add_patch(
+                Rectangle(
+                    (column + 0.03, row + 0.1),
+                    0.94,
+                    0.8,
+                    fill=False,
+                    linewidth=0.9,
+                    edgecolor=ink,
+                )
+            )
         axes.text(
             column + 0.5,
             row + 0.5,
@@ -231,24 +325,42 @@ def _part_texts(axes: "Axes", grid: Grid) -> None:
     """Where one text ends and the next begins."""
     for column, (before, after) in enumerate(pairwise(grid.text_of), 1):
         if before != after:
-            axes.axvline(column, -0.02, 1.02, color=style.PAPER, linewidth=2.4, clip_on=False)
-            axes.axvline(column, -0.02, 1.02, color=style.INK, linewidth=0.8, clip_on=False)
+            axes.axvline(
+                column, -0.02, 1.02, color=style.PAPER, linewidth=2.4, clip_on=False
+            )
+            axes.axvline(
+                column, -0.02, 1.02, color=style.INK, linewidth=0.8, clip_on=False
+            )
 
 
 def _label_sites(axes: "Axes", grid: Grid, high: float, lettering: Lettering) -> None:
     rows = range(0, len(grid.sites), math.ceil(LABEL_APART / high))
-    axes.set_yticks([row + 0.5 for row in rows], [lettering.text(grid.sites[row], 40) for row in rows])
+    axes.set_yticks(
+        [row + 0.5 for row in rows],
+        [lettering.text(grid.sites[row], 40) for row in rows],
+    )
     axes.tick_params("y", length=0, pad=5, labelsize=style.LABEL)
 
 
-def _label_tokens(axes: "Axes", upper: list[str], lower: list[str], wide: float, label: float) -> None:
-    """Write the tokens below, and where there are two texts those of the first above: turned where they do not fit."""
+def _label_tokens(
+    axes: "Axes", upper: list[str], lower: list[str], wide: float, label: float
+) -> None:
+    """Write the tokens below, and where there are two texts those of the first above:
+    turned where they do not fit.
+    """
     turn = 0 if label <= wide else 45 if wide >= 1.8 * style.LABEL else 90
     columns = range(0, len(lower), math.ceil(LABEL_APART / wide))
     places = [column + 0.5 for column in columns]
-    below: dict[str, Any] = {"ha": "right", "va": "center"} if turn else {"ha": "center"}
+    below: dict[str, Any] = (
+        {"ha": "right", "va": "center"} if turn else {"ha": "center"}
+    )
     above: dict[str, Any] = {"ha": "left", "va": "center"} if turn else {"ha": "center"}
-    turned: dict[str, Any] = {"rotation": turn, "rotation_mode": "anchor", "color": style.INK, "size": style.LABEL}
+    turned: dict[str, Any] = {
+        "rotation": turn,
+        "rotation_mode": "anchor",
+        "color": style.INK,
+        "size": style.LABEL,
+    }
     axes.set_xticks(places, [lower[column] for column in columns], **turned, **below)
     axes.tick_params("x", length=0, pad=4)
     if upper:
@@ -259,10 +371,17 @@ def _label_tokens(axes: "Axes", upper: list[str], lower: list[str], wide: float,
 
 def _name_token_rows(axes: "Axes", grid: Grid, lettering: Lettering) -> None:
     """Name the row of tokens above the grid and the one below it, at the left of each."""
-    look: dict[str, Any] = {"ha": "right", "va": "center", "color": style.MUTED, "size": style.SMALL}
+    look: dict[str, Any] = {
+        "ha": "right",
+        "va": "center",
+        "color": style.MUTED,
+        "size": style.SMALL,
+    }
     for name, (corner, away) in zip(_row_names(grid), ((1, 8), (0, -8)), strict=True):
         shown = lettering.fitted(lettering.text(name), LONGEST_LABEL, style.SMALL)
-        axes.annotate(shown, (0, corner), (-5, away), "axes fraction", "offset points", **look)
+        axes.annotate(
+            shown, (0, corner), (-5, away), "axes fraction", "offset points", **look
+        )
 
 
 def _key_name(measure: Measure, room: float, lettering: Lettering) -> str:
@@ -271,17 +390,27 @@ def _key_name(measure: Measure, room: float, lettering: Lettering) -> str:
     return lettering.wrapped(f"{lettering.text(measure.name)}{unit}", room, style.LABEL)
 
 
-def _draw_key(measure: Measure, name: str, painted: Any, sheet: Sheet, box: Box, *, zero: bool) -> None:
+def _draw_key(
+    measure: Measure, name: str, painted: Any, sheet: Sheet, box: Box, *, zero: bool
+) -> None:
     """What the colours mean: a bar, its ticks, what it measures and in which unit."""
     axes = sheet.axes(box)
-    bar = sheet.figure.colorbar(painted, cax=axes, orientation="horizontal", format=number)
+    bar = sheet.figure.colorbar(
+        painted, cax=axes, orientation="horizontal", format=number
+    )
     assert bar.solids is not None
     bar.solids.set_edgecolor("face")  # or some viewers show lines between the colours
     bar.outline.set(edgecolor=style.FAINT, linewidth=0.6, visible=True)
     bar.minorticks_off()
     low, high = painted.norm.vmin, painted.norm.vmax
     if measure.each_layer:
-        bar.set_ticks([0, 1], labels=["−most" if measure.meaning == "diverging" else "least", "most of its layer"])
+        bar.set_ticks(
+            [0, 1],
+            labels=[
+                "−most" if measure.meaning == "diverging" else "least",
+                "most of its layer",
+            ],
+        )
         least, most = bar.ax.get_xticklabels()
         least.set_horizontalalignment("left")
         most.set_horizontalalignment("right")
@@ -293,6 +422,13 @@ def _draw_key(measure: Measure, name: str, painted: Any, sheet: Sheet, box: Box,
         bar.ax.xaxis.set_major_locator(style.linear_ticks(4))
     axes.tick_params("x", length=2.5, labelsize=style.SMALL)
     if zero:
-        look: dict[str, Any] = {"size": style.SMALL, "color": style.MUTED, "va": "bottom", "ha": "right"}
-        axes.annotate("·  exactly 0", (1, 1), (0, 4), "axes fraction", "offset points", **look)
+        look: dict[str, Any] = {
+            "size": style.SMALL,
+            "color": style.MUTED,
+            "va": "bottom",
+            "ha": "right",
+        }
+        axes.annotate(
+            "·  exactly 0", (1, 1), (0, 4), "axes fraction", "offset points", **look
+        )
     axes.set_title(name, color=style.MUTED, pad=3)

@@ -1,6 +1,7 @@
 """How figures look: their colours and fonts, and numbers and strings as labels.
 
-In a label what cannot be seen is marked, what no font can draw is written out, and what is long is cut.
+In a label what cannot be seen is marked, what no font can draw is written out, and what
+is long is cut.
 
 >>> Lettering().token(" capital\\n"), Lettering().text("a\\u202eb"), Lettering().token("𒀀")
 ('␣capital⏎', 'a‹U+202E›b', '‹U+12000›')
@@ -30,20 +31,80 @@ SMALL, LABEL = 8.0, 8.0  # sizes of type, in points
 
 # The page has the same colours, in `static/colour.js`.
 SEQUENTIAL: Final = {
-    "light": ("#faf7e1", "#cce3bc", "#89d1b1", "#51b8ac", "#049daa", "#037ea0", "#005f97", "#133f87", "#1f206d"),
-    "dark": ("#191d2f", "#243159", "#284886", "#136a98", "#148ba1", "#23aca6", "#5cca9f", "#abe18d", "#f8f085"),
+    "light": (
+        "#faf7e1",
+        "#cce3bc",
+        "#89d1b1",
+        "#51b8ac",
+        "#049daa",
+        "#037ea0",
+        "#005f97",
+        "#133f87",
+        "#1f206d",
+    ),
+    "dark": (
+        "#191d2f",
+        "#243159",
+        "#284886",
+        "#136a98",
+        "#148ba1",
+        "#23aca6",
+        "#5cca9f",
+        "#abe18d",
+        "#f8f085",
+    ),
 }
-"""From little to much, evenly spaced. Lightness runs evenly, so that the order is seen with any eyes."""
+"""From little to much, evenly spaced. Lightness runs evenly, so that the order is seen
+with any eyes.
+"""
 
 DIVERGING: Final = {
-    "light": ("#004b97", "#3274c4", "#74a0d8", "#b3cbea", "#f7f6f1", "#e6bfae", "#cf8a6b", "#b55320", "#803100"),
-    "dark": ("#77c7fe", "#459cd4", "#3c7194", "#30495a", "#232321", "#56402e", "#8d6039", "#c78142", "#f8aa66"),
+    "light": (
+        "#004b97",
+        "#3274c4",
+        "#74a0d8",
+        "#b3cbea",
+        "#f7f6f1",
+        "#e6bfae",
+        "#cf8a6b",
+        "#b55320",
+        "#803100",
+    ),
+    "dark": (
+        "#77c7fe",
+        "#459cd4",
+        "#3c7194",
+        "#30495a",
+        "#232321",
+        "#56402e",
+        "#8d6039",
+        "#c78142",
+        "#f8aa66",
+    ),
 }
 """From below zero to above, evenly spaced, zero in the middle."""
 
 CLASSES: Final = {
-    "light": ("#0072b2", "#d55e00", "#009e73", "#b8569a", "#c98a00", "#3ba3dd", "#7a6a00", "#333b4d"),
-    "dark": ("#4ba3dc", "#f08343", "#2fc49a", "#d98cbf", "#e8b13d", "#8fd0f5", "#d6ca5a", "#e3e8f2"),
+    "light": (
+        "#0072b2",
+        "#d55e00",
+        "#009e73",
+        "#b8569a",
+        "#c98a00",
+        "#3ba3dd",
+        "#7a6a00",
+        "#333b4d",
+    ),
+    "dark": (
+        "#4ba3dc",
+        "#f08343",
+        "#2fc49a",
+        "#d98cbf",
+        "#e8b13d",
+        "#8fd0f5",
+        "#d6ca5a",
+        "#e3e8f2",
+    ),
 }
 """For labels and series, in this order; after eight they come round again."""
 
@@ -61,16 +122,25 @@ CONTROL_PICTURES = {"\n": "⏎", "\t": "⇥", "\r": "␍", "\x7f": "␡"}
 UNSEEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
 BLANK = set("\u00a0\u115f\u1160\u3164\uffa0\u034f\u180b\u180c\u180d\u180e\u180f")
 MARKS = {"Mn", "Mc", "Me"}
-JOINED = re.compile("(?<=[\u2600-\u27bf\ufe0f\U0001f000-\U0001faff])\u200d(?=[\u2600-\u27bf\U0001f000-\U0001faff])")
+JOINED = re.compile(
+    "(?<=[\u2600-\u27bf\ufe0f\U0001f000-\U0001faff])\u200d(?=[\u2600-\u27bf\U0001f000-\U0001faff])"
+)
 
 
 def settings() -> dict[Any, Any]:
     """What matplotlib is set to while a figure is drawn."""
-    quiet = {f"axes.spines.{side}": False for side in ("left", "right", "top", "bottom")}
+    quiet = {
+        f"axes.spines.{side}": False for side in ("left", "right", "top", "bottom")
+    }
     ticks = {
         f"{axis}tick.{name}": value
         for axis in "xy"
-        for name, value in {"color": MUTED, "labelsize": SMALL, "major.width": 0.6, "major.pad": 3}.items()
+        for name, value in {
+            "color": MUTED,
+            "labelsize": SMALL,
+            "major.width": 0.6,
+            "major.pad": 3,
+        }.items()
     }
     return {
         "svg.fonttype": "none",  # letters stay letters
@@ -128,13 +198,23 @@ def linear_ticks(most: int) -> "Locator":
 
 
 def log_ticks(low: float, high: float, most: int) -> "Locator":
-    """Powers of ten, and parts of them where the range is short; in less than half a decade just round numbers."""
+    """Powers of ten, and parts of them where the range is short; in less than half a
+    decade just round numbers.
+    """
     from matplotlib.ticker import LogLocator
 
     decades = math.log10(high / low)
     if decades < 0.5:
         return linear_ticks(most)
-    parts = (1, 2, 3, 5, 7) if decades < 1 else (1, 2, 5) if decades < 2 else (1, 3) if decades < most else (1,)
+    parts = (
+        (1, 2, 3, 5, 7)
+        if decades < 1
+        else (1, 2, 5)
+        if decades < 2
+        else (1, 3)
+        if decades < most
+        else (1,)
+    )
     return LogLocator(subs=parts, numticks=most + 1)
 
 
@@ -150,7 +230,11 @@ def families() -> list[str]:
 def _font(size: float, bold: bool) -> "FontProperties":
     from matplotlib.font_manager import FontProperties
 
-    return FontProperties(family=[*families(), "sans-serif"], size=size, weight="bold" if bold else "normal")
+    return FontProperties(
+        family=[*families(), "sans-serif"],
+        size=size,
+        weight="bold" if bold else "normal",
+    )
 
 
 @cache
@@ -158,7 +242,9 @@ def _characters(bold: bool) -> frozenset[int]:
     from matplotlib.font_manager import FontProperties, findfont, get_font
 
     weight = "bold" if bold else "normal"
-    paths = [findfont(FontProperties(family=name, weight=weight)) for name in families()]
+    paths = [
+        findfont(FontProperties(family=name, weight=weight)) for name in families()
+    ]
     return frozenset(code for path in paths for code in get_font(path).get_charmap())
 
 
@@ -168,7 +254,9 @@ def drawable(char: str) -> bool:
 
 
 def width_of(text: str, size: float, *, bold: bool = False) -> float:
-    """How wide a text is, in points; a character that the fonts lack counts as a square."""
+    """How wide a text is, in points; a character that the fonts lack counts as a
+    square.
+    """
     known = "".join(char for char in text if drawable(char))
     return (_width(known, bold) + (len(text) - len(known))) * size
 
@@ -178,7 +266,9 @@ def _width(text: str, bold: bool) -> float:
     from matplotlib.textpath import text_to_path
 
     measured = 40.0  # large, since glyphs are placed on whole pixels
-    width, _, _ = text_to_path.get_text_width_height_descent(text, _font(measured, bold), ismath=False)
+    width, _, _ = text_to_path.get_text_width_height_descent(
+        text, _font(measured, bold), ismath=False
+    )
     return float(width) / measured
 
 
@@ -186,7 +276,8 @@ def _width(text: str, bold: bool) -> float:
 class Lettering:
     """How strings are written in one figure.
 
-    With `any_character` even those stay that the fonts lack, for a file whose reader brings fonts along.
+    With `any_character` even those stay that the fonts lack, for a file whose reader
+    brings fonts along.
     """
 
     any_character: bool = False
@@ -198,24 +289,43 @@ class Lettering:
         return self.text(token, most).replace(" ", "␣") if token else "∅"
 
     def text(self, text: str, most: int = 300) -> str:
-        """A text of at most so many characters: spaces stay spaces, and what cannot be seen is marked."""
+        """A text of at most so many characters: spaces stay spaces, and what cannot be
+        seen is marked.
+        """
         cut = text if len(text) <= most else f"{text[: most - 1]}…"
-        joined = {match.start() for match in JOINED.finditer(cut)} if self.any_character else set()
-        seen = "".join(char if place in joined else self._seen(char) for place, char in enumerate(cut))
+        joined = (
+            {match.start() for match in JOINED.finditer(cut)}
+            if self.any_character
+            else set()
+        )
+        seen = "".join(
+            char if place in joined else self._seen(char)
+            for place, char in enumerate(cut)
+        )
         return f"◌{seen}" if seen and unicodedata.category(seen[0]) in MARKS else seen
 
     def fitted(self, text: str, room: float, size: float, *, bold: bool = False) -> str:
-        """As much of a text as fits into so many points; an ellipsis shows where it is cut."""
+        """As much of a text as fits into so many points; an ellipsis shows where it is
+        cut.
+        """
         if width_of(text, size, bold=bold) <= room:
             return text
         low, high = 0, len(text)
         while low < high:
             middle = (low + high + 1) // 2
-            low, high = (middle, high) if width_of(f"{text[:middle]}…", size, bold=bold) <= room else (low, middle - 1)
+            low, high = (
+                (middle, high)
+                if width_of(f"{text[:middle]}…", size, bold=bold) <= room
+                else (low, middle - 1)
+            )
         return f"{text[:low]}…" if low else ""
 
-    def wrapped(self, text: str, room: float, size: float, *, bold: bool = False) -> str:
-        """A text in lines of at most so many points; a word that is longer than a line is broken."""
+    def wrapped(
+        self, text: str, room: float, size: float, *, bold: bool = False
+    ) -> str:
+        """A text in lines of at most so many points; a word that is longer than a line
+        is broken.
+        """
         lines: list[str] = []
         for word in filter(None, text.split(" ")):
             longer = f"{lines[-1]} {word}" if lines else word
@@ -228,7 +338,9 @@ class Lettering:
     def _seen(self, char: str) -> str:
         if unicodedata.category(char) not in UNSEEN and char not in BLANK:
             return char if self.any_character or drawable(char) else _code(char)
-        picture = CONTROL_PICTURES.get(char) or (chr(0x2400 + ord(char)) if ord(char) < 32 else "")
+        picture = CONTROL_PICTURES.get(char) or (
+            chr(0x2400 + ord(char)) if ord(char) < 32 else ""
+        )
         return picture if picture and drawable(picture) else _code(char)
 
 

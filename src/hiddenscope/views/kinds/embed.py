@@ -20,15 +20,36 @@ def views(result: Result) -> Iterator[View]:
     if len(names) > 1:
         note = f"The first {TEXTS} of {len(names)} texts." if len(names) > TEXTS else ""
         measure = Measure(
-            "cosine", _cosines(vectors[:TEXTS])[::-1].astype(np.float32), limits=(-1.0, 1.0), meaning="diverging"
+            "cosine",
+            _cosines(vectors[:TEXTS])[::-1].astype(np.float32),
+            limits=(-1.0, 1.0),
+            meaning="diverging",
         )
         title = f"The cosine of every two texts in {model}"
         shown = names[:TEXTS]
-        yield Grid(title, shown[::-1], shown, (measure,), note=note, x_name="text", y_name="text")
-    curves = tuple(Series(name, vector) for name, vector in zip(names[:CURVES], vectors, strict=False))
+        yield Grid(
+            title,
+            shown[::-1],
+            shown,
+            (measure,),
+            note=note,
+            x_name="text",
+            y_name="text",
+        )
+    curves = tuple(
+        Series(name, vector)
+        for name, vector in zip(names[:CURVES], vectors, strict=False)
+    )
     note = f"The first {CURVES} of {len(names)} texts." if len(names) > CURVES else ""
     places = tuple(map(str, range(vectors.shape[1])))
-    yield Lines(f"The components of the vectors in {model}", places, curves, "component", "value", note=note)
+    yield Lines(
+        f"The components of the vectors in {model}",
+        places,
+        curves,
+        "component",
+        "value",
+        note=note,
+    )
 
 
 def findings(result: Result) -> Iterator[str]:
@@ -43,7 +64,10 @@ def findings(result: Result) -> Iterator[str]:
         np.fill_diagonal(cosines, -np.inf)
         first, second = divmod(int(cosines.argmax()), len(cosines))
         strings = result.data["string"].to_numpy()
-        yield f"Nearest are {quoted(strings[first])} and {quoted(strings[second])}, with cosine {cosines.max():.2f}."
+        yield (
+            f"Nearest are {quoted(strings[first])} and {quoted(strings[second])}, with"
+            f" cosine {cosines.max():.2f}."
+        )
 
 
 def _cosines(vectors: NDArray[np.float32]) -> NDArray[np.float64]:
@@ -56,5 +80,10 @@ def _cosines(vectors: NDArray[np.float32]) -> NDArray[np.float64]:
 
 def _names(result: Result) -> tuple[str, ...]:
     """Each text, short, and with its number where two would look the same."""
-    short = [" ".join(str(text).split())[:SHORT] for text in result.data["string"].to_numpy()]
-    return tuple(f"{name} ({n})" if short.count(name) > 1 else name for n, name in enumerate(short))
+    short = [
+        " ".join(str(text).split())[:SHORT] for text in result.data["string"].to_numpy()
+    ]
+    return tuple(
+        f"{name} ({n})" if short.count(name) > 1 else name
+        for n, name in enumerate(short)
+    )

@@ -15,27 +15,48 @@ def views(result: Result) -> Iterator[View]:
     """Right answers along the windows, between both models alone."""
     data, facts = result.data, result.facts
     low, high = (data[f"accuracy_{end}"].to_numpy() for end in ("low", "high"))
-    series = [Series("with layers of the donor", data["accuracy"].to_numpy(), low, high, band="95% interval")]
+    series = [
+        Series(
+            "with layers of the donor",
+            data["accuracy"].to_numpy(),
+            low,
+            high,
+            band="95% interval",
+        )
+    ]
     for name in ("model", "donor"):
         level = np.full(data.sizes["site"], facts[f"{name}_alone"]["accuracy"])
         series.append(Series(f"the {name} alone", level, style="dash"))
-    title = f"Right answers of {_model(result)} with {_grafted(facts)} of {facts['donor']}"
+    title = (
+        f"Right answers of {_model(result)} with {_grafted(facts)} of {facts['donor']}"
+    )
     note = f"Each point is named by its first layer; {_prompts(facts)}."
-    yield Lines(title, labels(data, "site"), tuple(series), y_name="right answers", unit="share", note=note)
+    yield Lines(
+        title,
+        labels(data, "site"),
+        tuple(series),
+        y_name="right answers",
+        unit="share",
+        note=note,
+    )
 
 
 def findings(result: Result) -> Iterator[str]:
-    """Both models alone, the window that loses most, and the middle of the depth against its end."""
+    """Both models alone, the window that loses most, and the middle of the depth
+    against its end.
+    """
     facts = result.facts
     mine, theirs = facts["model_alone"], facts["donor_alone"]
     yield (
-        f"Alone, {_model(result)} answers {mine['accuracy']:.0%} of {_prompts(facts)} right "
-        f"({_interval(mine)}); {facts['donor']} answers {theirs['accuracy']:.0%} right ({_interval(theirs)})."
+        f"Alone, {_model(result)} answers {mine['accuracy']:.0%} of {_prompts(facts)}"
+        f" right ({_interval(mine)}); {facts['donor']} answers {theirs['accuracy']:.0%}"
+        f" right ({_interval(theirs)})."
     )
     lowest = facts["lowest"]
     yield (
-        f"With {_grafted(facts)} of the donor, the fewest answers are right for {_range(lowest)}: "
-        f"{lowest['accuracy']:.0%} ({_interval(lowest)}, corrected for all windows)."
+        f"With {_grafted(facts)} of the donor, the fewest answers are right for"
+        f" {_range(lowest)}: {lowest['accuracy']:.0%} ({_interval(lowest)}, corrected"
+        " for all windows)."
     )
     if "middle_less_late" in facts:
         yield _comparison(facts)
@@ -48,35 +69,53 @@ def sections(result: Result) -> Iterator[Section]:
     single = facts["layers"] == 1 and facts["grafted"] == "blocks"
     replaces = "replaces that" if single else "replace those"
     reading = (
-        f"At every point, {_grafted(facts)} of the donor {replaces} of the model, and the line is the share of prompts "
-        "that are then answered right. The dashed lines are the two models alone."
+        f"At every point, {_grafted(facts)} of the donor {replaces} of the model, and"
+        " the line is the share of prompts that are then answered right. The dashed"
+        " lines are the two models alone."
     )
-    yield Section("What do layers of a donor change?", as_prose(findings(result)), tuple(views(result)), reading)
+    yield Section(
+        "What do layers of a donor change?",
+        as_prose(findings(result)),
+        tuple(views(result)),
+        reading,
+    )
 
 
 def _comparison(facts: Facts) -> str:
     middle, late, difference = facts["middle"], facts["late"], facts["middle_less_late"]
     numbers = (
-        f"With windows in the middle third of the depth ({_range(middle)}) {middle['accuracy']:.0%} of the answers "
-        f"stay right, with windows in the last third ({_range(late)}) {late['accuracy']:.0%}"
+        f"With windows in the middle third of the depth ({_range(middle)})"
+        f" {middle['accuracy']:.0%} of the answers stay right, with windows in the last"
+        f" third ({_range(late)}) {late['accuracy']:.0%}"
     )
     test = f"sign-flip test over {_units(facts)}: p = {difference['p']:.2g}"
     if difference["p"] > LEVEL:
         return f"{numbers}; the difference is not significant ({test})."
-    return f"{numbers}: they differ by {100 * difference['value']:+.3g} percentage points ({test})."
+    return (
+        f"{numbers}: they differ by {100 * difference['value']:+.3g} percentage points"
+        f" ({test})."
+    )
 
 
 def _prompts(facts: Facts) -> str:
     """How many prompts there are, and in how many groups where some belong together."""
     prompts, groups = facts["prompts"], facts.get("groups", facts["prompts"])
     counted = f"{prompts} prompt{'s' * (prompts != 1)}"
-    return counted if groups == prompts else f"{counted} in {groups} group{'s' * (groups != 1)}"
+    return (
+        counted
+        if groups == prompts
+        else f"{counted} in {groups} group{'s' * (groups != 1)}"
+    )
 
 
 def _units(facts: Facts) -> str:
     """What the test permutes."""
     prompts, groups = facts["prompts"], facts.get("groups", facts["prompts"])
-    return _prompts(facts) if groups == prompts else f"{groups} group{'s' * (groups != 1)} of prompts"
+    return (
+        _prompts(facts)
+        if groups == prompts
+        else f"{groups} group{'s' * (groups != 1)} of prompts"
+    )
 
 
 def _interval(share: Facts) -> str:
@@ -94,4 +133,8 @@ def _grafted(facts: Facts) -> str:
 
 
 def _range(ends: Facts) -> str:
-    return ends["from"] if ends["from"] == ends["to"] else f"{ends['from']} to {ends['to']}"
+    return (
+        ends["from"]
+        if ends["from"] == ends["to"]
+        else f"{ends['from']} to {ends['to']}"
+    )

@@ -23,17 +23,31 @@ NOTED = 0.01  # a smallest possible p-value above this is told
 METHODS = {"umap": "UMAP", "pca": "PCA", "pacmap": "PaCMAP", "tsne": "t-SNE"}
 ALONG = {
     "silhouette": ("How far apart the classes are", "silhouette"),
-    "neighbour": ("How often the nearest point is of the same class", "share of points"),
-    "within": ("How tight the classes are", "distance within classes over that of all pairs"),
+    "neighbour": (
+        "How often the nearest point is of the same class",
+        "share of points",
+    ),
+    "within": (
+        "How tight the classes are",
+        "distance within classes over that of all pairs",
+    ),
 }
 
 
 def views(result: Result) -> Iterator[View]:
-    """One panel for each site, a row for each model and dataset; then the separation along the sites."""
+    """One panel for each site, a row for each model and dataset; then the separation
+    along the sites.
+    """
     data = result.data
-    rows = [(model, dataset) for model in _names(data, "model") for dataset in _names(data, "dataset")]
+    rows = [
+        (model, dataset)
+        for model in _names(data, "model")
+        for dataset in _names(data, "dataset")
+    ]
     method = METHODS.get(str(data.attrs.get("method")), "projection")
-    panels = [_panel(data, row, site) for row in rows for site in range(data.sizes["site"])]
+    panels = [
+        _panel(data, row, site) for row in rows for site in range(data.sizes["site"])
+    ]
     shown = [panel for panel in panels if panel is not None]
     sites, names = ([panel[key] for panel in shown] for key in ("site", "row"))
     parts = dict(zip(map(_row_name, rows), result.facts["parts"], strict=True))
@@ -48,40 +62,77 @@ def views(result: Result) -> Iterator[View]:
         captions=tuple(panel["caption"] for panel in shown),
         messages=tuple(panel["message"] for panel in shown),
         rows=tuple(names) if len(rows) > 1 else (),
-        rows_name=", ".join(dim for dim in ("model", "dataset") if dim in data.dims) or "row",
+        rows_name=", ".join(dim for dim in ("model", "dataset") if dim in data.dims)
+        or "row",
         note=_note(result),
-        marks=tuple(APART if site in one.get("apart_at", ()) else "" for site, one in zip(sites, found, strict=True)),
+        marks=tuple(
+            APART if site in one.get("apart_at", ()) else ""
+            for site, one in zip(sites, found, strict=True)
+        ),
         depths=tuple(depths),
         first=shown_first(depths, names, _told(sites, found)),
     )
     for measure, (title, y_name) in ALONG.items():
         if measure in data:
-            yield _along(data, rows, measure, f"{title}, along the layers of {_models(result)}", y_name)
+            yield _along(
+                data,
+                rows,
+                measure,
+                f"{title}, along the layers of {_models(result)}",
+                y_name,
+            )
 
 
-def _depth(result: Result, panel: Mapping[str, Any], shown: Sequence[Mapping[str, Any]]) -> float:
+def _depth(
+    result: Result, panel: Mapping[str, Any], shown: Sequence[Mapping[str, Any]]
+) -> float:
     """How deep a site lies in its model, from 0 to 1."""
-    layers = [Site.parse(other["site"]).layer for other in shown if other["row"] == panel["row"]]
+    layers = [
+        Site.parse(other["site"]).layer
+        for other in shown
+        if other["row"] == panel["row"]
+    ]
     model = result.source.get("models", {}).get(panel["model"], result.source)
     depth = model.get("depth")
-    last = max([depth if isinstance(depth, int) else 0, *(layer for layer in layers if layer is not None)])
+    last = max(
+        [
+            depth if isinstance(depth, int) else 0,
+            *(layer for layer in layers if layer is not None),
+        ]
+    )
     layer = Site.parse(panel["site"]).layer
     return 1.0 if layer is None else layer / max(1, last)
 
 
 def _told(sites: Sequence[str], found: Sequence[Facts]) -> list[int]:
-    """The panels that the findings name: the best site of each row, and the first at which the classes are apart."""
-    best = [panel for panel, site in enumerate(sites) if found[panel] and site == found[panel]["best"]["site"]]
-    return best + [panel for panel, site in enumerate(sites) if site in found[panel].get("apart_at", ())[:1]]
+    """The panels that the findings name: the best site of each row, and the first at
+    which the classes are apart.
+    """
+    best = [
+        panel
+        for panel, site in enumerate(sites)
+        if found[panel] and site == found[panel]["best"]["site"]
+    ]
+    return best + [
+        panel
+        for panel, site in enumerate(sites)
+        if site in found[panel].get("apart_at", ())[:1]
+    ]
 
 
 def _names(data: "xarray.Dataset", dim: str) -> list[str | None]:
     return list(labels(data, dim)) if dim in data.dims else [None]
 
 
-def _row(data: "xarray.Dataset", row: tuple[str | None, str | None]) -> "xarray.Dataset":
+def _row(
+    data: "xarray.Dataset", row: tuple[str | None, str | None]
+) -> "xarray.Dataset":
     model, dataset = row
-    chosen = {dim: name for dim, name in (("model", model), ("dataset", dataset)) if name is not None}
+    chosen = {
+        dim: name
+        for dim, name in (("model", model), ("dataset", dataset))
+        if name is not None
+    }
     return data.sel(chosen)
 
 
@@ -89,7 +140,9 @@ def _row_name(row: tuple[str | None, str | None]) -> str:
     return ", ".join(name for name in row if name)
 
 
-def _panel(data: "xarray.Dataset", row: tuple[str | None, str | None], site: int) -> dict[str, Any] | None:
+def _panel(
+    data: "xarray.Dataset", row: tuple[str | None, str | None], site: int
+) -> dict[str, Any] | None:
     """One panel; None for a site that this model does not have."""
     here = _row(data, row).isel(site=site)
     points = np.stack([here["x"].to_numpy(), here["y"].to_numpy()], axis=-1)
@@ -113,7 +166,11 @@ def _caption(here: "xarray.Dataset") -> str:
     for name in ("silhouette", "neighbour"):
         if name in here and np.isfinite(value := float(here[name])):
             p = float(here[f"{name}_p"]) if f"{name}_p" in here else np.nan
-            scores.append(f"{name} {value:.2f} (p {p:.2g})" if np.isfinite(p) else f"{name} {value:.2f}")
+            scores.append(
+                f"{name} {value:.2f} (p {p:.2g})"
+                if np.isfinite(p)
+                else f"{name} {value:.2f}"
+            )
     if "trust" in here and np.isfinite(trust := float(here["trust"])):
         scores.append(f"trust {trust:.2f}")
     return "\n".join(scores)
@@ -127,8 +184,14 @@ def _classes(data: "xarray.Dataset") -> tuple[str, ...]:
 def _texts(data: "xarray.Dataset") -> tuple[str, ...]:
     texts = data.attrs.get("texts", [])
     if "token" in data.dims:
-        strings, of = data["string"].to_numpy().tolist(), data["text"].to_numpy().tolist()
-        return tuple(f"{s} — {texts[k]}" if k < len(texts) else s for s, k in zip(strings, of, strict=True))
+        strings, of = (
+            data["string"].to_numpy().tolist(),
+            data["text"].to_numpy().tolist(),
+        )
+        return tuple(
+            f"{s} — {texts[k]}" if k < len(texts) else s
+            for s, k in zip(strings, of, strict=True)
+        )
     return tuple(texts) if len(texts) == data.sizes["text"] else ()
 
 
@@ -138,9 +201,21 @@ def _models(result: Result) -> str:
 
 def _title(result: Result, method: str) -> str:
     """Which texts, in which models, and by which method."""
-    names = list(dict.fromkeys(str(part["dataset"]) for part in result.facts["parts"] if part["dataset"]))
-    shown = " and ".join(names) if 0 < len(names) <= 3 else f"{len(names)} datasets" if names else "Texts"
-    return f"{shown} in {_models(result)}: {method} of {_points(result)}, layer by layer"
+    names = list(
+        dict.fromkeys(
+            str(part["dataset"]) for part in result.facts["parts"] if part["dataset"]
+        )
+    )
+    shown = (
+        " and ".join(names)
+        if 0 < len(names) <= 3
+        else f"{len(names)} datasets"
+        if names
+        else "Texts"
+    )
+    return (
+        f"{shown} in {_models(result)}: {method} of {_points(result)}, layer by layer"
+    )
 
 
 def _points(result: Result) -> str:
@@ -149,9 +224,13 @@ def _points(result: Result) -> str:
 
 
 def _named(result: Result) -> Iterator[tuple[str, Facts]]:
-    """The facts of each dataset in each model, with the name that tells it from the others."""
+    """The facts of each dataset in each model, with the name that tells it from the
+    others.
+    """
     parts = result.facts["parts"]
-    several = [key for key in ("model", "dataset") if len({part[key] for part in parts}) > 1]
+    several = [
+        key for key in ("model", "dataset") if len({part[key] for part in parts}) > 1
+    ]
     for part in parts:
         yield ", ".join(part[key] for key in several), part
 
@@ -164,19 +243,28 @@ def _note(result: Result) -> str:
     sentences = ["Trust is the trustworthiness of the picture."]
     if _classes(result.data):
         sentences = [
-            "Scores are those of the full space, and p-values are for one site alone. Neighbour is the share of points "
-            "whose nearest point of another text or group is of their class; trust is the trustworthiness of the "
-            "picture."
+            "Scores are those of the full space, and p-values are for one site alone."
+            " Neighbour is the share of points whose nearest point of another text or"
+            " group is of their class; trust is the trustworthiness of the picture."
         ]
-    if any(part.get("separation", {}).get("apart_at") for part in result.facts["parts"]):
+    if any(
+        part.get("separation", {}).get("apart_at") for part in result.facts["parts"]
+    ):
         sentences.append(
-            f"Panels marked “{APART}” have classes apart by the silhouette (p at most 0.05, corrected for all sites)."
+            f"Panels marked “{APART}” have classes apart by the silhouette (p at most"
+            " 0.05, corrected for all sites)."
         )
     if len(result.facts["parts"]) > 1 and "model" in result.data.dims:
-        sentences.append("A percentage is the depth of a site in its model; panels of one column are about as deep.")
+        sentences.append(
+            "A percentage is the depth of a site in its model; panels of one column are"
+            " about as deep."
+        )
     for name, part in _named(result):
         doubts = part.get("picture", {}).get("doubts", [])
-        sentences += [f"{f'{name}, ' if name else ''}{doubt['site']}: {_doubt(doubt)}." for doubt in doubts[:3]]
+        sentences += [
+            f"{f'{name}, ' if name else ''}{doubt['site']}: {_doubt(doubt)}."
+            for doubt in doubts[:3]
+        ]
         if len(doubts) > 3:
             sentences.append(f"The same holds at {len(doubts) - 3} more sites.")
     return " ".join(sentences)
@@ -186,17 +274,21 @@ def _doubt(doubt: Facts) -> str:
     """What a picture shows and the full space does not hold."""
     if doubt["groups"] is None:
         return (
-            f"the classes look apart (silhouette {doubt['shown']:.2f}), but not in the full space "
-            f"({doubt['full_space']:.2f}, p {doubt['p']:.2g})"
+            f"the classes look apart (silhouette {doubt['shown']:.2f}), but not in the"
+            f" full space ({doubt['full_space']:.2f}, p {doubt['p']:.2g})"
         )
     return (
-        f"the picture shows {doubt['groups']} groups (silhouette {doubt['shown']:.2f}) that are hardly apart in the "
-        f"full space ({doubt['full_space']:.2f})"
+        f"the picture shows {doubt['groups']} groups (silhouette {doubt['shown']:.2f})"
+        f" that are hardly apart in the full space ({doubt['full_space']:.2f})"
     )
 
 
 def _along(
-    data: "xarray.Dataset", rows: list[tuple[str | None, str | None]], measure: str, title: str, y_name: str
+    data: "xarray.Dataset",
+    rows: list[tuple[str | None, str | None]],
+    measure: str,
+    title: str,
+    y_name: str,
 ) -> Lines:
     """A measure along the sites, and what one in twenty shuffled labels reaches."""
     series = []
@@ -205,8 +297,18 @@ def _along(
         series.append(Series(_row_name(row) or "classes", here[measure].to_numpy()))
         if f"{measure}_high" not in here:
             continue
-        name = f"{_row_name(row)}, shuffled labels" if _row_name(row) else "shuffled labels"
-        series.append(Series(f"{name}, one in twenty", here[f"{measure}_high"].to_numpy(), style="dash"))
+        name = (
+            f"{_row_name(row)}, shuffled labels"
+            if _row_name(row)
+            else "shuffled labels"
+        )
+        series.append(
+            Series(
+                f"{name}, one in twenty",
+                here[f"{measure}_high"].to_numpy(),
+                style="dash",
+            )
+        )
     return Lines(title, labels(data, "site"), tuple(series), y_name=y_name)
 
 
@@ -218,21 +320,30 @@ def findings(result: Result) -> Iterator[str]:
         yield _tightness(comparison)
     if not _classes(result.data):
         points = sum(part["points"] for part in result.facts["parts"])
-        yield f"The picture shows {points:,} points without labels, so nothing is said about classes."
+        yield (
+            f"The picture shows {points:,} points without labels, so nothing is said"
+            " about classes."
+        )
 
 
 def _findings_of(of: str, part: Facts) -> Iterator[str]:
     if part.get("class_count") == 1:
         yield f"The points{of} are all of one class."
     if predicted := part.get("labels_predicted"):
-        yield f"For {predicted} of {part['points']} texts{of} the model predicts the label as the next token."
+        yield (
+            f"For {predicted} of {part['points']} texts{of} the model predicts the"
+            " label as the next token."
+        )
     if equal := part.get("all_equal_at"):
         yield f"All states{of} are equal at {_sites(equal)}."
     if separation := part.get("separation"):
         yield _separation(of, separation)
         yield from _limits(of, part)
     if doubts := part.get("picture", {}).get("doubts"):
-        yield f"Do not trust the pictures{of} at {_sites([doubt['site'] for doubt in doubts])}: {_doubt(doubts[0])}."
+        yield (
+            f"Do not trust the pictures{of} at"
+            f" {_sites([doubt['site'] for doubt in doubts])}: {_doubt(doubts[0])}."
+        )
 
 
 def _separation(of: str, separation: Facts) -> str:
@@ -240,21 +351,30 @@ def _separation(of: str, separation: Facts) -> str:
     best = separation["best"]
     if separation["apart_at"]:
         where = _sites(separation["apart_at"])
-        apart = f"The classes{of} are apart at {where} by the silhouette (p at most 0.05, corrected for all sites)"
+        apart = (
+            f"The classes{of} are apart at {where} by the silhouette (p at most 0.05,"
+            " corrected for all sites)"
+        )
     else:
         apart = f"No site is shown to set the classes{of} apart"
     neighbour, p = best["neighbour"], best["p"]["neighbour"]
     if best["p_corrected"] is None:
         return (
-            f"The largest silhouette of the classes{of} is {best['silhouette']:.2f}, at {best['site']}. There is no "
-            "p-value: the labels can be permuted in no other way."
+            f"The largest silhouette of the classes{of} is {best['silhouette']:.2f}, at"
+            f" {best['site']}. There is no p-value: the labels can be permuted in no"
+            " other way."
         )
     if p is None:
         p = float("nan")
-    differs = ", so nearest neighbours alone do not show it" if separation["apart_at"] and p > 0.05 else ""
+    differs = (
+        ", so nearest neighbours alone do not show it"
+        if separation["apart_at"] and p > 0.05
+        else ""
+    )
     return (
-        f"{apart}. The largest silhouette is {best['silhouette']:.2f}, at {best['site']}; there the nearest neighbour "
-        f"of {neighbour:.0%} of the points has the same class (p = {p:.2g} at that site){differs}."
+        f"{apart}. The largest silhouette is {best['silhouette']:.2f}, at"
+        f" {best['site']}; there the nearest neighbour of {neighbour:.0%} of the points"
+        f" has the same class (p = {p:.2g} at that site){differs}."
     )
 
 
@@ -262,23 +382,33 @@ def _limits(of: str, part: Facts) -> Iterator[str]:
     """What the test takes for granted, and how small its p-values can be."""
     yield independence(part, of)
     if copies := part.get("copies"):
-        yield f"{copies:,} {'text' if copies == 1 else 'texts'}{of} came again with the same label; each counts once."
+        yield (
+            f"{copies:,} {'text' if copies == 1 else 'texts'}{of} came again with the"
+            " same label; each counts once."
+        )
     smallest = part.get("smallest_p")
     if smallest is not None and smallest > NOTED:
         cannot = ", so nothing can be shown" if smallest > LEVEL else ""
         yield (
-            f"The labels{of} can be permuted in few ways: the smallest p-value that is possible is "
-            f"{smallest:.2g}{cannot}."
+            f"The labels{of} can be permuted in few ways: the smallest p-value that is"
+            f" possible is {smallest:.2g}{cannot}."
         )
 
 
 def _tightness(comparison: Facts) -> str:
-    sides = [f"{side['median_within']:.2f} for {quoted(side['dataset'])}" for side in comparison["datasets"]]
-    counts = [f"for {quoted(side['dataset'])} at {len(side['tighter_at'])} sites" for side in comparison["datasets"]]
+    sides = [
+        f"{side['median_within']:.2f} for {quoted(side['dataset'])}"
+        for side in comparison["datasets"]
+    ]
+    counts = [
+        f"for {quoted(side['dataset'])} at {len(side['tighter_at'])} sites"
+        for side in comparison["datasets"]
+    ]
     return (
-        f"In {comparison['model']}, the mean distance within classes, divided by that of all pairs, is "
-        f"{' and '.join(sides)} (median over {len(comparison['sites'])} sites). It is smaller "
-        f"{' and '.join(counts)}. The difference was not tested."
+        f"In {comparison['model']}, the mean distance within classes, divided by that"
+        f" of all pairs, is {' and '.join(sides)} (median over"
+        f" {len(comparison['sites'])} sites). It is smaller {' and '.join(counts)}. The"
+        " difference was not tested."
     )
 
 
@@ -286,30 +416,49 @@ def sections(result: Result) -> Iterator[Section]:
     """The panels with the findings, and the separation along the layers."""
     panels, *along = views(result)
     method = METHODS.get(str(result.data.attrs.get("method")), "projection")
-    point = _points(result).replace("each text", "one text").replace("every token", "one token")
+    point = (
+        _points(result)
+        .replace("each text", "one text")
+        .replace("every token", "one token")
+    )
     apart = [
-        sentence for name, part in _named(result) for sentence in _verdicts(f" of {quoted(name)}" if name else "", part)
+        sentence
+        for name, part in _named(result)
+        for sentence in _verdicts(f" of {quoted(name)}" if name else "", part)
     ]
     coloured = f", coloured by its class{_class_names(result)}"
-    scores = "the scores beneath each panel are those of the full space, with p-values from shuffled labels"
+    scores = (
+        "the scores beneath each panel are those of the full space, with p-values from"
+        " shuffled labels"
+    )
     if not _classes(result.data):
         coloured = ""
-        scores = "beneath each panel stands how far its neighbours are those of the full space"
+        scores = (
+            "beneath each panel stands how far its neighbours are those of the full"
+            " space"
+        )
     reading = (
-        f"Every panel is one layer, drawn by {method}. Every point is the hidden state of {point}{coloured}. "
-        f"{_examples(result)}A picture in two dimensions can show groups that are not there, so {scores}."
+        f"Every panel is one layer, drawn by {method}. Every point is the hidden state"
+        f" of {point}{coloured}. {_examples(result)}A picture in two dimensions can"
+        f" show groups that are not there, so {scores}."
     )
     told = list(findings(result))
     first = apart if along and apart else told
-    title = "At which layers are the classes apart?" if apart else "How do the texts lie in every layer?"
+    title = (
+        "At which layers are the classes apart?"
+        if apart
+        else "How do the texts lie in every layer?"
+    )
     yield Section(title, as_prose(first), (panels,), reading)
     if along:
         rest = " ".join(sentence for sentence in told if sentence not in first)
         how = (
-            "The lines are the same scores along the layers. At any one layer, one in twenty shuffled labels reaches "
-            "the dashed line."
+            "The lines are the same scores along the layers. At any one layer, one in"
+            " twenty shuffled labels reaches the dashed line."
         )
-        yield Section("The scores along the layers", rest, tuple(along), how, folded=True)
+        yield Section(
+            "The scores along the layers", rest, tuple(along), how, folded=True
+        )
 
 
 def _verdicts(of: str, part: Facts) -> Iterator[str]:
@@ -321,7 +470,9 @@ def _verdicts(of: str, part: Facts) -> Iterator[str]:
 def _class_names(result: Result) -> str:
     """The classes in brackets, where they are few."""
     names = list(dict.fromkeys(name for name in _classes(result.data) if name))
-    return f" ({', '.join(quoted(name) for name in names)})" if 0 < len(names) <= 4 else ""
+    return (
+        f" ({', '.join(quoted(name) for name in names)})" if 0 < len(names) <= 4 else ""
+    )
 
 
 def _examples(result: Result) -> str:
@@ -331,7 +482,10 @@ def _examples(result: Result) -> str:
         return ""
     names = data["of"].to_numpy().tolist() if "of" in data else [""] * len(texts)
     first = dict(reversed(list(zip(names, texts, strict=True))))
-    shown = [f"{f'{quoted(name)}, ' if name else ''}{quoted(_short(text))}" for name, text in sorted(first.items())]
+    shown = [
+        f"{f'{quoted(name)}, ' if name else ''}{quoted(_short(text))}"
+        for name, text in sorted(first.items())
+    ]
     return f"A text, for example: {'; '.join(shown)}. " if len(shown) <= 3 else ""
 
 

@@ -8,7 +8,16 @@ from numpy.typing import NDArray
 
 from hiddenscope.results import Facts, Result, Table
 from hiddenscope.views.drawing import as_prose, labels, quoted
-from hiddenscope.views.values import Grid, Lines, Listing, Measure, Scale, Section, Series, View
+from hiddenscope.views.values import (
+    Grid,
+    Lines,
+    Listing,
+    Measure,
+    Scale,
+    Section,
+    Series,
+    View,
+)
 
 if TYPE_CHECKING:
     import xarray
@@ -18,7 +27,9 @@ LARGE = 3  # a perplexity that grows more than so many times is drawn on a log s
 
 
 def views(result: Result) -> Iterator[View]:
-    """Sites by strengths where there are several; then probabilities and the perplexity along both."""
+    """Sites by strengths where there are several; then probabilities and the perplexity
+    along both.
+    """
     data = result.data.isel(answer=slice(MOST_ANSWERS))
     if data.sizes["strength"] > 1:
         yield _grid(result, data)
@@ -28,7 +39,9 @@ def views(result: Result) -> Iterator[View]:
         yield from _lines(data.sel(site=site), "strength", _strengths(data), where)
     if data.sizes["site"] > 1 or data.sizes["strength"] == 1:
         where = f"along the sites of {_model(result)}, {_change(result, strength)}"
-        yield from _lines(data.sel(strength=strength), "site", labels(data, "site"), where)
+        yield from _lines(
+            data.sel(strength=strength), "site", labels(data, "site"), where
+        )
 
 
 def findings(result: Result) -> Iterator[str]:
@@ -37,10 +50,15 @@ def findings(result: Result) -> Iterator[str]:
     yield _best(facts)
     yield _direction(facts)
     yield _quality(facts)
-    extremes = [sentence for answer in facts["answers"] for sentence in _extremes(answer, facts)]
+    extremes = [
+        sentence for answer in facts["answers"] for sentence in _extremes(answer, facts)
+    ]
     yield from extremes
     if extremes and facts["best"] is None:
-        yield f"These are the extremes of {_count(facts['settings'], 'setting')}; others were not tested."
+        yield (
+            f"These are the extremes of {_count(facts['settings'], 'setting')}; others"
+            " were not tested."
+        )
     if facts.get("not_written"):
         yield f"Nothing is written: {facts['not_written']}."
     yield from facts["notes"]
@@ -49,19 +67,35 @@ def findings(result: Result) -> Iterator[str]:
 def sections(result: Result) -> Iterator[Section]:
     """What moved and at what cost, then the texts before and after."""
     shown, facts = tuple(views(result)), result.facts
-    grids, lines = (tuple(view for view in shown if isinstance(view, kind)) for kind in (Grid, Lines))
+    grids, lines = (
+        tuple(view for view in shown if isinstance(view, kind))
+        for kind in (Grid, Lines)
+    )
     told = as_prose([_best(facts), _direction(facts), _quality(facts)])
     tables = (*_before_and_after(result), *_texts(result))
-    cells = "A cell is one setting: strengths run across, sites run up. " if grids else ""
-    compared = "Each table compares the model unchanged with the model steered. " if tables else ""
-    reading = (
-        f"{cells}{compared}The perplexity is that of other texts under the same change: where it rises, the model "
-        "predicts them less well."
+    cells = (
+        "A cell is one setting: strengths run across, sites run up. " if grids else ""
     )
-    yield Section("What the model answers, steered", told, grids or lines, reading, tables=tables)
+    compared = (
+        "Each table compares the model unchanged with the model steered. "
+        if tables
+        else ""
+    )
+    reading = (
+        f"{cells}{compared}The perplexity is that of other texts under the same change:"
+        " where it rises, the model predicts them less well."
+    )
+    yield Section(
+        "What the model answers, steered", told, grids or lines, reading, tables=tables
+    )
     if grids:
-        how = "The lines are the probability of each answer, and the perplexity of other texts under the same change."
-        yield Section("What it answers, and what that costs", "", lines, how, folded=True)
+        how = (
+            "The lines are the probability of each answer, and the perplexity of other"
+            " texts under the same change."
+        )
+        yield Section(
+            "What it answers, and what that costs", "", lines, how, folded=True
+        )
 
 
 def tables(result: Result) -> Iterator[Table]:
@@ -72,11 +106,18 @@ def tables(result: Result) -> Iterator[Table]:
     here = result.data["written"].sel(site=site)
     rows = []
     for place, prompt in enumerate(result.data["prompt"].to_numpy().tolist()):
-        rows.append([prompt, "before", str(result.data["written_before"].values[place])])
+        rows.append(
+            [prompt, "before", str(result.data["written_before"].values[place])]
+        )
         for strength in here["strength"].values:
             name = f"{strength:+g}" if result.facts["how"] == "add" else "ablated"
             rows.append([prompt, name, str(here.sel(strength=strength).values[place])])
-    yield Table(["prompt", "strength", "text"], rows, (0, 2), f"Texts written after each prompt, steered at {site}:")
+    yield Table(
+        ["prompt", "strength", "text"],
+        rows,
+        (0, 2),
+        f"Texts written after each prompt, steered at {site}:",
+    )
 
 
 def _direction(facts: Facts) -> str:
@@ -87,22 +128,38 @@ def _direction(facts: Facts) -> str:
             direction["pool"], f"pooled by {direction['pool']}"
         )
         origin = (
-            f"The direction is the mean state of {_count(direction['toward'], 'text')} less that of "
-            f"{_count(direction['away'], 'text')}, {pooled}"
+            f"The direction is the mean state of {_count(direction['toward'], 'text')}"
+            f" less that of {_count(direction['away'], 'text')}, {pooled}"
         )
         unit = "that difference"
     elif direction["origin"] == "probe":
         origin = "The direction is the weights of a probe"
         if direction.get("used_elsewhere"):
-            fitted, used = (", ".join(direction[key]) for key in ("fitted_at", "used_elsewhere"))
-            origin += f" that was fitted at {fitted} and is used at {used} too, where nothing was fitted"
+            fitted, used = (
+                ", ".join(direction[key]) for key in ("fitted_at", "used_elsewhere")
+            )
+            origin += (
+                f" that was fitted at {fitted} and is used at {used} too, where nothing"
+                " was fitted"
+            )
         unit = "a step that raises the decision value of the probe by 1"
     else:
         origin, unit = "The direction is a given vector", "that vector"
-    spared = ", without what lies along the mean state of the first tokens" if direction["spare_first"] else ""
-    where = "at each site and in every layer above it" if facts["upwards"] else "at one site at a time"
+    spared = (
+        ", without what lies along the mean state of the first tokens"
+        if direction["spare_first"]
+        else ""
+    )
+    where = (
+        "at each site and in every layer above it"
+        if facts["upwards"]
+        else "at one site at a time"
+    )
     change = f"added to the state of every token; strength 1 is {unit}"
-    return f"{origin}{spared}. {where.capitalize()} it is {change if facts['how'] == 'add' else 'projected out'}."
+    return (
+        f"{origin}{spared}. {where.capitalize()} it is"
+        f" {change if facts['how'] == 'add' else 'projected out'}."
+    )
 
 
 def _count(count: int, word: str) -> str:
@@ -111,10 +168,15 @@ def _count(count: int, word: str) -> str:
 
 def _quality(facts: Facts) -> str:
     quality = facts["quality"]
-    masked = f", of which every {quality['masked_every']}th token is masked" if quality["masked_every"] else ""
+    masked = (
+        f", of which every {quality['masked_every']}th token is masked"
+        if quality["masked_every"]
+        else ""
+    )
     return (
-        f"The perplexity on {_count(quality['texts'], 'text')}{masked}, measured with the same change, shows what it "
-        f"costs; unchanged it is {quality['perplexity']:.1f}."
+        f"The perplexity on {_count(quality['texts'], 'text')}{masked}, measured with"
+        " the same change, shows what it costs; unchanged it is"
+        f" {quality['perplexity']:.1f}."
     )
 
 
@@ -122,26 +184,33 @@ def _best(facts: Facts) -> str:
     within = f"{facts['quality']['within']:.0%}"
     if facts["best"] is None:
         answer = _name(facts["answers"][0]["answer"])
-        return f"No setting moves {answer} and changes the perplexity by at most {within}."
+        return (
+            f"No setting moves {answer} and changes the perplexity by at most {within}."
+        )
     best = facts["best"]
     strength = f" with strength {best['strength']:g}" if facts["how"] == "add" else ""
     return (
-        f"Of the settings that change the perplexity by at most {within}, {best['site']}{strength} moves "
-        f"{_name(best['answer'])} most: {_moved(best)}. It is the best of {_count(facts['settings'], 'setting')} for "
-        f"{_count(facts['prompts'], 'prompt')}; whether it holds for other prompts was not tested."
+        f"Of the settings that change the perplexity by at most {within},"
+        f" {best['site']}{strength} moves {_name(best['answer'])} most: {_moved(best)}."
+        f" It is the best of {_count(facts['settings'], 'setting')} for"
+        f" {_count(facts['prompts'], 'prompt')}; whether it holds for other prompts was"
+        " not tested."
     )
 
 
 def _moved(setting: Facts) -> str:
     times = f" ({setting['ratio']:.2g} times)" if np.isfinite(setting["ratio"]) else ""
     return (
-        f"from a probability of {setting['probability_before']:.2g} to {setting['probability']:.2g}{times}, perplexity "
-        f"{_percent(setting['perplexity_change'])}"
+        f"from a probability of {setting['probability_before']:.2g} to"
+        f" {setting['probability']:.2g}{times}, perplexity"
+        f" {_percent(setting['perplexity_change'])}"
     )
 
 
 def _percent(change: float) -> str:
-    """A change in percent, with two digits where it is small: a small change is not none."""
+    """A change in percent, with two digits where it is small: a small change is not
+    none.
+    """
     return f"{change:+.0%}" if abs(change) >= 0.0995 else f"{100 * change:+.2g}%"
 
 
@@ -150,25 +219,43 @@ def _extremes(answer: Facts, facts: Facts) -> Iterator[str]:
     for name in ("lowest", "highest"):
         setting = answer[name]
         if setting:
-            strength = f", strength {setting['strength']:g}" if facts["how"] == "add" else ""
-            yield f"{_name(answer['answer'])} is {name} at {setting['site']}{strength}: {_moved(setting)}."
+            strength = (
+                f", strength {setting['strength']:g}" if facts["how"] == "add" else ""
+            )
+            yield (
+                f"{_name(answer['answer'])} is {name} at {setting['site']}{strength}:"
+                f" {_moved(setting)}."
+            )
 
 
 def _before_and_after(result: Result) -> Iterator[Listing]:
-    """Each answer, how low and how high it can be brought without much harm, and what that costs."""
+    """Each answer, how low and how high it can be brought without much harm, and what
+    that costs.
+    """
     facts = result.facts
     rows = []
     for answer in facts["answers"]:
         for setting in (answer["lowest"], answer["highest"]):
             if setting:
                 where = f"{setting['site']}, {_change(result, setting['strength'])}"
-                before, after = (float(setting[key]) for key in ("probability_before", "probability"))
+                before, after = (
+                    float(setting[key]) for key in ("probability_before", "probability")
+                )
                 cost = _percent(setting["perplexity_change"])
                 rows.append((_name(answer["answer"]), where, before, after, cost))
     if rows:
         within = f"{facts['quality']['within']:.0%}"
-        columns = ("answer", "where", "probability before", "after", "change of perplexity")
-        note = f"The lowest and the highest of the settings that change the perplexity by at most {within}."
+        columns = (
+            "answer",
+            "where",
+            "probability before",
+            "after",
+            "change of perplexity",
+        )
+        note = (
+            "The lowest and the highest of the settings that change the perplexity by"
+            f" at most {within}."
+        )
         yield Listing("Answers before and after", columns, tuple(rows), note=note)
 
 
@@ -183,16 +270,24 @@ def _texts(result: Result) -> Iterator[Listing]:
         tuple(str(cell).strip() for cell in row)
         for row in zip(*(column.to_numpy().tolist() for column in columns), strict=True)
     )
-    title = f"What the model writes, unchanged and steered at {site} {_change(result, strength)}"
+    title = (
+        f"What the model writes, unchanged and steered at {site}"
+        f" {_change(result, strength)}"
+    )
     yield Listing(title, ("prompt", "before", "after"), rows)
 
 
 def _setting(result: Result) -> tuple[str, float]:
-    """The setting that is shown: the best one; without one the site at which texts were written, if any were."""
+    """The setting that is shown: the best one; without one the site at which texts were
+    written, if any were.
+    """
     best = result.facts["best"]
     if best is not None:
         return str(best["site"]), float(best["strength"])
-    sites, strengths = labels(result.data, "site"), result.data["strength"].to_numpy().tolist()
+    sites, strengths = (
+        labels(result.data, "site"),
+        result.data["strength"].to_numpy().tolist(),
+    )
     return str(result.data.attrs.get("written_at", sites[-1])), float(strengths[-1])
 
 
@@ -209,35 +304,62 @@ def _name(answer: str) -> str:
 
 
 def _names(data: "xarray.Dataset") -> list[str]:
-    """The answers, each without the space that its token begins with unless that is what tells two apart."""
+    """The answers, each without the space that its token begins with unless that is
+    what tells two apart.
+    """
     answers = labels(data, "answer")
     bare = [answer.strip() or answer for answer in answers]
     return [quoted(name) for name in (bare if len(set(bare)) == len(bare) else answers)]
 
 
 def _strengths(data: "xarray.Dataset") -> tuple[str, ...]:
-    return tuple(f"{one:+g}" if one else "0" for one in data["strength"].to_numpy().tolist())
+    return tuple(
+        f"{one:+g}" if one else "0" for one in data["strength"].to_numpy().tolist()
+    )
 
 
 def _grid(result: Result, data: "xarray.Dataset") -> Grid:
-    """How far each answer moves, its probability, and the perplexity as a multiple of what it was."""
+    """How far each answer moves, its probability, and the perplexity as a multiple of
+    what it was.
+    """
     names = _names(data)
-    after, before = (data[name].mean("text") for name in ("log_odds", "log_odds_before"))
-    moves, shares = (one.to_numpy().astype(np.float32) for one in (after - before, data["probability"].mean("text")))
+    after, before = (
+        data[name].mean("text") for name in ("log_odds", "log_odds_before")
+    )
+    moves, shares = (
+        one.to_numpy().astype(np.float32)
+        for one in (after - before, data["probability"].mean("text"))
+    )
     measures = [
-        Measure(f"change of the log-odds of {name}", moves[..., place], "nats", "diverging")
+        Measure(
+            f"change of the log-odds of {name}", moves[..., place], "nats", "diverging"
+        )
         for place, name in enumerate(names)
     ]
-    measures += [Measure(f"probability of {name}", shares[..., place]) for place, name in enumerate(names)]
-    ratio = (data["perplexity"] / data["perplexity_before"]).to_numpy().astype(np.float32)
+    measures += [
+        Measure(f"probability of {name}", shares[..., place])
+        for place, name in enumerate(names)
+    ]
+    ratio = (
+        (data["perplexity"] / data["perplexity_before"]).to_numpy().astype(np.float32)
+    )
     measures.append(Measure("perplexity, times what it was", ratio, scale="log"))
     average = ", averaged over the prompts" if data.sizes["text"] > 1 else ""
     note = f"Strengths run across{average}."
     title = f"Steering {_model(result)}"
-    return Grid(title, labels(data, "site"), _strengths(data), tuple(measures), note=note, x_name="strength")
+    return Grid(
+        title,
+        labels(data, "site"),
+        _strengths(data),
+        tuple(measures),
+        note=note,
+        x_name="strength",
+    )
 
 
-def _lines(data: "xarray.Dataset", along: str, places: Sequence[str], where: str) -> Iterator[View]:
+def _lines(
+    data: "xarray.Dataset", along: str, places: Sequence[str], where: str
+) -> Iterator[View]:
     """Each answer's probability, with what it was before, and the perplexity."""
     series = []
     for place, name in enumerate(_names(data)):
@@ -253,8 +375,17 @@ def _lines(data: "xarray.Dataset", along: str, places: Sequence[str], where: str
         Series("before", _level(before, places), style="dash"),
         Series("5% more than before", _level(1.05 * before, places), style="dash"),
     )
-    scale: Scale = "log" if float(data["perplexity"].max()) > LARGE * before else "linear"
-    yield Lines(f"Perplexity {where}", tuple(places), perplexities, along, "perplexity", scale=scale)
+    scale: Scale = (
+        "log" if float(data["perplexity"].max()) > LARGE * before else "linear"
+    )
+    yield Lines(
+        f"Perplexity {where}",
+        tuple(places),
+        perplexities,
+        along,
+        "perplexity",
+        scale=scale,
+    )
 
 
 def _level(height: float, places: Sequence[str]) -> NDArray[np.float32]:

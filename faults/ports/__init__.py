@@ -1,0 +1,29 @@
+"""Ports: models written from scratch in plain PyTorch, in other layouts than the
+reference's, with faults in them.
+
+maths     norms, attention, rotation, and modules that may make a mistake in their own code
+llama     Llama and Phi-3: split, fused, Meta's layout, folded norms, linears of one's own
+gpt2      GPT-2: split, folded, packed; and BERT packed
+experts   Mixtral and Qwen2-MoE with experts in a loop
+layouts   the ports by name, and the references that they are made of
+plant     the faults, where they can be planted, and what is then true
+
+>>> reference = PORTS["split-gpt2"].reference()
+>>> planted = plant(PORTS["split-gpt2"], reference, "weight_scaled attn.key")
+>>> planted.path.endswith(".attn.key"), planted.names(planted.path.replace("key", "query"))
+(True, 'wrong')
+"""
+
+from faults.ports.layouts import PORTS, PortLayout
+from faults.ports.maths import Port
+from faults.ports.plant import PlantedInPort, PortFault, faults_of, plant
+
+__all__ = [
+    "PORTS",
+    "PlantedInPort",
+    "Port",
+    "PortFault",
+    "PortLayout",
+    "faults_of",
+    "plant",
+]

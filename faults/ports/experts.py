@@ -1,0 +1,169 @@
+"""Mixtures of experts, each a module of its own, called in a loop: Mixtral and
+Qwen2-MoE.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from faults.ports.llama import Gated, Separate, gated, norms
+from faults.ports.maths import (
+    Activate,
+    Part,
+    Port,
+    PreNormBlock,
+    RmsNorm,
+    copied,
+    embedding,
+    linear,
+    wide,
+)
+
+
+class Expert(Part):
+    """One expert whose activation is a function."""
+
+    mistakes = ("activation",)
+
+    def __init__(self, gate_up: Tensor, down: Tensor) -> None:
+        super().__init__()
+        gate, up = gate_up.chunk(2)
+        self.w1 = linear(gate)
+        self.w3 = linear(up)
+        self.w2 = linear(down)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return gated(self.w1(x), self.w3(x), self.w2, self.mistake)
+
+
+class ExpertByModule(Part):
+    """One expert whose activation is a module."""
+
+    def __init__(self, gate_up: Tensor, down: Tensor) -> None:
+        super().__init__()
+        gate, up = gate_up.chunk(2)
+        self.gate = linear(gate)
+        self.up = linear(up)
+        self.down = linear(down)
+        self.act = Activate(functional.silu, functional.gelu)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.down(self.act(self.gate(x)) * self.up(x))
+        return out
+
+
+def loop(
+    experts: nn.ModuleList, rows: Tensor, shares: Tensor, chosen: Tensor
+) -> Tensor:
+    """Add up what the chosen experts give, each on the rows that are its own."""
+    out = torch.zeros_like(rows)
+    for number, expert in enumerate(experts):
+        row, place = (chosen == number).nonzero(as_tuple=True)
+        if len(row):
+            share = shares[row, place, None]
+            out.index_add_(0, row, (expert(rows[row]) * share).to(rows.dtype))
+    return out
+
+
+class Mixture(Part):
+    """A mixture that routes in its own code."""
+
+    mistakes = ("router_normalisation", "router_top_k")
+
+    def __init__(self, mlp: Any, top: int) -> None:
+        super().__init__()
+        self.top = top
+        self.router = linear(mlp.gate.weight)
+        weights = zip(mlp.experts.gate_up_proj, mlp.experts.down_proj, strict=True)
+        self.experts = nn.ModuleList(
+            [Expert(gate_up, down) for gate_up, down in weights]
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.flatten(0, -2)
+        top = self.top - 1 if self.mistake == "router_top_k" else self.top
+        shares, chosen = wide(self.router(rows)).softmax(-1).topk(top, -1)
+        if self.mistake != "router_normalisation":
+            shares = shares / shares.sum(-1, keepdim=True)
+        return loop(self.experts, rows, shares, chosen).view_as(x)
+
+
+class Router(Part):
+    """A router as a module: it gives the shares and the numbers of the chosen experts."""
+
+    mistakes = ("router_normalisation", "router_top_k")
+
+    def __init__(self, weight: Tensor, top: int) -> None:
+        super().__init__()
+        self.top = top
+        self.logits = linear(weight)
+
+    def forward(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        top = self.top - 1 if self.mistake == "router_top_k" else self.top
+        shares, chosen = wide(self.logits(rows)).softmax(-1).topk(top, -1)
+        if self.mistake == "router_normalisation":
+            shares = shares / shares.sum(-1, keepdim=True)
+        return shares.to(rows.dtype), chosen
+
+
+class SharedMixture(Part):
+    """A mixture with a router of its own, and an expert that every token takes."""
+
+    mistakes = ("shared_expert_ungated",)
+
+    def __init__(self, mlp: Any, top: int) -> None:
+        super().__init__()
+        self.router = Router(mlp.gate.weight, top)
+        weights = zip(mlp.experts.gate_up_proj, mlp.experts.down_proj, strict=True)
+        self.experts = nn.ModuleList(
+            [ExpertByModule(gate_up, down) for gate_up, down in weights]
+        )
+        shared = mlp.shared_expert
+        self.common = Gated(
+            copied(shared.gate_proj), copied(shared.up_proj), copied(shared.down_proj)
+        )
+        self.common_gate = linear(mlp.shared_expert_gate.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.flatten(0, -2)
+        common = self.common(rows)
+        if self.mistake != "shared_expert_ungated":
+            common = self.common_gate(rows).sigmoid() * common
+        mixed = loop(self.experts, rows, *self.router(rows))
+        out: Tensor = mixed + common
+        return out.view_as(x)
+
+
+def loop_mixtral(theirs: Any) -> Port:
+    """Mixtral with experts in a loop."""
+    return _port(theirs, Mixture)
+
+
+def loop_qwen2_moe(theirs: Any) -> Port:
+    """Qwen2-MoE with experts in a loop, and a router as a module."""
+    return _port(theirs, SharedMixture)
+
+
+def _port(theirs: Any, mixture: type[Mixture] | type[SharedMixture]) -> Port:
+    blocks = nn.ModuleList(
+        [_block(block, theirs.config, mixture) for block in theirs.model.layers]
+    )
+    norm = RmsNorm(theirs.model.norm.weight, theirs.config.rms_norm_eps)
+    embed, head = (
+        embedding(theirs.model.embed_tokens.weight),
+        linear(theirs.lm_head.weight),
+    )
+    return Port(embed=embed, layers=blocks, norm=norm, head=head)
+
+
+def _block(
+    block: Any, config: Any, mixture: type[Mixture] | type[SharedMixture]
+) -> PreNormBlock:
+    attention, eps = block.self_attn, config.rms_norm_eps
+    q, k, v, o = (copied(getattr(attention, f"{letter}_proj")) for letter in "qkvo")
+    norm1, norm2 = norms(block, eps)
+    mixing = Separate(config, q, k, v, o)
+    moe = mixture(block.mlp, config.num_experts_per_tok)
+    return PreNormBlock(norm1=norm1, attention=mixing, norm2=norm2, moe=moe)

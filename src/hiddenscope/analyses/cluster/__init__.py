@@ -1,0 +1,1 @@
+"""Which texts belong together?"""

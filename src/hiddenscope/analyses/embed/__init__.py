@@ -1,0 +1,1 @@
+"""Which vector stands for a text?"""

@@ -1,0 +1,216 @@
+"""Which vector stands for a text?"""
+
+from dataclasses import dataclass
+from typing import Any, Literal, Self, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hiddenscope import progress
+from hiddenscope.arguments import checked
+from hiddenscope.errors import StatesError
+from hiddenscope.model import Model, ModelLike, as_source
+from hiddenscope.passes import Inputs, Texts
+from hiddenscope.sites import Site
+from hiddenscope.vectors import Token, vectors
+from hiddenscope.vectors.collection import as_trained, last_site, texts_of
+
+Adjust: TypeAlias = Literal["centre", "whiten"]
+
+NARROW = 0.5  # from this mean cosine on, most of each vector is what all of them share
+# A standard deviation below this share of the largest is the rounding of float32.
+LEAST_SPREAD = 2.0**-20
+# A vector of which this share of the mean is left was the mean, and its direction is
+# rounding.
+LEAST_LEFT = 1e-6
+
+
+@checked
+def embed(
+    model: ModelLike | Any,
+    texts: Texts | Inputs | Any,
+    *,
+    site: str | Site | None = None,
+    pool: Token | None = None,
+    normalize: bool = True,
+    adjust: "Adjust | Adjustment | None" = None,
+    truncate: bool = False,
+) -> NDArray[np.float32]:
+    """One vector for each text, `[text, width]` in float32: the mean of its last hidden
+    states, with norm 1.
+
+    That is what most sentence encoders are trained for. Where a folder of
+    sentence-transformers says otherwise (how states are pooled, where texts are cut,
+    what is put before them), that is done. States of a causal model are not trained for
+    it: they point nearly the same way, and a note on stderr says how nearly.
+    `adjust="centre"` subtracts the mean of the texts, `"whiten"` also makes their
+    covariance the identity; an `hs.Adjustment` that was fitted to other texts does it
+    with theirs. Texts are strings, lists of ids, a path, a frame or a dataset.
+
+    >>> import hiddenscope as hs
+    >>> from hiddenscope.testing import tiny_model
+    >>> hs.embed(hs.load((tiny_model("bert"), None)), [[5, 6, 7], [8, 9]]).shape
+    (2, 64)
+    """
+    model = as_source(model)
+    if not isinstance(model, Model):
+        reason = f"{type(model).__name__} is not a model"
+        raise StatesError(
+            "Cannot embed texts", reason, "Give a model; for states call states.pool()."
+        )
+    if pool == "each":
+        raise StatesError(
+            "Cannot embed texts",
+            'pool="each" gives a vector for each token',
+            "Use model.capture(texts, site).",
+        )
+    chosen = last_site(model) if site is None else site
+    listed, token, limit = as_trained(model, texts_of(texts), pool, truncate)
+    rows = vectors(model, listed, sites=chosen, token=token, truncate=limit)
+    if len(rows.sites) > 1:
+        raise StatesError(
+            f"{str(site)[:60]!r} names {len(rows.sites)} sites",
+            "it must name one",
+            "Choose one of them.",
+        )
+    values = rows.values[0]
+    _report(f"{model.name}, {token} of {rows.sites[0]}", values, adjust)
+    if adjust is not None:
+        adjustment = (
+            adjust if isinstance(adjust, Adjustment) else Adjustment.fit(values, adjust)
+        )
+        if normalize:
+            adjustment.check(values)
+        values = adjustment.apply(values)
+    vectors_: NDArray[np.float32] = (
+        (_with_norm_1(values) if normalize else values).float().numpy()
+    )
+    return vectors_
+
+
+def _report(name: str, values: Tensor, adjust: "Adjust | Adjustment | None") -> None:
+    """Note on stderr how nearly the vectors point the same way."""
+    if len(values) < 2:
+        return
+    cosine = mean_cosine(values)
+    note = (
+        f"{name}: the mean cosine of two of the {len(values):,} texts is {cosine:.2f}"
+    )
+    if cosine > NARROW and adjust is None:
+        note += (
+            "; states that all point in nearly the same direction make poor embeddings:"
+            " try adjust='centre'"
+        )
+    progress.note(note)
+
+
+def mean_cosine(values: Tensor) -> float:
+    """The mean cosine of two different rows: 0 where they point everywhere, near 1
+    where all point the same way.
+
+    >>> mean_cosine(torch.eye(3)), round(mean_cosine(torch.ones(3, 2)), 9)
+    (0.0, 1.0)
+    """
+    wide = values.double()
+    unit = wide / wide.norm(dim=1, keepdim=True).clamp_min(
+        torch.finfo(torch.float64).tiny
+    )
+    count = len(values)
+    return (
+        float(
+            (unit.sum(0).square().sum() - unit.square().sum()) / (count * (count - 1))
+        )
+        if count > 1
+        else 1.0
+    )
+
+
+@checked
+@dataclass(frozen=True, eq=False)
+class Adjustment:
+    """The mean that is subtracted from vectors, and for whitening the matrix that makes
+    their covariance the identity.
+
+    >>> values = np.random.default_rng(0).normal(size=(100, 4))
+    >>> np.allclose(np.cov(Adjustment.fit(values, "whiten").apply(torch.from_numpy(values)).T), np.eye(4))
+    True
+    """
+
+    mean: Tensor
+    matrix: Tensor | None
+
+    @classmethod
+    def fit(cls, values: Tensor | NDArray[Any], how: Adjust) -> Self:
+        """What gives these rows mean zero and, for "whiten", the identity as their
+        covariance.
+        """
+        if how not in ("centre", "whiten"):
+            problem = f"No adjustment {str(how)[:40]!r}"
+            raise StatesError(
+                problem, "there are two kinds", 'Use "centre", "whiten" or None.'
+            )
+        wide = torch.as_tensor(values).double()
+        if wide.ndim != 2:
+            raise StatesError(
+                f"Cannot {how} these values",
+                f"their shape is {list(wide.shape)}",
+                "Give [text, width].",
+            )
+        count, width = wide.shape
+        mean = wide.mean(0)
+        if count < 2:
+            reason = "subtracting the mean of one text from itself leaves zero"
+            remedy = (
+                "Give more texts, or an hs.Adjustment that was fitted to many others."
+            )
+            raise StatesError(f"Cannot {how} one vector", reason, remedy)
+        if how == "centre":
+            return cls(mean, None)
+        _, deviations, directions = torch.linalg.svd(
+            (wide - mean) / (count - 1) ** 0.5, full_matrices=False
+        )
+        rank = int((deviations > deviations[0] * LEAST_SPREAD).sum())
+        if rank < width:
+            reason = f"they vary in only {rank} of {width} directions"
+            remedy = (
+                "Give more texts than the width, or an hs.Adjustment that was fitted to"
+                " many others; or centre them."
+            )
+            raise StatesError(f"Cannot whiten {count} vectors", reason, remedy)
+        # ZCA: of all whitenings, the one nearest.
+        return cls(mean, directions.T @ (directions / deviations[:, None]))
+
+    def apply(self, values: Tensor) -> Tensor:
+        """The rows adjusted, in float64."""
+        centred = values.double() - self.mean
+        return centred if self.matrix is None else centred @ self.matrix
+
+    def check(self, values: Tensor) -> None:
+        """Refuse rows of which nothing but rounding is left without the mean: they have
+        no direction.
+        """
+        left = (values.double() - self.mean).norm(dim=1)
+        lost = (left <= LEAST_LEFT * self.mean.norm()).nonzero()
+        if len(lost):
+            reason = (
+                f"text {int(lost[0])} equals the mean of all texts, and subtracting"
+                " that leaves zero"
+            )
+            raise StatesError(
+                "Cannot normalize",
+                reason,
+                "Give texts that differ, or normalize=False.",
+            )
+
+
+def _with_norm_1(values: Tensor) -> Tensor:
+    norms: Tensor = values.norm(dim=1, keepdim=True)
+    zero = (norms[:, 0] == 0).nonzero()
+    if len(zero):
+        reason = f"the vector of text {int(zero[0])} is zero and has no direction"
+        raise StatesError(
+            "Cannot normalize", reason, "Leave it out, or use normalize=False."
+        )
+    return values / norms

@@ -1,0 +1,1 @@
+"""Which texts are nearest to this one?"""

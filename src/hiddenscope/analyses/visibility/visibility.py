@@ -1,0 +1,240 @@
+"""Which states influence a state, and which does it influence?"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from hiddenscope import progress
+from hiddenscope.analyses.visibility.findings import dataset, put_findings
+from hiddenscope.analyses.visibility.maps import (
+    Axes,
+    InfluenceMeasure,
+    MeasureName,
+    Numbers,
+    first_tokens,
+    influence_on_log_probability,
+    influence_on_states,
+)
+from hiddenscope.arguments import checked
+from hiddenscope.errors import PassError, TextError, TooLarge
+from hiddenscope.model import Model, ModelLike, as_model
+from hiddenscope.modules import autograd
+from hiddenscope.passes import Inputs, Texts, record
+from hiddenscope.passes.buffers import SHARE_OF_FREE_MEMORY, free_memory
+from hiddenscope.results import Facts, Result
+from hiddenscope.sites import Site, SitePatterns, summarise
+
+
+@checked
+def visibility(
+    model: ModelLike,
+    text: Texts | Inputs,
+    *,
+    influence: MeasureName = "l1",
+    sites: SitePatterns = "layer.*,final",
+    probes: int | None = None,
+    target: str | int | None = None,
+    seed: int = 0,
+) -> Result:
+    """How much every state is influenced by every state before it: the map [site,
+    token, source_site, source_token].
+
+    `influence` is "l1", the L1 norm of the gradient of |h|₁/|h|₂; "frobenius", the norm
+    of the Jacobian, exact for narrow states and else estimated by `probes` random
+    vectors, with a 95% interval; "relative", the same for a relative change at both
+    ends; "logit", the norm of the gradient of the log-probability of `target`, or of
+    the true next token, [token, source_site, source_token]. Several texts are averaged.
+    A decoder's texts come with `model.encode(text, targets=...)`.
+
+    >>> import hiddenscope as hs
+    >>> from hiddenscope.testing import tiny_model
+    >>> result = hs.visibility(hs.load((tiny_model("gpt2"), None)), [[5, 6, 7]])
+    >>> seen = result.data["l1"].sel(site="layer.2", source_site="layer.1").values
+    >>> (seen > 0).astype(int).tolist()  # [token, source_token]
+    [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
+    """
+    model = as_model(model)
+    chosen = model.anatomy.select(sites)
+    if not chosen:
+        raise PassError(
+            "No sites to measure",
+            "the list is empty",
+            "Name at least one, such as 'layer.*'.",
+        )
+    how = InfluenceMeasure.of(
+        influence, probes, seed, max(model.anatomy.width(site) for site in chosen)
+    )
+    if target is not None and influence != "logit":
+        reason = f"the measure {influence} reads no token"
+        raise TextError(
+            f"Cannot use the target {target!r:.40}",
+            reason,
+            "Give it with influence='logit'.",
+        )
+    inputs = model.encode(text)
+    stacks = _stacks(model, inputs, chosen, logit=influence == "logit")
+    predicted = (
+        _predicted(model, stacks, inputs, target)
+        if influence == "logit"
+        else [()] * len(inputs)
+    )
+    lengths = {name: min(of_stack.lengths) for name, of_stack in stacks.items()}
+    cut = any(
+        max(of_stack.lengths) > lengths[name] for name, of_stack in stacks.items()
+    )
+    for name, length in lengths.items():
+        inputs = first_tokens(inputs, name, length)
+    axes = Axes(chosen, lengths)
+    _check_memory(axes, how)
+    found = _mean_map(model, inputs, axes, how, predicted)
+    with model.lock:
+        tokens = {name: model.text_encoder.tokens(inputs.of(name)) for name in lengths}
+        strings = [
+            [model.text_encoder.string(token) for token in row] for row in predicted
+        ]
+    data = dataset(axes, how, found, tokens, strings)
+    causal = dict(
+        zip(stacks, (stack.causal for stack in model.anatomy.stacks), strict=False)
+    )
+    facts: Facts = {
+        "measure": influence,
+        "probes": how.probes or None,
+        "texts": len(inputs),
+        "tokens": axes.tokens,
+        "sites": summarise(chosen),
+        "cut": cut,
+        **put_findings(data, axes, influence, causal),
+    }
+    return Result("visibility", data, facts, model.source(chosen[0].stack))
+
+
+def _stacks(
+    model: Model, inputs: Inputs, sites: Sequence[Site], *, logit: bool
+) -> dict[str | None, Inputs]:
+    """The texts of each stack, by the name that its sites carry; texts that cannot be
+    averaged are refused.
+
+    Where nothing is asked of the decoder and it has no targets, there is the encoder
+    alone.
+    """
+    names: Sequence[str | None] = (
+        ("encoder", "decoder") if model.encoder_decoder else (None,)
+    )
+    if model.encoder_decoder and inputs.targets is None:
+        if logit or any(site.stack == "decoder" for site in sites):
+            model.text_encoder.required_start()
+        names = ("encoder",)
+    stacks = {name: inputs.of(name) for name in names}
+    for of_stack, stack in zip(stacks.values(), model.anatomy.stacks, strict=False):
+        shortest, longest = min(of_stack.lengths), max(of_stack.lengths)
+        if shortest < longest and not stack.causal:
+            reason = (
+                f"they have {shortest:,} to {longest:,} tokens, and in this model a"
+                " state depends on the whole text"
+            )
+            raise TextError(
+                "Cannot average over these texts",
+                reason,
+                "Give texts with the same number of tokens.",
+            )
+    if sum(min(of_stack.lengths) for of_stack in stacks.values()) < 2:
+        raise TextError(
+            "No influence to measure",
+            "a text has only one token, which no other token can influence",
+            "Give longer texts.",
+        )
+    return stacks
+
+
+def _predicted(
+    model: Model,
+    stacks: Mapping[str | None, Inputs],
+    inputs: Inputs,
+    target: str | int | None,
+) -> list[tuple[int, ...]]:
+    """The token whose log-probability is measured at each place of every text.
+
+    Without a target: in a causal stack the token that follows, and after the last what
+    the model predicts; in an encoder the token that is there.
+    """
+    of_stack = list(stacks.values())[-1]
+    if target is not None:
+        with model.lock:
+            token = model.text_encoder.single(target)
+        return [(token,) * len(ids) for ids in of_stack.ids]
+    if not model.anatomy.stacks[-1].causal:
+        return list(of_stack.ids)
+    predicted = []
+    for number, ids in enumerate(of_stack.ids):
+        logits = record(model, inputs.some([number]), (), logits=True).logits
+        assert logits is not None
+        predicted.append((*ids[1:], int(logits[-1].argmax())))
+    return predicted
+
+
+def _mean_map(
+    model: Model,
+    inputs: Inputs,
+    axes: Axes,
+    measure: InfluenceMeasure,
+    predicted: Sequence[Sequence[int]],
+) -> tuple[Numbers, Numbers | None]:
+    """The mean of the texts' maps, and half its 95% interval where it is estimated.
+
+    Each text has probes of its own, so that the errors are independent and shrink with
+    the number of texts.
+    """
+    total: Any = 0.0
+    squares: Any = None
+    generator = torch.Generator().manual_seed(measure.seed)
+    targets = (
+        list(axes.lengths.values())[-1]
+        if measure.name == "logit"
+        else int(axes.filled.sum())
+    )
+    with (
+        model.lock,
+        autograd.restored(inference=False),
+        progress.track("Looking back", targets * len(inputs)) as advance,
+    ):
+        for number in range(len(inputs)):
+            text = inputs.some([number])
+            if measure.name == "logit":
+                values = influence_on_log_probability(
+                    model, text, predicted[number], axes, measure, advance
+                )
+                half = None
+            else:
+                values, half = influence_on_states(
+                    model, text, axes, measure, generator, advance
+                )
+            total = total + values
+            if half is not None:
+                squares = half**2 if squares is None else squares + half**2
+    return total / len(inputs), (
+        None if squares is None else np.sqrt(squares) / len(inputs)
+    )
+
+
+def _check_memory(axes: Axes, measure: InfluenceMeasure) -> None:
+    """Refuse a map that memory does not hold: in float64, with the sums, a text's map
+    and the mean.
+    """
+    targets = axes.tokens if measure.name == "logit" else len(axes.sites) * axes.tokens
+    size = targets * len(axes.sites) * axes.tokens * 8 * (6 if measure.probes else 3)
+    free = free_memory()
+    if size > SHARE_OF_FREE_MEMORY * free:
+        problem = (
+            f"A map of {len(axes.sites)} sites and {axes.tokens:,} tokens does not fit"
+            " in memory"
+        )
+        reason = (
+            f"it takes {size / 2**30:,.1f} GiB, and {free / 2**30:,.1f} GiB are free"
+        )
+        raise TooLarge(
+            problem,
+            reason,
+            "Choose fewer sites, such as sites='layer.0,layer.-1', or a shorter text.",
+        )

@@ -1,0 +1,95 @@
+"""Copy a module without copying its weights, so that a pass may run it in another way
+and the user's stays as it is.
+
+The copy has modules, tables of hooks and configurations of its own. Its parameters and
+buffers are the very tensors of the original, or what `convert` makes of each of them.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hiddenscope.modules import hooks
+
+Convert = Callable[[str, Tensor], Tensor]
+"""Takes the name and the tensor of a weight, and returns the tensor that the copy has
+in its place.
+"""
+
+
+def private_copy(
+    module: nn.Module, convert: Convert | None = None, *, attention: str | None = None
+) -> nn.Module:
+    """Copy a module; weights are shared unless they are converted. The copy may use
+    another attention kernel.
+
+    >>> linear = nn.Linear(2, 2)
+    >>> private_copy(linear).weight is linear.weight
+    True
+    >>> wide = private_copy(linear, to_dtype(torch.float64))
+    >>> wide.weight.dtype, linear.weight.dtype
+    (torch.float64, torch.float32)
+    """
+    # deepcopy takes what it finds in this table instead of copying it.
+    replacements: dict[int, Any] = {}
+    for name, tensor in named_weights(module):
+        replacements[id(tensor)] = _replacement(name, tensor, convert)
+    copied: nn.Module = copy.deepcopy(module, replacements)
+    for part in copied.modules():
+        hooks.drop_own(part)
+    if attention is not None:
+        for config in _configurations(copied):
+            config._attn_implementation_internal = attention
+    return copied
+
+
+def float64_copy(module: nn.Module) -> nn.Module:
+    """Copy a module in float64, with a kernel for experts that knows float64."""
+    copied = private_copy(module, to_dtype(torch.float64))
+    for config in _configurations(copied):
+        # torch's grouped product does not.
+        if getattr(config, "_experts_implementation_internal", None) == "grouped_mm":
+            config._experts_implementation_internal = "eager"
+    return copied
+
+
+def to_dtype(dtype: torch.dtype) -> Convert:
+    """Make a conversion that casts every floating-point weight."""
+
+    def convert(name: str, tensor: Tensor) -> Tensor:
+        return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+    return convert
+
+
+def named_weights(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """List the parameters and buffers of a module."""
+    yield from module.named_parameters()
+    yield from module.named_buffers()
+
+
+def _replacement(name: str, tensor: Tensor, convert: Convert | None) -> Tensor:
+    """Convert a weight; what is a parameter stays one."""
+    if convert is None:
+        return tensor
+    converted = convert(name, tensor).detach()
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(converted, requires_grad=False)
+    return converted
+
+
+def _configurations(module: nn.Module) -> list[Any]:
+    """List the configurations of transformers that the parts of a module look their
+    attention kernel up in.
+    """
+    configurations = {}
+    for part in module.modules():
+        config = getattr(part, "config", None)
+        if hasattr(config, "_attn_implementation_internal"):
+            configurations[id(config)] = config
+    return list(configurations.values())

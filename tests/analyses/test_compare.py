@@ -1,0 +1,704 @@
+"""Compare: exact zeros for what is the same, held against xarray's arithmetic, an own
+CKA, and a real model.
+"""
+
+import weakref
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+import hiddenscope as hs
+from fuzz import folders
+from hiddenscope.passes import Batching
+from hiddenscope.sites import Site
+from hiddenscope.testing import build, tiny_model, tiny_tokenizer
+from hiddenscope.views import sections_of, views_of
+from hiddenscope.views.values import Grid, Lines
+
+ONE, TWO = "The cat sat on the mat.", "The cat sat in the hat."
+LONGER = "The cat and the dog sat in the garden of the house."
+MEASURES = ["l2", "relative", "cosine", "mean", "deviation"]
+Tiny = Callable[..., hs.Model]
+
+
+def other(family: str = "gpt2", seed: int = 1, **tokenizer: bool) -> hs.Model:
+    return hs.load((tiny_model(family, seed=seed), tiny_tokenizer(**tokenizer)))
+
+
+def states(
+    values: torch.Tensor, ids: list[int] | None = None, model: str = "toy"
+) -> hs.States:
+    ids = ids or list(range(values.shape[1]))
+    tokens = hs.Tokens(
+        None, [0] * len(ids), range(len(ids)), ids, [f"t{k}" for k in ids]
+    )
+    return hs.States(
+        tuple(Site(k) for k in range(len(values))), values, tokens, hs.Source(model)
+    )
+
+
+def cka(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:
+    """From its definition: HSIC with linear kernels, centred by the matrix H."""
+    n = len(x)
+    h = np.eye(n) - np.ones((n, n)) / n
+
+    def hsic(k: NDArray[np.float64], m: NDArray[np.float64]) -> float:
+        return float(np.trace(k @ h @ m @ h))
+
+    k, m = x @ x.T, y @ y.T
+    return hsic(k, m) / (hsic(k, k) * hsic(m, m)) ** 0.5
+
+
+def cka_by_features(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:
+    """The same by products of channels, for many tokens."""
+    x, y = x - x.mean(0), y - y.mean(0)
+    return float(
+        np.square(x.T @ y).sum() / np.linalg.norm(x.T @ x) / np.linalg.norm(y.T @ y)
+    )
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "bert", "mamba", "t5", "fnet"])
+def test_a_text_and_itself_are_the_same(tiny: Tiny, family: str) -> None:
+    result = hs.compare(tiny(family), ONE, ONE)
+    for name in ("l2", "relative", "mean", "deviation"):
+        cells = result.data[name].values
+        assert (cells[np.isfinite(cells)] == 0).all()
+    cosine = result.data["cosine"].values
+    assert (cosine[np.isfinite(cosine)] == 1).all()
+    assert all(facts["first_difference"] is None for facts in result.facts["stacks"])
+    assert views_of(result)
+    assert "have equal states everywhere" in sections_of(result)[0].prose
+
+
+@pytest.mark.parametrize(("a", "b"), [(ONE, TWO), (ONE, LONGER)])
+def test_what_is_symmetric_is_symmetric(tiny: Tiny, a: str, b: str) -> None:
+    model = tiny("llama")
+    there, back = hs.compare(model, a, b).data, hs.compare(model, b, a).data
+    for name in ("l2", "relative", "cosine", "deviation"):
+        np.testing.assert_allclose(there[name], back[name], rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(there["mean"], -back["mean"], rtol=1e-4, atol=1e-6)
+    assert there["string"].values.tolist() == back["other_string"].values.tolist()
+
+
+def test_the_measures_are_those_of_xarray(tiny: Tiny) -> None:
+    model = tiny("gpt2")
+    both = hs.record(model, [ONE, TWO]).states
+    assert isinstance(both, hs.States)
+    x, y = (
+        both.of(k)
+        .to_xarray()
+        .astype("float64")
+        .drop_vars(["text", "id", "string", "position"])
+        for k in (0, 1)
+    )
+    data = hs.compare(model, ONE, TWO).data
+    assert x.sizes == y.sizes, "texts of one length"
+    d, norms = y - x, [(side**2).sum("width") ** 0.5 for side in (x, y)]
+    expected = {
+        "l2": (d**2).sum("width") ** 0.5,
+        "relative": (d**2).sum("width") ** 0.5 / ((norms[0] + norms[1]) / 2),
+        "cosine": (x * y).sum("width") / (norms[0] * norms[1]),
+        "mean": d.mean("width"),
+        "deviation": d.std("width"),
+    }
+    for name in MEASURES:
+        assert data[name].dims == ("site", "token")
+        assert data[name].dtype == np.float32
+        np.testing.assert_allclose(data[name], expected[name], rtol=1e-5, atol=1e-7)
+    differ = (expected["l2"] > 0).any("site").values
+    np.testing.assert_allclose(
+        data["l2_median"], np.median(expected["l2"].values[:, differ], 1), rtol=1e-5
+    )
+    np.testing.assert_allclose(
+        data["relative_largest"], expected["relative"].values.max(1), rtol=1e-5
+    )
+    assert "mean of the two norms" in data["relative"].attrs["units"]
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "mamba", "gemma3_text"])
+def test_a_common_beginning_is_exactly_zero_however_long_the_rest(
+    tiny: Tiny, family: str
+) -> None:
+    model = tiny(family)
+    result = hs.compare(model, "The cat and", LONGER * 2)
+    shared = len(model.tokenizer("The cat and").input_ids)
+    l2 = result.data["l2"].values
+    assert (l2[:, :shared] == 0).all()
+    assert np.isnan(l2[:, shared:]).all()
+    assert (result.facts["tokens_compared"], result.facts["gaps"]) == (
+        shared,
+        l2.shape[1] - shared,
+    )
+    assert result.facts["stacks"][0]["first_difference"]["token"][0] is None
+    assert "a gap against" in result.summary()
+
+
+def test_insertions_are_gaps_and_the_last_of_what_is_replaced_stands_together() -> None:
+    result = hs.compare(
+        hs.load((tiny_model("gpt2"), None)), [[5, 6, 7, 8]], [[5, 9, 10, 7, 11, 8]]
+    )
+    columns = [
+        *zip(
+            result.data["position"].values.tolist(),
+            result.data["other_position"].values.tolist(),
+            strict=True,
+        )
+    ]
+    assert columns == [(0, 0), (-1, 1), (1, 2), (2, 3), (-1, 4), (3, 5)]
+    gaps = np.isnan(result.data["l2"].values)
+    assert (gaps == [[False, True, False, False, True, False]]).all()
+    grid, *_ = views_of(result)
+    assert isinstance(grid, Grid)
+    assert grid.tokens == ("5", None, "6", "7", None, "8")
+    assert grid.second == ("5", "9", "10", "7", "11", "8")
+    assert "Hatched" in grid.note
+
+
+def test_lists_are_compared_pair_by_pair(tiny: Tiny) -> None:
+    model = tiny("llama")
+    result = hs.compare(model, [ONE, LONGER], [TWO, ONE])
+    parts = [hs.compare(model, ONE, TWO), hs.compare(model, LONGER, ONE)]
+    for name in MEASURES:
+        np.testing.assert_array_equal(
+            result.data[name],
+            np.concatenate([part.data[name] for part in parts], axis=1),
+        )
+    assert result.facts["texts"] == 2
+    assert result.data.attrs["other_texts"] == [TWO, ONE]
+    assert (
+        hs.compare(model, [ONE, LONGER], [ONE, ONE]).facts["stacks"][0][
+            "first_difference"
+        ]["text"]
+        == 1
+    )
+    mixed = hs.compare(model, ONE, model.tokenizer(TWO).input_ids)
+    np.testing.assert_array_equal(mixed.data["l2"], parts[0].data["l2"])
+
+
+def test_states_need_no_model(tiny: Tiny) -> None:
+    model = tiny("gpt2")
+    a, b = model.capture(ONE), model.capture(TWO)
+    assert isinstance(a, hs.States)
+    assert isinstance(b, hs.States)
+    np.testing.assert_allclose(
+        hs.compare(a, b).data["l2"], hs.compare(model, ONE, TWO).data["l2"], atol=1e-4
+    )
+    assert hs.compare(a, b, sites="layer.1,final").data["site"].values.tolist() == [
+        "layer.1",
+        "final",
+    ]
+    pair = tiny("t5").capture(ONE)
+    assert set(hs.compare(pair, pair).data["stack"].values) == {"encoder", "decoder"}
+    assert "cka" not in hs.compare(a, b).data
+
+
+def test_both_stacks_of_an_encoder_decoder(tiny: Tiny) -> None:
+    result = hs.compare(tiny("t5"), ONE, TWO)
+    stack = result.data["stack"].values
+    inside = np.array(
+        [[site.startswith(one) for one in stack] for site in result.data["site"].values]
+    )
+    assert (np.isfinite(result.data["l2"].values) == inside).all()
+    encoder, decoder = result.facts["stacks"]
+    assert (encoder["stack"], decoder["stack"]) == ("encoder", "decoder")
+    # The same token, which sees other texts.
+    assert decoder["first_difference"]["token"] == [
+        "<pad>",
+        "<pad>",
+    ]
+    assert len(sections_of(result)) == 2
+
+
+def test_a_model_that_is_not_to_be_batched_is_run_apart_and_says_its_floor() -> None:
+    model = other("llama", seed=0)
+    together = hs.compare(model, ONE, LONGER)
+    assert (
+        together.facts["run"] == "together" and "rounding_floor" not in together.facts
+    )
+    model.batching = Batching(False, 1e4, "texts in a padded batch came out otherwise")
+    apart = hs.compare(model, ONE, LONGER)
+    assert (
+        apart.facts["run"] == "apart"
+        and "texts in a padded batch came out otherwise" in apart.summary()
+    )
+    assert 0 <= apart.facts["rounding_floor"]["relative"] < 1e-4
+    np.testing.assert_allclose(apart.data["l2"], together.data["l2"], atol=1e-4)
+    model.batching = Batching(True, 0.1, "", rope_switch=20)
+    assert "positions are scaled" in hs.compare(model, ONE, LONGER).summary()
+    assert hs.compare(model, ONE, TWO).facts["run"] == "together"
+
+
+def test_a_text_is_itself_in_a_model_that_rounds_the_rows_of_a_batch_otherwise() -> (
+    None
+):
+    row = next(
+        row for row in folders.rows() if row["model_class"] == "GraniteSWAForCausalLM"
+    )
+    model = hs.load((build(row), None))
+    same = hs.compare(model, [[5, 6, 7, 8, 9, 10]], [[5, 6, 7, 8, 9, 10]])
+    assert same.facts["stacks"][0]["first_difference"] is None
+    model.trials._outcomes = {
+        key: value
+        for key, value in model.trials._outcomes.items()
+        if key[0] != "equal rows"
+    }  # type: ignore[index]
+    # Which models do depends on the processor.
+    model.trials.once("equal rows", lambda: False)
+    other = hs.compare(model, [[5, 6, 7]], [[5, 8, 7]])
+    assert (
+        other.facts["run"] == "together"
+        and other.facts["rounding_floor"]["relative"] < 1e-4
+    )
+    assert "not rounded alike" in other.summary()
+
+
+def test_targets_are_the_decoders_texts(tiny: Tiny) -> None:
+    model = tiny("t5")
+    a, b = model.capture(ONE, targets="The dog"), model.capture(TWO, targets="The dog")
+    result = hs.compare(model, ONE, TWO, targets="The dog")
+    np.testing.assert_allclose(
+        result.data["l2"], hs.compare(a, b).data["l2"], atol=1e-4
+    )
+    assert (
+        result.data.attrs["targets"]
+        == result.data.attrs["other_targets"]
+        == ["The dog"]
+    )
+    own = hs.compare(
+        model, ONE, model.encode(ONE, targets="The house"), targets="The dog"
+    )
+    stack, l2 = own.data["stack"].values, own.data["l2"].values
+    assert (
+        l2[:, stack == "encoder"][np.isfinite(l2[:, stack == "encoder"])] == 0
+    ).all(), "the encoder reads the same"
+    decoder = l2[[site.startswith("decoder") for site in own.data["site"].values]][
+        :, stack == "decoder"
+    ]
+    shared = (
+        own.data["id"].values[stack == "decoder"]
+        == own.data["other_id"].values[stack == "decoder"]
+    )
+    before = int(np.argmin(shared))
+    assert before > 1
+    assert (decoder[:, :before] == 0).all(), (
+        "and so does the decoder, up to where its texts part"
+    )
+    assert (decoder[:, before] > 0).all()
+    assert own.data.attrs["other_targets"] == ["The house"]
+    both = hs.compare(
+        model.capture(ONE, targets="The dog"), model.capture(ONE, targets="The house")
+    )
+    assert (
+        both.facts["stacks"][1]["first_difference"]
+        == own.facts["stacks"][1]["first_difference"]
+    )
+
+
+def test_texts_are_encoded_once_and_what_was_encoded_is_taken_as_it_is(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, calls = tiny("t5"), []
+    tokenized = model.text_encoder._tokenized
+
+    def counted(texts: tuple[str, ...], truncate: bool) -> object:
+        calls.append(texts)
+        return tokenized(texts, truncate)
+
+    monkeypatch.setattr(model.text_encoder, "_tokenized", counted)
+    plain = hs.compare(model, [ONE, LONGER], [TWO, ONE])
+    assert calls == [(ONE, LONGER), (TWO, ONE)]
+    a, b = model.encode([ONE, LONGER]), model.encode([TWO, ONE])
+    calls.clear()
+    assert hs.compare(model, a, b).equals(plain)
+    assert not calls
+    again = hs.compare(model, model.encode(ONE, targets="The dog"), other=model)
+    assert (again.data["l2"].values[np.isfinite(again.data["l2"].values)] == 0).all()
+    assert again.data.attrs["other_targets"] == ["The dog"]
+
+
+@pytest.mark.parametrize("truncate", [False, True])
+def test_a_text_beyond_the_window_is_cut_when_asked(tiny: Tiny, truncate: bool) -> None:
+    model = tiny("gpt2")
+    window = model.text_encoder.window
+    assert window
+    long, short = [5] * (window + 3), [5] * 4 + [6]
+    if not truncate:
+        with pytest.raises(hs.errors.TextError, match="truncate=True"):
+            hs.compare(model, [long], [short])
+        return
+    result = hs.compare(model, [long], [short], truncate=truncate)
+    assert (result.data["position"].values >= 0).sum() == window
+    assert (result.data["l2"].values[:, :4] == 0).all()
+    words = hs.compare(
+        model, "The cat sat. " * window, "The cat sat.", truncate=truncate
+    )
+    assert (words.data["position"].values >= 0).sum() == window
+    assert words.data.attrs["other_texts"] == ["The cat sat."]
+
+
+class Blocks:
+    """States that can be read in blocks and no other way; it counts how many rows are
+    alive at once.
+    """
+
+    def __init__(self, states: hs.States, rows: int) -> None:
+        self.sites, self.tokens, self._states, self._rows = (
+            states.sites,
+            states.tokens,
+            states,
+            rows,
+        )
+        self.alive = self.most = 0
+
+    def blocks(self, site: str | Site) -> Iterator[torch.Tensor]:
+        for block in self._states.blocks(site, self._rows):
+            fresh = block.clone()
+            self.alive += len(fresh)
+            self.most = max(self.most, self.alive)
+            weakref.finalize(fresh, self._gone, len(fresh))
+            yield fresh
+            del fresh
+
+    def _gone(self, rows: int) -> None:
+        self.alive -= rows
+
+
+@pytest.mark.parametrize("rows", [1, 4, 1000])
+def test_what_is_read_in_blocks_is_compared_as_states_are(
+    tiny: Tiny, rows: int
+) -> None:
+    model = tiny("gpt2")
+    texts = [ONE, LONGER, TWO] * 4
+    a, b = model.capture(texts), model.capture(texts[::-1])
+    assert isinstance(a, hs.States) and isinstance(b, hs.States)
+    expected = hs.compare(a, b).data
+    for left, right in [
+        (Blocks(a, rows), Blocks(b, rows)),
+        (a, Blocks(b, rows)),
+        (Blocks(a, rows), b),
+    ]:
+        result = hs.compare(left, right)
+        for name in MEASURES:
+            np.testing.assert_array_equal(result.data[name], expected[name])
+        assert (
+            result.data["string"].values.tolist() == expected["string"].values.tolist()
+        )
+        assert "cka" in result.data, "nobody says that both come from one model"
+        for side in (left, right):
+            if isinstance(side, Blocks):
+                block = min(rows, len(a.tokens))
+                assert (
+                    side.most <= a.tokens.lengths.max() + (len(a.sites) + 2) * block
+                ), "a text, and a block a site"
+    some = hs.compare(Blocks(a, rows), Blocks(b, rows), sites="layer.1,final")
+    assert some.data["site"].values.tolist() == ["layer.1", "final"]
+    short = Blocks(a, rows)
+    short._states = a.select(tokens=slice(-1))
+    with pytest.raises(hs.errors.StatesError, match="fewer rows"):
+        hs.compare(short, b)
+
+
+def test_of_many_tokens_a_sample_decides_how_alike_sites_are() -> None:
+    torch.manual_seed(2)
+    x = torch.randn(2, 5000, 4)
+    y = x @ torch.randn(4, 7) + torch.randn(2, 5000, 7)
+
+    def cut(values: torch.Tensor, lengths: list[int]) -> hs.States:
+        text = np.repeat(np.arange(len(lengths)), lengths)
+        positions = np.concatenate([np.arange(n) for n in lengths])
+        tokens = hs.Tokens(
+            None, text, positions, range(5000), [f"t{k}" for k in range(5000)]
+        )
+        return hs.States(
+            (Site(0), Site(1)), values, tokens, hs.Source(f"{values.shape[2]} wide")
+        )
+
+    whole = hs.compare(cut(x, [5000]), cut(y, [5000]))
+    pieces = hs.compare(cut(x, [10] * 500), cut(y, [10] * 500))
+    assert whole.facts["cka"]["sampled_tokens"] == 1000
+    assert whole.facts["cka"]["tokens"] == 5000
+    np.testing.assert_array_equal(whole.data["cka"], pieces.data["cka"])
+    every = [
+        [cka_by_features(a, b) for b in y.double().numpy()] for a in x.double().numpy()
+    ]
+    np.testing.assert_allclose(whole.data["cka"], every, atol=0.05)
+
+
+def test_equal_states_have_no_likeness() -> None:
+    result = hs.compare(
+        states(torch.full((2, 9, 3), 0.1)), states(torch.randn(1, 9, 4), model="wider")
+    )
+    assert np.isnan(result.data["cka"].values).all()
+    assert "most_alike" not in result.facts["cka"]
+    (section,) = sections_of(result)
+    assert "all states of a site are equal" in section.prose
+
+
+def test_fnet_really_is_run_apart(tiny: Tiny) -> None:
+    assert "rounding_floor" in hs.compare(tiny("fnet"), ONE, LONGER).facts
+
+
+def test_one_text_in_two_models(tiny: Tiny) -> None:
+    model, second = tiny("gpt2"), other("gpt2")
+    result = hs.compare(model, ONE, other=second)
+    assert (result.data["l2"].values > 0).all()
+    assert result.facts["stacks"][0]["first_difference"]["site"] == "layer.0"
+    assert "other" in result.source
+    again = hs.compare(model, ONE, other=model)
+    assert (again.data["l2"].values == 0).all()
+    np.testing.assert_allclose(np.diag(again.data["cka"]), 1, rtol=1e-6)
+    np.testing.assert_allclose(again.data["cka"], again.data["cka"].values.T, rtol=1e-5)
+    shallow = hs.load((tiny_model("gpt2", layers=2), tiny_tokenizer()))
+    (facts,) = hs.compare(model, ONE, other=shallow).facts["stacks"]
+    assert facts["sites_of_one_side"] == "layer.3"
+
+
+def test_two_tokenizers_meet_where_their_tokens_end() -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = Tokenizer(
+        models.WordLevel(
+            {word: k for k, word in enumerate(["[UNK]", *ONE.split()])},
+            unk_token="[UNK]",
+        )
+    )
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    whole = PreTrainedTokenizerFast(
+        tokenizer_object=words, unk_token="[UNK]", pad_token="[UNK]"
+    )  # type: ignore[no-untyped-call]
+    pieces, a = other("gpt2"), hs.load((tiny_model("gpt2"), whole))
+    result = hs.compare(a, ONE, other=pieces)
+    spans = [
+        hs.record(model, ONE, "layer.0").states.tokens.spans for model in (a, pieces)
+    ]  # type: ignore[union-attr]
+    rows = [result.data[name].values for name in ("position", "other_position")]
+    both = (rows[0] >= 0) & (rows[1] >= 0)
+    assert both.sum() == len(ONE.split())
+    assert (spans[0][rows[0][both], 1] == spans[1][rows[1][both], 1]).all()
+    assert (np.isnan(result.data["l2"].values).any(0) == ~both).all()
+    with pytest.raises(hs.errors.StatesError, match="one id means"):
+        hs.compare(a.capture(ONE), pieces.capture(LONGER))
+
+
+def test_models_of_two_widths_are_compared_by_cka() -> None:
+    torch.manual_seed(0)
+    x, y = torch.randn(3, 80, 6), torch.randn(2, 80, 9)
+    y[1, :, :6] = x[2]
+    result = hs.compare(states(x), states(y, model="wider"))
+    expected = [[cka(a, b) for b in y.double().numpy()] for a in x.double().numpy()]
+    assert result.data["cka"].dims == ("site", "source_site")
+    np.testing.assert_allclose(result.data["cka"], expected, rtol=1e-5)
+    few = hs.compare(states(x[:, :5]), states(y[:, :5], model="wider"))
+    expected = [
+        [cka(a, b) for b in y[:, :5].double().numpy()]
+        for a in x[:, :5].double().numpy()
+    ]
+    np.testing.assert_allclose(few.data["cka"], expected, rtol=1e-5)
+    assert few.facts["cka"]["few_tokens"] and not result.facts["cka"]["few_tokens"]
+    assert result.facts["cka"]["most_alike"]["site"] == "layer.2"
+    assert result.facts["cka"]["most_alike"]["source_site"] == "layer.1"
+    assert "l2" not in result.data
+    (grid,) = views_of(result)
+    assert isinstance(grid, Grid)
+    assert grid.tokens == ("layer.0", "layer.1")
+    assert "linear CKA over 80 tokens" in sections_of(result)[0].prose
+
+
+def test_cka_does_not_move_under_rotation_and_scaling_and_chance_is_the_mean_over_pairings() -> (
+    None
+):
+    torch.manual_seed(1)
+    x = torch.randn(2, 30, 8, dtype=torch.float64) + 3
+    turned = 7 * x @ torch.linalg.qr(torch.randn(8, 8, dtype=torch.float64))[0] + 5
+    plain, moved = (
+        hs.compare(states(x), states(side, model="b")).data for side in (x, turned)
+    )
+    np.testing.assert_allclose(np.diag(plain["cka"]), 1, rtol=1e-6)
+    np.testing.assert_allclose(moved["cka"], plain["cka"], rtol=1e-5)
+    pairings = [
+        cka(x[0].numpy(), x[1][torch.randperm(30)].numpy()) for _ in range(2000)
+    ]
+    assert plain["cka_chance"].values[0, 1] == pytest.approx(
+        np.mean(pairings), rel=0.03
+    )
+
+
+def test_facts_are_read_off_the_differences() -> None:
+    heights = [1.0, 2.0, 9.0, 4.0]
+    a = torch.zeros(4, 2, 3) + 1
+    b = a.clone()
+    b[:, 1, 0] += torch.tensor(heights)
+    (facts,) = hs.compare(states(a), states(b)).facts["stacks"]
+    assert (facts["tokens_equal"], facts["tokens_compared"]) == (1, 2)
+    jump = {
+        "from": {"site": "layer.1", "median": 2.0},
+        "to": {"site": "layer.2", "median": 9.0},
+    }
+    assert facts["largest_jump"] == jump
+    assert "end" not in facts
+    sites = (Site(0), Site(1), Site(2), Site(None))
+    ends = hs.compare(
+        *(hs.States(sites, side, states(a).tokens, hs.Source("toy")) for side in (a, b))
+    )
+    end = ends.facts["stacks"][0]["end"]
+    assert {one["site"]: one["median"] for one in end.values()} == {
+        "layer.1": 2.0,
+        "layer.2": 9.0,
+        "final": 4.0,
+    }
+    b[1, 1, 0] = 1 + 6
+    ends = hs.compare(
+        *(hs.States(sites, side, states(a).tokens, hs.Source("toy")) for side in (a, b))
+    )
+    assert ends.facts["stacks"][0]["end"]["share_of_drop_by_final_norm"] == 1
+    assert "the final norm causes the drop" in sections_of(ends)[1].prose
+
+
+def test_narrow_states_are_widened_once() -> None:
+    wide = torch.randn(2, 5, 64) * 300  # the squares of these do not fit in float16
+    result = hs.compare(states(wide.half()), states(-wide.half()))
+    np.testing.assert_allclose(
+        result.data["l2"], 2 * wide.half().double().norm(dim=-1), rtol=1e-6
+    )
+    np.testing.assert_allclose(result.data["relative"], 2, rtol=1e-6)
+    assert (result.data["cosine"].values == -1).all()
+    assert result.facts["computed_in"] == "float64"
+    zeros = hs.compare(states(torch.zeros(1, 2, 4)), states(torch.zeros(1, 2, 4))).data
+    assert (zeros["relative"].values == 0).all()
+    assert np.isnan(zeros["cosine"].values).all()
+
+
+def test_what_cannot_be_compared_is_said(tiny: Tiny) -> None:
+    model, bare = tiny("gpt2"), hs.load((tiny_model("gpt2"), None))
+    text = hs.errors.TextError
+    for asked, error, match in [
+        (lambda: hs.compare(model, ONE), text, "no second text and no other model"),
+        (
+            lambda: hs.compare(model, ONE, TWO, other=model),
+            text,
+            "a second text and another model",
+        ),
+        (lambda: hs.compare(model, ONE, ""), text, "it is empty"),
+        (
+            lambda: hs.compare(model, [ONE, TWO], [ONE]),
+            text,
+            "2 on one side and 1 on the other",
+        ),
+        (lambda: hs.compare(bare, ONE, TWO), text, "without a tokenizer"),
+        (
+            lambda: hs.compare(model, ONE, TWO, sites="layer.9"),
+            hs.errors.SiteError,
+            "layer.9",
+        ),
+        (
+            lambda: hs.compare(model, ONE, other=tiny("t5")),
+            hs.errors.StatesError,
+            "an encoder and a decoder",
+        ),
+        (
+            lambda: hs.compare(model, ONE, TWO, targets=ONE),
+            hs.errors.PassError,
+            "has one stack",
+        ),
+        (
+            lambda: hs.compare(model.capture(ONE), model.capture(ONE), targets=ONE),
+            hs.errors.StatesError,
+            "nothing else",
+        ),
+        (
+            lambda: hs.compare(model.capture(ONE), TWO),
+            hs.errors.StatesError,
+            "compared with states",
+        ),
+        (
+            lambda: hs.compare(model, model.capture(ONE), TWO),
+            hs.errors.StatesError,
+            "need no model",
+        ),
+        (
+            lambda: hs.compare(model.capture(ONE), model.capture([ONE, TWO])),
+            hs.errors.StatesError,
+            "1 texts .* 2 of",
+        ),
+        (
+            lambda: hs.compare(
+                states(torch.ones(1, 2, 3)), states(torch.ones(1, 2, 4))
+            ),
+            text,
+            "it takes 3",
+        ),
+    ]:
+        with pytest.raises(error, match=match):
+            asked()
+    assert hs.compare(bare, [5, 6, 7], [5, 6, 8]).data["l2"].shape == (5, 3)
+
+
+def test_the_views_and_files_of_a_comparison(tiny: Tiny, tmp_path: object) -> None:
+    result = hs.compare(tiny("llama"), ONE, LONGER)
+    grid, length, share = views_of(result)
+    assert isinstance(grid, Grid)
+    assert isinstance(length, Lines)
+    assert isinstance(share, Lines)
+    assert [measure.scale for measure in grid.measures] == [
+        "log",
+        "linear",
+        "linear",
+        "linear",
+        "log",
+    ]
+    assert (length.scale, share.scale) == ("log", "linear")
+    for suffix in (".json", ".nc"):
+        result.save(f"{tmp_path}/compared{suffix}")
+        assert hs.Result.load(f"{tmp_path}/compared{suffix}").equals(result)
+
+
+def test_noise_makes_no_finding_without_saying_that_it_was_not_tested() -> None:
+    """Where a difference is called the largest, of states without any structure, that
+    is a draw.
+    """
+    for seed in range(5):
+        a, b = torch.randn(2, 4, 60, 16, generator=torch.Generator().manual_seed(seed))
+        summary = hs.compare(states(a), states(b)).summary()
+        assert "largest" in summary
+        assert "were not tested" in summary
+        alike = hs.compare(states(a), states(b, model="other"))
+        cka, chance = (
+            float(alike.facts["cka"][name]) for name in ("median", "median_by_chance")
+        )
+        assert cka < 2 * chance, (
+            "and sites that have nothing in common are as alike as chance makes them"
+        )
+    same = hs.compare(states(a), states(a)).summary()
+    assert "have equal states everywhere" in same and "tested" not in same
+
+
+@pytest.mark.real
+def test_two_capitals_in_smollm2(smollm2: hs.Model) -> None:
+    result = hs.compare(
+        smollm2, "The capital of France is Paris.", "The capital of Germany is Berlin."
+    )
+    data, (facts,) = result.data, result.facts["stacks"]
+    assert (data["l2"].values[:, :3] == 0).all(), "the same three tokens, bit for bit"
+    assert (data["l2"].values[1:, 3:] > 0).all()
+    first = {
+        "token": [" France", " Germany"],
+        "text": 0,
+        "position": [3, 3],
+        "site": "layer.0",
+    }
+    assert facts["first_difference"] == first
+    median = data["l2_median"].to_series()
+    assert (
+        median["layer.4"] < median["layer.16"] < median["layer.24"] < median["layer.30"]
+    ), "a rise"
+    assert median["layer.24"] > 1.5 * median["layer.23"], "a late jump"
+    assert facts["largest_jump"]["to"]["site"] == "layer.30"
+    assert median["layer.30"] > 1.3 * median["layer.29"], (
+        "raw, the last block takes them farther apart"
+    )
+    assert median["final"] < 0.15 * median["layer.29"], "and hidden_states shows a drop"
+    assert facts["end"]["share_of_drop_by_final_norm"] == 1

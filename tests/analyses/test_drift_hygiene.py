@@ -1,0 +1,122 @@
+"""Drift leaves both models alone: no weight, no hook, no setting is changed, not even
+for an instant.
+"""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hiddenscope as hs
+from fuzz.questions import IDS, asked_model, copy_of
+from tests.untouched import (
+    assert_interrupts_leave_nothing,
+    assert_never_changed,
+    assert_others_get_their_numbers,
+)
+
+Pair = tuple[hs.Model, nn.Module]
+
+
+class _Port(nn.Module):
+    """The same model under other names, with a forward of its own."""
+
+    def __init__(self, module: Any) -> None:
+        super().__init__()
+        inner = copy.deepcopy(module)
+        self.config = inner.config
+        self.embed, self.rotary, self.head = (
+            inner.model.embed_tokens,
+            inner.model.rotary_emb,
+            inner.lm_head,
+        )
+        self.blocks, self.norm = inner.model.layers, inner.model.norm
+
+    def forward(self, input_ids: Tensor) -> Any:
+        x = self.embed(input_ids)
+        tables = self.rotary(x, torch.arange(x.shape[1])[None])
+        hidden = torch.full((x.shape[1], x.shape[1]), -1e9, dtype=x.dtype).triu(1)[
+            None, None
+        ]
+        for block in self.blocks:
+            made = block(x, attention_mask=hidden, position_embeddings=tables)
+            x = made if isinstance(made, Tensor) else made[0]
+        return _Output(self.head(self.norm(x)))
+
+
+class _Output(dict[str, Tensor]):
+    """Logits, as a mapping and as an attribute."""
+
+    def __init__(self, logits: Tensor) -> None:
+        super().__init__(logits=logits)
+        self.logits = logits
+
+
+def _eager(model: hs.Model) -> nn.Module:
+    module: Any = copy_of(model)
+    module.set_attn_implementation("eager")
+    return module
+
+
+CANDIDATES: dict[str, Callable[[hs.Model], nn.Module]] = {
+    "same tree": copy_of,
+    "itself": lambda model: model.module,
+    "port": lambda model: _Port(copy_of(model)).eval(),
+    "states": lambda model: model.module,
+    "states of another": copy_of,
+    "low memory": copy_of,
+    "low memory, itself": lambda model: model.module,
+    "wider": lambda model: copy_of(model).double(),
+    "narrower": lambda model: copy_of(model).bfloat16(),
+    "eager": _eager,
+}
+
+
+def _question(
+    case: str, model: hs.Model, candidate: nn.Module
+) -> Callable[[], hs.Result]:
+    if case.startswith("states"):
+        states = hs.load((candidate, None)).capture(IDS)
+        return lambda: hs.drift(model, states, IDS)
+    return lambda: hs.drift(
+        model, candidate, IDS, low_memory=case.startswith("low memory")
+    )
+
+
+@pytest.fixture(params=CANDIDATES)
+def pair(request: pytest.FixtureRequest) -> tuple[Callable[[], hs.Result], Pair]:
+    """A question, and the model and the module that it is about."""
+    model = asked_model()
+    candidate = CANDIDATES[request.param](model)
+    return _question(request.param, model, candidate), (model, candidate)
+
+
+Asked = tuple[Callable[[], hs.Result], Pair]
+
+
+def test_nothing_is_changed_for_an_instant(pair: Asked) -> None:
+    ask, (model, candidate) = pair
+    ask()
+    assert_never_changed(ask, [model.module, candidate])
+
+
+def test_another_thread_gets_its_own_numbers(pair: Asked) -> None:
+    ask, (model, candidate) = pair
+    ask()
+    assert_others_get_their_numbers(ask, [model.module, candidate])
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_interrupt_leaves_both_models_as_they_were(pair: Asked) -> None:
+    ask, (model, candidate) = pair
+    assert_interrupts_leave_nothing(ask, [model.module, candidate], model)
+
+
+def test_the_port_is_paired_by_its_blocks() -> None:
+    """Otherwise the cases above would compare whole passes only."""
+    model = asked_model()
+    facts = hs.drift(model, _Port(copy_of(model)).eval(), IDS).facts
+    assert (facts["pairing"]["by"], facts["first_site"]) == ("blocks", "layer.2")

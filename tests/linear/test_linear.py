@@ -1,0 +1,355 @@
+"""Linear: many problems at once come to what scikit-learn comes to one by one."""
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.model_selection import StratifiedKFold
+from sklearn.preprocessing import StandardScaler
+
+from hiddenscope.linear import (
+    Learner,
+    Problems,
+    assign_folds,
+    cross_validate,
+    logistic,
+    ridge,
+    standardised,
+)
+from hiddenscope.linear.crossvalidation import PENALTIES, inner_losses
+from hiddenscope.linear.logistic import minimise
+from hiddenscope.linear.permutations import under_labellings
+
+Floats = NDArray[np.float64]
+SHAPES = [(120, 24), (40, 90)]  # more rows than channels, and fewer
+STRENGTHS = (0.5, 100.0)
+
+
+def made(
+    rows: int, width: int, classes: int, seed: int = 0
+) -> tuple[Floats, NDArray[np.int64], Floats]:
+    """States with correlated channels, large means and one constant channel; classes;
+    and numbers.
+    """
+    rng = np.random.default_rng(seed)
+    states = rng.normal(size=(rows, width)) @ rng.normal(
+        size=(width, width)
+    ) + 30 * rng.normal(size=width)
+    states[:, 3] = 7.5
+    scores = states @ rng.normal(size=(width, classes)) / np.sqrt(width)
+    noise = rng.gumbel(size=scores.shape) * scores.std()
+    classed = np.argmax(scores - scores.mean(0) + noise, 1)
+    classed[:classes] = range(classes)
+    return (
+        states.astype(np.float32).astype(np.float64),
+        classed,
+        scores[:, 0] + rng.normal(size=rows),
+    )
+
+
+def problems(
+    targets: NDArray[np.generic], folds: NDArray[np.int64]
+) -> tuple[Problems, list[tuple[int, float]]]:
+    each = [
+        (fold, penalty) for fold in range(int(folds.max()) + 1) for penalty in STRENGTHS
+    ]
+    train = torch.from_numpy(np.array([folds != fold for fold, _ in each]))
+    penalty = torch.tensor([penalty for _, penalty in each], dtype=torch.float64)
+    return Problems(
+        train, torch.from_numpy(targets).expand(len(each), -1), penalty
+    ), each
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_logistic_regression_is_that_of_scikit_learn(
+    shape: tuple[int, int], classes: int
+) -> None:
+    states, targets, _ = made(*shape, classes)
+    folds = np.arange(len(states)) % 3
+    given, each = problems(targets, folds)
+    own, _, deviation = standardised(torch.from_numpy(states))
+    exact = logistic(classes, 1e-8).fit(own, given)
+    assert exact.converged.all()
+    quick = logistic(classes).fit(own.float(), given).scores(own.float()).numpy()
+    scores = exact.scores(own).numpy()
+    for number, (fold, penalty) in enumerate(each):
+        train = folds != fold
+        scaler = StandardScaler().fit(states[train])
+        theirs = LogisticRegression(C=1 / penalty, tol=1e-9, max_iter=20_000).fit(
+            scaler.transform(states[train]), targets[train]
+        )
+        decision = theirs.decision_function(scaler.transform(states)).reshape(
+            len(states), -1
+        )
+        np.testing.assert_allclose(scores[:, :, number], decision, atol=1e-3)
+        # Of their standardised states.
+        coef = (exact.coef[:, :, number].numpy().T / deviation.numpy()) * scaler.scale_
+        np.testing.assert_allclose(coef, theirs.coef_, atol=1e-4)
+        assert (
+            np.abs(quick[:, :, number] - decision).max() < 0.05 * np.abs(decision).max()
+        )
+        mine, other = (_chosen(given) for given in (quick[:, :, number], decision))
+        assert (mine == other).mean() >= 0.95
+
+
+def _chosen(scores: Floats) -> NDArray[np.int64]:
+    return (
+        (scores[:, 0] > 0).astype(np.int64)
+        if scores.shape[1] == 1
+        else scores.argmax(1)
+    )
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_ridge_regression_is_that_of_scikit_learn(shape: tuple[int, int]) -> None:
+    states, _, targets = made(*shape, 2)
+    folds = np.arange(len(states)) % 3
+    given, each = problems(targets, folds)
+    own, _, _ = standardised(torch.from_numpy(states))
+    scores = ridge().fit(own, given).scores(own)[:, 0].numpy()
+    for number, (fold, penalty) in enumerate(each):
+        scaler = StandardScaler().fit(states[folds != fold])
+        theirs = Ridge(penalty).fit(
+            scaler.transform(states[folds != fold]), targets[folds != fold]
+        )
+        np.testing.assert_allclose(
+            scores[:, number],
+            theirs.predict(scaler.transform(states)),
+            rtol=1e-5,
+            atol=1e-6,
+        )
+
+
+def test_turning_the_states_does_not_move_what_ridge_predicts() -> None:
+    rng = np.random.default_rng(1)
+    states, targets = rng.normal(size=(60, 10)), rng.normal(size=60)
+    # White on the rows that are learnt from, so that standardising does not see the
+    # turn.
+    states -= states.mean(0)
+    states = states @ np.linalg.inv(np.linalg.cholesky(np.cov(states.T, bias=True)).T)
+    turn = np.linalg.qr(rng.normal(size=(10, 10)))[0]
+    given = Problems(
+        torch.ones(1, 60, dtype=torch.bool),
+        torch.from_numpy(targets)[None],
+        torch.tensor([3.0]),
+    )
+    one, two = (
+        ridge().fit(x, given).scores(x)
+        for x in map(torch.from_numpy, (states, states @ turn))
+    )
+    torch.testing.assert_close(one, two, rtol=1e-9, atol=1e-9)
+
+
+def test_equal_states_teach_the_shares_of_the_classes_and_no_more() -> None:
+    states, *_ = standardised(torch.full((40, 6), 0.1))
+    assert (states == 0).all()
+    targets = torch.tensor([0] * 30 + [1] * 10)
+    every = Problems(torch.ones(1, 40, dtype=torch.bool), targets[None], torch.ones(1))
+    chance = logistic(2).fit(states, every).scores(states).sigmoid()
+    torch.testing.assert_close(chance, torch.full_like(chance, 0.25), atol=1e-3, rtol=0)
+    mean = ridge().fit(states, every).scores(states)
+    torch.testing.assert_close(mean, torch.full_like(mean, 0.25), atol=1e-6, rtol=0)
+
+
+def test_a_channel_that_is_constant_where_it_is_learnt_has_no_say() -> None:
+    rng = np.random.default_rng(2)
+    states = rng.normal(size=(50, 4)).astype(np.float32)
+    states[:, 2] = 1.0
+    states[49, 2] = 5_000.0  # far out, and held out
+    targets = torch.from_numpy((states[:, 0] > 0).astype(np.int64))[None]
+    train = torch.arange(50)[None] < 40
+    own, *_ = standardised(torch.from_numpy(states))
+    for learner in (logistic(2), ridge()):
+        coef = learner.fit(own, Problems(train, targets, torch.ones(1))).coef
+        assert abs(float(coef[2])) < 1e-3 * float(coef.abs().max())
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_folds_have_the_proportions_of_scikit_learn(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    classes = rng.choice(3, size=83, p=[0.6, 0.3, 0.1])
+    folds = assign_folds(classes, [f"text {k}" for k in range(83)], 5, seed)
+    theirs = StratifiedKFold(5, shuffle=True, random_state=seed).split(classes, classes)
+    expected = np.array([np.bincount(classes[test], minlength=3) for _, test in theirs])
+    found = np.array(
+        [np.bincount(classes[folds == fold], minlength=3) for fold in range(5)]
+    )
+    assert (found.max(0) - found.min(0) <= 1).all()
+    assert sorted(map(int, found.flat)) == sorted(map(int, expected.flat))
+    assert np.ptp(found.sum(1)) <= 1
+
+
+def test_a_row_goes_to_the_same_fold_wherever_it_stands_and_groups_stay_whole() -> None:
+    rng = np.random.default_rng(3)
+    classes, groups = (
+        rng.integers(0, 2, 200),
+        [f"text {k}" for k in rng.integers(0, 30, 200)],
+    )
+    folds, order = assign_folds(classes, groups, 5), rng.permutation(200)
+    moved = assign_folds(classes[order], [groups[k] for k in order], 5)
+    assert (moved == folds[order]).all()
+    assert all(
+        len({fold for fold, own in zip(folds, groups, strict=True) if own == group})
+        == 1
+        for group in groups
+    )
+    shares = [classes[folds == fold].mean() for fold in range(5)]
+    assert max(shares) - min(shares) < 0.2
+    assert (assign_folds(classes, groups, 5, seed=1) != folds).any()
+
+
+@pytest.mark.parametrize("learner", [logistic(2), ridge()], ids=["logistic", "ridge"])
+def test_a_row_is_predicted_without_its_fold_and_so_is_the_penalty_chosen(
+    learner: Learner,
+) -> None:
+    """What the held-out rows are labelled has no part in their scores, nor in the
+    penalty of their fold.
+    """
+    states, targets, _ = made(60, 12, 2)
+    own, _, _ = standardised(torch.from_numpy(states))
+    folds = np.arange(60) % 4
+    before = cross_validate(own, torch.from_numpy(targets)[None], folds, learner)
+    other = np.where(folds == 2, 1 - targets, targets)
+    after = cross_validate(own, torch.from_numpy(other)[None], folds, learner)
+    rows = folds == 2
+    assert after.penalty[2] == before.penalty[2]
+    torch.testing.assert_close(after.inner_loss[:, 2], before.inner_loss[:, 2])
+    torch.testing.assert_close(after.scores[:, rows], before.scores[:, rows])
+    assert not torch.allclose(after.scores[:, ~rows], before.scores[:, ~rows])
+
+
+def test_inner_losses_are_those_of_a_plain_nested_loop() -> None:
+    states, _, targets = made(50, 8, 2)
+    own, _, _ = standardised(torch.from_numpy(states))
+    folds = np.arange(50) % 5
+    found = inner_losses(own, torch.from_numpy(targets), folds, ridge(), PENALTIES)
+    for place, penalty in enumerate(PENALTIES):
+        lost = []
+        for inner in (fold for fold in range(5) if fold != 1):
+            train = (folds != 1) & (folds != inner)
+            scaler = StandardScaler().fit(states[train])
+            fitted = Ridge(penalty).fit(scaler.transform(states[train]), targets[train])
+            lost += list(
+                0.5
+                * (
+                    fitted.predict(scaler.transform(states[folds == inner]))
+                    - targets[folds == inner]
+                )
+                ** 2
+            )
+        np.testing.assert_allclose(float(found[place, 1]), np.mean(lost), rtol=1e-6)
+
+
+def test_what_needs_many_steps_comes_to_rest_and_says_so() -> None:
+    """Rosenbrock's valley, from two places, one of them at rest already."""
+
+    def valley(
+        places: torch.Tensor, which: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        x = places.clone().requires_grad_()
+        value = (1 - x[0]) ** 2 + 100 * (x[1] - x[0] ** 2) ** 2
+        return value.detach(), torch.autograd.grad(value.sum(), x)[0]
+
+    start = torch.tensor([[-1.2, 1.0], [1.0, 1.0]], dtype=torch.float64)
+    found = minimise(valley, start, lambda gradients, which: gradients.clone(), 1e-8)
+    torch.testing.assert_close(
+        found.point, torch.ones(2, 2, dtype=torch.float64), atol=1e-6, rtol=0
+    )
+    assert found.converged.all()
+    assert found.steps.tolist()[1] == 0 < found.steps.tolist()[0] < 200
+
+
+def test_two_folds_leave_nothing_to_choose_by() -> None:
+    states, targets, _ = made(40, 5, 2)
+    own, _, _ = standardised(torch.from_numpy(states))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = cross_validate(
+            own, torch.from_numpy(targets)[None], np.arange(40) % 2, logistic(2)
+        )
+    assert found.inner_loss.isnan().all()
+    assert found.penalty.tolist() == [100.0, 100.0]
+
+
+@pytest.mark.parametrize("shape", [(40, 6), (24, 60)])
+def test_numbers_under_every_labelling_are_predicted_as_by_a_plain_nested_loop(
+    shape: tuple[int, int],
+) -> None:
+    states, _, numbers = made(*shape, 2)
+    own = standardised(torch.from_numpy(states))[0]
+    labellings = torch.from_numpy(
+        np.stack([numbers, np.roll(numbers, 1), np.roll(numbers, 7)])
+    )
+    folds = np.arange(len(states)) % 4
+    kept: list[torch.Tensor] = []
+
+    def keep(
+        scores: torch.Tensor, _: torch.Tensor, targets: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        kept.append(scores)
+        return targets[0], targets[0]
+
+    under_labellings(own, labellings, folds, ridge(), keep)
+    x = own.numpy()
+    for number, targets in enumerate(labellings.numpy()):
+        for fold in range(4):
+            losses = []
+            for penalty in PENALTIES:
+                inner = [
+                    (folds != fold) & (folds != other)
+                    for other in range(4)
+                    if other != fold
+                ]
+                fits = [
+                    (train, Ridge(penalty).fit(x[train], targets[train]))
+                    for train in inner
+                ]
+                tests = [(fit, ~train & (folds != fold)) for train, fit in fits]
+                losses.append(
+                    sum(
+                        ((fit.predict(x[test]) - targets[test]) ** 2).sum()
+                        for fit, test in tests
+                    )
+                )
+            model = Ridge(PENALTIES[int(np.argmin(losses))]).fit(
+                x[folds != fold], targets[folds != fold]
+            )
+            found = kept[0][folds == fold, 0, number].numpy()
+            np.testing.assert_allclose(
+                found, model.predict(x[folds == fold]), rtol=1e-6, atol=1e-8
+            )
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_permuted_classes_are_predicted_nearly_as_by_whole_fits(classes: int) -> None:
+    """The first step of Newton's method: on labels that mean nothing, nearly the last
+    one.
+    """
+    rng = np.random.default_rng(0)
+    own = standardised(torch.from_numpy(rng.normal(size=(120, 30))))[0]
+    labellings = torch.from_numpy(
+        np.stack([rng.permutation(np.arange(120) % classes) for _ in range(8)])
+    )
+    folds = assign_folds(np.arange(120) % classes, [f"text {k}" for k in range(120)], 5)
+    kept: list[torch.Tensor] = []
+
+    def keep(
+        scores: torch.Tensor, _: torch.Tensor, targets: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        kept.append(scores)
+        return targets[0], targets[0]
+
+    under_labellings(own, labellings, folds, logistic(classes), keep)
+    agree = []
+    for number, targets in enumerate(labellings):
+        whole = (
+            cross_validate(own, targets[None], folds, logistic(classes))
+            .scores[0]
+            .numpy()
+        )
+        agree.append((_chosen(whole) == _chosen(kept[0][:, :, number].numpy())).mean())
+    assert np.mean(agree) > 0.85

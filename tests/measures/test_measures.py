@@ -1,0 +1,207 @@
+"""Measures: held against their definitions, written out in numpy, and against the laws
+that they must keep.
+"""
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from hiddenscope.measures import (
+    RunningStatistics,
+    chunks,
+    cka,
+    effective_rank,
+    linear_cka,
+    two_nn,
+)
+
+Numbers = NDArray[np.float64]
+
+
+def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(
+        *shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
+
+
+def turn(width: int) -> torch.Tensor:
+    return torch.linalg.qr(drawn(width, width, seed=9))[0]
+
+
+def statistics_of(*blocks: torch.Tensor) -> RunningStatistics:
+    seen = RunningStatistics()
+    for block in blocks:
+        seen.add(block)
+    return seen
+
+
+def cka_by_definition(x: Numbers, y: Numbers) -> float:
+    """HSIC with linear kernels, centred by the matrix H."""
+    n = len(x)
+    h = np.eye(n) - np.ones((n, n)) / n
+
+    def hsic(k: Numbers, m: Numbers) -> float:
+        return float(np.trace(k @ h @ m @ h))
+
+    k, m = x @ x.T, y @ y.T
+    return hsic(k, m) / (hsic(k, k) * hsic(m, m)) ** 0.5
+
+
+def two_nn_by_definition(points: Numbers) -> float:
+    """The ratios of second to first distances against how many points have a smaller
+    one, without the top tenth.
+    """
+    distances = np.linalg.norm(points[:, None] - points[None], axis=-1)
+    distances.sort(axis=1)
+    ratios = np.sort(distances[:, 2] / distances[:, 1])
+    kept = int(0.9 * len(ratios))
+    x, y = np.log(ratios[:kept]), -np.log(1 - np.arange(1, kept + 1) / len(ratios))
+    return float(np.linalg.lstsq(x[:, None], y, rcond=None)[0][0])
+
+
+@pytest.mark.parametrize("tokens", [3, 12, 90])
+@pytest.mark.parametrize("at_once", [100, cka.CHUNK])
+def test_cka_is_what_its_definition_says(
+    tokens: int, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cka, "CHUNK", at_once)
+    x, y = drawn(3, tokens, 20) + 2, drawn(2, tokens, 33, seed=1)
+    expected = [[cka_by_definition(a, b) for b in y.numpy()] for a in x.numpy()]
+    np.testing.assert_allclose(linear_cka(x, y)[0], expected, rtol=1e-9)
+    own = [[cka_by_definition(a, b) for b in x.numpy()] for a in x.numpy()]
+    np.testing.assert_allclose(linear_cka(x)[0], own, rtol=1e-9)
+    np.testing.assert_allclose(linear_cka(list(x))[0], linear_cka(x, x)[0], rtol=1e-9)
+
+
+def test_cka_is_one_with_itself_and_does_not_move_under_rotation_scale_and_shift() -> (
+    None
+):
+    x, y = drawn(2, 50, 8), drawn(2, 50, 6, seed=1)
+    assert (linear_cka(x)[0].diagonal() == 1).all()
+    plain = linear_cka(x, y)
+    moved = linear_cka(7 * x @ turn(8) + 5, 0.01 * y @ turn(6) - 100)
+    for before, after in zip(plain, moved, strict=True):
+        np.testing.assert_allclose(before, after, rtol=1e-9)
+    order = torch.randperm(50)
+    np.testing.assert_allclose(
+        linear_cka(x[:, order], y[:, order])[0], plain[0], rtol=1e-9
+    )
+    np.testing.assert_allclose(linear_cka(y, x)[0].T, plain[0], rtol=1e-12)
+
+
+def test_cka_by_chance_is_the_mean_over_pairings() -> None:
+    x, y = drawn(1, 30, 8) + 3, drawn(1, 30, 5, seed=1)
+    pairings = [linear_cka(x, y[:, torch.randperm(30)])[0].item() for _ in range(2000)]
+    assert linear_cka(x, y)[1].item() == pytest.approx(np.mean(pairings), rel=0.03)
+
+
+def test_cka_of_equal_states_is_not_a_number() -> None:
+    x = torch.stack([torch.full((9, 4), 0.1), drawn(9, 4).float()])
+    found = linear_cka(x)[0]
+    assert found.isnan().tolist() == [[True, True], [True, False]]
+
+
+@pytest.mark.parametrize("dimension", [1, 2, 3, 5])
+def test_two_nn_finds_the_dimension_of_a_cube_and_of_a_gaussian(dimension: int) -> None:
+    generator = torch.Generator().manual_seed(3)
+    cube = torch.rand(2000, dimension, generator=generator, dtype=torch.float64)
+    for points in (cube, drawn(2000, dimension)):
+        within = points @ turn(40)[:dimension]
+        assert two_nn(within) == pytest.approx(dimension, rel=0.12)
+        assert two_nn(within) == pytest.approx(two_nn(points), rel=1e-6), (
+            "a rotation into more dimensions adds none"
+        )
+        assert two_nn(3 * within + 10) == pytest.approx(two_nn(points), rel=1e-6)
+
+
+@pytest.mark.parametrize(("points", "width"), [(20, 3), (77, 50), (600, 4)])
+def test_two_nn_is_what_its_definition_says(points: int, width: int) -> None:
+    seen = drawn(points, width)
+    assert two_nn(seen) == pytest.approx(two_nn_by_definition(seen.numpy()), rel=1e-9)
+
+
+def test_two_nn_counts_equal_points_once_and_says_nothing_of_few() -> None:
+    seen = drawn(100, 6)
+    assert two_nn(seen.repeat(3, 1)) == pytest.approx(two_nn(seen), rel=1e-9)
+    assert np.isnan(two_nn(seen[:19]))
+    assert np.isnan(two_nn(torch.ones(500, 6)))
+    assert np.isnan(two_nn(seen[:0]))
+    lattice = torch.cartesian_prod(torch.arange(8.0), torch.arange(8.0))
+    assert np.isnan(two_nn(lattice)), "all neighbours are equally far"
+
+
+def test_two_nn_sees_small_distances_far_away() -> None:
+    near = drawn(300, 5) * 1e-5
+    # Two clumps, in which products lose what subtraction keeps.
+    far = torch.cat([near, near + 1e4])
+    assert two_nn(far) == pytest.approx(two_nn_by_definition(far.numpy()), rel=1e-3)
+
+
+def test_the_effective_rank_of_an_even_spread_is_its_dimension_and_of_a_line_one() -> (
+    None
+):
+    assert effective_rank(statistics_of(drawn(40_000, 12)).variances) == pytest.approx(
+        12, rel=0.002
+    )
+    line = torch.linspace(-1, 2, 50, dtype=torch.float64)[:, None] * drawn(1, 12) + 3
+    assert effective_rank(statistics_of(line).variances) == pytest.approx(1, abs=1e-9)
+    assert effective_rank(statistics_of(line[:5]).variances) == pytest.approx(
+        1, abs=1e-9
+    )
+    for few in (
+        torch.full((4, 12), 0.1),
+        torch.full((40, 12), 0.1),
+        torch.zeros(40, 12),
+        drawn(1, 12),
+    ):
+        assert np.isnan(effective_rank(statistics_of(few).variances)), (
+            "no variance, no rank"
+        )
+
+
+@pytest.mark.parametrize("count", [2, 7, 8, 9, 200])
+def test_running_statistics_are_the_same_however_states_are_split(count: int) -> None:
+    rows = drawn(count, 8) * 3 + 1000
+    shares = np.linalg.eigvalsh(np.cov(rows.numpy(), rowvar=False, bias=True)).clip(
+        min=0
+    )
+    expected = float(
+        np.exp(-sum(p * np.log(p) for p in shares / shares.sum() if p > 1e-12))
+    )
+    unit = rows / rows.norm(dim=1, keepdim=True)
+    cosines = (unit @ unit.T)[~torch.eye(count, dtype=torch.bool)].mean().item()
+    whole, pieces = statistics_of(rows), statistics_of(*rows.split(3))
+    halves = statistics_of(rows[: count // 2]) + statistics_of(rows[count // 2 :])
+    for seen in (
+        whole,
+        pieces,
+        halves,
+        whole + RunningStatistics(),
+        RunningStatistics() + whole,
+    ):
+        assert seen.count == count
+        np.testing.assert_allclose(seen.mean, rows.mean(0), rtol=1e-12)
+        assert effective_rank(seen.variances) == pytest.approx(expected, rel=1e-6)
+        assert seen.anisotropy == pytest.approx(cosines, rel=1e-9)
+
+
+def test_zeros_have_no_direction() -> None:
+    seen = statistics_of(torch.tensor([[1.0, 0], [0, 0], [1, 1]]))
+    assert seen.anisotropy == pytest.approx(0.5**0.5)
+    assert np.isnan(statistics_of(torch.zeros(5, 2)).anisotropy)
+    assert np.isnan(statistics_of(torch.ones(1, 2)).anisotropy)
+    assert np.isnan(RunningStatistics().anisotropy)
+    assert statistics_of(torch.full((7, 3), 0.3)).anisotropy == pytest.approx(1)
+
+
+@pytest.mark.parametrize("lengths", [[1] * 23, [23], [7, 0, 16], [5, 5, 13]])
+def test_chunks_do_not_depend_on_blocks(
+    lengths: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hiddenscope.measures.running.CHUNK", 20)
+    rows = torch.arange(46.0).reshape(23, 2)
+    made = list(chunks(rows.split(lengths)))
+    assert [len(chunk) for chunk in made] == [10, 10, 3]
+    assert torch.equal(torch.cat(made), rows)
+    assert list(chunks([])) == []

@@ -1,0 +1,528 @@
+"""Laws of an edit: recorded values change nothing, a change reaches the stream and only
+the tokens it was made for.
+"""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hiddenscope as hs
+from hiddenscope.errors import Error, NotFinite, PassError, SiteError, StatesError
+from hiddenscope.testing import tiny_model
+
+Tiny = Callable[..., hs.Model]
+Hanging = Callable[[nn.Module], dict[str, Any]]
+
+FAMILIES = [
+    "llama",
+    "gpt2",
+    "gemma3_text",
+    "opt",
+    "bloom",
+    "gptj",
+    "falcon",
+    "mixtral",
+    "mamba",
+    "bert",
+    "albert",
+]
+FAMILIES += ["cpmant", "xlnet", "fnet", "t5", "bart", "funnel", "hrm_text"]
+TEXTS = [[7, 99, 23, 64, 31], [8, 45, 77]]
+TARGETS = [[5, 9, 11], [4]]
+OTHER = [12, 40, 66, 101, 90]
+
+
+def texts(model: hs.Model) -> dict[str, Any]:
+    """A padded batch where the model takes one, with targets where it has a decoder of
+    its own.
+    """
+    count = 2 if model.batching.padding_safe else 1
+    return {"inputs": TEXTS[:count]} | (
+        {"targets": TARGETS[:count]} if len(model.anatomy.stacks) > 1 else {}
+    )
+
+
+def of(states: hs.States | hs.Pair, site: hs.Site) -> Tensor:
+    if isinstance(states, hs.Pair):
+        states = states.encoder if site.stack == "encoder" else states.decoder
+    return states[site]
+
+
+def equal(a: hs.Pass, b: hs.Pass, sites: Any) -> bool:
+    assert a.logits is not None and b.logits is not None
+    return torch.equal(a.logits, b.logits) and all(
+        torch.equal(of(a.states, site), of(b.states, site)) for site in sites
+    )
+
+
+def ramp(states: Tensor) -> Tensor:
+    return states + torch.linspace(-1, 1, states.shape[-1], dtype=states.dtype)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_recorded_values_change_nothing(tiny: Tiny, family: str) -> None:
+    model = tiny(family)
+    layers, given = model.anatomy.select("layer.*,final"), texts(model)
+    full = hs.record(model, **given, logits=True)
+    for site in model.anatomy.sites:
+        values = of(hs.record(model, **given, sites=[site]).states, site)
+        again = hs.edit(model, **given, changes={site: hs.Replace(values)}, logits=True)
+        assert equal(full, again, layers), site
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_change_is_recorded_where_it_was_made_and_reaches_the_stream(
+    tiny: Tiny, family: str
+) -> None:
+    model = tiny(family)
+    given = texts(model)
+    full = hs.record(model, **given, sites=list(model.anatomy.sites), logits=True)
+    for site in model.anatomy.sites:
+        changed = hs.edit(
+            model,
+            **given,
+            changes={site: ramp},
+            sites=list(model.anatomy.sites),
+            logits=True,
+        )
+        torch.testing.assert_close(
+            of(changed.states, site), ramp(of(full.states, site)), rtol=1e-5, atol=1e-5
+        )
+        assert not torch.equal(changed.logits, full.logits), site  # type: ignore[arg-type]
+        before = [
+            other
+            for other in model.anatomy.sites
+            if other < site and site.part != "mid"
+        ]
+        assert all(
+            torch.equal(of(changed.states, other), of(full.states, other))
+            for other in before
+        ), site
+        if (
+            site.part
+            and model.anatomy.stack(site).blocks[(site.layer or 0) - 1].kind
+            == "pre-norm"
+        ):
+            mid, mlp, layer = (
+                of(changed.states, hs.Site(site.layer, part, site.stack))
+                for part in ("mid", "mlp", "")
+            )
+            torch.testing.assert_close(mid + mlp, layer, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "family", ["llama", "gpt2", "gptj", "bloom", "mamba", "bert", "funnel"]
+)
+def test_the_values_of_another_text_give_that_texts_pass_from_there(
+    tiny: Tiny, family: str
+) -> None:
+    model = tiny(family)
+    other = hs.record(model, [OTHER], logits=True)
+    for k in range(4):
+        values = of(other.states, hs.Site(k))
+        swapped = hs.edit(
+            model, [TEXTS[0]], {f"layer.{k}": hs.Replace(values)}, logits=True
+        )
+        assert equal(
+            swapped,
+            other,
+            [
+                site
+                for site in model.anatomy.select("layer.*")
+                if (site.layer or 0) >= k
+            ],
+        ), k
+
+
+# On a CPU without bfloat16.
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
+@pytest.mark.parametrize("kernel", ["sdpa", "eager"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_in_another_dtype_and_kernel(kernel: str, dtype: torch.dtype) -> None:
+    module = tiny_model("llama").to(dtype)
+    module.set_attn_implementation(kernel)  # type: ignore[operator]
+    model = hs.load((module, None))
+    full = hs.record(model, TEXTS, list(model.anatomy.sites), logits=True)
+    for site in model.anatomy.sites:
+        again = hs.edit(
+            model, TEXTS, {site: hs.Replace(of(full.states, site))}, logits=True
+        )
+        assert equal(full, again, model.anatomy.select("layer.*,final")), site
+    mid = hs.edit(model, TEXTS, {"layer.2.mid": hs.Replace(0.0)}, "layer.2.mid").states[
+        "layer.2.mid"
+    ]
+    assert mid.abs().max() <= torch.finfo(dtype).eps * 8
+
+
+def test_each_kind_of_change(tiny: Tiny) -> None:
+    model, site = tiny("llama"), hs.Site(2)
+    plain = of(hs.record(model, TEXTS).states, site)
+    vector = torch.linspace(-1, 2, 64, dtype=torch.float64)
+    unit = (vector / vector.norm()).float()
+
+    def changed(change: Any) -> Tensor:
+        return of(hs.edit(model, TEXTS, {"layer.2": change}, "layer.2").states, site)
+
+    assert torch.equal(changed(hs.Scale(3)), plain * 3)
+    assert torch.equal(changed(hs.Replace(0)), torch.zeros_like(plain))
+    assert torch.equal(changed(hs.Replace(vector)), vector.float().expand_as(plain))
+    assert torch.equal(
+        changed(hs.Add(vector.tolist(), scale=-2)), plain + (vector * -2).float()
+    )
+    assert torch.equal(changed(hs.Add(plain)), plain + plain)
+    projected = changed(hs.Project(vector * 1e30))
+    torch.testing.assert_close(projected, plain - (plain @ unit)[:, None] * unit)
+    assert (projected @ unit).abs().max() < 1e-5
+    three = hs.edit(
+        model, [TEXTS[0]] * 2, {"layer.2": hs.Replace(torch.ones(2, 5, 64))}, "layer.2"
+    ).states
+    assert of(three, site).sum() == 640
+
+
+CHOICES: list[tuple[Any, list[int]]] = [
+    (1, [1, 6]),
+    (-1, [4, 7]),
+    ([0, -1], [0, 4, 5, 7]),
+    (slice(1, None), [1, 2, 3, 4, 6, 7]),
+    (slice(-1, None), [4, 7]),
+    (torch.tensor([2]), [2, 7]),
+    (
+        torch.tensor(
+            [[True, False, False, True, False], [False, True, False, False, False]]
+        ),
+        [0, 3, 6],
+    ),
+    ([], []),
+]
+
+
+@pytest.mark.parametrize(("tokens", "rows"), CHOICES, ids=lambda value: str(value)[:20])
+def test_only_the_chosen_tokens_change(
+    tiny: Tiny, tokens: Any, rows: list[int]
+) -> None:
+    model, site = tiny("llama"), hs.Site(1)
+    plain = of(hs.record(model, TEXTS).states, site)
+    changed = of(hs.edit(model, TEXTS, {site: hs.Scale(2, tokens)}).states, site)
+    assert (changed != plain).any(-1).nonzero().flatten().tolist() == rows
+
+
+def test_rows_go_to_the_positions_in_the_order_given(tiny: Tiny) -> None:
+    values = torch.stack([torch.full((64,), float(i)) for i in range(4)])
+    states = hs.edit(
+        tiny("llama"), TEXTS, {"layer.1": hs.Replace(values, tokens=[2, 0])}, "layer.1"
+    ).states
+    assert of(states, hs.Site(1))[[2, 0, 7, 5], 0].tolist() == [0, 1, 2, 3]
+
+
+def test_padding_is_never_changed_and_a_function_has_a_copy(tiny: Tiny) -> None:
+    model = tiny("llama")
+    full = hs.record(model, TEXTS, logits=True)
+
+    def spoil(states: Tensor) -> Tensor:
+        result = states.clone()
+        result[1, 3:] = torch.nan
+        states.zero_()
+        return result
+
+    again = hs.edit(model, TEXTS, {"layer.*": spoil}, logits=True)
+    assert equal(full, again, model.anatomy.select("layer.*,final"))
+
+
+def test_values_are_copied(tiny: Tiny) -> None:
+    values = torch.ones(64)
+    change = hs.Replace(values)
+    values.zero_()
+    hs.edit(tiny("gpt2"), TEXTS, {"layer.1": change})
+    assert change.values.sum() == 64
+
+
+def test_editing_is_the_same_in_a_loop_of_ones_own(tiny: Tiny) -> None:
+    model = tiny("llama")
+    changes: dict[Any, Any] = {
+        "layer.1": hs.Scale(2.0, tokens=[0, -1]),
+        "layer.3.mid": hs.Add(torch.ones(64)),
+    }
+    edited = hs.edit(model, [TEXTS[0]], changes, logits=True)
+    ids = torch.tensor([TEXTS[0]])
+    for subject in (model, model.module):
+        with torch.no_grad(), hs.editing(subject, changes):
+            assert torch.equal(model.module(ids).logits[0], edited.logits)  # type: ignore[arg-type]
+            assert torch.equal(model.module(input_ids=ids).logits[0], edited.logits)  # type: ignore[arg-type]
+    left = torch.tensor([[0, 0, *TEXTS[1]]])
+    with (
+        torch.no_grad(),
+        hs.editing(model, {"layer.1": hs.Scale(2.0, tokens=0)}),
+        hs.recording(model) as seen,
+    ):
+        model.module(left, attention_mask=torch.tensor([[0, 0, 1, 1, 1]]))
+    alone = hs.edit(model, [TEXTS[1]], {"layer.1": hs.Scale(2.0, tokens=0)})
+    assert torch.equal(of(seen.states, hs.Site(0)), of(alone.states, hs.Site(0)))
+    torch.testing.assert_close(
+        of(seen.states, hs.Site(1)), of(alone.states, hs.Site(1))
+    )
+
+
+@pytest.mark.parametrize("tokens", [None, 2, 6, slice(3, None), slice(0, 7)], ids=str)
+@pytest.mark.parametrize("family", ["llama", "gpt2", "t5"])
+def test_generate_writes_the_same_with_and_without_a_cache(
+    tiny: Tiny, family: str, tokens: Any
+) -> None:
+    model = tiny(family)
+    vector = torch.linspace(-3, 3, 64).roll(7)
+    given: Any = {
+        "input_ids": torch.tensor([TEXTS[0]]),
+        "max_new_tokens": 6,
+        "min_new_tokens": 6,
+        "do_sample": False,
+    }
+    given |= {"attention_mask": torch.ones(1, 5, dtype=torch.long)}
+    with hs.editing(
+        model,
+        {"layer.1": hs.Add(vector, tokens, scale=4), "layer.2": hs.Add(vector, tokens)},
+    ):
+        cached, bare = (
+            model.module.generate(**given, use_cache=cache) for cache in (True, False)
+        )  # type: ignore[operator]
+    plain = model.module.generate(**given)  # type: ignore[operator]
+    assert torch.equal(cached, bare)
+    assert tokens is not None or not torch.equal(cached, plain)
+
+
+def test_the_last_token_of_each_pass_is_changed_while_the_model_writes(
+    tiny: Tiny,
+) -> None:
+    model = tiny("llama")
+    ids = torch.tensor([TEXTS[0]])
+    with (
+        hs.editing(model, {"layer.3": hs.Replace(1.0, tokens=-1)}),
+        hs.recording(model, "layer.3") as seen,
+    ):
+        model.module.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=3, min_new_tokens=3
+        )  # type: ignore[operator]
+    assert [
+        (of(states, hs.Site(3)) == 1).all(-1).tolist() for states in seen.passes
+    ] == [
+        [False] * 4 + [True],
+        [True],
+        [True],
+    ]
+
+
+def test_a_cache_that_does_not_count_is_refused_where_positions_matter(
+    tiny: Tiny,
+) -> None:
+    module = tiny("mamba").module
+    given: Any = {
+        "input_ids": torch.tensor([TEXTS[0]]),
+        "max_new_tokens": 3,
+        "min_new_tokens": 3,
+    }
+    plain = module.generate(**given)  # type: ignore[operator]
+    with hs.editing(module, {"layer.1": hs.Scale(1.0)}):
+        assert torch.equal(module.generate(**given), plain)  # type: ignore[operator]
+    ids = torch.tensor([TEXTS[0]])
+    cache = module(ids, use_cache=True).cache_params
+    with (
+        hs.editing(module, {"layer.1": hs.Scale(1.0, tokens=0)}),
+        pytest.raises(StatesError, match="does not say"),
+    ):
+        module(ids[:, :1], cache_params=cache)
+
+
+BAD: dict[str, tuple[Callable[[], Any], type[Error], str]] = {
+    "width": (lambda: {"layer.1": hs.Add(torch.ones(63))}, StatesError, "64 wide"),
+    "rows": (
+        lambda: {"layer.1": hs.Replace(torch.ones(7, 64))},
+        StatesError,
+        "there are 8 tokens to change",
+    ),
+    "rows of some": (
+        lambda: {"layer.1": hs.Replace(torch.ones(8, 64), tokens=0)},
+        StatesError,
+        "there are 2 tokens to",
+    ),
+    "whole numbers": (
+        lambda: {"layer.1": hs.Replace(torch.ones(64, dtype=torch.long))},
+        StatesError,
+        "int64",
+    ),
+    "no array": (
+        lambda: {"layer.1": hs.Replace([[1.0], [1.0, 2.0]])},
+        StatesError,
+        "not an array",
+    ),
+    "nan": (
+        lambda: {"layer.1": hs.Add(torch.full((64,), torch.nan))},
+        NotFinite,
+        "NaN",
+    ),
+    "inf strength": (
+        lambda: {"layer.1": hs.Add(torch.ones(64), scale=float("inf"))},
+        NotFinite,
+        "not finite",
+    ),
+    "nan factor": (
+        lambda: {"layer.1": hs.Scale(float("nan"))},
+        NotFinite,
+        "not finite",
+    ),
+    "no number": (lambda: {"layer.1": hs.Scale("much")}, StatesError, "takes a number"),  # type: ignore[arg-type]
+    "zero direction": (
+        lambda: {"layer.1": hs.Project(torch.zeros(64))},
+        StatesError,
+        "it is zero",
+    ),
+    "two directions": (
+        lambda: {"layer.1": hs.Project(torch.ones(2, 64))},
+        StatesError,
+        "shape [2, 64]",
+    ),
+    "site": (lambda: {"layer.9": hs.Scale(2)}, SiteError, "layer.9"),
+    "position": (
+        lambda: {"layer.1": hs.Scale(2, tokens=3)},
+        StatesError,
+        "text 1 has 3 tokens",
+    ),
+    "twice": (lambda: {"layer.1": hs.Scale(2, tokens=[0, -5])}, StatesError, "-5"),
+    "same": (
+        lambda: {"layer.1": hs.Scale(2, tokens=[1, 1])},
+        StatesError,
+        "comes twice",
+    ),
+    "floats": (lambda: {"layer.1": hs.Scale(2, tokens=[0.5])}, StatesError, "integers"),
+    "mask": (
+        lambda: {"layer.1": hs.Scale(2, tokens=[True] * 5)},
+        StatesError,
+        "text 1 has 3 tokens",
+    ),
+    "none": (dict, StatesError, "the dict is empty"),
+    "no dict": (lambda: [("layer.1", hs.Scale(2))], StatesError, "list"),
+    "no change": (lambda: {"layer.1": 2.0}, StatesError, "got float"),
+    "a class": (lambda: {"layer.1": hs.Scale}, StatesError, "got Scale"),
+    "two changes": (
+        lambda: {"layer.1": hs.Scale(2), "layer.*": hs.Scale(2)},
+        StatesError,
+        "Cannot change layer.1 twice",
+    ),
+    "another shape": (
+        lambda: {"layer.1": lambda states: states[:, :1]},
+        StatesError,
+        "shape [2, 1, 64]",
+    ),
+    "no tensor": (lambda: {"layer.1": lambda states: None}, StatesError, "NoneType"),
+    "nan made": (
+        lambda: {"layer.1": lambda states: states / 0 * 0},
+        NotFinite,
+        "layer.1",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_cannot_be_done_is_said(tiny: Tiny, case: str, hanging: Hanging) -> None:
+    model, (changes, kind, words) = tiny("llama"), BAD[case]
+    before = hanging(model.module)
+    with pytest.raises(kind) as caught:
+        hs.edit(model, TEXTS, changes())
+    assert words in str(caught.value)
+    assert hanging(model.module) == before
+
+
+def test_a_stream_that_goes_past_the_place_where_it_is_seen_is_refused(
+    tiny: Tiny,
+) -> None:
+    with pytest.raises(SiteError, match="the residual stream goes past"):
+        hs.edit(tiny("xlm"), [TEXTS[0]], {"layer.0": hs.Scale(2)})
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("torn"), KeyboardInterrupt()], ids=lambda e: type(e).__name__
+)
+def test_nothing_is_left_behind(
+    tiny: Tiny, error: BaseException, hanging: Hanging
+) -> None:
+    model = tiny("gpt2")
+    before = hanging(model.module)
+
+    def tear(states: Tensor) -> Tensor:
+        raise error
+
+    for site in ("layer.0", "layer.2.mid", "final"):
+        with pytest.raises(type(error)):
+            hs.edit(model, TEXTS, {site: tear})
+        with pytest.raises(type(error)), hs.editing(model, {site: tear}):
+            model.module(torch.tensor([TEXTS[0]]))
+        assert hanging(model.module) == before
+    assert model.lock.acquire(blocking=False)
+    model.lock.release()
+
+
+def test_a_pass_in_another_thread_is_not_changed(tiny: Tiny) -> None:
+    module, ids, seen = tiny("llama").module, torch.tensor([TEXTS[0]]), []
+    plain = module(ids).logits
+    with hs.editing(module, {"layer.1": hs.Scale(2.0)}):
+        thread = threading.Thread(target=lambda: seen.append(module(ids).logits))
+        thread.start()
+        thread.join()
+        assert not torch.equal(module(ids).logits, plain)
+    assert torch.equal(seen[0], plain)
+
+
+def test_an_edit_that_no_pass_goes_through_is_an_error(tiny: Tiny) -> None:
+    module, ids = tiny("llama").module, torch.tensor([TEXTS[0]])
+    refused = pytest.raises(
+        PassError, match="not called inside the `with`.*torch.compile"
+    )
+    with refused, hs.editing(module, {"layer.1": hs.Scale(2.0)}):
+        # As compiled code does, without the hooks of a call.
+        type(module).forward(module, ids)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("family", ["gpt2", "bert", "t5"])
+def test_gradients_flow_through_what_was_changed(
+    family: str, frozen: bool, hanging: Hanging
+) -> None:
+    module = tiny_model(family).double().requires_grad_(not frozen)
+    model = hs.load((module, None))
+    given = {"inputs": [TEXTS[0]]} | (
+        {"targets": [TARGETS[0]]} if len(model.anatomy.stacks) > 1 else {}
+    )
+    before = hanging(module)
+    site = model.anatomy.select("layer.1")[-1]
+    vector = torch.linspace(-1, 1, 64, dtype=torch.float64, requires_grad=True)
+    made = hs.edit(
+        model,
+        **given,
+        changes={site: lambda states: states + vector},
+        sites=[site],
+        logits=True,
+        grad=True,
+    )
+    assert made.logits is not None
+    slope, back = torch.autograd.grad(made.logits[-1, 7], [vector, made.live[site]])
+    torch.testing.assert_close(back.sum((0, 1)), slope)
+    step, sides = (
+        torch.randn(
+            64, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
+        ),
+        [],
+    )
+    for way in (1e-4, -1e-4):
+        change = hs.Add(vector.detach() + way * step)
+        edited = hs.edit(
+            model, **given, changes={site: change}, sites=[site], logits=True
+        )
+        assert edited.live == {}
+        sides.append(float(edited.logits[-1, 7]))  # type: ignore[index]
+    # Its norm computes in float32, whatever it is given.
+    room = 1e-3 if family == "t5" else 1e-5
+    assert float(slope @ step) == pytest.approx(
+        (sides[0] - sides[1]) / 2e-4, rel=room, abs=room
+    )
+    assert hanging(module) == before

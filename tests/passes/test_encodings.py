@@ -1,0 +1,176 @@
+"""What people have at hand is taken: a name or a module for a model, a tokenizer's
+output or a chat for texts.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedTokenizerBase
+
+import hiddenscope as hs
+from hiddenscope.catalog import ANALYSES, ANALYSIS
+from hiddenscope.errors import LoadError, SiteError, TextError
+from hiddenscope.testing import tiny_model, tiny_tokenizer
+
+TEXTS = ["The cat sat.", "A dog", "Is it", "The end."] * 3
+LABELLED = (TEXTS, [0, 1] * 6)
+TEMPLATE = (
+    "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+CHAT = [{"role": "user", "content": "The cat sat."}]
+ANSWERED = [*CHAT, {"role": "assistant", "content": "A dog"}]
+
+CALLS: dict[str, Callable[[Any], Any]] = {
+    "anatomy": hs.anatomy,
+    "profile": lambda model: hs.profile(model, TEXTS[0], sites="layer.1"),
+    "compare": lambda model: hs.compare(model, TEXTS[0], TEXTS[1], sites="layer.1"),
+    "drift": lambda model: hs.drift(model, model, TEXTS[0], sites="layer.1"),
+    "lens": lambda model: hs.lens(model, TEXTS[0]),
+    "visibility": lambda model: hs.visibility(model, TEXTS[1], sites="layer.1"),
+    "patch": lambda model: hs.patch(
+        model, hs.Contrast([5, 6], [7, 8], 9, 10), sites="layer.1"
+    ),
+    "graft": lambda model: hs.graft(
+        model, (tiny_model("llama", seed=1), None), [([5, 6, 7], 11)]
+    ),
+    "steer": lambda model: hs.steer(
+        model,
+        [[5, 6]],
+        hs.Direction.between(model, [[5, 6]], [[7, 8]], sites="layer.1"),
+        new_tokens=0,
+    ),
+    "project": lambda model: hs.project(model, LABELLED, sites="layer.1", method="pca"),
+    "probe": lambda model: hs.probe(model, LABELLED, sites="layer.1"),
+    "embed": lambda model: hs.embed(model, TEXTS),
+    "search": lambda model: hs.search(model, "A dog", texts=TEXTS),
+    "cluster": lambda model: hs.cluster(model, TEXTS, smallest=2),
+    "extract": lambda model: _extracted(model),
+}
+
+
+def _extracted(model: Any) -> tuple[Any, ...]:
+    with TemporaryDirectory() as folder:
+        return hs.extract(model, TEXTS, folder, sites="layer.1").sites
+
+
+@pytest.fixture(scope="module")
+def module() -> torch.nn.Module:
+    return tiny_model("llama")
+
+
+@pytest.fixture
+def tokenizer() -> PreTrainedTokenizerBase:
+    return tiny_tokenizer()
+
+
+@pytest.mark.parametrize("word", [analysis.word for analysis in ANALYSES])
+def test_every_analysis_takes_a_module_with_its_tokenizer(
+    word: str, module: torch.nn.Module
+) -> None:
+    result = CALLS[word]((module, tiny_tokenizer()))
+    if ANALYSIS[word].result:
+        assert (result.kind, result.source["model"]) == (word, "LlamaForCausalLM")
+        assert len(result.data.variables) > 0
+    else:
+        assert len(result) > 0
+
+
+def test_a_name_and_a_bare_module_are_models(module: Any, tmp_path: Path) -> None:
+    module.save_pretrained(tmp_path)
+    wanted = hs.lens((module, None), [[5, 6, 7]]).data["probability"].values
+    for given in (module, tmp_path, str(tmp_path)):
+        assert (hs.lens(given, [[5, 6, 7]]).data["probability"].values == wanted).all()
+    sides = hs.compare(module, [[5, 6, 7]], other=str(tmp_path))
+    assert float(sides.data["l2"].max()) == 0
+    with pytest.raises(LoadError, match="No model"):
+        hs.lens("smolm2", "A text.")
+
+
+def test_a_module_is_loaded_with_its_tokenizer(
+    module: Any, tokenizer: Any, tmp_path: Path
+) -> None:
+    pair, apart = hs.load((module, tokenizer)), hs.load(module, tokenizer)
+    assert torch.equal(pair.capture(TEXTS[0]).values, apart.capture(TEXTS[0]).values)
+    module.save_pretrained(tmp_path)
+    assert (
+        hs.load(tmp_path, torch_dtype="float64", device_map="cpu").dtype
+        == torch.float64
+    )
+    for wrong in (
+        {"dtype": "float32", "torch_dtype": "float32"},
+        {"device_map": {"": "cpu"}},
+        {"tokenizer": tokenizer},
+    ):
+        with pytest.raises(LoadError):
+            hs.load(tmp_path, **wrong)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="unexpected keyword argument 'dtyp'"):
+        hs.load(tmp_path, dtyp="float32")  # type: ignore[call-arg]
+
+
+def test_what_a_tokenizer_returned_is_taken_without_its_padding(
+    module: Any, tokenizer: Any
+) -> None:
+    model = hs.load(module, tokenizer)
+    wanted = model.encode(TEXTS[:2]).ids
+    for side in ("left", "right"):
+        tokenizer.padding_side = side
+        encoding = tokenizer(TEXTS[:2], return_tensors="pt", padding=True)
+        assert model.encode(encoding).ids == wanted
+    assert model.encode(tokenizer(TEXTS[0])).ids == wanted[:1]
+    assert model.encode(torch.tensor(wanted[0])).ids == wanted[:1]
+    assert model.encode(torch.tensor([wanted[0], wanted[0]])).ids == (wanted[0],) * 2
+    refused: list[Any] = [
+        torch.tensor(5),
+        torch.zeros(1, 2, 3, dtype=torch.long),
+        {"ids": [5]},
+        {"input_ids": [[5, 6]], "token_type_ids": [[0, 1]]},
+        {"input_ids": [[5, 6]], "position_ids": [[1, 0]]},
+        {"input_ids": [[5, 6]], "decoder_input_ids": [[0, 1]]},
+        {"input_ids": [[5, 6, 7]], "attention_mask": [[1, 0, 1]]},
+        {"input_ids": [[5, 6, 7]], "attention_mask": [[1, 1]]},
+    ]
+    for given in refused:
+        with pytest.raises(TextError):
+            model.encode(given)
+
+
+def test_chat_messages_go_through_the_tokenizers_own_template(
+    module: Any, tokenizer: Any
+) -> None:
+    model = hs.load(module, tokenizer)
+    with pytest.raises(TextError, match="no chat template"):
+        model.encode(CHAT)
+    with pytest.raises(TextError, match="without a tokenizer"):
+        hs.load(module).encode(CHAT)
+    tokenizer.chat_template = TEMPLATE
+    for chat, opened in ((CHAT, True), (ANSWERED, False)):
+        text = tokenizer.apply_chat_template(
+            chat, tokenize=False, add_generation_prompt=opened
+        )
+        inputs = model.encode(chat)
+        assert inputs.texts == (text,)
+        assert (
+            list(inputs.ids[0])
+            == tokenizer(text, add_special_tokens=False)["input_ids"]
+        )
+    assert len(model.encode([CHAT, ANSWERED])) == 2
+    assert hs.embed(model, CHAT).shape[0] == 1
+    assert hs.profile(model, ANSWERED).facts is not None
+    tokenizer.chat_template = "{{ raise_exception('no system role') }}"
+    with pytest.raises(TextError, match="no system role"):
+        model.encode(CHAT)
+
+
+def test_a_number_is_a_layer_of_states(module: Any) -> None:
+    states = hs.load(module).capture([[5, 6, 7]])
+    assert isinstance(states, hs.States)
+    for layer in (0, 3):
+        assert torch.equal(states[layer], states[f"layer.{layer}"])
+    for wrong in (4, -1, True):
+        with pytest.raises(SiteError):
+            states[wrong]
