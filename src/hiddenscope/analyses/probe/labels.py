@@ -311,17 +311,20 @@ def word_start(tokens: Tokens, task: str) -> list[Any]:
     if tokens.texts is None:
         reason = "only ids were given, and no texts to find words in"
         raise StatesError("No starts of words", reason, "Give texts.")
-    names: tuple[Any, Any] = ("goes on", "begins a word")
+    begins: Any = "begins a word"
+    continues: Any = "goes on"
     if task == "regress":
-        names = (0.0, 1.0)
+        begins, continues = 1.0, 0.0
     labels: list[Any] = []
     for text, (start, end) in zip(tokens.text, tokens.spans, strict=True):
         if start < 0 or start == end:
             labels.append(None)
             continue
         around = tokens.texts[text][max(0, start - 1) : start + 1]
-        begins = start == 0 or any(character.isspace() for character in around)
-        labels.append(names[begins])
+        if start == 0 or any(character.isspace() for character in around):
+            labels.append(begins)
+        else:
+            labels.append(continues)
     return labels
 
 
