@@ -165,7 +165,7 @@ def _apart(
 
 
 def _joined(a: Inputs, b: Inputs) -> Inputs:
-    """Join two texts to one batch; strings and spans stay where both sides have them."""
+    """Join two texts to one batch, with strings and spans if both sides have them."""
     texts = spans = targets = None
     if a.texts and b.texts:
         texts = a.texts + b.texts

@@ -316,7 +316,8 @@ def _spans(
     The pass of a run ends where the run ends. A run is as long as fills the rows that
     go through a block together: a longer one would compute more than it sees.
     """
-    # Beyond this length LongRoPE scales positions: the start of a text has other states.
+    # Beyond this length LongRoPE scales positions, so the start of a text run without
+    # the rest would have other states.
     switch = model.batching.rope_switch
     if not model.anatomy.stack(site).causal or (switch is not None and length > switch):
         return [(0, length)]
