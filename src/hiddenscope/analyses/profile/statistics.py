@@ -262,7 +262,7 @@ def site_statistics(
 def _in_step(
     source: Readable, site: Site, below: Site | None
 ) -> Iterator[tuple[int, Tensor, Tensor | None]]:
-    """Yield chunks of a site: the first row, the states, and those of the layer below."""
+    """Yield chunks of a site: first row, states, and states of the layer below."""
     start = 0
     count = len(source.tokens)
     below_chunks = None if below is None else chunks(source.blocks(below))
