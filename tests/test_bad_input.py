@@ -502,7 +502,7 @@ def test_what_is_no_site_is_refused_wherever_a_site_is_chosen(
         lambda: hs.search(states, (model, "A dog"), site=site),
         lambda: hs.search(rows, rows[0], site=site),
         lambda: hs.cluster(model, texts, site=site, smallest=2),
-        lambda: hs.cluster(model, texts, site=site, smallest=2, pool="each"),
+        lambda: hs.cluster(hs.each_token(model), texts, site=site, smallest=2),
         lambda: hs.cluster(states, site=site, smallest=2),
         lambda: hs.cluster(rows, site=site, smallest=2),
         lambda: hs.probe(model, (texts, [0, 1] * 6), sites=site),
