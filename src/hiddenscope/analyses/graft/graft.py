@@ -21,7 +21,7 @@ from hiddenscope.linear.intervals import wilson
 from hiddenscope.measures.grouped import Ints, effective_count, group_sums, joined
 from hiddenscope.model import Model, ModelLike, as_model
 from hiddenscope.modules import hooks
-from hiddenscope.passes import Inputs, Replace, edit, record, resume, skipping
+from hiddenscope.passes import Inputs, Replace, edit, record, resume, try_skipping
 from hiddenscope.passes.answers import text_before, token_after
 from hiddenscope.results import Facts, Result
 from hiddenscope.sites import Site, SitePatterns
@@ -69,7 +69,7 @@ def graft(
     _check_dtype_device_tokenizer(model, donor)
     windows = _windows(model, donor, sites, layers)
     prompts, answers, groups, copies = _prompts(model, donor, data)
-    skipping(model)  # tried now, while every block is the model's own
+    try_skipping(model)  # tried now, while every block is the model's own
     right, probability = (
         np.zeros((len(windows), len(prompts)), dtype=kind) for kind in (bool, float)
     )

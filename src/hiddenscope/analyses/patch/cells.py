@@ -15,21 +15,19 @@ from hiddenscope.analyses.patch.contrast import EncodedContrast
 from hiddenscope.errors import PassError, TextError
 from hiddenscope.model import Model
 from hiddenscope.passes import record
+from hiddenscope.passes.clean_run import CleanRun, logits_tolerance, run_clean
 from hiddenscope.passes.sweep import (
-    Base,
-    Exchange,
+    Patch,
     Shortcuts,
-    Swept,
-    alone,
-    begin,
-    logits_tolerance,
+    SweepResult,
+    run_unbatched,
     sweep,
 )
 from hiddenscope.sites import Site
 
 Into: TypeAlias = Literal["corrupt", "clean"]
 Floats: TypeAlias = NDArray[np.float64]
-Variant: TypeAlias = list[Exchange]
+Variant: TypeAlias = list[Patch]
 Positions: TypeAlias = list[tuple[int, int]]
 Advance: TypeAlias = Callable[[float], None]
 
@@ -159,7 +157,7 @@ def patch_contrast(
     model: Model, contrast: EncodedContrast, plan: Plan, advance: Advance
 ) -> Effects:
     """Patch one contrast at every site and token."""
-    clean, corrupt = begin(model, contrast.inputs, plan.sites)
+    clean, corrupt = run_clean(model, contrast.inputs, plan.sites)
     base, source = (corrupt, clean) if plan.into == "corrupt" else (clean, corrupt)
     at = contrast.at[1 if plan.into == "corrupt" else 0]
     logits = clean.logits[contrast.at[0]], corrupt.logits[contrast.at[1]]
@@ -180,7 +178,12 @@ class Cells:
     """
 
     def __init__(
-        self, contrast: EncodedContrast, plan: Plan, base: Base, source: Base, at: int
+        self,
+        contrast: EncodedContrast,
+        plan: Plan,
+        base: CleanRun,
+        source: CleanRun,
+        at: int,
     ) -> None:
         self.columns, self.plan, self.base, self.source, self.at = (
             contrast.columns,
@@ -226,15 +229,15 @@ class Cells:
             else pairs
         )
 
-    def exchange(self, site: Site, positions: Positions) -> Exchange:
+    def exchange(self, site: Site, positions: Positions) -> Patch:
         """The states of the source run, put into the base run."""
         values = _rows(self.source.states[site], [there for _, there in positions])
-        return Exchange(site, tuple(here for here, _ in positions), values)
+        return Patch(site, tuple(here for here, _ in positions), values)
 
-    def keep(self, site: Site, positions: Positions) -> Exchange:
+    def keep(self, site: Site, positions: Positions) -> Patch:
         """The states of the base run, kept as they are whatever changes below."""
         here = [here for here, _ in positions]
-        return Exchange(site, tuple(here), _rows(self.base.states[site], here))
+        return Patch(site, tuple(here), _rows(self.base.states[site], here))
 
     def _differing(self, site: Site) -> set[int]:
         """The positions of the base run whose states differ between the runs: a bit is
@@ -299,7 +302,7 @@ def _checked_sweep(
     measures: LogitMeasures,
     effects: Effects,
     advance: Advance,
-) -> Swept:
+) -> SweepResult:
     """Sweep the variants and compute the largest effect again, alone; if the two
     differ, sweep without shortcuts.
 
@@ -321,7 +324,7 @@ def _checked_sweep(
             return swept
         shares = swept.values[: len(cells.variants), 0]
         largest = int(shares.abs().argmax())
-        logits = alone(model, cells.base, variants[largest], cells.at).double()
+        logits = run_unbatched(model, cells.base, variants[largest], cells.at).double()
         in_sweep, by_itself = float(shares[largest]), float(measures(logits)[0])
         if (
             abs((in_sweep - by_itself) * measures.span)
@@ -386,7 +389,7 @@ def _attribution(model: Model, cells: Cells, measures: LogitMeasures) -> Floats:
         if gradient is None:
             continue
         rows = model.anatomy.taps[sites[row]].layout.states(
-            gradient, len(base.fed(sites[row].stack))
+            gradient, len(base.input_ids(sites[row].stack))
         )[0]
         step = (
             exchange.values.double()
