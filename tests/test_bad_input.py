@@ -464,7 +464,7 @@ def test_attention_of_other_threads_is_let_through() -> None:
     spoilt = torch.ones(3, 1, 1, 5, 8)
     spoilt[0, 0, 0, 0] = torch.nan
     attention = torch.nn.functional.scaled_dot_product_attention
-    with ThreadPoolExecutor(1) as other, finite_attention():
+    with ThreadPoolExecutor(1) as other, finite_attention(torch.nn.Linear(1, 1)):
         inside = other.submit(
             lambda: torch.nn.functional.scaled_dot_product_attention(*spoilt)
         ).result()
