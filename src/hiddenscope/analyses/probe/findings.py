@@ -19,7 +19,7 @@ from hiddenscope.results.dataset import (
     to_dataset,
 )
 from hiddenscope.sites import Site
-from hiddenscope.vectors import Token
+from hiddenscope.states import Pooling
 
 if TYPE_CHECKING:
     import xarray
@@ -231,12 +231,12 @@ def _mix_variables(scored: Scored, mix: Mix) -> Variables:
     return variables
 
 
-def facts_of(scored: Scored, token: Token) -> Facts:
+def facts_of(scored: Scored, pool: Pooling | None) -> Facts:
     """Return what was probed, the best site, the sites above chance, and the mix."""
     rows, score, sites = scored.rows, scored.score, scored.rows.vectors.sites
     facts: dict[str, Any] = {
         "data": rows.name,
-        "token": token,
+        "token": "each" if pool is None else pool,
         "rows": len(rows.labels),
     }
     if rows.belonging is not None:

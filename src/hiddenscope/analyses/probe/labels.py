@@ -17,10 +17,10 @@ from hiddenscope.linear.crossvalidation import stable_hash
 from hiddenscope.measures.permutations import permuted, same_labelling
 from hiddenscope.model import Model
 from hiddenscope.sites import SitePatterns
-from hiddenscope.states import Pair, Readable, Tokens
+from hiddenscope.states import Pair, Pooling, Readable, Tokens
 from hiddenscope.texts import Belonging, Labelled, belonging, listed, read
-from hiddenscope.vectors import Token, Vectors, vectors
-from hiddenscope.vectors.collection import Dataset, dataset_of, strings_of
+from hiddenscope.vectors import Vectors, vectors
+from hiddenscope.vectors.dataset import Dataset, dataset_of, strings_of
 
 Ints: TypeAlias = NDArray[np.int64]
 Labels: TypeAlias = NDArray[Any]
@@ -86,17 +86,15 @@ def labelled_rows(
     data: Any,
     task: str,
     sites: SitePatterns,
-    token: Token,
+    pool: Pooling | None,
     truncate: bool,
 ) -> Rows:
     """Read vectors and labels from a model and a dataset, or from states and labels."""
     if isinstance(source, Model):
-        dataset = _dataset(data, token)
-        rows = vectors(
-            source, dataset.texts, sites=sites, token=token, truncate=truncate
-        )
+        dataset = _token_dataset(data) if pool is None else _text_dataset(data)
+        rows = vectors(source, dataset.texts, sites=sites, pool=pool, truncate=truncate)
     else:
-        rows = vectors(source, sites=sites, token=token)
+        rows = vectors(source, sites=sites, pool=pool)
         tokens = _tokens(source, rows)
         dataset = Dataset(tokens, data, "the labels")
         if isinstance(data, Labelled):
@@ -140,10 +138,8 @@ def _with_groups(rows: Rows, dataset: Dataset) -> Rows:
     return named.select([row for row, text in enumerate(text_of) if names.first[text]])
 
 
-def _dataset(data: Any, token: Token) -> Dataset:
-    """Return the texts with their labels, or with the name of ready-made ones."""
-    if token == "each":
-        return _token_dataset(data)
+def _text_dataset(data: Any) -> Dataset:
+    """Return texts with one label each."""
     dataset = dataset_of(data)
     if dataset.labels is None:
         remedy = (
@@ -156,6 +152,7 @@ def _dataset(data: Any, token: Token) -> Dataset:
 
 
 def _token_dataset(data: Any) -> Dataset:
+    """Return texts with a label for each token, or with the name of ready-made ones."""
     if isinstance(data, str) and data in READY:
         shipped: list[str] = []
         for name in SHIPPED:

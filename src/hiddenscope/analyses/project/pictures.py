@@ -3,7 +3,6 @@
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -12,11 +11,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hiddenscope.analyses.project.workers import Job, UmapPool
-from hiddenscope.arguments import checked
+from hiddenscope.arguments import checked, integer
 from hiddenscope.errors import StatesError
 from hiddenscope.measures.distances import Distances, trustworthiness
 from hiddenscope.measures.separation import Score
-from hiddenscope.vectors.collection import integer
 
 if TYPE_CHECKING:
     from hiddenscope.results import Result
@@ -172,7 +170,7 @@ def _pacmap(points: Distances, start: Picture, neighbours: int, seed: int) -> Pi
     return np.asarray(picture, dtype=np.float32)
 
 
-def _installed_pacmap() -> ModuleType:
+def _installed_pacmap() -> Any:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
