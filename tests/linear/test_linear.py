@@ -226,7 +226,7 @@ def test_inner_losses_are_those_of_a_plain_nested_loop() -> None:
     states, _, targets = made(50, 8, 2)
     own, _, _ = standardised(torch.from_numpy(states))
     folds = np.arange(50) % 5
-    found = inner_losses(own, torch.from_numpy(targets), folds, ridge(), PENALTIES)
+    found = inner_losses(own, torch.from_numpy(targets), folds, ridge())
     for place, penalty in enumerate(PENALTIES):
         lost = []
         for inner in (fold for fold in range(5) if fold != 1):

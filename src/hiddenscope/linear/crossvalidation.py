@@ -83,11 +83,7 @@ class CrossValidated(NamedTuple):
 
 
 def cross_validate(
-    states: Tensor,
-    targets: Tensor,
-    folds: Ints,
-    learner: Learner,
-    penalties: Sequence[float] = PENALTIES,
+    states: Tensor, targets: Tensor, folds: Ints, learner: Learner
 ) -> CrossValidated:
     """Predict every row of standardised states `[row, width]` from the other folds.
 
@@ -96,8 +92,8 @@ def cross_validate(
     target sets use the same penalties.
     """
     count = int(folds.max()) + 1
-    inner_loss = inner_losses(states, targets[0], folds, learner, penalties)
-    penalty, whole_penalty = _select_penalties(inner_loss, penalties)
+    inner_loss = inner_losses(states, targets[0], folds, learner)
+    penalty, whole_penalty = _select_penalties(inner_loss)
     sets = len(targets)
     train = training_rows(folds)
     # One fit per target set and fold, and a last one of the true targets on all rows.
@@ -127,26 +123,21 @@ def training_rows(folds: Ints) -> Tensor:
 
 
 def inner_losses(
-    states: Tensor,
-    targets: Tensor,
-    folds: Ints,
-    learner: Learner,
-    penalties: Sequence[float] = PENALTIES,
+    states: Tensor, targets: Tensor, folds: Ints, learner: Learner
 ) -> Tensor:
     """Return the mean loss `[penalty, fold]` of inner cross-validation.
 
-    Each fold is left out, and every other fold is predicted from the rest. With a
-    single penalty there is nothing to select, and with two folds nothing to train on:
-    then all losses are NaN.
+    Each fold is left out, and every other fold is predicted from the rest. With two
+    folds nothing remains to train on, and all losses are NaN.
     """
     count = int(folds.max()) + 1
-    if count < 3 or len(penalties) == 1:
-        return torch.full((len(penalties), count), float("nan"), dtype=torch.float64)
+    grid = torch.tensor(PENALTIES, dtype=torch.float64)
+    if count < 3:
+        return grid.new_full((len(grid), count), float("nan"))
     # A fit without folds a and b serves twice: it predicts b where a is left out, and a
     # where b is. So nested cross-validation takes half the fits.
     pairs = list(combinations(range(count), 2))
     train = torch.from_numpy(np.array([~np.isin(folds, pair) for pair in pairs]))
-    grid = torch.tensor(penalties, dtype=torch.float64)
     problems = Problems(
         train.repeat(len(grid), 1),
         targets.expand(len(pairs) * len(grid), -1),
@@ -165,19 +156,15 @@ def inner_losses(
     return totals / sizes
 
 
-def _select_penalties(
-    inner_loss: Tensor, penalties: Sequence[float]
-) -> tuple[Tensor, float]:
+def _select_penalties(inner_loss: Tensor) -> tuple[Tensor, float]:
     """Return the penalty with the least inner loss for each fold, and for all rows."""
-    grid = torch.tensor(penalties, dtype=torch.float64)
+    grid = torch.tensor(PENALTIES, dtype=torch.float64)
     if bool(inner_loss.isnan().any()):
-        fixed = DEFAULT_PENALTY
-        if len(penalties) == 1:
-            fixed = penalties[0]
-        return grid.new_full((inner_loss.shape[1],), fixed), float(fixed)
+        folds = inner_loss.shape[1]
+        return grid.new_full((folds,), DEFAULT_PENALTY), DEFAULT_PENALTY
     # `argmin` takes the first of equal losses: the flip makes that the larger penalty,
     # and so the simpler fit.
-    last = len(penalties) - 1
-    of_fold = last - inner_loss.flip(0).argmin(0)
-    of_all_rows = last - int(inner_loss.mean(1).flip(0).argmin())
-    return grid[of_fold], float(grid[of_all_rows])
+    descending = inner_loss.flip(0)
+    grid = grid.flip(0)
+    of_all_rows = float(grid[descending.mean(1).argmin()])
+    return grid[descending.argmin(0)], of_all_rows

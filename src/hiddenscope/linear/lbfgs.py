@@ -117,10 +117,10 @@ def _step(
             break
         again = too_high.nonzero()[:, 0]
         old, steep = length[again], slope[again]
-        # The minimum of the parabola through both values with the slope at the start.
+        # The minimum of the parabola through both values with the slope at the start. A
+        # NaN stays one, and the column ends as stuck.
         excess = value[again] - descent.value[again] - steep * old
         lowest = -steep * old**2 / (2 * excess)
-        lowest = torch.where(lowest.isfinite(), lowest, 0 * lowest)
         length[again] = lowest.clamp(0.1 * old, 0.5 * old)
         point[:, again] = descent.point[:, again] + length[again] * direction[:, again]
         value[again], gradient[:, again] = evaluate(point[:, again], which[again])

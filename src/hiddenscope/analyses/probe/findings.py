@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from hiddenscope.analyses.probe.design import Design, ProbeTarget
 from hiddenscope.analyses.probe.labels import Labels, Rows
 from hiddenscope.linear.crossvalidation import DEFAULT_PENALTY
 from hiddenscope.linear.intervals import Interval
@@ -66,36 +68,27 @@ class Mix:
     penalty: Floats
 
 
-class Draws(NamedTuple):
-    """How many folds, control targets and permutations there were.
-
-    `smallest_p` is the smallest p-value that these permutations can give; None where
-    nothing can be permuted. `calibrated` says whether intervals were calibrated for so
-    few rows.
-    """
-
-    folds: int
-    controls: int
-    permutations: int
-    smallest_p: float | None
-    calibrated: bool
-
-
 @dataclass(frozen=True, eq=False)
 class Scored:
-    """Everything that was computed.
-
-    `counts` has the number of rows of each class, None for a regression, and `equal`
-    the sites where all states are equal.
-    """
+    """Everything that was computed; `equal` are sites where all states are equal."""
 
     rows: Rows
-    classes: Labels | None
-    counts: list[int] | None
-    draws: Draws
+    target: ProbeTarget
+    design: Design
     columns: Sequence[Column]
     mix: Mix | None
     equal: Sequence[Site]
+
+    @property
+    def classes(self) -> Labels | None:
+        """Return the classes, None for a regression."""
+        return self.target.classes
+
+    @property
+    def counts(self) -> list[int]:
+        """Return the number of rows of each class."""
+        counts: list[int] = torch.bincount(self.target.values).tolist()
+        return counts
 
     @property
     def score(self) -> str:
@@ -115,7 +108,9 @@ class Scored:
     @property
     def chance(self) -> float:
         """Return the score without states: the share of the largest class, or R² 0."""
-        return 0.0 if self.counts is None else max(self.counts) / sum(self.counts)
+        if self.classes is None:
+            return 0.0
+        return max(self.counts) / sum(self.counts)
 
     @property
     def coverage(self) -> float | None:
@@ -184,7 +179,7 @@ def table(scored: Scored) -> "xarray.Dataset":
     }
     coords: Coordinates = {
         "site": site_names(scored.rows.vectors.sites),
-        "fold": np.arange(scored.draws.folds),
+        "fold": np.arange(scored.design.fold_count),
     }
     if scored.classes is not None:
         coords["class"] = scored.classes
@@ -243,12 +238,12 @@ def facts_of(scored: Scored, pool: Pooling | None) -> Facts:
         facts |= rows.belonging.facts
     facts |= {
         "texts": len(set(rows.texts)),
-        "folds": scored.draws.folds,
+        "folds": scored.design.fold_count,
         "score": score,
     }
     if rows.left_out:
         facts["left_out"] = rows.left_out
-    if scored.classes is not None and scored.counts is not None:
+    if scored.classes is not None:
         counts = zip(scored.classes.tolist(), scored.counts, strict=True)
         listed = [{"label": str(label), "rows": count} for label, count in counts]
         facts["classes"] = listed[:LISTED]
@@ -269,13 +264,13 @@ def facts_of(scored: Scored, pool: Pooling | None) -> Facts:
         for site, column in zip(sites, scored.columns, strict=True)
         if is_above(column.interval, column.p, scored.chance)
     ]
-    facts["permutations"] = scored.draws.permutations
-    facts["smallest_p"] = scored.draws.smallest_p
+    facts["permutations"] = len(scored.design.permuted) - 1
+    facts["smallest_p"] = scored.design.smallest_p
     if scored.mix is not None:
         facts["mix"] = _mix_facts(scored.mix, score, sites)
     facts["control"] = {
         "kind": "shuffled" if rows.token_ids is None else "by_token_id",
-        "draws": scored.draws.controls,
+        "draws": len(scored.design.targets) - 1,
     }
     return {**facts, **_conditions(scored)}
 
@@ -313,7 +308,7 @@ def is_above(interval: Interval, p: float, chance: float) -> bool:
 def _conditions(scored: Scored) -> Facts:
     """Return what limits the findings."""
     facts: dict[str, Any] = {}
-    if not scored.draws.calibrated:
+    if not scored.design.calibrated:
         facts["calibrated"] = False
     if scored.coverage is not None:
         facts["interval_holds"] = scored.coverage

@@ -6,7 +6,7 @@ They are given by the user, ready-made (`READY`), or drawn as a control.
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -24,6 +24,8 @@ from hiddenscope.vectors.dataset import Dataset, dataset_of, strings_of
 
 Ints: TypeAlias = NDArray[np.int64]
 Labels: TypeAlias = NDArray[Any]
+ReadyLabel: TypeAlias = str | float | None
+T = TypeVar("T", int, int | None)
 
 # Datasets whose tokens are probed where no texts are given.
 SHIPPED = ("cities-complete", "cities-incomplete")
@@ -138,7 +140,7 @@ def _with_groups(rows: Rows, dataset: Dataset) -> Rows:
     return named.select([row for row, text in enumerate(text_of) if names.first[text]])
 
 
-def _text_dataset(data: Any) -> Dataset:
+def _text_dataset(data: object) -> Dataset:
     """Return texts with one label each."""
     dataset = dataset_of(data)
     if dataset.labels is None:
@@ -151,7 +153,7 @@ def _text_dataset(data: Any) -> Dataset:
     return dataset
 
 
-def _token_dataset(data: Any) -> Dataset:
+def _token_dataset(data: object) -> Dataset:
     """Return texts with a label for each token, or with the name of ready-made ones."""
     if isinstance(data, str) and data in READY:
         shipped: list[str] = []
@@ -235,7 +237,7 @@ def _listed(labels: Any) -> list[Any]:
     return listed(labels.tolist() if hasattr(labels, "tolist") else labels)
 
 
-def _checked_labels(labels: Any, rows: int, unit: str) -> list[Any]:
+def _checked_labels(labels: object, rows: int, unit: str) -> list[Any]:
     """Return a list with one label per row, none of them missing."""
     problem = f"Labels do not fit the {unit}s"
     if isinstance(labels, str | bytes) or not hasattr(labels, "__len__"):
@@ -271,7 +273,7 @@ def _with_label(rows: Rows) -> Rows:
     return replace(rows.select(labelled), left_out=len(rows.labels) - len(labelled))
 
 
-def position(tokens: Tokens, task: str) -> list[Any]:
+def position(tokens: Tokens, task: str) -> list[ReadyLabel]:
     """Return the position of each token: the number itself for a regression.
 
     Classes are 0, 1, 2 to 3, 4 to 7, 8 to 15 and so on. The last class is open: it
@@ -291,15 +293,15 @@ def position(tokens: Tokens, task: str) -> list[Any]:
     return [names[min(level, last)] for level in levels]
 
 
-def _texts_of(values: Sequence[Any], tokens: Tokens) -> dict[Any, set[int]]:
+def _texts_of(values: Sequence[T], tokens: Tokens) -> dict[T, set[int]]:
     """Return the texts in which each value occurs."""
-    texts = defaultdict(set)
+    texts: dict[T, set[int]] = defaultdict(set)
     for value, text in zip(values, tokens.text, strict=True):
         texts[value].add(int(text))
     return texts
 
 
-def word_start(tokens: Tokens, task: str) -> list[Any]:
+def word_start(tokens: Tokens, task: str) -> list[ReadyLabel]:
     """Return whether each token begins a word.
 
     It does at the start of a text, if it begins with white space, or after white space.
@@ -308,11 +310,11 @@ def word_start(tokens: Tokens, task: str) -> list[Any]:
     if tokens.texts is None:
         reason = "only ids were given, and no texts to find words in"
         raise StatesError("No starts of words", reason, "Give texts.")
-    begins: Any = "begins a word"
-    continues: Any = "goes on"
+    begins: ReadyLabel = "begins a word"
+    continues: ReadyLabel = "goes on"
     if task == "regress":
         begins, continues = 1.0, 0.0
-    labels: list[Any] = []
+    labels: list[ReadyLabel] = []
     for text, (start, end) in zip(tokens.text, tokens.spans, strict=True):
         if start < 0 or start == end:
             labels.append(None)
@@ -325,7 +327,7 @@ def word_start(tokens: Tokens, task: str) -> list[Any]:
     return labels
 
 
-def previous_token(tokens: Tokens, task: str) -> list[Any]:
+def previous_token(tokens: Tokens, task: str) -> list[ReadyLabel]:
     """Return the token before: the most frequent ones are classes, others share one.
 
     A token has no label where its neighbour is missing: at the start of a text or of a
@@ -350,7 +352,7 @@ def previous_token(tokens: Tokens, task: str) -> list[Any]:
     return [names.get(token, OTHER) for token in previous]
 
 
-READY: Mapping[str, Callable[[Tokens, str], list[Any]]] = {
+READY: Mapping[str, Callable[[Tokens, str], list[ReadyLabel]]] = {
     "position": position,
     "word-start": word_start,
     "previous-token": previous_token,

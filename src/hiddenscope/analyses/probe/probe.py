@@ -11,7 +11,6 @@ from hiddenscope import progress
 from hiddenscope.analyses.probe.design import Design, ProbeTarget, design_of, target_of
 from hiddenscope.analyses.probe.findings import (
     Column,
-    Draws,
     Mix,
     Scored,
     facts_of,
@@ -65,8 +64,7 @@ def probe(
     seed: int = 0,
     truncate: bool = False,
 ) -> Result:
-    """Train a linear probe of every layer: how well is a label read from its states,
-    beside a control and chance?
+    """Train a linear probe of every layer, and compare it with a control and chance.
 
     With a model, `data` is a dataset: a shipped name, a path, a frame, a Hugging Face
     dataset, `(texts, labels)`, or what `hs.read` gave; with states, it is the labels,
@@ -133,17 +131,7 @@ def _score_sites(rows: Rows, target: ProbeTarget, design: Design) -> Scored:
         columns.append(_column(probed[number], test, number, target, design))
         if not bool(scaled[number].any()):
             equal.append(name)
-    counts = None
-    if target.classes is not None:
-        counts = torch.bincount(target.values).tolist()
-    draws = Draws(
-        folds=design.fold_count,
-        controls=len(design.targets) - 1,
-        permutations=len(design.permuted) - 1,
-        smallest_p=design.smallest_p,
-        calibrated=design.calibrated,
-    )
-    return Scored(rows, target.classes, counts, draws, columns, mixed, equal)
+    return Scored(rows, target, design, columns, mixed, equal)
 
 
 def _probe_site(

@@ -1,5 +1,4 @@
-"""How do labelled texts lie in every layer: are the classes apart, and does the picture
-tell the truth?
+"""How do labelled texts lie in every layer, and does the picture tell the truth?
 
 points    the points of a dataset in a model, with their classes
 pictures  pictures in two dimensions, compared with the full space

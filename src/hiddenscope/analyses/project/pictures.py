@@ -312,7 +312,7 @@ def _visible_groups(picture: Picture) -> _Groups | None:
     sample = picture[rows]
     distinct = len(np.unique(sample, axis=0))
     best = None
-    least = GROUPED
+    lower_bound = GROUPED
     for count in range(2, min(MAX_GROUPS + 1, distinct, len(rows) // 3 + 1)):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -321,9 +321,9 @@ def _visible_groups(picture: Picture) -> _Groups | None:
         if len(np.unique(codes)) < count:
             continue
         silhouette = _silhouette(sample, codes)
-        if silhouette >= least:
+        if silhouette >= lower_bound:
             best = _Groups(rows, codes, silhouette)
-            least = silhouette
+            lower_bound = silhouette
     return best
 
 

@@ -1,6 +1,4 @@
-"""How do labelled texts lie in every layer: are the classes apart, and does the picture
-tell the truth?
-"""
+"""How do labelled texts lie in every layer, and does the picture tell the truth?"""
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -61,8 +59,7 @@ def project(
     seed: int = 0,
     truncate: bool = False,
 ) -> Result:
-    """Draw one picture for each layer, with numbers from the full space that say
-    whether it tells the truth.
+    """Draw one picture for each layer, and measure whether it tells the truth.
 
     With a model, or a list of models, `data` is a dataset: a shipped name, a path, a
     frame, `(texts, labels)`, or what `hs.read` gave; or a mapping of names to several
