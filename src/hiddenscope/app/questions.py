@@ -20,12 +20,12 @@ import hiddenscope as hs
 from hiddenscope import progress
 from hiddenscope.analyses.embed.embed import mean_cosine
 from hiddenscope.analyses.patch.contrast import encode
-from hiddenscope.analyses.steer.logprobs import (
+from hiddenscope.analyses.steer.continuations import (
     cannot_generate,
     check_new_tokens,
     generate,
-    masked_model,
 )
+from hiddenscope.analyses.steer.reads import masked_model
 from hiddenscope.app.frames import Header
 from hiddenscope.app.schemas import Kind, never_a_path, questions_of
 from hiddenscope.app.stores import plain
