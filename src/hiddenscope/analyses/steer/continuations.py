@@ -1,6 +1,6 @@
 """Continuations: what a model writes after prompts, as it is or while it is steered."""
 
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -52,7 +52,7 @@ def generate(
         ]
         rows = [prompts.ids[number] for number in numbers] * copies
         ids = torch.tensor(rows, device=model.device)
-        steering = nullcontext()
+        steering: AbstractContextManager[None] = nullcontext()
         if intervention:
             changes = intervention.changes(len(numbers), entry=True)
             steering = editing(model, changes)

@@ -44,7 +44,7 @@ class InfluenceMeasure:
 
     @classmethod
     def of(
-        cls, name: str, probes: int | None, seed: int, width: int
+        cls, name: str, probes: object, seed: int, width: int
     ) -> "InfluenceMeasure":
         """Return a checked measure.
 
