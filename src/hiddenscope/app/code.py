@@ -234,6 +234,7 @@ def _of_store(asked: Header, names: Names) -> str | None:
         f"states = {_opened(names[arguments['store']].path)}",
     ]
     text, site, k = (arguments.get(name) for name in ("text", "site", "k"))
+    source = "states"
     if word == "kept":
         return _program(
             [
@@ -250,9 +251,10 @@ def _of_store(asked: Header, names: Names) -> str | None:
     else:
         lines.append(f"state = states.of({text})[{site!r}][{arguments['token']}]")
         # The nearest of all is the state itself.
-        query = f"state, {k + 1}, site={site!r}, pool='each'"
+        query = f"state, {k + 1}, site={site!r}"
+        source = "hs.each_token(states)"
     return _program(
-        [*lines, f"result = hs.search(states, {query})", "result.save('search.html')"]
+        [*lines, f"result = hs.search({source}, {query})", "result.save('search.html')"]
     )
 
 

@@ -26,6 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
 from hiddenscope.catalog import ANALYSES, Analysis
 from hiddenscope.interface.signatures import Parameter, parameters_of, words_of
+from hiddenscope.states.pooling import NAMES as POOLING_NAMES
 from hiddenscope.texts import names_a_file
 
 MOST_CHARACTERS = 20_000
@@ -64,7 +65,7 @@ SitesName: TypeAlias = Annotated[str, Field(pattern=SITES)]
 Word: TypeAlias = Annotated[str, Field(min_length=1, max_length=200)]
 Number: TypeAlias = Annotated[float, Field(ge=-1e6, le=1e6, allow_inf_nan=False)]
 Integer: TypeAlias = Annotated[int, Field(ge=-1_000_000, le=1_000_000)]
-Pooling: TypeAlias = Literal["last", "first", "mean", "max", "cls", "each"] | Integer
+Pooling: TypeAlias = Literal[POOLING_NAMES] | Integer  # type: ignore[valid-type]
 StoreName: TypeAlias = Annotated[str, Field(pattern=STORE_NAME)]
 TextNumber: TypeAlias = Annotated[int, Field(ge=0, le=10**12)]
 Dtype: TypeAlias = Literal["float32", "bfloat16", "float16"]
@@ -104,7 +105,7 @@ class DirectionChoice(Strict):
     toward: SomeTexts
     away: SomeTexts
     sites: SitesName | None = None
-    pool: Literal["cls", "mean", "max", "last"] | None = None
+    pool: Pooling | None = None
     upwards: bool | None = None
     spare_first: bool | None = None
 
@@ -204,6 +205,9 @@ KINDS: dict[Kind, Any] = {
 }
 
 
+CHOICES: dict[Kind, tuple[str, ...]] = {"pooling": POOLING_NAMES}
+
+
 @dataclass(frozen=True)
 class Question:
     """A parameter of an analysis, as a page asks for it."""
@@ -268,7 +272,7 @@ def _questions(analysis: Analysis, parameters: list[Parameter]) -> Iterator[Ques
             parameter.required and not optional,
             parameter.positional,
             parameter.default,
-            words if kind == "choice" else (),
+            words if kind == "choice" else CHOICES.get(kind, ()),
             help_,
         )
 
@@ -296,7 +300,7 @@ def _kind(
         "Contrast": "contrast",
         "Direction": "direction",
         "bool": "flag",
-        "Token": "pooling",
+        "Pooling": "pooling",
     }
     for type_, kind in typed.items():
         if type_ in names:

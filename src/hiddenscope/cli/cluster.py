@@ -8,7 +8,7 @@ import typer
 import hiddenscope as hs
 from hiddenscope.cli.arguments import TextRule
 from hiddenscope.cli.command import Shared, TruncateOption, command, show
-from hiddenscope.cli.embed import PoolOption, SiteOption, position
+from hiddenscope.cli.embed import PoolOption, SiteOption, pooling
 from hiddenscope.cli.search import opened
 from hiddenscope.cli.states import StatesOption
 
@@ -41,7 +41,7 @@ def cluster(
     given: Any = texts if states is None else states
     options: dict[str, Any] = {
         "site": site,
-        "pool": position(pool),
+        "pool": pooling(pool),
         "smallest": smallest,
         "truncate": truncate,
     }

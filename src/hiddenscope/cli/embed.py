@@ -2,7 +2,7 @@
 
 import csv
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, overload
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,6 +16,7 @@ from hiddenscope.cli.command import (
 )
 from hiddenscope.cli.terminal import echo, print_json
 from hiddenscope.files import replacing
+from hiddenscope.states.pooling import CHOICES, Pooling, parse_pooling
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,18 +27,31 @@ SiteOption = Annotated[
 ]
 PoolOption = Annotated[
     str | None,
-    typer.Option(
-        help="What stands for a text: mean, max, last, first, cls or a position."
-    ),
+    typer.Option(help=f"What stands for a text: {CHOICES}."),
 ]
-TokenOption = Annotated[
+DefaultPoolOption = Annotated[
     str | None,
     typer.Option(
         help=(
-            "What stands for a text: last (of a decoder, if not given), mean (of an"
-            " encoder), first, max, cls or a position; each: every token."
+            f"What stands for a text: {CHOICES}; if not given, last of a decoder and"
+            " mean of an encoder."
         )
     ),
+]
+EachTokenOption = Annotated[
+    bool,
+    typer.Option("--each-token", help="One row for each token, not for each text."),
+]
+
+
+def _renamed(value: str | None) -> None:
+    if value is not None:
+        new = "--each-token" if value == "each" else f"--pool {value}"
+        raise typer.BadParameter(f"it is now {new}.")
+
+
+OldTokenOption = Annotated[
+    str | None, typer.Option("--token", hidden=True, callback=_renamed)
 ]
 
 
@@ -63,7 +77,7 @@ def embed(
     vectors = hs.embed(
         shared.load(),
         texts,
-        pool=position(pool),
+        pool=pooling(pool),
         site=site,
         normalize=normalize,
         adjust=adjust,  # type: ignore[arg-type]
@@ -79,17 +93,9 @@ def embed(
         echo(f"{len(vectors)} vectors, {vectors.shape[1]} wide{kept}")
 
 
-@overload
-def position(pool: str) -> str | int: ...
-
-
-@overload
-def position(pool: None) -> None: ...
-
-
-def position(pool: str | None) -> str | int | None:
-    """A number is a position."""
-    return int(pool) if pool is not None and pool.lstrip("-").isdecimal() else pool
+def pooling(pool: str | None) -> Pooling | None:
+    """Return a pooling by its name, or a position; None where none was given."""
+    return None if pool is None else parse_pooling(pool)
 
 
 def _save(vectors: "NDArray[np.float32]", out: Path) -> None:

@@ -13,15 +13,16 @@ import hiddenscope as hs
 from hiddenscope import errors, progress
 from hiddenscope.cli import interrupt
 from hiddenscope.cli.command import Shared, SitesOption, command, writes
-from hiddenscope.cli.embed import position
+from hiddenscope.cli.embed import pooling
 from hiddenscope.cli.terminal import visible
 from hiddenscope.files import replacing
+from hiddenscope.states.pooling import CHOICES
 
 CORPUS = (
     "A file of texts (.txt .jsonl .csv .tsv .parquet), a folder of such files, - for"
     " stdin, a shipped dataset."
 )
-POOL = "Keep one vector for each text: mean, max, last, first, cls or a position."
+POOL = f"Keep one vector for each text: {CHOICES}."
 
 
 @command
@@ -86,7 +87,7 @@ def extract(
         texts,
         to,
         sites=sites,
-        pool=position(pool),
+        pool=pooling(pool),
         dtype=store_dtype,
         engine=chosen,
     )

@@ -15,13 +15,18 @@ from hiddenscope.cli.command import (
     command,
     show,
 )
-from hiddenscope.cli.embed import TokenOption, position
+from hiddenscope.cli.embed import (
+    DefaultPoolOption,
+    EachTokenOption,
+    OldTokenOption,
+    pooling,
+)
 from hiddenscope.cli.states import StatesOption, labels_of, read_states
 from hiddenscope.errors import TextError
 
 DATA = (
     "A shipped dataset, a file, - for stdin; or position, word-start, previous-token"
-    " with --token each."
+    " with --each-token."
 )
 READY = ("position", "word-start", "previous-token")
 
@@ -35,7 +40,9 @@ def probe(
     task: Annotated[
         Literal["classify", "regress"], typer.Option(help="Classes, or numbers.")
     ] = "classify",
-    token: TokenOption = None,
+    pool: DefaultPoolOption = None,
+    each_token: EachTokenOption = False,
+    token: OldTokenOption = None,
     text: TextColumn = None,
     label: Annotated[
         str | None,
@@ -65,25 +72,29 @@ def probe(
         source = read_states(states)
         ready = next((word for word in (label, data) if word in READY), None)
         labels = ready or labels_of(source, data, text, label, group)
-        show(
-            hs.probe(
-                source, labels, task=task, sites=sites, token=position(token), seed=seed
-            ),
-            shared,
+        result = hs.probe(
+            hs.each_token(source) if each_token else source,
+            labels,
+            task=task,
+            sites=sites,
+            pool=pooling(pool),
+            seed=seed,
         )
+        show(result, shared)
         return
     given: Any = data
     if label in READY:
         given = (dataset(data, text, group=group), label)
     elif data not in READY:
         given = dataset(data, text, label, group)
+    model = shared.load()
     show(
         hs.probe(
-            shared.load(),
+            hs.each_token(model) if each_token else model,
             given,
             task=task,
             sites=sites,
-            token=position(token),
+            pool=pooling(pool),
             seed=seed,
             truncate=truncate,
         ),

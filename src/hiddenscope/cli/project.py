@@ -23,7 +23,12 @@ from hiddenscope.cli.command import (
     writes,
     zoo_names,
 )
-from hiddenscope.cli.embed import TokenOption, position
+from hiddenscope.cli.embed import (
+    DefaultPoolOption,
+    EachTokenOption,
+    OldTokenOption,
+    pooling,
+)
 from hiddenscope.cli.states import StatesOption, labels_of, read_states
 from hiddenscope.errors import TextError
 
@@ -46,7 +51,9 @@ def project(
         Literal["umap", "pca", "pacmap", "tsne"],
         typer.Option(help="How pictures are made."),
     ] = "umap",
-    token: TokenOption = None,
+    pool: DefaultPoolOption = None,
+    each_token: EachTokenOption = False,
+    token: OldTokenOption = None,
     sites: SitesOption = "layer.*,final",
     seed: Annotated[
         int, typer.Option(help="The seed of everything that is random.")
@@ -88,10 +95,10 @@ def project(
             progress.note(f"{shared.out} shows them by PCA; {method} follows.")
 
     result = hs.project(
-        source,
+        hs.each_token(source) if each_token else source,
         labelled,
         method=hs.Pictures(method, neighbours, preview),
-        token=position(token),
+        pool=pooling(pool),
         sites=sites,
         seed=seed,
         truncate=truncate,

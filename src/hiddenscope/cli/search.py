@@ -16,7 +16,7 @@ from hiddenscope.cli.command import (
     command,
     show,
 )
-from hiddenscope.cli.embed import PoolOption, SiteOption, position
+from hiddenscope.cli.embed import PoolOption, SiteOption, pooling
 from hiddenscope.cli.states import StatesOption, read_states
 from hiddenscope.loading.outline import outline
 from hiddenscope.loading.zoo import ZOO
@@ -81,7 +81,7 @@ def search(
     model = shared.load_other(_model_of(rows, shared.model, path))
     options: dict[str, Any] = {
         "site": site,
-        "pool": position(pool),
+        "pool": pooling(pool),
         "nearness": nearness,
     }
     if truncate and rows is None:

@@ -89,7 +89,7 @@ def labels_of(
 
     `columns` name those of the texts, the labels and the groups.
     """
-    chosen: Labelled = import_module("hiddenscope.vectors.labelled").labels_of_states(
+    chosen: Labelled = import_module("hiddenscope.vectors.dataset").labels_of_states(
         states, dataset(name, *columns)
     )
     return chosen

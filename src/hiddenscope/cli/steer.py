@@ -1,13 +1,15 @@
 """What the model answers and writes, changed along a direction."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
 import hiddenscope as hs
 from hiddenscope.cli.arguments import dataset, texts_in
 from hiddenscope.cli.command import Shared, TextsArgument, command, show
+from hiddenscope.cli.embed import pooling
 from hiddenscope.errors import TextError
+from hiddenscope.states.pooling import CHOICES
 
 FEW = 10  # on all 40 the perplexity of every setting takes most of the time
 QUALITY = (
@@ -54,13 +56,11 @@ def steer(
     ] = None,
     quality: Annotated[str | None, typer.Option(help=QUALITY)] = None,
     pool: Annotated[
-        # In the order of `states.Pooling`: Python keeps one union of equal literals, in
-        # the order that came first.
-        Literal["cls", "mean", "max", "last"] | None,
+        str | None,
         typer.Option(
             help=(
-                "Which states of a text make its direction; last of a decoder, mean of"
-                " an encoder."
+                f"Which states of a text make its direction: {CHOICES}; if not given,"
+                " last of a decoder and mean of an encoder."
             )
         ),
     ] = None,
@@ -97,7 +97,12 @@ def steer(
     )
     model = shared.load()
     direction = hs.Direction.between(
-        model, *sets, sites=sites, pool=pool, upwards=upwards, spare_first=spare_first
+        model,
+        *sets,
+        sites=sites,
+        pool=pooling(pool),
+        upwards=upwards,
+        spare_first=spare_first,
     )
     result = hs.steer(
         model,

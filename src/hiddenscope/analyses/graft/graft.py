@@ -15,7 +15,7 @@ from hiddenscope.analyses.graft.runs import Runs, Window
 from hiddenscope.arguments import checked
 from hiddenscope.errors import ModuleError, PassError, TextError
 from hiddenscope.model import Model, ModelLike, as_model
-from hiddenscope.passes import skipping
+from hiddenscope.passes import try_skipping
 from hiddenscope.results import Result
 from hiddenscope.sites import Site, SitePatterns
 
@@ -55,7 +55,7 @@ def graft(
     windows = _windows(model, donor, sites, layers)
     prompts = encode(model, donor, data)
     # Tried now, while every block is the model's own.
-    skipping(model)
+    try_skipping(model)
     count = len(prompts.answers)
     right = np.zeros((len(windows), count), dtype=bool)
     probability = np.zeros((len(windows), count))

@@ -17,21 +17,19 @@ from hiddenscope.analyses.patch.contrast import EncodedContrast
 from hiddenscope.errors import PassError, TextError
 from hiddenscope.model import Model
 from hiddenscope.passes import record
+from hiddenscope.passes.clean_run import CleanRun, logits_tolerance, run_clean
 from hiddenscope.passes.sweep import (
-    Base,
-    Exchange,
+    Patch,
     Shortcuts,
-    Swept,
-    alone,
-    begin,
-    logits_tolerance,
+    SweepResult,
+    run_unbatched,
     sweep,
 )
 from hiddenscope.sites import Site
 
 Into: TypeAlias = Literal["corrupt", "clean"]
 Floats: TypeAlias = NDArray[np.float64]
-Variant: TypeAlias = list[Exchange]
+Variant: TypeAlias = list[Patch]
 Positions: TypeAlias = list[tuple[int, int]]
 Advance: TypeAlias = Callable[[float], None]
 
@@ -150,7 +148,7 @@ def patch_contrast(
     model: Model, contrast: EncodedContrast, plan: Plan, advance: Advance
 ) -> Effects:
     """Patch one contrast at every site and token."""
-    clean, corrupt = begin(model, contrast.inputs, plan.sites)
+    clean, corrupt = run_clean(model, contrast.inputs, plan.sites)
     clean_at, corrupt_at = contrast.at
     measures = LogitMeasures(
         contrast,
@@ -181,7 +179,12 @@ class Cells:
     """
 
     def __init__(
-        self, contrast: EncodedContrast, plan: Plan, base: Base, source: Base, at: int
+        self,
+        contrast: EncodedContrast,
+        plan: Plan,
+        base: CleanRun,
+        source: CleanRun,
+        at: int,
     ) -> None:
         self.columns = contrast.columns
         self.plan = plan
@@ -219,16 +222,16 @@ class Cells:
                 pairs.append((clean, corrupt))
         return pairs
 
-    def exchange(self, site: Site, positions: Positions) -> Exchange:
+    def exchange(self, site: Site, positions: Positions) -> Patch:
         """Return a patch that puts states of the source run into the base run."""
         base_positions, source_positions = zip(*positions, strict=True)
         values = _rows(self.source.states[site], source_positions)
-        return Exchange(site, base_positions, values)
+        return Patch(site, base_positions, values)
 
-    def hold(self, site: Site, positions: Positions) -> Exchange:
+    def hold(self, site: Site, positions: Positions) -> Patch:
         """Return a patch that holds the base run's states, whatever changes below."""
         base_positions, _ = zip(*positions, strict=True)
-        return Exchange(
+        return Patch(
             site, base_positions, _rows(self.base.states[site], base_positions)
         )
 
@@ -290,7 +293,7 @@ def _checked_sweep(
     measures: LogitMeasures,
     effects: Effects,
     advance: Advance,
-) -> Swept:
+) -> SweepResult:
     """Sweep the variants, and check the largest effect in a pass of its own.
 
     The shortcuts of a sweep were tried on the model with another text; this is the same
@@ -311,7 +314,7 @@ def _checked_sweep(
             return swept
         shares = swept.values[: len(cells.variants), 0]
         largest = int(shares.abs().argmax())
-        logits = alone(model, cells.base, variants[largest], cells.at).double()
+        logits = run_unbatched(model, cells.base, variants[largest], cells.at).double()
         in_sweep = float(shares[largest])
         unbatched = float(measures(logits)[0])
         difference = abs((in_sweep - unbatched) * measures.span)
@@ -372,7 +375,7 @@ def _attribution(model: Model, cells: Cells, measures: LogitMeasures) -> Floats:
             continue
         site = sites[row]
         layout = model.anatomy.taps[site].layout
-        gradient = layout.states(gradient, len(base.fed(site.stack)))[0]
+        gradient = layout.states(gradient, len(base.input_ids(site.stack)))[0]
         gradient = _rows(gradient, exchange.tokens).double()
         unpatched = _rows(base.states[site], exchange.tokens).double()
         step = exchange.values.double() - unpatched

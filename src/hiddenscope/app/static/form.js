@@ -11,10 +11,9 @@ import { DTYPES, dtypeField, modelField } from "./fields.js";
  */
 
 const PROSE = /** @type {Record<string, string>} */ ({ texts: "one text on each line", sites: "layer.3, layer.*, final, *.attn", numbers: "-1,1,2, or ablate" });
-const NAMES = /** @type {Record<string, string>} */ ({ a: "Text A", b: "Text B", k: "How many", data: "Dataset", contrasts: "Contrast", token: "Pooling", pool: "Pooling", new_tokens: "Tokens to write", other: "Second model" });
+const NAMES = /** @type {Record<string, string>} */ ({ a: "Text A", b: "Text B", k: "How many", data: "Dataset", contrasts: "Contrast", pool: "Pooling", new_tokens: "Tokens to write", other: "Second model" });
 const CONTRAST = { clean: "Clean prompt", corrupt: "Corrupt prompt", answer: "Its answer, with the space", other: "The other answer" };
 const DIRECTION = { toward: "Toward these texts", away: "Away from these texts" };
-const POOLINGS = ["last", "first", "mean", "max", "cls"];
 const POSITION = "position";
 const ASIDE = new Set(["sites", "seed", "sample", "truncate", "targets", "probes", "window", "layers", "final_norm", "low_memory", "quality", "pool", "site", "target", "smallest"]);
 
@@ -156,7 +155,7 @@ function chosen(label, question, lists) {
  * @returns {Field}
  */
 function pooling(label, question) {
-  const options = [...(question.default === null ? [["", "as trained, or mean"]] : []), ...POOLINGS.map((word) => [word, word]), [POSITION, "a position"]];
+  const options = [...(question.default === null ? [["", "as trained, or mean"]] : []), ...question.choices.map((word) => [word, word]), [POSITION, "a position"]];
   const select = element("select", {}, options.map(([value, words]) => element("option", { value }, [words])));
   select.value = String(question.default ?? "");
   const position = element("input", { type: "number", step: "1", value: "0" });
