@@ -13,6 +13,7 @@ process      the worker process, as the server sees it
 worker       the worker process itself, which has torch
 questions    what the worker answers
 cells        those about one state of one text
+stored       those about stored states
 answers      a result as it travels to the page
 models       what the worker keeps between two questions
 cache        results once computed, on disk
