@@ -17,8 +17,8 @@ from typer.main import get_command
 
 import hiddenscope as hs
 from hiddenscope.app.code import Named, as_command
+from hiddenscope.app.desk import Desk
 from hiddenscope.app.library import Library
-from hiddenscope.app.routes import Desk
 from hiddenscope.app.schemas import ColumnChoice, ModelChoice
 from hiddenscope.app.stores import STATES_FORMAT
 from hiddenscope.cli.main import app
@@ -151,7 +151,7 @@ def test_a_result_of_one_device_is_not_that_of_another(tmp_path: Path) -> None:
     assert (
         len(
             {
-                Desk(one, nothing, nothing, Library(one)).resolved(asked)[0]
+                Desk(one, nothing, nothing, Library(one)).resolve(asked)[0]
                 for one in settings
             }
         )

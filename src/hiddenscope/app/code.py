@@ -18,10 +18,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-from hiddenscope.app.frames import Header
 from hiddenscope.app.schemas import ColumnChoice, Question, never_a_path, questions_of
 from hiddenscope.app.stores import holds_pair
 from hiddenscope.catalog import ANALYSIS
+from hiddenscope.workers import Header
 
 ONLY_PYTHON = "This can be asked in Python only."
 # What the command of an analysis has another name for, or has not at all.
