@@ -836,6 +836,6 @@ def test_groups_are_a_column_of_the_data(tmp_path: Path) -> None:
     assert done.exit_code == 2 and "No column 'topic' in data.csv" in done.output
     done = runner.invoke(
         cli.app,
-        ["probe", "position", "--token", "each", "--group", "noun", "--model", folder],
+        ["probe", "position", "--each-token", "--group", "noun", "--model", folder],
     )
     assert done.exit_code == 2 and "Cannot use --group noun" in done.output

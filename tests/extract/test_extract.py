@@ -289,7 +289,7 @@ def test_every_nth_token_is_kept_with_its_true_position(
                 store.of(text).tokens.positions.tolist()
                 == whole.tokens.positions[own].tolist()
             )
-        assert store.to_xarray().equals(whole.to_xarray().isel(token=kept))
+        assert store.to_xarray().equals(whole.to_xarray().isel(pool=kept))
         assert (
             verify(folder).intact
             and json.loads((folder / "plan.json").read_bytes())["version"] == 2
@@ -345,8 +345,8 @@ def test_analyses_of_every_nth_token(gpt2: hs.Model, tmp_path: Path) -> None:
     assert hs.profile(store).facts == hs.profile(states).facts
     labels = [str(number % 2) for number in range(len(TEXTS))]
     assert (
-        hs.probe(store, labels, token="mean").facts
-        == hs.probe(states, labels, token="mean").facts
+        hs.probe(store, labels, pool="mean").facts
+        == hs.probe(states, labels, pool="mean").facts
     )
     for token in ("last", -1):
         with pytest.raises(
@@ -355,18 +355,18 @@ def test_analyses_of_every_nth_token(gpt2: hs.Model, tmp_path: Path) -> None:
                 "the store keeps positions 0, 4, 8 and so on, and the last may not be"
             ),
         ):
-            hs.probe(store, labels, token=token)
+            hs.probe(store, labels, pool=token)
     with pytest.raises(
         StatesError,
         match="No token at position 3 of every text: the store keeps positions 0, 4, 8",
     ):
-        hs.probe(store, labels, token=3)
-    rows = labelled_rows(store, "position", "regress", "layer.*", "each", False)
+        hs.probe(store, labels, pool=3)
+    rows = labelled_rows(store, "position", "regress", "layer.*", None, False)
     assert rows.labels == store.tokens.positions.tolist() and {
         label % 4 for label in rows.labels
     } == {0}
     with pytest.raises(StatesError):  # no token has its neighbour here
-        hs.probe(store, "previous-token", token="each")
+        hs.probe(hs.each_token(store), "previous-token")
 
 
 @pytest.mark.parametrize("every", [2, 3, 4])
@@ -385,7 +385,7 @@ def test_a_position_that_every_nth_token_keeps(
     assert shortest > every
     for position in range(0, shortest, every):
         found, right = (
-            vectors(one, sites="layer.2", token=position).values
+            vectors(one, sites="layer.2", pool=position).values
             for one in (store, whole)
         )
         torch.testing.assert_close(found, right)
@@ -396,7 +396,7 @@ def test_a_position_that_every_nth_token_keeps(
             f"No token at position {longest} of every text: text [0-9]+ ends before it"
         ),
     ):
-        vectors(store, sites="layer.2", token=longest)
+        vectors(store, sites="layer.2", pool=longest)
 
 
 def test_the_kept_positions_of_windows(gpt2: hs.Model, tmp_path: Path) -> None:
@@ -405,7 +405,7 @@ def test_the_kept_positions_of_windows(gpt2: hs.Model, tmp_path: Path) -> None:
     store = extract(gpt2, corpus, tmp_path / "store", sites="layer.2")
     for position in (0, 5, 30, 35, 60):  # in the first window, and in later ones
         row = int(np.flatnonzero(store.tokens.positions == position)[0])
-        found = vectors(store, sites="layer.2", token=position).values
+        found = vectors(store, sites="layer.2", pool=position).values
         assert np.array_equal(found[0].numpy(), store["layer.2"][[row]])
     with pytest.raises(
         StatesError,
@@ -413,7 +413,7 @@ def test_the_kept_positions_of_windows(gpt2: hs.Model, tmp_path: Path) -> None:
             "No token at position 36 of every text: the store keeps positions 0, 5, 10"
         ),
     ):
-        vectors(store, sites="layer.2", token=36)
+        vectors(store, sites="layer.2", pool=36)
 
 
 def test_a_text_of_very_many_characters_is_cut_as_any_other(

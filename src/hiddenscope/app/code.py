@@ -282,7 +282,7 @@ def _nearest_lines(asked: Values, names: Names) -> list[str]:
     return [
         f"states = {_opening(names[arguments['store']].path)}",
         f"state = states.of({text})[{site!r}][{token}]",
-        f"result = hs.search(states, state, {count}, site={site!r}, pool='each')",
+        f"result = hs.search(hs.each_token(states), state, {count}, site={site!r})",
         "result.save('search.html')",
     ]
 

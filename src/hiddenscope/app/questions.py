@@ -36,7 +36,7 @@ from hiddenscope.results import FINDINGS, Result, to_bytes
 from hiddenscope.sites import Site, to_alias
 from hiddenscope.states import Pair, States, load_states
 from hiddenscope.texts import Labelled
-from hiddenscope.vectors.labelled import labels_of_states
+from hiddenscope.vectors.dataset import labels_of_states
 from hiddenscope.views import pack, sections_of
 from hiddenscope.views.drawing import MOST_TOKENS
 from hiddenscope.views.render import named_views
@@ -326,11 +326,10 @@ def _store_states(models: Models, arguments: Header) -> AnswerBytes:
             "Choose a cell of the grid.",
         )
     result = hs.search(
-        kept,
+        hs.each_token(kept),
         states[site][arguments["token"]],
         arguments["k"] + 1,
         site=site,
-        pool="each",
     )
     return _with_nearest(result, kept, (text, arguments["token"]))
 

@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
 from hiddenscope.catalog import ANALYSES, Analysis, Kind, Parameter
 from hiddenscope.interface.descriptions import describe
+from hiddenscope.states.pooling import NAMES as POOLING_NAMES
 
 MOST_CHARACTERS = 20_000
 MOST_TEXTS = 2_000
@@ -39,7 +40,7 @@ SitesName: TypeAlias = Annotated[str, Field(pattern=SITES)]
 Word: TypeAlias = Annotated[str, Field(min_length=1, max_length=200)]
 Number: TypeAlias = Annotated[float, Field(ge=-1e6, le=1e6, allow_inf_nan=False)]
 Integer: TypeAlias = Annotated[int, Field(ge=-1_000_000, le=1_000_000)]
-Pooling: TypeAlias = Literal["last", "first", "mean", "max", "cls", "each"] | Integer
+Pooling: TypeAlias = Literal[POOLING_NAMES] | Integer  # type: ignore[valid-type]
 StoreName: TypeAlias = Annotated[str, Field(pattern=STORE_NAME)]
 TextNumber: TypeAlias = Annotated[int, Field(ge=0, le=10**12)]
 Dtype: TypeAlias = Literal["float32", "bfloat16", "float16"]

@@ -176,6 +176,7 @@ NAMES = {
     "States": "states",
     "Store": "store",
     "Tokens": "states",
+    "each_token": "vectors.rows",
     "edit": "passes.edit",
     "editing": "passes.edit",
     "load": "model",

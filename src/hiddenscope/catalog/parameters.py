@@ -64,6 +64,8 @@ class Parameter:
     # On the command line.
     spelling: tuple[str, ...] = ()
     repeated: bool = False
+    # An old spelling is refused, with the new one.
+    renamed: str = ""
     python_only: str = ""
     # The words that ask the command for Python's default, where its own differs.
     python_default: tuple[str, ...] = ()
@@ -122,8 +124,6 @@ TEXTS_HELP = "The texts; @FILE reads those of a file, - one from each line of st
 SITES_HELP = "Which states: layer.3, layer.*, final, *.attn, a comma list."
 SEED_HELP = "The seed of everything that is random."
 
-POOLINGS = ("last", "first", "mean", "max", "cls")
-
 TARGETS = Parameter(
     "targets",
     "texts",
@@ -145,21 +145,6 @@ SITE = Parameter(
     "sites",
     "Which state: layer.3, final; the last if not given.",
     aside=True,
-)
-POOL = Parameter(
-    "pool",
-    "pooling",
-    "What stands for a text: mean, max, last, first, cls or a position.",
-    choices=POOLINGS,
-    label="Pooling",
-    aside=True,
-)
-TOKEN = replace(
-    POOL,
-    name="token",
-    help="What stands for a text: last (of a decoder, if not given), mean (of an"
-    " encoder), first, max, cls or a position; each: every token.",
-    aside=False,
 )
 
 
@@ -199,3 +184,11 @@ def sites(default: str | None = "layer.*,final", help: str = SITES_HELP) -> Para
 def seed(help: str = SEED_HELP) -> Parameter:  # noqa: A002
     """Describe a seed."""
     return Parameter("seed", "integer", help, default=0, aside=True)
+
+
+def pooling(choices: tuple[str, ...], help: str, **changes: Any) -> Parameter:  # noqa: A002
+    """Describe how the states of a text become one vector."""
+    described = Parameter(
+        "pool", "pooling", help, choices=choices, label="Pooling", aside=True
+    )
+    return replace(described, **changes)

@@ -89,17 +89,6 @@ def text_in(word: str) -> str:
     return texts[0]
 
 
-def position(pool: str) -> str | int:
-    """Return a pooling as Python takes it: a number is a position.
-
-    >>> position("mean"), position("-1")
-    ('mean', -1)
-    """
-    if pool.lstrip("-").isdecimal():
-        return int(pool)
-    return pool
-
-
 def numbers_in(option: str, word: str) -> list[float]:
     """Return the numbers of a comma list."""
     try:

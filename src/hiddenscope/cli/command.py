@@ -13,7 +13,6 @@ from hiddenscope import errors, progress
 from hiddenscope.catalog import Parameter
 from hiddenscope.cli.arguments import (
     numbers_in,
-    position,
     text_in,
     texts_in,
     vectors_in,
@@ -29,6 +28,7 @@ from hiddenscope.interface.commands import (
 )
 from hiddenscope.loading.outline import check_sites, outline
 from hiddenscope.sites import check_syntax
+from hiddenscope.states.pooling import parse_pooling
 
 Arguments: TypeAlias = dict[str, Any]
 """What was typed for the parameters of a command, by their names: texts that were read,
@@ -126,12 +126,18 @@ def _read(parameters: Sequence[Parameter], values: Arguments) -> Arguments:
             arguments[parameter.name] = texts
         elif word is None:
             continue
+        elif parameter.renamed:
+            raise errors.ArgumentError(
+                f"There is no {parameter.option}",
+                "it has another name now",
+                f"Write {parameter.renamed}.",
+            )
         elif parameter.kind == "sites":
             check_syntax(word)
         elif parameter.kind == "text":
             arguments[parameter.name] = text_in(word)
         elif parameter.kind == "pooling":
-            arguments[parameter.name] = position(word)
+            arguments[parameter.name] = parse_pooling(word)
         elif parameter.kind == "numbers":
             arguments[parameter.name] = numbers_in(parameter.option, word)
     return arguments

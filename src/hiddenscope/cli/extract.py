@@ -3,7 +3,7 @@
 import json
 import sys
 import time
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,14 @@ import typer
 import hiddenscope as hs
 from hiddenscope import errors, progress
 from hiddenscope.catalog import ANALYSIS, Parameter
-from hiddenscope.catalog.parameters import POOL, sites
+from hiddenscope.catalog.parameters import pooling, sites
 from hiddenscope.cli import interrupt
 from hiddenscope.cli.command import Arguments, command
 from hiddenscope.cli.options import Shared
 from hiddenscope.cli.terminal import visible
 from hiddenscope.files import replacing
 from hiddenscope.interface.commands import TEXT_COLUMN
+from hiddenscope.states.pooling import CHOICES, NAMES
 
 # The fields of `Corpus`.
 CORPUS = (
@@ -66,11 +67,7 @@ PARAMETERS = (
         required=True,
     ),
     sites(),
-    replace(
-        POOL,
-        help="Keep one vector for each text: mean, max, last, first, cls or a"
-        " position.",
-    ),
+    pooling(NAMES, f"Keep one vector for each text: {CHOICES}."),
     Parameter(
         "store_dtype", "word", "float32, bfloat16 or float16, if not the model's."
     ),

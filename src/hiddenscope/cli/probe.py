@@ -11,7 +11,7 @@ from hiddenscope.cli.command import Arguments
 from hiddenscope.cli.options import Shared
 from hiddenscope.cli.states import labels_of
 from hiddenscope.errors import TextError
-from hiddenscope.interface.commands import options_of
+from hiddenscope.interface.commands import EACH_TOKEN, OLD_TOKEN, options_of
 from hiddenscope.interface.descriptions import describe
 
 # Labels that every token has, whatever the text.
@@ -23,10 +23,11 @@ CHANGES: dict[str, dict[str, Any]] = {
 
 
 def _parameters() -> tuple[Parameter, ...]:
-    return tuple(
+    parameters = [
         replace(parameter, **CHANGES.get(parameter.name, {}))
         for parameter in options_of(describe("probe"))
-    )
+    ]
+    return (*parameters, EACH_TOKEN, OLD_TOKEN)
 
 
 @asks("probe", _parameters())
@@ -52,4 +53,6 @@ def probe(shared: Shared, arguments: Arguments) -> None:
     if of_states and not isinstance(labels, str):
         labels = labels_of(source, labels)
     values = values_of("probe", shared, arguments, source)
+    if arguments["each_token"]:
+        source = hs.each_token(source)
     show(hs.probe(source, labels, **values), shared)

@@ -12,13 +12,21 @@ from hiddenscope.cli.command import Arguments
 from hiddenscope.cli.options import Shared
 from hiddenscope.cli.states import labels_of, read_states
 from hiddenscope.errors import TextError
-from hiddenscope.interface.commands import COLUMNS, MODEL_HELP, options_of
+from hiddenscope.interface.commands import (
+    COLUMNS,
+    EACH_TOKEN,
+    MODEL_HELP,
+    OLD_TOKEN,
+    options_of,
+)
 from hiddenscope.interface.descriptions import describe
 
 DATA, *OTHERS = options_of(describe("project"))
 PARAMETERS = (
     replace(DATA, repeated=True),
     *OTHERS,
+    EACH_TOKEN,
+    OLD_TOKEN,
     Parameter(
         "neighbours", "integer", "How many neighbours of a point count.", default=15
     ),
@@ -56,12 +64,11 @@ def project(shared: Shared, arguments: Arguments) -> None:
             result.save(shared.out, **shared.look)
             progress.note(f"{shared.out} shows them by PCA; {method} follows.")
 
-    result = hs.project(
-        source,
-        data,
-        method=hs.Pictures(method, arguments["neighbours"], preview),
-        **values_of("project", shared, arguments, source),
-    )
+    values = values_of("project", shared, arguments, source)
+    if arguments["each_token"]:
+        source = hs.each_token(source)
+    pictures = hs.Pictures(method, arguments["neighbours"], preview)
+    result = hs.project(source, data, method=pictures, **values)
     show(result, shared)
 
 

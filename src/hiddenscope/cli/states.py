@@ -87,6 +87,6 @@ def labels_of(states: Saved, labelled: Labelled) -> Labelled:
 
     `labelled` are the texts that the states were made of.
     """
-    module = import_module("hiddenscope.vectors.labelled")
+    module = import_module("hiddenscope.vectors.dataset")
     matched: Labelled = module.labels_of_states(states, labelled)
     return matched

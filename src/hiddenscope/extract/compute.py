@@ -23,8 +23,9 @@ from hiddenscope.loading import parse_dtype
 from hiddenscope.model import Model
 from hiddenscope.passes import HostMemory, Inputs, buffers_for, recordable, run
 from hiddenscope.sites import Site
+from hiddenscope.states.pool import Pool, as_vectors, check_cls
+from hiddenscope.states.pooling import parse_pooling
 from hiddenscope.store import StorePlan, StoreSequence, Writer
-from hiddenscope.vectors.pooling import Pool, check_cls
 
 # Units that are written at once, since one core hashes slower than a good disk writes:
 # three are held.
@@ -140,8 +141,8 @@ class Unit:
         """One vector for each sequence of the plan; the states of one batch are held at
         a time.
         """
-        token = int(how) if how.lstrip("-").isdecimal() else how
-        if token == "cls":
+        pooling = parse_pooling(how)
+        if pooling == "cls":
             firsts = [sequence.ids[0] for sequence in self.sequences]
             check_cls(
                 model.source(self.spec.sites[0].stack), firsts, self.sequences[0].text
@@ -149,15 +150,14 @@ class Unit:
         pooled = torch.empty(
             len(self.spec.sites), len(inputs), self.spec.width, dtype=self.spec.dtype
         )
-        pool = Pool(inputs.lengths, token)
+        pool = Pool(inputs.lengths, pooling)
         for indices in batches:
             some = inputs.some(indices)
             buffers = buffers_for(model, self.spec.sites, some, memory=self._memory)
             run(model, some.pad(model), range(len(some)), buffers)
             (buffer,) = buffers.values()
-            pooled[:, indices] = pool(buffer.buffer.finish(), indices).to(
-                self.spec.dtype
-            )
+            vectors = as_vectors(pool(buffer.buffer.finish(), indices))
+            pooled[:, indices] = vectors.to(self.spec.dtype)
             buffer.buffer.release()
             self._batch_done(len(some.flat))
         return pooled

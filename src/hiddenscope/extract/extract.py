@@ -24,6 +24,7 @@ from hiddenscope.extract.job import Engine, EngineKind, ExtractJob, JobCost, Job
 from hiddenscope.model import ModelLike
 from hiddenscope.passes import EVERYTHING
 from hiddenscope.sites import SitePatterns
+from hiddenscope.states import Pooling
 from hiddenscope.store import Store
 from hiddenscope.store import open as open_store
 
@@ -37,7 +38,7 @@ def extract(
     to: str | os.PathLike[str],
     *,
     sites: SitePatterns = EVERYTHING,
-    pool: str | int | None = None,
+    pool: Pooling | None = None,
     dtype: str | torch.dtype | None = None,
     engine: EngineKind | Engine = "local",
 ) -> Store:

@@ -48,6 +48,7 @@ from hiddenscope.model import Model, ModelLike, as_model
 from hiddenscope.modules import hooks
 from hiddenscope.passes import EVERYTHING
 from hiddenscope.sites import SitePatterns
+from hiddenscope.states.pooling import Pooling, parse_pooling
 from hiddenscope.store import (
     StorePlan,
     Writer,
@@ -59,7 +60,6 @@ from hiddenscope.store import (
 )
 
 LISTED = 5  # damaged files and units that are named
-POOLINGS = ("mean", "max", "last", "first", "cls")
 
 EngineKind: TypeAlias = Literal["local", "ray"]
 
@@ -329,7 +329,7 @@ class ExtractJob:
         to: str | os.PathLike[str],
         *,
         sites: SitePatterns = EVERYTHING,
-        pool: str | int | None = None,
+        pool: Pooling | None = None,
         dtype: str | torch.dtype | None = None,
         engine: EngineKind | Engine = "local",
     ) -> ExtractJob:
@@ -341,17 +341,8 @@ class ExtractJob:
         the same one is found again, and another one refused; the records of damaged
         units are deleted, so that `run` computes these again.
         """
-        if (
-            pool is not None
-            and pool not in POOLINGS
-            and not str(pool).lstrip("-").isdecimal()
-        ):
-            reason = f"the poolings are {', '.join(POOLINGS)} and positions"
-            raise PassError(
-                f"No pooling {str(pool)[:40]!r}",
-                reason,
-                "Choose one of them, or None for every token.",
-            )
+        if pool is not None:
+            pool = parse_pooling(pool, PassError)
         chosen = engine if isinstance(engine, Engine) else Engine(engine)
         loaded = as_model(model)
         texts = corpus if isinstance(corpus, Corpus) else Corpus(corpus)

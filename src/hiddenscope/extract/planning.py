@@ -27,8 +27,9 @@ from hiddenscope.model import Model
 from hiddenscope.passes import Inputs
 from hiddenscope.passes.inputs import BATCH_TOKENS
 from hiddenscope.sites import Site, SitePatterns
+from hiddenscope.states.pool import check_cls
+from hiddenscope.states.pooling import parse_pooling
 from hiddenscope.store import StorePlan, StoreSequence, UnitDigest
-from hiddenscope.vectors.pooling import check_cls
 
 # Of states: what is held in memory three times, and what a crash costs.
 UNIT_BYTES = 256 * 10**6
@@ -61,11 +62,10 @@ class ExtractSpec:
         """The position of the token that stands for a text; None for every other
         pooling.
         """
-        return (
-            int(self.pool)
-            if self.pool is not None and self.pool.lstrip("-").isdecimal()
-            else None
-        )
+        if self.pool is None:
+            return None
+        pooling = parse_pooling(self.pool)
+        return pooling if isinstance(pooling, int) else None
 
     @property
     def row_bytes(self) -> int:

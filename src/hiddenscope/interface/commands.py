@@ -24,6 +24,16 @@ STATES = Parameter(
     "States in place of a model: a store that extract wrote, or a file that capture"
     " wrote.",
 )
+EACH_TOKEN = Parameter(
+    "each_token",
+    "flag",
+    "One row for each token, not for each text.",
+    default=False,
+    spelling=("--each-token",),
+)
+OLD_TOKEN = Parameter(
+    "token", "word", "The old spelling of --pool.", renamed="--pool, or --each-token"
+)
 # Options of every command that takes any number of texts.
 TEXTS_FILE = Parameter(
     "texts_file",
@@ -92,11 +102,15 @@ def as_typer(parameter: Parameter) -> inspect.Parameter:
     if parameter.kind == "numbers":
         type_, default = str | None, None
     completion = COMPLETIONS.get(parameter.kind)
+    is_hidden = bool(parameter.renamed)
     if parameter.is_argument:
         place: Any = typer.Argument(help=parameter.help, autocompletion=completion)
     else:
         place = typer.Option(
-            *parameter.spelling, help=parameter.help, autocompletion=completion
+            *parameter.spelling,
+            help=parameter.help,
+            autocompletion=completion,
+            hidden=is_hidden,
         )
     return inspect.Parameter(
         parameter.name,

@@ -1,11 +1,11 @@
-"""Variables of a netCDF-4 file, read from its own bytes and from nothing else.
+"""A reader of netCDF-4 files that trusts nothing in them.
 
-A netCDF-4 file is an HDF5 file, and in HDF5 a variable may be much more than numbers:
+A netCDF-4 file is an HDF5 file, and an HDF5 variable can be much more than numbers:
 values in another file or in a pipe, views of other variables, links to other files,
 compressed zeros, a terabyte of one fill value, code in a filter plugin, one string that
-is named a million times. None of that is in a file that `Result.save` wrote. How a
-variable lies in the file is checked before any of its values is read; xarray and
-h5netcdf would read everything.
+is referenced a million times. `Result.save` writes none of that. The layout of a
+variable is checked before any of its values is read; xarray and h5netcdf would read
+everything.
 """
 
 import io
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
     import numpy as np
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
-# In the file, a string is its length in 4 bytes, the address of its heap in 8 and its
-# number there in 4.
+# HDF5 stores a string as its length in 4 bytes, the address of its heap in 8 bytes and
+# its index in that heap in 4.
 STRING_BYTES = 16
 
 
 class NetcdfFile:
-    """A netCDF-4 file in memory, whose variables are read one by one. To be used in a
-    `with`.
+    """A netCDF-4 file in memory, whose variables are read one by one in a `with`.
 
     >>> import xarray
     >>> content = io.BytesIO()
-    >>> xarray.Dataset({"norm": ("site", [1.0, 2.5])}).to_netcdf(content, engine="h5netcdf")
+    >>> norms = xarray.Dataset({"norm": ("site", [1.0, 2.5])})
+    >>> norms.to_netcdf(content, engine="h5netcdf")
     >>> with NetcdfFile(content.getvalue()) as file:
     ...     file.read("norm")
     array([1. , 2.5])
@@ -69,8 +69,10 @@ class NetcdfFile:
     def _dataset(self, name: str) -> "h5py.Dataset":
         import h5py
 
-        # With a slash it would be a path, and any step of a path may be a link.
-        link = None if "/" in name else self._file.get(name, getlink=True)
+        link = None
+        # A name with a slash is a path, and any step of a path may be a link.
+        if "/" not in name:
+            link = self._file.get(name, getlink=True)
         if link is None:
             raise LookupError(f"there is no variable {name!r}")
         if not isinstance(link, h5py.HardLink):
@@ -81,8 +83,9 @@ class NetcdfFile:
         return dataset
 
     def _check_strings(self, dataset: "h5py.Dataset", name: str) -> None:
-        """Refuse strings that are longer together than the file: one of them must be
-        named many times.
+        """Refuse strings whose total length exceeds the file.
+
+        One of them must then be referenced many times, and would fill the memory.
         """
         import h5py
         import numpy as np
@@ -94,10 +97,10 @@ class NetcdfFile:
         self._check_storage(dataset, name, STRING_BYTES)
         if dataset.size == 0:
             return
-        parts = np.frombuffer(
+        words = np.frombuffer(
             self._content, "<u4", 4 * dataset.size, dataset.id.get_offset()
         )
-        lengths = parts[::4]
+        lengths = words[::4]
         if int(lengths.sum(dtype=np.uint64)) > len(self._content):
             raise ValueError(
                 f"the strings of variable {name!r} are longer than the file"
@@ -106,18 +109,18 @@ class NetcdfFile:
     def _check_storage(
         self, dataset: "h5py.Dataset", name: str, item_bytes: int
     ) -> None:
-        """Refuse a variable of which the file does not hold every value."""
-        held = dataset.id.get_storage_size()
-        is_held = held == dataset.size * item_bytes <= len(self._content)
-        if not is_held:
+        """Refuse a variable whose values are not all stored in the file."""
+        stored = dataset.id.get_storage_size()
+        needed = dataset.size * item_bytes
+        if stored != needed or needed > len(self._content):
             raise ValueError(
                 f"variable {name!r} has {dataset.size:,} values, and the file holds"
-                f" {held:,} bytes of it"
+                f" {stored:,} bytes of it"
             )
 
 
 def _check_layout(dataset: "h5py.Dataset", name: str) -> None:
-    """Refuse whatever is not one piece of this file."""
+    """Refuse a variable that is not one uncompressed piece of this file."""
     import h5py
 
     properties = dataset.id.get_create_plist()
@@ -127,6 +130,6 @@ def _check_layout(dataset: "h5py.Dataset", name: str) -> None:
         raise ValueError(f"variable {name!r} is a view of others")
     if properties.get_nfilters():
         raise ValueError(f"variable {name!r} is compressed")
-    # A variable without values is in chunks, of which there are none.
+    # HDF5 gives a variable without values a chunked layout.
     if properties.get_layout() != h5py.h5d.CONTIGUOUS and dataset.size:
         raise ValueError(f"variable {name!r} is not in one piece")

@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -16,14 +16,13 @@ from hiddenscope.arguments import checked
 from hiddenscope.errors import FileError, NotFinite, SiteError, StatesError
 from hiddenscope.sites import Site, SitePatterns, named_layer, select, summarise
 from hiddenscope.states.files import StackParts, read, write
+from hiddenscope.states.pool import Pool, check_cls, check_lengths, wide
+from hiddenscope.states.pooling import Pooling, parse_pooling
 from hiddenscope.states.tokens import Ints, Source, Tokens, chosen_rows, plain, shown
 
 if TYPE_CHECKING:
     import pandas
     import xarray
-
-Pooling: TypeAlias = Literal["cls", "mean", "max", "last"]
-POOLINGS = ("cls", "mean", "max", "last")
 
 
 @runtime_checkable
@@ -148,34 +147,26 @@ class States:
         """One row per text: `[text, width]` of one site, or `[site, text, width]` of
         all.
 
-        Padding never counts. `cls`, `last` and `max` keep the dtype; `mean` is computed
-        and returned in float32 (float64 stays). A text pooled among others equals the
-        text pooled alone bit for bit.
+        `how` is the name of a pooling, such as "mean" or "last", or a position. Padding
+        never counts. A mean is computed and returned in float32 (float64 stays); other
+        poolings keep the dtype. A text pooled among others equals the text pooled by
+        itself, bit for bit.
 
         >>> tokens = Tokens(("a b", "c"), [0, 0, 1], [0, 1, 0], [5, 6, 7], ("a", " b", "c"))
         >>> states = States((Site(0),), torch.tensor([[[1.0], [3.0], [5.0]]]), tokens, Source("toy"))
         >>> states.pool("mean", "layer.0").tolist(), states.pool("last", "layer.0").tolist()
         ([[2.0], [5.0]], [[3.0], [5.0]])
         """
-        if how not in POOLINGS:
-            reason = f"the poolings are {', '.join(POOLINGS)}"
-            raise StatesError(
-                f"No pooling {str(how)[:40]!r}", reason, "Choose one of them."
-            )
-        values = self.values if site is None else self.values[self._index(site)][None]
-        starts = self._starts(how)
-        if how in ("cls", "last"):
-            ends = starts if how == "cls" else starts + self.tokens.lengths - 1
-            pooled = values[:, torch.from_numpy(ends).to(values.device)]
-        else:
-            parts = torch.split(values, self.tokens.lengths.tolist(), dim=1)
-            wide = _wide(values.dtype)
-            rows = [
-                part.mean(1, dtype=wide) if how == "mean" else part.amax(1)
-                for part in parts
-            ]
-            pooled = torch.stack(rows, 1)
-        return pooled if site is None else pooled[0]
+        pool = parse_pooling(how)
+        tokens = self.tokens
+        check_lengths(tokens.lengths)
+        if pool == "cls":
+            starts = np.cumsum(tokens.lengths) - tokens.lengths
+            check_cls(self.source, tokens.ids[starts], 0)
+        pooled = Pool(tokens.lengths, pool)
+        if site is None:
+            return pooled(self.values)
+        return pooled(self.values[self._index(site)][None])[0]
 
     def mix(
         self, weights: Mapping[str | Site, float] | Sequence[float] | torch.Tensor
@@ -208,12 +199,12 @@ class States:
                 reason,
                 "Give one finite weight per site.",
             )
-        wide = _wide(self.values.dtype)
+        dtype = wide(self.values.dtype)
         mixed = torch.zeros(
-            self.values.shape[1:], dtype=wide, device=self.values.device
+            self.values.shape[1:], dtype=dtype, device=self.values.device
         )
         for weight, values in zip(listed.to(mixed), self.values, strict=True):
-            mixed = mixed + weight * values.to(wide)
+            mixed = mixed + weight * values.to(dtype)
         return mixed
 
     def padded(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -282,7 +273,7 @@ class States:
         widened to float32 (exact).
         """
         values = self.values.detach().cpu()
-        array: NDArray[Any] = values.to(_wide(values.dtype)).numpy()
+        array: NDArray[Any] = values.to(wide(values.dtype)).numpy()
         return array
 
     def to_xarray(self) -> "xarray.DataArray":
@@ -380,41 +371,6 @@ class States:
                 "Name one, or use .select(sites=...).",
             )
         return self.sites.index(chosen[0])
-
-    def _starts(self, how: str) -> Ints:
-        """The first row of every text, if each has tokens to pool."""
-        lengths = self.tokens.lengths
-        if not lengths.all() or not len(lengths):
-            reason = (
-                f"text {int(np.argmin(lengths))} has no tokens here"
-                if len(lengths)
-                else "there are no texts"
-            )
-            raise StatesError(
-                f"Cannot pool by {how}",
-                reason,
-                "Pool before selecting tokens, or leave that text out.",
-            )
-        starts: Ints = np.cumsum(lengths) - lengths
-        if how == "cls":
-            problem, remedy = "Cannot pool by cls", "Pool by mean or last."
-            if self.source.cls is None:
-                raise StatesError(
-                    problem,
-                    f"the tokenizer of {plain(self.source.model)} has no such token",
-                    remedy,
-                )
-            others = np.flatnonzero(self.tokens.ids[starts] != self.source.cls)
-            if len(others):
-                string = shown(
-                    self.tokens.strings[starts[others[0]] : starts[others[0]] + 1]
-                )
-                raise StatesError(
-                    problem,
-                    f"text {others[0]} begins with {string}, which is not that token",
-                    remedy,
-                )
-        return starts
 
 
 @checked
@@ -579,7 +535,3 @@ def _take(values: torch.Tensor, dim: int, indices: Ints) -> torch.Tensor:
 
 def _many(count: int, what: str) -> str:
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32

@@ -1,13 +1,14 @@
 """What can be asked of `cluster`."""
 
 from hiddenscope.catalog.parameters import (
-    POOL,
     SITE,
     TRUNCATE,
     Description,
     Parameter,
+    pooling,
     texts,
 )
+from hiddenscope.states.pooling import CHOICES, NAMES
 
 DESCRIPTION = Description(
     (
@@ -18,7 +19,7 @@ DESCRIPTION = Description(
             vectors=True,
         ),
         SITE,
-        POOL,
+        pooling(NAMES, f"What stands for a text: {CHOICES}."),
         Parameter(
             "smallest",
             "integer",

@@ -1,19 +1,20 @@
 """What can be asked of `embed`."""
 
 from hiddenscope.catalog.parameters import (
-    POOL,
     SITE,
     TRUNCATE,
     Description,
     Parameter,
+    pooling,
     texts,
 )
+from hiddenscope.states.pooling import CHOICES, NAMES
 
 DESCRIPTION = Description(
     (
         texts(),
         SITE,
-        POOL,
+        pooling(NAMES, f"What stands for a text: {CHOICES}."),
         Parameter("normalize", "flag", "Scale every vector to norm 1.", default=True),
         Parameter(
             "adjust",

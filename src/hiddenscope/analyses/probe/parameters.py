@@ -1,20 +1,21 @@
 """What can be asked of `probe`."""
 
 from hiddenscope.catalog.parameters import (
-    TOKEN,
     TRUNCATE,
     Description,
     Parameter,
     data,
+    pooling,
     seed,
     sites,
 )
+from hiddenscope.states.pooling import CHOICES, NAMES
 
 DESCRIPTION = Description(
     (
         data(
             "A shipped dataset, a file, - for stdin; or position, word-start,"
-            " previous-token with --token each."
+            " previous-token with --each-token."
         ),
         Parameter(
             "task",
@@ -23,7 +24,12 @@ DESCRIPTION = Description(
             default="classify",
             choices=("classify", "regress"),
         ),
-        TOKEN,
+        pooling(
+            NAMES,
+            f"What stands for a text: {CHOICES}; if not given, last of a decoder and"
+            " mean of an encoder.",
+            aside=False,
+        ),
         sites(),
         seed("The seed of the folds and of the control labels."),
         TRUNCATE,

@@ -1,14 +1,15 @@
 """What can be asked of `project`."""
 
 from hiddenscope.catalog.parameters import (
-    TOKEN,
     TRUNCATE,
     Description,
     Parameter,
     data,
+    pooling,
     seed,
     sites,
 )
+from hiddenscope.states.pooling import CHOICES, NAMES
 
 DESCRIPTION = Description(
     (
@@ -24,7 +25,12 @@ DESCRIPTION = Description(
             default="umap",
             choices=("umap", "pca", "pacmap", "tsne"),
         ),
-        TOKEN,
+        pooling(
+            NAMES,
+            f"What stands for a text: {CHOICES}; if not given, last of a decoder and"
+            " mean of an encoder.",
+            aside=False,
+        ),
         sites(),
         seed(),
         TRUNCATE,

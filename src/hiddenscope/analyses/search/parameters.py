@@ -1,12 +1,13 @@
 """What can be asked of `search`."""
 
 from hiddenscope.catalog.parameters import (
-    POOL,
     SITE,
     Description,
     Parameter,
+    pooling,
     texts,
 )
+from hiddenscope.states.pooling import CHOICES, NAMES
 
 ONLY_FILES = "`hiddenscope search` searches a file."
 
@@ -24,7 +25,7 @@ DESCRIPTION = Description(
         ),
         Parameter("texts", "texts", python_only=ONLY_FILES),
         SITE,
-        POOL,
+        pooling(NAMES, f"What stands for a text: {CHOICES}."),
         Parameter(
             "nearness",
             "choice",

@@ -1,6 +1,13 @@
 """What can be asked of `steer`."""
 
-from hiddenscope.catalog.parameters import Description, Parameter, sites, texts
+from hiddenscope.catalog.parameters import (
+    Description,
+    Parameter,
+    pooling,
+    sites,
+    texts,
+)
+from hiddenscope.states.pooling import CHOICES, NAMES
 
 # The parameters of `Direction.between`, after its model.
 DIRECTION = (
@@ -27,12 +34,10 @@ DIRECTION = (
         form_help="",
     ),
     sites(None, "Which states, one at a time; ten layers if not given."),
-    Parameter(
-        "pool",
-        "choice",
-        "Which states of a text make its direction; last of a decoder, mean of an"
-        " encoder.",
-        choices=("cls", "mean", "max", "last"),
+    pooling(
+        NAMES,
+        f"Which states of a text make its direction: {CHOICES}; if not given, last of a"
+        " decoder and mean of an encoder.",
     ),
     Parameter(
         "upwards",

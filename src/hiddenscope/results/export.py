@@ -1,0 +1,420 @@
+"""Export: the contents of a result as JSON, netCDF and CSV files.
+
+JSON and netCDF files hold everything and come back exactly; CSV is for other programs.
+`Result.save` and `Result.load` call these functions, so they take and return `Contents`
+and know nothing of `Result`.
+"""
+
+import base64
+import io
+import json
+import re
+from collections.abc import Callable, Hashable, Mapping
+from itertools import chain
+from pathlib import Path
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    NamedTuple,
+    NotRequired,
+    TypeAlias,
+    TypedDict,
+)
+
+from hiddenscope.errors import StatesError
+from hiddenscope.files import UNSEALED, seal
+from hiddenscope.results.findings import printable
+from hiddenscope.results.netcdf import NetcdfFile
+from hiddenscope.sites import Site
+
+if TYPE_CHECKING:
+    import numpy as np
+    import xarray
+
+    Array: TypeAlias = np.ndarray[Any, Any]
+
+Json: TypeAlias = Any
+"""A value of JSON's kinds: dict, list, str, int, float, bool or None."""
+
+_FORMAT = "hiddenscope.result/1"
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_ESCAPED = re.compile(r"\\(\\|0|u[0-9a-f]{4})")
+# A spreadsheet may take text for a formula if it starts with one of these signs, which
+# may be full-width. It may also do so behind white space, or behind a `;`, which starts
+# another cell where the comma is the decimal mark.
+_FORMULA = re.compile(r"\s*[=+\-@＝＋－＠\t\r\n]|.*;\s*[=+\-@＝＋－＠]", re.DOTALL)
+# The scalar variable of a netCDF file that holds what netCDF cannot.
+_HEADER = "hiddenscope_notes"
+_LONGEST_ATTRIBUTE = 1_000
+_NUMBERS = {"bool", "float16", "float32", "float64", "int8", "int16", "int32", "int64"}
+_NUMBERS |= {"uint8", "uint16", "uint32", "uint64"}
+# netCDF has neither of these.
+_STORED_AS = {"float16": "float32", "bool": "uint8"}
+_NOT_FINITE = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
+
+
+class Contents(NamedTuple):
+    """The four parts of a result; facts and source hold JSON's kinds only."""
+
+    kind: str
+    data: "xarray.Dataset"
+    facts: Json
+    source: Json
+
+
+class _Variable(TypedDict):
+    """A variable without its numbers."""
+
+    dims: list[Hashable]
+    shape: list[int]
+    dtype: str
+    attrs: Json
+    coordinate: bool
+    # Only JSON files have values here; netCDF stores them in variables.
+    values: NotRequired[Json]
+
+
+class _Header(TypedDict):
+    """A result without its numbers, as both formats store it."""
+
+    format: str
+    kind: str
+    facts: Json
+    source: Json
+    attrs: Json
+    variables: dict[str, _Variable]
+
+
+# --- Values that JSON can hold
+
+
+def to_plain(value: Any, where: str) -> Json:
+    """Return a value as JSON's kinds; `where` names it in the error.
+
+    Tuples become lists, numpy's numbers Python's, a `Site` its name, and anything with
+    a `to_json()` what that returns.
+    """
+    if isinstance(value, str | int | float) and hasattr(value, "item"):
+        # np.float64 is a float and np.str_ is a str, but neither is a plain one.
+        return value.item()
+    if value is None or isinstance(value, str | int | float):
+        return value
+    if isinstance(value, Site):
+        return str(value)
+    if hasattr(value, "to_json"):
+        value = value.to_json()
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        return {
+            str(key): to_plain(inner, f"{where}.{key}") for key, inner in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [to_plain(inner, where) for inner in value]
+    if hasattr(value, "tolist"):
+        listed = value.tolist()
+        if not isinstance(listed, complex | bytes):
+            return to_plain(listed, where)
+    raise StatesError(
+        "Cannot write this as JSON",
+        f"{printable(where)} holds {type(value).__name__}",
+        "Give text, numbers, lists and mappings of them.",
+    )
+
+
+def tag(value: Json) -> Json:
+    """Return a value that strict JSON can hold; `_untag` reverses it.
+
+    JSON has no NaN and no infinity, and joins two lone surrogates to one character.
+    """
+    if isinstance(value, float) and str(value) in _NOT_FINITE:
+        return {"$float": _NOT_FINITE[str(value)]}
+    if isinstance(value, str) and _SURROGATE.search(value):
+        encoded = value.encode("utf-8", "surrogatepass")
+        return {"$text": base64.b64encode(encoded).decode()}
+    if isinstance(value, list):
+        return [tag(inner) for inner in value]
+    if not isinstance(value, dict):
+        return value
+    if any(key.startswith("$") or _SURROGATE.search(key) for key in value):
+        return {"$dict": [[tag(key), tag(inner)] for key, inner in value.items()]}
+    return {key: tag(inner) for key, inner in value.items()}
+
+
+def _untag(value: Json) -> Json:
+    if isinstance(value, list):
+        return [_untag(inner) for inner in value]
+    if not isinstance(value, dict):
+        return value
+    if "$float" in value:
+        return float(value["$float"])
+    if "$text" in value:
+        return base64.b64decode(value["$text"]).decode("utf-8", "surrogatepass")
+    if "$dict" in value:
+        return {_untag(key): _untag(inner) for key, inner in value["$dict"]}
+    return {key: _untag(inner) for key, inner in value.items()}
+
+
+# --- Labelled arrays
+
+
+def dtype_names(data: "xarray.Dataset") -> dict[str, str]:
+    """Return the dtype of every variable; `str` for every way of holding text.
+
+    Raises StatesError if a variable cannot be kept in a file.
+    """
+    names = {}
+    for name, variable in data.variables.items():
+        array = variable.to_numpy()
+        if array.dtype.kind in "biuf" and array.dtype.itemsize <= 8:
+            names[str(name)] = str(array.dtype.name)
+        elif array.dtype.kind in "UT" or _is_text(array):
+            names[str(name)] = "str"
+        else:
+            raise StatesError(
+                "Cannot keep this data in a result",
+                f"{printable(str(name))} is {array.dtype}",
+                "Give numbers of at most 64 bits, flags or text.",
+            )
+    return names
+
+
+def _is_text(array: "Array") -> bool:
+    if array.dtype.kind != "O":
+        return False
+    types = set(map(type, array.ravel().tolist()))
+    return all(issubclass(kind, str) for kind in types)
+
+
+def _number_dtype(name: str) -> str:
+    """Return the name of a number's dtype after checking it.
+
+    A file could name a dtype that needs a gigabyte for each number.
+    """
+    if name not in _NUMBERS:
+        raise ValueError(f"its dtype is {name}")
+    return name
+
+
+def _object_array(values: list[Any]) -> "Array":
+    """Return an array of Python objects; `np.array` would take lists apart."""
+    import numpy as np
+
+    array = np.empty(len(values), dtype=object)
+    array[:] = values
+    return array
+
+
+def _header(contents: Contents) -> _Header:
+    data = contents.data
+    dtypes = dtype_names(data)
+    variables: dict[str, _Variable] = {}
+    for name, variable in data.variables.items():
+        variables[str(name)] = {
+            "dims": list(variable.dims),
+            "shape": list(variable.shape),
+            "dtype": dtypes[str(name)],
+            "attrs": tag(to_plain(variable.attrs, f"{name}.attrs")),
+            "coordinate": name in data.coords,
+        }
+    return {
+        "format": _FORMAT,
+        "kind": contents.kind,
+        "facts": tag(contents.facts),
+        "source": tag(contents.source),
+        "attrs": tag(to_plain(data.attrs, "attrs")),
+        "variables": variables,
+    }
+
+
+def _restore(header: _Header, arrays: Mapping[str, "Array"]) -> Contents:
+    """Return the contents that `_header` and the arrays were made of."""
+    import xarray
+
+    if header["format"] != _FORMAT:
+        raise ValueError(f"its format is {header['format']}")
+    variables = {}
+    coords = {}
+    for name, variable in header["variables"].items():
+        array = arrays[name].reshape(variable["shape"])
+        restored = (variable["dims"], array, _untag(variable["attrs"]))
+        if variable["coordinate"]:
+            coords[name] = restored
+        else:
+            variables[name] = restored
+    data = xarray.Dataset(variables, coords, _untag(header["attrs"]))
+    facts, source = _untag(header["facts"]), _untag(header["source"])
+    return Contents(header["kind"], data, facts, source)
+
+
+# --- JSON
+
+
+def _write_json(contents: Contents, path: Path) -> None:
+    header = _header(contents)
+    for name, variable in header["variables"].items():
+        array = contents.data[name].to_numpy()
+        variable["values"] = _nested_lists(array, variable["dtype"])
+    text = json.dumps({"seal": UNSEALED, **header}, indent=1, allow_nan=False)
+    path.write_text(text, "ascii")
+    seal(path)
+
+
+def _nested_lists(array: "Array", dtype: str) -> Json:
+    if dtype == "str":
+        flat = [tag(value) for value in array.flat]
+    elif array.dtype.kind == "f":
+        flat = _shortest_floats(array)
+    else:
+        return array.tolist()
+    return _object_array(flat).reshape(array.shape).tolist()
+
+
+def _shortest_floats(array: "Array") -> list[float | str]:
+    """Return the shortest numbers that come back exactly; NaN and infinity are words.
+
+    A float32 of 0.1 is written as 0.1, not as 0.10000000149011612.
+    """
+    import numpy as np
+
+    short = np.array([float(str(value)) for value in array.flat])
+    exact = array.astype(np.float64).ravel()
+    comes_back = short.astype(array.dtype) == array.ravel()
+    values = np.where(comes_back, short, exact).tolist()
+    return [_NOT_FINITE.get(str(value), value) for value in values]
+
+
+def _read_json(path: Path) -> Contents:
+    import numpy as np
+
+    header = json.loads(path.read_text("utf-8"))
+    arrays = {}
+    for name, variable in header["variables"].items():
+        values = variable["values"]
+        if not variable["shape"]:
+            values = [values]
+        for _ in variable["shape"][1:]:
+            values = list(chain.from_iterable(values))
+        if variable["dtype"] == "str":
+            arrays[name] = _object_array([_untag(value) for value in values])
+        else:
+            numbers = [float(x) if isinstance(x, str) else x for x in values]
+            arrays[name] = np.array(numbers, dtype=_number_dtype(variable["dtype"]))
+    return _restore(header, arrays)
+
+
+# --- netCDF
+
+
+def _write_netcdf(contents: Contents, path: Path) -> None:
+    header = _header(contents)
+    data = contents.data.drop_attrs()
+    data = data.assign_attrs(kind=_escape(contents.kind), format=_FORMAT)
+    for name, variable in header["variables"].items():
+        array = data[name].to_numpy()
+        dtype = variable["dtype"]
+        if dtype == "str":
+            escaped = _object_array([_escape(value) for value in array.flat])
+            array = escaped.reshape(array.shape)
+        elif dtype in _STORED_AS:
+            array = array.astype(_STORED_AS[dtype])
+        data[name] = (variable["dims"], array)
+        # The header has all attributes. Other programs know these two.
+        for key in ("units", "long_name"):
+            if key in variable["attrs"]:
+                text = str(variable["attrs"][key])[:_LONGEST_ATTRIBUTE]
+                data[name].attrs[key] = _escape(text)
+    data[_HEADER] = json.dumps(header, allow_nan=False)
+    no_fill_value = {name: {"_FillValue": None} for name in data.variables}
+    # HDF5 ends the process when it closes a file that a full disk kept it from writing,
+    # so the bytes are made in memory.
+    content = io.BytesIO()
+    data.to_netcdf(content, engine="h5netcdf", encoding=no_fill_value)
+    # HDF5 ignores what follows its end, so there is room for the seal.
+    path.write_bytes(content.getvalue() + UNSEALED.encode())
+    seal(path)
+
+
+def _read_netcdf(path: Path) -> Contents:
+    arrays = {}
+    with NetcdfFile(path.read_bytes()) as file:
+        header = json.loads(file.read(_HEADER).item())
+        for name, variable in header["variables"].items():
+            array = file.read(name)
+            if variable["dtype"] == "str":
+                arrays[name] = _object_array([_unescape(text) for text in array.flat])
+            else:
+                arrays[name] = array.astype(_number_dtype(variable["dtype"]))
+    return _restore(header, arrays)
+
+
+def _escape(text: str) -> str:
+    """Return text that netCDF can hold: it ends at a NUL and has no lone surrogates."""
+    text = text.replace("\\", r"\\").replace("\0", r"\0")
+    return _SURROGATE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+def _unescape(text: str) -> str:
+    plain = {"\\": "\\", "0": "\0"}
+
+    def character(match: re.Match[str]) -> str:
+        return plain.get(match[1]) or chr(int(match[1][1:], 16))
+
+    return _ESCAPED.sub(character, text)
+
+
+# --- CSV
+
+
+def _write_csv(contents: Contents, path: Path) -> None:
+    """Write one row for each number; a label that does not apply to it is empty."""
+    import pandas
+
+    data = contents.data
+    labels = [str(dim) for dim in data.sizes]
+    for name in data.coords:
+        if name not in data.sizes and data[name].dims:
+            labels.append(str(name))
+    columns = [_cell(name) for name in (*labels, "variable", "value")]
+    with path.open(
+        "w", encoding="utf-8", errors="backslashreplace", newline=""
+    ) as file:
+        heading = pandas.DataFrame(columns=columns)
+        heading.to_csv(file, index=False, lineterminator="\r\n")
+        for name, variable in data.data_vars.items():
+            cells = [_label_cells(data[label], variable) for label in labels]
+            cells += [str(name), variable.to_numpy().ravel()]
+            # Columns are numbered: a label may be called `variable` or `value` too.
+            frame = pandas.DataFrame(dict(enumerate(cells)), index=range(variable.size))
+            for column in frame.select_dtypes(exclude="number"):
+                frame[column] = frame[column].map(_cell)
+            frame.to_csv(
+                file, index=False, header=False, na_rep="nan", lineterminator="\r\n"
+            )
+
+
+def _label_cells(
+    label: "xarray.DataArray", variable: "xarray.DataArray"
+) -> "Array | str":
+    """Return a label for every number of a variable, or "" where it does not apply."""
+    if not set(label.dims) <= set(variable.dims):
+        return ""
+    aligned = label.broadcast_like(variable).transpose(*variable.dims)
+    return aligned.to_numpy().ravel()
+
+
+def _cell(value: Any) -> Any:
+    """Return a cell that a spreadsheet takes for text, and does not end at a NUL."""
+    if not isinstance(value, str):
+        return value
+    text = value.replace("\0", r"\x00")
+    return f"'{text}" if _FORMULA.match(text) else text
+
+
+WRITERS: dict[str, Callable[[Contents, Path], None]] = {
+    ".json": _write_json,
+    ".csv": _write_csv,
+    ".nc": _write_netcdf,
+}
+READERS: dict[str, Callable[[Path], Contents]] = {
+    ".json": _read_json,
+    ".nc": _read_netcdf,
+}
