@@ -375,7 +375,7 @@ def _attribution(model: Model, cells: Cells, measures: LogitMeasures) -> Floats:
             continue
         site = sites[row]
         layout = model.anatomy.taps[site].layout
-        gradient = layout.states(gradient, len(base.fed(site.stack)))[0]
+        gradient = layout.states(gradient, len(base.input_ids(site.stack)))[0]
         gradient = _rows(gradient, exchange.tokens).double()
         unpatched = _rows(base.states[site], exchange.tokens).double()
         step = exchange.values.double() - unpatched
