@@ -14,10 +14,11 @@ from hiddenscope.analyses.embed.embed import mean_cosine
 from hiddenscope.app.answers import AnswerBytes, pack_result
 from hiddenscope.app.cells import continue_text, describe_state, suggest_answers
 from hiddenscope.app.models import Models, StoredStates
-from hiddenscope.app.schemas import Kind, never_a_path, questions_of
+from hiddenscope.app.schemas import questions_of
 from hiddenscope.app.stored import find_states, find_texts, norms_of, show_stored_text
 from hiddenscope.app.uploads import labelled_from
-from hiddenscope.catalog import ANALYSIS
+from hiddenscope.catalog import ANALYSIS, Kind
+from hiddenscope.interface.code import never_a_path
 from hiddenscope.results import Result
 from hiddenscope.vectors.dataset import labels_of_states
 from hiddenscope.workers import Header
