@@ -19,7 +19,7 @@ from typing import Any
 from hiddenscope import texts
 from hiddenscope.app.schemas import ColumnChoice, QuestionAnswer, TableAnswer
 from hiddenscope.errors import TextError
-from hiddenscope.texts.reading import LABEL_NAMES, TEXT_NAMES
+from hiddenscope.texts.columns import LABEL_NAMES, TEXT_NAMES
 
 UPLOAD_FORMATS = (".txt", ".csv", ".tsv", ".jsonl")
 TABLES = (".csv", ".tsv", ".jsonl")
