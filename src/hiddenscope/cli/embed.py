@@ -51,7 +51,8 @@ def _renamed(value: str | None) -> None:
 
 
 OldTokenOption = Annotated[
-    str | None, typer.Option("--token", hidden=True, callback=_renamed)
+    str | None,
+    typer.Option("--token", hidden=True, callback=_renamed, help="Now --pool."),
 ]
 
 
