@@ -25,7 +25,7 @@ from hiddenscope.app.schemas import (
 )
 from hiddenscope.catalog import Parameter
 from hiddenscope.errors import TextError
-from hiddenscope.texts.reading import LABEL_NAMES, TEXT_NAMES
+from hiddenscope.texts.columns import LABEL_NAMES, TEXT_NAMES
 
 UPLOAD_FORMATS = (".txt", ".csv", ".tsv", ".jsonl")
 TABLES = (".csv", ".tsv", ".jsonl")
