@@ -61,7 +61,7 @@ class Rows:
     @property
     def unit(self) -> str:
         """Return what is taken as independent of others, in words."""
-        if self.belonging is not None and self.belonging.given:
+        if self.belonging is not None and self.belonging.grouped:
             return "group of texts"
         return "text"
 
