@@ -38,7 +38,7 @@ from hiddenscope.texts import Labelled
 from hiddenscope.vectors.labelled import labels_of_states
 from hiddenscope.views import pack, sections_of
 from hiddenscope.views.drawing import MOST_TOKENS
-from hiddenscope.views.render import named_views
+from hiddenscope.views.painter import named_views
 
 MOST_MODELS = 2
 MOST_CAPTURES = 16
