@@ -19,7 +19,8 @@ CELLS = ("site", "token")
 MAP = (*CELLS, "source_site", "source_token")
 RANKED = (*CELLS, "rank")
 MOST_TOKENS = 4_096
-MOST_NAMES = 3  # variables that a title names
+# A title names so many variables.
+MOST_NAMES = 3
 
 V = TypeVar("V", Grid, Panels, Lines)
 
@@ -113,10 +114,10 @@ def tokens_with_gaps(data: "xarray.Dataset", prefix: str) -> tuple[str | None, .
     """Return the tokens of one of two aligned texts, None where it has a gap."""
     strings = data[f"{prefix}string"].to_numpy().tolist()
     positions = data[f"{prefix}position"].to_numpy().tolist()
-    return tuple(
-        None if position < 0 else string
-        for string, position in zip(strings, positions, strict=True)
-    )
+    tokens: list[str | None] = []
+    for string, position in zip(strings, positions, strict=True):
+        tokens.append(None if position < 0 else string)
+    return tuple(tokens)
 
 
 def lines_of(result: Result, along: str, names: Sequence[Hashable]) -> Lines:

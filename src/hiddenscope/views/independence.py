@@ -5,8 +5,10 @@ plausible.
 from hiddenscope.results import Facts
 from hiddenscope.views.sentences import quoted, shortened
 
-MANY = 0.1  # the share of texts that nearly repeat another from which on it is told
-SHOWN = 60  # characters of an example
+# From this share of texts that nearly repeat another on, a finding says so.
+MANY = 0.1
+# An example is cut here, in characters.
+SHOWN = 60
 
 
 def independence(facts: Facts, of: str = "") -> str:

@@ -14,7 +14,8 @@ from hiddenscope.views.page import plain
 from hiddenscope.views.sentences import shortened
 from hiddenscope.views.values import Listing
 
-LONGEST = 600  # characters of a cell
+# A cell is cut here, in characters.
+LONGEST = 600
 MOST_ROWS = 100
 
 

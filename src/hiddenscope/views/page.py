@@ -24,7 +24,8 @@ from hiddenscope.errors import StatesError
 from hiddenscope.views.payload import pack
 from hiddenscope.views.values import Grid, Lines, Panels, View
 
-XML_NAME = "http://www.w3.org/2000/svg"  # an XML namespace, which is never fetched
+# An XML namespace, which is never fetched.
+XML_NAME = "http://www.w3.org/2000/svg"
 
 _IMPORT = re.compile(r'^import \{([^}]*)\} from "\./(\w+\.js)";\n', re.MULTILINE)
 _OTHER_IMPORT = re.compile(

@@ -36,9 +36,12 @@ from hiddenscope.views.story import story_page, unfolded
 from hiddenscope.views.values import Listing, Section
 
 NOTEBOOK_DPI = 130
-HEIGHT = 620  # of a notebook's output, until the page has reported its height
-BESIDE = 3  # findings beside the first picture, where there are many
-LARGE_GROUP = 5  # more facts than this are listed one by one
+# The height of a notebook's output until the page has reported its own.
+HEIGHT = 620
+# Findings beside the first picture, where there are many.
+BESIDE = 3
+# More facts than this are listed one by one.
+LARGE_GROUP = 5
 # Keys of a second source.
 SECOND = {
     "other": "other side",

@@ -109,10 +109,11 @@ def distinct(names: Sequence[str]) -> tuple[str, ...]:
     >>> distinct(["cat", "dog", "cat"])
     ('cat (0)', 'dog', 'cat (2)')
     """
-    return tuple(
-        f"{name} ({index})" if names.count(name) > 1 else name
-        for index, name in enumerate(names)
-    )
+    numbered = []
+    for index, name in enumerate(names):
+        number = f" ({index})" if names.count(name) > 1 else ""
+        numbered.append(f"{name}{number}")
+    return tuple(numbered)
 
 
 def model_name(result: Result) -> str:

@@ -3,7 +3,7 @@
 import math
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,24 +21,32 @@ if TYPE_CHECKING:
 Array: TypeAlias = NDArray[np.float64]
 Flags: TypeAlias = NDArray[np.bool_]
 
-PAGE = 470.0  # what a grid would like to fill
-LONGEST_LABEL = 100.0  # of a token
+# The width that a grid fills if the paper has none.
+PAGE = 470.0
+# The label of a token is cut here.
+LONGEST_LABEL = 100.0
 # Beyond this a grid grows no further: its cells get thinner, and only some are
 # labelled.
 LONGEST = 760.0
 LABEL_APART = 10.0
 # How wide the scale of colours is, and how high a line above it.
 KEY, KEY_LINE = 190.0, 10.0
-ZERO_MARK = 60.0  # room for what the dot means, beside the name of the scale
+# Room for what the dot means, beside the name of the scale.
+ZERO_MARK = 60.0
 NARROWEST_CELL, NARROWEST_WORD_CELL = 10.5, 44.0
 WIDEST_CELL, WIDEST_WORD_CELL = 60.0, 80.0
 FEW_SITES = 14
 HIGH_CELL, LOW_CELL = 14.0, 11.0
-HIGHEST = 700.0  # of all lines of tokens; a longer text gets thinner cells instead
-MOST_VECTORS = 20_000  # with more cells than this a file is quicker to read as pixels
-MOST_MARKS = 2_000  # cells that are marked one by one
-DECADES = 1e-6  # a log scale reaches this far below its top
-BEND = 1e-4  # a log scale of differences is linear below this share of its top
+# All lines of tokens together; a longer text gets thinner cells instead.
+HIGHEST = 700.0
+# With more cells than this a file is quicker to read as pixels.
+MOST_VECTORS = 20_000
+# With more cells than this, marks would only be a pattern.
+MOST_MARKS = 2_000
+# A log scale reaches this far below its top.
+DECADES = 1e-6
+# A log scale of differences is linear below this share of its top.
+BEND = 1e-4
 # The brightness of a colour as the eye has it, and from where on ink is dark.
 BRIGHTNESS, LIGHT = (0.299, 0.587, 0.114), 140 / 255
 
@@ -264,7 +272,7 @@ def _mark(
             columns + 0.5,
             rows + 0.5,
             linestyle="",
-            marker=marker,  # type: ignore[arg-type]  # stubs know no tuple
+            marker=marker,
             markersize=size,
             color=colour,
             mew=0.6,
@@ -330,13 +338,14 @@ def _label_tokens(
     """
     step = math.ceil(LABEL_APART / wide)
     places = [column + 0.5 for column in range(0, len(lower), step)]
-    below = above = {"ha": "center"}
+    below: dict[str, Any] = {"ha": "center"}
+    above = below
     turn = 0
     if label > wide:
         turn = 45 if wide >= 1.8 * style.LABEL else 90
         below = {"ha": "right", "va": "center"}
         above = {"ha": "left", "va": "center"}
-    look = {
+    look: dict[str, Any] = {
         "rotation": turn,
         "rotation_mode": "anchor",
         "color": style.INK,
@@ -391,7 +400,7 @@ def _draw_key(
     bar.solids.set_edgecolor("face")
     bar.outline.set(edgecolor=style.FAINT, linewidth=0.6, visible=True)
     bar.minorticks_off()
-    low, high = painted.norm.vmin, painted.norm.vmax
+    low, high = painted.get_clim()
     assert low is not None
     assert high is not None
     is_diverging = measure.meaning == "diverging"

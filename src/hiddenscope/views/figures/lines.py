@@ -20,15 +20,19 @@ if TYPE_CHECKING:
 Array: TypeAlias = NDArray[np.float64]
 
 WIDTH, HEIGHT = 440.0, 190.0
-TICKS = 40.0  # room for the numbers of the axis
-LONGEST_LABEL = 60  # characters of a label beneath the axis
+# The numbers of the axis take so much room.
+TICKS = 40.0
+# A label beneath the axis is cut here, in characters.
+LONGEST_LABEL = 60
 # The narrowest place whose label is wrapped beneath it; in a narrower one it is turned.
 NARROWEST_SLOT = 36.0
 LABEL_APART = 10.0
 DASH = (0, (3.0, 2.0))
-MOST_DOTS = 60  # points of a line that are marked
+# With more points than this, dots would hide the line.
+MOST_DOTS = 60
 WIDEST_BAR = 26.0
-STEPS = (1, 2, 4, 5, 10, 20, 50, 100)  # between labelled layers
+# Layers from one label to the next.
+STEPS = (1, 2, 4, 5, 10, 20, 50, 100)
 
 
 def draw_lines(lines: Lines, sheet: Sheet) -> None:
@@ -67,13 +71,13 @@ def _limits(lines: Lines) -> tuple[float, float]:
     """Return the values at the lower and the upper edge: zero where it is near, and
     some room.
     """
+    is_log = lines.scale == "log"
     sides = []
     for series in lines.series:
         for side in (series.y, series.low, series.high):
             if side is not None:
-                sides.append(side)
-    is_log = lines.scale == "log"
-    values = _drawable(np.concatenate(sides), is_log)
+                sides.append(_drawable(side, is_log))
+    values = np.concatenate(sides)
     values = values[np.isfinite(values)]
     if is_log:
         low, high = (values.min(), values.max()) if len(values) else (0.1, 1.0)

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
 Format: TypeAlias = Literal[".png", ".svg", ".pdf"]
 
-MOST_PIXELS = 30_000  # on a side
+# On the longer side of a PNG.
+MOST_PIXELS = 30_000
 UNDATED = {
     ".png": {"Software": "hiddenscope"},
     ".svg": {"Date": None},

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 PAGE, GAP = 480.0, 10.0
-FEW = 4  # so many panels may be larger
+# So many panels may be larger.
+FEW = 4
 NARROWEST, WIDEST = 84.0, 120.0
 NARROWEST_OF_FEW, WIDEST_OF_FEW = 110.0, 180.0
 CAPTION = 8.0
@@ -28,7 +29,8 @@ ROW_NAME = 9
 # How high a line of a panel's title is, and of the name of a row.
 TITLE_LINE, ROW_LINE = 11.0, 13.0
 MOST_CLASSES = 40
-MOST_VECTORS = 20_000  # with more dots than this a file is quicker to read as pixels
+# With more dots than this a file is quicker to read as pixels.
+MOST_VECTORS = 20_000
 
 
 def draw_panels(panels: Panels, sheet: Sheet) -> None:

@@ -15,14 +15,17 @@ if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
 
-EDGE, APART = 12.0, 24.0  # around the sheet, and between two views
+# Around the sheet, and between two views.
+EDGE, APART = 12.0, 24.0
 TITLE = 10.5
 TITLE_LINE, NOTE_LINE = 14.0, 10.0
 # Pixels for each point while views are laid out: glyphs stand on whole pixels, so text
 # on few of them would come out too narrow.
 FINE = 4
-SIDE = 720.0  # of the figure while views are laid out, in points
-NARROWEST = 240.0  # so that a title has room over a narrow view
+# The side of the figure while views are laid out, in points.
+SIDE = 720.0
+# A sheet is at least so wide, so that a title has room over a narrow view.
+NARROWEST = 240.0
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 INK, MUTED, FAINT, PAPER = "#14171c", "#5b6270", "#d5d9e0", "#ffffff"
 ACCENT = "#b3401f"
-SMALL, LABEL = 8.0, 8.0  # sizes of type, in points
+# Font sizes, in points.
+SMALL, LABEL = 8.0, 8.0
 
 # The page has the same colours, in `static/colour.js`.
 SEQUENTIAL: Final = {

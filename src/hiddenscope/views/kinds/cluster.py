@@ -13,8 +13,10 @@ from hiddenscope.views.values import Lines, Listing, Panels, Section, Series, Vi
 if TYPE_CHECKING:
     from hiddenscope.analyses.cluster.facts import ClusterFacts
 
-NAMED = 7  # clusters; with all others together, as many as there are colours
-MOST_POINTS = 5_000  # more points than that cover one another
+# With all other clusters as one, there are as many as colours.
+NAMED = 7
+# More points than that cover one another.
+MOST_POINTS = 5_000
 LONGEST_NAME = 40
 MOST_LISTINGS = 24
 OTHERS = "other clusters"

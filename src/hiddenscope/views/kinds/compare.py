@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     )
 
 MEASURES = ("l2", "relative", "cosine", "mean", "deviation")
-LONGEST_TITLE_TEXTS = 66  # characters of two texts that a title quotes
+# A title quotes two texts of at most so many characters together.
+LONGEST_TITLE_TEXTS = 66
 
 
 def views(result: Result) -> Iterator[View]:

@@ -13,7 +13,8 @@ from hiddenscope.views.values import Grid, Lines, Measure, Series, View
 if TYPE_CHECKING:
     from hiddenscope.analyses.embed.facts import EmbedFacts
 
-MOST_TEXTS = 40  # that are compared with one another
+# More texts than this have no room in a grid.
+MOST_TEXTS = 40
 CURVES = 4
 LONGEST_NAME = 40
 

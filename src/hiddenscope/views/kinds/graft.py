@@ -11,7 +11,8 @@ from hiddenscope.views.values import Lines, Section, Series, View
 if TYPE_CHECKING:
     from hiddenscope.analyses.graft.facts import AccuracyFacts, GraftFacts, WindowFacts
 
-LEVEL = 0.05  # the largest p-value that shows a difference
+# The largest p-value that shows a difference.
+LEVEL = 0.05
 
 
 def views(result: Result) -> Iterator[View]:

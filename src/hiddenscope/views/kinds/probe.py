@@ -19,9 +19,12 @@ from hiddenscope.views.values import Lines, Section, Series, View
 if TYPE_CHECKING:
     from hiddenscope.analyses.probe.facts import ProbeFacts, ScoreFacts
 
-LEVEL = 0.05  # the largest p-value that shows something
-NOTED = 0.01  # a smallest possible p-value above this is told
-FEW_LABELS = 6  # so many are named
+# The largest p-value that shows something.
+LEVEL = 0.05
+# A finding says so if no p-value can be smaller than this.
+NOTED = 0.01
+# So many labels are named, and no more.
+FEW_LABELS = 6
 
 
 def views(result: Result) -> Iterator[View]:

@@ -165,7 +165,7 @@ def _lines(
     """Draw some variables along the layers, each under its name; nothing where the
     result has none of them.
     """
-    series = []
+    series: list[Series] = []
     scale: Scale = "linear"
     for name, words in names.items():
         if name not in result.data:
@@ -204,8 +204,8 @@ def _drawn(
 
 def _cka_grid(result: Result) -> Grid:
     """Draw every pair of the layers that were compared."""
-    names = ("cka_others", "cka", "cka_chance")
-    names = tuple(name for name in names if name in result.data)
+    variables = ("cka_others", "cka", "cka_chance")
+    names = [name for name in variables if name in result.data]
     compared = np.isfinite(result.data[names[0]].to_numpy()).any(1)
     rows = np.flatnonzero(compared)
     data = result.data.isel(site=rows, source_site=rows)

@@ -34,14 +34,19 @@ if TYPE_CHECKING:
         TightnessFacts,
     )
 
-EXAMPLE = 80  # characters of a text that is shown as an example
+# An example is cut here, in characters.
+EXAMPLE = 80
 MOST_EXAMPLES = 3
 MOST_DOUBTS = 3
-MOST_CLASSES = 4  # that are named beside the picture
-MOST_DATASETS = 3  # that a title names
+# So many classes are named beside the picture, and no more.
+MOST_CLASSES = 4
+# A title names so many datasets.
+MOST_DATASETS = 3
 APART = "apart"
-LEVEL = 0.05  # the largest p-value that shows something
-NOTED = 0.01  # a smallest possible p-value above this is told
+# The largest p-value that shows something.
+LEVEL = 0.05
+# A finding says so if no p-value can be smaller than this.
+NOTED = 0.01
 METHODS = {"umap": "UMAP", "pca": "PCA", "pacmap": "PaCMAP", "tsne": "t-SNE"}
 ALONG = {
     "silhouette": ("How far apart the classes are", "silhouette"),
@@ -88,8 +93,8 @@ def _panels(result: Result, rows: Sequence[Row]) -> Panels:
     panels = []
     separations: list[SeparationFacts | None] = []
     for row, part in zip(rows, facts["parts"], strict=True):
-        for site in range(data.sizes["site"]):
-            panel = _panel(data, row, site)
+        for place in range(data.sizes["site"]):
+            panel = _panel(data, row, place)
             if panel is not None:
                 panels.append(panel)
                 separations.append(part.get("separation"))
@@ -104,7 +109,7 @@ def _panels(result: Result, rows: Sequence[Row]) -> Panels:
     return Panels(
         _title(result),
         tuple(sites),
-        np.stack([panel.points for panel in panels]),
+        np.stack([panel.points for panel in panels]).astype(np.float32),
         labels=_classes(data),
         texts=_texts(data),
         captions=tuple(panel.caption for panel in panels),
@@ -118,9 +123,9 @@ def _panels(result: Result, rows: Sequence[Row]) -> Panels:
     )
 
 
-def _panel(data: "xarray.Dataset", row: Row, site: int) -> Panel | None:
+def _panel(data: "xarray.Dataset", row: Row, place: int) -> Panel | None:
     """Return one panel; None for a site that this model does not have."""
-    here = _row(data, row).isel(site=site)
+    here = _row(data, row).isel(site=place)
     if np.isnan(here["distinct"].item()):
         return None
     points = np.stack([here["x"].to_numpy(), here["y"].to_numpy()], axis=-1)
@@ -207,10 +212,11 @@ def _texts(data: "xarray.Dataset") -> tuple[str, ...]:
         return tuple(texts) if len(texts) == data.sizes["text"] else ()
     strings = data["string"].to_numpy().tolist()
     numbers = data["text"].to_numpy().tolist()
-    return tuple(
-        f"{string} — {texts[number]}" if number < len(texts) else string
-        for string, number in zip(strings, numbers, strict=True)
-    )
+    points = []
+    for string, number in zip(strings, numbers, strict=True):
+        in_text = f" — {texts[number]}" if number < len(texts) else ""
+        points.append(f"{string}{in_text}")
+    return tuple(points)
 
 
 def _method(result: Result) -> str:

@@ -27,8 +27,10 @@ if TYPE_CHECKING:
 
 # Of a picture; a longer result is drawn as far as this.
 QUERIES, RANKS, CURVES = 40, 20, 8
-LISTED = 100  # of the nearest to one query
-SEPARATE = 4  # up to so many queries get a picture each, in which a text has room
+# A list has so many of the nearest to one query.
+LISTED = 100
+# Up to so many queries get a picture each, in which a text has room.
+SEPARATE = 4
 LONGEST_NAME = 60
 SCORES = {"dot": "dot product", "l2": "L2 distance"}
 

@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     )
 
 MOST_ANSWERS = 6
-LARGE = 3  # a perplexity that grows more than so many times is drawn on a log scale
+# A perplexity that grows more than so many times is drawn on a log scale.
+LARGE = 3
 # Changes from here on are shown as whole percents.
 WHOLE_PERCENT = 0.0995
 
@@ -309,7 +310,7 @@ def _names(data: "xarray.Dataset") -> list[str]:
 
 def _strengths(data: "xarray.Dataset") -> tuple[str, ...]:
     strengths = data["strength"].to_numpy().tolist()
-    return tuple(f"{strength:+g}" if strength else "0" for strength in strengths)
+    return tuple("0" if strength == 0 else f"{strength:+g}" for strength in strengths)
 
 
 def _grid(result: Result, data: "xarray.Dataset") -> Grid:

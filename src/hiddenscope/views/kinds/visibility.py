@@ -24,7 +24,8 @@ if TYPE_CHECKING:
         VisibilityStackFacts,
     )
 
-LONGEST_TITLE_TEXT = 66  # characters of a text that a title quotes
+# A title quotes a text of at most so many characters.
+LONGEST_TITLE_TEXT = 66
 SHARES = {
     "own_below": "of the influence of the site below",
     "own_first": "of the influence of the first site",
@@ -298,7 +299,7 @@ def _on_predictions(stack: "VisibilityStackFacts") -> Iterator[str]:
         f"{quoted_token(largest['source_token'])} at {largest['source_site']} has the"
         " largest influence on the last prediction."
     )
-    shares = [f"{own['share']:.0%} at {own['source_site']}" for own in stack["own"]]
+    shares = [f"{part['share']:.0%} at {part['source_site']}" for part in stack["own"]]
     if shares:
         yield (
             f"The token that predicts has {' and '.join(shares)} of the influence on"
