@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar o
 # A network that fails for a moment is asked again, twice.
 AGAIN := again() { "$$@" || { sleep 10; "$$@"; } || { sleep 60; "$$@"; }; }; again
 
-.PHONY: help setup demo browser test check scripts format conformance bench calibrate fuzz chaos faults docs clean
+.PHONY: help setup demo browser test check scripts figures format conformance bench calibrate fuzz chaos faults docs clean
 
 help:            ## Say what can be made.
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
@@ -56,6 +56,9 @@ node_modules/.package-lock.json: package.json package-lock.json
 	@echo 'Installing TypeScript in node_modules.'
 	@$(AGAIN) npm ci --silent --no-audit --no-fund
 	@touch $@
+
+figures:         ## Print how dense the package is to read, as docs/architecture.md explains.
+	@$(PYTHON) docs/figures.py
 
 format: $(STAMP) ## Format, and mend what lint can mend.
 	$(BIN)/ruff format .

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from calibrate.trials import Claim, Experiment, Study, each
-from hiddenscope.analyses.graft.graft import sign_flip_p
+from hiddenscope.analyses.graft.findings import sign_flip_p
 from hiddenscope.linear.intervals import wilson
 from hiddenscope.measures.grouped import Floats, Ints, effective_count
 

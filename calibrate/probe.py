@@ -34,8 +34,8 @@ from hiddenscope.linear.intervals import chance
 from hiddenscope.linear.permutations import planted
 from hiddenscope.linear.probe import Task
 from hiddenscope.sites import Site
+from hiddenscope.states import Pooling
 from hiddenscope.texts import Labelled
-from hiddenscope.vectors import Token
 
 TEXTS = (20, 50, 200)
 # How far above chance a true score must be to count: it was measured by drawing.
@@ -99,9 +99,10 @@ class Prepared(NamedTuple):
 def prepared(seed: int, draw: Draw, rows: int, share: float) -> Prepared:
     drawn = draw(seed, rows, share)
     task: Task = "regress" if drawn.targets.is_floating_point() else "classify"
-    token: Token = "each" if drawn.tokens > 1 or drawn.as_tokens else "last"
+    by_token = drawn.tokens > 1 or drawn.as_tokens
+    pool: Pooling | None = None if by_token else "last"
     labelled = labelled_rows(
-        states_of(drawn, seed), labels_of(drawn), task, "layer.*", token, False
+        states_of(drawn, seed), labels_of(drawn), task, "layer.*", pool, False
     )
     target = target_of(labelled, task)
     return Prepared(seed, target, design_of(labelled, target, seed))

@@ -193,13 +193,13 @@ def calls() -> tuple[Call, ...]:
              | dict(sites="layer.1", pool="last", upwards=False, spare_first=False)),
         Call("Direction.of", lambda **given: hs.steer(own, [IDS[0]], hs.Direction.of(**given), strengths=1.0),
              dict(vector=torch.ones(64), sites="layer.1", upwards=False, spare_first=False)),
-        Call("project", hs.project, dict(source=own, data=labelled, method="pca", token="last", sites="layer.1")
+        Call("project", hs.project, dict(source=own, data=labelled, method="pca", pool="last", sites="layer.1")
              | dict(seed=0, truncate=False)),
         Call("Pictures", lambda **given: hs.project(own, labelled, method=hs.Pictures(**given), sites="layer.1"),
              dict(method="pca", neighbours=5, preview=None)),
-        Call("probe", hs.probe, dict(source=own, data=labelled, task="classify", token="last", sites="layer.1")
+        Call("probe", hs.probe, dict(source=own, data=labelled, task="classify", pool="last", sites="layer.1")
              | dict(seed=0, truncate=False)),
-        Call("probe states", hs.probe, dict(source=some, data=LABELS, token="last", sites="layer.1")),
+        Call("probe states", hs.probe, dict(source=some, data=LABELS, pool="last", sites="layer.1")),
         Call("Probe", lambda task, penalty, site: hs.Probe(task, penalty, site).fit(rows, LABELS),
              dict(task="classify", penalty=1.0, site="")),
         Call("Probe.fit", hs.Probe().fit, dict(states=rows, labels=LABELS)),

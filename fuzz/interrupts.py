@@ -1,4 +1,4 @@
-"""Ctrl-C at random moments, once and twice, and at random lines of hooks.py: nothing of
+"""Ctrl-C at random moments, once and twice, and at random lines of our hooks: nothing of
 ours may stay on a module.
 """
 
@@ -18,9 +18,10 @@ import torch
 
 from fuzz.questions import IDS, QUESTIONS, asked_model, state_of
 from fuzz.sandbox import Case
-from hiddenscope.modules import hooks
+from hiddenscope.modules import hooks, installation
 
 TOGETHER = 50  # interrupts to a process
+HOOK_FILES = (hooks.__file__, installation.__file__)
 
 
 def cases(count: int, seed: int, work: Path) -> Iterator[Case]:
@@ -47,7 +48,7 @@ def _tried(attempt: Callable[..., bool], chance: random.Random, count: int) -> s
     before, expected = state_of(model.module), model.capture(IDS).values
     for number in range(count):
         attempt(partial(chance.choice(list(QUESTIONS.values())), model), chance)
-        hooks.remove_leftovers()  # as the next pass does first
+        installation.remove_leftovers()  # as the next pass does first
         if state_of(model.module) != before:
             return f"left behind after {number}"
         if not model.lock.acquire(blocking=False):
@@ -92,13 +93,13 @@ def _signals(
 
 
 class AtLine:
-    """Raises KeyboardInterrupt at the so-manyth line of hooks.py that is run."""
+    """Raises KeyboardInterrupt at the so-manyth line that installs or calls a hook."""
 
     def __init__(self, at: int) -> None:
         self.left = at
 
     def __call__(self, frame: FrameType, event: str, arg: Any) -> Any:
-        if frame.f_code.co_filename != hooks.__file__:
+        if frame.f_code.co_filename not in HOOK_FILES:
             return None
         if event == "line":
             self.left -= 1
@@ -121,6 +122,8 @@ def _at_lines(ask: Callable[[], Any], chance: random.Random) -> bool:
 # Where modes and hooks are put in place and taken away again, and what does that there.
 FILES = (
     "hooks.py",
+    "installation.py",
+    "overrides.py",
     "kernels.py",
     "autograd.py",
     "size_limit.py",
@@ -135,10 +138,10 @@ FUNCTIONS = {
     "_remove",
     "_pop_mode",
     "call",
-    "as_it_was",
+    "restoring",
     "restored",
 }
-FUNCTIONS |= {"finite_attention", "run", "install", "remove"}
+FUNCTIONS |= {"finite_attention", "_checked_attention", "run", "install", "remove"}
 
 
 class AtPoint:

@@ -464,7 +464,7 @@ def test_attention_of_other_threads_is_let_through() -> None:
     spoilt = torch.ones(3, 1, 1, 5, 8)
     spoilt[0, 0, 0, 0] = torch.nan
     attention = torch.nn.functional.scaled_dot_product_attention
-    with ThreadPoolExecutor(1) as other, finite_attention():
+    with ThreadPoolExecutor(1) as other, finite_attention(torch.nn.Linear(1, 1)):
         inside = other.submit(
             lambda: torch.nn.functional.scaled_dot_product_attention(*spoilt)
         ).result()
@@ -502,7 +502,7 @@ def test_what_is_no_site_is_refused_wherever_a_site_is_chosen(
         lambda: hs.search(states, (model, "A dog"), site=site),
         lambda: hs.search(rows, rows[0], site=site),
         lambda: hs.cluster(model, texts, site=site, smallest=2),
-        lambda: hs.cluster(model, texts, site=site, smallest=2, pool="each"),
+        lambda: hs.cluster(hs.each_token(model), texts, site=site, smallest=2),
         lambda: hs.cluster(states, site=site, smallest=2),
         lambda: hs.cluster(rows, site=site, smallest=2),
         lambda: hs.probe(model, (texts, [0, 1] * 6), sites=site),

@@ -18,12 +18,12 @@ from typing import Any
 
 import torch
 import transformers
-from torch import Tensor, nn
+from torch import Tensor, nn, overrides
 from torch.utils import _python_dispatch
 
 import hiddenscope as hs
 from fuzz.questions import IDS, state_of
-from hiddenscope.modules import hooks
+from hiddenscope.modules import installation
 
 Ask = Callable[[], Any]
 Place = tuple[str, str]
@@ -39,6 +39,7 @@ TRACED += (copy.__file__, contextlib.__file__)
 # What puts something on a module, or something else in its place, is interrupted most.
 WRITERS = (
     "hooks.py",
+    "installation.py",
     "module_copy.py",
     "stateless.py",
     "_named_member_accessor.py",
@@ -181,13 +182,12 @@ def assert_others_get_their_numbers(
 def modes() -> list[Any]:
     """List what of torch is set for this thread, or for everybody."""
     stack = _python_dispatch._get_current_dispatch_mode_stack()
-    attention = torch.nn.functional.scaled_dot_product_attention
     return [
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),
         torch.get_num_threads(),
         stack,
-        attention,
+        overrides._get_current_function_mode_stack(),
     ]
 
 
@@ -256,7 +256,7 @@ def assert_interrupts_leave_nothing(
         for thread in set(threading.enumerate()) - threads:
             thread.join(timeout=20)
             assert not thread.is_alive(), f"a thread is left, {where}"
-        hooks.remove_leftovers()  # as the next pass does first
+        installation.remove_leftovers()  # as the next pass does first
         assert modes() == torch_before, where
         for module, state in zip(modules, before, strict=True):
             now = state_of(module)

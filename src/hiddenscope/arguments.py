@@ -28,7 +28,7 @@ import typing
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
-from hiddenscope.errors import ArgumentError, Error
+from hiddenscope.errors import ArgumentError, Error, StatesError
 
 Public = TypeVar("Public")
 
@@ -60,6 +60,41 @@ def checked(target: Public) -> Public:
         elif inspect.isfunction(member):
             setattr(target, name, _explaining(member, skip=1))
     return target
+
+
+def renamed(**names: str) -> Callable[[Public], Public]:
+    """Name the parameters of a `checked` function that had another name before.
+
+    >>> @checked
+    ... @renamed(token="pool")
+    ... def probe(pool: str = "last") -> str:
+    ...     return pool
+    >>> probe(token="mean")
+    Traceback (most recent call last):
+    hiddenscope.errors.ArgumentError: Cannot call probe: token is now called pool. Give pool='mean'.
+    """
+
+    def mark(function: Public) -> Public:
+        vars(function)["__renamed__"] = names
+        return function
+
+    return mark
+
+
+def integer(value: object, name: str, lower_bound: int) -> int:
+    """Return a parameter that must be an integer of at least this size.
+
+    >>> integer(3, "k", 1)
+    3
+    """
+    is_integer = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    if is_integer and int(value) >= lower_bound:  # type: ignore[call-overload]
+        return int(value)  # type: ignore[call-overload, no-any-return]
+    raise StatesError(
+        f"{name} must be an integer >= {lower_bound}, got {str(value)[:40]}",
+        f"it is of type {type(value).__name__}",
+        f"Give a number such as {max(lower_bound, 5)}.",
+    )
 
 
 def _explaining(function: Callable[..., Any], skip: int) -> Callable[..., Any]:
@@ -114,7 +149,16 @@ def _explain(
     try:
         given = signature.bind(*args, **kwargs).arguments
     except TypeError:
-        return  # a parameter is missing or unknown, which Python says well
+        # A parameter is missing or unknown, which Python says well; but it does not
+        # know what has been renamed.
+        for old, new in getattr(function, "__renamed__", {}).items():
+            if old in kwargs:
+                raise ArgumentError(
+                    f"Cannot call {function.__name__}",
+                    f"{old} is now called {new}",
+                    f"Give {new}={shown(kwargs[old])}.",
+                ) from error
+        return
     for number, (name, value) in enumerate(given.items()):
         parameter = signature.parameters[name]
         if number < skip or parameter.kind in (

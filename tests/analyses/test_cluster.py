@@ -245,7 +245,7 @@ def test_models_states_and_tokens_are_clustered(
     for suffix in ("html", "json"):
         one.save(tmp_path / f"one.{suffix}")
     assert hs.Result.load(tmp_path / "one.json").equals(one)
-    tokens = hs.cluster(states, site="layer.0", pool="each", smallest=3)
+    tokens = hs.cluster(hs.each_token(states), site="layer.0", smallest=3)
     assert tokens.data.sizes["token"] == len(states.tokens)
     tokens.save(tmp_path / "tokens.png")
     hs.cluster(clouds([12, 9])[0]).save(tmp_path / "numbers.png")

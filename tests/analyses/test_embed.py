@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 import hiddenscope as hs
 from hiddenscope import cli, progress
 from hiddenscope.analyses.embed.embed import Adjustment, mean_cosine
-from hiddenscope.errors import Damaged, FileError, StatesError, TextError
+from hiddenscope.errors import ArgumentError, Damaged, FileError, StatesError, TextError
 from hiddenscope.loading import zoo
 from hiddenscope.testing import tiny_model, tiny_tokenizer
 
@@ -158,10 +158,14 @@ def test_how_nearly_they_point_the_same_way_is_said(
         (lambda m: hs.embed(m, ["A dog", ""]), TextError, "Text 1: it is empty"),
         (
             lambda m: hs.embed(m, TEXTS, pool="each"),
-            StatesError,
-            "a vector for each token",
+            ArgumentError,
+            "every token is a row",
         ),
-        (lambda m: hs.embed(m, TEXTS, pool="median"), StatesError, "No token 'median'"),
+        (
+            lambda m: hs.embed(m, TEXTS, pool="median"),
+            StatesError,
+            "No pooling 'median'",
+        ),
         (lambda m: hs.embed(m, TEXTS, site="layer.*"), StatesError, "names 4 sites"),
         (
             lambda m: hs.embed(m, TEXTS, adjust="shrink"),

@@ -15,7 +15,9 @@ from torch import nn
 import hiddenscope as hs
 from hiddenscope.analyses.lens import reading
 from hiddenscope.analyses.lens.findings import stays_from
-from hiddenscope.analyses.lens.fitted import Map, Regression, jacobians
+from hiddenscope.analyses.lens.jacobian import jacobians
+from hiddenscope.analyses.lens.maps import Map
+from hiddenscope.analyses.lens.tuned import RidgeRegression
 from hiddenscope.errors import (
     Damaged,
     FileError,
@@ -213,7 +215,7 @@ def test_every_size_of_block_measures_the_same(
     expected = hs.lens(model, [ONE, TWO], **given).data
     monkeypatch.setattr(reading, "ROWS", rows)
     monkeypatch.setattr(reading, "WORDS", words)
-    monkeypatch.setattr(reading, "MEMORY", rows * 128 * 4 * 2)
+    monkeypatch.setattr(reading, "CPU_MEMORY", rows * 128 * 4 * 2)
     found = hs.lens(model, [ONE, TWO], **given).data
     for name in ("probability", "entropy", "kl", "target_probability"):
         np.testing.assert_allclose(found[name], expected[name], rtol=1e-4, atol=2e-5)
@@ -471,7 +473,7 @@ def test_groups_of_texts_are_read_one_after_another(
 ) -> None:
     model = tiny("llama")
     expected = hs.lens(model, [ONE, TWO, ONE])
-    monkeypatch.setattr("hiddenscope.analyses.lens.BATCH_TOKENS", 10)
+    monkeypatch.setattr("hiddenscope.analyses.lens.lens.BATCH_TOKENS", 10)
     found = hs.lens(model, [ONE, TWO, ONE])
     np.testing.assert_allclose(
         found.data["probability"], expected.data["probability"], rtol=1e-4
@@ -623,7 +625,7 @@ def test_the_map_is_a_ridge_regression_towards_the_identity() -> None:
         6**0.5 / np.linalg.norm(y, axis=1, keepdims=True)
     )
     rest = (y - x) * (6**0.5 / np.linalg.norm(y, axis=1, keepdims=True))
-    regression = Regression()
+    regression = RidgeRegression()
     for half in (slice(0, 15), slice(15, 40)):
         regression.add(torch.from_numpy(x[half]), torch.from_numpy(y[half]))
     for penalty in (0.01, 1.0):
@@ -679,7 +681,7 @@ def test_a_map_that_is_worse_on_the_texts_that_judge_is_dropped(
         [9, 7, 5],
     ]
     other = [90, 91, 92, 93, 94, 95, 96]
-    monkeypatch.setattr("hiddenscope.analyses.lens.fitted.PENALTIES", (0.001,))
+    monkeypatch.setattr("hiddenscope.analyses.lens.tuned.PENALTIES", (0.001,))
     assert set(hs.Lens.fit(model, [*similar, [10, 8, 6]]).maps) == {0, 1, 2}
     lens = hs.Lens.fit(model, [*similar, other])
     assert False in column(lens, "mapped")[:-1]
@@ -726,7 +728,7 @@ def test_a_layer_that_no_map_makes_better_is_left_as_it_is(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = tiny("gpt2")
-    monkeypatch.setattr(Regression, "map", lambda *given: Map(-torch.eye(64)))
+    monkeypatch.setattr(RidgeRegression, "map", lambda *given: Map(-torch.eye(64)))
     lens = hs.Lens.fit(model, TEXTS[:3])
     assert lens.maps == {}
     assert column(lens, "mapped") == [False] * 4
@@ -869,7 +871,7 @@ def test_an_interrupted_fit_goes_on(
             raise KeyboardInterrupt
         return jacobians(model, text, sites)
 
-    monkeypatch.setattr("hiddenscope.analyses.lens.fitted.jacobians", stops)
+    monkeypatch.setattr("hiddenscope.analyses.lens.jacobian.jacobians", stops)
     with pytest.raises(KeyboardInterrupt):
         hs.Lens.fit(model, texts, "jacobian", partial=partial)
     again = hs.Lens.fit(model, texts, "jacobian", partial=partial)

@@ -58,7 +58,8 @@ from hiddenscope.linear.jackknife import jackknife_deviation
 from hiddenscope.linear.permutations import STRENGTHS, redrawn, resampled
 from hiddenscope.linear.permutations import planted as planted_numbers
 from hiddenscope.sites import Site
-from hiddenscope.vectors.collection import copies_among
+from hiddenscope.texts import copy_key
+from hiddenscope.vectors.dataset import strings_of
 from hiddenscope.views import sections_of, views_of
 from hiddenscope.views.values import Lines
 
@@ -373,25 +374,24 @@ def test_other_bad_input_is_refused(tiny: Tiny) -> None:
     with pytest.raises(NotFinite, match=r"layer\.1, text 7"):
         hs.probe(given, labels)
     with pytest.raises(NotFinite, match=r"layer\.1, text 7, position 0"):
-        hs.probe(given, labels, token="each")
+        hs.probe(hs.each_token(given), labels)
     model = tiny("llama")
     with pytest.raises(TextError, match="empty"):
         hs.probe(model, (["", "b"], [0, 1]))
     with pytest.raises(TextError, match="no labels"):
         hs.probe(model, ["one", "two"])
     with pytest.raises(TextError, match="needs a label for each token"):
-        hs.probe(model, "cities-complete", token="each")
+        hs.probe(hs.each_token(model), "cities-complete")
     with pytest.raises(StatesError, match="all of one text"):
         hs.probe(
-            model,
+            hs.each_token(model),
             (["The cat sat on the mat."], "position"),
-            token="each",
             task="regress",
         )
     with pytest.raises(StatesError, match="text 0 has"):
-        hs.probe(model, (["The cat.", "The dog."], [["a"], ["b"]]), token="each")
+        hs.probe(hs.each_token(model), (["The cat.", "The dog."], [["a"], ["b"]]))
     with pytest.raises(StatesError, match="No ready label"):
-        hs.probe(model, (["The cat.", "The dog."], "colour"), token="each")
+        hs.probe(hs.each_token(model), (["The cat.", "The dog."], "colour"))
 
 
 def test_a_small_class_makes_few_folds() -> None:
@@ -459,7 +459,7 @@ def test_a_probe_of_token_types_is_not_selective() -> None:
     ids = rng.integers(0, 12, 400)
     values = torch.eye(12)[torch.from_numpy(ids)][None] + 0.01 * torch.randn(1, 400, 12)
     given = states(values, [8] * 50, ids.tolist())
-    result = hs.probe(given, [["x", "y", "z"][k % 3] for k in ids], token="each")
+    result = hs.probe(hs.each_token(given), [["x", "y", "z"][k % 3] for k in ids])
     assert float(result.data["accuracy"][0]) == 1.0
     assert float(result.data["control"][0]) > 0.95
     assert abs(float(result.data["selectivity"][0])) < 0.05
@@ -470,14 +470,14 @@ def test_labels_of_tokens_are_flat_or_by_text() -> None:
     given = states(torch.randn(2, 60, 5), [3] * 20, (list(range(6)) * 10))
     flat = [str(k % 2) for k in range(60)]
     nested = [flat[3 * k : 3 * k + 3] for k in range(20)]
-    assert hs.probe(given, flat, token="each").equals(
-        hs.probe(given, nested, token="each")
+    assert hs.probe(hs.each_token(given), flat).equals(
+        hs.probe(hs.each_token(given), nested)
     )
 
 
 @pytest.mark.parametrize("ready", ["position", "word-start", "previous-token"])
 def test_ready_labels_need_no_data(tiny: Tiny, ready: str) -> None:
-    result = hs.probe(tiny("gpt2"), ready, token="each", sites="layer.0")
+    result = hs.probe(hs.each_token(tiny("gpt2")), ready, sites="layer.0")
     assert result.facts["texts"] == 100
     counts = {one["label"]: one["rows"] for one in result.facts["classes"]}
     assert sum(counts.values()) == result.facts["rows"]
@@ -525,7 +525,10 @@ def test_position_is_a_number_too(tiny: Tiny) -> None:
     ] * 2
     texts = [f"{text} {k}" for k, text in enumerate(texts)]
     result = hs.probe(
-        tiny("gpt2"), (texts, "position"), token="each", task="regress", sites="layer.0"
+        hs.each_token(tiny("gpt2")),
+        (texts, "position"),
+        task="regress",
+        sites="layer.0",
     )
     assert result.facts["best"]["r2"] > 0.6
     assert "mix" not in result.facts
@@ -538,8 +541,8 @@ def test_a_model_and_its_states_give_the_same(tiny: Tiny) -> None:
     captured = model.capture(texts)
     assert isinstance(captured, hs.States)
     direct, read = (
-        hs.probe(model, (texts, labels), token="mean"),
-        hs.probe(captured, labels, token="mean"),
+        hs.probe(model, (texts, labels), pool="mean"),
+        hs.probe(captured, labels, pool="mean"),
     )
     np.testing.assert_allclose(direct.data["accuracy"], read.data["accuracy"])
     assert direct.facts["best"]["accuracy"] == 1.0
@@ -980,7 +983,8 @@ def test_r2_is_scikit_learns_of_all_held_out_predictions() -> None:
         + 30 * torch.randn(40, generator=torch.Generator().manual_seed(3))
     ).numpy()
     result = hs.probe(given, goal, task="regress")
-    folds = assign_folds(np.zeros(40, dtype=np.int64), copies_among(given.tokens), 5, 0)
+    keys = [copy_key(text) for text in strings_of(given.tokens)]
+    folds = assign_folds(np.zeros(40, dtype=np.int64), keys, 5, 0)
     for site in ("layer.0", "layer.1"):
         own, predicted = given[site].double().numpy(), np.empty(40)
         for fold, penalty in enumerate(
@@ -1116,7 +1120,7 @@ def test_one_label_for_each_position_is_told_from_chance() -> None:
     values = torch.randn(2, 24, 5, 8, generator=generator)
     values[1] += 3 * torch.randn(5, 8, generator=generator)
     given = states(values.flatten(1, 2), [5] * 24, ids=[0] * 60 + [1] * 60)
-    result = hs.probe(given, ["a", "a", "b", "b", "b"] * 24, token="each")
+    result = hs.probe(hs.each_token(given), ["a", "a", "b", "b", "b"] * 24)
     assert (
         result.facts["above_chance_at"] == ["layer.1"]
         and result.facts["best"]["p"] == 0.005

@@ -250,10 +250,10 @@ def test_every_source_gives_the_same_points(tiny: Tiny) -> None:
     )
     assert tokens.data["x"].sizes == {"site": 1, "token": len(captured.tokens)}
     each = hs.project(
-        model, (TEXTS, LABELS), method="pca", token="each", sites="layer.1"
+        hs.each_token(model), (TEXTS, LABELS), method="pca", sites="layer.1"
     )
     assert each.data.sizes["token"] == len(captured.tokens)
-    pair = hs.project(tiny("t5"), (TEXTS, LABELS), method="pca", token="mean")
+    pair = hs.project(tiny("t5"), (TEXTS, LABELS), method="pca", pool="mean")
     assert {site.split(".")[0] for site in pair.data["site"].values} == {"encoder"}
     assert "separation" not in hs.project(captured, method="pca").facts["parts"][0]
 
@@ -280,7 +280,7 @@ def test_models_and_datasets_side_by_side(tiny: Tiny, tmp_path: Path) -> None:
     np.testing.assert_allclose(alone.data["silhouette"], both["silhouette"], atol=1e-5)
     with pytest.raises(StatesError, match="one point for each text"):
         hs.project(
-            [models[0], tiny("bert")], (TEXTS, LABELS), method="pca", token="each"
+            hs.each_token([models[0], tiny("bert")]), (TEXTS, LABELS), method="pca"
         )
 
 
@@ -576,14 +576,19 @@ def coin_flips(
         )
 
 
-@pytest.mark.parametrize(("token", "copies"), [("each", 1), ("mean", 3)])
+@pytest.mark.parametrize(("by_token", "copies"), [(True, 1), (False, 3)])
 def test_coin_flips_are_at_chance_where_rows_of_a_text_go_together(
-    token: str, copies: int
+    by_token: bool, copies: int
 ) -> None:
     """Tokens of one text, and copies of one text, are no evidence each for itself."""
     results = [
-        hs.project(given, labels, token=token, method="pca")
-        for given, labels in coin_flips(40, 24, 6 if token == "each" else 2, copies)
+        hs.project(
+            hs.each_token(given) if by_token else given,
+            labels,
+            pool=None if by_token else "mean",
+            method="pca",
+        )
+        for given, labels in coin_flips(40, 24, 6 if by_token else 2, copies)
     ]
     p = np.array([result.data["silhouette_p"].values for result in results])
     assert (p <= 0.05).mean() <= 0.15, (

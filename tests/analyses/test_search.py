@@ -89,7 +89,7 @@ def test_the_nearest_are_those_of_brute_force(
     )
     order, scores = brute(rows, queries, k, nearness)
     for block in (333, 4096):
-        monkeypatch.setattr(collection, "ROWS", block)
+        monkeypatch.setattr(collection, "MOST_ROWS", block)
         found = hs.search(rows, queries, k, nearness=nearness).data
         assert found["number"].values.tolist() == order.tolist()
         np.testing.assert_allclose(
@@ -192,7 +192,7 @@ def test_a_query_finds_alone_what_it_finds_among_others(
 def test_equal_rows_come_in_their_order_wherever_they_stand(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(collection, "ROWS", 7)
+    monkeypatch.setattr(collection, "MOST_ROWS", 7)
     monkeypatch.setattr(nearest, "PAIRS", 5)
     same = np.repeat(
         np.random.default_rng(0).standard_normal((1, 31)).astype(np.float32), 50, axis=0
@@ -269,7 +269,7 @@ def test_every_token_may_be_searched(tiny: Callable[..., hs.Model]) -> None:
     states = model.capture(TEXTS)
     for source, texts in ((states, None), (model, TEXTS)):
         found = hs.search(
-            source, states["layer.2"][5], 2, site="layer.2", pool="each", texts=texts
+            hs.each_token(source), states["layer.2"][5], 2, site="layer.2", texts=texts
         ).data
         assert found["number"].values[0, 0] == 5
         assert found["position"].values[0, 0] == 5
@@ -382,7 +382,7 @@ ZERO = np.array([[1.0, 0], [0, 0]])
             "the states have their own texts",
         ),
         (
-            lambda m, s: hs.search(s, (m, "A dog"), pool="each"),
+            lambda m, s: hs.search(hs.each_token(s), (m, "A dog")),
             StatesError,
             "a text has several",
         ),
@@ -437,7 +437,7 @@ def test_it_is_shown_and_kept(
     assert hs.Result.load(tmp_path / "found.json").equals(found)
     hs.search(ONE, ONE[:queries], 2).save(tmp_path / "numbers.png")
     found = hs.search(
-        tiny("llama").capture(TEXTS), np.ones((queries, 64)), 3, pool="each"
+        hs.each_token(tiny("llama").capture(TEXTS)), np.ones((queries, 64)), 3
     )
     found.save(tmp_path / "tokens.png")
 

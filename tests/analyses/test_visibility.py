@@ -595,7 +595,9 @@ def test_what_cannot_be_answered_is_said(
             hs.visibility(model, **{"text": IDS, **wrong})
     with pytest.raises(errors.PassError, match="no language-model head"):
         hs.visibility(tiny("gpt2", "base"), IDS, influence="logit")
-    monkeypatch.setattr("hiddenscope.analyses.visibility.free_memory", lambda: 10_000)
+    monkeypatch.setattr(
+        "hiddenscope.analyses.visibility.visibility.free_memory", lambda: 10_000
+    )
     with pytest.raises(errors.TooLarge, match="Choose fewer sites"):
         hs.visibility(model, IDS)
 

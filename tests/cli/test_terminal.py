@@ -232,7 +232,7 @@ INTERRUPTED: dict[str, tuple[list[str], str]] = {
         "Patching",
     ),
     "visibility": ([LONG, "--influence", "frobenius"], "Looking back"),
-    "probe": (["{corpus}", "--token", "mean"], "Probing"),
+    "probe": (["{corpus}", "--pool", "mean"], "Probing"),
     "drift": (["{folder}", "@{corpus}"], "Comparing"),
 }
 

@@ -15,7 +15,7 @@ from calibrate import __main__ as page
 from calibrate import draws, fits, graft, patch, probe
 from calibrate.probe import Draw, experiment, labels_of, states_of, trials
 from calibrate.trials import Claim, Experiment, Share, Study
-from hiddenscope.analyses.graft.graft import sign_flip_p
+from hiddenscope.analyses.graft.findings import sign_flip_p
 from hiddenscope.linear.intervals import wilson
 from hiddenscope.sites import Site
 

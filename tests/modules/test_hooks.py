@@ -19,7 +19,7 @@ from fuzz.questions import IDS, QUESTIONS, asked_model
 from hiddenscope.catalog import ANALYSIS, PUBLIC
 from hiddenscope.loading import open_source
 from hiddenscope.model.model import _first_pass as first_pass
-from hiddenscope.modules import hooks
+from hiddenscope.modules import hooks, installation
 from hiddenscope.testing import tiny_model, tiny_tokenizer
 from tests.untouched import (
     assert_interrupts_leave_nothing,
@@ -28,7 +28,7 @@ from tests.untouched import (
     modes,
 )
 
-ENDINGS = {"__exit__", "as_it_was", "_remove"}  # where a `with` begins to end
+ENDINGS = {"__exit__", "restoring", "_remove"}  # where a `with` begins to end
 
 FEW = ("capture", "edit", "resume", "patch", "lens")
 # Tests/test_drift_hygiene.py asks that in every way.
@@ -88,7 +88,7 @@ def test_an_interrupt_at_any_line_leaves_nothing_behind(
     chance, stopped = random.Random(7), 0
     for at in [*range(1, 60), *(chance.randrange(60, 2000) for _ in range(60))]:
         stopped += interrupted(lambda: ask(model), at)
-        hooks.remove_leftovers()  # as the next pass does first
+        installation.remove_leftovers()  # as the next pass does first
         assert hanging(model.module) == before, (
             f"interrupted at line {at} of those that were run"
         )
@@ -126,7 +126,7 @@ def test_two_interrupts_leave_torch_as_it_was(
         for at in range(1, points + 1, step):
             stopped += interrupted_twice(lambda: ask(model), at, again=at % 4)
             assert modes() == before, f"interrupted at point {at} and {at % 4} later"
-            hooks.remove_leftovers()  # as the next pass does first
+            installation.remove_leftovers()  # as the next pass does first
             assert hanging(model.module) == hooked, (
                 f"interrupted at point {at} and {at % 4} later"
             )
@@ -149,7 +149,7 @@ def test_an_interrupted_load_leaves_nothing_on_the_module(
     for at in range(1, points + 1):
         interrupted_twice(lambda: hs.load((module, None)), at, at % 3, ENDINGS)
         assert modes() == before, f"interrupted at point {at} and {at % 3} later"
-        hooks.remove_leftovers()
+        installation.remove_leftovers()
         assert hanging(module) == hooked, (
             f"interrupted at point {at} and {at % 3} later"
         )
@@ -166,7 +166,7 @@ def test_an_interrupt_of_the_first_pass_of_a_folder_limits_nothing_later(
     points = points_of(lambda: first_pass(loaded))
     for at in range(1, points + 1):
         interrupted_twice(lambda: first_pass(loaded), at, again=at % 3)
-        hooks.remove_leftovers()
+        installation.remove_leftovers()
         assert modes() == before, f"interrupted at point {at} and {at % 3} later"
 
 
@@ -210,11 +210,9 @@ def test_what_an_interrupt_leaves_is_gone_before_the_next_pass(
     left = hooks.watching([hooks.Watch(model.module, "output", lambda output: None)])
     left.__enter__()
     assert hanging(model.module) != before
-    hooks._Installation._remove, remove = lambda self: None, hooks._Installation._remove  # type: ignore[method-assign]
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(installation.Installation, "_remove", lambda self: None)
         del left  # its own removal is interrupted at once
-    finally:
-        hooks._Installation._remove = remove  # type: ignore[method-assign]
     assert hanging(model.module) != before
     model.capture(IDS)
     assert hanging(model.module) == before

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import hiddenscope as hs
 from hiddenscope.errors import Error, NotFinite, SiteError, StatesError
 from hiddenscope.modules import hooks
-from hiddenscope.passes import skipping
+from hiddenscope.passes import try_skipping
 from hiddenscope.testing import build, tiny_model
 
 Tiny = Callable[..., hs.Model]
@@ -123,7 +123,7 @@ def test_where_skipping_would_be_wrong_every_block_is_run_and_it_is_said(
     model = tiny(family)
     notes = check_every_layer(model)
     assert notes and all("Every block was run" in note for note in notes)
-    assert skipping(model, model.anatomy.sites[0].stack).refused
+    assert try_skipping(model, model.anatomy.sites[0].stack).refused
 
 
 @pytest.mark.parametrize("name", FOUR)
@@ -148,7 +148,7 @@ def test_rwkv_whose_cache_a_skipped_block_would_not_fill() -> None:
 def test_experts_group_padding_too(tiny: Tiny) -> None:
     model = tiny("mixtral")
     check_every_layer(model)
-    assert not skipping(model).refused
+    assert not try_skipping(model).refused
 
 
 # On a CPU without bfloat16.

@@ -15,12 +15,11 @@ from torch import Tensor, nn
 import hiddenscope as hs
 from hiddenscope.errors import TextError
 from hiddenscope.modules import hooks
+from hiddenscope.passes.clean_run import CleanRun, run_clean
 from hiddenscope.passes.sweep import (
-    Base,
-    Exchange,
+    Patch,
     Shortcuts,
-    alone,
-    begin,
+    run_unbatched,
     shortcuts_of,
     sweep,
 )
@@ -52,18 +51,18 @@ SAVED: dict[str, tuple[bool, bool]] = {  # joins in depth, reuses keys and value
 }
 
 
-def prepared(model: hs.Model, sites: list[hs.Site]) -> tuple[Base, Base, int]:
+def prepared(model: hs.Model, sites: list[hs.Site]) -> tuple[CleanRun, CleanRun, int]:
     targets = TARGETS if len(model.anatomy.stacks) > 1 else None
-    base, other = begin(model, TEXTS, sites, targets=targets)
+    base, other = run_clean(model, TEXTS, sites, targets=targets)
     return base, other, len(base.targets or base.ids) - 1
 
 
-def every(base: Base, other: Base, sites: list[hs.Site]) -> list[list[Exchange]]:
+def every(base: CleanRun, other: CleanRun, sites: list[hs.Site]) -> list[list[Patch]]:
     """One state exchanged at every site and token."""
     return [
-        [Exchange(site, (token,), other.states[site][token : token + 1])]
+        [Patch(site, (token,), other.states[site][token : token + 1])]
         for site in sites
-        for token in range(len(base.fed(site.stack)))
+        for token in range(len(base.input_ids(site.stack)))
     ]
 
 
@@ -85,7 +84,9 @@ def test_it_is_the_loop_of_single_passes(
     base, other, at = prepared(model, sites)
     variants = every(base, other, sites)
     swept = sweep(model, base, variants, at)
-    expected = torch.stack([alone(model, base, variant, at) for variant in variants])
+    expected = torch.stack(
+        [run_unbatched(model, base, variant, at) for variant in variants]
+    )
     torch.testing.assert_close(swept.values, expected, rtol=1e-5, atol=1e-5)
     assert (swept.values - base.logits[at]).abs().max() > 0.01, (
         "the states that were put in do something"
@@ -114,7 +115,9 @@ def test_a_cache_that_a_whole_text_may_not_keep(name: str) -> None:
     plain = hs.record(model, base.inputs, chosen, logits=True)
     torch.testing.assert_close(base.logits, plain.logits, rtol=1e-4, atol=1e-4)
     variants = every(base, other, chosen)
-    expected = torch.stack([alone(model, base, variant, at) for variant in variants])
+    expected = torch.stack(
+        [run_unbatched(model, base, variant, at) for variant in variants]
+    )
     torch.testing.assert_close(
         sweep(model, base, variants, at).values, expected, rtol=1e-4, atol=1e-4
     )
@@ -133,7 +136,7 @@ def test_a_decoder_without_a_text_is_refused(tiny: Tiny) -> None:
     ) = None  # type: ignore
     model = hs.load((module, None))
     with pytest.raises(TextError, match="decoder_start_token_id"):
-        begin(model, TEXTS, [])
+        run_clean(model, TEXTS, [])
 
 
 def own_loop(
@@ -197,8 +200,8 @@ def test_each_way_gives_the_same(tiny: Tiny, ways: Shortcuts) -> None:
     sites = changeable(model)
     base, other, at = prepared(model, sites)
     variants = every(base, other, sites)
-    variants.append([Exchange(hs.Site(1), (1, 3), other.states[hs.Site(1)][1:3]),
-                     Exchange(hs.Site(2, "mlp"), (0,), other.states[hs.Site(2, "mlp")][:1])])  # fmt: skip
+    variants.append([Patch(hs.Site(1), (1, 3), other.states[hs.Site(1)][1:3]),
+                     Patch(hs.Site(2, "mlp"), (0,), other.states[hs.Site(2, "mlp")][:1])])  # fmt: skip
     one, two = (
         sweep(model, base, variants, at),
         sweep(model, base, variants, at, shortcuts=ways),
@@ -213,8 +216,8 @@ def test_ones_own_states_give_ones_own_logits_and_those_of_every_token_the_other
     model = tiny("llama")
     sites = [hs.Site(k) for k in range(4)]
     base, other, at = prepared(model, sites)
-    own = [[Exchange(site, tuple(range(6)), base.states[site])] for site in sites]
-    swapped = [[Exchange(site, tuple(range(6)), other.states[site])] for site in sites]
+    own = [[Patch(site, tuple(range(6)), base.states[site])] for site in sites]
+    swapped = [[Patch(site, tuple(range(6)), other.states[site])] for site in sites]
     swept = sweep(model, base, [*own, *swapped], at).values
     torch.testing.assert_close(
         swept[:4], base.logits[at].expand(4, -1), rtol=1e-5, atol=1e-5
@@ -258,7 +261,9 @@ def test_parts_of_a_shared_block_are_counted(tiny: Tiny) -> None:
     model, site = tiny("albert"), hs.Site(3, "attn")
     base, other, at = prepared(model, [site])
     variants = every(base, other, [site])
-    expected = torch.stack([alone(model, base, variant, at) for variant in variants])
+    expected = torch.stack(
+        [run_unbatched(model, base, variant, at) for variant in variants]
+    )
     torch.testing.assert_close(
         sweep(model, base, variants, at).values, expected, rtol=1e-5, atol=1e-5
     )
@@ -291,7 +296,9 @@ def test_a_window_of_attention_that_forgets_tokens_is_not_reused() -> None:
     variants = every(base, other, sites)
     swept = sweep(model, base, variants, at)
     assert any("looks back only so far" in note for note in swept.notes)
-    expected = torch.stack([alone(model, base, variant, at) for variant in variants])
+    expected = torch.stack(
+        [run_unbatched(model, base, variant, at) for variant in variants]
+    )
     torch.testing.assert_close(swept.values, expected, rtol=1e-5, atol=1e-5)
 
 
@@ -308,7 +315,9 @@ def test_in_another_dtype_and_kernel(kernel: str, dtype: torch.dtype) -> None:
     base, other, at = prepared(model, sites)
     variants = every(base, other, sites)
     swept = sweep(model, base, variants, at)
-    expected = torch.stack([alone(model, base, variant, at) for variant in variants])
+    expected = torch.stack(
+        [run_unbatched(model, base, variant, at) for variant in variants]
+    )
     room = 1e-5 if dtype == torch.float32 else 0.1
     torch.testing.assert_close(swept.values, expected, rtol=room, atol=room)
     assert shortcuts_of(model).joins and shortcuts_of(model).reuses

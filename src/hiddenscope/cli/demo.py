@@ -6,12 +6,12 @@ from pathlib import Path
 
 import hiddenscope as hs
 from hiddenscope import errors, progress
-from hiddenscope.cli.command import Shared, command, writes
+from hiddenscope.cli.command import command
+from hiddenscope.cli.options import Shared
 from hiddenscope.cli.terminal import echo, print_json, table, visible
 
 
-@command
-@writes(".html")
+@command("demo", writes=(".html",))
 def demo(shared: Shared) -> None:
     """Write a page that shows a model's hidden states, and print where it is.
 

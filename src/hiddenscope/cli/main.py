@@ -7,11 +7,10 @@ command was interrupted.
 """
 
 import io
-import os
 import sys
 from collections import Counter
-from collections.abc import Callable
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Annotated, Any, NamedTuple
 
 import typer
@@ -19,10 +18,12 @@ from typer.core import TyperCommand, TyperGroup
 
 import hiddenscope as hs
 from hiddenscope import progress
-from hiddenscope.catalog import ANALYSES, ANALYSIS, COMMANDS, GROUPS, Group
+from hiddenscope.catalog import ANALYSES, COMMANDS, GROUPS, Group
 from hiddenscope.cli import interrupt
 from hiddenscope.cli.arguments import with_stdin
-from hiddenscope.cli.generated import generated
+from hiddenscope.cli.asking import generated
+from hiddenscope.cli.command import Function
+from hiddenscope.cli.failures import discard_output
 
 
 class CommandGroup(NamedTuple):
@@ -142,12 +143,12 @@ app = typer.Typer(
 )
 
 
-def _command_of(word: str) -> Callable[..., None]:
-    if word in ANALYSIS and not ANALYSIS[word].own_command:
-        return generated(ANALYSIS[word])
-    function: Callable[..., None] = getattr(
-        import_module(f"hiddenscope.cli.{word}"), word
-    )
+def _command_of(word: str) -> Function:
+    """Return the command in `cli/<word>.py`, or else a generated one."""
+    name = f"hiddenscope.cli.{word}"
+    if find_spec(name) is None:
+        return generated(word)
+    function: Function = getattr(import_module(name), word)
     return function
 
 
@@ -192,16 +193,11 @@ def main() -> None:
         finally:
             sys.stdout.flush()  # a full disk or a reader that has gone shows only now
     except BrokenPipeError:
-        _discard_output()
+        discard_output()
         sys.exit(141)
     except OSError as error:
         if "--debug" in sys.argv:
             raise
-        _discard_output()
+        discard_output()
         print(f"Cannot print: {error.strerror}.", file=sys.stderr)
         sys.exit(2)
-
-
-def _discard_output() -> None:
-    """Let Python's own flush at the end go nowhere."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -7,15 +7,15 @@ from typing import Annotated
 import typer
 
 from hiddenscope import errors, progress
-from hiddenscope.cli.command import Shared, command, writes
+from hiddenscope.cli.command import command
+from hiddenscope.cli.options import Shared
 from hiddenscope.cli.terminal import print_json, table
 from hiddenscope.files import replacing
 from hiddenscope.loading import zoo
 from hiddenscope.loading.cache import verify_all
 
 
-@command
-@writes(".json", unused=("device", "dtype"))
+@command("models", writes=(".json",), without=("device", "dtype"))
 def models(
     shared: Shared,
     verify: Annotated[
@@ -49,7 +49,7 @@ def models(
     if shared.out:
         with replacing(shared.out) as fresh:
             fresh.write_text(json.dumps(listing, indent=2) + "\n", "utf-8")
-        shared.say_written()
+        shared.report_written()
     if shared.json:
         print_json(listing)
     elif not shared.out:

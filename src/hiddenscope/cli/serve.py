@@ -11,15 +11,15 @@ from typing import Annotated, Any
 
 import typer
 
-from hiddenscope.cli.command import Shared, command, writes
+from hiddenscope.cli.command import command
+from hiddenscope.cli.options import Shared
 from hiddenscope.cli.terminal import print_json
 from hiddenscope.errors import LoadError
 
 PORTS = 20  # how many are tried
 
 
-@command
-@writes(unused=("model", "dtype", "out"))
+@command("serve", writes=(), without=("model", "dtype", "out"))
 def serve(
     shared: Shared,
     host: Annotated[

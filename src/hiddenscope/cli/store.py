@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 import hiddenscope as hs
-from hiddenscope.cli.command import Shared, command, in_bytes, writes
-from hiddenscope.cli.terminal import echo, print_json, visible
+from hiddenscope.cli.command import command
+from hiddenscope.cli.options import Shared
+from hiddenscope.cli.terminal import echo, in_bytes, print_json, visible
 
 if TYPE_CHECKING:
     from hiddenscope.store.verify import Verification
 
 
-@command
-@writes(unused=("model", "device", "dtype", "out"))
+@command("store", writes=(), without=("model", "device", "dtype", "out"))
 def store(
     shared: Shared,
     action: Annotated[

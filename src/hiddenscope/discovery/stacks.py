@@ -91,8 +91,12 @@ class Anatomy:
         return tuple(self.taps)
 
     def stack(self, site: Site) -> Stack:
-        """The stack that a site belongs to."""
-        return next(stack for stack in self.stacks if site.stack in (None, stack.name))
+        """Return the stack that a site belongs to."""
+        return self.stack_named(site.stack)
+
+    def stack_named(self, name: str | None) -> Stack:
+        """Return the stack of this name; None stands for the only one."""
+        return next(stack for stack in self.stacks if name in (None, stack.name))
 
     def width(self, site: Site) -> int:
         """The width of the state at a site."""
@@ -155,6 +159,13 @@ class Anatomy:
             None if k < 0 else left if k > proof.depth else Site(k, "", name)
             for k in proof.entries
         )
+
+    def reported_names(self, stack: Stack) -> tuple[str, ...]:
+        """Return `reported` as strings, empty for an entry that no site names."""
+        names = []
+        for site in self.reported(stack):
+            names.append("" if site is None else str(site))
+        return tuple(names)
 
     def _with_reason(self, error: SiteError) -> SiteError:
         """The same error with the reason why the parts of a block were refused, if it

@@ -182,7 +182,7 @@ def trace(module: nn.Module, inputs: Mapping[str, Any]) -> Trace:
     with (
         autograd.restored(),
         torch.no_grad(),
-        hooks.as_it_was(module),
+        hooks.restoring(module),
         hooks.watching(all_parts),
     ):
         seen.output = module(**inputs, output_hidden_states=True, return_dict=True)

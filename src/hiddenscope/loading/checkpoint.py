@@ -1,10 +1,9 @@
-"""A checked folder made into a module and a tokenizer, without a network and without
-code of somebody else's.
+"""Load a module and a tokenizer from a checked folder, offline and without its code.
 
-The dtype to compute in is the checkpoint's on a GPU. On a CPU it is float32, unless
-bfloat16 is fast there: a CPU without native bfloat16 computes a linear layer some
-hundred times slower in it than in float32, so the choice is measured on the machine,
-once a process, and said in a note.
+On a GPU the module computes in the dtype of the checkpoint. On a CPU it computes in
+float32, unless bfloat16 is fast there. A CPU without native bfloat16 takes some hundred
+times as long in it, so the cost is measured on the machine, once per process, and a
+note names the choice.
 """
 
 from __future__ import annotations
@@ -62,13 +61,11 @@ _HOPELESS, _LONG = 4.0, 0.05
 
 @dataclass(frozen=True)
 class Loaded:
-    """A module with its tokenizer, where they came from, and every choice that was made
-    for the user.
+    """A module with its tokenizer, their source, and the choices made for the user.
 
-    `read_tokenizer` reads the tokenizer's files, which takes longer than the weights,
-    since those are mapped. `folder` holds the files they were read from; a live module
-    has none. `sentences` is what the folder says of vectors of texts, if it is one of
-    sentence-transformers.
+    `read_tokenizer` is called when the tokenizer is first used: reading its files takes
+    longer than mapping the weights. `folder` holds the files; a live module has none.
+    `sentences` describes the modules of a sentence-transformers folder.
 
     >>> import torch
     >>> Loaded(torch.nn.Linear(2, 2), lambda: None, "Linear", None, ()).name
@@ -85,7 +82,7 @@ class Loaded:
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase | None:
-        """The tokenizer, read when it is first asked for."""
+        """Return the tokenizer; its files are read on first use."""
         return self.read_tokenizer()
 
 
@@ -120,32 +117,32 @@ def load_folder(
     """Load a checked folder: the module in eval mode, and notes on the choices made."""
     device = _choose_device(options.device)
     dtype, dtype_note = _choose_dtype(folder, options, device)
-    given: dict[str, Any] = {"dtype": dtype}
+    arguments: dict[str, Any] = {"dtype": dtype}
     if options.attention is not None:
-        given["attn_implementation"] = options.attention
+        arguments["attn_implementation"] = options.attention
     quantised = "quantization_config" in folder.config
-    if device is None or quantised:
-        # A quantised module is put on its device while it is loaded, and cannot be
-        # moved afterwards.
-        given["device_map"] = "auto" if device is None else {"": device}
+    if device is None:
+        arguments["device_map"] = "auto"
+    elif quantised:
+        # A quantised module is placed while it is loaded and cannot be moved later.
+        arguments["device_map"] = {"": device}
     with quiet_transformers():
         config = _load_config(folder)
         loader, class_note = _choose_class(folder, config, options.task)
-        module, info = _from_pretrained(loader, folder, {**given, "config": config})
+        arguments["config"] = config
+        module, info = _from_pretrained(loader, folder, arguments)
     weights_note = _check_loaded(folder, module, info)
     if device is not None and device.type != "cpu" and not quantised:
-        module.to(device)  # from_pretrained leaves it on the CPU, in eval mode
-    tokenizer_note = (
-        ""
-        if folder.has_tokenizer
-        else "No tokenizer came with it: give it lists of token ids."
-    )
-    notes = (dtype_note, class_note, weights_note, tokenizer_note)
-    return module, tuple(note for note in notes if note)
+        # from_pretrained leaves the module on the CPU, in eval mode.
+        module.to(device)
+    notes = [dtype_note, class_note, weights_note]
+    if not folder.has_tokenizer:
+        notes.append("No tokenizer came with it: give it lists of token ids.")
+    return module, tuple(filter(None, notes))
 
 
 def load_tokenizer(folder: Folder) -> PreTrainedTokenizerBase | None:
-    """The folder's tokenizer, from its own files alone; None where it has none."""
+    """Load the tokenizer from the folder's files; return None if it has none."""
     from transformers import AutoTokenizer
 
     if not folder.has_tokenizer:
@@ -163,12 +160,10 @@ def load_tokenizer(folder: Folder) -> PreTrainedTokenizerBase | None:
     except Damaged:
         raise
     except Exception as error:
-        if any(
-            where.startswith("tokenizer_config.json") for where in folder.remote_code
-        ):
-            raise _remote_code(
-                folder, "Load it yourself and pass the live (module, tokenizer)."
-            ) from error
+        for place in folder.remote_code:
+            if place.startswith("tokenizer_config.json"):
+                remedy = "Load it yourself and pass the live (module, tokenizer)."
+                raise _remote_code(folder, remedy) from error
         raise LoadError(
             f"Cannot load the tokenizer of {folder.path}",
             _first_line(error),
@@ -187,8 +182,9 @@ def load_tokenizer(folder: Folder) -> PreTrainedTokenizerBase | None:
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Keep transformers' own progress bars and reports off stderr: what matters of them
-    goes into notes and errors.
+    """Keep the progress bars and reports of transformers off stderr.
+
+    What matters of them goes into notes and errors.
     """
     from transformers.utils import logging as transformers_logging
 
@@ -206,7 +202,7 @@ def quiet_transformers() -> Iterator[None]:
 
 
 def parse_dtype(dtype: str | torch.dtype) -> torch.dtype:
-    """The torch dtype of a name.
+    """Return the torch dtype of a name.
 
     >>> parse_dtype("bf16")
     torch.bfloat16
@@ -215,21 +211,19 @@ def parse_dtype(dtype: str | torch.dtype) -> torch.dtype:
 
     name = str(dtype).removeprefix("torch.")
     parsed = getattr(torch, _SHORT.get(name, name), None)
-    if (
-        not isinstance(parsed, torch.dtype)
-        or not parsed.is_floating_point
-        or parsed.itemsize < 2
-    ):
-        raise LoadError(
-            f"Cannot use dtype {str(dtype)[:40]!r}",
-            "it is not a floating-point dtype of torch with 16 bits or more",
-            "Choose 'float32', 'bfloat16' or 'float16'.",
-        )
-    return parsed
+    is_float = isinstance(parsed, torch.dtype) and parsed.is_floating_point
+    # Float8 is a format for storage: torch computes next to nothing in it.
+    if isinstance(parsed, torch.dtype) and is_float and parsed.itemsize >= 2:
+        return parsed
+    raise LoadError(
+        f"Cannot use dtype {str(dtype)[:40]!r}",
+        "it is not a floating-point dtype of torch with 16 bits or more",
+        "Choose 'float32', 'bfloat16' or 'float16'.",
+    )
 
 
 def choose_dtype(stored: torch.dtype, device: torch.device) -> tuple[torch.dtype, str]:
-    """The dtype to compute in, and a sentence that says why.
+    """Return the dtype to compute in, and a sentence that says why.
 
     >>> import torch
     >>> choose_dtype(torch.float32, torch.device("cpu"))
@@ -263,7 +257,7 @@ def choose_dtype(stored: torch.dtype, device: torch.device) -> tuple[torch.dtype
 
 @cache
 def bfloat16_cost() -> float:
-    """The time of a bfloat16 linear layer over that of a float32 one, on this CPU."""
+    """Return how many times as long as in float32 a bfloat16 layer takes here."""
     import torch
 
     reference = _seconds(torch.float32, None)
@@ -273,21 +267,17 @@ def bfloat16_cost() -> float:
 def _seconds(dtype: torch.dtype, reference: float | None) -> float:
     import torch
 
-    x, weight = (
-        torch.ones(_ROWS, _WIDTH, dtype=dtype),
-        torch.ones(_WIDTH, _WIDTH, dtype=dtype),
-    )
+    x = torch.ones(_ROWS, _WIDTH, dtype=dtype)
+    weight = torch.ones(_WIDTH, _WIDTH, dtype=dtype)
     times: list[float] = []
     with autograd.restored(inference=True), warnings.catch_warnings():
-        # torch warns where it has no bfloat16 kernel; that it is slow there is what is
-        # measured.
+        # torch warns where it has no bfloat16 kernel; how slow that is, is measured.
         warnings.simplefilter("ignore")
         for _ in range(_REPEATS):
             begin = time.perf_counter()
             torch.nn.functional.linear(x, weight)
             times.append(time.perf_counter() - begin)
-            # The first run also sets the kernel up, so the second one counts, unless
-            # the first was long already.
+            # The first run also sets the kernel up, so it counts only if it was long.
             telling = len(times) > 1 or times[0] > _LONG
             if reference is not None and telling and min(times) > _HOPELESS * reference:
                 break
@@ -295,17 +285,17 @@ def _seconds(dtype: torch.dtype, reference: float | None) -> float:
 
 
 def _choose_device(device: str | torch.device | None) -> torch.device | None:
-    """The device to load on, or None for as many as accelerate finds."""
+    """Return the device to load on, or None to let accelerate spread the model."""
     import torch
 
     if device is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return _default_device()
     if str(device) != "auto":
         try:
-            chosen = torch.empty(0, device=device).device
-            if chosen.type == "meta":
+            usable = torch.empty(0, device=device).device
+            if usable.type == "meta":
                 raise RuntimeError("a module on meta has no weights")
-            return chosen
+            return usable
         except (RuntimeError, AssertionError) as error:
             remedy = "Choose 'cpu', or 'auto' for whatever there is."
             raise LoadError(
@@ -323,14 +313,18 @@ def _choose_device(device: str | torch.device | None) -> torch.device | None:
 def _choose_dtype(
     folder: Folder, options: LoadOptions, device: torch.device | None
 ) -> tuple[torch.dtype | str, str]:
-    import torch
-
     if options.dtype is not None:
         return parse_dtype(options.dtype), ""
     if folder.dtype is None or "quantization_config" in folder.config:
         return "auto", "The checkpoint is quantised: its own dtypes are kept."
-    spread = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return choose_dtype(parse_dtype(_STORED[folder.dtype]), device or spread)
+    stored = parse_dtype(_STORED[folder.dtype])
+    return choose_dtype(stored, device or _default_device())
+
+
+def _default_device() -> torch.device:
+    import torch
+
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def _load_config(folder: Folder) -> Any:
@@ -372,32 +366,30 @@ def _choose_class(folder: Folder, config: Any, task: str | None) -> tuple[Any, s
         raise _remote_code(folder, remedy)
     if task is not None:
         name = TASKS[task]
-        if (
-            task == "text-encoder"
-            and type(config) not in transformers.MODEL_FOR_TEXT_ENCODING_MAPPING
-        ):
+        encoders = transformers.MODEL_FOR_TEXT_ENCODING_MAPPING
+        if task == "text-encoder" and type(config) not in encoders:
             name = "AutoModel"
-        note = (
-            "The code that its auto_map names was not run: transformers' own class was"
-            " used."
-        )
-        return getattr(transformers, name), note if folder.remote_code else ""
-    named = (
-        config.architectures if isinstance(config.architectures, list | tuple) else ()
-    )
-    for name in named:
-        own = (
-            getattr(transformers, name, None)
-            if isinstance(name, str) and name.isidentifier()
-            else None
-        )
-        if isinstance(own, type) and issubclass(own, transformers.PreTrainedModel):
-            return own, ""
+        note = ""
+        if folder.remote_code:
+            note = (
+                "The code that its auto_map names was not run: transformers' own class"
+                " was used."
+            )
+        return getattr(transformers, name), note
+    architectures = config.architectures
+    if not isinstance(architectures, list | tuple) or not architectures:
+        return transformers.AutoModel, ""
+    for name in architectures:
+        if not isinstance(name, str) or not name.isidentifier():
+            continue
+        loader = getattr(transformers, name, None)
+        if isinstance(loader, type) and issubclass(
+            loader, transformers.PreTrainedModel
+        ):
+            return loader, ""
     note = (
-        f"transformers has no class {named[0]!r}, which the config names: the base"
-        " model was loaded."
-        if named
-        else ""
+        f"transformers has no class {architectures[0]!r}, which the config names: the"
+        " base model was loaded."
     )
     return transformers.AutoModel, note
 
@@ -425,17 +417,15 @@ def _from_pretrained(
 
 
 def _check_loaded(folder: Folder, module: Any, info: dict[str, Any]) -> str:
-    """Refuse a module with weights that the checkpoint does not hold: its states would
-    be random numbers.
+    """Refuse a module whose weights are not all in the checkpoint; return a note.
+
+    The missing weights, and so the states, would be random numbers.
     """
     missing = sorted(str(key) for key in info["missing_keys"])
-    # The pooler of a base model comes after its states, and there is no head that reads
-    # it.
-    poolers = [
-        key
-        for key in missing
-        if "pooler" in key.split(".") and module.base_model is module
-    ]
+    poolers: list[str] = []
+    # The pooler of a base model comes after its states, and no head reads it.
+    if module.base_model is module:
+        poolers = [key for key in missing if "pooler" in key.split(".")]
     lacking = [key for key in missing if key not in poolers]
     if lacking or info["mismatched_keys"]:
         wrong = lacking or sorted(str(entry) for entry in info["mismatched_keys"])
@@ -466,8 +456,10 @@ def _remote_code(folder: Folder, remedy: str) -> Unsafe:
 
 
 def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines[0] if lines else type(error).__name__)[:300]
+    for line in str(error).splitlines():
+        if line.strip():
+            return line.strip()[:300]
+    return type(error).__name__[:300]
 
 
 def _remedy(error: Exception) -> str:

@@ -106,15 +106,14 @@ def check_folder(path: Path) -> Folder:
     config = _read_config(path)
     dtype, held = _check_weights(path, config)
     check_counts(walk(config), held, f"{path / 'config.json'}")
-    tokenizer = (
-        _read_json(path / "tokenizer_config.json")
-        if (path / "tokenizer_config.json").exists()
-        else {}
-    )
-    check_counts(walk(tokenizer), held, f"{path / 'tokenizer_config.json'}")
-    has_tokenizer = any((path / name).exists() for name in TOKENIZER_FILES) or any(
-        path.glob("*.model")
-    )
+    tokenizer: dict[str, Any] = {}
+    tokenizer_config = path / "tokenizer_config.json"
+    if tokenizer_config.exists():
+        tokenizer = _read_json(tokenizer_config)
+    check_counts(walk(tokenizer), held, str(tokenizer_config))
+    has_tokenizer = any((path / name).exists() for name in TOKENIZER_FILES)
+    if not has_tokenizer:
+        has_tokenizer = any(path.glob("*.model"))
     remote_code = (
         *_remote_code("config.json", config),
         *_remote_code("tokenizer_config.json", tokenizer),
@@ -123,11 +122,10 @@ def check_folder(path: Path) -> Folder:
 
 
 def _check_files(path: Path) -> None:
-    """Refuse a folder in which a library would open something that is not a file, or is
-    too large for its kind.
+    """Refuse files that are too large for their kind, and what is not a file.
 
-    Reading a pipe waits forever, and reading a device never ends. Links are followed: a
-    hub's cache is made of them.
+    Reading a pipe waits forever, and reading a device never ends. Links are followed,
+    because a hub's cache consists of them.
     """
     with os.scandir(path) as entries:
         for entry in entries:
@@ -137,9 +135,8 @@ def _check_files(path: Path) -> None:
 
 
 def _check_templates(path: Path) -> None:
-    """Refuse chat templates that are no files, or that are too large or too many
-    together: all of them are read.
-    """
+    """Refuse chat templates that are not files, or too large together."""
+    # transformers reads all of them, whether they are used or not.
     total = 0
     with os.scandir(path / TEMPLATES) as entries:
         for entry in entries:
@@ -152,30 +149,27 @@ def _check_templates(path: Path) -> None:
 
 def _check_file(path: Path, entry: "os.DirEntry[str]") -> None:
     try:
-        found = entry.stat()
+        status = entry.stat()
     except OSError as error:
         if entry.name.endswith(_READ):
             raise _no_file(
                 path, entry.name, f"is a link that leads nowhere ({error.strerror})"
             ) from error
         return
-    kind = stat.S_IFMT(found.st_mode)
+    kind = stat.S_IFMT(status.st_mode)
     if kind in _KINDS:
         raise _no_file(path, entry.name, f"is {_KINDS[kind]} and not a file")
     if kind == stat.S_IFDIR and entry.name.endswith(_READ):
         raise _no_file(path, entry.name, "is a folder and not a file")
-    other = (
-        _LARGEST_JSON if entry.name.endswith((".json", ".jinja")) else _LARGEST_OTHER
-    )
-    largest = _LARGEST.get(entry.name, other)
-    if (
-        entry.name.endswith(_READ)
-        and not entry.name.endswith(".safetensors")
-        and found.st_size > largest
-    ):
-        raise _no_file(
-            path, entry.name, f"has {found.st_size:,} bytes, more than {largest:,}"
-        )
+    if not entry.name.endswith(_READ) or entry.name.endswith(".safetensors"):
+        return
+    largest = _LARGEST_OTHER
+    if entry.name.endswith((".json", ".jinja")):
+        largest = _LARGEST_JSON
+    largest = _LARGEST.get(entry.name, largest)
+    if status.st_size > largest:
+        reason = f"has {status.st_size:,} bytes, more than {largest:,}"
+        raise _no_file(path, entry.name, reason)
 
 
 def _no_file(path: Path, name: str, reason: str) -> Damaged:
@@ -201,8 +195,11 @@ def _read_config(path: Path) -> dict[str, Any]:
                 f"its config has {key}={value}",
                 "Download config.json again.",
             )
-        for kernel in _kernels(value) if _kernel_key(key) in OWN_KERNELS else ():
-            if not is_own_kernel(kernel, _kernel_key(key)):
+        kernel_key = key.removeprefix("_").removesuffix("_internal")
+        if kernel_key not in OWN_KERNELS:
+            continue
+        for kernel in _kernels(value):
+            if not is_own_kernel(kernel, kernel_key):
                 raise Unsafe(
                     f"Cannot load {path}",
                     f"its config names the kernel {str(kernel)[:80]!r}, code that would"
@@ -213,8 +210,7 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 
 def is_own_kernel(name: object, key: str = "attn_implementation") -> bool:
-    """Whether transformers implements what a config or a user names, so that nothing is
-    downloaded to run it.
+    """Tell whether transformers implements a kernel itself and downloads none.
 
     >>> is_own_kernel("sdpa"), is_own_kernel("someone/kernel")
     (True, False)
@@ -227,13 +223,10 @@ def is_own_kernel(name: object, key: str = "attn_implementation") -> bool:
     return name in OWN_KERNELS[key]
 
 
-def _kernel_key(key: str) -> str:
-    return key.removeprefix("_").removesuffix("_internal")
-
-
 def _kernels(value: Any) -> Iterator[object]:
-    """Every name in the value of a kernel key: transformers takes a string, or a dict
-    with one for each sub-config.
+    """Yield every kernel that a config entry names.
+
+    transformers takes a string, or a dict with a string for each sub-config.
     """
     if isinstance(value, dict):
         for part in value.values():
@@ -250,9 +243,7 @@ def _remote_code(name: str, content: dict[str, Any]) -> tuple[str, ...]:
 def _check_weights(
     path: Path, config: dict[str, Any]
 ) -> tuple[str | None, WeightTotals]:
-    """The dtype that most bytes of the weights are in and what they hold, once every
-    weight file has been checked.
-    """
+    """Check every weight file; return the dtype of most bytes, and the totals."""
     named = config.get("transformers_weights")
     if named is not None and named not in (WEIGHTS, INDEX):
         raise Unsafe(
@@ -300,9 +291,8 @@ def _shards(path: Path) -> list[Path]:
                 "Finish the download: it is one of the shards.",
             )
     for name in names:
-        absent = {key for key, shard in weight_map.items() if shard == name} - set(
-            _tensors(path / name)
-        )
+        promised = {key for key, shard in weight_map.items() if shard == name}
+        absent = promised - set(_tensors(path / name))
         if absent:
             reason = f"{name} lacks {min(absent)!r}, which the index promises"
             raise Damaged(
@@ -318,19 +308,19 @@ def _contents(files: list[Path]) -> tuple[str | None, WeightTotals]:
     held = WeightTotals()
     for file in files:
         tensors = _tensors(file)
-        longest = max(
-            (max(shape, default=0) for _, shape in tensors.values()), default=0
-        )
-        held += WeightTotals(len(tensors), file.stat().st_size, longest)
+        longest = 0
         for dtype, shape in tensors.values():
+            longest = max(longest, *shape)
             totals[dtype] += prod(shape) * _BYTES_OF.get(dtype, 0)
-    floats = {dtype: totals[dtype] for dtype in _BYTES_OF if totals[dtype]}
-    return (max(floats, key=lambda dtype: floats[dtype]) if floats else None), held
+        held += WeightTotals(len(tensors), file.stat().st_size, longest)
+    floats = [dtype for dtype in _BYTES_OF if totals[dtype]]
+    if not floats:
+        return None, held
+    return max(floats, key=lambda dtype: totals[dtype]), held
 
 
 def _tensors(path: Path) -> dict[str, tuple[str, list[int]]]:
-    """The dtype and the shape of each tensor in a safetensors file, from its header
-    alone.
+    """Read the dtype and shape of each tensor from a safetensors header.
 
     safetensors checks the header against the length of the file: every byte must belong
     to exactly one tensor.
@@ -339,14 +329,12 @@ def _tensors(path: Path) -> dict[str, tuple[str, list[int]]]:
 
     try:
         with safe_open(path, framework="np") as file:
-            slices = {
-                name: file.get_slice(name)
-                for name in file.keys()  # noqa: SIM118
-            }  # it is no mapping
-            return {
-                name: (str(part.get_dtype()), part.get_shape())
-                for name, part in slices.items()
-            }
+            tensors = {}
+            # `file` has keys() but is not a mapping.
+            for name in file.keys():  # noqa: SIM118
+                part = file.get_slice(name)
+                tensors[name] = (str(part.get_dtype()), part.get_shape())
+            return tensors
     except (SafetensorError, OSError) as error:
         remedy = "Download the file again: it is cut short or was changed."
         raise Damaged(f"Cannot read {path.name}", str(error)[:200], remedy) from error

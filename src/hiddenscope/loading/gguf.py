@@ -1,5 +1,4 @@
-"""A GGUF file: its header checked before any library trusts it, its weights converted
-to a safetensors folder.
+"""Check a GGUF header before any library trusts it, and convert the weights.
 
 A GGUF header is a list of keys and values and a list of tensors, each with counts and
 lengths that the file itself gives. A count that the size of the file cannot hold is
@@ -116,14 +115,10 @@ class _Reader:
             raise _damaged(self.path, "two tensors have the same name")
         longest = max((max(shape) for _, shape, _, _ in tensor_table), default=0)
         held = limits.WeightTotals(tensors, self.size, longest)
-        limits.check_counts(
-            ((key.rpartition(".")[2], value) for key, value in metadata.items()),
-            held,
-            self.path.name,
-        )
-        return GGUFHeader(
-            metadata, sum(prod(shape) for _, shape, _, _ in tensor_table), held
-        )
+        entries = ((key.rpartition(".")[2], value) for key, value in metadata.items())
+        limits.check_counts(entries, held, self.path.name)
+        elements = sum(prod(shape) for _, shape, _, _ in tensor_table)
+        return GGUFHeader(metadata, elements, held)
 
     def scalar(self, code: str) -> Any:
         width = struct.calcsize(f"<{code}")
@@ -141,9 +136,7 @@ class _Reader:
         return self.content[begin : self.at].decode("utf-8", errors="replace")
 
     def value(self, kind: int, depth: int = 0) -> Any:
-        """A scalar, a string, or the length of an array, of which only the extent is
-        walked.
-        """
+        """Read a scalar or a string; skip over an array and return its length."""
         if kind == _STRING:
             return self.string()
         if kind in _SCALARS:
@@ -151,7 +144,10 @@ class _Reader:
         if kind != _ARRAY or depth > 3:
             raise _damaged(self.path, f"it has a value of the unknown type {kind}")
         inner, count = self.scalar("I"), self.scalar("Q")
-        width = struct.calcsize(f"<{_SCALARS[inner]}") if inner in _SCALARS else 8
+        # A string or an array begins with a length of 8 bytes.
+        width = 8
+        if inner in _SCALARS:
+            width = struct.calcsize(f"<{_SCALARS[inner]}")
         self.expect(count, width, "items in an array")
         self.items += count
         if self.items > _MOST_ITEMS:
@@ -219,29 +215,32 @@ class _Reader:
 
 
 @contextmanager
-def _alone(path: Path, beside: Path) -> Iterator[Path]:
-    """A link to a file in a folder where nothing else is: transformers would read a
-    tokenizer that lies beside it.
+def _isolated(path: Path, beside: Path) -> Iterator[Path]:
+    """Link a file into an otherwise empty folder.
+
+    transformers would read a tokenizer that lies beside the file.
     """
     with working_folder(beside, "gguf") as folder:
         link = folder / path.name
         try:
             link.symlink_to(path.resolve())
-        except OSError:  # where links are not allowed
+        except OSError:
+            # Some file systems allow no links.
             shutil.copyfile(path, link)
         yield link
 
 
 def convert(source: Path, folder: Path) -> None:
-    """Write a GGUF file as a safetensors folder in float32, which holds every unpacked
-    value exactly.
+    """Write a GGUF file as a safetensors folder in float32.
+
+    float32 holds every unpacked value exactly.
     """
     header = read_header(source)
     progress.note(
         f"Converting {source.name} to safetensors: this is done once and takes a while."
     )
     bar = progress.track(f"Converting {source.name}", total=3)
-    with bar as advance, quiet_transformers(), _alone(source, folder.parent) as path:
+    with bar as advance, quiet_transformers(), _isolated(source, folder.parent) as path:
         try:
             with without_panic(
                 Damaged,
@@ -267,7 +266,7 @@ def convert(source: Path, folder: Path) -> None:
 
 
 def read_module(path: Path, header: GGUFHeader) -> Any:
-    """The module that a checked GGUF file holds, unpacked to float32."""
+    """Read the module of a checked GGUF file, unpacked to float32."""
     import torch
     import transformers
 
@@ -290,10 +289,13 @@ def read_module(path: Path, header: GGUFHeader) -> Any:
         loader = transformers.AutoModelForSeq2SeqLM
     unpacked = getattr(transformers, "GgufConfig", None)
     if unpacked is not None:
-        # Otherwise newer versions may keep the blocks packed and fetch a kernel for
-        # them.
+        # Newer versions may otherwise keep the blocks packed and download a kernel.
         options["quantization_config"] = unpacked(dequantize=True)
-    bounded = limits.building(header.held, _plain(header.metadata), path.name)
+    numbers = {}
+    for key, value in header.metadata.items():
+        if not key.startswith(("tokenizer.", "general.")):
+            numbers[key] = value
+    bounded = limits.building(header.held, numbers, path.name)
     with redirect_stderr(_WithoutBar(sys.stderr)), bounded:
         module, info = loader.from_pretrained(
             str(path.parent), dtype=torch.float32, output_loading_info=True, **options
@@ -308,8 +310,9 @@ def read_module(path: Path, header: GGUFHeader) -> Any:
 
 
 def read_tokenizer(path: Path, header: GGUFHeader) -> Any:
-    """The tokenizer that a checked GGUF file holds, with the first and last token that
-    its metadata asks for.
+    """Read the tokenizer of a checked GGUF file.
+
+    It adds the begin and end tokens that the metadata asks for.
     """
     import transformers
 
@@ -328,43 +331,31 @@ def read_tokenizer(path: Path, header: GGUFHeader) -> Any:
         special["eos"] = bool(metadata["tokenizer.ggml.add_eos_token"])
     for which, present in special.items():
         if _adds(tokenizer, which) != present:
-            # The converted tokenizer drops these, and a model trained with <bos> writes
-            # nonsense without it.
+            # The converted tokenizer drops these tokens, and a model trained with <bos>
+            # writes nonsense without it.
             setattr(tokenizer, f"add_{which}_token", present)
         if _adds(tokenizer, which) != present:
             raise _damaged(
                 path, f"its tokenizer does not follow add_{which}_token={present}"
             )
-    length = next(
-        (value for key, value in metadata.items() if key.endswith(".context_length")),
-        None,
-    )
-    if isinstance(length, int):
-        tokenizer.model_max_length = length
+    for key, value in metadata.items():
+        if key.endswith(".context_length"):
+            if isinstance(value, int):
+                tokenizer.model_max_length = value
+            break
     return tokenizer
 
 
-def _plain(metadata: dict[str, Any]) -> dict[str, Any]:
-    """The numbers of the model itself, without those of its tokenizer."""
-    return {
-        key: value
-        for key, value in metadata.items()
-        if not key.startswith(("tokenizer.", "general."))
-    }
-
-
 class _WithoutBar:
-    """A stderr without the one progress bar of transformers that no option turns off."""
+    """A stderr without the progress bar of transformers that no option disables."""
 
     def __init__(self, stderr: Any) -> None:
         self._stderr = stderr
 
     def write(self, text: str) -> int:
-        return (
-            len(text)
-            if "GGUF tensors" in text or not text.strip()
-            else int(self._stderr.write(text))
-        )
+        if "GGUF tensors" in text or not text.strip():
+            return len(text)
+        return int(self._stderr.write(text))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stderr, name)
@@ -373,13 +364,12 @@ class _WithoutBar:
 def _adds(tokenizer: Any, which: str) -> bool:
     ids = tokenizer("a")["input_ids"]
     token = getattr(tokenizer, f"{which}_token_id")
-    return token is not None and ids[0 if which == "bos" else -1] == token
+    place = 0 if which == "bos" else -1
+    return token is not None and ids[place] == token
 
 
 def _unquantised(module: Any) -> Any:
-    """Remove what is left of the quantiser, which would refuse to save plain float32
-    weights.
-    """
+    """Remove the quantiser, which would refuse to save plain float32 weights."""
     for name in ("hf_quantizer", "quantization_method"):
         if hasattr(module, name):
             delattr(module, name)

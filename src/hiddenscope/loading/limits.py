@@ -1,24 +1,29 @@
-"""How much a model from a file may ask for, held against what its files hold.
+"""Limits on what a model's files may ask for, derived from what they hold.
 
-A config is a handful of numbers that somebody else wrote, and any of them may be
-absurd: a million layers, a window of ten million tokens. While the module is built, on
-the meta device where tensors have no memory, its parts are counted, and a count that
-the weight files cannot fill stops it. `bounded` limits its first pass. Importing this
-loads no torch.
+A config is a handful of numbers from a stranger, and any of them may be absurd: a
+million layers, a window of ten million tokens. While the module is built, on the meta
+device where tensors have no memory, its parts are counted, and a count that the weight
+files cannot fill stops it. `SizeLimit` limits its first pass. Importing this loads no
+torch.
 """
 
+from __future__ import annotations
+
 import re
-import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hiddenscope.errors import Damaged
+from hiddenscope.modules.registration import Kind, registering
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 LARGEST_COUNT = 100_000
-# Names of what is counted one by one: a config class or a tokenizer makes a list of so
-# many, before any weight is read.
+# Config classes and tokenizers build a list with one item for each of these, before any
+# weight is read.
 _COUNTED = re.compile(
     r"(?:.*_)?(?:layers?|labels?|experts?|heads?|blocks?|groups?|stages?|depth|cycles|iterations|hashes|extra_ids)(?:_.*)?"
 )
@@ -38,8 +43,7 @@ BUFFERS, BUFFERS_PER_BYTE = 2**28, 4
 
 @dataclass(frozen=True)
 class WeightTotals:
-    """What the weight files of a model hold: how many tensors, of how many bytes, and
-    the longest axis of any.
+    """The number of tensors in a model's weight files, their bytes and longest axis.
 
     >>> WeightTotals(2, 100, 50) + WeightTotals(1, 20, 60)
     WeightTotals(tensors=3, bytes=120, longest=60)
@@ -49,7 +53,7 @@ class WeightTotals:
     bytes: int = 0
     longest: int = 0
 
-    def __add__(self, other: "WeightTotals") -> "WeightTotals":
+    def __add__(self, other: WeightTotals) -> WeightTotals:
         return WeightTotals(
             self.tensors + other.tensors,
             self.bytes + other.bytes,
@@ -58,10 +62,9 @@ class WeightTotals:
 
 
 def check_counts(
-    entries: Iterator[tuple[str, Any]], held: WeightTotals, name: str
+    entries: Iterator[tuple[str, object]], held: WeightTotals, name: str
 ) -> None:
-    """Raise Damaged if a config or a tokenizer's config counts layers, labels or the
-    like in absurd numbers.
+    """Raise Damaged if a config counts layers, labels or the like in absurd numbers.
 
     >>> check_counts(iter([("num_labels", 1000), ("layer_norm_eps", 1)]), WeightTotals(), "config.json")
     >>> check_counts(iter([("num_labels", 10**9)]), WeightTotals(), "config.json")
@@ -84,8 +87,7 @@ def check_counts(
 def building(
     held: WeightTotals, config: Mapping[str, Any], name: str
 ) -> Iterator[None]:
-    """Stop the building of a module, with Damaged, once it has more parts than the
-    weight files can fill.
+    """Raise Damaged once a module gets more parts than its weight files can fill.
 
     >>> import torch
     >>> from torch import nn
@@ -94,90 +96,70 @@ def building(
     Traceback (most recent call last):
     hiddenscope.errors.Damaged: Cannot load x: a model of its config has more than 67,109,248 parameters...
     """
-    from torch.nn.modules import module as modules
+    parts = _PartCounts(held)
 
-    parts, thread = _Parts(held), threading.get_ident()
-
-    def watch(kind: str) -> Callable[[Any, str, Any], None]:
-        def added(module: Any, part_name: str, part: Any) -> None:
-            if threading.get_ident() == thread and parts.too_many(
-                kind, module, part_name, part
-            ):
-                excess, remedy = (
-                    parts.excess(),
-                    "Check that config and weights belong together.",
-                )
-                raise Damaged(
-                    f"Cannot load {name}",
-                    f"a model of its config has {excess}{largest(config)}",
-                    remedy,
-                )
-
-        return added
-
-    # These are called for every part that any module gets; they watch no pass.
-    handles: list[Any] = []
-    try:
-        for kind in ("module", "parameter", "buffer"):
-            handles.append(
-                getattr(modules, f"register_module_{kind}_registration_hook")(
-                    watch(kind)
-                )
+    def added(
+        kind: Kind, module: nn.Module, part_name: str, part: nn.Module | Tensor | None
+    ) -> None:
+        parts.add(kind, module, part_name, part)
+        if parts.totals[kind] > parts.limits[kind]:
+            raise Damaged(
+                f"Cannot load {name}",
+                f"a model of its config has {parts.excess()}{largest(config)}",
+                "Check that config and weights belong together.",
             )
+
+    with registering(added):
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
-class _Parts:
-    """Counts modules, parameters and the bytes of buffers. What is set anew, as when it
-    is loaded, counts once.
+class _PartCounts:
+    """Counts of the modules, parameters and buffer bytes that were built.
+
+    A part that is set again, as when its weight is loaded, counts once.
     """
 
     def __init__(self, held: WeightTotals) -> None:
         self.held = held
-        self.sizes: dict[tuple[str, int, str], int] = {}
-        self.totals = {"module": 0, "parameter": 0, "buffer": 0}
-        self.most = {
+        self.sizes: dict[tuple[Kind, int, str], int] = {}
+        self.totals: dict[Kind, int] = {"module": 0, "parameter": 0, "buffer": 0}
+        self.limits: dict[Kind, int] = {
             "module": MODULES + MODULES_PER_TENSOR * held.tensors,
             "parameter": PARAMETERS + PARAMETERS_PER_BYTE * held.bytes,
             "buffer": BUFFERS + BUFFERS_PER_BYTE * held.bytes,
         }
 
-    def too_many(self, kind: str, module: Any, name: str, part: Any) -> bool:
-        """Whether there is too much of a kind, now that a part was added. It is called
-        for every part of a model.
-        """
+    def add(self, kind: Kind, module: nn.Module, name: str, part: Any) -> None:
+        """Count one part; this is called for every part of a model."""
         if part is None:
-            return False
+            return
         if kind == "module":
             self.totals[kind] += 1
-        else:
-            key, size = (kind, id(module), name), part.numel()
-            if kind == "buffer":
-                size *= part.element_size()
-            self.totals[kind] += size - self.sizes.get(key, 0)
-            self.sizes[key] = size
-        return self.totals[kind] > self.most[kind]
+            return
+        size = part.numel()
+        if kind == "buffer":
+            size *= part.element_size()
+        key = (kind, id(module), name)
+        self.totals[kind] += size - self.sizes.get(key, 0)
+        self.sizes[key] = size
 
     def excess(self) -> str:
-        """What there is too much of, in words."""
-        if self.totals["module"] > self.most["module"]:
-            holds = f"its weight files hold {self.held.tensors:,} tensors"
-            return f"more than {self.most['module']:,} modules, and {holds}"
+        """Describe what there is too much of."""
+        if self.totals["module"] > self.limits["module"]:
+            most = f"{self.limits['module']:,} modules"
+            return (
+                f"more than {most}, and its weight files hold {self.held.tensors:,}"
+                " tensors"
+            )
         have = f"its weight files have {self.held.bytes:,} bytes"
-        if self.totals["parameter"] > self.most["parameter"]:
-            return f"more than {self.most['parameter']:,} parameters, and {have}"
-        return (
-            f"masks and tables of more than {self.most['buffer']:,} bytes, and {have}"
-        )
+        if self.totals["parameter"] > self.limits["parameter"]:
+            return f"more than {self.limits['parameter']:,} parameters, and {have}"
+        most = f"{self.limits['buffer']:,} bytes"
+        return f"masks and tables of more than {most}, and {have}"
 
 
 def largest(config: Mapping[str, Any]) -> str:
-    """The largest number of a config, in words: in an absurd config it is most often
-    the absurd one.
-    """
+    """Name the largest number of a config: it is most often the absurd one."""
     numbers = [(value, key) for key, value in walk(config) if type(value) is int]
     if not numbers:
         return ""
@@ -186,18 +168,18 @@ def largest(config: Mapping[str, Any]) -> str:
 
 
 def _number(value: int) -> str:
-    return (
-        f"{value:,}"
-        if abs(value) < 10**24
-        else f"{value:.3e}"
-        if abs(value) < 10**300
-        else "a number of 300 digits"
-    )
+    if abs(value) < 10**24:
+        return f"{value:,}"
+    # Python refuses to turn a longer integer into a float.
+    if abs(value) < 10**300:
+        return f"{value:.3e}"
+    return "a number of 300 digits"
 
 
 def walk(content: Any) -> Iterator[tuple[str, Any]]:
-    """Every key of nested JSON with its value, however deep; the items of a list come
-    under the list's own key.
+    """Yield every key of nested JSON with its value, however deep.
+
+    The items of a list come under the key of the list.
 
     >>> list(walk({"a": [{"b": 1}, 2]}))
     [('a', [{'b': 1}, 2]), ('a', {'b': 1}), ('a', 2), ('b', 1)]
@@ -205,11 +187,10 @@ def walk(content: Any) -> Iterator[tuple[str, Any]]:
     waiting = [("", content)]
     while waiting:
         key, current = waiting.pop()
-        pairs = (
-            current.items()
-            if isinstance(current, Mapping)
-            else ((key, item) for item in current)
-        )
+        if isinstance(current, Mapping):
+            pairs = list(current.items())
+        else:
+            pairs = [(key, item) for item in current]
         for name, value in pairs:
             yield name, value
             if isinstance(value, Mapping | list):

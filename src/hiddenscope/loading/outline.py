@@ -1,15 +1,14 @@
-"""What a checkpoint says of itself, before its weights are read: how deep and how large
-it is, and in which dtype.
+"""Read the depth, size and dtype of a checkpoint before its weights.
 
-It serves to say at once what is being loaded, and to refuse at once a layer that is not
-there. It is read from the config and from the headers of the weight files, in a few
-milliseconds. What is not known for certain is None, and nothing is refused for that:
-the model itself is asked when it is loaded.
+The command line uses this to say at once what it loads and to refuse a layer that does
+not exist. Config and weight headers are read in a few milliseconds. Whatever is not
+certain is None and refuses nothing: the loaded model decides.
 """
 
 import json
 import os
 import re
+from collections import Counter
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -49,34 +48,34 @@ class Outline:
     headless: bool = False
 
     def described(self, dtype: str | None = None) -> str:
-        """The name, the size, and the dtype that was asked for, or else the one that it
-        is stored in.
-        """
-        known = [
-            in_short(self.parameters) if self.parameters else None,
-            dtype or self.dtype,
-        ]
-        return (
-            f"{self.name} ({', '.join(filter(None, known))})"
-            if any(known)
-            else self.name
-        )
+        """Return the name with the size and the requested or stored dtype."""
+        known = []
+        if self.parameters:
+            known.append(in_short(self.parameters))
+        if dtype or self.dtype:
+            known.append(str(dtype or self.dtype))
+        if not known:
+            return self.name
+        return f"{self.name} ({', '.join(known)})"
 
 
 def outline(source: str | None) -> Outline:
-    """What is known of a model: a zoo name, a folder; of a hub id or a GGUF file, the
-    name.
-    """
+    """Return what is known of a zoo model or a folder; of other sources, the name."""
     name = source or DEFAULT
     folder = _folder(name)
-    short = folder.resolve().name if folder is not None and name not in ZOO else name
-    bare = Outline(short if os.sep not in short else Path(short).name)
+    short = name
+    if folder is not None and name not in ZOO:
+        short = folder.resolve().name
+    elif os.sep in name:
+        short = Path(name).name
+    bare = Outline(short)
     if folder is None:
         return bare
     try:
         return _with_weights(_with_config(bare, folder), folder)
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        return bare  # whatever is wrong with it is said when it is loaded
+        # Loading the model will report what is wrong with it.
+        return bare
 
 
 def check_sites(model: Outline, patterns: str) -> None:
@@ -84,7 +83,8 @@ def check_sites(model: Outline, patterns: str) -> None:
 
     >>> check_sites(Outline("t5", 9), "layer.3,layer.20")
     Traceback (most recent call last):
-    hiddenscope.errors.SiteError: No site 'layer.20' in t5: it has layer.0 to layer.9 and final. Did you mean 'layer.2'?
+    hiddenscope.errors.SiteError: No site 'layer.20' in t5: it has layer.0 to
+    layer.9 and final. Did you mean 'layer.2'?
     """
     if model.layers is None:
         return
@@ -96,26 +96,26 @@ def check_sites(model: Outline, patterns: str) -> None:
 
 
 def in_short(count: int) -> str:
-    """A count of parameters as people say it.
+    """Return a count of parameters as people write it.
 
     >>> in_short(134_515_008), in_short(1_540_000_000), in_short(22_714)
     ('135M', '1.5B', '23K')
     """
     for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
         if count >= size * 0.9995:
-            return (
-                f"{count / size:.1f}{unit}"
-                if count < 9.95 * size and unit == "B"
-                else f"{count / size:.0f}{unit}"
-            )
+            digits = int(unit == "B" and count < 9.95 * size)
+            return f"{count / size:.{digits}f}{unit}"
     return str(count)
 
 
 def _folder(name: str) -> Path | None:
     if name in ZOO:
-        return ZOO[name].folder if is_complete(ZOO[name].folder) else None
-    path = Path(name).expanduser()
-    return path if os.path.isdir(path) else None
+        path = ZOO[name].folder
+        exists = is_complete(path)
+    else:
+        path = Path(name).expanduser()
+        exists = os.path.isdir(path)
+    return path if exists else None
 
 
 def _with_config(bare: Outline, folder: Path) -> Outline:
@@ -133,27 +133,22 @@ def _with_config(bare: Outline, folder: Path) -> Outline:
 
 
 def _depth(config: dict[str, Any]) -> int | None:
-    """The depth of a model with one stack of blocks, all of which the config counts."""
-    stacked = config.get("is_encoder_decoder") or any(
-        isinstance(part, dict) and _depths(part) for part in config.values()
-    )
-    depths = _depths(config)
-    if (
-        stacked
-        or len(depths) != 1
-        or config.get("model_type") in OTHER_DEPTHS
-        or "auto_map" in config
-    ):
+    """Return the depth of a model if the config counts all blocks of one stack."""
+    if config.get("is_encoder_decoder") or "auto_map" in config:
         return None
-    return depths.pop()
+    if config.get("model_type") in OTHER_DEPTHS:
+        return None
+    for part in config.values():
+        # A nested config with a depth of its own: the model has several stacks.
+        if isinstance(part, dict) and _depths(part):
+            return None
+    depths = _depths(config)
+    return depths.pop() if len(depths) == 1 else None
 
 
 def _depths(config: dict[str, Any]) -> set[int]:
-    return {
-        config[key]
-        for key in DEPTHS
-        if isinstance(config.get(key), int) and config[key] > 0
-    }
+    values = [config.get(key) for key in DEPTHS]
+    return {value for value in values if isinstance(value, int) and value > 0}
 
 
 def _with_weights(known: Outline, folder: Path) -> Outline:
@@ -162,23 +157,21 @@ def _with_weights(known: Outline, folder: Path) -> Outline:
         index = folder / INDEX
         if not index.is_file() or index.stat().st_size > LARGEST_HEADER:
             return known
-        files = [
-            folder / Path(str(name)).name
-            for name in set(json.loads(index.read_text("utf-8"))["weight_map"].values())
-        ]
-    counts: dict[str, int] = {}
+        weight_map = json.loads(index.read_text("utf-8"))["weight_map"]
+        files = [folder / Path(str(name)).name for name in set(weight_map.values())]
+    counts: Counter[str] = Counter()
     for file in files:
         for tensor in _header(file).values():
-            counts[tensor["dtype"]] = counts.get(tensor["dtype"], 0) + prod(
-                tensor["shape"]
-            )
-    floats = {dtype: count for dtype, count in counts.items() if dtype in STORED}
-    dtype = STORED[max(floats, key=lambda name: floats[name])] if floats else None
-    return replace(known, parameters=sum(counts.values()) or None, dtype=dtype)
+            counts[tensor["dtype"]] += prod(tensor["shape"])
+    dtype = None
+    floats = [name for name in counts if name in STORED]
+    if floats:
+        dtype = STORED[max(floats, key=lambda name: counts[name])]
+    return replace(known, parameters=counts.total() or None, dtype=dtype)
 
 
 def _header(file: Path) -> dict[str, Any]:
-    """The tensors of a safetensors file: a length, and then JSON."""
+    """Read the table of tensors of a safetensors file: a length, then JSON."""
     with file.open("rb") as opened:
         size = int.from_bytes(opened.read(8), "little")
         if size > LARGEST_HEADER:

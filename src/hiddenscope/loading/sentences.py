@@ -1,9 +1,9 @@
-"""How a folder of sentence-transformers makes a vector of a text.
+"""Read how a sentence-transformers folder turns a text into a vector.
 
-    modules.json                          its modules, in order: Transformer, Pooling, Normalize, ...
-    sentence_bert_config.json             the longest text in tokens, and whether texts are lower-cased
-    1_Pooling/config.json                 how the states of a text become one vector
-    config_sentence_transformers.json     what is put before a text
+    modules.json                        Transformer, Pooling, Normalize, ... in order
+    sentence_bert_config.json           longest text in tokens, lower-casing
+    1_Pooling/config.json               how the states become one vector
+    config_sentence_transformers.json   prompts that are put before a text
 
 `hs.embed` does the same, or says that it cannot.
 """
@@ -18,7 +18,7 @@ from hiddenscope.errors import Damaged
 
 MODULES, CONFIG = "modules.json", "config_sentence_transformers.json"
 TRANSFORMERS = "sentence_*_config.json"  # bert, roberta, distilbert, xlm-roberta, ...
-# Theirs, and what hs.embed calls them.
+# Pooling names of sentence-transformers, and what hs.embed calls them.
 POOLS = {
     "mean": "mean",
     "max": "max",
@@ -33,12 +33,8 @@ MODES = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
-WITHOUT_EFFECT = (
-    "Transformer",
-    "Pooling",
-    "Normalize",
-    "Dropout",
-)  # on what hs.embed returns; norm 1 is its own choice
+# Modules that hs.embed covers; whether vectors have norm 1 is its caller's choice.
+SUPPORTED = ("Transformer", "Pooling", "Normalize", "Dropout")
 _LARGEST = 2**20
 
 
@@ -60,8 +56,7 @@ class SentenceModules:
 
 
 def sentence_modules(folder: Path) -> SentenceModules | None:
-    """What the files of a folder say; None for a folder that is not of
-    sentence-transformers.
+    """Read the modules of a folder; return None if it lists none.
 
     >>> sentence_modules(Path("/nowhere")) is None
     True
@@ -69,36 +64,40 @@ def sentence_modules(folder: Path) -> SentenceModules | None:
     transformers = sorted(folder.glob(TRANSFORMERS))
     if not transformers and not (folder / MODULES).is_file():
         return None
-    own = _json(transformers[0], dict) if transformers else {}
-    longest = own.get("max_seq_length")
-    if longest is not None and (
-        not isinstance(longest, int) or isinstance(longest, bool) or longest < 1
-    ):
+    encoder: dict[str, Any] = {}
+    if transformers:
+        encoder = _json(transformers[0], dict)
+    longest = encoder.get("max_seq_length")
+    is_length = type(longest) is int and longest >= 1
+    if longest is not None and not is_length:
         raise _damaged(transformers[0], f"max_seq_length is {str(longest)[:40]}")
-    config = _json(folder / CONFIG, dict) if (folder / CONFIG).is_file() else {}
-    prompts, chosen = config.get("prompts") or {}, config.get("default_prompt_name")
-    if not isinstance(prompts, dict) or not all(
+    config: dict[str, Any] = {}
+    if (folder / CONFIG).is_file():
+        config = _json(folder / CONFIG, dict)
+    prompts = config.get("prompts") or {}
+    are_strings = isinstance(prompts, dict) and all(
         isinstance(prompt, str) for prompt in prompts.values()
-    ):
+    )
+    if not are_strings:
         raise _damaged(folder / CONFIG, "prompts is not an object of strings")
-    prompt = prompts.get(chosen, "") if isinstance(chosen, str) else ""
+    default = config.get("default_prompt_name")
+    prompt = ""
+    if isinstance(default, str):
+        prompt = prompts.get(default, "")
     pooling, missing = _modules(folder)
     modes = _modes(pooling)
-    if [mode for mode in modes if mode not in POOLS] or len(modes) > 1:
+    if len(modes) > 1 or modes[0] not in POOLS:
         missing = missing or f"pools by {' and '.join(modes)[:80]}"
     elif prompt and pooling.get("include_prompt") is False:
         missing = missing or "leaves the prompt out of the mean"
-    others = tuple(name for name, text in prompts.items() if text and name != chosen)
+    others = tuple(name for name, text in prompts.items() if text and name != default)
+    lower = bool(encoder.get("do_lower_case"))
     pool = POOLS.get(modes[0], "mean")
-    return SentenceModules(
-        longest, bool(own.get("do_lower_case")), prompt, others, pool, missing
-    )
+    return SentenceModules(longest, lower, prompt, others, pool, missing)
 
 
 def _modules(folder: Path) -> tuple[dict[str, Any], str]:
-    """The configuration of the pooling, and the first module that `hs.embed` does not
-    have.
-    """
+    """Return the pooling's config, and the first module that `hs.embed` lacks."""
     if not (folder / MODULES).is_file():
         return {}, ""
     pooling: dict[str, Any] = {}
@@ -106,37 +105,33 @@ def _modules(folder: Path) -> tuple[dict[str, Any], str]:
     for kind, path in _listed(folder):
         if kind == "Pooling" and (folder / path / "config.json").is_file():
             pooling = _json(folder / path / "config.json", dict)
-        elif kind not in WITHOUT_EFFECT:
+        elif kind not in SUPPORTED:
             missing = missing or f"has a module {kind[:40]}"
     return pooling, missing
 
 
 def _listed(folder: Path) -> Iterator[tuple[str, str]]:
-    """Each module's class, without the package it is in, and its folder, which lies in
-    this one.
-    """
+    """Yield the class name and the folder of each module."""
     for module in _json(folder / MODULES, list):
-        if not isinstance(module, dict) or not all(
-            isinstance(module.get(key), str) for key in ("type", "path")
-        ):
-            raise _damaged(folder / MODULES, "a module has no type or no path")
-        if ".." in Path(module["path"]).parts or Path(module["path"]).is_absolute():
-            raise _damaged(
-                folder / MODULES, f"{module['path'][:80]!r} lies outside the folder"
-            )
-        yield module["type"].rpartition(".")[2], module["path"]
+        match module:
+            case {"type": str(kind), "path": str(path)}:
+                pass
+            case _:
+                raise _damaged(folder / MODULES, "a module has no type or no path")
+        if ".." in Path(path).parts or Path(path).is_absolute():
+            raise _damaged(folder / MODULES, f"{path[:80]!r} lies outside the folder")
+        # Without the package that the class is in.
+        yield kind.rpartition(".")[2], path
 
 
 def _modes(pooling: dict[str, Any]) -> list[str]:
-    """How states are pooled, in the words of sentence-transformers; several are put
-    side by side.
-    """
+    """Return the pooling modes, in the words of sentence-transformers."""
     named = pooling.get("pooling_mode")
     if named is None:
-        named = [mode for key, mode in MODES.items() if pooling.get(key)] or ["mean"]
-    return [str(mode) for mode in (named if isinstance(named, list) else [named])] or [
-        "mean"
-    ]
+        named = [mode for key, mode in MODES.items() if pooling.get(key)]
+    elif not isinstance(named, list):
+        named = [named]
+    return [str(mode) for mode in named] or ["mean"]
 
 
 def _json(path: Path, kind: type[Any]) -> Any:

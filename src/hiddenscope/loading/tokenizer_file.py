@@ -1,10 +1,9 @@
-"""A tokenizer.json, checked before it is loaded: one whose steps multiply a text is
-refused.
+"""Refuse a tokenizer.json whose steps would multiply a text, before it is loaded.
 
-A tokenizer is a list of steps, and each may make its input longer: "replace e by ee",
-thirty times in a row, makes a thousand million letters of one, already while the added
-tokens are read. So the most that the steps can do together is multiplied out first. The
-vocabulary, which is nearly all of the file, is not parsed for it.
+A tokenizer is a list of steps, and each may lengthen its input: "replace e by ee",
+thirty times in a row, turns one letter into a billion, even while the added tokens are
+read. So the growth of all steps is multiplied out first. The vocabulary, nearly all of
+the file, is not parsed for that.
 """
 
 import json
@@ -19,6 +18,7 @@ MOST_GROWTH = 4_096
 MOST_COPIES = 64
 MOST_SPECIAL = 10_000
 LONGEST_PADDING = 2**24
+MOST_PARTS = 2_000
 _STEPS = (
     "normalizer",
     "pre_tokenizer",
@@ -33,85 +33,73 @@ _VALUE = re.compile(rb"[ \t\r\n]*:[ \t\r\n]*[{\[]")
 
 
 def check_tokenizer_file(path: Path) -> None:
-    """Raise Damaged if the steps of a tokenizer.json can make a text absurdly long;
-    that there is none is no fault.
-    """
+    """Raise Damaged if the steps of a tokenizer.json can make a text absurdly long."""
     try:
         steps = _steps(path.read_bytes())
     except (OSError, ValueError, RecursionError, IndexError):
-        return  # it is not there, or it is not JSON, which the library says itself
+        # A missing file is no fault, and the library reports what is not JSON.
+        return
     growth = 1.0
     for name, value in steps:
         if name in ("normalizer", "pre_tokenizer", "decoder"):
-            one = _growth(value)
-            growth *= one if name != "decoder" else 1
-            _refuse_above(
-                MOST_GROWTH, one, path, f"its {name} can make one character into {{}}"
-            )
+            factor = _growth(value)
+            reason = f"its {name} can make one character into {{}}"
+            _refuse_above(MOST_GROWTH, factor, path, reason)
+            # A decoder runs on the way back, after the other steps.
+            if name != "decoder":
+                growth *= factor
         elif name == "post_processor":
-            _refuse_above(
-                MOST_COPIES,
-                _copies(value),
-                path,
-                "its post_processor can copy a text {} times",
-            )
-            _refuse_above(
-                MOST_SPECIAL,
-                _special(value),
-                path,
-                "its post_processor adds {} special tokens",
-            )
+            reason = "its post_processor can copy a text {} times"
+            _refuse_above(MOST_COPIES, _copies(value), path, reason)
+            reason = "its post_processor adds {} special tokens"
+            _refuse_above(MOST_SPECIAL, _special(value), path, reason)
         elif name == "padding":
-            _refuse_above(
-                LONGEST_PADDING,
-                _padding(value),
-                path,
-                "it pads every text to {} tokens",
-            )
-    _refuse_above(
-        MOST_GROWTH, growth, path, "its steps together can make one character into {}"
-    )
+            reason = "it pads every text to {} tokens"
+            _refuse_above(LONGEST_PADDING, _padding(value), path, reason)
+    reason = "its steps together can make one character into {}"
+    _refuse_above(MOST_GROWTH, growth, path, reason)
 
 
-def _refuse_above(most: int, number: float, path: Path, reason: str) -> None:
-    if number > most:
-        said = f"{number:,.0f}" if number < 1e24 else f"{number:.0e}"
-        remedy = "Use a tokenizer that you trust, or pass the live (module, tokenizer)."
-        raise Damaged(f"Cannot load the tokenizer {path}", reason.format(said), remedy)
+def _refuse_above(limit: int, number: float, path: Path, reason: str) -> None:
+    if number <= limit:
+        return
+    shown = f"{number:,.0f}" if number < 1e24 else f"{number:.0e}"
+    remedy = "Use a tokenizer that you trust, or pass the live (module, tokenizer)."
+    raise Damaged(f"Cannot load the tokenizer {path}", reason.format(shown), remedy)
 
 
-def _steps(content: bytes) -> list[tuple[str, Any]]:
-    """The top-level entries of the file other than the model.
+def _steps(content: bytes) -> list[tuple[str, object]]:
+    """Return the top-level entries of the file other than the model.
 
-    The model comes last where the library wrote the file, and holds the whole
-    vocabulary: it is parsed only if one of the entries could stand behind it.
+    The model holds the whole vocabulary, and the library writes it last: it is parsed
+    only if one of the entries could stand behind it.
     """
     model = content.find(b'"model"')
     if model >= 0 and not _more_behind(content, model):
         try:
             return _entries(content[: model + len('"model"')].decode("utf-8"))
         except (ValueError, IndexError):
-            pass  # "model" was something else than the name of the entry
+            # This "model" was not the name of the entry.
+            pass
     return _entries(content.decode("utf-8"))
 
 
-def _entries(text: str) -> list[tuple[str, Any]]:
-    """The entries of a JSON object, or those before the model where the text ends with
-    its name.
-    """
-    decoder, found = json.JSONDecoder(), list[tuple[str, Any]]()
+def _entries(text: str) -> list[tuple[str, object]]:
+    """Return the entries of a JSON object, up to the model if the text ends there."""
+    decoder = json.JSONDecoder()
+    entries: list[tuple[str, object]] = []
     at = _skip(text, text.index("{") + 1)
     while text[at] != "}":
         name, at = decoder.raw_decode(text, at)
         if name == "model" and at == len(text):
-            return found
+            return entries
         at = _skip(text, _skip(text, at) + 1)
         value, at = decoder.raw_decode(text, at)
-        found.append((name, value))
+        entries.append((name, value))
         at = _skip(text, at)
         if text[at] == ",":
             at = _skip(text, at + 1)
-    return found
+    return entries
 
 
 def _skip(text: str, at: int) -> int:
@@ -120,9 +108,8 @@ def _skip(text: str, at: int) -> int:
 
 
 def _more_behind(content: bytes, at: int) -> bool:
-    """Whether an entry with steps may follow, or letters are written as escapes, so
-    that this cannot be seen.
-    """
+    """Tell whether an entry with steps may follow."""
+    # Names written with escapes cannot be searched for.
     if content.find(b"\\u00", at) >= 0 and _ESCAPED_LETTER.search(content, at):
         return True
     for name in _STEPS:
@@ -135,102 +122,108 @@ def _more_behind(content: bytes, at: int) -> bool:
     return False
 
 
-def _growth(step: Any) -> float:
-    """How many characters the steps can make of one, at most."""
+def _growth(step: object) -> float:
+    """Return how many characters the steps can make of one, at most."""
     parts = _parts(step)
+    if len(parts) >= MOST_PARTS:
+        return float("inf")
     if parts:
-        return (
-            prod(map(_growth, parts), start=1.0) if len(parts) < 2_000 else float("inf")
-        )
-    kind = step.get("type") if isinstance(step, dict) else None
-    if kind == "Replace":
+        return prod(map(_growth, parts), start=1.0)
+    if not isinstance(step, dict):
+        return 1.0
+    if step.get("type") == "Replace":
         return _replaced(step)
-    return {"ByteLevel": 4.0, "Metaspace": 2.0}.get(str(kind), 1.0)
+    return {"ByteLevel": 4.0, "Metaspace": 2.0}.get(str(step.get("type")), 1.0)
 
 
-def _parts(step: Any) -> list[Any]:
+def _parts(step: object) -> list[object]:
     if not isinstance(step, dict) or step.get("type") != "Sequence":
         return []
-    lists = [value for value in step.values() if isinstance(value, list)]
-    return [part for parts in lists for part in parts]
+    parts = []
+    for value in step.values():
+        if isinstance(value, list):
+            parts += value
+    return parts
 
 
 def _replaced(step: dict[str, Any]) -> float:
     pattern, content = step.get("pattern"), step.get("content")
-    length = len(content) if isinstance(content, str) else 0
-    if isinstance(pattern, dict) and isinstance(pattern.get("String"), str):
+    length = 0
+    if isinstance(content, str):
+        length = len(content)
+    if not isinstance(pattern, dict):
+        pattern = {}
+    if isinstance(pattern.get("String"), str):
         return max(1.0, length / max(1, len(pattern["String"])))
-    regex = pattern.get("Regex") if isinstance(pattern, dict) else None
-    return max(1.0, float(length if _takes_a_character(regex) else length + 1))
+    # What matches the empty string is put beside every character, not in its place.
+    if not _consumes_a_character(pattern.get("Regex")):
+        length += 1
+    return max(1.0, float(length))
 
 
-def _takes_a_character(regex: Any) -> bool:
-    """Whether a regular expression never matches nothing; one that Python cannot read
-    may.
-    """
+def _consumes_a_character(regex: object) -> bool:
+    """Tell whether a regular expression surely never matches the empty string."""
+    if not isinstance(regex, str) or "(?" in regex:
+        return False
     try:
-        return (
-            isinstance(regex, str)
-            and re.compile(regex).match("") is None
-            and "(?" not in regex
-        )
+        return re.compile(regex).match("") is None
     except (re.error, RecursionError, OverflowError):
         return False
 
 
-def _copies(step: Any) -> float:
+def _copies(step: object) -> float:
     parts = _parts(step)
+    if len(parts) >= MOST_PARTS:
+        return float("inf")
     if parts:
-        return (
-            prod(map(_copies, parts), start=1.0) if len(parts) < 2_000 else float("inf")
-        )
-    pieces = (
-        [step.get(name) for name in ("single", "pair")]
-        if isinstance(step, dict)
-        else []
-    )
-    copies = [
-        sum(_names_text(piece) for piece in some)
-        for some in pieces
-        if isinstance(some, list)
-    ]
-    return max([1, *copies]) if len(copies) < 2 else max(1, copies[0], copies[1] / 2)
+        return prod(map(_copies, parts), start=1.0)
+    # A template for two texts names both of them, so each is copied half as often.
+    single = sum("Sequence" in piece for piece in _template(step, "single"))
+    pair = sum("Sequence" in piece for piece in _template(step, "pair"))
+    return max(1, single, pair / 2)
 
 
-def _names_text(piece: Any) -> bool:
-    return isinstance(piece, dict) and "Sequence" in piece
+def _template(step: object, name: str) -> list[dict[str, Any]]:
+    """Return the pieces of a template that are objects; others add nothing."""
+    if not isinstance(step, dict) or not isinstance(step.get(name), list):
+        return []
+    return [piece for piece in step[name] if isinstance(piece, dict)]
 
 
-def _special(step: Any) -> float:
-    """How many special tokens the templates add, each as often as its steps copy it."""
+def _special(step: object) -> float:
+    """Count the special tokens that the templates add."""
     parts = _parts(step)
     if parts:
         return sum(map(_special, parts))
     if not isinstance(step, dict):
         return 0
-    given = step.get("special_tokens")
-    known = given if isinstance(given, dict) else {}
     total = 0
     for name in ("single", "pair"):
-        pieces = step.get(name)
-        for piece in pieces if isinstance(pieces, list) else []:
-            token = piece.get("SpecialToken") if isinstance(piece, dict) else None
-            entry = (
-                known.get(token.get("id"))
-                if isinstance(token, dict) and isinstance(token.get("id"), str)
-                else None
-            )
-            ids = entry.get("ids") if isinstance(entry, dict) else None
-            total += len(ids) if isinstance(ids, list) else 1
+        for piece in _template(step, name):
+            if "Sequence" not in piece:
+                total += _ids(step.get("special_tokens"), piece)
     return total
 
 
-def _padding(step: Any) -> float:
+def _ids(special_tokens: object, piece: dict[str, Any]) -> int:
+    """Count the ids of a special token; a token that is not listed has one."""
+    match special_tokens, piece.get("SpecialToken"):
+        case dict(), {"id": str(name)}:
+            entry = special_tokens.get(name)
+        case _:
+            return 1
+    match entry:
+        case {"ids": list(ids)}:
+            return len(ids)
+        case _:
+            return 1
+
+
+def _padding(step: object) -> float:
     if not isinstance(step, dict):
         return 0
+    lengths = [step.get("pad_to_multiple_of")]
     strategy = step.get("strategy")
-    numbers = [
-        step.get("pad_to_multiple_of"),
-        strategy.get("Fixed") if isinstance(strategy, dict) else None,
-    ]
-    return max([0, *(number for number in numbers if isinstance(number, int))])
+    if isinstance(strategy, dict):
+        lengths.append(strategy.get("Fixed"))
+    return max([length for length in lengths if isinstance(length, int)], default=0)

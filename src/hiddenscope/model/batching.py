@@ -17,9 +17,9 @@ from hiddenscope.modules import trials
 from hiddenscope.passes import (
     Batching,
     Inputs,
-    ModelLike,
     PaddedBatch,
     Pass,
+    PassModel,
     buffers_for,
     run,
     states_in,
@@ -32,7 +32,7 @@ LENGTHS = (3, 11)
 TARGET_LENGTHS = (6, 2)
 
 
-def try_batching(model: ModelLike) -> Batching:
+def try_batching(model: PassModel) -> Batching:
     """Run texts of different lengths together and apart, and compare every state and
     logit of every token.
     """
@@ -99,7 +99,7 @@ def _rope_switch(config: Any) -> int | None:
     return length if isinstance(length, int) else None
 
 
-def _same_without_mask(model: ModelLike) -> bool:
+def _same_without_mask(model: PassModel) -> bool:
     """Whether a mask that hides nothing changes nothing, bit for bit, even where the
     text holds the padding token.
     """
@@ -115,7 +115,7 @@ def _same_without_mask(model: ModelLike) -> bool:
     return torch.equal(with_mask, without)
 
 
-def _difference(model: ModelLike, together: Pass, inputs: Inputs, text: int) -> float:
+def _difference(model: PassModel, together: Pass, inputs: Inputs, text: int) -> float:
     """How far one text of a batch is off what it gives alone, in units of the rounding
     tolerance.
     """
@@ -180,7 +180,7 @@ def _text_of(made: Pass, inputs: Inputs, text: int) -> list[tuple[Tensor, list[i
     return _tensors(Pass(one, logits))
 
 
-def _one_batch(model: ModelLike, inputs: Inputs) -> Pass:
+def _one_batch(model: PassModel, inputs: Inputs) -> Pass:
     """The layers, and the logits where there is a head, of one pass over the texts,
     whether padding is safe or not.
     """
@@ -192,7 +192,7 @@ def _one_batch(model: ModelLike, inputs: Inputs) -> Pass:
     return Pass(states_in(buffers), _logits(output, batch, model))
 
 
-def _logits(output: Any, batch: PaddedBatch, model: ModelLike) -> Tensor | None:
+def _logits(output: Any, batch: PaddedBatch, model: PassModel) -> Tensor | None:
     """The logits where the head gives one row per token."""
     if not model.anatomy.makes_logits:
         return None

@@ -16,7 +16,7 @@ from hiddenscope.errors import Error, PassError, TextError
 from hiddenscope.model.batching import disagreement
 from hiddenscope.modules import autograd
 from hiddenscope.modules.trials import config_values
-from hiddenscope.passes import Inputs, ModelLike, Recording, record, recording
+from hiddenscope.passes import Inputs, PassModel, Recording, record, recording
 from hiddenscope.sites import Site, SitePatterns
 from hiddenscope.states import Pair, States
 
@@ -56,7 +56,7 @@ ONE_TEXT = {
 
 
 def generate(
-    model: ModelLike,
+    model: PassModel,
     prompt: Inputs,
     max_new_tokens: int,
     sites: SitePatterns,
@@ -108,7 +108,7 @@ def generate(
     return _assembled(model, recorded, prompt, written, max_new_tokens)
 
 
-def refusal(model: ModelLike, length: int) -> str:
+def refusal(model: PassModel, length: int) -> str:
     """Why the states from inside `generate` are not to be trusted for a text of so many
     tokens; empty if they are.
 
@@ -129,7 +129,7 @@ def refusal(model: ModelLike, length: int) -> str:
     )
 
 
-def attention_windows(model: ModelLike) -> set[int]:
+def attention_windows(model: PassModel) -> set[int]:
     """How far back attention looks, by every value of the configuration that says so."""
     config: Any = getattr(model.module, "config", None)
     parts = [
@@ -169,7 +169,7 @@ def _layer_configs(config: Any) -> list[Any]:
         return []
 
 
-def _try_generation(model: ModelLike, prompt_length: int) -> str:
+def _try_generation(model: PassModel, prompt_length: int) -> str:
     """Why generated states differ from those of one full pass; empty if they do not,
     within rounding.
     """
@@ -207,7 +207,7 @@ def _try_generation(model: ModelLike, prompt_length: int) -> str:
 
 
 def _written(
-    model: ModelLike, ids: Tensor, count: int, options: Mapping[str, Any]
+    model: PassModel, ids: Tensor, count: int, options: Mapping[str, Any]
 ) -> list[int]:
     """The ids that the model writes after a prompt."""
     write: Any = getattr(model.module, "generate", None)
@@ -248,14 +248,16 @@ def _written(
 
 
 def _assembled(
-    model: ModelLike,
+    model: PassModel,
     recorded: Recording,
     prompt: Inputs,
     written: Sequence[int],
     new: int,
 ) -> States | Pair:
     """The states of every pass put end to end, as one text for each stack."""
-    stacks = dict.fromkeys(site.stack for seen in recorded.seen for site in seen.states)
+    stacks = dict.fromkeys(
+        site.stack for one_pass in recorded.recorded for site in one_pass.states
+    )
     texts = {
         stack: prompt.ids[0] if stack == "encoder" else tuple(written)
         for stack in stacks
@@ -293,11 +295,11 @@ def _end_to_end(
     """
     parts: dict[Site, list[Tensor]] = {}
     read = 0
-    for seen in recorded.seen:
+    for seen in recorded.recorded:
         if not any(site.stack == stack for site in seen.states):
             continue
         new = 1 if read else start
-        ids, _ = seen.rows(stack)
+        ids = seen.ids(stack)
         if ids is None or ids[:, -new:].tolist() != [list(text[read : read + new])]:
             reason = (
                 "generate ran the model on other tokens than those that it returned"

@@ -561,7 +561,7 @@ def _first_pass(loaded: Loaded) -> None:
             module, ids, targets=ids if "decoder_input_ids" in accepts(module) else None
         )
         limit = hooks.dispatching(SizeLimit(module, loaded.name))
-        with autograd.restored(), torch.no_grad(), hooks.as_it_was(module), limit:
+        with autograd.restored(), torch.no_grad(), hooks.restoring(module), limit:
             module(**inputs)
     except TooLarge:
         raise

@@ -1,3 +1,1 @@
-"""The only room that touches a user's nn.Module: hooks, weights, kernels, trials and
-copies.
-"""
+"""Hooks, weights, kernels, trials and copies: all that touches a user's nn.Module."""

@@ -41,7 +41,7 @@ def private_copy(
         replacements[id(tensor)] = _replacement(name, tensor, convert)
     copied: nn.Module = copy.deepcopy(module, replacements)
     for part in copied.modules():
-        hooks.drop_own(part)
+        hooks.drop_hooks(part)
     if attention is not None:
         for config in _configurations(copied):
             config._attn_implementation_internal = attention

@@ -138,7 +138,7 @@ class Trials:
         attempt: Callable[[], Any],
         form: type | None,
     ) -> Any:
-        if self.memory is None or form is None or hooks.hooks_of_others(self.module):
+        if self.memory is None or form is None or hooks.foreign_hooks(self.module):
             # What somebody's hook does is not known in another process.
             return attempt()
         title = f"{key[0]} {hashlib.sha256(repr(key[1:]).encode()).hexdigest()[:16]}"
@@ -154,7 +154,7 @@ class Trials:
         """
         weight = next(self.module.parameters(), None)
         place = "" if weight is None else f"{weight.device} {weight.dtype}"
-        return f"{place} {hooks.hooks_of_others(self.module)} {self._config_text()}"
+        return f"{place} {hooks.foreign_hooks(self.module)} {self._config_text()}"
 
     def _config_text(self) -> str:
         """The configuration as text, made again after a change only: that takes longer

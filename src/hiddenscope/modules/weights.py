@@ -1,17 +1,16 @@
-"""The weights of a module: each by its name, whether any changed, whether all are
-finite, and a hash of them.
+"""The weights of a module by name: whether any changed, whether all are finite, a hash.
 
-A NaN in a weight need not show in the states: torch's CPU flash attention on x86-64
-gives finite numbers for some rows whose scores are NaN (see `kernels.py`). So the
-weights themselves are read, when a model is loaded and again whenever one of them was
-changed.
+A NaN in a weight need not show in the states: torch's CPU flash attention returns
+finite numbers for some rows whose scores are NaN (see `kernels.py`). So the weights
+themselves are read when a model is loaded, and again whenever one of them was changed.
 """
+
+from __future__ import annotations
 
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from operator import is_
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, ref
 
@@ -34,25 +33,54 @@ class Weight(NamedTuple):
 
 
 def weights(module: nn.Module) -> Iterator[Weight]:
-    """Every parameter and buffer once, as plain tensors: a quantised weight is the
-    tensors that it is made of.
+    """Yield every parameter and buffer once, as plain tensors.
+
+    A quantised weight is yielded as the tensors that it is made of.
 
     >>> [weight.path for weight in weights(nn.Sequential(nn.Linear(2, 2)))]
     ['0.weight', '0.bias']
     """
-    for named, is_buffer in (
-        (module.named_parameters(), False),
-        (module.named_buffers(), True),
-    ):
-        for path, tensor in named:
-            yield from (Weight(*plain, is_buffer) for plain in _plain(path, tensor))
+    for path, parameter in module.named_parameters():
+        for plain in _plain_tensors(path, parameter):
+            yield Weight(*plain, is_buffer=False)
+    for path, buffer in module.named_buffers():
+        for plain in _plain_tensors(path, buffer):
+            yield Weight(*plain, is_buffer=True)
+
+
+def _plain_tensors(path: str, tensor: Any) -> Iterator[tuple[str, Tensor]]:
+    if not hasattr(tensor, "__tensor_flatten__"):
+        yield path, tensor
+        return
+    names, _ = tensor.__tensor_flatten__()
+    for name in names:
+        yield from _plain_tensors(f"{path}.{name}", getattr(tensor, name))
+
+
+def tensors_of(module: nn.Module) -> list[Tensor]:
+    """Return every parameter and buffer of a module."""
+    # torch's `parameters()` takes 20 times as long, and this precedes each pass.
+    tensors: list[Tensor | None] = []
+    parts: list[nn.Module | None] = [module]
+    visited: set[int] = set()
+    for part in parts:
+        if part is None:
+            continue
+        if part._parameters:
+            tensors.extend(part._parameters.values())
+        if part._buffers:
+            tensors.extend(part._buffers.values())
+        if part._modules and id(part) not in visited:
+            visited.add(id(part))
+            parts.extend(part._modules.values())
+    return [tensor for tensor in tensors if tensor is not None]
 
 
 class WeightVersions:
-    """The tensors of a module and their version counters, to notice when a weight is
-    replaced or written to.
+    """The tensors of a module and their version counters.
 
-    A write through `.data` does not raise the counter, and is not noticed.
+    They show when a weight is replaced or written to. A write through `.data` does not
+    raise the counter, and is not noticed.
 
     >>> linear = nn.Linear(2, 2)
     >>> versions = WeightVersions(linear)
@@ -64,30 +92,38 @@ class WeightVersions:
     """
 
     def __init__(self, module: nn.Module) -> None:
-        tensors = _tensors(module)
-        self._known, self._states = (
-            [ref(tensor) for tensor in tensors],
-            _states(tensors),
-        )
+        tensors = tensors_of(module)
+        self._tensors = [ref(tensor) for tensor in tensors]
+        self._versions = _versions(tensors)
 
     def match(self, module: nn.Module) -> bool:
-        """Whether every weight is the tensor it was, unchanged."""
-        tensors = _tensors(module)
-        same = len(tensors) == len(self._known) and all(
-            map(is_, (known() for known in self._known), tensors)
-        )
-        return same and self._states == _states(tensors)
+        """Tell whether every weight is still the same tensor, unchanged."""
+        tensors = tensors_of(module)
+        if len(tensors) != len(self._tensors):
+            return False
+        for known, tensor in zip(self._tensors, tensors, strict=True):
+            if known() is not tensor:
+                return False
+        return self._versions == _versions(tensors)
+
+
+def _versions(tensors: Iterable[Tensor]) -> list[tuple[int, int]]:
+    """Return the address of each tensor and how often it was written to."""
+    # torch counts no writes to tensors that were created in inference mode.
+    return [
+        (tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version)
+        for tensor in tensors
+    ]
 
 
 _FINITE: WeakKeyDictionary[nn.Module, WeightVersions] = WeakKeyDictionary()
 
 
 def check_finite(module: nn.Module) -> None:
-    """Raise NotFinite, naming the weights, if a parameter holds a NaN or an infinity,
-    or a buffer a NaN.
+    """Raise NotFinite if a parameter holds a NaN or an infinity, or a buffer a NaN.
 
-    Buffers may hold infinities, as causal masks do. Weights that were found finite are
-    read again after a change only.
+    Buffers may hold infinities, as causal masks do. Finite weights are read again only
+    after a change.
 
     >>> linear = nn.Linear(2, 2)
     >>> check_finite(linear)
@@ -100,41 +136,93 @@ def check_finite(module: nn.Module) -> None:
     if known is not None and known.match(module):
         return
     versions = WeightVersions(module)
-    counts = {weight.path: _count(weight) for weight in _suspects(weights(module))}
-    wrong = [f"{path} has {count}" for path, count in counts.items() if count]
-    if wrong:
-        hidden = len(wrong) - SHOWN
-        more = (
-            f"; and {hidden:,} more {'weight is' if hidden == 1 else 'weights are'} not"
-            " finite"
-            if hidden > 0
-            else ""
-        )
-        remedy = "Repair that weight, or load the model again."
+    problems = []
+    for weight in _suspects(weights(module)):
+        count = _describe_not_finite(weight)
+        if count:
+            problems.append(f"{weight.path} has {count}")
+    if problems:
+        reason = "; ".join(problems[:SHOWN])
+        hidden = len(problems) - SHOWN
+        if hidden > 0:
+            noun = "weight is" if hidden == 1 else "weights are"
+            reason += f"; and {hidden:,} more {noun} not finite"
         raise NotFinite(
             f"Cannot use {type(module).__name__}",
-            "; ".join(wrong[:SHOWN]) + more,
-            remedy,
+            reason,
+            "Repair that weight, or load the model again.",
         )
     _FINITE[module] = versions
 
 
 def trust_finite(module: nn.Module) -> None:
-    """Take the weights as finite without reading them, until one is changed: they were
-    read in an earlier load.
-    """
+    """Take the weights as finite until one is changed: an earlier load read them."""
     _FINITE[module] = WeightVersions(module)
 
 
+def _suspects(candidates: Iterable[Weight]) -> list[Weight]:
+    """Return the weights whose sum is not finite.
+
+    Every NaN and infinity shows in a sum, which costs one read of the weights. A sum
+    may also overflow by itself, so these weights still have to be examined.
+    """
+    weights_on: dict[torch.device, list[Weight]] = {}
+    sums_on: dict[torch.device, list[Tensor]] = {}
+    for weight in candidates:
+        tensor = weight.tensor
+        if tensor.is_floating_point() and not tensor.is_meta:
+            # In its own dtype, in which torch accumulates in float32 anyway: a sum of
+            # bfloat16 to float32 takes 13 times as long on x86-64, `isfinite` 25 times.
+            total = _addable(tensor).sum().double()
+            weights_on.setdefault(tensor.device, []).append(weight)
+            sums_on.setdefault(tensor.device, []).append(total)
+    suspects: list[Weight] = []
+    for device, sums in sums_on.items():
+        # One transfer for each device, not one for each weight.
+        are_finite = torch.stack(sums).isfinite().tolist()
+        for weight, is_finite in zip(weights_on[device], are_finite, strict=True):
+            if not is_finite:
+                suspects.append(weight)
+    return suspects
+
+
+def _addable(tensor: Tensor) -> Tensor:
+    """Return the numbers in a dtype that can be added and compared; float8 cannot."""
+    tensor = tensor.detach()
+    return tensor.float() if tensor.dtype.itemsize == 1 else tensor
+
+
+def _describe_not_finite(weight: Weight) -> str:
+    """Say how many NaN and infinities a weight holds; empty if none that count."""
+    numbers = _addable(weight.tensor)
+    if numbers.numel():
+        low, high = torch.aminmax(numbers)
+        # Only the sum overflowed.
+        if bool(low.isfinite()) and bool(high.isfinite()):
+            return ""
+    nans = int(numbers.isnan().sum())
+    infinities = 0 if weight.is_buffer else int(numbers.isinf().sum())
+    counts = []
+    if nans:
+        counts.append(f"{nans:,} NaN")
+    if infinities:
+        noun = "value" if infinities == 1 else "values"
+        counts.append(f"{infinities:,} infinite {noun}")
+    return " and ".join(counts)
+
+
+def _compute(compute: Callable[[], str]) -> str:
+    return compute()
+
+
 class Fingerprint:
-    """The hash of a module's weights, made when it is first asked for and again after
-    they have changed.
+    """The hash of a module's weights, computed on demand and again after a change.
 
     Every byte of up to 4 GiB of weights is hashed (`sha256:`); of more, the ends of
     each weight (`sampled-sha256:`). Weights that accelerate keeps elsewhere count by
-    name and shape only (`partial-sha256:`). `remembered` is given the function that
-    hashes, while the weights are as they were loaded: it may know the hash from an
-    earlier load.
+    name and shape only (`partial-sha256:`). While the weights are as they were loaded,
+    `remembered` is called with the function that hashes them: it may know the hash from
+    an earlier load.
 
     >>> a, b = nn.Linear(2, 2), nn.Linear(2, 2)
     >>> Fingerprint(a).value == Fingerprint(a).value, Fingerprint(a).value == Fingerprint(b).value
@@ -144,7 +232,7 @@ class Fingerprint:
     def __init__(
         self,
         module: nn.Module,
-        remembered: Callable[[Callable[[], str]], str] = lambda compute: compute(),
+        remembered: Callable[[Callable[[], str]], str] = _compute,
     ) -> None:
         self.module = module
         self._remembered = remembered
@@ -153,7 +241,7 @@ class Fingerprint:
 
     @property
     def value(self) -> str:
-        """The hash of the weights as they are now."""
+        """Return the hash of the weights as they are now."""
         if not self._versions.match(self.module):
             self._versions = WeightVersions(self.module)
             self._value = _hash(self.module)
@@ -163,130 +251,43 @@ class Fingerprint:
 
     @property
     def when_checked(self) -> str:
-        """The hash of the weights as they were when `check_finite` last looked at them."""
-        unchanged = (
-            self._value is not None and _FINITE.get(self.module) is self._versions
-        )
-        return self._value if unchanged and self._value is not None else self.value
+        """Return the hash of the weights as `check_finite` last saw them."""
+        if self._value is not None and _FINITE.get(self.module) is self._versions:
+            return self._value
+        return self.value
 
 
 def _hash(module: nn.Module) -> str:
-    """The hash of the names, shapes, dtypes and numbers of all weights.
-
-    Each weight is hashed by itself, in as many threads as there are cores: hashlib lets
-    other threads run meanwhile.
-    """
+    """Hash the names, shapes, dtypes and numbers of all weights."""
     listed = list(weights(module))
     whole = sum(weight.tensor.nbytes for weight in listed) <= HASHED_WHOLE
 
     def digest(weight: Weight) -> bytes:
-        own = hashlib.sha256(
-            f"{weight.path} {list(weight.tensor.shape)} {weight.tensor.dtype}".encode()
-        )
+        shape = list(weight.tensor.shape)
+        name = f"{weight.path} {shape} {weight.tensor.dtype}"
+        hashed = hashlib.sha256(name.encode())
         for part in _bytes(weight.tensor, whole):
-            own.update(part)
-        return own.digest()
+            hashed.update(part)
+        return hashed.digest()
 
+    # hashlib lets other threads run while it hashes.
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         digests = list(threads.map(digest, listed))
-    partial = any(weight.tensor.is_meta for weight in listed)
-    kind = "partial-" if partial else "" if whole else "sampled-"
-    return f"{kind}sha256:{hashlib.sha256(b''.join(digests)).hexdigest()}"
+    total = hashlib.sha256(b"".join(digests)).hexdigest()
+    if any(weight.tensor.is_meta for weight in listed):
+        return f"partial-sha256:{total}"
+    if not whole:
+        return f"sampled-sha256:{total}"
+    return f"sha256:{total}"
 
 
-def _bytes(tensor: Tensor, whole: bool) -> "list[memoryview[int]]":
-    """The bytes of a weight, or its first and last ones; one that lies elsewhere
-    (offloaded) has none here.
+def _bytes(tensor: Tensor, whole: bool) -> list[memoryview[int]]:
+    """Return the bytes of a weight, or the first and last ones.
+
+    An offloaded weight has none here.
     """
     if tensor.is_meta or tensor.numel() == 0:
         return []
     flat = tensor.detach().reshape(-1)
     parts = [flat] if whole else [flat[:SAMPLE], flat[-SAMPLE:]]
     return [part.cpu().contiguous().view(torch.uint8).numpy().data for part in parts]
-
-
-def _tensors(module: nn.Module) -> list[Tensor]:
-    """Every parameter and buffer. torch's own `parameters()` takes 20 times as long,
-    and this precedes each pass.
-    """
-    tensors: list[Tensor | None] = []
-    parts: list[nn.Module | None] = [module]
-    seen: set[int] = set()
-    for part in parts:
-        if part is None:
-            continue
-        if part._parameters:
-            tensors.extend(part._parameters.values())
-        if part._buffers:
-            tensors.extend(part._buffers.values())
-        if part._modules and id(part) not in seen:
-            seen.add(id(part))
-            parts.extend(part._modules.values())
-    return [tensor for tensor in tensors if tensor is not None]
-
-
-def _states(tensors: list[Tensor]) -> list[tuple[int, int]]:
-    """Where each tensor lies, and how often it was written to; one made in inference
-    mode does not count.
-    """
-    return [
-        (tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version)
-        for tensor in tensors
-    ]
-
-
-def _suspects(found: Iterable[Weight]) -> list[Weight]:
-    """The weights whose sum is not finite.
-
-    Every NaN and infinity shows in a sum, which costs one read of the weights. A sum
-    may also overflow by itself, so these weights are then looked at more closely. Each
-    sum is taken in the weight's own dtype (torch adds up in float32 within): a sum of
-    bfloat16 to float32 takes 13 times as long on x86-64, `isfinite` 25 times.
-    """
-    sums: dict[torch.device, list[tuple[Weight, Tensor]]] = {}
-    for weight in found:
-        if weight.tensor.is_floating_point() and not weight.tensor.is_meta:
-            sums.setdefault(weight.tensor.device, []).append(
-                (weight, _addable(weight.tensor).sum().double())
-            )
-    suspects: list[Weight] = []
-    for pairs in sums.values():  # one transfer a device, not one a weight
-        finite = torch.stack([total for _, total in pairs]).isfinite().tolist()
-        suspects += [
-            weight for (weight, _), fine in zip(pairs, finite, strict=True) if not fine
-        ]
-    return suspects
-
-
-def _addable(tensor: Tensor) -> Tensor:
-    """The same numbers in a dtype that can be added up and compared, which float8
-    cannot.
-    """
-    return tensor.detach().float() if tensor.dtype.itemsize == 1 else tensor.detach()
-
-
-def _count(weight: Weight) -> str:
-    """How many NaN and infinities a weight holds, in words; empty if it holds none that
-    count.
-    """
-    numbers = _addable(weight.tensor)
-    if numbers.numel() and all(bool(end.isfinite()) for end in torch.aminmax(numbers)):
-        return ""  # only the sum overflowed
-    nans, infinities = (
-        int(numbers.isnan().sum()),
-        0 if weight.is_buffer else int(numbers.isinf().sum()),
-    )
-    infinite = f"{infinities:,} infinite {'value' if infinities == 1 else 'values'}"
-    return " and ".join([f"{nans:,} NaN"] * bool(nans) + [infinite] * bool(infinities))
-
-
-def _plain(path: str, tensor: Any) -> list[tuple[str, Tensor]]:
-    """The plain tensors that a quantised one is made of; a plain one itself."""
-    if not hasattr(tensor, "__tensor_flatten__"):
-        return [(path, tensor)]
-    parts, _ = tensor.__tensor_flatten__()
-    return [
-        plain
-        for part in parts
-        for plain in _plain(f"{path}.{part}", getattr(tensor, part))
-    ]

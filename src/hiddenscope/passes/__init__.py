@@ -9,7 +9,9 @@ recording     keep the states of passes that somebody else runs
 changes       what may be done to a state, and at which tokens
 edit          run a model while states change, or change them in passes that somebody else runs
 resume        enter the pass at a layer and run only the rest
-sweep         one text in many variants, each computed from its first exchanged state on
+clean_run     unpatched passes, with all that a sweep starts from
+sweep         one text in many patched variants, each computed from its first patch on
+key_values    the key-value cache of a pass, and its first tokens
 jacobian      how the states of one text depend on those before them
 unembed       the logits that a model makes of any rows of its last layer
 align         which tokens of two texts stand in one column
@@ -28,10 +30,10 @@ from hiddenscope.passes.buffers import (
 from hiddenscope.passes.changes import Add, Change, Project, Replace, Scale
 from hiddenscope.passes.edit import edit, editing
 from hiddenscope.passes.inputs import Batching, Inputs, PaddedBatch, Texts
-from hiddenscope.passes.protocol import ModelLike, recordable
+from hiddenscope.passes.protocol import PassModel, recordable
 from hiddenscope.passes.record import Pass, check_targets, record, run, token_logits
 from hiddenscope.passes.recording import Recording, recording
-from hiddenscope.passes.resume import Skipping, resume, skipping
+from hiddenscope.passes.resume import SkipTrial, resume, try_skipping
 from hiddenscope.passes.text_encoder import TextEncoder
 
 __all__ = [
@@ -43,14 +45,14 @@ __all__ = [
     "HostMemory",
     "Inputs",
     "Keep",
-    "ModelLike",
     "PaddedBatch",
     "Pass",
+    "PassModel",
     "Project",
     "Recording",
     "Replace",
     "Scale",
-    "Skipping",
+    "SkipTrial",
     "StackBuffer",
     "TextEncoder",
     "Texts",
@@ -64,7 +66,7 @@ __all__ = [
     "recording",
     "resume",
     "run",
-    "skipping",
     "states_in",
     "token_logits",
+    "try_skipping",
 ]

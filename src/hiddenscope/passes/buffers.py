@@ -25,7 +25,7 @@ from hiddenscope.states import Pair, States
 
 if TYPE_CHECKING:
     from hiddenscope.passes.inputs import Inputs
-    from hiddenscope.passes.protocol import ModelLike
+    from hiddenscope.passes.protocol import PassModel
 
 Keep: TypeAlias = Literal["host", "device"]
 """Where states are kept: in host memory, or on the device that computed them."""
@@ -276,7 +276,7 @@ class StackBuffer:
 
     def __init__(
         self,
-        model: ModelLike,
+        model: PassModel,
         sites: Sequence[Site],
         inputs: Inputs,
         dtype: torch.dtype | None = None,
@@ -341,7 +341,7 @@ Buffers: TypeAlias = Mapping[str | None, StackBuffer]
 
 
 def buffers_for(
-    model: ModelLike,
+    model: PassModel,
     sites: Sequence[Site],
     inputs: Inputs,
     dtype: torch.dtype | None = None,

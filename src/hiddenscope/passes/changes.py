@@ -1,4 +1,6 @@
-"""Changes: what may be done to a state on its way, and at which tokens."""
+"""Changes: what can be done to a state on its way, and at which tokens."""
+
+from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,6 +8,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from hiddenscope.arguments import checked
@@ -16,12 +19,11 @@ from hiddenscope.passes.inputs import Inputs
 @checked
 @dataclass(frozen=True)
 class Replace:
-    """Put values in a state's place: one number, one row `[width]`, or a row for each
-    token `[token, width]`.
+    """Replace a state by a number, a row `[width]`, or a row for each token.
 
-    Rows stand text after text, as in `States`; `[text, token, width]` is taken too.
-    `tokens` are positions in each text: an int, several, a slice or a mask; negative
-    ones count from the end.
+    Rows `[token, width]` stand text after text, as in `States`; `[text, token, width]`
+    is taken too. `tokens` are positions in each text: an int, several, a slice or a
+    mask; negative ones count from the end.
 
     >>> Replace([1.0, 2.0], tokens=-1).of(torch.zeros(2, 2))
     tensor([[1., 2.],
@@ -35,7 +37,7 @@ class Replace:
         object.__setattr__(self, "values", _numbers("Replace", self.values))
 
     def of(self, rows: Tensor) -> Tensor:
-        """What becomes of the chosen rows [token, width]."""
+        """Return the changed rows [token, width]."""
         return _like(self.values, rows).expand_as(rows)
 
 
@@ -54,17 +56,17 @@ class Add:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "values", _numbers("Add", self.values))
-        object.__setattr__(self, "scale", _strength("Add", self.scale))
+        object.__setattr__(self, "scale", _finite_number("Add", self.scale))
 
     def of(self, rows: Tensor) -> Tensor:
-        """What becomes of the chosen rows [token, width]."""
+        """Return the changed rows [token, width]."""
         return rows + _like(self.values * self.scale, rows)
 
 
 @checked
 @dataclass(frozen=True)
 class Scale:
-    """Multiply a state by a number; 0 takes it away.
+    """Multiply a state by a number; 0 removes it.
 
     >>> Scale(0.5).of(torch.ones(1, 2))
     tensor([[0.5000, 0.5000]])
@@ -74,17 +76,17 @@ class Scale:
     tokens: Any = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "factor", _strength("Scale", self.factor))
+        object.__setattr__(self, "factor", _finite_number("Scale", self.factor))
 
     def of(self, rows: Tensor) -> Tensor:
-        """What becomes of the chosen rows [token, width]."""
+        """Return the changed rows [token, width]."""
         return rows * self.factor
 
 
 @checked
 @dataclass(frozen=True)
 class Project:
-    """Take the part of a state that lies along a direction `[width]` out of it.
+    """Remove the component of a state along a direction `[width]`.
 
     >>> Project([0.0, 2.0]).of(torch.ones(1, 2))
     tensor([[1., 0.]])
@@ -95,12 +97,12 @@ class Project:
 
     def __post_init__(self) -> None:
         direction = _numbers("Project", self.direction)
-        if direction.ndim != 1 or not bool(direction.any()):
-            reason = (
-                "it is zero"
-                if direction.ndim == 1
-                else f"it has the shape {list(direction.shape)}"
-            )
+        reason = ""
+        if direction.ndim != 1:
+            reason = f"it has the shape {list(direction.shape)}"
+        elif not bool(direction.any()):
+            reason = "it is zero"
+        if reason:
             raise StatesError(
                 "Cannot project along this direction",
                 reason,
@@ -110,20 +112,18 @@ class Project:
 
     @property
     def values(self) -> Tensor:
-        """What must be as wide as the state."""
+        """Return the tensor that must be as wide as the state."""
         direction: Tensor = self.direction
         return direction
 
     def of(self, rows: Tensor) -> Tensor:
-        """What becomes of the chosen rows [token, width]; computed in at least float32."""
+        """Return the changed rows [token, width]; computed in at least float32."""
         wide = torch.promote_types(rows.dtype, torch.float32)
         direction = self.values.to(torch.float64).cpu()
-        # So that no square of it is out of range.
+        # Without this, the squares in the norm of an extreme vector leave the range.
         direction = direction / direction.abs().max()
-        unit, states = (
-            (direction / direction.norm()).to(rows.device, wide),
-            rows.to(wide),
-        )
+        unit = (direction / direction.norm()).to(rows.device, wide)
+        states = rows.to(wide)
         along = (states * unit).sum(-1, keepdim=True)
         projected: Tensor = states - along * unit
         return projected.to(rows.dtype)
@@ -134,8 +134,7 @@ Change: TypeAlias = Replace | Add | Scale | Project | Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Positions:
-    """Where the tokens of one pass stand in their texts: positions [text, token], -1
-    for padding.
+    """The positions [text, token] of a pass's tokens in their texts; -1 is padding.
 
     `lengths` are those of the texts so far, earlier passes with a cache included; None
     where they cannot be known. `whole` says that every text is in this one pass, so
@@ -147,8 +146,8 @@ class Positions:
     whole: bool = True
 
     @classmethod
-    def of(cls, inputs: Inputs) -> "Positions":
-        """Those of texts that are padded on the right and go through in one pass.
+    def of(cls, inputs: Inputs) -> Positions:
+        """Return the positions of texts padded on the right, in one whole pass.
 
         >>> Positions.of(Inputs(((5, 6), (7,)))).positions
         tensor([[ 0,  1],
@@ -161,84 +160,76 @@ class Positions:
     @classmethod
     def by_mask(
         cls, mask: Tensor, *, tokens: int | None = None, whole: bool = True
-    ) -> "Positions":
-        """By a mask over the texts so far, of which this pass has the last so many
-        tokens.
+    ) -> Positions:
+        """Return the positions that follow from a mask over the texts so far.
+
+        This pass has the last `tokens` of them.
 
         >>> Positions.by_mask(torch.tensor([[0, 1, 1]])).positions
         tensor([[-1,  0,  1]])
         """
         real = mask.bool().cpu()
         positions = (real.long().cumsum(1) - 1).masked_fill(~real, -1)
-        kept = (
-            positions if tokens is None else positions[:, positions.shape[1] - tokens :]
-        )
-        return cls(kept, tuple(real.sum(1).tolist()), whole)
+        if tokens is not None:
+            positions = positions[:, positions.shape[1] - tokens :]
+        return cls(positions, tuple(real.sum(1).tolist()), whole)
 
-    def chosen(self, tokens: Any) -> tuple[Tensor, Tensor]:
-        """The places (text, token) in this pass of the chosen positions, text after
-        text, in the order chosen.
+    def select(self, tokens: Any) -> tuple[Tensor, Tensor]:
+        """Return the places (text, token) in this pass of the selected positions.
+
+        They come text after text, in the order of the selection.
         """
         if tokens is None:
             texts, columns = (self.positions >= 0).nonzero(as_tuple=True)
             return texts, columns
         if self.lengths is None:
-            reason = (
-                "this pass continues from a cache that does not say how many tokens it"
-                " holds"
-            )
             raise StatesError(
                 f"Cannot find the tokens {tokens!r}",
-                reason,
+                "this pass continues from a cache that does not say how many tokens it"
+                " holds",
                 "Leave `tokens` out to change all of a pass.",
             )
         places: list[tuple[int, int]] = []
         for text, length in enumerate(self.lengths):
-            column = {
-                position: at
-                for at, position in enumerate(self.positions[text].tolist())
-                if position >= 0
-            }
-            wanted = _positions(
+            row = self.positions[text].tolist()
+            column_of = {position: column for column, position in enumerate(row)}
+            selected = _positions(
                 tokens, text, length, len(self.lengths), strict=self.whole
             )
-            places += [
-                (text, column[position]) for position in wanted if position in column
-            ]
+            for position in selected:
+                if position >= 0 and position in column_of:
+                    places.append((text, column_of[position]))
         both = torch.tensor(places, dtype=torch.long).reshape(-1, 2)
         return both[:, 0], both[:, 1]
 
 
-def changed(change: Change, states: Tensor, where: Positions, site: Any) -> Tensor:
-    """The states [text, token, width] after a change, in a new tensor; padding and what
-    was not chosen stay.
+def changed(change: Change, states: Tensor, where: Positions, site: object) -> Tensor:
+    """Return the states [text, token, width] after a change, in a new tensor.
+
+    Padding and tokens that were not selected stay as they are.
     """
     if where.positions.shape != states.shape[:2]:
-        reason = (
-            f"the state has {list(states.shape[:2])} texts and tokens, and the inputs"
-            f" {list(where.positions.shape)}"
-        )
         raise StatesError(
             f"Cannot change the state at {site} token by token",
-            reason,
+            f"the state has {list(states.shape[:2])} texts and tokens, and the inputs"
+            f" {list(where.positions.shape)}",
             "Report this model.",
         )
     if not isinstance(change, Replace | Add | Scale | Project):
         new = change(states.clone())
-        _fits_in(new, states, site)
+        _require_like(new, states, site)
         real = (where.positions >= 0).to(states.device)[..., None]
         return torch.where(real, new.to(states), states)
-    places = tuple(place.to(states.device) for place in where.chosen(change.tokens))
-    if not len(places[0]):
+    texts, columns = where.select(change.tokens)
+    if not len(texts):
         return states
-    check(change, len(places[0]), states.shape[-1], site)
+    places = texts.to(states.device), columns.to(states.device)
+    check(change, len(texts), states.shape[-1], site)
     return states.index_put(places, change.of(states[places]).to(states.dtype))
 
 
-def check(change: Change, rows: int, width: int, site: Any) -> None:
-    """Refuse values that do not fit so many rows of a width; `rows` of -1 stands for
-    any number.
-    """
+def check(change: Change, rows: int, width: int, site: object) -> None:
+    """Refuse values that do not fit this many rows; -1 stands for any number."""
     values = getattr(change, "values", None)
     if not isinstance(values, Tensor) or values.ndim == 0:
         return
@@ -252,63 +243,62 @@ def check(change: Change, rows: int, width: int, site: Any) -> None:
             f"the states there are {width} wide",
             f"Give rows of {width} numbers.",
         )
-    given = values.shape[:-1].numel()
-    if values.ndim > 1 and rows not in (-1, given):
-        remedy = "Give one row for each, text after text, or one row for all."
-        raise StatesError(problem, f"there are {rows} tokens to change", remedy)
+    if values.ndim > 1 and rows not in (-1, values.shape[:-1].numel()):
+        raise StatesError(
+            problem,
+            f"there are {rows} tokens to change",
+            "Give one row for each, text after text, or one row for all.",
+        )
 
 
 def _positions(
     tokens: Any, text: int, length: int, texts: int, *, strict: bool
 ) -> list[int]:
-    """The chosen positions of one text, in the order chosen."""
+    """Return the selected positions of one text, in the order of the selection."""
     if isinstance(tokens, slice):
         return list(range(length))[tokens]
-    try:
-        array = np.asarray(tokens.cpu() if isinstance(tokens, Tensor) else tokens)
-    except (
-        TypeError,
-        ValueError,
-        RuntimeError,
-        # A list whose lists differ in length, a meta tensor.
-    ) as error:
-        reason = f"they are not an array ({str(error)[:100]})"
-        remedy = "Give positions as integers, a slice or a mask."
-        raise StatesError("Cannot read the tokens to change", reason, remedy) from error
+    array = _token_array(tokens)
     if array.dtype == bool:
         return _masked(array, text, length, texts)
+    positions = []
+    for number in array.reshape(-1).tolist():
+        position = number + length if number < 0 else number
+        if strict and not 0 <= position < length:
+            raise StatesError(
+                f"No token at position {number}",
+                f"text {text} has {length} tokens, 0 to {length - 1}",
+                "Give positions that every text has.",
+            )
+        positions.append(position)
+    if len(set(positions)) < len(positions):
+        raise StatesError(
+            f"Cannot change the tokens {array.tolist()}",
+            f"in text {text} one of them comes twice",
+            "Name each once.",
+        )
+    return positions
+
+
+def _token_array(tokens: Any) -> NDArray[Any]:
+    """Return a selection of tokens as an array of integers or a mask."""
+    problem = "Cannot read the tokens to change"
+    remedy = "Give positions as integers, a slice or a mask."
+    try:
+        array = np.asarray(tokens.cpu() if isinstance(tokens, Tensor) else tokens)
+    except (TypeError, ValueError, RuntimeError) as error:
+        # A list whose lists differ in length, or a meta tensor.
+        reason = f"they are not an array ({str(error)[:100]})"
+        raise StatesError(problem, reason, remedy) from error
+    if array.dtype == bool:
+        return array
     if array.ndim > 1 or (array.dtype.kind not in "iu" and array.size):
         reason = f"they are {array.dtype} of the shape {list(array.shape)}"
-        raise StatesError(
-            "Cannot read the tokens to change",
-            reason,
-            "Give positions as integers, a slice or a mask.",
-        )
-    places = [int(p) + length if p < 0 else int(p) for p in array.reshape(-1)]
-    wrong = [
-        int(p)
-        for p, place in zip(array.reshape(-1), places, strict=True)
-        if not 0 <= place < length
-    ]
-    if strict and wrong:
-        reason = f"text {text} has {length} tokens, 0 to {length - 1}"
-        raise StatesError(
-            f"No token at position {wrong[0]}",
-            reason,
-            "Give positions that every text has.",
-        )
-    if len(set(places)) < len(places):
-        reason = f"in text {text} one of them comes twice"
-        raise StatesError(
-            f"Cannot change the tokens {array.tolist()}", reason, "Name each once."
-        )
-    return places
+        raise StatesError(problem, reason, remedy)
+    return array.astype(np.int64)
 
 
-def _masked(
-    mask: "np.ndarray[Any, Any]", text: int, length: int, texts: int
-) -> list[int]:
-    """The positions that a mask [token] or [text, token] chooses in one text."""
+def _masked(mask: NDArray[Any], text: int, length: int, texts: int) -> list[int]:
+    """Return the positions that a mask [token] or [text, token] selects in a text."""
     row = mask[text] if mask.ndim == 2 and len(mask) == texts else mask
     if (
         row.ndim != 1
@@ -316,28 +306,25 @@ def _masked(
         or (mask.ndim == 1 and len(row) != length)
         or row[length:].any()
     ):
-        reason = (
-            f"it has the shape {list(mask.shape)}, and text {text} has {length} tokens"
-        )
         raise StatesError(
             "The mask does not fit the tokens",
-            reason,
+            f"it has the shape {list(mask.shape)}, and text {text} has {length} tokens",
             "Give one entry per token, or positions or a slice.",
         )
     return [int(place) for place in np.flatnonzero(row)]
 
 
 def _numbers(name: str, values: Any) -> Tensor:
-    """Values as a tensor of finite floating numbers; a copy, so that nobody changes
-    them afterwards.
+    """Return values as a tensor of finite floating numbers.
+
+    It is a copy, so that nobody changes them afterwards.
     """
     problem = f"Cannot use the values of {name}"
     try:
-        tensor = (
-            values.detach().clone()
-            if isinstance(values, Tensor)
-            else torch.tensor(np.asarray(values))
-        )
+        if isinstance(values, Tensor):
+            tensor = values.detach().clone()
+        else:
+            tensor = torch.tensor(np.asarray(values))
     except (TypeError, ValueError) as error:
         raise StatesError(
             problem, f"they are not an array ({error})", "Give a tensor."
@@ -365,12 +352,12 @@ def _numbers(name: str, values: Any) -> Tensor:
     return tensor
 
 
-def _strength(name: str, strength: Any) -> float:
+def _finite_number(name: str, value: Any) -> float:
     try:
-        number = float(strength)
+        number = float(value)
     except (TypeError, ValueError):
         raise StatesError(
-            f"{name} takes a number, got {strength!r}",
+            f"{name} takes a number, got {value!r}",
             "it is not a number",
             "Give a number.",
         ) from None
@@ -384,18 +371,15 @@ def _strength(name: str, strength: Any) -> float:
 
 
 def _like(values: Tensor, rows: Tensor) -> Tensor:
-    """Values on the device and in the dtype of the rows, one row for each or one for
-    all.
-    """
-    values = values.flatten(0, -2) if values.ndim > 2 else values
+    """Return values on the device and in the dtype of the rows."""
+    if values.ndim > 2:
+        values = values.flatten(0, -2)
     return values.to(rows.device, rows.dtype)
 
 
-def _fits_in(new: Any, states: Tensor, site: Any) -> None:
-    problem, remedy = (
-        f"Cannot use what the function made of {site}",
-        f"Return a tensor {list(states.shape)}.",
-    )
+def _require_like(new: object, states: Tensor, site: object) -> None:
+    problem = f"Cannot use what the function made of {site}"
+    remedy = f"Return a tensor {list(states.shape)}."
     if not isinstance(new, Tensor):
         raise StatesError(problem, f"it returned {type(new).__name__}", remedy)
     if new.is_nested or new.layout != torch.strided:

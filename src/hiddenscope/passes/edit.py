@@ -6,13 +6,14 @@ seen only as it enters a norm, while the stream goes past it: there the change i
 in what the last branch before it adds, so that the stream changes too.
 """
 
-import inspect
+from __future__ import annotations
+
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +33,7 @@ from hiddenscope.passes.changes import (
     check,
 )
 from hiddenscope.passes.inputs import Inputs, Texts
-from hiddenscope.passes.protocol import ModelLike, recordable
+from hiddenscope.passes.protocol import PassModel, named_arguments, recordable
 from hiddenscope.passes.record import Pass, make_pass
 from hiddenscope.sites import Site, SitePatterns
 
@@ -41,7 +42,7 @@ CACHES = ("past_key_values", "cache_params", "state", "mems")
 
 @checked
 def edit(
-    model: ModelLike,
+    model: PassModel,
     inputs: Texts | Inputs,
     changes: Mapping[str | Site, Change],
     sites: SitePatterns = EVERYTHING,
@@ -50,8 +51,7 @@ def edit(
     logits: bool = False,
     grad: bool = False,
 ) -> Pass:
-    """Run the model once over a batch of texts while the states at some sites change;
-    keep the states that are wanted.
+    """Run the model once over a batch of texts while the states at some sites change.
 
     A change is `Replace`, `Add`, `Scale` or `Project`, or a function of the states
     [text, token, width]. The states that are kept are those after the change. Padding
@@ -62,31 +62,31 @@ def edit(
     >>> from hiddenscope.testing import tiny_model
     >>> from hiddenscope.model import load
     >>> model = load((tiny_model("llama"), None))
-    >>> edit(model, [[5, 6, 7]], {"layer.1": Scale(0.0, tokens=1)}, "layer.1").states["layer.1"][1].abs().sum()
+    >>> edited = edit(model, [[5, 6, 7]], {"layer.1": Scale(0.0, tokens=1)}, "layer.1")
+    >>> edited.states["layer.1"][1].abs().sum()
     tensor(0.)
     """
     recordable(model.module)
     planned = plan(model.anatomy, changes)
-    chosen = model.anatomy.select(sites)
+    selected = model.anatomy.select(sites)
     encoded = model.encode(inputs, targets=targets)
     positions = {site.stack: Positions.of(encoded.of(site.stack)) for site in planned}
     for site, change in planned.items():
-        rows = len(positions[site.stack].chosen(getattr(change, "tokens", None))[0])
-        check(change, rows, model.anatomy.width(site), site)
+        texts, _ = positions[site.stack].select(getattr(change, "tokens", None))
+        check(change, len(texts), model.anatomy.width(site), site)
     editor = Editor(model.anatomy, planned, lambda stack, tensor, tap: positions[stack])
     with model.lock, hooks.watching(editor.watches(model.module)):
-        return make_pass(model, encoded, chosen, logits=logits, grad=grad)
+        return make_pass(model, encoded, selected, logits=logits, grad=grad)
 
 
 @contextmanager
 def editing(
-    model: ModelLike | nn.Module, changes: Mapping[str | Site, Change]
+    model: PassModel | nn.Module, changes: Mapping[str | Site, Change]
 ) -> Iterator[None]:
-    """Change states in every pass that is run inside the `with`, whoever runs it,
-    `generate` included.
+    """Change states in every pass inside the `with`, those of `generate` included.
 
     Positions count over the whole text so far: with a cache, a token is changed in the
-    pass that it is fed in, and -1 is the last token of each pass.
+    pass that first reads it, and -1 is the last token of each pass.
 
     >>> import torch
     >>> from hiddenscope.testing import tiny_model
@@ -99,42 +99,40 @@ def editing(
     """
     if isinstance(model, nn.Module):
         if hasattr(model, "_orig_mod"):
-            reason = "it is compiled, and compiled code calls no hooks"
             raise ModuleError(
                 "Cannot edit the passes of this module",
-                reason,
+                "it is compiled, and compiled code calls no hooks",
                 "Give and call the module inside it.",
             )
         anatomy, module = find(model), model
         lock: AbstractContextManager[Any] = nullcontext()
     else:
-        require(model, ModelLike | nn.Module, "model", "editing")
+        require(model, PassModel | nn.Module, "model", "editing")
         anatomy, module, lock = model.anatomy, model.module, model.lock
     planned = plan(anatomy, changes)
     for site, change in planned.items():
         check(change, -1, anatomy.width(site), site)
-    following = _Following(anatomy, planned, module)
-    with lock, hooks.watching(following.watches()):
+    follower = _PassFollower(anatomy, planned, module)
+    with lock, hooks.watching(follower.watches()):
         yield
-    if not following.given:
-        reason = "the module was not called inside the `with`"
-        remedy = (
+    if not follower.arguments:
+        raise PassError(
+            "Nothing was changed",
+            "the module was not called inside the `with`",
             "Call the module itself there: a wrapper that torch.compile made before"
-            " calls no hooks."
+            " calls no hooks.",
         )
-        raise PassError("Nothing was changed", reason, remedy)
 
 
-def plan(anatomy: Anatomy, changes: Any) -> dict[Site, Change]:
-    """Each change by its site, in the order of the pass; what cannot be changed is
-    refused.
+def plan(anatomy: Anatomy, changes: object) -> dict[Site, Change]:
+    """Return each change by its site, in the order of the pass.
+
+    A site that cannot be changed is refused.
     """
     if not isinstance(changes, Mapping) or not changes:
-        reason = (
-            "the dict is empty"
-            if isinstance(changes, Mapping)
-            else f"got {type(changes).__name__}"
-        )
+        reason = f"got {type(changes).__name__}"
+        if isinstance(changes, Mapping):
+            reason = "the dict is empty"
         raise StatesError(
             "No changes",
             reason,
@@ -142,16 +140,7 @@ def plan(anatomy: Anatomy, changes: Any) -> dict[Site, Change]:
         )
     planned: dict[Site, Change] = {}
     for pattern, change in changes.items():
-        if isinstance(change, type) or not (
-            isinstance(change, Replace | Add | Scale | Project) or callable(change)
-        ):
-            kind = (
-                change.__name__ if isinstance(change, type) else type(change).__name__
-            )
-            remedy = (
-                "Give Replace(...), Add(...), Scale(...), Project(...) or a function."
-            )
-            raise StatesError(f"Cannot change {pattern}", f"got {kind}", remedy)
+        _require_change(pattern, change)
         for site in anatomy.select(pattern):
             if site in planned:
                 raise StatesError(
@@ -159,35 +148,38 @@ def plan(anatomy: Anatomy, changes: Any) -> dict[Site, Change]:
                     "a site takes one change",
                     "Give one change for each site.",
                 )
-            _changeable(anatomy, site)
+            _require_changeable(anatomy, site)
             planned[site] = change
     return dict(sorted(planned.items()))
 
 
-def _changeable(anatomy: Anatomy, site: Site) -> None:
-    """Refuse a site whose state goes on past the place where it is seen."""
-    stack = anatomy.stack(site)
-    enters = stack.proof.taps[0]
-    problem, remedy = (
-        f"Cannot change {site} of {anatomy.name}",
-        "Change another site, such as the layer above.",
+def _require_change(pattern: object, change: object) -> None:
+    kind = type(change).__name__
+    if isinstance(change, type):
+        kind = change.__name__
+    elif isinstance(change, Replace | Add | Scale | Project) or callable(change):
+        return
+    raise StatesError(
+        f"Cannot change {pattern}",
+        f"got {kind}",
+        "Give Replace(...), Add(...), Scale(...), Project(...) or a function.",
     )
-    if anatomy.taps[site] == enters and enters.path != stack.blocks[0].path:
+
+
+def _require_changeable(anatomy: Anatomy, site: Site) -> None:
+    """Refuse a site where the residual stream goes past the place it is seen at."""
+    stack = anatomy.stack(site)
+    tap = anatomy.taps[site]
+    entry = stack.proof.taps[0]
+    beside_stream = tap == entry and entry.path != stack.blocks[0].path
+    if site.part == "mid" and _is_at_norm(anatomy, site):
+        pre_norm = stack.blocks[_layer(site) - 1].kind == "pre-norm"
+        beside_stream = beside_stream or not pre_norm
+    if beside_stream:
         raise SiteError(
-            problem,
-            f"it is seen only at the {enters}, and the residual stream goes past that",
-            remedy,
-        )
-    if (
-        site.part == "mid"
-        and _at_a_norm(anatomy, site)
-        and stack.blocks[_layer(site) - 1].kind != "pre-norm"
-    ):
-        raise SiteError(
-            problem,
-            f"it is seen only at the {anatomy.taps[site]}, and the residual stream goes"
-            " past that",
-            remedy,
+            f"Cannot change {site} of {anatomy.name}",
+            f"it is seen only at the {tap}, and the residual stream goes past that",
+            "Change another site, such as the layer above.",
         )
 
 
@@ -195,160 +187,162 @@ def _layer(site: Site) -> int:
     return site.layer or 0
 
 
-def _at_a_norm(anatomy: Anatomy, site: Site) -> bool:
-    """Whether `mid` is shown where a norm takes it in, and not where the stream itself
-    passes.
-    """
+def _is_at_norm(anatomy: Anatomy, site: Site) -> bool:
+    """Tell whether `mid` is seen where it enters a norm, beside the stream itself."""
     block = anatomy.stack(site).blocks[_layer(site) - 1]
     return anatomy.taps[site].side == "input" and block.kind != "parallel"
 
 
-Where = Callable[[str | None, Tensor, Tap], Positions]
+Where: TypeAlias = Callable[[str | None, Tensor, Tap], Positions]
+"""Returns the positions of the tokens in a tensor of a stack."""
 
 
 @dataclass
 class _Calls:
-    """Counts the calls of one watch in a pass."""
+    """The number of calls of one watch in a pass."""
 
     stack: str | None
     count: int = 0
 
 
 class Editor:
-    """Makes the changes of a pass; `where(stack, tensor, tap)` says where the tokens of
-    a tensor stand.
+    """Makes the changes of a pass.
+
+    `where(stack, tensor, tap)` returns the positions of the tokens in a tensor.
     """
 
     def __init__(
         self, anatomy: Anatomy, planned: Mapping[Site, Change], where: Where
     ) -> None:
-        self.anatomy, self.planned, self.where = anatomy, planned, where
+        self.anatomy = anatomy
+        self.planned = planned
+        self.where = where
         self._calls: list[_Calls] = []
         self._stream: dict[Site, Tensor] = {}
         self._thread = threading.get_ident()
 
     @property
     def here(self) -> bool:
-        """Whether it is called in its own thread, and not in somebody else's pass over
-        the same module.
+        """Tell whether it is called in its own thread.
+
+        Another thread may run the same module meanwhile.
         """
         return threading.get_ident() == self._thread
 
     def begin(self, stacks: Sequence[str | None]) -> None:
-        """A new pass through some stacks: calls are counted from the first again."""
+        """Start a new pass through some stacks, with calls counted from the first."""
         for calls in self._calls:
             if calls.stack in stacks:
                 calls.count = 0
 
     def watches(self, module: nn.Module) -> list[hooks.Watch]:
-        """The watches to be held, in the order of the pass, so that a change sees what
-        those before it made.
+        """Return the hooks in the order of the pass.
+
+        In that order a change sees what the changes before it made.
         """
-        made: list[hooks.Watch] = []
+        watches: list[hooks.Watch] = []
         for site, change in self.planned.items():
-            if site.part == "mid" and _at_a_norm(self.anatomy, site):
-                made += self._around(module, site, change)
+            if site.part == "mid" and _is_at_norm(self.anatomy, site):
+                watches += self._watch_mid(module, site, change)
             else:
-                made.append(
-                    self._watch(module, site, partial(self._changed, site, change))
-                )
-        return made
+                callback = partial(self._changed, site, change)
+                watches.append(self._watch(module, site, callback))
+        return watches
 
     def _changed(self, site: Site, change: Change, tap: Tap, tensor: Tensor) -> Tensor:
         where = self.where(site.stack, tensor, tap)
         states = tap.layout.states(tensor, where.positions.shape[1])
         return tap.layout.with_states(tensor, changed(change, states, where, site))
 
-    def _around(
+    def _watch_mid(
         self, module: nn.Module, site: Site, change: Change
     ) -> list[hooks.Watch]:
-        """A change of the stream in the middle of a pre-norm block, made in the last
-        branch that is added before.
+        """Change the stream in the middle of a pre-norm block.
+
+        The change is made in the last branch that is added before the middle.
         """
         before = Site(_layer(site) - 1, "", site.stack)
-        branches = [replace(site, part=part) for part in ("attn", "cross")]
-        branches = [branch for branch in branches if branch in self.anatomy.taps]
-        enter = self._watch(module, before, partial(self._enter, site))
-        passing = [
-            self._watch(module, branch, partial(self._pass, site))
-            for branch in branches[:-1]
-        ]
-        return [
-            enter,
-            *passing,
-            self._watch(module, branches[-1], partial(self._join, site, change)),
-        ]
+        branches = []
+        for part in ("attn", "cross"):
+            branch = replace(site, part=part)
+            if branch in self.anatomy.taps:
+                branches.append(branch)
+        watches = [self._watch(module, before, partial(self._enter, site))]
+        for branch in branches[:-1]:
+            watches.append(self._watch(module, branch, partial(self._add, site)))
+        last = partial(self._join, site, change)
+        watches.append(self._watch(module, branches[-1], last))
+        return watches
 
     def _states(self, site: Site, tap: Tap, tensor: Tensor) -> Tensor:
-        return tap.layout.states(
-            tensor, self.where(site.stack, tensor, tap).positions.shape[1]
-        )
+        tokens = self.where(site.stack, tensor, tap).positions.shape[1]
+        return tap.layout.states(tensor, tokens)
 
     def _enter(self, site: Site, tap: Tap, tensor: Tensor) -> None:
         self._stream[site] = self._states(site, tap, tensor)
 
-    def _pass(self, site: Site, tap: Tap, tensor: Tensor) -> None:
+    def _add(self, site: Site, tap: Tap, tensor: Tensor) -> None:
         self._stream[site] = self._stream[site] + self._states(site, tap, tensor)
 
     def _join(self, site: Site, change: Change, tap: Tap, tensor: Tensor) -> Tensor:
-        stream, branch = self._stream.pop(site), self._states(site, tap, tensor)
+        stream = self._stream.pop(site)
+        branch = self._states(site, tap, tensor)
         mid = stream + branch
         new = changed(change, mid, self.where(site.stack, tensor, tap), site)
-        return tap.layout.with_states(
-            tensor, torch.where(new == mid, branch, (new - stream).to(branch.dtype))
-        )
+        # Where nothing changed the branch stays as it is: the difference of the sums
+        # would be rounded.
+        rest = (new - stream).to(branch.dtype)
+        return tap.layout.with_states(tensor, torch.where(new == mid, branch, rest))
 
     def _watch(
         self,
         module: nn.Module,
         site: Site,
-        seen: Callable[[Tap, Tensor], Tensor | None],
+        callback: Callable[[Tap, Tensor], Tensor | None],
     ) -> hooks.Watch:
-        tap, calls = self.anatomy.taps[site], _Calls(site.stack)
+        tap = self.anatomy.taps[site]
+        calls = _Calls(site.stack)
         self._calls.append(calls)
 
-        def at(*what: Any) -> Any:
+        def at_call(*arguments: Any) -> Any:
             if not self.here:
                 return None
             calls.count += 1
-            tensor = tap.read(*what) if calls.count == tap.call + 1 else None
-            new = None if tensor is None else seen(tap, tensor)
-            if new is None:
+            if calls.count != tap.call + 1:
                 return None
-            return tap.written(new, *what)
+            tensor = tap.read(*arguments)
+            new = None if tensor is None else callback(tap, tensor)
+            return None if new is None else tap.written(new, *arguments)
 
-        return hooks.Watch(module.get_submodule(tap.path), tap.side, at)
+        return hooks.Watch(module.get_submodule(tap.path), tap.side, at_call)
 
 
-class _Following:
-    """Follows passes that somebody else runs: each is a call of the whole module, or of
-    its encoder alone.
+class _PassFollower:
+    """Follows passes that the user runs.
+
+    Each is a call of the whole module, or of its encoder alone, as `generate` makes it.
     """
 
     def __init__(
         self, anatomy: Anatomy, planned: Mapping[Site, Change], module: nn.Module
     ) -> None:
-        self.module, self.two = module, len(anatomy.stacks) > 1
+        self.module = module
+        self.encoder_decoder = len(anatomy.stacks) > 1
         self.editor = Editor(anatomy, planned, self._where)
-        self.given: dict[str | None, tuple[Mapping[str, Any], int | None]] = {}
+        self.arguments: dict[str | None, Mapping[str, Any]] = {}
+        self.past: dict[str | None, int | None] = {}
 
     def watches(self) -> list[hooks.Watch]:
-        """The watches to be held."""
-        begin = [
-            hooks.Watch(
-                self.module,
-                "input",
-                partial(self._begin, self.module, (None, "encoder", "decoder")),
-            )
-        ]
-        encoder: Any = getattr(self.module, "get_encoder", None)
-        if encoder is not None and self.two:
-            begin.append(
-                hooks.Watch(
-                    encoder(), "input", partial(self._begin, encoder(), ("encoder",))
-                )
-            )
-        return [*begin, *self.editor.watches(self.module)]
+        """Return the hooks on the module, its encoder and the edited sites."""
+        every_stack = (None, "encoder", "decoder")
+        begin = partial(self._begin, self.module, every_stack)
+        watches = [hooks.Watch(self.module, "input", begin)]
+        get_encoder: Any = getattr(self.module, "get_encoder", None)
+        if get_encoder is not None and self.encoder_decoder:
+            encoder = get_encoder()
+            begin = partial(self._begin, encoder, ("encoder",))
+            watches.append(hooks.Watch(encoder, "input", begin))
+        return [*watches, *self.editor.watches(self.module)]
 
     def _begin(
         self,
@@ -357,28 +351,23 @@ class _Following:
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
     ) -> None:
-        if self.editor.here:
-            names = inspect.signature(root.forward).parameters
-            given = {**dict(zip(names, args, strict=False)), **kwargs}
-            # Now, for the first block adds to the cache.
-            past = 0 if stacks == ("encoder",) else _past(given)
-            self.given |= dict.fromkeys(stacks, (given, past))
-            self.editor.begin(stacks)
+        if not self.editor.here:
+            return
+        arguments = named_arguments(root, args, kwargs)
+        # Read now, because the first block adds to the cache.
+        past = 0 if stacks == ("encoder",) else _past_length(arguments)
+        for stack in stacks:
+            self.arguments[stack] = arguments
+            self.past[stack] = past
+        self.editor.begin(stacks)
 
     def _where(self, stack: str | None, tensor: Tensor, tap: Tap) -> Positions:
-        """Where the tokens of this pass stand, by the mask and the cache that it was
-        given.
-        """
-        given, past = self.given.get(stack, ({}, 0))
+        """Return the positions of this pass's tokens, by its mask and its cache."""
+        arguments = self.arguments.get(stack, {})
+        past = 0 if stack == "encoder" else self.past.get(stack, 0)
         prefix = "decoder_" if stack == "decoder" else ""
-        fed = [given.get(f"{prefix}{name}") for name in ("input_ids", "inputs_embeds")]
-        shapes = [tuple(value.shape[:2]) for value in fed if isinstance(value, Tensor)]
-        axes = (0, 1) if tap.layout.flat else (tap.layout.text, tap.layout.token)
-        texts, tokens = (
-            shapes[0] if shapes else (tensor.shape[axes[0]], tensor.shape[axes[1]])
-        )
-        past = 0 if stack == "encoder" else past
-        mask = given.get(f"{prefix}attention_mask")
+        texts, tokens = _shape(arguments, prefix, tensor, tap)
+        mask = arguments.get(f"{prefix}attention_mask")
         if (
             isinstance(mask, Tensor)
             and mask.ndim == 2
@@ -388,19 +377,32 @@ class _Following:
                 return Positions.by_mask(mask, tokens=tokens, whole=False)
             return Positions(Positions.by_mask(mask).positions, None, whole=False)
         positions = (torch.arange(tokens) + (past or 0)).expand(texts, tokens)
-        return Positions(
-            positions, None if past is None else (past + tokens,) * texts, whole=False
-        )
+        lengths = None if past is None else (past + tokens,) * texts
+        return Positions(positions, lengths, whole=False)
 
 
-def _past(given: Mapping[str, Any]) -> int | None:
-    """How many tokens a pass goes on from, by the cache it is given; None if that does
-    not say.
-    """
-    caches = [given[name] for name in CACHES if given.get(name) is not None]
-    if not caches:
-        return 0
-    try:
-        return int(caches[0].get_seq_length())
-    except (AttributeError, ValueError):  # a recurrent state: it has no length
-        return None
+def _shape(
+    arguments: Mapping[str, Any], prefix: str, tensor: Tensor, tap: Tap
+) -> tuple[int, int]:
+    """Return the number of texts and tokens of a pass."""
+    for name in ("input_ids", "inputs_embeds"):
+        value = arguments.get(f"{prefix}{name}")
+        if isinstance(value, Tensor):
+            return value.shape[0], value.shape[1]
+    if tap.layout.flat:
+        return tensor.shape[0], tensor.shape[1]
+    return tensor.shape[tap.layout.text], tensor.shape[tap.layout.token]
+
+
+def _past_length(arguments: Mapping[str, Any]) -> int | None:
+    """Return how many tokens a pass continues from; None if its cache does not say."""
+    for name in CACHES:
+        cache = arguments.get(name)
+        if cache is None:
+            continue
+        try:
+            return int(cache.get_seq_length())
+        except (AttributeError, ValueError):
+            # A recurrent state has no length.
+            return None
+    return 0

@@ -19,7 +19,7 @@ from hiddenscope.discovery import Anatomy, Tap
 from hiddenscope.errors import PassError
 from hiddenscope.modules import autograd, hooks
 from hiddenscope.passes.inputs import Inputs, Texts
-from hiddenscope.passes.protocol import ModelLike, recordable
+from hiddenscope.passes.protocol import PassModel, recordable
 from hiddenscope.passes.record import not_reached, token_logits
 from hiddenscope.sites import Site
 
@@ -136,7 +136,7 @@ def products(
 
 
 def tape(
-    model: ModelLike,
+    model: PassModel,
     inputs: Texts | Inputs,
     sites: Sequence[Site],
     *,

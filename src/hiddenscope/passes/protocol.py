@@ -1,9 +1,9 @@
-"""What a pass needs of a model: the protocol that Model fulfils, and the condition that
-its module must be in.
-"""
+"""The protocol of a model that passes run, and the checks of its module."""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -21,8 +21,8 @@ from hiddenscope.passes.text_encoder import TextEncoder
 from hiddenscope.states import Source
 
 
-class ModelLike(BatchModel, Protocol):
-    """What a pass needs to know of a model."""
+class PassModel(BatchModel, Protocol):
+    """A model as a pass sees it; `Model` is one."""
 
     @property
     def module(self) -> nn.Module: ...  # noqa: D102
@@ -47,66 +47,70 @@ class ModelLike(BatchModel, Protocol):
 
 
 def recordable(module: nn.Module) -> nn.Module:
-    """The module whose parts are really called, or a ModuleError that says why its
-    states cannot be recorded.
+    """Return the module whose parts are really called.
 
-    A weight that is not finite is a NotFinite that names it. `torch.compile` gives a
-    wrapper around the module; the module inside is recorded, and runs uncompiled. Parts
-    in train() mode are refused if their code reads `training`.
+    A ModuleError says why its states cannot be recorded, and a NotFinite names a weight
+    that is not finite. `torch.compile` returns a wrapper around the module; the module
+    inside is recorded, and runs uncompiled. Parts in train() mode are refused if their
+    code reads `training`.
 
     >>> recordable(nn.Linear(2, 2).eval())
     Linear(in_features=2, out_features=2, bias=True)
     """
     inside: nn.Module = getattr(module, "_orig_mod", module)
-    for wrong, reason, remedy in _conditions(inside):
-        if wrong:
-            raise ModuleError(
-                f"Cannot record the states of {type(inside).__name__}", reason, remedy
-            )
+    problem = _problem(inside)
+    if problem is not None:
+        reason, remedy = problem
+        raise ModuleError(
+            f"Cannot record the states of {type(inside).__name__}", reason, remedy
+        )
     check_finite(inside)
     return inside
 
 
-def _conditions(module: nn.Module) -> list[tuple[bool, str, str]]:
-    """What may be wrong with a module: whether it is, the reason, and the remedy."""
-    parts = hooks.parts_of(module)
-    weights: list[nn.Parameter] = []
-    training, compiled = None, False
-    for path, part in parts.items():
-        if part._parameters:
-            weights += [
-                weight for weight in part._parameters.values() if weight is not None
-            ]
-        if training is None and part.training and depends_on_mode(part):
-            training = path
-        compiled = compiled or part._compiled_call_impl is not None
-    return [
-        (
-            isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel),
+def _problem(module: nn.Module) -> tuple[str, str] | None:
+    """Return the reason why a module cannot be recorded, with the remedy."""
+    if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        return (
             f"{type(module).__name__} runs copies of it",
             "Give the module inside: `module.module`.",
-        ),
-        (
-            training is not None,
-            (
-                f"it is in train() mode{f' at {training}' if training else ''}, where"
-                " its code computes something else"
-            ),
-            "Call module.eval() first.",
-        ),
-        (
-            compiled,
+        )
+    has_weights = has_meta_weights = is_compiled = False
+    for path, part in hooks.parts_of(module).items():
+        if part.training and depends_on_mode(part):
+            where = f" at {path}" if path else ""
+            return (
+                f"it is in train() mode{where}, where its code computes something else",
+                "Call module.eval() first.",
+            )
+        is_compiled = is_compiled or part._compiled_call_impl is not None
+        for weight in part._parameters.values():
+            if weight is not None:
+                has_weights = True
+                has_meta_weights = has_meta_weights or weight.is_meta
+    if is_compiled:
+        return (
             "it was compiled in place, and compiled code calls no hooks",
-            (
-                "Give the module before `.compile()`, or wrap it with"
-                " `torch.compile(module)` instead."
-            ),
-        ),
-        (
-            any(weight.is_meta for weight in weights)
-            and not hooks.is_offloaded(module),
+            "Give the module before `.compile()`, or wrap it with"
+            " `torch.compile(module)` instead.",
+        )
+    if has_meta_weights and not hooks.is_offloaded(module):
+        return (
             "it has weights on the meta device, which hold no numbers",
             "Load its weights first.",
-        ),
-        (not weights, "it has no weights", "Give a model."),
-    ]
+        )
+    if not has_weights:
+        return "it has no weights", "Give a model."
+    return None
+
+
+def named_arguments(
+    module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the arguments of a call of a module by their names.
+
+    >>> named_arguments(nn.Linear(2, 2), (1,), {})
+    {'input': 1}
+    """
+    names = inspect.signature(module.forward).parameters
+    return {**dict(zip(names, args, strict=False)), **kwargs}

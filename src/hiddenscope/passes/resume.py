@@ -1,10 +1,9 @@
-"""Resume: enter the pass at a layer with given values and run only the rest.
+"""Resume: enter the pass at a layer with other values and run only the rest.
 
-The blocks below hand on what comes in, while masks, positions and rotary tables still
-come from the model's own code, and the values take the state's place where it enters
-the rest. Whether blocks can be skipped is tried on the model at hand: where a resumed
-pass is not the full pass bit for bit, every block is run and the values still take the
-place.
+The blocks below hand on their input, while masks, positions and rotary tables still
+come from the model's own code, and the values replace the state where it enters the
+rest. Whether blocks can be skipped is tried on the model: where a resumed pass is not
+bit for bit the full pass, every block is run and the values still replace the state.
 """
 
 from __future__ import annotations
@@ -25,19 +24,20 @@ from hiddenscope.modules import hooks
 from hiddenscope.passes.changes import Positions, Replace, check
 from hiddenscope.passes.edit import Editor, plan
 from hiddenscope.passes.inputs import Inputs, Texts
-from hiddenscope.passes.protocol import ModelLike, recordable
+from hiddenscope.passes.protocol import PassModel, recordable
 from hiddenscope.passes.record import Pass, make_pass
 from hiddenscope.sites import Site, SitePatterns
 from hiddenscope.states import Pair, States
 
-# The lengths of the texts and of the targets of a trial.
-LENGTHS, TARGET_LENGTHS = (5, 9), (6, 3)
+TRIAL_LENGTHS = (5, 9)
+TRIAL_TARGET_LENGTHS = (6, 3)
 
 
 @dataclass(frozen=True)
-class Skipping:
-    """Whether the blocks of a stack can be skipped: the form of each block's output, or
-    the reason why not.
+class SkipTrial:
+    """Whether the blocks of a stack can be skipped, as tried on the model.
+
+    `forms` holds the form of each block's output, `refused` the reason why not.
     """
 
     forms: tuple[Any, ...] = ()
@@ -46,7 +46,7 @@ class Skipping:
 
 @checked
 def resume(
-    model: ModelLike,
+    model: PassModel,
     inputs: Texts | Inputs,
     site: str | Site,
     values: Any,
@@ -55,13 +55,12 @@ def resume(
     logits: bool = True,
     grad: bool = False,
 ) -> Pass:
-    """Enter the pass over a batch of texts at `layer.k` or `final` with given values,
-    and run only what is above.
+    """Enter a pass at `layer.k` or `final` with other values, and run what is above.
 
     `values` are the rows of every token, [token, width] as in `States` or [text, token,
     width]. Without `sites`, the layers from there on and `final` are kept. The targets
     of an encoder-decoder come with its inputs, as in `model.encode(texts,
-    targets=...)`. A model whose blocks cannot be skipped is run whole, and `notes` of
+    targets=...)`. A model whose blocks cannot be skipped is run whole, and the notes of
     the pass say so. With `grad` the tensors themselves are in `live`, that of the entry
     among them, so that gradients can flow back.
 
@@ -70,111 +69,96 @@ def resume(
     >>> from hiddenscope.model import load
     >>> model = load((tiny_model("llama"), None))
     >>> full = record(model, [[5, 6, 7]], logits=True)
-    >>> bool((resume(model, [[5, 6, 7]], "layer.2", full.states["layer.2"]).logits == full.logits).all())
+    >>> rest = resume(model, [[5, 6, 7]], "layer.2", full.states["layer.2"])
+    >>> bool((rest.logits == full.logits).all())
     True
     """
     recordable(model.module)
     change = Replace(values)
-    (entry,) = plan(model.anatomy, {_one_layer(model, site): change})
-    chosen = _above(model, entry, sites)
+    (entry,) = plan(model.anatomy, {_whole_layer(model, site): change})
+    selected = _select_above(model, entry, sites)
     encoded = model.encode(inputs)
-    check(
-        change, sum(encoded.of(entry.stack).lengths), model.anatomy.width(entry), entry
-    )
+    tokens = sum(encoded.of(entry.stack).lengths)
+    check(change, tokens, model.anatomy.width(entry), entry)
     if change.values.ndim < 2:
-        reason = f"they have the shape {list(change.values.shape)}"
         raise StatesError(
             f"Cannot enter {model.anatomy.name} at {entry}",
-            reason,
+            f"they have the shape {list(change.values.shape)}",
             "Give a row for each token.",
         )
     with model.lock:
-        skips = skipping(model, entry.stack, padded=encoded.pad(model).has_padding)
-        refused = skips.refused or _uncountable(model, chosen)
-        forms = () if refused else skips.forms
+        has_padding = encoded.pad(model).has_padding
+        trial = try_skipping(model, entry.stack, padded=has_padding)
+        refused = trial.refused or _why_not_counted(model, selected)
+        forms = () if refused else trial.forms
         entered = _enter(
-            model, encoded, entry, change, chosen, logits=logits, grad=grad, forms=forms
+            model, encoded, entry, change, selected, forms, logits=logits, grad=grad
         )
+    if not refused:
+        return entered
     note = f"Every block was run, and the values put in at {entry}, because {refused}."
-    return replace(entered, notes=(note,)) if refused else entered
+    return replace(entered, notes=(note,))
 
 
-def skipping(
-    model: ModelLike, stack: str | None = None, *, padded: bool = False
-) -> Skipping:
-    """Whether the blocks of a stack can be skipped, tried once on the model as it is.
-
-    Padding is tried by itself: experts group all rows, and the padding below is not
-    what a pass makes of it.
-    """
-    return model.trials.once(
-        "skip blocks",
-        lambda: _try_skipping(model, stack, padded),
-        key=(stack, padded),
-        form=Skipping,
+def _whole_layer(model: PassModel, site: str | Site) -> Site:
+    """Return the only layer that a pattern names; of two stacks, the decoder's."""
+    selected = model.anatomy.select(site)
+    in_decoder = tuple(match for match in selected if match.stack == "decoder")
+    selected = in_decoder or selected
+    if len(selected) == 1 and not selected[0].part:
+        return selected[0]
+    reason = "it is inside a block"
+    if len(selected) != 1:
+        reason = f"it names {len(selected)} sites"
+    raise SiteError(
+        f"Cannot enter {model.anatomy.name} at {site}",
+        reason,
+        "Give one whole layer, or `final`.",
     )
 
 
-def _one_layer(model: ModelLike, site: str | Site) -> Site:
-    """The one whole layer that is named; of two stacks, the decoder's."""
-    chosen = model.anatomy.select(site)
-    chosen = tuple(one for one in chosen if one.stack == "decoder") or chosen
-    if len(chosen) != 1 or chosen[0].part:
-        reason = (
-            f"it names {len(chosen)} sites"
-            if len(chosen) != 1
-            else "it is inside a block"
-        )
-        raise SiteError(
-            f"Cannot enter {model.anatomy.name} at {site}",
-            reason,
-            "Give one whole layer, or `final`.",
-        )
-    return chosen[0]
-
-
-def _above(
-    model: ModelLike, entry: Site, sites: SitePatterns | None
+def _select_above(
+    model: PassModel, entry: Site, sites: SitePatterns | None
 ) -> tuple[Site, ...]:
-    """The chosen sites, none of which may be below the entry."""
+    """Return the requested sites, none of which may be below the entry."""
     if sites is None:
         everything = {*model.anatomy.select(EVERYTHING), entry}
         return tuple(sorted(site for site in everything if not site < entry))
-    chosen = model.anatomy.select(sites)
-    below = [site for site in chosen if site < entry]
-    if below:
-        reason = f"the pass is entered at {entry}, above it"
-        raise SiteError(
-            f"No state at {below[0]} in a resumed pass",
-            reason,
-            f"Ask for {entry} or what comes after.",
-        )
-    return chosen
+    selected = model.anatomy.select(sites)
+    for site in selected:
+        if site < entry:
+            raise SiteError(
+                f"No state at {site} in a resumed pass",
+                f"the pass is entered at {entry}, above it",
+                f"Ask for {entry} or what comes after.",
+            )
+    return selected
 
 
-def _uncountable(model: ModelLike, sites: Sequence[Site]) -> str:
-    """Parts of a block that is called several times are told by counting, and skipped
-    calls would not be counted.
-    """
-    shared = [site for site in sites if site.part and model.anatomy.taps[site].call]
-    return (
-        f"{shared[0]} is inside a block that is called more than once" if shared else ""
-    )
+def _why_not_counted(model: PassModel, sites: Sequence[Site]) -> str:
+    """Say why a site cannot be found behind skipped blocks; empty if all can."""
+    for site in sites:
+        # Parts of a block that is called several times are told apart by counting its
+        # calls, and skipped ones would not be counted.
+        if site.part and model.anatomy.taps[site].call:
+            return f"{site} is inside a block that is called more than once"
+    return ""
 
 
 def _enter(
-    model: ModelLike,
+    model: PassModel,
     inputs: Inputs,
     entry: Site,
     change: Replace,
     sites: Sequence[Site],
+    forms: Sequence[Any],
     *,
     logits: bool,
-    forms: Sequence[Any],
     grad: bool = False,
 ) -> Pass:
-    """One pass with values in the place of a layer; the blocks below it are skipped if
-    their forms are known.
+    """Run a pass with values in place of a layer.
+
+    The blocks below it are skipped if the forms of their outputs are known.
     """
     positions = Positions.of(inputs.of(entry.stack))
     editor = Editor(
@@ -183,13 +167,13 @@ def _enter(
     stack = model.anatomy.stack(entry)
     depth = stack.depth if entry.layer is None else entry.layer
     with (
-        _skipped(model.module, stack, forms[:depth]),
+        _skipping(model.module, stack, forms[:depth]),
         hooks.watching(editor.watches(model.module)),
     ):
         return make_pass(model, inputs, sites, logits=logits, grad=grad)
 
 
-def _skipped(
+def _skipping(
     module: nn.Module, stack: Stack, forms: Sequence[Any]
 ) -> AbstractContextManager[None]:
     skips: dict[nn.Module, dict[int, Any]] = defaultdict(dict)
@@ -198,98 +182,88 @@ def _skipped(
     return hooks.skipping(skips) if skips else nullcontext()
 
 
-def _try_skipping(model: ModelLike, stack: str | None, padded: bool) -> Skipping:
-    """Resume at the first, the last and some layers between, with the cache off and on:
-    each must be the full pass.
+def try_skipping(
+    model: PassModel, stack: str | None = None, *, padded: bool = False
+) -> SkipTrial:
+    """Return whether the blocks of a stack can be skipped, tried once on the model.
+
+    Padding is tried by itself: experts group all rows, and a resumed pass has other
+    values in the padding than the full pass.
     """
-    own = next(one for one in model.anatomy.stacks if stack in (None, one.name))
-    if own.proof.taps[0].path != own.blocks[0].path:
-        return Skipping(refused="its blocks are not modules of their own")
-    forms: dict[int, Any] = {}
-    in_order: tuple[Any, ...] = ()
-    inputs = _trial_inputs(model, padded)
-    depths = sorted(
-        {1, own.depth // 4, own.depth // 2, 3 * own.depth // 4, own.depth} - {0}
+    return model.trials.once(
+        "skip blocks",
+        lambda: _try_skipping(model, stack, padded),
+        key=(stack, padded),
+        form=SkipTrial,
     )
+
+
+def _try_skipping(model: PassModel, name: str | None, padded: bool) -> SkipTrial:
+    """Resume at the first, the last and some layers between, with and without a cache.
+
+    Each resumed pass must be the full pass.
+    """
+    stack = model.anatomy.stack_named(name)
+    if stack.proof.taps[0].path != stack.blocks[0].path:
+        return SkipTrial(refused="its blocks are not modules of their own")
+    depth = stack.depth
+    depths = sorted({1, depth // 4, depth // 2, 3 * depth // 4, depth} - {0})
+    inputs = _trial_inputs(model, padded)
+    forms: dict[int, Any] = {}
     for cached in (False, True) if "use_cache" in accepts(model.module) else (False,):
+        cache = with_cache(model.module, cached)
+        learning = _learn_forms(model.module, stack, forms)
         try:
-            with hooks.watching(
-                [
-                    with_cache(model.module, cached),
-                    *_learn_forms(model.module, own, forms),
-                ]
-            ):
+            with hooks.watching([cache, *learning]):
                 full = _full_pass(model, inputs)
-            in_order = tuple(forms[k] for k in sorted(forms))
-            entries = (Site(k, "", stack) for k in depths)
-            wrong = next(
-                (
-                    site
-                    for site in entries
-                    if not _same(model, inputs, full, site, in_order, cached)
-                ),
-                None,
-            )
+            in_order = [forms[k] for k in sorted(forms)]
+            for layer in depths:
+                entry = Site(layer, "", name)
+                with hooks.watching([with_cache(model.module, cached)]):
+                    equal = _resumes_equal(model, inputs, full, entry, in_order)
+                if not equal:
+                    with_or_without = "with" if cached else "without"
+                    return SkipTrial(
+                        refused=f"skipping the blocks below {entry}, {with_or_without}"
+                        " a cache, changed what the rest gave"
+                    )
         except Exception as error:
-            return Skipping(
+            return SkipTrial(
                 refused=f"skipping blocks stopped with {type(error).__name__}: {error}"
             )
-        if wrong is not None:
-            cache = "with" if cached else "without"
-            return Skipping(
-                refused=(
-                    f"skipping the blocks below {wrong}, {cache} a cache, changed what"
-                    " the rest gave"
-                )
-            )
-    return Skipping(in_order)
+    return SkipTrial(tuple(in_order))
 
 
-def _same(
-    model: ModelLike,
-    inputs: Inputs,
-    full: Pass,
-    entry: Site,
-    forms: Sequence[Any],
-    cached: bool,
+def _resumes_equal(
+    model: PassModel, inputs: Inputs, full: Pass, entry: Site, forms: Sequence[Any]
 ) -> bool:
-    """Whether a pass resumed with what the full pass had is the full pass, bit for bit."""
-    values = Replace(_at(full.states, entry))
-    chosen = _above(model, entry, None)
-    with hooks.watching([with_cache(model.module, cached)]):
-        again = _enter(
-            model,
-            inputs,
-            entry,
-            values,
-            chosen,
-            logits=full.logits is not None,
-            forms=forms,
-        )
-    if (
-        full.logits is not None
-        and again.logits is not None
-        and not torch.equal(full.logits, again.logits)
-    ):
-        return False
-    return all(
-        torch.equal(_at(full.states, site), _at(again.states, site)) for site in chosen
-    )
+    """Tell whether resuming a full pass with its own states gives it bit for bit."""
+    values = Replace(_states_at(full.states, entry))
+    sites = _select_above(model, entry, None)
+    has_logits = full.logits is not None
+    resumed = _enter(model, inputs, entry, values, sites, forms, logits=has_logits)
+    if full.logits is not None:
+        assert resumed.logits is not None
+        if not torch.equal(full.logits, resumed.logits):
+            return False
+    for site in sites:
+        if not torch.equal(
+            _states_at(full.states, site), _states_at(resumed.states, site)
+        ):
+            return False
+    return True
 
 
-def _at(states: States | Pair, site: Site) -> Tensor:
-    own = (
-        states
-        if isinstance(states, States)
-        else states.encoder
-        if site.stack == "encoder"
-        else states.decoder
-    )
-    return own[site]
+def _states_at(states: States | Pair, site: Site) -> Tensor:
+    if isinstance(states, States):
+        return states[site]
+    if site.stack == "encoder":
+        return states.encoder[site]
+    return states.decoder[site]
 
 
 def with_cache(module: nn.Module, cached: bool) -> hooks.Watch:
-    """A hook that lets the module keep a cache, or leaves it as it is called."""
+    """Return a hook that lets the module keep a cache, or changes nothing."""
 
     def switch(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         return (args, {**kwargs, "use_cache": True}) if cached else None
@@ -300,24 +274,25 @@ def with_cache(module: nn.Module, cached: bool) -> hooks.Watch:
 def _learn_forms(
     module: nn.Module, stack: Stack, forms: dict[int, Any]
 ) -> list[hooks.Watch]:
-    """Hooks that note the form of each block's output."""
+    """Return hooks that note the form of each block's output."""
 
-    def watch(k: int) -> hooks.Watch:
-        tap = stack.proof.taps[k]
-        calls: list[None] = []
+    def watch(layer: int) -> hooks.Watch:
+        tap = stack.proof.taps[layer]
+        calls = 0
 
-        def seen(output: Any) -> None:
-            if len(calls) == tap.call:
-                forms[k] = hooks.form(output)
-            calls.append(None)
+        def learn(output: Any) -> None:
+            nonlocal calls
+            if calls == tap.call:
+                forms[layer] = hooks.form(output)
+            calls += 1
 
-        return hooks.Watch(module.get_submodule(tap.path), "output", seen)
+        return hooks.Watch(module.get_submodule(tap.path), "output", learn)
 
-    return [watch(k) for k in range(1, stack.depth + 1)]
+    return [watch(layer) for layer in range(1, stack.depth + 1)]
 
 
-def _full_pass(model: ModelLike, inputs: Inputs) -> Pass:
-    """The full pass, with logits where there is a row of them for each token."""
+def _full_pass(model: PassModel, inputs: Inputs) -> Pass:
+    """Run a full pass, with logits if the head gives a row of them for each token."""
     sites = model.anatomy.select(EVERYTHING)
     try:
         return make_pass(model, inputs, sites, logits=model.anatomy.makes_logits)
@@ -325,23 +300,24 @@ def _full_pass(model: ModelLike, inputs: Inputs) -> Pass:
         return make_pass(model, inputs, sites)
 
 
-def _trial_inputs(model: ModelLike, padded: bool) -> Inputs:
-    """Texts for a trial, of different lengths or of one."""
-    inputs = trial_texts(model, LENGTHS if padded else LENGTHS[1:] * 2, seed=6)
-    if not model.encoder_decoder:
-        return inputs
-    return inputs.with_targets(
-        trial_texts(model, TARGET_LENGTHS if padded else TARGET_LENGTHS[1:] * 2, seed=7)
-    )
+def _trial_inputs(model: PassModel, padded: bool) -> Inputs:
+    """Return two texts for a trial, of different lengths or of the same."""
+    lengths: Sequence[int] = TRIAL_LENGTHS
+    target_lengths: Sequence[int] = TRIAL_TARGET_LENGTHS
+    if not padded:
+        lengths = (lengths[1],) * 2
+        target_lengths = (target_lengths[1],) * 2
+    inputs = trial_texts(model, lengths, seed=6)
+    if model.encoder_decoder:
+        inputs = inputs.with_targets(trial_texts(model, target_lengths, seed=7))
+    return inputs
 
 
-def trial_texts(model: ModelLike, lengths: Sequence[int], seed: int) -> Inputs:
-    """Texts of ordinary ids, of these lengths or as long as the model takes."""
+def trial_texts(model: PassModel, lengths: Sequence[int], seed: int) -> Inputs:
+    """Return texts of ordinary ids, of these lengths or as long as the model takes."""
     limit = model.text_encoder.window or max(lengths)
     ids = trial_ids(model.module, len(lengths), max(lengths), seed=seed).tolist()
-    return Inputs(
-        tuple(
-            tuple(row[: min(length, limit)])
-            for row, length in zip(ids, lengths, strict=True)
-        )
-    )
+    texts = []
+    for row, length in zip(ids, lengths, strict=True):
+        texts.append(tuple(row[: min(length, limit)]))
+    return Inputs(tuple(texts))

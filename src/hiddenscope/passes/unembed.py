@@ -27,9 +27,9 @@ from hiddenscope.errors import PassError
 from hiddenscope.modules import autograd, hooks
 from hiddenscope.modules.trials import disagreement
 from hiddenscope.passes.inputs import Inputs
-from hiddenscope.passes.protocol import ModelLike
+from hiddenscope.passes.protocol import PassModel
 from hiddenscope.passes.record import record
-from hiddenscope.passes.resume import resume, skipping
+from hiddenscope.passes.resume import resume, try_skipping
 from hiddenscope.sites import Site
 from hiddenscope.states import States
 
@@ -76,7 +76,7 @@ class Unembedding:
     True
     """
 
-    model: ModelLike
+    model: PassModel
     entry: Site
     recipe: Recipe = field(init=False)
 
@@ -189,7 +189,7 @@ class Unembedding:
                 given.append(state)
 
         # Tried while the head is in its place, because a trial needs it.
-        skipping(self.model, self.entry.stack)
+        try_skipping(self.model, self.entry.stack)
         watch = hooks.Watch(head, "input", keep)
         with (
             self.model.lock,
@@ -279,7 +279,7 @@ class Unembedding:
         )
 
 
-def _head(model: ModelLike) -> Any:
+def _head(model: PassModel) -> Any:
     """The module that makes the logits; None where no single module does, or where
     there are none.
     """
@@ -287,7 +287,7 @@ def _head(model: ModelLike) -> Any:
     return None if head is None else model.module.get_submodule(head.path)
 
 
-def _numbers_around_head(model: ModelLike) -> tuple[tuple[str, float], ...]:
+def _numbers_around_head(model: PassModel) -> tuple[tuple[str, float], ...]:
     """Numbers that the modules around the head hold themselves, as Cohere holds the
     scale of its logits.
     """
@@ -305,7 +305,7 @@ def _numbers_around_head(model: ModelLike) -> tuple[tuple[str, float], ...]:
     )
 
 
-def _true_pass(model: ModelLike, entry: Site) -> tuple[Tensor, Tensor]:
+def _true_pass(model: PassModel, entry: Site) -> tuple[Tensor, Tensor]:
     """The states at the entry and the logits of a pass over a trial text."""
     windows = (model.text_encoder.window, model.text_encoder.target_window)
     length = min(TRIAL_TOKENS, *(window or TRIAL_TOKENS for window in windows))
@@ -318,7 +318,7 @@ def _true_pass(model: ModelLike, entry: Site) -> tuple[Tensor, Tensor]:
     return full.states[entry], full.logits
 
 
-def _after_head(model: ModelLike) -> Recipe:
+def _after_head(model: PassModel) -> Recipe:
     """What becomes of the head's product: numbers of every size are put in its place,
     and the logits compared.
     """

@@ -1,13 +1,13 @@
 """States: values `[site, token, width]` of one or many texts, one row per token, never
 padded.
 
-What needs torch is imported when it is first used, so that tokens and sources can be
-had without it.
+Each name is imported when it is first used: the names of poolings are read without
+numpy, tokens and sources without torch.
 
 >>> import torch
 >>> from hiddenscope.sites import Site
->>> from hiddenscope.states import States
->>> tokens = Tokens(("a b", "c"), text=[0, 0, 1], positions=[0, 1, 0], ids=[5, 6, 7], strings=("a", " b", "c"))
+>>> from hiddenscope.states import Source, States, Tokens
+>>> tokens = Tokens(("a b", "c"), [0, 0, 1], [0, 1, 0], [5, 6, 7], ("a", " b", "c"))
 >>> states = States((Site(0), Site(None)), torch.zeros(2, 3, 4), tokens, Source("toy"))
 >>> states["final"].shape, states.of(0).values.shape, states.pool("mean").shape
 (torch.Size([3, 4]), torch.Size([2, 2, 4]), torch.Size([2, 2, 4]))
@@ -16,21 +16,12 @@ had without it.
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from hiddenscope.states.tokens import Source, Tokens
-
 if TYPE_CHECKING:
-    from hiddenscope.states.values import (
-        POOLINGS,
-        Pair,
-        Pooling,
-        Readable,
-        States,
-        join,
-        load_states,
-    )
+    from hiddenscope.states.pooling import Pooling
+    from hiddenscope.states.tokens import Source, Tokens
+    from hiddenscope.states.values import Pair, Readable, States, join, load_states
 
 __all__ = [
-    "POOLINGS",
     "Pair",
     "Pooling",
     "Readable",
@@ -41,11 +32,14 @@ __all__ = [
     "load_states",
 ]
 
+_MODULES = {"Pooling": "pooling", "Source": "tokens", "Tokens": "tokens"}
+
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = getattr(import_module(f"{__name__}.values"), name)
+        module = import_module(f"{__name__}.{_MODULES.get(name, 'values')}")
+        value = getattr(module, name)
         globals()[name] = value
         return value

@@ -1,13 +1,6 @@
 """What stands for a text, in words."""
 
-WORDS = {
-    "last": "the last token of each text",
-    "first": "the first token of each text",
-    "cls": "the classification token of each text",
-    "each": "every token",
-    "mean": "the mean over the tokens of each text",
-    "max": "the maximum over the tokens of each text",
-}
+from hiddenscope.states.pooling import POOLINGS, meaning_of
 
 
 def standing(token: str | int) -> str:
@@ -16,4 +9,9 @@ def standing(token: str | int) -> str:
     >>> standing("mean"), standing(3)
     ('the mean over the tokens of each text', 'token 3 of each text')
     """
-    return WORDS.get(str(token), f"token {token} of each text")
+    if token == "each":
+        return "every token"
+    if isinstance(token, int) or token in POOLINGS:
+        return meaning_of(token)
+    # A result of another version may name a pooling that is not known here.
+    return f"token {token} of each text"

@@ -1,28 +1,32 @@
 """Where do the states of a model live, and how is that known?"""
 
-from collections.abc import Iterator
+import math
 from typing import Any
+
+import numpy as np
 
 from hiddenscope.arguments import checked
 from hiddenscope.discovery import Anatomy, Stack
 from hiddenscope.model import ModelLike, as_model
 from hiddenscope.results import Facts, Result
+from hiddenscope.results.dataset import Variables, to_dataset
 from hiddenscope.sites import PARTS, Site
 
 
 @checked
 def anatomy(model: ModelLike) -> Result:
-    """Where every layer of a model can be read, and its largest difference from Hugging
-    Face's own `hidden_states`.
+    """Show where every layer of a model can be read, and how that is known.
 
-    The difference is 0 for every layer but the last: `layer.L` is raw, and the last
-    entry has gone through the final norm.
+    Each state is compared with Hugging Face's own `hidden_states`. The largest
+    difference is 0 for every layer but the last: `layer.L` is raw, and the last entry
+    has gone through the final norm.
 
     >>> import hiddenscope as hs
     >>> from hiddenscope.testing import tiny_model
     >>> result = hs.anatomy(hs.load((tiny_model("gpt2"), None)))
     >>> for row in result.data.to_dataframe().itertuples():
-    ...     print(row.Index, row.entry, "the same" if row.difference == 0 else "different")
+    ...     same = "the same" if row.difference == 0 else "different"
+    ...     print(row.Index, row.entry, same)
     layer.0 hidden_states[0] the same
     layer.1 hidden_states[1] the same
     layer.2 hidden_states[2] the same
@@ -30,52 +34,50 @@ def anatomy(model: ModelLike) -> Result:
     final hidden_states[3] the same
     """
     model = as_model(model)
-    import xarray
-
     parts = model.anatomy
-    rows = [row for stack in parts.stacks for row in _rows(parts, stack)]
-    sites, entries, differences, modules, kinds = zip(*rows, strict=True)
-    columns = {
-        "entry": entries,
-        "difference": differences,
-        "module": modules,
-        "kind": kinds,
+    columns: dict[str, list[Any]] = {
+        "site": [],
+        "entry": [],
+        "difference": [],
+        "module": [],
+        "kind": [],
     }
-    data = xarray.Dataset(
-        {name: ("site", list(column)) for name, column in columns.items()},
-        {"site": list(sites)},
-    )
-    head = parts.head
+    for stack in parts.stacks:
+        for site, tap in parts.taps.items():
+            if site.part or parts.stack(site) is not stack:
+                continue
+            entry, difference = _compared(parts, stack, site)
+            columns["site"].append(str(site))
+            columns["entry"].append(entry)
+            columns["difference"].append(difference)
+            columns["module"].append(str(tap))
+            columns["kind"].append(
+                stack.blocks[site.layer - 1].kind if site.layer else ""
+            )
+    sites = columns.pop("site")
+    variables: Variables = {
+        name: ("site", np.array(column), {}) for name, column in columns.items()
+    }
     facts: Facts = {
         "model_class": type(model.module).__name__,
         "stacks": [_stack(parts, stack) for stack in parts.stacks],
-        "head": None if head is None else {**vars(head)},
+        "head": None if parts.head is None else {**vars(parts.head)},
         "makes_logits": parts.makes_logits,
         "padded_batches": model.batching.padding_safe,
         "notes": [
-            *_refused_parts(parts),
+            *_notes_on_parts(parts),
             f"On padded batches: {model.batching.reason}.",
             *model.notes,
         ],
     }
+    data = to_dataset(variables, {"site": sites})
     return Result("anatomy", data, facts, model.source())
 
 
-def _rows(parts: Anatomy, stack: Stack) -> Iterator[tuple[str, str, float, str, str]]:
-    """For every whole state of a stack: site, entry of `hidden_states`, difference,
-    module, kind of block.
-    """
-    for site, tap in parts.taps.items():
-        if site.part or parts.stack(site) is not stack:
-            continue
-        entry, difference = _compared(parts, stack, site)
-        kind = stack.blocks[site.layer - 1].kind if site.layer else ""
-        yield str(site), entry, difference, str(tap), kind
-
-
 def _compared(parts: Anatomy, stack: Stack, site: Site) -> tuple[str, float]:
-    """The entry of Hugging Face's tuple that a state was compared with, and the largest
-    difference from it.
+    """Return the entry of `hidden_states` that a state was compared with, and how far.
+
+    The number is the largest difference; NaN where there is no such entry.
     """
     reported = parts.reported(stack)
     name = f"{site.stack}_hidden_states" if site.stack else "hidden_states"
@@ -84,12 +86,18 @@ def _compared(parts: Anatomy, stack: Stack, site: Site) -> tuple[str, float]:
         return f"{name}[{place}]", stack.proof.differences[place]
     if site.layer == stack.depth:
         return f"{name}[{len(reported) - 1}]", stack.proof.raw_difference
-    return "", float("nan")
+    return "", math.nan
 
 
 def _stack(parts: Anatomy, stack: Stack) -> dict[str, Any]:
-    proof, reported = stack.proof, parts.reported(stack)
+    """Return the facts of one stack."""
+    proof = stack.proof
+    reported = parts.reported(stack)
+    raw_difference = None
+    # Where the last entry is raw itself, there is nothing to tell apart.
     ends_raw = any(site is not None and site.layer == stack.depth for site in reported)
+    if not ends_raw and not math.isnan(proof.raw_difference):
+        raw_difference = proof.raw_difference
     return {
         "stack": stack.name,
         "blocks": stack.depth,
@@ -102,44 +110,38 @@ def _stack(parts: Anatomy, stack: Stack) -> dict[str, Any]:
         "proved_entries": len(reported) - proof.earlier,
         "earlier_entries": proof.earlier,
         "largest_difference": max(proof.differences),
-        "raw_difference": (
-            None
-            if ends_raw or proof.raw_difference != proof.raw_difference
-            else proof.raw_difference
-        ),
+        "raw_difference": raw_difference,
     }
 
 
 def _parts(stack: Stack, name: str | None) -> list[dict[str, str]]:
-    """Where the parts of the first block that has any can be read."""
-    number, block = next(
-        ((k, block) for k, block in enumerate(stack.blocks, 1) if block.parts),
-        (0, None),
-    )
-    if block is None:
-        return []
-    return [
-        {
-            "site": str(Site(number, part, name)),
-            "module": str(block.parts[part]),
-            "block_kind": block.kind,
-        }
-        for part in PARTS
-        if part in block.parts
-    ]
+    """Return where the parts of the first block that has any can be read."""
+    for layer, block in enumerate(stack.blocks, 1):
+        if block.parts:
+            return [
+                {
+                    "site": str(Site(layer, part, name)),
+                    "module": str(block.parts[part]),
+                    "block_kind": block.kind,
+                }
+                for part in PARTS
+                if part in block.parts
+            ]
+    return []
 
 
-def _refused_parts(parts: Anatomy) -> Iterator[str]:
-    """Which blocks show no attention and MLP of their own, and why."""
+def _notes_on_parts(parts: Anatomy) -> list[str]:
+    """Say which blocks show no attention and MLP of their own, and why."""
+    notes = []
     for stack in parts.stacks:
-        refused = [block.refused for block in stack.blocks if block.refused]
-        if refused:
-            count = (
-                "No block"
-                if len(refused) == stack.depth
-                else f"{len(refused)} of the {stack.depth} blocks"
-            )
-            shows = "shows" if len(refused) == stack.depth else "do not show"
-            of_stack = f" of the {stack.name}" if len(parts.stacks) > 1 else ""
-            reasons = "; ".join(dict.fromkeys(refused))
-            yield f"{count}{of_stack} {shows} attn, mid and mlp: {reasons}."
+        reasons = [block.refused for block in stack.blocks if block.refused]
+        if not reasons:
+            continue
+        of_stack = f" of the {stack.name}" if len(parts.stacks) > 1 else ""
+        if len(reasons) == stack.depth:
+            blocks = f"No block{of_stack} shows"
+        else:
+            blocks = f"{len(reasons)} of the {stack.depth} blocks{of_stack} do not show"
+        distinct = "; ".join(dict.fromkeys(reasons))
+        notes.append(f"{blocks} attn, mid and mlp: {distinct}.")
+    return notes

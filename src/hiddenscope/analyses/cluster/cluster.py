@@ -10,17 +10,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hiddenscope import progress
-from hiddenscope.arguments import checked
+from hiddenscope.arguments import checked, integer
 from hiddenscope.errors import NotFinite, StatesError, TextError
 from hiddenscope.measures.grouped import joined, numbered
 from hiddenscope.model import ModelLike, as_source
 from hiddenscope.passes import Inputs, Texts
 from hiddenscope.results import Facts, Result
 from hiddenscope.sites import Site
-from hiddenscope.states import Pair, Readable
+from hiddenscope.states import Pair, Pooling, Readable
 from hiddenscope.texts import copy_key
-from hiddenscope.vectors import Token
-from hiddenscope.vectors.collection import Collection, collection_of, integer
+from hiddenscope.vectors import EachToken
+from hiddenscope.vectors.collection import Collection, collection_of
 
 if TYPE_CHECKING:
     import xarray
@@ -49,11 +49,11 @@ SEED = 0
 
 @checked
 def cluster(
-    source: ModelLike | Readable | Pair | Array | Tensor,
+    source: ModelLike | Readable | Pair | EachToken | Array | Tensor,
     texts: Texts | Inputs | Any = None,
     *,
     site: str | Site | None = None,
-    pool: Token | None = None,
+    pool: Pooling | None = None,
     smallest: int = 5,
     truncate: bool = False,
 ) -> Result:

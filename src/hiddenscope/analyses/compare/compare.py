@@ -1,21 +1,22 @@
 """Where, and by how much, do two texts or two models differ?"""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hiddenscope import progress
+from hiddenscope.analyses.compare.cka import CKASample, put_cka
 from hiddenscope.analyses.compare.differences import (
-    CKASample,
     Comparison,
     compare_text,
-    dataset,
     largest_relative,
+)
+from hiddenscope.analyses.compare.findings import (
+    dataset,
     put_along_sites,
-    put_cka,
     stack_facts,
     texts_of,
 )
 from hiddenscope.analyses.compare.sides import (
-    Sides,
+    TextPairs,
     from_model,
     from_states,
     from_two_models,
@@ -25,11 +26,9 @@ from hiddenscope.errors import StatesError, TextError
 from hiddenscope.model import Model, ModelLike, as_source
 from hiddenscope.passes import Inputs, Texts
 from hiddenscope.results import Result
+from hiddenscope.results.dataset import site_names, to_dataset
 from hiddenscope.sites import SitePatterns
 from hiddenscope.states import Pair, Readable
-
-if TYPE_CHECKING:
-    import xarray
 
 
 @checked
@@ -54,42 +53,60 @@ def compare(
 
     >>> import hiddenscope as hs
     >>> from hiddenscope.testing import tiny_model
-    >>> result = hs.compare(hs.load((tiny_model("gpt2"), None)), [[5, 6, 7]], [[5, 6, 8]])
+    >>> model = hs.load((tiny_model("gpt2"), None))
+    >>> result = hs.compare(model, [[5, 6, 7]], [[5, 6, 8]])
     >>> result.data["l2"].sel(site="layer.0").values[:2].tolist()
     [0.0, 0.0]
     >>> result.facts["stacks"][0]["first_difference"]["position"]
     [2, 2]
     """
-    sides = _sides(as_source(model), a, b, as_source(other), sites, targets, truncate)
-    comparisons, sample = _compared(
-        sides, sites, by_spans=b is None, two_models=other is not None
+    texts = _text_pairs(
+        as_source(model), a, b, as_source(other), sites, targets, truncate
     )
-    names = dict.fromkeys(one.stack for one in comparisons)
-    stacks = [[one for one in comparisons if one.stack == name] for name in names]
+    comparisons, sample = _compared(
+        texts, sites, by_spans=b is None, two_models=other is not None
+    )
+    by_stack: dict[str | None, list[Comparison]] = {}
+    for comparison in comparisons:
+        by_stack.setdefault(comparison.stack, []).append(comparison)
+    stacks = list(by_stack.values())
     first = comparisons[0]
+    # Where the widths differ, nothing is measured token by token.
     cka_only = first.measures is None
-    data = _no_cells(first) if cka_only else dataset(stacks)
+    if cka_only:
+        data = to_dataset({}, {"site": site_names(first.every[0])})
+    else:
+        data = dataset(stacks)
     data.attrs |= texts_of(stacks)
-    paired = sum(one.paired.shape[1] for one in comparisons)
+    paired = sum(comparison.paired.shape[1] for comparison in comparisons)
+    columns = sum(len(comparison.columns) for comparison in comparisons)
     facts: dict[str, Any] = {
-        "texts": sides.count,
+        "texts": texts.count,
         "tokens_compared": paired,
-        "gaps": sum(len(one.columns) for one in comparisons) - paired,
-        "run": sides.run,
+        "gaps": columns - paired,
+        "run": texts.run,
         "computed_in": "float64",
-        **_rounding_floor(sides),
-        "stacks": [],
-        "notes": [sides.note] if sides.note else [],
     }
+    if texts.repeat is not None:
+        # What rounding alone does, where the two sides cannot be run in one batch.
+        single, repeated, between = texts.repeat()
+        facts["rounding_floor"] = {
+            "relative": largest_relative(single, repeated),
+            "between": between,
+        }
+    facts |= {"stacks": [], "notes": [texts.note] if texts.note else []}
     if not cka_only:
         put_along_sites(data)
         facts["stacks"] = [stack_facts(data, stack) for stack in stacks]
     if len(stacks) == 1 and (cka_only or other is not None or not first.one_model):
         facts |= put_cka(data, first, sample, required=cka_only)
-    return Result("compare", data, facts, _source(first))
+    source, other_source = (side.to_json() for side in first.source)
+    if source != other_source:
+        source = {**source, "other": other_source}
+    return Result("compare", data, facts, source)
 
 
-def _sides(
+def _text_pairs(
     model: Model | Readable | Pair,
     a: Any,
     b: Any,
@@ -97,52 +114,55 @@ def _sides(
     sites: SitePatterns,
     targets: Texts | Inputs | None,
     truncate: bool,
-) -> Sides:
-    """Both sides, once it is clear what they are."""
-    states = [isinstance(side, Pair | Readable) for side in (a, b)]
+) -> TextPairs:
+    """Pair the two sides, once it is clear what they are."""
     if not isinstance(model, Model):
-        if not states[0] or b is not None or other is not None or targets is not None:
+        states_only = b is None and other is None and targets is None
+        if not isinstance(a, Pair | Readable) or not states_only:
             reason = "states are compared with states, and with nothing else"
             raise StatesError(
                 "Cannot compare these states", reason, "Give compare(states, others)."
             )
         return from_states(model, a, sites)
     problem = f"Cannot compare in {model.name}"
-    if any(states):
+    if isinstance(a, Pair | Readable) or isinstance(b, Pair | Readable):
         reason = "states were given, and they need no model"
         raise StatesError(problem, reason, "Give compare(states, others), or texts.")
-    if (b is None) == (other is None):
-        reason = (
-            "there is no second text and no other model"
-            if b is None
-            else "a second text and another model"
-        )
+    if b is None and other is None:
+        reason = "there is no second text and no other model"
         raise TextError(problem, reason, "Give b, or give other=.")
-    if other is not None:
-        return from_two_models((model, other), a, sites, targets, truncate)
-    own = b.targets is not None if isinstance(b, Inputs) else False
-    inputs = model.encode(a, targets=targets, truncate=truncate)
-    second = model.encode(b, targets=None if own else targets, truncate=truncate)
-    return from_model(model, inputs, second, sites)
+    if other is None:
+        inputs = model.encode(a, targets=targets, truncate=truncate)
+        # Encoded texts may bring targets of their own.
+        if isinstance(b, Inputs) and b.targets is not None:
+            targets = None
+        other_inputs = model.encode(b, targets=targets, truncate=truncate)
+        return from_model(model, inputs, other_inputs, sites)
+    if b is not None:
+        reason = "a second text and another model"
+        raise TextError(problem, reason, "Give b, or give other=.")
+    return from_two_models((model, other), a, sites, targets, truncate)
 
 
 def _compared(
-    sides: Sides, sites: SitePatterns, *, by_spans: bool, two_models: bool
+    texts: TextPairs, sites: SitePatterns, *, by_spans: bool, two_models: bool
 ) -> tuple[list[Comparison], CKASample]:
-    """Every text compared, and a sample of the paired states where CKA may be asked
-    for.
-    """
-    comparisons, sample = [], CKASample()
-    with progress.track("Comparing", total=sides.count) as advance:
-        for number, pair in enumerate(sides.pairs):
-            for one, states in compare_text(number, pair, sites, by_spans=by_spans):
-                comparisons.append(one)
-                if (
-                    one.stack is None
-                    and by_spans
-                    and (two_models or not one.one_model or one.measures is None)
-                ):
-                    sample.add(one, states)
+    """Compare every text, and sample paired states where CKA may be measured."""
+    comparisons: list[Comparison] = []
+    sample = CKASample()
+    with progress.track("Comparing", total=texts.count) as advance:
+        for number, pair in enumerate(texts.pairs):
+            for comparison, states in compare_text(
+                number, pair, sites, by_spans=by_spans
+            ):
+                comparisons.append(comparison)
+                differing = (
+                    two_models
+                    or not comparison.one_model
+                    or comparison.measures is None
+                )
+                if comparison.stack is None and by_spans and differing:
+                    sample.add(comparison, states)
             advance(1)
     if not comparisons:
         raise StatesError(
@@ -151,30 +171,3 @@ def _compared(
             "Give at least one on each side.",
         )
     return comparisons, sample
-
-
-def _rounding_floor(sides: Sides) -> dict[str, Any]:
-    """What rounding alone makes of the first text, where the two sides cannot be run in
-    one batch.
-    """
-    if sides.repeat is None:
-        return {}
-    alone, again, between = sides.repeat()
-    return {
-        "rounding_floor": {
-            "relative": largest_relative(alone, again),
-            "between": between,
-        }
-    }
-
-
-def _source(first: Comparison) -> dict[str, Any]:
-    one, two = (source.to_json() for source in first.source)
-    return one if one == two else one | {"other": two}
-
-
-def _no_cells(first: Comparison) -> "xarray.Dataset":
-    """Nothing is measured token by token where the widths differ."""
-    import xarray
-
-    return xarray.Dataset(coords={"site": [str(site) for site in first.every[0]]})

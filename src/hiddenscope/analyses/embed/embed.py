@@ -14,8 +14,10 @@ from hiddenscope.errors import StatesError
 from hiddenscope.model import Model, ModelLike, as_source
 from hiddenscope.passes import Inputs, Texts
 from hiddenscope.sites import Site
-from hiddenscope.vectors import Token, vectors
-from hiddenscope.vectors.collection import as_trained, last_site, texts_of
+from hiddenscope.states import Pooling
+from hiddenscope.vectors import vectors
+from hiddenscope.vectors.collection import as_trained, last_site
+from hiddenscope.vectors.dataset import texts_of
 
 Adjust: TypeAlias = Literal["centre", "whiten"]
 
@@ -33,7 +35,7 @@ def embed(
     texts: Texts | Inputs | Any,
     *,
     site: str | Site | None = None,
-    pool: Token | None = None,
+    pool: Pooling | None = None,
     normalize: bool = True,
     adjust: "Adjust | Adjustment | None" = None,
     truncate: bool = False,
@@ -60,15 +62,9 @@ def embed(
         raise StatesError(
             "Cannot embed texts", reason, "Give a model; for states call states.pool()."
         )
-    if pool == "each":
-        raise StatesError(
-            "Cannot embed texts",
-            'pool="each" gives a vector for each token',
-            "Use model.capture(texts, site).",
-        )
     chosen = last_site(model) if site is None else site
-    listed, token, limit = as_trained(model, texts_of(texts), pool, truncate)
-    rows = vectors(model, listed, sites=chosen, token=token, truncate=limit)
+    listed, pooling, limit = as_trained(model, texts_of(texts), pool, truncate)
+    rows = vectors(model, listed, sites=chosen, pool=pooling, truncate=limit)
     if len(rows.sites) > 1:
         raise StatesError(
             f"{str(site)[:60]!r} names {len(rows.sites)} sites",
@@ -76,7 +72,7 @@ def embed(
             "Choose one of them.",
         )
     values = rows.values[0]
-    _report(f"{model.name}, {token} of {rows.sites[0]}", values, adjust)
+    _report(f"{model.name}, {pooling} of {rows.sites[0]}", values, adjust)
     if adjust is not None:
         adjustment = (
             adjust if isinstance(adjust, Adjustment) else Adjustment.fit(values, adjust)

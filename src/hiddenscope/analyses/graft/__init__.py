@@ -1,3 +1,6 @@
-"""What does another model of the same shape break or mend? Its blocks or states,
-grafted into this one layer by layer.
+"""What does another model of the same shape break or mend?
+
+prompts   what both models are asked, and the right answers
+runs      the blocks or states of the donor, grafted into the model
+findings  the labelled arrays, and the facts
 """

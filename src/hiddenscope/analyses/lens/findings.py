@@ -1,4 +1,4 @@
-"""Findings of the lens: its readings as labelled arrays, and the facts drawn from them."""
+"""Findings of the lens: its readings as labelled arrays, and the facts they show."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,6 +9,16 @@ from numpy.typing import NDArray
 
 from hiddenscope.analyses.lens.reading import Floats, Ints, LensSites, Reading
 from hiddenscope.results import Facts
+from hiddenscope.results.dataset import (
+    Attributes,
+    Coordinates,
+    Dims,
+    Variables,
+    site_names,
+    text_array,
+    to_dataset,
+    token_coords,
+)
 from hiddenscope.sites import Site
 from hiddenscope.states import Tokens
 
@@ -16,9 +26,12 @@ if TYPE_CHECKING:
     import xarray
 
 Bools: TypeAlias = NDArray[np.bool_]
-Variable: TypeAlias = "tuple[str | tuple[str, ...], np.ndarray[Any, Any]]"
+Columns: TypeAlias = dict[str, tuple[Dims, NDArray[Any]]]
 
-ATTRIBUTES: dict[str, dict[str, str]] = {
+CELLS = ("site", "token")
+RANKED = ("site", "token", "rank")
+
+ATTRIBUTES: dict[str, Attributes] = {
     "word": {"long_name": "top tokens"},
     "probability": {"long_name": "probability of the top tokens"},
     "word_id": {"long_name": "ids of the top tokens"},
@@ -48,8 +61,9 @@ ATTRIBUTES: dict[str, dict[str, str]] = {
 
 @dataclass(frozen=True)
 class Target:
-    """The word whose probability is followed: its `name`, and its id; None where each
-    token has its own, the next.
+    """The word whose probability is followed.
+
+    `id` is None where each token has a target of its own, the next token.
     """
 
     name: str
@@ -58,8 +72,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Predictions:
-    """The reading of the chosen sites, and the model's own `answer` after each token,
-    with its probability.
+    """The reading of the selected sites, and the model's own `answer` after each token.
 
     `stays` [site, token]: the top token of this site, and of every site above it that
     was read, is the answer. `known` [site]: no layer above was left out, so that an
@@ -78,39 +91,38 @@ class Predictions:
 
     @classmethod
     def of(cls, reading: Reading, sites: LensSites, tokens: Tokens) -> "Predictions":
-        """What was read of all sites, the last layer among them, whether it was chosen
-        or not.
-        """
+        """Draw the predictions from a reading of all sites, the last layer included."""
         layers = [site.layer or 0 for site in sites.layers]
-        last, rows = len(layers) - 1, [sites.all.index(site) for site in sites.chosen]
+        last = len(layers) - 1
+        depth = layers[-1]
+        rows = [sites.all.index(site) for site in sites.selected]
+        # `final` comes after the last layer. A layer is known where as many layers were
+        # read above it as the stack has.
+        known = [row > last or depth - layers[row] == last - row for row in rows]
         answer = reading.top_ids[last, :, 0]
         return cls(
             reading.at(rows),
-            sites.chosen,
+            sites.selected,
             tokens,
             answer,
             reading.probability[last, :, 0],
             stays_from(reading.top_ids[:, :, 0] == answer)[rows],
-            np.array(
-                [row > last or layers[-1] - layers[row] == last - row for row in rows]
-            ),
-            layers[-1],
+            np.array(known),
+            depth,
             sites.causal,
         )
 
     @property
     def layers(self) -> Ints:
-        """The layer of each site; `final` comes from the last."""
-        return np.array(
-            [self.depth if site.layer is None else site.layer for site in self.sites],
-            dtype=np.int64,
-        )
+        """Return the layer of each site; `final` counts as the last."""
+        layers = [
+            self.depth if site.layer is None else site.layer for site in self.sites
+        ]
+        return np.array(layers, dtype=np.int64)
 
     @property
     def settled(self) -> Ints:
-        """For each token, the lowest layer at which its answer is known to be settled;
-        -1 where there is none.
-        """
+        """Return the lowest layer at which each token's answer is settled, or -1."""
         settled = self.stays & self.known[:, None]
         lowest: Ints = np.where(settled, self.layers[:, None], self.depth + 1).min(0)
         lowest[lowest > self.depth] = -1
@@ -118,16 +130,15 @@ class Predictions:
 
 
 def next_ids(tokens: Tokens) -> Ints:
-    """The token that comes next in its text, for each token; -1 for the last of a text."""
-    after = np.append(tokens.ids[1:], -1)
-    ids: Ints = np.where(
-        np.append(tokens.text[1:] == tokens.text[:-1], False), after, -1
-    )
+    """Return the token after each token in its text, -1 after the last of a text."""
+    following = np.append(tokens.ids[1:], -1)
+    same_text = np.append(tokens.text[1:] == tokens.text[:-1], False)
+    ids: Ints = np.where(same_text, following, -1)
     return ids
 
 
 def stays_from(same: Bools) -> Bools:
-    """Whether each row and all rows after it are true."""
+    """Tell for each row whether it and all rows after it are true."""
     stays: Bools = np.logical_and.accumulate(same[::-1])[::-1]
     return stays
 
@@ -137,114 +148,75 @@ def dataset(
     strings: Callable[[list[int]], list[str]],
     target: Target | None,
 ) -> "xarray.Dataset":
-    """Return the predictions as one Dataset; `strings` gives the texts of some words of
-    the vocabulary.
-    """
-    import xarray
-
-    reading, cells, ranked = (
-        predictions.reading,
-        ("site", "token"),
-        ("site", "token", "rank"),
-    )
-    variables: dict[str, Variable] = {
-        "word": (ranked, _words(reading.top_ids, strings)),
-        "probability": (ranked, reading.probability),
-        "word_id": (ranked, reading.top_ids),
-        "entropy": (cells, reading.entropy),
-        "kl": (cells, reading.kl),
+    """Return the predictions as one Dataset; `strings` decodes ids."""
+    reading = predictions.reading
+    columns: Columns = {
+        "word": (RANKED, _words(reading.top_ids, strings)),
+        "probability": (RANKED, reading.probability),
+        "word_id": (RANKED, reading.top_ids),
+        "entropy": (CELLS, reading.entropy),
+        "kl": (CELLS, reading.kl),
     }
+    target_name = ""
     if target is not None:
-        ranks = np.where(reading.target_rank > 0, reading.target_rank, np.nan).astype(
-            np.float32
-        )
-        variables["target_probability"] = cells, np.exp(reading.target_log_probability)
-        variables["target_rank"] = cells, ranks
-    variables |= _along(predictions)
-    name = "" if target is None else target.name
-    attributes = {
-        key: {
-            attribute: text.format(target=name)
-            for attribute, text in ATTRIBUTES[key].items()
-        }
-        for key in variables
-    }
-    tokens, stack = predictions.tokens, predictions.sites[0].stack
-    columns = {
-        "text": tokens.text,
-        "position": tokens.positions,
-        "id": tokens.ids,
-        "string": _objects(tokens.strings),
-    }
-    if stack is not None:
-        columns["stack"] = _objects([stack] * len(tokens))
-    # Without `fastpath`, xarray looks at every string, which takes longer than reading
-    # a short text on a GPU.
-    coords: dict[str, Any] = {
-        "site": [str(site) for site in predictions.sites],
+        target_name = target.name
+        ranks = np.where(reading.target_rank > 0, reading.target_rank, np.nan)
+        probability = np.exp(reading.target_log_probability)
+        columns["target_probability"] = CELLS, probability
+        columns["target_rank"] = CELLS, ranks.astype(np.float32)
+    columns |= _along_sites(predictions)
+    variables: Variables = {}
+    for name, (dims, values) in columns.items():
+        attributes = ATTRIBUTES[name].copy()
+        attributes["long_name"] = attributes["long_name"].format(target=target_name)
+        variables[name] = dims, values, attributes
+    tokens = predictions.tokens
+    stack = predictions.sites[0].stack
+    coords: Coordinates = {
+        "site": site_names(predictions.sites),
         "rank": np.arange(1, reading.top_ids.shape[2] + 1),
-        **{
-            key: xarray.Variable("token", column, fastpath=True)
-            for key, column in columns.items()
-        },
+        **token_coords([tokens], [] if stack is None else [stack]),
     }
-    data = {
-        key: xarray.Variable(*variables[key], attributes[key], fastpath=True)
-        for key in variables
-    }
-    texts = (
-        {}
-        if tokens.texts is None
-        else {"texts" if stack is None else "targets": list(tokens.texts)}
-    )
-    return xarray.Dataset(data, coords, texts)
+    attrs = {}
+    if tokens.texts is not None:
+        attrs["texts" if stack is None else "targets"] = list(tokens.texts)
+    return to_dataset(variables, coords, attrs)
 
 
-def _along(predictions: Predictions) -> dict[str, Variable]:
-    """Shares and means over all tokens, along the sites; and for each token where its
-    answer is settled, if known.
-    """
-    best, following = predictions.reading.top_ids[:, :, 0], next_ids(predictions.tokens)
-    variables: dict[str, Variable] = {
-        "agreement": ("site", (best == predictions.answer).mean(1).astype(np.float32)),
+def _along_sites(predictions: Predictions) -> Columns:
+    """Return shares and means over all tokens, and where each answer is settled."""
+    best = predictions.reading.top_ids[:, :, 0]
+    agreement = (best == predictions.answer).mean(1)
+    columns: Columns = {
+        "agreement": ("site", agreement.astype(np.float32)),
         "kl_mean": ("site", predictions.reading.kl.mean(1)),
     }
     if predictions.known.any():
-        share = np.where(predictions.known, predictions.stays.mean(1), np.nan).astype(
-            np.float32
-        )
-        variables |= {
-            "settled_share": ("site", share),
-            "settled": ("token", predictions.settled),
-        }
-    if predictions.causal and (following >= 0).any():
-        correct = best[:, following >= 0] == following[following >= 0]
-        variables["accuracy"] = "site", correct.mean(1).astype(np.float32)
-    return variables
+        share = np.where(predictions.known, predictions.stays.mean(1), np.nan)
+        columns["settled_share"] = "site", share.astype(np.float32)
+        columns["settled"] = "token", predictions.settled
+    following = next_ids(predictions.tokens)
+    followed = following >= 0
+    if predictions.causal and followed.any():
+        correct = best[:, followed] == following[followed]
+        columns["accuracy"] = "site", correct.mean(1).astype(np.float32)
+    return columns
 
 
-def _words(
-    ids: Ints, strings: Callable[[list[int]], list[str]]
-) -> "np.ndarray[Any, Any]":
-    """Return words of the vocabulary as a reader knows them."""
+def _words(ids: Ints, strings: Callable[[list[int]], list[str]]) -> NDArray[np.object_]:
+    """Decode ids, each distinct one once."""
     distinct, places = np.unique(ids, return_inverse=True)
-    numbers = distinct.tolist()
+    distinct_ids = distinct.tolist()
     words = [
-        word or _nameless(number)
-        for number, word in zip(numbers, strings(numbers), strict=True)
+        _word(token, string)
+        for token, string in zip(distinct_ids, strings(distinct_ids), strict=True)
     ]
-    return _objects(words)[places.reshape(ids.shape)]
+    return text_array(words)[places.reshape(ids.shape)]
 
 
-def _nameless(word: int) -> str:
-    """How an id that the tokenizer has no text for is shown."""
-    return f"(id {word})"
-
-
-def _objects(strings: Sequence[str]) -> "np.ndarray[Any, Any]":
-    array = np.empty(len(strings), dtype=object)
-    array[:] = strings
-    return array
+def _word(token: int, string: str) -> str:
+    """Return a word as it is shown, also where the tokenizer has no text for it."""
+    return string or f"(id {token})"
 
 
 def facts_of(
@@ -253,10 +225,8 @@ def facts_of(
     target: Target | None,
     string: Callable[[int], str],
 ) -> Facts:
-    """What the lens shows: the answer and where it is settled, how often layers are
-    right, and where the target is.
-    """
-    sites = [str(site) for site in predictions.sites]
+    """Return the answer and where it settles, and how often layers are right."""
+    sites = site_names(predictions.sites)
     half = predictions.known & (predictions.stays.mean(1) >= 0.5)
     facts: dict[str, Any] = {
         "texts": predictions.tokens.count,
@@ -267,13 +237,11 @@ def facts_of(
     }
     if predictions.tokens.count == 1:
         settled = predictions.stays[:, -1] & predictions.known
+        answer = int(predictions.answer[-1])
         facts["last_token"] = {
             "token": predictions.tokens.strings[-1],
-            "answer": (
-                string(int(predictions.answer[-1]))
-                or _nameless(int(predictions.answer[-1]))
-            ),
-            "answer_id": int(predictions.answer[-1]),
+            "answer": _word(answer, string(answer)),
+            "answer_id": answer,
             "probability": float(predictions.answer_probability[-1]),
             "settled_from": _first(sites, settled),
         }
@@ -290,49 +258,48 @@ def facts_of(
             "token": target.name,
             "id": target.id,
             "site": sites[-1],
-            **_target(predictions, data),
+            **_target_facts(predictions, data),
         }
     return facts
 
 
-def _target(predictions: Predictions, data: "xarray.Dataset") -> Facts:
-    """Where the target comes up: after the last token of a single text, else over all
-    tokens.
-    """
-    sites = [str(site) for site in predictions.sites]
-    rank, probability = (
-        data["target_rank"].to_numpy(),
-        data["target_probability"].to_numpy(),
-    )
+def _target_facts(predictions: Predictions, data: "xarray.Dataset") -> Facts:
+    """Return where the target ranks: after the last token of one text, or overall."""
+    rank = data["target_rank"].to_numpy()
     if predictions.tokens.count > 1 or not np.isfinite(rank[:, -1]).all():
         counted = np.isfinite(rank[-1])
         return {
             "tokens": int(counted.sum()),
             "median_rank": float(np.median(rank[-1][counted])),
         }
+    sites = site_names(predictions.sites)
+    probability = data["target_probability"].to_numpy()
+    k = data.sizes["rank"]
     return {
         "rank": int(rank[-1, -1]),
         "probability": probability[-1, -1],
         "first_best_at": _first(sites, rank[:, -1] == 1),
-        "first_in_top_k_at": _first(sites, rank[:, -1] <= data.sizes["rank"]),
-        "k": data.sizes["rank"],
+        "first_in_top_k_at": _first(sites, rank[:, -1] <= k),
+        "k": k,
         "most_probable_at": sites[int(np.argmax(probability[:, -1]))],
     }
 
 
 def half_from(sites: Sequence[str], accuracy: Floats) -> str | None:
-    """The lowest site from which on the accuracy is at least half of that of the last;
-    None where that is 0.
+    """Return the lowest site from which on accuracy stays at half the last site's.
+
+    It is None where the accuracy at the last site is 0.
 
     >>> half_from(["layer.0", "layer.1", "layer.2"], np.array([0.6, 0.1, 1.0]))
     'layer.2'
     """
-    return (
-        _first(sites, stays_from(accuracy >= accuracy[-1] / 2))
-        if accuracy[-1] > 0
-        else None
-    )
+    if accuracy[-1] == 0:
+        return None
+    return _first(sites, stays_from(accuracy >= accuracy[-1] / 2))
 
 
 def _first(sites: Sequence[str], where: Bools) -> str | None:
-    return sites[int(np.argmax(where))] if where.any() else None
+    """Return the first site at which a condition holds."""
+    if not where.any():
+        return None
+    return sites[int(np.argmax(where))]

@@ -13,7 +13,8 @@ from hiddenscope.analyses.lens.findings import (
     facts_of,
     next_ids,
 )
-from hiddenscope.analyses.lens.fitted import Lens, mapped, resolve
+from hiddenscope.analyses.lens.fitted import Lens, resolve
+from hiddenscope.analyses.lens.maps import mapped
 from hiddenscope.analyses.lens.reading import Ints, LensSites, Part, Reading, read
 from hiddenscope.arguments import checked
 from hiddenscope.errors import PassError, TextError
@@ -22,10 +23,11 @@ from hiddenscope.passes import Inputs, Texts, record
 from hiddenscope.passes.unembed import Unembedding
 from hiddenscope.results import Facts, Result
 from hiddenscope.sites import SitePatterns
-from hiddenscope.states import States, Tokens
+from hiddenscope.states import Source, States, Tokens
 
 NEXT = "next"
-BATCH_TOKENS = 2_048  # tokens whose states are held at a time
+# Tokens whose states are held at a time.
+BATCH_TOKENS = 2_048
 
 
 @checked
@@ -39,33 +41,30 @@ def lens(
     sites: SitePatterns = "layer.*",
     targets: Texts | None = None,
 ) -> Result:
-    """What every layer would predict at every token: the model's own unembedding,
-    applied to its states.
+    """Read what every layer would predict at every token, if it were the last.
 
-    For each site and token: the `k` most likely words of the vocabulary with their
-    probabilities, the entropy, and the KL divergence of this prediction from the
-    model's own. `target` is a word of the vocabulary to follow, as a string or an id,
-    or "next" for the token that comes next in the text: its probability and its rank.
-    Along the sites, two rates: how often the top token is the model's own, and how
-    often it is the true next token. `lens` is "logit"; or a fitted lens
-    (`hs.Lens.fit`), which first maps the states nearer to the last layer; or the path
-    of one that was saved. `targets` are the decoder's texts, in an encoder-decoder.
+    The model's own unembedding is applied to its states. For each site and token: the
+    `k` most likely words of the vocabulary with their probabilities, the entropy, and
+    the KL divergence of this prediction from the model's own. `target` is a word of the
+    vocabulary to follow, as a string or an id, or "next" for the token that comes next
+    in the text: its probability and its rank. Along the sites, two rates: how often the
+    top token is the model's own, and how often it is the true next token. `lens` is
+    "logit"; or a fitted lens (`hs.Lens.fit`), which first maps the states nearer to the
+    last layer; or the path of one that was saved. `targets` are the decoder's texts, in
+    an encoder-decoder.
 
     >>> import hiddenscope as hs
     >>> from hiddenscope.testing import tiny_model
     >>> result = hs.lens(hs.load((tiny_model("gpt2"), None)), [[5, 6, 7]])
-    >>> dict(result.data["word"].sizes), float(result.data["kl"].sel(site="layer.3").max())
-    ({'site': 4, 'token': 3, 'rank': 5}, 0.0)
+    >>> dict(result.data["word"].sizes)
+    {'site': 4, 'token': 3, 'rank': 5}
+    >>> float(result.data["kl"].sel(site="layer.3").max())
+    0.0
     """
     model = as_model(model)
-    chosen = LensSites.of(model, sites)
+    selected = LensSites.of(model, sites)
     fitted = resolve(model, lens)
-    unembeddings = {
-        site: Unembedding(model, site)
-        for site in (chosen.last, chosen.final)
-        if site is not None
-    }
-    unembedding = unembeddings[chosen.last]
+    unembedding = Unembedding(model, selected.last)
     if type(k) is not int or not 1 <= k <= unembedding.vocabulary:
         reason = f"the vocabulary of {model.name} has {unembedding.vocabulary:,} tokens"
         raise PassError(
@@ -74,68 +73,84 @@ def lens(
             "Give such a k.",
         )
     inputs = model.encode(text, targets=targets)
-    followed = _target(model, target, chosen, inputs)
-    readings: list[Reading] = []
-    rows: list[Ints] = []
-    starts = list(accumulate(inputs.of(chosen.last.stack).lengths, initial=0))
-    source = None
-    with progress.track("Reading", total=starts[-1] * len(chosen.all)) as advance:
-        for indices, batch in inputs.batches(model, batch_tokens=BATCH_TOKENS):
-            states = record(model, batch, chosen.pattern, keep="device").states
-            assert isinstance(states, States), "the sites are in one stack"
-            layers = states.values[: len(chosen.layers)]
-            parts: list[Part] = [
-                (
-                    unembedding,
-                    (
-                        layers
-                        if fitted is None
-                        else mapped(layers, chosen.layers, fitted.maps)
-                    ),
-                )
-            ]
-            if chosen.final is not None:
-                parts.append((unembeddings[chosen.final], states[chosen.final][None]))
-            ids = _target_ids(followed, states.tokens)
-            readings.append(
-                read(parts, len(chosen.layers) - 1, k=k, targets=ids, advance=advance)
-            )
-            rows.append(
-                np.concatenate([np.arange(starts[i], starts[i + 1]) for i in indices])
-            )
-            source = states.source
+    followed = _target(model, target, selected, inputs)
+    reading, source = _read_batches(
+        model, inputs, selected, unembedding, fitted, followed, k
+    )
+    # A tokenizer serves one thread at a time.
     with model.lock:
-        tokens = model.text_encoder.tokens(inputs.of(chosen.last.stack))
-        predictions = Predictions.of(Reading.join(readings, rows), chosen, tokens)
-        data = dataset(predictions, model.text_encoder.strings, followed)
-        facts = facts_of(predictions, data, followed, model.text_encoder.string)
+        encoder = model.text_encoder
+        tokens = encoder.tokens(inputs.of(selected.last.stack))
+        predictions = Predictions.of(reading, selected, tokens)
+        data = dataset(predictions, encoder.strings, followed)
+        facts = facts_of(predictions, data, followed, encoder.string)
+    notes = []
     reason = unembedding.recipe.reason
+    if reason:
+        notes.append(f"The logits were made by whole passes, because {reason}.")
     facts = {
         "lens": "logit" if fitted is None else fitted.kind,
         **facts,
         "unembedding": _recipe(unembedding),
-        "notes": (
-            [f"The logits were made by whole passes, because {reason}."]
-            if reason
-            else []
-        ),
+        "notes": notes,
     }
-    assert source is not None, "there is at least one batch"
     return Result("lens", data, facts, source)
+
+
+def _read_batches(
+    model: Model,
+    inputs: Inputs,
+    sites: LensSites,
+    unembedding: Unembedding,
+    fitted: Lens | None,
+    target: Target | None,
+    k: int,
+) -> tuple[Reading, Source]:
+    """Read every text, batch by batch, and put the tokens back into their order."""
+    final_unembedding = None
+    if sites.final is not None:
+        final_unembedding = Unembedding(model, sites.final)
+    readings: list[Reading] = []
+    rows: list[Ints] = []
+    source = None
+    starts = list(accumulate(inputs.of(sites.last.stack).lengths, initial=0))
+    with progress.track("Reading", total=starts[-1] * len(sites.all)) as advance:
+        for texts, batch in inputs.batches(model, batch_tokens=BATCH_TOKENS):
+            # On a GPU the states never go through host memory.
+            states = record(model, batch, sites.pattern, keep="device").states
+            assert isinstance(states, States), "the sites are in one stack"
+            layers = states.values[: len(sites.layers)]
+            if fitted is not None:
+                layers = mapped(layers, sites.layers, fitted.maps)
+            parts: list[Part] = [(unembedding, layers)]
+            if sites.final is not None and final_unembedding is not None:
+                parts.append((final_unembedding, states[sites.final][None]))
+            readings.append(
+                read(
+                    parts,
+                    len(sites.layers) - 1,
+                    k=k,
+                    targets=_target_ids(target, states.tokens),
+                    advance=advance,
+                )
+            )
+            places = [np.arange(starts[text], starts[text + 1]) for text in texts]
+            rows.append(np.concatenate(places))
+            source = states.source
+    assert source is not None, "there is at least one batch"
+    return Reading.join(readings, rows), source
 
 
 def _target(
     model: Model, target: str | int | None, sites: LensSites, inputs: Inputs
 ) -> Target | None:
-    """The word to follow, or a TextError where it is not one token, or no token comes
-    next.
-    """
+    """Return the word to follow; refuse one that is not a single token."""
     if target is None:
         return None
     if target != NEXT:
         with model.lock:
-            single = model.text_encoder.single(target)
-            return Target(repr(model.text_encoder.string(single)), single)
+            token = model.text_encoder.single(target)
+            return Target(repr(model.text_encoder.string(token)), token)
     if not sites.causal:
         reason = (
             f"{model.name} sees the whole text and does not predict what comes next"
@@ -143,35 +158,31 @@ def _target(
         raise TextError(
             "Cannot track the next token", reason, "Give a token as the target."
         )
-    lengths = inputs.of(sites.last.stack).lengths
-    short = next((number for number, length in enumerate(lengths) if length < 2), None)
-    if short is not None:
-        raise TextError(
-            f"Text {short} has no next token",
-            "it is one token long",
-            "Give a longer one.",
-        )
+    for text, length in enumerate(inputs.of(sites.last.stack).lengths):
+        if length < 2:
+            raise TextError(
+                f"Text {text} has no next token",
+                "it is one token long",
+                "Give a longer one.",
+            )
     return Target("the next token", None)
 
 
 def _target_ids(target: Target | None, tokens: Tokens) -> Ints | None:
-    """The id to follow at each token, -1 for none."""
+    """Return the id to follow at each token, -1 where there is none."""
     if target is None:
         return None
-    return (
-        next_ids(tokens)
-        if target.id is None
-        else np.full(len(tokens), target.id, dtype=np.int64)
-    )
+    if target.id is None:
+        return next_ids(tokens)
+    return np.full(len(tokens), target.id, dtype=np.int64)
 
 
 def _recipe(unembedding: Unembedding) -> Facts:
-    """How the logits were made, as facts."""
+    """Return how the logits were made, as facts."""
     recipe = unembedding.recipe
-    constant = None if recipe.transform == "none" else recipe.constant
     return {
         "vocabulary": recipe.vocabulary,
         "method": recipe.method,
         "transform": recipe.transform,
-        "constant": constant,
+        "constant": None if recipe.transform == "none" else recipe.constant,
     }

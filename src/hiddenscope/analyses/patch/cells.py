@@ -1,9 +1,11 @@
-"""Cells: every (site, token) of one contrast patched, exactly or by attribution, and
-whole layers patched.
+"""Cells: patch every site and token of one contrast, and whole layers.
+
+Effects are exact, with each cell run, or estimated by attribution from one gradient.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -15,21 +17,19 @@ from hiddenscope.analyses.patch.contrast import EncodedContrast
 from hiddenscope.errors import PassError, TextError
 from hiddenscope.model import Model
 from hiddenscope.passes import record
+from hiddenscope.passes.clean_run import CleanRun, logits_tolerance, run_clean
 from hiddenscope.passes.sweep import (
-    Base,
-    Exchange,
+    Patch,
     Shortcuts,
-    Swept,
-    alone,
-    begin,
-    logits_tolerance,
+    SweepResult,
+    run_unbatched,
     sweep,
 )
 from hiddenscope.sites import Site
 
 Into: TypeAlias = Literal["corrupt", "clean"]
 Floats: TypeAlias = NDArray[np.float64]
-Variant: TypeAlias = list[Exchange]
+Variant: TypeAlias = list[Patch]
 Positions: TypeAlias = list[tuple[int, int]]
 Advance: TypeAlias = Callable[[float], None]
 
@@ -38,9 +38,7 @@ MEASURES = ("effect", "probability", "kl")
 
 @dataclass(frozen=True)
 class Plan:
-    """What is patched: which sites, how many tokens and layers at a time, into which
-    run, and by which methods.
-    """
+    """What is patched into which run, how many tokens and layers at a time, and how."""
 
     sites: tuple[Site, ...]
     window: int
@@ -52,11 +50,10 @@ class Plan:
 
 @dataclass
 class Effects:
-    """The effects of one contrast: arrays [site, column] and [site] by name, and
-    numbers of the clean and corrupt run.
+    """The effects of one contrast: arrays [site, column] and [site] by name.
 
-    `exchanged` marks the cells whose states differ between the runs; `check` is the
-    largest effect computed twice.
+    `runs` are numbers of the clean and the corrupt run. `exchanged` marks the cells
+    whose states differ between the runs; `check` is the largest effect computed twice.
     """
 
     cells: dict[str, Floats]
@@ -70,10 +67,11 @@ class Effects:
 
 
 class LogitMeasures:
-    """Measures of patched logits: the share of the logit difference, the answer's
-    probability, KL from the clean run.
+    """Measures of patched logits, in the order of MEASURES.
 
-    `tolerance` is what rounding may make of logits, as a share of their norm.
+    They are the share of the logit difference that comes back, the answer's
+    probability, and the KL divergence from the clean run. `tolerance` is what rounding
+    may change in logits, as a share of their norm.
     """
 
     def __init__(
@@ -84,64 +82,56 @@ class LogitMeasures:
         into: Into,
         tolerance: float,
     ) -> None:
-        self.answer, self.other = contrast.answer, contrast.other
-        self.logs = [
-            torch.log_softmax(logits.double(), -1) for logits in (clean, corrupt)
-        ]
+        self.answer = contrast.answer
+        self.other = contrast.other
+        self.clean = torch.log_softmax(clean.double(), -1)
+        self.corrupt = torch.log_softmax(corrupt.double(), -1)
         base, source = (corrupt, clean) if into == "corrupt" else (clean, corrupt)
         self.start = float(self.difference(base.double()))
         self.span = float(self.difference(source.double())) - self.start
-        least = max(self._rounding(logits, tolerance) for logits in (clean, corrupt))
-        if abs(self.span) <= least:
+        rounding = max(
+            self._rounding(clean, tolerance), self._rounding(corrupt, tolerance)
+        )
+        if abs(self.span) <= rounding:
             reason = (
                 f"both runs prefer the answer by {self.start:.6g} in logits, with a"
-                " difference of "
+                f" difference of {abs(self.span):.2g} between them, and rounding alone"
+                f" may make {rounding:.2g}"
             )
-            reason += (
-                f"{abs(self.span):.2g} between them, and rounding alone may make"
-                f" {least:.2g}"
-            )
-            remedy = "Give prompts that tell the answers apart, or use float32."
             raise TextError(
                 "The effect is a share of the difference between two runs",
                 reason,
-                remedy,
+                "Give prompts that tell the answers apart, or use float32.",
             )
 
     def difference(self, logits: Tensor) -> Tensor:
-        """The logit difference: the answer's logit less the other's."""
+        """Return the answer's logit less the other answer's."""
         return logits[..., self.answer] - logits[..., self.other]
 
     def __call__(self, logits: Tensor) -> Tensor:
-        """The measures [variant, measure] of logits [variant, vocabulary], in float64."""
+        """Measure logits [variant, vocabulary] as [variant, measure], in float64."""
         wide = logits.double()
         total = wide.logsumexp(-1)
         effect = (self.difference(wide) - self.start) / self.span
-        clean = self.logs[0].exp()
-        # Sum p log p - sum p log q.
-        kl = (clean * self.logs[0]).sum() - (wide @ clean - total)
         probability = (wide[..., self.answer] - total).exp()
+        # Sum p log p - sum p log q.
+        clean = self.clean.exp()
+        kl = (clean * self.clean).sum() - (wide @ clean - total)
         return torch.stack([effect, probability, kl.clamp_min(0)], -1)
 
     @property
     def runs(self) -> dict[str, tuple[float, float]]:
-        """The logit difference and the answer's probability, each in the clean and in
-        the corrupt run.
-        """
-        clean, corrupt = self.logs
+        """Return numbers of the clean and of the corrupt run, by name."""
+        runs = self.clean, self.corrupt
+        differences = [float(self.difference(run)) for run in runs]
+        probabilities = [float(run[self.answer].exp()) for run in runs]
         return {
-            "logit_difference": (
-                float(self.difference(clean)),
-                float(self.difference(corrupt)),
-            ),
-            "probability": (
-                float(clean[self.answer].exp()),
-                float(corrupt[self.answer].exp()),
-            ),
+            "logit_difference": (differences[0], differences[1]),
+            "probability": (probabilities[0], probabilities[1]),
         }
 
     def _rounding(self, logits: Tensor, tolerance: float) -> float:
-        """What rounding may make of the difference of two logits.
+        """Return what rounding may change in the difference of two logits.
 
         The tolerance is a share of the norm of all logits; for one logit it is that
         share of their spread, because what all of them have in common cancels in a
@@ -149,23 +139,30 @@ class LogitMeasures:
         """
         wide = logits.double()
         largest = float(wide[[self.answer, self.other]].abs().max())
-        return max(
-            tolerance * float(wide.std(correction=0)) * 2**0.5,
-            2 * torch.finfo(logits.dtype).eps * largest,
-        )
+        spread = float(wide.std(correction=0))
+        last_place = torch.finfo(logits.dtype).eps * largest
+        return max(tolerance * spread * 2**0.5, 2 * last_place)
 
 
 def patch_contrast(
     model: Model, contrast: EncodedContrast, plan: Plan, advance: Advance
 ) -> Effects:
     """Patch one contrast at every site and token."""
-    clean, corrupt = begin(model, contrast.inputs, plan.sites)
-    base, source = (corrupt, clean) if plan.into == "corrupt" else (clean, corrupt)
-    at = contrast.at[1 if plan.into == "corrupt" else 0]
-    logits = clean.logits[contrast.at[0]], corrupt.logits[contrast.at[1]]
-    measures = LogitMeasures(contrast, *logits, plan.into, logits_tolerance(model))
-    cells = Cells(contrast, plan, base, source, at)
+    clean, corrupt = run_clean(model, contrast.inputs, plan.sites)
+    clean_at, corrupt_at = contrast.at
+    measures = LogitMeasures(
+        contrast,
+        clean.logits[clean_at],
+        corrupt.logits[corrupt_at],
+        plan.into,
+        logits_tolerance(model),
+    )
+    if plan.into == "corrupt":
+        cells = Cells(contrast, plan, base=corrupt, source=clean, at=corrupt_at)
+    else:
+        cells = Cells(contrast, plan, base=clean, source=corrupt, at=clean_at)
     effects = Effects({}, {}, measures.runs, cells.exchanged)
+    # Cells whose states are the same in both runs need no pass.
     advance(cells.exchanged.size - len(cells.variants))
     if plan.exact:
         _exact(model, cells, measures, effects, advance)
@@ -175,90 +172,88 @@ def patch_contrast(
 
 
 class Cells:
-    """The cells of one contrast: which states of the source run take the place of which
-    states of the base run.
+    """The cells of one contrast, and the patch of each from the source to the base run.
+
+    `paired` marks the cells [site, column] that have a token in both runs, `exchanged`
+    those whose states differ. `variants` holds the patches of the latter.
     """
 
     def __init__(
-        self, contrast: EncodedContrast, plan: Plan, base: Base, source: Base, at: int
+        self,
+        contrast: EncodedContrast,
+        plan: Plan,
+        base: CleanRun,
+        source: CleanRun,
+        at: int,
     ) -> None:
-        self.columns, self.plan, self.base, self.source, self.at = (
-            contrast.columns,
-            plan,
-            base,
-            source,
-            at,
-        )
+        self.columns = contrast.columns
+        self.plan = plan
+        self.base = base
+        self.source = source
+        self.at = at
         starts, width = {}, 0
         for stack, columns in contrast.columns.items():
-            starts[stack], width = width, width + len(columns)
+            starts[stack] = width
+            width += len(columns)
         self.paired = np.zeros((len(plan.sites), width), dtype=bool)
         self.exchanged = np.zeros_like(self.paired)
         self.variants: dict[tuple[int, int], Variant] = {}
         for row, site in enumerate(plan.sites):
             differing = self._differing(site)
-            count = len(contrast.columns[site.stack])
-            for column in range(count):
-                positions = self.positions(
-                    site.stack, range(column, min(count, column + plan.window))
-                )
+            for column in range(len(contrast.columns[site.stack])):
+                positions = self.positions(site.stack, column, column + plan.window)
                 cell = row, starts[site.stack] + column
                 self.paired[cell] = bool(positions)
-                if any(here in differing for here, _ in positions):
+                if any(base_position in differing for base_position, _ in positions):
                     self.exchanged[cell] = True
                     self.variants[cell] = [self.exchange(site, positions)]
 
-    def positions(self, stack: str | None, columns: Sequence[int]) -> Positions:
-        """The positions (base, source) of the columns that have a token in both runs."""
-        known = [
-            self.columns[stack][column]
-            for column in columns
-            if column < len(self.columns[stack])
-        ]
-        pairs = [
-            (clean, corrupt)
-            for clean, corrupt in known
-            if clean is not None and corrupt is not None
-        ]
-        return (
-            [(corrupt, clean) for clean, corrupt in pairs]
-            if self.plan.into == "corrupt"
-            else pairs
+    def positions(
+        self, stack: str | None, start: int = 0, stop: int | None = None
+    ) -> Positions:
+        """Return positions (base, source) of the columns with a token in both runs."""
+        pairs = []
+        for clean, corrupt in self.columns[stack][start:stop]:
+            if clean is None or corrupt is None:
+                continue
+            if self.plan.into == "corrupt":
+                pairs.append((corrupt, clean))
+            else:
+                pairs.append((clean, corrupt))
+        return pairs
+
+    def exchange(self, site: Site, positions: Positions) -> Patch:
+        """Return a patch that puts states of the source run into the base run."""
+        base_positions, source_positions = zip(*positions, strict=True)
+        values = _rows(self.source.states[site], source_positions)
+        return Patch(site, base_positions, values)
+
+    def hold(self, site: Site, positions: Positions) -> Patch:
+        """Return a patch that holds the base run's states, whatever changes below."""
+        base_positions, _ = zip(*positions, strict=True)
+        return Patch(
+            site, base_positions, _rows(self.base.states[site], base_positions)
         )
-
-    def exchange(self, site: Site, positions: Positions) -> Exchange:
-        """The states of the source run, put into the base run."""
-        values = _rows(self.source.states[site], [there for _, there in positions])
-        return Exchange(site, tuple(here for here, _ in positions), values)
-
-    def keep(self, site: Site, positions: Positions) -> Exchange:
-        """The states of the base run, kept as they are whatever changes below."""
-        here = [here for here, _ in positions]
-        return Exchange(site, tuple(here), _rows(self.base.states[site], here))
 
     def _differing(self, site: Site) -> set[int]:
-        """The positions of the base run whose states differ between the runs: a bit is
-        enough.
-        """
-        positions = self.positions(site.stack, range(len(self.columns[site.stack])))
-        base, source = (
-            _rows(run.states[site], [pair[side] for pair in positions])
-            for side, run in enumerate((self.base, self.source))
-        )
+        """Return the base positions whose states differ in any bit between the runs."""
+        positions = self.positions(site.stack)
+        if not positions:
+            return set()
+        base_positions, source_positions = zip(*positions, strict=True)
+        base = _rows(self.base.states[site], base_positions)
+        source = _rows(self.source.states[site], source_positions)
         differs = (base != source).any(-1).tolist()
-        return {here for (here, _), one in zip(positions, differs, strict=True) if one}
+        return set(compress(base_positions, differs))
 
 
 def _rows(states: Tensor, positions: Sequence[int]) -> Tensor:
-    """Some rows of the states; neighbours as a view, because an index would have to be
-    sent to a GPU.
-    """
-    start, stop = (positions[0], positions[-1] + 1) if positions else (0, 0)
-    return (
-        states[start:stop]
-        if list(positions) == list(range(start, stop))
-        else states[torch.tensor(positions)]
-    )
+    """Return some rows of the states; neighbours as a view."""
+    # An index would have to be sent to the GPU.
+    neighbours = slice(positions[0], positions[-1] + 1)
+    if list(positions) == list(range(neighbours.start, neighbours.stop)):
+        return states[neighbours]
+    return states[torch.tensor(positions)]
 
 
 def _exact(
@@ -268,23 +263,22 @@ def _exact(
     effects: Effects,
     advance: Advance,
 ) -> None:
-    """Patch every cell whose states differ; a state that is the same in both runs
-    changes nothing.
-    """
+    """Patch every cell whose states differ; equal states change nothing."""
     swaps = dict(_swaps(cells)) if cells.plan.layers else {}
     variants = [*cells.variants.values(), *swaps.values()]
     swept = _checked_sweep(model, cells, variants, measures, effects, advance)
     values = swept.values.cpu().numpy()
     unpatched = measures(cells.base.logits[cells.at])
     for place, name in enumerate(MEASURES):
-        grid = np.where(
-            cells.paired, 0.0 if name == "effect" else float(unpatched[place]), np.nan
-        )
+        # Computed, the effect would be -0.0 where the span is negative.
+        unchanged = 0.0 if name == "effect" else float(unpatched[place])
+        grid = np.where(cells.paired, unchanged, np.nan)
         for number, cell in enumerate(cells.variants):
             grid[cell] = values[number, place]
         effects.cells[name] = grid
-    for name in ("swap", "swap_window") if swaps else ():
-        effects.along[name] = np.full(len(cells.plan.sites), np.nan)
+    if swaps:
+        for name in ("swap", "swap_window"):
+            effects.along[name] = np.full(len(cells.plan.sites), np.nan)
     for number, (name, row) in enumerate(swaps, len(cells.variants)):
         effects.along[name][row] = values[number, 0]
     effects.passes += swept.passes
@@ -299,12 +293,11 @@ def _checked_sweep(
     measures: LogitMeasures,
     effects: Effects,
     advance: Advance,
-) -> Swept:
-    """Sweep the variants and compute the largest effect again, alone; if the two
-    differ, sweep without shortcuts.
+) -> SweepResult:
+    """Sweep the variants, and check the largest effect in a pass of its own.
 
-    What a sweep may skip was tried on the model with another text; this is the same
-    trial on the text at hand.
+    The shortcuts of a sweep were tried on the model with another text; this is the same
+    trial on the text at hand. Where it fails, the sweep is run without shortcuts.
     """
     reason = ""
     for shortcuts in (None, Shortcuts(batched=False)):
@@ -321,15 +314,14 @@ def _checked_sweep(
             return swept
         shares = swept.values[: len(cells.variants), 0]
         largest = int(shares.abs().argmax())
-        logits = alone(model, cells.base, variants[largest], cells.at).double()
-        in_sweep, by_itself = float(shares[largest]), float(measures(logits)[0])
-        if (
-            abs((in_sweep - by_itself) * measures.span)
-            <= logits_tolerance(model) * float(logits.norm()) * 2**0.5
-        ):
-            effects.check = {"sweep": in_sweep, "alone": by_itself}
+        logits = run_unbatched(model, cells.base, variants[largest], cells.at).double()
+        in_sweep = float(shares[largest])
+        unbatched = float(measures(logits)[0])
+        difference = abs((in_sweep - unbatched) * measures.span)
+        if difference <= logits_tolerance(model) * float(logits.norm()) * 2**0.5:
+            effects.check = {"sweep": in_sweep, "alone": unbatched}
             return swept
-        reason = f"an effect is {in_sweep:.6g} in a batch and {by_itself:.6g} alone"
+        reason = f"an effect is {in_sweep:.6g} in a batch and {unbatched:.6g} alone"
         effects.notes.append(f"Every cell was computed alone, because {reason}.")
     raise PassError(
         f"Cannot patch {model.name}", reason, "Use float32, or report this model."
@@ -337,62 +329,55 @@ def _checked_sweep(
 
 
 def _swaps(cells: Cells) -> Iterator[tuple[tuple[str, int], Variant]]:
-    """All tokens from the source run: at one site, and at several layers in a row.
+    """Yield the patches of all tokens, at one site and at several layers in a row.
 
     Where the whole residual stream is exchanged, the token at which the answer is read
     is left out: with it, everything above would be the source run's. In a window of
     layers the other tokens take the source run's states, and above the window their own
     again.
     """
-    for row, site in enumerate(cells.plan.sites):
-        stream, encoder = site.part in ("", "mid"), site.stack == "encoder"
-        positions = cells.positions(site.stack, range(len(cells.columns[site.stack])))
-        if stream and not encoder:
+    sites, layers = cells.plan.sites, cells.plan.layers
+    for row, site in enumerate(sites):
+        whole_stream = site.part in ("", "mid")
+        in_encoder = site.stack == "encoder"
+        positions = cells.positions(site.stack)
+        if whole_stream and not in_encoder:
             positions = [pair for pair in positions if pair[0] != cells.at]
         if not positions:
             continue
         yield ("swap", row), [cells.exchange(site, positions)]
-        above = [one for one in cells.plan.sites[row:] if _place(one) == _place(site)]
-        if len(above) < cells.plan.layers or (stream and encoder):
+        above = [upper for upper in sites[row:] if _place(upper) == _place(site)]
+        if len(above) < layers or (whole_stream and in_encoder):
             continue
-        taken = [cells.exchange(one, positions) for one in above[: cells.plan.layers]]
-        kept = (
-            [cells.keep(one, positions) for one in above[cells.plan.layers :]]
-            if stream
-            else []
-        )
-        yield ("swap_window", row), [*taken, *kept]
+        window = [cells.exchange(upper, positions) for upper in above[:layers]]
+        if whole_stream:
+            window += [cells.hold(upper, positions) for upper in above[layers:]]
+        yield ("swap_window", row), window
 
 
 def _place(site: Site) -> tuple[str | None, str, bool]:
-    """What the sites of a window of layers have in common."""
+    """Return what the sites of a window of layers have in common."""
     return site.stack, site.part, site.layer is None
 
 
 def _attribution(model: Model, cells: Cells, measures: LogitMeasures) -> Floats:
-    """Attribution patching: the effect of each exchange if the logit difference were
-    linear in the state.
-    """
+    """Estimate each effect as if the logit difference were linear in the state."""
     base, sites = cells.base, cells.plan.sites
     run = record(model, base.inputs, sites, logits=True, grad=True)
     assert run.logits is not None
     live = [run.live[site] for site in sites]
-    gradients = torch.autograd.grad(
-        measures.difference(run.logits[cells.at].double()), live, allow_unused=True
-    )
+    difference = measures.difference(run.logits[cells.at].double())
+    gradients = torch.autograd.grad(difference, live, allow_unused=True)
     grid = np.where(cells.paired, 0.0, np.nan)
     for (row, column), (exchange,) in cells.variants.items():
         gradient: Tensor | None = gradients[row]
         if gradient is None:
             continue
-        rows = model.anatomy.taps[sites[row]].layout.states(
-            gradient, len(base.fed(sites[row].stack))
-        )[0]
-        step = (
-            exchange.values.double()
-            - _rows(base.states[sites[row]], exchange.tokens).double()
-        )
-        grid[row, column] = (
-            float((_rows(rows, exchange.tokens).double() * step).sum()) / measures.span
-        )
+        site = sites[row]
+        layout = model.anatomy.taps[site].layout
+        gradient = layout.states(gradient, len(base.input_ids(site.stack)))[0]
+        gradient = _rows(gradient, exchange.tokens).double()
+        unpatched = _rows(base.states[site], exchange.tokens).double()
+        step = exchange.values.double() - unpatched
+        grid[row, column] = float((gradient * step).sum()) / measures.span
     return grid

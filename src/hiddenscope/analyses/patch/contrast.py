@@ -1,10 +1,8 @@
-"""Contrast: a clean and a corrupt prompt, how their tokens align, and where which
-answers are read.
-"""
+"""Contrasts: a clean and a corrupt prompt, and the answers that tell them apart."""
 
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 from hiddenscope.arguments import checked
 from hiddenscope.errors import TextError
@@ -21,8 +19,7 @@ PROBLEM = "Cannot use this contrast"
 @checked
 @dataclass(frozen=True)
 class Contrast:
-    """Two prompts that differ in what matters, and the two answers that tell them
-    apart.
+    """Two prompts that differ in what matters, and two answers that tell them apart.
 
     The model continues `clean` with `answer` and `corrupt` with `other`. Prompts are
     strings or lists of token ids; answers are single tokens, as strings (with the
@@ -32,7 +29,8 @@ class Contrast:
     Contrasts of the same `group`, such as paraphrases, are averaged as belonging
     together; others are taken as independent of each other.
 
-    >>> Contrast("The capital of France is", "The capital of Germany is", " Paris", " Berlin").answer
+    >>> france, germany = "The capital of France is", "The capital of Germany is"
+    >>> Contrast(france, germany, " Paris", " Berlin").answer
     ' Paris'
     """
 
@@ -97,21 +95,20 @@ class Contrast:
 
 
 def _ids(name: str, prompt: Any) -> tuple[int, ...]:
-    listed = prompt.tolist() if hasattr(prompt, "tolist") else prompt
-    if not isinstance(listed, list | tuple) or not set(map(type, listed)) <= {int}:
-        reason = f"got {type(prompt).__name__}"
+    """Return the ids of a prompt: a list, a tuple, an array or a tensor."""
+    ids = prompt.tolist() if hasattr(prompt, "tolist") else prompt
+    if not isinstance(ids, list | tuple) or not set(map(type, ids)) <= {int}:
         raise TextError(
             f"{name} must be one prompt",
-            reason,
+            f"got {type(prompt).__name__}",
             "Give a string or a list of token ids.",
         )
-    return tuple(listed)
+    return tuple(ids)
 
 
 @dataclass(frozen=True)
 class EncodedContrast:
-    """A contrast as the model takes it: its inputs are the clean and the corrupt
-    prompt.
+    """A contrast as token ids: its inputs are the clean and the corrupt prompt.
 
     `columns` pairs the positions of both prompts, for each stack (None in a model with
     one). `at` is the position of each prompt, or of the decoder's targets, at which the
@@ -128,49 +125,45 @@ class EncodedContrast:
 
     @property
     def key(self) -> Hashable:
-        """The same for contrasts that are copies of one another."""
+        """Return a key that is the same for copies of a contrast."""
         targets = None if self.inputs.targets is None else self.inputs.targets.ids
         return self.inputs.ids, targets, self.at, self.answer, self.other
 
     @property
     def prompts(self) -> Hashable:
-        """The same for contrasts of the same two prompts, whichever of them is clean."""
+        """Return a key of the two prompts, whichever of them is clean."""
         return frozenset(self.inputs.ids)
 
 
 def encode(model: Model, contrasts: Sequence[Contrast]) -> list[EncodedContrast]:
-    """The contrasts as the model takes them; what cannot be patched is refused."""
-    targets = [
-        contrast.targets for contrast in contrasts if contrast.targets is not None
-    ]
-    if targets and len(targets) < len(contrasts):
-        reason = f"{len(targets)} of {len(contrasts)} contrasts have targets"
+    """Encode the contrasts; refuse those that cannot be patched or averaged."""
+    prompts: list[Prompt] = []
+    targets: list[Prompt] = []
+    for contrast in contrasts:
+        prompts += [contrast.clean, contrast.corrupt]
+        if contrast.targets is not None:
+            targets += [contrast.targets, contrast.targets]
+    if targets and len(targets) < len(prompts):
         raise TextError(
             "Cannot use the targets",
-            reason,
+            f"{len(targets) // 2} of {len(contrasts)} contrasts have targets",
             "Give targets in every contrast or in none.",
         )
-    prompts = [
-        getattr(contrast, side)
-        for contrast in contrasts
-        for side in ("clean", "corrupt")
-    ]
-    both_sides: Any = [target for target in targets for _ in range(2)]
-    inputs = model.encode(prompts, targets=both_sides or None)
-    encoded = [
-        _encoded(model, contrast, inputs.some([2 * number, 2 * number + 1]))
-        for number, contrast in enumerate(contrasts)
-    ]
-    _same_form(encoded)
+    # A list of prompts is all strings or all ids; `encode` refuses a mixed one.
+    inputs = model.encode(cast(Any, prompts), targets=cast(Any, targets) or None)
+    encoded = []
+    for number, contrast in enumerate(contrasts):
+        both = inputs.some([2 * number, 2 * number + 1])
+        encoded.append(_encoded(model, contrast, both))
+    _check_same_form(encoded)
     return encoded
 
 
 def _encoded(model: Model, contrast: Contrast, inputs: Inputs) -> EncodedContrast:
-    for length, name in zip(inputs.lengths, ("clean", "corrupt"), strict=True):
+    prompts = {"clean": contrast.clean, "corrupt": contrast.corrupt}
+    for length, (name, prompt) in zip(inputs.lengths, prompts.items(), strict=True):
         if length < 2:
-            reason = (
-                f"the {name} prompt {str(getattr(contrast, name))[:40]!r} has one token"
-            )
+            reason = f"the {name} prompt {str(prompt)[:40]!r} has one token"
             raise TextError(PROBLEM, reason, "Give prompts of two tokens or more.")
     if inputs.ids[0] == inputs.ids[1]:
         reason = "both prompts have the same tokens"
@@ -179,49 +172,46 @@ def _encoded(model: Model, contrast: Contrast, inputs: Inputs) -> EncodedContras
     answering = inputs.of(stacks[-1])
     masked = stacks == (None,) and not model.anatomy.stacks[-1].causal
     at = [_position(model, ids, contrast.at, masked=masked) for ids in answering.ids]
-    befores = (
-        []
-        if masked
-        else [
-            text_before(answering, side, position) for side, position in enumerate(at)
-        ]
-    )
-    with model.lock:  # a tokenizer serves one thread at a time
-        answer, other = (
-            token_after(model.text_encoder, one, befores)
-            for one in (contrast.answer, contrast.other)
-        )
-        notes = () if masked else tuple(_without_space(model, contrast))
+    texts_before: list[str | None] = []
+    notes: list[str] = []
+    if not masked:
+        for side, position in enumerate(at):
+            texts_before.append(text_before(answering, side, position))
+    # A tokenizer serves one thread at a time.
+    with model.lock:
+        answer = token_after(model.text_encoder, contrast.answer, texts_before)
+        other = token_after(model.text_encoder, contrast.other, texts_before)
+        if not masked:
+            notes += _notes_on_spaces(model, contrast)
     if answer == other:
         reason = f"both answers are the token {model.text_encoder.string(answer)!r}"
         raise TextError(PROBLEM, reason, "Give two different tokens.")
     columns = {stack: in_columns(*inputs.of(stack).ids) for stack in stacks}
     return EncodedContrast(
-        inputs, columns, (at[0], at[1]), answer, other, notes, contrast.group
+        inputs, columns, (at[0], at[1]), answer, other, tuple(notes), contrast.group
     )
 
 
-def _without_space(model: Model, contrast: Contrast) -> Iterator[str]:
-    """Notes on answers without a leading space that are also tokens with one, which are
-    likelier to come next.
+def _notes_on_spaces(model: Model, contrast: Contrast) -> Iterator[str]:
+    """Yield notes on answers that are also tokens with a leading space.
+
+    Within a sentence, the token with the space is likelier to come next.
     """
     tokenizer: Any = model.tokenizer
     for answer in (contrast.answer, contrast.other):
-        if isinstance(answer, str) and answer[:1].isalpha():
-            spaced = tokenizer(f" {answer}", add_special_tokens=False, verbose=False)[
-                "input_ids"
-            ]
-            if len(spaced) == 1:
-                yield (
-                    f"The answer {answer!r} has no leading space; {' ' + answer!r} is"
-                    " another token."
-                )
+        if not isinstance(answer, str) or not answer[:1].isalpha():
+            continue
+        spaced = f" {answer}"
+        encoding = tokenizer(spaced, add_special_tokens=False, verbose=False)
+        if len(encoding["input_ids"]) == 1:
+            yield (
+                f"The answer {answer!r} has no leading space; {spaced!r} is another"
+                " token."
+            )
 
 
 def _position(model: Model, ids: Sequence[int], at: int | None, *, masked: bool) -> int:
-    """Where the answers are read: at the given position, the mask token, or the last
-    one.
-    """
+    """Return where the answers are read: at `at`, the mask token, or the last one."""
     if at is not None:
         if not -len(ids) <= at < len(ids):
             raise TextError(
@@ -236,43 +226,43 @@ def _position(model: Model, ids: Sequence[int], at: int | None, *, masked: bool)
     positions = [position for position, token in enumerate(ids) if token == mask]
     if len(positions) == 1:
         return positions[0]
-    token = getattr(model.tokenizer, "mask_token", None)
-    remedy = (
-        f"Put one {token} where the answer belongs, or give at=."
-        if token
-        else "Give at=."
-    )
+    remedy = "Give at=."
+    mask_token = getattr(model.tokenizer, "mask_token", None)
+    if mask_token:
+        remedy = f"Put one {mask_token} where the answer belongs, or give at=."
     problem = f"Cannot tell where {model.name}, a masked language model, answers"
     raise TextError(problem, f"the prompt has {len(positions)} mask tokens", remedy)
 
 
-def _same_form(contrasts: Sequence[EncodedContrast]) -> None:
+def _check_same_form(contrasts: Sequence[EncodedContrast]) -> None:
     """Refuse contrasts that cannot be averaged column by column."""
-    first, problem = contrasts[0], "Cannot average these contrasts column by column"
+    problem = "Cannot average these contrasts column by column"
     remedy = (
         "Give contrasts of one form, with the same number of tokens, or patch them one"
         " by one."
     )
+    first = contrasts[0]
     for number, contrast in enumerate(contrasts[1:], 1):
         for stack, columns in contrast.columns.items():
-            if len(columns) != len(first.columns[stack]):
-                counts = len(first.columns[stack]), len(columns)
+            first_columns = first.columns[stack]
+            if len(columns) != len(first_columns):
                 reason = (
-                    f"contrast 0 has {counts[0]} columns of tokens, contrast {number}"
-                    f" has {counts[1]}"
+                    f"contrast 0 has {len(first_columns)} columns of tokens, contrast"
+                    f" {number} has {len(columns)}"
                 )
                 raise TextError(problem, reason, remedy)
-            if [None in column for column in columns] != [
-                None in column for column in first.columns[stack]
-            ]:
-                raise TextError(
-                    problem,
-                    f"contrast {number} has its gaps at other tokens than contrast 0",
-                    remedy,
+            if _gaps(columns) != _gaps(first_columns):
+                reason = (
+                    f"contrast {number} has its gaps at other tokens than contrast 0"
                 )
+                raise TextError(problem, reason, remedy)
         if contrast.at != first.at:
             reason = (
                 f"contrast 0 is read at position {first.at[0]}, contrast {number} at"
                 f" {contrast.at[0]}"
             )
             raise TextError(problem, reason, remedy)
+
+
+def _gaps(columns: Columns) -> list[bool]:
+    return [None in column for column in columns]

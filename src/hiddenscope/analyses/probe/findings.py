@@ -12,7 +12,7 @@ from hiddenscope.linear.crossvalidation import MIDDLE
 from hiddenscope.linear.intervals import Interval
 from hiddenscope.results import Facts
 from hiddenscope.sites import Site
-from hiddenscope.vectors import Token
+from hiddenscope.states import Pooling
 
 if TYPE_CHECKING:
     import xarray
@@ -216,12 +216,12 @@ def _mix_variables(mix: Mix, score: str, name: str, level: str) -> dict[str, Any
     return variables
 
 
-def facts_of(scored: Scored, token: Token) -> Facts:
+def facts_of(scored: Scored, pool: Pooling | None) -> Facts:
     """What was probed, the best site, the sites above chance, and the mix."""
     rows, score, sites = scored.rows, scored.score, scored.rows.vectors.sites
     facts: dict[str, Any] = {
         "data": rows.name,
-        "token": token,
+        "token": "each" if pool is None else pool,
         "rows": len(rows.labels),
     }
     if rows.belonging is not None:

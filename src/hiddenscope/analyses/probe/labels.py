@@ -16,10 +16,10 @@ from hiddenscope.linear.crossvalidation import hashed
 from hiddenscope.measures.permutations import permuted, same_labelling
 from hiddenscope.model import Model
 from hiddenscope.sites import SitePatterns
-from hiddenscope.states import Pair, Readable, Tokens
+from hiddenscope.states import Pair, Pooling, Readable, Tokens
 from hiddenscope.texts import Belonging, Labelled, belonging, listed, read
-from hiddenscope.vectors import Token, Vectors, vectors
-from hiddenscope.vectors.collection import Dataset, dataset_of, strings_of
+from hiddenscope.vectors import Vectors, vectors
+from hiddenscope.vectors.dataset import Dataset, dataset_of, strings_of
 
 Ints: TypeAlias = NDArray[np.int64]
 
@@ -56,7 +56,7 @@ class Rows:
         """What is taken as independent of others, in words."""
         return (
             "group of texts"
-            if self.belonging is not None and self.belonging.given
+            if self.belonging is not None and self.belonging.grouped
             else "text"
         )
 
@@ -82,17 +82,17 @@ def labelled_rows(
     data: Any,
     task: str,
     sites: SitePatterns,
-    token: Token,
+    pool: Pooling | None,
     truncate: bool,
 ) -> Rows:
     """Vectors and labels from a model and a dataset, or from states and labels."""
     texts: Any
     if isinstance(source, Model):
-        dataset = _dataset(data, token)
+        dataset = _dataset(data, by_token=pool is None)
         texts = dataset.texts
-        rows = vectors(source, texts, sites=sites, token=token, truncate=truncate)
+        rows = vectors(source, texts, sites=sites, pool=pool, truncate=truncate)
     else:
-        rows = vectors(source, sites=sites, token=token)
+        rows = vectors(source, sites=sites, pool=pool)
         texts = _tokens(source, rows)
         dataset = Dataset(texts, data, "the labels")
         if isinstance(data, Labelled):
@@ -136,11 +136,11 @@ def _with_groups(rows: Rows, dataset: Dataset, texts: Any) -> Rows:
     return named.some([row for row, text in enumerate(text_of) if found.first[text]])
 
 
-def _dataset(data: Any, token: Token) -> Dataset:
+def _dataset(data: Any, by_token: bool) -> Dataset:
     """Texts, their labels or the name of ready ones, their groups, and a name for the
     data.
     """
-    if token == "each":
+    if by_token:
         if isinstance(data, str) and data in READY:
             shipped = [text for name in SHIPPED for text in read(name).texts]
             return Dataset(shipped, data, f"{data} of tokens")

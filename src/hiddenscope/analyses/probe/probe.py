@@ -25,7 +25,7 @@ from hiddenscope.analyses.probe.significance import (
     jackknife_of,
     measured_of,
 )
-from hiddenscope.arguments import checked
+from hiddenscope.arguments import checked, integer, renamed
 from hiddenscope.errors import StatesError
 from hiddenscope.linear import (
     CrossValidated,
@@ -37,21 +37,21 @@ from hiddenscope.linear import (
 from hiddenscope.linear.crossvalidation import MIDDLE, PENALTIES
 from hiddenscope.linear.intervals import Chance, Estimate, Explained, chance
 from hiddenscope.linear.probe import TASKS, Task, unscaled
-from hiddenscope.model import ModelLike, as_source
+from hiddenscope.model import ModelLike
 from hiddenscope.results import Result
 from hiddenscope.sites import SitePatterns
-from hiddenscope.states import Pair, Readable
-from hiddenscope.vectors import Token, default_token
-from hiddenscope.vectors.collection import integer
+from hiddenscope.states import Pair, Pooling, Readable
+from hiddenscope.vectors import EachToken, rows_of
 
 
 @checked
+@renamed(token="pool")
 def probe(
-    source: ModelLike | Readable | Pair,
+    source: ModelLike | Readable | Pair | EachToken,
     data: Any,
     *,
     task: Task = "classify",
-    token: Token | None = None,
+    pool: Pooling | None = None,
     sites: SitePatterns = "layer.*,final",
     seed: int = 0,
     truncate: bool = False,
@@ -62,10 +62,10 @@ def probe(
     With a model, `data` is a dataset: a shipped name, a path, a frame, a Hugging Face
     dataset, `(texts, labels)`, or what `hs.read` gave; with states, it is the labels,
     or what `hs.read` gave for the same texts. Texts are taken as independent unless the
-    data have groups (`hs.read(..., group=)`). `token` is what stands for a text: if not
+    data have groups (`hs.read(..., group=)`). `pool` is what stands for a text: if not
     given, the last token in a decoder, and in an encoder the mean or what the model was
-    trained for. With `token="each"` there is a label for each token; "position",
-    "word-start" and "previous-token" are ready. Probes are tested on folds that they
+    trained for. With `hs.each_token(source)` there is a label for each token;
+    "position", "word-start" and "previous-token" are ready. Probes are tested on folds that they
     did not see, standardised and regularised without them; `hs.Probe.of(result, site)`
     is fitted to all rows.
 
@@ -83,13 +83,13 @@ def probe(
             'Use "classify" or "regress".',
         )
     seed = integer(seed, "seed", 0)
-    opened = as_source(source)
-    if token is None:
-        token = default_token(opened, sites)
-    rows = labelled_rows(opened, data, task, sites, token, truncate)
+    opened, pooling = rows_of(source, pool, sites)
+    rows = labelled_rows(opened, data, task, sites, pooling, truncate)
     target = target_of(rows, task)
     scored = _scored(rows, target, design_of(rows, target, seed))
-    return Result("probe", table(scored), facts_of(scored, token), rows.vectors.source)
+    return Result(
+        "probe", table(scored), facts_of(scored, pooling), rows.vectors.source
+    )
 
 
 @dataclass(frozen=True, eq=False)

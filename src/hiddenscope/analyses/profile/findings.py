@@ -1,7 +1,7 @@
-"""The profile as labelled arrays, and the facts that are read off them."""
+"""Findings of a profile: its statistics as labelled arrays, and the facts they show."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +16,16 @@ from hiddenscope.analyses.profile.statistics import (
     StackStatistics,
 )
 from hiddenscope.measures import WORTH_READING
+from hiddenscope.results.dataset import (
+    Attributes,
+    Coordinates,
+    Variables,
+    block_diagonal,
+    site_names,
+    text_array,
+    to_dataset,
+    token_coords,
+)
 from hiddenscope.sites import summarise
 
 if TYPE_CHECKING:
@@ -23,7 +33,7 @@ if TYPE_CHECKING:
 
 MOST_LISTED = 8
 
-PER_STATE: Mapping[str, Mapping[str, str]] = {
+PER_STATE: Mapping[str, Attributes] = {
     "norm": {"long_name": "norm", "units": "L2", "scale": "log"},
     "mean": {"long_name": "mean over the width", "meaning": "diverging"},
     "deviation": {"long_name": "standard deviation over the width", "scale": "log"},
@@ -63,11 +73,12 @@ PER_SITE_POOLED = {
     "effective_rank": "effective rank",
     "intrinsic_dimension": "intrinsic dimension",
 }
-UNITS: Mapping[str, Mapping[str, str]] = {
-    **{
-        name: {key: word for key, word in look.items() if key != "long_name"}
-        for name, look in PER_STATE.items()
-    },
+# By the beginning of the name of a variable along the sites.
+PER_SITE_ATTRIBUTES: Mapping[str, Attributes] = {
+    "norm": {"units": "L2", "scale": "log"},
+    "mean": {"meaning": "diverging"},
+    "deviation": {"scale": "log"},
+    "kurtosis": {"scale": "log"},
     "added": {"units": "share of the norm", "scale": "log"},
     "anisotropy": {"units": "cosine"},
     "effective_rank": {"units": "directions", "scale": "log"},
@@ -92,60 +103,45 @@ LARGEST_VALUES = {
 }
 
 
-def data_of(stacks: Sequence[StackStatistics], *, normed: bool) -> "xarray.Dataset":
-    """One Dataset. With two stacks, cells without a state are NaN, and the coordinate
-    `stack` tells tokens apart.
-    """
-    import xarray
-
-    columns: dict[str, Any] = {}
-    for name, look in PER_STATE.items():
-        cells = [
-            np.stack([one.per_state[name] for one in stack.of_site]) for stack in stacks
-        ]
-        columns[name] = (("site", "token"), _block_diagonal(cells), dict(look))
+def dataset(stacks: Sequence[StackStatistics], *, normed: bool) -> "xarray.Dataset":
+    """Return one Dataset; with two stacks, cells without a state are NaN."""
     pooled = any(stack.pooled is not None for stack in stacks)
+    variables: Variables = {}
+    for name, attributes in PER_STATE.items():
+        cells = []
+        for stack in stacks:
+            cells.append(np.stack([site.per_state[name] for site in stack.by_site]))
+        variables[name] = ("site", "token"), block_diagonal(cells), attributes
     for name, long_name in (PER_SITE_POOLED if pooled else PER_SITE).items():
-        look = next(look for prefix, look in UNITS.items() if name.startswith(prefix))
         values = np.concatenate([stack.per_site(name) for stack in stacks])
-        columns[name] = ("site", values, {"long_name": long_name, **look})
+        variables[name] = "site", values, _per_site_attributes(name, long_name)
     for name, ranked in _largest_values(stacks).items():
-        columns[name] = (("site", "rank"), ranked, {"long_name": LARGEST_VALUES[name]})
+        attributes = {"long_name": LARGEST_VALUES[name]}
+        variables[name] = ("site", "rank"), ranked, attributes
     for name, long_name in (CKA_POOLED if pooled else CKA).items():
         squares = [_square(stack, getattr(stack, name)) for stack in stacks]
-        if any(np.isfinite(square).any() for square in squares):
-            columns[name] = (
-                ("site", "source_site"),
-                _block_diagonal(squares),
-                {"long_name": long_name},
-            )
-    names = zip(
-        ("texts", "targets"),
-        (stack.source.tokens.texts for stack in stacks),
-        strict=False,
-    )
-    attrs = {name: list(texts) for name, texts in names if texts is not None}
-    return xarray.Dataset(
-        columns, _coords(stacks, normed=normed, paired="cka" in columns), attrs
-    )
+        cka = block_diagonal(squares)
+        if np.isfinite(cka).any():
+            variables[name] = ("site", "source_site"), cka, {"long_name": long_name}
+    attrs = {}
+    # Two stacks are an encoder and a decoder.
+    for name, stack in zip(("texts", "targets"), stacks, strict=False):
+        texts = stack.source.tokens.texts
+        if texts is not None:
+            attrs[name] = list(texts)
+    coords = _coords(stacks, normed=normed, paired="cka" in variables)
+    return to_dataset(variables, coords, attrs)
 
 
-def _block_diagonal(blocks: Sequence[Array]) -> Array:
-    """The arrays of several stacks corner to corner, NaN between them."""
-    whole = np.full(
-        [sum(block.shape[axis] for block in blocks) for axis in (0, 1)],
-        np.nan,
-        dtype=np.float32,
-    )
-    row = column = 0
-    for block in blocks:
-        whole[row : row + block.shape[0], column : column + block.shape[1]] = block
-        row, column = row + block.shape[0], column + block.shape[1]
-    return whole
+def _per_site_attributes(name: str, long_name: str) -> Attributes:
+    for prefix, attributes in PER_SITE_ATTRIBUTES.items():
+        if name.startswith(prefix):
+            return {"long_name": long_name, **attributes}
+    raise KeyError(name)
 
 
 def _square(stack: StackStatistics, values: torch.Tensor | None) -> Array:
-    """Numbers of pairs of compared sites, spread over all sites of a stack."""
+    """Spread numbers of pairs of compared sites over all sites of a stack."""
     whole = np.full((len(stack.sites), len(stack.sites)), np.nan, dtype=np.float32)
     if values is not None:
         places = [stack.sites.index(site) for site in stack.compared]
@@ -154,252 +150,238 @@ def _square(stack: StackStatistics, values: torch.Tensor | None) -> Array:
 
 
 def _largest_values(stacks: Sequence[StackStatistics]) -> dict[str, NDArray[Any]]:
-    """The channels with the largest values, `[site, rank]`; -1, NaN and no text where
-    there are fewer channels.
+    """Return the channels with the largest values, `[site, rank]`.
+
+    Where there are fewer channels, the numbers are -1 or NaN and the text is empty.
     """
-    columns: dict[str, list[Any]] = {name: [] for name in LARGEST_VALUES}
+    columns: dict[str, list[NDArray[Any]]] = {name: [] for name in LARGEST_VALUES}
     for stack in stacks:
         tokens = stack.source.tokens
-        for one in stack.of_site:
-            largest, rows = one.largest_values, one.largest_values.row
-            strings = np.array(
-                [*(tokens.strings[row] for row in rows), None], dtype=object
-            )[:-1]
-            numbers: list[NDArray[Any]] = [
-                largest.channel,
-                largest.value,
-                largest.times,
-            ]
-            values = [*numbers, tokens.text[rows], tokens.positions[rows], strings]
-            for name, column in zip(LARGEST_VALUES, values, strict=True):
-                empty: Any = (
-                    ""
-                    if column.dtype == object
-                    else NONE
-                    if column.dtype.kind == "i"
-                    else np.nan
-                )
-                padded = np.full(RANKS, empty, dtype=column.dtype)
-                padded[: len(column)] = column
-                columns[name].append(padded)
+        for site in stack.by_site:
+            largest, rows = site.largest_values, site.largest_values.row
+            strings = text_array([tokens.strings[row] for row in rows])
+            columns["channel"].append(_padded(largest.channel, NONE))
+            columns["channel_value"].append(_padded(largest.value, np.nan))
+            columns["channel_times"].append(_padded(largest.times, np.nan))
+            columns["channel_text"].append(_padded(tokens.text[rows], NONE))
+            columns["channel_position"].append(_padded(tokens.positions[rows], NONE))
+            columns["channel_string"].append(_padded(strings, ""))
     return {name: np.stack(rows) for name, rows in columns.items()}
+
+
+def _padded(column: NDArray[Any], empty: int | float | str) -> NDArray[Any]:
+    padded = np.full(RANKS, empty, dtype=column.dtype)
+    padded[: len(column)] = column
+    return padded
 
 
 def _coords(
     stacks: Sequence[StackStatistics], *, normed: bool, paired: bool
-) -> dict[str, Any]:
+) -> Coordinates:
+    names: list[str] = []
+    forms: list[str] = []
+    for stack in stacks:
+        names += site_names(stack.sites)
+        for site in stack.sites:
+            forms.append("normed" if normed or site.layer is None else "raw")
+    coords: Coordinates = {"site": names, "form": ("site", text_array(forms))}
+    if paired:
+        coords["source_site"] = names
     tokens = [stack.source.tokens.select(slice(stack.kept)) for stack in stacks]
-    sites = [site for stack in stacks for site in stack.sites]
-    names = [str(site) for site in sites]
-    strings = np.array(
-        [*(string for one in tokens for string in one.strings), None], dtype=object
-    )[:-1]
-    of_stack = np.repeat(
-        [str(stack.stack) for stack in stacks], [len(one) for one in tokens]
-    ).astype(object)
-    forms = np.where(
-        [normed or site.layer is None for site in sites], "normed", "raw"
-    ).astype(object)
-    return {
-        "site": names,
-        "form": ("site", forms),
-        **({"source_site": names} if paired else {}),
-        "text": ("token", np.concatenate([one.text for one in tokens])),
-        "position": ("token", np.concatenate([one.positions for one in tokens])),
-        "id": ("token", np.concatenate([one.ids for one in tokens])),
-        "string": ("token", strings),
-        **({"stack": ("token", of_stack)} if len(stacks) > 1 else {}),
-    }
+    stack_names = [str(stack.stack) for stack in stacks] if len(stacks) > 1 else []
+    return {**coords, **token_coords(tokens, stack_names)}
 
 
 def stack_facts(stack: StackStatistics) -> dict[str, Any]:
-    """The facts of one stack, as far as there is anything to say."""
-    middle = _middle(stack)
+    """Return the facts of one stack, as far as there is anything to say."""
+    layers = [place for place, site in enumerate(stack.sites) if site.layer is not None]
+    quarter = len(layers) // 4
+    middle = layers[quarter : len(layers) - quarter]
     facts: dict[str, Any] = {
         "stack": stack.stack,
         "few_tokens": stack.counts[1] < WORTH_READING,
+        **_norms(stack, middle),
+        **_largest_norm(stack),
     }
-    facts |= _norms(stack, middle)
     for name in ("anisotropy", "effective_rank"):
         columns = {"all_tokens": name, "other_tokens": f"{name}_others"}
-        columns = columns if stack.pooled is None else {"all_vectors": name}
-        medians = {
-            key: _median(stack.per_site(column)[middle])
-            for key, column in columns.items()
-        }
-        if finite := {
-            key: value for key, value in medians.items() if np.isfinite(value)
-        }:
-            facts[name] = finite
-    others = (
-        "intrinsic_dimension_others" if stack.pooled is None else "intrinsic_dimension"
-    )
-    facts |= _extremes(stack, "intrinsic_dimension", others)
+        if stack.pooled is not None:
+            columns = {"all_vectors": name}
+        medians = {}
+        for key, column in columns.items():
+            median = _median(stack.per_site(column)[middle])
+            if np.isfinite(median):
+                medians[key] = median
+        if medians:
+            facts[name] = medians
+    dimension = "intrinsic_dimension"
+    if stack.pooled is None:
+        dimension = "intrinsic_dimension_others"
+    facts |= _extremes(stack, "intrinsic_dimension", dimension)
     facts |= _extremes(stack, "added", "added_median")
     return facts | _massive(stack) | _cka(stack)
 
 
-def _middle(stack: StackStatistics) -> list[int]:
-    """The places of the middle half of the layers."""
-    layers = [place for place, site in enumerate(stack.sites) if site.layer is not None]
-    return layers[len(layers) // 4 : len(layers) - len(layers) // 4]
-
-
 def _median(values: Array) -> float:
+    """Return the median of the finite values, NaN if there are none."""
     values = values[np.isfinite(values)]
-    return float(np.median(values)) if len(values) else float("nan")
+    if not len(values):
+        return float("nan")
+    return float(np.median(values))
 
 
 def _norms(stack: StackStatistics, middle: list[int]) -> dict[str, Any]:
-    """The norms of first tokens and of the others, over the middle layers and around
-    the final norm.
-    """
+    """Return the norms over the middle layers and around the final norm."""
+    if not middle:
+        return {}
     names = {"first_token_norm": "norm_first", "other_tokens_norm": "norm_median"}
-    names = names if stack.pooled is None else {"vector_norm": "norm_median"}
+    if stack.pooled is not None:
+        names = {"vector_norm": "norm_median"}
     columns = {key: stack.per_site(name) for key, name in names.items()}
-    facts: dict[str, Any] = {}
-    if middle:
-        facts["middle_layers"] = summarise([stack.sites[place] for place in middle])
-        norms = {
-            name: float(np.median(column[middle])) for name, column in columns.items()
-        }
-        facts |= {name: norm for name, norm in norms.items() if np.isfinite(norm)}
-        first, others = (
-            norms.get("first_token_norm", np.nan),
-            norms.get("other_tokens_norm", 0.0),
-        )
-        if others > 0 and np.isfinite(first):
-            facts["norm_ratio"] = first / others
-    if middle and stack.sites[-1].layer is None:
+    norms = {}
+    for name, column in columns.items():
+        norm = float(np.median(column[middle]))
+        if np.isfinite(norm):
+            norms[name] = norm
+    facts: dict[str, Any] = {
+        "middle_layers": summarise([stack.sites[place] for place in middle]),
+        **norms,
+    }
+    others = norms.get("other_tokens_norm", 0.0)
+    if others > 0 and "first_token_norm" in norms:
+        facts["norm_ratio"] = norms["first_token_norm"] / others
+    if stack.sites[-1].layer is None:
         for key, place in (("before_final", -2), ("at_final", -1)):
-            known = {
-                name: float(column[place])
-                for name, column in columns.items()
-                if np.isfinite(column[-2:]).all()
-            }
-            facts[key] = {"site": stack.sites[place], **known}
-    return facts | _largest_norm(stack)
+            facts[key] = {"site": stack.sites[place]}
+            for name, column in columns.items():
+                if np.isfinite(column[-2:]).all():
+                    facts[key][name] = float(column[place])
+    return facts
 
 
 def _largest_norm(stack: StackStatistics) -> dict[str, Any]:
+    """Return the state with the largest norm, and the first that is not finite."""
     facts: dict[str, Any] = {}
-    pairs = list(zip(stack.sites, stack.of_site, strict=True))
-    if finite := [(site, one) for site, one in pairs if one.largest >= 0]:
-        site, one = max(finite, key=lambda pair: pair[1].highest)
+    sites = list(zip(stack.sites, stack.by_site, strict=True))
+    finite = [(site, numbers) for site, numbers in sites if numbers.largest != NONE]
+    if finite:
+        site, numbers = max(finite, key=lambda pair: pair[1].highest)
         facts["largest_norm"] = {
-            "norm": one.highest,
+            "norm": numbers.highest,
             "site": site,
-            **_row(stack, one.largest),
+            **_row(stack, numbers.largest),
         }
-    if broken := [(site, one) for site, one in pairs if one.not_finite]:
-        site, one = broken[0]
-        states = sum(one.not_finite for _, one in broken)
+    broken = [(site, numbers) for site, numbers in sites if numbers.not_finite]
+    if broken:
+        site, numbers = broken[0]
         facts["not_finite"] = {
-            "states": states,
+            "states": sum(numbers.not_finite for _, numbers in broken),
             "site": site,
-            **_row(stack, one.first_not_finite),
+            **_row(stack, numbers.first_not_finite),
         }
     return facts
 
 
 def _row(stack: StackStatistics, row: int) -> dict[str, Any]:
-    """A row by its token, or by the number of its text where states are pooled."""
+    """Name a row by its token, or by its text where states are pooled."""
     tokens = stack.source.tokens
-    return (
-        {"token": tokens.strings[row]}
-        if stack.pooled is None
-        else {"text": int(tokens.text[row])}
-    )
+    if stack.pooled is None:
+        return {"token": tokens.strings[row]}
+    return {"text": int(tokens.text[row])}
 
 
 def _extremes(stack: StackStatistics, key: str, name: str) -> dict[str, Any]:
-    """Where a number along the layers is lowest and where it is highest."""
+    """Return where a number along the layers is lowest and where it is highest."""
     values = stack.per_site(name)
     if not np.isfinite(values).any():
         return {}
-    places = {"lowest": int(np.nanargmin(values)), "highest": int(np.nanargmax(values))}
+    lowest, highest = int(np.nanargmin(values)), int(np.nanargmax(values))
     return {
         key: {
-            end: {"site": stack.sites[at], "value": float(values[at])}
-            for end, at in places.items()
+            "lowest": {"site": stack.sites[lowest], "value": float(values[lowest])},
+            "highest": {"site": stack.sites[highest], "value": float(values[highest])},
         }
     }
 
 
 def _massive(stack: StackStatistics) -> dict[str, Any]:
-    """The largest value of all, and how many massive activations there are, by channel,
-    site and token.
-    """
-    tokens = stack.source.tokens
-    tops = [
-        (one.largest_values, site)
-        for site, one in zip(stack.sites, stack.of_site, strict=True)
-    ]
-    finite = [
-        (some.times[0], some, site)
-        for some, site in tops
-        if len(some.times) and np.isfinite(some.times[0])
-    ]
-    if not finite:
+    """Return the largest value of all, and the massive activations."""
+    largest = None
+    largest_times = -np.inf
+    for site, numbers in zip(stack.sites, stack.by_site, strict=True):
+        values = numbers.largest_values
+        times = values.times[0] if len(values.times) else np.nan
+        # No comparison with NaN is true.
+        if largest_times < times < np.inf:
+            largest, largest_times = (site, values), times
+    if largest is None:
         return {}
-    times, some, site = max(finite, key=lambda one: one[0])
-    row, channel = int(some.row[0]), int(some.channel[0])
-    token = _row(stack, row) | (
-        {"position": int(tokens.positions[row])} if stack.pooled is None else {}
-    )
-    facts: dict[str, Any] = {
-        "largest_value": {
-            "times_median": times,
-            "site": site,
-            "channel": channel,
-            **token,
-        }
+    site, values = largest
+    row = int(values.row[0])
+    tokens = stack.source.tokens
+    largest_value = {
+        "times_median": largest_times,
+        "site": site,
+        "channel": int(values.channel[0]),
+        **_row(stack, row),
     }
-    rows, channels = np.concatenate([one.massive for one in stack.of_site], axis=1)
-    if len(rows):
-        facts["massive_activations"] = {
-            "threshold": MASSIVE,
-            "values": len(rows),
-            "channels": [
-                {"channel": c, "values": n}
-                for c, n in Counter(channels.tolist()).most_common(MOST_LISTED)
-            ],
-            "sites": summarise(
-                [
-                    site
-                    for site, one in zip(stack.sites, stack.of_site, strict=True)
-                    if one.massive.size
-                ]
-            ),
-        }
-        if stack.pooled is None:
-            strings = Counter(tokens.strings[row] for row in rows.tolist()).most_common(
-                MOST_LISTED
-            )
-            facts["massive_activations"] |= {
-                "at_first_tokens": int((tokens.positions[rows] == 0).sum()),
-                "tokens": [{"token": string, "values": n} for string, n in strings],
-            }
-    return facts
+    if stack.pooled is None:
+        largest_value["position"] = int(tokens.positions[row])
+    facts: dict[str, Any] = {"largest_value": largest_value}
+    rows, channels = np.concatenate(
+        [numbers.massive for numbers in stack.by_site], axis=1
+    )
+    if not len(rows):
+        return facts
+    sites = [
+        site
+        for site, numbers in zip(stack.sites, stack.by_site, strict=True)
+        if numbers.massive.size
+    ]
+    massive: dict[str, Any] = {
+        "threshold": MASSIVE,
+        "values": len(rows),
+        "channels": _most_common("channel", channels.tolist()),
+        "sites": summarise(sites),
+    }
+    if stack.pooled is None:
+        strings = [tokens.strings[row] for row in rows]
+        massive["at_first_tokens"] = int((tokens.positions[rows] == 0).sum())
+        massive["tokens"] = _most_common("token", strings)
+    return {**facts, "massive_activations": massive}
+
+
+def _most_common(name: str, values: Iterable[Hashable]) -> list[dict[str, Any]]:
+    counts = Counter(values).most_common(MOST_LISTED)
+    return [{name: value, "values": count} for value, count in counts]
 
 
 def _cka(stack: StackStatistics) -> dict[str, Any]:
-    """The medians of the CKA of all pairs of layers, and the pair that is least alike."""
+    """Return the median CKA of all pairs of layers, and the least similar pair."""
     if stack.cka is None or len(stack.compared) < 2:
         return {}
     upper = torch.ones_like(stack.cka).triu(1).bool()
-    facts: dict[str, Any] = {
-        "sampled_tokens" if stack.pooled is None else "sampled_vectors": stack.counts[0]
-    }
-    others = {"median_other_tokens": stack.cka_others} if stack.pooled is None else {}
-    medians = {"median": stack.cka, **others, "median_by_chance": stack.cka_chance}
+    facts: dict[str, Any] = {}
+    medians: dict[str, torch.Tensor | None] = {"median": stack.cka}
+    if stack.pooled is None:
+        facts["sampled_tokens"] = stack.counts[0]
+        medians["median_other_tokens"] = stack.cka_others
+    else:
+        facts["sampled_vectors"] = stack.counts[0]
+    medians["median_by_chance"] = stack.cka_chance
     for key, values in medians.items():
-        if values is not None and np.isfinite(median := _median(values[upper].numpy())):
+        if values is None:
+            continue
+        median = _median(values[upper].numpy())
+        if np.isfinite(median):
             facts[key] = median
     values = stack.cka if stack.cka_others is None else stack.cka_others
     pairs = torch.where(upper & values.isfinite(), values, torch.inf)
     if bool(pairs.isfinite().any()):
         row, column = np.unravel_index(int(pairs.argmin()), pairs.shape)
-        sites = {"site": stack.compared[row], "source_site": stack.compared[column]}
-        facts["least_alike"] = {**sites, "cka": float(pairs[row, column])}
+        facts["least_alike"] = {
+            "site": stack.compared[row],
+            "source_site": stack.compared[column],
+            "cka": float(pairs[row, column]),
+        }
     return {"cka": facts}

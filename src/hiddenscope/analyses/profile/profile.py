@@ -1,12 +1,12 @@
 """How large is every state, how do states spread, and how alike are layers?"""
 
 from collections.abc import Sequence
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias, get_args
 
 import torch
 
 from hiddenscope import progress
-from hiddenscope.analyses.profile.findings import data_of, stack_facts
+from hiddenscope.analyses.profile.findings import dataset, stack_facts
 from hiddenscope.analyses.profile.statistics import pooled_as, stack_statistics
 from hiddenscope.arguments import checked
 from hiddenscope.errors import StatesError, TextError
@@ -31,8 +31,7 @@ def profile(
     targets: Texts | None = None,
     truncate: bool = False,
 ) -> Result:
-    """The norm of every state, how states spread, what each block adds, and how alike
-    layers are.
+    """Measure every state: its norm, how states spread, and how alike layers are.
 
     Give a model and texts, or states, or anything that can be read block by block.
     Layers are raw and `final` is normed: with `final_norm="apart"` layers are compared
@@ -54,39 +53,31 @@ def profile(
         if isinstance(captured, Pair)
         else [captured]
     )
-    chosen = [_chosen(stack, sites) for stack in stacks]
+    selected = [_selected(stack, sites) for stack in stacks]
     if final_norm == "everywhere":
-        stacks[0], chosen[0] = _through_final_norm(source, captured, chosen[0])
-    with progress.track("Profiling", total=sum(map(len, chosen))) as advance:
-        statistics = [
-            stack_statistics(
-                stack, sites, _compared(sites, final_norm), sample, advance
+        stacks[0] = _through_final_norm(source, captured, selected[0])
+        selected[0] = stacks[0].sites
+    statistics = []
+    with progress.track("Profiling", total=sum(map(len, selected))) as advance:
+        for stack, stack_sites in zip(stacks, selected, strict=True):
+            compared = _compared(stack_sites, final_norm)
+            statistics.append(
+                stack_statistics(stack, stack_sites, compared, sample, advance)
             )
-            for stack, sites in zip(stacks, chosen, strict=True)
-        ]
+    pooled = pooled_as(stacks[0])
+    word = "tokens" if pooled is None else "vectors"
     facts: Facts = {
         "texts": stacks[0].tokens.count,
-        **_counted(stacks, sum(stack.kept for stack in statistics)),
+        "pooled": pooled,
+        word: sum(len(stack.tokens) for stack in stacks),
+        f"{word}_kept": sum(stack.kept for stack in statistics),
         "computed_in": "float64",
         "final_norm": final_norm,
         "stacks": [stack_facts(stack) for stack in statistics],
     }
+    data = dataset(statistics, normed=final_norm == "everywhere")
     origin = getattr(stacks[0], "source", None)
-    data = data_of(statistics, normed=final_norm == "everywhere")
     return Result("profile", data, facts, origin if isinstance(origin, Source) else {})
-
-
-def _counted(stacks: Sequence[Readable], kept: int) -> Facts:
-    """How many rows there are, and how many are kept one by one: tokens, or vectors
-    where states are pooled.
-    """
-    how = pooled_as(stacks[0])
-    word = "tokens" if how is None else "vectors"
-    return {
-        "pooled": how,
-        word: sum(len(stack.tokens) for stack in stacks),
-        f"{word}_kept": kept,
-    }
 
 
 def _check(final_norm: str, sample: int) -> None:
@@ -98,16 +89,15 @@ def _check(final_norm: str, sample: int) -> None:
             "Choose one of these.",
         )
     if isinstance(sample, bool) or sample < FEWEST:
-        reason = "neighbours and CKA need three tokens or more"
         raise StatesError(
             f"sample must be an integer >= {FEWEST}, got {str(sample)[:40]}",
-            reason,
+            "neighbours and CKA need three tokens or more",
             "Give a larger one.",
         )
 
 
 def _states(
-    source: Any,
+    source: object,
     texts: Texts | None,
     sites: SitePatterns,
     targets: Texts | None,
@@ -128,10 +118,9 @@ def _states(
             "Leave them out, or give a model.",
         )
     if not isinstance(source, Pair | Readable):
-        reason = f"it is {type(source).__name__}"
         raise StatesError(
             "Cannot profile this",
-            reason,
+            f"it is {type(source).__name__}",
             "Give a model, states, or what has sites, tokens and blocks().",
         )
     if not isinstance(source, Pair) and not len(source.tokens):
@@ -141,61 +130,59 @@ def _states(
     return source
 
 
-def _chosen(stack: Readable, sites: SitePatterns) -> tuple[Site, ...]:
-    return (
-        stack.select(sites=sites).sites
-        if isinstance(stack, States)
-        else select(sites, stack.sites)
-    )
+def _selected(stack: Readable, sites: SitePatterns) -> tuple[Site, ...]:
+    if isinstance(stack, States):
+        return stack.select(sites=sites).sites
+    return select(sites, stack.sites)
 
 
 def _compared(sites: Sequence[Site], final_norm: str) -> frozenset[Site]:
-    """The sites that are compared with one another: without a normed `final`, unless
-    there is nothing else.
+    """Return the sites that are compared with one another.
+
+    A normed `final` is not compared with raw layers, unless that is wanted.
     """
     raw = frozenset(site for site in sites if site.layer is not None)
-    return raw if final_norm == "apart" and raw else frozenset(sites)
+    if final_norm == "apart" and raw:
+        return raw
+    return frozenset(sites)
 
 
 def _through_final_norm(
-    source: Any, captured: Any, sites: tuple[Site, ...]
-) -> tuple[Readable, tuple[Site, ...]]:
-    """The captured layers, each taken through the model's own exit; `layer.L` is then
-    `final`.
+    source: object, captured: object, sites: tuple[Site, ...]
+) -> States:
+    """Take each captured layer through the model's own final norm.
+
+    `layer.L` is then the same as `final`.
     """
     problem = "Cannot take layers through the final norm"
-    if not isinstance(source, Model) or not isinstance(captured, States):
-        reason = (
-            "there are two stacks"
-            if isinstance(source, Model)
-            else "that takes the model, and states were given"
-        )
+    if not isinstance(source, Model):
+        reason = "that takes the model, and states were given"
         raise StatesError(problem, reason, "Give a model of one stack and texts.")
-    stack, layers = (
-        source.anatomy.stacks[0],
-        tuple(site for site in sites if site.layer is not None and not site.part),
-    )
-    if stack.proof.final is None or not layers:
-        reason = (
-            f"{source.name} has no final norm"
-            if stack.proof.final is None
-            else "no whole layers were chosen"
-        )
+    if not isinstance(captured, States):
+        reason = "there are two stacks"
+        raise StatesError(problem, reason, "Give a model of one stack and texts.")
+    stack = source.anatomy.stacks[0]
+    if stack.proof.final is None:
+        reason = f"{source.name} has no final norm"
+        raise StatesError(problem, reason, "Leave final_norm='apart'.")
+    layers = tuple(site for site in sites if site.layer is not None and not site.part)
+    if not layers:
+        reason = "no whole layers were chosen"
         raise StatesError(problem, reason, "Leave final_norm='apart'.")
     raw = captured.select(sites=list(layers))
     normed = [
         _normed(source, raw.of(text), stack.depth) for text in range(raw.tokens.count)
     ]
-    return States(layers, torch.cat(normed, 1), raw.tokens, raw.source), layers
+    return States(layers, torch.cat(normed, 1), raw.tokens, raw.source)
 
 
 def _normed(model: Model, states: States, depth: int) -> torch.Tensor:
-    """Every layer of one text enters the pass where the last one does: one batch, with
-    a row for each layer.
+    """Return every layer of one text after the final norm.
+
+    Each enters the pass where the last layer does: one batch, with a row for each.
     """
-    batch = [states.tokens.ids.tolist()] * len(states.sites)
-    final = resume(
-        model, batch, Site(depth), states.values, "final", logits=False
-    ).states
-    assert isinstance(final, States)
-    return final["final"].reshape(len(states.sites), len(states.tokens), -1)
+    layers, tokens = len(states.sites), len(states.tokens)
+    batch = [states.tokens.ids.tolist()] * layers
+    run = resume(model, batch, Site(depth), states.values, "final", logits=False)
+    assert isinstance(run.states, States)
+    return run.states["final"].reshape(layers, tokens, -1)

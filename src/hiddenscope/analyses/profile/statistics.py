@@ -1,5 +1,4 @@
-"""The statistics of every site: what each state is by itself, and what the states of a
-site are together.
+"""Statistics of every site: of each state by itself, and of all its states together.
 
 A site is read once, in chunks, and once more in step with the layer above it, so that a
 source may be larger than memory; where it has massive activations it is read a third
@@ -43,10 +42,10 @@ NONE = -1
 
 @dataclass(frozen=True, eq=False)
 class LargestValues:
-    """The channels with the largest absolute values, the largest first, each with that
-    value and the row that has it.
+    """The channels with the largest absolute values, the largest first.
 
-    `times` is the value over `median`, the median absolute value of the sampled states.
+    Each comes with that value and with its row. `times` is the value over `median`, the
+    median absolute value of the sampled states.
     """
 
     channel: NDArray[np.int64]
@@ -79,8 +78,7 @@ class SiteStatistics:
 
 @dataclass(frozen=True, eq=False)
 class StackStatistics:
-    """The statistics of every site of one stack, and the linear CKA of every pair of
-    the `compared` sites.
+    """The statistics of one stack, and the CKA of every pair of `compared` sites.
 
     `rows` are the sampled tokens, `counts` how many of them are finite at every site,
     with and without first tokens.
@@ -88,7 +86,7 @@ class StackStatistics:
 
     source: Readable
     sites: tuple[Site, ...]
-    of_site: tuple[SiteStatistics, ...]
+    by_site: tuple[SiteStatistics, ...]
     rows: NDArray[np.int64]
     compared: tuple[Site, ...] = ()
     counts: tuple[int, int] = (0, 0)
@@ -98,40 +96,37 @@ class StackStatistics:
 
     @property
     def stack(self) -> str | None:
-        """The name of the stack, where there are two."""
+        """Return the name of the stack, where there are two."""
         return self.sites[0].stack
 
     @property
     def pooled(self) -> str | None:
-        """How the tokens of each text were made one vector; None where every row is a
-        token.
-        """
+        """Return the pooling of the source; None where every row is a token."""
         return pooled_as(self.source)
 
     @property
     def kept(self) -> int:
-        """The number of tokens whose statistics are kept one by one."""
-        return len(self.of_site[0].per_state["norm"])
+        """Return the number of tokens whose statistics are stored one by one."""
+        return len(self.by_site[0].per_state["norm"])
 
     def per_site(self, name: str) -> Array:
-        """One number for each site, NaN where it was not measured."""
-        return np.array(
-            [one.per_site.get(name, np.nan) for one in self.of_site], dtype=np.float32
-        )
+        """Return one number for each site, NaN where it was not measured."""
+        numbers = [site.per_site.get(name, np.nan) for site in self.by_site]
+        return np.array(numbers, dtype=np.float32)
 
 
 def pooled_as(source: Readable) -> str | None:
-    """How a store of pooled states made the tokens of each text one vector; None where
-    every row is a token.
-    """
-    how = getattr(source, "pooled", None)
-    return None if how is None else str(how)
+    """Return how a store of pooled states pooled each text; None for rows of tokens."""
+    pooling = getattr(source, "pooled", None)
+    return None if pooling is None else str(pooling)
 
 
 def first_tokens(source: Readable) -> NDArray[np.bool_]:
-    """Which rows are first tokens: none of pooled states, whose rows are whole texts."""
+    """Mark the rows that are first tokens; rows of pooled states are whole texts."""
     at_start: NDArray[np.bool_] = source.tokens.positions == 0
-    return at_start if pooled_as(source) is None else np.zeros_like(at_start)
+    if pooled_as(source) is not None:
+        return np.zeros_like(at_start)
+    return at_start
 
 
 def stack_statistics(
@@ -141,61 +136,51 @@ def stack_statistics(
     sample: int,
     advance: Callable[[float], None],
 ) -> StackStatistics:
-    """The statistics of every site, and of all pairs of the compared ones over at most
-    `sample` tokens.
-    """
+    """Measure every site, and all pairs of the compared ones on a sample of tokens."""
     rows = sampled(len(source.tokens), sample)
-    kept = max(1, MOST_CELLS // len(sites))
-    of_site = []
-    for place, site in enumerate(sites):
-        below = (
-            sites[place - 1]
-            if place and _one_block_apart(sites[place - 1], site)
-            else None
+    most_rows = max(1, MOST_CELLS // len(sites))
+    by_site = []
+    samples: dict[Site, Tensor] = {}
+    below = None
+    for site in sites:
+        if below is not None and not _one_block_apart(below, site):
+            below = None
+        statistics = site_statistics(
+            source, site, below, rows, most_rows, together=site in compared
         )
-        of_site.append(
-            site_statistics(source, site, below, rows, kept, together=site in compared)
-        )
+        by_site.append(statistics)
+        if statistics.sample is not None:
+            samples[site] = statistics.sample
+        below = site
         advance(1)
-    samples = {
-        site: one.sample
-        for site, one in zip(sites, of_site, strict=True)
-        if one.sample is not None
-    }
-    finite = torch.stack([sample.isfinite().all(1) for sample in samples.values()]).all(
-        0
-    )
+    finite_rows = [states.isfinite().all(1) for states in samples.values()]
+    finite = torch.stack(finite_rows).all(0)
     others = finite & finite.new_tensor(~first_tokens(source)[rows])
-    counts = int(finite.sum()), int(others.sum())
     cka, chance = _cka(list(samples.values()), finite)
     cka_others, chance_others = _cka(list(samples.values()), others)
-    chance = chance if chance_others is None else chance_others
     return StackStatistics(
         source,
         sites,
-        tuple(of_site),
+        tuple(by_site),
         rows,
         tuple(samples),
-        counts,
+        (int(finite.sum()), int(others.sum())),
         cka,
         cka_others,
-        chance,
+        chance if chance_others is None else chance_others,
     )
 
 
 def sampled(count: int, most: int) -> NDArray[np.int64]:
-    """At most so many of the rows, in order: the same ones at every site, and every
-    time.
-    """
+    """Sample at most so many rows, in order: the same ones at every site and time."""
     if count <= most:
         return np.arange(count)
-    return np.sort(
-        torch.randperm(count, generator=torch.Generator().manual_seed(0))[:most].numpy()
-    )
+    generator = torch.Generator().manual_seed(0)
+    return np.sort(torch.randperm(count, generator=generator)[:most].numpy())
 
 
 def _one_block_apart(below: Site, site: Site) -> bool:
-    """Whether one block lies between two sites."""
+    """Tell whether one block lies between two sites."""
     whole = not below.part and not site.part
     return whole and below.layer is not None and site.layer == below.layer + 1
 
@@ -203,14 +188,13 @@ def _one_block_apart(below: Site, site: Site) -> bool:
 def _cka(
     samples: list[Tensor], rows: Tensor
 ) -> tuple[Tensor, Tensor] | tuple[None, None]:
-    """The linear CKA of all pairs of sites over some of the sampled tokens, and what
-    chance gives; None for too few.
+    """Return the linear CKA of all pairs of sites, and what chance gives.
+
+    It is over some of the sampled tokens; None for too few.
     """
-    return (
-        linear_cka([sample[rows] for sample in samples])
-        if int(rows.sum()) >= FEWEST
-        else (None, None)
-    )
+    if int(rows.sum()) < FEWEST:
+        return None, None
+    return linear_cka([states[rows] for states in samples])
 
 
 def site_statistics(
@@ -218,14 +202,14 @@ def site_statistics(
     site: Site,
     below: Site | None,
     rows: NDArray[np.int64],
-    kept: int,
+    most_rows: int,
     *,
     together: bool,
 ) -> SiteStatistics:
     """Read a site once, in step with the layer below it where there is one.
 
-    `rows` are the sampled tokens, `kept` is how many tokens are kept one by one, and
-    `together` says whether the states are also measured together.
+    `rows` are the sampled tokens, the first `most_rows` tokens are stored one by one,
+    and `together` says whether the states are also measured together.
     """
     first = torch.from_numpy(first_tokens(source))
     columns = {
@@ -233,41 +217,41 @@ def site_statistics(
         for name in (*PER_STATE, "added")
     }
     finite = np.zeros(len(first), dtype=bool)
-    running = RunningStatistics(), RunningStatistics()
-    peaks, sample = _ChannelPeaks(), []
+    running_first, running_others = RunningStatistics(), RunningStatistics()
+    peaks = _ChannelPeaks()
+    samples: list[Tensor] = []
     for start, chunk, under in _in_step(source, site, below):
-        states, here = widened(chunk), slice(start, start + len(chunk))
+        states = widened(chunk)
+        here = slice(start, start + len(chunk))
         for name, numbers in _per_state(states).items():
             columns[name][here] = numbers.float().cpu().numpy()
         if under is not None:
-            columns["added"][here] = (
-                _added(states, widened(under)).float().cpu().numpy()
-            )
+            # What the block adds, over what it was given.
+            wide_under = widened(under)
+            change = torch.linalg.vector_norm(states - wide_under, dim=1)
+            added = change / torch.linalg.vector_norm(wide_under, dim=1)
+            columns["added"][here] = added.float().cpu().numpy()
         fine = states.isfinite().all(1).cpu()
         finite[here] = fine.numpy()
         peaks.update(states[fine], start + fine.nonzero()[:, 0])
-        sample.append(
-            chunk[torch.from_numpy(rows[(rows >= start) & (rows < here.stop)] - start)]
-            .detach()
-            .cpu()
-        )
+        sample_rows = rows[(rows >= start) & (rows < here.stop)] - start
+        samples.append(chunk[torch.from_numpy(sample_rows)].detach().cpu())
         if together:
-            for statistics, which in zip(
-                running, (first[here], ~first[here]), strict=True
-            ):
-                statistics.add(states[fine & which])
-    picked = torch.cat(sample)
+            running_first.add(states[fine & first[here]])
+            running_others.add(states[fine & ~first[here]])
+    sample = torch.cat(samples)
     per_site = _medians(columns, first.numpy(), finite)
     if together:
-        per_site |= _spread(*running) | _dimensions(picked, first[rows])
+        per_site |= _spread(running_first, running_others)
+        per_site |= _dimensions(sample, first[rows])
     norms = np.where(finite, columns["norm"], -1)
-    largest_values = peaks.largest(picked)
+    largest_values = peaks.largest(sample)
     return SiteStatistics(
-        {name: columns[name][:kept] for name in PER_STATE},
+        {name: columns[name][:most_rows] for name in PER_STATE},
         per_site,
         largest_values,
         _massive(source, site, largest_values),
-        picked if together else None,
+        sample if together else None,
         int(np.argmax(norms)) if finite.any() else NONE,
         float(norms.max()),
         NONE if finite.all() else int(np.argmin(finite)),
@@ -278,32 +262,31 @@ def site_statistics(
 def _in_step(
     source: Readable, site: Site, below: Site | None
 ) -> Iterator[tuple[int, Tensor, Tensor | None]]:
-    """The states of a site in chunks, each with its first row and the same rows of the
-    layer below.
-    """
+    """Yield chunks of a site: first row, states, and states of the layer below."""
     start = 0
-    under = None if below is None else chunks(source.blocks(below))
+    count = len(source.tokens)
+    below_chunks = None if below is None else chunks(source.blocks(below))
     for chunk in chunks(source.blocks(site)):
-        beside = None if under is None else next(under, chunk[:0])
-        if start + len(chunk) > len(source.tokens) or (
-            beside is not None and beside.shape != chunk.shape
-        ):
+        under = None
+        if below_chunks is not None:
+            under = next(below_chunks, chunk[:0])
+            if under.shape != chunk.shape:
+                break
+        if start + len(chunk) > count:
             break
-        yield start, chunk, beside
+        yield start, chunk, under
         start += len(chunk)
-    if start != len(source.tokens):
-        problem = f"The blocks of {site} do not have as many rows as there are tokens"
-        reason = (
-            f"there are {len(source.tokens):,} tokens, and every site needs a row of"
-            " one width for each"
-        )
+    if start != count:
         raise StatesError(
-            problem, reason, "Give a source with one row per token at every site."
+            f"The blocks of {site} do not have as many rows as there are tokens",
+            f"there are {count:,} tokens, and every site needs a row of one width for"
+            " each",
+            "Give a source with one row per token at every site.",
         )
 
 
 def _per_state(states: Tensor) -> dict[str, Tensor]:
-    """What each state is by itself, over its width."""
+    """Measure each state by itself, over its width."""
     mean = states.mean(1, keepdim=True)
     square = (states - mean).square()
     variance = square.mean(1)
@@ -315,56 +298,49 @@ def _per_state(states: Tensor) -> dict[str, Tensor]:
     }
 
 
-def _added(states: Tensor, under: Tensor) -> Tensor:
-    """What a block adds to each state: the norm of the change over the norm of what it
-    was given.
-    """
-    change, given = (
-        torch.linalg.vector_norm(rows, dim=1) for rows in (states - under, under)
-    )
-    return torch.div(change, given)
-
-
 def _medians(
     columns: Mapping[str, Array], first: NDArray[np.bool_], finite: NDArray[np.bool_]
 ) -> dict[str, float]:
-    """The medians over first tokens and over the others, and the quartiles of the
-    others' norms.
-    """
+    """Return medians of first and of other tokens, and quartiles of the norms."""
+    first_rows = first & finite
+    other_rows = ~first & finite
     medians = {}
     for name, column in columns.items():
-        medians[f"{name}_first"] = _quantile(column[first & finite], 0.5)
-        medians[f"{name}_median"] = _quantile(column[~first & finite], 0.5)
-    quartiles = {"norm_low": 0.25, "norm_high": 0.75}
-    return medians | {
-        name: _quantile(columns["norm"][~first & finite], q)
-        for name, q in quartiles.items()
-    }
+        medians[f"{name}_first"] = _quantile(column[first_rows], 0.5)
+        medians[f"{name}_median"] = _quantile(column[other_rows], 0.5)
+    norms = columns["norm"][other_rows]
+    medians["norm_low"] = _quantile(norms, 0.25)
+    medians["norm_high"] = _quantile(norms, 0.75)
+    return medians
 
 
 def _quantile(numbers: Array, share: float) -> float:
     numbers = numbers[np.isfinite(numbers)]
-    return float(np.quantile(numbers, share)) if len(numbers) else float("nan")
+    if not len(numbers):
+        return float("nan")
+    return float(np.quantile(numbers, share))
 
 
 def _spread(first: RunningStatistics, others: RunningStatistics) -> dict[str, float]:
+    """Measure how the states of a site spread, with and without first tokens."""
     every = first + others
+    rank = rank_others = effective_rank(every.variances)
+    if first.count:
+        rank_others = effective_rank(others.variances)
     return {
         "anisotropy": every.anisotropy,
         "anisotropy_others": others.anisotropy,
-        "effective_rank": effective_rank(every.variances),
-        "effective_rank_others": (
-            effective_rank(others.variances)
-            if first.count
-            else effective_rank(every.variances)
-        ),
+        "effective_rank": rank,
+        "effective_rank_others": rank_others,
     }
 
 
-def _dimensions(picked: Tensor, first: Tensor) -> dict[str, float]:
-    fine = picked.isfinite().all(1)
-    every = two_nn(widened(picked[fine]))
-    others = two_nn(widened(picked[fine & ~first])) if bool(first.any()) else every
+def _dimensions(sample: Tensor, first: Tensor) -> dict[str, float]:
+    """Estimate the intrinsic dimension, with and without first tokens."""
+    fine = sample.isfinite().all(1)
+    every = others = two_nn(widened(sample[fine]))
+    if bool(first.any()):
+        others = two_nn(widened(sample[fine & ~first]))
     return {"intrinsic_dimension": every, "intrinsic_dimension_others": others}
 
 
@@ -376,29 +352,29 @@ class _ChannelPeaks:
         self.rows = torch.zeros(0, dtype=torch.long)
 
     def update(self, states: Tensor, rows: Tensor) -> None:
+        """Take some more states into account."""
         if not len(states):
             return
-        at = states.abs().argmax(0)
-        values, where = states.gather(0, at[None])[0].cpu(), rows[at.cpu()]
-        if not len(self.values):
-            self.values, self.rows = values, where
-            return
-        larger = values.abs() > self.values.abs()
-        self.values, self.rows = (
-            torch.where(larger, values, self.values),
-            torch.where(larger, where, self.rows),
-        )
+        places = states.abs().argmax(0)
+        values = states.gather(0, places[None])[0].cpu()
+        value_rows = rows[places.cpu()]
+        if len(self.values):
+            higher = values.abs() > self.values.abs()
+            values = torch.where(higher, values, self.values)
+            value_rows = torch.where(higher, value_rows, self.rows)
+        self.values = values
+        self.rows = value_rows
 
-    def largest(self, picked: Tensor) -> LargestValues:
-        """The first few, measured by the median absolute value of the sampled states."""
+    def largest(self, sample: Tensor) -> LargestValues:
+        """Return the first few, relative to the median of the sampled states."""
         order = self.values.abs().sort(descending=True, stable=True).indices[:RANKS]
-        sizes = widened(picked[picked.isfinite().all(1)]).abs().numpy()
+        sizes = widened(sample[sample.isfinite().all(1)]).abs().numpy()
         median = float(np.median(sizes)) if sizes.size else 0.0
-        times = self.values[order].abs() / (median or torch.nan)
-        values = self.values[order].float().numpy()
+        values = self.values[order]
+        times = values.abs() / (median or torch.nan)
         return LargestValues(
             order.numpy(),
-            values,
+            values.float().numpy(),
             times.float().numpy(),
             self.rows[order].numpy(),
             median,
@@ -406,18 +382,17 @@ class _ChannelPeaks:
 
 
 def _massive(source: Readable, site: Site, largest: LargestValues) -> NDArray[np.int64]:
-    """The rows and channels of all massive activations of a layer, `[2, value]`.
+    """Return the rows and channels of all massive activations, `[2, value]`.
 
     The median is known only when the site has been read, so a site whose largest value
-    is massive is read again. The final norm scales channels one by one, so `final` is
-    not asked.
+    is massive is read again. The final norm scales channels one by one, so `final` has
+    none.
     """
     places: list[Tensor] = [torch.zeros(0, 2, dtype=torch.long)]
     if site.layer is not None and len(largest.times) and largest.times[0] >= MASSIVE:
         for start, chunk, _ in _in_step(source, site, None):
             states = widened(chunk)
-            massive = (
-                states.abs() >= MASSIVE * largest.median
-            ) & states.isfinite().all(1, keepdim=True)
+            finite = states.isfinite().all(1, keepdim=True)
+            massive = (states.abs() >= MASSIVE * largest.median) & finite
             places.append(massive.nonzero().cpu() + torch.tensor([start, 0]))
     return torch.cat(places).T.numpy()

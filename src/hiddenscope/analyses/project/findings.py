@@ -115,7 +115,7 @@ def _count(parts: Sequence[Points], dataset: str) -> int:
         raise StatesError(
             "Models do not share their tokens",
             reason,
-            'Use one point for each text, not token="each".',
+            "Use one point for each text, not hs.each_token.",
         )
     return next(iter(counts.values()))
 

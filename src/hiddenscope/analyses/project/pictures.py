@@ -13,11 +13,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hiddenscope.analyses.project.workers import Job, UmapPool
-from hiddenscope.arguments import checked
+from hiddenscope.arguments import checked, integer
 from hiddenscope.errors import StatesError
 from hiddenscope.measures.distances import Distances, trustworthiness
 from hiddenscope.measures.separation import Score
-from hiddenscope.vectors.collection import integer
 
 if TYPE_CHECKING:
     from hiddenscope.results import Result

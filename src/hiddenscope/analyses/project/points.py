@@ -13,10 +13,10 @@ from hiddenscope.errors import PassError, StatesError, TextError
 from hiddenscope.model import Model
 from hiddenscope.passes.unembed import Unembedding
 from hiddenscope.sites import Site, SitePatterns
-from hiddenscope.states import Pair, Readable, Source, Tokens
+from hiddenscope.states import Pair, Pooling, Readable, Source, Tokens
 from hiddenscope.texts import Belonging, Labelled, belonging, listed
-from hiddenscope.vectors import Token, Vectors, vectors
-from hiddenscope.vectors.collection import Dataset, dataset_of, strings_of
+from hiddenscope.vectors import Vectors, vectors
+from hiddenscope.vectors.dataset import Dataset, dataset_of, strings_of
 
 AT_ONCE = 64  # texts whose logits are computed at a time
 
@@ -137,7 +137,7 @@ def points_of_models(
     models: Sequence[Model],
     datasets: Mapping[str, Dataset],
     sites: SitePatterns,
-    token: Token,
+    pool: Pooling | None,
     truncate: bool,
 ) -> Iterator[Points]:
     """The points of every dataset in every model."""
@@ -150,13 +150,13 @@ def points_of_models(
         )
         for dataset_name, dataset in datasets.items():
             rows = vectors(
-                model, dataset.texts, sites=sites, token=token, truncate=truncate
+                model, dataset.texts, sites=sites, pool=pool, truncate=truncate
             )
             yield _points(rows, (name, dataset_name), dataset)
 
 
 def points_of_states(
-    source: Readable | Pair, labels: Any, sites: SitePatterns, token: Token
+    source: Readable | Pair, labels: Any, sites: SitePatterns, pool: Pooling | None
 ) -> Points:
     """The points of states, with one label for each text or for each token."""
     groups = None
@@ -168,8 +168,8 @@ def points_of_states(
     else:
         tokens = source.tokens
     if values is not None and len(values) == len(tokens) != tokens.count:
-        token = "each"  # one label for each token means that tokens are the points
-    rows = vectors(source, sites=sites, token=token)
+        pool = None  # one label for each token means that tokens are the points
+    rows = vectors(source, sites=sites, pool=pool)
     model = rows.source.model if isinstance(rows.source, Source) else "states"
     return _points(rows, (model, ""), Dataset(tokens, values, "", groups))
 
@@ -282,7 +282,7 @@ def _last_states(model: Model, points: Points, dataset: Dataset, last: Site) -> 
         values = points.values[points.sites.index(last)]
     else:
         values = vectors(
-            model, dataset.texts, sites=last, token="last", truncate=True
+            model, dataset.texts, sites=last, pool="last", truncate=True
         ).values[0]
     return values.to(model.device, model.dtype)
 

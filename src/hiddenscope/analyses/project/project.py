@@ -25,17 +25,17 @@ from hiddenscope.analyses.project.points import (
     points_of_states,
 )
 from hiddenscope.analyses.project.workers import UmapPool
-from hiddenscope.arguments import checked
+from hiddenscope.arguments import checked, integer, renamed
 from hiddenscope.errors import StatesError
 from hiddenscope.measures.distances import Distances
 from hiddenscope.measures.permutations import Permuted, permuted
 from hiddenscope.measures.separation import Score, separation
-from hiddenscope.model import Model, ModelLike, as_source
+from hiddenscope.model import Model, ModelLike
 from hiddenscope.results import Facts, Result
 from hiddenscope.sites import SitePatterns
-from hiddenscope.states import Pair, Readable, Source
-from hiddenscope.vectors import Token, default_token
-from hiddenscope.vectors.collection import Dataset, integer
+from hiddenscope.states import Pair, Pooling, Readable, Source
+from hiddenscope.vectors import EachToken, rows_of
+from hiddenscope.vectors.dataset import Dataset
 
 Cell: TypeAlias = tuple[Distances, Mapping[str, Score]]
 
@@ -46,12 +46,13 @@ FEWEST_SHUFFLES = 99
 
 
 @checked
+@renamed(token="pool")
 def project(
-    source: ModelLike | Sequence[ModelLike] | Readable | Pair,
+    source: ModelLike | Sequence[ModelLike] | Readable | Pair | EachToken,
     data: Any = None,
     *,
     method: Method | Pictures = "umap",
-    token: Token | None = None,
+    pool: Pooling | None = None,
     sites: SitePatterns = "layer.*,final",
     seed: int = 0,
     truncate: bool = False,
@@ -63,9 +64,10 @@ def project(
     frame, `(texts, labels)`, or what `hs.read` gave; or a mapping of names to several
     datasets, to compare them. With states, it is the labels, one for each text or for
     each token, or what `hs.read` gave for the same texts. Texts are taken as
-    independent unless the data have groups (`hs.read(..., group=)`). `token` is what
+    independent unless the data have groups (`hs.read(..., group=)`). `pool` is what
     stands for a text: if not given, the last token in a decoder, and in an encoder the
-    mean or what the model was trained for. `hs.Pictures` has more options.
+    mean or what the model was trained for. With `hs.each_token(source)` every token is
+    a point. `hs.Pictures` has more options.
 
     >>> import hiddenscope as hs
     >>> from hiddenscope.testing import tiny_model
@@ -74,26 +76,20 @@ def project(
     >>> dict(result.data["x"].sizes), result.facts["parts"][0]["classes"]
     ({'site': 5, 'text': 4}, [{'label': 'a', 'points': 2}, {'label': 'b', 'points': 2}])
     """
-    source = (
-        [as_source(one) for one in source]
-        if isinstance(source, list)
-        else as_source(source)
-    )
+    opened, pooling = rows_of(source, pool, sites)
     how = method if isinstance(method, Pictures) else Pictures(method)
     seed = integer(seed, "seed", 0)
-    models = [source] if isinstance(source, Model) else _models(source)
+    models = [opened] if isinstance(opened, Model) else _models(opened)
     datasets = datasets_of(data) if models else {}
-    if token is None:
-        token = _token(models or [source], sites)
     with (
-        UmapPool(_expected(source, models, datasets, sites))
+        UmapPool(_expected(opened, models, datasets, sites))
         if how.method == "umap"
         else nullcontext()
-    ) as pool:
+    ) as workers:
         if models:
-            parts = list(points_of_models(models, datasets, sites, token, truncate))
+            parts = list(points_of_models(models, datasets, sites, pooling, truncate))
         else:
-            parts = [points_of_states(source, data, sites, token)]  # type: ignore[arg-type]
+            parts = [points_of_states(opened, data, sites, pooling)]
         how = how.for_points(min(map(len, parts)))
         if (most := max(map(len, parts))) > MOST:
             reason = f"there are {most:,}, and every pair of them is compared"
@@ -102,7 +98,7 @@ def project(
             )
         orders = [_permuted_labels(part, seed) for part in parts]
         predicted: list[int | None] = [None] * len(parts)
-        if models and token == "last":
+        if models and pooling == "last":
             pairs = [
                 (model, dataset) for model in models for dataset in datasets.values()
             ]
@@ -119,7 +115,7 @@ def project(
         cells = _cells(parts, orders)
         seeds = _seeds(most, how.method, seed)
         options: Facts = {
-            "token": token,
+            "token": "each" if pooling is None else pooling,
             "seed": seed,
             "neighbours": how.neighbours,
             "seeds": seeds,
@@ -136,14 +132,8 @@ def project(
                 )
             )
         return _result(
-            parts, _panels(parts, cells, how, seeds, pool), how, beside, options
+            parts, _panels(parts, cells, how, seeds, workers), how, beside, options
         )
-
-
-def _token(sources: Sequence[Any], sites: SitePatterns) -> Token:
-    """What stands for a text in all of the models, so that they can be compared."""
-    defaults = {default_token(source, sites) for source in sources}
-    return defaults.pop() if len(defaults) == 1 else "mean"
 
 
 def _models(source: Any) -> list[Model]:

@@ -8,19 +8,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hiddenscope import progress
-from hiddenscope.arguments import checked
+from hiddenscope.arguments import checked, integer
 from hiddenscope.errors import NotFinite, StatesError
 from hiddenscope.model import Model, ModelLike, as_source
 from hiddenscope.passes import Inputs, Texts
 from hiddenscope.results import Facts, Result
 from hiddenscope.sites import Site
-from hiddenscope.states import Pair, Readable
-from hiddenscope.vectors import Token, vectors
+from hiddenscope.states import Pair, Pooling, Readable
+from hiddenscope.vectors import EachToken, vectors
 from hiddenscope.vectors.collection import (
     Collection,
     as_trained,
     collection_of,
-    integer,
     last_site,
 )
 from hiddenscope.vectors.nearest import NEARNESSES, Nearest, Nearness
@@ -41,24 +40,24 @@ LISTED, SHORT = 5, 100  # queries, and characters of a text, that the facts list
 
 @checked
 def search(
-    source: ModelLike | Readable | Pair | Array | Tensor,
+    source: ModelLike | Readable | Pair | EachToken | Array | Tensor,
     query: Query | tuple[Model, Texts | Inputs],
     k: int = 10,
     *,
     texts: Texts | Inputs | Any = None,
     site: str | Site | None = None,
-    pool: Token | None = None,
+    pool: Pooling | None = None,
     nearness: Nearness = "cosine",
 ) -> Result:
     """The k texts nearest to a query, exactly: none is left out, and of equals the
     first comes first.
 
-    `source` is a model with `texts`, states of any size (with `pool="each"` one row for
-    each token), or an array `[text, width]`. `query` is a text, several, or vectors.
-    The model that is searched reads texts; with states or an array, give `(model,
-    texts)`. Both sides are taken at `site`, by default the last there is, and pooled.
-    Texts that are longer than the model's window go through `model.encode(texts,
-    truncate=True)` first.
+    `source` is a model with `texts`, states of any size, or an array `[text, width]`;
+    with `hs.each_token(source)` every token is a row. `query` is a text, several, or
+    vectors. The model that is searched reads texts; with states or an array, give
+    `(model, texts)`. Both sides are taken at `site`, by default the last there is, and
+    pooled. Texts that are longer than the model's window go through
+    `model.encode(texts, truncate=True)` first.
 
     >>> import hiddenscope as hs
     >>> found = hs.search(np.eye(3), [0.0, 2.0, 1.0], k=2)
@@ -142,7 +141,7 @@ def _of_texts(
             "no model was given to embed it",
             "Give (model, text), or a vector.",
         )
-    if collection.token == "each":
+    if collection.tokens is not None:
         reason = "every row is a token, and a text has several"
         raise StatesError(
             problem, reason, "Give a vector, such as states['layer.3'][5]."
@@ -165,10 +164,10 @@ def _of_texts(
         )
         raise StatesError(problem, reason, "Give the model that computed the states.")
     site = collection.site or last_site(model)
-    if collection.of_states and collection.token is not None:
-        return vectors(model, texts, sites=site, token=collection.token).values[0]
-    listed, token, limit = as_trained(model, texts, collection.token, False)
-    return vectors(model, listed, sites=site, token=token, truncate=limit).values[0]
+    if collection.of_states and collection.pool is not None:
+        return vectors(model, texts, sites=site, pool=collection.pool).values[0]
+    listed, pooling, limit = as_trained(model, texts, collection.pool, False)
+    return vectors(model, listed, sites=site, pool=pooling, truncate=limit).values[0]
 
 
 def _checked(queries: Tensor, nearness: Nearness) -> Tensor:

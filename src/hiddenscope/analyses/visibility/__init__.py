@@ -1,5 +1,5 @@
 """Which states influence a state, and which does it influence?
 
-maps       what is measured of the Jacobian, and the map itself, target by target
-findings   the labelled arrays, and the facts: how far influence reaches, how it decays, how much is a token's own
+maps      measures of the Jacobian, and the map of one text
+findings  the labelled arrays, and the facts: reach, decay, own share
 """

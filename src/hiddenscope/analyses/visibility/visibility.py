@@ -1,7 +1,6 @@
 """Which states influence a state, and which does it influence?"""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -38,94 +37,89 @@ def visibility(
     target: str | int | None = None,
     seed: int = 0,
 ) -> Result:
-    """How much every state is influenced by every state before it: the map [site,
-    token, source_site, source_token].
+    """Map how much every state is influenced by every state before it.
 
-    `influence` is "l1", the L1 norm of the gradient of |h|₁/|h|₂; "frobenius", the norm
-    of the Jacobian, exact for narrow states and else estimated by `probes` random
-    vectors, with a 95% interval; "relative", the same for a relative change at both
-    ends; "logit", the norm of the gradient of the log-probability of `target`, or of
-    the true next token, [token, source_site, source_token]. Several texts are averaged.
-    A decoder's texts come with `model.encode(text, targets=...)`.
+    The map is [site, token, source_site, source_token]. `influence` is "l1", the L1
+    norm of the gradient of |h|₁/|h|₂; "frobenius", the norm of the Jacobian, exact for
+    narrow states and else estimated by `probes` random vectors, with a 95% interval;
+    "relative", the same for a relative change at both ends; "logit", the norm of the
+    gradient of the log-probability of `target`, or of the true next token, [token,
+    source_site, source_token]. Several texts are averaged. A decoder's texts come with
+    `model.encode(text, targets=...)`.
 
     >>> import hiddenscope as hs
     >>> from hiddenscope.testing import tiny_model
     >>> result = hs.visibility(hs.load((tiny_model("gpt2"), None)), [[5, 6, 7]])
-    >>> seen = result.data["l1"].sel(site="layer.2", source_site="layer.1").values
-    >>> (seen > 0).astype(int).tolist()  # [token, source_token]
+    >>> below = result.data["l1"].sel(site="layer.2", source_site="layer.1").values
+    >>> (below > 0).astype(int).tolist()  # [token, source_token]
     [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
     """
     model = as_model(model)
-    chosen = model.anatomy.select(sites)
-    if not chosen:
+    selected = model.anatomy.select(sites)
+    if not selected:
         raise PassError(
             "No sites to measure",
             "the list is empty",
             "Name at least one, such as 'layer.*'.",
         )
-    how = InfluenceMeasure.of(
-        influence, probes, seed, max(model.anatomy.width(site) for site in chosen)
-    )
+    width = max(model.anatomy.width(site) for site in selected)
+    measure = InfluenceMeasure.of(influence, probes, seed, width)
     if target is not None and influence != "logit":
-        reason = f"the measure {influence} reads no token"
         raise TextError(
             f"Cannot use the target {target!r:.40}",
-            reason,
+            f"the measure {influence} reads no token",
             "Give it with influence='logit'.",
         )
     inputs = model.encode(text)
-    stacks = _stacks(model, inputs, chosen, logit=influence == "logit")
-    predicted = (
-        _predicted(model, stacks, inputs, target)
-        if influence == "logit"
-        else [()] * len(inputs)
-    )
+    stacks = _stacks(model, inputs, selected, logit=influence == "logit")
+    predicted: list[tuple[int, ...]] = []
+    if influence == "logit":
+        predicted = _predicted(model, list(stacks.values())[-1], inputs, target)
     lengths = {name: min(of_stack.lengths) for name, of_stack in stacks.items()}
-    cut = any(
-        max(of_stack.lengths) > lengths[name] for name, of_stack in stacks.items()
-    )
+    longest = {name: max(of_stack.lengths) for name, of_stack in stacks.items()}
     for name, length in lengths.items():
         inputs = first_tokens(inputs, name, length)
-    axes = Axes(chosen, lengths)
-    _check_memory(axes, how)
-    found = _mean_map(model, inputs, axes, how, predicted)
+    axes = Axes(selected, lengths)
+    _check_memory(axes, measure)
+    values, half_interval = _mean_map(model, inputs, axes, measure, predicted)
+    # A tokenizer serves one thread at a time.
     with model.lock:
-        tokens = {name: model.text_encoder.tokens(inputs.of(name)) for name in lengths}
-        strings = [
-            [model.text_encoder.string(token) for token in row] for row in predicted
-        ]
-    data = dataset(axes, how, found, tokens, strings)
-    causal = dict(
-        zip(stacks, (stack.causal for stack in model.anatomy.stacks), strict=False)
-    )
+        encoder = model.text_encoder
+        tokens = {name: encoder.tokens(inputs.of(name)) for name in lengths}
+        strings = [list(map(encoder.string, row)) for row in predicted]
+    data = dataset(axes, measure, values, half_interval, tokens, strings)
+    # Without targets, an encoder-decoder has only the first of its stacks here.
+    causal = {
+        name: stack.causal
+        for name, stack in zip(stacks, model.anatomy.stacks, strict=False)
+    }
     facts: Facts = {
         "measure": influence,
-        "probes": how.probes or None,
+        "probes": measure.probes or None,
         "texts": len(inputs),
         "tokens": axes.tokens,
-        "sites": summarise(chosen),
-        "cut": cut,
+        "sites": summarise(selected),
+        "cut": longest != lengths,
         **put_findings(data, axes, influence, causal),
     }
-    return Result("visibility", data, facts, model.source(chosen[0].stack))
+    return Result("visibility", data, facts, model.source(selected[0].stack))
 
 
 def _stacks(
     model: Model, inputs: Inputs, sites: Sequence[Site], *, logit: bool
 ) -> dict[str | None, Inputs]:
-    """The texts of each stack, by the name that its sites carry; texts that cannot be
-    averaged are refused.
+    """Return the texts of each stack; refuse texts that cannot be averaged.
 
-    Where nothing is asked of the decoder and it has no targets, there is the encoder
-    alone.
+    An encoder-decoder without targets has only its encoder, unless its decoder is
+    measured.
     """
-    names: Sequence[str | None] = (
-        ("encoder", "decoder") if model.encoder_decoder else (None,)
-    )
-    if model.encoder_decoder and inputs.targets is None:
-        if logit or any(site.stack == "decoder" for site in sites):
-            model.text_encoder.required_start()
-        names = ("encoder",)
+    names: list[str | None] = [None]
+    if model.encoder_decoder:
+        names = ["encoder", "decoder"]
+        if inputs.targets is None:
+            if logit or any(site.stack == "decoder" for site in sites):
+                model.text_encoder.required_start()
+            names = ["encoder"]
     stacks = {name: inputs.of(name) for name in names}
     for of_stack, stack in zip(stacks.values(), model.anatomy.stacks, strict=False):
         shortest, longest = min(of_stack.lengths), max(of_stack.lengths)
@@ -149,17 +143,13 @@ def _stacks(
 
 
 def _predicted(
-    model: Model,
-    stacks: Mapping[str | None, Inputs],
-    inputs: Inputs,
-    target: str | int | None,
+    model: Model, of_stack: Inputs, inputs: Inputs, target: str | int | None
 ) -> list[tuple[int, ...]]:
-    """The token whose log-probability is measured at each place of every text.
+    """Return the token whose log-probability is measured at each place of every text.
 
     Without a target: in a causal stack the token that follows, and after the last what
     the model predicts; in an encoder the token that is there.
     """
-    of_stack = list(stacks.values())[-1]
     if target is not None:
         with model.lock:
             token = model.text_encoder.single(target)
@@ -181,19 +171,17 @@ def _mean_map(
     measure: InfluenceMeasure,
     predicted: Sequence[Sequence[int]],
 ) -> tuple[Numbers, Numbers | None]:
-    """The mean of the texts' maps, and half its 95% interval where it is estimated.
+    """Return the mean of the texts' maps, and half its 95% interval if estimated.
 
     Each text has probes of its own, so that the errors are independent and shrink with
     the number of texts.
     """
-    total: Any = 0.0
-    squares: Any = None
+    total: Numbers = np.zeros(())
+    squares: Numbers | None = None
     generator = torch.Generator().manual_seed(measure.seed)
-    targets = (
-        list(axes.lengths.values())[-1]
-        if measure.name == "logit"
-        else int(axes.filled.sum())
-    )
+    targets = int(axes.filled.sum())
+    if measure.name == "logit":
+        targets = list(axes.lengths.values())[-1]
     with (
         model.lock,
         autograd.restored(inference=False),
@@ -213,28 +201,23 @@ def _mean_map(
             total = total + values
             if half is not None:
                 squares = half**2 if squares is None else squares + half**2
-    return total / len(inputs), (
-        None if squares is None else np.sqrt(squares) / len(inputs)
-    )
+    mean = total / len(inputs)
+    if squares is None:
+        return mean, None
+    return mean, np.sqrt(squares) / len(inputs)
 
 
 def _check_memory(axes: Axes, measure: InfluenceMeasure) -> None:
-    """Refuse a map that memory does not hold: in float64, with the sums, a text's map
-    and the mean.
-    """
-    targets = axes.tokens if measure.name == "logit" else len(axes.sites) * axes.tokens
-    size = targets * len(axes.sites) * axes.tokens * 8 * (6 if measure.probes else 3)
+    """Refuse a map that memory does not hold."""
+    sites = len(axes.sites)
+    targets = axes.tokens if measure.name == "logit" else sites * axes.tokens
+    # The sums, one text's map and the mean, in float64; an interval has as many again.
+    copies = 6 if measure.probes else 3
+    size = targets * sites * axes.tokens * 8 * copies
     free = free_memory()
     if size > SHARE_OF_FREE_MEMORY * free:
-        problem = (
-            f"A map of {len(axes.sites)} sites and {axes.tokens:,} tokens does not fit"
-            " in memory"
-        )
-        reason = (
-            f"it takes {size / 2**30:,.1f} GiB, and {free / 2**30:,.1f} GiB are free"
-        )
         raise TooLarge(
-            problem,
-            reason,
+            f"A map of {sites} sites and {axes.tokens:,} tokens does not fit in memory",
+            f"it takes {size / 2**30:,.1f} GiB, and {free / 2**30:,.1f} GiB are free",
             "Choose fewer sites, such as sites='layer.0,layer.-1', or a shorter text.",
         )

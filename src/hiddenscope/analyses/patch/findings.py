@@ -1,0 +1,258 @@
+"""Findings of patching: effects as labelled arrays, and the facts they show."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hiddenscope.analyses.patch.cells import Effects, Floats, Plan
+from hiddenscope.analyses.patch.contrast import EncodedContrast
+from hiddenscope.measures.grouped import Ints, standard_error
+from hiddenscope.model import Model
+from hiddenscope.results import Facts
+from hiddenscope.results.dataset import (
+    Attributes,
+    Coordinates,
+    Dims,
+    Variables,
+    column_coords,
+    site_names,
+    text_array,
+    to_dataset,
+)
+
+if TYPE_CHECKING:
+    import xarray
+
+HALF = 0.5
+ATTRIBUTES: Mapping[str, Attributes] = {
+    "effect": {
+        "long_name": "effect",
+        "units": "share of the logit difference",
+        "meaning": "diverging",
+    },
+    "probability": {"long_name": "probability of the answer"},
+    "kl": {"long_name": "KL from the clean run", "units": "nats"},
+    "attribution": {
+        "long_name": "effect estimated by attribution",
+        "units": "share of the logit difference",
+        "meaning": "diverging",
+    },
+    "swap": {"units": "share of the logit difference", "meaning": "diverging"},
+    "swap_window": {"units": "share of the logit difference", "meaning": "diverging"},
+}
+
+
+def dataset(
+    model: Model,
+    contrast: EncodedContrast,
+    plan: Plan,
+    effects: Sequence[Effects],
+    groups: Ints,
+) -> "xarray.Dataset":
+    """Return the mean over the contrasts, labelled by the tokens of the first one.
+
+    It comes with its standard error if there are several independent groups.
+    """
+    variables: Variables = {}
+    for name in effects[0].cells:
+        values = np.stack([of_contrast.cells[name] for of_contrast in effects])
+        attributes = ATTRIBUTES[name]
+        variables |= _averaged(name, ("site", "token"), values, attributes, groups)
+    for name in effects[0].along:
+        values = np.stack([of_contrast.along[name] for of_contrast in effects])
+        attributes = {**ATTRIBUTES[name], "long_name": _swap_name(name, plan)}
+        variables |= _averaged(name, "site", values, attributes, groups)
+    coords: Coordinates = {"site": site_names(plan.sites), **_coords(model, contrast)}
+    return to_dataset(variables, coords)
+
+
+def _averaged(
+    name: str, dims: Dims, values: Floats, attributes: Attributes, groups: Ints
+) -> Variables:
+    """Average over the contrasts, with the standard error where there is one."""
+    mean = values.mean(0).astype(np.float32)
+    variables: Variables = {name: (dims, mean, attributes)}
+    error = standard_error(values, groups)
+    if error is not None:
+        error_attributes: Attributes = {
+            "long_name": f"standard error of the {attributes['long_name']}",
+            "units": attributes.get("units", ""),
+        }
+        variables[f"{name}_error"] = dims, error.astype(np.float32), error_attributes
+    return variables
+
+
+def _swap_name(name: str, plan: Plan) -> str:
+    tokens = "all tokens"
+    if any(site.part in ("", "mid") for site in plan.sites):
+        tokens = "all tokens except the answer's"
+    if name == "swap":
+        return f"one layer, {tokens}"
+    return f"{plan.layers} layers from here up, {tokens}"
+
+
+def _coords(model: Model, contrast: EncodedContrast) -> Coordinates:
+    """Label the columns by the clean prompt, and (`other_`) by the corrupt one."""
+    coords: Coordinates = {}
+    for side, prefix in enumerate(("", "other_")):
+        positions, ids, strings = [], [], []
+        for stack, columns in contrast.columns.items():
+            prompt = contrast.inputs.of(stack).ids[side]
+            for column in columns:
+                position = column[side]
+                if position is None:
+                    positions.append(-1)
+                    ids.append(-1)
+                    strings.append("")
+                else:
+                    positions.append(position)
+                    ids.append(prompt[position])
+                    strings.append(model.text_encoder.string(prompt[position]))
+        coords |= column_coords(positions, ids, strings, prefix=prefix)
+    if len(contrast.columns) > 1:
+        names = text_array([str(stack) for stack in contrast.columns])
+        counts = [len(columns) for columns in contrast.columns.values()]
+        coords["stack"] = "token", np.repeat(names, counts)
+    return coords
+
+
+def facts_of(
+    model: Model,
+    contrasts: Sequence[EncodedContrast],
+    plan: Plan,
+    effects: Sequence[Effects],
+    data: "xarray.Dataset",
+) -> Facts:
+    """Return what was patched, what it restored and what that cost."""
+    measure = "effect" if plan.exact else "attribution"
+    values = data[measure].to_numpy()
+    exchanged = np.any([of_contrast.exchanged for of_contrast in effects], 0)
+    finite = np.isfinite(values)
+    string = model.text_encoder.string
+    answers = [
+        {"answer": string(contrast.answer), "other": string(contrast.other)}
+        for contrast in contrasts
+    ]
+    facts: dict[str, Any] = {
+        "contrasts": len(contrasts),
+        "into": plan.into,
+        "answers": answers,
+    }
+    for name in effects[0].runs:
+        clean, corrupt = np.mean([of_contrast.runs[name] for of_contrast in effects], 0)
+        facts[name] = {"clean": clean, "corrupt": corrupt}
+    facts |= {
+        "window": plan.window,
+        "measure": measure,
+        "cells": {
+            "total": int(finite.sum()),
+            "equal": int((finite & ~exchanged).sum()),
+        },
+        "largest": _largest(values, data),
+        "differing_token": None,
+        "answer_token": None,
+        **_carriers(data, plan, contrasts[0], measure),
+    }
+    if plan.exact and plan.attribution:
+        facts["agreement"] = _agreement(data, exchanged)
+    if "swap_window" in data:
+        facts["layer_windows"] = _layer_windows(data, plan)
+    if plan.exact:
+        facts["cost"] = {
+            "cells": sum(int(of_contrast.exchanged.sum()) for of_contrast in effects),
+            "passes": sum(of_contrast.passes for of_contrast in effects),
+            "tokens": sum(of_contrast.tokens for of_contrast in effects),
+        }
+        checks = [of_contrast.check for of_contrast in effects if of_contrast.check]
+        facts["check"] = max(
+            checks,
+            key=lambda check: abs(check["sweep"] - check["alone"]),
+            default=None,
+        )
+    return facts
+
+
+def _token(data: "xarray.Dataset", column: int) -> dict[str, str]:
+    """Return a token as the clean and the corrupt prompt have it."""
+    return {
+        "token": str(data["string"].values[column]),
+        "other_token": str(data["other_string"].values[column]),
+    }
+
+
+def _largest(values: NDArray[Any], data: "xarray.Dataset") -> Facts | None:
+    if not np.isfinite(values).any():
+        return None
+    row, column = np.unravel_index(np.nanargmax(np.abs(values)), values.shape)
+    return {
+        "value": float(values[row, column]),
+        "site": str(data["site"].values[row]),
+        **_token(data, int(column)),
+    }
+
+
+def _carriers(
+    data: "xarray.Dataset", plan: Plan, contrast: EncodedContrast, measure: str
+) -> dict[str, Facts]:
+    """Return where two tokens carry half of the answer or more.
+
+    They are the token that differs, and the token at which the answer is read.
+    """
+    values = data[measure].to_numpy()
+    sites = site_names(plan.sites)
+    clean, corrupt = data["id"].values, data["other_id"].values
+    # A gap holds no state that could be exchanged.
+    paired = (clean >= 0) & (corrupt >= 0)
+    answering = paired & (data["position"].values == contrast.at[0])
+    if "stack" in data.coords:
+        answering &= data["stack"].values != "encoder"
+    tokens = {"differing_token": paired & (clean != corrupt), "answer_token": answering}
+    facts: dict[str, Facts] = {}
+    for name, mask in tokens.items():
+        columns = np.flatnonzero(mask)
+        if not len(columns):
+            continue
+        largest = np.nan_to_num(values[:, columns]).max(0)
+        column = int(columns[np.argmax(largest)])
+        half = np.flatnonzero(np.nan_to_num(values[:, column]) >= HALF)
+        half_at = [sites[row] for row in half]
+        facts[name] = {
+            **_token(data, column),
+            "largest": float(np.nanmax(values[:, column])),
+            "half_at": half_at,
+            "from": half_at[0] if half_at else None,
+            "to": half_at[-1] if half_at else None,
+        }
+    return facts
+
+
+def _agreement(data: "xarray.Dataset", exchanged: NDArray[np.bool_]) -> Facts:
+    """Compare attribution with the exact effect, over the cells that were exchanged."""
+    exact = data["effect"].to_numpy()[exchanged].astype(np.float64)
+    estimate = data["attribution"].to_numpy()[exchanged].astype(np.float64)
+    if len(exact) < 3 or exact.std() == 0 or estimate.std() == 0:
+        return {"cells": len(exact), "correlation": None, "mean_absolute_error": None}
+    return {
+        "cells": len(exact),
+        "correlation": float(np.corrcoef(exact, estimate)[0, 1]),
+        "mean_absolute_error": float(np.abs(exact - estimate).mean()),
+    }
+
+
+def _layer_windows(data: "xarray.Dataset", plan: Plan) -> Facts | None:
+    """Return the window of layers with the largest effect, by the site it begins at."""
+    values = data["swap_window"].to_numpy()
+    rows = [
+        row
+        for row, site in enumerate(plan.sites)
+        if site.stack != "encoder" and np.isfinite(values[row])
+    ]
+    if not rows:
+        return None
+    largest = max(rows, key=lambda row: values[row])
+    return {
+        "layers": plan.layers,
+        "largest": {"value": float(values[largest]), "site": str(plan.sites[largest])},
+    }

@@ -1,0 +1,193 @@
+"""The one list of analyses, and the list of public names.
+
+Whatever must know which analyses exist reads `ANALYSES`: the public names
+(`hiddenscope.__init__`), the commands (`cli`), the forms and requests of the workbench
+(`app`), the kinds of results (`views/kinds`) and the index of the docs.
+
+To add an analysis, write `analyses/<word>` with its function and its `parameters.py`,
+`views/kinds/<word>.py`, `docs/<word>.md` and `tests/analyses/test_<word>.py`, and add
+one entry to `ANALYSES`. To add another public name, add one line to `NAMES`. The
+imports that type checkers read in `hiddenscope/__init__.py` follow these lists; a test
+prints the lines that are missing there.
+
+>>> ANALYSIS["lens"].question
+'What would each layer predict, if it were the last?'
+>>> PUBLIC["lens"], PUBLIC["Site"]
+('analyses.lens.lens', 'sites')
+"""
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+Group: TypeAlias = Literal["describe", "explain", "change", "represent"]
+
+GROUPS: dict[Group, str] = {
+    "describe": "What the states of a model are",
+    "explain": "What the states hold and where it comes from",
+    "change": "What happens when states are changed",
+    "represent": "Texts as vectors",
+}
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """One analysis.
+
+    Its word names the function, the command, the kind of result, the docs page and the
+    tests. `result` is False where the function returns something else than a `Result`,
+    and `in_app` where the workbench does not offer it. `heading` begins the title of a
+    result and is followed by the model's name; without one, that is the word and "of".
+    `package` is where its module is.
+    """
+
+    word: str
+    question: str
+    group: Group
+    result: bool = True
+    in_app: bool = True
+    package: str = "analyses."
+    heading: str = ""
+
+    @property
+    def module(self) -> str:
+        """Return the module of its function, below `hiddenscope`."""
+        return f"{self.package}{self.word}.{self.word}"
+
+
+ANALYSES = (
+    Analysis(
+        "anatomy",
+        "Where do the states of this model live, and how is that known?",
+        "describe",
+    ),
+    Analysis(
+        "profile",
+        "How large is every state, how do states spread, and how alike are layers?",
+        "describe",
+    ),
+    Analysis(
+        "compare",
+        "Where, and by how much, do two texts or two models differ?",
+        "describe",
+        heading="comparison in",
+    ),
+    Analysis(
+        "drift",
+        "Where do two runs of a model diverge, and which part is at fault?",
+        "describe",
+    ),
+    Analysis(
+        "project",
+        "How do labelled texts lie in every layer, and are their classes apart?",
+        "describe",
+        heading="texts in every layer of",
+    ),
+    Analysis(
+        "lens",
+        "What would each layer predict, if it were the last?",
+        "explain",
+        heading="predictions of each layer of",
+    ),
+    Analysis(
+        "visibility",
+        "Which states influence a state, and which does it influence?",
+        "explain",
+        heading="influence of states in",
+    ),
+    Analysis(
+        "probe",
+        "What can a linear probe read from the states of each layer?",
+        "explain",
+        heading="linear probes of",
+    ),
+    Analysis(
+        "patch",
+        "Which states carry an answer from one run to another?",
+        "change",
+        heading="activation patching in",
+    ),
+    Analysis(
+        "graft",
+        "What do the layers of another model of the same shape do in this one?",
+        "change",
+        heading="layers of a donor in",
+    ),
+    Analysis(
+        "steer",
+        "Can a direction change what the model writes, and what does that cost?",
+        "change",
+        heading="steering",
+    ),
+    Analysis(
+        "embed",
+        "Which vector stands for a text?",
+        "represent",
+        result=False,
+        heading="vectors of texts in",
+    ),
+    Analysis(
+        "search",
+        "Which texts are nearest to this one?",
+        "represent",
+        heading="search in",
+    ),
+    Analysis(
+        "cluster",
+        "Which texts belong together?",
+        "represent",
+        heading="clusters in",
+    ),
+    Analysis(
+        "extract",
+        "How are the states of a whole corpus computed and kept?",
+        "represent",
+        result=False,
+        in_app=False,
+        package="",
+    ),
+)
+
+ANALYSIS = {analysis.word: analysis for analysis in ANALYSES}
+
+COMMANDS = ("demo", "capture", *ANALYSIS, "store", "models", "serve")
+"""The words of all commands, in the order in which they are listed."""
+
+NAMES = {
+    "Add": "passes.changes",
+    "Adjustment": "analyses.embed.embed",
+    "Contrast": "analyses.patch.contrast",
+    "Corpus": "extract",
+    "Direction": "analyses.steer.direction",
+    "Engine": "extract",
+    "ExtractJob": "extract",
+    "Inputs": "passes.inputs",
+    "Lens": "analyses.lens.fitted",
+    "Model": "model",
+    "Pair": "states",
+    "Pass": "passes.record",
+    "Pictures": "analyses.project.pictures",
+    "Probe": "linear.probe",
+    "Project": "passes.changes",
+    "Replace": "passes.changes",
+    "Result": "results",
+    "Scale": "passes.changes",
+    "Site": "sites",
+    "Source": "states",
+    "States": "states",
+    "Store": "store",
+    "Tokens": "states",
+    "each_token": "vectors.rows",
+    "edit": "passes.edit",
+    "editing": "passes.edit",
+    "load": "model",
+    "open": "store",
+    "read": "texts",
+    "record": "passes.record",
+    "recording": "passes.recording",
+    "resume": "passes.resume",
+    "story": "views.render",
+}
+"""Every public name that is not an analysis, and its module."""
+
+PUBLIC = NAMES | {analysis.word: analysis.module for analysis in ANALYSES}
+"""Every public name, and the module that it is imported from when it is first used."""

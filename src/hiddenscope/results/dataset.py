@@ -1,0 +1,152 @@
+"""How an analysis turns its arrays into a labelled xarray.Dataset.
+
+An analysis lists its variables as `(dims, values, attributes)` and its coordinates as
+`(dim, values)`, or as the plain labels of a dimension. Tokens always carry the same
+coordinates: `text`, `position`, `id`, `string`, and `stack` where there are two stacks.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hiddenscope.sites import Site
+
+if TYPE_CHECKING:
+    import xarray
+
+    from hiddenscope.states import Tokens
+
+Array: TypeAlias = NDArray[Any]
+Dims: TypeAlias = str | tuple[str, ...]
+
+
+class Attributes(TypedDict, total=False):
+    """How a variable is named and drawn.
+
+    `meaning` chooses the colour map and `scale` the axis; views read both.
+    """
+
+    long_name: str
+    units: str
+    meaning: Literal["diverging"]
+    scale: Literal["log"]
+
+
+Variable: TypeAlias = tuple[Dims, Array, Attributes]
+Coordinate: TypeAlias = Sequence[str] | Array | tuple[str, Array]
+Variables: TypeAlias = dict[str, Variable]
+Coordinates: TypeAlias = dict[str, Coordinate]
+
+
+def to_dataset(
+    variables: Mapping[str, Variable],
+    coords: Mapping[str, Coordinate],
+    attrs: Mapping[str, object] | None = None,
+) -> "xarray.Dataset":
+    """Assemble a Dataset.
+
+    >>> norms: Variables = {"norm": ("site", np.array([1.0, 2.5]), {"units": "L2"})}
+    >>> data = to_dataset(norms, {"site": site_names([Site(0), Site(1)])})
+    >>> data["norm"].sel(site="layer.1").item()
+    2.5
+    """
+    # xarray takes long to import, and the command line imports this module.
+    import xarray
+
+    # Without `fastpath`, xarray looks at every string, which takes longer than running
+    # a short text on a GPU.
+    data = {
+        name: xarray.Variable(dims, values, attributes, fastpath=True)
+        for name, (dims, values, attributes) in variables.items()
+    }
+    labels: dict[str, Any] = {}
+    for name, coordinate in coords.items():
+        if isinstance(coordinate, tuple):
+            dim, values = coordinate
+            labels[name] = xarray.Variable(dim, values, fastpath=True)
+        else:
+            labels[name] = coordinate
+    return xarray.Dataset(data, labels, attrs)
+
+
+def site_names(sites: Iterable[Site]) -> list[str]:
+    """Return sites as the labels of a dimension."""
+    return [str(site) for site in sites]
+
+
+def text_array(strings: Sequence[str]) -> NDArray[np.object_]:
+    """Return strings as an array of Python objects.
+
+    NumPy's own strings have a fixed width: one long token would make all of them long.
+
+    >>> text_array(["a", "longer"]).dtype
+    dtype('O')
+    """
+    array = np.empty(len(strings), dtype=object)
+    array[:] = strings
+    return array
+
+
+def token_coords(
+    tokens: Sequence["Tokens"], stacks: Sequence[str] = ()
+) -> dict[str, tuple[str, Array]]:
+    """Label the dimension `token`: the tokens of every stack, one stack after another.
+
+    `stacks` are the names of the stacks, where tokens must be told apart by them.
+    """
+    strings: list[str] = []
+    for of_stack in tokens:
+        strings += of_stack.strings
+    columns: dict[str, Array] = {
+        "text": np.concatenate([of_stack.text for of_stack in tokens]),
+        "position": np.concatenate([of_stack.positions for of_stack in tokens]),
+        "id": np.concatenate([of_stack.ids for of_stack in tokens]),
+        "string": text_array(strings),
+    }
+    if stacks:
+        counts = [len(of_stack) for of_stack in tokens]
+        columns["stack"] = np.repeat(text_array(stacks), counts)
+    return {name: ("token", column) for name, column in columns.items()}
+
+
+def column_coords(
+    positions: Sequence[int],
+    ids: Sequence[int],
+    strings: Sequence[str],
+    *,
+    dim: str = "token",
+    prefix: str = "",
+) -> dict[str, tuple[str, Array]]:
+    """Label columns of tokens that are not the rows of one `Tokens`.
+
+    Columns may pair the tokens of two texts; `prefix` names the side. In a gap, the
+    position and the id are -1 and the string is empty.
+    """
+    return {
+        f"{prefix}position": (dim, np.array(positions)),
+        f"{prefix}id": (dim, np.array(ids)),
+        f"{prefix}string": (dim, text_array(strings)),
+    }
+
+
+def block_diagonal(blocks: Sequence[Array]) -> NDArray[np.float32]:
+    """Join the arrays `[row, column]` of several stacks corner to corner.
+
+    The cells between them are NaN: a site of one stack has no state at a token of the
+    other.
+
+    >>> block_diagonal([np.ones((1, 1)), np.ones((1, 2))]).tolist()
+    [[1.0, nan, nan], [nan, 1.0, 1.0]]
+    """
+    rows = sum(block.shape[0] for block in blocks)
+    columns = sum(block.shape[1] for block in blocks)
+    whole = np.full((rows, columns), np.nan, dtype=np.float32)
+    row = column = 0
+    for block in blocks:
+        height, width = block.shape
+        whole[row : row + height, column : column + width] = block
+        row += height
+        column += width
+    return whole

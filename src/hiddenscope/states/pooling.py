@@ -1,0 +1,99 @@
+"""Poolings: the ways to make one vector of the states of a text's tokens.
+
+Everything that names, checks, explains or computes a pooling reads `POOLINGS`: the
+functions, the commands, the forms of the app and the pages. To add one, add it there.
+This module imports neither torch nor numpy, because `--help` lists the names.
+
+>>> NAMES
+('mean', 'max', 'last', 'first', 'cls')
+>>> parse_pooling("mean"), parse_pooling("-2"), meaning_of(3)
+('mean', -2, 'token 3 of each text')
+"""
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+from hiddenscope.errors import ArgumentError, Error, StatesError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+Pooling: TypeAlias = str | int
+"""The name of a pooling, or the position of a token (negative from the end)."""
+
+
+@dataclass(frozen=True)
+class NamedPooling:
+    """What a pooling computes: the state at one position, or a reduction over tokens.
+
+    `reduce` takes the states of one text `[site, token, width]` and the dtype that sums
+    are computed in.
+    """
+
+    meaning: str
+    position: int | None = None
+    reduce: "Callable[[Tensor, torch.dtype], Tensor] | None" = None
+
+
+POOLINGS = {
+    "mean": NamedPooling(
+        "the mean over the tokens of each text",
+        reduce=lambda states, dtype: states.mean(1, dtype=dtype),
+    ),
+    "max": NamedPooling(
+        "the maximum over the tokens of each text",
+        reduce=lambda states, dtype: states.amax(1),
+    ),
+    "last": NamedPooling("the last token of each text", position=-1),
+    "first": NamedPooling("the first token of each text", position=0),
+    "cls": NamedPooling("the classification token of each text", position=0),
+}
+NAMES = tuple(POOLINGS)
+CHOICES = f"{', '.join(NAMES)} or a position"
+"""What a caller may give, for help texts and errors."""
+
+
+def parse_pooling(pool: object, error: type[Error] = StatesError) -> Pooling:
+    """Return the name of a pooling, or a position as an integer; refuse all else."""
+    if isinstance(pool, str) and pool in POOLINGS:
+        return pool
+    if pool == "each":
+        raise ArgumentError(
+            'Cannot pool by "each"',
+            "it does not pool: every token is a row of its own",
+            "Give hs.each_token(source) in place of the source, and no pooling.",
+        )
+    if isinstance(pool, str) and pool.removeprefix("-").isdecimal():
+        return int(pool)
+    try:
+        # True and False are integers to Python, but nobody means a position by them.
+        if not isinstance(pool, bool):
+            return operator.index(pool)  # type: ignore[arg-type]
+    except TypeError:
+        pass
+    raise error(
+        f"No pooling {str(pool)[:40]!r}",
+        "it does not say how to make one vector of the tokens of a text",
+        f"Choose {CHOICES}.",
+    )
+
+
+def position_of(pool: Pooling) -> int | None:
+    """Return the position that a pooling takes; None if it reduces over all tokens."""
+    if isinstance(pool, int):
+        return pool
+    return POOLINGS[pool].position
+
+
+def meaning_of(pool: Pooling) -> str:
+    """Return what stands for a text, in words.
+
+    >>> meaning_of("mean")
+    'the mean over the tokens of each text'
+    """
+    if isinstance(pool, int):
+        return f"token {pool} of each text"
+    return POOLINGS[pool].meaning

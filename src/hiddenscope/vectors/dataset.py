@@ -1,0 +1,136 @@
+"""Datasets: what a caller may give as texts, or as labelled texts.
+
+>>> dataset_of(([[5, 6], [7]], ["a", "b"])).labels
+['a', 'b']
+"""
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hiddenscope import texts as reader
+from hiddenscope.errors import TextError
+from hiddenscope.passes import Inputs
+from hiddenscope.states import Pair, Readable, Tokens
+from hiddenscope.texts import Labelled
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Texts (strings, ids or Inputs) with a name, and their labels and groups if any."""
+
+    texts: Any
+    labels: Any
+    name: str
+    groups: tuple[Any, ...] | None = None
+
+
+def dataset_of(data: Any) -> Dataset:
+    """Read a dataset from whatever `hs.read` takes, or from `(texts, labels)`.
+
+    Of such a pair, the texts may be ids or Inputs.
+    """
+    if isinstance(data, tuple) and len(data) == 2:
+        texts, labels = data
+        if isinstance(texts, Inputs):
+            return Dataset(texts, labels, "the texts")
+        if isinstance(texts, range) or (len(texts) and not isinstance(texts[0], str)):
+            return Dataset(reader.listed(texts), labels, "the texts")
+    labelled = data if isinstance(data, Labelled) else reader.read(data)
+    return Dataset(
+        list(labelled.texts), labelled.labels, labelled.name, labelled.groups
+    )
+
+
+def texts_of(data: Any) -> Any:
+    """Read texts from a path, an open file, a frame or a Hugging Face dataset.
+
+    Strings, ids and Inputs are returned as they are.
+
+    >>> texts_of(["a cat", "a dog"])
+    ['a cat', 'a dog']
+    """
+    if isinstance(data, Labelled):
+        return list(data.texts)
+    if isinstance(data, Inputs):
+        return data
+    if isinstance(data, str):
+        is_table = reader.names_a_file(data) and reader.is_file(data)
+    else:
+        marks = ("read", "columns", "column_names")
+        is_table = isinstance(data, os.PathLike) or any(
+            hasattr(data, name) for name in marks
+        )
+    if is_table:
+        return list(reader.read(data).texts)
+    return data
+
+
+def strings_of(texts: Any) -> Sequence[Any]:
+    """Return each text in a form that can be compared: its string, or its ids."""
+    if isinstance(texts, Tokens):
+        return texts.texts or [_ids_of(texts, text) for text in range(texts.count)]
+    if isinstance(texts, Inputs):
+        return texts.texts or texts.ids
+    return list(texts)
+
+
+def _ids_of(tokens: Tokens, text: int) -> list[int]:
+    ids: list[int] = tokens.ids[tokens.rows(text)].tolist()
+    if max(ids, default=0) >= 0:
+        return ids
+    # Pooled states have no ids: a number of its own keeps the text apart from others.
+    return [-1 - text]
+
+
+def labels_of_states(states: Readable | Pair, data: Labelled) -> Labelled:
+    """Return the labels and groups of the texts of states, in their order.
+
+    A store may hold only some texts of a corpus; these are found by their numbers. If
+    the states have kept their texts, those must be the same as in the data.
+
+    >>> from hiddenscope.model import load
+    >>> from hiddenscope.testing import tiny_model, tiny_tokenizer
+    >>> states = load((tiny_model("gpt2"), tiny_tokenizer())).capture(["a b", "c d"])
+    >>> labels_of_states(states, Labelled(("a b", "c d"), (0, 1), "letters")).labels
+    (0, 1)
+    """
+    if data.labels is None:
+        raise TextError(
+            f"No labels in {data.name[:80]}",
+            "it has texts alone",
+            "Name the column of its labels.",
+        )
+    readable = states.encoder if isinstance(states, Pair) else states
+    # The numbers of its texts in the corpus, which only a store knows.
+    stored = getattr(readable, "texts", None)
+    if stored is None:
+        stored = range(readable.tokens.count)
+    numbers = [int(number) for number in stored]
+    _check_texts(data, numbers, readable.tokens.texts)
+    groups = None
+    if data.groups is not None:
+        groups = tuple(data.groups[number] for number in numbers)
+    return Labelled(
+        tuple(data.texts[number] for number in numbers),
+        tuple(data.labels[number] for number in numbers),
+        data.name,
+        groups,
+    )
+
+
+def _check_texts(
+    data: Labelled, numbers: Sequence[int], texts: Iterable[str] | None
+) -> None:
+    """Refuse a file of other texts: its labels would not belong to these states."""
+    problem = f"The texts of {data.name[:80]} are not those of the states"
+    remedy = "Give the file that they were made of."
+    if numbers and numbers[-1] >= len(data):
+        reason = f"it has {len(data):,} texts, and the states text {numbers[-1]:,}"
+        raise TextError(problem, reason, remedy)
+    if texts is None:
+        return
+    for number, text in zip(numbers, texts, strict=True):
+        if data.texts[number] != text:
+            raise TextError(problem, f"text {number:,} differs", remedy)

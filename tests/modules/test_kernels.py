@@ -1,0 +1,131 @@
+"""Attention is checked where a kernel can lose a NaN, in this thread and call alone."""
+
+import threading
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn, overrides
+from torch.nn import functional
+
+import hiddenscope as hs
+from hiddenscope.errors import NotFinite
+from hiddenscope.modules import hooks, installation, kernels
+from hiddenscope.testing import tiny_model
+
+TEXT = [7, 99, 23, 64, 31]
+
+
+@pytest.fixture
+def losing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take queries and keys as lost on this device, whatever its kernel does."""
+    monkeypatch.setattr(kernels, "lost_inputs", lambda device, dtype: (0, 1))
+
+
+@pytest.fixture
+def keeping(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take nothing as lost on this device, whatever its kernel does."""
+    monkeypatch.setattr(kernels, "lost_inputs", lambda device, dtype: ())
+
+
+def modes() -> list[object]:
+    return list(overrides._get_current_function_mode_stack())
+
+
+def modes_in_a_pass(module: nn.Module) -> list[object]:
+    """Return the function modes that a pass of the model runs under."""
+    model = hs.load((module, None))
+    stack: list[object] = []
+    handle = module.register_forward_hook(lambda *call: stack.extend(modes()))
+    model.capture([TEXT])
+    handle.remove()
+    return stack
+
+
+def spoilt(which: int) -> Tensor:
+    inputs = torch.ones(3, 1, 1, 5, 8)
+    inputs[which, 0, 0, 2] = torch.nan
+    return inputs
+
+
+@pytest.mark.usefixtures("losing")
+def test_a_pass_is_checked_where_a_kernel_loses_its_inputs() -> None:
+    stack = modes_in_a_pass(tiny_model("llama"))
+    assert {type(mode) for mode in stack} == {kernels.AttentionCheck}
+    assert not modes()
+
+
+@pytest.mark.usefixtures("keeping")
+def test_nothing_is_installed_where_no_kernel_loses_its_inputs() -> None:
+    assert not modes_in_a_pass(tiny_model("llama"))
+
+
+@pytest.mark.usefixtures("losing")
+def test_nothing_is_installed_where_torch_computes_no_attention() -> None:
+    module = tiny_model("llama")
+    module.set_attn_implementation("eager")  # type: ignore[operator]
+    assert not modes_in_a_pass(module)
+
+
+@pytest.mark.usefixtures("losing")
+def test_a_part_from_outside_transformers_is_checked_whatever_the_config_says() -> None:
+    class Own(nn.Linear):
+        pass
+
+    module = tiny_model("llama")
+    module.set_attn_implementation("eager")  # type: ignore[operator]
+    module.model.layers[0].mlp.act_fn = Own(1, 1).eval()  # type: ignore
+    hooks.parts_of(module)
+    with hooks.finite_attention(module):
+        assert modes()
+
+
+@pytest.mark.usefixtures("losing")
+@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("call", ["positional", "keywords", "multi-head"])
+def test_lost_inputs_are_found_however_attention_is_called(
+    which: int, call: str
+) -> None:
+    query, key, value = spoilt(which)
+    calls: dict[str, Callable[[], object]] = {
+        "positional": lambda: functional.scaled_dot_product_attention(
+            query, key, value
+        ),
+        "keywords": lambda: functional.scaled_dot_product_attention(
+            query=query, key=key, value=value
+        ),
+        "multi-head": lambda: nn.MultiheadAttention(8, 2, batch_first=True)(
+            query[0], key[0], value[0], need_weights=False
+        ),
+    }
+    with (
+        pytest.raises(NotFinite, match="attention call 1 of 1 was given a NaN"),
+        hooks.finite_attention(nn.Linear(1, 1)),
+    ):
+        calls[call]()
+    assert not modes()
+
+
+@pytest.mark.usefixtures("losing")
+def test_multi_head_attention_gives_the_same_numbers() -> None:
+    module = nn.MultiheadAttention(8, 2, batch_first=True).eval()
+    states = torch.randn(2, 5, 8)
+    expected = module(states, states, states, need_weights=False)[0]
+    with hooks.finite_attention(module):
+        checked = module(states, states, states, need_weights=False)[0]
+    assert torch.equal(checked, expected)
+
+
+@pytest.mark.usefixtures("losing")
+def test_a_check_that_ends_in_another_thread_is_gone_before_the_next_one() -> None:
+    check = hooks.finite_attention(nn.Linear(1, 1))
+    check.__enter__()
+    left = modes()
+    thread = threading.Thread(target=check.__exit__, args=(None, None, None))
+    thread.start()
+    thread.join()
+    functional.scaled_dot_product_attention(*spoilt(0))  # it is no longer checked
+    with hooks.finite_attention(nn.Linear(1, 1)):
+        assert len(modes()) == 1 and modes() != left
+    assert not modes()
+    installation.remove_leftovers()
