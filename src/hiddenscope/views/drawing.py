@@ -78,16 +78,14 @@ def words_of(data: "xarray.Dataset") -> Words | None:
     """Return the first strings over site, token and rank, with the first numbers over
     the same as their probabilities.
     """
-    words = probabilities = None
+    strings, numbers = [], []
     for variable in data.values():
-        if set(variable.dims) != set(RANKED):
-            continue
-        array = variable.transpose(*RANKED).to_numpy()
-        if numeric(variable):
-            probabilities = array if probabilities is None else probabilities
-        else:
-            words = array if words is None else words
-    return None if words is None else Words.of(words, probabilities)
+        if set(variable.dims) == set(RANKED):
+            same_kind = numbers if numeric(variable) else strings
+            same_kind.append(variable.transpose(*RANKED).to_numpy())
+    if not strings:
+        return None
+    return Words.of(strings[0], numbers[0] if numbers else None)
 
 
 def texts_of(data: "xarray.Dataset") -> tuple[tuple[str, ...], tuple[int, ...]]:
@@ -102,11 +100,14 @@ def texts_of(data: "xarray.Dataset") -> tuple[tuple[str, ...], tuple[int, ...]]:
         stacks = data["stack"].to_numpy().tolist()
     columns = list(zip(stacks, numbers, strict=True))
     strings = []
-    for stack, number in dict.fromkeys(columns):
+    places = {}
+    for stack, number in columns:
+        if (stack, number) in places:
+            continue
+        places[stack, number] = len(strings)
         # A decoder reads texts of its own, the targets, which count from 0 too.
         texts = data.attrs.get("targets" if stack == "decoder" else "texts", ())
         strings.append(texts[number] if number < len(texts) else f"text {number}")
-    places = {column: place for place, column in enumerate(dict.fromkeys(columns))}
     return tuple(strings), tuple(places[column] for column in columns)
 
 

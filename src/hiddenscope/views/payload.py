@@ -103,8 +103,8 @@ class _Packer:
         record: dict[str, Any] = {"kind": type(value).__name__}
         for field in fields(value):
             inner = getattr(value, field.name)
-            if field.name == "influence" and inner is not None:
-                inner = rounded(inner) if inner.dtype == np.float32 else inner
+            if field.name == "influence" and getattr(inner, "dtype", "") == np.float32:
+                inner = rounded(inner)
             elif field.name == "labels":
                 record["classes"], inner = _coded(inner)
             record[field.name] = self.value(inner)

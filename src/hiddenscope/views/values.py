@@ -406,8 +406,11 @@ def floats(numbers: ArrayLike, name: str, dims: int) -> Floats:
             f"{name} is {array.dtype} {list(array.shape)}",
             f"Give numbers in {dims} dimensions.",
         )
-    is_half = array.dtype == np.float16
-    packed: Floats = np.ascontiguousarray(array, np.float16 if is_half else np.float32)
+    packed: Floats
+    if array.dtype == np.float16:
+        packed = np.ascontiguousarray(array, dtype=np.float16)
+    else:
+        packed = np.ascontiguousarray(array, dtype=np.float32)
     # A view of the array, so that the caller's own array stays writeable.
     packed = packed.view()
     packed.setflags(write=False)

@@ -72,27 +72,29 @@ def _limits(lines: Lines) -> tuple[float, float]:
     some room.
     """
     is_log = lines.scale == "log"
-    sides = []
+    # Bars stand on zero, which a log scale does not have.
+    has_bars = any(series.style == "bar" for series in lines.series)
+    sides = [np.zeros(1)] if has_bars and not is_log else []
     for series in lines.series:
         for side in (series.y, series.low, series.high):
             if side is not None:
                 sides.append(_drawable(side, is_log))
     values = np.concatenate(sides)
     values = values[np.isfinite(values)]
+    if not len(values):
+        # Nothing is drawn, but the axis still needs two ends.
+        values = np.array([0.1 if is_log else 0.0, 1.0])
+    low, high = float(values.min()), float(values.max())
     if is_log:
-        low, high = (values.min(), values.max()) if len(values) else (0.1, 1.0)
-        return float(low) / 1.15, float(high) * 1.15
-    if any(series.style == "bar" for series in lines.series):
-        values = np.append(values, 0.0)
-    low, high = (values.min(), values.max()) if len(values) else (0.0, 1.0)
-    low, high = float(low), float(high)
+        return low / 1.15, high * 1.15
     if 0 < low < 0.6 * high:
         low = 0.0
     room = ((high - low) or abs(high) or 1.0) * 0.06
-    upper = high + room
-    if high == 0 and low < 0:
-        upper = 0.0
-    return (0.0 if low == 0 else low - room), upper
+    # An end at zero stays there, unless all values are zero.
+    if low == 0:
+        return 0.0, high + room
+    upper = high + room if high else 0.0
+    return low - room, upper
 
 
 def _label_places(

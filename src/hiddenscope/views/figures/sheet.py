@@ -68,7 +68,9 @@ class _Head:
     def height(self) -> float:
         """Return how much room both take."""
         height = TITLE_LINE * len(self.title) + 7
-        return height + NOTE_LINE * len(self.note) + 3 if self.note else height
+        if self.note:
+            height += NOTE_LINE * len(self.note) + 3
+        return height
 
 
 class Sheet:

@@ -238,7 +238,9 @@ def _limits(facts: "ProbeFacts") -> Iterator[str]:
 def _interval(facts: "ProbeFacts") -> str:
     """Name the interval by its level, or by how often it held where that is less."""
     holds = facts.get("interval_holds")
-    return f"interval (held in {holds:.0%} of simulations)" if holds else "95% interval"
+    if holds:
+        return f"interval (held in {holds:.0%} of simulations)"
+    return "95% interval"
 
 
 def _with_interval(

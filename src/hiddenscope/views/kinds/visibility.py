@@ -60,11 +60,15 @@ def views(result: Result) -> Iterator[View]:
     the layers, and distances.
     """
     facts = cast("VisibilityFacts", result.facts)
-    yield _prediction_map(result) if facts["measure"] == "logit" else _state_map(result)
     model, sites = model_name(result), labels(result.data, "source_site")
+    if facts["measure"] == "logit":
+        influenced = "prediction"
+        yield _prediction_map(result)
+    else:
+        influenced = "state"
+        yield _state_map(result)
     shares = tuple(_share_series(result))
     if shares:
-        influenced = "prediction" if facts["measure"] == "logit" else "state"
         yield Lines(
             f"How much of the influence on a {influenced} comes from its own token, in"
             f" {model}",
