@@ -89,9 +89,8 @@ class Upload:
         """The file as code names it: a name that begins like an option or like stdin is
         written as a path.
         """
-        columns = self.columns.model_dump(exclude_none=True)
         return Named(
-            self.file if self.file[:1].isalnum() else f"./{self.file}", columns
+            self.file if self.file[:1].isalnum() else f"./{self.file}", self.columns
         )
 
 

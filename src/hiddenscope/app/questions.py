@@ -27,11 +27,10 @@ from hiddenscope.analyses.steer.logprobs import (
     masked_model,
 )
 from hiddenscope.app.frames import Header
-from hiddenscope.app.schemas import questions_of
+from hiddenscope.app.schemas import Kind, never_a_path, questions_of
 from hiddenscope.app.stores import plain
-from hiddenscope.catalog import ANALYSIS, Kind
+from hiddenscope.catalog import ANALYSIS
 from hiddenscope.errors import Error, SiteError, TextError, TooLarge
-from hiddenscope.interface.code import never_a_path
 from hiddenscope.results import FINDINGS, Result, to_bytes
 from hiddenscope.sites import Site, to_alias
 from hiddenscope.states import Pair, States, load_states

@@ -20,13 +20,17 @@ from typing import Annotated, Any, Literal, TypeAlias, Union
 
 from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
-from hiddenscope.catalog import ANALYSES, Analysis, Kind, Parameter
+from hiddenscope.catalog import ANALYSES, Analysis, Parameter
+from hiddenscope.catalog import Kind as Kind
+from hiddenscope.interface.code import never_a_path as never_a_path
 from hiddenscope.interface.descriptions import describe
 from hiddenscope.states.pooling import NAMES as POOLING_NAMES
 
 MOST_CHARACTERS = 20_000
 MOST_TEXTS = 2_000
-MODEL_NAME = r"^(?:folder:[0-9a-f]{16}|[A-Za-z0-9_][A-Za-z0-9_.\-]{0,95}(?:/[A-Za-z0-9_][A-Za-z0-9_.\-]{0,95})?)$"
+# A Hugging Face id has one slash at most; a path is never taken.
+PART = r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,95}"
+MODEL_NAME = rf"^(?:folder:[0-9a-f]{{16}}|{PART}(?:/{PART})?)$"
 DATA_NAME = r"^(?:upload:[0-9a-f]{16}|[A-Za-z0-9_][A-Za-z0-9_\-]{0,95})$"
 STORE_NAME = r"^store:[0-9a-f]{16}$"
 SITES = r"^[A-Za-z0-9_.*,\[\]\- ]{1,200}$"
@@ -127,7 +131,7 @@ class KeptArguments(Strict):
 
 
 class NearestArguments(Strict):
-    """The nearest states to one of a text, among all states of its site that were kept."""
+    """The nearest states to one of a text, among all kept states of its site."""
 
     store: StoreName
     text: TextNumber
@@ -382,12 +386,21 @@ class QuestionAnswer(BaseModel):
     default: str | int | float | bool | None = None
     choices: list[str]
     help: str
-    label: str
-    aside: bool = Field(description="Whether it belongs below the other fields.")
-    fields: list["QuestionAnswer"]
+    label: str = ""
+    aside: bool = Field(
+        default=False, description="Whether it belongs below the other fields."
+    )
+    fields: list["QuestionAnswer"] = []
     of_states: bool = Field(
         default=True, description="Whether it can be given when kept states are asked."
     )
+
+    @model_validator(mode="after")
+    def add_label(self) -> "QuestionAnswer":
+        """Label the field with its name, where it has no label of its own."""
+        if not self.label:
+            self.label = self.name.replace("_", " ").capitalize()
+        return self
 
 
 class AnalysisAnswer(BaseModel):
@@ -520,7 +533,6 @@ def form_field(parameter: Parameter) -> QuestionAnswer:
     if isinstance(default, tuple):
         # A field shows one default; a list of numbers has an example in its place.
         default = None
-    label = parameter.label or parameter.name.replace("_", " ").capitalize()
     return QuestionAnswer(
         name=parameter.name,
         kind=parameter.kind,
@@ -528,7 +540,7 @@ def form_field(parameter: Parameter) -> QuestionAnswer:
         default=default,
         choices=list(parameter.choices),
         help=text,
-        label=label,
+        label=parameter.label,
         aside=parameter.aside and not parameter.required,
         fields=[form_field(field) for field in parameter.fields if field.required],
         of_states=not parameter.of_model,

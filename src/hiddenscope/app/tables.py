@@ -17,13 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from hiddenscope import texts
-from hiddenscope.app.schemas import (
-    ColumnChoice,
-    QuestionAnswer,
-    TableAnswer,
-    form_field,
-)
-from hiddenscope.catalog import Parameter
+from hiddenscope.app.schemas import ColumnChoice, QuestionAnswer, TableAnswer
 from hiddenscope.errors import TextError
 from hiddenscope.texts.reading import LABEL_NAMES, TEXT_NAMES
 
@@ -72,14 +66,13 @@ def first_rows(file: str, content: bytes) -> TableAnswer:
 
 def _parameter(role: str, columns: list[str]) -> QuestionAnswer:
     """Describe the choice of one column, as a form asks for it."""
-    parameter = Parameter(
-        role,
-        "choice",
-        texts.COLUMNS[role],
+    return QuestionAnswer(
+        name=role,
+        kind="choice",
         required=role == "text",
-        choices=tuple(columns),
+        choices=columns,
+        help=texts.COLUMNS[role],
     )
-    return form_field(parameter)
 
 
 def _beginning(content: bytes) -> str:
