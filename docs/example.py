@@ -11,7 +11,8 @@ from pathlib import Path
 from hiddenscope.app import SHIPPED, Settings
 from hiddenscope.app.cache import ResultCache, StoredResult, key_of
 from hiddenscope.app.library import Library
-from hiddenscope.app.questions import Models, answer
+from hiddenscope.app.models import Models
+from hiddenscope.app.questions import answer
 from hiddenscope.app.schemas import REQUESTS, ModelChoice
 
 MODEL = {"name": "smollm2"}
@@ -62,7 +63,7 @@ def main() -> None:
             {**found.header, "request": asked}, found.payload, found.data
         )
         cache.put(key_of(asked, identities), stored)
-        print(f"{word}: {len(stored.packed()):,} bytes", flush=True)
+        print(f"{word}: {len(stored.to_bytes()):,} bytes", flush=True)
 
 
 def _loadable(choice: dict[str, str]) -> dict[str, str | None]:

@@ -261,7 +261,7 @@ def test_the_scale_of_a_direction_counts_for_adding_and_not_for_ablation(
 def test_what_is_ablated_is_gone_from_the_states_and_stays_away_upwards(
     tiny: Tiny,
 ) -> None:
-    from hiddenscope.analyses.steer.logprobs import Intervention
+    from hiddenscope.analyses.steer.intervention import Intervention
 
     model = tiny("llama")
     vectors = {hs.Site(k): difference(model, f"layer.{k}") for k in (2, 3)}

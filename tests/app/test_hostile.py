@@ -17,9 +17,9 @@ from typer.main import get_command
 
 import hiddenscope as hs
 from hiddenscope.app.code import Named, as_command
+from hiddenscope.app.desk import Desk
 from hiddenscope.app.library import Library
-from hiddenscope.app.routes import Desk
-from hiddenscope.app.schemas import ColumnChoice, ModelChoice
+from hiddenscope.app.schemas import ModelChoice
 from hiddenscope.app.stores import STATES_FORMAT
 from hiddenscope.cli.main import app
 
@@ -151,7 +151,7 @@ def test_a_result_of_one_device_is_not_that_of_another(tmp_path: Path) -> None:
     assert (
         len(
             {
-                Desk(one, nothing, nothing, Library(one)).resolved(asked)[0]
+                Desk(one, nothing, nothing, Library(one)).resolve(asked)[0]
                 for one in settings
             }
         )
@@ -182,9 +182,7 @@ def test_the_code_of_an_upload_names_its_columns(
         get_command(app)(args=words[1:])
     assert left.value.code == 0 and same(hs.Result.load(here / "command.nc"), expected)
     asked = {"analysis": "graft", "model": {"name": "a"}, "arguments": {"data": name}}
-    grafted = as_command(
-        asked, {name: Named("rows.csv", ColumnChoice(text="sentence"))}
-    )
+    grafted = as_command(asked, {name: Named("rows.csv", {"text": "sentence"})})
     assert grafted.text is not None and "--text sentence" in grafted.text
 
 

@@ -25,12 +25,12 @@ import xarray
 
 import hiddenscope as hs
 from hiddenscope.app import jobs
+from hiddenscope.app.answers import pack_result
 from hiddenscope.app.cache import ResultCache, StoredResult
-from hiddenscope.app.process import WorkerProcess
-from hiddenscope.app.questions import packed
+from hiddenscope.app.process import ModelWorker
 from hiddenscope.app.schemas import ASKED
 from hiddenscope.app.settings import Settings
-from hiddenscope.app.worker import NO_MEMORY, explained
+from hiddenscope.app.worker import NO_MEMORY, explain
 from hiddenscope.views import unpack
 
 from .asking import QUESTIONS, SLOW, TEXT, named
@@ -87,7 +87,7 @@ def test_small_results_are_kept_as_json_and_large_ones_as_netcdf() -> None:
         data = xarray.Dataset(
             {"norm": (("site", "token"), numpy.arange(tokens, dtype="float32")[None])}
         )
-        answered = packed(
+        answered = pack_result(
             hs.Result("norms", data.assign_coords(site=["layer.0"]), {}, {})
         )
         assert (
@@ -376,7 +376,7 @@ def test_what_torch_raises_without_memory_is_explained() -> None:
     """On a CPU that is a plain RuntimeError; a GPU's has a class of its own."""
     with pytest.raises(RuntimeError) as raised:
         torch.empty(2**58)
-    assert explained(raised.value) == NO_MEMORY
+    assert explain(raised.value) == NO_MEMORY
 
 
 @linux
@@ -473,7 +473,7 @@ def test_a_job_that_is_read_once_after_its_page_went_away_is_cancelled_all_the_s
     monkeypatch.setattr(jobs, "GRACE_SECONDS", 0.2)
 
     async def read_once() -> jobs.JobRecord:
-        worker = WorkerProcess(Settings(folder=tmp_path))
+        worker = ModelWorker(Settings(folder=tmp_path))
         # Nothing runs the queue: the job stays in it.
         queue = jobs.Jobs(worker, ResultCache(tmp_path, 10**6), 4)
         job = queue.submit("a", {"analysis": "lens"}, {})

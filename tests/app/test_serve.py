@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from hiddenscope import cli
+from hiddenscope.cli import main as cli
 from hiddenscope.cli.serve import _listener
 
 from .serving import SECONDS

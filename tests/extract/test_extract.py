@@ -30,8 +30,8 @@ import hiddenscope as hs
 from chaos import kills, memory_folder
 from chaos.kills import files_of, texts
 from chaos.nodes import NOT_STARTED
-from hiddenscope import cli
 from hiddenscope.analyses.probe.labels import labelled_rows
+from hiddenscope.cli import main as cli
 from hiddenscope.errors import (
     ArgumentError,
     FileError,
@@ -60,6 +60,7 @@ from hiddenscope.passes import buffers, inputs
 from hiddenscope.store import resume, verify, writer
 from hiddenscope.testing import tiny_model, tiny_tokenizer
 from hiddenscope.vectors import vectors
+from hiddenscope.workers import WorkerProcess
 
 ROOT = Path(__file__).parents[2]
 runner = CliRunner()
@@ -754,20 +755,23 @@ def test_workers_give_the_same_bytes_and_one_that_stands_still_or_dies_is_replac
 
 
 STAND_IN = """
-import sys
-with open(sys.argv[1], "w") as heard:
-    for line in sys.stdin:
-        print(line, end="", file=heard, flush=True)
-        print('{"ready": 1}', flush=True) if heard.tell() == len(line) else None
+import json, sys
+from hiddenscope.workers import parent_channel
+channel, heard = parent_channel(), []
+while (frame := channel.receive()) is not None:
+    heard.append(json.dumps(frame.header) + "\\n")
+    with open(sys.argv[1], "w") as file:
+        file.writelines(heard)
+    if len(heard) == 1:
+        channel.send({"type": "ready"})
 """
 
 
-def standing_in(heard: Path) -> "subprocess.Popen[bytes]":
+def standing_in(heard: Path) -> WorkerProcess:
     """A process that says that it is ready, writes down what it is sent, and ends when
     its pipe is closed.
     """
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    return subprocess.Popen([sys.executable, "-c", STAND_IN, str(heard)], **pipes)  # type: ignore[call-overload,no-any-return]
+    return WorkerProcess(["-c", STAND_IN, str(heard)])
 
 
 def test_a_worker_that_is_started_while_the_job_ends_is_ended_too(
@@ -775,17 +779,17 @@ def test_a_worker_that_is_started_while_the_job_ends_is_ended_too(
 ) -> None:
     planned, started = (
         schedule.Schedule(["000000"], lambda done: None),
-        list[subprocess.Popen[bytes]](),
+        list[WorkerProcess](),
     )
 
-    def start_late(log: Any) -> "subprocess.Popen[bytes]":
+    def start_late(log: Any) -> WorkerProcess:
         # Another worker has committed the last unit meanwhile.
         planned.done(compute.Done("000000", 1, 1, 0.0, True))
         started.append(standing_in(tmp_path / "heard"))
         return started[-1]
 
     monkeypatch.setattr(local, "_start", start_late)
-    served = local._Served(planned, {}, lambda tokens: None)
+    served = local._Supervisor(planned, {}, lambda tokens: None)
     served.start()
     served.join(60)
     try:
@@ -799,16 +803,16 @@ def test_a_unit_that_was_meant_for_a_dead_worker_never_precedes_the_order_of_the
 ) -> None:
     planned, started = (
         schedule.Schedule(["000000"], lambda done: None),
-        list[subprocess.Popen[bytes]](),
+        list[WorkerProcess](),
     )
     take, send, second, sent = (
         planned.take,
-        local._Served._send,
+        local._Supervisor._send,
         threading.Event(),
         threading.Event(),
     )
 
-    def start(log: Any) -> "subprocess.Popen[bytes]":
+    def start(log: Any) -> WorkerProcess:
         started.append(standing_in(tmp_path / str(len(started))))
         return started[-1]
 
@@ -819,21 +823,25 @@ def test_a_unit_that_was_meant_for_a_dead_worker_never_precedes_the_order_of_the
             second.wait(1)
         return take(holder)
 
-    def send_late(served: Any, message: Any) -> None:
+    def send_late(served: Any, process: Any, message: Any) -> None:
         if "unit" not in message and len(started) == 2:
             second.set()
             sent.wait(1)  # time for whoever sends a unit without waiting for this
-        send(served, message)
+        send(served, process, message)
         if "unit" in message and len(started) == 2:
             sent.set()
 
     monkeypatch.setattr(planned, "take", take_late)
     monkeypatch.setattr(local, "_start", start)
-    monkeypatch.setattr(local._Served, "_send", send_late)
-    served = local._Served(planned, {"order": 1}, lambda tokens: None)
+    monkeypatch.setattr(local._Supervisor, "_send", send_late)
+    served = local._Supervisor(planned, {"order": 1}, lambda tokens: None)
     served.start()
     assert sent.wait(60)
-    while (tmp_path / "1").read_text().count("\n") < 2:
+    until = time.monotonic() + 60
+    while not (tmp_path / "1").exists() or (
+        (tmp_path / "1").read_text().count("\n") < 2
+    ):
+        assert time.monotonic() < until
         time.sleep(0.05)
     planned.done(compute.Done("000000", 1, 1, 0.0, True))
     served.end()
@@ -1114,7 +1122,7 @@ def test_on_a_cpu_a_unit_is_so_much_work(
         for block in gpt2.module.transformer.h[:2]
         for weight in block.parameters()
     )  # type: ignore[union-attr]
-    monkeypatch.setattr(planning, "LEAST_TOKENS", 50)
+    monkeypatch.setattr(planning, "MIN_UNIT_TOKENS", 50)
     monkeypatch.setattr(planning, "UNIT_WORK", 2 * blocks * 120)
     limits = {}
     for sites in ("layer.1", "layer.2"):

@@ -1,12 +1,14 @@
-"""Results once computed, on disk: each under the hash of what was asked, whole or not
-at all, the oldest dropped first.
+"""Cache: results on disk, each under the hash of its question.
 
 A key is the SHA-256 of the canonical JSON of the question, the identity of its models
-and the version. An entry that is damaged counts as missing. Where the disk is full or
-cannot be written, the last results are kept in memory alone.
+and the version. An entry is written as a whole or not at all, and one that is damaged
+counts as missing. The entries that were not used for longest are dropped first. Where
+the disk is full or cannot be written, the last results are held in memory alone.
 
->>> key_of({"analysis": "lens"}, ["a"]) == key_of({"analysis": "lens"}, ["a"]) != key_of({"analysis": "lens"}, ["b"])
+>>> key_of({"analysis": "lens"}, ["a"]) == key_of({"analysis": "lens"}, ["a"])
 True
+>>> key_of({"analysis": "lens"}, ["a"]) == key_of({"analysis": "lens"}, ["b"])
+False
 """
 
 import hashlib
@@ -20,117 +22,116 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Self
 
 import hiddenscope as hs
-from hiddenscope.app.frames import Header, frame, read_frame
 from hiddenscope.errors import Error
 from hiddenscope.files import replacing
+from hiddenscope.workers import Header, pack_frame, read_frame
 
 KEY = re.compile(r"[0-9a-f]{64}")
 SUFFIX = ".result"
 MEMORY_BYTES = 64 * 2**20
+# Added to the size of each result in memory, for its header.
+HEADER_BYTES = 10_000
+CHECKSUM_BYTES = 32
 FORMAT = "hiddenscope.app/1"
 
 
-def key_of(request: Any, identities: Sequence[str]) -> str:
-    """The key of a question asked of models with these identities."""
-    asked = [FORMAT, hs.__version__, request, list(identities)]
-    return hashlib.sha256(
-        json.dumps(asked, sort_keys=True, separators=(",", ":")).encode("utf-8")
-    ).hexdigest()
+def key_of(request: object, identities: Sequence[str]) -> str:
+    """Return the key of a question that is asked of models with these identities."""
+    content = [FORMAT, hs.__version__, request, list(identities)]
+    canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode("utf-8")).hexdigest()
 
 
 @dataclass(frozen=True)
 class StoredResult:
-    """A result as it is kept: what the page reads of it, its views' payload, and its
-    data as a .json or .nc file.
+    """A result: what the page reads of it, the payload of its views, and its data as a
+    .json or .nc file.
     """
 
     header: Header
     payload: bytes
     data: bytes
 
+    @classmethod
+    def split(cls, header: Header, body: bytes) -> Self:
+        """Split the body of a frame; the header says where the payload ends."""
+        rest = dict(header)
+        payload_bytes = rest.pop("payload_bytes")
+        return cls(rest, body[:payload_bytes], body[payload_bytes:])
+
     @property
     def size(self) -> int:
-        """About how many bytes it has."""
-        return len(self.payload) + len(self.data) + 10_000
+        """Return about how many bytes of memory the result takes."""
+        return len(self.payload) + len(self.data) + HEADER_BYTES
 
     @property
     def suffix(self) -> str:
-        """The format of its data."""
+        """Return the suffix of the data's format."""
         return ".json" if self.data.startswith(b"{") else ".nc"
 
-    def packed(self) -> bytes:
-        """Its bytes, which end with their checksum."""
-        content = frame(
-            {**self.header, "payload_bytes": len(self.payload)},
-            self.payload + self.data,
-        )
+    def to_bytes(self) -> bytes:
+        """Return the content of a file, which ends with its checksum."""
+        header = {**self.header, "payload_bytes": len(self.payload)}
+        content = pack_frame(header, self.payload + self.data)
         return content + hashlib.sha256(content).digest()
 
     @classmethod
-    def unpacked(cls, path: Path) -> "StoredResult | None":
-        """What a file holds; None where it is missing or damaged."""
+    def read(cls, path: Path) -> Self | None:
+        """Read a file; return None where it is missing or damaged."""
         try:
-            content = path.read_bytes()
-            if hashlib.sha256(content[:-32]).digest() != content[-32:]:
+            stored = path.read_bytes()
+            content = stored[:-CHECKSUM_BYTES]
+            if hashlib.sha256(content).digest() != stored[-CHECKSUM_BYTES:]:
                 return None
-            read = read_frame(io.BytesIO(content[:-32]))
+            frame = read_frame(io.BytesIO(content))
         except (OSError, ValueError):
             return None
-        if read is None:
-            return None
-        header, body = read
-        middle = header.pop("payload_bytes")
-        return cls(header, body[:middle], body[middle:])
+        return None if frame is None else cls.split(*frame)
 
 
 class ResultCache:
-    """Results by key, in a folder of at most so many bytes, with the last ones in
-    memory too.
+    """Results by key, in a folder of bounded size, the last ones in memory too.
 
-    `shipped` is a folder of results that came with the package; they are read and never
-    written.
+    `shipped` is a folder of results that come with the package. It is never written.
     """
 
     def __init__(
-        self, folder: Path, most_bytes: int, shipped: Path | None = None
+        self, folder: Path, max_bytes: int, shipped: Path | None = None
     ) -> None:
-        self.folder, self.most_bytes, self.shipped = folder, most_bytes, shipped
+        self.folder = folder
+        self.max_bytes = max_bytes
+        self.shipped = shipped
         self._memory: OrderedDict[str, StoredResult] = OrderedDict()
+        # Requests are answered in threads.
         self._lock = threading.Lock()
 
     def get(self, key: str) -> StoredResult | None:
-        """The result of a key; None where there is none."""
+        """Return the result of a key, or None."""
         if not KEY.fullmatch(key):
             return None
         with self._lock:
             if key in self._memory:
                 self._memory.move_to_end(key)
                 return self._memory[key]
-        found = StoredResult.unpacked(self._path(key))
-        if found is None and self.shipped is not None:
-            found = StoredResult.unpacked(self.shipped / f"{key}{SUFFIX}")
-        elif found is not None:
-            with suppress(OSError):
-                os.utime(self._path(key))  # it was used last now
-        if found is not None:
-            self._remember(key, found)
-        return found
+        result = self._read(key)
+        if result is not None:
+            self._remember(key, result)
+        return result
 
     def put(self, key: str, result: StoredResult) -> str:
-        """Keep a result; a sentence where it could only be kept in memory, else
-        nothing.
-        """
+        """Keep a result; return a warning where it could only be held in memory."""
         self._remember(key, result)
+        path = self._path(key)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            # Somebody waits for the answer, and an entry that a power cut damages
-            # counts as missing.
-            with replacing(self._path(key), durable=False) as fresh:
-                fresh.write_bytes(result.packed())
-            self._drop_oldest(keep=self._path(key))
+            # Waiting for the disk would delay the answer, and an entry that a power cut
+            # damages counts as missing.
+            with replacing(path, durable=False) as fresh:
+                fresh.write_bytes(result.to_bytes())
+            self._drop_oldest(keep=path)
         except (OSError, Error) as error:
             reason = (
                 getattr(error, "reason", None)
@@ -146,21 +147,32 @@ class ResultCache:
     def _path(self, key: str) -> Path:
         return self.folder / f"{key}{SUFFIX}"
 
+    def _read(self, key: str) -> StoredResult | None:
+        path = self._path(key)
+        result = StoredResult.read(path)
+        if result is not None:
+            # The oldest entry is the one that was not used for longest.
+            with suppress(OSError):
+                os.utime(path)
+        elif self.shipped is not None:
+            result = StoredResult.read(self.shipped / path.name)
+        return result
+
     def _remember(self, key: str, result: StoredResult) -> None:
         with self._lock:
             self._memory[key] = result
             self._memory.move_to_end(key)
-            while (
-                len(self._memory) > 1
-                and sum(one.size for one in self._memory.values()) > MEMORY_BYTES
-            ):
-                self._memory.popitem(last=False)
+            total = sum(stored.size for stored in self._memory.values())
+            while len(self._memory) > 1 and total > MEMORY_BYTES:
+                _, dropped = self._memory.popitem(last=False)
+                total -= dropped.size
 
     def _drop_oldest(self, keep: Path) -> None:
         entries = [(path, path.stat()) for path in self.folder.glob(f"*{SUFFIX}")]
+        entries.sort(key=lambda entry: entry[1].st_mtime_ns)
         total = sum(stat.st_size for _, stat in entries)
-        for path, stat in sorted(entries, key=lambda entry: entry[1].st_mtime_ns):
-            if total <= self.most_bytes:
+        for path, stat in entries:
+            if total <= self.max_bytes:
                 return
             if path != keep:
                 path.unlink(missing_ok=True)

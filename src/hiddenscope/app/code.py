@@ -21,21 +21,24 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from hiddenscope.app.schemas import ColumnChoice, questions_of
+from hiddenscope.app.schemas import questions_of
 from hiddenscope.app.stores import holds_pair
 from hiddenscope.catalog import ANALYSIS
 from hiddenscope.interface.code import (
     ONLY_PYTHON,
+    Named,
     Names,
     NoCommand,
     Values,
     command_words,
     option_words,
-    path_of,
     python_arguments,
     python_load,
+    resolved,
     text_word,
 )
+
+__all__ = ["Command", "Named", "Names", "as_command", "as_python"]
 
 IMPORT = "import hiddenscope as hs"
 SAVE_PROFILE = "result.save('profile.html')"
@@ -56,20 +59,6 @@ class Command(NamedTuple):
 
     text: str | None
     reason: str = ""
-
-
-class Named(NamedTuple):
-    """What an opaque name stands for: a path, and the columns that were chosen."""
-
-    path: str
-    choice: ColumnChoice | None = None
-
-    @property
-    def columns(self) -> dict[str, str]:
-        """Return the columns that were chosen, by their roles."""
-        if self.choice is None:
-            return {}
-        return self.choice.model_dump(exclude_none=True)
 
 
 def as_python(asked: Values, names: Names) -> str | None:
@@ -170,7 +159,7 @@ def _store_words(asked: Values, names: Names) -> tuple[list[str], list[str]]:
 
 
 def _model_words(choice: Values, names: Names) -> list[str]:
-    words = option_words("--model", path_of(choice["name"], names))
+    words = option_words("--model", resolved(choice["name"], names).path)
     if choice.get("dtype") is not None:
         words += option_words("--dtype", choice["dtype"])
     return words

@@ -1,5 +1,4 @@
-"""Limit how long a client may keep the server waiting, and how many connections are
-open.
+"""Connections: how many may be open, and how long each may keep the server waiting.
 
 uvicorn closes a connection that is idle between two requests. It has no limit for a
 client that never finishes its request or never reads its answers, and accepts
@@ -8,7 +7,7 @@ without a limit too, and Granian stops accepting, so another server would not he
 `LimitedProtocol` wraps uvicorn's own protocol and bounds:
 
 headers      from connecting, or the first byte of a later request, to their end
-body         the time between two pieces; where the answer was sent already, the time to its end
+body         the time between two pieces; once the answer has been sent, to the end
 answers      a client must read all of them, or at least 64 KiB, in the same time
 connections  beyond the limit, a new one takes the place of another: see `Connections`
 
@@ -18,6 +17,7 @@ it takes.
 
 import asyncio
 from collections import Counter
+from collections.abc import MutableMapping
 from typing import Any
 
 from hiddenscope.app.guard import ADMITTED
@@ -26,21 +26,22 @@ MIN_READ_BYTES = 64 * 1024
 
 
 class Connections:
-    """The open connections of one server. uvicorn calls it to make the protocol of a
-    new one.
+    """The open connections of one server. uvicorn calls it for each new one.
 
-    At most `limit` stay open. One more closes another: the oldest whose last request
-    had no token, of the address that has most of these, or else the oldest of all. So
-    whoever has the token gets in and stays in, however many connections others hold.
+    At most `limit` stay open. One more closes another: of the connections whose last
+    request had no token, the oldest of the address that has most of them, or else the
+    oldest of all. So whoever has the token gets in and stays in, however many
+    connections others hold.
     """
 
     def __init__(self, limit: int, seconds: float) -> None:
-        self.limit, self.seconds = limit, seconds
+        self.limit = limit
+        self.seconds = seconds
         # In the order in which they were opened.
         self._open: dict[LimitedProtocol, None] = {}
 
     def __call__(self, **options: Any) -> "LimitedProtocol":
-        """Make the protocol of a connection."""
+        """Return the protocol of a new connection."""
         return LimitedProtocol(self, **options)
 
     def add(self, connection: "LimitedProtocol") -> None:
@@ -58,9 +59,8 @@ class Connections:
     def _least_entitled(self, newcomer: "LimitedProtocol") -> "LimitedProtocol":
         """Choose which of the other connections to close."""
         others = [connection for connection in self._open if connection is not newcomer]
-        candidates = [
-            connection for connection in others if not connection.is_admitted
-        ] or others
+        strangers = [connection for connection in others if not connection.is_admitted]
+        candidates = strangers or others
         counts = Counter(connection.address for connection in candidates)
         crowd = max(counts, key=counts.__getitem__)
         return next(
@@ -69,15 +69,14 @@ class Connections:
 
 
 class LimitedProtocol(asyncio.Protocol):
-    """uvicorn's protocol of one connection, with limits on how long it waits for its
-    client.
-    """
+    """uvicorn's protocol of one connection, with limits on waiting for its client."""
 
     def __init__(self, connections: Connections, **options: Any) -> None:
         import h11
         from uvicorn.protocols.http.h11_impl import H11Protocol
 
-        self._http, self._h11 = H11Protocol(**options), h11
+        self._http = H11Protocol(**options)
+        self._h11 = h11
         self._connections = connections
         self._seconds = connections.seconds
         self._request_timer: asyncio.TimerHandle | None = None
@@ -87,14 +86,15 @@ class LimitedProtocol(asyncio.Protocol):
 
     @property
     def address(self) -> str:
-        """The IP address of the client."""
+        """Return the IP address of the client."""
         client = self._http.client
         return "" if client is None else client[0]
 
     @property
     def is_admitted(self) -> bool:
-        """Whether the last request had the token."""
-        scope: Any = self._http.scope
+        """Return whether the last request had the token."""
+        # uvicorn has no scope before the first request, though its types say so.
+        scope: MutableMapping[str, object] | None = self._http.scope  # type: ignore[assignment]
         return scope is not None and ADMITTED in scope
 
     def abort(self) -> None:
@@ -111,14 +111,13 @@ class LimitedProtocol(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Pass the bytes on; then restart, keep or stop the timer of the request."""
         self._http.data_received(data)
-        their_state = self._http.conn.their_state
-        if (
-            their_state is self._h11.SEND_BODY
-            and not self._http.cycle.response_complete
-        ):
+        client_state = self._http.conn.their_state
+        sends_body = client_state is self._h11.SEND_BODY
+        if sends_body and not self._http.cycle.response_complete:
+            # Every piece of a body buys more time, as long as somebody waits for it.
             self._stop_request_timer()
             self._start_request_timer()
-        elif their_state in (self._h11.IDLE, self._h11.SEND_BODY):
+        elif sends_body or client_state is self._h11.IDLE:
             self._start_request_timer()
         else:
             self._stop_request_timer()
@@ -159,11 +158,9 @@ class LimitedProtocol(asyncio.Protocol):
         self._check_timer = self._http.loop.call_later(self._seconds, self._check)
 
     def _check(self) -> None:
-        """Abort the connection if its client reads too little. Also start the timer of
-        a pipelined request.
-        """
-        # A transport that is closing stays open until its client has read everything:
-        # it is checked all the same.
+        """Abort the connection if its client reads too little."""
+        # Also of a transport that is closing: it stays open until its client has read
+        # everything.
         unsent = self._http.transport.get_write_buffer_size()
         has_read = self._drained or unsent <= self._unsent - MIN_READ_BYTES
         if unsent and self._unsent and not has_read:
@@ -171,8 +168,8 @@ class LimitedProtocol(asyncio.Protocol):
             return
         self._unsent = unsent
         self._drained = False
-        # uvicorn starts a pipelined request only after it has answered the one before,
-        # and no data is received then.
+        # uvicorn starts a pipelined request only after it has answered the current one,
+        # and no data arrives then that would start the timer.
         if self._http.conn.their_state is self._h11.SEND_BODY:
             self._start_request_timer()
         self._check_later()

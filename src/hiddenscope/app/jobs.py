@@ -1,36 +1,34 @@
-"""Jobs: a queue of bounded length, one job at a time, and what becomes of each.
+"""Jobs: a bounded queue of questions, of which the worker answers one at a time.
 
-A job is one question that the worker answers: one analysis with its arguments. It has
-nothing to do with the job of `extract`, which writes the states of a corpus.
-
-A job is queued, running, then done, failed or cancelled. A question that is asked again
-while its job is queued or running joins that job.
+A job is one question: an analysis with its arguments. (It has nothing to do with a job
+of `extract`, which writes the states of a corpus.) A job is queued, running, then done,
+failed or cancelled. A question that is asked again while its job is queued or running
+joins that job.
 """
 
 import asyncio
-import contextlib
-import secrets
 import time
-from collections import OrderedDict
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Coroutine
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from secrets import token_urlsafe
+from typing import Literal, TypeAlias
 
 from hiddenscope.app.cache import ResultCache, StoredResult
-from hiddenscope.app.frames import Header
-from hiddenscope.app.process import SECONDS_TO_STOP, WorkerLost, WorkerProcess
+from hiddenscope.app.process import SECONDS_TO_STOP, ModelWorker, WorkerLost
 from hiddenscope.app.schemas import JobAnswer, Progress
+from hiddenscope.workers import Header
 
 JobState: TypeAlias = Literal["queued", "running", "done", "failed", "cancelled"]
 
 FINAL_STATES = ("done", "failed", "cancelled")
-MOST_REMEMBERED = 500
+MAX_REMEMBERED = 500
 HEARTBEAT_SECONDS = 10.0
-GRACE_SECONDS = 10.0  # a page that is loaded again comes back sooner
+# How long a job outlives its page: reloading a page takes less.
+GRACE_SECONDS = 10.0
 
 
 class QueueFull(Exception):
-    """There are as many jobs as the queue takes."""
+    """The queue holds as many jobs as it takes."""
 
 
 @dataclass(eq=False)
@@ -38,14 +36,14 @@ class JobRecord:
     """One job: the request as the client sent it and as the worker takes it, and how
     the job stands.
 
-    `cache_key` is where the cache keeps the result; it is also the id of the result in
+    `cache_key` is where the cache keeps the result. It is also the id of the result in
     the API.
     """
 
     cache_key: str
     client_request: Header
     worker_request: Header
-    id: str = field(default_factory=lambda: secrets.token_urlsafe(12))
+    id: str = field(default_factory=lambda: token_urlsafe(12))
     state: JobState = "queued"
     cancelling: bool = False
     progress: Progress | None = None
@@ -57,10 +55,20 @@ class JobRecord:
     last_read: float = 0.0
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def update(self, **fields: Any) -> None:
-        """Set fields, and wake everybody who follows the job."""
-        for name, value in fields.items():
-            setattr(self, name, value)
+    @property
+    def is_over(self) -> bool:
+        """Return whether the job has ended, in whatever way."""
+        return self.state in FINAL_STATES
+
+    def end(self, state: JobState, *, error: str | None = None, note: str = "") -> None:
+        """Set how the job ended, and wake its followers."""
+        self.state = state
+        self.error = error
+        self.note = note
+        self.notify()
+
+    def notify(self) -> None:
+        """Wake everyone who follows the job."""
         self.changed.set()
         self.changed = asyncio.Event()
 
@@ -69,26 +77,26 @@ class Jobs:
     """The queue, the worker behind it, and the cache that results go to."""
 
     def __init__(
-        self, worker: WorkerProcess, cache: ResultCache, max_queued: int
+        self, worker: ModelWorker, cache: ResultCache, max_queued: int
     ) -> None:
-        self.worker, self.cache, self.max_queued = worker, cache, max_queued
-        self._known: OrderedDict[str, JobRecord] = OrderedDict()
+        self.worker = worker
+        self.cache = cache
+        self.max_queued = max_queued
+        self._known: dict[str, JobRecord] = {}
         self._waiting: list[JobRecord] = []
         self._running: JobRecord | None = None
         self._work = asyncio.Event()
+        # The event loop holds its tasks weakly: one that nobody else holds may vanish.
+        self._tasks: set[asyncio.Task[None]] = set()
 
     def submit(
         self, cache_key: str, client_request: Header, worker_request: Header
     ) -> JobRecord:
         """Queue a question, or join the job that asks the same."""
-        for job in (*self._waiting, *([self._running] if self._running else [])):
-            if (
-                job.cache_key == cache_key
-                and job.state not in FINAL_STATES
-                and not job.cancelling
-            ):
-                job.last_read = time.monotonic()
-                return job
+        same = self._unfinished(cache_key)
+        if same is not None:
+            same.last_read = time.monotonic()
+            return same
         if len(self._waiting) >= self.max_queued:
             raise QueueFull
         job = JobRecord(cache_key, client_request, worker_request)
@@ -98,30 +106,28 @@ class Jobs:
         return job
 
     def record_cached(self, cache_key: str, client_request: Header) -> JobRecord:
-        """A job whose result was there already."""
+        """Return a finished job for a question whose result is in the cache."""
         job = JobRecord(cache_key, client_request, {}, state="done")
         self._remember(job)
         return job
 
-    def get(self, id_: str) -> JobRecord | None:
-        """A job by its id."""
-        job = self._known.get(id_)
+    def get(self, job_id: str) -> JobRecord | None:
+        """Return a job by its id, and note that somebody still reads it."""
+        job = self._known.get(job_id)
         if job is not None:
             job.last_read = time.monotonic()
         return job
 
     def status_of(self, job: JobRecord) -> JobAnswer:
-        """How a job stands, as the API says it."""
-        before = (
-            self._waiting.index(job) + (self._running is not None)
-            if job in self._waiting
-            else 0
-        )
+        """Return how a job stands, as the API says it."""
+        jobs_before = 0
+        if job in self._waiting:
+            jobs_before = self._waiting.index(job) + (self._running is not None)
         return JobAnswer(
             id=job.id,
             analysis=job.client_request["analysis"],
             state=job.state,
-            waiting=before,
+            waiting=jobs_before,
             progress=job.progress,
             partial=job.partial_count,
             result=job.cache_key if job.state == "done" else None,
@@ -130,20 +136,22 @@ class Jobs:
         )
 
     async def follow(self, job: JobRecord) -> AsyncGenerator[JobAnswer | None, None]:
-        """How a job stands, again and again until it is over; None from time to time
-        where nothing happens.
+        """Yield how a job stands, after every change until it is over.
 
-        A job that was followed, and that nobody follows or reads any more, is
-        cancelled: its page was closed.
+        Where nothing happens for a while, yield None: a connection that carries nothing
+        is taken for dead. A job that was followed, and that nobody follows or reads any
+        more, is cancelled: its page was closed.
         """
         job.subscribers += 1
         try:
             while True:
-                changed, status = job.changed, self.status_of(job)
+                # Taken before the status is yielded: the job may change meanwhile.
+                changed = job.changed
+                status = self.status_of(job)
                 yield status
                 if status.state in FINAL_STATES:
                     return
-                while changed is job.changed:
+                while not changed.is_set():
                     try:
                         await asyncio.wait_for(changed.wait(), HEARTBEAT_SECONDS)
                     except TimeoutError:
@@ -154,17 +162,19 @@ class Jobs:
             self._cancel_after_grace(job)
 
     async def cancel(self, job: JobRecord) -> None:
-        """Cancel a job, for everybody who asked for it."""
-        if job.cancelling or job.state in FINAL_STATES:
+        """Cancel a job, for everyone who asked for it."""
+        if job.cancelling or job.is_over:
             return
         job.cancelling = True
         if job in self._waiting:
             self._waiting.remove(job)
-            job.update(state="cancelled")
+            job.end("cancelled")
             self._notify_waiting()
         elif job is self._running:
             await self.worker.interrupt()
-            asyncio.get_running_loop().call_later(SECONDS_TO_STOP, self._kill_soon, job)
+            asyncio.get_running_loop().call_later(
+                SECONDS_TO_STOP, lambda: self._start_task(self._kill_if_running(job))
+            )
 
     async def run(self) -> None:
         """Answer one job after another, for as long as the server runs."""
@@ -173,73 +183,76 @@ class Jobs:
             if not self._waiting:
                 self._work.clear()
                 continue
-            job = self._running = self._waiting.pop(0)
+            job = self._waiting.pop(0)
+            self._running = job
             self._notify_waiting()
             try:
-                await self._run_one(job)
-            except Exception as error:  # or no other job would ever be run
-                job.update(
-                    state="failed",
-                    error=f"Unexpectedly, {type(error).__name__}: {str(error)[:500]}",
-                )
+                await self._answer(job)
+            # A fault of the server itself must not stop the queue.
+            except Exception as error:
+                message = f"Unexpectedly, {type(error).__name__}: {str(error)[:500]}"
+                job.end("failed", error=message)
             finally:
                 self._running = None
 
-    async def _run_one(self, job: JobRecord) -> None:
-        job.update(state="running")
+    async def _answer(self, job: JobRecord) -> None:
+        job.state = "running"
+        job.notify()
+
+        def listen(header: Header, body: bytes) -> None:
+            self._on_message(job, header, body)
+
         try:
-            header, body = await self.worker.ask(
-                job.worker_request, lambda *message: self._on_message(job, *message)
-            )
+            header, body = await self.worker.ask(job.worker_request, listen)
         except WorkerLost as lost:
-            ended = (
-                {"state": "cancelled"}
-                if job.cancelling
-                else {"state": "failed", "error": str(lost)}
-            )
-            job.update(**ended)
+            if job.cancelling:
+                job.end("cancelled")
+            else:
+                job.end("failed", error=str(lost))
             return
         except OSError as error:
-            job.update(
-                state="failed",
-                error=f"The worker could not be started: {error.strerror or error}.",
-            )
+            reason = error.strerror or error
+            job.end("failed", error=f"The worker could not be started: {reason}.")
             return
         kind = header.pop("type")
         if kind == "cancelled":
-            job.update(state="cancelled")
+            job.end("cancelled")
         elif kind == "error":
-            job.update(state="failed", error=header["message"])
+            job.end("failed", error=header["message"])
         else:
-            middle = header.pop("payload_bytes")
-            stored = StoredResult(
-                {**header, "request": job.client_request}, body[:middle], body[middle:]
-            )
-            note = await asyncio.to_thread(self.cache.put, job.cache_key, stored)
-            job.update(state="done", note=note)
+            header["request"] = job.client_request
+            result = StoredResult.split(header, body)
+            note = await asyncio.to_thread(self.cache.put, job.cache_key, result)
+            job.end("done", note=note)
 
     def _on_message(self, job: JobRecord, header: Header, body: bytes) -> None:
         if header["type"] == "progress":
-            progress = Progress(
+            job.progress = Progress(
                 what=header["what"], done=header["done"], total=header["total"]
             )
-            job.update(progress=progress)
         elif header["type"] == "partial":
-            job.update(
-                latest_partial=body[: header["payload_bytes"]],
-                partial_count=job.partial_count + 1,
-            )
+            job.latest_partial = body[: header["payload_bytes"]]
+            job.partial_count += 1
+        job.notify()
+
+    def _unfinished(self, cache_key: str) -> JobRecord | None:
+        """Return the job that will give this result, unless it is being cancelled."""
+        candidates = list(self._waiting)
+        if self._running is not None:
+            candidates.append(self._running)
+        for job in candidates:
+            if job.cache_key == cache_key and not job.is_over and not job.cancelling:
+                return job
+        return None
 
     def _notify_waiting(self) -> None:
-        """Tell everybody who follows a queued job that the queue has moved."""
+        """Tell everyone who follows a queued job that the queue has moved."""
         for job in self._waiting:
-            job.update()
+            job.notify()
 
     def _cancel_after_grace(self, job: JobRecord) -> None:
-        """Cancel a job that nobody follows once nobody has read it for the grace
-        period; until then, check again.
-        """
-        if job.subscribers or job.state in FINAL_STATES:
+        """Cancel a job that nobody follows once nobody has read it for a while."""
+        if job.subscribers or job.is_over:
             return
         remaining = job.last_read + GRACE_SECONDS - time.monotonic()
         if remaining > 0:
@@ -247,21 +260,25 @@ class Jobs:
                 remaining, self._cancel_after_grace, job
             )
         else:
-            self._task = asyncio.ensure_future(self.cancel(job))
+            self._start_task(self.cancel(job))
 
     async def _kill_if_running(self, job: JobRecord) -> None:
-        # Now, and not when this was asked for.
+        # The worker may have stopped in the very step of the event loop in which its
+        # time was up, and answer the next question by now.
         if self._running is job and job.state == "running":
             await self.worker.kill()
 
-    def _kill_soon(self, job: JobRecord) -> None:
-        self._task = asyncio.ensure_future(self._kill_if_running(job))
+    def _start_task(self, coroutine: Coroutine[object, None, None]) -> None:
+        task = asyncio.ensure_future(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def _remember(self, job: JobRecord) -> None:
+        """Keep a job under its id, and forget the oldest finished ones."""
         self._known[job.id] = job
-        finished = [
-            id_ for id_, one in self._known.items() if one.state in FINAL_STATES
-        ]
-        for id_ in finished[: max(0, len(self._known) - MOST_REMEMBERED)]:
-            with contextlib.suppress(KeyError):
-                del self._known[id_]
+        excess = len(self._known) - MAX_REMEMBERED
+        if excess <= 0:
+            return
+        finished = [known.id for known in self._known.values() if known.is_over]
+        for job_id in finished[:excess]:
+            del self._known[job_id]

@@ -1,21 +1,22 @@
-"""The worker process as the server sees it: started when it is first needed, asked,
-interrupted, and started again.
+"""The worker process as the server sees it: started on demand, asked, interrupted,
+started again.
 """
 
 import asyncio
 import contextlib
-import json
-import os
 import signal
-import sys
+import subprocess
 import tempfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import TypeAlias
 
-from hiddenscope.app.frames import LENGTHS, Header, frame, lengths
 from hiddenscope.app.settings import Settings
+from hiddenscope.workers import Frame, Header, WorkerProcess
 
+# How long an interrupted worker may go on before it is killed.
 SECONDS_TO_STOP = 3.0
+FINAL_MESSAGES = ("result", "error", "cancelled")
 
 Listener: TypeAlias = Callable[[Header, bytes], None]
 
@@ -24,113 +25,103 @@ class WorkerLost(Exception):
     """The worker ended before it had answered."""
 
 
-class WorkerProcess:
-    """One worker; a question at a time."""
+class ModelWorker:
+    """The process that has torch and the models. It answers a question at a time."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: WorkerProcess | None = None
         self._folder = tempfile.TemporaryDirectory(prefix="hiddenscope-worker-")
+        # Pipes block, so they are used in a thread of their own. asyncio's shared
+        # threads may all be busy drawing figures.
+        self._pipes = ThreadPoolExecutor(1, "hiddenscope-worker")
 
     @property
     def pid(self) -> int | None:
-        """Its process id, while it runs."""
-        running = self._process is not None and self._process.returncode is None
-        return self._process.pid if running and self._process is not None else None
+        """Return the process id while the worker runs, else None."""
+        if self._process is None or self._process.poll() is not None:
+            return None
+        return self._process.pid
 
-    async def ask(self, request: Header, listener: Listener) -> tuple[Header, bytes]:
-        """Send a question and wait for the answer; what comes before it goes to the
-        listener.
-        """
-        process = await self._running()
-        assert process.stdin is not None
+    async def ask(self, request: Header, listener: Listener) -> Frame:
+        """Send a question; pass messages to the listener, and return the answer."""
+        loop = asyncio.get_running_loop()
+        process = self._start_if_needed()
         try:
-            process.stdin.write(frame(request))
-            await process.stdin.drain()
+            await loop.run_in_executor(self._pipes, process.send, request)
             while True:
-                header, body = await self._next(process)
-                if header.get("leaving"):
-                    # Or the next question would go to a process that ends.
-                    await self._kill()
-                if header["type"] in ("result", "error", "cancelled"):
-                    return header, body
-                listener(header, body)
-        except (asyncio.IncompleteReadError, ConnectionError, ValueError) as error:
-            await self._kill()
-            raise WorkerLost(self._reason(process, error)) from error
+                frame = await loop.run_in_executor(self._pipes, process.receive)
+                if frame is None:
+                    raise EOFError("the pipe was closed")
+                if frame.header.get("leaving"):
+                    # The next question would otherwise go to a process that is ending.
+                    await self.kill()
+                if frame.header["type"] in FINAL_MESSAGES:
+                    return frame
+                listener(*frame)
+        except (EOFError, ConnectionError, ValueError) as error:
+            await self.kill()
+            raise WorkerLost(self._explain_loss(process, error)) from error
 
     async def interrupt(self) -> None:
-        """Stop what it does: by an interrupt, and where that does not help within
-        seconds, by a kill.
-        """
-        process = self._process
-        if process is None or process.returncode is not None:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            process.send_signal(signal.SIGINT)
+        """Ask the worker to stop what it is doing."""
+        if self._process is not None:
+            self._process.interrupt()
 
     async def kill(self) -> None:
-        """End it at once, with the processes that it started."""
-        await self._kill()
-
-    async def close(self) -> None:
-        """End it when the server ends."""
-        await self._kill()
-        with contextlib.suppress(OSError):
-            self._folder.cleanup()
-
-    async def _running(self) -> asyncio.subprocess.Process:
-        if self._process is None or self._process.returncode is not None:
-            # It begins in an empty folder, so that no name from a page is ever the path
-            # of a file; -P keeps that folder off the path of imports. A session of its
-            # own lets a terminal's Ctrl-C end the server alone.
-            self._process = await asyncio.create_subprocess_exec(
-                *[sys.executable, "-P", "-m", "hiddenscope.app.worker"],
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=None if self.settings.debug else asyncio.subprocess.DEVNULL,
-                cwd=self._folder.name,
-                env=os.environ | {"HIDDENSCOPE_APP_DEVICE": self.settings.device or ""},
-                start_new_session=True,
-            )
-        return self._process
-
-    async def _next(self, process: asyncio.subprocess.Process) -> tuple[Header, bytes]:
-        assert process.stdout is not None
-        start = await process.stdout.readexactly(LENGTHS.size)
-        header, body = lengths(start, self.settings.result_bytes)
-        return json.loads(
-            await process.stdout.readexactly(header)
-        ), await process.stdout.readexactly(body)
-
-    async def _kill(self) -> None:
+        """End the worker at once, with the processes that it started."""
         process = self._process
         if process is None:
             return
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
-        await process.wait()
-        self._process = None
+        process.kill()
+        await asyncio.to_thread(process.wait)
+        # Another call may have ended it meanwhile.
+        if self._process is process:
+            self._process = None
+            # In the thread that may still be reading from the pipe, so after that.
+            self._pipes.submit(process.close)
 
-    def _reason(self, process: asyncio.subprocess.Process, error: Exception) -> str:
-        if isinstance(error, ValueError):
-            most = self.settings.result_bytes
-            return (
-                f"The result is too large: at most {most:,} bytes. Ask for fewer texts,"
-                " tokens or sites."
+    async def close(self) -> None:
+        """End the worker for good, when the server ends."""
+        await self.kill()
+        self._pipes.shutdown(wait=False)
+        with contextlib.suppress(OSError):
+            self._folder.cleanup()
+
+    def _start_if_needed(self) -> WorkerProcess:
+        if self._process is not None and self._process.poll() is not None:
+            # It died between two questions.
+            self._process.close()
+            self._process = None
+        if self._process is None:
+            stderr = None if self.settings.debug else subprocess.DEVNULL
+            self._process = WorkerProcess(
+                ["-m", "hiddenscope.app.worker"],
+                stderr=stderr,
+                # An empty folder: no name that a page sends can be the path of a file.
+                folder=self._folder.name,
+                environment={"HIDDENSCOPE_APP_DEVICE": self.settings.device or ""},
+                max_body=self.settings.result_bytes,
             )
-        code = process.returncode
+        return self._process
+
+    def _explain_loss(self, process: WorkerProcess, error: Exception) -> str:
+        """Return a sentence for the page: why there is no answer, and what to do."""
+        if isinstance(error, ValueError):
+            return (
+                f"The result is too large: at most {self.settings.result_bytes:,}"
+                " bytes. Ask for fewer texts, tokens or sites."
+            )
+        code = process.poll()
+        # Linux sends SIGKILL to a process when memory runs out.
         if code in (-signal.SIGKILL, -signal.SIGTERM):
             return (
                 "The worker was killed, most likely because memory ran out. Ask for"
                 " less, or use a smaller model."
             )
         if code is not None and code < 0:
-            return (
-                f"The worker crashed ({signal.Signals(-code).name}). The next question"
-                " starts a new one."
-            )
+            name = signal.Signals(-code).name
+            return f"The worker crashed ({name}). The next question starts a new one."
         return (
             f"The worker ended (exit code {code}). The next question starts a new one."
         )

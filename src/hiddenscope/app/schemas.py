@@ -20,9 +20,7 @@ from typing import Annotated, Any, Literal, TypeAlias, Union
 
 from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
-from hiddenscope.catalog import ANALYSES, Analysis, Parameter
-from hiddenscope.catalog import Kind as Kind
-from hiddenscope.interface.code import never_a_path as never_a_path
+from hiddenscope.catalog import ANALYSES, Analysis, Kind, Parameter
 from hiddenscope.interface.descriptions import describe
 from hiddenscope.states.pooling import NAMES as POOLING_NAMES
 
@@ -386,21 +384,12 @@ class QuestionAnswer(BaseModel):
     default: str | int | float | bool | None = None
     choices: list[str]
     help: str
-    label: str = ""
-    aside: bool = Field(
-        default=False, description="Whether it belongs below the other fields."
-    )
-    fields: list["QuestionAnswer"] = []
+    label: str
+    aside: bool = Field(description="Whether it belongs below the other fields.")
+    fields: list["QuestionAnswer"]
     of_states: bool = Field(
         default=True, description="Whether it can be given when kept states are asked."
     )
-
-    @model_validator(mode="after")
-    def add_label(self) -> "QuestionAnswer":
-        """Label the field with its name, where it has no label of its own."""
-        if not self.label:
-            self.label = self.name.replace("_", " ").capitalize()
-        return self
 
 
 class AnalysisAnswer(BaseModel):
@@ -533,6 +522,7 @@ def form_field(parameter: Parameter) -> QuestionAnswer:
     if isinstance(default, tuple):
         # A field shows one default; a list of numbers has an example in its place.
         default = None
+    label = parameter.label or parameter.name.replace("_", " ").capitalize()
     return QuestionAnswer(
         name=parameter.name,
         kind=parameter.kind,
@@ -540,7 +530,7 @@ def form_field(parameter: Parameter) -> QuestionAnswer:
         default=default,
         choices=list(parameter.choices),
         help=text,
-        label=parameter.label,
+        label=label,
         aside=parameter.aside and not parameter.required,
         fields=[form_field(field) for field in parameter.fields if field.required],
         of_states=not parameter.of_model,

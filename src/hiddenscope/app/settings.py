@@ -1,6 +1,4 @@
-"""Settings of a running workbench: where it listens, who may come in, and how much it
-takes and keeps.
-"""
+"""Settings of a running workbench: where it listens, and how much it accepts."""
 
 import secrets
 from dataclasses import dataclass, field
@@ -11,22 +9,17 @@ from hiddenscope.loading.cache import cache_folder
 MEGABYTE = 2**20
 
 
-def _default_folder() -> Path:
-    return cache_folder() / "app"
-
-
 @dataclass(frozen=True)
 class Settings:
-    """Where a workbench listens, where it keeps results, which folders it may open, and
-    its limits.
+    """Where a workbench listens, which folders it may open, and its limits.
 
-    `ticket` is good for one visit, in place of the token: it is what a browser is
-    started with, and everybody on the machine can read the arguments of a process.
-    `root` is the folder below which models and states may be opened; without it, none
-    are. `remote` allows another address than loopback. `request_seconds` is how long a
-    client may take to send its headers, between two pieces of its body, and to read
-    what was sent. `connections` is how many may be open; where the process may have few
-    descriptors, at most a quarter of those.
+    `ticket` replaces the token for one visit: a browser is started with it, and every
+    user of the machine can read the arguments of a process. `root` is the folder below
+    which models and states may be opened; without it, none are. `remote` allows another
+    address than loopback. `request_seconds` is how long a client may take to send its
+    headers, between two pieces of its body, and to read what was sent. `connections` is
+    how many may be open; where the process may have few descriptors, at most a quarter
+    of those.
 
     >>> Settings(token="secret").cookie
     'hiddenscope-8765'
@@ -39,7 +32,7 @@ class Settings:
     root: Path | None = None
     remote: bool = False
     device: str | None = None
-    folder: Path = field(default_factory=_default_folder)
+    folder: Path = field(default_factory=lambda: cache_folder() / "app")
     request_bytes: int = 4 * MEGABYTE
     upload_bytes: int = 16 * MEGABYTE
     result_bytes: int = 256 * MEGABYTE
@@ -52,13 +45,12 @@ class Settings:
 
     @property
     def cookie(self) -> str:
-        """The name of the cookie; two servers on one machine have two ports, and so two
-        names.
-        """
+        """Return the name of the cookie."""
+        # Browsers share cookies between the ports of a machine, so the name has it.
         return f"hiddenscope-{self.port}"
 
     @property
     def address(self) -> str:
-        """The address of the page, without the token."""
+        """Return the address of the page, without the token."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"http://{host}:{self.port}/"

@@ -1,7 +1,6 @@
-"""Kept states as the page opens them: what a store or a file of states holds, and its
-texts, a page at a time.
+"""Stores: what a store or a file of states holds, and its texts, a page at a time.
 
-Nothing here imports torch, so that a page of texts is answered while a model works.
+Nothing here imports torch: a page of texts is answered while a model works.
 """
 
 import json
@@ -9,7 +8,7 @@ import struct
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -18,11 +17,12 @@ from hiddenscope.app.schemas import StoreAnswer, StoreText, StoreTextsAnswer
 from hiddenscope.errors import Error, FileError
 from hiddenscope.files import identity
 
-MOST_METADATA = 16 * 2**20
-MOST_CHARACTERS = 300  # of a text in a list
-MOST_SITES = 500
+MAX_METADATA = 16 * 2**20
+# Of a text in a list.
+MAX_CHARACTERS = 300
+MAX_SITES = 500
 STATES_FORMAT = "hiddenscope.states/1"
-# What reading a file may raise that is not what its name says.
+# What parsing may raise of a file that is not what its name says.
 DAMAGED = (
     OSError,
     ValueError,
@@ -35,93 +35,88 @@ DAMAGED = (
 )
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
+# What a file says of each of its stacks, by the prefix of their tensors.
+Stacks: TypeAlias = dict[str, dict[str, Any]]
+
 
 def is_states(path: Path) -> bool:
-    """Whether there is a store or a file of states at this path."""
+    """Return whether there is a store or a file of states at this path."""
     try:
         if path.is_dir():
             return (path / "plan.json").is_file() and (path / "commits").is_dir()
-        return (
-            path.suffix == ".safetensors"
-            and path.is_file()
-            and _header(path) is not None
-        )
+        if path.suffix != ".safetensors" or not path.is_file():
+            return False
+        return _read_stacks(path) is not None
     except OSError:
         return False
 
 
 def holds_pair(path: Path) -> bool:
-    """Whether a file of states holds those of an encoder and a decoder."""
-    return "encoder." in (_header(path) or {})
+    """Return whether a file holds the states of an encoder and a decoder."""
+    return "encoder." in (_read_stacks(path) or {})
 
 
 def store_identity(path: Path) -> str:
-    """What tells kept states from others, and from what they were before more units
-    were committed.
-    """
-    return identity(
-        [path / "plan.json", *sorted((path / "commits").iterdir())]
-        if path.is_dir()
-        else [path]
-    )
+    """Return what changes with the states, also when more units are committed."""
+    if not path.is_dir():
+        return identity([path])
+    commits = sorted((path / "commits").iterdir())
+    return identity([path / "plan.json", *commits])
 
 
 def describe(name: str, label: str, path: Path) -> StoreAnswer | None:
-    """What a store or a file of states says of itself; None where it is damaged."""
+    """Return what a store or a file of states holds, or None where it is damaged."""
     try:
-        return (
-            _describe_store(name, label, path)
-            if path.is_dir()
-            else _describe_file(name, label, path)
-        )
+        if path.is_dir():
+            return _describe_store(name, label, path)
+        return _describe_file(name, label, path)
     except (Error, *DAMAGED):
         return None
 
 
 def read_texts(path: Path, first: int, count: int) -> StoreTextsAnswer:
-    """Some texts in their order, with their numbers and how many tokens each has."""
-    if not path.is_dir():
-        lengths, texts = _texts_of_file(path, store_identity(path))
-        page = [
-            (number, texts[number] if texts else "", lengths[number])
-            for number in range(len(lengths))
-        ]
-        return _page(len(lengths), first, page[first : first + count])
+    """Return a page of texts in their order, with the number of tokens of each."""
+    if path.is_dir():
+        return _read_store_texts(path, first, count)
+    lengths, texts = _read_file_texts(path, store_identity(path))
+    page = []
+    for number in range(first, min(first + count, len(lengths))):
+        text = texts[number] if texts else ""
+        page.append(_text_row(number, text, lengths[number]))
+    return StoreTextsAnswer(total=len(lengths), first=first, texts=page)
+
+
+def _read_store_texts(path: Path, first: int, count: int) -> StoreTextsAnswer:
     with hs.open(path) as store:
-        numbers = store.texts[first : first + count].tolist()
-        tokens = [store.of(number).tokens for number in numbers]
-        page = [
-            (
-                number,
-                (one.texts or ("".join(one.strings[:MOST_CHARACTERS]),))[0],
-                len(one),
-            )
-            for number, one in zip(numbers, tokens, strict=True)
-        ]
-        return _page(len(store.texts), first, page)
+        page = []
+        for number in store.texts[first : first + count].tolist():
+            tokens = store.of(number).tokens
+            if tokens.texts:
+                text = tokens.texts[0]
+            else:
+                text = "".join(tokens.strings[:MAX_CHARACTERS])
+            page.append(_text_row(number, text, len(tokens)))
+        return StoreTextsAnswer(total=len(store.texts), first=first, texts=page)
+
+
+def _text_row(number: int, text: str, tokens: int) -> StoreText:
+    return StoreText(
+        number=number,
+        text=plain(text[:MAX_CHARACTERS]),
+        cut=len(text) > MAX_CHARACTERS,
+        tokens=tokens,
+    )
 
 
 def plain(text: str) -> str:
-    """A text that UTF-8 can encode: half a surrogate pair, which a tokenizer may leave,
-    is replaced.
+    """Return a text that UTF-8 can encode.
+
+    Half a surrogate pair, which a tokenizer may leave, is replaced.
 
     >>> plain("half a pair: " + chr(0xD83D))
     'half a pair: ?'
     """
     return text.encode("utf-8", "replace").decode("utf-8")
-
-
-def _page(total: int, first: int, rows: list[tuple[int, str, int]]) -> StoreTextsAnswer:
-    texts = [
-        StoreText(
-            number=number,
-            text=plain(text[:MOST_CHARACTERS]),
-            cut=len(text) > MOST_CHARACTERS,
-            tokens=tokens,
-        )
-        for number, text, tokens in rows
-    ]
-    return StoreTextsAnswer(total=total, first=first, texts=texts)
 
 
 def _describe_store(name: str, label: str, path: Path) -> StoreAnswer:
@@ -130,7 +125,7 @@ def _describe_store(name: str, label: str, path: Path) -> StoreAnswer:
             name=name,
             label=label,
             bytes=sum(file.stat().st_size for file in (path / "data").iterdir()),
-            sites=[str(site) for site in store.sites][:MOST_SITES],
+            sites=[str(site) for site in store.sites][:MAX_SITES],
             tokens=len(store),
             texts=len(store.texts),
             model=plain(str(store.source.model)[:200]),
@@ -141,18 +136,21 @@ def _describe_store(name: str, label: str, path: Path) -> StoreAnswer:
 
 
 def _describe_file(name: str, label: str, path: Path) -> StoreAnswer | None:
-    stacks = _header(path)
+    stacks = _read_stacks(path)
     if stacks is None:
         return None
+    sites: list[str] = []
+    tokens = 0
+    for stack in stacks.values():
+        sites += map(str, stack["sites"])
+        tokens += int(stack["shape"][1])
     first = next(iter(stacks.values()))
     return StoreAnswer(
         name=name,
         label=label,
         bytes=path.stat().st_size,
-        sites=[str(site) for stack in stacks.values() for site in stack["sites"]][
-            :MOST_SITES
-        ],
-        tokens=sum(int(stack["shape"][1]) for stack in stacks.values()),
+        sites=sites[:MAX_SITES],
+        tokens=tokens,
         texts=int(first["count"]),
         model=plain(str(first["source"].get("model", ""))[:200]),
         dtype=DTYPES.get(first["dtype"], str(first["dtype"])[:20]),
@@ -161,18 +159,19 @@ def _describe_file(name: str, label: str, path: Path) -> StoreAnswer | None:
     )
 
 
-def _header(path: Path) -> dict[str, Any] | None:
-    """What a file of states says of each of its stacks; None where it is another file."""
+def _read_stacks(path: Path) -> Stacks | None:
+    """Return what a file of states says of each stack, or None for another file."""
     try:
         with path.open("rb") as file:
+            # A safetensors file begins with the length of its header, which is JSON.
             (length,) = struct.unpack("<Q", file.read(8))
-            if length > MOST_METADATA:
+            if length > MAX_METADATA:
                 return None
             header = json.loads(file.read(length))
-        notes = header.get("__metadata__") or {}
-        if notes.get("format") != STATES_FORMAT:
+        metadata = header.get("__metadata__") or {}
+        if metadata.get("format") != STATES_FORMAT:
             return None
-        stacks = json.loads(notes["states"])
+        stacks = json.loads(metadata["states"])
         return {
             prefix: {**stack, **header[f"{prefix}values"]}
             for prefix, stack in stacks.items()
@@ -182,19 +181,23 @@ def _header(path: Path) -> dict[str, Any] | None:
 
 
 @lru_cache(maxsize=4)
-def _texts_of_file(path: Path, known: str) -> tuple[list[int], tuple[str, ...] | None]:
-    """How many tokens each text of a file has, and the texts where they were kept.
-    `known` is the file's identity.
+def _read_file_texts(
+    path: Path, file_identity: str
+) -> tuple[list[int], tuple[str, ...] | None]:
+    """Return how many tokens each text of a file has, and the texts if they are stored.
+
+    `file_identity` makes the cache forget a file that has changed.
     """
     from safetensors import SafetensorError, safe_open
 
     try:
-        prefix, stack = next(iter((_header(path) or {}).items()))
+        prefix, stack = next(iter((_read_stacks(path) or {}).items()))
         with safe_open(path, framework="np") as file:
-            lengths = np.bincount(
-                file.get_tensor(f"{prefix}text"), minlength=int(stack["count"])
-            ).tolist()
-            if f"{prefix}texts" not in file.keys():  # it is no mapping  # noqa: SIM118
+            text_of_token = file.get_tensor(f"{prefix}text")
+            counts = np.bincount(text_of_token, minlength=int(stack["count"]))
+            lengths = counts.tolist()
+            # `file` is not a mapping, and has no `in`.
+            if f"{prefix}texts" not in file.keys():  # noqa: SIM118
                 return lengths, None
             joined = file.get_tensor(f"{prefix}texts").tobytes()
             ends = [0, *file.get_tensor(f"{prefix}texts.ends").tolist()]
@@ -203,7 +206,8 @@ def _texts_of_file(path: Path, known: str) -> tuple[list[int], tuple[str, ...] |
             raise ValueError(f"{len(texts)} texts, and tokens of {len(lengths)}")
         return lengths, texts
     except (SafetensorError, *DAMAGED) as error:
-        reason = f"it is damaged, or not such a file ({str(error)[:200]})"
         raise FileError(
-            f"Cannot read states from {path.name}", reason, "Save the states again."
+            f"Cannot read states from {path.name}",
+            f"it is damaged, or not such a file ({str(error)[:200]})",
+            "Save the states again.",
         ) from error

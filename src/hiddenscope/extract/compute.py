@@ -1,20 +1,17 @@
-"""Compute: the states of one unit, and a pipeline in which units are written while the
-next is computed.
+"""Compute: the states of one unit, and a pipeline that writes a unit while the next is
+computed.
 """
 
-import os
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import accumulate
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from hiddenscope.errors import NotFinite
@@ -22,24 +19,22 @@ from hiddenscope.extract.planning import ExtractSpec
 from hiddenscope.loading import parse_dtype
 from hiddenscope.model import Model
 from hiddenscope.passes import HostMemory, Inputs, buffers_for, recordable, run
+from hiddenscope.passes.buffers import Buffers
 from hiddenscope.sites import Site
 from hiddenscope.states.pool import Pool, as_vectors, check_cls
 from hiddenscope.states.pooling import parse_pooling
 from hiddenscope.store import StorePlan, StoreSequence, Writer
 
-# Units that are written at once, since one core hashes slower than a good disk writes:
-# three are held.
+# Units that are written at once: one core hashes more slowly than a good disk writes.
+# With the one that is computed, three are in memory.
 WRITERS = 2
-WORTH_TIMING = (
-    # A job of at least so many times the tokens of the batch that is timed.
-    40
-)
+# A job is timed if it has that many times the tokens of the batch that is timed.
+WORTH_TIMING = 40
 
 
 @dataclass(frozen=True)
 class Done:
-    """A unit that has been committed: by this worker, or (`committed_here` is False) by
-    another one before.
+    """A unit that has been committed, by this worker or by another one before.
 
     `bare_seconds` is what the bare forward pass over the unit would take.
     """
@@ -52,20 +47,21 @@ class Done:
 
 
 def spec_of(plan: StorePlan) -> ExtractSpec:
-    """What a plan asks of every text."""
-    sites = tuple(map(Site.parse, plan.sites))
+    """Return what a plan stores of every text."""
     return ExtractSpec(
-        sites,
-        plan.pool,
-        parse_dtype(plan.dtype),
-        plan.widths[plan.sites[0]],
-        plan.every,
+        sites=tuple(map(Site.parse, plan.sites)),
+        pool=plan.pool,
+        dtype=parse_dtype(plan.dtype),
+        width=plan.widths[plan.sites[0]],
+        every=plan.every,
     )
 
 
 class Unit:
-    """The states of a unit: on their way to host memory when this is made, there when
-    `values` is asked.
+    """The states of one unit.
+
+    The forward passes run when this is created. The states may still be on their way
+    from a GPU to host memory then; `values` waits for them.
     """
 
     def __init__(
@@ -76,192 +72,193 @@ class Unit:
         memory: HostMemory,
         batch_done: Callable[[int], None] = lambda tokens: None,
     ) -> None:
-        self.sequences, self.spec, self._memory = sequences, spec, memory
+        self.sequences = sequences
+        self.spec = spec
+        self._memory = memory
         self._batch_done = batch_done
-        self._buffers: list[Any] = []
+        self._buffers: Buffers | None = None
         self._pooled: Tensor | None = None
-        inputs = model.encode(Inputs(tuple(sequence.ids for sequence in sequences)))
-        batches = _batches(sequences)
+        inputs = _inputs(model, sequences)
         with model.lock:
             if spec.pool is None:
-                buffers = buffers_for(
-                    model, spec.sites, inputs, spec.dtype, memory=memory
-                )
-                for indices in batches:
-                    some = inputs.some(indices)
-                    run(model, some.pad(model), indices, buffers)
-                    batch_done(len(some.flat))
-                self._buffers = list(buffers.values())
+                self._buffers = self._record(model, inputs)
             else:
-                self._pooled = self._pool(model, inputs, batches, spec.pool)
+                self._pooled = self._pool(model, inputs, spec.pool)
 
-    def values(self) -> Mapping[str, Any]:
-        """The values of each site as numpy sees them, bfloat16 as its bits; a NaN or an
-        infinity is an error.
-        """
-        if self._pooled is not None:
-            values, finite = self._pooled, bool(self._pooled.isfinite().all())
-        else:
-            buffer = self._buffers[0].buffer
-            values, finite = buffer.finish(), buffer.finite
-        if not finite:
-            raise self._not_finite(values)
-        kept = self._kept()
-        return {
-            str(site): _as_numpy(own if kept is None else own[kept])
-            for site, own in zip(self.spec.sites, values, strict=True)
-        }
-
-    def _kept(self) -> Tensor | None:
-        """The rows of the tokens that are kept; None where all are."""
-        if self.spec.every == 1:
-            return None
-        starts = accumulate(
-            (len(sequence.ids) for sequence in self.sequences), initial=0
+    def _record(self, model: Model, inputs: Inputs) -> Buffers:
+        """Run the passes, recording the states of every token."""
+        buffers = buffers_for(
+            model, self.spec.sites, inputs, self.spec.dtype, memory=self._memory
         )
-        pairs = zip(self.sequences, starts, strict=False)
-        return torch.tensor(
-            [
-                start + index
-                for own, start in pairs
-                for index in own.kept(self.spec.every)
-            ]
-        )
+        for indices in _batches(self.sequences):
+            batch = inputs.some(indices)
+            run(model, batch.pad(model), indices, buffers)
+            self._batch_done(len(batch.flat))
+        return buffers
 
-    def release(self) -> None:
-        """Let another unit have the memory; what `values` gave must not be read any
-        more.
-        """
-        for buffer in self._buffers:
-            buffer.buffer.release()
+    def _pool(self, model: Model, inputs: Inputs, pool: str) -> Tensor:
+        """Run the passes; return one vector for each sequence.
 
-    def _pool(
-        self, model: Model, inputs: Inputs, batches: Sequence[list[int]], how: str
-    ) -> Tensor:
-        """One vector for each sequence of the plan; the states of one batch are held at
-        a time.
+        The states of one batch are in memory at a time.
         """
-        pooling = parse_pooling(how)
+        pooling = parse_pooling(pool)
         if pooling == "cls":
-            firsts = [sequence.ids[0] for sequence in self.sequences]
-            check_cls(
-                model.source(self.spec.sites[0].stack), firsts, self.sequences[0].text
-            )
-        pooled = torch.empty(
-            len(self.spec.sites), len(inputs), self.spec.width, dtype=self.spec.dtype
-        )
-        pool = Pool(inputs.lengths, pooling)
-        for indices in batches:
-            some = inputs.some(indices)
-            buffers = buffers_for(model, self.spec.sites, some, memory=self._memory)
-            run(model, some.pad(model), range(len(some)), buffers)
-            (buffer,) = buffers.values()
-            vectors = as_vectors(pool(buffer.buffer.finish(), indices))
+            first_tokens = [sequence.ids[0] for sequence in self.sequences]
+            source = model.source(self.spec.sites[0].stack)
+            check_cls(source, first_tokens, self.sequences[0].text)
+        shape = len(self.spec.sites), len(inputs), self.spec.width
+        pooled = torch.empty(shape, dtype=self.spec.dtype)
+        pool_batch = Pool(inputs.lengths, pooling)
+        for indices in _batches(self.sequences):
+            batch = inputs.some(indices)
+            buffers = buffers_for(model, self.spec.sites, batch, memory=self._memory)
+            run(model, batch.pad(model), range(len(batch)), buffers)
+            (stack_buffer,) = buffers.values()
+            vectors = as_vectors(pool_batch(stack_buffer.buffer.finish(), indices))
             pooled[:, indices] = vectors.to(self.spec.dtype)
-            buffer.buffer.release()
-            self._batch_done(len(some.flat))
+            stack_buffer.buffer.release()
+            self._batch_done(len(batch.flat))
         return pooled
 
+    def values(self) -> Mapping[str, NDArray[Any]]:
+        """Return the values of each site, bfloat16 as its bits.
+
+        A NaN or an infinity raises an error.
+        """
+        if self._pooled is not None:
+            values = self._pooled
+            finite = bool(values.isfinite().all())
+        else:
+            assert self._buffers is not None
+            buffer = next(iter(self._buffers.values())).buffer
+            values = buffer.finish()
+            finite = buffer.finite
+        if not finite:
+            raise self._not_finite(values)
+        rows = self._kept_rows()
+        by_site = {}
+        for site, site_values in zip(self.spec.sites, values, strict=True):
+            if rows is not None:
+                site_values = site_values[rows]
+            by_site[str(site)] = _as_numpy(site_values)
+        return by_site
+
+    def _kept_rows(self) -> Tensor | None:
+        """Return the rows of the tokens that are stored, or None where all are."""
+        if self.spec.every == 1:
+            return None
+        rows: list[int] = []
+        start = 0
+        for sequence in self.sequences:
+            rows += [start + index for index in sequence.kept(self.spec.every)]
+            start += len(sequence.ids)
+        return torch.tensor(rows)
+
+    def release(self) -> None:
+        """Let another unit have the memory. What `values` returned is then invalid."""
+        if self._buffers is not None:
+            for stack_buffer in self._buffers.values():
+                stack_buffer.buffer.release()
+
     def _not_finite(self, values: Tensor) -> NotFinite:
-        lengths = [
-            len(sequence.ids) if self._pooled is None else 1
-            for sequence in self.sequences
-        ]
-        ends = np.cumsum(lengths)
-        for site, own in zip(self.spec.sites, values, strict=True):
-            wrong = (~own.isfinite().all(1)).nonzero()
-            if len(wrong):
-                row = int(wrong[0])
-                index = int(np.searchsorted(ends, row, side="right"))
-                own_row, text = (
-                    row - int(ends[index]) + lengths[index],
-                    self.sequences[index].text,
-                )
-                # In the text, also of a later window.
-                position = self.sequences[index].start + own_row
-                where = f"{site}, text {text:,}" + (
-                    f", position {position}" if self._pooled is None else ""
-                )
-                remedy = (
-                    "Look at the block that computes it, load the model in a wider"
-                    " dtype, or give dtype='float32'."
-                )
+        """Return an error that names the first state that is not finite."""
+        problem = "States are not finite"
+        for site, site_values in zip(self.spec.sites, values, strict=True):
+            bad_rows = (~site_values.isfinite().all(1)).nonzero()
+            if len(bad_rows):
+                where = self._place(site, int(bad_rows[0]))
                 return NotFinite(
-                    "States are not finite", f"a NaN or an infinity at {where}", remedy
+                    problem,
+                    f"a NaN or an infinity at {where}",
+                    "Look at the block that computes it, load the model in a wider"
+                    " dtype, or give dtype='float32'.",
                 )
         return NotFinite(
-            "States are not finite",
-            "their sum is not",
-            "Load the model in a wider dtype.",
+            problem, "their sum is not", "Load the model in a wider dtype."
         )
+
+    def _place(self, site: Site, row: int) -> str:
+        """Return the text and the position of a row, in words."""
+        if self._pooled is not None:
+            return f"{site}, text {self.sequences[row].text:,}"
+        ends = np.cumsum([len(sequence.ids) for sequence in self.sequences])
+        index = int(np.searchsorted(ends, row, side="right"))
+        sequence = self.sequences[index]
+        row_in_sequence = row - (int(ends[index]) - len(sequence.ids))
+        # A later window of a text starts further on.
+        position = sequence.start + row_in_sequence
+        return f"{site}, text {sequence.text:,}, position {position}"
 
 
 def bare_speed(
     model: Model, sequences: Sequence[StoreSequence], spec: ExtractSpec, tokens: int
 ) -> float | None:
-    """Tokens a second of the bare forward pass, up to the deepest site; None where
-    measuring would cost too much.
+    """Return the tokens per second of the bare forward pass, up to the deepest site.
 
-    One batch of a unit is timed, for a job of so many tokens.
+    One batch of a unit is timed. Return None where that would cost too much, for a job
+    of that many tokens.
     """
-    inputs = model.encode(Inputs(tuple(sequence.ids for sequence in sequences)))
-    costs, batches = inputs.costs, _batches(sequences)
+    inputs = _inputs(model, sequences)
+    batches = _batches(sequences)
+    costs = inputs.costs
     sizes = [sum(costs[index] for index in batch) for batch in batches]
-    timed = len(batches) // 2
-    if tokens < WORTH_TIMING * sizes[timed]:
+    middle = len(batches) // 2
+    if tokens < WORTH_TIMING * sizes[middle]:
         return None
+    smallest = sizes.index(min(sizes))
     with model.lock:
         # The first pass of a process is a slow one.
-        run_bare(model, inputs, [batches[sizes.index(min(sizes))]], spec)
+        run_bare(model, inputs, [batches[smallest]], spec)
         begin = time.perf_counter()
-        run_bare(model, inputs, [batches[timed]], spec)
-        return sizes[timed] / (time.perf_counter() - begin)
+        run_bare(model, inputs, [batches[middle]], spec)
+        return sizes[middle] / (time.perf_counter() - begin)
 
 
 def run_bare(
     model: Model, inputs: Inputs, batches: Sequence[Sequence[int]], spec: ExtractSpec
 ) -> None:
-    """The forward pass over some batches, up to the deepest site, and nothing else but
-    one vector a text.
-    """
+    """Run the forward pass up to the deepest site, and do nothing with the states."""
     for indices in batches:
-        some = inputs.some(indices)
-        buffers = buffers_for(model, spec.sites[-1:], some, keep="device")
-        run(model, some.pad(model), range(len(some)), buffers)
-        for buffer in buffers.values():
-            buffer.buffer.finish()
+        batch = inputs.some(indices)
+        buffers = buffers_for(model, spec.sites[-1:], batch, keep="device")
+        run(model, batch.pad(model), range(len(batch)), buffers)
+        for stack_buffer in buffers.values():
+            stack_buffer.buffer.finish()
+    # A GPU works on after the call has returned.
     if model.device.type == "cuda":
         torch.cuda.synchronize(model.device)
 
 
+def _inputs(model: Model, sequences: Sequence[StoreSequence]) -> Inputs:
+    return model.encode(Inputs(tuple(sequence.ids for sequence in sequences)))
+
+
 def _batches(sequences: Sequence[StoreSequence]) -> list[list[int]]:
-    """The indices of the sequences of each batch, in the order in which the batches
-    run.
-    """
-    found: dict[int, list[int]] = defaultdict(list)
+    """Return the indices of the sequences of each batch, in the order they run."""
+    batches: dict[int, list[int]] = defaultdict(list)
     for index, sequence in enumerate(sequences):
-        found[sequence.batch].append(index)
-    return [found[number] for number in sorted(found)]
+        batches[sequence.batch].append(index)
+    return [batches[number] for number in sorted(batches)]
 
 
-def _as_numpy(values: Tensor) -> Any:
+def _as_numpy(values: Tensor) -> NDArray[Any]:
     values = values.contiguous()
-    return (
-        values.view(torch.int16).numpy().view(np.uint16)
-        if values.dtype == torch.bfloat16
-        else values.numpy()
-    )
+    # numpy has no bfloat16.
+    if values.dtype == torch.bfloat16:
+        return values.view(torch.int16).numpy().view(np.uint16)
+    return values.numpy()
 
 
 class Pipeline:
-    """Computes units in this thread and commits them in others: a slow disk slows the
-    pass, and memory stays bounded.
+    """Computes units in this thread and commits them in others.
 
-    `report` is called, in one other thread at a time, with every unit that has been
-    committed, and `failed` with the error of one that could not be, at once: the next
-    `put` raises it too, but whoever waits for an answer before it gives another unit
-    would wait for ever. `speed` is that of the bare pass. `batch_done` is called with
-    the number of tokens of every batch that has been run.
+    A slow disk slows the passes down, so that memory stays bounded.
+
+    `report` is called with every unit that has been committed, and `batch_done` with
+    the number of tokens of every batch that has been run, both by one thread at a time.
+    `failed` is called at once with the error of a unit that could not be committed: the
+    next `put` raises it too, but whoever waits for an answer before the next `put`
+    would wait for ever. `speed` is that of the bare pass.
     """
 
     def __init__(
@@ -274,60 +271,60 @@ class Pipeline:
         batch_done: Callable[[int], None] = lambda tokens: None,
     ) -> None:
         recordable(model.module)
-        self.model, self.writer, self.report, self.failed = (
-            model,
-            writer,
-            report,
-            failed,
-        )
-        self._batch_done = batch_done
+        self.model = model
+        self.writer = writer
+        self.report = report
+        self.failed = failed
         self.spec = spec_of(writer.plan)
+        self._batch_done = batch_done
         self._speed = speed
         self._error: BaseException | None = None
         self._reporting = threading.Lock()
         self._memory = HostMemory()
         self._free = threading.Semaphore(WRITERS)
-        self._threads = ThreadPoolExecutor(WRITERS, "hiddenscope-write")
+        self._writing: list[threading.Thread] = []
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._threads.shutdown()  # what was handed over is written
+    def __exit__(self, kind: type[BaseException] | None, *details: object) -> None:
+        for thread in self._writing:
+            # An interrupt may have come before the last one was started.
+            if thread.ident is not None:
+                thread.join()
         if kind is None:
-            self._raise()
+            self._raise_error()
 
     def put(self, unit: str) -> None:
-        """Compute a unit and hand it over to be written; one that somebody else has
-        committed is left alone.
-        """
-        self._raise()
+        """Compute a unit and hand it over to be written; skip one that is committed."""
+        self._raise_error()
         if self.writer.folder.record(unit).exists():
             self._report(unit, committed_here=False)
             return
         sequences = self.writer.sequences(unit)
-        self._hand_over(
-            unit,
-            Unit(self.model, sequences, self.spec, self._memory, self._report_batch),
+        computed = Unit(
+            self.model, sequences, self.spec, self._memory, self._report_batch
         )
+        self._hand_over(unit, computed)
 
     def _hand_over(self, unit: str, computed: Unit) -> None:
-        """Give a unit to a thread that writes, when one is free."""
+        """Start a thread that writes a unit, as soon as there may be one more."""
         while not self._free.acquire(timeout=0.2):
-            self._raise()
-        self._threads.submit(self._write, unit, computed)
+            self._raise_error()
+        # A thread for each unit: an interrupt at any instant leaves no thread behind
+        # that waits for more, as those of a pool would.
+        thread = threading.Thread(
+            target=self._write, args=(unit, computed), name="hiddenscope-write"
+        )
+        self._writing = [writing for writing in self._writing if writing.is_alive()]
+        self._writing.append(thread)
+        thread.start()
 
     def _write(self, unit: str, computed: Unit) -> None:
         try:
             if self._error is None:
-                self._report(
-                    unit, committed_here=self.writer.commit(unit, computed.values())
-                )
+                committed_here = self.writer.commit(unit, computed.values())
+                self._report(unit, committed_here=committed_here)
         except BaseException as error:
             self._error = self._error or error
             with self._reporting:
@@ -337,30 +334,22 @@ class Pipeline:
             self._free.release()
 
     def _report(self, unit: str, *, committed_here: bool) -> None:
+        digest = self.writer.plan.by_name[unit]
+        rows = self.writer.plan.rows_of(digest)
+        done = Done(
+            unit=unit,
+            tokens=digest.tokens,
+            bytes=rows * self.spec.row_bytes,
+            bare_seconds=digest.tokens / self._speed if self._speed else 0.0,
+            committed_here=committed_here,
+        )
         with self._reporting:
-            self.report(self._done(unit, committed_here=committed_here))
+            self.report(done)
 
     def _report_batch(self, tokens: int) -> None:
         with self._reporting:
             self._batch_done(tokens)
 
-    def _raise(self) -> None:
+    def _raise_error(self) -> None:
         if self._error is not None:
             raise self._error
-
-    def _done(self, unit: str, *, committed_here: bool) -> Done:
-        digest = self.writer.plan.by_name[unit]
-        rows = self.writer.plan.rows_of(digest)
-        seconds = digest.tokens / self._speed if self._speed else 0.0
-        return Done(
-            unit, digest.tokens, rows * self.spec.row_bytes, seconds, committed_here
-        )
-
-
-def cores() -> int:
-    """The cores that this process may use."""
-    return (
-        len(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else os.cpu_count() or 1
-    )

@@ -1,6 +1,4 @@
-"""Corpus: the texts of a job, read one after another and never all in memory, each
-identified by its content.
-"""
+"""Corpus: the texts of a job, read one after another and never all in memory."""
 
 import hashlib
 import os
@@ -10,15 +8,16 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import TracebackType
 from typing import Any, Self
 
 from hiddenscope.arguments import checked
-from hiddenscope.errors import TextError
+from hiddenscope.errors import Error, TextError
 from hiddenscope.texts import rows
 
-LISTED = 1000  # skipped lines that are named in the plan; all are counted
-_KEY = 16  # bytes of SHA-256 by which texts are told apart
+# Skipped lines that are named in the plan. All are counted.
+MAX_NAMED = 1000
+# Bytes of SHA-256 by which texts are told apart.
+KEY_BYTES = 16
 
 
 @checked
@@ -27,12 +26,12 @@ class Corpus:
     """The texts of a job, and how they are read.
 
     `source` is whatever `hs.read` takes. `text` names the column. A text of more tokens
-    than `window` (the model's own, if not given) is cut into windows, each beginning
-    `stride` tokens after the one before. With `skip_bad` a broken line is left out, and
-    counted. With `every` only the states of the tokens at positions 0, n, 2n and so on
-    of a text are kept; all are computed.
+    than `window` (by default the model's) is cut into windows, each beginning `stride`
+    tokens after the one before. With `skip_bad` a broken line is left out, and counted.
+    With `every=n` only the states of the tokens at positions 0, n, 2n and so on of a
+    text are kept. All are computed.
 
-    >>> [text for text in Corpus(["a cat", "a dog"]).read()]
+    >>> list(Corpus(["a cat", "a dog"]).read())
     ['a cat', 'a dog']
     """
 
@@ -54,72 +53,72 @@ class Corpus:
                 )
 
     def read(self, skipped: "list[str] | Skips | None" = None) -> Iterator[str]:
-        """The texts one after another; the lines that were left out are named in
-        `skipped`.
-        """
-        named: Any = [] if skipped is None else skipped
-        sink = (
-            (lambda error: named.append(f"{error.problem}: {error.reason}"))
-            if self.skip_bad
-            else None
-        )
-        for row in rows(self.source, text=self.text, skipped=sink):
+        """Yield the texts; `skipped` gets what is wrong with the lines left out."""
+
+        def note(error: Error) -> None:
+            if skipped is not None:
+                skipped.append(f"{error.problem}: {error.reason}")
+
+        on_skip = note if self.skip_bad else None
+        for row in rows(self.source, text=self.text, skipped=on_skip):
             yield row.text
 
 
 class Skips:
-    """The lines that were left out: their number, and the names of the first."""
+    """The lines that were left out: their number, and what is wrong with the first."""
 
     def __init__(self) -> None:
         self.count = 0
         self.named: list[str] = []
 
-    def append(self, name: str) -> None:
+    def append(self, reason: str) -> None:
         """Count one more."""
         self.count += 1
-        if len(self.named) < LISTED:
-            self.named.append(name)
+        if len(self.named) < MAX_NAMED:
+            self.named.append(reason)
 
 
 @dataclass
 class Identity:
-    """What tells one sequence of texts from another: a hash over all of them in order,
-    and their number.
+    """What tells one sequence of texts from another: their number, and a hash.
 
-    >>> one, other = Identity(), Identity()
-    >>> one.add("ab"), one.add("c"), other.add("a"), other.add("bc")
+    >>> first, second = Identity(), Identity()
+    >>> first.add("ab"), first.add("c"), second.add("a"), second.add("bc")
     (None, None, None, None)
-    >>> one.digest == other.digest, one.count
+    >>> first.digest == second.digest, first.count
     (False, 2)
     """
 
     count: int = 0
-    _hash: Any = field(default_factory=hashlib.sha256, repr=False)
+    _hash: "hashlib._Hash" = field(default_factory=hashlib.sha256, repr=False)
 
     def add(self, text: str) -> None:
         """Take one more text in."""
         content = text.encode("utf-8")
+        # With the lengths, no two sequences of texts have the same bytes.
         self._hash.update(len(content).to_bytes(8, "little"))
         self._hash.update(content)
         self.count += 1
 
     @property
     def digest(self) -> str:
-        """The hash, in hex digits."""
-        return str(self._hash.hexdigest())
+        """Return the hash in hex digits."""
+        return self._hash.hexdigest()
 
 
 class SeenTexts:
-    """An index on disk of the texts that have been seen, by the hash of each.
+    """An index on disk of the texts that have been read, by the hash of each.
 
-    >>> with SeenTexts() as seen:
-    ...     [seen.first("a", 0), seen.first("b", 1), seen.first("a", 2)], list(seen.duplicates())
-    ([0, 1, 0], [(2, 0)])
+    >>> with SeenTexts() as index:
+    ...     [index.first("a", 0), index.first("b", 1), index.first("a", 2)]
+    ...     list(index.duplicates())
+    [0, 1, 0]
+    [(2, 0)]
     """
 
     def __init__(self, folder: str | os.PathLike[str] | None = None) -> None:
-        # What cannot be removed where descriptors have run out is left, so that the
-        # error which matters is raised.
+        # Where descriptors have run out, removing the folder fails too. The first error
+        # is the one that matters.
         self._folder = TemporaryDirectory(
             prefix="hiddenscope-", dir=folder, ignore_cleanup_errors=True
         )
@@ -127,46 +126,40 @@ class SeenTexts:
         self._index = sqlite3.connect(
             Path(self._folder.name, "texts.sqlite"), isolation_level=None
         )
-        # It is made anew for every job, so nothing of it needs to survive a crash.
-        for line in ("journal_mode=OFF", "synchronous=OFF"):
-            self._index.execute(f"PRAGMA {line}")
+        # Every job has its own index, so nothing of it needs to survive a crash.
+        self._index.execute("PRAGMA journal_mode=OFF")
+        self._index.execute("PRAGMA synchronous=OFF")
         self._index.execute(
             "CREATE TABLE seen (key BLOB PRIMARY KEY, text INTEGER) WITHOUT ROWID"
         )
         self._index.execute(
             "CREATE TABLE duplicate (text INTEGER PRIMARY KEY, same_as INTEGER)"
         )
-        self._index.execute("BEGIN")  # one transaction for all: none is ever undone
+        # One transaction for all of it, since none is ever undone.
+        self._index.execute("BEGIN")
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._index.close()
         self._folder.cleanup()
 
     def first(self, text: str, number: int) -> int:
-        """The number of the first text that equals this one: its own if it is new."""
-        key = hashlib.sha256(text.encode("utf-8")).digest()[:_KEY]
-        if self._index.execute(
-            "INSERT OR IGNORE INTO seen VALUES (?, ?)", (key, number)
-        ).rowcount:
+        """Return the number of the first text that equals this one, or `number`."""
+        key = hashlib.sha256(text.encode("utf-8")).digest()[:KEY_BYTES]
+        insert = "INSERT OR IGNORE INTO seen VALUES (?, ?)"
+        inserted = self._index.execute(insert, (key, number)).rowcount
+        if inserted:
             self.new += 1
             return number
-        (same_as,) = self._index.execute(
-            "SELECT text FROM seen WHERE key = ?", (key,)
-        ).fetchone()
+        select = "SELECT text FROM seen WHERE key = ?"
+        (same_as,) = self._index.execute(select, (key,)).fetchone()
         self._index.execute("INSERT INTO duplicate VALUES (?, ?)", (number, same_as))
         return int(same_as)
 
     def duplicates(self) -> Iterable[tuple[int, int]]:
-        """Every text that was there before, with the first that it equals."""
-        with closing(
-            self._index.execute("SELECT text, same_as FROM duplicate ORDER BY text")
-        ) as found:
-            yield from found
+        """Yield every copy, with the number of the first text that it equals."""
+        select = "SELECT text, same_as FROM duplicate ORDER BY text"
+        with closing(self._index.execute(select)) as pairs:
+            yield from pairs

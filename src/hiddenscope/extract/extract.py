@@ -1,14 +1,4 @@
-"""Extract: the states of a whole corpus, in a store on disk.
-
-corpus     the texts, read one after another, and an index on disk that finds copies
-planning   texts made into units of fixed sequences and batches
-compute    the states of a unit, and a pipeline in which a unit is written while the next is computed
-schedule   which units are to be computed, in hand, done
-recipe     how another process comes by the same model
-local      units over processes of this machine
-cluster    units over Ray actors
-job        what a job will cost, and how far it is
-"""
+"""The function that users call: plan a job, show its cost and progress, run it."""
 
 from __future__ import annotations
 
@@ -19,16 +9,15 @@ import torch
 
 from hiddenscope import progress
 from hiddenscope.arguments import checked
-from hiddenscope.extract.corpus import Corpus
-from hiddenscope.extract.job import Engine, EngineKind, ExtractJob, JobCost, JobProgress
+from hiddenscope.extract.engine import Engine, EngineKind
+from hiddenscope.extract.job import ExtractJob
+from hiddenscope.extract.status import JobProgress
 from hiddenscope.model import ModelLike
 from hiddenscope.passes import EVERYTHING
 from hiddenscope.sites import SitePatterns
 from hiddenscope.states import Pooling
 from hiddenscope.store import Store
 from hiddenscope.store import open as open_store
-
-__all__ = ["Corpus", "Engine", "ExtractJob", "JobCost", "JobProgress", "extract"]
 
 
 @checked
@@ -42,7 +31,7 @@ def extract(
     dtype: str | torch.dtype | None = None,
     engine: EngineKind | Engine = "local",
 ) -> Store:
-    """The states of every text of a corpus, in a store in the folder `to`.
+    """Store the states of every text of a corpus in the folder `to`.
 
     `corpus` is whatever `hs.read` takes, a folder of such files, "-" for stdin, or an
     `hs.Corpus` with windows for long texts. It is never whole in memory. `pool` keeps
@@ -63,16 +52,13 @@ def extract(
     )
     for line in job.cost.lines():
         progress.note(line)
-    done = 0
-    tokens = sum(
-        unit.tokens for unit in job.writer.plan.units if unit.name in set(job.pending)
-    )
-    with progress.track("Extracting tokens", total=tokens) as advance:
+    reported = 0
+    with progress.track("Extracting tokens", total=job.pending_tokens) as advance:
 
         def report(now: JobProgress) -> None:
-            nonlocal done
-            advance(now.tokens_computed - done)
-            done = now.tokens_computed
+            nonlocal reported
+            advance(now.tokens_computed - reported)
+            reported = now.tokens_computed
 
         try:
             job.run(report, every_batch=True)

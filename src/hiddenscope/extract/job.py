@@ -1,8 +1,6 @@
-"""Job: an extraction (a corpus, a model and a store), what it will cost, and how far it
-is.
+"""Job: an extraction of a corpus, planned and run.
 
-A job here is an extraction. It is not a job of the app (`hiddenscope.app.jobs`), which
-is a question in its queue.
+It is not a job of the app (`hiddenscope.app.jobs`), which is a question in a queue.
 """
 
 from __future__ import annotations
@@ -15,35 +13,30 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any
 
 import torch
 
 from hiddenscope.arguments import checked
-from hiddenscope.errors import (
-    ArgumentError,
-    Error,
-    FileError,
-    PassError,
-    TooLarge,
-    is_out_of_memory,
-)
+from hiddenscope.errors import Error, FileError, PassError, TooLarge, is_out_of_memory
 from hiddenscope.extract import local
-from hiddenscope.extract import ray_engine as cluster
-from hiddenscope.extract.compute import Done, Pipeline, bare_speed, cores, spec_of
+from hiddenscope.extract.compute import Done, Pipeline, bare_speed, spec_of
 from hiddenscope.extract.corpus import Corpus, SeenTexts
+from hiddenscope.extract.engine import Engine, EngineKind
 from hiddenscope.extract.planning import (
     UNIT_BYTES,
     ExtractSpec,
     Planner,
+    check_same_plan,
     choose,
-    differences,
     plan_without_corpus,
     read_corpus,
 )
+from hiddenscope.extract.ray_engine import run_on_ray
 from hiddenscope.extract.recipe import recipe_of
+from hiddenscope.extract.status import JobCost, JobProgress, format_size
 from hiddenscope.model import Model, ModelLike, as_model
 from hiddenscope.modules import hooks
 from hiddenscope.passes import EVERYTHING
@@ -59,233 +52,6 @@ from hiddenscope.store import (
     resume,
 )
 
-LISTED = 5  # damaged files and units that are named
-
-EngineKind: TypeAlias = Literal["local", "ray"]
-
-
-@checked
-@dataclass(frozen=True)
-class Engine:
-    """Where a job is computed: in this process, in several of this machine, or on a Ray
-    cluster.
-
-    `workers` are processes, one if not given (with Ray as many as the cluster has room
-    for). `threads` are the torch threads per worker. If not given, a resumed job reuses
-    the stored value; a new one takes torch's own with one worker, the cores divided by
-    the workers with several, and one with Ray. `address` is that of a Ray cluster, such
-    as "auto". `unit_bytes` bounds the states of a unit: each worker buffers about three
-    units, and a crash loses at most these. `unit_tokens` bounds its tokens. If not
-    given, a resumed job keeps the units of the store; in a new one they have 256 MB,
-    and on a CPU about a trillion floating-point operations.
-
-    >>> Engine(workers=2).kind
-    'local'
-    """
-
-    kind: EngineKind = "local"
-    workers: int | None = None
-    threads: int | None = None
-    address: str | None = None
-    unit_bytes: int | None = None
-    unit_tokens: int | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("workers", "threads", "unit_bytes", "unit_tokens"):
-            value = getattr(self, name)
-            if isinstance(value, int) and value < 1:
-                raise ArgumentError(
-                    f"{name} must be at least 1, got {value}",
-                    "it is too small",
-                    "Give 1 or more.",
-                )
-        if self.kind not in get_args(EngineKind):
-            reason = f"there are {' and '.join(get_args(EngineKind))}"
-            raise ArgumentError(
-                f"No engine {str(self.kind)[:40]!r}", reason, "Choose one of them."
-            )
-        if self.address is not None and self.kind != "ray":
-            raise ArgumentError(
-                "Cannot use an address",
-                f"the engine is {self.kind!r}",
-                "Give engine='ray' with it.",
-            )
-
-    def threads_of_each(self, stored: StorePlan | None) -> int:
-        """The threads of a worker: as given, or as the store was begun with."""
-        if self.threads is not None:
-            return self.threads
-        if stored is not None and isinstance(stored.environment.get("threads"), int):
-            return int(stored.environment["threads"])
-        if self.kind == "local":
-            return (
-                torch.get_num_threads()
-                if self.workers in (None, 1)
-                else max(1, cores() // (self.workers or 1))
-            )
-        return 1
-
-    def unit_limits(self, stored: StorePlan | None) -> dict[str, int]:
-        """Return the limits of a unit by name: as given, or as the store was begun
-        with.
-
-        A limit that is neither given nor in the store is left out.
-        """
-        limits = {} if stored is None else stored.environment
-        asked = {"unit_bytes": self.unit_bytes, "unit_tokens": self.unit_tokens}
-        if stored is None and self.unit_bytes is None:
-            asked["unit_bytes"] = UNIT_BYTES
-        chosen = {}
-        for name, value in asked.items():
-            limit = limits.get(name) if value is None else value
-            if isinstance(limit, int):
-                chosen[name] = limit
-        return chosen
-
-
-@dataclass(frozen=True)
-class JobProgress:
-    """How far a job is, of the units that were pending when it began.
-
-    `share_of_bare_pass` is the time of the forward passes alone over the time taken: 1
-    means no overhead. It is an estimate, from the speed of one batch that is timed when
-    the job is planned. It is None for a job on a cluster, for one that is too small to
-    be timed, and until this job has committed a unit. Speeds count what this job
-    committed itself, so `seconds_left` is too long while another job works on the same
-    store. `tokens_done` are those of units that are kept; `tokens_computed` also counts
-    the batches of units that are still at work.
-    """
-
-    units: int
-    units_done: int
-    tokens: int
-    tokens_done: int
-    tokens_computed: int
-    bytes_written: int
-    seconds: float
-    tokens_per_second: float
-    share_of_bare_pass: float | None
-    seconds_left: float | None
-
-    def line(self) -> str:
-        """The progress as one line of text."""
-        share = (
-            ""
-            if self.share_of_bare_pass is None
-            else f", {self.share_of_bare_pass:.0%} of the bare pass"
-        )
-        left = (
-            "" if self.seconds_left is None else f", {duration(self.seconds_left)} left"
-        )
-        tokens = f"{self.tokens_computed:,} of {self.tokens:,} tokens"
-        units = f"{self.units_done:,} of {self.units:,} units kept"
-        return f"{tokens}, {units}, {self.tokens_per_second:,.0f} tokens/s{share}{left}"
-
-    def to_json(self) -> dict[str, Any]:
-        """The progress as a dictionary for JSON."""
-        return asdict(self)
-
-
-@dataclass(frozen=True)
-class JobCost:
-    """What a job will cost, as it was when the job was planned: `run` does not change
-    it.
-
-    `seconds` is for the forward passes; None where they run elsewhere, or are few.
-    `units_left` and `bytes_left` are what was not in the store yet. All `tokens` are
-    computed; the states of `tokens_kept` of them are written, or in a pooled store of
-    none. `damaged` are the files of the plan and the units that were damaged or lost
-    since the store was begun, and are made again.
-    """
-
-    texts: int
-    duplicates: int
-    skipped: int
-    sequences: int
-    tokens: int
-    tokens_kept: int
-    sites: int
-    units: int
-    units_left: int
-    bytes: int
-    bytes_left: int
-    bytes_free: int
-    seconds: float | None
-    damaged: tuple[str, ...] = ()
-
-    def lines(self) -> list[str]:
-        """The cost as lines of text."""
-        notes = (
-            [f"{self.duplicates:,} of them copies of others"] if self.duplicates else []
-        )
-        notes += (
-            [f"{self.skipped:,} broken lines left out besides"] if self.skipped else []
-        )
-        texts = f"{self.texts:,} texts" + (f" ({', '.join(notes)})" if notes else "")
-        kept = (
-            f" ({self.tokens_kept:,} of them kept)"
-            if 0 < self.tokens_kept < self.tokens
-            else ""
-        )
-        found = (
-            ""
-            if self.units_left == self.units
-            else f"; {self.units - self.units_left:,} are there already"
-        )
-        time_left = "" if self.seconds is None else f", about {duration(self.seconds)}"
-        more = (
-            f" and {len(self.damaged) - LISTED:,} more"
-            if len(self.damaged) > LISTED
-            else ""
-        )
-        damaged = (
-            [f"damaged, and made again: {', '.join(self.damaged[:LISTED])}{more}"]
-            if self.damaged
-            else []
-        )
-        return [
-            f"{texts}, {self.tokens:,} tokens{kept}, {self.sites} sites",
-            f"{self.units:,} unit{'s' * (self.units != 1)}, {size(self.bytes)}{found}",
-            (
-                f"still to write: {size(self.bytes_left)} ({size(self.bytes_free)} free"
-                f" on this disk){time_left}"
-            ),
-            *damaged,
-        ]
-
-    def to_json(self) -> dict[str, Any]:
-        """The cost as a dictionary for JSON."""
-        return asdict(self)
-
-
-def duration(seconds: float) -> str:
-    """Seconds as a person says them.
-
-    >>> duration(9), duration(200), duration(9000)
-    ('9 s', '3 min', '2.5 h')
-    """
-    return (
-        f"{seconds:.0f} s"
-        if seconds < 100
-        else f"{seconds / 60:.0f} min"
-        if seconds < 6000
-        else f"{seconds / 3600:.1f} h"
-    )
-
-
-def size(count: float) -> str:
-    """Bytes as a person says them.
-
-    >>> size(1500), size(2.5e9)
-    ('1.5 kB', '2.5 GB')
-    """
-    power = next((power for power in (4, 3, 2, 1) if count >= 1000**power), 0)
-    return (
-        f"{count:.0f} bytes"
-        if not power
-        else f"{count / 1000**power:.1f} {'kMGT'[power - 1]}B"
-    )
-
 
 @checked
 class ExtractJob:
@@ -296,8 +62,9 @@ class ExtractJob:
 
     >>> import tempfile
     >>> from hiddenscope.testing import tiny_model, tiny_tokenizer
+    >>> model = (tiny_model("gpt2"), tiny_tokenizer())
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     job = ExtractJob.plan((tiny_model("gpt2"), tiny_tokenizer()), ["The rest.", "A cat sat."], folder)
+    ...     job = ExtractJob.plan(model, ["The rest.", "A cat sat."], folder)
     ...     job.run()
     ...     job.cost.texts, job.cost.units_left, job.writer.pending()
     (2, 1, [])
@@ -312,13 +79,16 @@ class ExtractJob:
         new: bool,
         damaged: Sequence[str] = (),
     ) -> None:
-        self.model, self.writer, self.engine = model, writer, engine
+        self.model = model
+        self.writer = writer
+        self.engine = engine
         self.spec = spec_of(writer.plan)
         self.pending = writer.pending()
-        if not new and self.pending:  # two jobs at once begin at different units
+        # Two jobs may work on one store. They begin at different units.
+        if not new and self.pending:
             first = random.randrange(len(self.pending))
             self.pending = self.pending[first:] + self.pending[:first]
-        self._speed: float | None = None
+        self._speed = self._measure_speed()
         self.cost = self._cost(tuple(damaged))
 
     @classmethod
@@ -333,70 +103,75 @@ class ExtractJob:
         dtype: str | torch.dtype | None = None,
         engine: EngineKind | Engine = "local",
     ) -> ExtractJob:
-        """Read the corpus and plan a job, with the parameters of `hs.extract`; no
-        states are stored yet.
+        """Read the corpus and plan a job, with the parameters of `hs.extract`.
 
-        This creates the store on disk, with its plan. A local job that is large enough
-        runs two batches, of which it times one. In a folder that holds a job already,
-        the same one is found again, and another one refused; the records of damaged
-        units are deleted, so that `run` computes these again.
+        This creates the store on disk, with its plan but without states. A local job
+        that is large enough runs two batches, of which it times one. In a folder that
+        holds a job already, the same job is continued and another one is refused. The
+        records of damaged units are deleted, so that `run` computes these again.
         """
         if pool is not None:
             pool = parse_pooling(pool, PassError)
-        chosen = engine if isinstance(engine, Engine) else Engine(engine)
+        if not isinstance(engine, Engine):
+            engine = Engine(engine)
+        if not isinstance(corpus, Corpus):
+            corpus = Corpus(corpus)
         loaded = as_model(model)
-        texts = corpus if isinstance(corpus, Corpus) else Corpus(corpus)
-        spec = choose(loaded, sites, pool, dtype, texts.every)
-        with _explained(Path(to)):
-            writer, new, damaged = _writer(loaded, texts, Path(to), spec, chosen)
-            return cls(loaded, writer, chosen, new=new, damaged=damaged)
+        spec = choose(loaded, sites, pool, dtype, corpus.every)
+        path = Path(to)
+        with _explained(path):
+            stored = recover_plan(path)
+            writer, damaged = _open_writer(loaded, corpus, path, spec, engine, stored)
+            return cls(loaded, writer, engine, new=stored is None, damaged=damaged)
+
+    @property
+    def pending_tokens(self) -> int:
+        """Return the tokens of the units that were pending when the job was planned."""
+        pending = set(self.pending)
+        units = self.writer.plan.units
+        return sum(unit.tokens for unit in units if unit.name in pending)
+
+    @property
+    def _threads(self) -> int:
+        return int(self.writer.plan.environment["threads"])
+
+    def _measure_speed(self) -> float | None:
+        """Return the tokens per second of the bare pass, if it runs on this machine."""
+        if self.engine.kind != "local" or not self.pending:
+            return None
+        sequences = self.writer.sequences(self.pending[0])
+        with hooks.threads(self._threads):
+            return bare_speed(self.model, sequences, self.spec, self.pending_tokens)
 
     def _cost(self, damaged: tuple[str, ...]) -> JobCost:
-        units, pending = self.writer.plan.units, set(self.pending)
-        tokens_left = sum(unit.tokens for unit in units if unit.name in pending)
-        bytes_in_all, bytes_left = (
-            sum(
-                self.spec.bytes(unit.sequences, unit.tokens)
-                for unit in units
-                if unit.name in names
-            )
-            for names in ({unit.name for unit in units}, pending)
-        )
+        plan = self.writer.plan
+        pending = set(self.pending)
+        total_bytes = bytes_left = 0
+        for unit in plan.units:
+            unit_bytes = self.spec.bytes(unit.sequences, unit.tokens)
+            total_bytes += unit_bytes
+            if unit.name in pending:
+                bytes_left += unit_bytes
         seconds = None
-        if self.engine.kind == "local" and pending:
-            with hooks.threads(self._threads):
-                self._speed = bare_speed(
-                    self.model,
-                    self.writer.sequences(self.pending[0]),
-                    self.spec,
-                    tokens_left,
-                )
-            seconds = (
-                tokens_left / self._speed / (self.engine.workers or 1)
-                if self._speed
-                else None
-            )
-        corpus = self.writer.plan.corpus
+        if self._speed:
+            workers = self.engine.workers or 1
+            seconds = self.pending_tokens / self._speed / workers
         return JobCost(
-            texts=corpus["count"],
-            duplicates=corpus["duplicates"],
-            skipped=corpus["skipped"],
-            sequences=sum(unit.sequences for unit in units),
-            tokens=sum(unit.tokens for unit in units),
-            tokens_kept=self.writer.plan.rows if self.spec.pool is None else 0,
-            sites=len(self.writer.plan.sites),
-            units=len(units),
+            texts=plan.corpus["count"],
+            duplicates=plan.corpus["duplicates"],
+            skipped=plan.corpus["skipped"],
+            sequences=sum(unit.sequences for unit in plan.units),
+            tokens=sum(unit.tokens for unit in plan.units),
+            tokens_kept=plan.rows if self.spec.pool is None else 0,
+            sites=len(plan.sites),
+            units=len(plan.units),
             units_left=len(pending),
-            bytes=bytes_in_all,
+            bytes=total_bytes,
             bytes_left=bytes_left,
             bytes_free=free_on_disk(self.writer.path),
             seconds=seconds,
             damaged=damaged,
         )
-
-    @property
-    def _threads(self) -> int:
-        return int(self.writer.plan.environment["threads"])
 
     def run(
         self,
@@ -407,55 +182,58 @@ class ExtractJob:
         """Compute what is pending, and complete the store.
 
         `report` is called after every unit, and with `every_batch` also after every
-        batch (on a cluster only units are known of).
+        batch. A cluster reports units alone.
         """
         check_disk(self.writer.path, self.cost.bytes_left)
         with _explained(self.writer.path):
             if self.pending:
                 self._compute(_Meter(self, report, every_batch=every_batch))
-            if not self.writer.pending():  # or another job is at work on the rest
+            # Another job may still be at work on the rest, and then completes it.
+            if not self.writer.pending():
                 self.writer.folder.remove_leftovers()
                 self.writer.complete()
 
     def _compute(self, meter: _Meter) -> None:
-        engine, done = self.engine, meter.unit_done
-        if engine.kind == "local" and engine.workers in (None, 1):
+        engine, writer, pending = self.engine, self.writer, self.pending
+        workers = engine.workers or 1
+        if engine.kind == "local" and workers == 1:
             pipeline = Pipeline(
-                self.model, self.writer, done, self._speed, batch_done=meter.batch_done
+                self.model,
+                writer,
+                meter.unit_done,
+                self._speed,
+                batch_done=meter.batch_done,
             )
-            # Sums over more or fewer threads have other last bits.
+            # Sums over another number of threads have other last bits.
             with hooks.threads(self._threads), pipeline:
-                for unit in self.pending:
+                for unit in pending:
                     pipeline.put(unit)
             return
         with recipe_of(self.model) as recipe:
             if engine.kind == "local":
-                workers = engine.workers or 1
                 local.run(
                     recipe,
-                    self.writer,
-                    self.pending,
+                    writer,
+                    pending,
                     workers,
-                    done,
+                    meter.unit_done,
                     meter.batch_done,
                     self._speed,
                 )
             else:
-                cluster.run(
+                run_on_ray(
                     recipe,
-                    self.writer,
-                    self.pending,
+                    writer,
+                    pending,
                     engine.workers,
                     engine.address,
-                    done,
+                    meter.unit_done,
                 )
 
     def how_to_resume(self) -> str:
-        """How a job that was stopped goes on, in a sentence."""
-        done, units = (
-            len(self.writer.plan.units) - len(self.writer.pending()),
-            len(self.writer.plan.units),
-        )
+        """Return a sentence that says how a job that was stopped goes on."""
+        units = len(self.writer.plan.units)
+        done = units - len(self.writer.pending())
         return (
             f"{done:,} of {units:,} units are kept in {self.writer.folder.shown}; the"
             " same command again goes on."
@@ -463,7 +241,7 @@ class ExtractJob:
 
 
 class _Meter:
-    """Counts what is done."""
+    """Counts what is done, and reports it."""
 
     def __init__(
         self,
@@ -472,66 +250,73 @@ class _Meter:
         *,
         every_batch: bool,
     ) -> None:
-        self.job, self.report, self.every_batch = job, report, every_batch
+        self.job = job
+        self.report = report
+        self.every_batch = every_batch
         self.begin = time.perf_counter()
-        names = set(job.pending)
-        self.all_units = len(names)
-        self.all_tokens = sum(
-            unit.tokens for unit in job.writer.plan.units if unit.name in names
-        )
-        self.units = self.tokens = self.bytes = 0
-        # Tokens of units that this job committed, of those that others did, and of all
-        # batches that this job ran.
-        self.committed = self.found = self.run = 0
-        self.bare = 0.0
+        self.total_units = len(job.pending)
+        self.total_tokens = job.pending_tokens
+        self.units_done = 0
+        self.tokens_done = 0
+        self.bytes_written = 0
+        # Tokens of units that this job committed, of units that other jobs committed,
+        # and of all batches that this job ran.
+        self.committed_tokens = 0
+        self.foreign_tokens = 0
+        self.batch_tokens = 0
+        self.bare_seconds = 0.0
 
     def batch_done(self, tokens: int) -> None:
         """Count one more batch, and report if every batch is reported."""
-        self.run += tokens
+        self.batch_tokens += tokens
         if self.every_batch:
             self.report(self._progress())
 
     def unit_done(self, done: Done) -> None:
         """Count one more unit, and report."""
-        self.units += 1
-        self.tokens += done.tokens
+        self.units_done += 1
+        self.tokens_done += done.tokens
         if done.committed_here:
-            self.bytes += done.bytes
-            self.committed += done.tokens
-            self.bare += done.bare_seconds
+            self.bytes_written += done.bytes
+            self.committed_tokens += done.tokens
+            self.bare_seconds += done.bare_seconds
         else:
-            self.found += done.tokens
+            self.foreign_tokens += done.tokens
         self.report(self._progress())
 
     def _progress(self) -> JobProgress:
         seconds = time.perf_counter() - self.begin
-        workers = self.job.engine.workers or 1
-        # A cluster tells of units alone, and a unit that was begun twice is counted
-        # once.
-        computed = max(self.committed, self.run)
-        in_all = min(self.all_tokens, self.found + computed)
-        if self.units == self.all_units:
-            in_all = self.all_tokens
+        # A cluster reports no batches.
+        computed = max(self.committed_tokens, self.batch_tokens)
         speed = computed / seconds
+        # The batches of a unit that two workers computed are counted twice.
+        tokens_computed = min(self.total_tokens, self.foreign_tokens + computed)
+        if self.units_done == self.total_units:
+            tokens_computed = self.total_tokens
+        share = None
+        if self.bare_seconds:
+            workers = self.job.engine.workers or 1
+            share = self.bare_seconds / workers / seconds
+        seconds_left = None
+        if speed:
+            seconds_left = (self.total_tokens - tokens_computed) / speed
         return JobProgress(
-            units=self.all_units,
-            units_done=self.units,
-            tokens=self.all_tokens,
-            tokens_done=self.tokens,
-            tokens_computed=in_all,
-            bytes_written=self.bytes,
+            units=self.total_units,
+            units_done=self.units_done,
+            tokens=self.total_tokens,
+            tokens_done=self.tokens_done,
+            tokens_computed=tokens_computed,
+            bytes_written=self.bytes_written,
             seconds=seconds,
             tokens_per_second=speed,
-            share_of_bare_pass=self.bare / workers / seconds if self.bare else None,
-            seconds_left=(self.all_tokens - in_all) / speed if speed else None,
+            share_of_bare_pass=share,
+            seconds_left=seconds_left,
         )
 
 
 @contextmanager
 def _explained(path: Path) -> Iterator[None]:
-    """Raise an error of ours where memory, descriptors or the disk of temporary files
-    run out.
-    """
+    """Raise an error of ours where memory, descriptors or temporary files run out."""
     problem = f"Cannot extract states to {str(path)[:200]!a}"
     try:
         yield
@@ -560,23 +345,20 @@ def _explained(path: Path) -> Iterator[None]:
 
 
 def _has_too_many_files(error: BaseException | None) -> bool:
-    """Tell whether an error, or what it came from, is that of a process that may open
-    no more files.
-    """
+    """Return whether an error comes from too many open files."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
             return True
-        # sqlite has one error for everything that keeps it from opening a file.
-        if isinstance(
-            error, sqlite3.OperationalError
-        ) and "unable to open database file" in str(error):
-            return not _can_open()
+        # sqlite has one error for everything that keeps it from opening a file, so try
+        # to open another one.
+        from_sqlite = isinstance(error, sqlite3.OperationalError)
+        if from_sqlite and "unable to open database file" in str(error):
+            return not _can_open_files()
         error = error.__cause__ or error.__context__
     return False
 
 
-def _can_open() -> bool:
-    """Tell whether this process can open one more file."""
+def _can_open_files() -> bool:
     try:
         os.close(os.open(os.devnull, os.O_RDONLY))
     except OSError:
@@ -585,7 +367,7 @@ def _can_open() -> bool:
 
 
 def free_on_disk(path: Path) -> int:
-    """The bytes that are free where a folder is, or will be."""
+    """Return the bytes that are free where a folder is, or will be."""
     folder = path.absolute()
     while not folder.is_dir():
         folder = folder.parent
@@ -596,39 +378,49 @@ def check_disk(path: Path, needed: int) -> None:
     """Refuse a job for which the disk has no room, before it begins."""
     free = free_on_disk(path)
     if needed > free:
-        reason = f"it takes {size(needed)}, and {size(free)} are free there"
-        remedy = "Give fewer sites, dtype='bfloat16' or pool='mean', or another disk."
         raise FileError(
-            f"Too little room for the states in {str(path)[:200]!a}", reason, remedy
+            f"Too little room for the states in {str(path)[:200]!a}",
+            f"it takes {format_size(needed)}, and {format_size(free)} are free there",
+            "Give fewer sites, dtype='bfloat16' or pool='mean', or another disk.",
         )
 
 
-def _writer(
-    model: Model, corpus: Corpus, path: Path, spec: ExtractSpec, engine: Engine
-) -> tuple[Writer, bool, list[str]]:
-    """The store of a job, whether it is a new one, and what was damaged in it: that is
-    made, or is pending, again.
+def _open_writer(
+    model: Model,
+    corpus: Corpus,
+    path: Path,
+    spec: ExtractSpec,
+    engine: Engine,
+    stored: StorePlan | None,
+) -> tuple[Writer, list[str]]:
+    """Open the store of a job; return its writer, and what was damaged.
+
+    Files of the plan that are damaged are written again here. Damaged units become
+    pending.
     """
-    stored = recover_plan(path)
-    damaged = [] if stored is None else damaged_texts(path)
+    damaged = []
     if stored is None:
         _check_writable(path)
-    # The corpus may be a stream, which is read once: `create` refuses another one.
-    if stored is None or damaged:
-        _plan(model, corpus, path, spec, engine, stored)
     else:
-        _check_same_job(stored, model, corpus, spec, engine)
+        damaged += damaged_texts(path)
+    # The corpus may be a stream, which can be read only once: where it is read to write
+    # the plan, `create` refuses another corpus.
+    if stored is None or damaged:
+        _write_plan(model, corpus, path, spec, engine, stored)
+    else:
+        plan = _requested_plan(model, spec, engine, stored)
+        # How many texts are copies follows from the texts, and is not counted again.
+        duplicates = stored.corpus.get("duplicates")
+        described = read_corpus(model, corpus) | {"duplicates": duplicates}
+        check_same_plan(stored, replace(plan, corpus=described))
     writer = resume(path)
-    # To read every shard of a large store takes hours, so that is done where there is
-    # nothing else to do.
-    damaged += [
-        f"unit {unit}"
-        for unit in discard_damaged(path, read_shards=not writer.pending())
-    ]
-    return writer, stored is None, damaged
+    # Reading every shard of a large store takes hours, so it is done only where nothing
+    # else is left to do.
+    bad_units = discard_damaged(path, read_shards=not writer.pending())
+    return writer, damaged + [f"unit {unit}" for unit in bad_units]
 
 
-def _plan(
+def _write_plan(
     model: Model,
     corpus: Corpus,
     path: Path,
@@ -636,72 +428,57 @@ def _plan(
     engine: Engine,
     stored: StorePlan | None,
 ) -> None:
-    """Write the plan of a store: a new one, or what is damaged of the one that is
-    there.
-    """
-    units = () if stored is None else stored.units
-    with SeenTexts() as seen:
-        limits = engine.unit_limits(stored)
-        unit_bytes = limits.get("unit_bytes", UNIT_BYTES)
-        planner = Planner(model, corpus, spec, unit_bytes, limits.get("unit_tokens"))
-
+    """Write the plan of a new store, or the damaged files of an existing plan."""
+    stored_units = () if stored is None else stored.units
+    limits = engine.unit_limits(stored)
+    planner = Planner(
+        model,
+        corpus,
+        spec,
+        limits.get("unit_bytes", UNIT_BYTES),
+        limits.get("unit_tokens"),
+    )
+    with SeenTexts() as text_index:
+        # Called once the corpus has been read.
         def plan() -> StorePlan:
-            described = planner.described() | {
-                "duplicates": planner.identity.count - seen.new
-            }
             if stored is None:
                 check_disk(path, spec.bytes(planner.sequences, planner.tokens))
-            return replace(_asked(model, spec, engine, stored), corpus=described)
+            duplicates = planner.identity.count - text_index.new
+            described = planner.described() | {"duplicates": duplicates}
+            requested = _requested_plan(model, spec, engine, stored)
+            return replace(requested, corpus=described)
 
         create(
             path,
             plan,
-            planner.units(seen, units),
-            seen.duplicates(),
+            planner.units(text_index, stored_units),
+            text_index.duplicates(),
             planner.strings,
             every=spec.every,
         )
 
 
-def _asked(
+def _requested_plan(
     model: Model, spec: ExtractSpec, engine: Engine, stored: StorePlan | None
 ) -> StorePlan:
-    """The plan that is asked for, without its corpus; what is not given is as the store
-    was begun with.
+    """Build the requested plan, without its corpus.
+
+    Unset options default to those of the existing store.
     """
-    return plan_without_corpus(
-        model, spec, engine.threads_of_each(stored), engine.unit_limits(stored)
-    )
-
-
-def _check_same_job(
-    stored: StorePlan, model: Model, corpus: Corpus, spec: ExtractSpec, engine: Engine
-) -> None:
-    """Refuse to go on with a store that was begun with another model, corpus or option."""
-    # Which texts are copies follows from the texts, so the number of copies is not
-    # counted again.
-    described = read_corpus(model, corpus) | {
-        "duplicates": stored.corpus.get("duplicates")
-    }
-    asked = replace(_asked(model, spec, engine, stored), corpus=described)
-    if (error := differences(stored, asked)) is not None:
-        raise error
+    threads = engine.threads_per_worker(stored)
+    return plan_without_corpus(model, spec, threads, engine.unit_limits(stored))
 
 
 def _check_writable(path: Path) -> None:
-    """Refuse a folder that cannot be written at once, and not after the corpus has been
-    read.
-    """
+    """Refuse a folder that cannot be written, before the corpus is read."""
     folder = path.absolute()
     while not folder.exists():
         folder = folder.parent
-    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
-        reason = (
-            f"{str(folder)[:200]!a} is"
-            f" {'read-only' if folder.is_dir() else 'no folder'}"
-        )
-        raise FileError(
-            f"Cannot write a store to {str(path)[:200]!a}",
-            reason,
-            "Give a folder that can be written.",
-        )
+    if folder.is_dir() and os.access(folder, os.W_OK | os.X_OK):
+        return
+    fault = "read-only" if folder.is_dir() else "no folder"
+    raise FileError(
+        f"Cannot write a store to {str(path)[:200]!a}",
+        f"{str(folder)[:200]!a} is {fault}",
+        "Give a folder that can be written.",
+    )

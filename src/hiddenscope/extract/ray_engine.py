@@ -1,5 +1,4 @@
-"""Cluster: units over Ray actors, on any number of machines that see the folder of the
-store.
+"""Ray engine: units over Ray actors, on all machines that see the folder of the store.
 
 An actor may die at any instant, and its machine with it. Nothing is kept in Ray: what
 is done is what the store says.
@@ -18,7 +17,11 @@ from hiddenscope.extract.schedule import Schedule
 from hiddenscope.modules import hooks
 from hiddenscope.store import Writer, resume
 
-IN_HAND = 2
+# An actor holds the unit that it computes, and the next.
+UNITS_IN_HAND = 2
+# What an actor does besides computing units.
+READY = "ready"
+FLUSH = "flush"
 
 
 class RayWorker:
@@ -26,42 +29,44 @@ class RayWorker:
 
     def __init__(self, order: Mapping[str, Any]) -> None:
         progress.show(False)
-        writer = resume(order["store"], digest=order["digest"])
+        self._writer = resume(order["store"], digest=order["digest"])
+        plan = self._writer.plan
         # Held for as long as the actor lives.
-        self._threads = hooks.threads(writer.plan.environment["threads"])
+        self._threads = hooks.threads(plan.environment["threads"])
         self._threads.__enter__()
-        # Ray shows an actor its own GPUs.
+        # Ray numbers the GPUs of an actor from 0, whichever they are on the machine.
         device = "cuda" if order["recipe"]["device"].startswith("cuda") else None
-        self._model = ModelRecipe.from_json(order["recipe"]).model(writer.plan, device)
+        self._model = ModelRecipe.from_json(order["recipe"]).model(plan, device)
         self._done: list[Done] = []
-        self._pipeline = Pipeline(self._model, writer, self._done.append)
-        self._writer = writer
+        self._pipeline = Pipeline(self._model, self._writer, self._done.append)
 
     def ready(self) -> int:
-        """Answers once the model is loaded: with the id of its process."""
+        """Return the process id, once the model is loaded."""
         return os.getpid()
 
     def compute(self, unit: str) -> list[Done]:
-        """Compute a unit, and say which are committed: this one may still be on its way
-        to the disk.
+        """Compute a unit; return what was committed since the last call.
+
+        The unit itself may still be on its way to the disk.
         """
         self._pipeline.put(unit)
-        return self._taken()
+        return self._take_done()
 
     def flush(self) -> list[Done]:
-        """Wait until everything is committed."""
+        """Wait until everything is committed; return what was since the last call."""
         with self._pipeline:
             pass
         self._pipeline = Pipeline(self._model, self._writer, self._done.append)
-        return self._taken()
+        return self._take_done()
 
-    def _taken(self) -> list[Done]:
-        taken = self._done[:]
-        del self._done[: len(taken)]
-        return taken
+    def _take_done(self) -> list[Done]:
+        # A thread of the pipeline may append meanwhile, so remove only what was copied.
+        done = self._done[:]
+        del self._done[: len(done)]
+        return done
 
 
-def run(
+def run_on_ray(
     recipe: ModelRecipe,
     writer: Writer,
     units: Sequence[str],
@@ -69,10 +74,8 @@ def run(
     address: str | None,
     report: Callable[[Done], None],
 ) -> None:
-    """Compute units in actors of a Ray cluster; one that dies is started again,
-    wherever there is room.
-    """
-    ray = _ray(address)
+    """Compute units in Ray actors; one that dies is replaced where there is room."""
+    ray = _connect(address)
     gpus = 1 if recipe.device.startswith("cuda") else 0
     cpus = int(writer.plan.environment["threads"])
     order = {
@@ -80,29 +83,34 @@ def run(
         "store": str(writer.path.absolute()),
         "digest": writer.digest,
     }
-    count = workers or _room(ray, cpus, gpus)
-    make = ray.remote(num_cpus=cpus, num_gpus=gpus, max_restarts=0, max_task_retries=0)(
-        RayWorker
+    # Ray must not retry by itself: the schedule knows which units are still wanted.
+    as_actor = ray.remote(
+        num_cpus=cpus, num_gpus=gpus, max_restarts=0, max_task_retries=0
     )
-    actors = _Actors(ray, lambda: make.remote(order), Schedule(units, report))
+    actor_class = as_actor(RayWorker)
+    actors = _RayActors(ray, lambda: actor_class.remote(order), Schedule(units, report))
     try:
-        actors.run(count)
+        actors.run(workers or _worker_count(ray, cpus, gpus))
     finally:
         actors.end()
 
 
-class _Actors:
+class _RayActors:
     """The actors of a job, and the tasks that they have."""
 
-    def __init__(self, ray: Any, make: Callable[[], Any], schedule: Schedule) -> None:
-        self.ray, self.make, self.schedule = ray, make, schedule
-        # A task, its actor and what it does.
-        self.tasks: dict[Any, tuple[int, str]] = {}
+    def __init__(
+        self, ray: Any, start_actor: Callable[[], Any], schedule: Schedule
+    ) -> None:
+        self.ray = ray
+        self.start_actor = start_actor
+        self.schedule = schedule
         self.actors: dict[int, Any] = {}
+        # By task: the number of its actor, and the unit, READY or FLUSH.
+        self.tasks: dict[Any, tuple[int, str]] = {}
         self.started = 0
 
     def run(self, count: int) -> None:
-        """Keep so many actors busy until every unit is done."""
+        """Keep that many actors busy until every unit is done."""
         for _ in range(count):
             self._start()
         while not self.schedule.finished:
@@ -110,28 +118,28 @@ class _Actors:
                 self._feed()
             done, _ = self.ray.wait(list(self.tasks), num_returns=1, timeout=1.0)
             for task in done:
-                self._take(task, *self.tasks.pop(task))
+                self._collect(task, *self.tasks.pop(task))
             self._feed()
         if self.schedule.error is not None:
             raise self.schedule.error
 
     def _start(self) -> None:
-        number, self.started = self.started, self.started + 1
-        self.actors[number] = self.make()
-        self.tasks[self.actors[number].ready.remote()] = number, "ready"
+        actor = self.start_actor()
+        self.actors[self.started] = actor
+        self.tasks[actor.ready.remote()] = self.started, READY
+        self.started += 1
 
-    def _take(self, task: Any, number: int, what: str) -> None:
-        """Take what a task gave; if its actor has died, start another."""
+    def _collect(self, task: Any, number: int, name: str) -> None:
+        """Take what a task returned; if its actor has died, start another."""
         if number not in self.actors:
             return
         try:
-            given = self.ray.get(task)
+            returned = self.ray.get(task)
+        # Our code in the actor raised an error: it would again.
         except self.ray.exceptions.RayTaskError as error:
-            self.schedule.fail(
-                error.cause
-                if isinstance(getattr(error, "cause", None), Exception)
-                else error
-            )
+            cause = getattr(error, "cause", None)
+            self.schedule.fail(cause if isinstance(cause, Exception) else error)
+        # The actor is gone.
         except self.ray.exceptions.RayError as error:
             del self.actors[number]
             self.schedule.put_back(
@@ -140,24 +148,27 @@ class _Actors:
             if not self.schedule.finished:
                 self._start()
         else:
-            for done in given if what != "ready" else ():
-                self.schedule.done(done)
+            if name != READY:
+                for done in returned:
+                    self.schedule.done(done)
 
     def _feed(self) -> None:
-        """Give every actor that is ready its next units; one that has none commits what
-        it holds.
+        """Give every actor that is ready its next units.
+
+        One that gets none is asked to commit what it holds.
         """
         for number, actor in self.actors.items():
-            mine = [what for owner, what in self.tasks.values() if owner == number]
-            if "ready" in mine:
+            names = [name for owner, name in self.tasks.values() if owner == number]
+            if READY in names:
                 continue
-            while (
-                len(mine) < IN_HAND and (unit := self.schedule.take(number)) is not None
-            ):
+            while len(names) < UNITS_IN_HAND:
+                unit = self.schedule.take(number)
+                if unit is None:
+                    break
                 self.tasks[actor.compute.remote(unit)] = number, unit
-                mine.append(unit)
-            if not mine and not self.schedule.finished:
-                self.tasks[actor.flush.remote()] = number, "flush"
+                names.append(unit)
+            if not names and not self.schedule.finished:
+                self.tasks[actor.flush.remote()] = number, FLUSH
 
     def end(self) -> None:
         """Let the actors go."""
@@ -165,34 +176,31 @@ class _Actors:
             self.ray.kill(actor)
 
 
-def _ray(address: str | None) -> Any:
-    """Ray, connected to a cluster: the one at an address, or one of this machine alone."""
+def _connect(address: str | None) -> Any:
+    """Return Ray, connected to the cluster at an address, or to one of this machine."""
     try:
         import ray
         import ray.exceptions
     except ImportError as error:
-        reason = "Ray is not installed"
         raise LoadError(
             "Cannot use the engine 'ray'",
-            reason,
+            "Ray is not installed",
             "Install it: pip install hiddenscope[ray].",
         ) from error
     if not ray.is_initialized():
-        options: dict[str, Any] = (
-            {"include_dashboard": False} if address is None else {}
-        )
+        options: dict[str, Any] = {}
+        # A cluster that runs already has decided about its dashboard.
+        if address is None:
+            options["include_dashboard"] = False
         ray.init(
             address=address, log_to_driver=False, logging_level=logging.ERROR, **options
         )
     return ray
 
 
-def _room(ray: Any, cpus: int, gpus: int) -> int:
-    """How many workers the cluster has room for."""
+def _worker_count(ray: Any, cpus: int, gpus: int) -> int:
+    """Return how many workers the cluster has room for."""
     resources = ray.cluster_resources()
-    return max(
-        1,
-        int(
-            resources.get("GPU", 0) // gpus if gpus else resources.get("CPU", 1) // cpus
-        ),
-    )
+    if gpus:
+        return max(1, int(resources.get("GPU", 0) // gpus))
+    return max(1, int(resources.get("CPU", 1) // cpus))

@@ -1,6 +1,4 @@
-"""Recipe: how another process comes by the same model, told in JSON; nothing is
-pickled.
-"""
+"""Recipe: how another process loads the same model. It travels as JSON."""
 
 from __future__ import annotations
 
@@ -19,8 +17,9 @@ from hiddenscope.store import StorePlan
 
 @dataclass(frozen=True)
 class ModelRecipe:
-    """Where a model is loaded from, and how: a folder, or where there is no such folder
-    its name.
+    """Where a model is loaded from, and how.
+
+    On a machine that does not see the folder, the model is loaded by its name.
     """
 
     folder: str
@@ -30,59 +29,58 @@ class ModelRecipe:
     attention: str | None
     device: str
 
-    def to_json(self) -> dict[str, Any]:
-        """A dict that JSON can hold."""
+    def to_json(self) -> dict[str, str | None]:
+        """Return the recipe as a dict for JSON."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ModelRecipe:
-        """What `to_json` was made from."""
+        """Read what `to_json` returned."""
         return cls(**data)
 
     def model(self, plan: StorePlan, device: str | None = None) -> Model:
-        """The model, which must have the weights that the plan names."""
-        here = os.path.isdir(self.folder)
-        source, revision = (self.folder, None) if here else (self.name, self.revision)
-        options: dict[str, Any] = {
-            "dtype": self.dtype,
-            "device": device or self.device,
-            "attention": self.attention,
-        }
-        made = load(
-            source, revision=revision if not here and "/" in source else None, **options
+        """Load the model, which must have the weights that the plan names."""
+        source = self.folder
+        revision = None
+        if not os.path.isdir(self.folder):
+            source = self.name
+            # Only an id of the hub, such as "owner/name", has revisions.
+            if "/" in self.name:
+                revision = self.revision
+        model = load(
+            source,
+            revision=revision,
+            dtype=self.dtype,
+            device=device or self.device,
+            attention=self.attention,
         )
-        if (found := made.source().weights) != plan.model["weights"]:
-            reason = (
-                f"its weights are {found[:24]}, and the plan was made with"
-                f" {plan.model['weights'][:24]}"
-            )
+        weights = model.source().weights
+        if weights != plan.model["weights"]:
             raise LoadError(
                 f"Cannot compute with {self.name} in this process",
-                reason,
+                f"its weights are {weights[:24]}, and the plan was made with"
+                f" {plan.model['weights'][:24]}",
                 "Load the model anew.",
             )
-        return made
+        return model
 
 
 @contextmanager
 def recipe_of(model: Model) -> Iterator[ModelRecipe]:
-    """How other processes load a model while the body runs; a live module is saved for
-    them first.
-    """
+    """Yield how other processes load a model; a live module is saved for them first."""
     module: Any = model.module
     config = getattr(module, "config", None)
+    class_name = type(module).__name__
     with ExitStack() as stack:
         folder = model.folder
-        named = getattr(config, "architectures", None) or [type(module).__name__]
-        if folder is None or named != [type(module).__name__]:
+        architectures = getattr(config, "architectures", None) or [class_name]
+        # The folder may name another architecture than the module's class, and others
+        # would load that one.
+        if folder is None or architectures != [class_name]:
             if not hasattr(module, "save_pretrained"):
-                reason = (
-                    f"{type(module).__name__} has no save_pretrained, by which they"
-                    " could get it"
-                )
                 raise ModuleError(
                     "Cannot give this model to other processes",
-                    reason,
+                    f"{class_name} has no save_pretrained, by which they could get it",
                     "Give workers=1.",
                 )
             folder = stack.enter_context(TemporaryDirectory(prefix="hiddenscope-"))
@@ -91,13 +89,11 @@ def recipe_of(model: Model) -> Iterator[ModelRecipe]:
                 tokenizer: Any = model.tokenizer
                 if hasattr(tokenizer, "save_pretrained"):
                     tokenizer.save_pretrained(folder)
-        attention = getattr(config, "_attn_implementation", None)
-        dtype = str(next(module.parameters()).dtype).removeprefix("torch.")
         yield ModelRecipe(
-            os.path.abspath(folder),
-            model.name,
-            model.revision,
-            dtype,
-            attention,
-            str(model.device),
+            folder=os.path.abspath(folder),
+            name=model.name,
+            revision=model.revision,
+            dtype=str(next(module.parameters()).dtype).removeprefix("torch."),
+            attention=getattr(config, "_attn_implementation", None),
+            device=str(model.device),
         )

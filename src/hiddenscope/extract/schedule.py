@@ -1,5 +1,6 @@
-"""Schedule: which units are to be computed, which are in hand, and which are done. The
-store alone decides the last.
+"""Schedule: which units are waiting, which are in hand, and which are done.
+
+A unit is done when the store says so.
 """
 
 import threading
@@ -11,24 +12,23 @@ from dataclasses import dataclass
 from hiddenscope.errors import PassError
 from hiddenscope.extract.compute import Done
 
-# Seconds after which a unit in hand may be computed by another worker too, at the
-# least.
+# Seconds after which a unit may be given to a second worker, at the least.
 PATIENCE = 10.0
-MOST_DEATHS = 10  # of workers, one after another, with no unit done between
+# Workers that may end one after another while no unit gets done.
+MAX_DEATHS = 10
 
 
 @dataclass
-class _Held:
-    holder: Hashable
+class _InHand:
+    worker: Hashable
     since: float
 
 
 class Schedule:
-    """Hands units to workers, each once; a unit whose worker died, or stands still, is
-    handed out again.
+    """Hands units to workers, each once.
 
-    That a unit is computed twice does no harm: the store keeps the first, and both have
-    the same bytes.
+    A unit whose worker died, or takes too long, is handed out again. Computing a unit
+    twice does no harm: the store keeps the first, and both have the same bytes.
 
     >>> schedule = Schedule(["000000", "000001"], lambda done: None)
     >>> schedule.take("a"), schedule.take("b"), schedule.take("b")
@@ -44,58 +44,68 @@ class Schedule:
         self.error: BaseException | None = None
         self._waiting = deque(units)
         self._left = set(self._waiting)
-        self._held: dict[str, _Held] = {}
-        self._longest = 0.0
+        self._in_hand: dict[str, _InHand] = {}
+        self._longest_seconds = 0.0
         self._deaths = 0
 
     @property
     def finished(self) -> bool:
-        """Whether every unit is done, or the job has failed."""
+        """Return whether every unit is done, or the job has failed."""
         return not self._left or self.error is not None
 
-    def take(self, holder: Hashable) -> str | None:
-        """The next unit; None if there is none now. With nothing else to do, one that
-        another holds for too long.
-        """
+    def take(self, worker: Hashable) -> str | None:
+        """Return the next unit for a worker, or None if there is nothing to do now."""
         with self.changed:
             if self.finished:
                 return None
             if self._waiting:
-                unit = self._waiting.popleft()
+                unit: str | None = self._waiting.popleft()
             else:
-                others = [
-                    unit for unit, held in self._held.items() if held.holder != holder
-                ]
-                unit = min(others, key=lambda unit: self._held[unit].since, default="")
-                if not unit or time.monotonic() - self._held[unit].since < max(
-                    PATIENCE, 3 * self._longest
-                ):
-                    return None
-            self._held[unit] = _Held(holder, time.monotonic())
+                unit = self._overdue(worker)
+            if unit is not None:
+                self._in_hand[unit] = _InHand(worker, time.monotonic())
             return unit
 
+    def _overdue(self, worker: Hashable) -> str | None:
+        """Return the unit that another worker has held for longest, if for too long."""
+        oldest = None
+        for unit, in_hand in self._in_hand.items():
+            if in_hand.worker == worker:
+                continue
+            if oldest is None or in_hand.since < self._in_hand[oldest].since:
+                oldest = unit
+        if oldest is None:
+            return None
+        patience = max(PATIENCE, 3 * self._longest_seconds)
+        seconds = time.monotonic() - self._in_hand[oldest].since
+        return oldest if seconds >= patience else None
+
     def done(self, done: Done) -> None:
-        """A unit is committed."""
+        """Note that a unit is committed."""
         with self.changed:
-            held = self._held.pop(done.unit, None)
-            if held is not None:
-                self._longest = max(self._longest, time.monotonic() - held.since)
+            in_hand = self._in_hand.pop(done.unit, None)
+            if in_hand is not None:
+                seconds = time.monotonic() - in_hand.since
+                self._longest_seconds = max(self._longest_seconds, seconds)
             self._deaths = 0
             if done.unit in self._left:
                 self._left.discard(done.unit)
                 self.report(done)
             self.changed.notify_all()
 
-    def put_back(self, holder: Hashable, reason: str) -> None:
-        """A worker has died: what it held is to be computed by another."""
+    def put_back(self, worker: Hashable, reason: str) -> None:
+        """Note that a worker died, and let others compute its units."""
         with self.changed:
-            mine = [unit for unit, held in self._held.items() if held.holder == holder]
-            for unit in reversed(mine):
-                del self._held[unit]
+            units = []
+            for unit, in_hand in self._in_hand.items():
+                if in_hand.worker == worker:
+                    units.append(unit)
+            for unit in reversed(units):
+                del self._in_hand[unit]
                 if unit in self._left:
                     self._waiting.appendleft(unit)
             self._deaths += 1
-            if self._deaths > MOST_DEATHS:
+            if self._deaths > MAX_DEATHS:
                 problem = (
                     f"{self._deaths} workers ended one after another, and no unit was"
                     " done between"
@@ -108,13 +118,13 @@ class Schedule:
             self.changed.notify_all()
 
     def fail(self, error: BaseException) -> None:
-        """End the job with an error."""
+        """End the job with an error; the first one counts."""
         with self.changed:
             self.error = self.error or error
             self.changed.notify_all()
 
     def wake(self) -> None:
-        """Let everybody who waits look again."""
+        """Wake everyone who waits."""
         with self.changed:
             self.changed.notify_all()
 

@@ -10,7 +10,8 @@
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol, TypeAlias
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeAlias
 
 from hiddenscope.catalog import Kind, Parameter
 from hiddenscope.texts import names_a_file
@@ -24,16 +25,11 @@ CONSTRUCTORS: dict[Kind, tuple[str, tuple[str, ...]]] = {
 }
 
 
-class Named(Protocol):
+class Named(NamedTuple):
     """The path that an opaque name stands for, and the columns chosen for it."""
 
-    @property
-    def path(self) -> str:
-        """Return the path."""
-
-    @property
-    def columns(self) -> Mapping[str, str]:
-        """Return the columns, by their roles."""
+    path: str
+    columns: Mapping[str, str] = MappingProxyType({})
 
 
 Names: TypeAlias = Mapping[str, Named]
@@ -60,13 +56,9 @@ def never_a_path(kind: Kind, value: Any) -> Any:
     return value
 
 
-def path_of(name: str, names: Names) -> str:
-    """Return the path that a name stands for; one that is not opaque is its own."""
-    return names[name].path if name in names else name
-
-
-def _columns_of(name: str, names: Names) -> Mapping[str, str]:
-    return names[name].columns if name in names else {}
+def resolved(name: str, names: Names) -> Named:
+    """Return what a name stands for; a name that is not opaque stands for itself."""
+    return names.get(name, Named(name))
 
 
 def python_arguments(
@@ -97,7 +89,7 @@ def python_arguments(
 
 def python_load(choice: Values, names: Names) -> str:
     """Return the call that loads a model."""
-    arguments = [repr(path_of(choice["name"], names))]
+    arguments = [repr(resolved(choice["name"], names).path)]
     if choice.get("dtype"):
         arguments.append(f"dtype={choice['dtype']!r}")
     return f"hs.load({', '.join(arguments)})"
@@ -107,7 +99,7 @@ def _as_python(parameter: Parameter, value: Any, names: Names, of_states: bool) 
     if parameter.kind == "model":
         return python_load(value, names)
     if parameter.kind == "data":
-        path, columns = path_of(value, names), _columns_of(value, names)
+        path, columns = resolved(value, names)
         if not columns and not of_states:
             return repr(path)
         named = [f"{name}={column!r}" for name, column in columns.items()]
@@ -144,8 +136,9 @@ def command_words(
             options += more[0]
             arguments += more[1]
         elif parameter.kind == "data":
-            arguments.append(path_of(value, names))
-            for name, column in _columns_of(value, names).items():
+            path, columns = resolved(value, names)
+            arguments.append(path)
+            for name, column in columns.items():
                 options += option_words(f"--{name}", column)
         elif parameter.is_argument:
             arguments += _argument(parameter, value, names, dtype)
@@ -216,7 +209,7 @@ def _repeated(option: str, values: Iterable[str]) -> list[str]:
 def _second_model(choice: Values, names: Names, dtype: str | None) -> str:
     if choice.get("dtype") != dtype:
         raise NoCommand("The two models have different dtypes.")
-    return path_of(choice["name"], names)
+    return resolved(choice["name"], names).path
 
 
 def _listed(value: Any) -> list[Any]:

@@ -1,12 +1,10 @@
-"""Tiny real models by family, a tiny tokenizer for them, and planted faults: for our
-tests and for yours.
+"""Tiny real models, a tokenizer and a store: for our tests and for yours.
 
-models   tiny models and a tokenizer, made in memory
+models   tiny models by family and a tokenizer, built in memory
 stores   a small store of states
-faults   kinds of porting mistake, planted in a copy of a model, and changes that do no harm
 
 >>> module = tiny_model("gpt2")
->>> type(module).__name__, sum(weight.numel() for weight in module.parameters()) < 200_000
+>>> type(module).__name__, module.num_parameters() < 200_000
 ('GPT2LMHeadModel', True)
 """
 

@@ -1,7 +1,7 @@
-"""Tiny real models by family, a tiny tokenizer for them, and three damaged models.
+"""Tiny real models by family, a tiny tokenizer, and three damaged models.
 
 >>> module = tiny_model("gpt2")
->>> type(module).__name__, sum(weight.numel() for weight in module.parameters()) < 200_000
+>>> type(module).__name__, module.num_parameters() < 200_000
 ('GPT2LMHeadModel', True)
 """
 
@@ -33,8 +33,7 @@ _SPECIAL = {
     "cls": "<cls>",
     "sep": "<sep>",
 }
-# Which pieces of text become one token, in the order in which they are joined; Ġ is how
-# byte-level BPE writes a space.
+# The pieces that byte-level BPE merges into one token, in order. Ġ stands for a space.
 _MERGES = (
     "Ġ t|Ġ a|h e|i n|r e|o n|Ġt he|e r|Ġ s|a t|Ġ w|n d|Ġ c|i s|Ġ o|o r|Ġ i|e s|e n|in"
     " g|a l|Ġo f|Ġ p|i t|Ġa nd|Ġ f"
@@ -44,11 +43,9 @@ _MERGES = (
 def tiny_model(
     family: str, *, task: str | None = None, layers: int = LAYERS, seed: int = 0
 ) -> nn.Module:
-    """A real model of a family, in eval mode, with weights that are drawn so that every
-    block changes its states.
+    """Build a real model of a family in eval mode, in which every block has an effect.
 
-    `task` is one of those that `families()` gives for the family; the first of them if
-    not given.
+    `task` is one of those that `families()` lists for the family, by default the first.
 
     >>> module = tiny_model("bert", task="base", layers=2)
     >>> type(module).__name__, module.config.num_hidden_layers, module.training
@@ -56,32 +53,23 @@ def tiny_model(
     """
     known = _table()
     if family not in known:
-        near = get_close_matches(family, known, n=1)
-        remedy = (
-            f"Did you mean {near[0]!r}?"
-            if near
-            else "Build it from a configuration with build()."
-        )
-        raise UnknownModel(
-            f"No tiny model {family!r}", f"there are {', '.join(known)}", remedy
-        )
+        remedy = "Build it from a configuration with build()."
+        for near in get_close_matches(family, known, n=1):
+            remedy = f"Did you mean {near!r}?"
+        reason = f"there are {', '.join(known)}"
+        raise UnknownModel(f"No tiny model {family!r}", reason, remedy)
     row = known[family]
     classes = row["classes"]
     if task is not None and task not in classes:
-        raise UnknownModel(
-            f"No tiny {family} for {task!r}",
-            f"it is there for {', '.join(classes)}",
-            "Ask for these.",
-        )
-    chosen = classes[task or next(iter(classes))]
-    return build(
-        {**row, "model_class": chosen, "config": _with_layers(row["config"], layers)},
-        seed=seed,
-    )
+        reason = f"it is there for {', '.join(classes)}"
+        raise UnknownModel(f"No tiny {family} for {task!r}", reason, "Ask for these.")
+    model_class = classes[task or next(iter(classes))]
+    config = _with_layers(row["config"], layers)
+    return build({**row, "model_class": model_class, "config": config}, seed=seed)
 
 
 def families() -> dict[str, tuple[str, ...]]:
-    """The families that there are tiny models of, and the tasks of each.
+    """Return the families that have tiny models, and the tasks of each.
 
     >>> families()["gpt2"]
     ('causal-lm', 'base')
@@ -92,13 +80,13 @@ def families() -> dict[str, tuple[str, ...]]:
 def build(
     row: Mapping[str, Any], *, seed: int = 0, most: int = MOST_WEIGHTS
 ) -> nn.Module:
-    """A tiny model from a row that names its `model_class`, its `config_class` and what
-    its `config` is made with.
+    """Build a tiny model from its `model_class`, `config_class` and `config`.
 
-    With more than `most` weights it is not tiny, and a ValueError.
+    More than `most` weights raise a ValueError.
 
-    >>> config = {"vocab_size": 128, "n_positions": 64, "n_embd": 32, "n_layer": 2, "n_head": 2}
-    >>> type(build({"model_class": "GPT2Model", "config_class": "GPT2Config", "config": config})).__name__
+    >>> row = {"model_class": "GPT2Model", "config_class": "GPT2Config"}
+    >>> config = {"vocab_size": 128, "n_embd": 32, "n_layer": 2, "n_head": 2}
+    >>> type(build({**row, "config": config})).__name__
     'GPT2Model'
     """
     import transformers
@@ -110,9 +98,10 @@ def build(
         raise UnknownModel(
             f"No {' and no '.join(missing)}", reason, "Install a version that has."
         )
-    config_class, model_class = (getattr(transformers, name) for name in names)
-    # Some parts keep what their own initialisation drew (buffers, hash tables), so
-    # torch's own generator counts too.
+    config_class = getattr(transformers, row["config_class"])
+    model_class = getattr(transformers, row["model_class"])
+    # Buffers such as hash tables keep the numbers of their own initialisation, so the
+    # global generator counts too.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         module: nn.Module = model_class(config_class(**row["config"])).eval()
@@ -129,11 +118,11 @@ def build(
 def tiny_tokenizer(
     *, bos: bool = True, cls: bool = False, pad: bool = True
 ) -> "PreTrainedTokenizerFast":
-    """A real byte-level BPE tokenizer of 128 tokens that knows ASCII, made in memory;
-    other bytes become `<unk>`.
+    """Build a byte-level BPE tokenizer of 128 tokens in memory.
 
-    A text begins with `<bos>`, or stands between `<cls>` and `<sep>`, or is left as it
-    is. The ids of `<pad>`, `<bos>` and `<eos>` are 0, 1 and 2, as in the tiny models.
+    It knows ASCII; other bytes become `<unk>`. A text begins with `<bos>`, or stands
+    between `<cls>` and `<sep>`, or is left as it is. The ids of `<pad>`, `<bos>` and
+    `<eos>` are 0, 1 and 2, as in the tiny models.
 
     >>> tokenizer = tiny_tokenizer()
     >>> tokenizer.convert_ids_to_tokens(tokenizer("The rest.").input_ids)
@@ -143,46 +132,42 @@ def tiny_tokenizer(
     from transformers import PreTrainedTokenizerFast
 
     ascii_bytes = [chr(byte) for byte in range(0x21, 0x7F)] + ["Ġ", "Ċ"]
-    merges = [
-        (left, right)
-        for left, _, right in (merge.partition(" ") for merge in _MERGES.split("|"))
-    ]
-    pieces = [
-        *_SPECIAL.values(),
-        *ascii_bytes,
-        *(left + right for left, right in merges),
-    ]
+    pieces = [*_SPECIAL.values(), *ascii_bytes]
+    merges = []
+    for merge in _MERGES.split("|"):
+        left, _, right = merge.partition(" ")
+        merges.append((left, right))
+        pieces.append(left + right)
     ids = {piece: i for i, piece in enumerate(pieces)}
     fast = Tokenizer(models.BPE(vocab=ids, merges=merges, unk_token="<unk>"))
     fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     fast.decoder = decoders.ByteLevel()
-    frame = "<cls> $A <sep>" if cls else "<bos> $A" if bos else "$A"
-    used = [(token, ids[token]) for token in _SPECIAL.values() if token in frame]
+    frame, names = "$A", ["unk", "eos"]
+    if cls:
+        frame = "<cls> $A <sep>"
+        names += ["cls", "sep"]
+    elif bos:
+        frame = "<bos> $A"
+        names.append("bos")
+    if pad:
+        names.append("pad")
+    framing = [(token, ids[token]) for token in _SPECIAL.values() if token in frame]
     fast.post_processor = processors.TemplateProcessing(
-        single=frame, pair=None, special_tokens=used
+        single=frame, pair=None, special_tokens=framing
     )
-    kept = {
-        "unk",
-        "eos",
-        *(["cls", "sep"] if cls else ["bos"] if bos else []),
-        *(["pad"] if pad else []),
-    }
-    special = {
-        f"{name}_token": token for name, token in _SPECIAL.items() if name in kept
-    }
+    special = {f"{name}_token": _SPECIAL[name] for name in names}
     return PreTrainedTokenizerFast(
         tokenizer_object=fast, model_max_length=128, **special
     )  # type: ignore[no-untyped-call]
 
 
 def identity_block(module: nn.Module, block: int = 1) -> str:
-    """Plant a fault: make a pre-norm block, counted from 1, add nothing; the path of
-    the block.
+    """Make a pre-norm block, counted from 1, add nothing, and return its path.
 
     >>> identity_block(tiny_model("gpt2"), block=2)
     'transformer.h.1'
     """
-    path = _block(module, block)
+    path = _block_path(module, block)
     with torch.no_grad():
         for weight in module.get_submodule(path).parameters():
             weight.zero_()
@@ -190,36 +175,39 @@ def identity_block(module: nn.Module, block: int = 1) -> str:
 
 
 def nan_weight(module: nn.Module, block: int = 1) -> str:
-    """Plant a fault: put a NaN in the first matrix of a block, counted from 1; the path
-    of the weight.
+    """Put a NaN into the first matrix of a block, and return the path of that weight.
+
+    Blocks are counted from 1.
 
     >>> nan_weight(tiny_model("gpt2"))
     'transformer.h.0.attn.c_attn.weight'
     """
-    path = _block(module, block)
-    inside = module.get_submodule(path).named_parameters()
-    name, weight = next((name, weight) for name, weight in inside if weight.ndim >= 2)
+    path = _block_path(module, block)
+    weights = module.get_submodule(path).named_parameters()
+    name, matrix = next((name, weight) for name, weight in weights if weight.ndim >= 2)
     with torch.no_grad():
-        weight.flatten()[0] = float("nan")
+        matrix.flatten()[0] = float("nan")
     return f"{path}.{name}"
 
 
 def misreport(
     module: nn.Module, change: Callable[[tuple[Tensor, ...]], tuple[Tensor, ...]]
 ) -> nn.Module:
-    """Plant a fault: the same module, whose reported `hidden_states` (in its decoder,
-    if it has two) are changed.
+    """Change the `hidden_states` that a module reports, and return the module.
+
+    In an encoder-decoder those of the decoder are changed.
 
     >>> module = misreport(tiny_model("gpt2"), lambda states: states[::-1])
     >>> honest, ids = tiny_model("gpt2"), torch.tensor([[7, 8]])
-    >>> reported, true = (m(ids, output_hidden_states=True).hidden_states for m in (module, honest))
+    >>> reported = module(ids, output_hidden_states=True).hidden_states
+    >>> true = honest(ids, output_hidden_states=True).hidden_states
     >>> torch.equal(reported[0], true[-1])
     True
     """
-    true = type(module)
+    original = type(module)
 
-    class Misreporting(true):  # type: ignore[misc, valid-type]
-        @wraps(true.forward)
+    class Misreporting(original):  # type: ignore[misc, valid-type]
+        @wraps(original.forward)
         def forward(self, *args: Any, **kwargs: Any) -> Any:
             output = super().forward(*args, **kwargs)
             for name in ("hidden_states", "decoder_hidden_states"):
@@ -227,41 +215,35 @@ def misreport(
                     output[name] = change(output[name])  # type: ignore[index]
             return output
 
-    Misreporting.__name__ = true.__name__
+    Misreporting.__name__ = original.__name__
     module.__class__ = Misreporting
     return module
 
 
 @cache
 def _table() -> dict[str, Any]:
-    """The families: for each the class of its configuration, a class for each task, and
-    what is not as by default.
-    """
-    table: dict[str, Any] = json.loads(
-        Path(__file__).with_name("configs.json").read_text("utf-8")
-    )
+    """Read the families: a configuration class, a class per task, and the settings."""
+    text = Path(__file__).with_name("configs.json").read_text("utf-8")
+    table: dict[str, Any] = json.loads(text)
     return table
 
 
 def _with_layers(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
-    """The same configuration for another number of layers; a list with one entry a
-    layer is gone through again.
+    """Return a configuration with another number of layers.
+
+    Lists with one entry per layer are repeated.
     """
-
-    def changed(name: str, value: Any) -> Any:
+    changed = dict(config)
+    for name, value in config.items():
         if _DEPTH.fullmatch(name):
-            return layers
-        if isinstance(value, list) and name.endswith("layer_types"):
-            return [value[i % len(value)] for i in range(layers)]
-        return value
-
-    return {name: changed(name, value) for name, value in config.items()}
+            changed[name] = layers
+        elif isinstance(value, list) and name.endswith("layer_types"):
+            changed[name] = [value[i % len(value)] for i in range(layers)]
+    return changed
 
 
 def _draw(module: nn.Module, generator: torch.Generator) -> None:
-    """Draw every weight anew: matrices that keep the size of what goes through them,
-    and vectors near their own.
-    """
+    """Draw matrices that preserve the size of states, and vectors near their values."""
     with torch.no_grad():
         for weight in module.parameters():
             if not weight.is_floating_point():
@@ -273,11 +255,10 @@ def _draw(module: nn.Module, generator: torch.Generator) -> None:
                 weight.add_(0.1 * noise)
 
 
-def _block(module: nn.Module, block: int) -> str:
-    """The path of a block in the outermost list of the module."""
-    lists = [
-        path
-        for path, part in module.named_modules()
-        if isinstance(part, nn.ModuleList) and len(part) >= block
-    ]
+def _block_path(module: nn.Module, block: int) -> str:
+    """Return the path of a block in the outermost list of the module."""
+    lists = []
+    for path, part in module.named_modules():
+        if isinstance(part, nn.ModuleList) and len(part) >= block:
+            lists.append(path)
     return f"{min(lists, key=lambda path: path.count('.'))}.{block - 1}"

@@ -1,8 +1,6 @@
-"""A small store with everything that a store may have: units, a document in windows,
-copies of texts, strings.
-"""
+"""A small store with every feature: units, a document in windows, copies, strings."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -24,8 +22,7 @@ def tiny_store(
     pool: str | None = None,
     every: int = 1,
 ) -> Writer:
-    """Make a store of seven texts in three units, and commit all units, or those that
-    are named.
+    """Create a store of seven texts in three units, and commit some or all units.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -33,7 +30,9 @@ def tiny_store(
     ['000000', '000002']
     """
     writer = tiny_plan(path, dtype=dtype, width=width, pool=pool, every=every)
-    for unit in writer.pending() if units is None else units:
+    if units is None:
+        units = writer.pending()
+    for unit in units:
         writer.commit(unit, tiny_values(writer, unit))
     if not writer.pending():
         writer.complete()
@@ -48,7 +47,7 @@ def tiny_plan(
     pool: str | None = None,
     every: int = 1,
 ) -> Writer:
-    """Make the store without its units, or what is damaged of its plan."""
+    """Create the store without committing any unit."""
     widths = dict.fromkeys(SITES, width)
     model = {"model": "toy", "dtype": dtype, "depth": 1, "final": True}
     plan = StorePlan(
@@ -59,39 +58,39 @@ def tiny_plan(
 
 
 def tiny_sequences() -> list[list[StoreSequence]]:
-    """Three units: of three texts, of a document in two windows, and of one text after
-    two copies.
+    """Return three units: three texts, a document in two windows, and a single text.
+
+    The texts between the document and the last are copies.
     """
-    units = [(0, 5, 0), (1, 3, 0), (2, 4, 0)], [(3, 6, 0), (3, 4, 3)], [(6, 2, 0)]
-    return [[tiny_sequence(*given) for given in unit] for unit in units]
+    return [
+        [tiny_sequence(0, 5), tiny_sequence(1, 3), tiny_sequence(2, 4)],
+        [tiny_sequence(3, 6), tiny_sequence(3, 4, start=3)],
+        [tiny_sequence(6, 2)],
+    ]
 
 
 def tiny_sequence(text: int, length: int, start: int = 0) -> StoreSequence:
-    """A text of some tokens, or a window that begins at `start`."""
-    ids = tuple((text * 17 + start + place) % 200 for place in range(length))
-    spans = tuple(
-        (2 * (start + place), 2 * (start + place) + 2) for place in range(length)
-    )
-    return StoreSequence(
-        text, start, ids, spans, text % 2, None if start else "ab" * (length + 4)
-    )
+    """Return a text of some tokens, or a window that begins at `start`."""
+    places = range(start, start + length)
+    ids = tuple((text * 17 + place) % 200 for place in places)
+    spans = tuple((2 * place, 2 * place + 2) for place in places)
+    string = None if start else "ab" * (length + 4)
+    return StoreSequence(text, start, ids, spans, text % 2, string)
 
 
 def tiny_values(writer: Writer, unit: str) -> dict[str, NDArray[np.generic]]:
-    """States that depend on the site, the text, the position and the channel."""
-    return {site: _stored(writer, unit, site) for site in writer.plan.sites}
-
-
-def _stored(writer: Writer, unit: str, site: str) -> NDArray[np.generic]:
+    """Return states that depend on the site, the text, the position and the channel."""
     plan = writer.plan
-    places = list(_places(writer.sequences(unit), plan))
-    channels = np.arange(plan.widths[site]) + 100 * plan.sites.index(site)
-    wide = np.sin(np.array(places)[:, None] + channels).astype(np.float32)
-    bits = wide.view(np.uint32) >> 16 if plan.dtype == "bfloat16" else wide
-    return bits.astype(DTYPES[plan.dtype])
-
-
-def _places(sequences: Iterable[StoreSequence], plan: StorePlan) -> Iterator[int]:
-    for sequence in sequences:
-        for place in sequence.kept(plan.every) if plan.pool is None else range(1):
-            yield 10 * sequence.text + sequence.start + place
+    rows = []
+    for sequence in writer.sequences(unit):
+        places = range(1) if plan.pool is not None else sequence.kept(plan.every)
+        for place in places:
+            rows.append(10 * sequence.text + sequence.start + place)
+    values: dict[str, NDArray[np.generic]] = {}
+    for number, site in enumerate(plan.sites):
+        channels = np.arange(plan.widths[site]) + 100 * number
+        wide = np.sin(np.array(rows)[:, None] + channels).astype(np.float32)
+        # A bfloat16 is the first half of a float32.
+        bits = wide.view(np.uint32) >> 16 if plan.dtype == "bfloat16" else wide
+        values[site] = bits.astype(DTYPES[plan.dtype])
+    return values

@@ -1,14 +1,21 @@
-"""Where do two runs of a model diverge, is that rounding or a fault, and which module
-made it?
+"""Where do two runs of a model diverge, is it rounding or a fault, and which module?
 
-sides          what the two sides are, and on what terms they are compared
-pairing        which tensors of a port are which states
-parts, whole   the two ways to compare: part by part on equal input, or by whole passes
-observe        one pass: its states, others put in their place, and what rounding does to every part
-noise          the comparison that decides
-systematic     the same for faults that are smaller than the rounding of any one token
-search         from the first site that differs down to the module at fault
-port_search    the same where a port's modules have other names and layouts
-hints          what the fault looks like
-result         errors and findings as a result
+drift                 the function, and the choice of how two sides are compared
+live_model            a side that can be run; sides: how it is opened and checked
+saved                 a side of saved states
+port, program         a side of other make: a module or function of token ids
+pairing               which tensors of a program are which states
+parts, whole          the two comparisons: part by part on equal input, or whole passes
+streaming             two passes in step, to save memory
+observe               one pass: its states, replacements for them, and their rounding
+noise                 the test that decides
+systematic            the same for faults below the rounding of any single token
+errors                errors by site and token
+dtypes                the precision that weights were stored and computed in
+search                from the first site that differs to the module at fault
+port_search           the same in a port; port_block: one block of it, call by call
+counterparts, weights which tensors and weights of a port are the reference's
+calls                 recorded calls of modules
+hints                 what a fault looks like, by hypotheses about a suspect
+baseline, result      accepted errors; errors and findings as a result
 """

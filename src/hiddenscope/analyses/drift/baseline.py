@@ -1,4 +1,4 @@
-"""Baseline: a file of the errors that are accepted, by site."""
+"""Baseline: a file of accepted errors by site."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import os
 import stat
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from hiddenscope.errors import FileError
 from hiddenscope.files import replacing
 
 FORMAT = "hiddenscope.drift-baseline/1"
-MOST_BYTES = 2**24  # a model with a thousand layers takes some hundred thousand
+# A model of a thousand layers takes about a hundred thousand bytes.
+MOST_BYTES = 2**24
 
 
 def read_baseline(path: str | os.PathLike[str]) -> dict[str, float] | None:
-    """Read the accepted error of each site; None where there is no file.
+    """Read the accepted error of each site; None if there is no file.
 
     >>> read_baseline("no/such/file.json") is None
     True
@@ -40,7 +40,7 @@ def read_baseline(path: str | os.PathLike[str]) -> dict[str, float] | None:
 
 
 def write_baseline(path: str | os.PathLike[str], levels: Mapping[str, float]) -> int:
-    """Write the error of each site that is finite, and return how many there are."""
+    """Write the finite errors of sites, and return their number."""
     accepted = {site: level for site, level in levels.items() if math.isfinite(level)}
     with replacing(path) as fresh:
         fresh.write_text(
@@ -50,10 +50,9 @@ def write_baseline(path: str | os.PathLike[str], levels: Mapping[str, float]) ->
 
 
 def _content(path: Path) -> bytes | None:
-    """Read a plain file of a sensible size; a device, a pipe or a folder is an OSError."""
+    """Read a plain file of a sensible size; anything else raises an OSError."""
     try:
-        # Looked at before it is opened: to open a pipe is to wait for whoever writes
-        # into it.
+        # Before opening it: opening a pipe waits for a writer.
         status = os.stat(path)
     except FileNotFoundError:
         return None
@@ -66,8 +65,8 @@ def _content(path: Path) -> bytes | None:
     return content
 
 
-def _levels(stored: Any) -> dict[str, float]:
-    """Check what a file holds; what is wrong is a ValueError."""
+def _levels(stored: object) -> dict[str, float]:
+    """Check the content of a file; anything wrong raises a ValueError."""
     if not isinstance(stored, dict) or not isinstance(stored.get("accepted"), dict):
         raise ValueError("it has no table `accepted`")
     if stored.get("format") != FORMAT:

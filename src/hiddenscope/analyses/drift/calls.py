@@ -1,23 +1,21 @@
-"""Record the calls of a module's parts: what each was given, what it returned, and the
-calls it made in turn.
-"""
+"""Record the calls of modules: arguments, outputs, and the calls inside them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hiddenscope.modules import autograd, hooks
+from hiddenscope.modules.module_copy import float64_copy
 
 
 @dataclass
 class ModuleCall:
-    """One call of a module, with copies of its arguments and of the tensors that it
-    returned.
+    """One call of a module, with copies of its arguments and returned tensors.
 
     `structure` is the form of what it returned: True for a tensor, a list for a tuple,
     list or dict, else None.
@@ -27,53 +25,58 @@ class ModuleCall:
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
     outputs: list[Tensor] = field(default_factory=list)
-    structure: Any = None
+    structure: object = None
     inner: list[ModuleCall] = field(default_factory=list)
+
+    @classmethod
+    def copied(
+        cls, path: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> ModuleCall:
+        """Return a call with copies of these arguments."""
+        return cls(path, map_tensors(args, clone), map_tensors(dict(kwargs), clone))
 
     @property
     def state(self) -> Tensor | None:
-        """The hidden state among its arguments."""
+        """Return the hidden state among its arguments."""
         return hooks.state_in(self.args, self.kwargs)
+
+    def with_state(self, state: Tensor) -> ModuleCall:
+        """Return the same call with another hidden state."""
+        args, kwargs = hooks.with_state_in(self.args, self.kwargs, state)
+        return replace(self, args=args, kwargs=kwargs)
 
     @property
     def output(self) -> Tensor | None:
-        """The first floating-point tensor that it returned."""
-        return next(
-            (tensor for tensor in self.outputs if tensor.is_floating_point()), None
-        )
+        """Return the first floating-point tensor that it returned."""
+        for tensor in self.outputs:
+            if tensor.is_floating_point():
+                return tensor
+        return None
 
     def walk(self) -> Iterator[ModuleCall]:
-        """List this call and all calls inside it, in the order in which they began."""
+        """Yield this call and all calls inside it, in the order in which they began."""
         yield self
         for call in self.inner:
             yield from call.walk()
 
     def leaves(self) -> Iterator[ModuleCall]:
-        """List the calls that made no further calls."""
+        """Yield the calls that made no further calls."""
         for call in self.walk():
             if not call.inner:
                 yield call
 
-    def repeat(self, module: nn.Module, device: torch.device) -> Any:
+    def repeat(self, module: nn.Module, device: torch.device) -> object:
         """Call another module with the same arguments, moved to its device."""
-        return self.with_arguments(module, self.args, self.kwargs, device)
 
-    def with_arguments(
-        self,
-        module: nn.Module,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        device: torch.device,
-    ) -> Any:
-        """Call a module with these arguments on copies, as some modules write into what
-        they are given.
-        """
-
+        # Always a copy: some modules write into their arguments.
         def move(tensor: Tensor) -> Tensor:
             return tensor.detach().to(device, copy=True)
 
+        args = map_tensors(self.args, move)
+        kwargs = map_tensors(self.kwargs, move)
         with autograd.restored(), torch.no_grad():
-            return module(*map_tensors(args, move), **map_tensors(dict(kwargs), move))
+            output: object = module(*args, **kwargs)
+        return output
 
 
 def record_calls(
@@ -82,10 +85,10 @@ def record_calls(
     *,
     opaque: Collection[str] = (),
 ) -> list[ModuleCall]:
-    """Run something and return the outermost calls of some modules, each with those
-    inside it.
+    """Run a function and return the outermost calls of some modules.
 
-    Of `opaque` modules neither arguments nor outputs are kept.
+    Each holds the calls made inside it. Of `opaque` modules neither arguments nor
+    outputs are recorded.
     """
     outermost: list[ModuleCall] = []
     running: list[ModuleCall] = []
@@ -94,15 +97,12 @@ def record_calls(
         def enter(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
             call = ModuleCall(path)
             if path not in opaque:
-                call.args, call.kwargs = (
-                    map_tensors(args, clone),
-                    map_tensors(dict(kwargs), clone),
-                )
+                call = ModuleCall.copied(path, args, kwargs)
             siblings = running[-1].inner if running else outermost
             siblings.append(call)
             running.append(call)
 
-        def leave(output: Any) -> None:
+        def leave(output: object) -> None:
             call = running.pop()
             if path not in opaque:
                 call.outputs = [clone(tensor) for tensor in tensors_in(output)]
@@ -118,23 +118,54 @@ def record_calls(
     return outermost
 
 
+def parts_inside(module: nn.Module, path: str) -> dict[str, nn.Module]:
+    """Return a module at a path and all modules inside it, by their full paths."""
+    parts = {}
+    for name, part in module.named_modules():
+        parts[f"{path}.{name}".strip(".")] = part
+    return parts
+
+
+def run_in_float64(
+    module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> object:
+    """Run a private float64 copy of a module on arguments of any dtype."""
+    return run_exactly(float64_copy(module), args, kwargs)
+
+
+def run_exactly(
+    module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> object:
+    """Run a float64 module on copies of arguments of any dtype."""
+    args = map_tensors(args, to_float64)
+    kwargs = map_tensors(dict(kwargs), to_float64)
+    with autograd.restored(), torch.no_grad():
+        output: object = module(*args, **kwargs)
+    return output
+
+
 def clone(tensor: Tensor) -> Tensor:
-    """Copy a tensor, without its history."""
+    """Copy a tensor without its autograd history."""
     return tensor.detach().clone()
 
 
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    """List every tensor in nested tuples, lists and dicts."""
+def to_float64(tensor: Tensor) -> Tensor:
+    """Copy a tensor, widened to float64 if it is a floating-point tensor."""
+    if not tensor.is_floating_point():
+        return clone(tensor)
+    return tensor.detach().to(torch.float64, copy=True)
+
+
+def tensors_in(value: object) -> Iterator[Tensor]:
+    """Yield every tensor in nested tuples, lists and dicts."""
     if isinstance(value, Tensor):
         yield value
     for part in _parts(value):
         yield from tensors_in(part)
 
 
-def structure_of(value: Any) -> Any:
-    """Describe nested outputs: True for a tensor, a list for a container, None for
-    anything else.
-    """
+def structure_of(value: object) -> object:
+    """Describe nested outputs: True for a tensor, a list for a container, else None."""
     if isinstance(value, Tensor):
         return True
     if isinstance(value, Mapping | tuple | list):
@@ -142,7 +173,7 @@ def structure_of(value: Any) -> Any:
     return None
 
 
-def _parts(value: Any) -> list[Any]:
+def _parts(value: object) -> list[object]:
     if isinstance(value, Mapping):
         return list(value.values())
     if isinstance(value, tuple | list):
@@ -151,7 +182,7 @@ def _parts(value: Any) -> list[Any]:
 
 
 def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """Change every tensor in nested arguments; objects of other kinds stay as they are."""
+    """Change every tensor in nested arguments; other objects stay as they are."""
     if isinstance(value, Tensor):
         return change(value)
     if type(value) is dict:
@@ -161,8 +192,3 @@ def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
         is_named_tuple = hasattr(value, "_fields")
         return type(value)(*parts) if is_named_tuple else type(value)(parts)
     return value
-
-
-def to_float64(tensor: Tensor) -> Tensor:
-    """Widen a floating-point tensor; others stay as they are."""
-    return tensor.double() if tensor.is_floating_point() else tensor

@@ -1,23 +1,22 @@
-"""Learn which tensors inside a port's block are which of the reference's, whatever the
-port's layout.
+"""Learn which tensors inside a port's block correspond to which of the reference's.
 
 A port may split what the reference fuses, fuse what it splits, permute the rows of a
-projection or fold a norm into it. What such a block computes inside is known from a
-block that agrees with the reference's: there, a tensor of the port that equals one of
-the reference's, or some of its columns, or its columns in another order, is its
-counterpart. The same must hold in every block of the port. A tensor without a
-counterpart is a matter of layout and says nothing.
+projection or fold a norm into it. Its layout is learned from a block that agrees with
+the reference's: a tensor of the port is the counterpart of one of the reference's if it
+equals that tensor, some of its columns, or its columns in another order. The same must
+then hold in every block of the port. A tensor without a counterpart is a matter of
+layout and says nothing.
 
-Where no block agrees nothing is known of the layout. Then only modules with the very
-weights of one of the reference's modules have counterparts, and containers that hold
-exactly the same weights.
+If no block agrees, the layout is unknown. Then only modules with exactly the weights of
+one of the reference's modules have counterparts, and containers of exactly the same
+weights.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -25,30 +24,26 @@ import torch
 from torch import Tensor, nn
 
 from hiddenscope.analyses.drift.calls import ModuleCall
+from hiddenscope.analyses.drift.weights import all_among, learn_weights, weights_of
 
-MOST_COLUMNS = 8192  # of a tensor whose columns are looked for in another order
-SAMPLE = 64  # tokens by which columns are told apart
-
-
-TensorSide = Literal["input", "output"]
+# Wider tensors are not searched for columns in another order.
+MOST_COLUMNS = 8192
+# Tokens by which columns are told apart.
+SAMPLE = 64
 CallKey = tuple[str, int]
-"""The path of a module within a block, and which of its calls."""
+"""The path of a module within a block, and the number of its call."""
 
 
 class BlockTensor(NamedTuple):
-    """A tensor in a block: the state that a call was given or what it returned. Calls
-    of one path are counted.
-    """
+    """A tensor in a block: the state that enters a call, or its output."""
 
     path: str
     number: int
-    side: TensorSide
+    side: Literal["input", "output"]
 
 
 class SharedColumns(NamedTuple):
-    """Columns of a tensor of the reference, and the columns of the port's tensor that
-    equal them.
-    """
+    """Columns of a tensor of the reference and the equal columns of the port's."""
 
     place: BlockTensor
     reference: Tensor
@@ -62,24 +57,31 @@ class Counterpart:
 
     columns: tuple[SharedColumns, ...]
 
+    @classmethod
+    def whole(cls, place: BlockTensor, width: int) -> Counterpart:
+        """Return a tensor of the reference, column by column."""
+        columns = torch.arange(width)
+        return cls((SharedColumns(place, columns, columns, width),))
+
     @property
     def identical_tensor(self) -> BlockTensor | None:
-        """The reference's tensor, where the port's is the same column by column."""
-        first = self.columns[0]
-        in_order = torch.arange(first.reference_width)
-        is_same = torch.equal(first.reference, in_order) and torch.equal(
-            first.port, in_order
-        )
-        return first.place if is_same and len(self.columns) == 1 else None
+        """Return the reference's tensor if the port's is the same, column by column."""
+        if len(self.columns) > 1:
+            return None
+        place, reference, port, width = self.columns[0]
+        in_order = torch.arange(width)
+        is_same = torch.equal(reference, in_order) and torch.equal(port, in_order)
+        return place if is_same else None
 
 
-Counterparts = Mapping[BlockTensor, Counterpart]
+Counterparts = dict[BlockTensor, Counterpart]
+Known = Mapping[BlockTensor, Tensor]
 Same = Callable[[Tensor, Tensor], bool]
-"""Tells whether two tensors of one shape differ by rounding alone."""
+"""Checks whether two tensors of one shape differ by rounding alone."""
 
 
 def calls_by_place(block: ModuleCall) -> dict[CallKey, ModuleCall]:
-    """Number the calls inside a block, each under its path within the block."""
+    """Return the calls inside a block by path within the block and number."""
     numbers: Counter[str] = Counter()
     calls: dict[CallKey, ModuleCall] = {}
     for call in block.walk():
@@ -90,10 +92,10 @@ def calls_by_place(block: ModuleCall) -> dict[CallKey, ModuleCall]:
 
 
 def tensors_by_place(block: ModuleCall) -> dict[BlockTensor, Tensor]:
-    """List the states that go into and come out of every call inside a block, as rows."""
+    """Return the states that enter and leave every call inside a block, as rows."""
     tensors: dict[BlockTensor, Tensor] = {}
     for (path, number), call in calls_by_place(block).items():
-        if call.state is not None and call.state.is_floating_point():
+        if call.state is not None:
             tensors[BlockTensor(path, number, "input")] = as_rows(call.state)
         if call.output is not None:
             tensors[BlockTensor(path, number, "output")] = as_rows(call.output)
@@ -106,99 +108,86 @@ def as_rows(tensor: Tensor) -> Tensor:
 
 
 def learn(
-    known: Mapping[BlockTensor, Tensor],
-    tensors: Mapping[BlockTensor, Tensor],
-    same: Same,
-    *,
-    reordered: bool,
-) -> dict[BlockTensor, Counterpart]:
-    """Find the counterpart of every tensor in a port's block among those of the
-    reference's, on equal input.
+    reference: Known, port: Known, same: Same, *, reordered: bool
+) -> Counterparts:
+    """Find the counterpart of every tensor in a port's block, on equal input.
 
     With `reordered`, a tensor may have the reference's columns in another order.
     """
-    counterparts: dict[BlockTensor, Counterpart] = {}
-    for place, rows in tensors.items():
-        candidates = {
-            other: values for other, values in known.items() if len(values) == len(rows)
-        }
-        columns = _whole(rows, candidates, same) or _slice(rows, candidates, same)
-        columns = columns or _tiles(rows, candidates, same)
-        if reordered and not columns:
-            columns = _reordered(rows, candidates, same)
-        if columns:
-            counterparts[place] = Counterpart(tuple(columns))
+    counterparts: Counterparts = {}
+    for place, rows in port.items():
+        known = {}
+        for other, values in reference.items():
+            if len(values) == len(rows):
+                known[other] = values
+        counterpart = (
+            _whole(rows, known, same)
+            or _slice(rows, known, same)
+            or _tiles(rows, known, same)
+        )
+        if reordered and counterpart is None:
+            counterpart = _permutation(rows, known, same)
+        if counterpart is not None:
+            counterparts[place] = counterpart
     return counterparts
 
 
-def _whole(
-    rows: Tensor, known: Mapping[BlockTensor, Tensor], same: Same
-) -> list[SharedColumns]:
+def _whole(rows: Tensor, known: Known, same: Same) -> Counterpart | None:
     for place, values in known.items():
         if values.shape == rows.shape and same(values, rows):
-            every = torch.arange(rows.shape[1])
-            return [SharedColumns(place, every, every, len(every))]
-    return []
+            return Counterpart.whole(place, rows.shape[1])
+    return None
 
 
-def _slice(
-    rows: Tensor, known: Mapping[BlockTensor, Tensor], same: Same
-) -> list[SharedColumns]:
-    """Find a tensor among the columns of a wider one of the reference: one of fused
-    projections.
-    """
+def _slice(rows: Tensor, known: Known, same: Same) -> Counterpart | None:
+    """Find a tensor among the columns of a wider one: one of fused projections."""
     width = rows.shape[1]
     for place, values in known.items():
-        for start in range(
-            0, values.shape[1] - width + 1, _step(width, values.shape[1])
-        ):
+        whole = values.shape[1]
+        if width >= whole:
+            continue
+        # Fused projections have equal or related widths, so slices start at multiples.
+        for start in range(0, whole - width + 1, math.gcd(width, whole)):
             columns = torch.arange(start, start + width)
-            if width < values.shape[1] and same(values[:, columns], rows):
-                return [
-                    SharedColumns(place, columns, torch.arange(width), values.shape[1])
-                ]
-    return []
+            if same(values[:, columns], rows):
+                shared = SharedColumns(place, columns, torch.arange(width), whole)
+                return Counterpart((shared,))
+    return None
 
 
-def _tiles(
-    rows: Tensor, known: Mapping[BlockTensor, Tensor], same: Same
-) -> list[SharedColumns]:
-    """Make a tensor up of several of the reference's, side by side: projections that
-    the port fuses.
-    """
+def _tiles(rows: Tensor, known: Known, same: Same) -> Counterpart | None:
+    """Compose a tensor of several of the reference's: projections the port fuses."""
     tiles: list[SharedColumns] = []
     start = 0
     while start < rows.shape[1]:
         tile = _tile_at(start, rows, known, same)
         if tile is None:
-            return []
+            return None
         tiles.append(tile)
-        start = int(tile.port[-1]) + 1
-    return tiles
+        start += tile.reference_width
+    return Counterpart(tuple(tiles))
 
 
 def _tile_at(
-    start: int, rows: Tensor, known: Mapping[BlockTensor, Tensor], same: Same
+    start: int, rows: Tensor, known: Known, same: Same
 ) -> SharedColumns | None:
     for place, values in known.items():
-        columns = torch.arange(start, start + values.shape[1])
-        fits = place.side == "output" and int(columns[-1]) < rows.shape[1]
+        width = values.shape[1]
+        columns = torch.arange(start, start + width)
+        fits = place.side == "output" and start + width <= rows.shape[1]
         if fits and same(values, rows[:, columns]):
-            return SharedColumns(
-                place, torch.arange(values.shape[1]), columns, values.shape[1]
-            )
+            return SharedColumns(place, torch.arange(width), columns, width)
     return None
 
 
-def _reordered(
-    rows: Tensor, known: Mapping[BlockTensor, Tensor], same: Same
-) -> list[SharedColumns]:
-    """Find a tensor whose columns are the reference's in another order: Meta's layout
-    of rotary positions.
+def _permutation(rows: Tensor, known: Known, same: Same) -> Counterpart | None:
+    """Find a tensor with the same columns in another order.
+
+    Meta's layout of rotary positions is such an order.
     """
     width = rows.shape[1]
     if width > MOST_COLUMNS:
-        return []
+        return None
     for place, values in known.items():
         if values.shape != rows.shape or place.side == "input":
             continue
@@ -206,15 +195,9 @@ def _reordered(
         order = distances.argmin(1)
         is_permutation = len(set(order.tolist())) == width
         if is_permutation and same(values[:, order], rows):
-            return [SharedColumns(place, order, torch.arange(width), width)]
-    return []
-
-
-def _step(width: int, whole: int) -> int:
-    """Choose the distance between the places where a slice may begin: projections are
-    of equal or related sizes.
-    """
-    return math.gcd(width, whole)
+            shared = SharedColumns(place, order, torch.arange(width), width)
+            return Counterpart((shared,))
+    return None
 
 
 FindPart = Callable[[str], nn.Module]
@@ -225,236 +208,64 @@ def by_weights(
     port: ModuleCall,
     reference_part: FindPart,
     port_part: FindPart,
-) -> dict[BlockTensor, Counterpart]:
-    """Pair modules that hold the very weights of one of the reference's, however these
-    are laid out inside it.
+) -> Counterparts:
+    """Pair modules that hold exactly the weights of one of the reference's.
 
-    A module without calls inside it must hold all of these weights, as they are or
-    transposed.
+    In a module with calls inside it, these may be split, fused or transposed. In one
+    without, they may be transposed.
     """
-    reference_calls, port_calls = calls_by_place(reference), calls_by_place(port)
+    reference_calls = calls_by_place(reference)
     learned = learn_weights(
         reference_part(reference.path), port_part(port.path), reordered=False
     )
-    holders: dict[frozenset[str], tuple[str, int]] = {}
+    holders: dict[frozenset[str], CallKey] = {}
     for key, call in reference_calls.items():
-        # Inner calls come later, so that the smallest module which holds these weights
-        # stays.
-        holders[frozenset(_names_inside(key[0], reference_part(call.path)))] = key
-    counterparts: dict[BlockTensor, Counterpart] = {}
-    for key, call in port_calls.items():
-        names = _names_inside(key[0], port_part(call.path))
-        if not names or not all(name in learned for name in names):
+        # Inner calls come later, so the smallest module with these weights remains.
+        names = _weights_inside(key[0], reference_part(call.path))
+        holders[frozenset(names)] = key
+    counterparts: Counterparts = {}
+    for key, call in calls_by_place(port).items():
+        part = port_part(call.path)
+        names = _weights_inside(key[0], part)
+        if not names or not learned.keys() >= set(names):
             continue
         sources: set[str] = set()
         for name in names:
-            sources |= set(learned[name].weights)
+            sources |= {row.weight for row in learned[name]}
         partner = holders.get(frozenset(sources))
         if partner is None:
             continue
-        part, other = (
-            port_part(call.path),
-            reference_part(reference_calls[partner].path),
-        )
-        holds_all = _size(part) == _size(other)
-        is_same_leaf = not call.inner and _are_equal(
-            _weights_of(part), _weights_of(other)
-        )
-        if (call.inner and holds_all) or is_same_leaf:
-            counterparts |= _as_counterparts(
-                key, call, partner, reference_calls[partner]
-            )
+        expected = reference_calls[partner]
+        if _hold_same(part, reference_part(expected.path), is_leaf=not call.inner):
+            counterparts |= pair_calls(key, call, partner, expected)
     return counterparts
 
 
-def _size(part: nn.Module) -> int:
-    return sum(weight.numel() for weight in part.parameters())
-
-
-def _names_inside(path: str, part: nn.Module) -> list[str]:
-    """List the weights inside a module by their paths within the block."""
+def _weights_inside(path: str, part: nn.Module) -> list[str]:
+    """Return the weights inside a module by their paths within the block."""
     return [f"{path}.{name}".lstrip(".") for name, _ in part.named_parameters()]
 
 
-def _as_counterparts(
-    key: tuple[str, int],
-    call: ModuleCall,
-    partner: tuple[str, int],
-    expected: ModuleCall,
-) -> dict[BlockTensor, Counterpart]:
-    """Pair what goes into and comes out of two calls, where it is of one shape."""
-    pairs: dict[BlockTensor, Counterpart] = {}
-    tensors: dict[TensorSide, tuple[Tensor | None, Tensor | None]] = {
-        "input": (call.state, expected.state),
-        "output": (call.output, expected.output),
-    }
-    for side, (tensor, other) in tensors.items():
-        if (
-            tensor is not None
-            and other is not None
-            and as_rows(tensor).shape == as_rows(other).shape
-        ):
-            every = torch.arange(tensor.shape[-1])
-            pairs[BlockTensor(*key, side)] = Counterpart(
-                (SharedColumns(BlockTensor(*partner, side), every, every, len(every)),)
-            )
+def _hold_same(part: nn.Module, other: nn.Module, *, is_leaf: bool) -> bool:
+    if is_leaf:
+        weights = list(weights_of(part).values())
+        others = list(weights_of(other).values())
+        return len(weights) == len(others) and all_among(weights, others)
+    size = sum(weight.numel() for weight in part.parameters())
+    return size == sum(weight.numel() for weight in other.parameters())
+
+
+def pair_calls(
+    key: CallKey, call: ModuleCall, partner: CallKey, expected: ModuleCall
+) -> Counterparts:
+    """Pair what enters and leaves two calls, where it has the same shape."""
+    pairs: Counterparts = {}
+    tensors, others = tensors_by_place(call), tensors_by_place(expected)
+    sides: tuple[Literal["input", "output"], ...] = ("input", "output")
+    for side in sides:
+        tensor = tensors.get(BlockTensor("", 0, side))
+        other = others.get(BlockTensor("", 0, side))
+        if tensor is not None and other is not None and tensor.shape == other.shape:
+            place = BlockTensor(*partner, side)
+            pairs[BlockTensor(*key, side)] = Counterpart.whole(place, tensor.shape[1])
     return pairs
-
-
-def _weights_of(part: nn.Module) -> list[Tensor]:
-    return [
-        weight.detach() for weight in part._parameters.values() if weight is not None
-    ]
-
-
-def _are_equal(weights: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
-    """Check that two modules hold the same weights, as they are or transposed."""
-    if len(weights) != len(others):
-        return False
-    return all(any(_is_equal(weight, other) for other in others) for weight in weights)
-
-
-def _is_equal(weight: Tensor, other: Tensor) -> bool:
-    values, expected = weight.cpu(), other.cpu()
-    if values.shape == expected.shape and torch.equal(values, expected):
-        return True
-    are_matrices = values.ndim == 2 and expected.ndim == 2
-    return (
-        are_matrices
-        and values.shape == expected.T.shape
-        and torch.equal(values, expected.T)
-    )
-
-
-class SourceRows(NamedTuple):
-    """The rows of the reference's weights that make up a weight of the port, by weight,
-    orientation and number.
-    """
-
-    weights: tuple[str, ...]
-    transposed: tuple[bool, ...]
-    numbers: tuple[int, ...]
-
-    @property
-    def in_order(self) -> bool:
-        """Whether the rows of each weight are taken one after another."""
-        steps = zip(
-            self.weights, self.numbers, self.weights[1:], self.numbers[1:], strict=False
-        )
-        return all(
-            name != next_name or next_row == row + 1
-            for name, row, next_name, next_row in steps
-        )
-
-
-def learn_weights(
-    reference: nn.Module, port: nn.Module, *, reordered: bool
-) -> dict[str, SourceRows]:
-    """Find every weight of a port's block among the rows of the reference's: fused,
-    split or transposed.
-
-    With `reordered`, the rows may be in another order. A weight with a row that the
-    reference has several times is left out, unless it is the next row of the same
-    weight.
-    """
-    known: dict[bytes, list[_Row]] = {}
-    for name, weight in reference.named_parameters():
-        for transposed, rows in _orientations(weight):
-            for number, row in enumerate(_bytes_of_rows(rows)):
-                known.setdefault(row, []).append(_Row(name, transposed, number))
-    learned: dict[str, SourceRows] = {}
-    for name, weight in port.named_parameters():
-        rows_of_reference = _source_rows(_bytes_of_rows(_matrix(weight)), known)
-        if rows_of_reference is not None and (reordered or rows_of_reference.in_order):
-            learned[name] = rows_of_reference
-    return learned
-
-
-class _Row(NamedTuple):
-    weight: str
-    transposed: bool
-    number: int
-
-
-def _source_rows(
-    rows: Sequence[bytes], known: Mapping[bytes, Sequence[_Row]]
-) -> SourceRows | None:
-    """Find where each row comes from; None where one comes from nowhere or from several
-    places.
-    """
-    sources: list[_Row] = []
-    for row in rows:
-        places = known.get(row, ())
-        following = (
-            sources[-1]._replace(number=sources[-1].number + 1) if sources else None
-        )
-        if following is not None and following in places:
-            sources.append(following)
-        elif len(places) == 1:
-            sources.append(places[0])
-        else:
-            return None
-    return SourceRows(*zip(*sources, strict=True)) if sources else None
-
-
-def wrong_weights(
-    reference: nn.Module,
-    port: nn.Module,
-    learned: Mapping[str, SourceRows],
-    rounding: float,
-) -> list[str]:
-    """List the weights of a port's block that are not made of the reference's in the
-    way that was learned.
-    """
-    known: dict[tuple[str, bool], Tensor] = {}
-    for name, weight in reference.named_parameters():
-        for transposed, rows in _orientations(weight):
-            known[name, transposed] = rows
-    wrong: list[str] = []
-    for name, weight in port.named_parameters():
-        if name in learned:
-            sources = zip(*learned[name], strict=True)
-            expected = torch.stack(
-                [known[source, turned][number] for source, turned, number in sources]
-            ).double()
-            difference = (_matrix(weight).double() - expected).norm()
-            if float(difference) > rounding * float(expected.norm()):
-                wrong.append(name)
-    return wrong
-
-
-def _orientations(weight: Tensor) -> list[tuple[bool, Tensor]]:
-    """Give a weight as it is and with the last two axes exchanged; a vector is a single
-    row.
-    """
-    if weight.ndim < 2:
-        return [(False, _matrix(weight))]
-    return [(False, _matrix(weight)), (True, _matrix(weight.mT))]
-
-
-def _matrix(weight: Tensor) -> Tensor:
-    """Flatten a weight to rows; a vector is a single row."""
-    width = weight.shape[-1] if weight.ndim else 1
-    rows = weight.detach().cpu().reshape(-1, width)
-    # `contiguous` would keep odd strides of axes with a single element, and these have
-    # no bytes to view.
-    return rows.clone(memory_format=torch.contiguous_format)
-
-
-def _bytes_of_rows(rows: Tensor) -> list[bytes]:
-    return [row.tobytes() for row in rows.view(torch.uint8).numpy()]
-
-
-def is_column_scaled(weight: Tensor, other: Tensor, rounding: float) -> bool:
-    """Check whether one matrix is the other with its columns scaled by different
-    numbers, as by a folded norm.
-    """
-    if weight.ndim != 2 or weight.shape != other.shape:
-        return False
-    values, expected = weight.detach().double().cpu(), other.detach().double().cpu()
-    scales = (values * expected).sum(0) / expected.square().sum(0).clamp_min(
-        torch.finfo(torch.float64).tiny
-    )
-    rest = (values - expected * scales).norm() / values.norm()
-    is_one_scale = bool((scales - scales.mean()).abs().max() <= rounding)
-    return float(rest) <= rounding and not is_one_scale

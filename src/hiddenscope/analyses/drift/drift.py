@@ -1,78 +1,76 @@
-"""Where do two runs of a model diverge, is that rounding or a fault, and which module
-made it?
-"""
+"""Where do two runs of a model diverge, is it rounding or a fault, and which module?"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from hiddenscope.analyses.drift.baseline import read_baseline, write_baseline
-from hiddenscope.analyses.drift.candidate import Runner, values_of
-from hiddenscope.analyses.drift.describe import describe
-from hiddenscope.analyses.drift.dtypes import (
-    Digits,
-    digits_of_embeddings,
-    majority_dtype,
-    narrowest,
-    with_digits,
-)
+from hiddenscope.analyses.drift.dtypes import name_of
 from hiddenscope.analyses.drift.errors import Errors, divergence
-from hiddenscope.analyses.drift.noise import coarsest
-from hiddenscope.analyses.drift.observe import LOGITS, ObservedState, Side, observe
-from hiddenscope.analyses.drift.pairing import Pairs, batches_for, pair
+from hiddenscope.analyses.drift.hints import describe
+from hiddenscope.analyses.drift.live_model import LOGITS, LiveModel
+from hiddenscope.analyses.drift.observe import ObservedState, observe
+from hiddenscope.analyses.drift.pairing import PairFacts, PairingFacts
 from hiddenscope.analyses.drift.parts import (
     ComparedSides,
     changed_weights,
     compare_parts,
 )
+from hiddenscope.analyses.drift.port import as_port, compare_returned, pair_program
 from hiddenscope.analyses.drift.port_search import PortSearch
-from hiddenscope.analyses.drift.result import DriftComparison, dataset_of, facts_of
+from hiddenscope.analyses.drift.program import Program
+from hiddenscope.analyses.drift.result import (
+    DriftComparison,
+    Restored,
+    dataset_of,
+    facts_of,
+)
+from hiddenscope.analyses.drift.saved import (
+    SavedRun,
+    as_saved,
+    compare_model_with_saved,
+    compare_two_saved,
+    open_saved,
+)
 from hiddenscope.analyses.drift.search import Search
 from hiddenscope.analyses.drift.sides import (
     BareModule,
-    Opened,
-    SavedRun,
     as_candidate,
-    as_model,
-    as_side,
-    check_same_texts,
-    check_shapes,
+    as_live,
+    check_hidden_sizes,
     check_tokenizers,
-    check_tokens,
-    check_whole,
-    check_widths,
-    common_sites,
     encode,
-    is_compiled,
     on_equal_terms,
-    open_side,
+    tokens_of,
 )
-from hiddenscope.analyses.drift.whole import compare_passes, compare_saved
 from hiddenscope.arguments import checked
-from hiddenscope.errors import PassError, StatesError
-from hiddenscope.model import Model
-from hiddenscope.passes import Inputs, Texts, recordable
+from hiddenscope.errors import ModuleError, StatesError
+from hiddenscope.model import Model, load
+from hiddenscope.modules.slow_dtypes import tell_of_slow_products
+from hiddenscope.passes import Inputs, Texts
 from hiddenscope.results import Result
 from hiddenscope.sites import Site, SitePatterns
-from hiddenscope.states import Readable, Tokens
+from hiddenscope.states import Readable
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-BASELINE_MARGIN = (
-    # How much over an accepted level an error may be: levels vary with the texts.
-    2
-)
-SEARCH_TOKENS = 512  # on which the module at fault is looked for in a port
-MOST_RESTORED = 4  # sites whose states are put back one at a time
+Opened: TypeAlias = Model | SavedRun | BareModule | Program
+# An error may be this many times an accepted level: levels vary with the texts.
+BASELINE_MARGIN = 2
+# Texts up to this many tokens are used to search the module at fault in a port.
+SEARCH_TOKENS = 512
+# Sites whose states are restored one at a time.
+MOST_RESTORED = 4
 
 
 @checked
@@ -88,7 +86,7 @@ def drift(
     | os.PathLike[str]
     | tuple[nn.Module, Any]
     | nn.Module
-    | Callable[..., Any],
+    | Program,
     texts: Texts | Inputs | None,
     *,
     sites: SitePatterns = "layer.*,final",
@@ -96,16 +94,15 @@ def drift(
     baseline: str | os.PathLike[str] | None = None,
     low_memory: bool = False,
 ) -> Result:
-    """Find where a candidate diverges from its reference, whether that is more than
-    rounding, and which module does it.
+    """Find where a candidate diverges from its reference beyond rounding, and why.
 
     Either side is a model, anything `hs.load` takes, or states that were saved
-    elsewhere; the candidate may also be a module or a function of token ids of somebody
-    else's making, whose tensors `pairing` pairs with sites. Two live models are
-    compared part by part, each on the reference's own input. `baseline` names a file of
-    accepted errors, which is written where there is none. With `low_memory` both run in
-    step, and two layers' states are held. `sites` are those that the result shows; all
-    of them are compared.
+    elsewhere. The candidate may also be any module or function of token ids, whose
+    tensors `pairing` pairs with sites. Two live models are compared part by part, each
+    on the reference's own input. `baseline` names a file of accepted errors, which is
+    written if it does not exist. With `low_memory` both models run in step, and only
+    two layers' states are held. `sites` are those that the result shows; all of them
+    are compared.
 
     >>> import copy
     >>> import hiddenscope as hs
@@ -117,45 +114,71 @@ def drift(
     >>> facts["drifted"], facts["first_site"], facts["module"]
     (True, 'layer.2', 'model.layers.1.mlp.up_proj')
     """
-    # Before the models run: a baseline that cannot be used is no reason to wait for
-    # them.
+    # Read before the models run, so that an unusable file is reported at once.
     levels = None if baseline is None else read_baseline(baseline)
     options = _Options(pairing, low_memory, levels or {})
-    comparison = _compare(
-        open_side(reference, "reference"),
-        open_side(candidate, "candidate"),
-        texts,
-        options,
-    )
-    accepted = None
+    opened_reference = _open_side(reference, "reference")
+    opened_candidate = _open_side(candidate, "candidate")
+    comparison = _compare(opened_reference, opened_candidate, texts, options)
+    baseline_facts = None
     if baseline is not None:
         path = os.fspath(baseline)
-        count = (
-            write_baseline(path, comparison.errors.error)
-            if levels is None
-            else len(levels)
-        )
-        accepted = {"file": path, "written": levels is None, "sites": count}
+        if levels is None:
+            verdicts = comparison.errors.verdicts
+            errors = {name: verdict.error for name, verdict in verdicts.items()}
+            count = write_baseline(path, errors)
+        else:
+            count = len(levels)
+        baseline_facts = {"file": path, "written": levels is None, "sites": count}
     source = {**comparison.sources[0], "candidate": comparison.sources[1]}
-    return Result(
-        "drift", dataset_of(comparison, sites), facts_of(comparison, accepted), source
-    )
+    dataset = dataset_of(comparison, sites)
+    return Result("drift", dataset, facts_of(comparison, baseline_facts), source)
 
 
 @dataclass(frozen=True)
 class _Options:
-    """How to compare: the pairing of a port, whether in low memory, and the errors that
-    are accepted by site.
-    """
+    """The pairing of a port, whether to save memory, and accepted errors by site."""
 
     pairing: Mapping[str, str] | str | None
     low_memory: bool
     accepted: Mapping[str, float]
 
     def accept(self, errors: Errors) -> None:
-        """Accept the errors of a baseline, before anything is looked for in them."""
+        """Accept the errors of a baseline before a fault is searched."""
         for name, level in self.accepted.items():
             errors.accept(name, BASELINE_MARGIN * level)
+
+
+def _open_side(side: object, who: str) -> Opened:
+    """Return one side as a model, a saved run, a bare module or a function."""
+    if isinstance(side, Model):
+        return side
+    saved = as_saved(side)
+    if saved is not None:
+        return saved
+    if isinstance(side, str | os.PathLike):
+        return open_saved(Path(side)) or load(side)
+    tokenizer = None
+    if isinstance(side, tuple) and len(side) == 2 and isinstance(side[0], nn.Module):
+        side, tokenizer = side
+    if isinstance(side, nn.Module):
+        tell_of_slow_products(side, type(side).__name__)
+        return BareModule(side, tokenizer)
+    if callable(side) and not isinstance(side, type):
+        function: Program = side
+        return function
+    remedy = "Give a model, saved states, or a function of token ids."
+    raise ModuleError(f"Cannot compare the {who}", f"got {type(side).__name__}", remedy)
+
+
+def _as_model(side: Opened, who: str) -> Model:
+    """Return a side as a model whose states are proved."""
+    if isinstance(side, Model):
+        return side
+    if isinstance(side, BareModule):
+        return load((side.module, side.tokenizer))
+    remedy = "Give a model on one side at least."
+    raise ModuleError(f"Cannot use the {who} alone", "it is not a model", remedy)
 
 
 def _compare(
@@ -164,104 +187,169 @@ def _compare(
     texts: Texts | Inputs | None,
     options: _Options,
 ) -> DriftComparison:
-    """Choose the way in which two sides can be compared."""
+    """Compare two sides in the most informative way that they allow."""
     if isinstance(reference, SavedRun) or isinstance(candidate, SavedRun):
-        if options.pairing is not None:
-            raise StatesError(
-                "Cannot use the pairing",
-                "saved states are paired by their sites",
-                "Leave it out.",
-            )
-        comparison = _compare_with_saved(reference, candidate, texts)
+        comparison = _compare_with_saved(reference, candidate, texts, options)
     else:
-        model = as_model(reference, "reference")
+        model = _as_model(reference, "reference")
         inputs = encode(model, texts)
-        side = None
-        if isinstance(candidate, Model | BareModule):
+        if not isinstance(candidate, Model | BareModule):
+            comparison = _compare_program(model, candidate, inputs, options)
+        else:
             check_tokenizers(inputs, candidate)
-            side = as_candidate(candidate, model) if options.pairing is None else None
-        if side is not None:
-            return _compare_live(model, candidate, side, inputs, options)
-        function = (
-            candidate.module if isinstance(candidate, Model | BareModule) else candidate
-        )
-        comparison = _compare_port(model, function, inputs, options)
+            live = None
+            if options.pairing is None:
+                live = as_candidate(candidate, model)
+            if live is not None:
+                return _compare_live(model, candidate, live, inputs, options)
+            comparison = _compare_program(model, candidate.module, inputs, options)
     if comparison.compared == "passes":
         options.accept(comparison.errors)
     if options.low_memory:
-        words = (
+        comparison.errors.notes.append(
             "Low memory was not used: it needs two live models with the same modules."
         )
-        comparison.errors.notes.append(words)
     return comparison
 
 
+def _compare_with_saved(
+    reference: Opened,
+    candidate: Opened,
+    texts: Texts | Inputs | None,
+    options: _Options,
+) -> DriftComparison:
+    if options.pairing is not None:
+        reason = "saved states are paired by their sites"
+        raise StatesError("Cannot use the pairing", reason, "Leave it out.")
+    if not isinstance(candidate, SavedRun):
+        assert isinstance(reference, SavedRun)
+        model = _as_model(candidate, "candidate")
+        return compare_model_with_saved(
+            model, reference, texts, saved_is_reference=True
+        )
+    if isinstance(reference, SavedRun):
+        return compare_two_saved(reference, candidate)
+    model = _as_model(reference, "reference")
+    return compare_model_with_saved(model, candidate, texts, saved_is_reference=False)
+
+
 def _compare_live(
-    model: Model, candidate: Opened, side: Side, inputs: Inputs, options: _Options
+    model: Model,
+    candidate: Model | BareModule,
+    live_candidate: LiveModel,
+    inputs: Inputs,
+    options: _Options,
 ) -> DriftComparison:
     """Compare two models with the same modules part by part."""
-    reference = as_side(model)
-    check_shapes(reference, side)
+    reference = as_live(model)
+    check_hidden_sizes(reference, live_candidate)
     pairs = []
     for site, tap in reference.taps.items():
-        if not site.part and site in side.taps:
+        other = live_candidate.taps.get(site)
+        if not site.part and other is not None:
             pairs.append(
-                {
-                    "site": str(site),
-                    "reference": str(tap),
-                    "candidate": str(side.taps[site]),
-                }
+                PairFacts(site=str(site), reference=str(tap), candidate=str(other))
             )
-    pairing = {"by": "path" if side.taps is reference.taps else "site", "pairs": pairs}
-    sources = [model.source(None).to_json(), _source_of(candidate, side)]
-    others = [candidate] if isinstance(candidate, Model) else []
-    return _compare_by_parts(
-        model, reference, side, inputs, sources, pairing, options, others
-    )
+    by = "path" if live_candidate.taps is reference.taps else "site"
+    pairing = PairingFacts(by=by, pairs=pairs)
+    sides = on_equal_terms(reference, live_candidate)
+    source, locked = _source_of(live_candidate), [model]
+    if isinstance(candidate, Model):
+        source = candidate.source(None).to_json()
+        locked.append(candidate)
+    with _locked(locked):
+        return _compare_by_parts(model, sides, inputs, source, pairing, options)
 
 
 @contextmanager
 def _locked(models: Iterable[Model]) -> Iterator[None]:
-    """Hold the locks of models, always in one order, so that two comparisons cannot
-    wait for each other.
-    """
+    """Hold the locks of models."""
     with ExitStack() as stack:
+        # Always in one order, so that two comparisons cannot wait for each other.
         for model in sorted(models, key=id):
             stack.enter_context(model.lock)
         yield
 
 
-def _compare_by_parts(
-    model: Model,
-    reference: Side,
-    candidate: Side,
-    inputs: Inputs,
-    sources: Sequence[Mapping[str, Any]],
-    pairing: dict[str, Any],
-    options: _Options,
-    others: Sequence[Model] = (),
+def _compare_program(
+    model: Model, program: Program, inputs: Inputs, options: _Options
 ) -> DriftComparison:
-    sides = on_equal_terms(reference, candidate)
-    with _locked([model, *others]):
-        errors = compare_parts(sides, model, inputs, low_memory=options.low_memory)
-        options.accept(errors)
-        names = (reference.name, candidate.name)
-        comparison = DriftComparison(
-            names, errors, _tokens(model, inputs), sources, pairing, compared="parts"
-        )
-        comparison.changed_weights = changed_weights(sides)
-        if errors.drifting:
-            _search(comparison, sides, inputs)
-            comparison.restored = _restore(
-                sides, errors, 1 if options.low_memory else None
+    """Compare a program part by part if its blocks can be entered, else as a whole."""
+    reference = as_live(model)
+    with model.lock:
+        pairs = pair_program(reference, program, inputs, options.pairing)
+        port = as_port(program, reference, pairs)
+        if port is None:
+            comparison = compare_returned(model, reference, program, inputs, pairs)
+        else:
+            sides = on_equal_terms(reference, port)
+            facts = pairs.facts(reference)
+            unsaving = _Options(options.pairing, False, options.accepted)
+            comparison = _compare_by_parts(
+                model, sides, inputs, _source_of(port), facts, unsaving
             )
+    comparison.errors.notes += pairs.notes
     return comparison
 
 
+def _source_of(live: LiveModel) -> dict[str, object]:
+    return {
+        "model": live.name,
+        "dtype": name_of(live.dtype),
+        "device": str(live.device),
+        "attention": live.kernel,
+    }
+
+
+def _compare_by_parts(
+    model: Model,
+    sides: ComparedSides,
+    inputs: Inputs,
+    candidate_source: Mapping[str, object],
+    pairing: PairingFacts,
+    options: _Options,
+) -> DriftComparison:
+    """Compare two sides part by part, and search the module behind any drift."""
+    errors = compare_parts(sides, model, inputs, low_memory=options.low_memory)
+    options.accept(errors)
+    comparison = DriftComparison(
+        (sides.reference.name, sides.candidate.name),
+        errors,
+        tokens_of(model, inputs),
+        [model.source(None).to_json(), candidate_source],
+        pairing,
+        compared="parts",
+    )
+    comparison.changed_weights = changed_weights(sides)
+    if errors.drifting:
+        _search(comparison, sides, inputs)
+        # Restoring needs the states of all restored sites at once.
+        most = 1 if options.low_memory else None
+        comparison.restored = _restore(sides, errors, most)
+    return comparison
+
+
+def _search(comparison: DriftComparison, sides: ComparedSides, inputs: Inputs) -> None:
+    """Search the module at fault, and describe the fault."""
+    errors = comparison.errors
+    first = errors.drifting[0]
+    relative = torch.inf
+    cells = errors.cells.get(first, {}).get("relative")
+    if cells is not None:
+        relative = float(np.nan_to_num(cells, nan=0.0).max())
+    batch = errors.verdicts[first].batch
+    reference, candidate = sides.equal_reference, sides.equal_candidate
+    search = Search(reference, candidate, batch)
+    if sides.candidate.is_port:
+        search = PortSearch(reference, candidate, batch, _other_texts(inputs, batch))
+    comparison.fault = search.find(first, errors.beyond_with_systematic(), relative)
+    if comparison.fault is not None:
+        comparison.hints, notes = describe(search, comparison.fault)
+        errors.notes += notes
+
+
 def _other_texts(inputs: Inputs, batch: Inputs) -> list[Inputs]:
-    """Choose some texts beside the one that shows a fault best: small faults take many
-    tokens.
-    """
+    """Return texts beside the one that shows a fault best: small faults need tokens."""
     others: list[Inputs] = []
     tokens = sum(batch.lengths)
     for text, length in enumerate(inputs.lengths):
@@ -272,324 +360,37 @@ def _other_texts(inputs: Inputs, batch: Inputs) -> list[Inputs]:
     return others
 
 
-def _search(comparison: DriftComparison, sides: ComparedSides, inputs: Inputs) -> None:
-    """Look for the module at fault, and for what the fault looks like."""
-    errors = comparison.errors
-    first = errors.drifting[0]
-    relative = errors.cells.get(first, {}).get("relative")
-    total = (
-        torch.inf
-        if relative is None
-        else float(torch.from_numpy(relative).nan_to_num(nan=0.0).max())
-    )
-    batch = errors.batch[first]
-    if sides.candidate.is_port:
-        search: Search = PortSearch(
-            sides.equal_reference,
-            sides.equal_candidate,
-            batch,
-            _other_texts(inputs, batch),
-        )
-    else:
-        search = Search(sides.equal_reference, sides.equal_candidate, batch)
-    comparison.fault = search.find(first, errors.beyond_with_systematic(), total)
-    if comparison.fault is not None:
-        comparison.hints, notes = describe(search, comparison.fault)
-        errors.notes += notes
-
-
-def _restore(
-    sides: ComparedSides, errors: Errors, most: int | None
-) -> list[dict[str, Any]]:
-    """Measure how much of the change of the output disappears when the reference's
-    states are put back.
-    """
-    sites = [Site.parse(name) for name in errors.drifting if name != LOGITS][:most]
-    batch = errors.batch[errors.drifting[0]]
+def _restore(sides: ComparedSides, errors: Errors, most: int | None) -> list[Restored]:
+    """Measure how much of the output's change the reference's states remove."""
+    drifting = errors.drifting
+    sites = [Site.parse(name) for name in drifting if name != LOGITS][:most]
+    batch = errors.verdicts[drifting[0]].batch
     reference = observe(sides.reference, batch, sites)
     changed = observe(sides.candidate, batch, ())
     if not sites or LOGITS not in reference.states or LOGITS not in changed.states:
         return []
-    expected = reference.rows(LOGITS)
+    expected, actual = reference.rows(LOGITS), changed.rows(LOGITS)
     # A port without a head returns its last states.
-    if expected.shape != changed.rows(LOGITS).shape:
+    if expected.shape != actual.shape:
         return []
-    before = float(divergence(expected, changed.rows(LOGITS))[0].mean())
+    before = float(divergence(expected, actual)[0].mean())
     if not before:
         return []
     choices = [[site] for site in sites[:MOST_RESTORED]]
     if len(sites) > 1:
         choices.append(sites)
-    restored = []
-    for chosen in choices:
-        logits: list[Tensor] = []
+    logits = actual
 
-        def put(state: ObservedState, logits: list[Tensor] = logits) -> Tensor | None:
-            if state.name == LOGITS:
-                logits.append(state.rows)
-                return None
+    def put(state: ObservedState) -> Tensor | None:
+        nonlocal logits
+        if state.name != LOGITS:
             return reference.rows(state.name)
-
-        observe(sides.candidate, batch, chosen, visit=put)
-        left = float(divergence(expected, logits[0])[0].mean())
-        restored.append(
-            {"sites": [str(site) for site in chosen], "share": 1 - left / before}
-        )
-    return restored
-
-
-def _compare_port(
-    model: Model, function: Callable[..., Any], inputs: Inputs, options: _Options
-) -> DriftComparison:
-    """Compare a program of somebody else's: part by part where its blocks can be
-    entered, or else by whole passes.
-    """
-    reference = as_side(model)
-    module = (
-        function
-        if isinstance(function, nn.Module) and not is_compiled(function)
-        else None
-    )
-    if module is not None:
-        recordable(module)
-    with model.lock:
-        # A module of somebody else's may be on another device than the reference.
-        feed = (
-            replace(reference, module=function)
-            if isinstance(function, nn.Module)
-            else reference
-        )
-        batches = batches_for(feed, inputs)
-        values = values_of(function, batches)
-        rows = _rows_for_pairing(reference, inputs.some(range(len(batches))))
-        pairs = pair(values, rows, reference, module, options.pairing)
-        reference.passes = 0  # pairing took a pass that is not of the comparison
-        notes = [*pairs.notes, *_unpaired(pairs, rows)]
-        port = None if module is None else _as_port(module, reference, pairs)
-        if port is not None:
-            sources = [model.source(None).to_json(), _source_of(None, port)]
-            by_port = replace(options, low_memory=False)
-            comparison = _compare_by_parts(
-                model, reference, port, inputs, sources, pairs.facts(reference), by_port
-            )
-        else:
-            comparison = _compare_returned(
-                model, reference, feed, function, inputs, pairs
-            )
-    comparison.errors.notes += notes
-    return comparison
-
-
-def _rows_for_pairing(reference: Side, inputs: Inputs) -> dict[str, Tensor]:
-    """Record the layers of the reference over some texts, one text at a time."""
-    layers = [site for site in reference.sites if not site.part]
-    passes = [
-        observe(reference, inputs.some([text]), layers) for text in range(len(inputs))
-    ]
-    return {
-        name: torch.cat([observed.rows(name) for observed in passes])
-        for name in passes[0].states
-    }
-
-
-def _unpaired(pairs: Pairs, sites: Iterable[str]) -> list[str]:
-    unpaired = [site for site in sites if site not in pairs.chosen and site != LOGITS]
-    if not unpaired:
-        return []
-    names = ", ".join(f"`{site}`" for site in unpaired)
-    return [f"No tensor of the candidate was paired with {names}: not compared."]
-
-
-def _as_port(module: nn.Module, reference: Side, pairs: Pairs) -> Side | None:
-    """Take a module of somebody else's as a side, where its blocks are known, so that
-    states can be put into it.
-    """
-    taps = {
-        Site.parse(site): value.tap
-        for site, value in pairs.chosen.items()
-        if value.tap is not None
-    }
-    blocks = {
-        site: tap.path
-        for site, tap in taps.items()
-        if site.layer and tap.side == "output"
-    }
-    if len(blocks) < 2:
+        logits = state.rows
         return None
-    name, dtype = type(module).__name__, majority_dtype(module)
-    return Side(
-        name,
-        module,
-        reference.anatomy,
-        reference.pad,
-        dtype,
-        taps,
-        blocks,
-        Runner(module),
-    )
 
-
-def _compare_returned(
-    model: Model,
-    reference: Side,
-    feed: Side,
-    function: Callable[..., Any],
-    inputs: Inputs,
-    pairs: Pairs,
-) -> DriftComparison:
-    """Compare what a function returns with whole passes of the reference."""
-    values = {}
-    for value in values_of(
-        function, [feed.batch(inputs.some([text])) for text in range(len(inputs))]
-    ):
-        values[value.name] = value.rows
-    rows: dict[str, Tensor] = {}
-    for site, value in pairs.chosen.items():
-        if value.name not in values:
-            reason = f"{value.name} has no row for each token of every text"
-            raise PassError(
-                "Cannot compare the candidate",
-                reason,
-                "Pair tensors that every text gives.",
-            )
-        rows[site] = values[value.name].cpu()
-    states = [tensor for site, tensor in rows.items() if site != LOGITS] or list(
-        rows.values()
-    )
-    dtype = narrowest(states, coarsest(tensor.dtype for tensor in states))
-    digits = _digits_of(rows, dtype, model)
-    reference = replace(
-        reference, module=with_digits(reference.module, digits.reference)
-    )
-    readers = {name: partial(_some_rows, tensor) for name, tensor in rows.items()}
-    errors = compare_passes(reference, model, readers, dtype, inputs)
-    errors.passes["candidate"] = 1
-    errors.notes += digits.notes
-    module = getattr(function, "_orig_mod", function)
-    name = getattr(function, "__name__", type(module).__name__)
-    sources = [
-        model.source(None).to_json(),
-        {"model": name, "dtype": str(dtype).removeprefix("torch.")},
-    ]
-    return DriftComparison(
-        (model.name, name),
-        errors,
-        _tokens(model, inputs),
-        sources,
-        pairs.facts(reference),
-    )
-
-
-def _digits_of(rows: Mapping[str, Tensor], dtype: torch.dtype, model: Model) -> Digits:
-    """Choose the digits of the weights by the embeddings of a program that computes in
-    a wide dtype.
-    """
-    embeddings = rows.get("layer.0")
-    if embeddings is None or dtype.itemsize < majority_dtype(model.module).itemsize:
-        return Digits()
-    return digits_of_embeddings(embeddings, model.module)
-
-
-def _some_rows(rows: Tensor, numbers: Sequence[int]) -> Tensor:
-    return rows[list(numbers)]
-
-
-def _source_of(candidate: Opened | None, side: Side) -> dict[str, Any]:
-    if isinstance(candidate, Model):
-        return candidate.source(None).to_json()
-    dtype = str(side.dtype).removeprefix("torch.")
-    return {
-        "model": side.name,
-        "dtype": dtype,
-        "device": str(side.device),
-        "attention": side.kernel,
-    }
-
-
-def _tokens(model: Model, inputs: Inputs) -> dict[str | None, Tokens]:
-    stacks = ("encoder", "decoder") if model.encoder_decoder else (None,)
-    return {stack: model.text_encoder.tokens(inputs.of(stack)) for stack in stacks}
-
-
-def _compare_with_saved(
-    reference: Opened, candidate: Opened, texts: Texts | Inputs | None
-) -> DriftComparison:
-    """Compare where at least one side is saved states."""
-    if isinstance(reference, SavedRun) and isinstance(candidate, SavedRun):
-        return _compare_two_saved(reference, candidate)
-    if isinstance(reference, SavedRun):
-        return _compare_one_saved(
-            as_model(candidate, "candidate"), reference, texts, saved_is_reference=True
-        )
-    assert isinstance(candidate, SavedRun)
-    return _compare_one_saved(
-        as_model(reference, "reference"), candidate, texts, saved_is_reference=False
-    )
-
-
-def _compare_one_saved(
-    model: Model,
-    saved: SavedRun,
-    texts: Texts | Inputs | None,
-    *,
-    saved_is_reference: bool,
-) -> DriftComparison:
-    """Compare a live model with states that were saved elsewhere."""
-    check_whole(saved)
-    windows = saved.windows()
-    if texts is None:
-        texts = windows or saved.own_texts()
-    inputs = encode(model, texts)
-    check_tokens(inputs, saved)
-    side = as_side(model)
-    names = (saved.name, model.name) if saved_is_reference else (model.name, saved.name)
-    sites = common_sites(side.sites, saved.sites, names)
-    for site in sites:
-        check_widths(site, side.anatomy.width(site), saved.width(site))
-    readers = {str(site): partial(saved.rows, site) for site in sites}
-    with model.lock:
-        errors = compare_passes(
-            side, model, readers, saved.computed_in(model.module), inputs
-        )
-    tokens = _tokens(model, inputs)
-    if windows is not None:
-        # The store knows where in the whole texts its windows are.
-        tokens |= {states.sites[0].stack: states.tokens for states in saved.stacks}
-    sources = [model.source(None).to_json(), saved.stacks[0].source.to_json()]
-    if saved_is_reference:
-        sources.reverse()
-        errors.passes = {
-            "reference": errors.passes["candidate"],
-            "candidate": errors.passes["reference"],
-        }
-    return DriftComparison(names, errors, tokens, sources, _paired_by_site(sites))
-
-
-def _compare_two_saved(first: SavedRun, second: SavedRun) -> DriftComparison:
-    """Compare two saved runs."""
-    sites = common_sites(first.sites, second.sites, (first.name, second.name))
-    stacks = list(dict.fromkeys(site.stack for site in sites))
-    for stack in stacks:
-        check_same_texts(first, second, stack)
-    for site in sites:
-        check_widths(site, first.width(site), second.width(site))
-    tokens = {stack: first.of(stack).tokens for stack in stacks}
-    counts = {stack: len(stack_tokens) for stack, stack_tokens in tokens.items()}
-    blocks = {
-        str(site): zip(first.blocks(site), second.blocks(site), strict=True)
-        for site in sites
-    }
-    errors = compare_saved(blocks, counts, {first.named_dtype, second.named_dtype})
-    errors.passes = {"reference": 0, "candidate": 0}
-    sources = [first.stacks[0].source.to_json(), second.stacks[0].source.to_json()]
-    return DriftComparison(
-        (first.name, second.name), errors, tokens, sources, _paired_by_site(sites)
-    )
-
-
-def _paired_by_site(sites: Sequence[Site]) -> dict[str, Any]:
-    pairs = [
-        {"site": str(site), "reference": str(site), "candidate": str(site)}
-        for site in sites
-    ]
-    return {"by": "site", "pairs": pairs}
+    restored = []
+    for selected in choices:
+        observe(sides.candidate, batch, selected, visit=put)
+        share = 1 - float(divergence(expected, logits)[0].mean()) / before
+        restored.append(Restored(sites=list(map(str, selected)), share=share))
+    return restored

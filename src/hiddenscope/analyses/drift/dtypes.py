@@ -1,9 +1,8 @@
-"""Dtypes: what numbers were computed in, and in which digits the weights of two sides
-can be compared.
+"""Dtypes of weights: what they were computed and stored in, and a common precision.
 
-A checkpoint that was saved in bfloat16 is computed in float32 on most CPUs. Its weights
-are bfloat16 numbers then, whatever their dtype says, and differ from those of a float32
-original by what was rounded away when it was saved.
+A bfloat16 checkpoint is computed in float32 on most CPUs. Whatever their dtype, its
+weights are then bfloat16 numbers. They differ from those of a float32 original by the
+digits that were rounded away when it was saved.
 """
 
 from __future__ import annotations
@@ -18,29 +17,35 @@ from torch import Tensor, nn
 from hiddenscope.modules.module_copy import private_copy
 
 NARROW = (torch.bfloat16, torch.float16)
-SAMPLED = 256  # numbers of a tensor that are looked at before all are
-CHUNK = 2**22  # numbers that are looked at together
+# Elements of a weight that are read before all of it is.
+SAMPLED = 256
+# Elements that are converted at a time, to save memory.
+CHUNK = 2**22
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """Return the name of a dtype without "torch."."""
+    return str(dtype).removeprefix("torch.")
 
 
 def narrowest(tensors: Iterable[Tensor], dtype: torch.dtype) -> torch.dtype:
-    """Find the dtype that tensors were computed in: theirs, or the first of bfloat16
-    and float16 that holds them all.
+    """Return the first of bfloat16 and float16 that holds all tensors, or their dtype.
 
-    >>> narrowest([torch.tensor([1.0, 1.5])], torch.float32), narrowest([torch.tensor([0.1])], torch.float32)
-    (torch.bfloat16, torch.float32)
+    >>> narrowest([torch.tensor([1.0, 1.5])], torch.float32)
+    torch.bfloat16
+    >>> narrowest([torch.tensor([0.1])], torch.float32)
+    torch.float32
     """
-    narrow = [candidate for candidate in NARROW if candidate.itemsize < dtype.itemsize]
+    candidates = [narrow for narrow in NARROW if narrow.itemsize < dtype.itemsize]
     for tensor in tensors:
-        narrow = [candidate for candidate in narrow if _holds(candidate, tensor)]
-        if not narrow:
+        candidates = [narrow for narrow in candidates if _holds(narrow, tensor)]
+        if not candidates:
             break
-    return next(iter(narrow), dtype)
+    return next(iter(candidates), dtype)
 
 
 def majority_dtype(module: nn.Module) -> torch.dtype:
-    """Find the dtype of most of a module's weights: one layer in another does not make
-    it the model's.
-    """
+    """Return the dtype of most weights: one layer in another does not decide."""
     counts: Counter[torch.dtype] = Counter()
     for weight in _weights(module):
         counts[weight.dtype] += weight.numel()
@@ -48,8 +53,7 @@ def majority_dtype(module: nn.Module) -> torch.dtype:
 
 
 def stored_dtype(module: nn.Module) -> torch.dtype:
-    """Find the narrowest of bfloat16 and float16 that holds every weight exactly; else
-    the dtype of most weights.
+    """Return the narrow dtype that holds every weight exactly, or the majority dtype.
 
     >>> linear = nn.Linear(8, 8)
     >>> stored_dtype(linear), stored_dtype(linear.bfloat16().float())
@@ -59,11 +63,11 @@ def stored_dtype(module: nn.Module) -> torch.dtype:
     weights = list(_weights(module))
     if not weights or any(weight.is_meta for weight in weights):
         return dtype
-    # Most modules are told apart by a few numbers; only what could be narrow is read
-    # whole.
-    samples = [
-        weight.flatten()[:: max(1, weight.numel() // SAMPLED)] for weight in weights
-    ]
+    # A few elements tell most modules apart; only what may be narrow is read in full.
+    samples = []
+    for weight in weights:
+        step = max(1, weight.numel() // SAMPLED)
+        samples.append(weight.flatten()[::step])
     if narrowest(samples, dtype) == dtype:
         return dtype
     return narrowest(weights, dtype)
@@ -71,8 +75,9 @@ def stored_dtype(module: nn.Module) -> torch.dtype:
 
 @dataclass(frozen=True)
 class Digits:
-    """The dtypes that weights are rounded to before a comparison, each computed in its
-    own; None: as they are.
+    """The dtypes that weights are rounded to before a comparison, if any.
+
+    The weights keep their dtype; only their digits are reduced.
     """
 
     reference: torch.dtype | None = None
@@ -80,63 +85,53 @@ class Digits:
 
     @property
     def notes(self) -> list[str]:
-        """Say what was rounded, and why."""
+        """Return what was rounded, and why."""
         if self.reference is not None:
-            name = str(self.reference).removeprefix("torch.")
-            saved = f"The candidate was saved in {name}, and computes in a wider dtype."
+            name = name_of(self.reference)
             return [
-                f"{saved} The reference's weights were rounded to {name} for the"
-                " comparison."
+                f"The candidate was saved in {name}, and computes in a wider dtype. The"
+                f" reference's weights were rounded to {name} for the comparison."
             ]
         if self.candidate is not None:
-            name = str(self.candidate).removeprefix("torch.")
-            saved = (
+            name = name_of(self.candidate)
+            return [
                 f"The reference was saved in {name}, and the candidate has the digits"
-                " that were rounded away."
-            )
-            return [f"{saved} Its weights were rounded to {name} for the comparison."]
+                f" that were rounded away. Its weights were rounded to {name} for the"
+                " comparison."
+            ]
         return []
 
 
 def common_digits(reference: nn.Module, candidate: nn.Module) -> Digits:
-    """Choose the digits in which the weights of two modules can be compared.
+    """Choose the digits in which the weights of two modules are compared.
 
     A candidate that was saved in fewer digits than the reference has is no fault: the
-    reference is rounded. More digits than a reference that was saved in few are one,
-    unless they are those that were rounded away: then most of the candidate's weights,
-    rounded, are the reference's.
+    reference is rounded. More digits than a reference that was saved in few are a
+    fault, unless they are the digits that were rounded away: then most of the
+    candidate's weights, rounded, are the reference's.
     """
     saved = stored_dtype(candidate)
-    was_narrow = saved.itemsize < majority_dtype(candidate).itemsize
-    if was_narrow:
-        reference_is_narrow = all(
-            _holds(saved, weight) for weight in _weights(reference)
-        )
-        return Digits() if reference_is_narrow else Digits(reference=saved)
+    if saved.itemsize < majority_dtype(candidate).itemsize:
+        return Digits() if _all_held(saved, reference) else Digits(reference=saved)
     expected = stored_dtype(reference)
-    has_more = expected.itemsize < min(
-        saved.itemsize, majority_dtype(reference).itemsize
-    )
-    if has_more and _rounds_to(candidate, reference, expected):
+    widest = min(saved.itemsize, majority_dtype(reference).itemsize)
+    if expected.itemsize < widest and _rounds_to(candidate, reference, expected):
         return Digits(candidate=expected)
     return Digits()
 
 
 def digits_of_embeddings(rows: Tensor, reference: nn.Module) -> Digits:
-    """Choose the digits by the embeddings alone, where the weights of a candidate
-    cannot be seen.
-    """
+    """Choose the digits by the embeddings, if the candidate's weights are unknown."""
     saved = narrowest([rows], rows.dtype)
-    if saved == rows.dtype or all(
-        _holds(saved, weight) for weight in _weights(reference)
-    ):
+    if saved == rows.dtype or _all_held(saved, reference):
         return Digits()
     return Digits(reference=saved)
 
 
 def with_digits(module: nn.Module, dtype: torch.dtype | None) -> nn.Module:
-    """Copy a module with its weights rounded to a dtype, each in its own dtype again;
-    without a dtype, return it as is.
+    """Copy a module with its parameters rounded to the digits of a dtype.
+
+    Without a dtype the module itself is returned.
 
     >>> linear = nn.Linear(8, 8)
     >>> stored_dtype(with_digits(linear, torch.bfloat16)), stored_dtype(linear)
@@ -160,27 +155,32 @@ def _weights(module: nn.Module) -> Iterator[Tensor]:
             yield weight.detach()
 
 
+def _all_held(dtype: torch.dtype, module: nn.Module) -> bool:
+    return all(_holds(dtype, weight) for weight in _weights(module))
+
+
 def _holds(dtype: torch.dtype, tensor: Tensor) -> bool:
-    """Tell whether a dtype holds every number of a tensor exactly."""
-    # A NaN tells nothing of the digits of a program.
+    """Check whether a dtype holds every element of a tensor exactly."""
+    # A NaN says nothing about digits.
     if bool(tensor.isnan().any()):
         return False
-    if tensor.dtype == torch.float32 and dtype == torch.bfloat16:
-        # A bfloat16 is the first half of a float32. Looking at the rest takes a
-        # fraction of two conversions.
-        bits = tensor.detach().contiguous().view(torch.int32)
-        return not any(
-            bool((chunk & 0xFFFF).any()) for chunk in torch.split(bits.flatten(), CHUNK)
-        )
-    return all(
-        torch.equal(chunk.to(dtype).to(chunk.dtype), chunk)
-        for chunk in torch.split(tensor.flatten(), CHUNK)
-    )
+    # A bfloat16 is the first half of a float32. Looking at the second half takes a
+    # fraction of the time of two conversions.
+    reads_bits = tensor.dtype == torch.float32 and dtype == torch.bfloat16
+    for chunk in torch.split(tensor.detach().flatten(), CHUNK):
+        if reads_bits:
+            is_held = not bool((chunk.contiguous().view(torch.int32) & 0xFFFF).any())
+        else:
+            is_held = torch.equal(chunk.to(dtype).to(chunk.dtype), chunk)
+        if not is_held:
+            return False
+    return True
 
 
 def _rounds_to(module: nn.Module, rounded: nn.Module, dtype: torch.dtype) -> bool:
-    """Tell whether most weights of a module, rounded, are those of another, under any
-    names and in any order.
+    """Check whether most weights of a module, rounded, are those of another.
+
+    Names and order do not matter.
     """
     known = {_fingerprint(weight, dtype) for weight in _weights(rounded)}
     count = matching = 0
@@ -192,9 +192,7 @@ def _rounds_to(module: nn.Module, rounded: nn.Module, dtype: torch.dtype) -> boo
 
 
 def _fingerprint(weight: Tensor, dtype: torch.dtype) -> tuple[int, int, int]:
-    """Sum up the bits of rounded weights, so that neither the shape nor the order
-    matters.
-    """
+    """Sum the bits of rounded weights, so that shape and order do not matter."""
     total = squares = 0
     for chunk in torch.split(weight.flatten(), CHUNK):
         bits = chunk.to(dtype).view(torch.int16).long()

@@ -1,26 +1,26 @@
-"""The errors of a comparison: by site and token, and for each site how far it is over
-the noise.
-"""
+"""Errors of a comparison, by site and token, and a verdict for each site."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hiddenscope.analyses.drift.live_model import BRANCHES, LOGITS, LiveModel
 from hiddenscope.analyses.drift.noise import Gap, Noise, coarsest
-from hiddenscope.analyses.drift.observe import LOGITS, Observed
 from hiddenscope.analyses.drift.systematic import Finding, SystematicTest
 from hiddenscope.errors import NotFinite
 from hiddenscope.passes import Inputs, TextEncoder
 from hiddenscope.sites import Site
 
 Array: TypeAlias = NDArray[np.float64]
+Where = Callable[[str, int], str]
+"""Describes the token of a row at a site."""
 
 CELLS: Mapping[str, Mapping[str, str]] = {
     "relative": {
@@ -47,26 +47,36 @@ CELLS: Mapping[str, Mapping[str, str]] = {
         "scale": "log",
     },
 }
-MISMATCH = 8  # units in the last place
+MISMATCH_ULP = 8
+
+
+@dataclass
+class SiteVerdict:
+    """How far a site is off.
+
+    `beyond` is how many times it exceeds the noise envelope: over 1 is drift. `error`
+    and `envelope` are relative differences. `batch` holds the texts of the worst error.
+    """
+
+    beyond: float = -1.0
+    error: float = 0.0
+    envelope: float = 0.0
+    batch: Inputs = field(default_factory=lambda: Inputs(()))
 
 
 @dataclass
 class Errors:
-    """Every number of a comparison: cells by site and measure, and for each site its
-    verdict.
+    """All numbers of a comparison: cells by site and measure, and a verdict per site.
 
-    `beyond` has one entry for each site and for the logits: over 1 is drift.
-    `noise_sources` say how the noise was measured, and `batch` holds the texts on which
-    a site is farthest off.
+    `tokens` counts the tokens of each stack. `verdicts` has an entry for each site and
+    for the logits. `noise_sources` name the measurements behind the noise. `findings`
+    are systematic differences by part.
     """
 
     tokens: dict[str | None, int]
     cells: dict[str, dict[str, Array]] = field(default_factory=dict)
-    beyond: dict[str, float] = field(default_factory=dict)
-    error: dict[str, float] = field(default_factory=dict)
-    envelope: dict[str, float] = field(default_factory=dict)
+    verdicts: dict[str, SiteVerdict] = field(default_factory=dict)
     noise_sources: list[str] = field(default_factory=list)
-    batch: dict[str, Inputs] = field(default_factory=dict)
     observing_changed_nothing: bool | None = None
     passes: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -75,10 +85,18 @@ class Errors:
     kl: list[Array] = field(default_factory=list)
     top1_changed: list[NDArray[np.bool_]] = field(default_factory=list)
 
+    @classmethod
+    def for_texts(cls, inputs: Inputs, reference: LiveModel) -> Errors:
+        """Return the errors of some texts before any is measured."""
+        stacks: list[str | None] = [stack.name for stack in reference.anatomy.stacks]
+        if len(stacks) == 1:
+            stacks = [None]
+        return cls({stack: sum(inputs.of(stack).lengths) for stack in stacks})
+
     def put(
         self, name: str, measure: str, places: Sequence[int], values: Tensor
     ) -> None:
-        """Put the values of one batch to the rows of its tokens."""
+        """Store the values of one batch at the rows of its tokens."""
         count = self.tokens[stack_of(name, self.tokens)]
         measures = self.cells.setdefault(name, {})
         column = measures.setdefault(measure, np.full(count, np.nan))
@@ -87,9 +105,7 @@ class Errors:
     def put_cells(
         self, name: str, places: Sequence[int], reference: Tensor, candidate: Tensor
     ) -> None:
-        """Measure two sets of rows token by token; of logits, also what changes in the
-        output.
-        """
+        """Measure two sets of rows token by token; for logits also the predictions."""
         for measure, values in measure_cells(reference, candidate).items():
             self.put(name, measure, places, values)
         if name == LOGITS:
@@ -98,106 +114,87 @@ class Errors:
             self.top1_changed.append(changed.numpy())
 
     def judge(self, name: str, error: Gap, noise: Noise, batch: Inputs) -> None:
-        """Hold an error at a site against the noise; the worst of all batches and
-        branches counts.
-        """
+        """Compare an error at a site with the noise; the worst batch counts."""
+        verdict = self.verdicts.setdefault(name, SiteVerdict())
         beyond = noise.times_over(error)
-        if beyond >= self.beyond.get(name, -1.0):
-            self.beyond[name], self.batch[name] = beyond, batch
-        self.error[name] = max(self.error.get(name, 0.0), error.worst)
-        self.envelope[name] = max(self.envelope.get(name, 0.0), noise.envelope)
+        if beyond >= verdict.beyond:
+            verdict.beyond, verdict.batch = beyond, batch
+        verdict.error = max(verdict.error, error.worst)
+        verdict.envelope = max(verdict.envelope, noise.envelope)
 
     def add_systematic(
         self, name: str, reference: Tensor, candidate: Tensor, exact: Tensor
     ) -> None:
-        """Add rows of a part to its test for a difference that is the same at every
-        token.
-        """
+        """Add rows of a part to its test for a difference shared by all tokens."""
         if name not in self.systematic:
             self.systematic[name] = SystematicTest(reference.shape[-1])
         self.systematic[name].add(reference, candidate, exact)
 
     def accept(self, name: str, allowed: float) -> None:
-        """Accept the error of a site up to a level, and what its parts differ by
-        systematically then.
-        """
-        if name not in self.beyond or self.error[name] > allowed:
+        """Accept the error of a site up to a level, with its systematic differences."""
+        verdict = self.verdicts.get(name)
+        if verdict is None or verdict.error > allowed:
             return
-        accepted = self.error[name] / allowed if allowed else 0.0
-        self.beyond[name] = min(self.beyond[name], accepted)
-        self.envelope[name] = max(self.envelope[name], allowed)
-        for part in [part for part in self.findings if main_site(part) == name]:
-            del self.findings[part]
+        accepted = verdict.error / allowed if allowed else 0.0
+        verdict.beyond = min(verdict.beyond, accepted)
+        verdict.envelope = max(verdict.envelope, allowed)
+        for part in list(self.findings):
+            if main_site(part) == name:
+                del self.findings[part]
 
-    def finish(self, sites: Sequence[Site], texts: Inputs) -> None:
-        """Bring the sites into the order of the pass, and conclude the tests for a
-        systematic difference.
+    def conclude_systematic(self, texts: Inputs) -> None:
+        """Conclude the tests for systematic differences.
 
-        `texts` are those on which a fault is looked for that shows at no token alone.
+        A fault that shows at no single token is searched on `texts`.
         """
         self.findings = {name: test.result() for name, test in self.systematic.items()}
-        for name in self.drifting_parts:
-            layer = main_site(name)
-            if self.beyond[layer] <= 1:
-                self.batch[layer] = texts
-        self.sort(sites)
+        for name in self.systematic_parts:
+            verdict = self.verdicts[main_site(name)]
+            if verdict.beyond <= 1:
+                verdict.batch = texts
 
     @property
-    def drifting_parts(self) -> list[str]:
-        """The parts that differ systematically, by more than sound programs do."""
+    def systematic_parts(self) -> list[str]:
+        """Return the parts that differ systematically by more than sound programs."""
         return [name for name, finding in self.findings.items() if finding.beyond > 1]
 
     def beyond_with_systematic(self) -> dict[str, float]:
-        """Tell how far each site is over the noise, at a token or systematically."""
-        worst = dict(self.beyond)
-        for name in self.drifting_parts:
+        """Return how far each site is over the noise, at a token or systematically."""
+        worst = {name: verdict.beyond for name, verdict in self.verdicts.items()}
+        for name in self.systematic_parts:
             layer = main_site(name)
             worst[layer] = max(worst[layer], self.findings[name].beyond)
         return worst
 
     def sort(self, sites: Sequence[Site]) -> None:
-        """Bring the sites into the order of the pass, the logits last."""
-        order = [str(site) for site in sites if not site.part]
-        names = [name for name in [*order, LOGITS] if name in self.beyond]
-        self.beyond = {name: self.beyond[name] for name in names}
+        """Put the sites into the order of the pass, the logits last."""
+        order = [*map(str, sites), LOGITS]
+        names = [name for name in order if name in self.verdicts]
+        self.verdicts = {name: self.verdicts[name] for name in names}
 
     def drop(self, name: str) -> None:
-        """Forget a site: what was compared there is not the same state."""
-        for table in (
-            self.beyond,
-            self.error,
-            self.envelope,
-            self.batch,
-            self.cells,
-            self.findings,
-        ):
-            table.pop(name, None)
+        """Remove a site where the compared tensors are not the same state."""
+        self.verdicts.pop(name, None)
+        self.cells.pop(name, None)
+        self.findings.pop(name, None)
 
     @property
     def drifting(self) -> list[str]:
-        """The sites whose error is beyond the noise, at a token or systematically, in
-        the order of the pass.
-        """
-        systematic = set(map(main_site, self.drifting_parts))
-        return [
-            name
-            for name, beyond in self.beyond.items()
-            if beyond > 1 or name in systematic
-        ]
+        """Return the sites beyond the noise, in the order of the pass."""
+        worst = self.beyond_with_systematic()
+        return [name for name, beyond in worst.items() if beyond > 1]
 
 
-def stack_of(name: str, stacks: Mapping[str | None, Any]) -> str | None:
-    """Name the stack that a site, or the logits, belong to."""
+def stack_of(name: str, stacks: Mapping[str | None, object]) -> str | None:
+    """Return the stack that a site, or the logits, belong to."""
     if len(stacks) == 1:
         return next(iter(stacks))
     return "decoder" if name == LOGITS else name.partition(".")[0]
 
 
 def main_site(name: str) -> str:
-    """Name the layer that a branch of a block counts for; other sites count for
-    themselves.
-    """
-    for branch in ("attn", "cross", "mlp"):
+    """Return the layer that a branch of a block counts for, or the site itself."""
+    for branch in BRANCHES:
         name = name.removesuffix(f".{branch}")
     return name
 
@@ -205,60 +202,55 @@ def main_site(name: str) -> str:
 def places_of(
     inputs: Inputs, texts: Sequence[int], stacks: Mapping[str | None, int]
 ) -> dict[str | None, list[int]]:
-    """Find the rows of some texts' tokens among all, stack by stack."""
+    """Return the rows of some texts' tokens among all rows, for each stack."""
     places: dict[str | None, list[int]] = {}
     for stack in stacks:
-        lengths = inputs.of(stack).lengths
-        starts = np.concatenate([[0], np.cumsum(lengths)])
-        rows: list[int] = []
+        starts = np.cumsum([0, *inputs.of(stack).lengths])
+        places[stack] = []
         for text in texts:
-            rows += range(starts[text], starts[text + 1])
-        places[stack] = rows
+            places[stack] += range(starts[text], starts[text + 1])
     return places
 
 
 def measure_cells(reference: Tensor, candidate: Tensor) -> dict[str, Tensor]:
     """Compare two sets of rows by every measure of whole passes, in float64."""
     unit = torch.finfo(coarsest([reference.dtype, candidate.dtype])).eps
-    expected, seen = reference.double(), candidate.double()
-    difference = (seen - expected).abs()
-    l2 = (seen - expected).norm(dim=-1)
-    # An element next to zero is measured by the typical size of its row.
+    expected, actual = reference.double(), candidate.double()
+    difference = (actual - expected).abs()
+    l2 = (actual - expected).norm(dim=-1)
+    # An element near zero is measured by the typical size of its row.
     size = expected.abs().maximum(expected.square().mean(-1, keepdim=True).sqrt())
     ulp = torch.where(difference == 0, 0.0, difference / (unit * size))
     norms = expected.norm(dim=-1)
-    cosine = (expected * seen).sum(-1) / (norms * seen.norm(dim=-1))
+    cosine = (expected * actual).sum(-1) / (norms * actual.norm(dim=-1))
     return {
         "relative": torch.where(l2 == 0, 0.0, l2 / norms),
         "max_abs": difference.amax(-1),
         "cosine": cosine.clamp(-1, 1),
         "ulp": ulp.amax(-1),
-        "mismatched": (ulp > MISMATCH).double().mean(-1),
+        "mismatched": (ulp > MISMATCH_ULP).double().mean(-1),
     }
 
 
 def divergence(reference: Tensor, candidate: Tensor) -> tuple[Tensor, Tensor]:
-    """Return for each row of logits the KL divergence in nats, and whether the most
-    likely token differs.
+    """Return the KL divergence in nats of each row, and whether its top token differs.
+
+    The rows are logits.
     """
     p = reference.double().log_softmax(-1)
     q = candidate.double().log_softmax(-1)
-    # A token that has no probability on either side gives 0 times a NaN.
+    # A token without probability on either side gives 0 times a NaN.
     terms = (p.exp() * (p - q)).nan_to_num(nan=0.0)
     return terms.sum(-1).clamp_min(0), reference.argmax(-1) != candidate.argmax(-1)
-
-
-Where = Callable[[str, int], str]
-"""Says in words which token a row of a site is."""
 
 
 def token_finder(
     inputs: Inputs,
     texts: Sequence[int],
     encoder: TextEncoder,
-    stacks: Mapping[str | None, Any],
+    stacks: Mapping[str | None, object],
 ) -> Where:
-    """Make a function that names the token of a row, for the message about a NaN."""
+    """Return a function that names the token of a row, for messages about a NaN."""
 
     def where(name: str, row: int) -> str:
         stack_inputs = inputs.of(stack_of(name, stacks))
@@ -274,11 +266,11 @@ def token_finder(
 
 
 def refuse_not_finite(who: str, name: str, rows: Tensor, where: Where) -> None:
-    """Refuse rows with a NaN or an infinity, naming the side, the site and the token."""
+    """Raise if rows hold a NaN or an infinity, naming the side, site and token."""
     broken = ~rows.isfinite().all(-1)
     if not bool(broken.any()):
         return
-    # A head may rule tokens out by a logit of minus infinity.
+    # A head may exclude tokens by a logit of minus infinity.
     if name == LOGITS and bool((rows == -torch.inf).any()):
         return
     row = int(broken.nonzero()[0])
@@ -289,9 +281,3 @@ def refuse_not_finite(who: str, name: str, rows: Tensor, where: Where) -> None:
         " wider dtype."
     )
     raise NotFinite("Cannot compare the two runs", reason, remedy)
-
-
-def refuse_broken_states(who: str, observed: Observed, where: Where) -> None:
-    """Refuse a pass whose states are not all finite."""
-    for name, state in observed.states.items():
-        refuse_not_finite(who, name, state.rows, where)

@@ -1,124 +1,173 @@
-"""Say what a fault looks like: each hint is a change of the reference's module that
-gives what the candidate gives.
+"""Describe a fault by changes of the reference's module that reproduce it.
 
-Hints never decide where the fault is: that was measured before. A hypothesis becomes a
-hint where its output is the candidate's up to rounding, and no other hypothesis is much
-nearer.
+Hints never decide where the fault is: the search has measured that before. A hypothesis
+becomes a hint if its output equals the candidate's up to rounding and no other
+hypothesis is much nearer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from hiddenscope.analyses.drift import (
-    attention_hints,
-    module_hints,
-    norm_hints,
-    weight_hints,
-)
+from hiddenscope.analyses.drift import hypotheses
+from hiddenscope.analyses.drift.attention_hypotheses import attention
 from hiddenscope.analyses.drift.calls import tensors_in
-from hiddenscope.analyses.drift.suspect import Suspect
+from hiddenscope.analyses.drift.live_model import LiveModel
+from hiddenscope.analyses.drift.noise import Noise
+from hiddenscope.analyses.drift.search import FaultyModule, Search
+from hiddenscope.analyses.drift.suspect import Hint, Hypothesis, Suspect
+from hiddenscope.modules import hooks
 
-Hint = dict[str, str]
-"""What a fault looks like: the name of a `fault`, and the `evidence` in a sentence."""
-# How much more of the error than the nearest hypothesis another may leave, to be named
-# beside it.
+# A hypothesis is named beside the nearest one if it leaves at most this many times as
+# much of the error.
 AS_NEAR = 3.0
-# What can be read off the modules themselves.
-FACTS = (weight_hints.weights, module_hints.attributes)
+# These read the modules themselves, and need no error that can be measured.
+FROM_MODULES = (hypotheses.weights, hypotheses.attributes)
 HYPOTHESES = (
-    *FACTS,
-    *module_hints.HYPOTHESES,
-    norm_hints.norms,
-    attention_hints.attention,
+    *FROM_MODULES,
+    hypotheses.effects,
+    hypotheses.biases,
+    hypotheses.other_blocks,
+    hypotheses.activations,
+    hypotheses.exchanged_parts,
+    hypotheses.norms,
+    attention,
 )
 
 
-class Hints(list[Hint]):
-    """Hints, and `notes` on what could not be tried."""
+def describe(search: Search, fault: FaultyModule) -> tuple[list[Hint], list[str]]:
+    """Return what a fault looks like, most certain first, and notes on failed tests."""
+    hints: list[Hint] = []
+    notes: list[str] = []
+    call = fault.call
+    if call is None:
+        return [*fault.hints], notes
+    blocks = search.reference.blocks.values()
+    if search.holds_blocks(call.path) and call.path not in blocks:
+        reference = _block_arguments(search, search.reference, call.path)
+        candidate = _block_arguments(search, search.candidate, call.path)
+        hints += argument_hints(reference, candidate)
+    elif fault.output is not None:
+        explained, notes = explain(_suspect(search, fault, fault.output))
+        hints += explained
+    return [*hints, *fault.hints], notes
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.notes: list[str] = []
+
+def _suspect(search: Search, fault: FaultyModule, output: Tensor) -> Suspect:
+    call = fault.call
+    assert call is not None
+    reference = search.reference
+    is_block = call.path in reference.blocks.values()
+    role: Literal["module", "block"] = "block" if is_block else "module"
+    blocks = {
+        str(site): reference.part(path) for site, path in reference.blocks.items()
+    }
+    return Suspect(
+        fault.path,
+        reference.part(call.path),
+        search.candidate.part(fault.path),
+        call,
+        output,
+        reference.device,
+        role,
+        same_make=not search.candidate.is_port,
+        padded=search.batch.has_padding,
+        mask=search.masks[-1],
+        blocks=blocks,
+        model=reference.module,
+        distance=partial(_distance, search),
+        rounding=Noise.assumed(output.dtype).envelope,
+    )
 
 
-def hints(suspect: Suspect) -> Hints:
-    """Say what the fault looks like, at most once for each kind of fault; nothing where
-    nothing known fits.
+def _distance(search: Search, expected: Tensor, other: Tensor) -> float:
+    return search.gap(expected, other).worst
+
+
+def explain(suspect: Suspect) -> tuple[list[Hint], list[str]]:
+    """Return the hypotheses that explain a fault, and notes on those that failed.
+
+    Each kind of fault is named at most once.
     """
-    result = Hints()
-    measured = list(_measure(suspect, result.notes))
-    nearest = min((rest for _, _, rest in measured), default=0.0)
+    notes: list[str] = []
+    measured = list(_measure(suspect, notes))
+    nearest = min((rest for _, rest in measured), default=0.0)
     bound = min(suspect.largest_rest, max(suspect.rounding, AS_NEAR * nearest))
-    sentences: dict[str, str] = {}
-    for fault, evidence, rest in measured:
+    hints: dict[str, Hint] = {}
+    for hint, rest in measured:
         if rest <= bound:
-            sentences.setdefault(fault, evidence)
-    result.extend(
-        {"fault": fault, "evidence": evidence} for fault, evidence in sentences.items()
-    )
-    return result
+            hints.setdefault(hint["fault"], hint)
+    return list(hints.values()), notes
 
 
-def _measure(suspect: Suspect, notes: list[str]) -> Iterator[tuple[str, str, float]]:
-    """Measure what every hypothesis leaves of the error; note those that fail otherwise
-    than by a refused argument.
-    """
-    comparable = (
-        suspect.role != "model" and suspect.made.shape == suspect.expected.shape
-    )
+def _measure(suspect: Suspect, notes: list[str]) -> Iterator[tuple[Hint, float]]:
+    """Yield every hypothesis with the part of the error that it leaves."""
+    topics: Sequence[Callable[[Suspect], Iterator[Hypothesis]]] = HYPOTHESES
+    is_comparable = suspect.output.shape == suspect.expected.shape
     # Within rounding, any hypothesis that changes little would fit.
-    measurable = comparable and suspect.error > suspect.rounding
-    for hypotheses in HYPOTHESES if measurable else FACTS:
+    if not is_comparable or suspect.error <= suspect.rounding:
+        topics = FROM_MODULES
+    for topic in topics:
         try:
-            for fault, evidence, output in hypotheses(suspect):
-                yield fault, evidence, suspect.rest(output)
+            for fault, evidence, output in topic(suspect):
+                yield Hint(fault=fault, evidence=evidence), suspect.rest(output)
+        # A hypothesis runs modules of any make with arguments they do not expect.
         except Exception as error:
-            topic = hypotheses.__name__.replace("_", " ")
+            name = topic.__name__.replace("_", " ")
             reason, _, _ = f"{type(error).__name__}: {error}".partition("\n")
             notes.append(
-                f"Hints on {topic} of `{suspect.path}` could not be tried: {reason}"
+                f"Hints on {name} of `{suspect.path}` could not be tried: {reason}"
             )
+
+
+def _block_arguments(
+    search: Search, model: LiveModel, container: str
+) -> Mapping[str, Any]:
+    """Record the named arguments of the first block inside a module."""
+    prefix = f"{container}." if container else ""
+    paths = [path for path in model.blocks.values() if path.startswith(prefix)]
+    if not paths:
+        return {}
+    calls: list[Mapping[str, Any]] = []
+
+    def before(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        calls.append(dict(kwargs))
+
+    with hooks.watching([hooks.Watch(model.part(paths[0]), "input", before)]):
+        model.run(model.batch(search.inputs))
+    return calls[0] if calls else {}
 
 
 def argument_hints(
     reference: Mapping[str, Any], candidate: Mapping[str, Any]
 ) -> list[Hint]:
-    """Say which arguments the candidate's blocks are given otherwise than the
-    reference's.
-    """
-    sentences = [
-        _difference(name, value, candidate.get(name))
-        for name, value in reference.items()
-    ]
-    return [
-        {"fault": "block_argument", "evidence": sentence}
-        for sentence in sentences
-        if sentence
-    ]
+    """Return hints on arguments that differ between the blocks of two models."""
+    hints = []
+    for name, value in reference.items():
+        evidence = _difference(name, value, candidate.get(name))
+        if evidence:
+            hints.append(Hint(fault="block_argument", evidence=evidence))
+    return hints
 
 
-def _difference(name: str, value: Any, other: Any) -> str:
-    if (value is None) != (other is None):
-        sides = (
-            ("candidate", "reference") if value is None else ("reference", "candidate")
-        )
-        return (
-            f"The blocks are given `{name}` in the {sides[0]} and not in the"
-            f" {sides[1]}."
-        )
-    for tensor, unmoved in zip(tensors_in(value), tensors_in(other), strict=False):
-        if tensor.shape == unmoved.shape and not torch.equal(
-            tensor, unmoved.to(tensor)
-        ):
-            return (
-                f"`{name}`, which the blocks are given,"
-                f" {_tensor_difference(tensor, unmoved.to(tensor))}."
-            )
+def _difference(name: str, value: object, other: object) -> str:
+    words = f"The blocks are given `{name}` in the"
+    if value is None and other is not None:
+        return f"{words} candidate and not in the reference."
+    if value is not None and other is None:
+        return f"{words} reference and not in the candidate."
+    for tensor, other_tensor in zip(tensors_in(value), tensors_in(other), strict=False):
+        if tensor.shape != other_tensor.shape:
+            continue
+        moved = other_tensor.to(tensor)
+        if not torch.equal(tensor, moved):
+            difference = _tensor_difference(tensor, moved)
+            return f"`{name}`, which the blocks are given, {difference}."
     return ""
 
 

@@ -1,9 +1,8 @@
-"""Hold a difference against rounding: the one comparison that decides, for a site, a
-module or a saved run.
+"""Compare a difference with rounding noise: the test behind every verdict of drift.
 
 A `Gap` is how far two computations of the same rows are apart. `Noise` is how far
-rounding alone puts them apart, measured on the reference wherever it can be. A gap is
-drift if it is more than `MARGIN` times the noise.
+rounding alone puts them apart, measured on the reference wherever possible. A gap is
+drift if it exceeds `MARGIN` times the noise.
 """
 
 from __future__ import annotations
@@ -17,21 +16,21 @@ from torch import Tensor
 
 from hiddenscope.modules import trials
 
-# Two correct programs are each about as far from the exact result as the other, and the
-# farthest of a few tokens varies by a small factor: the factor that trials allow
-# between two runs of the same texts.
+# Two correct programs are each about equally far from the exact result, and the worst
+# of a few tokens varies by a small factor. Trials allow the same factor between two
+# runs of the same texts.
 MARGIN = trials.NOISE_FACTOR
-# A row or a channel that is next to nothing is measured by the others: rounding there
-# is that of the terms of a sum.
+# Rows and channels below this share of the typical size are measured by that size: a
+# sum that cancels to nearly zero still has the rounding errors of its terms.
 SMALLEST = 1e-3
 
 
 class Gap(NamedTuple):
     """How far two computations of rows are apart.
 
-    `rows` has the L2 norm of each row's difference over the norm of the row. `channel`
-    is the largest difference in any channel over that channel's largest value, which
-    shows what happens beside a channel of massive activations.
+    `rows` holds the L2 norm of each row's difference, relative to the row. `channel` is
+    the largest difference in any channel relative to that channel's largest value. It
+    shows errors that a channel of massive activations would hide in the row norms.
     """
 
     rows: Tensor
@@ -39,7 +38,7 @@ class Gap(NamedTuple):
 
     @property
     def worst(self) -> float:
-        """The largest relative difference of a row."""
+        """Return the largest relative difference of a row."""
         return float(self.rows.max()) if len(self.rows) else 0.0
 
 
@@ -47,8 +46,9 @@ INFINITE = Gap(torch.full((1,), torch.inf, dtype=torch.float64), torch.inf)
 
 
 def gap(reference: Tensor, other: Tensor) -> Gap:
-    """Measure how far rows [row, width] are from the reference's; a NaN is infinitely
-    far.
+    """Measure how far rows [row, width] are from the reference's.
+
+    A NaN counts as an infinite difference.
 
     >>> gap(torch.ones(2, 4), torch.tensor([[1.0] * 4, [2.0] * 4])).rows
     tensor([0., 1.], dtype=torch.float64)
@@ -57,9 +57,7 @@ def gap(reference: Tensor, other: Tensor) -> Gap:
 
 
 def gap_of_blocks(pairs: Iterable[tuple[Tensor, Tensor]]) -> Gap:
-    """Measure the gap of rows that come in blocks, the same as that of all rows
-    together.
-    """
+    """Measure the gap of rows that arrive in blocks, as if they were one tensor."""
     differences = [torch.empty(0, dtype=torch.float64)]
     sizes = [torch.empty(0, dtype=torch.float64)]
     largest_difference = largest_value = torch.zeros((), dtype=torch.float64)
@@ -73,64 +71,54 @@ def gap_of_blocks(pairs: Iterable[tuple[Tensor, Tensor]]) -> Gap:
             largest_value = largest_value.maximum(expected.abs().amax(0))
     norms = torch.cat(sizes)
     typical = float(norms.square().mean().sqrt()) if len(norms) else 0.0
-    rows = _share(torch.cat(differences), norms.clamp_min(SMALLEST * typical))
-    channels = _share(
-        largest_difference,
-        largest_value.clamp_min(SMALLEST * float(largest_value.max())),
-    )
+    rows = _ratio(torch.cat(differences), norms.clamp_min(SMALLEST * typical))
+    channel_sizes = largest_value.clamp_min(SMALLEST * float(largest_value.max()))
+    channels = _ratio(largest_difference, channel_sizes)
     return Gap(rows, float(channels.max()))
 
 
-def _share(difference: Tensor, size: Tensor) -> Tensor:
-    """Divide, so that no difference is none whatever the size, and a NaN is an infinite
-    one.
-    """
+def _ratio(difference: Tensor, size: Tensor) -> Tensor:
+    """Divide. A zero difference stays zero at any size, and a NaN becomes infinite."""
     divided = difference / size.clamp_min(torch.finfo(torch.float64).tiny)
-    share = torch.where(difference == 0, 0.0, divided)
-    return share.nan_to_num(nan=torch.inf, posinf=torch.inf)
+    ratio = torch.where(difference == 0, 0.0, divided)
+    return ratio.nan_to_num(nan=torch.inf, posinf=torch.inf)
 
 
 @dataclass(frozen=True)
 class Noise:
-    """What rounding does to rows, one number for all or one for each, and to the worst
-    channel.
-    """
+    """Rounding noise of rows (one number for all, or one per row) and of channels."""
 
     rows: Tensor
     channel: float
 
     @classmethod
     def measured(cls, gaps: Iterable[Gap], dtype: torch.dtype) -> Noise:
-        """Take the worst of several measurements; at least one unit in the last place
-        of the dtype.
-        """
-        listed = list(gaps)
-        unit = torch.finfo(dtype).eps
-        row = max([unit, *(gap.worst for gap in listed)])
-        channel = max([unit, *(gap.channel for gap in listed)])
+        """Take the worst of several measurements, and at least one unit of rounding."""
+        row = channel = torch.finfo(dtype).eps
+        for measured in gaps:
+            row = max(row, measured.worst)
+            channel = max(channel, measured.channel)
         return cls(torch.tensor(row, dtype=torch.float64), channel)
 
     @classmethod
     def assumed(cls, dtype: torch.dtype, depth: int = 0) -> Noise:
-        """Take the rounding tolerance of every trial, where the noise cannot be
-        measured.
-        """
+        """Return the tolerance that trials use, where the noise cannot be measured."""
         allowed = trials.tolerance(dtype, depth) / MARGIN
         return cls(torch.tensor(allowed, dtype=torch.float64), allowed)
 
     @classmethod
     def of_passes(cls, gaps: Sequence[Gap], dtype: torch.dtype) -> Noise:
-        """Take the worst of whole passes, token by token: noise grows very differently
-        from token to token.
+        """Take the worst of several whole passes, token by token.
+
+        Over a whole pass noise grows very differently from token to token.
         """
-        rows = torch.stack([gap.rows for gap in gaps]).amax(0)
-        unit = torch.finfo(dtype).eps
-        # No channel is judged: in whole passes one token's noise may be another's
-        # fault.
-        return cls(rows.clamp_min(max(unit, float(rows.median()) / 2)), torch.inf)
+        rows = torch.stack([measured.rows for measured in gaps]).amax(0)
+        lower_bound = max(torch.finfo(dtype).eps, float(rows.median()) / 2)
+        # Channels are not judged: their largest value may be at a token of large noise.
+        return cls(rows.clamp_min(lower_bound), torch.inf)
 
     def joined(self, gaps: Iterable[Gap]) -> Noise:
-        """Take the worse of this noise and of further measurements, row by row."""
+        """Return the worse of this noise and further measurements, row by row."""
         rows, channel = self.rows, self.channel
         for measured in gaps:
             rows = rows.maximum(measured.rows)
@@ -139,12 +127,13 @@ class Noise:
 
     @property
     def envelope(self) -> float:
-        """The largest relative difference of a row that rounding can explain."""
+        """Return the largest relative difference of a row that rounding explains."""
         return MARGIN * float(self.rows.max())
 
     def times_over(self, error: Gap) -> float:
-        """Divide an error by the envelope, at the row or the channel where that gives
-        most: over 1 is drift.
+        """Return how many times an error exceeds the envelope; over 1 is drift.
+
+        The row or channel where the ratio is largest decides.
         """
         rows = error.rows / (MARGIN * self.rows)
         worst_row = float(rows.max()) if len(rows) else 0.0
@@ -152,5 +141,5 @@ class Noise:
 
 
 def coarsest(dtypes: Iterable[torch.dtype]) -> torch.dtype:
-    """Choose the dtype with the fewest digits."""
+    """Return the dtype with the fewest digits."""
     return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)

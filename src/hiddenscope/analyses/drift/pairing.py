@@ -1,11 +1,10 @@
-"""Pairing: which tensors of a candidate of somebody else's making are which states of
-the reference.
+"""Pair the tensors of a program with the states of the reference.
 
-A table that the caller gives decides. Without one, these are tried in turn: the modules
-that are the candidate's blocks; names that are sites or entries of Hugging Face's
-`hidden_states`; and for tensors without such names their order and their correlation.
-Numbers that are off by one are recognised. A tensor that is left over while a site is,
-is an error; other sites without a tensor are named in the notes of the result.
+A table from the caller decides. Without one, these are tried in turn: modules that are
+the program's blocks; names that are sites or entries of Hugging Face's `hidden_states`;
+and, for tensors without such names, their order and their correlation. Numbers that are
+off by one are recognised. If a tensor and a site are both left over, that is an error.
+Other sites without a tensor are named in the notes of the result.
 """
 
 from __future__ import annotations
@@ -14,89 +13,82 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import NoReturn, TypedDict
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hiddenscope.analyses.drift.candidate import Runner, Value, values_of
+from hiddenscope.analyses.drift.live_model import LOGITS, LiveModel
+from hiddenscope.analyses.drift.program import Value
 from hiddenscope.discovery import Anatomy, Stack, Tap
 from hiddenscope.errors import StatesError
 from hiddenscope.modules import hooks
-from hiddenscope.passes import Inputs, PaddedBatch
-from hiddenscope.sites import Site
+from hiddenscope.passes import Inputs
 
-__all__ = ["Pairs", "Runner", "Value", "batches_for", "pair", "values_of"]
-
-LOGITS = "logits"
-PAIRING_TOKENS = 256  # of the first texts, on which tensors are paired
+# Tensors are paired on the first texts, up to this many tokens.
+PAIRING_TOKENS = 256
 LEAST_CORRELATION = 0.5
-CLEARLY_BETTER = (
-    # By which the mean correlation must be larger before another order is believed.
-    0.1
-)
-# Numbers are off by one if that makes nearly all tensors so many times nearer to the
-# reference, and none farther.
+# By which the mean correlation must be larger before another order is believed.
+CLEARLY_BETTER = 0.1
+# Numbers are off by one if a shift brings nearly all tensors this many times nearer to
+# the reference, and none farther from it.
 NEARER, NEARLY_ALL = 4.0, 0.75
 _NUMBERED = re.compile(
     r"(?:output )?(?:(encoder|decoder)[._])?(layer\.|hidden_states\[)(\d+)\]?"
 )
+Values = dict[str, Value]
+"""The value that is paired with each site."""
 
 
-class Reference(Protocol):
-    """What pairing needs to know of the reference."""
+class PairFacts(TypedDict):
+    """The names of a site and of its places on both sides."""
 
-    @property
-    def anatomy(self) -> Anatomy: ...
-    @property
-    def taps(self) -> Mapping[Site, Tap]: ...
-    def batch(self, inputs: Inputs) -> PaddedBatch: ...
+    site: str
+    reference: str
+    candidate: str
+
+
+class PairingFacts(TypedDict):
+    """By what tensors were paired, and the pairs."""
+
+    by: str
+    pairs: list[PairFacts]
 
 
 @dataclass
 class Pairs:
-    """Which value of the candidate is which site, by what they were paired, and
-    sentences about that.
-    """
+    """The values paired with sites, by what they were paired, and notes on that."""
 
     by: str
-    chosen: dict[str, Value] = field(default_factory=dict)
+    values: Values = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
-    def facts(self, side: Reference) -> dict[str, Any]:
-        """Show the pairing; the table `{site: candidate}` of it can be given back,
-        changed.
-        """
-        taps = {str(site): str(tap) for site, tap in side.taps.items()}
+    def facts(self, reference: LiveModel) -> PairingFacts:
+        """Return the pairs; a table {site: candidate} of them can be given back."""
+        taps = {str(site): str(tap) for site, tap in reference.taps.items()}
         pairs = []
-        for site, value in self.chosen.items():
-            pairs.append(
-                {
-                    "site": site,
-                    "reference": taps.get(site, site),
-                    "candidate": value.name,
-                }
-            )
-        return {"by": self.by, "pairs": pairs}
+        for site, value in self.values.items():
+            place = taps.get(site, site)
+            pairs.append(PairFacts(site=site, reference=place, candidate=value.name))
+        return PairingFacts(by=self.by, pairs=pairs)
 
 
-def batches_for(side: Reference, inputs: Inputs) -> list[PaddedBatch]:
-    """Take the first texts, one at a time, on which tensors are paired."""
-    batches: list[PaddedBatch] = []
-    tokens = 0
-    for text, length in enumerate(inputs.lengths):
+def texts_for_pairing(inputs: Inputs) -> Inputs:
+    """Return the first texts, on which tensors are paired."""
+    tokens, count = 0, 0
+    for length in inputs.lengths:
         tokens += length
-        if batches and tokens > PAIRING_TOKENS:
+        if count and tokens > PAIRING_TOKENS:
             break
-        batches.append(side.batch(inputs.some([text])))
-    return batches
+        count += 1
+    return inputs.some(range(count))
 
 
 def pair(
     values: Sequence[Value],
     reference_rows: Mapping[str, Tensor],
-    side: Reference,
+    anatomy: Anatomy,
     module: nn.Module | None,
     pairing: Mapping[str, str] | str | None,
 ) -> Pairs:
@@ -104,69 +96,61 @@ def pair(
     if isinstance(pairing, Mapping):
         return _by_table(values, reference_rows, pairing)
     if pairing not in (None, "order", "auto"):
-        reason = f"got {pairing!r}"
-        raise StatesError(
-            "Cannot read the pairing",
-            reason,
-            "Give a table {site: name}, 'order' or 'auto'.",
-        )
-    matcher = _Matcher(values, reference_rows, side.anatomy)
+        remedy = "Give a table {site: name}, 'order' or 'auto'."
+        raise StatesError("Cannot read the pairing", f"got {pairing!r}", remedy)
+    matcher = _Matcher(values, reference_rows, anatomy)
     if pairing == "order":
-        return matcher.in_order(()) or matcher.refuse_order()
-    pairs = matcher.by_blocks(module) if module is not None else None
-    pairs = pairs or matcher.by_names()
+        pairs = matcher.in_order(())
+        return matcher.refuse_order() if pairs is None else pairs
+    pairs = None
+    if module is not None:
+        pairs = matcher.by_blocks(module)
+    if pairs is None:
+        pairs = matcher.by_names()
     if pairs is None and (module is None or pairing == "auto"):
         pairs = matcher.by_order()
-    pairs = pairs or matcher.by_correlation() or matcher.refuse()
-    pairs.chosen = {
-        site: pairs.chosen[site] for site in reference_rows if site in pairs.chosen
-    }
+    if pairs is None:
+        pairs = matcher.by_correlation()
+    if pairs is None:
+        matcher.refuse()
+    paired = pairs.values
+    pairs.values = {site: paired[site] for site in reference_rows if site in paired}
     return pairs
 
 
 def _by_table(
     values: Sequence[Value], reference: Mapping[str, Tensor], table: Mapping[str, str]
 ) -> Pairs:
+    if not table:
+        remedy = "Give a table: {'layer.3': 'blocks.2'}."
+        raise StatesError("Nothing to compare", "the pairing is empty", remedy)
     named = {value.name: value for value in values}
     pairs = Pairs("table")
     for site, name in table.items():
         if site not in reference:
             reason = f"the reference has {', '.join(list(reference)[:4])} and so on"
-            raise StatesError(
-                f"No site {site!r} to pair", reason, "Give sites of the reference."
-            )
-        value = (
-            named.get(name)
-            or named.get(f"output of {name}")
-            or named.get(f"output {name}")
-        )
-        if value is None:
+            remedy = "Give sites of the reference."
+            raise StatesError(f"No site {site!r} to pair", reason, remedy)
+        spellings = (name, f"output of {name}", f"output {name}")
+        matches = [named[spelling] for spelling in spellings if spelling in named]
+        if not matches:
             reason = f"there are {', '.join(list(named)[:6])} and so on"
-            raise StatesError(
-                f"No tensor {name!r} in the candidate", reason, "Give one of these."
-            )
-        if value.rows.shape != reference[site].shape:
-            reason = (
-                f"it is {list(value.rows.shape)} and {site} is"
-                f" {list(reference[site].shape)}"
-            )
-            raise StatesError(
-                f"Cannot pair {name!r} with {site}",
-                reason,
-                "Pair tensors of one shape.",
-            )
-        pairs.chosen[site] = value
-    if not table:
-        raise StatesError(
-            "Nothing to compare",
-            "the pairing is empty",
-            "Give a table: {'layer.3': 'blocks.2'}.",
-        )
+            remedy = "Give one of these."
+            raise StatesError(f"No tensor {name!r} in the candidate", reason, remedy)
+        shape, expected = list(matches[0].rows.shape), list(reference[site].shape)
+        if shape != expected:
+            reason = f"it is {shape} and {site} is {expected}"
+            remedy = "Pair tensors of one shape."
+            raise StatesError(f"Cannot pair {name!r} with {site}", reason, remedy)
+        pairs.values[site] = matches[0]
     return pairs
 
 
 class _Matcher:
-    """Pairs values with the sites of the reference, in one way or another."""
+    """Pairs values with the sites of the reference in one of several ways.
+
+    `fitting` are the values that have the shape of a state.
+    """
 
     def __init__(
         self, values: Sequence[Value], reference: Mapping[str, Tensor], anatomy: Anatomy
@@ -176,14 +160,10 @@ class _Matcher:
         shapes = {reference[site].shape for site in self.sites}
         self.fitting = [value for value in values if value.rows.shape in shapes]
 
-    def refuse(self) -> Pairs:
+    def refuse(self) -> NoReturn:
         """Say why nothing could be paired."""
         shapes = sorted({tuple(value.rows.shape) for value in self.values})
         expected = list(self.reference[self.sites[0]].shape)
-        reason = (
-            f"the reference's states are {expected}, and the candidate's tensors"
-            f" {list(map(list, shapes[:6]))}"
-        )
         remedy = "Give a pairing: {'layer.3': 'blocks.2'}."
         if not shapes:
             reason = (
@@ -191,53 +171,53 @@ class _Matcher:
             )
             remedy = "Give a tensor [1, token, width] for each state."
         elif self.fitting:
-            count = len(self.fitting)
             reason = (
-                f"not every one of its {count} tensors of that shape correlates with a"
-                " state of the reference"
+                f"not every one of its {len(self.fitting)} tensors of that shape"
+                " correlates with a state of the reference"
+            )
+        else:
+            reason = (
+                f"the reference's states are {expected}, and the candidate's tensors"
+                f" {list(map(list, shapes[:6]))}"
             )
         raise StatesError("Nothing to compare", reason, remedy)
 
     def by_names(self) -> Pairs | None:
-        """Pair by names that are sites, or entries of Hugging Face's `hidden_states`."""
+        """Pair by names that are sites or entries of Hugging Face's hidden_states."""
         pairs = Pairs("name")
         numbered: dict[str, dict[int, Value]] = defaultdict(dict)
         for value in self.values:
             match = _NUMBERED.fullmatch(value.name)
             if match is None:
-                self._add(pairs.chosen, value.name, value)
+                self._add(pairs.values, value.name, value)
             else:
                 name, style, number = match.groups(self.anatomy.stacks[-1].name)
                 numbered[f"{name} {style}"].setdefault(int(number), value)
         for stack in self.anatomy.stacks:
-            layers = self._layers(stack)
-            self._add_numbered(pairs, numbered[f"{stack.name} layer."], layers, layers)
-            self._add_numbered(
-                pairs,
-                numbered[f"{stack.name} hidden_states["],
-                self._reported(stack),
-                layers,
-            )
-        return pairs if set(pairs.chosen) - {LOGITS} else None
+            layers, reported = self._layers(stack), self._reported(stack)
+            by_layer = numbered[f"{stack.name} layer."]
+            by_entry = numbered[f"{stack.name} hidden_states["]
+            self._add_numbered(pairs, by_layer, layers, layers)
+            self._add_numbered(pairs, by_entry, reported, layers)
+        return pairs if set(pairs.values) - {LOGITS} else None
 
-    def _add(self, chosen: dict[str, Value], site: str, value: Value) -> None:
-        if site in self.reference and self.reference[site].shape == value.rows.shape:
-            chosen.setdefault(site, value)
-
-    def _layers(self, stack: Stack) -> list[str]:
-        """List the layers of a stack, and final."""
-        prefix = self._prefix(stack)
-        return [
-            site
-            for site in self.sites
-            if site.startswith((f"{prefix}layer.", f"{prefix}final"))
-        ]
-
-    def _reported(self, stack: Stack) -> list[str]:
-        return [str(site) for site in self.anatomy.reported(stack)]
+    def _add(self, values: Values, site: str, value: Value) -> None:
+        expected = self.reference.get(site)
+        if expected is not None and expected.shape == value.rows.shape:
+            values.setdefault(site, value)
 
     def _prefix(self, stack: Stack) -> str:
         return f"{stack.name}." if len(self.anatomy.stacks) > 1 else ""
+
+    def _layers(self, stack: Stack) -> list[str]:
+        """Return the layers of a stack, and final."""
+        prefix = self._prefix(stack)
+        starts = (f"{prefix}layer.", f"{prefix}final")
+        return [site for site in self.sites if site.startswith(starts)]
+
+    def _reported(self, stack: Stack) -> list[str]:
+        """Return the sites that Hugging Face reports in `hidden_states`."""
+        return [str(site) for site in self.anatomy.reported(stack)]
 
     def _add_numbered(
         self,
@@ -247,63 +227,56 @@ class _Matcher:
         layers: Sequence[str],
         shifts: Sequence[int] = (1, -1),
     ) -> None:
-        """Pair numbered values with named sites, or off by one where nearly all agree
-        clearly better that way.
-        """
+        """Pair numbered values with named sites, or off by one if that fits better."""
+        # Hugging Face's last entry is `final`. Many ports keep the last layer before
+        # the norm there, so the nearest of the two is taken.
         ends = layers[-2:]
-        # Hugging Face's last entry is `final`; many ports keep the last layer there,
-        # before the norm.
-        is_exact = len(named) >= len(layers)
-        chosen = self._in_places(values, named, [] if is_exact else ends)
+        unsure_ends = [] if len(named) >= len(layers) else ends
+        paired = self._in_places(values, named, unsure_ends)
         for shift in shifts:
             moved = {number + shift: value for number, value in values.items()}
             shifted = self._in_places(moved, layers, ends)
-            if self._is_nearer(shifted, chosen, len(values)):
+            if self._is_nearer(shifted, paired, len(values)):
                 site, value = next(iter(shifted.items()))
-                example = f"its `{value.name}` was paired with `{site}`, and so on"
                 pairs.notes.append(
-                    f"The candidate's numbers are off by one: {example}."
+                    f"The candidate's numbers are off by one: its `{value.name}` was"
+                    f" paired with `{site}`, and so on."
                 )
                 pairs.by = f"{pairs.by}, off by one"
-                chosen = shifted
-        for site, value in chosen.items():
-            pairs.chosen.setdefault(site, value)
+                paired = shifted
+        for site, value in paired.items():
+            pairs.values.setdefault(site, value)
 
     def _in_places(
         self, values: Mapping[int, Value], sites: Sequence[str], ends: Sequence[str]
-    ) -> dict[str, Value]:
-        """Pair each value with the site in its place; with the nearest of the `ends` if
-        that is one of them.
-        """
-        chosen: dict[str, Value] = {}
+    ) -> Values:
+        """Pair each value with the site in its place, or the nearest of the `ends`."""
+        paired: Values = {}
         for place, value in sorted(values.items()):
-            site = sites[place] if 0 <= place < len(sites) else ""
+            if not 0 <= place < len(sites):
+                continue
+            site = sites[place]
             if site in ends:
                 site = min(ends, key=lambda end: self._distance(end, value))
-            self._add(chosen, site, value)
-        return chosen
+            self._add(paired, site, value)
+        return paired
 
     def _distance(self, site: str, value: Value) -> float:
-        """Average the differences of channels, as shares of their norms; infinite if
-        these cannot be compared.
-        """
+        """Return the mean relative difference of channels, or infinity."""
         expected = self.reference.get(site)
         if expected is None or expected.shape != value.rows.shape:
             return np.inf
         expected, actual = expected.cpu().double(), value.rows.double()
-        # By channel: the massive ones hardly change from layer to layer, and would hide
+        # By channel: massive channels hardly change from layer to layer, and would hide
         # what the others do.
-        shares = (actual - expected).norm(dim=0) / (
-            actual.norm(dim=0) + expected.norm(dim=0)
-        )
+        sizes = actual.norm(dim=0) + expected.norm(dim=0)
+        shares = (actual - expected).norm(dim=0) / sizes
         return float(shares.nan_to_num(0.0).mean())
 
     def _is_nearer(
         self, shifted: Mapping[str, Value], named: Mapping[str, Value], count: int
     ) -> bool:
-        """Tell whether a shift makes nearly all values clearly nearer to the reference,
-        and none farther.
-        """
+        """Check that a shift brings nearly all values nearer, and none farther."""
         sites = {value.name: site for site, value in named.items()}
         nearer = 0
         for site, value in shifted.items():
@@ -325,34 +298,28 @@ class _Matcher:
                 return pairs
         return None
 
-    def refuse_order(self) -> Pairs:
+    def refuse_order(self) -> NoReturn:
         """Say why values cannot be paired by order."""
-        counts = (
-            f"{len(self.fitting)} tensors of the shape of a state, and the reference"
-            f" {len(self.sites)} sites"
+        reason = (
+            f"it has {len(self.fitting)} tensors of the shape of a state, and the"
+            f" reference {len(self.sites)} sites"
         )
         remedy = "Give a table: {'layer.3': 'blocks.2'}."
-        raise StatesError(
-            "Cannot pair the candidate by order", f"it has {counts}", remedy
-        )
+        raise StatesError("Cannot pair the candidate by order", reason, remedy)
 
     def by_order(self) -> Pairs | None:
-        """Pair by order, unless by correlation values are clearly more like the
-        reference.
-        """
+        """Pair by order, unless by correlation values fit clearly better."""
         ordered, correlated = self.in_order(), self.by_correlation()
         if ordered is None or correlated is None:
             return ordered or correlated
-        is_better = (
-            self._likeness(correlated) > self._likeness(ordered) + CLEARLY_BETTER
-        )
-        return correlated if is_better else ordered
+        needed = self._mean_correlation(ordered) + CLEARLY_BETTER
+        return correlated if self._mean_correlation(correlated) > needed else ordered
 
     def by_correlation(self) -> Pairs | None:
-        """Find the pairs whose correlations add up to most.
+        """Find the pairs with the largest sum of correlations.
 
-        None if a tensor is left over while a site is: what a fault has changed beyond
-        recognition must not be left out.
+        The result is None if a tensor and a site are left over: a fault that changed a
+        state beyond recognition must not be left out.
         """
         from scipy.optimize import linear_sum_assignment
 
@@ -361,23 +328,25 @@ class _Matcher:
         for i, site in enumerate(self.sites):
             for j, value in enumerate(values):
                 scores[i, j] = self._correlation(site, value) - LEAST_CORRELATION
-        chosen: dict[str, Value] = {}
+        pairs = Pairs("correlation")
         for i, j in zip(*linear_sum_assignment(scores, maximize=True), strict=True):
             if scores[i, j] > 0:
-                chosen[self.sites[i]] = values[j]
-        is_whole = len(chosen) == min(scores.shape)
-        return Pairs("correlation", chosen) if chosen and is_whole else None
+                pairs.values[self.sites[i]] = values[j]
+        is_complete = len(pairs.values) == min(scores.shape)
+        return pairs if pairs.values and is_complete else None
 
-    def _likeness(self, pairs: Pairs) -> float:
-        """Average the correlations of pairs."""
-        correlations = [
-            self._correlation(site, value) for site, value in pairs.chosen.items()
-        ]
-        return float(np.mean(correlations)) if correlations else -1.0
+    def _mean_correlation(self, pairs: Pairs) -> float:
+        if not pairs.values:
+            return -1.0
+        correlations = []
+        for site, value in pairs.values.items():
+            correlations.append(self._correlation(site, value))
+        return float(np.mean(correlations))
 
     def _correlation(self, site: str, value: Value) -> float:
-        """Average the correlation of the channels over the tokens, so that no massive
-        channel decides it alone.
+        """Return the correlation over tokens, averaged over channels.
+
+        By channel, so that no massive channel decides it alone.
         """
         if self.reference[site].shape != value.rows.shape:
             return -1.0
@@ -388,24 +357,23 @@ class _Matcher:
         return float((products / sizes).nan_to_num(0.0, 0.0, 0.0).mean())
 
     def by_blocks(self, module: nn.Module) -> Pairs | None:
-        """Pair by the modules that are the candidate's blocks: for every stack as many
-        of one kind as it has blocks.
-        """
+        """Pair by the program's blocks: as many of one kind as each stack has."""
         groups = _groups(module, self.fitting)
         pairs = Pairs("blocks")
         for stack in self.anatomy.stacks:
-            group = next((group for group in groups if len(group) == stack.depth), None)
-            if group is None:
+            fitting = [group for group in groups if len(group) == stack.depth]
+            if not fitting:
                 self._refuse_other_depth(module, groups)
                 return None
+            group = fitting[0]
             groups = [other for other in groups if not set(other) & set(group)]
-            pairs.chosen |= self._of_blocks(group, self._prefix(stack))
+            pairs.values |= self._of_blocks(group, self._prefix(stack))
         return pairs
 
     def _refuse_other_depth(
         self, module: nn.Module, groups: Sequence[Sequence[str]]
     ) -> None:
-        """Refuse a list of more or fewer blocks than the reference has."""
+        """Raise if the program has a list with another number of blocks."""
         for group in groups:
             parent = _parent(group[0])
             if _is_list(module, parent) and len(self.anatomy.stacks) == 1:
@@ -413,48 +381,41 @@ class _Matcher:
                     f"the reference has {self.anatomy.stacks[0].depth} blocks, and"
                     f" {parent} has {len(group)}"
                 )
-                raise StatesError(
-                    "Cannot pair the blocks",
-                    reason,
-                    "Give a pairing that says which are which.",
-                )
+                remedy = "Give a pairing that says which are which."
+                raise StatesError("Cannot pair the blocks", reason, remedy)
 
-    def _of_blocks(self, blocks: Sequence[str], prefix: str) -> dict[str, Value]:
-        """Pair blocks in the order in which they are called; or, if not each is called
-        once, in that of the list.
+    def _of_blocks(self, blocks: Sequence[str], prefix: str) -> Values:
+        """Pair blocks in the order of their calls.
+
+        If not each is called once, they are paired in the order of the list.
         """
-        entries = [
-            value for path, value in _seen(self.fitting, "input") if path in blocks
-        ]
-        outputs = [
-            (path, value)
-            for path, value in _seen(self.fitting, "output")
-            if path in blocks
-        ]
+        outputs = []
+        for path, value in _values_at(self.fitting, "output"):
+            if path in blocks:
+                outputs.append((path, value))
         called = [path for path, _ in outputs]
         if sorted(called) == sorted(blocks):
             blocks = called
-        chosen = {f"{prefix}layer.0": value for value in entries[:1]}
+        paired: Values = {}
+        for path, value in _values_at(self.fitting, "input"):
+            if path in blocks:
+                paired.setdefault(f"{prefix}layer.0", value)
+        by_path = dict(outputs)
         for layer, path in enumerate(blocks, 1):
             not_called = Value(
                 f"output of {path}", torch.empty(0), Tap(path, 0, "output")
             )
-            chosen[f"{prefix}layer.{layer}"] = dict(outputs).get(path, not_called)
-        self._add_final(chosen, f"{prefix}final", outputs[-1][1])
-        return chosen
-
-    def _add_final(self, chosen: dict[str, Value], site: str, last: Value) -> None:
-        """Pair the final norm: of what modules give after the last block, the output
-        that is most like it.
-        """
+            paired[f"{prefix}layer.{layer}"] = by_path.get(path, not_called)
+        # The final norm is the output after the last block that is most like it.
+        site, last = f"{prefix}final", outputs[-1][1]
         later = self.fitting[self.fitting.index(last) + 1 :]
-        norms = [
-            value
-            for _, value in _seen(later, "output")
-            if not value.rows.equal(last.rows)
-        ]
+        norms = []
+        for _, value in _values_at(later, "output"):
+            if not value.rows.equal(last.rows):
+                norms.append(value)
         if site in self.reference and norms:
-            chosen[site] = max(norms, key=lambda value: self._correlation(site, value))
+            paired[site] = max(norms, key=lambda value: self._correlation(site, value))
+        return paired
 
 
 def _centred(rows: Tensor) -> Tensor:
@@ -463,9 +424,7 @@ def _centred(rows: Tensor) -> Tensor:
 
 
 def _distinct(values: Sequence[Value]) -> list[Value]:
-    """Leave out what modules hand on: of equal tensors one after another, the first is
-    the state.
-    """
+    """Drop tensors that modules only pass on: of equal neighbours the first remains."""
     distinct: list[Value] = []
     for value in values:
         if value.tap is None or not distinct or not value.rows.equal(distinct[-1].rows):
@@ -473,17 +432,21 @@ def _distinct(values: Sequence[Value]) -> list[Value]:
     return distinct
 
 
-def _seen(values: Sequence[Value], side: hooks.Side) -> list[tuple[str, Value]]:
-    """List the values that are seen on one side of a module, with its path."""
-    taps = [(value.tap, value) for value in values if value.tap is not None]
-    return [(tap.path, value) for tap, value in taps if tap.side == side]
+def _values_at(values: Sequence[Value], side: hooks.Side) -> list[tuple[str, Value]]:
+    """Return the values on one side of modules, with the paths of these modules."""
+    at_side = []
+    for value in values:
+        if value.tap is not None and value.tap.side == side:
+            at_side.append((value.tap.path, value))
+    return at_side
 
 
 def _groups(module: nn.Module, values: Sequence[Value]) -> list[list[str]]:
-    """Group modules of one kind under one parent that give states, the outermost first,
-    then those called first.
+    """Group modules of one kind under one parent whose outputs are states.
+
+    The outermost groups come first, then those that are called first.
     """
-    called = [path for path, _ in _seen(values, "output")]
+    called = [path for path, _ in _values_at(values, "output")]
     groups: dict[tuple[str, object], list[str]] = {}
     for path, part in module.named_modules():
         if path and _is_list(module, _parent(path)):

@@ -1,20 +1,21 @@
-"""Put a comparison into a result: errors by site and token, errors along the sites, and
-the facts.
-"""
+"""Put a comparison into a result: errors by site and token, lines, and facts."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hiddenscope.analyses.drift.errors import CELLS, Errors, main_site, stack_of
+from hiddenscope.analyses.drift.live_model import LOGITS
 from hiddenscope.analyses.drift.noise import MARGIN
-from hiddenscope.analyses.drift.observe import LOGITS
-from hiddenscope.analyses.drift.search import FaultyModule, Hint
+from hiddenscope.analyses.drift.pairing import PairingFacts
+from hiddenscope.analyses.drift.search import FaultyModule
+from hiddenscope.analyses.drift.suspect import Hint
 from hiddenscope.results import Facts
 from hiddenscope.sites import Site, SitePatterns, select
 from hiddenscope.states import Tokens
@@ -32,59 +33,73 @@ LINES = {
 }
 
 
+class Restored(TypedDict):
+    """The share of the output's change that the reference's states at sites remove."""
+
+    sites: list[str]
+    share: float
+
+
 @dataclass
 class DriftComparison:
-    """What was compared, and what came out.
+    """What was compared, and the outcome.
 
-    `compared` is `parts`, each on equal input, or whole `passes`. `restored` says how
-    much of the change of the output disappears when the reference's states are put
-    back.
+    `compared` is `parts`, each on equal input, or whole `passes`.
     """
 
     names: tuple[str, str]
     errors: Errors
-    tokens: dict[str | None, Tokens]
-    sources: Sequence[Mapping[str, Any]]
-    pairing: dict[str, Any]
+    tokens: Mapping[str | None, Tokens]
+    sources: Sequence[Mapping[str, object]]
+    pairing: PairingFacts
     compared: str = "passes"
     fault: FaultyModule | None = None
     hints: list[Hint] = field(default_factory=list)
-    restored: list[dict[str, Any]] = field(default_factory=list)
+    restored: list[Restored] = field(default_factory=list)
     changed_weights: Sequence[tuple[str, float]] = ()
 
 
-def facts_of(comparison: DriftComparison, baseline: Facts | None) -> dict[str, Any]:
-    """List the findings of a comparison."""
+def facts_of(comparison: DriftComparison, baseline: Facts | None) -> dict[str, object]:
+    """Return the findings of a comparison."""
     errors, fault = comparison.errors, comparison.fault
-    drifting = errors.drifting
+    verdicts, drifting = errors.verdicts, errors.drifting
+    largest = max(verdicts, key=lambda name: verdicts[name].beyond)
     first = drifting[0] if drifting else None
-    largest = max(errors.beyond, key=lambda name: errors.beyond[name])
-    shown = first or largest
-    facts: dict[str, Any] = {
+    shown = verdicts[first or largest]
+    changed = []
+    for name, share in comparison.changed_weights:
+        changed.append({"name": name, "relative": share})
+    drifting_sites = []
+    for name in drifting:
+        verdict = verdicts[name]
+        drifting_sites.append(
+            {"site": name, "beyond": verdict.beyond, "error": verdict.error}
+        )
+    passes = {}
+    for who, count in errors.passes.items():
+        passes[who] = int(count) if count == int(count) else count
+    facts: dict[str, object] = {
         "drifted": bool(drifting),
         "first_site": first,
         "module": fault.path if first and fault else None,
-        "beyond": errors.beyond[shown],
+        "beyond": shown.beyond,
         "own_code": bool(first and fault and fault.own_code),
-        "error": errors.error[shown],
-        "envelope": errors.envelope[shown],
+        "error": shown.error,
+        "envelope": shown.envelope,
         "as_given": _as_given(errors),
         "systematic": _systematic(errors, first),
         "smallest_fault": _smallest_fault(errors),
-        "changed_weights": [
-            {"name": name, "relative": share}
-            for name, share in comparison.changed_weights
-        ],
+        "changed_weights": changed,
         "first_token": None if first is None else _worst_token(comparison, first),
-        "largest": {"site": largest, "beyond": errors.beyond[largest]},
-        "drifting_sites": [_site_facts(errors, name) for name in drifting],
+        "largest": {"site": largest, "beyond": verdicts[largest].beyond},
+        "drifting_sites": drifting_sites,
         "reference": comparison.names[0],
         "candidate": comparison.names[1],
         "compared": comparison.compared,
         "texts": max(tokens.count for tokens in comparison.tokens.values()),
         "tokens": sum(map(len, comparison.tokens.values())),
-        "sites": len(errors.beyond),
-        "passes": {side: _plain_number(count) for side, count in errors.passes.items()},
+        "sites": len(verdicts),
+        "passes": passes,
         "noise": {"made_of": errors.noise_sources, "margin": MARGIN},
         "self_check": {"observing_changed_nothing": errors.observing_changed_nothing},
         "pairing": comparison.pairing,
@@ -97,64 +112,47 @@ def facts_of(comparison: DriftComparison, baseline: Facts | None) -> dict[str, A
     return facts
 
 
-def _plain_number(count: float) -> float:
-    return int(count) if count == int(count) else count
-
-
-def _site_facts(errors: Errors, name: str) -> dict[str, Any]:
-    return {"site": name, "beyond": errors.beyond[name], "error": errors.error[name]}
-
-
-def _as_given(errors: Errors) -> dict[str, Any] | None:
-    """Find the largest difference between the two as they were given, each in its own
-    dtype and kernel.
-    """
-    worst: dict[str, float] = {}
-    for name in errors.beyond:
-        worst[name] = _largest(errors, name, "relative")
-    measured = {name: error for name, error in worst.items() if not math.isnan(error)}
-    if not measured:
+def _as_given(errors: Errors) -> dict[str, object] | None:
+    """Find the largest difference of the sides in their own dtypes and kernels."""
+    largest: tuple[str, float] | None = None
+    for name in errors.verdicts:
+        error = _largest(errors, name, "relative")
+        if not math.isnan(error) and (largest is None or error > largest[1]):
+            largest = name, error
+    if largest is None:
         return None
-    site = max(measured, key=lambda name: measured[name])
-    return {"site": site, "error": measured[site]}
+    return {"site": largest[0], "error": largest[1]}
 
 
-def _systematic(errors: Errors, site: str | None) -> dict[str, Any] | None:
-    """Describe the strongest systematic difference of a site's parts; of all parts if
-    no site differs.
-    """
-    parts = [name for name, finding in errors.findings.items() if finding.patterns]
-    parts = [name for name in parts if site is None or main_site(name) == site]
-    if not parts:
+def _systematic(errors: Errors, site: str | None) -> dict[str, object] | None:
+    """Describe the strongest systematic difference at a site, or anywhere."""
+    findings = {}
+    for name, finding in errors.findings.items():
+        if finding.patterns and site in (None, main_site(name)):
+            findings[name] = finding
+    if not findings:
         return None
-    part = max(parts, key=lambda name: errors.findings[name].beyond)
-    finding = errors.findings[part]
-    pattern = finding.strongest
+    part = max(findings, key=lambda name: findings[name].beyond)
+    pattern = findings[part].strongest
     return {
         "part": part,
         "pattern": pattern.name,
         "size": pattern.size,
-        "beyond": finding.beyond,
+        "beyond": pattern.beyond,
     }
 
 
-def _smallest_fault(errors: Errors) -> dict[str, Any] | None:
-    """Tell how small a systematic difference these texts would have shown, as a share
-    of a part's output.
-    """
-    sizes = {
-        name: finding.smallest
-        for name, finding in errors.findings.items()
-        if finding.patterns
-    }
+def _smallest_fault(errors: Errors) -> dict[str, object] | None:
+    """Say how small a systematic difference these texts would have shown."""
+    sizes = {}
+    for name, finding in errors.findings.items():
+        if finding.patterns:
+            sizes[name] = finding.smallest
     if not sizes:
         return None
     part = max(sizes, key=lambda name: sizes[name])
-    return {
-        "typical": float(np.median(list(sizes.values()))),
-        "largest": sizes[part],
-        "part": part,
-    }
+    typical = float(np.median(list(sizes.values())))
+    return {"typical": typical, "largest": sizes[part], "part": part}
 
 
 def _largest(errors: Errors, name: str, measure: str) -> float:
@@ -164,7 +162,7 @@ def _largest(errors: Errors, name: str, measure: str) -> float:
     return float(np.nanmax(values))
 
 
-def _worst_token(comparison: DriftComparison, name: str) -> dict[str, Any] | None:
+def _worst_token(comparison: DriftComparison, name: str) -> dict[str, object] | None:
     """Find the token at which a site is farthest off."""
     cells = comparison.errors.cells.get(name, {})
     values = cells.get("local", cells.get("relative"))
@@ -179,7 +177,8 @@ def _worst_token(comparison: DriftComparison, name: str) -> dict[str, Any] | Non
     }
 
 
-def _consequences(comparison: DriftComparison) -> dict[str, Any] | None:
+def _consequences(comparison: DriftComparison) -> dict[str, object] | None:
+    """Describe what changes in the predictions."""
     errors = comparison.errors
     if not errors.kl:
         return None
@@ -194,26 +193,25 @@ def _consequences(comparison: DriftComparison) -> dict[str, Any] | None:
 
 
 def dataset_of(comparison: DriftComparison, patterns: SitePatterns) -> xarray.Dataset:
-    """Lay out errors by site and token, and along the sites that were asked for."""
+    """Lay out errors by site and token, and along the selected sites."""
     import xarray
 
     errors, tokens = comparison.errors, comparison.tokens
-    names = _selected(
-        patterns, [name for name in errors.beyond if name in errors.cells]
-    )
-    variables: dict[str, Any] = {}
+    measured = [name for name in errors.verdicts if name in errors.cells]
+    sites = [Site.parse(name) for name in measured if name != LOGITS]
+    selected = {LOGITS, *map(str, select(patterns, sites))}
+    names = [name for name in measured if name in selected]
+    variables: dict[str, object] = {}
     for measure, attributes in CELLS.items():
         if any(measure in errors.cells[name] for name in names):
             values = _by_site_and_token(errors, tokens, names, measure)
             variables[measure] = (("site", "token"), values, dict(attributes))
-    variables |= _along_sites(errors, names)
+    for line, numbers in _along_sites(errors, names).items():
+        values = np.array(numbers, dtype=np.float32)
+        if np.isfinite(values).any():
+            attributes = {"long_name": LINES[line], "scale": "log"}
+            variables[line] = ("site", values, attributes)
     return xarray.Dataset(variables, {"site": names, **_token_coordinates(tokens)})
-
-
-def _selected(patterns: SitePatterns, names: list[str]) -> list[str]:
-    sites = [Site.parse(name) for name in names if name != LOGITS]
-    selected = {str(site) for site in select(patterns, sites)} | {LOGITS}
-    return [name for name in names if name in selected]
 
 
 def _by_site_and_token(
@@ -221,11 +219,13 @@ def _by_site_and_token(
     tokens: Mapping[str | None, Tokens],
     names: Sequence[str],
     measure: str,
-) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """Fill an array over the tokens of all stacks, one after another."""
-    counts = [len(stack_tokens) for stack_tokens in tokens.values()]
-    starts = dict(zip(tokens, np.cumsum([0, *counts]), strict=False))
-    cells = np.full((len(names), sum(counts)), np.nan, dtype=np.float32)
+) -> NDArray[np.float32]:
+    """Fill an array over the tokens of all stacks, one stack after another."""
+    starts, count = {}, 0
+    for stack, stack_tokens in tokens.items():
+        starts[stack] = count
+        count += len(stack_tokens)
+    cells = np.full((len(names), count), np.nan, dtype=np.float32)
     for row, name in enumerate(names):
         values = errors.cells[name].get(measure)
         if values is not None:
@@ -234,42 +234,34 @@ def _by_site_and_token(
     return cells
 
 
-def _along_sites(errors: Errors, names: Sequence[str]) -> dict[str, Any]:
-    lines = {
-        "total_error": [_largest(errors, name, "relative") for name in names],
-        "local_error": [_largest(errors, name, "local") for name in names],
-        "inherited_error": [_largest(errors, name, "inherited") for name in names],
-        "envelope": [errors.envelope[name] for name in names],
-        "beyond": [errors.beyond[name] for name in names],
-    }
-    lines["gain"] = [math.nan]
-    for before, inherited in zip(
-        lines["total_error"], lines["inherited_error"][1:], strict=False
-    ):
-        lines["gain"].append(inherited / before if before else math.nan)
-    variables: dict[str, Any] = {}
-    for key, long_name in LINES.items():
-        values = np.array(lines[key], dtype=np.float32)
-        if np.isfinite(values).any():
-            variables[key] = ("site", values, {"long_name": long_name, "scale": "log"})
-    return variables
+def _along_sites(errors: Errors, names: Sequence[str]) -> dict[str, list[float]]:
+    lines: dict[str, list[float]] = {line: [] for line in LINES}
+    total_before = math.nan
+    for name in names:
+        total = _largest(errors, name, "relative")
+        inherited = _largest(errors, name, "inherited")
+        lines["total_error"].append(total)
+        lines["local_error"].append(_largest(errors, name, "local"))
+        lines["inherited_error"].append(inherited)
+        lines["envelope"].append(errors.verdicts[name].envelope)
+        lines["gain"].append(inherited / total_before if total_before else math.nan)
+        lines["beyond"].append(errors.verdicts[name].beyond)
+        total_before = total
+    return lines
 
 
-def _token_coordinates(tokens: Mapping[str | None, Tokens]) -> dict[str, Any]:
+def _token_coordinates(tokens: Mapping[str | None, Tokens]) -> dict[str, object]:
     stacks = list(tokens.values())
     strings: list[str] = []
     for stack_tokens in stacks:
         strings += stack_tokens.strings
-    coordinates: dict[str, Any] = {
-        "text": (
-            "token",
-            np.concatenate([stack_tokens.text for stack_tokens in stacks]),
-        ),
-        "position": (
-            "token",
-            np.concatenate([stack_tokens.positions for stack_tokens in stacks]),
-        ),
-        "id": ("token", np.concatenate([stack_tokens.ids for stack_tokens in stacks])),
+    text = np.concatenate([stack_tokens.text for stack_tokens in stacks])
+    position = np.concatenate([stack_tokens.positions for stack_tokens in stacks])
+    ids = np.concatenate([stack_tokens.ids for stack_tokens in stacks])
+    coordinates: dict[str, object] = {
+        "text": ("token", text),
+        "position": ("token", position),
+        "id": ("token", ids),
         # The None keeps numpy from making fixed-width strings.
         "string": ("token", np.array([*strings, None], dtype=object)[:-1]),
     }

@@ -1,14 +1,13 @@
-"""Find the module at fault: from the first site that differs down to the module whose
-own work differs on equal input.
+"""Find the module at fault, starting from the first site that differs.
 
-Inside a block, every module of the candidate is called on exactly what the reference's
-module of the same path was given: hidden states, masks, position embeddings. No error
-reaches a module from outside, so a module that returns something else is at fault, or
-one inside it is. The innermost such module is named. A part of which every matrix is at
-fault is named as a whole.
+Inside a block, every module of the candidate is called with exactly the arguments of
+the reference's module at the same path: hidden states, masks, position embeddings. No
+error reaches a module from outside, so if a module returns something else, it or a
+module inside it is at fault. The innermost such module is named. If all matrices of a
+part are wrong, the whole part is named.
 
-Where a block agrees on equal input, what it was given differed: then the modules
-outside the blocks are searched in the same way, and at last the code that runs the
+If a block agrees on equal input, its arguments must have differed. Then the modules
+outside the blocks are searched in the same way, and finally the code that runs the
 blocks is named.
 """
 
@@ -19,45 +18,40 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hiddenscope.analyses.drift.calls import (
     ModuleCall,
     clone,
-    map_tensors,
+    parts_inside,
     record_calls,
+    run_in_float64,
     structure_of,
     tensors_in,
 )
+from hiddenscope.analyses.drift.live_model import LOGITS, LiveModel
 from hiddenscope.analyses.drift.noise import Gap, Noise, gap
-from hiddenscope.analyses.drift.observe import (
-    LOGITS,
-    Side,
-    in_float64,
-    masks_of,
-    real_rows,
-)
+from hiddenscope.analyses.drift.observe import FLOAT64_ERRORS, masks_of, real_rows
+from hiddenscope.analyses.drift.suspect import Hint
 from hiddenscope.analyses.drift.systematic import SystematicTest
-from hiddenscope.discovery import Stack
+from hiddenscope.analyses.drift.weights import equal, same_weights
 from hiddenscope.modules import hooks
 from hiddenscope.passes import Inputs
 from hiddenscope.sites import Site
 
-Hint = dict[str, str]
-"""What a fault looks like: the name of a `fault`, and the `evidence` in a sentence."""
-# Of the error in a whole pass, that the faulty container called by itself must show.
+# A faulty container called by itself must show this share of the error of a whole pass.
 SHARE_OF_ERROR = 0.1
+# What a module may raise that has other parameters than the reference's.
+CALL_ERRORS = (TypeError, ValueError, RuntimeError, LookupError, AttributeError)
 
 
 @dataclass(frozen=True)
 class FaultyModule:
-    """The module at fault: its path in the candidate, how far it is over the noise on
-    equal input, and the evidence.
+    """The module at fault: its path in the candidate and the evidence.
 
-    `own_code` says that its parts and weights agree, so that the fault is in its own
-    code. `call` is the call of the reference's module, and `made` what the candidate's
-    made of the same input. `hints` are what was seen on the way.
+    `beyond` is how far it is over the noise on equal input. With `own_code` its parts
+    and weights agree, so the fault is in its own code. `call` is the call of the
+    reference's module, and `output` what the candidate's returned on the same input.
     """
 
     path: str
@@ -65,20 +59,20 @@ class FaultyModule:
     relative: float
     own_code: bool = False
     call: ModuleCall | None = None
-    made: Tensor | None = None
+    output: Tensor | None = None
     hints: tuple[Hint, ...] = ()
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """How far what a module returned is over the noise, and how far it is off."""
+    """How far a returned tensor is over the noise, and its relative error."""
 
     beyond: float
     relative: float
 
     @property
     def wrong(self) -> bool:
-        """Whether that is more than rounding."""
+        """Return whether the error is more than rounding."""
         return self.beyond > 1
 
 
@@ -86,79 +80,70 @@ RIGHT, INCOMPARABLE = Verdict(0.0, 0.0), Verdict(inf, inf)
 
 
 class Search:
-    """Looks for the module at fault in a batch of texts, in a candidate with the
-    reference's modules.
-    """
+    """Searches the module at fault in a candidate that has the reference's modules."""
 
-    def __init__(self, reference: Side, candidate: Side, inputs: Inputs) -> None:
+    def __init__(
+        self, reference: LiveModel, candidate: LiveModel, inputs: Inputs
+    ) -> None:
         self.reference, self.candidate, self.inputs = reference, candidate, inputs
         self.batch = reference.batch(inputs)
         self.masks = masks_of(self.batch)
-        # With the call itself, so that no other call can have its id.
+        # The calls are kept with their verdicts, so that no other call gets their id.
         self._verdicts: dict[int, tuple[ModuleCall, Verdict | None]] = {}
 
     def find(
         self, first: str, beyond: Mapping[str, float], relative: float
     ) -> FaultyModule | None:
-        """Find the module behind the first site that differs; `relative` is the error
-        of a whole pass there.
-        """
-        layers = [name for name in beyond if name != LOGITS and "final" not in name]
-        if len(layers) > 2 and all(beyond[name] > 1 for name in layers):
-            return FaultyModule(
-                self._container(Site.parse(first)), beyond[first], relative
-            )
-        site = None if first == LOGITS else Site.parse(first)
-        if site is not None and site.layer:
-            fault = self._search_block(site)
-            if fault is not None:
-                return fault
-        return self._search_outside(site, relative)
+        """Find the module behind the first site that differs.
 
-    def _search_block(self, site: Site) -> FaultyModule | None:
-        call = self.block_call(site)
-        return None if call is None else self._blame(call)
+        `relative` is the error of a whole pass there.
+        """
+        site = None if first == LOGITS else Site.parse(first)
+        layers = [name for name in beyond if name != LOGITS and "final" not in name]
+        # Nothing agrees, so the blocks differ in what all of them are given.
+        if len(layers) > 2 and all(beyond[name] > 1 for name in layers):
+            path = self._container(Site.parse(first))
+            return FaultyModule(path, beyond[first], relative)
+        call = None
+        if site is not None and site.layer:
+            call = self.block_call(site)
+        fault = None if call is None else self._blame(call)
+        return fault or self._search_outside(site, relative)
 
     def block_call(self, site: Site) -> ModuleCall | None:
-        """Record the reference's block that makes a layer, with every call inside it."""
+        """Record the reference's block that makes a layer, and every call inside."""
         path = self.reference.blocks[site]
-        entered = self._arguments_of(path, _occurrence(self._stack(site), site))
-        if entered is None:
+        # One module may be called for several layers.
+        layers = [
+            layer for layer, block in self.reference.blocks.items() if block == path
+        ]
+        call = self._enter(path, layers.index(site))
+        if call is None:
             return None
         block = self.reference.part(path)
-        parts = {path: block}
-        for name, part in block.named_modules():
-            if name:
-                parts[f"{path}.{name}"] = part
-        return record_calls(
-            parts, lambda: entered.repeat(block, self.reference.device)
-        )[0]
+        parts = parts_inside(block, path)
+        return record_calls(parts, lambda: call.repeat(block, self.reference.device))[0]
 
-    def _arguments_of(self, path: str, number: int) -> ModuleCall | None:
-        """Record what the reference gives to one call of a module; the pass stops
-        there.
-        """
+    def _enter(self, path: str, number: int) -> ModuleCall | None:
+        """Record the arguments of one call of a module; the pass stops there."""
         calls: list[ModuleCall] = []
+        # accelerate moves weights back after each call: a pass must not be left.
         may_stop = not hooks.is_offloaded(self.reference.module)
 
         def before(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-            calls.append(ModuleCall(path))
-            if len(calls) == number + 1:
-                calls[-1].args, calls[-1].kwargs = (
-                    map_tensors(args, clone),
-                    map_tensors(dict(kwargs), clone),
-                )
-                if may_stop:
-                    raise hooks.Stopped
+            if len(calls) != number:
+                calls.append(ModuleCall(path))
+                return
+            calls.append(ModuleCall.copied(path, args, kwargs))
+            if may_stop:
+                raise hooks.Stopped
 
         with hooks.watching([hooks.Watch(self.reference.part(path), "input", before)]):
             self.reference.run(self.batch)
         return calls[number] if len(calls) > number else None
 
     def _blame(self, call: ModuleCall) -> FaultyModule | None:
-        """Find the innermost module at fault within a call, the first in the order of
-        the pass.
-        """
+        """Find the innermost module at fault within a call, first in the pass."""
         verdict = self._verdict(call)
         matrices = [leaf for leaf in call.leaves() if self._has_matrix(leaf.path)]
         distinct = {leaf.path for leaf in matrices}
@@ -168,43 +153,31 @@ class Search:
             fault = self._blame(inner)
             if fault is not None:
                 return fault
-        if verdict is not None and verdict.wrong:
-            return self._fault(call, verdict, own_code=self._is_own_code(call))
-        return None
+        if verdict is None or not verdict.wrong:
+            return None
+        return self._fault(call, verdict, own_code=self._is_own_code(call))
 
     def _fault(
         self, call: ModuleCall, verdict: Verdict, *, own_code: bool = False
     ) -> FaultyModule:
         path = self._path_in_candidate(call.path)
+        output = None
+        try:
+            returned = call.repeat(self.candidate.part(path), self.candidate.device)
+            output = hooks.first_tensor(returned)
+        except CALL_ERRORS:
+            pass
+        if output is not None:
+            output = output.to(self.reference.device)
         return FaultyModule(
-            path,
-            verdict.beyond,
-            verdict.relative,
-            own_code,
-            call,
-            self._candidate_output(call),
+            path, verdict.beyond, verdict.relative, own_code, call, output
         )
 
-    def _candidate_output(self, call: ModuleCall) -> Tensor | None:
-        """Call the candidate's module again, for what it makes of the reference's
-        input.
-        """
-        try:
-            part = self.candidate.part(self._path_in_candidate(call.path))
-            output = hooks.first_tensor(call.repeat(part, self.candidate.device))
-        except (AttributeError, TypeError, ValueError, RuntimeError, LookupError):
-            return None
-        return None if output is None else output.to(self.reference.device)
-
     def _is_own_code(self, call: ModuleCall) -> bool:
-        """Check that nothing but a module's code is left: its parts were all compared
-        and agree, and so do its weights.
-
-        A part that the reference calls and the candidate does not have, or the other
-        way round, leaves it open.
-        """
-        part = self.candidate.part(self._path_in_candidate(call.path))
-        if not call.inner or not _same_weights(part, self.reference.part(call.path)):
+        """Check that all parts and weights of a module agree: only its code is left."""
+        path = self._path_in_candidate(call.path)
+        part = self.candidate.part(path)
+        if not call.inner or not same_weights(part, self.reference.part(call.path)):
             return False
         compared = set()
         for inner in call.walk():
@@ -214,11 +187,12 @@ class Search:
             if verdict is None or verdict.wrong:
                 return False
             compared.add(self._path_in_candidate(inner.path))
-        path = self._path_in_candidate(call.path)
-        with_weights = [
-            name for name, inner in part.named_modules() if name and inner._parameters
-        ]
-        return all(f"{path}.{name}".lstrip(".") in compared for name in with_weights)
+        # A part that only one of the two calls leaves it open.
+        for inner_path, inner_part in parts_inside(part, path).items():
+            is_part = inner_part is not part and bool(inner_part._parameters)
+            if is_part and inner_path not in compared:
+                return False
+        return True
 
     def _has_matrix(self, path: str) -> bool:
         weights = self.reference.part(path)._parameters.values()
@@ -229,8 +203,9 @@ class Search:
         return verdict is not None and verdict.wrong
 
     def _verdict(self, call: ModuleCall) -> Verdict | None:
-        """Tell how far the candidate's module is off on the reference's input; None
-        where it has no such module.
+        """Judge the candidate's module on the reference's input.
+
+        The verdict is None if the candidate has no such module.
         """
         if id(call) not in self._verdicts:
             self._verdicts[id(call)] = call, self._compare(call)
@@ -246,71 +221,47 @@ class Search:
             return RIGHT
         try:
             output = call.repeat(part, self.candidate.device)
-        except (TypeError, ValueError, RuntimeError, LookupError, AttributeError):
-            # It does not even take what the reference's module takes.
+        except CALL_ERRORS:
+            # It does not even take the arguments of the reference's module.
             return INCOMPARABLE
-        return self._worst_output(
-            call, output, self._exact_outputs(reference_part, call)
-        )
-
-    def _exact_outputs(self, part: nn.Module, call: ModuleCall) -> list[Tensor]:
-        """Run the reference's module in float64; nothing if a kernel of it knows no
-        float64.
-        """
         try:
-            return list(
-                tensors_in(
-                    in_float64(
-                        part,
-                        map_tensors(call.args, clone),
-                        map_tensors(call.kwargs, clone),
-                    )
-                )
-            )
-        except (TypeError, ValueError, RuntimeError, NotImplementedError):
-            return []
-
-    def _worst_output(
-        self, call: ModuleCall, output: Any, exact: Sequence[Tensor]
-    ) -> Verdict:
-        """Compare all tensors in an output, and return the worst."""
+            exact_output = run_in_float64(reference_part, call.args, call.kwargs)
+            exact = list(tensors_in(exact_output))
+        except FLOAT64_ERRORS:
+            exact = []
         verdicts = [RIGHT]
         is_measured = len(exact) == len(call.outputs)
         for place, (expected, other) in enumerate(_paired_outputs(call, output)):
-            exact_output = exact[place] if is_measured else None
-            verdicts.append(self.judge(expected, other, exact_output))
+            exact_tensor = exact[place] if is_measured else None
+            verdicts.append(self.judge(expected, other, exact_tensor))
         return max(verdicts, key=lambda verdict: verdict.beyond)
 
     def judge(self, expected: Tensor, other: Tensor, exact: Tensor | None) -> Verdict:
-        """Hold what a module returned against what it should, by the noise of the
-        reference's own module.
+        """Compare a returned tensor with the expected one, by the reference's noise.
+
+        `exact` is the expected tensor in float64.
         """
         if expected.shape != other.shape:
             return INCOMPARABLE
         if not expected.is_floating_point():
-            differs = not other.is_floating_point() and not torch.equal(
-                expected.cpu(), other.cpu()
-            )
-            return INCOMPARABLE if differs else RIGHT
+            is_same = other.is_floating_point() or equal(expected, other)
+            return RIGHT if is_same else INCOMPARABLE
         error = self.gap(expected, other)
-        noise, systematic = Noise.assumed(expected.dtype), 0.0
-        rounding = (
-            self.gap(exact, expected)
-            if exact is not None and exact.shape == expected.shape
-            else None
-        )
-        if exact is not None and rounding is not None and rounding.worst < inf:
-            noise = Noise.measured([rounding], expected.dtype)
-            systematic = self._systematic(expected, other, exact)
-        return Verdict(max(noise.times_over(error), systematic), error.worst)
+        if exact is not None and exact.shape == expected.shape:
+            rounding = self.gap(exact, expected)
+            if rounding.worst < inf:
+                noise = Noise.measured([rounding], expected.dtype)
+                systematic = self._systematic(expected, other, exact)
+                beyond = max(noise.times_over(error), systematic)
+                return Verdict(beyond, error.worst)
+        noise = Noise.assumed(expected.dtype)
+        return Verdict(noise.times_over(error), error.worst)
 
     def _systematic(self, expected: Tensor, other: Tensor, exact: Tensor) -> float:
-        """Tell how far a difference that is the same at every token is over what sound
-        programs show.
-        """
-        tensors = [real_rows(tensor, self.masks) for tensor in (expected, other, exact)]
-        test = SystematicTest(tensors[0].shape[-1])
-        test.add(*tensors)
+        """Return how far a difference shared by all tokens exceeds sound programs'."""
+        rows = [real_rows(tensor, self.masks) for tensor in (expected, other, exact)]
+        test = SystematicTest(rows[0].shape[-1])
+        test.add(*rows)
         return test.result().beyond
 
     def gap(self, expected: Tensor, other: Tensor) -> Gap:
@@ -318,127 +269,101 @@ class Search:
         return gap(real_rows(expected, self.masks), real_rows(other, self.masks))
 
     def _path_in_candidate(self, path: str) -> str:
-        """Find the same module in the candidate, where its blocks may have other names."""
+        """Return the path of the same module in the candidate.
+
+        Its blocks may have other paths.
+        """
         for site, block in self.reference.blocks.items():
             if path == block or path.startswith(f"{block}."):
                 return self.candidate.blocks.get(site, block) + path[len(block) :]
         return path
 
-    def _stack(self, site: Site) -> Stack:
-        return self.reference.anatomy.stack(site)
-
     def _search_outside(
         self, site: Site | None, relative: float
     ) -> FaultyModule | None:
-        """Find the module outside the blocks that is at fault, or the code that runs
-        the blocks.
-        """
-        whole = self._calls_outside()
-        until = self._block_making(site)
-        # An error at `layer.0`, at final or in the logits is looked for first where it
-        # can only be made.
-        nearest = [] if until is not None else self._calls_between(whole, site)
-        for call in [*nearest, *whole.walk()]:
-            if call.path == until:
+        """Find the module at fault outside the blocks, or the code that runs them."""
+        whole = self.calls_outside()
+        calls = list(whole.walk())
+        making_block = None
+        if site is None or site.layer is None:
+            # An error at final or in the logits is most likely made after the blocks.
+            calls = [*self.calls_near(whole, site), *calls]
+        else:
+            blocks = self.reference.anatomy.stack(site).blocks
+            making_block = blocks[max(site.layer, 1) - 1].path
+        for call in calls:
+            if call.path == making_block:
                 break
-            if self.holds_blocks(call.path):
-                continue
-            fault = self._blame(call)
+            fault = None
+            if not self.holds_blocks(call.path):
+                fault = self._blame(call)
             if fault is not None:
                 return fault
         return self._blame_container(whole, site, relative)
 
-    def _calls_between(self, whole: ModuleCall, site: Site | None) -> list[ModuleCall]:
-        calls = list(whole.walk())
-        stacks: dict[str, Any] = {
-            path: layer.stack for layer, path in self.reference.blocks.items()
-        }
-        return window(calls, [stacks.get(call.path, ()) for call in calls], site)
+    def calls_near(self, whole: ModuleCall, site: Site | None) -> list[ModuleCall]:
+        """Return the reference's calls just before or after the blocks of a site."""
+        return calls_around_blocks(list(whole.walk()), self.reference, site)
 
-    def _block_making(self, site: Site | None) -> str | None:
-        if site is None or site.layer is None:
-            return None
-        return self._stack(site).blocks[max(site.layer, 1) - 1].path
-
-    def _calls_outside(self) -> ModuleCall:
-        """Record every call outside the blocks, and those of the blocks without their
-        arguments.
-        """
+    def calls_outside(self) -> ModuleCall:
+        """Record the calls outside the blocks; block calls without their arguments."""
         blocks = set(self.reference.blocks.values())
         inside = tuple(f"{path}." for path in blocks)
-        parts = hooks.parts_of(self.reference.module)
-        outside = {
-            path: part for path, part in parts.items() if not path.startswith(inside)
-        }
-        return record_calls(
+        outside = {}
+        for path, part in hooks.parts_of(self.reference.module).items():
+            if not path.startswith(inside):
+                outside[path] = part
+        calls = record_calls(
             outside, lambda: self.reference.run(self.batch), opaque=blocks
-        )[0]
+        )
+        return calls[0]
 
     def holds_blocks(self, path: str) -> bool:
         """Check whether a module of the reference is a block or holds one."""
-        return any(
-            block == path or _holds(path, block)
-            for block in self.reference.blocks.values()
-        )
+        for block in self.reference.blocks.values():
+            if block == path or _holds(path, block):
+                return True
+        return False
 
     def _container(self, site: Site) -> str:
-        """Find the innermost module that is called and holds the blocks of a site's
-        stack.
-        """
-        block = self._stack(site).blocks[0].path
-        holders = [
-            call.path
-            for call in self._calls_outside().walk()
-            if _holds(call.path, block)
-        ]
+        """Return the innermost called module that holds the blocks of a stack."""
+        block = self.reference.anatomy.stack(site).blocks[0].path
+        holders = []
+        for call in self.calls_outside().walk():
+            if _holds(call.path, block):
+                holders.append(call.path)
         return max(holders, key=len, default="")
 
     def _blame_container(
         self, whole: ModuleCall, site: Site | None, relative: float
     ) -> FaultyModule:
-        """Name the innermost module with the site in it that shows the error when it is
-        called by itself.
-        """
-        if site is None:
-            return FaultyModule(
-                self._path_in_candidate(whole.path),
-                inf,
-                relative,
-                own_code=True,
-                call=whole,
-            )
-        tap = self.reference.taps[site]
-        holders = [
-            call
-            for call in whole.walk()
-            if _holds(call.path, tap.path) and self.holds_blocks(call.path)
-        ]
-        for call in sorted(holders, key=lambda call: -len(call.path)):
-            if self._shows_error(call, site, relative):
+        """Name the innermost module around a site that shows the error by itself."""
+        holders = []
+        if site is not None:
+            path = self.reference.taps[site].path
+            for call in whole.walk():
+                if _holds(call.path, path) and self.holds_blocks(call.path):
+                    holders.append(call)
+            holders.sort(key=lambda call: -len(call.path))
+        for call in holders:
+            if site is not None and self._shows_error(call, site, relative):
                 return FaultyModule(call.path, inf, relative, own_code=True, call=call)
-        return FaultyModule("", inf, relative, own_code=True, call=whole)
+        path = self._path_in_candidate(whole.path)
+        return FaultyModule(path, inf, relative, own_code=True, call=whole)
 
     def _shows_error(self, call: ModuleCall, site: Site, relative: float) -> bool:
-        """Check whether a part of the candidate, called on the reference's input, is
-        off at a site as the whole is.
-        """
+        """Check whether a module called by itself is off at a site as the whole is."""
         states: list[Tensor] = []
-        for side in (self.reference, self.candidate):
+        for model in (self.reference, self.candidate):
             before = len(states)
-            watch = side.taps[site].watch(
-                side.module, lambda tensor: states.append(clone(tensor))
+            watch = model.taps[site].watch(
+                model.module, lambda tensor: states.append(clone(tensor))
             )
-            with hooks.watching([watch]):
-                try:
-                    call.repeat(side.part(call.path), side.device)
-                except (
-                    TypeError,
-                    ValueError,
-                    RuntimeError,
-                    LookupError,
-                    AttributeError,
-                ):
-                    return True
+            try:
+                with hooks.watching([watch]):
+                    call.repeat(model.part(call.path), model.device)
+            except CALL_ERRORS:
+                return True
             if len(states) != before + 1:
                 return True
         if states[0].shape != states[1].shape:
@@ -446,63 +371,41 @@ class Search:
         return self.gap(states[0], states[1]).worst > SHARE_OF_ERROR * relative
 
 
-def _same_weights(part: nn.Module, other: nn.Module) -> bool:
-    """Check that the parameters which two modules hold themselves are equal."""
-    weights = {
-        name: weight for name, weight in part._parameters.items() if weight is not None
-    }
-    others = {
-        name: weight for name, weight in other._parameters.items() if weight is not None
-    }
-    if weights.keys() != others.keys():
-        return False
-    return all(equal(weight, others[name]) for name, weight in weights.items())
+def calls_around_blocks(
+    calls: Sequence[ModuleCall], model: LiveModel, site: Site | None
+) -> list[ModuleCall]:
+    """Return the calls just before the blocks of a stack, or just after them.
 
-
-def equal(tensor: Tensor, other: Tensor) -> bool:
-    """Check that two tensors hold the same numbers, wherever they are."""
-    return tensor.shape == other.shape and torch.equal(
-        tensor.detach().cpu(), other.detach().cpu()
-    )
-
-
-def window(order: Sequence[Any], stacks: Sequence[Any], site: Site | None) -> list[Any]:
-    """Choose the calls before the first block of a site's stack, or those after its
-    last one.
-
-    `stacks` has the stack of each call that is a block's, and () for others.
+    Before them if the site is `layer.0` of the stack, and else after them. Without a
+    site the last stack counts.
     """
-    blocks = [place for place, stack in enumerate(stacks) if stack != ()]
-    last_stack = stacks[blocks[-1]] if blocks else None
-    stack = last_stack if site is None else site.stack
-    within = [place for place in blocks if stacks[place] == stack]
+    stacks = {path: layer.stack for layer, path in model.blocks.items()}
+    blocks = [place for place, call in enumerate(calls) if call.path in stacks]
+    if not blocks:
+        return list(calls)
+    stack = stacks[calls[blocks[-1]].path] if site is None else site.stack
+    within = [place for place in blocks if stacks[calls[place].path] == stack]
     if not within:
-        return list(order)
+        return list(calls)
     first, last = within[0], within[-1]
     if site is not None and site.layer == 0:
         start = max((place + 1 for place in blocks if place < first), default=0)
-        return list(order[start:first])
-    end = min((place for place in blocks if place > last), default=len(order))
-    return list(order[last + 1 : end])
+        return list(calls[start:first])
+    end = min((place for place in blocks if place > last), default=len(calls))
+    return list(calls[last + 1 : end])
 
 
-def _paired_outputs(call: ModuleCall, output: Any) -> Iterator[tuple[Tensor, Tensor]]:
-    """Pair the tensors of two outputs; one kernel may leave out what another returns."""
+def _paired_outputs(
+    call: ModuleCall, output: object
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the tensors of two outputs in pairs."""
     others = list(tensors_in(output))
     if structure_of(output) == call.structure or len(call.outputs) == len(others):
         yield from zip(call.outputs, others, strict=False)
+    # An attention kernel may omit the weights that another returns.
     elif call.outputs and others:
         yield call.outputs[0], others[0]
 
 
 def _holds(path: str, inner: str) -> bool:
     return not path or inner.startswith(f"{path}.")
-
-
-def _occurrence(stack: Stack, site: Site) -> int:
-    """Count the earlier calls of a block's module, where one module is called for
-    several layers.
-    """
-    layer = site.layer or 1
-    path = stack.blocks[layer - 1].path
-    return sum(block.path == path for block in stack.blocks[: layer - 1])

@@ -1,7 +1,8 @@
-"""Run two passes in step, so that no more than two layers' states are held at any time.
+"""Run two passes in step, so that at most two layers' states are in memory.
 
-The reference runs in a thread of its own and hands over one state after another; the
-candidate takes each where it has its own, compares the two, and both go on.
+The reference runs in a thread of its own and hands over one state at a time. The
+candidate takes each state when it has computed its own, compares the two, and both
+continue.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from typing import TypeVar
 
 from hiddenscope.analyses.drift.observe import ObservedState
 
-WAIT = 0.05  # seconds between looks at whether the other side is still there
+# Seconds between checks that the other thread is still running.
+WAIT = 0.05
 Returned = TypeVar("Returned")
 
 
@@ -27,9 +29,7 @@ class StateQueue:
         self._ended, self._closed = Event(), Event()
 
     def give(self, state: ObservedState) -> None:
-        """Hand over a state once the one before was taken; drop it once the other side
-        has gone.
-        """
+        """Hand over a state once the last was taken; drop it if the queue is closed."""
         self.names.append(state.name)
         while not self._closed.is_set():
             try:
@@ -39,8 +39,9 @@ class StateQueue:
                 continue
 
     def take(self, name: str) -> ObservedState | None:
-        """Return the state of this name and drop those before it; None if the reference
-        has ended without it.
+        """Return the state of this name and drop those before it.
+
+        The result is None if the reference has ended without it.
         """
         while not (self._ended.is_set() and self._queue.empty()):
             try:
@@ -54,8 +55,9 @@ class StateQueue:
     def run_in_step(
         self, reference: Callable[[], object], candidate: Callable[[], Returned]
     ) -> Returned:
-        """Run the reference in a thread and the candidate here; raise the error of
-        either here.
+        """Run the reference in a thread and the candidate here.
+
+        An error of either is raised here.
         """
 
         def run_reference() -> None:

@@ -1,8 +1,7 @@
-"""Describe the module at fault, and measure whether a change of the reference's module
-gives what it gives.
+"""The module at fault beside the reference's, for testing hypotheses about the fault.
 
-Nothing of the user's is touched: a hypothesis runs the reference's module on other
-arguments, or a private copy of it with another attribute, part or kernel. All tensors
+A hypothesis is a change of the reference's module, made on a private copy. It explains
+the fault if the changed module returns what the module at fault returns. All tensors
 are on the reference's device.
 """
 
@@ -12,42 +11,56 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Literal, NamedTuple, TypedDict
 
 import torch
 from torch import Tensor, nn
 
 from hiddenscope.analyses.drift.calls import ModuleCall, tensors_in
 
-Trial = tuple[str, str, Tensor | None]
-"""A hypothesis: the name of a fault, a sentence, and the output that it leads to; None
-where the module refuses it.
-"""
-# The share of the error that a hypothesis may leave beyond rounding, and the share that
-# it may leave at most.
-UNEXPLAINED, LARGEST_REST = 0.02, 0.25
-_SHAPES = re.compile("shape|size|dimension", re.IGNORECASE)
+# The share of the error that a hypothesis may leave unexplained, beyond rounding.
+UNEXPLAINED = 0.02
+# The share that it may leave including rounding: a change that leaves nearly all of the
+# error explains nothing.
+LARGEST_REST = 0.25
+_SHAPE_ERROR = re.compile("shape|size|dimension", re.IGNORECASE)
+
+
+class Hint(TypedDict):
+    """What a fault looks like: the name of a fault, and the evidence in a sentence."""
+
+    fault: str
+    evidence: str
+
+
+class Hypothesis(NamedTuple):
+    """A possible fault, a sentence about it, and the output that it would lead to.
+
+    There is no output if the module does not accept the change.
+    """
+
+    fault: str
+    evidence: str
+    output: Tensor | None
 
 
 @dataclass(frozen=True)
 class Suspect:
-    """A module at fault beside the reference's module of the same role, with a call of
-    the latter.
+    """A module at fault, the reference's module of the same role, and a call of it.
 
-    `path` is its path in the candidate. `made` is what it returned on the input of
-    `call`, on the reference's device; the call's output number `place` is what it
-    should be. `same_make` says that weights of the same name can be compared. `mask`
-    [text, token] is True for real tokens. `distance(expected, other)` is relative and
-    leaves padding out; `rounding` is how large rounding alone may make it.
+    `path` is its path in the candidate, and `output` what it returned on the input of
+    `call`. With `same_make`, weights of the same name can be compared. `mask` [text,
+    token] is True for real tokens. `distance(expected, other)` is relative and ignores
+    padding; rounding alone can make it as large as `rounding`.
     """
 
     path: str
     reference: nn.Module
     candidate: nn.Module
     call: ModuleCall
-    made: Tensor
+    output: Tensor
     device: torch.device
-    role: Literal["module", "block", "model"]
+    role: Literal["module", "block"]
     same_make: bool
     padded: bool
     mask: Tensor
@@ -55,16 +68,15 @@ class Suspect:
     model: nn.Module
     distance: Callable[[Tensor, Tensor], float]
     rounding: float
-    place: int = 0
 
     @property
     def expected(self) -> Tensor:
-        """What the reference's module returned."""
-        return self.call.outputs[self.place]
+        """Return what the reference's module returned."""
+        return self.call.outputs[0]
 
     @property
     def state(self) -> Tensor | None:
-        """The hidden state that both were given, if the output has its shape."""
+        """Return the hidden state that both received, if it has the output's shape."""
         state = self.call.state
         if state is None or state.shape != self.expected.shape:
             return None
@@ -72,46 +84,38 @@ class Suspect:
 
     @cached_property
     def error(self) -> float:
-        """How far the candidate's output is off, at most 1; also 1 where it has another
-        shape.
-        """
-        if self.made.shape != self.expected.shape:
+        """Return how far the output is off: at most 1, and 1 for another shape."""
+        if self.output.shape != self.expected.shape:
             return 1.0
-        return min(1.0, self.distance(self.expected, self.made))
+        return min(1.0, self.distance(self.expected, self.output))
 
     @property
     def largest_rest(self) -> float:
-        """How much of the error a hypothesis may leave that explains it."""
+        """Return how much of the error a hypothesis may leave unexplained."""
         if self.error <= self.rounding:
             return self.rounding
-        # What is left may be rounding, but what is nearly as large as the error
-        # explains nothing.
-        return min(
-            max(self.rounding, UNEXPLAINED * self.error), LARGEST_REST * self.error
-        )
+        allowed = max(self.rounding, UNEXPLAINED * self.error)
+        return min(allowed, LARGEST_REST * self.error)
 
     def rest(self, output: Tensor | None) -> float:
-        """Measure how much of the error a hypothesis leaves."""
-        if output is None or output.shape != self.made.shape:
+        """Return how much of the error the output of a hypothesis leaves."""
+        if output is None or output.shape != self.output.shape:
             return torch.inf
-        return self.distance(self.made, output.to(self.made))
+        return self.distance(self.output, output.to(self.output))
 
     def run(self, module: nn.Module, call: ModuleCall | None = None) -> Tensor | None:
-        """Call a module as the reference's was called, or in another way; None where it
-        refuses the arguments.
+        """Call a module with the recorded arguments, or with those of another call.
+
+        The result is None if the module does not accept them.
         """
-        # A whole model is not run again for a hint: what differs in it is told as it
-        # is.
-        if self.role == "model":
-            return self.made
         try:
             outputs = list(tensors_in((call or self.call).repeat(module, self.device)))
         except (TypeError, ValueError, IndexError):
             return None
         except RuntimeError as error:
-            # A shape that does not fit is an answer. Anything else, such as a wrong
-            # device, is a fault of ours.
-            if not _SHAPES.search(str(error)):
+            # A shape that does not fit is an answer. Anything else, such as tensors on
+            # two devices, is a mistake of the hypothesis.
+            if not _SHAPE_ERROR.search(str(error)):
                 raise
             return None
-        return outputs[self.place] if self.place < len(outputs) else None
+        return outputs[0] if outputs else None

@@ -1,13 +1,13 @@
-"""Test whether two programs differ systematically, by less than the rounding error of a
-single token.
+"""Test for systematic differences below the rounding error of any single token.
 
 Sound programs round differently: what separates them at one token says nothing about
 the next. A fault (a weight scaled by 1.02, a bias that is a little off) moves every
 token by a fixed function of its state. So the difference is averaged over many tokens
 along four patterns: one factor for the whole output (`scale`), a constant in every
 channel (`bias`), a factor in every channel (`gain`), and a linear map of the leading
-components of the output (`linear`). Rounding averages out and the fault stays. Sound
-programs leave a small systematic part all the same: a rounding error of the first token
+components of the output (`linear`). Rounding averages out and the fault stays.
+
+Sound programs leave a small systematic part, too: a rounding error of the first token
 is attended to by every later one, and a weight that is folded into another is rounded
 once more. A pattern therefore counts only beyond a bar: its sampling error, what
 rounding leaves of it in the reference itself (measured against float64), and a floor in
@@ -22,15 +22,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# Distinct rows that choose the weights of channels and the leading components. Later
+from hiddenscope.analyses.drift.noise import coarsest
+
+# Distinct rows from which channel weights and leading components are computed. Later
 # rows only add to sums.
 CALIBRATION_ROWS = 128
-# With fewer distinct rows nothing is said.
+# With fewer distinct rows there is no verdict.
 FEWEST_ROWS = 24
 # Wider outputs (logits) are tested on this many channels, spread evenly.
 MOST_CHANNELS = 2048
 COMPONENTS = 4
-# Rows of less energy than this share of the median count no more than such a row.
+# Rows with less energy than this share of the median are weighted like such a row.
 SMALLEST_ROW = 1e-6
 # Neighbouring tokens share rounding errors through attention, so runs of rows go to one
 # fold.
@@ -40,8 +42,8 @@ RUN = 4
 # with four patterns each.
 Z_SCALE = 6.0
 Z_SQUARED = 8.0
-# More than sound programs leave of each pattern, in units of rounding. docs/faults.md
-# has the worst of them.
+# More than any sound program leaves of each pattern, in units of rounding.
+# docs/faults.md lists the worst of them.
 FLOORS = {"scale": 0.25, "bias": 1.0, "gain": 1.0, "linear": 1.25}
 # How far the candidate may exceed what rounding leaves of a pattern in the reference.
 ROUNDING_MARGIN = 3.0
@@ -56,8 +58,9 @@ ACCUMULATION = 128.0
 
 @dataclass(frozen=True)
 class Pattern:
-    """One systematic pattern: its size as a share of the output, and the size up to
-    which sound programs show it.
+    """A systematic pattern: its size as a share of the output, and the bar for it.
+
+    Sound programs show a pattern up to its bar.
     """
 
     name: str
@@ -66,53 +69,41 @@ class Pattern:
 
     @property
     def beyond(self) -> float:
-        """How many times the size exceeds the bar."""
+        """Return how many times the size exceeds the bar."""
         return abs(self.size) / self.bar
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What a test found in `rows` distinct rows. There are no patterns where the rows
-    were too few.
-    """
+    """The patterns in `rows` distinct rows; none if the rows were too few."""
 
     rows: int
     patterns: tuple[Pattern, ...] = ()
 
     @property
     def strongest(self) -> Pattern:
-        """The pattern that stands out most."""
-        return max(
-            self.patterns,
-            key=lambda pattern: pattern.beyond,
-            default=Pattern("none", 0.0, math.inf),
-        )
+        """Return the pattern that exceeds its bar most."""
+        nothing = Pattern("none", 0.0, math.inf)
+        return max(self.patterns, key=lambda pattern: pattern.beyond, default=nothing)
 
     @property
     def size(self) -> float:
-        """The size of the strongest pattern as a share of the output; a scale has a
-        sign.
-        """
+        """Return the size of the strongest pattern; a scale has a sign."""
         return self.strongest.size
 
     @property
     def beyond(self) -> float:
-        """How many times the strongest pattern exceeds what sound programs show; over 1
-        is a fault.
-        """
+        """Return how many times the strongest pattern exceeds its bar."""
         return self.strongest.beyond
 
     @property
     def smallest(self) -> float:
-        """The smallest systematic difference that these rows could have shown, as a
-        share of the output.
-        """
+        """Return the smallest systematic difference that these rows could show."""
         return min((pattern.bar for pattern in self.patterns), default=math.inf)
 
 
 class SystematicTest:
-    """A test of one part of a model, which takes its rows batch by batch and keeps
-    sums.
+    """A test of one part of a model, on rows that arrive batch by batch.
 
     >>> generator = torch.Generator().manual_seed(0)
     >>> exact = torch.randn(300, 64, generator=generator, dtype=torch.float64)
@@ -127,32 +118,27 @@ class SystematicTest:
         step = math.ceil(width / MOST_CHANNELS)
         self._channels = slice(None, None, step)
         self._dtype = dtype
-        self._seen: set[str] = set()
+        self._row_keys: set[str] = set()
         self._waiting: list[_Rows] = []
         self._sums: _Sums | None = None
 
     def add(self, reference: Tensor, candidate: Tensor, exact: Tensor) -> None:
-        """Add rows [row, width] of both programs on equal input, and of the reference
-        in float64.
+        """Add rows [row, width] of both programs, and of the reference in float64.
 
-        They may be on any device and in any dtype. The coarser dtype of the first batch
-        counts as the dtype that both were computed in, unless another was given to the
-        test.
+        They may be on any device and in any dtype. Unless the test has a dtype, the
+        coarser dtype of the first batch counts as the one both were computed in.
         """
         if self._dtype is None:
-            self._dtype = max(
-                reference.dtype,
-                candidate.dtype,
-                key=lambda dtype: torch.finfo(dtype).eps,
-            )
-        tensors = (self._prepare(tensor) for tensor in (reference, candidate, exact))
-        rows = self._distinct(_Rows(*tensors))
-        self._waiting.append(rows)
+            self._dtype = coarsest([reference.dtype, candidate.dtype])
+        rows = _Rows(
+            self._prepare(reference), self._prepare(candidate), self._prepare(exact)
+        )
+        self._waiting.append(self._distinct(rows))
         if self._sums is not None or self._waiting_rows >= CALIBRATION_ROWS:
             self._flush()
 
     def result(self) -> Finding:
-        """Return what the rows so far show."""
+        """Return the finding of the rows so far."""
         if self._sums is None and self._waiting_rows < FEWEST_ROWS:
             return Finding(self._waiting_rows)
         self._flush()
@@ -164,13 +150,11 @@ class SystematicTest:
         return sum(rows.count for rows in self._waiting)
 
     def _prepare(self, tensor: Tensor) -> Tensor:
-        """Choose channels before rows leave their device: logits are wide."""
+        """Select channels before rows leave their device: logits are wide."""
         return tensor.detach()[:, self._channels].to("cpu", torch.float64)
 
     def _distinct(self, rows: _Rows) -> _Rows:
-        """Drop rows that were seen before: equal input has equal rounding errors, which
-        would look systematic.
-        """
+        """Drop repeated rows: their equal rounding errors would look systematic."""
         finite = rows.finite()
         generator = torch.Generator().manual_seed(0)
         direction = torch.randn(
@@ -178,17 +162,15 @@ class SystematicTest:
         )
         numbers = []
         for number, projection in enumerate((rows.exact @ direction).tolist()):
-            # Batches of another shape change the last digits of float64.
+            # Batches of another shape differ in the last digits of float64.
             key = f"{projection:.10e}"
-            if key not in self._seen and finite[number]:
-                self._seen.add(key)
+            if key not in self._row_keys and finite[number]:
+                self._row_keys.add(key)
                 numbers.append(number)
         return rows.take(numbers)
 
     def _flush(self) -> None:
-        """Move waiting rows to the sums. Whatever the batches, the first rows
-        calibrate.
-        """
+        """Add waiting rows to the sums; the first rows calibrate these."""
         if not self._waiting:
             return
         rows = _Rows.join(self._waiting)
@@ -232,15 +214,14 @@ class _Rows:
 
 
 class _Whitened:
-    """Rows in units of the rounding that is expected in each row and channel."""
+    """Rows in units of the rounding expected in each row and channel."""
 
     def __init__(self, rows: _Rows, channel_noise: Tensor, unit: float) -> None:
         output = rows.exact / channel_noise
         rounding = (rows.reference - rows.exact) / channel_noise
         difference = (rows.candidate - rows.reference) / channel_noise
         row_noise = _expected_noise(rounding, output, unit).mean(1).sqrt()
-        # A row of zeros has no rounding error, and no place in an average of relative
-        # errors.
+        # A row of zeros has no relative error to average.
         present = row_noise > 0
         self.row_noise = row_noise[present].unsqueeze(1)
         self.output = output[present] / self.row_noise
@@ -250,26 +231,26 @@ class _Whitened:
 
 
 def _expected_noise(rounding: Tensor, output: Tensor, unit: float) -> Tensor:
-    """Square the measured rounding error, and add that of one rounding of the output:
-    the measured one may be zero.
+    """Return the squared rounding error, plus that of one rounding of the output.
+
+    The measured error may be zero.
     """
     return rounding.square() + output.square() * unit**2 / 3
 
 
 def _channel_noise(rows: _Rows, unit: float) -> Tensor:
-    """Measure the rounding error of every channel, so that one of massive activations
-    does not decide.
+    """Measure the rounding error of every channel.
+
+    Otherwise a channel of massive activations would decide.
     """
     channel_size = rows.exact.abs().mean(0).clamp_min(_TINY)
-    # A token of massive activations would decide as well, so rows are brought to one
-    # size first.
+    # A token of massive activations would decide as well, so rows are scaled first.
     row_size = (rows.exact / channel_size).square().mean(1, keepdim=True)
-    row_size = row_size.clamp_min(SMALLEST_ROW * float(row_size.median())).clamp_min(
-        _TINY
-    )
+    row_size = row_size.clamp_min(SMALLEST_ROW * float(row_size.median()))
+    row_size = row_size.clamp_min(_TINY)
     noise = _expected_noise(rows.reference - rows.exact, rows.exact, unit) / row_size
     squared = noise.mean(0)
-    # A channel that is next to nothing would count more than all others.
+    # A channel of nearly no noise would count more than all others.
     squared = squared.clamp_min(float(squared.median()) / 4)
     return squared.clamp_min(_TINY).sqrt()
 
@@ -278,17 +259,12 @@ _TINY = 1e-200
 
 
 def _leading_directions(rows: Tensor) -> Tensor:
-    """Find the directions [width, component] in which rows are largest.
-
-    The eigenvectors of the smaller product of the rows with themselves take a tenth of
-    the time of singular vectors.
-    """
+    """Return the directions [width, component] in which rows are largest."""
     count, width = rows.shape
+    # Eigenvectors of the smaller Gram matrix take a tenth of the time of an SVD.
     if width <= count:
-        directions: Tensor = torch.linalg.eigh(rows.T @ rows).eigenvectors[
-            :, -COMPONENTS:
-        ]
-        return directions
+        vectors: Tensor = torch.linalg.eigh(rows.T @ rows).eigenvectors
+        return vectors[:, -COMPONENTS:]
     weights: Tensor = torch.linalg.eigh(rows @ rows.T).eigenvectors[:, -COMPONENTS:]
     combined: Tensor = rows.T @ weights
     lengths: Tensor = torch.linalg.vector_norm(combined, dim=0)
@@ -296,8 +272,9 @@ def _leading_directions(rows: Tensor) -> Tensor:
 
 
 class _Sums:
-    """Sums over rows from which every pattern is estimated, for the difference and for
-    the reference's rounding.
+    """Sums over rows from which every pattern is estimated.
+
+    They are kept for the difference and for the reference's rounding.
     """
 
     def __init__(self, calibration: _Rows, dtype: torch.dtype) -> None:
@@ -335,14 +312,14 @@ class _Sums:
         self.rounding_energy += float(whitened.rounding.square().sum())
 
     def finding(self) -> Finding:
-        """Estimate every pattern and hold it against its bar."""
+        """Estimate every pattern and its bar."""
         if self.rows < FEWEST_ROWS:
             return Finding(self.rows)
         rounding_noise = math.sqrt(self.rounding_energy / self.output_energy)
-        # A long computation rounds many times, and what it leaves grows with that.
+        # A long computation rounds many times, and leaves more.
         unit = max(self.unit * self.accumulation, rounding_noise)
-        # A scale of all tokens and channels is averaged more than the other patterns. A
-        # sum that is rounded once leaves half a unit, and of that next to nothing.
+        # A scale is averaged over all tokens and channels, more than other patterns. A
+        # sum that is rounded once leaves half a unit, and hardly any of that here.
         patterns = [self._scale(max(self.unit * self.accumulation / 2, rounding_noise))]
         for name in ("bias", "gain", "linear"):
             patterns.append(self._squared(name, unit))
@@ -351,8 +328,7 @@ class _Sums:
     def _scale(self, unit: float) -> Pattern:
         scale, error = self.difference.scale()
         rounding_scale, rounding_error = self.rounding.scale()
-        # Without the scale itself, what is left of the linear pattern tells how strong
-        # the others are.
+        # The linear pattern without the scale shows how strong the others are.
         rest = self._size(self.difference.without(self.output, scale, "linear"))
         bar = max(
             FLOORS["scale"] * unit,
@@ -363,11 +339,10 @@ class _Sums:
         return Pattern("scale", scale, bar)
 
     def _error_over_channels(self, scale: float) -> float:
-        """Estimate the standard error of the scale with every channel as one
-        observation.
+        """Estimate the standard error of the scale over channels.
 
-        A weight of a norm that is rounded once more gives each channel a factor of its
-        own, whose mean is no fault.
+        A norm's weight that is rounded once more gives each channel its own factor,
+        whose mean is no fault.
         """
         along = self.difference.folds["gain"].sum(0) * self.channel_size
         size = self.output.folds["gain"].sum(0) * self.channel_size
@@ -385,7 +360,7 @@ class _Sums:
         return Pattern(name, self._size(estimate.value), bar)
 
     def _size(self, squared_sum: float) -> float:
-        """Turn the squared sum of a pattern over rows into its share of the output."""
+        """Convert the squared sum of a pattern into its share of the output."""
         # Products of a fold with itself are left out of the sum.
         energy = max(squared_sum, 0.0) * FOLDS / (FOLDS - 1) / self.rows
         return math.sqrt(energy / self.output_energy)
@@ -419,7 +394,7 @@ class _Projections:
         gain: Tensor,
         folds: Tensor,
     ) -> None:
-        """Add rows, by fold; `folds` [row, fold] has a one where a row belongs."""
+        """Add rows by fold; `folds` [row, fold] is one-hot."""
         self.along.append((rows * output).sum(1))
         self.size.append(output.square().sum(1))
         for name, feature in features.items():
@@ -433,11 +408,9 @@ class _Projections:
         self.folds[name] = self.folds[name] + sums if name in self.folds else sums
 
     def scale(self) -> tuple[float, float]:
-        """Regress on the output: the factor, and its standard error with every row as
-        one observation.
+        """Regress on the output; return the factor and its standard error over rows.
 
-        The channels of a row are not independent: a norm that rounds its factor moves
-        all of them.
+        Channels are not independent: a norm that rounds its factor moves all of them.
         """
         along, size = torch.cat(self.along), torch.cat(self.size)
         total = size.sum()
@@ -446,11 +419,12 @@ class _Projections:
         return float(factor), float(error)
 
     def squared(self, name: str) -> _Estimate:
-        """Estimate the squared systematic sum: products of different folds have no
-        rounding error in common.
+        """Estimate the squared systematic sum from products of different folds.
+
+        These have no rounding error in common.
         """
         sums = self.folds[name]
-        value = _between_folds(sums, sums)
+        value = _between_folds(sums)
         centred = sums - sums.mean(0)
         products = centred @ centred.T
         products.fill_diagonal_(0)
@@ -458,14 +432,12 @@ class _Projections:
         return _Estimate(value, float(error))
 
     def without(self, other: _Projections, factor: float, name: str) -> float:
-        """Estimate the squared systematic sum after a multiple of other rows is
-        subtracted.
-        """
+        """Estimate the squared sum after a multiple of other rows is subtracted."""
         rest = self.folds[name] - factor * other.folds[name]
-        return _between_folds(rest, rest)
+        return _between_folds(rest)
 
 
-def _between_folds(sums: Tensor, others: Tensor) -> float:
+def _between_folds(sums: Tensor) -> float:
     """Sum the products of different folds."""
-    products = sums @ others.T
+    products = sums @ sums.T
     return float(products.sum() - products.diagonal().sum())

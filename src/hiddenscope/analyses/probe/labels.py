@@ -56,7 +56,7 @@ class Rows:
         """What is taken as independent of others, in words."""
         return (
             "group of texts"
-            if self.belonging is not None and self.belonging.given
+            if self.belonging is not None and self.belonging.grouped
             else "text"
         )
 

@@ -20,13 +20,12 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
 EVERY_SITE = ""
-MOST_SITES = 10  # of a deep model, if no sites are given
+# Sites of a deep model, if none are given.
+MOST_SITES = 10
 NO_DIFFERENCE = "Cannot take the direction between two sets of texts"
-# Units in the last place: two sets whose means are no farther apart than that are the
-# same.
+# Units in the last place: two sets whose means are no farther apart are the same.
 ROUNDING = 8
-# What is left of a direction that lies along the first token's state, as a share of its
-# norm.
+# The share of its norm that is left of a direction along the first token's state.
 PARALLEL = 1e-6
 USE = "Give hs.Direction.between(model, toward, away) or hs.Direction.of(vector)."
 
@@ -34,12 +33,12 @@ USE = "Give hs.Direction.between(model, toward, away) or hs.Direction.of(vector)
 @checked
 @dataclass(frozen=True, eq=False, repr=False)
 class Direction:
-    """A direction in the states of a model: between two sets of texts, a given vector,
-    or the weights of a probe.
+    """A direction in the states of a model.
 
-    Make one with `Direction.between` or `Direction.of`. `sites` are steered one at a
-    time; with `upwards` every layer above each of them is changed too, with its own
-    vector. `spare_first` takes the mean state of the first tokens out of the direction:
+    It lies between two sets of texts, or is a vector, or the weights of a probe. Make
+    one with `Direction.between` or `Direction.of`. `sites` are steered one at a time;
+    with `upwards` every layer above each of them is changed too, with its own vector.
+    `spare_first` takes the mean state of the first tokens out of the direction:
     attention rests on the first token, and a model that loses its state breaks.
 
     `vectors` are float64, by site, or one for every site under "". `fitted` are the
@@ -54,7 +53,8 @@ class Direction:
     facts: Facts = field(default_factory=dict)
 
     def __repr__(self) -> str:
-        return f"Direction({', '.join(f'{name} {value}' for name, value in self.facts.items())})"
+        facts = [f"{name} {value}" for name, value in self.facts.items()]
+        return f"Direction({', '.join(facts)})"
 
     @classmethod
     def between(
@@ -68,8 +68,7 @@ class Direction:
         upwards: bool = False,
         spare_first: bool = False,
     ) -> "Direction":
-        """From the mean state of the texts in `away` to the mean state of those in
-        `toward`, at every site.
+        """Point from the mean state of the texts in `away` to that of `toward`.
 
         The states of a text are pooled by `pool`: its last token, or the mean over its
         tokens. If it is not given, that is the last token in a decoder, and in an
@@ -82,38 +81,34 @@ class Direction:
         Direction(origin texts, toward 2, away 1, pool last)
         """
         model = as_model(model)
-        chosen = _spread_layers(model) if sites is None else model.anatomy.select(sites)
+        selected = (
+            _spread_layers(model) if sites is None else model.anatomy.select(sites)
+        )
         if pool is None:
-            pool = _default_pool(model, chosen)
+            pool = _default_pool(model, selected)
         for name, texts in (("toward", toward), ("away", away)):
+            # A scalar array has no length; `encode` refuses it.
             if getattr(texts, "shape", None) != () and not len(texts):
                 raise TextError(
                     NO_DIFFERENCE, f"{name} is empty", "Give at least one text."
                 )
-        inputs = [model.encode(texts) for texts in (toward, away)]
-        if sorted(inputs[0].ids) == sorted(inputs[1].ids):
+        toward_inputs, away_inputs = model.encode(toward), model.encode(away)
+        if sorted(toward_inputs.ids) == sorted(away_inputs.ids):
             raise TextError(
                 NO_DIFFERENCE, "both are the same", "Give texts that differ."
             )
-        changed_sites = sorted(
-            {
-                one
-                for site in chosen
-                for one in sites_above(model.anatomy.sites, site, upwards)
-            }
-        )
-        pooled = [
-            _pooled(model.capture(side, changed_sites), changed_sites, pool)
-            for side in inputs
-        ]
+        changed_sites = _with_sites_above(model.anatomy.sites, selected, upwards)
+        toward_states = model.capture(toward_inputs, changed_sites)
+        away_states = model.capture(away_inputs, changed_sites)
         vectors = {}
         for site in changed_sites:
-            first, second = (side[site] for side in pooled)
-            vector = first.mean(0) - second.mean(0)
-            norms = torch.cat([first, second]).norm(dim=-1)
-            if float(vector.norm()) <= ROUNDING * torch.finfo(model.dtype).eps * float(
-                norms.mean()
-            ):
+            # [text, width]
+            ends = in_stack(toward_states, site).pool(pool, site).double().cpu()
+            starts = in_stack(away_states, site).pool(pool, site).double().cpu()
+            vector = ends.mean(0) - starts.mean(0)
+            mean_norm = torch.cat([ends, starts]).norm(dim=-1).mean()
+            rounding = ROUNDING * torch.finfo(model.dtype).eps * float(mean_norm)
+            if float(vector.norm()) <= rounding:
                 reason = (
                     f"with pool={pool!r} the states at {site} are the same in both,"
                     " within rounding"
@@ -123,11 +118,12 @@ class Direction:
             vectors[str(site)] = vector
         facts = {
             "origin": "texts",
-            "toward": len(inputs[0]),
-            "away": len(inputs[1]),
+            "toward": len(toward_inputs),
+            "away": len(away_inputs),
             "pool": pool,
         }
-        return cls(vectors, tuple(map(str, chosen)), upwards, spare_first, facts=facts)
+        names = tuple(map(str, selected))
+        return cls(vectors, names, upwards, spare_first, facts=facts)
 
     @classmethod
     def of(
@@ -138,8 +134,7 @@ class Direction:
         upwards: bool = False,
         spare_first: bool = False,
     ) -> "Direction":
-        """A vector [width], a fitted probe (anything with `coef_`), or several of
-        either by site.
+        """Take a vector [width] or a fitted probe (with `coef_`), or several by site.
 
         The direction of a probe is the shortest step that raises its decision value by
         1. It is used at the site that the probe was fitted at, if no others are given.
@@ -154,26 +149,24 @@ class Direction:
                 "the dict of vectors is empty",
                 "Give {site: vector}.",
             )
-        vectors = {str(name): _vector(one) for name, one in by_site.items()}
-        probes = {
-            str(name): one for name, one in by_site.items() if hasattr(one, "coef_")
-        }
-        fitted = {
-            name: str(site)
-            for name, probe in probes.items()
-            if (site := getattr(probe, "site", None))
-        }
-        sites = fitted.get(EVERY_SITE) if sites is None else sites
-        facts: Facts = (
-            {"origin": "probe", "fitted_at": sorted(set(fitted.values()))}
-            if probes
-            else {"origin": "vector"}
-        )
+        vectors: dict[str, Tensor] = {}
+        fitted: dict[str, str] = {}
+        facts: Facts = {"origin": "vector"}
+        for key, value in by_site.items():
+            name = str(key)
+            vectors[name] = _vector(value)
+            if hasattr(value, "coef_"):
+                site = getattr(value, "site", None)
+                if site:
+                    fitted[name] = str(site)
+                facts = {"origin": "probe", "fitted_at": sorted(set(fitted.values()))}
+        if sites is None:
+            sites = fitted.get(EVERY_SITE)
         return cls(vectors, sites, upwards, spare_first, fitted, facts)
 
 
 def _default_pool(model: Model, sites: Sequence[Site]) -> Pooling:
-    """The last token, which has seen the whole text, where every site is a decoder's."""
+    """Return the pooling: the last token of a decoder has seen the whole text."""
     names = {site.stack for site in sites}
     stacks = [stack for stack in model.anatomy.stacks if names & {None, stack.name}]
     return "last" if all(stack.causal for stack in stacks) else "mean"
@@ -181,8 +174,9 @@ def _default_pool(model: Model, sites: Sequence[Site]) -> Pooling:
 
 @dataclass(frozen=True)
 class Steered:
-    """A direction in one model: a vector for each site that is changed, and the sites
-    that are steered in turn.
+    """A direction in one model: a vector for each changed site.
+
+    `sites` are steered one at a time.
     """
 
     vectors: Mapping[Site, Tensor]
@@ -191,92 +185,72 @@ class Steered:
 
 
 def in_model(direction: Direction, model: Model) -> Steered:
-    """A direction as the model has it: its sites chosen, its vectors as wide as the
-    states there.
-    """
+    """Select the sites of a direction in a model, and check that its vectors fit."""
     if not isinstance(direction, Direction):
         raise StatesError(
             "direction must be a Direction", f"got {type(direction).__name__}", USE
         )
+    # The key of the vector at each site.
+    keys: dict[Site, str] = {}
     if EVERY_SITE in direction.vectors:
         keys = dict.fromkeys(model.anatomy.sites, EVERY_SITE)
-        chosen = (
-            _spread_layers(model)
-            if direction.sites is None
-            else model.anatomy.select(direction.sites)
-        )
+        default = _spread_layers(model)
     else:
-        keys = {
-            site: name
-            for name in direction.vectors
-            for site in model.anatomy.select(name)
-        }
-        chosen = (
-            tuple(sorted(keys))
-            if direction.sites is None
-            else model.anatomy.select(direction.sites)
-        )
-    if missing := [site for site in chosen if site not in keys]:
-        reason = f"it has vectors for {summarise(keys)}"
-        raise SiteError(
-            f"The direction has no vector at {missing[0]}",
-            reason,
-            "Give one, or leave the site out.",
-        )
-    used = sorted(
-        {
-            one
-            for site in chosen
-            for one in sites_above(tuple(keys), site, direction.upwards)
-        }
-    )
-    vectors = {site: direction.vectors[keys[site]] for site in used}
+        for name in direction.vectors:
+            keys |= dict.fromkeys(model.anatomy.select(name), name)
+        default = tuple(sorted(keys))
+    selected = default
+    if direction.sites is not None:
+        selected = model.anatomy.select(direction.sites)
+    for site in selected:
+        if site not in keys:
+            raise SiteError(
+                f"The direction has no vector at {site}",
+                f"it has vectors for {summarise(keys)}",
+                "Give one, or leave the site out.",
+            )
+    changed_sites = _with_sites_above(tuple(keys), selected, direction.upwards)
+    vectors = {site: direction.vectors[keys[site]] for site in changed_sites}
     for site, vector in vectors.items():
         width = model.anatomy.width(site)
         if vector.shape != (width,):
-            reason = f"the states at {site} of {model.name} have {width} numbers"
             raise StatesError(
                 f"Cannot add a direction of {len(vector)} numbers",
-                reason,
+                f"the states at {site} of {model.name} have {width} numbers",
                 f"Give a vector of {width}.",
             )
     facts = dict(direction.facts)
     if direction.fitted:
-        elsewhere = [
-            site
-            for site in used
-            if direction.fitted.get(keys[site], str(site)) != str(site)
-        ]
-        facts["used_elsewhere"] = [str(site) for site in elsewhere]
-    return Steered(vectors, chosen, facts | {"spare_first": direction.spare_first})
+        # Sites where a probe is used that was fitted at another.
+        elsewhere = []
+        for site in changed_sites:
+            if direction.fitted.get(keys[site], str(site)) != str(site):
+                elsewhere.append(str(site))
+        facts["used_elsewhere"] = elsewhere
+    facts["spare_first"] = direction.spare_first
+    return Steered(vectors, selected, facts)
 
 
 def without_first_tokens(
     model: Model, steered: Steered, texts: Sequence[tuple[int, ...]]
 ) -> Steered:
-    """The same vectors without what lies along the mean state of the texts' first
-    tokens.
-    """
-    # A causal model's first token sees no other, so that nothing else need be run.
-    ids = tuple(text[:1] if model.anatomy.stacks[0].causal else text for text in texts)
+    """Project the mean state of the texts' first tokens out of the vectors."""
+    ids = tuple(texts)
+    if model.anatomy.stacks[0].causal:
+        # The first token sees no other, so nothing else need be run.
+        ids = tuple(text[:1] for text in texts)
     states = model.capture(Inputs(ids), list(steered.vectors))
     vectors = {}
     for site, vector in steered.vectors.items():
         stack = in_stack(states, site)
-        first = (
-            stack[site]
-            .double()
-            .cpu()[torch.from_numpy(stack.tokens.positions == 0)]
-            .mean(0)
-        )
+        first_tokens = torch.from_numpy(stack.tokens.positions == 0)
+        first = stack[site].double().cpu()[first_tokens].mean(0)
         rest = vector - (vector @ first) / (first @ first) * first
         if float(rest.norm()) <= PARALLEL * float(vector.norm()):
-            reason = (
-                f"the direction at {site} lies along the mean state of the first tokens"
-            )
             raise StatesError(
                 "spare_first leaves nothing",
-                reason,
+                f"the direction at {site} lies along the mean state of the first"
+                " tokens",
                 "Leave `spare_first` out, or give another direction.",
             )
         vectors[site] = rest
@@ -284,75 +258,73 @@ def without_first_tokens(
 
 
 def in_stack(states: States | Pair, site: Site) -> States:
-    """The states of the stack that a site belongs to."""
+    """Return the states of the stack that a site belongs to."""
     if isinstance(states, Pair):
         return states.encoder if site.stack == "encoder" else states.decoder
     return states
 
 
 def sites_above(known: tuple[Site, ...], site: Site, upwards: bool) -> tuple[Site, ...]:
-    """The site itself, and with `upwards` the same part of every layer above it.
+    """Return the site, and with `upwards` the same part of every layer above it.
 
-    >>> sites_above((Site(1), Site(2, "mlp"), Site(2), Site(3), Site(None)), Site(2), True)
+    >>> known = (Site(1), Site(2, "mlp"), Site(2), Site(3), Site(None))
+    >>> sites_above(known, Site(2), True)
     (Site('layer.2'), Site('layer.3'))
     """
     if not upwards or site.layer is None:
         return (site,)
-    same = [
-        one
-        for one in known
-        if (one.stack, one.part) == (site.stack, site.part) and one.layer is not None
-    ]
-    return tuple(
-        one for one in same if one.layer is not None and one.layer >= site.layer
-    )
+    above = []
+    for other in known:
+        same_part = (other.stack, other.part) == (site.stack, site.part)
+        if same_part and other.layer is not None and other.layer >= site.layer:
+            above.append(other)
+    return tuple(above)
+
+
+def _with_sites_above(
+    known: tuple[Site, ...], sites: Sequence[Site], upwards: bool
+) -> list[Site]:
+    """Return every site that is changed, in order."""
+    changed: set[Site] = set()
+    for site in sites:
+        changed.update(sites_above(known, site, upwards))
+    return sorted(changed)
 
 
 def _spread_layers(model: Model) -> tuple[Site, ...]:
-    """Layers spread over the depth of the last stack; not the embeddings, which know
-    one token and no text.
+    """Return layers spread over the depth of the last stack.
+
+    The embeddings are left out: they know one token and no text.
     """
-    stack, name = model.anatomy.stacks[-1], model.anatomy.sites[-1].stack
-    layers = (
-        np.linspace(1, stack.depth, min(MOST_SITES, stack.depth)).round().astype(int)
-    )
-    return tuple(Site(int(k), "", name) for k in dict.fromkeys(layers.tolist()))
+    depth = model.anatomy.stacks[-1].depth
+    name = model.anatomy.sites[-1].stack
+    spread = np.linspace(1, depth, min(MOST_SITES, depth)).round()
+    layers = dict.fromkeys(spread.astype(int).tolist())
+    return tuple(Site(layer, "", name) for layer in layers)
 
 
-def _pooled(
-    states: States | Pair, sites: list[Site], pool: Pooling
-) -> dict[Site, Tensor]:
-    """The pooled states [text, width] at each site, in float64."""
-    return {
-        site: in_stack(states, site).pool(pool, site).double().cpu() for site in sites
-    }
+def _vector(value: Any) -> Tensor:
+    """Return one vector in float64.
 
-
-def _vector(given: Any) -> Tensor:
-    """One vector in float64; of a probe, the shortest step that raises its decision
-    value by 1.
+    Of a probe, it is the shortest step that raises its decision value by 1.
     """
-    probe = hasattr(given, "coef_")
-    values = given.coef_ if probe else given
+    probe = hasattr(value, "coef_")
+    numbers = value.coef_ if probe else value
     try:
-        array = (
-            values.detach().cpu().double()
-            if isinstance(values, Tensor)
-            else torch.tensor(np.asarray(values, float))
-        )
-    except (
-        TypeError,
-        ValueError,
-        NotImplementedError,
-        # The last of a meta tensor, which has no numbers.
-    ):
+        if isinstance(numbers, Tensor):
+            array = numbers.detach().cpu().double()
+        else:
+            array = torch.tensor(np.asarray(numbers, float))
+    # NotImplementedError comes from a meta tensor, which has no numbers.
+    except (TypeError, ValueError, NotImplementedError):
         remedy = (
             "Give a vector [width], {site: vector} or a fitted probe; for texts use"
             " Direction.between."
         )
         raise StatesError(
-            "A direction must be a vector", f"got {type(given).__name__}", remedy
+            "A direction must be a vector", f"got {type(value).__name__}", remedy
         ) from None
+    # The probe of two classes has one row of coefficients.
     vector = array[0] if array.ndim == 2 and len(array) == 1 else array
     if vector.ndim != 1:
         reason = f"it has the shape {list(array.shape)}"
@@ -371,4 +343,6 @@ def _vector(given: Any) -> Tensor:
             "all its numbers are 0",
             "Give a vector that points somewhere.",
         )
-    return vector / vector.square().sum() if probe else vector
+    if probe:
+        return vector / vector.square().sum()
+    return vector

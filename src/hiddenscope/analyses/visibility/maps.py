@@ -43,9 +43,7 @@ class InfluenceMeasure:
     seed: int = 0
 
     @classmethod
-    def of(
-        cls, name: str, probes: int | None, seed: int, width: int
-    ) -> "InfluenceMeasure":
+    def of(cls, name: str, probes: object, seed: int, width: int) -> "InfluenceMeasure":
         """Return a checked measure.
 
         A Frobenius norm is exact for narrow states, and with as many probes as the

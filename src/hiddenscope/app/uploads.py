@@ -1,0 +1,167 @@
+"""Uploads: labelled texts that a page has sent, parsed under limits, as plain JSON."""
+
+import hashlib
+import io
+import json
+import re
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from hiddenscope import texts
+from hiddenscope.app.code import Named
+from hiddenscope.app.schemas import MOST_CHARACTERS, ColumnChoice
+from hiddenscope.app.tables import upload_format
+from hiddenscope.errors import TextError
+from hiddenscope.files import replacing
+from hiddenscope.workers import Header
+
+MAX_ROWS = 20_000
+MAX_UPLOADS = 50
+UPLOAD_NAME = re.compile(r"upload:[0-9a-f]{16}")
+
+
+@dataclass(frozen=True)
+class Upload:
+    """Texts under the name of their file, and the columns that were taken."""
+
+    data: texts.Labelled
+    columns: ColumnChoice
+
+    def as_argument(self) -> Header:
+        """Return the texts as the worker takes them; see `labelled_from`."""
+        return {
+            "file": self.data.name,
+            "texts": self.data.texts,
+            "labels": self.data.labels,
+            "groups": self.data.groups,
+        }
+
+    def to_json(self) -> str:
+        """Return the upload as JSON."""
+        return json.dumps({**self.as_argument(), "columns": self.columns.model_dump()})
+
+    @classmethod
+    def from_json(cls, content: str) -> "Upload":
+        """Read what `to_json` returned."""
+        parts = json.loads(content)
+        return cls(labelled_from(parts), ColumnChoice(**parts["columns"]))
+
+    @property
+    def named(self) -> Named:
+        """Return the file as code names it."""
+        file = self.data.name
+        # A name that begins like an option, or like stdin, is written as a path.
+        if not file[:1].isalnum():
+            file = f"./{file}"
+        return Named(file, self.columns.model_dump(exclude_none=True))
+
+
+def labelled_from(argument: Header) -> texts.Labelled:
+    """Return the texts of an upload that travelled as JSON."""
+    labels, groups = argument["labels"], argument["groups"]
+    return texts.Labelled(
+        tuple(argument["texts"]),
+        labels and tuple(labels),
+        argument["file"],
+        groups and tuple(groups),
+    )
+
+
+class Uploads:
+    """The last uploads, in memory and in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._uploads: OrderedDict[str, Upload] = OrderedDict()
+        # Requests are answered in threads.
+        self._lock = threading.Lock()
+
+    def add(
+        self, file: str, content: bytes, columns: ColumnChoice
+    ) -> tuple[str, Upload]:
+        """Parse a file and keep its texts; return their name, which says nothing."""
+        rows = _parse(file, content, columns)
+        row_texts = [row.text for row in rows]
+        labels = [row.label for row in rows]
+        groups = [row.group for row in rows] if columns.group else None
+        if any(label is not None for label in labels):
+            data = texts.read((row_texts, labels), group=groups)
+        else:
+            data = texts.read(row_texts, group=groups)
+        upload = Upload(replace(data, name=Path(file).name), columns)
+        digest = hashlib.sha256(upload.to_json().encode()).hexdigest()
+        name = f"upload:{digest[:16]}"
+        self._keep(name, upload)
+        return name, upload
+
+    def get(self, name: str) -> Upload | None:
+        """Return an upload by its name, or None where it is not known any more."""
+        with self._lock:
+            if name in self._uploads:
+                return self._uploads[name]
+        try:
+            upload = Upload.from_json(self._path(name).read_text("utf-8"))
+        # The file is missing, or somebody has changed it.
+        except (OSError, ValueError, TypeError, LookupError):
+            return None
+        with self._lock:
+            return self._uploads.setdefault(name, upload)
+
+    def names(self) -> list[str]:
+        """Return the names of all uploads, those in memory first."""
+        with self._lock:
+            names = list(self._uploads)
+        for path in sorted(self.folder.glob("*.json")):
+            name = f"upload:{path.stem}"
+            if UPLOAD_NAME.fullmatch(name) and name not in names:
+                names.append(name)
+        return names
+
+    def _keep(self, name: str, upload: Upload) -> None:
+        with self._lock:
+            self._uploads[name] = upload
+            self._uploads.move_to_end(name)
+            while len(self._uploads) > MAX_UPLOADS:
+                self._uploads.popitem(last=False)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with replacing(self._path(name)) as fresh:
+                fresh.write_text(upload.to_json(), "utf-8")
+            files = list(self.folder.glob("*.json"))
+            files.sort(key=lambda path: path.stat().st_mtime_ns)
+            for path in files[:-MAX_UPLOADS]:
+                path.unlink(missing_ok=True)
+        # The disk is full. The upload is in memory until the server stops.
+        except OSError:
+            return
+
+    def _path(self, name: str) -> Path:
+        return self.folder / f"{name.removeprefix('upload:')}.json"
+
+
+def _parse(file: str, content: bytes, columns: ColumnChoice) -> list[texts.Row]:
+    """Return the rows of a file; a TextError says what is wrong with it."""
+    stream = io.BytesIO(content)
+    # The reader goes by the suffix, and must not open what the page calls the file.
+    stream.name = f"upload{upload_format(file)}"
+    rows: list[texts.Row] = []
+    for row in texts.rows(stream, **columns.model_dump()):
+        if len(rows) == MAX_ROWS or len(row.text) > MOST_CHARACTERS:
+            raise TextError(
+                f"{file[:80]!r} is too large",
+                f"line {row.line:,} is row {len(rows) + 1:,} and has"
+                f" {len(row.text):,} characters",
+                f"Upload at most {MAX_ROWS:,} rows of {MOST_CHARACTERS:,} characters;"
+                " Python takes more.",
+            )
+        for name, value in (("label", row.label), ("group", row.group)):
+            if isinstance(value, list | dict):
+                raise TextError(
+                    f"Cannot read {file[:80]!r}",
+                    f"line {row.line:,} has a {name} with parts",
+                    f"Give every text one word or number as its {name}.",
+                )
+        rows.append(row)
+    return rows
