@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from hiddenscope import progress
-from hiddenscope.analyses.graft.findings import dataset, facts_of
-from hiddenscope.analyses.graft.prompts import encode
+from hiddenscope.analyses.graft.findings import graft_dataset, graft_facts
+from hiddenscope.analyses.graft.prompts import encode_prompts
 from hiddenscope.analyses.graft.runs import Runs, Window
 from hiddenscope.arguments import checked
 from hiddenscope.errors import ModuleError, PassError, TextError
@@ -53,7 +53,7 @@ def graft(
     _check_weights(model, donor)
     _check_vocabularies(model, donor)
     windows = _windows(model, donor, sites, layers)
-    prompts = encode(model, donor, data)
+    prompts = encode_prompts(model, donor, data)
     # Tried now, while every block is the model's own.
     try_skipping(model)
     count = len(prompts.answers)
@@ -89,10 +89,10 @@ def graft(
         "groups": int(prompts.groups.max()) + 1,
         "grafted": "blocks" if sites is None else "states",
         "layers": layers,
-        **facts_of(windows, right, right_ungrafted, depth, prompts.groups),
+        **graft_facts(windows, right, right_ungrafted, depth, prompts.groups),
         "notes": list(dict.fromkeys(notes)),
     }
-    data_by_window = dataset(windows, right, probability, prompts.groups)
+    data_by_window = graft_dataset(windows, right, probability, prompts.groups)
     source = {**model.source(None).to_json(), "donor": donor.source(None).to_json()}
     return Result("graft", data_by_window, facts, source)
 

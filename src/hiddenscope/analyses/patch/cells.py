@@ -15,6 +15,7 @@ from torch import Tensor
 
 from hiddenscope.analyses.patch.contrast import EncodedContrast
 from hiddenscope.errors import PassError, TextError
+from hiddenscope.measures.grouped import Floats
 from hiddenscope.model import Model
 from hiddenscope.passes import record
 from hiddenscope.passes.clean_run import CleanRun, logits_tolerance, run_clean
@@ -22,16 +23,14 @@ from hiddenscope.passes.sweep import (
     Patch,
     Shortcuts,
     SweepResult,
+    Variant,
     run_unbatched,
     sweep,
 )
 from hiddenscope.sites import Site
 
 Into: TypeAlias = Literal["corrupt", "clean"]
-Floats: TypeAlias = NDArray[np.float64]
-Variant: TypeAlias = list[Patch]
-Positions: TypeAlias = list[tuple[int, int]]
-Advance: TypeAlias = Callable[[float], None]
+PositionPairs: TypeAlias = list[tuple[int, int]]
 
 MEASURES = ("effect", "probability", "kl")
 
@@ -145,7 +144,10 @@ class LogitMeasures:
 
 
 def patch_contrast(
-    model: Model, contrast: EncodedContrast, plan: Plan, advance: Advance
+    model: Model,
+    contrast: EncodedContrast,
+    plan: Plan,
+    advance: Callable[[float], None],
 ) -> Effects:
     """Patch one contrast at every site and token."""
     clean, corrupt = run_clean(model, contrast.inputs, plan.sites)
@@ -210,7 +212,7 @@ class Cells:
 
     def positions(
         self, stack: str | None, start: int = 0, stop: int | None = None
-    ) -> Positions:
+    ) -> PositionPairs:
         """Return positions (base, source) of the columns with a token in both runs."""
         pairs = []
         for clean, corrupt in self.columns[stack][start:stop]:
@@ -222,13 +224,13 @@ class Cells:
                 pairs.append((clean, corrupt))
         return pairs
 
-    def exchange(self, site: Site, positions: Positions) -> Patch:
+    def exchange(self, site: Site, positions: PositionPairs) -> Patch:
         """Return a patch that puts states of the source run into the base run."""
         base_positions, source_positions = zip(*positions, strict=True)
         values = _rows(self.source.states[site], source_positions)
         return Patch(site, base_positions, values)
 
-    def hold(self, site: Site, positions: Positions) -> Patch:
+    def hold(self, site: Site, positions: PositionPairs) -> Patch:
         """Return a patch that holds the base run's states, whatever changes below."""
         base_positions, _ = zip(*positions, strict=True)
         return Patch(
@@ -261,7 +263,7 @@ def _exact(
     cells: Cells,
     measures: LogitMeasures,
     effects: Effects,
-    advance: Advance,
+    advance: Callable[[float], None],
 ) -> None:
     """Patch every cell whose states differ; equal states change nothing."""
     swaps = dict(_swaps(cells)) if cells.plan.layers else {}
@@ -292,7 +294,7 @@ def _checked_sweep(
     variants: Sequence[Variant],
     measures: LogitMeasures,
     effects: Effects,
-    advance: Advance,
+    advance: Callable[[float], None],
 ) -> SweepResult:
     """Sweep the variants, and check the largest effect in a pass of its own.
 

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hiddenscope.analyses.patch.cells import Effects, Floats, Plan
+from hiddenscope.analyses.patch.cells import Effects, Plan
 from hiddenscope.analyses.patch.contrast import EncodedContrast
-from hiddenscope.measures.grouped import Ints, standard_error
+from hiddenscope.measures.grouped import Floats, Ints, standard_error
 from hiddenscope.model import Model
 from hiddenscope.results import Facts
 from hiddenscope.results.dataset import (
@@ -44,7 +44,7 @@ ATTRIBUTES: Mapping[str, Attributes] = {
 }
 
 
-def dataset(
+def patch_dataset(
     model: Model,
     contrast: EncodedContrast,
     plan: Plan,
@@ -118,7 +118,7 @@ def _coords(model: Model, contrast: EncodedContrast) -> Coordinates:
     return coords
 
 
-def facts_of(
+def patch_facts(
     model: Model,
     contrasts: Sequence[EncodedContrast],
     plan: Plan,
