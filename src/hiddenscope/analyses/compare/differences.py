@@ -98,13 +98,13 @@ def compare_text(
             remedy = "Compare one stack: compare(a.encoder, b.encoder)."
             raise StatesError("Cannot compare the two encoder-decoders", reason, remedy)
         comparison = Comparison(
-            number,
-            (a.tokens, b.tokens),
-            (a.sites, b.sites),
-            (a.source, b.source),
-            common,
-            columns,
-            measures,
+            number=number,
+            tokens=(a.tokens, b.tokens),
+            every=(a.sites, b.sites),
+            source=(a.source, b.source),
+            sites=common,
+            columns=columns,
+            measures=measures,
         )
         yield comparison, (a, b)
 
@@ -153,6 +153,7 @@ def measured(
         cosine = (x * y).sum(-1) / (x_square * y_square).sqrt()
         numbers = {
             "l2": l2,
+            # Two states that are both zero do not differ.
             "relative": torch.where(l2 == 0, 0.0, l2 / mean_norm),
             "cosine": cosine.clamp(-1, 1),
             "mean": difference.mean(-1),

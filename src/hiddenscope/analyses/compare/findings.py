@@ -78,6 +78,8 @@ def _coords(comparisons: Sequence[Comparison]) -> Coordinates:
 def put_along_sites(data: "xarray.Dataset") -> None:
     """Put quantiles along the sites into the data, over the tokens that differ."""
     l2 = data["l2"].to_numpy()
+    # In a causal model the tokens before the first difference are equal everywhere, and
+    # would only dilute the others.
     differ: NDArray[np.bool_] = (np.nan_to_num(l2) > 0).any(0)
     if not differ.any():
         differ = np.isfinite(l2).any(0)

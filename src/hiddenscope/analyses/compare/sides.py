@@ -59,6 +59,7 @@ def from_model(model: Model, a: Inputs, b: Inputs, sites: SitePatterns) -> TextP
     def repeat() -> tuple[ComparedStates, ComparedStates, str]:
         single = record(model, first, sites).states
         try:
+            # Not every model runs two copies in one batch.
             copies = record(model, _joined(first, first), sites).states
         except Exception:
             return single, record(model, first, sites).states, "two_runs"

@@ -130,14 +130,14 @@ def _check_shapes(model: Model, donor: Model) -> None:
 def _check_weights(model: Model, donor: Model) -> None:
     """Refuse models whose weights are in other dtypes or on other devices."""
     for name in ("dtype", "device"):
-        values, donor_values = (
-            ", ".join(sorted({str(getattr(weight, name)) for weight in weights}))
-            for weights in (model.module.parameters(), donor.module.parameters())
-        )
-        if values != donor_values:
+        values = {str(getattr(weight, name)) for weight in model.module.parameters()}
+        others = {str(getattr(weight, name)) for weight in donor.module.parameters()}
+        if values != others:
+            model_values = ", ".join(sorted(values))
+            donor_values = ", ".join(sorted(others))
             raise ModuleError(
                 f"Cannot graft {donor.name} into {model.name}",
-                f"their weights are in {values} and {donor_values}",
+                f"their weights are in {model_values} and {donor_values}",
                 f"Load both with the same {name}=.",
             )
 
@@ -146,9 +146,8 @@ def _check_vocabularies(model: Model, donor: Model) -> None:
     """Refuse models whose tokenizers differ."""
     if model.tokenizer is None or donor.tokenizer is None:
         return
-    vocabulary, donor_vocabulary = (
-        tokenizer.get_vocab() for tokenizer in (model.tokenizer, donor.tokenizer)
-    )
+    vocabulary = model.tokenizer.get_vocab()
+    donor_vocabulary = donor.tokenizer.get_vocab()
     if vocabulary and donor_vocabulary and vocabulary != donor_vocabulary:
         raise ModuleError(
             f"Cannot graft {donor.name} into {model.name}",

@@ -100,17 +100,18 @@ class Predictions:
         # `final` comes after the last layer. A layer is known where as many layers were
         # read above it as the stack has.
         known = [row > last or depth - layers[row] == last - row for row in rows]
-        answer = reading.top_ids[last, :, 0]
+        best = reading.top_ids[:, :, 0]
+        answer = best[last]
         return cls(
-            reading.at(rows),
-            sites.selected,
-            tokens,
-            answer,
-            reading.probability[last, :, 0],
-            stays_from(reading.top_ids[:, :, 0] == answer)[rows],
-            np.array(known),
-            depth,
-            sites.causal,
+            reading=reading.at(rows),
+            sites=sites.selected,
+            tokens=tokens,
+            answer=answer,
+            answer_probability=reading.probability[last, :, 0],
+            stays=stays_from(best == answer)[rows],
+            known=np.array(known),
+            depth=depth,
+            causal=sites.causal,
         )
 
     @property

@@ -365,6 +365,7 @@ def _place(site: Site) -> tuple[str | None, str, bool]:
 def _attribution(model: Model, cells: Cells, measures: LogitMeasures) -> Floats:
     """Estimate each effect as if the logit difference were linear in the state."""
     base, sites = cells.base, cells.plan.sites
+    # One backward pass gives the gradient at every site and token.
     run = record(model, base.inputs, sites, logits=True, grad=True)
     assert run.logits is not None
     live = [run.live[site] for site in sites]
@@ -373,6 +374,7 @@ def _attribution(model: Model, cells: Cells, measures: LogitMeasures) -> Floats:
     grid = np.where(cells.paired, 0.0, np.nan)
     for (row, column), (exchange,) in cells.variants.items():
         gradient: Tensor | None = gradients[row]
+        # The logits do not depend on this state: its effect is zero.
         if gradient is None:
             continue
         site = sites[row]

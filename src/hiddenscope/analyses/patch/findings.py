@@ -232,6 +232,7 @@ def _agreement(data: "xarray.Dataset", exchanged: NDArray[np.bool_]) -> Facts:
     """Compare attribution with the exact effect, over the cells that were exchanged."""
     exact = data["effect"].to_numpy()[exchanged].astype(np.float64)
     estimate = data["attribution"].to_numpy()[exchanged].astype(np.float64)
+    # Two points, or equal ones, have no correlation.
     if len(exact) < 3 or exact.std() == 0 or estimate.std() == 0:
         return {"cells": len(exact), "correlation": None, "mean_absolute_error": None}
     return {

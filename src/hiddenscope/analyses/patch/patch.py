@@ -171,6 +171,7 @@ def _changeable_sites(
     changeable_sites: list[Site] = []
     left_out: list[Site] = []
     for site in selected:
+        # The plan of an edit refuses a state that cannot be changed.
         try:
             changeable(model.anatomy, {site: lambda states: states})
             changeable_sites.append(site)

@@ -125,7 +125,7 @@ def profile_dataset(
         if np.isfinite(cka).any():
             variables[name] = ("site", "source_site"), cka, {"long_name": long_name}
     attrs = {}
-    # Two stacks are an encoder and a decoder.
+    # Two stacks are an encoder and a decoder, whose texts are the targets.
     for name, stack in zip(("texts", "targets"), stacks, strict=False):
         texts = stack.source.tokens.texts
         if texts is not None:

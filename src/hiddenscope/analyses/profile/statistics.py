@@ -146,9 +146,12 @@ def stack_statistics(
             samples[site] = statistics.sample
         below = site
         advance(1)
+    # CKA compares the same tokens at all sites.
     finite_rows = [states.isfinite().all(1) for states in samples.values()]
     finite = torch.stack(finite_rows).all(0)
     others = finite & finite.new_tensor(~mark_first_tokens(source)[rows])
+    # First tokens are so large that they hide the others: everything that is measured
+    # together is measured once more without them.
     cka, chance = _cka(list(samples.values()), finite)
     cka_others, chance_others = _cka(list(samples.values()), others)
     return StackStatistics(
@@ -224,9 +227,12 @@ def site_statistics(
             change = torch.linalg.vector_norm(states - wide_under, dim=1)
             added = change / torch.linalg.vector_norm(wide_under, dim=1)
             columns["added"][here] = added.float().cpu().numpy()
+        # One state that is not finite would make every sum of its site so.
         fine = states.isfinite().all(1).cpu()
         finite[here] = fine.numpy()
         peaks.update(states[fine], start + fine.nonzero()[:, 0])
+        # The sample stays in the dtype of the source: float64 may take four times the
+        # memory, and the samples of all sites are held.
         sample_rows = rows[(rows >= start) & (rows < here.stop)] - start
         samples.append(chunk[torch.from_numpy(sample_rows)].detach().cpu())
         if together:
@@ -237,18 +243,23 @@ def site_statistics(
     if together:
         per_site |= _spread(running_first, running_others)
         per_site |= _dimensions(sample, first[rows])
+    largest = first_not_finite = NONE
     norms = np.where(finite, columns["norm"], -1)
+    if finite.any():
+        largest = int(np.argmax(norms))
+    if not finite.all():
+        first_not_finite = int(np.argmin(finite))
     largest_values = peaks.largest(sample)
     return SiteStatistics(
-        {name: columns[name][:most_rows] for name in PER_STATE},
-        per_site,
-        largest_values,
-        _massive(source, site, largest_values),
-        sample if together else None,
-        int(np.argmax(norms)) if finite.any() else NONE,
-        float(norms.max()),
-        NONE if finite.all() else int(np.argmin(finite)),
-        int((~finite).sum()),
+        per_state={name: columns[name][:most_rows] for name in PER_STATE},
+        per_site=per_site,
+        largest_values=largest_values,
+        massive=_massive(source, site, largest_values),
+        sample=sample if together else None,
+        largest=largest,
+        highest=float(norms.max()),
+        first_not_finite=first_not_finite,
+        not_finite=int((~finite).sum()),
     )
 
 

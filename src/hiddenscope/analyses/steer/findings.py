@@ -125,7 +125,7 @@ def _sizes(sweep: Sweep, states: States | Pair) -> Floats:
 
 def _log_odds(logs: Floats) -> Floats:
     """Return ln p/(1-p) of log-probabilities."""
-    # Near p = 1 it is the largest that float64 can tell.
+    # Near p = 1, 1 - p is no smaller than float64 can tell.
     smallest = np.finfo(np.float64).eps
     odds: Floats = logs - np.log(np.maximum(-np.expm1(logs), smallest))
     return odds

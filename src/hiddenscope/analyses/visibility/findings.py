@@ -347,11 +347,11 @@ def _of_predictions(
         shares[row] = _same_token_share(inside[:, place], causal[stack])
     attributes = {"long_name": "share of the token that predicts", "units": "share"}
     data["own"] = "source_site", shares.astype(np.float32), attributes
-    ends = [
-        {"source_site": axes.sites[row], "share": shares[row]}
-        for row in dict.fromkeys((rows[0], rows[-1]))
-        if np.isfinite(shares[row])
-    ]
+    ends = []
+    # One site is both the first and the last.
+    for row in sorted({rows[0], rows[-1]}):
+        if np.isfinite(shares[row]):
+            ends.append({"source_site": axes.sites[row], "share": shares[row]})
     last = inside[-1]
     site, token = np.unravel_index(np.argmax(last), last.shape)
     facts: dict[str, Any] = {
