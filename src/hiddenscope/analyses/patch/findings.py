@@ -128,7 +128,7 @@ def patch_facts(
     """Return what was patched, what it restored and what that cost."""
     measure = "effect" if plan.exact else "attribution"
     values = data[measure].to_numpy()
-    exchanged = np.any([of_contrast.exchanged for of_contrast in effects], 0)
+    patched = np.any([of_contrast.patched for of_contrast in effects], 0)
     finite = np.isfinite(values)
     string = model.text_encoder.string
     answers = [
@@ -148,7 +148,7 @@ def patch_facts(
         "measure": measure,
         "cells": {
             "total": int(finite.sum()),
-            "equal": int((finite & ~exchanged).sum()),
+            "equal": int((finite & ~patched).sum()),
         },
         "largest": _largest(values, data),
         "differing_token": None,
@@ -156,12 +156,12 @@ def patch_facts(
         **_carriers(data, plan, contrasts[0], measure),
     }
     if plan.exact and plan.attribution:
-        facts["agreement"] = _agreement(data, exchanged)
+        facts["agreement"] = _agreement(data, patched)
     if "swap_window" in data:
         facts["layer_windows"] = _layer_windows(data, plan)
     if plan.exact:
         facts["cost"] = {
-            "cells": sum(int(of_contrast.exchanged.sum()) for of_contrast in effects),
+            "cells": sum(int(of_contrast.patched.sum()) for of_contrast in effects),
             "passes": sum(of_contrast.passes for of_contrast in effects),
             "tokens": sum(of_contrast.tokens for of_contrast in effects),
         }
@@ -203,7 +203,7 @@ def _carriers(
     values = data[measure].to_numpy()
     sites = site_names(plan.sites)
     clean, corrupt = data["id"].values, data["other_id"].values
-    # A gap holds no state that could be exchanged.
+    # A gap holds no state that could be patched.
     paired = (clean >= 0) & (corrupt >= 0)
     answering = paired & (data["position"].values == contrast.at[0])
     if "stack" in data.coords:
@@ -228,10 +228,10 @@ def _carriers(
     return facts
 
 
-def _agreement(data: "xarray.Dataset", exchanged: NDArray[np.bool_]) -> Facts:
-    """Compare attribution with the exact effect, over the cells that were exchanged."""
-    exact = data["effect"].to_numpy()[exchanged].astype(np.float64)
-    estimate = data["attribution"].to_numpy()[exchanged].astype(np.float64)
+def _agreement(data: "xarray.Dataset", patched: NDArray[np.bool_]) -> Facts:
+    """Compare attribution with the exact effect, over the cells that were patched."""
+    exact = data["effect"].to_numpy()[patched].astype(np.float64)
+    estimate = data["attribution"].to_numpy()[patched].astype(np.float64)
     # Two points, or equal ones, have no correlation.
     if len(exact) < 3 or exact.std() == 0 or estimate.std() == 0:
         return {"cells": len(exact), "correlation": None, "mean_absolute_error": None}

@@ -41,8 +41,8 @@ def patch(
     One token is patched at one site at a time. The effect is the share of the logit
     difference between `answer` and `other` that comes back: 0 as in the corrupt run, 1
     as in the clean one. With `into="clean"` corrupt states go into the clean run, and
-    it is the share that is lost. `window` tokens are exchanged at a time. Whole layers
-    are exchanged too, `layers` of them in a row (0: none). Several contrasts are
+    it is the share that is lost. `window` tokens are patched at a time. Whole layers
+    are patched too, `layers` of them in a row (0: none). Several contrasts are
     averaged; a copy counts once, and those of a `group` belong together.
     `method="attribution"` estimates all effects from one gradient.
 
