@@ -1,6 +1,4 @@
-"""Which faults are planted where, and which harmless pairs there are: all of it follows
-from a number of rounds.
-"""
+"""List the pairs to compare: faults, harmless changes, runs and ports."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -72,9 +70,7 @@ class Spec:
 
     @property
     def reference(self) -> tuple[str, str, str, int]:
-        """What the reference is built by. Ports are made of another reference for every
-        seed.
-        """
+        """Return what the reference is built by; a port has another for every seed."""
         seed = self.seed if self.group == "port" else 0
         return self.subject, self.dtype, self.device.partition("-")[0], seed
 
@@ -84,17 +80,14 @@ class Spec:
 
 
 def specs(rounds: int = 1, *, real: bool = True) -> list[Spec]:
-    """List every pair: named and unnamed faults, harmless pairs and ports, in tiny
-    models and in a real one.
-    """
+    """List every pair, in tiny models and in a real one."""
     tiny = [spec for family in FAMILIES for spec in _tiny(family, rounds)]
     ports = [spec for dtype in PORT_DTYPES for spec in port_specs(dtype)]
     return [*tiny, *ports, *(_real() if real else ())]
 
 
 def device_specs(device: str) -> list[Spec]:
-    """List the pairs for another device: both sides there, and then the reference on
-    the CPU.
+    """List the pairs for another device: both sides there, or the reference on the CPU.
 
     Named faults, unnamed ones and harmless changes once each, and all ports.
     """
@@ -111,9 +104,7 @@ def device_specs(device: str) -> list[Spec]:
 
 
 def port_specs(dtype: str) -> list[Spec]:
-    """List the ports in one dtype: every fault of each once, and some of each without a
-    fault.
-    """
+    """List the ports in one dtype: each fault once, and some without a fault."""
     pairs = []
     for name, layout in PORTS.items():
         kinds = [fault.name for fault in faults_of(layout)]
@@ -145,9 +136,7 @@ def _tiny(family: str, rounds: int) -> Iterator[Spec]:
 
 
 def _real() -> Iterator[Spec]:
-    """A share of the kinds in the real model, spread over the list, and the harmless
-    changes that are quick.
-    """
+    """Yield some kinds in the real model, and the harmless changes that are quick."""
     module = subject(REAL).module
     named = [name for name, kind in KINDS.items() if kind.applies(module)]
     step = max(1, len(named) // REAL_KINDS)

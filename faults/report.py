@@ -1,6 +1,4 @@
-"""The tables: by kind, by family, the harmless pairs, ports by layout, other devices,
-and every miss.
-"""
+"""Write the tables of outcomes: faults, harmless pairs, ports, devices and misses."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,8 +18,7 @@ BARS = {
 
 
 def shares(outcomes: Iterable[Outcome]) -> dict[str, float]:
-    """Give the numbers that there are bars for: shares of the effective faults, and
-    counts.
+    """Return the numbers that have bars: shares of the effective faults, and counts.
 
     A module is exact where both sides have the same modules; in a port, none that is
     correct may be blamed.
@@ -50,7 +47,7 @@ def _share_exact(effective: Sequence[Outcome]) -> float:
 
 
 def met(outcomes: Sequence[Outcome]) -> bool:
-    """Tell whether every bar is met."""
+    """Check whether every bar is met."""
     reached = shares(outcomes)
     enough = [reached[name] >= bar for name, bar in BARS.items() if bar]
     none = [reached[name] == 0 for name, bar in BARS.items() if not bar]
@@ -60,50 +57,51 @@ def met(outcomes: Sequence[Outcome]) -> bool:
 def fault_rows(
     outcomes: Iterable[Outcome], key: Callable[[Outcome], str]
 ) -> list[list[Any]]:
-    """A row for each value of a key: planted, effective, first layer and module exact,
-    of the effective.
-    """
+    """Count for each value of a key: planted, effective, and exact of the effective."""
     groups: dict[str, list[Outcome]] = defaultdict(list)
-    for one in outcomes:
-        if one.spec.fault:
-            groups[key(one)].append(one)
+    for outcome in outcomes:
+        if outcome.spec.fault:
+            groups[key(outcome)].append(outcome)
     rows = [[name, *_counts(group)] for name, group in groups.items()]
     return [
         *rows,
-        ["all", *_counts([one for group in groups.values() for one in group])],
+        ["all", *_counts([outcome for group in groups.values() for outcome in group])],
     ]
 
 
 def _counts(group: list[Outcome]) -> list[int]:
-    effective = [one for one in group if one.effective]
+    effective = [outcome for outcome in group if outcome.effective]
     exact = [
-        sum(one.site_exact for one in effective),
-        sum(one.module_exact for one in effective),
+        sum(outcome.site_exact for outcome in effective),
+        sum(outcome.module_exact for outcome in effective),
     ]
     return [len(group), len(effective), *exact]
 
 
 def harmless_rows(outcomes: Iterable[Outcome]) -> list[list[Any]]:
-    """A row for each harmless change: pairs, false alarms, and how far the output
-    moved, in units of the noise.
-    """
+    """Count pairs and false alarms of each harmless change, and how far it moved."""
     groups: dict[str, list[Outcome]] = defaultdict(list)
-    for one in outcomes:
-        if not one.spec.fault:
-            groups[one.spec.kind].append(one)
+    for outcome in outcomes:
+        if not outcome.spec.fault:
+            groups[outcome.spec.kind].append(outcome)
     rows: list[list[Any]] = [
         [
             name,
             len(group),
-            sum(one.false_alarm for one in group),
+            sum(outcome.false_alarm for outcome in group),
             f"{max(one.moved for one in group):.3g}",
         ]
         for name, group in groups.items()
     ]
-    everything = [one for group in groups.values() for one in group]
+    everything = [outcome for group in groups.values() for outcome in group]
     return [
         *rows,
-        ["all", len(everything), sum(one.false_alarm for one in everything), ""],
+        [
+            "all",
+            len(everything),
+            sum(outcome.false_alarm for outcome in everything),
+            "",
+        ],
     ]
 
 
@@ -130,9 +128,7 @@ PORT_HEADS = [
 
 
 def port_rows(outcomes: Iterable[Outcome]) -> list[list[Any]]:
-    """Give a row for each layout, dtype and device: what came of the faults in its
-    ports, and of sound ones.
-    """
+    """Count outcomes for each layout, dtype and device of ports."""
     groups: dict[tuple[str, str, str], list[Outcome]] = defaultdict(list)
     for outcome in outcomes:
         if outcome.spec.group == "port":
@@ -176,9 +172,7 @@ DEVICE_HEADS += ["harmless", "false alarms", "errors"]
 
 
 def device_rows(outcomes: Iterable[Outcome]) -> list[list[Any]]:
-    """Give a row for each device but the CPU: faults in modules of the reference's own
-    make, and harmless changes.
-    """
+    """Count outcomes for each device but the CPU, without ports."""
     groups: dict[str, list[Outcome]] = defaultdict(list)
     for outcome in outcomes:
         if outcome.spec.device != "cpu" and outcome.spec.group != "port":
@@ -194,9 +188,7 @@ def device_rows(outcomes: Iterable[Outcome]) -> list[list[Any]]:
 
 
 def misses(outcomes: Iterable[Outcome]) -> list[list[str]]:
-    """List every effective fault whose layer or module was not named, every false
-    claim, and every false alarm.
-    """
+    """List every miss, every false claim and every false alarm."""
     return [_miss(outcome) for outcome in outcomes if _is_miss(outcome)]
 
 
@@ -247,11 +239,11 @@ MISS_HEADS = [
 
 
 def report(outcomes: Sequence[Outcome]) -> Iterator[str]:
-    """Give all of it for a terminal."""
+    """Return the whole report for a terminal."""
     here = _on_the_cpu(outcomes)
     for title, key in (
-        ("kind", lambda one: one.spec.kind),
-        ("family", lambda one: one.spec.subject),
+        ("kind", lambda outcome: outcome.spec.kind),
+        ("family", lambda outcome: outcome.spec.subject),
     ):
         yield from _table([title, *HEADS], fault_rows(here, key))
     yield from _table(
@@ -265,9 +257,7 @@ def report(outcomes: Sequence[Outcome]) -> Iterator[str]:
 
 
 def _on_the_cpu(outcomes: Iterable[Outcome]) -> list[Outcome]:
-    """Choose what has tables by kind and by family: modules of the reference's own
-    make, on the CPU.
-    """
+    """Select the outcomes with tables by kind and family: no ports, on the CPU."""
     return [
         outcome
         for outcome in outcomes
@@ -276,7 +266,7 @@ def _on_the_cpu(outcomes: Iterable[Outcome]) -> list[Outcome]:
 
 
 def bars(outcomes: Sequence[Outcome]) -> Iterator[str]:
-    """Give what was reached, beside what is asked."""
+    """Return what was reached beside the bars."""
     for name, value in shares(outcomes).items():
         asked = f"at least {BARS[name]:.0%}" if BARS[name] else "none"
         yield f"{name}: {f'{value:.2%}' if BARS[name] else int(value)} (bar: {asked})"
@@ -296,7 +286,7 @@ def _table(head: Sequence[str], lines: Sequence[Sequence[Any]]) -> Iterator[str]
 
 
 def markdown(head: Sequence[str], lines: Sequence[Sequence[Any]]) -> str:
-    """A table for a page."""
+    """Return a table in Markdown."""
     rows = [head, ["---"] * len(head), *lines]
     return "\n".join(
         "| " + " | ".join(str(cell).replace("|", "\\|") for cell in row) + " |"
@@ -324,11 +314,17 @@ def page(outcomes: Sequence[Outcome]) -> str:
         ),
         "\n".join(f"- {line}" for line in bars(outcomes)),
         "## By family",
-        markdown(["family", *HEADS], fault_rows(here, lambda one: one.spec.subject)),
+        markdown(
+            ["family", *HEADS], fault_rows(here, lambda outcome: outcome.spec.subject)
+        ),
         "## By kind",
-        markdown(["kind", *HEADS], fault_rows(named, lambda one: one.spec.kind)),
+        markdown(
+            ["kind", *HEADS], fault_rows(named, lambda outcome: outcome.spec.kind)
+        ),
         "## Faults without a name",
-        markdown(["change", *HEADS], fault_rows(unnamed, lambda one: one.spec.kind)),
+        markdown(
+            ["change", *HEADS], fault_rows(unnamed, lambda outcome: outcome.spec.kind)
+        ),
         "## Harmless pairs",
         markdown(
             ["change", "pairs", "false alarms", "output moved, times the noise"],
