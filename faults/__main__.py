@@ -136,19 +136,17 @@ def _outcomes(selected: list[Spec], file: Path | None, workers: int) -> list[Out
 def _select(everything: list[Spec], only: Sequence[str]) -> list[Spec]:
     """Select pairs by families, kinds, groups, dtypes and devices."""
     attributes = ("subject", "kind", "group", "dtype", "device")
-    known = {
-        getattr(spec, attribute) for spec in everything for attribute in attributes
-    }
+    known: set[str] = set()
+    for attribute in attributes:
+        known |= {getattr(spec, attribute) for spec in everything}
     if set(only) - known:
         return []
+    pairs = everything
     for attribute in attributes:
-        wanted = {getattr(spec, attribute) for spec in everything} & set(only)
-        everything = [
-            spec
-            for spec in everything
-            if not wanted or getattr(spec, attribute) in wanted
-        ]
-    return everything
+        wanted = {getattr(spec, attribute) for spec in pairs} & set(only)
+        if wanted:
+            pairs = [spec for spec in pairs if getattr(spec, attribute) in wanted]
+    return pairs
 
 
 def run_all(

@@ -152,7 +152,8 @@ def state_rows(
             replaced: Tensor = tap.layout.with_states(tensor, changed)
             return replaced
 
-        return tap.watch(module, read)
+        watch: hooks.Watch = tap.watch(module, read)
+        return watch
 
     watches = []
     for site, tap in anatomy.taps.items():

@@ -81,9 +81,14 @@ class Spec:
 
 def specs(rounds: int = 1, *, real: bool = True) -> list[Spec]:
     """List every pair, in tiny models and in a real one."""
-    tiny = [spec for family in FAMILIES for spec in _tiny(family, rounds)]
-    ports = [spec for dtype in PORT_DTYPES for spec in port_specs(dtype)]
-    return [*tiny, *ports, *(_real() if real else ())]
+    pairs: list[Spec] = []
+    for family in FAMILIES:
+        pairs += _tiny(family, rounds)
+    for dtype in PORT_DTYPES:
+        pairs += port_specs(dtype)
+    if real:
+        pairs += _real()
+    return pairs
 
 
 def device_specs(device: str) -> list[Spec]:
@@ -91,12 +96,12 @@ def device_specs(device: str) -> list[Spec]:
 
     Named faults, unnamed ones and harmless changes once each, and all ports.
     """
-    pairs = [spec for family in FAMILIES for spec in _tiny(family, 1)]
-    pairs = [
-        spec
-        for spec in pairs
-        if spec.seed == 0 and spec.group != "run" and spec.kind not in NOT_ON_A_DEVICE
-    ]
+    pairs = []
+    for family in FAMILIES:
+        for spec in _tiny(family, 1):
+            is_change = spec.group != "run" and spec.kind not in NOT_ON_A_DEVICE
+            if spec.seed == 0 and is_change:
+                pairs.append(spec)
     pairs += port_specs("float32")
     there = [replace(spec, device=device) for spec in [*pairs, *port_specs("bfloat16")]]
     between = [replace(spec, device=f"cpu-{device}") for spec in pairs]
@@ -117,22 +122,18 @@ def _tiny(family: str, rounds: int) -> Iterator[Spec]:
     module = subject(family).module
     for name, kind in KINDS.items():
         if kind.applies(module):
-            yield from (
-                Spec(family, "named", name, seed)
-                for seed in range(rounds + (family in CORE))
-            )
+            for seed in range(rounds + (family in CORE)):
+                yield Spec(family, "named", name, seed)
     for name, kind in UNNAMED.items():
         if kind.applies(module):
-            yield from (
-                Spec(family, "unnamed", name, seed) for seed in range(2 * rounds)
-            )
+            for seed in range(2 * rounds):
+                yield Spec(family, "unnamed", name, seed)
     for name, change in HARMLESS.items():
         if change.applies(module) and (name != "compiled" or family in COMPILED):
-            yield from (
-                Spec(family, "harmless", name, seed)
-                for seed in range(1 if change.everywhere else 2)
-            )
-    yield from (Spec(family, "run", name) for name in RUNS)
+            for seed in range(1 if change.everywhere else 2):
+                yield Spec(family, "harmless", name, seed)
+    for name in RUNS:
+        yield Spec(family, "run", name)
 
 
 def _real() -> Iterator[Spec]:
@@ -140,9 +141,9 @@ def _real() -> Iterator[Spec]:
     module = subject(REAL).module
     named = [name for name, kind in KINDS.items() if kind.applies(module)]
     step = max(1, len(named) // REAL_KINDS)
-    yield from (Spec(REAL, "named", name) for name in named[::step][:REAL_KINDS])
-    yield from (Spec(REAL, "unnamed", name) for name in UNNAMED)
-    yield from (
-        Spec(REAL, "run" if name in RUNS else "harmless", name)
-        for name in REAL_HARMLESS
-    )
+    for name in named[::step][:REAL_KINDS]:
+        yield Spec(REAL, "named", name)
+    for name in UNNAMED:
+        yield Spec(REAL, "unnamed", name)
+    for name in REAL_HARMLESS:
+        yield Spec(REAL, "run" if name in RUNS else "harmless", name)

@@ -230,9 +230,10 @@ def _leading_directions(rows: Tensor) -> Tensor:
     count, width = rows.shape
     # Eigenvectors of the smaller Gram matrix take a tenth of the time of an SVD.
     if width <= count:
-        vectors: Tensor = torch.linalg.eigh(rows.T @ rows).eigenvectors
-        return vectors[:, -COMPONENTS:]
-    weights: Tensor = torch.linalg.eigh(rows @ rows.T).eigenvectors[:, -COMPONENTS:]
+        vectors = torch.linalg.eigh(rows.T @ rows).eigenvectors
+        directions: Tensor = vectors[:, -COMPONENTS:]
+        return directions
+    weights = torch.linalg.eigh(rows @ rows.T).eigenvectors[:, -COMPONENTS:]
     combined: Tensor = rows.T @ weights
     lengths: Tensor = torch.linalg.vector_norm(combined, dim=0)
     return combined / lengths.clamp_min(_TINY)
