@@ -235,7 +235,7 @@ class StorePlan:
 
     @classmethod
     def decode(cls, content: bytes, problem: str) -> "StorePlan":
-        """Read a plan; refuse one that was changed, or that a newer hiddenscope wrote."""
+        """Read a plan; refuse one that was changed, or is of a newer hiddenscope."""
         record = records.decode(content, problem)
         if record.pop("format", None) != FORMAT:
             raise StoreError(
@@ -277,7 +277,7 @@ class StorePlan:
         return replace(self, units=tuple(units), duplicates=duplicates, strings=strings)
 
     def differences(self, other: "StorePlan") -> list[str]:
-        """List the fields in which a requested plan differs from this, the stored one."""
+        """List the fields in which a requested plan differs from this stored one."""
         stored = dict(_flat(asdict(self)))
         requested = dict(_flat(asdict(other)))
         lines = []

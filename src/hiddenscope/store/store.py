@@ -143,7 +143,7 @@ class _Shards:
         return self[number].read_all(name)
 
     def _sequence_tensors(self) -> Iterator[list[NDArray[np.int64]]]:
-        """Yield texts, first positions and row offsets of the sequences of each unit."""
+        """Yield texts, first positions and row offsets of each unit's sequences."""
         for number in range(len(self.units)):
             # Many at once, so that the disk can work on them side by side.
             if number % FEW == 0:
