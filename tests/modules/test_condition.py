@@ -150,7 +150,7 @@ def test_what_computes_the_same_in_train_mode_is_not(
 
 
 def test_a_port_without_dropout_may_be_left_in_train_mode() -> None:
-    plain_llama = importlib.import_module("tests.test_drift_ports")
+    plain_llama = importlib.import_module("tests.analyses.test_drift_ports")
     candidate = plain_llama.port().train()
     assert not plain_llama.facts_of(candidate)["drifted"] and candidate.training
     candidate.blocks[1].act = nn.Dropout(0.1)

@@ -1,5 +1,6 @@
 """Attention is checked where a kernel can lose a NaN, in this thread and call alone."""
 
+import contextlib
 import threading
 from collections.abc import Callable
 
@@ -12,6 +13,7 @@ import hiddenscope as hs
 from hiddenscope.errors import NotFinite
 from hiddenscope.modules import hooks, installation, kernels
 from hiddenscope.testing import tiny_model
+from tests.untouched import AtCall, tracing
 
 TEXT = [7, 99, 23, 64, 31]
 
@@ -129,3 +131,18 @@ def test_a_check_that_ends_in_another_thread_is_gone_before_the_next_one() -> No
         assert len(modes()) == 1 and modes() != left
     assert not modes()
     installation.remove_leftovers()
+
+
+@pytest.mark.usefixtures("losing")
+@pytest.mark.parametrize("call", range(1, 6))
+def test_an_interrupt_while_torch_suspends_the_check_leaves_nothing(call: int) -> None:
+    """torch takes a mode off its stack while the mode handles an operation."""
+    model = hs.load((tiny_model("gpt2"), None))
+    model.capture([TEXT])
+    with (
+        pytest.raises(KeyboardInterrupt),
+        tracing(AtCall((contextlib.__file__, "__exit__"), call)),
+    ):
+        model.capture([TEXT])
+    installation.remove_leftovers()
+    assert not modes()

@@ -23,7 +23,7 @@ from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hiddenscope.modules import kernels
-from hiddenscope.modules.installation import Installation, Step
+from hiddenscope.modules.installation import Installation, Step, remove_later
 from hiddenscope.modules.weights import tensors_of
 
 Side = Literal["input", "output"]
@@ -324,11 +324,15 @@ class _FunctionMode:
 
     def remove(self) -> None:
         # A mode that cannot be taken off the stack lets everything through from now on.
-        self.mode.is_over = True
+        was_over, self.mode.is_over = self.mode.is_over, True
         if threading.get_ident() != self.thread:
             return
         if _top_function_mode() is self.mode:
             overrides._pop_mode()  # type: ignore[no-untyped-call]
+        elif not was_over:
+            # torch takes a mode off its stack while the mode handles a call. If Ctrl-C
+            # interrupts that, torch puts the mode back when the traceback is freed.
+            remove_later(self)
 
 
 def _top_function_mode() -> object:

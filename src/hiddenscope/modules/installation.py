@@ -50,11 +50,20 @@ class Installation:
         _INSTALLED.pop(id(self), None)
 
 
+# Steps that could not be undone when their installation ended.
+_STRANDED: list[Step] = []
 _INSTALLED: dict[int, tuple[weakref.ref[Installation], tuple[Step, ...]]] = {}
+
+
+def remove_later(step: Step) -> None:
+    """Remove a step once more before the next pass."""
+    _STRANDED.append(step)
 
 
 def remove_leftovers() -> None:
     """Remove the steps of installations whose removal was interrupted."""
+    while _STRANDED:
+        _STRANDED.pop().remove()
     for key, (owner, steps) in list(_INSTALLED.items()):
         if owner() is None:
             for step in reversed(steps):
