@@ -77,7 +77,7 @@ def collection_of(
     pool: Pooling | None = None,
     truncate: bool = False,
 ) -> Collection:
-    """Return the rows of a model with texts, of states, or of an array `[text, width]`."""
+    """Return the rows of a model with texts, of states, or of an array of vectors."""
     by_token = isinstance(source, EachToken)
     if isinstance(source, EachToken):
         check_unpooled(pool)

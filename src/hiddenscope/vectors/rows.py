@@ -35,7 +35,7 @@ def each_token(
     >>> import hiddenscope as hs
     >>> from hiddenscope.testing import tiny_model
     >>> states = hs.load((tiny_model("gpt2"), None)).capture([[5, 6, 7], [8, 9]])
-    >>> near = hs.search(hs.each_token(states), states["layer.2"][3], k=2, site="layer.2")
+    >>> near = hs.search(hs.each_token(states), states["final"][3], k=2, site="final")
     >>> near.facts["unit"], near.facts["searched"]
     ('token', 5)
     """
