@@ -53,6 +53,9 @@ def rows_of(
     if pool is not None:
         return opened, parse_pooling(pool)
     sources = opened if isinstance(opened, list) else [opened]
+    if not all(isinstance(part, Model | Readable | Pair) for part in sources):
+        # The analysis refuses such a source itself.
+        return opened, "mean"
     defaults = {default_pool(part, sites) for part in sources}
     if len(defaults) == 1:
         return opened, defaults.pop()
